@@ -20,6 +20,8 @@ from lab.oned import Lcm
 
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
 DATA = content("base", 0, 64)
+MONITORED, ERROR = 2, 3
+"""States of a host."""
 
 
 @pytest.fixture()
@@ -28,6 +30,7 @@ def short_watches(cloud: Cloud, ceph: Cluster) -> Iterator[None]:
     ceph.ask(["command", ["config set"], {"who": "osd", "name": "osd_client_watch_timeout", "value": "5"}])
     yield
     cloud.oned.host("h1").template.pop("SEMISHARED_FENCED", None)
+    cloud.oned.host("h1").state = MONITORED
     cloud.lab.node("h1").start()
     ceph.ask(["command", ["config rm"], {"who": "osd", "name": "osd_client_watch_timeout"}], ["command", ["osd blocklist clear"], {}])
 
@@ -48,6 +51,7 @@ def test_vm_on_ceph_is_taken_over(cloud: Cloud, ceph: Cluster, short_watches: No
     mine = cloud.source(images[1]).partition("/")[2]
     h1.kill()
     cloud.oned.vm_lose(vm)
+    cloud.oned.host("h1").state = ERROR
     cloud.lab.fe.run([COMMAND, "fence", "h1", "--confirmed-off"], user="oneadmin", timeout=120)
     deadline = time.monotonic() + 60
     while ceph.images()[mine]["watchers"]:
@@ -98,6 +102,7 @@ def test_a_local_disk_of_a_persistent_image_begins_at_what_was_committed_last(
     guest.sync()
     h1.kill()
     cloud.oned.vm_lose(vm)
+    cloud.oned.host("h1").state = ERROR
     cloud.lab.fe.run([COMMAND, "fence", "h1", "--confirmed-off"], timeout=120)
     cloud.oned.vm_migrate(vm, "h2")
     assert cloud.oned.state(vm) == ("ACTIVE", Lcm.RUNNING)
@@ -108,6 +113,7 @@ def test_a_local_disk_of_a_persistent_image_begins_at_what_was_committed_last(
 
     h1.start()
     cloud.oned.host("h1").template.pop("SEMISHARED_FENCED", None)
+    cloud.oned.host("h1").state = MONITORED
     ceph.ask(["command", ["osd blocklist clear"], {}])
     cloud.lab.fe.run([COMMAND, "gc", "--now"], timeout=120)
     (kept,) = [path for path in cloud.files(h1, f"{DATASTORES}/101") if re.match(rf"\.kept-{vm}-[0-9a-f]+\Z", path)]

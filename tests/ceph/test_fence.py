@@ -24,6 +24,7 @@ COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
 PROBE = ["/usr/bin/python3", "-I", "/var/tmp/one/lib/semishared/host/host_probe.py"]
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 KIB, AT = 64, 1024
+MONITORED, ERROR = 2, 3
 
 
 def fence(cloud: Cloud, *words: str, code: int = 0) -> str:
@@ -92,12 +93,14 @@ def test_a_host_that_was_cut_off_and_fenced_writes_nothing_when_it_is_back(cloud
             assert time.monotonic() < deadline, "the watch of a client that is cut off does not end"
             time.sleep(0.5)
         assert ceph.images()[name]["lockers"], "its lock stays"
+        cloud.oned.host("h1").state = ERROR
         said = fence(cloud, "h1")
         assert f"{h1.ip}:0/0 is on the blocklist" in said and f"{h2.ip}:0/0" not in said
         assert fence(cloud, "h1", "--check") == said
         assert write_from(h2, image, 7) == 0, "the next writer has it"
     finally:
         h1.join()
+        cloud.oned.host("h1").state = MONITORED
     # A write that was done before it was cut off may be answered only now, as late as TCP tries again; what comes after an error is new.
     deadline = time.monotonic() + 120
     while not guest.loop_stat("vdb")["errors"]:
@@ -110,9 +113,9 @@ def test_a_host_that_was_cut_off_and_fenced_writes_nothing_when_it_is_back(cloud
     # A mounted store in its reach: then the blocklist is not enough.
     cloud.oned.datastores[STORE].clusters = [0]
     assert f"datastore {STORE} (semi_img) was not there then" in fence(cloud, "h1", "--check", code=1)
-    assert "until it is off" in fence(cloud, "h1", code=1)
+    assert "until it is off" in fence(cloud, "h1", "--even-if-alive", code=1)
     cloud.oned.datastores[STORE].clusters = [1]
-    fence(cloud, "h1")
+    fence(cloud, "h1", "--even-if-alive")
 
     assert "its boot id is the one that is shut out" in fence(cloud, "h1", "--lift", code=1)
     h1.run(["virsh", "-q", "-c", "qemu:///system", "destroy", f"one-{vm}"])

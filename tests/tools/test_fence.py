@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Tuple
 import pytest
 
 from lab.oned.objects import Datastore, History, Image, Vm
-from semishared.cli import caps, failover
+from semishared.cli import caps
 from semishared.config import Config
 from semishared.errors import CephRefused, NotFenced, StillFenced
-from semishared.front import fence_facts
+from semishared.front import alive, fence_facts
 from semishared.front.fence import Fence, Proof
 from semishared.opennebula.oned import Oned
+from semishared.plan import fence as plan
 from semishared.plan.ceph_caps import fence as fence_key
 from semishared.plan.fence import mark_of
 from semishared.store import ceph
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from tools.ceph_site import Site
 
 RBD = SHARES = 110
+MONITORED, ERROR, OFFLINE = 2, 3, 8
+"""States of a host: OpenNebula sees it, has lost sight of it, was told to look no more."""
 BOOT, NEXT = "6f0c2a4e-0000-4000-8000-000000000001", "6f0c2a4e-0000-4000-8000-000000000002"
 FENCER = caps.FENCE_USER
 WRITER = """
@@ -61,6 +64,7 @@ class Cloud:
     def __init__(self, site: ActionSite, config: Config) -> None:
         self.site, self.config = site, config
         site.oned.host_create("h1")
+        site.oned.host("h1").state = ERROR
         self.tell("h1", "10.0.0.3")
 
     def tell(self, host: str, *addresses: str, boot: str = BOOT) -> None:
@@ -119,6 +123,17 @@ def command(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture()
+def bin_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What this test has in the place of ssh; at first a host that is not there."""
+    path = tmp_path / "bin/ssh"
+    path.parent.mkdir()
+    path.write_text("#!/bin/sh\necho No route to host >&2; exit 255\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
+    return path
+
+
 def said(command: Path) -> List[str]:
     path = command.parent / "said"
     return path.read_text().splitlines() if path.exists() else []
@@ -140,7 +155,7 @@ def test_what_ssh_says_of_who_may_be_lost_is_judged(ssh: str, answers: bool, tmp
     program.write_text(f"#!/bin/sh\n{ssh}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert failover.answers("h1", 1 if "sleep" in ssh else 10) == answers
+    assert alive.answers("h1", 1 if "sleep" in ssh else 10) == answers
 
 
 # -- mounted stores -------------------------------------------------------------------------------------------------
@@ -251,6 +266,52 @@ def test_the_command_line(cloud: Cloud) -> None:
     assert "nobody can shut out himself" in cloud.site.cli("fence", os.uname().nodename, code=2).stderr
     # The name is a word of ssh, and no shell reads it.
     assert "[SS010]" in cloud.site.cli("fence", "h1", "--lift", code=2).stderr
+
+
+@pytest.mark.fault(42, "a host that OpenNebula monitors, or that answers, is shut out only if that is said")
+def test_a_host_that_lives_is_shut_out_only_if_that_is_said(cloud: Cloud, bin_ssh: Path) -> None:
+    host = cloud.site.oned.host("h1")
+    host.state = MONITORED
+    for words in ((), ("--confirmed-off",)):
+        assert "h1: OpenNebula monitors it, so it is not dead" in cloud.site.cli("fence", "h1", *words, code=2).stderr
+    host.state = OFFLINE
+    bin_ssh.write_text("#!/bin/sh\nexit 0\n")
+    assert "h1: it answers over ssh" in cloud.site.cli("fence", "h1", "--confirmed-off", code=2).stderr
+    assert cloud.mark().state == "", "nothing was begun"
+    assert "is shut out" in cloud.site.cli("fence", "h1", "--confirmed-off", "--even-if-alive").stdout
+    bin_ssh.write_text("#!/bin/sh\necho No route to host >&2; exit 255\n")
+    assert "is shut out" in cloud.site.cli("fence", "h1", "--confirmed-off").stdout
+
+
+@pytest.mark.fault(48, "what an operator saw once is looked at again before VMs are started by it")
+def test_what_somebody_said_of_a_host_is_looked_at_again(cloud: Cloud, bin_ssh: Path, command: Path) -> None:
+    host = cloud.site.oned.host("h1")
+    proof = cloud.fence(off=True)
+    assert proof == cloud.proof() and proof.by.partition("@")[2] == HERE.translate({ord("_"): None})
+    host.state = MONITORED
+    assert f"{proof.by} said at 2" in cloud.refused(check=True) and "OpenNebula monitors it" in cloud.refused(check=True)
+    host.state = OFFLINE
+    assert cloud.proof() == proof
+    bin_ssh.write_text("#!/bin/sh\nexit 0\n")
+    assert "it answers over ssh" in cloud.refused(check=True)
+    assert "until it is off" in cloud.refused(), "failover starts nothing by it"
+    done = cloud.site.cli("failover", "h1", code=2)
+    assert "h1 may still write" in done.stderr and "rescheduled" not in done.stdout
+    cloud.fence(fence_command=str(command))
+    assert "the fencing command said" in cloud.refused(check=True), "a command that does not do what it says"
+    bin_ssh.write_text("#!/bin/sh\nexit 255\n")
+    host.state = MONITORED
+    assert cloud.proof().off == "command", "OpenNebula sees it some minutes later"
+
+
+@pytest.mark.fault(42, "a fence that was begun and shut nothing out is lifted")
+def test_a_fence_that_shut_nothing_out_is_lifted_without_a_restart(cloud: Cloud, bin_ssh: Path) -> None:
+    assert "until it is off" in cloud.refused() and cloud.mark().state == "begun"
+    bin_ssh.write_text("#!/bin/sh\nexit 255\n")
+    assert cloud.site.cli("fence", "h1", "--lift").stdout == "h1 is in again\n"
+    assert (cloud.mark().state, cloud.mark().epoch) == ("lifted", 1)
+    cloud.site.oned.host_update(cloud.site.oned.host("h1").id, plan.Mark("begun", 2, BOOT, 1, "", ("f/10.0.0.3:0/0",)).template())
+    assert "[SS010]" in cloud.site.cli("fence", "h1", "--lift", code=2).stderr, "it may have lost its disks"
 
 
 def killed(at: int, words: str, tmp_path: Path) -> List[str]:

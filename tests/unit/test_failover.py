@@ -13,6 +13,7 @@ import pytest
 from semishared.cli import failover as cli
 from semishared.cli import main
 from semishared.errors import BadArguments, BrokenChain, OnedUnavailable
+from semishared.front import alive
 from semishared.opennebula.xml import Datastore, Host, Image, View, Vm
 from semishared.plan.diagnosis import Cloud, of_cloud
 from semishared.tools import layers
@@ -153,7 +154,7 @@ def test_a_host_that_is_seen_or_answers_is_not_lost(monkeypatch: pytest.MonkeyPa
 
     oned: Any = Hosts()
     # MONITORING_MONITORED and MONITORED; then ERROR, MONITORING_ERROR and OFFLINE, and nobody is asked.
-    monkeypatch.setattr(cli, "answers", lambda host, connect_s: pytest.fail("asked"))
+    monkeypatch.setattr(alive, "answers", lambda host, connect_s: pytest.fail("asked"))
     for oned.state in (1, 2):
         with pytest.raises(BadArguments, match="not lost"):
             cli.lost(oned, "h1", 0, 10)
@@ -163,10 +164,10 @@ def test_a_host_that_is_seen_or_answers_is_not_lost(monkeypatch: pytest.MonkeyPa
         cli.lost(oned, "h2", 0, 10)
     # INIT, DISABLED and those that are monitored just now: the host says it.
     for oned.state in (0, 4, 6, 7):
-        monkeypatch.setattr(cli, "answers", lambda host, connect_s: (host, connect_s) == ("h1", 10))
+        monkeypatch.setattr(alive, "answers", lambda host, connect_s: (host, connect_s) == ("h1", 10))
         with pytest.raises(BadArguments, match="h1: it answers"):
             cli.lost(oned, "h1", 0, 10)
-        monkeypatch.setattr(cli, "answers", lambda host, connect_s: False)
+        monkeypatch.setattr(alive, "answers", lambda host, connect_s: False)
         assert cli.lost(oned, "h1", 0, 10)
 
 

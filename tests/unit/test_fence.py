@@ -58,7 +58,7 @@ def test_an_entry_that_ends_soon_is_lacking() -> None:
 
 
 def test_a_mark_is_read_as_it_was_written() -> None:
-    for mark in (MARK, plan.Mark(plan.BEGUN, 1, "", 5, "confirmed")):
+    for mark in (MARK, plan.Mark(plan.BEGUN, 1, "", 5, "confirmed", (), "oneadmin@fe")):
         assert plan.mark_of(host(mark)) == mark
     assert plan.mark_of(host()) == plan.Mark() and plan.boot_of(host()) == BOOT and plan.boot_of(host(boot="")) == ""
     assert MARK.entries("f") == ("10.0.0.3:0/0", "[fd00::3]:0/0")

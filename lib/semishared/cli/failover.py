@@ -20,7 +20,8 @@ import time
 from typing import Iterator
 
 from ..config import load
-from ..errors import BadArguments, SemisharedError, ToolFailed, ToolTimeout
+from ..errors import BadArguments, SemisharedError
+from ..front import alive
 from ..front.fence import Fence
 from ..install import next_steps
 from ..opennebula.encoded import decode
@@ -28,18 +29,13 @@ from ..opennebula.oned import Oned
 from ..opennebula.report import printable
 from ..opennebula.xml import Host, Vm
 from ..plan import failover
-from ..tools.run import run as run_program
 
 WAIT_S = 300
 """As long as OpenNebula's own hook waits, with the arguments that its page names."""
 LONGEST_S = 7 * 86400
 ERROR = 3
-MONITORED = (1, 2)
-"""States of a host that OpenNebula sees (include/Host.h): MONITORING_MONITORED, MONITORED."""
 UNSAID = (0, 4, 6, 7)
-"""States that do not say whether it is seen: INIT, DISABLED, MONITORING_INIT, MONITORING_DISABLED."""
-TURNED_AWAY = ("Permission denied", "Host key verification failed")
-"""Words of an ssh that was not let in: somebody is there."""
+"""States that do not say whether it is seen (include/Host.h): INIT, DISABLED, MONITORING_INIT, MONITORING_DISABLED."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,24 +94,11 @@ def lost(oned: Oned, name: str, wait_s: int, connect_s: int) -> Host | None:
     if wait_s and state != ERROR:
         say(f"{name} came back")
         return None
-    if state in MONITORED:
+    if state in alive.MONITORED:
         raise BadArguments(f"{name} answers OpenNebula's monitoring: it is not lost")
-    if state in UNSAID and answers(name, connect_s):
+    if state in UNSAID and alive.answers(name, connect_s):
         raise BadArguments(f"{name}: it answers over ssh, so it is not lost; if it is all the same: onehost offline {name}")
     return host
-
-
-def answers(host: str, connect_s: int) -> bool:
-    """Tell whether a host answers over ssh, also if it lets nobody in."""
-    options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_s}"]
-    try:
-        # Through a shared connection ssh itself has no limit; once more that time for the answer.
-        run_program(["ssh", *options, "--", host, "true"], timeout_s=2 * connect_s, ok=tuple(range(255)))
-    except ToolFailed as e:
-        return any(words in e.detail for words in TURNED_AWAY)
-    except ToolTimeout:
-        return False
-    return True
 
 
 def those_of(oned: Oned, host: str) -> Iterator[Vm]:

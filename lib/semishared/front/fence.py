@@ -13,6 +13,7 @@ same end. The mark (plan/fence.py) is set before anything else, so that `lift` f
 from __future__ import annotations
 
 import os
+import pwd
 import time
 from functools import partial
 from typing import Sequence
@@ -23,7 +24,7 @@ from ..model import layout, stores
 from ..model.fencing import is_whole
 from ..named import NamedTuple
 from ..opennebula.oned import Oned
-from ..opennebula.xml import Datastore
+from ..opennebula.xml import Datastore, Host
 from ..plan import fence as plan
 from ..store import writers
 from ..store.blocklist import Fencer
@@ -31,7 +32,7 @@ from ..tools.crash_points import point
 from ..tools.hung_store import unless_it_hangs
 from ..tools.run import run
 from ..tools.this_machine import is_here
-from . import fence_facts
+from . import alive, fence_facts
 from .fence_facts import Cloud
 
 TURNS = 5
@@ -55,6 +56,8 @@ class Proof(NamedTuple):
     """Entries of blocklists, CLUSTER/ENTRY."""
     notes: tuple[str, ...] = ()
     """What could not be done and was not needed, since the host is off."""
+    by: str = ""
+    """Who noted it, USER@FRONT-END; '' in a mark of before."""
 
 
 class Fence:
@@ -87,7 +90,7 @@ class Fence:
         missing = self._still_locked(cloud) if off else [*missing, *why_on]
         if missing:
             raise NotFenced(f"{host} may still write: {'; '.join(missing)}")
-        mark = mark._replace(state=plan.FENCED, since=since, off=off)
+        mark = mark._replace(state=plan.FENCED, since=since, off=off, by=_who())
         self._note(cloud, mark)
         return _proven(host, mark)._replace(notes=notes)
 
@@ -163,13 +166,17 @@ class Fence:
         """Return the proof that a host is shut out, as of now; raise NotFenced. Changes nothing."""
         return self._proof(fence_facts.ask(self._oned, host))
 
-    @staticmethod
-    def _proof(cloud: Cloud) -> Proof:
+    def why_alive(self, host: str) -> str:
+        """Return what says that a host is not dead, '' if nothing does."""
+        return alive.why(fence_facts.ask(self._oned, host).host, self._config.hosts_connect_timeout_s)
+
+    def _proof(self, cloud: Cloud) -> Proof:
         host, mark = cloud.host, plan.mark_of(cloud.host)
         if mark.state != plan.FENCED:
             raise NotFenced(f"{host.name} is not fenced" + (": that was begun, and did not end" if mark.stands else ""))
         if mark.boot != plan.boot_of(host):
             raise NotFenced(f"{host.name} was fenced before it was started the last time")
+        self._check_off(host, mark)
         missing = []
         if not mark.off:
             missing = [f"{_named([store])} was not there then" for store in cloud.mounted]
@@ -188,7 +195,23 @@ class Fence:
             raise NotFenced(f"{host.name} may write again: {'; '.join(missing)}")
         return _proven(host.name, mark)
 
+    def _check_off(self, host: Host, mark: plan.Mark) -> None:
+        """Raise NotFenced if a host that is known to be off is not: that was noted once, and VMs are started elsewhere by it now.
+
+        Until OpenNebula sees that a host is gone which the fencing command has switched off, its word counts for less than the command's.
+        """
+        told = alive.why(host, self._config.hosts_connect_timeout_s, as_monitored=mark.off == plan.CONFIRMED) if mark.off else ""
+        if told:
+            said = "the fencing command said" if mark.off == plan.COMMAND else f"{mark.by or 'somebody'} said"
+            when = time.strftime("%F %T", time.localtime(mark.since))
+            raise NotFenced(f"{host.name} may write: {said} at {when} that it is off, and {told}")
+
     # -- in again -------------------------------------------------------------------------------------
+
+    def is_held_out(self, host: str) -> bool:
+        """Tell whether a host has to say that it was restarted before it is let in."""
+        mark = plan.mark_of(fence_facts.ask(self._oned, host).host)
+        return mark.stands and not mark.shut_nothing_out
 
     def lift(self, host: str, boot: str, up_s: float) -> tuple[str, ...]:
         """Let a host in again that says it has `boot` and is up for `up_s` seconds; one that was not shut out is in.
@@ -198,7 +221,9 @@ class Fence:
         """
         cloud = fence_facts.ask(self._oned, host)
         mark = plan.mark_of(cloud.host)
-        if not mark.stands:
+        if mark.shut_nothing_out:
+            self._note(cloud, mark._replace(state=plan.LIFTED))
+        if not mark.stands or mark.shut_nothing_out:
             return ()
         why = plan.not_anew(mark, boot, up_s, int(time.time()))
         if why:
@@ -228,7 +253,13 @@ class _Way(NamedTuple):
 
 
 def _proven(host: str, mark: plan.Mark) -> Proof:
-    return Proof(host, mark.epoch, mark.boot, mark.since, mark.off, mark.blocked)
+    return Proof(host, mark.epoch, mark.boot, mark.since, mark.off, mark.blocked, by=mark.by)
+
+
+def _who() -> str:
+    """Return who is at work here, as far as that is known: by sudo nobody is himself."""
+    user = os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
+    return "".join(c for c in f"{user}@{os.uname().nodename}" if c.isascii() and (c.isalnum() or c in "@._-"))
 
 
 def _named(datastores: Sequence[Datastore]) -> str:

@@ -18,15 +18,15 @@ def of_fenced(hosts: Sequence[Host], boots: Mapping[str, str]) -> list[Finding]:
         mark, boot = mark_of(host), boots.get(host.name, "")
         if not mark.stands:
             continue
-        if boot and boot == mark.boot:
+        if mark.state == BEGUN and (mark.shut_nothing_out or not boot):
+            mend = f"{DRIVER} fence {host.name}" + (f"; if it lives, {DRIVER} fence --lift {host.name}" if mark.shut_nothing_out else "")
+            found.append(Finding(BROKEN, host.name, "its fencing was begun and did not end: it may still write", mend))
+        elif boot and boot == mark.boot:
             mend = f"restart {host.name}; then {DRIVER} fence --lift {host.name}"
             found.append(Finding(BROKEN, host.name, "it was fenced, and runs on with the guests of then: none of them can write", mend))
         elif boot:
             mend = f"{DRIVER} fence --lift {host.name}"
             found.append(Finding(WARNING, host.name, "it was fenced, and is back: until it is let in, it has no images on Ceph", mend))
-        elif mark.state == BEGUN:
-            mend = f"{DRIVER} fence {host.name}"
-            found.append(Finding(BROKEN, host.name, "its fencing was begun and did not end: it may still write", mend))
     return found
 
 

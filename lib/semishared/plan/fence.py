@@ -39,11 +39,18 @@ class Mark(NamedTuple):
     """How it is known to be off: command, confirmed, or '' : it is not."""
     blocked: tuple[str, ...] = ()
     """Entries of blocklists, CLUSTER/ENTRY."""
+    by: str = ""
+    """By whom, and on which front-end, that was noted: USER@FRONT-END; '' in a mark of before."""
 
     @property
     def stands(self) -> bool:
         """Tell whether the host is shut out, or on the way to that."""
         return self.state in (BEGUN, FENCED)
+
+    @property
+    def shut_nothing_out(self) -> bool:
+        """Tell whether a fence was begun and put nothing on a blocklist: then nothing of ours keeps the host out."""
+        return self.state == BEGUN and not self.blocked
 
     def entries(self, fsid: str) -> tuple[str, ...]:
         """Return the entries in the blocklist of one cluster."""
@@ -53,7 +60,7 @@ class Mark(NamedTuple):
         """Return the attribute as one.host.update reads it."""
         values = {
             "STATE": self.state, "EPOCH": self.epoch, "BOOT": self.boot, "SINCE": self.since, "OFF": self.off,
-            "BLOCKED": " ".join(self.blocked),
+            "BLOCKED": " ".join(self.blocked), "BY": self.by,
         }  # fmt: skip
         inside = ", ".join(f'{name} = "{value}"' for name, value in values.items())
         return f"{ATTRIBUTE} = [ {inside} ]"
@@ -64,7 +71,7 @@ def mark_of(host: Host) -> Mark:
     path = f"TEMPLATE/{ATTRIBUTE}"
     return Mark(
         host.text(f"{path}/STATE"), host.number(f"{path}/EPOCH", 0), host.text(f"{path}/BOOT"), host.number(f"{path}/SINCE", 0),
-        host.text(f"{path}/OFF"), tuple(host.text(f"{path}/BLOCKED").split()),
+        host.text(f"{path}/OFF"), tuple(host.text(f"{path}/BLOCKED").split()), host.text(f"{path}/BY"),
     )  # fmt: skip
 
 
