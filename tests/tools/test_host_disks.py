@@ -344,3 +344,13 @@ def test_plan_that_is_none_is_a_clear_error() -> None:
             session.send(plan=plan)
             with pytest.raises(SemisharedError):
                 session.finish()
+
+
+@pytest.mark.fault(44, "an image that is attached read-only is not grown, whatever oned says of it by now")
+def test_what_is_attached_read_only_is_not_grown(world: World) -> None:
+    image, disk = world.image(), world.disk()
+    world.on(s.PrepareVm(disk.vm, disk.vm_dir), s.LinkInPlace(disk, image, True, session=False))
+    for step in (s.GrowDisk(disk, 128 * MiB), s.AllowGrowth(disk, 128 * MiB)):
+        with pytest.raises(NotSupported, match="disk 1 of VM 5 is read-only"):
+            world.on(step)
+    assert os.path.getsize(image.source) == 64 * MiB

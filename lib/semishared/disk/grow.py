@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 
 from .. import store
-from ..errors import MissingImage
-from ..model.steps import AllowGrowth, GrowDisk, ImageRef
+from ..errors import MissingImage, NotSupported
+from ..model.record import Record
+from ..model.steps import AllowGrowth, DiskRef, GrowDisk, ImageRef
 from ..tools import beneath, files, qemu_img
 from ..tools.crash_points import point
 from . import in_memory, records, unsettled
@@ -22,6 +23,7 @@ def grow(step: GrowDisk) -> dict[str, object]:
     record = records.record_of(step.disk)
     if record.bridged:
         return records.on_store(record)
+    _check_writable(step.disk, record)
     image, path = record.stored, record.path
     if image:
         # Not by the link that the guest has: what it leads to is what is looked at.
@@ -37,9 +39,17 @@ def grow(step: GrowDisk) -> dict[str, object]:
     return {}
 
 
+def _check_writable(disk: DiskRef, record: Record) -> None:
+    """Raise NotSupported for a disk that is read-only, whose image others may have too: oned may say of it what it likes by now."""
+    if record.readonly:
+        raise NotSupported(f"disk {disk.disk} of VM {disk.vm} is read-only, and is not grown")
+
+
 def allow(step: AllowGrowth) -> None:
-    """Promise memory to a disk that lies there and is about to grow; raise MemoryPromised if there is too little."""
+    """Promise memory to a disk that lies there and is about to grow; raise MemoryPromised if there is too little, NotSupported."""
     record = records.read_record(step.disk.vm_dir, step.disk.disk)
+    if record:
+        _check_writable(step.disk, record)
     if record and record.is_local:
         in_memory.more(os.path.dirname(record.path), size=step.size, layers=0)
 

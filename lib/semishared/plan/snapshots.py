@@ -217,18 +217,27 @@ def change(what: str, asked: SnapshotPlace, vm: Vm, *, live: bool, freeze: str) 
 
 def resize(asked: Resize, vm: Vm) -> Plan:
     """Plan resize: grow a disk; that of a running guest is left to its hypervisor, which does it next."""
-    place, host = asked.disk, asked.disk.host
+    place, host, disk = asked.disk, asked.disk.host, disk_ref(asked.disk)
+    if vm.disk(disk.disk).is_readonly:
+        raise NotSupported(_readonly(disk))
     if vm.lcm_state == RESIZE_RUNNING:
-        yield On(host, (s.AllowGrowth(disk_ref(place), asked.size),))
+        yield On(host, (s.AllowGrowth(disk, asked.size),))
         return
     if vm.lcm_state == RESIZE_UNDEPLOYED:
         # argv names the last host, the directory has moved to the front-end.
         host = yield from _machine_of(place)
-    (found,) = yield On(host, (s.GrowDisk(disk_ref(place), asked.size),))
+    (found,) = yield On(host, (s.GrowDisk(disk, asked.size),))
     if found and "on_store" in found:
         from . import disk_image, rbd
 
-        yield from rbd.grow((yield from disk_image.confirmed(vm, place.disk or 0, found["on_store"])), asked.size)
+        if found["readonly"]:
+            raise NotSupported(_readonly(disk))
+        yield from rbd.grow((yield from disk_image.confirmed(vm, disk.disk, found["on_store"])), asked.size)
+
+
+def _readonly(disk: s.DiskRef) -> str:
+    """Say why a read-only disk is not grown, which may be an image of everybody's: oned asks nobody for more than USE of the VM."""
+    return f"disk {disk.disk} of VM {disk.vm} is read-only, and is not grown"
 
 
 def _machine_of(place: DiskPlace) -> Part[str]:
