@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Iterator
@@ -13,6 +14,9 @@ import pytest
 from semishared.cli import main
 from tools.oned_site import HERE, SYSTEM, ActionSite
 from tools.test_gc_clouds import at_rest, use
+
+EPILOG_FAILURE = 40
+"""LCM state of a VM that was to end when its disks could not go."""
 
 
 @pytest.fixture
@@ -64,3 +68,29 @@ def test_what_was_kept_is_not_put_under_the_disks_of_others(site: ActionSite, ca
     known.persistent = True
     assert main.main(["commit", str(vm)]) == 0
     assert image.read_bytes()[3 << 20 : (3 << 20) + 65536] == b"\x55" * 65536
+
+
+@pytest.mark.fault(43, "a refused commit can be resolved by the command that its line names, when the VM cannot end")
+def test_a_refused_commit_becomes_another_image_when_the_vm_cannot_end(site: ActionSite, capsys: pytest.CaptureFixture[str]) -> None:
+    vm, image = written(site)
+    with image.open("r+b") as file:
+        file.write(b"another")
+    assert main.main(["commit", str(vm), "0"]) == 1, "somebody has written to the image"
+    assert "--as-new-image" in capsys.readouterr().err
+    known = site.oned.vm(vm)
+    known.state, known.lcm = 3, EPILOG_FAILURE
+    assert main.main(["commit", str(vm), "0", "--as-new-image", "two words"]) == 0
+    said = capsys.readouterr().out
+    assert "--name 'two words'" in said and f"onevm recover --delete {vm}" in said
+    words = shlex.split(said.partition("`")[2].partition("`")[0])
+    assert Path(words[words.index("--source") + 1]).read_bytes()[3 << 20 : (3 << 20) + 65536] == b"\x55" * 65536
+    site.tm("delete", f"{HERE}:{site.disk(vm).parent}", vm, SYSTEM)
+    assert any(name.startswith(".kept-") for name in os.listdir(site.system))
+
+
+def test_a_vm_that_opennebula_is_at_work_on_is_left_alone(site: ActionSite, capsys: pytest.CaptureFixture[str]) -> None:
+    vm, _ = written(site)
+    known = site.oned.vm(vm)
+    known.state, known.lcm = 3, 99
+    assert main.main(["commit", str(vm)]) == 2
+    assert "OpenNebula is at work on it" in capsys.readouterr().err, "no failure"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lab.oned import Lcm
 from semishared.cli import gc as command
 from semishared.cli import gc_strays, main
 from semishared.config import Config
@@ -196,6 +197,20 @@ def test_which_vms_oned_is_asked_about_and_what_it_says() -> None:
     # PENDING, DONE, cloning, and all that is under way, unknown or has failed.
     assert {said(state) for state in (0, 1, 2, 6, 10, 11)} == {None} == {said(3, lcm) for lcm in range(70) if lcm != 3}
     assert said(8, records="") is None
+
+
+@pytest.mark.fault(43, "from every failure state it is known where a VM's files may be")
+def test_where_the_files_of_a_vm_may_be_that_waits_for_recover() -> None:
+    def said(state: int, lcm: int, *hosts: tuple[str, int]) -> list[tuple[str, int]]:
+        records = "".join(f"<HISTORY><HOSTNAME>{host}</HOSTNAME><DS_ID>{system}</DS_ID></HISTORY>" for host, system in hosts)
+        text = f"<VM><ID>5</ID><STATE>{state}</STATE><LCM_STATE>{lcm}</LCM_STATE><HISTORY_RECORDS>{records}</HISTORY_RECORDS></VM>"
+        return [place[:2] for place in gc_places.after_failure(Vm.parse(text), "fe", lambda host: host == "front")]
+
+    failures = {number for name, number in vars(Lcm).items() if name.endswith("_FAILURE")}
+    for lcm in range(70):
+        found = said(3, lcm, ("h0", 101), ("h1", 101), ("h2", 102))
+        assert found == ([("fe", 102), ("h2", 102), ("h1", 101)] if lcm in failures else []), lcm
+    assert said(3, 40, ("front", 101)) == [("fe", 101)] and said(3, 40) == [] and said(4, 40, ("h1", 101)) == []
 
 
 class Sessions:

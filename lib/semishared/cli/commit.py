@@ -100,26 +100,46 @@ def of_vm(
     """
     if vm.number("STATE") == DONE:
         return
-    place = gc_places.place_of(vm, os.uname().nodename, is_here)
-    if place is None:
-        raise BadArguments(f"VM {vm.id} has no host, or OpenNebula is at work on it: commit when it is in RUNNING, POWEROFF or UNDEPLOYED")
-    machine = "localhost" if is_here(place.machine) else place.machine
-    base = absolute(oned.datastore(place.system).base_path, "BASE_PATH")
-    vm_dir = f"{base}/{vm.id}"
-
-    def described() -> Part[Any]:
-        (found,) = yield On(machine, (s.DescribeVm(vm.id, vm_dir),))
-        return found
-
+    machine, vm_dir, found = _found(oned, vm, action)
+    failed = bool(gc_places.after_failure(vm, os.uname().nodename, is_here))
     # Whether it runs its host says, when the disk's turn has come. Where the files of a VM at rest are, there are no domains.
     domain = "" if vm.number("STATE") in (gc_places.STOPPED, gc_places.UNDEPLOYED) else disks.running_domain(vm)
-    for known in record.described(carry_out(described(), action)):
+    for known in record.described(found):
         if known.place.commits and disk in (None, known.disk):
             at = DiskPlace(VmPlace(machine, vm_dir, vm.id), layout.disk_name(known.disk), known.disk)
-            if as_new_image:
+            if as_new_image and failed:
+                # OpenNebula saves no disk of such a VM, and ends the VM only if its disk is committed or goes with it.
+                at = s.DiskRef(vm.id, known.disk, vm_dir)
+                yield known.disk, _rescued(machine, vm, at, known, vm.disk(known.disk).size, as_new_image)
+            elif as_new_image:
                 yield known.disk, _told(shlex.join(["onevm", "disk-saveas", str(vm.id), str(known.disk), as_new_image]))
             else:
                 yield known.disk, _committed(at, vm, domain, action.config.freeze, most)
+
+
+def _found(oned: Oned, vm: Vm, action: Action) -> tuple[str, str, Any]:
+    """Return the machine and directory of a VM's files, and what is there; raise BadArguments where that is not known."""
+    front_end = os.uname().nodename
+    settled, failed = gc_places.place_of(vm, front_end, is_here), gc_places.after_failure(vm, front_end, is_here)
+    if settled is None and not failed:
+        raise BadArguments(f"VM {vm.id} has no host, or OpenNebula is at work on it: commit when it is in RUNNING, POWEROFF or UNDEPLOYED")
+    places, there = [settled] if settled else failed, []
+    for place in places:
+        machine = "localhost" if is_here(place.machine) else place.machine
+        vm_dir = f"{absolute(oned.datastore(place.system).base_path, 'BASE_PATH')}/{vm.id}"
+        there.append((machine, vm_dir, carry_out(_described(machine, vm.id, vm_dir), action)))
+    if settled:
+        return there[0]
+    have = [found for found in there if found[2]["present"]]
+    if len(have) != 1:
+        which = " and ".join(f"{machine} ({vm_dir})" for machine, vm_dir, _ in have) or "no machine"
+        raise BadArguments(f"{which} has the files of VM {vm.id}: onevm recover {vm.id} first")
+    return have[0]
+
+
+def _described(machine: str, vm: int, vm_dir: str) -> Part[Any]:
+    (found,) = yield On(machine, (s.DescribeVm(vm, vm_dir),))
+    return found
 
 
 def _name(vm: int, disk: int) -> str:
@@ -178,7 +198,19 @@ def _finished(machine: str, vm: Vm, disk: s.DiskRef, item: "dict[str, Any]", mos
 
 
 def _new(machine: str, vm: Vm, disk: s.DiskRef, item: "dict[str, Any]", name: str) -> Part[str]:
-    """Make a file or image of a kept disk beside the images, for OpenNebula to register."""
+    """Make another image of a kept disk, which may go then."""
+    command = yield from _saved(machine, vm, disk, item, name)
+    return f"run `{command}`, then `{shlex.join([NAME, 'gc', '--discard', os.path.basename(disk.vm_dir)])}`"
+
+
+def _rescued(machine: str, vm: Vm, disk: s.DiskRef, known: record.Record, size: int, name: str) -> Part[str]:
+    """Make another image of a disk whose VM cannot end, since what it wrote is refused by its own."""
+    command = yield from _saved(machine, vm, disk, {"image": known.of_image.to_data(), "size": size}, name)
+    return f"run `{command}`, then `onevm recover --delete {disk.vm}`; `{NAME} gc` names what was kept of it then, which --discard removes"
+
+
+def _saved(machine: str, vm: Vm, disk: s.DiskRef, item: "dict[str, Any]", name: str) -> Part[str]:
+    """Make a file or image of a disk beside the images; return the command by which OpenNebula registers it."""
     image, random = (yield from _image(machine, vm, disk, item)), os.urandom(16).hex()
     if image.access.can.has_bridge:
         bridge = yield from rbd.bridge_of(image)
@@ -188,5 +220,4 @@ def _new(machine: str, vm: Vm, disk: s.DiskRef, item: "dict[str, Any]", name: st
         path = stores.new_source(image.access, image.root, image.id, random)
         yield On(machine, (s.SaveDisk(disk, path, image.format, ""),))
     words = ["--datastore", str(image.store), "--name", name, "--source", path, "--format", image.format]
-    command = shlex.join(["oneimage", "create", *words, "--size", str(mib_ceil(item["size"])), "--persistent"])
-    return f"run `{command}`, then `{NAME} gc --discard {os.path.basename(disk.vm_dir)}`"
+    return shlex.join(["oneimage", "create", *words, "--size", str(mib_ceil(item["size"])), "--persistent"])

@@ -98,12 +98,7 @@ def _guests(oned: Oned, name: str) -> list[Vm]:
     """Return the VMs that may have a guest on a host, also those that are on their way from it."""
     active = [vm for vm in oned.vms() if vm.number("STATE") == ACTIVE]
     near = [vm.id for vm in active if vm.host == name or vm.lcm_state in MOVING]
-    return [vm for vm in map(oned.vm, near) if name in _hosts(vm)[-2 if vm.lcm_state in MOVING else -1 :]]
-
-
-def _hosts(vm: Vm) -> list[str]:
-    """Return the names of the hosts of a VM's history records, oldest first."""
-    return [found.text or "" for found in vm.element.findall("HISTORY_RECORDS/HISTORY/HOSTNAME")]
+    return [vm for vm in map(oned.vm, near) if name in vm.hosts[-2 if vm.lcm_state in MOVING else -1 :]]
 
 
 def _places(vm: Vm, disk: Disk, image: Image, store: Datastore) -> Iterator[str]:

@@ -175,6 +175,11 @@ class Vm(Object):
         return self.text("HISTORY_RECORDS/HISTORY[last()]/HOSTNAME")
 
     @property
+    def hosts(self) -> list[str]:
+        """Names of the hosts of all history records, oldest first."""
+        return [View(record).text("HOSTNAME") for record in self.element.findall("HISTORY_RECORDS/HISTORY")]
+
+    @property
     def deploy_id(self) -> str:
         return self.text("DEPLOY_ID")
 

@@ -25,6 +25,10 @@ RUNNING = 3
 """LCM state of a VM with which nothing is under way."""
 
 
+FAILURES = frozenset({36, 37, 38, 39, 40, 41, 42, 44, 46, 47, 48, 49, 50, 61})
+"""LCM states in which what oned did with a VM has failed, and it waits for `onevm recover`."""
+
+
 class Place(NamedTuple):
     """A machine, as `gc` calls it, and a system datastore; and the disks that the VM has."""
 
@@ -45,6 +49,15 @@ def place_of(vm: Vm, front_end: str, is_here: Callable[[str], bool]) -> Optional
     if state in (SUSPENDED, POWEROFF) or (state, vm.lcm_state) == (ACTIVE, RUNNING):
         return Place(front_end if is_here(host) else host, systems[-1], disks)
     return None
+
+
+def after_failure(vm: Vm, front_end: str, is_here: Callable[[str], bool]) -> list[Place]:
+    """Return where the files of a VM may be that waits for `onevm recover`: its last two hosts and the front-end; none in any other state."""
+    if (vm.number("STATE"), vm.lcm_state in FAILURES) != (ACTIVE, True) or not vm.host:
+        return []
+    hosts = [front_end if is_here(host) else host for host in vm.hosts]
+    places = [*zip(hosts[-2:], vm.system_datastores[-2:]), (front_end, vm.system_datastores[-1])]
+    return [Place(machine, system) for machine, system in dict.fromkeys(reversed(places))]
 
 
 def in_question(found: Iterable[tuple[str, Mapping[str, Any]]], hosts: Mapping[int, str]) -> set[int]:
