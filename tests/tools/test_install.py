@@ -16,11 +16,13 @@ from typing import Any, Optional
 import pytest
 
 import small_checkout
+from lab.oned.objects import History
 from semishared import VERSION
 from semishared.errors import CannotInstall
 from semishared.install import main as installer
-from semishared.install import next_steps, preflight
+from semishared.install import in_use, next_steps, preflight
 from semishared.wire.messages import release
+from tools.oned_site import HERE, SYSTEM, ActionSite
 
 ROOT = Path(__file__).resolve().parents[2]
 STOCK = ROOT / "tests" / "lab" / "stock"
@@ -252,3 +254,39 @@ def test_programs_are_started_only_for_their_versions(tmp_path: Path, monkeypatc
     question = preflight.Question(("front-end",))
     assert preflight.examine(question)["programs"]["qemu-img"] == "" and not (tmp_path / "started").exists()
     assert preflight.examine(question._replace(versions=True))["programs"]["qemu-img"] == "9.8.7"
+
+
+@pytest.mark.fault(42, "while VMs have disks of ours the drivers stay, and so does their version")
+def test_neither_drivers_nor_their_version_are_taken_from_vms(remotes: Path, tmp_path: Path) -> None:
+    with ActionSite.up(tmp_path / "one") as site:
+        assert site.oned.rpc
+        env = {"ONE_XMLRPC": site.oned.rpc.url, "ONE_AUTH": str(site.auth)}
+        vm = site.vm()
+        install(remotes, **env)
+        before = snapshot(remotes)
+        installed = remotes / "lib/semishared/__init__.py"
+        same = installed.read_text()
+        site.oned.vm(vm).history.append(History(0, 0, site.oned.host(HERE), "semishared", SYSTEM))
+        refused = install(remotes, "--uninstall", code=1, **env)
+        assert f"1 VMs have disks of semishared ({vm}): without the drivers they can be neither started" in refused and "--force" in refused
+        assert snapshot(remotes) == before
+        install(remotes, **env)
+        installed.write_text(same.replace(VERSION, "9.0.0"))
+        refused = install(remotes, code=1, **env)
+        assert f"with the drivers of {VERSION}, which need not understand what those of 9.0.0 wrote" in refused
+        site.oned.rpc.close()
+        assert "which VMs have disks of semishared is not known" in install(remotes, "--no-config", "--uninstall", code=1, **env)
+        words = [str(small_checkout.script()), "--remotes", str(remotes), "--uninstall", "--no-config", "--force"]
+        done = subprocess.run(words, env={"PATH": os.environ["PATH"], **env}, capture_output=True, text=True, check=True)
+        assert "warning: which VMs" in done.stderr and not installed.exists()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "older"),
+    [
+        ("0.2.0.dev0", "0.2.0", True), ("0.2.0", "0.2.0.dev3", False), ("0.2.0", "0.10.0", True), ("0.2.0", "0.2.0", False),
+        ("0.2.0", "", False), ("0.2.0", "of somebody else's", False),
+    ],
+)  # fmt: skip
+def test_which_version_is_older(one: str, other: str, older: bool) -> None:
+    assert in_use._is_older(one, other) == older

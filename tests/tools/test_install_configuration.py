@@ -194,7 +194,7 @@ def test_self_contained(tmp_path: Path) -> None:
     front_end.run(ONE_LOCATION=str(front_end.root))
     assert "semishared" in front_end.conf.read_text() and (front_end.remotes / "tm/semishared/clone").exists()
     assert "nothing to do" in front_end.run("--remotes", str(front_end.remotes))
-    front_end.run("--uninstall", ONE_LOCATION=str(front_end.root))
+    front_end.run("--uninstall", "--force", ONE_LOCATION=str(front_end.root))
     assert front_end.tree() == before
 
 

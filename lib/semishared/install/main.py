@@ -18,10 +18,9 @@ if __package__ in (None, ""):
 
 from semishared import NAME
 from semishared.errors import CannotInstall, SemisharedError
-from semishared.install import edits, next_steps, prerequisites, timer
+from semishared.install import edits, in_use, next_steps, prerequisites, timer
 from semishared.install.front_end import FrontEnd, check_rights, check_version, locate
 from semishared.install.tree import CONF, PARTS, PROBES, STAGE, Tree
-from semishared.opennebula.oned import Oned
 from semishared.opennebula.report import drop_output, printable
 from semishared.tools import beneath
 from semishared.tools.crash_points import point
@@ -57,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--dry-run", action="store_true", help="say what would change, change nothing")
     top.add_argument("--diff", action="store_true", help="the same, with the changes of configuration files as a diff")
     top.add_argument("--yes", action="store_true", help="do not ask (without a terminal nothing is asked anyway)")
+    top.add_argument("--force", action="store_true", help="also while VMs have disks of ours: uninstall, or install an older version")
     top.add_argument("--hosts", metavar="A,B", type=_named, help="look first if these hosts have what they need")
     top.add_argument("--remotes", metavar="DIR", type=_named, help="default: $ONE_LOCATION/var/remotes or /var/lib/one/remotes")
     top.add_argument("--etc", metavar="DIR", type=_named, help="where oned.conf is (default: $ONE_LOCATION/etc or /etc/one)")
@@ -99,13 +99,18 @@ def run(options: argparse.Namespace) -> int:
     for item in files:
         warnings += item.changed.warnings
     if options.uninstall:
-        warnings += in_use(place) if not options.root else []
+        warnings += in_use.left(place) if not options.root else []
     else:
         warnings += check_machines(options.hosts, place)
+    # An OpenNebula below another directory is not the one that would be asked.
+    why_not = "" if options.root else in_use.why_not(place, options.uninstall, place.etc is not None or options.no_config)
+    if why_not and not dry and not options.force:
+        raise CannotInstall(f"{why_not}; --force does it all the same")
+    warnings += [why_not] if why_not else []
     if not dry:
         check_rights(place, written(place, files))
     for warning in warnings:
-        print(f"install.sh: warning: {warning}", file=sys.stderr)
+        print(f"install.sh: warning: {printable(warning)}", file=sys.stderr)
     if not dry and not options.yes and not agreed(place, files, timed, options.uninstall):
         return 1
     with staged(place, checkout, files, dry) as tree:
@@ -136,19 +141,6 @@ def check_machines(hosts: Optional[str], place: FrontEnd) -> list[str]:
     if error:
         raise CannotInstall(error)
     return [item.line() for item in found if item.line()]
-
-
-def in_use(place: FrontEnd) -> list[str]:
-    """Return what to warn of if OpenNebula still has datastores of ours; nothing if it cannot be asked."""
-    session = f"{next_steps.home(place)}/.one/one_auth"
-    if "ONE_AUTH" not in os.environ and os.path.isfile(session):
-        os.environ["ONE_AUTH"] = session
-    try:
-        ours = [store.name for store in Oned().datastores() if NAME in (store.driver, store.text("DS_MAD"))]
-    except SemisharedError:
-        return []
-    text = f"datastores {', '.join(ours)} are left in OpenNebula: nothing in them works any more (docs/how-to/uninstall.md)"
-    return [text] if ours else []
 
 
 def written(place: FrontEnd, files: list[edits.Edited]) -> list[str]:

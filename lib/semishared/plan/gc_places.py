@@ -52,7 +52,7 @@ def place_of(vm: Vm, front_end: str, is_here: Callable[[str], bool]) -> Optional
 
 
 def after_failure(vm: Vm, front_end: str, is_here: Callable[[str], bool]) -> list[Place]:
-    """Return where the files of a VM may be that waits for `onevm recover`: its last two hosts and the front-end; none in any other state."""
+    """Return where the files of a VM may be that waits for `onevm recover`: front-end, last two hosts; none in any other state."""
     if (vm.number("STATE"), vm.lcm_state in FAILURES) != (ACTIVE, True) or not vm.host:
         return []
     hosts = [front_end if is_here(host) else host for host in vm.hosts]

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether OpenNebula still needs what is to be taken away: the drivers, or those of this version."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from semishared import NAME, VERSION
+from semishared.errors import SemisharedError
+from semishared.install import next_steps
+from semishared.install.front_end import FrontEnd
+from semishared.opennebula.oned import Oned
+
+_NUMBERS = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:\.dev(\d+))?\Z")
+
+
+def why_not(place: FrontEnd, uninstall: bool, has_oned: bool = True) -> str:
+    """Return why something must not be taken away now, and what would break; '' if nothing would, or nothing is taken away.
+
+    Not `has_oned`: these remotes are of no OpenNebula that could be told of; one that answers counts all the same.
+    """
+    installed = _installed(place)
+    if not installed or not uninstall and not _is_older(VERSION, installed):
+        return ""
+    what = "without the drivers" if uninstall else f"with the drivers of {VERSION}, which need not understand what those of {installed} wrote,"
+    breaks = f"{what} they can be neither started, moved, migrated nor terminated, and their disks not committed"
+    try:
+        oned = _oned(place)
+        systems = {store.id for store in oned.datastores() if store.driver == NAME}
+        vms = sorted(vm.id for vm in oned.vms() if systems.intersection(vm.system_datastores[-1:]))
+    except SemisharedError as e:
+        if not has_oned:
+            return ""
+        return f"which VMs have disks of {NAME} is not known ({e.detail}): {breaks}"
+    named = ", ".join(map(str, vms[:10])) + (" ..." if len(vms) > 10 else "")
+    return f"{len(vms)} VMs have disks of {NAME} ({named}): {breaks}" if vms else ""
+
+
+def left(place: FrontEnd) -> list[str]:
+    """Return what to warn of if OpenNebula still has datastores of ours; nothing if it cannot be asked."""
+    try:
+        ours = [store.name for store in _oned(place).datastores() if NAME in (store.driver, store.text("DS_MAD"))]
+    except SemisharedError:
+        return []
+    text = f"datastores {', '.join(ours)} are left in OpenNebula: nothing in them works any more (docs/how-to/uninstall.md)"
+    return [text] if ours else []
+
+
+def _oned(place: FrontEnd) -> Oned:
+    session = f"{next_steps.home(place)}/.one/one_auth"
+    if "ONE_AUTH" not in os.environ and os.path.isfile(session):
+        os.environ["ONE_AUTH"] = session
+    return Oned()
+
+
+def _installed(place: FrontEnd) -> str:
+    """Return the version that is installed, '' for none."""
+    try:
+        with open(f"{place.remotes}/lib/{NAME}/__init__.py", encoding="utf-8") as file:
+            found = re.search(r'^VERSION = "([^"]*)"', file.read(10000), re.MULTILINE)
+    except (OSError, UnicodeError):
+        return ""
+    return found.group(1) if found else ""
+
+
+def _is_older(one: str, other: str) -> bool:
+    """Tell whether a version comes before another: 0.2.0.dev0 before 0.2.0. What is no version of ours is newer than none."""
+    found = [_NUMBERS.match(version) for version in (one, other)]
+    keys = [(*map(int, match.group(1, 2, 3)), int(match.group(4)) if match.group(4) else 1 << 30) for match in found if match]
+    return len(keys) == 2 and keys[0] < keys[1]
