@@ -19,8 +19,8 @@ import small_checkout
 from lab.oned.objects import History
 from semishared import VERSION
 from semishared.errors import CannotInstall
-from semishared.install import main as installer
 from semishared.install import in_use, next_steps, preflight
+from semishared.install import main as installer
 from semishared.wire.messages import release
 from tools.oned_site import HERE, SYSTEM, ActionSite
 

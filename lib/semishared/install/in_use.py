@@ -23,7 +23,9 @@ def why_not(place: FrontEnd, uninstall: bool, has_oned: bool = True) -> str:
     installed = _installed(place)
     if not installed or not uninstall and not _is_older(VERSION, installed):
         return ""
-    what = "without the drivers" if uninstall else f"with the drivers of {VERSION}, which need not understand what those of {installed} wrote,"
+    what = (
+        "without the drivers" if uninstall else f"with the drivers of {VERSION}, which need not understand what those of {installed} wrote,"
+    )
     breaks = f"{what} they can be neither started, moved, migrated nor terminated, and their disks not committed"
     try:
         oned = _oned(place)
