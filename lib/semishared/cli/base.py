@@ -17,7 +17,6 @@ is leased; 2 a host could not be asked, or something could not be done there
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -37,6 +36,7 @@ from ..plan.images import image_ref
 from ..units import amount, human
 from ..wire.session import Session
 from . import hosts as on
+from .output import put, put_json
 
 Row = dict[str, Any]
 VERBS = ("list", "verify", "prune", "evict")
@@ -117,20 +117,20 @@ def check(arguments: argparse.Namespace) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared base`."""
     if os.geteuid() == 0:
-        print(f"{NAME} base: run this as oneadmin: files of root would be in the drivers' way", file=sys.stderr)
+        put(f"{NAME} base: run this as oneadmin: files of root would be in the drivers' way", to=sys.stderr)
         return 2
     check(arguments)
     command = Command(arguments)
     rows, line, code = {"list": listing, "verify": verify, "prune": prune, "evict": evict}[arguments.verb](command)
     errors = command.survey.errors
     if arguments.json:
-        print(json.dumps({"bases": rows, "errors": errors}, indent=1))
+        put_json({"bases": rows, "errors": errors})
     else:
         for row in rows:
-            print(f"{row['host']}: {title(command, row)}: {line(row)}")
+            put(f"{row['host']}: {title(command, row)}: {line(row)}")
         for error in errors:
-            print(f"{error['host']}: {error['error']}", file=sys.stderr)
-        print(f"{len(rows)} bases on {len({row['host'] for row in rows})} hosts, {len(errors)} errors")
+            put(f"{error['host']}: {error['error']}", to=sys.stderr)
+        put(f"{len(rows)} bases on {len({row['host'] for row in rows})} hosts, {len(errors)} errors")
     return 2 if errors else code
 
 

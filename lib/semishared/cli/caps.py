@@ -10,12 +10,12 @@ exit codes: 0 printed; 2 a name is missing or none
 from __future__ import annotations
 
 import argparse
-import json
 
 from ..errors import BadArguments
 from ..model import stores
 from ..opennebula.xml import Datastore
 from ..plan.ceph_caps import Key, fence, keys
+from .output import put, put_json
 
 WHERE = {
     "bridge": "on the front-end (or the BRIDGE_LIST hosts): makes, clones and removes images",
@@ -52,12 +52,12 @@ def run(arguments: argparse.Namespace) -> int:
     wanted = _of_datastore(arguments.datastore, arguments.role) if arguments.datastore else _of_options(arguments)
     wanted = [key for key in wanted if arguments.role in (None, *key.roles)]
     if arguments.json:
-        print(json.dumps({"keys": [{"user": key.user, "roles": key.roles, "caps": dict(key.caps)} for key in wanted]}))
+        put_json({"keys": [{"user": key.user, "roles": key.roles, "caps": dict(key.caps)} for key in wanted]}, None)
         return 0
     for key in wanted:
         for role in key.roles:
-            print(f"# {WHERE[role]}")
-        print(key.command())
+            put(f"# {WHERE[role]}")
+        put(key.command())
     return 0
 
 

@@ -15,7 +15,6 @@ exit codes: 0 done for all; 1 for some it is not, and the row of each says why; 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -38,6 +37,7 @@ from . import hosts as on
 from . import status
 from .base import rate
 from .commit import of_vm
+from .output import put, put_json
 from .progress import Bars, Lines
 
 FINE = ("booted", "running", "detached", "committed", "seen")
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared cluster`."""
     check(arguments)
     if os.geteuid() == 0:
-        print(f"{NAME} cluster: run this as oneadmin: files of root would be in the drivers' way", file=sys.stderr)
+        put(f"{NAME} cluster: run this as oneadmin: files of root would be in the drivers' way", to=sys.stderr)
         return 2
     oned = Oned()
     oned.require_admin()
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
         show([*rows, *others])
     else:
         outcome = {"verb": arguments.verb, "vms": len(vms), "failed": len(failed), "rows": [*rows, *others]}
-        print(json.dumps({"event": "summary", **outcome}), flush=True)
+        put_json({"event": "summary", **outcome}, None)
     return int(bool(failed))
 
 
@@ -203,11 +203,11 @@ VERBS: Dict[str, Callable[[Oned, List[Vm], argparse.Namespace, Callable[..., Non
 def show(rows: List[Row]) -> None:
     """Print a line for each VM, or each of its disks, and one for all."""
     for found in rows:
-        print(printable(line(found)))
+        put(printable(line(found)))
     counts: Dict[str, int] = {}
     for found in rows:
         counts[found["how"]] = counts.get(found["how"], 0) + 1
-    print(f"{len({found['vm'] for found in rows})} VMs: {', '.join(f'{count} {how}' for how, count in sorted(counts.items()))}")
+    put(f"{len({found['vm'] for found in rows})} VMs: {', '.join(f'{count} {how}' for how, count in sorted(counts.items()))}")
 
 
 def line(found: Dict[str, Any]) -> str:

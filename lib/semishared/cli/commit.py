@@ -33,6 +33,7 @@ from ..plan import commits, disk_image, disks, gc_places, rbd
 from ..tools.this_machine import is_here
 from ..units import human, mib_ceil
 from .base import rate
+from .output import put
 
 DONE = 6
 """State of a VM that is no more (include/VirtualMachine.h)."""
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared commit`."""
     if os.geteuid() == 0:
-        print(f"{NAME} commit: run this as oneadmin: files of root would be in the drivers' way", file=sys.stderr)
+        put(f"{NAME} commit: run this as oneadmin: files of root would be in the drivers' way", to=sys.stderr)
         return 2
     most = limit(arguments)
     oned = Oned()
@@ -62,14 +63,14 @@ def run(arguments: argparse.Namespace) -> int:
     work = [(_name(vm.id, disk), part) for disk, part in here] + list(_kept(oned, vm, arguments, action, silent))
     if not work:
         which = f"disk {arguments.disk} of " if arguments.disk is not None else ""
-        print(f"{which}VM {vm.id}: nothing is local and of a persistent image, and nothing was kept")
+        put(f"{which}VM {vm.id}: nothing is local and of a persistent image, and nothing was kept")
     failed = 2 if silent else 0
     for what, part in work:
         try:
-            print(f"{what}: {carry_out(part, action)}", flush=True)
+            put(f"{what}: {carry_out(part, action)}", flush=True)
         except SemisharedError as e:
             failed = 1
-            print(f"{what}: {e.line()}", file=sys.stderr)
+            put(f"{what}: {e.line()}", to=sys.stderr)
     return failed
 
 
@@ -173,7 +174,7 @@ def _kept(
             try:
                 found = carry_out(look(machine, location), action)
             except SemisharedError as e:
-                print(f"{machine}: what it may have kept is not known: {e.line()}", file=sys.stderr)
+                put(f"{machine}: what it may have kept is not known: {e.line()}", to=sys.stderr)
                 silent.append(machine)
                 continue
             for item in found:

@@ -14,7 +14,6 @@ arguments
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from typing import Dict, Iterator, List, Optional, Tuple
@@ -30,6 +29,7 @@ from ..plan import detach as plan
 from ..plan.detach import Row
 from ..plan.staging import TRANSPORTS
 from .base import rate
+from .output import put, put_all, put_json
 from .progress import Bars, Lines
 
 
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.print_timer:
         return print_timer(os.path.realpath(sys.argv[0]))
     if os.geteuid() == 0:
-        print(f"{NAME} detach: run this as oneadmin: files of root would be in the drivers' way", file=sys.stderr)
+        put(f"{NAME} detach: run this as oneadmin: files of root would be in the drivers' way", to=sys.stderr)
         return 2
     limit, oned = 0 if arguments.rate is None else rate(arguments.rate), Oned()
     oned.require_admin()
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         show(rows, arguments.vms is None)
     else:
         detached = sum(row["how"] == "detached" for row in rows)
-        print(json.dumps({"event": "summary", "detached": detached, "failed": len(failed), "rows": rows}), flush=True)
+        put_json({"event": "summary", "detached": detached, "failed": len(failed), "rows": rows}, None)
     return int(bool(failed))
 
 
@@ -81,8 +81,9 @@ def print_timer(command: str) -> int:
     from ..install.front_end import ONEADMIN
 
     for path, text in {**timer.units(command, ONEADMIN), **timer.crontab(command, ONEADMIN)}.items():
-        print(f"# {path}\n{text}")
-    print(f"# with systemd: systemctl daemon-reload && systemctl enable --now {timer.NAMED}.timer; with cron the last of these alone")
+        put(f"# {path}")
+        put_all(text + "\n")
+    put(f"# with systemd: systemctl daemon-reload && systemctl enable --now {timer.NAMED}.timer; with cron the last of these alone")
     return 0
 
 
@@ -108,7 +109,7 @@ def due(oned: Oned) -> Dict[int, Tuple[int, ...]]:
         try:
             disks = () if plan.why_not(vm) else plan.due(oned.vm(vm.id), images, datastores)
         except BadAttribute as e:
-            print(f"{NAME} detach: VM {vm.id}: {e.line()}", file=sys.stderr)
+            put(f"{NAME} detach: VM {vm.id}: {e.line()}", to=sys.stderr)
             continue
         if disks:
             found[vm.id] = disks
@@ -119,7 +120,7 @@ def show(rows: List[Row], is_short: bool) -> None:
     """Print the rows for a person; `is_short`: without VMs that have nothing to detach."""
     lines = [line for line in (text_of(row, is_short) for row in rows) if line]
     for line in lines or ["no VM has a disk that reads from a store"]:
-        print(printable(line))
+        put(printable(line))
 
 
 def text_of(row: Row, is_short: bool) -> Optional[str]:

@@ -11,7 +11,6 @@ exit codes: 0 all is well, 1 there are warnings, 2 something is broken
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +30,7 @@ from ..opennebula.oned import Oned
 from ..plan import diagnosis as plan
 from ..plan.diagnosis_machines import Answers, of_machines
 from . import doctor_fence, doctor_leftovers, doctor_pool, doctor_shares, doctor_stores
+from .output import put, put_json, table
 from .waiting import Waiting
 
 AT_ONCE = 32
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared doctor`."""
     if os.geteuid() == 0:
-        print(f"{NAME} doctor: run this as oneadmin: what root can reach says nothing of the drivers", file=sys.stderr)
+        put(f"{NAME} doctor: run this as oneadmin: what root can reach says nothing of the drivers", to=sys.stderr)
         return plan.BROKEN
     place = located(arguments.root)
     front_end = os.uname().nodename
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     findings += plan.of_unseen(unseen, {machine for machine, answer in answers.items() if isinstance(answer, dict)}, findings)
     findings.sort(key=lambda item: (-item.severity, item.machine != front_end, item.machine))
     if arguments.json:
-        print(json.dumps(as_json(findings, answers), indent=1))
+        put_json(as_json(findings, answers))
     else:
         show(findings, answers)
     return max((item.severity for item in findings), default=plan.OK)
@@ -234,14 +234,13 @@ def as_json(findings: list[plan.Finding], answers: Answers) -> dict[str, object]
 
 def show(findings: list[plan.Finding], answers: Answers) -> None:
     """Print a table of versions, and the findings with what mends them."""
-    table = [(machine, machine_row(answer)) for machine, answer in answers.items()]
-    names = list(next((row for _, row in table if row), {}))
-    lines = [["", *names], *([machine, *(row.get(name) or "-" for name in names)] for machine, row in table)]
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    for line in lines:
-        print("  ".join(word.ljust(width) for word, width in zip(line, widths)).rstrip())
-    print()
+    rows = [(machine, machine_row(answer)) for machine, answer in answers.items()]
+    names = list(next((row for _, row in rows if row), {}))
+    lines = [["", *names], *([machine, *(row.get(name) or "-" for name in names)] for machine, row in rows)]
+    table(lines)
+    put()
     for item in findings:
-        print(f"{plan.WORDS[item.severity]:8}{item.machine}: {item.what}\n{'':8}-> {item.mend}")
+        put(f"{plan.WORDS[item.severity]:8}{item.machine}: {item.what}")
+        put(f"{'':8}-> {item.mend}")
     counts = [sum(item.severity == level for item in findings) for level in (plan.BROKEN, plan.WARNING)]
-    print(f"{len(answers)} machines: {counts[0]} broken, {counts[1]} warnings" if findings else f"{len(answers)} machines: all is well")
+    put(f"{len(answers)} machines: {counts[0]} broken, {counts[1]} warnings" if findings else f"{len(answers)} machines: all is well")

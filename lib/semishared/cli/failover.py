@@ -29,6 +29,7 @@ from ..opennebula.oned import Oned
 from ..opennebula.report import printable
 from ..opennebula.xml import Host, Vm
 from ..plan import failover
+from .output import put, put_all
 
 WAIT_S = 300
 """As long as OpenNebula's own hook waits, with the arguments that its page names."""
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared failover`."""
     if arguments.print_hook:
-        print(next_steps.hook(os.path.realpath(sys.argv[0])), end="")
+        put_all(next_steps.hook(os.path.realpath(sys.argv[0])))
         return 0
     if not 0 <= arguments.wait <= LONGEST_S:
         raise BadArguments(f"--wait {arguments.wait}: from 0 to {LONGEST_S} seconds")
@@ -71,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def say(text: str) -> None:
     """Print a line at once: OpenNebula keeps what a hook has printed."""
-    print(printable(text), flush=True)
+    put(printable(text), flush=True)
 
 
 def named(text: bytes) -> str:

@@ -17,7 +17,6 @@ what is missing is said, 2 it could not be found out
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 
 from .. import NAME
@@ -29,6 +28,7 @@ from ..install.preflight import Question, encoded
 from ..opennebula.oned import Oned
 from ..opennebula.report import printable
 from ..tools.this_machine import is_here
+from .output import put, put_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,8 +66,12 @@ def run(arguments: argparse.Namespace) -> int:
             said = shown(proof)
     except (NotFenced, StillFenced) as e:
         answer.update(missing=e.detail)
-        print(f"{NAME} fence: {printable(e.line())}", file=sys.stderr)
-    print(json.dumps(answer) if arguments.json else "\n".join(map(printable, said)), end="\n" if said or arguments.json else "")
+        put(f"{NAME} fence: {printable(e.line())}", to=sys.stderr)
+    if arguments.json:
+        put_json(answer, None)
+    else:
+        for line in said:
+            put(printable(line))
     return int(bool(answer["missing"]))
 
 

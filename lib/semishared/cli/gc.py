@@ -11,7 +11,6 @@ asked, or something could not be removed
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import sys
@@ -35,6 +34,7 @@ from ..tools.this_machine import is_here
 from ..units import human
 from ..wire.session import Session
 from . import gc_known, gc_pools, gc_shares, gc_strays
+from .output import put, put_json
 from .waiting import Waiting
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -86,7 +86,7 @@ class _Question:
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared gc`."""
     if os.geteuid() == 0:
-        print(f"{NAME} gc: run this as oneadmin: files of root would be in the drivers' way", file=sys.stderr)
+        put(f"{NAME} gc: run this as oneadmin: files of root would be in the drivers' way", to=sys.stderr)
         return 2
     if not arguments.dry_run:
         context_iso.remove_stale()
@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     findings += elsewhere(survey, older_than, config)
     results = ["" if item.keep else "would remove" for item in findings] if arguments.dry_run else remove(findings, config, survey)
     if arguments.json:
-        print(json.dumps(as_json(findings, results, survey, arguments.dry_run), indent=1))
+        put_json(as_json(findings, results, survey, arguments.dry_run))
     else:
         show(findings, results, survey, arguments.dry_run)
     if survey.errors:
@@ -243,9 +243,9 @@ def show(findings: list[plan.Finding], results: list[str], survey: Survey, dry_r
     for item, result in zip(findings, results):
         verb = f"kept ({item.keep})" if item.keep else result
         size = f", {human(item.bytes)}" if item.bytes else ""
-        print(f"{item.machine}: {item.kind} {item.path}: {item.reason}{size}: {verb}")
+        put(f"{item.machine}: {item.kind} {item.path}: {item.reason}{size}: {verb}")
     for error in survey.errors:
-        print(f"{error['machine']}: {error['error']}", file=sys.stderr)
+        put(f"{error['machine']}: {error['error']}", to=sys.stderr)
     sums = totals(findings, results)
     verb = f"{sums['found']} to remove" if dry_run else f"{sums['removed']} of {sums['found']} removed"
-    print(f"{verb} ({human(sums['bytes'])}), {sums['kept']} kept, {len(survey.errors)} errors")
+    put(f"{verb} ({human(sums['bytes'])}), {sums['kept']} kept, {len(survey.errors)} errors")

@@ -12,6 +12,7 @@ import sys
 from .. import NAME, VERSION
 from ..errors import BadArguments, SemisharedError
 from ..opennebula.report import drop_output, printable
+from .output import put
 
 COMMANDS = {
     "base": "list, verify, prune and evict the bases of hosts",
@@ -64,7 +65,7 @@ def main(argv: list[str]) -> int:
         drop_output()
         return 2
     except OSError as e:
-        print(f"{NAME}: {printable(f'{type(e).__name__}: {e}')}", file=sys.stderr)
+        put(f"{NAME}: {printable(f'{type(e).__name__}: {e}')}", to=sys.stderr)
         drop_output()
         return 2
     except KeyboardInterrupt:
@@ -108,5 +109,5 @@ def _run(argv: list[str]) -> int:
     except SemisharedError as e:
         # The remedy for bad arguments is written for those that OpenNebula gives.
         line = f"{e.detail}; --help says what there is" if isinstance(e, BadArguments) else e.line()
-        print(f"{NAME} {arguments.command}: {printable(line)}", file=sys.stderr)
+        put(f"{NAME} {arguments.command}: {printable(line)}", to=sys.stderr)
         return 2

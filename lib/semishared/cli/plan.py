@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import base64
 import difflib
-import json
 import re
 import sys
 from typing import Any, Dict, Iterator
@@ -28,6 +27,7 @@ from ..front.action import Action
 from ..front.rehearsal import rehearse, rehearse_on_host
 from ..opennebula.report import Report
 from ..plan import hypervisor
+from .output import put, put_all, put_json
 
 KNOWN = (*transfer.PLANNED, *(f"datastore/{name}" for name in datastore.ACTIONS), *(f"vmm/{name}" for name in hypervisor.PLANNERS))
 
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared plan`."""
     if arguments.action not in KNOWN:
         what = f"{arguments.action} is no transfer action, no datastore/ACTION and no vmm/ACTION"
-        print(f"{NAME} plan: {what}; --help names them", file=sys.stderr)
+        put(f"{NAME} plan: {what}; --help names them", to=sys.stderr)
         return 1
     kind, _, name = arguments.action.rpartition("/")
     action, came = Action(name, arguments.words, Report(name)), ""
@@ -56,10 +56,10 @@ def run(arguments: argparse.Namespace) -> int:
     except OnedUnavailable:
         raise
     except SemisharedError as e:
-        print(f"{name}: {e.line()}", file=sys.stderr)
+        put(f"{name}: {e.line()}", to=sys.stderr)
         return 1
     if arguments.json:
-        print(json.dumps({"action": arguments.action, **found}, indent=1))
+        put_json({"action": arguments.action, **found})
     else:
         show(found, {"stdin": came, "message": _message(arguments.words)})
     return 0
@@ -76,30 +76,31 @@ def _message(words: list[str]) -> str:
 def show(found: Dict[str, Any], xml: Dict[str, str]) -> None:
     """Print a rehearsed plan; of XML that follows what came as `xml` only where it differs."""
     if not found["plan"]:
-        print("nothing to do")
+        put("nothing to do")
     above = ""
     for message in found["plan"]:
         during, answers = message.get("during"), message.get("answers")
         title = f"on {message['host']}" + (f", while {during} waits:" if during else ", looked at now:" if answers is not None else ":")
         if title != above:
-            print(title)
+            put(title)
         above = title
         for number, step in enumerate(message["steps"]):
-            print(f"  {step.pop('step')}")
+            put(f"  {step.pop('step')}")
             for name, value in step.items():
                 if name in XML:
-                    print("".join(f"    {name} {line}\n" for line in changes(xml.get(name, ""), value)), end="")
+                    for line in changes(xml.get(name, ""), value):
+                        put(f"    {name} {line}")
                 else:
-                    print(f"    {name} = {told(value)}")
+                    put(f"    {name} = {told(value)}")
             if answers is not None:
-                print(f"    -> {told(answers[number])}")
+                put(f"    -> {told(answers[number])}")
                 xml.update({"xml": answers[number]} if is_xml(answers[number]) else {})
         if "follows" in message:
-            print(f"  the bytes of {message['follows']} follow")
+            put(f"  the bytes of {message['follows']} follow")
     if found["stdout"]:
-        print(f"its answer: {found['stdout']}")
+        put_all(f"its answer: {found['stdout']}")
     if found["open"]:
-        print("what comes next depends on what that answers")
+        put("what comes next depends on what that answers")
 
 
 XML = ("stdin", "message", "xml")

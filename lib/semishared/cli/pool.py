@@ -15,7 +15,6 @@ why; 2 the host could not be asked, or cannot have such a pool
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from typing import Any
@@ -31,7 +30,7 @@ from ..plan import pool
 from ..units import human
 from ..wire.session import Session
 from . import hosts as on
-from .status import table
+from .output import put, put_json, table
 
 Row = dict[str, Any]
 VERBS = ("list", "add", "check", "drain", "rebalance")
@@ -66,7 +65,7 @@ def declaration(host: Host, default: str) -> tuple[pool.Declared, ...]:
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared pool`."""
     if os.geteuid() == 0:
-        print(f"{NAME} pool: run this as oneadmin: files of root would be in the drivers' way", file=sys.stderr)
+        put(f"{NAME} pool: run this as oneadmin: files of root would be in the drivers' way", to=sys.stderr)
         return 2
     check(arguments)
     config, oned = load(), Oned()
@@ -96,11 +95,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     rows = list(survey.ask(hosts, "pool", config, one).values())
     if arguments.json:
-        print(json.dumps({"hosts": rows, "errors": survey.errors}, indent=1))
+        put_json({"hosts": rows, "errors": survey.errors})
     else:
         show(rows, arguments.verb)
         for error in survey.errors:
-            print(f"{error['host']}: {error['error']}", file=sys.stderr)
+            put(f"{error['host']}: {error['error']}", to=sys.stderr)
     if survey.errors:
         return 2
     return int(arguments.verb == "check" and any(row["wrong"] for row in rows))
@@ -129,10 +128,10 @@ def show(rows: list[Row], verb: str) -> None:
         table(lines)
     for row in rows:
         if not row["devices"] and verb != "check":
-            print(f"{row['host']}: no pool: disks and bases lie below DATASTORE_LOCATION")
+            put(f"{row['host']}: no pool: disks and bases lie below DATASTORE_LOCATION")
         for change in row["changes"]:
-            print(f"{row['host']}: {change}")
+            put(f"{row['host']}: {change}")
         for wrong in row["wrong"]:
-            print(f"{row['host']}: {wrong}")
+            put(f"{row['host']}: {wrong}")
         if verb == "check" and not row["wrong"]:
-            print(f"{row['host']}: {len(row['devices'])} devices, as declared")
+            put(f"{row['host']}: {len(row['devices'])} devices, as declared")

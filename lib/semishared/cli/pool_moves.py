@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import List, Sequence
 
@@ -16,6 +15,7 @@ from ..opennebula.xml import Host
 from ..plan.pool_rows import Row
 from ..units import human
 from .base import rate
+from .output import put, put_json
 from .progress import Bars, Lines
 
 
@@ -37,9 +37,9 @@ def run(arguments: argparse.Namespace, config: Config, hosts: Sequence[Host], ro
         if not is_text:
             lines.tell(**event)
         elif event["event"] == "note" and view is None:
-            print(printable(f"{event['host']}: {event['text']}"), flush=True)
+            put(printable(f"{event['host']}: {event['text']}"), flush=True)
         elif event["event"] == "vm":
-            print(printable(text_of(event)), flush=True)
+            put(printable(text_of(event)), flush=True)
         elif view is not None:
             view.tell(**event)
 
@@ -50,9 +50,9 @@ def run(arguments: argparse.Namespace, config: Config, hosts: Sequence[Host], ro
     failed = any(row["how"] in ("stays", "failed") for row in rows) or left
     summary = _summary(arguments, host.name, rows, left)
     if is_text:
-        print(printable(summary))
+        put(printable(summary))
     else:
-        print(json.dumps({"event": "summary", "empty": not left if is_over else None, "text": summary, "rows": rows}), flush=True)
+        put_json({"event": "summary", "empty": not left if is_over else None, "text": summary, "rows": rows}, None)
     return int(failed)
 
 

@@ -17,7 +17,6 @@ what was made lies in one directory on several machines, 2 oned could not be ask
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import sys
@@ -40,6 +39,7 @@ from ..plan.diagnosis_machines import of_shared
 from ..tools.files import write
 from ..tools.this_machine import is_here
 from .hosts import AT_ONCE
+from .output import put, put_all, put_json
 
 DIR, IMAGE, SYSTEM = "dir", "semi_img", "semi_sys"
 """What is made if nothing else is said, and nothing is there."""
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise BadArguments("--is-store is for --apply, and for a store that is mounted")
     if wrong:
         for text in wrong:
-            print(f"{NAME} setup: {text}", file=sys.stderr)
+            put_all(f"{NAME} setup: {text}", to=sys.stderr)
         return 1
     made: dict[str, int] = {}
     marked = Marked()
@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
             except SemisharedError as e:
                 refused = e.detail
         if refused:
-            print(f"{NAME} setup: {refused}", file=sys.stderr)
+            put_all(f"{NAME} setup: {refused}", to=sys.stderr)
             return 1
     found = shared(made[templates[1].name]) if arguments.apply else []
     files = {}
@@ -123,11 +123,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         rows = [{**template.attributes, "ID": made.get(template.name)} for template in templates]
         answer = {"datastores": rows, "files": files, "store": marked.store, "not_marked": marked.why_not}
-        print(json.dumps({**answer, "shared": [item.what for item in found]}, indent=1))
+        put_json({**answer, "shared": [item.what for item in found]})
     else:
         show(templates, made, files, arguments.kind or DIR, marked)
     for item in found:
-        print(f"{NAME} setup: {item.what}\n-> {item.mend}", file=sys.stderr)
+        put_all(f"{NAME} setup: {item.what}\n-> {item.mend}", to=sys.stderr)
     return int(bool(found))
 
 
@@ -245,16 +245,17 @@ def show(templates: list[Template], made: dict[str, int], files: dict[str, str],
     """Print templates, or what was made, and what is to be done by hand."""
     for template in templates:
         if template.name in made:
-            print(f"{HOLDER[template.type]} {template.name}: id {made[template.name]}")
+            put(f"{HOLDER[template.type]} {template.name}: id {made[template.name]}")
         else:
-            print(f"# {HOLDER[template.type]}" + (f": {files[template.name]}" if files else ""))
-            print(template.text())
+            put(f"# {HOLDER[template.type]}" + (f": {files[template.name]}" if files else ""))
+            put_all(template.text() + "\n")
     if made:
-        print(after(templates, made, kind, marked))
+        put_all(after(templates, made, kind, marked))
         return
-    print("As oneadmin, for each: onedatastore create FILE. Or `semishared setup --apply`. Or in Sunstone:\n")
+    put("As oneadmin, for each: onedatastore create FILE. Or `semishared setup --apply`. Or in Sunstone:")
+    put()
     for template in templates:
-        print(sunstone(template))
+        put_all(sunstone(template) + "\n")
 
 
 def after(templates: list[Template], made: dict[str, int], kind: str, marked: Marked) -> str:

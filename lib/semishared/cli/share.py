@@ -16,7 +16,6 @@ exit codes: 0 done; 2 it could not be done. Images and datastores are named by t
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from functools import partial
 from typing import Any, Callable, Optional
@@ -35,8 +34,8 @@ from ..units import GiB, MiB, human
 from ..wire.session import Session
 from . import share_keys as keys
 from . import share_snapshots as of_snapshots
+from .output import put_all, put_json, table
 from .share_rows import Row, numbers, said, state
-from .status import table
 
 WORDS = {"init": ("DATASTORE",), "list": (), "usage": ("IMAGE",), "resize": ("IMAGE", "SIZE"), "drop": ("DATASTORE", "IMAGE"),
          "snapshot": (), "credentials": ("IMAGE",)}  # fmt: skip
@@ -72,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     if verb == "list":
         datastores = [_datastore(oned, words[0])] if words else [one for one in oned.datastores() if stores.is_shares(one)]
         found = [row for datastore in datastores for row in listed(oned, datastore)]
-        print(json.dumps({"shares": found}, indent=1)) if arguments.json else show(found)
+        put_json({"shares": found}) if arguments.json else show(found)
         return 0
     verbs: dict[str, Callable[..., Row]] = {"init": init, "usage": usage, "resize": resize, "drop": drop}
     verbs["credentials"] = partial(credentials, vm=arguments.vm, readonly=arguments.readonly, revoke=arguments.revoke)
@@ -80,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _say(answer: Row, as_json: bool) -> int:
-    print(json.dumps(answer, indent=1) if as_json else answer["said"])
+    put_json(answer) if as_json else put_all(str(answer["said"]))
     return 0
 
 

@@ -10,8 +10,8 @@ from ..errors import BadArguments, from_id
 from ..model import steps_share as s
 from ..model.shares import Tree
 from ..units import human
+from .output import table
 from .share_rows import Row
-from .status import table
 
 WORDS = {"create": ("IMAGE", "NAME"), "list": ("IMAGE",), "remove": ("IMAGE", "NAME")}
 

@@ -13,7 +13,6 @@ begun: oned, an image or the arguments
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from typing import Any, List, Tuple
@@ -33,6 +32,7 @@ from ..plan.staging import TRANSPORTS, when
 from ..units import human
 from . import hosts as on
 from .base import rate
+from .output import put, put_json
 from .progress import Bars, Lines
 
 READY, USED, USED_PERS = 1, 2, 8
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared stage`."""
     if os.geteuid() == 0:
-        print(f"{NAME} stage: run this as oneadmin: files of root would be in the drivers' way", file=sys.stderr)
+        put(f"{NAME} stage: run this as oneadmin: files of root would be in the drivers' way", to=sys.stderr)
         return 2
     if arguments.due == bool(arguments.image):
         raise BadArguments("images are wanted, or --due")
@@ -130,7 +130,7 @@ def is_due(image: Image, datastore: Datastore) -> bool:
     try:
         return not cannot(image, datastore) and when(image, datastore) == "on-upload"
     except BadAttribute as e:
-        print(f"{NAME} stage: {e.line()}", file=sys.stderr)
+        put(f"{NAME} stage: {e.line()}", to=sys.stderr)
         return False
 
 
@@ -151,14 +151,14 @@ def stage(orders: list[Order], known: list[Host], wish: Wish, config: Config, is
         session.run()
     except SemisharedError as e:
         view.close()
-        print(f"{NAME} stage: image {named}: {e.line()}", file=sys.stderr)
+        put(f"{NAME} stage: image {named}: {e.line()}", to=sys.stderr)
         return 2
     view.close()
     outcome = summary({image.id: image for image, _, _ in orders}, session)
     if is_text:
         show(outcome)
     else:
-        print(json.dumps({"event": "summary", **outcome}), flush=True)
+        put_json({"event": "summary", **outcome}, None)
     return 0 if outcome["complete"] else 1
 
 
@@ -188,9 +188,9 @@ def show(found: dict[str, Any]) -> None:
     ways = ", then ".join(found["transports"]) or "nothing to do"
     amounts = ", ".join(f"{human(size)} from {name}" for name, size in found["bytes"].items() if size)
     for image in found["images"]:
-        print(f"image {image['id']} ({image['name']}), generation {image['generation'][:8]}")
+        put(f"image {image['id']} ({image['name']}), generation {image['generation'][:8]}")
     packed = f", packed to {found['ratio']:.0%}" if found["ratio"] else ""
-    print(f"{len(good)} of {len(found['hosts'])} hosts; {ways}; {amounts or 'no bytes'}; {found['seconds']} s{packed}")
+    put(f"{len(good)} of {len(found['hosts'])} hosts; {ways}; {amounts or 'no bytes'}; {found['seconds']} s{packed}")
     for name, row in found["hosts"].items():
         if not row["ok"]:
-            print(f"{name}: {row['why']}")
+            put(f"{name}: {row['why']}")

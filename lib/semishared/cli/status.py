@@ -18,7 +18,6 @@ kind; 2 a machine or oned could not be asked, or nothing is called so
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from typing import Any
@@ -40,6 +39,7 @@ from ..units import human
 from ..wire.session import Session
 from . import hosts as on
 from . import status_shares
+from .output import put, put_json, table
 
 Row = dict[str, Any]
 STATES = {
@@ -153,7 +153,7 @@ class Cloud:
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared status`."""
     if os.geteuid() == 0:
-        print(f"{NAME} status: run this as oneadmin", file=sys.stderr)
+        put(f"{NAME} status: run this as oneadmin", to=sys.stderr)
         return 2
     cloud = Cloud()
     kind, thing = find(cloud, arguments.what)
@@ -166,15 +166,15 @@ def run(arguments: argparse.Namespace) -> int:
     shares = [row for row in every if status_shares.is_wanted(row, kind, thing)]
     if arguments.json:
         answer = {"disks": rows, "bases": bases, "kept": kept, "shares": shares, "space": cloud.space, "errors": cloud.survey.errors}
-        print(json.dumps(answer, indent=1))
+        put_json(answer)
     else:
         show(cloud, rows, bases, kind)
         show_kept(kept)
         if shares:
-            print()
+            put()
             table(status_shares.lines(shares))
         for error in cloud.survey.errors:
-            print(f"{error['host']}: {error['error']}", file=sys.stderr)
+            put(f"{error['host']}: {error['error']}", to=sys.stderr)
     if cloud.survey.errors:
         return 2
     return int(any(row["missing"] for row in rows))
@@ -248,7 +248,7 @@ def show(cloud: Cloud, rows: list[Row], bases: list[Row], kind: str) -> None:
             human(row["bytes"]) if row["place"] == "local" else "-", short(row["base"]), row["why"],
         ])  # fmt: skip
     table(lines)
-    print()
+    put()
     if kind:
         lines = [["ON", "BASE", "SIZE", "LEASES"]]
         for base in bases:
@@ -268,11 +268,4 @@ def show_kept(kept: list[Row]) -> None:
     for item in kept:
         image = f"image {item['image']['id']}" if item["image"] else "an image"
         what = f"kept of VM {item['vm']} disk {item['disk']}, {human(item['bytes'])} not committed to {image}"
-        print(f"{item['host']}: {what}: {item['path']}")
-
-
-def table(lines: list[list[str]]) -> None:
-    """Print rows as columns."""
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    for line in lines:
-        print("  ".join(word.ljust(width) for word, width in zip(line, widths)).rstrip())
+        put(f"{item['host']}: {what}: {item['path']}")

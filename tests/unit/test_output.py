@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the operator's command prints goes through one writer, which leaves nothing that controls a terminal."""
+
+from __future__ import annotations
+
+import ast
+import io
+from pathlib import Path
+
+import pytest
+
+from semishared.cli import output, progress
+
+CLI = Path(output.__file__).parent
+HOSTILE = "a\x1b[2Jb\x9b31mc\nd\re\u202ef\u2066g\x00h\ud800\u200bi\x85j\u2028k"
+
+
+@pytest.mark.fault(45, "no control character of what others have named is printed, nor one that turns the direction of writing")
+def test_nothing_that_is_printed_controls_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    output.put(f"host {HOSTILE}")
+    output.table([["IMAGE", "OWNER"], [HOSTILE, "1"]])
+    bars = io.StringIO()
+    progress.Bars(bars).tell(event="note", host=HOSTILE, text=HOSTILE)
+    printed = capsys.readouterr().out
+    assert printed.count("\n") == 3 and all(line.isprintable() for line in printed.split("\n"))
+    assert "host a?[2Jb?31mc?d?e?f?g?h??i?j?k" in printed
+    drawn = bars.getvalue().removesuffix("\n")
+    assert drawn.startswith("\x1b[2K") and drawn[4:].isprintable()
+
+
+@pytest.mark.fault(45, "names in JSON are escaped")
+def test_json_is_ascii_and_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    output.put_json({"name": HOSTILE}, None)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.isascii() and line.isprintable()
+
+
+def test_lines_of_ours_stay_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    output.put_all("one\n  two\n")
+    output.put()
+    output.put_all("three")
+    assert capsys.readouterr().out == "one\n  two\n\nthree\n"
+
+
+@pytest.mark.reads_checkout
+@pytest.mark.fault(45, "nothing of the operator's command prints but by that writer")
+@pytest.mark.parametrize("path", sorted(CLI.glob("*.py")), ids=lambda path: path.name)
+def test_nobody_else_prints(path: Path) -> None:
+    if path.name in ("output.py", "waiting.py"):  # the latter draws again what is ours: words and numbers
+        return
+    names = [node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)]
+    assert "print" not in names
