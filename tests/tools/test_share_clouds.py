@@ -137,3 +137,16 @@ def test_a_root_that_was_copied_elsewhere_is_not_that_of_its_images(
     with pytest.raises(ActionFailed, match="a root of shares keeps its path"):
         shares.oned.image_delete(image)
     assert (copy / f"share-{image}" / "theirs").read_text() == (shares.root / f"share-{image}" / "theirs").read_text() == "live"
+
+
+@pytest.mark.fault(42, "`share drop` says what would go, and removes nothing, with --dry-run")
+def test_what_would_be_dropped_is_said_and_stays(shares: Shares) -> None:
+    image = shares.image("mine", "new:16M")
+    tree = shares.tree(image)
+    (tree / "precious").write_text("x")
+    del shares.oned.images[image]
+    words = ("share", "drop", str(SHARES), str(image))
+    assert f"the share of image {image} in {shares.root}, with all in it" in shares.site.cli(*words, "--dry-run").stdout
+    assert (tree / "precious").exists()
+    assert "for drop and snapshot remove" in shares.site.cli("share", "list", "--yes", code=2).stderr
+    assert "is gone" in shares.site.cli(*words, "--yes").stdout and not tree.exists()

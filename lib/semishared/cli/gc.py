@@ -4,7 +4,7 @@
 Nothing goes that is younger than an hour, that a VM known to oned or a domain of libvirt uses, that somebody has open, or
 that is not understood. What might be the only copy of data is listed as kept.
 
-exit codes: 0 nothing is left (over), 1 with --dry-run: there is something to remove, 2 a machine or oned could not be
+exit codes: 0 nothing is left (over), 1 with --dry-run, or answered with no: there is something to remove, 2 a machine or oned could not be
 asked, or something could not be removed
 """
 
@@ -33,7 +33,7 @@ from ..tools import context_iso
 from ..tools.this_machine import is_here
 from ..units import human
 from ..wire.session import Session
-from . import gc_known, gc_pools, gc_shares, gc_strays
+from . import agreed, gc_known, gc_pools, gc_shares, gc_strays
 from .output import put, put_json
 from .waiting import Waiting
 
@@ -44,7 +44,7 @@ AT_ONCE = 32
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the arguments."""
-    parser.add_argument("--dry-run", action="store_true", help="say what would be removed, remove nothing")
+    agreed.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of lines")
     parser.add_argument("--discard", metavar="NAME", action="append", default=[],
                         help="remove these kept disks (`.kept-...`) too: what was not committed is lost")  # fmt: skip
@@ -99,6 +99,10 @@ def run(arguments: argparse.Namespace) -> int:
     if unknown:
         raise BadArguments(f"no kept disk is called {min(unknown)!r}")
     findings += elsewhere(survey, older_than, config)
+    going = [item for item in findings if not item.keep]
+    asked = [f"{item.machine}: {item.kind} {item.path}: {item.reason}: would be removed" for item in going]
+    if going and not arguments.dry_run and not agreed.agreed(arguments, asked):
+        return 1
     results = ["" if item.keep else "would remove" for item in findings] if arguments.dry_run else remove(findings, config, survey)
     if arguments.json:
         put_json(as_json(findings, results, survey, arguments.dry_run))

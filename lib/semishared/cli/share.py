@@ -32,6 +32,7 @@ from ..plan import gc_shares
 from ..plan.shares import size_of
 from ..units import GiB, MiB, human
 from ..wire.session import Session
+from . import agreed
 from . import share_keys as keys
 from . import share_snapshots as of_snapshots
 from .output import put_all, put_json, table
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("verb", choices=tuple(WORDS))
     parser.add_argument("words", nargs="*", metavar="WORD", help="as above")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of lines")
+    agreed.add_arguments(parser, "drop, snapshot remove")
     parser.add_argument("--vm", metavar="ID", help="credentials: of that VM, not an operator's")
     parser.add_argument("--readonly", action="store_true", help="credentials: an operator's other one, which writes nothing")
     parser.add_argument("--revoke", action="store_true", help="credentials: take both keys back")
@@ -60,10 +62,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise BadArguments(f"{verb} takes {' and '.join(WORDS[verb]) or 'at most a datastore'}")
     if verb != "credentials" and (arguments.vm or arguments.readonly or arguments.revoke):
         raise BadArguments("--vm, --readonly and --revoke are for credentials")
+    if (arguments.yes or arguments.dry_run) and verb != "drop" and words[:1] != ["remove"]:
+        raise BadArguments("--yes and --dry-run are for drop and snapshot remove, which remove data")
     oned = Oned()
     oned.require_admin()
     if verb == "snapshot":
-        answer = snapshot(oned, words)
+        answer = snapshot(oned, words, partial(agreed.agreed, arguments), arguments.dry_run)
         if "snapshots" in answer and not arguments.json:
             of_snapshots.show(answer["snapshots"])
             return 0
@@ -73,7 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
         found = [row for datastore in datastores for row in listed(oned, datastore)]
         put_json({"shares": found}) if arguments.json else show(found)
         return 0
-    verbs: dict[str, Callable[..., Row]] = {"init": init, "usage": usage, "resize": resize, "drop": drop}
+    verbs: dict[str, Callable[..., Row]] = {"init": init, "usage": usage, "resize": resize}
+    verbs["drop"] = partial(drop, may=partial(agreed.agreed, arguments), is_dry=arguments.dry_run)
     verbs["credentials"] = partial(credentials, vm=arguments.vm, readonly=arguments.readonly, revoke=arguments.revoke)
     return _say(verbs[verb](oned, *words), arguments.json)
 
@@ -166,10 +171,10 @@ def resize(oned: Oned, word: str, size: str) -> Row:
     return {"image": int(word), "before": before, "size": wanted, "said": said}
 
 
-def snapshot(oned: Oned, words: list[str]) -> Row:
+def snapshot(oned: Oned, words: list[str], may: Callable[[list[str]], bool], is_dry: bool) -> Row:
     """Make, list or remove snapshots of a share."""
     datastore = _of_image(oned, words[1])
-    return of_snapshots.run(shares.tree(datastore), number(words[1], "image"), words, lambda step: ask(datastore, step))
+    return of_snapshots.run(shares.tree(datastore), number(words[1], "image"), words, lambda step: ask(datastore, step), may, is_dry)
 
 
 def credentials(oned: Oned, word: str, vm: Optional[str], *, readonly: bool, revoke: bool) -> Row:
@@ -181,8 +186,8 @@ def credentials(oned: Oned, word: str, vm: Optional[str], *, readonly: bool, rev
     )  # fmt: skip
 
 
-def drop(oned: Oned, word: str, image: str) -> Row:
-    """Remove the share of an image that oned does not have."""
+def drop(oned: Oned, word: str, image: str, *, may: Callable[[list[str]], bool], is_dry: bool) -> Row:
+    """Remove the share of an image that oned does not have, if that `may` be: it is told what goes."""
     datastore, wanted = _datastore(oned, word), number(image, "image")
     tree = shares.tree(datastore)
     found = ask(datastore, s.ListShares(tree))
@@ -194,5 +199,9 @@ def drop(oned: Oned, word: str, image: str) -> Row:
     having = next((one for one in oned.images() if one.id == wanted), None)
     if having and gc_shares.is_of(row, datastore.id, having.store_id, having.number("REGTIME")):
         raise BadArguments(f"OpenNebula has image {wanted}: oneimage delete removes its share")
+    used = human(row["used"]) if row["used"] >= 0 else "nobody knows how much"
+    what = f"the share of image {wanted} in {tree.root}, with all in it ({used}),"
+    if is_dry or not may([f"{what} would be removed"]):
+        return {"image": wanted, "said": f"{what} {'would be' if is_dry else 'is not'} removed"}
     ask(datastore, s.RemoveShare(tree, wanted, ""))
     return {"image": wanted, "said": f"the share of image {wanted} is gone"}
