@@ -563,6 +563,13 @@ class ForeignImage(SemisharedError):
     remedy = "nothing was touched: look at that host and its records (`semishared doctor`), it says what is not so"
 
 
+class TooLarge(SemisharedError):
+    """Something that would be larger than what those who read it take; it was not written, and nothing was begun on."""
+
+    id = "SS181"
+    remedy = "nothing was changed: make what is named smaller, or do it in pieces"
+
+
 def catalogue() -> list[type[SemisharedError]]:
     """Return all error classes by id."""
     found: list[type[SemisharedError]] = [SemisharedError]

@@ -18,12 +18,12 @@ from typing import Iterator
 import pytest
 
 from semishared.errors import AnotherWriter, CommitRefused, JournalDamaged, NoSpace
-from semishared.model import layout_store
+from semishared.model import layout, layout_store
 from semishared.model.owner import Owner
-from semishared.store import dir_redo
+from semishared.store import dir_image, dir_journal, dir_redo
 from semishared.store.diffs import Diff
 from semishared.store.part import Part
-from semishared.tools import whole_pages
+from semishared.tools import qemu_img, run, whole_pages
 from store.benches import DirBench
 from store.cases import SIZE, MiB, nothing_left, of, ref
 from store.diff_cases import DISK, SEQ, VM, Lent, is_content, lent
@@ -224,6 +224,57 @@ def test_a_journal_that_is_not_whole_is_not_carried_out(bench: DirBench, tmp_pat
         with pytest.raises(JournalDamaged):
             ask()
     assert Path(it.image.source).read_bytes() == before
+
+
+OLD_MAP = """#!/bin/sh
+[ "$1" != map ] || { /usr/bin/qemu-img "$@" | sed 's/"present": [a-z]*, //'; exit; }
+exec /usr/bin/qemu-img "$@"
+"""
+"""What `qemu-img map` of QEMU before 6.1 says: that of now, without what it did not say."""
+
+
+@pytest.mark.fault(50, "a grown local disk of a persistent image is committed where qemu-img does not say what is present (before 6.1)")
+def test_commit_by_an_older_qemu(bench: DirBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    it = lent(bench, tmp_path).over(size=SIZE + 5 * MiB)
+    it.write("write -P 4 3074k 1k", "write -z 5M 64k")
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "qemu-img").write_text(OLD_MAP)
+    (old / "qemu-img").chmod(0o755)
+    monkeypatch.setattr(run, "environment", lambda keep=(): {**os.environ, "PATH": f"{old}:{os.environ['PATH']}"})
+    chain = qemu_img.chain(it.diff.layers, it.diff.base, "raw")
+    assert not any("present" in entry for entry in qemu_img.mapped(chain))
+    done = it.commit()
+    assert done.size == SIZE + 5 * MiB
+    is_content(bench, it, it.wanted(), done.generation)
+
+
+@pytest.mark.fault(41, "two commits in a row of scattered writes copy at most twice what the guest changed, beside where that goes")
+def test_scattered_writes_are_copied_twice_at_most(bench: DirBench, tmp_path: Path) -> None:
+    it = lent(bench, tmp_path)
+    it.commit()
+    for again in range(2):
+        it = it.over()
+        it.write(*(f"write -P {1 + again + at % 250} {at * 32}k 4k" for at in range(SIZE // (32 << 10))))
+        done = it.commit()
+        table = 2 * done.dirty // 4096 * dir_redo.RANGE.size  # where it goes: a line each, and one for what lies between
+        assert 0 < done.written <= 2 * done.dirty + table, "to the journal, and from there"
+
+
+@pytest.mark.fault(40, "a commit that is decided can be read and ended, however many extents its record names, and wherever they are")
+def test_a_decided_commit_can_be_read_however_much_it_touched(bench: DirBench, tmp_path: Path) -> None:
+    it = lent(bench, tmp_path)
+    stored, chance = dir_image.Stored(it.image.source), random.Random(7).randbytes(1_400_000)
+    touched = frozenset(8 * at + bit for at, byte in enumerate(chance) for bit in (byte & 7, byte >> 3 & 7))
+    claim = dir_journal.claim(stored)
+    assert claim
+    with dir_journal.settled(stored), dir_journal.draft(stored) as directory:
+        dir_journal.decide(stored, directory, claim.size, "", claim._replace(touched=touched), None)
+        with dir_image.side(stored) as side:
+            assert os.stat(layout_store.journal(layout_store.commit(side))).st_size > layout.JSON_BYTES
+    dir_journal.settle(stored)
+    after = dir_journal.claim(stored)
+    assert after and after.touched == touched
 
 
 @pytest.mark.parametrize("size", [8, 25])

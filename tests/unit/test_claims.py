@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semishared.errors import CommitRefused, NotOwner, SemisharedError, StaleDiff, UnknownClaim
+from semishared.errors import CommitRefused, NotOwner, SemisharedError, StaleDiff, TooLarge, UnknownClaim
 from semishared.model.owner import Owner
 from semishared.store import claims
 from semishared.store.claims import Claim
@@ -91,3 +92,14 @@ def test_a_new_diff_of_the_same_disk_begins_anew() -> None:
 def test_who_gives_up_a_claim(own: dict[str, Any], gives_up: bool) -> None:
     assert claims.is_of(CLAIM, OWNER._replace(**own)) is gives_up
     assert not claims.is_of(None, OWNER)
+
+
+@pytest.mark.fault(40, "a record of the largest set of extents, touched anywhere, is read again, and of a larger one none is written")
+def test_what_is_written_of_an_image_can_be_read() -> None:
+    largest = frozenset(8 * at + (byte & 7) for at, byte in enumerate(random.Random(7).randbytes(claims.MOST)))
+    claim = CLAIM._replace(touched=largest)
+    text = json.dumps(claim.to_data())
+    assert len(text) < claims.LIMIT
+    assert claims.parse("/store/image", text).touched == largest
+    with pytest.raises(TooLarge):
+        CLAIM._replace(touched=frozenset({8 * claims.MOST})).to_data()

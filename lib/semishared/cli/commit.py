@@ -110,8 +110,8 @@ def of_vm(
             at = DiskPlace(VmPlace(machine, vm_dir, vm.id), layout.disk_name(known.disk), known.disk)
             if as_new_image and failed:
                 # OpenNebula saves no disk of such a VM, and ends the VM only if its disk is committed or goes with it.
-                at = s.DiskRef(vm.id, known.disk, vm_dir)
-                yield known.disk, _rescued(machine, vm, at, known, vm.disk(known.disk).size, as_new_image)
+                whole = s.DiskRef(vm.id, known.disk, vm_dir)
+                yield known.disk, _rescued(machine, vm, whole, known, vm.disk(known.disk).size, as_new_image)
             elif as_new_image:
                 yield known.disk, _told(shlex.join(["onevm", "disk-saveas", str(vm.id), str(known.disk), as_new_image]))
             else:

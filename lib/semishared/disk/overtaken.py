@@ -65,7 +65,7 @@ def _images(vm: int, directory: str, acquired: Mapping[tuple[int, int], ImageRef
 def _image(directory: str, number: int) -> ImageRef | None:
     try:
         with open(layout.record(directory, number), "rb") as file:
-            return Record.parse(number, file.read(65536)).image
+            return Record.parse(number, file.read(layout.JSON_BYTES)).image
     except (OSError, BadRecord):
         return None  # whoever works on that disk says so
 

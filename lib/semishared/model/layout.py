@@ -21,6 +21,8 @@ from ..named import NamedTuple
 DELTAS = "deltas.json"
 SIDE = ".semishared"
 """What is ours, in a directory that is not."""
+JSON_BYTES = 1 << 20
+"""Of a record, a note or a label, at most, whether it is read or written."""
 
 
 def is_number(name: str) -> bool:

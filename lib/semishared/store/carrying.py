@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Callable, Iterator, Optional
 
-from ..errors import CommitRefused, NoSpace
+from ..errors import CommitRefused, NoSpace, TooLarge
 from ..tools import files
 from ..tools.extents import Manifest
 from . import writers
-from .change import Change
+from .change import LAST_LIMIT, Change
 from .claims import Claim
 from .diffs import Committed, Diff
 
@@ -60,8 +60,8 @@ def remember(diff: Diff, change: Change, manifest: Optional[Manifest]) -> None:
     try:
         files.remove_staged(*os.path.split(diff.last))
         if manifest:
-            files.write_json(diff.last, {"manifest": manifest.text().decode(), "ranges": ranges})
+            files.write_json(diff.last, {"manifest": manifest.text().decode(), "ranges": ranges}, LAST_LIMIT)
             return
-    except (OSError, NoSpace):
+    except (OSError, NoSpace, TooLarge):
         pass
     files.unlink(diff.last)

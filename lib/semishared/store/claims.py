@@ -13,14 +13,15 @@ import json
 import zlib
 from typing import FrozenSet, Iterable, Optional, Tuple
 
-from ..errors import CommitRefused, NotOwner, StaleDiff, UnknownClaim
+from ..errors import CommitRefused, NotOwner, StaleDiff, TooLarge, UnknownClaim
 from ..model.owner import Owner
 from ..named import NamedTuple
+from ..tools.extents import EXTENT
 
 MOST = 2 << 20
 """Bytes of the unpacked set of extents: of 64 TiB."""
 LIMIT = 4 << 20
-"""Bytes of a record."""
+"""Bytes of a record, for who writes it and for who reads it: more than the largest set takes, however it was written to."""
 
 
 class Claim(NamedTuple):
@@ -70,6 +71,9 @@ def parse(shown: str, text: "bytes | str") -> Claim:
 
 def _packed(numbers: Iterable[int]) -> str:
     bits = bytearray()
+    largest = max(numbers := list(numbers), default=0)
+    if largest // 8 >= MOST:
+        raise TooLarge(f"the record of an image holds {MOST * 8} extents of {EXTENT} bytes, and number {largest} was written to")
     for number in numbers:
         if number // 8 >= len(bits):
             bits.extend(bytes(number // 8 + 1 - len(bits)))

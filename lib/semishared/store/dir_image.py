@@ -229,7 +229,8 @@ def publish_generation(stored: Stored, found: extents.Manifest, seen: Seen) -> N
     """Make `found` the image's current generation, if the image still is as `seen`."""
     text = found.text()
     with _made(stored) as path:
-        files.write(layout_store.manifest(path), text)
+        if len(text) <= extents.MANIFEST_LIMIT:
+            files.write(layout_store.manifest(path), text)
         files.write_json(
             layout_store.generation(path), {"generation": extents.generation_of(text), "format": found.format, **seen._asdict()}
         )

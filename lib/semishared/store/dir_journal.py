@@ -33,6 +33,8 @@ from .claims import Claim
 from .dir_image import Seen, Stored
 
 VERSION = 2
+LIMIT = claims.LIMIT + 4096
+"""Bytes of journal.json, for who writes it and for who reads it: the record of the image is in it."""
 BEFORE = 1
 """Its journals do not say which claim they belong to."""
 
@@ -114,7 +116,7 @@ def write_claim(stored: Stored, found: Claim | None) -> None:
     """Write the record of the image, or remove it; the caller has the lock."""
     with dir_image.side(stored, make=True) as side:
         if found:
-            files.write_json(layout_store.owner(side), found.to_data())
+            files.write_json(layout_store.owner(side), found.to_data(), claims.LIMIT)
         elif files.unlink(layout_store.owner(side)):
             files.fsync(side)
     point("claim written")
@@ -142,9 +144,10 @@ def decide(stored: Stored, directory: str, it: Decided, manifest: extents.Manife
     del said["after"]
     lost = f"{stored.source}: another machine has taken its lock from {os.uname().nodename}, which was cut off"
     try:
-        if manifest:
-            files.write(layout_store.manifest(directory), manifest.text())
-        files.write_json(layout_store.journal(directory), said)
+        text = manifest.text() if manifest else b""
+        if 0 < len(text) <= extents.MANIFEST_LIMIT:
+            files.write(layout_store.manifest(directory), text)
+        files.write_json(layout_store.journal(directory), said, LIMIT)
         point("commit written")
         with dir_image.side(stored) as side:
             # By its name: what was thrown away is not there.
@@ -195,7 +198,7 @@ def end(stored: Stored, fd: int, *, trusted: bool = False) -> bool:
 
 def _read(directory: str) -> Decided:
     """Return what a journal says; raise JournalDamaged."""
-    said = files.hint(layout_store.journal(directory))  # one that says nothing is damaged
+    said = files.hint(layout_store.journal(directory), LIMIT)  # one that says nothing is damaged
     after, size, digest, session = Claim.from_data(said.get("claim")), said.get("size"), said.get("digest"), said.get("session", "")
     version = VERSION if session else BEFORE
     if said.get("version") != version or after is None or type(size) is not int or not isinstance(digest, str) or type(session) is not str:

@@ -20,6 +20,8 @@ from ..tools import beneath, files
 
 BELOW = layout_store.side(layout_store.MARKER)
 VERSION = 1
+LIMIT = 4096
+"""Bytes, for who writes it and for who reads it."""
 
 
 class Said(NamedTuple):
@@ -52,7 +54,7 @@ def said(store_dir: str) -> Said:
     except OSError as e:
         raise StoreUnavailable(f"{path} on {node}: {e.strerror}") from None
     try:
-        text = os.read(fd, 4096)
+        text = os.read(fd, LIMIT)
     except OSError as e:
         raise StoreUnavailable(f"{path} on {node}: {e.strerror}") from None
     finally:
@@ -83,7 +85,7 @@ def write(store_dir: str, store: str, cloud: str = "") -> None:
     """Mark `store_dir` as the store with the id `store`, of `cloud`; what is made belongs to whoever has the directory."""
     made = not os.path.isdir(f"{store_dir}/{layout_store.side()}")
     with beneath.directory(store_dir, layout_store.side(), make=True) as side:
-        files.write_json(f"{side}/{layout_store.MARKER}", {"version": VERSION, "id": store, **({"cloud": cloud} if cloud else {})})
+        files.write_json(f"{side}/{layout_store.MARKER}", {"version": VERSION, "id": store, **({"cloud": cloud} if cloud else {})}, LIMIT)
         if os.geteuid() == 0:
             owner = os.stat(store_dir)
             if made:

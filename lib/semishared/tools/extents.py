@@ -35,7 +35,7 @@ DIGEST = 32
 """Bytes of a hash."""
 HEADER = "semishared-manifest 1"
 MANIFEST_LIMIT = 256 << 20
-"""Bytes of the text of a manifest, whoever has it: of some 14 TiB of data."""
+"""Bytes of the text of a manifest, whoever has it: of some 14 TiB of data. What is longer is not kept, nor sent."""
 PAGE = 4096
 PEEK = 16
 _ZERO = bytes(EXTENT)

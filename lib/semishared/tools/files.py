@@ -11,13 +11,11 @@ import time
 from contextlib import contextmanager
 from typing import Iterator
 
-from ..errors import BadRecord, NoSpace, ToolFailed, UnexpectedLink
+from ..errors import BadRecord, NoSpace, TooLarge, ToolFailed, UnexpectedLink
 from ..model import layout
 from . import crash_points
 from .crash_points import point
 
-JSON_BYTES = 1 << 20
-"""Of a record, a note or a label, at most."""
 WINDOW = 16 << 20
 """Bytes that are written out between two signs of progress."""
 
@@ -154,18 +152,21 @@ def set_mode(path: str, mode: int) -> None:
         os.close(fd)
 
 
-def write_json(path: str, data: object) -> None:
-    """Write `data` as JSON, wholly or not at all."""
-    write(path, json.dumps(data, sort_keys=True).encode() + b"\n")
+def write_json(path: str, data: object, limit: int = layout.JSON_BYTES) -> None:
+    """Write `data` as JSON, wholly or not at all; raise TooLarge for more than its readers take: what nobody can read is not written."""
+    text = json.dumps(data, sort_keys=True).encode() + b"\n"
+    if len(text) > limit:
+        raise TooLarge(f"{path} on {os.uname().nodename} would have {len(text)} bytes, and what reads it takes {limit}")
+    write(path, text)
 
 
-def read_json(path: str) -> dict[str, object] | None:
+def read_json(path: str, limit: int = layout.JSON_BYTES) -> dict[str, object] | None:
     """Return the JSON object in a small file, None if there is no such file; raise BadRecord if it cannot be read, or holds none.
 
     Only ENOENT is absence: what a file that is cut, or on a disk with errors, said is not known, and nothing may be removed by that.
     """
     try:
-        data = json.loads(read(path, JSON_BYTES))
+        data = json.loads(read(path, limit))
     except FileNotFoundError:
         return None
     except OSError as e:
@@ -179,10 +180,10 @@ def read_json(path: str) -> dict[str, object] | None:
     return data
 
 
-def hint(path: str) -> dict[str, object]:
+def hint(path: str, limit: int = layout.JSON_BYTES) -> dict[str, object]:
     """Return the JSON object in a small file that only makes something quicker; {} if it is not there, or damaged."""
     try:
-        return read_json(path) or {}
+        return read_json(path, limit) or {}
     except BadRecord:
         return {}
 

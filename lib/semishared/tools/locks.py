@@ -15,13 +15,15 @@ import time
 from contextlib import contextmanager
 from typing import IO, Any, Iterator
 
-from ..errors import ToolTimeout, UnexpectedFile
+from ..errors import TooLarge, ToolTimeout, UnexpectedFile
 from . import beneath, progress
 
 LIMIT_S = 2 * 86400.0
 """Limit of waiting for who stages an image: it works, or it has come to its own limit (standstill.py)."""
 VM_LIMIT_S = 1800.0
 """Limit of waiting for a VM: its holder may be removing a directory of large disks."""
+LONGEST_NOTE = 1 << 16
+"""Characters of what is noted in a lock file."""
 
 
 def attempt(path: str) -> IO[str] | None:
@@ -54,7 +56,7 @@ def noted(file: IO[str]) -> dict[str, Any]:
     """Return the JSON object that a lock file holds, {} if it holds none."""
     file.seek(0)
     try:
-        data = json.loads(file.read(1 << 16) or "{}")
+        data = json.loads(file.read(LONGEST_NOTE) or "{}")
     except ValueError:
         return {}
     return data if isinstance(data, dict) else {}
@@ -63,6 +65,8 @@ def noted(file: IO[str]) -> dict[str, Any]:
 def note(file: IO[str], data: dict[str, Any]) -> None:
     """Write a JSON object into a lock file, never shorter than it was: who reads without the lock finds one state or the other."""
     text = json.dumps(data)
+    if len(text) > LONGEST_NOTE:
+        raise TooLarge(f"{file.name} would have {len(text)} bytes, and what reads it takes {LONGEST_NOTE}")
     os.pwrite(file.fileno(), text.ljust(os.fstat(file.fileno()).st_size).encode(), 0)
 
 

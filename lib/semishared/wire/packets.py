@@ -20,7 +20,7 @@ import os
 import struct
 from typing import TYPE_CHECKING, Iterator, Sequence
 
-from ..errors import BadArguments, TransferCorrupt
+from ..errors import BadArguments, TooLarge, TransferCorrupt
 from ..named import NamedTuple
 from ..tools import compress, extents
 from ..tools.compress import Bytes
@@ -106,6 +106,8 @@ class Sealer:
         if len(payload) >= len(plain):
             name, payload = compress.NONE, plain
         sizes = (len(table), len(plain), len(payload))
+        if len(plain) > MOST[kind] or len(table) > _MOST_TABLE:
+            raise TooLarge(f"a packet of {len(plain)} bytes, and who receives it takes {MOST[kind]}")
         head = _HEAD.pack(_MAGIC, self._session.id, self._number, kind, compress.NUMBERS[name], *sizes)
         self._number += 1
         return [head, self._session.mac(head, table, payload), table, payload]
