@@ -23,7 +23,9 @@ class SemisharedError(Exception):
 
     def line(self) -> str:
         """Return the one line a user sees."""
-        detail = self.detail if len(self.detail) <= LONGEST_DETAIL else f"{self.detail[:LONGEST_DETAIL]} ..."
+        # The reason is at the beginning, or at the end: what a traceback, or ssh behind a banner, says last.
+        half = LONGEST_DETAIL // 2
+        detail = self.detail if len(self.detail) <= LONGEST_DETAIL else f"{self.detail[:half]} ... {self.detail[-half:]}"
         return f"{detail}; {self.remedy} [{self.id}]"
 
 

@@ -55,6 +55,15 @@ def test_failure_says_command_code_and_stderr() -> None:
     assert "sh -c 'echo it broke" in caught.value.detail
 
 
+@pytest.mark.fault(50, "of much that a program says the first words and the last are in its error, and in the user's line")
+@pytest.mark.parametrize("said", ["echo THE REASON; seq 2000", "seq 2000; echo THE REASON"])
+def test_neither_a_first_nor_a_last_reason_is_lost(said: str) -> None:
+    with pytest.raises(ToolFailed) as caught:
+        run(["sh", "-c", f"({said}) >&2; exit 7"])
+    assert caught.value.detail.count("THE REASON") == 2 and caught.value.line().count("THE REASON") == 2, "once in the command"
+    assert len(caught.value.line()) < 2000
+
+
 def test_permitted_exit_codes_are_no_failure() -> None:
     assert run(["sh", "-c", "echo x; exit 1"], ok=(0, 1)) == "x\n"
 

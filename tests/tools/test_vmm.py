@@ -711,3 +711,10 @@ def test_a_rehearsal_is_refused_as_the_action_would_be(host: Host) -> None:
     done = subprocess.run(words, input=host.domain, capture_output=True, cwd="/", env={"PATH": os.environ["PATH"]}, check=False)
     assert done.returncode == 1 and done.stdout == b""
     assert done.stderr.decode().rstrip("\n") == host.refuses("deploy", *argv, stdin=host.domain)
+
+
+@pytest.mark.fault(50, "libvirt is told what the daemon can do, whoever it asks as, before it has a share to name")
+@pytest.mark.parametrize("name", ["virtiofsd", "virtiofsd_read_only"])
+def test_the_daemon_says_what_it_can_do(name: str) -> None:
+    done = subprocess.run([ROOT / "vmm" / name, "--print-capabilities"], capture_output=True, check=False, timeout=60)
+    assert (done.returncode, json.loads(done.stdout)["type"]) == (0, "fs"), done.stderr

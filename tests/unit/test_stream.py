@@ -7,14 +7,15 @@ import os
 import socket
 import threading
 import time
-from typing import Iterator, Union
+from typing import Any, Callable, Iterator, Union
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semishared.errors import HostFailed
-from semishared.wire.messages import LONGEST_LINE, Reader, Silence, Writer
+from semishared.errors import HostFailed, TooLarge
+from semishared.wire import messages as messages_module
+from semishared.wire.messages import LONGEST_GREETING, LONGEST_LINE, Reader, Silence, Writer
 
 
 class Pipe:
@@ -33,6 +34,10 @@ class Pipe:
             except OSError:
                 pass  # the test has seen enough and closed
 
+        threading.Thread(target=speak, daemon=True).start()
+
+    def say_all(self, speak: Callable[[], object]) -> None:
+        """Let the writer say more than the pipe holds."""
         threading.Thread(target=speak, daemon=True).start()
 
     def close(self) -> None:
@@ -156,6 +161,97 @@ def test_what_is_no_message_is_a_failed_host(pipe: Pipe, said: bytes) -> None:
     pipe.say(said)
     with pytest.raises(HostFailed):
         pipe.reader.read(60)
+
+
+@pytest.mark.fault(50, "a login shell that greets is passed over, with or without a last newline, however our first line begins")
+@pytest.mark.parametrize("greeting", [b"Welcome to host h1!\n", b"one\n\n{}\n[1]\n\xff\n", b"without an end", b"x" * 60_000 + b"\n"])
+@pytest.mark.parametrize("first", [b'{"event": "done"}\n', b'{"data": 3}\nabc', b'{"piece": 7, "more": false}\n{"a":1}'])
+def test_what_a_login_shell_says_is_passed_over(greeting: bytes, first: bytes) -> None:
+    pipe = Pipe()
+    reader = Reader(pipe.right.fileno(), greets=True)
+    pipe.say(greeting + first)
+    assert reader.read(20) in ({"event": "done"}, b"abc", {"a": 1})
+    assert bytes(reader.greeting).replace(b"\n", b"") == greeting.replace(b"\n", b"")
+    assert reader.read(20) is None
+    pipe.close()
+
+
+def test_an_endless_greeting_is_given_up_and_a_host_that_only_greets_ends() -> None:
+    for said, error in ((b"x\n" * (LONGEST_GREETING + 10), True), (b"Welcome\nfriend", False)):
+        pipe = Pipe()
+        reader = Reader(pipe.right.fileno(), greets=True)
+        pipe.say(said)
+        if error:
+            with pytest.raises(HostFailed, match="login shell"):
+                reader.read(20)
+        else:
+            assert reader.read(20) is None and reader.greeting == b"Welcomefriend"
+        pipe.close()
+
+
+def test_after_its_first_line_a_host_does_not_greet() -> None:
+    pipe = Pipe()
+    reader = Reader(pipe.right.fileno(), greets=True)
+    pipe.say(b'hi\n{"event": "alive"}\nhi\n')
+    assert reader.read(20) == {"event": "alive"}
+    with pytest.raises(HostFailed):
+        reader.read(20)
+    pipe.close()
+
+
+@pytest.mark.fault(40, "a list of 12,000 images, 2,000 VMs, 100,000 extents arrives, with names of 255 and paths of 4,096 bytes")
+@pytest.mark.parametrize(
+    "row",
+    [("i" * 255, 12_000), ({"vm": 7, "disks": [{"path": "/" + "p" * 4095}] * 4}, 2000), ([4096, 8192], 100_000)],
+    ids=["images", "VMs", "extents"],
+)
+def test_long_lists_travel(pipe: Pipe, row: tuple[object, int]) -> None:
+    rows = [row[0]] * row[1]
+    pipe.say_all(lambda: (pipe.writer.send(results=rows), pipe.writer.send_data(b"abc"), pipe.writer.send(event="alive")))
+    place = bytearray(10)
+    assert pipe.reader.read_into(lambda: memoryview(place), 60) == {"results": rows}
+    assert [pipe.reader.read(60) for _ in range(2)] == [b"abc", {"event": "alive"}]
+
+
+@pytest.mark.fault(40, "a message that its reader would not take is refused by who writes it, before a byte of it")
+def test_what_would_not_be_read_is_not_written(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages_module, "LONGEST_MESSAGE", 5 << 20)
+    with pytest.raises(TooLarge):
+        pipe.writer.send(text="x" * (5 << 20))
+    pipe.say_all(lambda: pipe.writer.send(text="x" * ((5 << 20) - 12)))
+    message = pipe.reader.read(60)
+    assert isinstance(message, dict) and len(str(message["text"])) == (5 << 20) - 12
+
+
+def test_more_pieces_than_a_message_may_have_are_given_up(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages_module, "LONGEST_MESSAGE", 100_000)
+    pipe.say(b'{"piece": 60000, "more": true}\n' + b"x" * 60_000 + b'{"piece": 60000, "more": true}\n' + b"x" * 60_000)
+    with pytest.raises(HostFailed, match="too long"):
+        pipe.reader.read(20)
+
+
+@pytest.mark.fault(41, "what has come is copied twice at most, however many lines it is")
+def test_short_lines_are_not_copied_again_and_again(pipe: Pipe) -> None:
+    lines = 20_000
+
+    class Counted(bytearray):
+        copied = 0
+
+        def partition(self, *words: Any) -> Any:
+            type(self).copied += len(self)
+            return super().partition(*words)
+
+        def __getitem__(self, at: Any) -> Any:
+            found = super().__getitem__(at)
+            type(self).copied += len(found) if isinstance(at, slice) else 0
+            return found
+
+    pipe.reader._buffer = Counted(b'{"a": 1}\n' * lines)
+    for _ in range(lines):
+        if not isinstance(pipe.reader._buffer, Counted):
+            pipe.reader._buffer = Counted(pipe.reader._buffer)
+        assert pipe.reader.read(20) == {"a": 1}
+    assert Counted.copied <= 2 * len(b'{"a": 1}\n') * lines
 
 
 def test_an_endless_line_is_given_up_before_memory_is(pipe: Pipe) -> None:

@@ -20,7 +20,7 @@ import time
 
 from ..base import hung
 from ..disk import epochs, records
-from ..errors import HostFailed, HostOutdated, SemisharedError, ToolTimeout
+from ..errors import HostFailed, HostOutdated, SemisharedError, TooLarge, ToolTimeout
 from ..guest import job_lock
 from ..tools import progress, standstill
 from ..tools.beneath import readable
@@ -61,7 +61,10 @@ class Host:
             except OSError as e:
                 answer = {"event": "error", "id": "SS012", "detail": f"on {os.uname().nodename}: {readable(str(e))}"}
             self._busy = False
-            self._writer.send(**answer)
+            try:
+                self._writer.send(**answer)
+            except TooLarge as e:
+                self._writer.send(event="error", id=e.id, detail=f"on {os.uname().nodename}: {e.detail}")
             if isinstance(message["plan"], dict) and message["plan"].get("last") is True:
                 return 0
 

@@ -22,7 +22,7 @@ from ..errors import (
 from ..named import NamedTuple
 from ..tools import inspection
 from ..tools.crash_points import point
-from ..tools.run import SILENT_S, stream
+from ..tools.run import SILENT_S, run, stream
 from ..units import amount
 from . import private_copy
 from .private_copy import Bound, Kept
@@ -121,6 +121,16 @@ def checksum(path: str, kind: str) -> str:
     return digest.hexdigest()
 
 
+def refuse_greeting(destination: str) -> None:
+    """Raise SourceUnavailable where a login shell says something: that would be put before the first byte of an image."""
+    try:
+        said = run([*SSH, destination, "true"])
+    except ToolFailed as e:
+        raise SourceUnavailable(f"{destination}: {e.detail}") from None
+    if said:
+        raise SourceUnavailable(f"the login shell of {destination} writes to stdout (.bashrc, ~/.ssh/rc): {said[:200]!r}")
+
+
 def fetch(source: Source, target: str, bound: Bound, least_rate: float, window_s: float) -> Kept:
     """Download a URL to the file `target`; by OpenNebula's downloader where it is installed, else by curl or ssh.
 
@@ -128,6 +138,8 @@ def fetch(source: Source, target: str, bound: Bound, least_rate: float, window_s
     seconds. A repository of backups may be silent for long: there it is only asked that something comes.
     """
     source.check_url()
+    if source.ssh:
+        refuse_greeting(source.ssh[0])
     if os.path.exists(DOWNLOADER):
         limit = ["--limit", source.limit_rate] if source.limit_rate else []
         argv = [os.path.normpath(DOWNLOADER), "--nodecomp", *limit, source.path, "-"]

@@ -16,7 +16,7 @@ from ..errors import NotSupported, SourceUnavailable, ToolFailed
 from ..tools import inspection
 from ..tools.run import piped, run
 from . import private_copy
-from .source import HEAD, SSH, Source, unpacked_size
+from .source import HEAD, SSH, Source, refuse_greeting, unpacked_size
 from .unpack import Spoiled, Work, decompressor, unpacked
 
 
@@ -84,6 +84,7 @@ def _first_bytes(url: str) -> tuple[bytes, int | None]:
 
 def _first_bytes_by_ssh(destination: str, path: str) -> tuple[bytes, int | None]:
     """Return how a file on another machine begins, and its length."""
+    refuse_greeting(destination)
     try:
         with piped([*SSH, destination, f"head -c {HEAD} -- '{path}'"], feed=False) as stream:
             head = stream.read()

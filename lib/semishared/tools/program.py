@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Callable, Iterator
 
 from . import ready
-from .run import failure, memory, read_back, start_piped
+from .run import failure, memory, read_back, read_ends, start_piped
 
 
 class Program:
@@ -44,7 +44,7 @@ class Program:
                 continue
             except BrokenPipeError:
                 self.wait(5)
-                raise failure(["program"], self.code or 0, read_back(self._err, 1000)) from None
+                raise failure(["program"], self.code or 0, read_ends(self._err)) from None
             since = time.monotonic()
 
     def end_of_input(self) -> None:

@@ -27,6 +27,8 @@ QUICK_S = 120
 """Limit of what reads or writes metadata only."""
 SILENT_S = 600
 """Limit of silence of what produces data: a repository may have to merge a chain of increments first."""
+FIRST, LAST = 500, 900
+"""Bytes of what a program has said on stderr that are looked at: together less than a detail may have (errors.py)."""
 kept: list[int] = []
 """Files that what we run keeps open too: a lock is free when the last of us is gone (guest/job_lock.py)."""
 
@@ -134,7 +136,7 @@ def _run(
         with progress.waiting():
             code = wait(_start(argv, subprocess.DEVNULL if stdin is None else stdin, out, err, cwd, keep))
         stdout = read_back(out)
-        stderr = read_back(err, 1000)
+        stderr = read_ends(err)
     if code not in ok:
         raise failure(argv, code, stderr)
     return stdout.decode("utf-8", "replace")
@@ -179,6 +181,17 @@ def memory() -> Iterator[int]:
         os.close(fd)
 
 
+def read_ends(fd: int) -> bytes:
+    """Return what was written to a memory file, of something long its beginning and its end.
+
+    Some programs say the reason first, others, and ssh behind a banner, last.
+    """
+    size = os.fstat(fd).st_size
+    if size <= FIRST + LAST:
+        return read_back(fd)
+    return os.pread(fd, FIRST, 0) + b" ... " + read_back(fd, LAST)
+
+
 def read_back(fd: int, last: int = 0) -> bytes:
     """Return what was written to a memory file, or only its `last` bytes."""
     size = os.fstat(fd).st_size
@@ -218,7 +231,7 @@ def stream(argv: list[str], *, stdin: bytes = b"", silence_s: float = SILENT_S) 
                 os.killpg(process.pid, signal.SIGKILL)
                 raise
         if code:
-            raise failure(argv[:1], code, read_back(err, 1000))
+            raise failure(argv[:1], code, read_ends(err))
 
 
 @contextmanager
@@ -247,7 +260,7 @@ def piped(argv: list[str], *, feed: bool) -> Iterator[IO[bytes]]:
         with progress.waiting():
             code = _worked(process, argv)
         if code:
-            raise failure(argv, code, read_back(err, 1000))
+            raise failure(argv, code, read_ends(err))
 
 
 def filtered(argv: list[str], data: bytes | memoryview, *, timeout_s: float = QUICK_S) -> bytes:
@@ -261,7 +274,7 @@ def filtered(argv: list[str], data: bytes | memoryview, *, timeout_s: float = QU
         if code is None:
             raise ToolTimeout(f"{argv[0]} did not end within {timeout_s:.0f} s")
         if code:
-            raise failure(argv, code, read_back(err, 1000))
+            raise failure(argv, code, read_ends(err))
         return read_back(out)
 
 

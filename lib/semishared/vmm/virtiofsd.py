@@ -35,6 +35,8 @@ CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_SLAVE, MS_RELATIME = 1, 32, 4096, 16384, 1 << 19, 1 << 21
 KEPT = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME
 """Flags of a mount that have the same number for statvfs(2) and mount(2), and that a user namespace cannot take off."""
+CAPABILITIES = "--print-capabilities"
+"""What libvirt asks (from 11 on, before it starts any) as whoever it likes; no share is named, and what the daemon can do is what we can."""
 OPEN_FILES = 1000000
 """What QEMU's virtiofsd wants, and cannot take itself where it is not really root."""
 
@@ -50,6 +52,8 @@ def run(argv: Sequence[str], read_only: bool) -> int:
 
 def become(argv: Sequence[str], read_only: bool) -> NoReturn:
     """Become the daemon; raise ShareRefused, BadArguments, ToolMissing, ToolFailed, OSError."""
+    if list(argv) == [CAPABILITIES]:
+        os.execv(program := daemon(), [program, CAPABILITIES])
     if os.geteuid() != 0:
         raise ShareRefused(f"libvirt starts virtiofsd as user {os.geteuid()}, who cannot let a guest's users be those of an owner")
     source = source_of(argv)

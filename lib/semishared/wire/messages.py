@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages between front-end and host: JSON lines, and bytes announced by one ({"data": N}, then N bytes).
 
+A JSON object that is longer than a line may be comes in pieces: {"piece": N, "more": true or false}, then N bytes of its text, and again.
+
 Every plan carries RELEASE, and a host that has another one refuses it (HostOutdated): what steps and answers mean is agreed
 on nowhere but in the package itself, so both ends must have the very same.
 """
@@ -14,7 +16,7 @@ import time
 from typing import Callable, Optional, Union
 
 from .. import VERSION
-from ..errors import HostFailed
+from ..errors import HostFailed, TooLarge
 from ..tools import ready
 
 BUILD = "BUILD"
@@ -24,6 +26,13 @@ Message = Union[dict[str, object], bytes, None]
 Part = Union[dict[str, object], memoryview, None]
 """The same, where data is read into its place: what has come of a chunk."""
 LONGEST_LINE = 4 << 20
+"""Bytes of a line, of a chunk of data, and of a piece of what is longer, for who writes it and for who reads it."""
+LONGEST_MESSAGE = 64 << 20
+"""Bytes of a JSON object, for who writes it and for who reads it: what 100,000 images or VMs take."""
+LONGEST_GREETING = 64 << 10
+"""Bytes of what a login shell says before our host side is started."""
+OURS = (b'{"event": ', b'{"data": ', b'{"piece": ')
+"""How the first line of a host side begins, of whichever version."""
 MUCH, LITTLE = 1 << 20, 4096
 """Bytes that are read at once; little where data is read into its place: what comes with a line has to be copied there."""
 
@@ -48,9 +57,15 @@ class Silence(Exception):
 class Reader:
     """Read messages from a file descriptor."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, greets: bool = False) -> None:
         self._fd = fd
+        self._greets = greets
+        """Whether what comes first may be a login shell's, of ssh: `echo` in .bashrc, or in ~/.ssh/rc."""
+        self.greeting = bytearray()
+        """What it has said."""
         self._buffer = bytearray()
+        self._pieces = bytearray()
+        self._is_piece = self._has_more = False
         self._awaited = -1
         """Size of the chunk that was announced, -1 if none was: a read that was given up is gone on with by the next."""
 
@@ -68,12 +83,21 @@ class Reader:
 
     def read(self, timeout_s: float | None = None) -> Message:
         """Return the next message; raise Silence after `timeout_s` seconds without one, HostFailed if it is garbled."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        if self._awaited < 0:
-            message = self._line(deadline, MUCH)
+        while True:
+            deadline = None if timeout_s is None else time.monotonic() + timeout_s
             if self._awaited < 0:
-                return message
-        return self._chunk(deadline)
+                message = self._line(deadline, MUCH)
+                if self._awaited < 0:
+                    return message
+            data = self._chunk(deadline)
+            if not self._is_piece:
+                return data
+            self._pieces += data
+            if len(self._pieces) > LONGEST_MESSAGE:
+                raise HostFailed("a message is too long")
+            if not self._has_more:
+                text, self._pieces, self._is_piece = self._pieces, bytearray(), False
+                return self._parsed(text)
 
     def read_into(self, room: Callable[[], memoryview], timeout_s: float | None = None) -> Part:
         """As `read`, but what comes of a chunk is written at once where `room` says: return as much of that as was written."""
@@ -82,6 +106,10 @@ class Reader:
             message = self._line(deadline, LITTLE)
             if self._awaited < 0:
                 return message
+        if self._is_piece:
+            message = self.read(timeout_s)
+            assert not isinstance(message, bytes)
+            return message
         place = room()[: self._awaited]
         count = min(len(place), len(self._buffer))
         if count:
@@ -97,26 +125,49 @@ class Reader:
 
     def _line(self, deadline: float | None, most: int) -> dict[str, object] | None:
         """Return the next JSON object, None at the end of the stream; note how much data it announces."""
-        while b"\n" not in self._buffer:
-            if len(self._buffer) > LONGEST_LINE:
+        line = self._raw_line(deadline, most)
+        while line is not None and self._greets:
+            at = min((line.find(ours) for ours in OURS if ours in line), default=-1)
+            self.greeting += line if at < 0 else line[:at]
+            if len(self.greeting) > LONGEST_GREETING:
+                raise HostFailed(f"the login shell there writes to stdout: {bytes(self.greeting[:200])!r}")
+            self._greets = at < 0
+            line = self._raw_line(deadline, most) if self._greets else line[at:]
+        if line is None:
+            return None
+        message = self._parsed(line)
+        if "data" in message or "piece" in message:
+            self._is_piece = "piece" in message
+            size, self._has_more = message["piece" if self._is_piece else "data"], message.get("more") is True
+            if type(size) is not int or not 0 <= size <= LONGEST_LINE:
+                raise HostFailed("a chunk of data has no sensible size")
+            self._awaited = size
+        return message
+
+    def _raw_line(self, deadline: float | None, most: int) -> bytes | None:
+        """Return the next line, None at the end of the stream."""
+        seen = 0
+        while (end := self._buffer.find(b"\n", seen)) < 0:
+            seen = len(self._buffer)
+            if seen > LONGEST_LINE:
                 raise HostFailed("a message is too long")
             if not self._fill(deadline, most):
-                if self._buffer:
+                if self._buffer and not self._greets:
                     raise HostFailed(f"not a message: {bytes(self._buffer[:200])!r}")
+                self.greeting += self._buffer[:LONGEST_GREETING]
                 return None
-        line, _, rest = self._buffer.partition(b"\n")
-        self._buffer = rest
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        return line
+
+    @staticmethod
+    def _parsed(text: bytes | bytearray) -> dict[str, object]:
         try:
-            message = json.loads(line)
+            message = json.loads(text)
         except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
-            raise HostFailed(f"not a message: {bytes(line[:200])!r}")
-        if "data" in message:
-            size = message["data"]
-            if not isinstance(size, int) or not 0 <= size <= LONGEST_LINE:
-                raise HostFailed("a chunk of data has no sensible size")
-            self._awaited = size
+            raise HostFailed(f"not a message: {bytes(text[:200])!r}")
         return message
 
     def _chunk(self, deadline: float | None) -> bytes:
@@ -162,12 +213,22 @@ class Writer:
         self._fd = -1
 
     def send(self, **message: object) -> None:
-        """Send a JSON object; OSError (EBADF) after `end`."""
+        """Send a JSON object; OSError (EBADF) after `end`, TooLarge before anything is sent."""
+        text = json.dumps(message).encode()
+        if len(text) > LONGEST_MESSAGE:
+            raise TooLarge(f"a message of {len(text)} bytes, and who reads it takes {LONGEST_MESSAGE}")
         with self._lock:
-            self._write(json.dumps(message).encode() + b"\n")
+            if len(text) <= LONGEST_LINE:
+                self._write(text + b"\n")
+                return
+            for at in range(0, len(text), LONGEST_LINE):
+                piece = memoryview(text)[at : at + LONGEST_LINE]
+                self._write(b'{"piece": %d, "more": %s}\n' % (len(piece), b"true" if at + len(piece) < len(text) else b"false"))
+                self._write(piece)
 
     def send_data(self, data: bytes | memoryview) -> None:
-        """Send a chunk of at most 4 MiB."""
+        """Send a chunk of at most LONGEST_LINE bytes."""
+        assert len(data) <= LONGEST_LINE
         with self._lock:
             self._write(b'{"data": %d}\n' % len(data))
             self._write(data)

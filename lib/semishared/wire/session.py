@@ -21,7 +21,7 @@ from ..errors import HostFailed, HostOutdated, HostUnreachable, SemisharedError,
 from ..model.steps import LOOKS, ImageRef, Step, to_data
 from ..tools import ready
 from ..tools.ending import LOOK_S, ended_within
-from ..tools.run import environment
+from ..tools.run import environment, read_ends
 from ..tools.this_machine import is_here
 from .messages import RELEASE, Message, Part, Reader, Silence, Writer
 
@@ -94,7 +94,7 @@ class Session:
             widen(there)
             widen(self._process.stdout.fileno())
         self._writer = Writer(there, self._wait_to_write)
-        self._reader = Reader(self._process.stdout.fileno())
+        self._reader = Reader(self._process.stdout.fileno(), greets=argv[0] == "ssh")
         self._heard: deque[Message] = deque()
         self._heard_at = self._listened_at = time.monotonic()
 
@@ -282,15 +282,16 @@ class Session:
                 return results if isinstance(results, list) else []
 
     def _said(self) -> str:
-        return " ".join(os.pread(self._stderr, 2000, 0).decode("utf-8", "replace").split())
+        return " ".join(read_ends(self._stderr).decode("utf-8", "replace").split())
 
     def _lost(self) -> SemisharedError:
         """Return why the host side ended without an answer."""
         code = ended_within(self._process, 5) or 0
         said = self._said()
+        greeting = f"only its login shell has said something: {bytes(self._reader.greeting[:200])!r}" if self._reader.greeting else ""
         if code == 255:
             times = f" ({self._refusals} times: MaxStartups of its sshd?)" if self._refusals > 1 else ""
             return HostUnreachable(f"{self.host}: {said or 'ssh gave no reason'}{times}")
         if "can't open file" in said or code in (126, 127):
             return HostOutdated(f"semishared is not installed on {self.host}")
-        return HostFailed(f"{self.host} ended with code {code} during {self._action}: {said or 'it said nothing'}")
+        return HostFailed(f"{self.host} ended with code {code} during {self._action}: {said or greeting or 'it said nothing'}")
