@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semishared.errors import BadArguments, TransferCorrupt
+from semishared.errors import BadArguments, TooLarge, TransferCorrupt
 from semishared.tools import compress, extents
 from semishared.tools.compress import Sample
 from semishared.wire import packets
@@ -198,3 +198,12 @@ def test_nothing_is_packed_that_cannot_be_unpacked(
 def test_slow_compressor_does_not_pay_although_it_is_the_better_one() -> None:
     samples = [Sample("none", 1.0, float("inf")), Sample("zstd", 0.2, 30e6), Sample("lzop", 0.4, 900e6)]
     assert compress.best(samples, 117e6) == "lzop"
+
+
+@pytest.mark.fault(40, "a manifest that no receiver takes is not sent")
+def test_a_manifest_that_is_too_long_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(packets.MOST, packets.MANIFEST, 100)
+    sealer = packets.Sealer(packets.Session.new(), "none")
+    assert sealer.manifest(b"x" * 100)
+    with pytest.raises(TooLarge):
+        sealer.manifest(b"x" * 101)

@@ -202,7 +202,11 @@ def test_after_its_first_line_a_host_does_not_greet() -> None:
 @pytest.mark.fault(40, "a list of 12,000 images, 2,000 VMs, 100,000 extents arrives, with names of 255 and paths of 4,096 bytes")
 @pytest.mark.parametrize(
     "row",
-    [("i" * 255, 12_000), ({"vm": 7, "disks": [{"path": "/" + "p" * 4095}] * 4}, 2000), ([4096, 8192], 100_000)],
+    [
+        ({"name": "i" * 255, "source": "s" * 255}, 12_000),
+        ({"vm": 7, "disks": [{"path": "/" + "p" * 4095}] * 4}, 2000),
+        ([4096, 8192, "a" * 64], 100_000),
+    ],
     ids=["images", "VMs", "extents"],
 )
 def test_long_lists_travel(pipe: Pipe, row: tuple[object, int]) -> None:

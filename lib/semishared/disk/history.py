@@ -17,7 +17,7 @@ def seq_of(vm_dir: str) -> int:
     try:
         with open(os.open(layout.history_note(vm_dir), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             found = json.loads(file.read(4096)).get("seq")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return UNKNOWN
     return found if isinstance(found, int) else UNKNOWN
 

@@ -28,8 +28,10 @@ def report(step: ReportDisks) -> dict[str, object]:
             try:
                 disks = [_disk(path, record) for record in records.records(path)]
                 found.append({"vm": int(name), "system": system, "disks": disks, "error": ""})
-            except SemisharedError as e:
-                found.append({"vm": int(name), "system": system, "disks": [], "error": e.detail})
+            except NotADirectoryError:
+                continue  # a file, whoever has put it there: no VM's
+            except (SemisharedError, OSError) as e:
+                found.append({"vm": int(name), "system": system, "disks": [], "error": getattr(e, "detail", str(e))})
     return {"vms": found, "kept": put_aside}
 
 

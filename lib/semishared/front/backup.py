@@ -111,7 +111,7 @@ def _listed(program: str, request: args.Restore, data: bytes) -> dict[int, str]:
     try:
         found = json.loads(text)
         urls = {int(disk): str(url) for disk, url in found.items() if disk.isdigit()}
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         raise ToolFailed(f"{program}: its answer is no list of disks: {text[:200]!r}") from None
     if "tpm" in found:
         raise NotSupported(f"backup {request.image} has the state of a TPM, which cannot be restored yet")

@@ -64,7 +64,7 @@ def stores(location: str) -> set[str]:
     # A base from the network says so: its store is mounted nowhere.
     found = {f"{location}/{name.split('-')[0]}" for name in bases if not os.path.exists(layout_base.source(layout_base.base(root, name)))}
     for system in systems(location):
-        for vm in filter(str.isdigit, _names(f"{location}/{system}")):
+        for vm in filter(layout.is_number, _names(f"{location}/{system}")):
             records = layout.records(f"{location}/{system}/{vm}")
             for name in _names(records):
                 source = _source(f"{records}/{name}")
@@ -104,9 +104,9 @@ def _source(record: str) -> str:
     """Return the file on a store that a disk was made from, '' if it is from none."""
     try:
         with open(record, "rb") as file:
-            image = ImageRef.from_data(json.loads(file.read(65536))["image"])
+            image = ImageRef.from_data(json.loads(file.read(layout.JSON_BYTES))["image"])
         return "" if image.access.can.has_bridge else image.source
-    except (OSError, ValueError, TypeError, KeyError, SemisharedError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, SemisharedError):
         return ""
 
 

@@ -47,6 +47,6 @@ def examine(host: str, question: str, connect_s: int = 10, user: Sequence[str] =
         answer = json.loads(said.splitlines()[-1])
         if isinstance(answer, dict):
             return answer
-    except (ValueError, LookupError):
+    except (ValueError, LookupError, RecursionError):
         pass
     raise HostUnreachable(f"{host}: its answer makes no sense (does its shell print something at login?)")

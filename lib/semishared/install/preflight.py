@@ -233,7 +233,7 @@ def marker(store: str) -> str:
     try:
         with open(os.open(f"{store}/.{NAME}/store", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             found = json.loads(file.read(4096))["id"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
     return found if isinstance(found, str) else ""
 

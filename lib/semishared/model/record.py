@@ -132,7 +132,7 @@ class Record(NamedTuple):
         """Return the record of `disk` in `text`; raise BadRecord."""
         try:
             data = json.loads(text)
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             raise BadRecord(f"the record of disk {disk} is not JSON: {e}") from None
         return cls.from_data(data, disk)
 

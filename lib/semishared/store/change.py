@@ -65,7 +65,7 @@ class Last(NamedTuple):
                 return None
             ranges = [Range(start, length, HOLE, 0) for start, length in data["ranges"]]
             found = cls(extents.parse(data["manifest"].encode()), ranges)
-        except (OSError, ValueError, KeyError, TypeError, ImageChanged):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, ImageChanged):
             return None
         return found if found.manifest.generation == generation else None
 

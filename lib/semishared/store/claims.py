@@ -62,7 +62,7 @@ def parse(shown: str, text: "bytes | str") -> Claim:
     """Return the record of an image in what is written there; raise UnknownClaim: whose it is must not be taken for nobody's."""
     try:
         found = Claim.from_data(json.loads(text))
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if found is None:
         raise UnknownClaim(f"whose writing {shown} waits for cannot be understood: its record is damaged, or of a newer version")

@@ -64,7 +64,7 @@ def said(store_dir: str) -> Said:
         found = Said(data["id"], data.get("cloud", ""))
         if data["version"] == VERSION and all(isinstance(word, str) for word in found) and found.store:
             return found
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     raise StoreUnavailable(f"{path} on {node} is no marker of a store")
 

@@ -57,7 +57,7 @@ def noted(file: IO[str]) -> dict[str, Any]:
     file.seek(0)
     try:
         data = json.loads(file.read(LONGEST_NOTE) or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
 

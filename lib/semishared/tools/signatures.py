@@ -71,7 +71,7 @@ def signature(directory: str, name: str) -> Dict[str, Any]:
             found = json.loads(file.read(1 << 20))
         seen = {str(key): (int(row[0]), int(row[1])) for key, row in found["seen"].items()}
         return {"count": int(found["count"]), "seen": seen, "since": int(found["since"])}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         return {"count": 0, "seen": {}, "since": 0}
 
 

@@ -32,8 +32,8 @@ class OnGuest:
     def LookAtProof(self, step: h.LookAtProof | h.TakeProof) -> object:
         try:
             with open(layout.migration_note(step.vm_dir), "rb") as file:
-                proof: object = json.loads(file.read(65536))
-        except (OSError, ValueError):
+                proof: object = json.loads(file.read(layout.JSON_BYTES))
+        except (OSError, ValueError, RecursionError):
             return None
         return proof
 

@@ -77,10 +77,10 @@ def share_note(vm_dir: str) -> tuple[list[int], dict[int, Noted]]:
     path = layout_share.clients(vm_dir)
     try:
         with open(path, "rb") as file:
-            data = json.loads(file.read(65536))
+            data = json.loads(file.read(layout.JSON_BYTES))
     except FileNotFoundError:
         return [], {}
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise BadRecord(f"{path}: {e}") from None
     known = data if isinstance(data, dict) and data.get("version") == 1 else {}
     disks, roots = known.get("disks"), known.get("roots", {})

@@ -36,7 +36,7 @@ MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_SLAVE, MS_RELATIME = 1, 32, 4096, 163
 KEPT = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME
 """Flags of a mount that have the same number for statvfs(2) and mount(2), and that a user namespace cannot take off."""
 CAPABILITIES = "--print-capabilities"
-"""What libvirt asks (from 11 on, before it starts any) as whoever it likes; no share is named, and what the daemon can do is what we can."""
+"""What libvirt asks (from 11 on, before it starts any): no share is named, and what the daemon can do is what we can."""
 OPEN_FILES = 1000000
 """What QEMU's virtiofsd wants, and cannot take itself where it is not really root."""
 

@@ -92,7 +92,9 @@ class Sealer:
         self._session, self.compressor, self._number = session, compressor, 0
 
     def manifest(self, text: bytes) -> list[Bytes]:
-        """Return a manifest as one packet, in pieces."""
+        """Return a manifest as one packet, in pieces; raise TooLarge."""
+        if len(text) > MOST[MANIFEST]:
+            raise TooLarge(f"a manifest of {len(text)} bytes, and who receives it takes {MOST[MANIFEST]}")
         return self._seal(MANIFEST, b"", text)
 
     def extents(self, group: Sequence[Extent]) -> list[Bytes]:
@@ -106,8 +108,6 @@ class Sealer:
         if len(payload) >= len(plain):
             name, payload = compress.NONE, plain
         sizes = (len(table), len(plain), len(payload))
-        if len(plain) > MOST[kind] or len(table) > _MOST_TABLE:
-            raise TooLarge(f"a packet of {len(plain)} bytes, and who receives it takes {MOST[kind]}")
         head = _HEAD.pack(_MAGIC, self._session.id, self._number, kind, compress.NUMBERS[name], *sizes)
         self._number += 1
         return [head, self._session.mac(head, table, payload), table, payload]

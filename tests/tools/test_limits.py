@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is longer, deeper or another thing than what a reader expects: it is judged, and stops nobody's report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from semishared.disk import overtaken
+from semishared.errors import BadRecord, StoreUnavailable, TooLarge, UnknownClaim
+from semishared.host import host_probe
+from semishared.model import layout, layout_store
+from semishared.model import steps as s
+from semishared.model import steps_base as b
+from semishared.model.place import IN_PLACE
+from semishared.model.record import Record
+from semishared.model.refs import ImageRef
+from semishared.store import claims, marker
+from semishared.tools import files, locks, signatures
+from tools.world import World
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.fault(40, "a plain file with a number for its name in a system datastore is nobody's VM, and the host's status goes on")
+def test_a_file_among_vms_stops_no_report(world: World) -> None:
+    disk = world.disk()
+    world.on(s.PrepareVm(5, disk.vm_dir))
+    system = Path(disk.vm_dir).parent
+    (system / "77").write_text("")
+    (system / "6" / ".semishared").mkdir(parents=True)
+    (system / "6" / ".semishared" / "disk.0.json").mkdir()
+    (found,) = world.on(b.ReportDisks(str(system.parent), (system.name,)))
+    assert {row["vm"]: bool(row["error"]) for row in found["vms"]} == {5: False, 6: True}  # type: ignore[index]
+
+
+@pytest.mark.fault(40, "what is nested 100,000 deep is no record, no claim, no marker, no note and no signature, and nobody's traceback")
+def test_what_is_nested_without_end_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "disk.0.json"
+    path.write_text(DEEP)
+    assert host_probe._source(str(path)) == "" and files.hint(str(path)) == {}
+    for read, error in ((Record.parse, BadRecord), (claims.parse, UnknownClaim)):
+        with pytest.raises(error):
+            read(0, DEEP.encode())  # type: ignore[operator]
+    with open(path, encoding="utf-8") as file:
+        assert locks.noted(file) == {}
+    side = tmp_path / layout_store.side()
+    side.mkdir()
+    (side / layout_store.MARKER).write_text("[" * 4000)
+    with pytest.raises(StoreUnavailable):
+        marker.read(str(tmp_path))
+    (tmp_path / f"{signatures.SIGNATURE}{'a' * 16}").write_text(DEEP)
+    assert signatures.signature(str(tmp_path), "a" * 16)["count"] == 0
+
+
+@pytest.mark.fault(40, "a record, marker or note that its reader would cut off is not written, and what was there stays")
+def test_what_would_be_cut_off_is_not_written(tmp_path: Path) -> None:
+    path = str(tmp_path / "record")
+    fits = {"x": "y" * (layout.JSON_BYTES - 10)}
+    files.write_json(path, fits)
+    assert Path(path).stat().st_size == layout.JSON_BYTES and files.read_json(path) == fits
+    with pytest.raises(TooLarge):
+        files.write_json(path, {"x": "y" * (layout.JSON_BYTES - 9)})
+    assert files.read_json(path) == fits
+    with open(tmp_path / "lock", "w+", encoding="utf-8") as file:
+        with pytest.raises(TooLarge):
+            locks.note(file, {"x": "y" * locks.LONGEST_NOTE})
+        locks.note(file, {"x": "y"})
+        assert locks.noted(file) == {"x": "y"}
+    with pytest.raises(TooLarge):
+        marker.write(str(tmp_path), "a" * 32, "b" * marker.LIMIT)
+    assert marker.read(str(tmp_path)) == ""
+
+
+@pytest.mark.fault(40, "a record with paths of 4,096 bytes, in any alphabet, is read by whoever reads records")
+def test_the_longest_paths_of_a_record(tmp_path: Path) -> None:
+    source = "/" + "/".join(["\u00e4" * 127] * 16)
+    assert 4000 < len(source.encode()) <= 4096
+    image = ImageRef(100, 7, "raw", source, "a" * 32)
+    record = Record(0, IN_PLACE, "raw", source, image=image)
+    vm_dir = tmp_path / "5"
+    Path(layout.records(str(vm_dir))).mkdir(parents=True)
+    # What a later version may add is read as well, up to what a record may have.
+    files.write_json(layout.record(str(vm_dir), 0), {**record.to_data(), "later": "x" * 70_000})
+    assert len(Path(layout.record(str(vm_dir), 0)).read_bytes()) > 1 << 16
+    assert host_probe._source(layout.record(str(vm_dir), 0)) == source
+    assert [it.source for it in overtaken._images(str(vm_dir))] == [source]
