@@ -22,6 +22,7 @@ from xml.etree import ElementTree
 import pytest
 
 from lab import NodeProcess, domains, fork_server, layout
+from rot import copied
 from semishared.config import Config
 from semishared.errors import SemisharedError
 from semishared.model import steps as s
@@ -237,6 +238,7 @@ class Live:
                 else:
                     os.unlink(entry.path)
             subprocess.run(["cp", "-a", "--sparse=always", f"{self.top}/{name}/{part}/.", path], check=True)
+            copied(path)
 
     def write(self, disk: int, mark: int) -> None:
         """Write as the guest would, while the domain is off."""

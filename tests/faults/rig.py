@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Type
 
 from lab import fork_server, forks
+from rot import copied
 from semishared.wire import session as ssh
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -135,6 +136,7 @@ class Rig:
                 else:
                     os.unlink(entry.path)
         subprocess.run(["cp", "-a", "--sparse=always", f"{self.top}/saved/{name}/.", self.top / "live"], check=True)
+        copied(self.top / "live" / "store")
 
     # -- programs of ours -----------------------------------------------------------------------
 
@@ -230,6 +232,7 @@ class Rig:
         return (
             known["session"] == (session.read_text().strip() if session.exists() else "")
             and image.exists() and known["mtime_ns"] == image.stat().st_mtime_ns and known["size"] == image.stat().st_size
+            and (known["ctime_ns"], known["inode"]) == (image.stat().st_ctime_ns, image.stat().st_ino)
         )  # fmt: skip
 
     def _target(self, machine: str, file: Path, name: str) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rot import dated
+from rot import copied
 from semishared.base import cache, peers
 from semishared.base.ensure import ensure
 from semishared.base.partial import Partial
@@ -47,9 +47,8 @@ def image(world: World, staged: "tuple[World, s.ImageRef]") -> s.ImageRef:
     """The same on a machine of the test's own: what it takes to make and to hash it is spent once."""
     theirs, found = staged
     subprocess.run(["cp", "-a", "--", f"{theirs.location}/.", world.location], check=True)
-    mine = world.store / Path(found.source).name
-    dated(mine, os.stat(found.source))
-    return found._replace(source=str(mine))
+    copied(world.location)
+    return found._replace(source=str(world.store / Path(found.source).name))
 
 
 def serve(world: World, image: s.ImageRef, wanted: tuple[tuple[int, int], ...] = (), name: str = "none") -> b.ServeBase:

@@ -18,6 +18,7 @@ from typing import Any, Callable, Dict, Iterator, List
 
 import pytest
 
+from rot import copied
 from semishared.base import cache, held, peers
 from semishared.base.account import Account, Orders
 from semishared.base.ensure import ensure
@@ -60,6 +61,7 @@ def images(world: World, stored: "tuple[World, List[s.ImageRef]]") -> List[s.Ima
     """The same on a machine of the test's own: what it takes to make and to hash them is spent once."""
     theirs, found = stored
     subprocess.run(["cp", "-a", f"{theirs.location}/.", world.location], check=True)
+    copied(world.location)
     return [image._replace(source=str(world.store / f"image-{image.id}")) for image in found]
 
 
