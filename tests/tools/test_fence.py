@@ -237,6 +237,34 @@ def test_clones_and_snapshots_count_as_disks_too(cloud: Cloud) -> None:
         assert f"{layer} is written to" in cloud.refused(off=True)
 
 
+@pytest.mark.fault(36, "whether a host was restarted since its fence is told without its front-end's clock, which may have been set since")
+@pytest.mark.parametrize("off_s", [86400, -86400])
+def test_a_clock_that_is_set_lets_nobody_in_and_keeps_nobody_out(cloud: Cloud, off_s: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud.tell("h1", "10.0.0.3", boot="")
+    real = time.time
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: real() + off_s)
+        cloud.fence(off=True)
+    fence = Fence(Oned(), cloud.config)
+    with pytest.raises(StillFenced, match="up for 500 s"):
+        fence.lift("h1", BOOT, 500)
+    time.sleep(0.1)
+    assert fence.lift("h1", NEXT, 0.05) == ()
+
+
+@pytest.mark.fault(36, "a front-end that cannot know which boot is of before lets none in that it has seen, and the next one")
+def test_another_front_end_asks_for_one_more_restart(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud.tell("h1", "10.0.0.3", boot="")
+    cloud.fence(off=True)
+    fence = Fence(Oned(), cloud.config)
+    monkeypatch.setattr("semishared.front.fence.now", lambda: "another:5.0")
+    for _ in range(2):
+        with pytest.raises(StillFenced):
+            fence.lift("h1", NEXT, 0.1)
+    assert cloud.proof().boot == ""
+    assert fence.lift("h1", BOOT, 500) == ()
+
+
 def test_a_host_that_is_back_needs_another_boot_and_is_fenced_anew_the_next_time(cloud: Cloud, command: Path) -> None:
     first = cloud.fence(off=True)
     fence = Fence(Oned(), cloud.config)

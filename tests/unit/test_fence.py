@@ -76,8 +76,22 @@ def test_a_fence_counts_and_forgets_no_entry() -> None:
 
 @pytest.mark.parametrize(("boot", "up_s", "may"), [(BOOT, 1, False), (NEXT, 1, True), (NEXT, 100, False), (NEXT, 101, False)])
 def test_a_host_is_let_in_with_another_boot_that_began_after_the_fence(boot: str, up_s: float, may: bool) -> None:
-    assert (plan.not_anew(MARK, boot, up_s, MARK.since + 100) == "") == may
-    assert plan.not_anew(MARK._replace(boot=""), boot, up_s, MARK.since + 100) == "" or up_s >= 100
+    mark = MARK._replace(clock="fe:1000.0")
+    passed = plan.passed_s(mark, "fe:1100.0")
+    assert (plan.not_anew(mark, boot, up_s, passed) == "") == may
+    assert plan.not_anew(mark._replace(boot=""), boot, up_s, passed) == "" or up_s >= 100
+
+
+@pytest.mark.parametrize("told", [BOOT, ""])
+def test_who_cannot_know_whether_a_boot_is_of_before_asks_for_one_more(told: str) -> None:
+    mark = MARK._replace(boot=told, clock="fe:1000.0")
+    for clock in ("fe2:1100.0", ":1100.0"):
+        assert plan.passed_s(mark, clock) is None
+    assert "nobody knows" in plan.not_anew(mark, NEXT, 1, None)
+    mark = mark._replace(asked=NEXT)
+    assert plan.not_anew(mark, NEXT, 1, None)
+    assert plan.not_anew(mark, "another", 1, None) == ""
+    assert plan.not_anew(mark._replace(boot=""), "", 1, 100.0), "a host that says no boot"
 
 
 # -- settings, keys, doctor ------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from ..opennebula.xml import Datastore, Host
 from ..plan import fence as plan
 from ..store import writers
 from ..store.blocklist import Fencer
+from ..tools import owner
 from ..tools.crash_points import point
 from ..tools.hung_store import unless_it_hangs
 from ..tools.run import run
@@ -80,17 +81,17 @@ class Fence:
             return self._proof(cloud)
         except NotFenced:
             pass
-        mark = plan.begun(plan.mark_of(cloud.host), plan.boot_of(cloud.host), (), int(time.time()))
+        mark = plan.begun(plan.mark_of(cloud.host), plan.boot_of(cloud.host), (), int(time.time()))._replace(clock=now())
         mark, missing = self._shut_out(cloud, mark)
         missing = [*missing, *cloud.odd]
         off, why_on = self._switched_off(cloud, confirmed_off, bool(cloud.mounted or missing))
-        since = int(time.time())  # before the locks are waited for: meanwhile somebody may switch it on again
+        since, clock = int(time.time()), now()  # before the locks are waited for: meanwhile somebody may switch it on again
         # What is off writes nothing: then it does not matter what a cluster said, but for whoever reads it.
         notes = tuple(missing) if off else ()
         missing = self._still_locked(cloud) if off else [*missing, *why_on]
         if missing:
             raise NotFenced(f"{host} may still write: {'; '.join(missing)}")
-        mark = mark._replace(state=plan.FENCED, since=since, off=off, by=_who())
+        mark = mark._replace(state=plan.FENCED, since=since, off=off, by=_who(), clock=clock)
         self._note(cloud, mark)
         return _proven(host, mark)._replace(notes=notes)
 
@@ -225,8 +226,11 @@ class Fence:
             self._note(cloud, mark._replace(state=plan.LIFTED))
         if not mark.stands or mark.shut_nothing_out:
             return ()
-        why = plan.not_anew(mark, boot, up_s, int(time.time()))
+        passed = plan.passed_s(mark, now())
+        why = plan.not_anew(mark, boot, up_s, passed)
         if why:
+            if passed is None and boot and not mark.asked:
+                self._note(cloud, mark._replace(asked=boot))
             raise StillFenced(f"{host}: {why}")
         stay, left = set(mark.blocked), []
         for datastores in fence_facts.clusters(cloud.all_pools):
@@ -241,6 +245,11 @@ class Fence:
             raise StillFenced(f"{host} is still shut out: {'; '.join(left)}")
         self._note(cloud, mark._replace(state=plan.LIFTED, off="", blocked=()))
         return tuple(sorted(stay))
+
+
+def now() -> str:
+    """Return this machine's boot id and for how long it runs: a clock that nobody sets."""
+    return f"{owner.boot()}:{time.clock_gettime(time.CLOCK_BOOTTIME):.3f}"
 
 
 class _Way(NamedTuple):

@@ -13,7 +13,7 @@ monitoring replace no attribute but those that a probe prints (Host::update_info
 
 from __future__ import annotations
 
-from typing import Collection, Mapping, Sequence
+from typing import Collection, Mapping, Optional, Sequence
 
 from ..model.fencing import Ceph, ip_of, whole
 from ..named import NamedTuple
@@ -34,13 +34,17 @@ class Mark(NamedTuple):
     boot: str = ""
     """The boot id that is shut out, '' if the host's monitoring never said one."""
     since: int = 0
-    """Seconds since 1970 at which it was begun, or proved, by the front-end's clock."""
+    """Seconds since 1970 at which it was begun, or proved, by the front-end's clock: for people."""
     off: str = ""
     """How it is known to be off: command, confirmed, or '' : it is not."""
     blocked: tuple[str, ...] = ()
     """Entries of blocklists, CLUSTER/ENTRY."""
     by: str = ""
     """By whom, and on which front-end, that was noted: USER@FRONT-END; '' in a mark of before."""
+    clock: str = ""
+    """The same as `since`, by a clock that nobody sets: BOOT:SECONDS of the front-end that did it; '' of older versions."""
+    asked: str = ""
+    """The boot id that the host said when it was to be let in, and nobody knew whether that is of before."""
 
     @property
     def stands(self) -> bool:
@@ -60,7 +64,7 @@ class Mark(NamedTuple):
         """Return the attribute as one.host.update reads it."""
         values = {
             "STATE": self.state, "EPOCH": self.epoch, "BOOT": self.boot, "SINCE": self.since, "OFF": self.off,
-            "BLOCKED": " ".join(self.blocked), "BY": self.by,
+            "BLOCKED": " ".join(self.blocked), "BY": self.by, "CLOCK": self.clock, "ASKED": self.asked,
         }  # fmt: skip
         inside = ", ".join(f'{name} = "{value}"' for name, value in values.items())
         return f"{ATTRIBUTE} = [ {inside} ]"
@@ -71,7 +75,8 @@ def mark_of(host: Host) -> Mark:
     path = f"TEMPLATE/{ATTRIBUTE}"
     return Mark(
         host.text(f"{path}/STATE"), host.number(f"{path}/EPOCH", 0), host.text(f"{path}/BOOT"), host.number(f"{path}/SINCE", 0),
-        host.text(f"{path}/OFF"), tuple(host.text(f"{path}/BLOCKED").split()), host.text(f"{path}/BY"),
+        host.text(f"{path}/OFF"), tuple(host.text(f"{path}/BLOCKED").split()), host.text(f"{path}/BY"), host.text(f"{path}/CLOCK"),
+        host.text(f"{path}/ASKED"),
     )  # fmt: skip
 
 
@@ -162,11 +167,21 @@ def _unseen(cluster: Ceph, host: str, ips: Collection[str], disks: Sequence[str]
 # -- back again -------------------------------------------------------------------------------------
 
 
-def not_anew(mark: Mark, boot: str, up_s: float, now: int) -> str:
-    """Return why a host that has `boot` and is up for `up_s` seconds may not be let in, '' if it may."""
-    if boot == mark.boot:
+def passed_s(mark: Mark, clock: str) -> Optional[float]:
+    """Return how long ago a host was fenced, by the front-end's `clock`; None if another front-end did, or another boot of it."""
+    (boot, _, then), (own, _, now) = mark.clock.partition(":"), clock.partition(":")
+    return float(now) - float(then) if boot and boot == own else None
+
+
+def not_anew(mark: Mark, boot: str, up_s: float, passed: Optional[float]) -> str:
+    """Return why a host that has `boot` and is up for `up_s` seconds may not be let in, `passed` seconds after its fence; '' if it may."""
+    if boot in ("", mark.boot, mark.asked):
         return "it has not been restarted since: its boot id is the one that is shut out"
+    if mark.asked:
+        return ""  # it has another one than when it was to be let in
+    if passed is None:
+        return f"nobody knows whether boot {boot} is of before, as another front-end, or this one before its restart, has shut it out"
     # A boot that monitoring had not told yet when the host was fenced is another one too, and as old as its guests.
-    if up_s >= now - mark.since:
-        return f"it has not been restarted since: it is up for {up_s:.0f} s, and was fenced {now - mark.since} s ago"
+    if up_s >= passed:
+        return f"it has not been restarted since: it is up for {up_s:.0f} s, and was fenced {passed:.0f} s ago"
     return ""

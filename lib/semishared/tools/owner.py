@@ -37,7 +37,8 @@ def _said(pid: int) -> list[str]:
     return words if len(words) > 19 else [""] * 20
 
 
-def _boot() -> str:
+def boot() -> str:
+    """Return the id of this boot, '' if it cannot be read."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii", errors="replace") as file:
             return file.read(100).strip()
@@ -53,7 +54,7 @@ def _machine() -> str:
         pids = os.readlink("/proc/self/ns/pid")
     except OSError:
         pids = ""
-    words = (f"{os.uname().nodename} {pids}", _boot())
+    words = (f"{os.uname().nodename} {pids}", boot())
     return "".join(hashlib.sha256(word.encode()).hexdigest()[:8] for word in words)
 
 
