@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from semishared.base import cache, filling, room, scrub
+from semishared.base import cache, filling, room, rotten
 from semishared.base.ensure import ensure
 from semishared.errors import BadArguments, ImageChanged, MissingImage
 from semishared.model import steps as s
@@ -282,5 +282,5 @@ def test_base_that_is_evicted_while_it_is_found_damaged_does_not_come_back(world
     inode = os.stat(base.image).st_ino
     os.unlink(base.image)
     for _ in range(2):
-        scrub._take_out(root(world), base, inode)
+        rotten.take_out(root(world), base, inode)
         assert os.path.samefile(base.damaged, base.lease(5, 1)) and not cache.is_published(base)

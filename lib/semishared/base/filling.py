@@ -162,8 +162,8 @@ class Filling:
             found = None if target.is_known else manifests.manifest(self.step.root, target.part.image)
             if found:
                 self.targets.begin(found.text())
-        found = held.reuse(self.step.root, self.targets, lambda count, size: self.account.count("here", count, size))
-        for directory, indices in found.items():
+        rotted = held.reuse(self.step.root, self.targets, lambda count, size: self.account.count("here", count, size))
+        for directory, indices in rotted.items():
             name, own = os.path.basename(directory), {target.part.image.base_prefix for target in self.targets.open}
             if layout_base.named(name):
                 rotten.doubt(self.step.root, name, indices, is_locked=layout_base.prefix_of(name) in own)

@@ -216,9 +216,11 @@ def _is_due(stored: Stored, it: Decided) -> bool:
     found = claim(stored)
     if not it.session:
         return True  # of an older version: nobody knows
+    if found is None:
+        return False
     if dir_image.session(stored) != it.session:
-        return bool(found) and named(found) == it.before and claims.is_as(found.state, tuple(dir_image.see(stored)))
-    return bool(found) and (named(found) == it.before or (found.owner, found.state[:1]) == (it.after.owner, (it.session,)))
+        return named(found) == it.before and claims.is_as(found.state, tuple(dir_image.see(stored)))
+    return named(found) == it.before or (found.owner, found.state[:1]) == (it.after.owner, (it.session,))
 
 
 @contextmanager

@@ -70,7 +70,7 @@ def suffix() -> str:
 def lives(name: str) -> bool:
     """Tell whether `name` was made by a process of this machine that is there; False where that is not known."""
     maker = layout.maker_of(name)
-    return bool(maker) and maker.machine == _machine() and started(maker.pid) == maker.started
+    return maker is not None and maker.machine == _machine() and started(maker.pid) == maker.started
 
 
 def is_gone(name: str, *, other_boots: bool = False) -> bool:
