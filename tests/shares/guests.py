@@ -12,6 +12,7 @@ from typing import Any, Iterator, Sequence
 from lab import Node
 from lab.cloud import SYSTEM, Cloud
 from lab.guest import LINUX, Guest
+from semishared.share import btrfs
 from shares.cloud import SHARES, template
 from shares.page import ROOT, rule
 
@@ -20,6 +21,15 @@ SUDOERS = "/etc/sudoers.d/shares"
 
 
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
+PROGRAM = "/var/tmp/one/lib/semishared/share/as_root.py"
+"""Where hosts have what root copies."""
+
+
+def give_program(host: Node) -> None:
+    """Give root of a host its own copy of the program, as the page says."""
+    there, name = os.path.split(btrfs.PROGRAM)
+    script = 'mkdir -p /run/sbin; install -o root -g root -m 755 "$1" "/run/sbin/$3"; mount --bind /run/sbin "$2"'
+    host.run(["sh", "-euc", script, "sh", PROGRAM, there, name], user="root")
 
 
 class Guests:
@@ -82,6 +92,7 @@ class Shares(Guests):
         for host in cloud.lab.hosts:
             self.mount(host)
             host.path(SUDOERS).write_text(rule("oneadmin"))
+            give_program(host)
         h1 = cloud.lab.hosts[0]
         h1.run(["chown", "oneadmin:", ROOT], user="root")
         h1.run(["chmod", "711", ROOT], user="root")

@@ -16,7 +16,7 @@ from lab.cloud import SYSTEM
 from lab.oned import ActionFailed
 from semishared.model.shares import first_uid
 from shares.cloud import SHARES, MiB
-from shares.guests import SUDOERS, Shares
+from shares.guests import SUDOERS, Shares, give_program
 from shares.page import ROOT, rule
 from system.test_monitoring import hung
 
@@ -38,7 +38,7 @@ echo '{{"version": 1, "share": {{"image": '$0', "owner": 9, "born": '$1', "size"
 mv share .semishared/.shares/$0.json
 """
 GIVE = f"umount {NAMESPACES} {DAEMON}; mount -o remount,bind,nosuid,nodev {ROOT}; rm /etc/subuid"
-SNAPSHOT = "btrfs subvolume snapshot -r -- /srv/shares/share-0 /srv/shares/snapshot-0-x"
+SNAPSHOT = "/usr/local/sbin/semishared-btrfs snapshot /srv/shares share-0 snapshot-0-x"
 DATA = "/srv/theirs"
 THEIRS = f"""
 mkdir {DATA}; mount -t tmpfs -o nosuid,nodev,mode=755 theirs {DATA}; cd {DATA}
@@ -149,7 +149,7 @@ def test_guests_are_given_a_directory_that_was_there_before_as_its_owners_users_
 def test_doctor_finds_what_keeps_guests_from_shares(standing: Standing) -> None:
     assert standing.found() == []
     standing.h2.run(["sh", "-euc", TAKE], user="root")
-    standing.h1.path(SUDOERS).write_text("".join(line for line in rule("oneadmin").splitlines(True) if "subvolume snapshot" not in line))
+    standing.h1.path(SUDOERS).write_text("".join(line for line in rule("oneadmin").splitlines(True) if "^snapshot " not in line))
     try:
         found = standing.found()
     finally:
@@ -220,6 +220,7 @@ def test_a_host_that_is_started_again_has_the_share_and_nothing_of_before(standi
     h2.start()
     shares.oned.vm_find_off(standing.two)
     h2.path(SUDOERS).write_text(rule("oneadmin"))
+    give_program(h2)
     # Before what /etc/fstab has is mounted.
     with pytest.raises(ActionFailed, match=rf"{ROOT}\S* on h2.*\[SS") as caught:
         shares.oned.vm_resume(standing.two)

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from lab.caches import CHECKOUT
 from semishared.model import steps_share as s
 from semishared.model.shares import Share, Tree
@@ -28,6 +30,8 @@ chown {USER}: {ROOT}
 install -m 644 "$JOB" /srv/job
 install -m 440 "$RULE" /srv/sudoers
 mount --bind /srv/sudoers /etc/sudoers
+install -D -m 755 /srv/checkout/lib/semishared/share/as_root.py /srv/sbin/semishared-btrfs
+mount --bind /srv/sbin /usr/local/sbin
 exec setpriv --reuid {USER} --regid nogroup --clear-groups "$@" /srv/job
 """
 
@@ -115,3 +119,35 @@ def test_what_only_root_may_do_goes_by_the_lines_of_the_page_and_by_nothing_less
     user.allow("".join(lines))
     assert [user.does(step) for step in steps] == [""] * 8
     assert os.listdir(made) == [".semishared"]
+
+
+FOLLOWED = f"""
+import os, subprocess
+from semishared.model.shares import Tree
+from semishared.share import of
+for argv in of(Tree("btrfs", "{ROOT}", "{MARKER}")).commands():
+    for name in ("share-0", "gone-0", "snapshot-0-x"):
+        if os.path.lexists("{ROOT}/" + name):
+            os.unlink("{ROOT}/" + name)
+        if "snapshot" not in argv or name != "snapshot-0-x":
+            os.symlink("victim", "{ROOT}/" + name)
+    print(subprocess.run(["sudo", "-n", "--", *argv], capture_output=True).returncode, *argv[:3])
+"""
+"""What root does for the drivers' user, when that has put links in the place of all that it is told of."""
+
+
+@pytest.mark.fault(32, "no link in a root of shares leads root to another subvolume, to remove, limit or copy it")
+def test_root_follows_no_link_that_the_drivers_user_has_made(btrfs: Path, tmp_path: Path) -> None:
+    made = btrfs / tmp_path.name
+    made.mkdir()
+    subprocess.run(["btrfs", "-q", "subvolume", "create", str(made / "victim")], check=True)
+    (made / "victim/file").write_text("precious")
+    user = Unprivileged(made, tmp_path)
+    user.allow(rule(USER))
+    said = user.runs(FOLLOWED).splitlines()
+    assert len(said) == 8 and (made / "victim/file").read_text() == "precious", said
+    assert os.listdir(made / "victim") == ["file"] and os.stat(made / "victim").st_uid == 0
+    limit = ["btrfs", "qgroup", "show", "--raw", "-re", "-F", str(made / "victim")]
+    assert " none " in subprocess.run(limit, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+    assert [name for name in os.listdir(made) if name.startswith("snapshot-") and not (made / name).is_symlink()] == []
+    subprocess.run(["btrfs", "-q", "subvolume", "delete", str(made / "victim")], check=True)

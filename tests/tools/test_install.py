@@ -260,7 +260,7 @@ def test_programs_are_started_only_for_their_versions(tmp_path: Path, monkeypatc
 def test_neither_drivers_nor_their_version_are_taken_from_vms(remotes: Path, tmp_path: Path) -> None:
     with ActionSite.up(tmp_path / "one") as site:
         assert site.oned.rpc
-        env = {"ONE_XMLRPC": site.oned.rpc.url, "ONE_AUTH": str(site.auth)}
+        env: Any = {"ONE_XMLRPC": site.oned.rpc.url, "ONE_AUTH": str(site.auth)}
         vm = site.vm()
         install(remotes, **env)
         before = snapshot(remotes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import io
+from types import ModuleType
 
 import pytest
 
@@ -36,7 +37,7 @@ def test_a_program_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.fault(42, "--yes and --dry-run are the same words everywhere")
 @pytest.mark.parametrize("module", [gc, share])
-def test_both_words_are_known_to_what_removes_data(module: "type[gc]") -> None:
+def test_both_words_are_known_to_what_removes_data(module: ModuleType) -> None:
     parser = argparse.ArgumentParser()
     module.add_arguments(parser)
     assert {"--yes", "--dry-run"} <= set(parser._option_string_actions)

@@ -40,6 +40,8 @@ ELSEWHERE = {
     ("intake/source.py", r"/disk\."): "of a backup, as OpenNebula's backup drivers name it",
     ("opennebula/args.py", r"disk\.([0-9]{1,9})\Z"): "a word of oned, which knows of no layout",
     ("plan/live_migration.py", "--migrate-disks"): "an option of virsh",
+    ("share/as_root.py", "semishared-btrfs "): "what that program calls itself",
+    ("share/btrfs.py", "/usr/local/sbin/semishared-btrfs"): "the program that root has a copy of",
     ("store/rbd_new.py", "semishared-mkfs-"): "in the directory for temporary files, in one process",
     ("store/writers.py", "/proc/locks"): "the kernel's",
     ("tools/context_iso.py", "semishared-context-"): "in the directory for temporary files, until its process ends (tools/owner.py)",

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
 from .. import NAME
 from ..config import load
@@ -52,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     said: list[str] = []
     try:
         if arguments.lift:
-            found = {"boot": "", "up_s": 0}
+            found: dict[str, Any] = {"boot": "", "up_s": 0}
             if fence.is_held_out(host):
                 found = examine.examine(host, encoded(Question(roles=())), config.hosts_connect_timeout_s)
             stay = fence.lift(host, str(found["boot"]), float(found["up_s"]))

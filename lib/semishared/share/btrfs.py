@@ -29,6 +29,8 @@ UNSURE = re.compile(r"(?m)^WARNING: (.*\bqgroup data\b.*)$")
 """How `btrfs qgroup show` says that the kernel does not count, or not yet everything."""
 SUBVOLUME = 256
 """BTRFS_FIRST_FREE_OBJECTID."""
+PROGRAM, HERE = "/usr/local/sbin/semishared-btrfs", os.path.join(os.path.dirname(os.path.abspath(__file__)), "as_root.py")
+"""Where root has its copy of as_root.py, and where that is."""
 MADE = re.compile(r"(?m)^\s+Creation time:\s+([0-9-]{10} [0-9:]{8} [+-][0-9]{4})$")
 ALONE = re.compile(r"(?m)^\s+Usage exclusive:\s+([0-9]+)$")
 
@@ -157,7 +159,7 @@ def _qgroups(path: str) -> list[str]:
 
 
 def _limit(path: str, size: int) -> list[str]:
-    return ["btrfs", "qgroup", "limit", "--", str(size), path]
+    return [*_program(), "limit", str(size), *os.path.split(path)]
 
 
 def _show(path: str) -> list[str]:
@@ -165,11 +167,16 @@ def _show(path: str) -> list[str]:
 
 
 def _snapshot(path: str, kept: str) -> list[str]:
-    return ["btrfs", "subvolume", "snapshot", "-r", "--", path, kept]
+    return [*_program(), "snapshot", *os.path.split(path), os.path.basename(kept)]
 
 
 def _delete(path: str) -> list[str]:
-    return ["btrfs", "subvolume", "delete", "--commit-after", "--", path]
+    return [*_program(), "delete", *os.path.split(path)]
+
+
+def _program() -> list[str]:
+    """Return what does as root what changes a subvolume: a copy that is root's, or, if we are root, ours."""
+    return ["/usr/bin/python3", "-IS", HERE] if os.geteuid() == 0 else [PROGRAM]
 
 
 def parse(text: str) -> Use:
