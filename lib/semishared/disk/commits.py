@@ -34,6 +34,7 @@ from .epochs import Planned
 def make(step: CreateDiff, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
     """Publish an overlay over the leased base of the image's present content, for which alone the image waits from now on."""
     disk, image, at = step.disk, step.image, store.of(step.image.access)
+    vm_dir.check_wanted(disk, planned)
     if not image.access.can.has_bridge:  # which has looked
         at.check(image)
         at.settle(image)
@@ -43,6 +44,8 @@ def make(step: CreateDiff, planned: Planned, ask: room.Ask | None) -> dict[str, 
     root = cache.root_of(disk.vm_dir)
     base, lease = ensure(root, image, ask, (disk.vm, disk.disk))
     record = Record(disk.disk, DIFF, "qcow2", create.first_layer(disk), image=image._replace(generation=base.generation))
+    # That took its time: who comes late does not take the image from who waits for it by now.
+    vm_dir.check_wanted(disk, planned)
     before = at.claim(image, owner_of(disk, image, planned.seq, base.generation))
     point("image claimed")
     near = devices.device_of(base.directory)

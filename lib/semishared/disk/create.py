@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from typing import ContextManager, Iterator
+from typing import Callable, ContextManager, Iterator
 
 from .. import store
 from ..base import cache, devices, room
@@ -37,13 +37,17 @@ from . import kept, left_behind, records, vm_dir
 from .epochs import Planned
 
 
-def publishing(disk: DiskRef, planned: Planned, record: Record, expected: int = 0, near: str = "") -> ContextManager[str]:
+def publishing(
+    disk: DiskRef, planned: Planned, record: Record, expected: int = 0, near: str = "", first: Callable[[], None] | None = None
+) -> ContextManager[str]:
     """Return a context that yields a staged name for the disk; when it ends well, the disk is recorded and published.
 
-    `expected`: about how many bytes it will take; `near`: the device of what it lies over.
+    `expected`: about how many bytes it will take; `near`: the device of what it lies over; `first` is called before, under the VM's lock.
     """
 
     def write() -> None:
+        if first:
+            first()
         path = layout.record(disk.vm_dir, disk.disk)
         if os.path.lexists(path) and files.hint(path) != record.to_data():
             # A disk made anew over another generation: at no moment may a record lie about the disk beside it.
@@ -153,16 +157,17 @@ def clone_on_store(step: CloneOnStore, planned: Planned) -> None:
     at.check(image)
     clone = at.clone_of(image, disk.vm, disk.disk)
     record = Record(disk.disk, STORE_CLONE, "qcow2", layout.layer(clone, 0), image=image._replace(generation=""))
-    with Undo() as undo:
-        undo.add(lambda: at.remove_clone(image, clone))
-        undo.add(lambda: files.unlink(vm_dir.intended(disk)))
-        with publishing(disk, planned, record) as staged:
+    with dir_clones.made(dir_image.Stored(image.source), image.format, clone, step.min_size) as publish:
+
+        def publish_first() -> None:
             # Killed before there is a record, what removes the disk finds the clone by this.
             files.remove_staged(*os.path.split(vm_dir.intended(disk)))
             files.write_json(vm_dir.intended(disk), {"clone": clone})
-            at.clone(image, clone, step.min_size)
+            publish()
+
+        # By its name nobody can tell it from one of a VM made anew: so it gets that under the VM's lock, and nobody takes it back.
+        with publishing(disk, planned, record, first=publish_first) as staged:
             os.symlink(clone, staged)
-        undo.keep()
 
 
 def adopt_clone(step: AdoptClone, planned: Planned) -> None:
@@ -185,6 +190,7 @@ def link_in_place(step: LinkInPlace, planned: Planned) -> None:
     """Link the disk to the image (disk.N -> .semishared/NAME/image -> ../../NAME); a session ends the generation first."""
     disk, image, at = step.disk, step.image, store.of(step.image.access)
     at.check(image)
+    vm_dir.check_wanted(disk, planned)
     if step.session and not step.shareable:
         # Before anything says that a session of this VM has begun: whoever writes goes on undisturbed.
         at.writers(image)

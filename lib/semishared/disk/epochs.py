@@ -8,6 +8,7 @@ is published only while they are what they were. oned's own counter, the SEQ of 
 each deletion: a plan of an older SEQ is late, whenever it arrives.
 
     locks/vm-N          {"epochs": {"": 3, "1": 1}, "seqs": {"": 7}, "move": "9f..."}     '' is the whole VM, else a disk
+                        "made": {"1": 4}      the sum of both counts when the disk was last made, if there was a deletion before
     locks/vm-N-disks    {"ended": 4, ...}                                            what guest/job_lock.py has ended
 
 Files of 0.1.0 hold times: nothing is noted in them.
@@ -99,7 +100,28 @@ def note_deletion(file: IO[str], path: str, key: str, planned: Planned) -> None:
 
 def _counters(noted: Noted) -> Noted:
     """Return what belongs into a lock file: not what 0.1.0 wrote."""
-    return {name: noted[name] for name in ("epochs", "seqs", "move") if name in noted}
+    return {name: noted[name] for name in ("epochs", "seqs", "move", "made") if name in noted}
+
+
+def _count(noted: Noted, disk: str) -> int:
+    return _number(noted, "epochs", ALL) + _number(noted, "epochs", disk)
+
+
+def note_made(file: IO[str], disk: str) -> None:
+    """Note after which deletions a disk was made: a removal that was planned before them is none of this one."""
+    noted = locks.noted(file)
+    made = {key: _number(noted, "made", key) for key in noted.get("made") or {}}
+    if _count(noted, disk) != made.get(disk, 0):
+        locks.note(file, {**_counters(noted), "made": {**made, disk: _count(noted, disk)}})
+
+
+def check_removal(file: IO[str], path: str, vm: int, disk: str, planned: Planned) -> None:
+    """Raise LateAction if a disk was deleted after its removal was planned, and another one was made in its place."""
+    noted = locks.noted(file)
+    made = _number(noted, "made", disk)
+    if made and made == _count(noted, disk) != planned.counted(path, "epochs", ALL) + planned.counted(path, "epochs", disk):
+        here = os.uname().nodename
+        raise LateAction(f"disk {disk} of VM {vm} was removed on {here} since this was planned, and made anew: it is left as it is")
 
 
 def check(file: IO[str], path: str, vm: int, keys: Iterable[str], planned: Planned) -> None:

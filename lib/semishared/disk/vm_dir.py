@@ -52,6 +52,12 @@ def publishing(vm: int, vm_dir: str, planned: Planned, disk: int | None = None) 
         yield file
 
 
+def check_wanted(disk: DiskRef, planned: Planned) -> None:
+    """Raise VmGone or LateAction if a disk was deleted since something was planned for it: one that has its number now is another."""
+    with publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+        pass
+
+
 def note_seq(vm_dir: str, seq: int) -> None:
     """Note the SEQ in a VM directory, unless it is not known."""
     if seq > history.seq_of(vm_dir):
@@ -101,7 +107,9 @@ def published(
             point(f"{name} staged")
             if not os.path.islink(staged):
                 files.fsync(staged)
-            with publishing(vm, vm_dir, planned, disk):
+            with publishing(vm, vm_dir, planned, disk) as file:
+                if disk is not None:
+                    epochs.note_made(file, str(disk))
                 if record:
                     record()
                 if layered:
@@ -133,14 +141,14 @@ def note_io_classes(step: NoteIoClasses, planned: Planned) -> None:
 def note_classes(step: NoteClasses, planned: Planned) -> None:
     """Have the record of a disk say on which classes of devices it is to lie."""
     disk = step.disk
-    with publishing(disk.vm, disk.vm_dir, planned), files.enough_space(disk.vm_dir):
+    with publishing(disk.vm, disk.vm_dir, planned, disk.disk), files.enough_space(disk.vm_dir):
         _note_in_record(disk.vm_dir, disk.disk, classes=tuple(step.classes))
 
 
 def note_hot(step: NoteHot, planned: Planned) -> None:
     """Have the record of a disk say that its guest is to read its base from memory."""
     disk = step.disk
-    with publishing(disk.vm, disk.vm_dir, planned), files.enough_space(disk.vm_dir):
+    with publishing(disk.vm, disk.vm_dir, planned, disk.disk), files.enough_space(disk.vm_dir):
         _note_in_record(disk.vm_dir, disk.disk, hot=True)
 
 
@@ -160,6 +168,7 @@ def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget:
     unsettled.end_others(disk.vm, disk.vm_dir)
     with _lock(disk.vm, disk.vm_dir) as file:
         history.refuse_late(disk.vm, disk.vm_dir, planned.seq)
+        epochs.check_removal(file, epochs.lock_path(disk.vm, disk.vm_dir), disk.vm, str(disk.disk), planned)
         noted = _note(file, disk.vm, disk.vm_dir, str(disk.disk), planned)
         unsettled.put_back(disk)
         record = _to_remove(disk)

@@ -109,6 +109,7 @@ class Execution(Steps):
 
     def SaveDisk(self, step: s.SaveDisk) -> object:
         disk = step.disk
+        vm_dir.check_wanted(disk, self.planned)
         record = records.read_record(disk.vm_dir, disk.disk)
         with borrowed(cache.root_of(disk.vm_dir), record, (disk.vm, disk.disk), self.talk.asking):
             return create.save_disk(step)

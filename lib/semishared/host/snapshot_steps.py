@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ..disk import layering, snapshots
+from ..disk import layering, snapshots, vm_dir
 from ..model import steps as s
 from .conversation import Steps
 
@@ -33,16 +33,20 @@ class OnSnapshots(Steps):
         return snapshots.rest_for(step, lambda: self.talk.ask(rests=step.domain))
 
     def MergeLayer(self, step: s.MergeLayer) -> None:
+        vm_dir.check_wanted(step.disk, self.planned)
         layering.merge_layer(step)
 
     def PullLayer(self, step: s.PullLayer) -> None:
+        vm_dir.check_wanted(step.disk, self.planned)
         layering.pull_layer(step)
 
     def DropStrays(self, step: s.DropStrays) -> None:
+        vm_dir.check_wanted(step.disk, self.planned)
         layering.drop_strays(step)
 
     def DropLayer(self, step: s.DropLayer) -> None:
-        layering.drop_layer(step)
+        with vm_dir.publishing(step.disk.vm, step.disk.vm_dir, self.planned, step.disk.disk):
+            layering.drop_layer(step)
 
     def CopyOut(self, step: s.CopyOut) -> object:
         return snapshots.copy_out(step, self.planned)
@@ -50,6 +54,7 @@ class OnSnapshots(Steps):
     def GrowDisk(self, step: s.GrowDisk) -> object:
         from ..disk import grow
 
+        vm_dir.check_wanted(step.disk, self.planned)
         return grow.grow(step)
 
     def AllowGrowth(self, step: s.AllowGrowth) -> None:

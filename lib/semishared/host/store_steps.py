@@ -8,7 +8,7 @@ import os
 from .. import store
 from ..base import cache, room
 from ..base.ensure import borrowed
-from ..disk import kept, on_devices, records, recovery, snapshots, unsettled, vm_dir
+from ..disk import epochs, kept, on_devices, records, recovery, snapshots, unsettled, vm_dir
 from ..disk.create import opened
 from ..errors import MissingImage, VmGone
 from ..guest import block_jobs, job_lock
@@ -31,7 +31,8 @@ class OnStore(Steps):
     def RecordNetwork(self, step: i.RecordNetwork) -> None:
         disk = step.disk
         record = Record(disk.disk, PLACES[step.how], step.image.format, "", step.readonly, step.image, step.network)
-        with vm_dir.publishing(disk.vm, disk.vm_dir, self.planned, disk.disk):
+        with vm_dir.publishing(disk.vm, disk.vm_dir, self.planned, disk.disk) as file:
+            epochs.note_made(file, str(disk.disk))
             # A disk made anew in another place: at no moment may a record lie about the disk beside it.
             on_devices.remove(disk.path)
             layers.remove(disk.path)
@@ -51,6 +52,7 @@ class OnStore(Steps):
     def FillImage(self, step: i.FillImage) -> object:
         found: dict[str, object] = {}
         disk = step.disk
+        vm_dir.check_wanted(disk, self.planned)
         if step.domain:
             job_lock.take(disk.vm, disk.vm_dir)
             recovery.recover(disk.vm_dir, step.domain)

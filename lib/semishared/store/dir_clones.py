@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
+from typing import Callable, Iterator
 
 from ..errors import UnexpectedLink
 from ..model import layout, layout_store
@@ -16,8 +18,13 @@ from . import dir_image
 from .dir_image import Stored
 
 
-def create(stored: Stored, format: str, clone: str, min_size: int) -> None:
-    """Make `clone`, an overlay of at least `min_size` bytes over the image, whole or not at all."""
+@contextmanager
+def made(stored: Stored, format: str, clone: str, min_size: int) -> Iterator[Callable[[], None]]:
+    """Make an overlay of at least `min_size` bytes over the image; yield what gives it the name `clone`, whole or not at all.
+
+    What has that name meanwhile may be a newer VM's: it is replaced by that alone, and never removed if the block fails.
+    """
+    dir_image.make_link(stored)
     with dir_image.side(stored, layout_store.CLONES, make=True) as clones:
         here = f"{clones}/{os.path.basename(clone)}"
         staged = files.staged_name(here)
@@ -31,12 +38,15 @@ def create(stored: Stored, format: str, clone: str, min_size: int) -> None:
                 with files.made(staged) as path:
                     qemu_img.create_overlay(path, stored.link, format, size, "", look=False)
                 point("store clone staged")
-                forget_pull(layout.layers(here))
-                layers.publish_first(here, staged)
-        except BaseException:
+
+            def publish() -> None:
+                with files.enough_space(os.path.dirname(clone)):
+                    forget_pull(layout.layers(here))
+                    layers.publish_first(here, staged)
+
+            yield publish
+        finally:
             files.unlink(staged)
-            layers.remove(here)
-            raise
 
 
 def active(stored: Stored, vm: int, disk: int, cloud: str) -> str:

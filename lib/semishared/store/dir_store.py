@@ -270,8 +270,8 @@ class DirStore(DirDiffs):
         from . import dir_clones
 
         self.check(image)
-        dir_image.make_link(Stored(image.source))
-        dir_clones.create(Stored(image.source), image.format, clone, size)
+        with dir_clones.made(Stored(image.source), image.format, clone, size) as publish:
+            publish()
 
     def remove_clone(self, image: ImageRef, clone: str) -> None:
         """Remove the layers."""
