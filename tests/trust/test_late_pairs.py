@@ -60,7 +60,8 @@ def any_of(cls: Any, disk: s.DiskRef, image: s.ImageRef) -> s.Step:
     for name in cls._fields:
         kind = str(cls.__annotations__.get(name, ""))
         values.append(of[name] if name in of else {} if kind.startswith("dict") else kinds.get(kind, ()))
-    return cls(*values)  # type: ignore[no-any-return]
+    made: s.Step = cls(*values)
+    return made
 
 
 def seen(*tops: Path) -> Dict[str, object]:

@@ -21,9 +21,9 @@ from tools.world import World, qemu_io
 def descendants() -> List[int]:
     """Return the processes that this one and those that it has started have started."""
     parents = {}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
+    for name in filter(str.isdigit, os.listdir("/proc")):
         try:
-            parents[int(pid)] = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            parents[int(name)] = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
     found = [os.getpid()]

@@ -101,10 +101,10 @@ def carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str) -> Plan:
     place, there = asked.source, asked.target
     yield agree(there.host)
     (found,) = yield On(place.host, (s.MarkVm(place.vm, place.path),))
-    token, seen = str(found["token"]), str(found["seen"])
+    token = str(found["token"])
     unmark = On(place.host, (s.UnmarkVm(place.vm, place.path, token),))
     try:
-        seen = yield from _carried(asked, steps, vm, guest, found, unmark)
+        gone = yield from _carried(asked, steps, vm, guest, found, unmark)
     except SemisharedError:
         if token:
             # A mark that stays is a file beside the VM directory, where nobody looks for it.
@@ -113,8 +113,8 @@ def carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str) -> Plan:
             except SemisharedError:
                 pass  # that host may be what has failed
         raise
-    if seen is not None:
-        yield from _release(place.host, s.ReleaseVm(place.vm, place.path, guest, seen), vm)
+    if gone is not None:
+        yield from _release(place.host, s.ReleaseVm(place.vm, place.path, guest, gone), vm)
 
 
 def _carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str, found: Mapping[str, Any], unmark: On) -> Part[str | None]:
