@@ -115,6 +115,50 @@ def measured(bench: Bench, device: str, top: Path, dirty: int, pattern: str) -> 
     }  # fmt: skip
 
 
+def _scattered(layer: str, dirty: int, first: int) -> None:
+    """Write 4 KiB in each 16 KiB of a layer, until that is `dirty` bytes."""
+    commands = (f"write -P {1 + (first + at) % 250} {at * 16}k 4k" for at in range(dirty // 4096))
+    subprocess.run(["qemu-io", "-f", "qcow2", layer], input="\n".join(commands).encode(), check=True, stdout=subprocess.DEVNULL)
+
+
+def rate_of_two(bench: Bench, top: Path, dirty: int) -> float:
+    """Return the bytes per second of two commits in a row, each of `dirty` bytes scattered over an image of four times that."""
+    base, size, seconds = str(top / "base"), 4 * dirty, 0.0
+    with open(base, "wb") as made:
+        made.truncate(size)
+    manifest, image = str(top / "manifest"), ref(bench, 9)
+    found = extents.copy(base, None, "raw", "bench")
+    Path(manifest).write_bytes(found.text())
+    of(bench).receive(image, size, iter(()), lambda: found.generation)
+    owner, layers = Owner(23, 1, 5, found.generation, "h1", bench.access.cloud), [str(top / "first"), str(top / "second")]
+    of(bench).claim(image, owner)
+    for number, layer in enumerate(layers):
+        below, format = (layers[0], "qcow2") if number else (base, "raw")
+        qemu_img.create_overlay(layer, below, format, 0, "extended_l2=on,cluster_size=128k")
+        _scattered(layer, dirty, number)
+        began = time.monotonic()
+        commit(image, owner, Diff(tuple(layers[: number + 1]), base, "raw", manifest, str(top / "last")))
+        seconds += time.monotonic() - began
+    of(bench).remove(image)
+    for path in (base, manifest, str(top / "last"), *layers):
+        os.unlink(path)
+    return 2 * dirty / seconds
+
+
+def scattered(little: int, much: int) -> Figure:
+    """Compare the rate of two commits of much with that of little: nothing that a commit does may grow faster than what it brings."""
+    top = Path(tempfile.mkdtemp(prefix="bench-", dir="/var/tmp"))
+    with file_system(top, MAKE["reflink"], max(2 * much * MiB, 1 << 30)) as (where, _):
+        bench = DirBench(where)
+        few, many = (rate_of_two(bench, top, size * MiB) for size in (little, much))
+    shutil.rmtree(top)
+    return Figure(
+        f"commit/scattered/{much}", f"two commits in a row of {much} MiB of scattered 4 KiB", "bytes/s", [many],
+        f"of {little} MiB", [few], expected=1.0, because="no step looks at all ranges for each", budget=("ratio", ">=", 0.5),
+        budget_from="commit",
+    )  # fmt: skip
+
+
 def all_of(bench: Bench, device: str, top: Path, sizes: List[int]) -> Iterator[Dict[str, Any]]:
     """Measure all sizes in large pieces, and one scattered, on one store."""
     for size in sizes:
@@ -166,7 +210,8 @@ def commits(quick: bool) -> List[Figure]:
     for kind, row in rows([0, 64] if quick else SIZES, 1 if quick else 5):
         print(f"  {kind} {row}", flush=True)
         found[kind, row["dirty_mib"], row["pattern"]].append(row)
-    return [figure for (kind, dirty, pattern), measured in found.items() for figure in _figures(kind, dirty, pattern, measured)]
+    figures = [figure for (kind, dirty, pattern), measured in found.items() for figure in _figures(kind, dirty, pattern, measured)]
+    return [*figures, scattered(8, 64) if quick else scattered(512, 4096)]
 
 
 def _figures(kind: str, dirty: int, pattern: str, of_it: List[Dict[str, Any]]) -> List[Figure]:
