@@ -107,9 +107,9 @@ class Reader:
             if self._awaited < 0:
                 return message
         if self._is_piece:
-            message = self.read(timeout_s)
-            assert not isinstance(message, bytes)
-            return message
+            whole = self.read(timeout_s)
+            assert not isinstance(whole, bytes)
+            return whole
         place = room()[: self._awaited]
         count = min(len(place), len(self._buffer))
         if count:
