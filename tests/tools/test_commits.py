@@ -269,7 +269,8 @@ def test_a_decided_commit_can_be_read_however_much_it_touched(bench: DirBench, t
     claim = dir_journal.claim(stored)
     assert claim
     with dir_journal.settled(stored), dir_journal.draft(stored) as directory:
-        dir_journal.decide(stored, directory, claim.size, "", claim._replace(touched=touched), None)
+        after_it = claim._replace(touched=touched)
+        dir_journal.decide(stored, directory, dir_journal.Decided(claim.size, "", after_it, dir_journal.named(claim), "a" * 32), None)
         with dir_image.side(stored) as side:
             assert os.stat(layout_store.journal(layout_store.commit(side))).st_size > layout.JSON_BYTES
     dir_journal.settle(stored)
