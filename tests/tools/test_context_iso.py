@@ -52,6 +52,7 @@ def test_while_the_iso_is_handed_over_nothing_of_it_has_a_name(temporary: Path, 
     assert (tmp_path / "context.sh").read_text() == "A='1'\n"
 
 
+@pytest.mark.fault(33, "a link in a files datastore gets nothing of the front-end's into a guest")
 @pytest.mark.parametrize("place", ["datastores/2/file", "datastores//2/file", "datastores/2/folder/file"])
 def test_a_link_in_a_datastore_is_not_followed(temporary: Path, tmp_path: Path, place: str) -> None:
     (tmp_path / "store/folder").mkdir(parents=True)

@@ -7,6 +7,8 @@ import ast
 from pathlib import Path
 from typing import Iterator
 
+import pytest
+
 LIB = Path(__file__).resolve().parents[2] / "lib" / "semishared"
 READERS = {"text", "number", "is_yes", "value", "first"}
 OF_ONED = "oned writes it, for every disk"
@@ -51,6 +53,7 @@ def _reads(tree: ast.AST, within_disk: bool = False) -> Iterator[str]:
             yield str(word.value) if isinstance(word, ast.Constant) else ""
 
 
+@pytest.mark.fault(23, "what DISK alone says is in one list, and nothing else of it is read")
 def test_only_these_words_of_a_disk_are_read() -> None:
     found = {word: path for path in sorted(LIB.rglob("*.py")) for word in _reads(ast.parse(path.read_text()))}
     assert {word for word in found if word.isupper()} == set(WORDS)  # libvirt's are small

@@ -7,6 +7,7 @@ import json
 from typing import Any, Dict, List, Optional
 from xml.sax.saxutils import escape
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -85,6 +86,7 @@ def image(number: int) -> Image:
     return Image.parse(f"<IMAGE>{of}<SIZE>8</SIZE><PERSISTENT>0</PERSISTENT>{vms}{rows}</IMAGE>")
 
 
+@pytest.mark.fault(23, "at failover a VM gets no image that oned has not acquired for it")
 @settings(max_examples=400)
 @given(st.lists(DISK, min_size=1, max_size=3))
 def test_a_lost_host_s_vm_gets_nothing_that_oned_did_not_acquire_for_it(disks: List[Dict[str, str]]) -> None:

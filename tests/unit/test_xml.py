@@ -61,6 +61,7 @@ def test_texts_are_read_as_oned_reads_them() -> None:
         assert (values.integer(text, 32), values.integer(text), values.is_yes(text)) == (of_32_bits, of_64_bits, is_yes), repr(text)
 
 
+@pytest.mark.fault(22, "a disk that is volatile to oned has no image, whatever its user wrote")
 @pytest.mark.parametrize("more", ["<IMAGE_ID>9</IMAGE_ID>", "<IMAGE_ID>0_9</IMAGE_ID>", "<IMAGE>other</IMAGE>"])
 @pytest.mark.parametrize("kind", ["fs", "FS", "swap", "Swap"])
 def test_a_disk_that_oned_calls_volatile_is_of_no_image(kind: str, more: str) -> None:
@@ -68,12 +69,14 @@ def test_a_disk_that_oned_calls_volatile_is_of_no_image(kind: str, more: str) ->
     assert (disk.is_volatile, disk.image_id, disk.source) == (True, -1, "")
 
 
+@pytest.mark.fault(22, "a size is what oned counts for it")
 @pytest.mark.parametrize(("said", "size"), [("10_000", 0), ("9 ", 0), ("\u0669", 0), (" 9", 9), ("+9", 9), ("0x9", 0), ("-9", 0)])
 def test_a_size_is_what_oned_counts(said: str, size: int) -> None:
     disk = Vm.parse(f"<VM><TEMPLATE><DISK><DISK_ID>0</DISK_ID><SIZE>{said}</SIZE></DISK></TEMPLATE></VM>").disk(0)
     assert disk.size == size * MiB
 
 
+@pytest.mark.fault(22, "a disk is read-only where oned takes it for that")
 @pytest.mark.parametrize(("said", "is_readonly"), [("YES", True), ("yes", True), ("YES ", False), (" YES", False), ("ye\u017f", False)])
 def test_a_disk_is_read_only_where_oned_says_so(said: str, is_readonly: bool) -> None:
     vm = Vm.parse(f"<VM><TEMPLATE><DISK><DISK_ID>0</DISK_ID><READONLY>{said}</READONLY></DISK></TEMPLATE></VM>")
