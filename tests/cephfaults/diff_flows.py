@@ -21,7 +21,7 @@ from semishared.model import steps as s
 from semishared.model import steps_commit as c
 from semishared.model.exchange import AskOned, Exchange, On, Part, drive
 from semishared.opennebula.args import DiskPlace, VmPlace
-from semishared.opennebula.xml import Datastore, Vm, parse
+from semishared.opennebula.xml import Datastore, Image, Vm, parse
 from semishared.plan import commits, settling
 from semishared.wire.session import Session
 from tools.world import OVERLAY_OPTIONS
@@ -42,11 +42,13 @@ class Job(NamedTuple):
     def carry_out(self, session: Session) -> Any:
         """Do it."""
         datastore = Datastore(parse(self.datastore, "DATASTORE"))
+        it = f"<ID>{self.image.id}</ID><DATASTORE_ID>{self.image.store}</DATASTORE_ID><SOURCE>{self.image.source}</SOURCE><FORMAT>raw</FORMAT>"
+        image = Image.parse(f"<IMAGE>{it}</IMAGE>")
 
         def do(wanted: Exchange) -> Any:
             if isinstance(wanted, On):
                 return session.run(list(wanted.steps)) if wanted.steps else []
-            return {"vm": VM, "datastore": datastore}[wanted.what] if isinstance(wanted, AskOned) else None
+            return {"vm": VM, "image": image, "datastore": datastore}[wanted.what] if isinstance(wanted, AskOned) else None
 
         return drive(FLOWS[self.flow](self), do)
 

@@ -15,6 +15,7 @@ import xmlrpc.client
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from xml.sax.saxutils import escape
 
 from lab import Lab, Node, NodeProcess
 from lab.forks import serve
@@ -74,6 +75,7 @@ class Cloud:
         self.fe = lab.fe
         self.h1, self.h2 = lab.hosts
         self.answers = Answers(lab.fe.pid)
+        self._disks: Dict[int, Dict[int, int]] = {}
         self.answers.texts["hostpool", -1] = "<HOST_POOL><HOST><NAME>h1</NAME></HOST><HOST><NAME>h2</NAME></HOST></HOST_POOL>"
         for number in (100, 101):
             self.answers.texts["datastore", number] = f"<DATASTORE><ID>{number}</ID><TEMPLATE/></DATASTORE>"
@@ -99,12 +101,13 @@ class Cloud:
     def image(self, number: int, format: str = "raw", persistent: bool = False, attributes: str = "") -> None:
         """Let oned know an image."""
         self.answers.texts["image", number] = (
-            f"<IMAGE><ID>{number}</ID><PERSISTENT>{int(persistent)}</PERSISTENT><FORMAT>{format}</FORMAT>"
+            f"<IMAGE><ID>{number}</ID><PERSISTENT>{int(persistent)}</PERSISTENT><FORMAT>{format}</FORMAT><DATASTORE_ID>100</DATASTORE_ID>"
             f"<TEMPLATE>{attributes}</TEMPLATE></IMAGE>"
         )
 
     def vm(self, number: int, disks: Dict[int, int], fs: str = "", lcm_state: int = 3, seq: int = 0) -> None:
         """Let oned know a VM; `disks` maps disk ids to image ids (-1: volatile)."""
+        self._disks[number] = disks
         text = "".join(
             f"<DISK><DISK_ID>{disk}</DISK_ID><IMAGE_ID>{image}</IMAGE_ID><DATASTORE_ID>100</DATASTORE_ID>"
             f"<SIZE>8</SIZE><ORIGINAL_SIZE>8</ORIGINAL_SIZE><TM_MAD>semishared</TM_MAD><FS>{fs}</FS></DISK>"
@@ -119,10 +122,20 @@ class Cloud:
 
     def tm(self, action: str, *argv: str, stdin: bytes = b"", timeout: float = 60) -> "Done[bytes]":
         """Run a transfer action as one_tm does."""
+        self._source(action, argv)
         return self.fe.run([f"{REMOTES}/tm/semishared/{action}", *argv], input=stdin, check=False, timeout=timeout)
+
+    def _source(self, action: str, argv: Tuple[str, ...]) -> None:
+        """Let oned know where the image is that an action is given: its SOURCE."""
+        if action in ("clone", "ln") and len(argv) > 2 and "/disk." in argv[1]:
+            image = self._disks.get(int(argv[2]), {}).get(int(argv[1].rpartition(".")[2]), -1)
+            known = self.answers.texts.get(("image", image), "")
+            source = f"<SOURCE>{escape(argv[0].partition(':')[2])}</SOURCE>"
+            self.answers.texts["image", image] = known.partition("<SOURCE>")[0].replace("</IMAGE>", "") + source + "</IMAGE>" if known else ""
 
     def start(self, action: str, *argv: str, stdin: bytes = b"") -> NodeProcess:
         """Start a transfer action."""
+        self._source(action, argv)
         process = self.fe.popen(
             [f"{REMOTES}/tm/semishared/{action}", *argv],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

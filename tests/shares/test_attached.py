@@ -38,7 +38,7 @@ MARKER = "0123456789abcdef" * 2
 @pytest.fixture()
 def root() -> Iterator[Path]:
     """Return a root of shares with share-7 of owner 3 and share-8 of owner 4; all may pass on the way to it."""
-    top = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    top = Path(tempfile.mkdtemp(dir="/srv"))
     top.chmod(0o711)
     root = top / "root"
     root.mkdir()

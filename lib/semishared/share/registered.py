@@ -44,7 +44,7 @@ def _found(tree: Tree, path: str, safe: tuple[str, ...], others: tuple[str, ...]
     if not any(_is_below(real, directory) for directory in below):
         # The path as given: where a link leads is nobody's business who may not read there.
         raise RestrictedPath(f"{path} is below none of the datastore's SAFE_DIRS")
-    for directory in (root, *map(os.path.realpath, others)):
+    for directory in (root, *map(os.path.realpath, others), *NEVER):
         if _is_below(real, directory) or _is_below(directory, real):
             raise RestrictedPath(f"{path} has to do with {directory}, which no guest may be given")
     if not os.path.isdir(real):
