@@ -18,11 +18,11 @@ from xml.etree import ElementTree
 from semishared.config import Config
 from semishared.errors import NotFenced
 from semishared.front.fence import Fence
-from semishared.opennebula.xml import Datastore, Host, Vm
+from semishared.opennebula.xml import Datastore, Host, Image, Vm
 
 path, wait_s, cases = json.loads(sys.argv[1])
 HISTORY = "<HISTORY_RECORDS><HISTORY><SEQ>0</SEQ><HOSTNAME>h1</HOSTNAME></HISTORY></HISTORY_RECORDS>"
-DISK = f"<DISK><DISK_ID>0</DISK_ID><DATASTORE_ID>100</DATASTORE_ID><PERSISTENT>YES</PERSISTENT><SOURCE>{path}</SOURCE></DISK>"
+DISK = f"<DISK><DISK_ID>0</DISK_ID><IMAGE_ID>7</IMAGE_ID><DATASTORE_ID>100</DATASTORE_ID><PERSISTENT>YES</PERSISTENT><SOURCE>{path}</SOURCE></DISK>"
 
 class Oned:
     # What one front-end asks of oned, and what it is told.
@@ -31,6 +31,8 @@ class Oned:
         "<DATASTORE><ID>100</ID><NAME>img</NAME><TYPE>0</TYPE><TM_MAD>semishared</TM_MAD><CLUSTERS><ID>0</ID></CLUSTERS><TEMPLATE/></DATASTORE>")]
     def vm(self, number): return Vm.parse(f"<VM><ID>3</ID><STATE>3</STATE>{HISTORY}<TEMPLATE>{DISK}</TEMPLATE></VM>")
     def vms(self): return [self.vm(3)]
+    def images(self): return [Image.parse(
+        f"<IMAGE><ID>7</ID><PERSISTENT>1</PERSISTENT><DATASTORE_ID>100</DATASTORE_ID><SOURCE>{path}</SOURCE><VMS><ID>3</ID></VMS></IMAGE>")]
     def update_host(self, number, text): pass
 
 def fence(off, command):

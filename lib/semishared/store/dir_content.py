@@ -33,7 +33,22 @@ class DirContent:
 
     def generation(self, seen: Seen) -> str:
         """Return the generation that was seen."""
-        return "" if self._is_written() else dir_image.generation(self._stored, seen, self._format)
+        return "" if self._is_written() else dir_image.generation(self._stored, seen, self._format) or self._read_again(seen)
+
+    def _read_again(self, seen: Seen) -> str:
+        """Return the generation of an image that has another inode or time of change than when it was named, if its content is the same.
+
+        An administrator may have renamed it, given it another mode, or copied it with its times: disks over it stay what they are.
+        """
+        name = dir_image.generation(self._stored, seen, self._format, but=dir_image.LATER)
+        if not name:
+            return ""
+        with dir_image.opened(self._stored.source) as path:
+            found = extents.copy(path, None, self._format, "store_read", direct=True)
+        if found.generation != name or self.see() != seen:
+            return ""
+        self.publish(found, seen)
+        return name
 
     def _is_written(self) -> bool:
         with dir_image.opened(self._stored.source) as path, open(path, "rb") as file:

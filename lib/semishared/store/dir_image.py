@@ -197,15 +197,19 @@ def see(stored: Stored, marker_id: str = "") -> Seen:
     return Seen.of(token, check(stored.source, marker_id))
 
 
-def generation(stored: Stored, seen: Seen, format: str = "") -> str:
-    """Return the name of the image's current generation, '' if its content is unknown, or known in another format only."""
+def generation(stored: Stored, seen: Seen, format: str = "", but: tuple[str, ...] = ()) -> str:
+    """Return the name of the image's current generation, '' if its content is unknown, or known in another format only.
+
+    `but`: what of its state may be another one, for who reads the content itself.
+    """
     try:
         with side(stored) as path:
             header = files.hint(layout_store.generation(path))
     except FileNotFoundError:
         return ""
     # Those of older versions have neither ctime nor inode.
-    if not header or any(header.get(key, value if key in LATER else None) != value for key, value in seen._asdict().items()):
+    state = {key: value for key, value in seen._asdict().items() if key not in but}
+    if not header or any(header.get(key, value if key in LATER else None) != value for key, value in state.items()):
         return ""
     if format and header.get("format", format) != format:
         # The same bytes read otherwise: another disk for a guest, and another name.
