@@ -127,8 +127,9 @@ class Cloud:
 
     def _source(self, action: str, argv: Tuple[str, ...]) -> None:
         """Let oned know where the image is that an action is given: its SOURCE."""
-        if action in ("clone", "ln") and len(argv) > 2 and "/disk." in argv[1]:
-            image = self._disks.get(int(argv[2]), {}).get(int(argv[1].rpartition(".")[2]), -1)
+        disk = argv[1].rpartition("/disk.")[2] if len(argv) > 2 else ""
+        if action in ("clone", "ln") and disk.isdigit() and argv[2].isdigit():
+            image = self._disks.get(int(argv[2]), {}).get(int(disk), -1)
             known = self.answers.texts.get(("image", image), "")
             source = f"<SOURCE>{escape(argv[0].partition(':')[2])}</SOURCE>"
             self.answers.texts["image", image] = known.partition("<SOURCE>")[0].replace("</IMAGE>", "") + source + "</IMAGE>" if known else ""
