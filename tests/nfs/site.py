@@ -35,7 +35,17 @@ GRACE_S = 20
 """After a restart of the server, for all clients to reclaim what they hold."""
 OPTIONS = "vers=4.2,hard"
 """Without lookupcache=positive: what is published must be found by who has looked for it before, too."""
-TEAR = 'at=$(stat -c %y "$FILE"); printf x | dd of="$FILE" bs=1 seek=2000000 conv=notrunc status=none; touch -d "$at" "$FILE"; sync'
+TEAR = """
+import os, pathlib, sys
+from rot import dated
+path = pathlib.Path(sys.argv[1])
+was = path.stat()
+with open(path, "r+b") as file:
+    file.seek(2000000)
+    file.write(b"x")
+dated(path, was)
+os.sync()
+"""
 HOSTSIDE = f"{caches.CHECKOUT}/lib/semishared/hostside.py"
 
 
@@ -233,8 +243,8 @@ class Site:
         raise NotImplementedError
 
     def tear(self, image: s.ImageRef) -> None:
-        """Change a byte of an image by other means than a client's writes where there are any; its size and time stay."""
-        self.fe.script(TEAR, env={"FILE": self.origin(image)})
+        """Change a byte of an image by other means than a client's writes where there are any; its size and times stay."""
+        self.fe.python(TEAR, self.origin(image))
 
     def expire(self, host: Host) -> None:
         """Let pass the time after which the servers give up a host that is cut off, where that can be; else it is waited for."""
