@@ -42,7 +42,8 @@ class Job(NamedTuple):
     def carry_out(self, session: Session) -> Any:
         """Do it."""
         datastore = Datastore(parse(self.datastore, "DATASTORE"))
-        it = f"<ID>{self.image.id}</ID><DATASTORE_ID>{self.image.store}</DATASTORE_ID><SOURCE>{self.image.source}</SOURCE><FORMAT>raw</FORMAT>"
+        where = f"<DATASTORE_ID>{self.image.store}</DATASTORE_ID><SOURCE>{self.image.source}</SOURCE>"
+        it = f"<ID>{self.image.id}</ID>{where}<FORMAT>raw</FORMAT>"
         image = Image.parse(f"<IMAGE>{it}</IMAGE>")
 
         def do(wanted: Exchange) -> Any:

@@ -132,7 +132,8 @@ class Cloud:
             image = self._disks.get(int(argv[2]), {}).get(int(disk), -1)
             known = self.answers.texts.get(("image", image), "")
             source = f"<SOURCE>{escape(argv[0].partition(':')[2])}</SOURCE>"
-            self.answers.texts["image", image] = known.partition("<SOURCE>")[0].replace("</IMAGE>", "") + source + "</IMAGE>" if known else ""
+            told = known.partition("<SOURCE>")[0].replace("</IMAGE>", "")
+            self.answers.texts["image", image] = f"{told}{source}</IMAGE>" if known else ""
 
     def start(self, action: str, *argv: str, stdin: bytes = b"") -> NodeProcess:
         """Start a transfer action."""

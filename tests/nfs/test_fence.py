@@ -22,7 +22,8 @@ from semishared.opennebula.xml import Datastore, Host, Image, Vm
 
 path, wait_s, cases = json.loads(sys.argv[1])
 HISTORY = "<HISTORY_RECORDS><HISTORY><SEQ>0</SEQ><HOSTNAME>h1</HOSTNAME></HISTORY></HISTORY_RECORDS>"
-DISK = f"<DISK><DISK_ID>0</DISK_ID><IMAGE_ID>7</IMAGE_ID><DATASTORE_ID>100</DATASTORE_ID><PERSISTENT>YES</PERSISTENT><SOURCE>{path}</SOURCE></DISK>"
+FROM = "<IMAGE_ID>7</IMAGE_ID><DATASTORE_ID>100</DATASTORE_ID><PERSISTENT>YES</PERSISTENT>"
+DISK = f"<DISK><DISK_ID>0</DISK_ID>{FROM}<SOURCE>{path}</SOURCE></DISK>"
 
 class Oned:
     # What one front-end asks of oned, and what it is told.

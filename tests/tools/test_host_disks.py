@@ -25,7 +25,7 @@ from semishared.errors import (
     VmGone,
 )
 from semishared.model import steps as s
-from semishared.store import dir_clones
+from semishared.store import dir_clones, dir_image
 from semishared.store.dir_image import Stored
 from semishared.tools import files, qemu_img
 from tools.world import MiB, World, qemu_io
@@ -84,6 +84,7 @@ def test_clone_on_the_store_is_gone_with_its_disk(world: World, format: str) -> 
 def test_clone_that_is_not_published_whole_leaves_no_layer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = Stored(world.image().source)
     clone = stored.clone(5, 1)
+    dir_image.make_link(stored)
 
     flush, seen = files.fsync, list[list[str]]()
 
@@ -94,8 +95,8 @@ def test_clone_that_is_not_published_whole_leaves_no_layer(world: World, monkeyp
         raise OSError(errno.EIO, "it does not reach the disk")
 
     monkeypatch.setattr(files, "fsync", fails)
-    with pytest.raises(OSError, match="does not reach"):
-        dir_clones.create(stored, "raw", clone, 0)
+    with pytest.raises(OSError, match="does not reach"), dir_clones.made(stored, "raw", clone, 0) as publish:
+        publish()
     assert seen == [["0"]], "its only layer was there by then"
     assert os.listdir(os.path.dirname(clone)) == []
 

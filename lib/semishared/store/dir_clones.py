@@ -14,6 +14,7 @@ from ..errors import UnexpectedLink
 from ..model import layout, layout_store
 from ..tools import beneath, files, inspection, layers, qemu_img
 from ..tools.crash_points import point
+from ..tools.undo import Undo
 from . import dir_image
 from .dir_image import Stored
 
@@ -40,9 +41,12 @@ def made(stored: Stored, format: str, clone: str, min_size: int) -> Iterator[Cal
                 point("store clone staged")
 
             def publish() -> None:
-                with files.enough_space(os.path.dirname(clone)):
+                with files.enough_space(os.path.dirname(clone)), Undo() as undo:
                     forget_pull(layout.layers(here))
+                    # By now what had the name is given up, whoever's it was: its caller has compared the SEQ under the VM's lock.
+                    undo.add(lambda: layers.remove(here))
                     layers.publish_first(here, staged)
+                    undo.keep()
 
             yield publish
         finally:
