@@ -191,17 +191,27 @@ def lost_vm(rig: Rig) -> Vm:
     return Vm.parse(f"<VM><ID>{VM}</ID><LCM_STATE>60</LCM_STATE><TEMPLATE>{disks}{swap}</TEMPLATE>{history}</VM>")
 
 
+def oned(rig: Rig, **attributes: str) -> Callable[[AskOned], object]:
+    """Return what answers as oned: the images are the VM's, each with these attributes in its template."""
+    extra = "".join(f"<{name}>{value}</{name}>" for name, value in attributes.items())
+    known = {
+        image.id: Image.parse(
+            f"<IMAGE><ID>{image.id}</ID><PERSISTENT>{int(image.persistent)}</PERSISTENT><DATASTORE_ID>100</DATASTORE_ID><FORMAT>{image.format}"
+            f"</FORMAT><SOURCE>{source(rig, image)}</SOURCE><VMS><ID>{VM}</ID></VMS><TEMPLATE>{extra}</TEMPLATE></IMAGE>"
+        )
+        for image in IMAGES.values()
+    }
+    return lambda wanted: known[wanted.id] if wanted.what == "image" else facts(RAW)[2]
+
+
 def take_over(rig: Rig, environment: Environment) -> None:
     """Move the VM from a, which is not asked, to b as tm/mv does in LCM 60, on machines without libvirt."""
     request = args.Move.parse([f"a:{rig.inside(f'101/{VM}')}", f"b:{rig.inside(f'101/{VM}')}", str(VM), "101"])
-    lost, images = lost_vm(rig), {image.id: facts(image, SEMISHARED_ON_HOST_FAILURE="recreate") for image in IMAGES.values()}
+    lost, told = lost_vm(rig), oned(rig, SEMISHARED_ON_HOST_FAILURE="recreate")
     action = front.Action("mv", [], Report("mv"))
     action.seq = lost.seq
 
-    def oned(wanted: AskOned) -> object:
-        return {"image": lambda: images[wanted.id][1], "datastore": lambda: facts(RAW)[2]}[wanted.what]()
-
-    with rig.sessions(environment), mock.patch.object(front, "ask_oned", oned), mock.patch.object(disks, "running_domain", lambda _: ""):
+    with rig.sessions(environment), mock.patch.object(front, "ask_oned", told), mock.patch.object(disks, "running_domain", lambda _: ""):
         front.carry_out(moves.mv(request, lost, moves.Told(False, False, overlay_options=OPTIONS)), action)
 
 
@@ -215,7 +225,8 @@ def premigrate(rig: Rig, environment: Environment) -> None:
     action = front.Action("premigrate", ["a", "b", rig.inside(f"101/{VM}"), str(VM), "101"], Report("premigrate"))
     stdin, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(base64.b64encode(VM_XML.encode())))
     try:
-        with rig.sessions(environment), mock.patch.object(migrations, "running_domain", lambda _: ""):
+        told = mock.patch.object(front, "ask_oned", oned(rig))
+        with rig.sessions(environment), told, mock.patch.object(migrations, "running_domain", lambda _: ""):
             front.carry_out(migration.premigrate(action), action)
     finally:
         sys.stdin = stdin
