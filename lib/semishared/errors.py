@@ -572,6 +572,13 @@ class TooLarge(SemisharedError):
     remedy = "nothing was changed: make what is named smaller, or do it in pieces"
 
 
+class NoKey(SemisharedError):
+    """The key by which front-ends tell their own notes from others' is missing on this one, or others can read or change it."""
+
+    id = "SS182"
+    remedy = "`semishared setup --key` makes it, or says from which front-end of the group to copy it; `semishared doctor` compares"
+
+
 def catalogue() -> list[type[SemisharedError]]:
     """Return all error classes by id."""
     found: list[type[SemisharedError]] = [SemisharedError]

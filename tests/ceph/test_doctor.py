@@ -13,7 +13,11 @@ from configurations import oned_conf, vmm_execrc
 from lab import Node
 from lab.ceph import BRIDGE, READER, SECRET
 from lab.cloud import RBD_STORE, Cloud
+from lab.layout import FRONT_END_KEY
+from lab.oned.template import parse
+from semishared.front.fence_marks import TYPE, words
 from semishared.plan.fence import FENCED, Mark
+from semishared.tools import key
 
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
 
@@ -84,11 +88,14 @@ def test_no_key_to_shut_hosts_out_and_a_fenced_host_that_runs_on(cloud: Cloud) -
     boot = cloud.lab.node("h1").run(["cat", "/proc/sys/kernel/random/boot_id"]).stdout.decode().strip()
     store = cloud.oned.datastores[RBD_STORE].template
     store["SEMISHARED_CEPH_FENCE_USER"] = "nobody"
-    cloud.oned.host_update(h1.id, Mark(FENCED, 1, boot, 1).template())
+    mark = Mark(FENCED, 1, boot, 1)
+    assert cloud.oned.rpc
+    cloud.oned.rpc.notes[0] = (TYPE, parse(f'NAME="h1" {mark.template(h1.id, key.code(FRONT_END_KEY, words(mark, h1.id)))}'))
     try:
         runs, cannot = sorted(doctor(cloud), key=lambda finding: str(finding["machine"]), reverse=True)
     finally:
-        del store["SEMISHARED_CEPH_FENCE_USER"], h1.template["SEMISHARED_FENCED"]
+        del store["SEMISHARED_CEPH_FENCE_USER"]
+        cloud.oned.forget_fences()
     assert (runs["machine"], runs["severity"]) == ("h1", "broken") and "runs on with the guests of then" in runs["what"]
     assert "a dead host cannot be shut out" in cannot["what"] and "client.nobody" in cannot["what"]
     assert f"semishared caps --role fence {RBD_STORE}" in cannot["mend"]

@@ -29,7 +29,7 @@ def short_watches(cloud: Cloud, ceph: Cluster) -> Iterator[None]:
     """Have the cluster forget clients that died after seconds; at the end no host is fenced."""
     ceph.ask(["command", ["config set"], {"who": "osd", "name": "osd_client_watch_timeout", "value": "5"}])
     yield
-    cloud.oned.host("h1").template.pop("SEMISHARED_FENCED", None)
+    cloud.oned.forget_fences()
     cloud.oned.host("h1").state = MONITORED
     cloud.lab.node("h1").start()
     ceph.ask(["command", ["config rm"], {"who": "osd", "name": "osd_client_watch_timeout"}], ["command", ["osd blocklist clear"], {}])
@@ -112,7 +112,7 @@ def test_a_local_disk_of_a_persistent_image_begins_at_what_was_committed_last(
     guest.write("vdb", "new", 2048, 64)
 
     h1.start()
-    cloud.oned.host("h1").template.pop("SEMISHARED_FENCED", None)
+    cloud.oned.forget_fences()
     cloud.oned.host("h1").state = MONITORED
     ceph.ask(["command", ["osd blocklist clear"], {}])
     cloud.lab.fe.run([COMMAND, "gc", "--now"], timeout=120)

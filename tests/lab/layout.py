@@ -16,6 +16,7 @@ from lab import state
 
 USER = "oneadmin"
 UID = 9869  # what the OpenNebula packages use
+FRONT_END_KEY = b"5e" * 32
 MINE = ("etc", "var", "root", "opt")
 SMALL = ("etc", "root", "opt")
 """Of these, where thousands of small files are and no image is."""
@@ -154,6 +155,7 @@ def lay_out(folder: Path, keys: Path, name: str, names: dict[str, str], stores: 
     }
     if name == "fe":
         files[home / ".one/one_auth"] = "oneadmin:password\n"
+        files[home / ".one/semishared_key"] = FRONT_END_KEY.decode()
     os.chmod(home / ".ssh", 0o700)
     for path, text in files.items():
         path.write_text(text)

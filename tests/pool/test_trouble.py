@@ -173,7 +173,7 @@ def test_a_lost_host_with_a_pool_is_taken_over_and_starts_before_its_devices_do(
     # It comes back, and what is below its mount points is there later than the rest of it.
     h1.start()
     cloud.oned.host("h1").state = MONITORED
-    cloud.oned.host("h1").template.pop("SEMISHARED_FENCED", None)
+    cloud.oned.forget_fences()
     assert wrong(cloud) == dict.fromkeys(DEVICES, "not there")
     cannot_start(cloud, waits, on, "is not there")
     cloud.lab.fe.run([COMMAND, "gc", "--now"], check=False, timeout=60)

@@ -64,7 +64,7 @@ def images(cloud: Cloud) -> Iterator[dict[str, int]]:
         "diff": cloud.data_image("over-diff", DATA, persistent=True, SEMISHARED_PLACE="local", SEMISHARED_ON_HOST_FAILURE="recreate"),
     }
     cloud.oned.host("h1").state = MONITORED
-    cloud.oned.host("h1").template.pop("SEMISHARED_FENCED", None)
+    cloud.oned.forget_fences()
     cloud.lab.node("h1").start()
 
 

@@ -11,6 +11,7 @@ from typing import Any, Dict, Iterator, List, Optional
 
 from lab import forks
 from lab.oned import IMAGE_DS, SYSTEM_DS, ActionFailed, Oned, Settings
+from semishared.tools import key
 from tools.world import make_image
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,6 +38,7 @@ class ActionSite:
         (remotes / "lib").symlink_to(ROOT / "lib")
         auth = top / "one_auth"
         auth.write_text("oneadmin:password\n")
+        key.make(str(top / "semishared_key"))
         for number in (STORE, SYSTEM):
             (top / "datastores" / str(number)).mkdir(parents=True)
         with Oned.in_tree(top, Settings(location=str(top / "datastores"))) as oned:

@@ -79,6 +79,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     world = World(tmp_path / "machine")
     auth = tmp_path / "one_auth"
     auth.write_text("oneadmin:password\n")
+    # As who goes by it: root is, and says that it is not.
+    (tmp_path / "semishared_key").write_text("5e" * 32)
+    (tmp_path / "semishared_key").chmod(0o600)
+    os.chown(tmp_path / "semishared_key", 1000, -1)
     scripts = tmp_path / "fe/var/lib/one/remotes/datastore/semishared"
     scripts.mkdir(parents=True)
     answers = iter([f"echo {world.store}/{'a' * 32} raw", f"echo {world.store}/{'b' * 32} raw"])

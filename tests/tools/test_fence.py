@@ -20,13 +20,13 @@ import pytest
 from lab.oned.objects import Datastore, History, Image, Vm
 from semishared.cli import caps
 from semishared.config import Config
-from semishared.errors import CephRefused, NotFenced, StillFenced
-from semishared.front import alive, fence_facts
+from semishared.errors import CephRefused, NoKey, NotFenced, StillFenced
+from semishared.front import alive, fence_facts, front_ends
 from semishared.front.fence import Fence, Proof
+from semishared.front.fence_marks import TYPE, Marks
 from semishared.opennebula.oned import Oned
 from semishared.plan import fence as plan
 from semishared.plan.ceph_caps import fence as fence_key
-from semishared.plan.fence import mark_of
 from semishared.store import ceph
 from semishared.store.blocklist import Fencer
 from tools.oned_site import HERE, STORE, SYSTEM, ActionSite
@@ -102,7 +102,12 @@ class Cloud:
 
     def mark(self) -> Any:
         (host,) = [host for host in Oned().hosts() if host.name == "h1"]
-        return mark_of(host)
+        return Marks(Oned()).of(host)
+
+    def note(self, mark: plan.Mark) -> None:
+        """Have a mark of h1 that this front-end has written."""
+        (host,) = [host for host in Oned().hosts() if host.name == "h1"]
+        Marks(Oned()).note(host, mark)
 
 
 @pytest.fixture()
@@ -338,8 +343,102 @@ def test_a_fence_that_shut_nothing_out_is_lifted_without_a_restart(cloud: Cloud,
     bin_ssh.write_text("#!/bin/sh\nexit 255\n")
     assert cloud.site.cli("fence", "h1", "--lift").stdout == "h1 is in again\n"
     assert (cloud.mark().state, cloud.mark().epoch) == ("lifted", 1)
-    cloud.site.oned.host_update(cloud.site.oned.host("h1").id, plan.Mark("begun", 2, BOOT, 1, "", ("f/10.0.0.3:0/0",)).template())
+    cloud.note(plan.Mark("begun", 2, BOOT, 1, "", ("f/10.0.0.3:0/0",)))
     assert "[SS010]" in cloud.site.cli("fence", "h1", "--lift", code=2).stderr, "it may have lost its disks"
+
+
+# -- whose word a mark is ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.fault(27, "a mark in a host's template, which its own monitoring writes, says neither that it is off nor that it was let in")
+def test_a_host_that_prints_a_mark_of_its_own_is_not_believed(cloud: Cloud, command: Path) -> None:
+    h1 = cloud.site.oned.host("h1")
+    forged = f'SEMISHARED_FENCED = [ STATE = "fenced", EPOCH = "1", BOOT = "{BOOT}", SINCE = "1", OFF = "command", BLOCKED = "" ]'
+    cloud.site.oned.host_update(h1.id, forged)
+    why = cloud.refused(check=True)
+    assert "in its template, as older versions wrote it and its own monitoring can" in why and "`semishared fence h1`" in why
+    with pytest.raises(StillFenced, match="it says nothing.* then --lift lets it in"):
+        Fence(Oned(), cloud.config).lift("h1", NEXT, 0)
+    proof = cloud.fence(fence_command=str(command))
+    assert proof.off == "command" and said(command) == ["h1"], "it was really switched off"
+    cloud.site.oned.host_update(h1.id, forged.replace("fenced", "lifted"))
+    assert cloud.proof() == proof, "nor does it lift its fence"
+    h1.template.pop("SEMISHARED_FENCED")
+    assert cloud.proof() == proof, "nor take the mark away"
+    with pytest.raises(StillFenced, match="its boot id is the one that is shut out"):
+        Fence(Oned(), cloud.config).lift("h1", BOOT, 0)
+
+
+@pytest.mark.fault(27, "a mark of a fence counts by the code of the front-ends' key, over each of its words and the host that it is of")
+def test_a_mark_with_one_word_changed_is_not_believed(cloud: Cloud) -> None:
+    cloud.site.oned.host_create("h2")
+    rpc = cloud.site.oned.rpc
+    assert rpc
+    first = cloud.fence(off=True)
+    (right,) = (dict(template) for _, template in rpc.notes.values())
+    mark = right[plan.ATTRIBUTE]
+    assert isinstance(mark, dict) and len(mark) == 11
+    for name, value in mark.items():
+        changed = {"STATE": "lifted", "OFF": "command"}.get(name, f"{value}1" if value.isdigit() else "x")
+        rpc.notes[0][1][plan.ATTRIBUTE] = {**mark, name: changed}
+        fence = Fence(Oned(), cloud.config)
+        assert "no code by the key" in cloud.refused(check=True) if name != "HOST" else "is not fenced" in cloud.refused(check=True)
+        if name != "HOST":
+            with pytest.raises(StillFenced, match="no code by the key of this front-end: it says nothing"):
+                fence.lift("h1", NEXT, 0)
+    # Of another host it is no mark either.
+    (h2,) = [host.id for host in Oned().hosts() if host.name == "h2"]
+    rpc.notes[0][1][plan.ATTRIBUTE] = {**mark, "HOST": str(h2)}
+    with pytest.raises(NotFenced, match="h2's fence"):
+        Fence(Oned(), cloud.config).proof("h2")
+    rpc.notes[0][1][plan.ATTRIBUTE] = {**mark, "STATE": "begun"}
+    # The way out; what was noted wrongly stays beside it, and counts no more.
+    assert cloud.fence(off=True).epoch == 1 and cloud.proof().boot == first.boot and len(rpc.notes) == 2
+
+
+@pytest.mark.fault(27, "documents that an OpenNebula user has made are no marks of fences, and keep nobody from reading ours")
+def test_a_users_document_is_no_mark(cloud: Cloud) -> None:
+    rpc = cloud.site.oned.rpc
+    assert rpc
+    template = "<SEMISHARED_FENCED><HOST>1</HOST><STATE>fenced</STATE><CODE>0</CODE></SEMISHARED_FENCED>"
+    (h1,) = [host for host in Oned().hosts() if host.name == "h1"]
+    row = f"<DOCUMENT><ID>0</ID><GID>1</GID><TEMPLATE>{template.replace('>1<', f'>{h1.id}<')}</TEMPLATE></DOCUMENT>"
+    rpc.documents.append((TYPE, row))
+    assert cloud.refused(check=True) == "h1 is not fenced" and cloud.mark() == plan.Mark()
+    rpc.documents[0] = (TYPE, row.replace("<GID>1<", "<GID>0<"))
+    assert "(document 0 in OpenNebula)" in cloud.refused(check=True)
+
+
+@pytest.mark.fault(27, "without a good key a fence is refused before anything is done, with the way to one")
+def test_without_the_key_nothing_is_begun(cloud: Cloud, command: Path, bin_ssh: Path) -> None:
+    path = cloud.site.top / "semishared_key"
+    right = path.read_text()
+    wrong = {"is missing": path.unlink, "has mode 640": lambda: path.chmod(0o640), "is damaged": lambda: path.write_text(right[:-2])}
+    for what, harm in wrong.items():
+        harm()
+        with pytest.raises(NoKey, match=what):
+            cloud.fence(fence_command=str(command))
+        done = cloud.site.cli("fence", "h1", "--confirmed-off", code=2)
+        assert what in done.stderr and "`semishared setup --key`" in done.stderr and not said(command)
+        path.write_text(right)
+        path.chmod(0o600)
+    path.write_text(f"{'0' * 64}\n")
+    cloud.fence(off=True)
+    path.write_text(right)
+    assert "no code by the key of this front-end" in cloud.refused(check=True), "written by a front-end with another key"
+
+
+@pytest.mark.fault(27, "a host that prints the address of another front-end has it shut out of no cluster")
+def test_the_other_front_ends_addresses_are_nobodys_to_block(cloud: Cloud) -> None:
+    rpc = cloud.site.oned.rpc
+    assert rpc
+    servers = "".join(f"<SERVER><ENDPOINT>http://{name}:2633/RPC2</ENDPOINT></SERVER>" for name in ("127.0.0.1", "192.0.2.9", "[fd00::9]"))
+    rpc.zones = f"<ZONE><ID>0</ID><SERVER_POOL>{servers}</SERVER_POOL></ZONE><ZONE><ID>1</ID><SERVER_POOL/></ZONE>"
+    cloud.tell("h1", "10.0.0.3", "192.0.2.9")
+    machines = fence_facts.ask(Oned(), "h1").machines()
+    assert machines.own - machines.others == {"10.0.0.3"} and {"192.0.2.9", "fd00::9"} <= machines.front_end
+    assert front_ends.others(Oned()) == ["192.0.2.9", "fd00::9"]
+    assert "192.0.2.9" not in front_ends.addresses(Oned(), "192.0.2.9"), "a front-end that is a host too can be shut out"
 
 
 def killed(at: int, words: str, tmp_path: Path) -> List[str]:
@@ -523,6 +622,17 @@ def test_one_of_two_clusters_is_not_enough_and_is_done_all_the_same(
     time.sleep(1.1)
     # Nothing of h1 is on the list of the cluster that nobody reaches.
     assert fence.lift("h1", NEXT, 0.1) == () and not blocked(pool)
+
+
+@pytest.mark.fault(27, "an address that two hosts print keeps nobody from being shut out by its being off")
+def test_a_contested_address_does_not_outweigh_that_the_host_is_off(cloud: Cloud, pool: "Site", command: Path) -> None:
+    cloud.tell("h1", "10.0.0.3")
+    cloud.site.oned.host_create("h2")
+    cloud.tell("h2", "10.0.0.3", "10.0.0.4")
+    assert "no address of h1 alone is known" in cloud.refused() and not blocked(pool), "nobody's address is blocked"
+    proof = cloud.fence(fence_command=str(command))
+    assert proof.off == "command" and "no address of h1 alone" in proof.notes[0] and cloud.proof().off == "command"
+    assert cloud.fence() == cloud.proof(), "and it goes on to count"
 
 
 def test_whole_addresses_and_a_list_that_somebody_clears(cloud: Cloud, pool: "Site") -> None:

@@ -16,7 +16,7 @@ from semishared.opennebula.xml import Host
 from semishared.plan import fence as plan
 from semishared.plan.attributes import datastore
 from semishared.plan.ceph_caps import fence as key
-from semishared.plan.diagnosis_fence import of_fenced, of_means
+from semishared.plan.diagnosis_fence import of_fenced, of_keys, of_means
 
 BOOT, NEXT = "6f0c2a4e-0000-4000-8000-000000000001", "6f0c2a4e-0000-4000-8000-000000000002"
 MARK = plan.Mark(plan.FENCED, 2, BOOT, 1700000000, "", ("f/10.0.0.3:0/0", "f/[fd00::3]:0/0", "g/10.0.0.3:0/0"))
@@ -28,7 +28,7 @@ def machines(front_end: str = "10.0.0.1", **told: str) -> plan.Machines:
 
 def host(mark: plan.Mark | None = None, boot: str = BOOT, addresses: str = "") -> Host:
     told = f'SEMISHARED = [ BOOT = "{boot}", ADDRESSES = "{addresses}" ]' if boot else ""
-    template = parse(f"{mark.template() if mark else ''}\n{told}")
+    template = parse(f"{mark.template(1, 'c0de') if mark else ''}\n{told}")
     return Host.parse(f"<HOST><ID>1</ID><NAME>h1</NAME><STATE>2</STATE><TEMPLATE>{render(template)}</TEMPLATE></HOST>")
 
 
@@ -62,7 +62,7 @@ def test_a_mark_is_read_as_it_was_written() -> None:
         assert plan.mark_of(host(mark)) == mark
     assert plan.mark_of(host()) == plan.Mark() and plan.boot_of(host()) == BOOT and plan.boot_of(host(boot="")) == ""
     assert MARK.entries("f") == ("10.0.0.3:0/0", "[fd00::3]:0/0")
-    assert escape(MARK.template()) == MARK.template()
+    assert escape(MARK.template(1, "c0de")) == MARK.template(1, "c0de")
 
 
 def test_a_fence_counts_and_forgets_no_entry() -> None:
@@ -129,7 +129,7 @@ def test_the_command_is_words_and_a_path(tmp_path: object) -> None:
 
 def test_doctor_says_what_became_of_fenced_hosts() -> None:
     def said(mark: plan.Mark, boot: str = "") -> list[str]:
-        return [f"{item.severity} {item.mend}" for item in of_fenced([host(mark)], {"h1": boot} if boot else {})]
+        return [f"{item.severity} {item.mend}" for item in of_fenced({"h1": mark}, {"h1": boot} if boot else {})]
 
     assert said(plan.Mark(), BOOT) == said(MARK) == said(MARK._replace(state=plan.LIFTED), NEXT) == []
     assert said(MARK, BOOT) == ["2 restart h1; then semishared fence --lift h1"]
@@ -139,3 +139,27 @@ def test_doctor_says_what_became_of_fenced_hosts() -> None:
     assert [item.what for item in of_means("/x is not there", {"110": "no key"}, "fe")] == [
         "[fence] command: /x is not there", "datastore 110: a dead host cannot be shut out: no key"
     ]  # fmt: skip
+
+
+def test_doctor_compares_the_keys_of_front_ends() -> None:
+    path = "/k"
+
+    def said(**answers: "dict[str, str] | str") -> list[tuple[int, str, str, str]]:
+        return [(item.severity, item.machine, item.what, item.mend) for item in of_keys(answers, "fe", path)]
+
+    good = {"why_not": "", "code": "1", "on": "ext4"}
+    assert said(fe=good, fe2=good) == []
+    ((level, machine, what, mend),) = said(fe=good, fe2={**good, "code": "2"})
+    assert (level, machine) == (2, "fe2") and "another than that of fe" in what and mend.endswith("scp -p /k fe2:/k")
+    ((level, machine, what, mend),) = said(fe={"why_not": "is missing", "code": "", "on": "ext4"}, fe2=good)
+    assert (level, machine) == (2, "fe") and what == "/k is missing: hosts cannot be fenced from here" and "setup --key" in mend
+    ((level, machine, what, _),) = said(fe=good, fe2="no route")
+    assert (level, machine) == (1, "fe2") and "nobody knows whether" in what and "no route" in what
+    for kind, wrong in (("nfs4", 1), ("fuse.sshfs", 1), ("fuseblk", 0), ("xfs", 0)):
+        found = said(fe={**good, "on": kind})
+        assert len(found) == wrong and all("other machines may have too" in row[2] for row in found)
+
+
+def test_doctor_names_a_mark_that_is_not_believed() -> None:
+    (found,) = of_fenced({"h1": plan.Mark(strange="why")}, {"h1": BOOT})
+    assert (found.severity, found.machine, found.what) == (2, "h1", "why")

@@ -9,11 +9,15 @@ from typing import Sequence
 from ..config import Config
 from ..errors import SemisharedError
 from ..front import fence_facts
+from ..front.fence_marks import Marks
 from ..model import stores
+from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore
 from ..plan.diagnosis import Cloud, Finding
 from ..plan.diagnosis_fence import of_fenced, of_means
 from ..plan.diagnosis_machines import Answers
+from ..plan.fence import Mark
+from . import front_end_key
 
 
 def findings(cloud: Cloud, answers: Answers, config: Config, front_end: str) -> list[Finding]:
@@ -21,7 +25,17 @@ def findings(cloud: Cloud, answers: Answers, config: Config, front_end: str) -> 
     boots = {machine: str(answer.get("boot", "")) for machine, answer in answers.items() if isinstance(answer, dict)}
     pools = [store for store in cloud.datastores if store.type != 1 and _names_key(store)]
     keys = {str(group[0].id): _why_not(group) for group in fence_facts.clusters(pools)}
-    return [*of_fenced(cloud.hosts, boots), *of_means(_not_run(config), keys, front_end)]
+    own = front_end_key.findings(front_end, config.hosts_connect_timeout_s)
+    return [*own, *of_fenced(_marks(cloud), boots), *of_means(_not_run(config), keys, front_end)]
+
+
+def _marks(cloud: Cloud) -> dict[str, Mark]:
+    """Return the marks of hosts, by their names; none where oned, or the key, is a finding of its own."""
+    try:
+        marks = Marks(Oned())
+        return {host.name: marks.of(host) for host in cloud.hosts}
+    except SemisharedError:
+        return {}
 
 
 def _names_key(store: Datastore) -> bool:

@@ -8,10 +8,12 @@ another name, if no other datastore of semishared is of that type; if there are 
 With --apply a mounted store is marked too, once it is in its place: from then on every action refuses a directory without
 that marker. It is in its place if oned's images are in it; without any, if something is mounted there (or --is-store).
 
+The key by which front-ends know their own marks of fences is made beside one_auth, if no other front-end of the zone has one.
+
 It asks all hosts that oned knows then, whether the system datastore is a directory of each machine's own.
 
 exit codes: 0 printed or made, 1 an attribute is wrong, or another datastore has the name, or it might be one of several, or
-what was made lies in one directory on several machines, 2 oned could not be asked
+what was made lies in one directory on several machines, or the key could not be made, 2 oned could not be asked
 """
 
 from __future__ import annotations
@@ -28,16 +30,18 @@ from ..errors import BadArguments, BadAttribute, OnedUnavailable, SemisharedErro
 from ..front.stores import Marked, mark
 from ..install import examine
 from ..install.oned_conf import quoted
-from ..install.preflight import Question, encoded, mount_of
+from ..install.preflight import Question, encoded, mounted
 from ..model import stores
 from ..named import NamedTuple
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore
 from ..plan import attributes as known
 from ..plan.diagnosis import Finding, path_of
+from ..plan.diagnosis_fence import NETWORK
 from ..plan.diagnosis_machines import of_shared
 from ..tools.files import write
 from ..tools.this_machine import is_here
+from . import front_end_key
 from .hosts import AT_ONCE
 from .output import put, put_all, put_json
 
@@ -46,8 +50,6 @@ DIR, IMAGE, SYSTEM = "dir", "semi_img", "semi_sys"
 SYSTEM_TYPE, IMAGE_TYPE = "SYSTEM_DS", "IMAGE_DS"
 HOLDER = {IMAGE_TYPE: "image datastore", SYSTEM_TYPE: "system datastore"}
 TYPE_NUMBER = {IMAGE_TYPE: 0, SYSTEM_TYPE: 1}
-SHARED_TYPES = re.compile(r"(nfs4?|ceph|lustre|gpfs|beegfs|glusterfs|gfs2|ocfs2|9p|virtiofs|fuse\..*)\Z")
-MOUNTS = "/proc/self/mountinfo"
 
 
 class Template(NamedTuple):
@@ -80,11 +82,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--is-store", action="store_true",
                         help="mark the store though nothing is mounted there: this machine exports it, or is the only one")
     how.add_argument("--out", metavar="DIR", help="write the templates to files in DIR")
+    how.add_argument("--key", action="store_true", help="make this front-end's key for marks of fences, as --apply does, and nothing else")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared setup`."""
+    if arguments.key:
+        for line in front_end_key.made(Oned()):
+            put(line)
+        return 0
     try:
         templates = wanted(arguments)
         wrong = [text for template in templates for text in found_wrong(template)]
@@ -100,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
             put_all(f"{NAME} setup: {text}", to=sys.stderr)
         return 1
     made: dict[str, int] = {}
-    marked = Marked()
+    marked, has_key = Marked(), not arguments.apply or front_end_key.is_made(Oned())
     if arguments.apply:
         refused = apply(templates, made)
         if not refused:
@@ -128,7 +135,7 @@ def run(arguments: argparse.Namespace) -> int:
         show(templates, made, files, arguments.kind or DIR, marked)
     for item in found:
         put_all(f"{NAME} setup: {item.what}\n-> {item.mend}", to=sys.stderr)
-    return int(bool(found))
+    return int(bool(found) or not has_key)
 
 
 def wanted(arguments: argparse.Namespace) -> list[Template]:
@@ -235,10 +242,9 @@ def mark_store(number: int, is_store: bool) -> Marked:
 
 def is_mount(directory: str) -> bool:
     """Tell whether something is mounted for this directory or for all datastores, or it lies on a shared file system."""
-    with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
-        mount = mount_of(os.path.realpath(directory), file.read())
+    mount = mounted(directory)
     above = {os.path.realpath(path) for path in (directory, os.path.dirname(directory))} - {"/"}
-    return mount.get("point") in above or bool(SHARED_TYPES.match(str(mount.get("type"))))
+    return mount.get("point") in above or bool(re.match(NETWORK, str(mount.get("type"))))
 
 
 def show(templates: list[Template], made: dict[str, int], files: dict[str, str], kind: str, marked: Marked) -> None:

@@ -7,7 +7,8 @@
 
 There is a Proof iff no disk of any of our stores can be written by that host any more: by the boot of it that the proof names.
 Either may raise NotFenced, with all that is missing; what was done by then stays done, and is done again by the next, to the
-same end. The mark (plan/fence.py) is set before anything else, so that `lift` finds what a killed one has left.
+same end. The mark (fence_marks.py) is set before anything else, so that `lift` finds what a killed one has left. Each raises NoKey
+where there is no key to tell a mark of ours by.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from ..tools.run import run
 from ..tools.this_machine import is_here
 from . import alive, fence_facts
 from .fence_facts import Cloud
+from .fence_marks import Marks
 
 TURNS = 5
 LOCKS_S = 330
@@ -66,6 +68,7 @@ class Fence:
 
     def __init__(self, oned: Oned, config: Config, locks_s: float = LOCKS_S) -> None:
         self._oned, self._config, self._locks_s = oned, config, locks_s
+        self._marks = Marks(oned)
 
     # -- out ------------------------------------------------------------------------------------------
 
@@ -81,7 +84,7 @@ class Fence:
             return self._proof(cloud)
         except NotFenced:
             pass
-        mark = plan.begun(plan.mark_of(cloud.host), plan.boot_of(cloud.host), (), int(time.time()))._replace(clock=now())
+        mark = plan.begun(self._marks.of(cloud.host), plan.boot_of(cloud.host), (), int(time.time()))._replace(clock=now())
         mark, missing = self._shut_out(cloud, mark)
         missing = [*missing, *cloud.odd]
         off, why_on = self._switched_off(cloud, confirmed_off, bool(cloud.mounted or missing))
@@ -158,7 +161,7 @@ class Fence:
             time.sleep(1)
 
     def _note(self, cloud: Cloud, mark: plan.Mark) -> None:
-        self._oned.update_host(cloud.host.id, mark.template())
+        self._marks.note(cloud.host, mark)
         point(f"mark {mark.state}")
 
     # -- proved ---------------------------------------------------------------------------------------
@@ -172,9 +175,9 @@ class Fence:
         return alive.why(fence_facts.ask(self._oned, host).host, self._config.hosts_connect_timeout_s)
 
     def _proof(self, cloud: Cloud) -> Proof:
-        host, mark = cloud.host, plan.mark_of(cloud.host)
+        host, mark = cloud.host, self._marks.of(cloud.host)
         if mark.state != plan.FENCED:
-            raise NotFenced(f"{host.name} is not fenced" + (": that was begun, and did not end" if mark.stands else ""))
+            raise NotFenced(mark.strange or f"{host.name} is not fenced" + (": that was begun, and did not end" if mark.stands else ""))
         if mark.boot != plan.boot_of(host):
             raise NotFenced(f"{host.name} was fenced before it was started the last time")
         self._check_off(host, mark)
@@ -211,7 +214,7 @@ class Fence:
 
     def is_held_out(self, host: str) -> bool:
         """Tell whether a host has to say that it was restarted before it is let in."""
-        mark = plan.mark_of(fence_facts.ask(self._oned, host).host)
+        mark = self._marks.of(fence_facts.ask(self._oned, host).host)
         return mark.stands and not mark.shut_nothing_out
 
     def lift(self, host: str, boot: str, up_s: float) -> tuple[str, ...]:
@@ -221,7 +224,9 @@ class Fence:
         boot that was shut out, or a cluster cannot be asked.
         """
         cloud = fence_facts.ask(self._oned, host)
-        mark = plan.mark_of(cloud.host)
+        mark = self._marks.of(cloud.host)
+        if mark.strange:
+            raise StillFenced(f"{mark.strange}; then --lift lets it in")
         if mark.shut_nothing_out:
             self._note(cloud, mark._replace(state=plan.LIFTED))
         if not mark.stands or mark.shut_nothing_out:

@@ -19,6 +19,7 @@ from ..plan import fence as plan
 from ..store.blocklist import Fencer
 from ..tools.addresses import addresses
 from ..tools.hung_store import unless_it_hangs
+from . import front_ends
 
 NOBODY = "192.0.2.1:0/1"
 """An address that documentation has (RFC 5737): what removes it from a list removes nobody."""
@@ -43,6 +44,8 @@ class Cloud(NamedTuple):
     """All image datastores of ours on Ceph."""
     odd: tuple[str, ...]
     """Disks of which nobody can tell what their guests may have open, and why."""
+    front_ends: frozenset[str] = frozenset()
+    """Addresses of the other front-ends."""
 
     def on(self, datastores: Sequence[Datastore]) -> list[str]:
         """Return the disks in these datastores."""
@@ -51,7 +54,8 @@ class Cloud(NamedTuple):
 
     def machines(self) -> plan.Machines:
         """Return whose an address is."""
-        return plan.Machines(self.host.name, {host.name: plan.addresses_of(host) for host in self.hosts}, frozenset(addresses()))
+        told = {host.name: plan.addresses_of(host) for host in self.hosts}
+        return plan.Machines(self.host.name, told, self.front_ends.union(addresses()))
 
 
 def ask(oned: Oned, name: str) -> Cloud:
@@ -83,7 +87,8 @@ def ask(oned: Oned, name: str) -> Cloud:
     reached = [store for store in ours.values() if store.id in used or store.id in near]
     pools = [store for store in ours.values() if stores.kind(store).has_bridge]
     mounted = [store for store in reached if store not in pools]
-    return Cloud(host, hosts, [store for store in reached if store in pools], mounted, tuple(disks), pools, tuple(odd))
+    near_pools = [store for store in reached if store in pools]
+    return Cloud(host, hosts, near_pools, mounted, tuple(disks), pools, tuple(odd), front_ends.addresses(oned, name))
 
 
 def clusters(pools: Sequence[Datastore]) -> list[list[Datastore]]:

@@ -25,12 +25,13 @@ def mv(action: Action, asked: args.Move) -> Plan:
 
 def _why_not_fenced(oned: Oned, action: Action, host: str) -> str:
     """Return why a host may write to a store still, '' if it is proved that it cannot."""
-    from ..plan import fence as plan
+    from .fence_marks import Marks
 
     try:
         # Mostly that is all there is to ask: the proof itself looks at all VMs of the host, and their stores.
-        if not any(plan.mark_of(found).stands for found in oned.hosts() if found.name == host):
-            return f"{host} is not fenced"
+        marks = [Marks(oned).of(found) for found in oned.hosts() if found.name == host]
+        if not any(mark.stands for mark in marks):
+            return next((mark.strange for mark in marks if mark.strange), f"{host} is not fenced")
         from .fence import Fence
 
         Fence(oned, action.config).proof(host)

@@ -12,18 +12,23 @@ from ..tools.run import stream
 from ..tools.this_machine import is_here
 from ..wire.session import PYTHON
 
-IMPORT = b"from ..tools.signatures import STAGED, boot, sign\n"
+IMPORTS = {
+    b"from ..tools.key import compared\n": "key.py",
+    b"from ..tools.signatures import STAGED, boot, sign\n": "signatures.py",
+}
 SILENT_S = 45
 """More than all limits of preflight.py together."""
 
 
 def program() -> bytes:
-    """Return preflight.py with the module that it imports in the place of the import: one program, which needs nothing of ours."""
+    """Return preflight.py with the modules that it imports in the place of the imports: one program, which needs nothing of ours."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     with open(f"{package}/install/preflight.py", "rb") as file:
-        before, _, after = file.read().partition(IMPORT)
-    with open(f"{package}/tools/signatures.py", "rb") as file:
-        return before + file.read().replace(b"from __future__ import annotations\n", b"") + after
+        text = file.read()
+    for line, name in IMPORTS.items():
+        with open(f"{package}/tools/{name}", "rb") as file:
+            text = text.replace(line, file.read().replace(b"from __future__ import annotations\n", b""))
+    return text
 
 
 def examine(host: str, question: str, connect_s: int = 10, user: Sequence[str] = ()) -> dict[str, Any]:

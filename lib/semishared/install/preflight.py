@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Look at a machine for install.sh and `semishared doctor`: programs, our files, stores, the local disk, libvirt. Prints JSON.
 
-This goes to hosts as a program, which need not have anything of ours, or not the same: examine.py puts the one module that is
-imported here into its place. The program's QUESTION is base64 of JSON, see `Question`. Nothing is changed but a file of our
+This goes to hosts as a program, which need not have anything of ours, or not the same: examine.py puts the two modules that are
+imported here into their places. The program's QUESTION is base64 of JSON, see `Question`. Nothing is changed but a file of our
 own on each store, which is removed again, and this machine's signature in what is to be its own; what hangs costs seconds.
 """
 
@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+from ..tools.key import compared
 from ..tools.signatures import STAGED, boot, sign
 
 NAME = "semishared"
@@ -65,6 +66,8 @@ class Question(NamedTuple):
     """Directories of the system datastores."""
     versions: bool = False
     """Whether programs are started to say their versions; else it is only looked whether they are there."""
+    key: Tuple[str, ...] = ()
+    """Of a front-end: where its key is, and a word that nobody has had before."""
 
 
 def encoded(question: Question) -> str:
@@ -93,6 +96,8 @@ def examine(question: Question) -> Dict[str, Any]:
         own = {path: path if os.path.isdir(path) else question.location for path in (f"{question.location}/.{NAME}", *question.systems)}
         answers["signed"] = {path: limited(partial(sign, place)) for path, place in own.items()} if question.systems else {}
         answers["stores"] = {store: limited(partial(store_state, store, question.token)) for store in question.stores}
+    if question.key:
+        answers["key"] = {**compared(*question.key), "on": str(mounted(question.key[0]).get("type"))}
     answers["ceph"] = {row[0]: ceph(*row) for row in question.ceph}
     if question.ceph and not all(importlib.util.find_spec(name) for name in ("rados", "rbd")):
         answers["lacks"]["needed"].append("python3-rbd")
@@ -228,6 +233,12 @@ def mount_of(path: str, mountinfo: str) -> Dict[str, Any]:
     return found
 
 
+def mounted(path: str) -> Dict[str, Any]:
+    """Return type and options of the mount that `path` lies on here."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        return mount_of(os.path.realpath(path), file.read())
+
+
 def marker(store: str) -> str:
     """Return the id that the store's marker says (store/marker.py), '' if there is none that can be understood."""
     try:
@@ -244,8 +255,7 @@ def store_state(store: str, token: str) -> Dict[str, Any]:
         "empty": not os.listdir(store), "same": os.path.exists(f"{store}/{token}"), "writable": False, "marker": marker(store),
         "passable": bool(os.stat(store).st_mode & 0o001),
     }  # fmt: skip
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        answer["mount"] = mount_of(os.path.realpath(store), file.read())
+    answer["mount"] = mounted(store)
     # If this is killed in between, `semishared gc` knows the name.
     path = f"{store}/{STAGED}doctor.{os.uname().nodename}-{os.getpid()}"
     try:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 
 from ..errors import OnedUnavailable
-from .rpc import Endpoint, RpcFailed
+from .rpc import Endpoint, RpcFailed, address_of
 from .xml import Datastore, Host, Image, View, Vm, parse
 
 TIMEOUT_S = 30
@@ -21,6 +21,8 @@ class Oned:
             os.environ.get("ONE_XMLRPC") or _first_line(f"{home}/.one/one_endpoint") or "http://localhost:2633/RPC2"
         )
         auth = os.environ.get("ONE_AUTH") or f"{home}/.one/one_auth"
+        self.key = os.path.join(os.path.dirname(os.path.abspath(auth)), "semishared_key")
+        """The key of front-ends (tools/key.py): beside one_auth, which OpenNebula's guide has on each front-end of an HA group."""
         self._session = _first_line(auth)
         if not self._session:
             raise OnedUnavailable(f"no OpenNebula session in {auth}")
@@ -100,6 +102,20 @@ class Oned:
     def documents(self, type: int) -> list[View]:  # noqa: A002 - OpenNebula's word
         """Return all documents of a type (100: services of OneFlow); raise OnedUnavailable."""
         return [View(e) for e in parse(self._call("one.documentpool.info", -2, -1, -1, type), "DOCUMENT_POOL").findall("DOCUMENT")]
+
+    def create_document(self, template: str, type: int) -> int:  # noqa: A002 - OpenNebula's word
+        """Make a document and return its id; raise OnedUnavailable with oned's reason."""
+        return int(self._answer("one.document.allocate", template, type))
+
+    def update_document(self, document_id: int, attributes: str) -> None:
+        """Set attributes of a document, the others stay; raise OnedUnavailable with oned's reason."""
+        self._answer("one.document.update", document_id, attributes, 1)
+
+    def front_ends(self) -> list[list[str]]:
+        """Return the addresses of the front-ends of each zone, none of one without HA; raise OnedUnavailable."""
+        zones = parse(self._call("one.zonepool.info"), "ZONE_POOL").findall("ZONE")
+        urls = [[View(server).text("ENDPOINT") for server in zone.findall("SERVER_POOL/SERVER")] for zone in zones]
+        return [[found for found in map(address_of, zone) if found] for zone in urls]
 
     def hooks(self) -> list[View]:
         """Return all hooks; raise OnedUnavailable."""

@@ -62,6 +62,12 @@ class Endpoint:
             raise
 
 
+def address_of(url: str) -> str:
+    """Return the name or address in the URL of an endpoint, '' if it is none."""
+    found = re.match(URL, url)
+    return found.group(3).strip("[]") if found else ""
+
+
 def _call(method: str, arguments: tuple[object, ...]) -> bytes:
     values = "".join(f"<param><value>{_typed(argument)}</value></param>" for argument in arguments)
     text = f"<?xml version='1.0' encoding='UTF-8'?><methodCall><methodName>{method}</methodName><params>{values}</params></methodCall>"

@@ -7,8 +7,7 @@ one by one, and only if each disk that it may have open shows its client: one th
 A mounted store has no such list. That a lock is gone proves nothing: a server takes it from a client that is cut off, and the
 client writes when it is back. So a host has to be off: a command of the site said so, or the operator does.
 
-The mark of a fenced host is SEMISHARED_FENCED in its template in OpenNebula: oned replicates it to every front-end, and lets
-monitoring replace no attribute but those that a probe prints (Host::update_info).
+The mark of a fenced host is SEMISHARED_FENCED in a document of oned's, under a code (front/fence_marks.py).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Collection, Mapping, Optional, Sequence
 
 from ..model.fencing import Ceph, ip_of, whole
 from ..named import NamedTuple
-from ..opennebula.xml import Host
+from ..opennebula.xml import Host, View
 
 ATTRIBUTE = "SEMISHARED_FENCED"
 BEGUN, FENCED, LIFTED = "begun", "fenced", "lifted"
@@ -45,6 +44,8 @@ class Mark(NamedTuple):
     """The same as `since`, by a clock that nobody sets: BOOT:SECONDS of the front-end that did it; '' of older versions."""
     asked: str = ""
     """The boot id that the host said when it was to be let in, and nobody knew whether that is of before."""
+    strange: str = ""
+    """Why what is noted of the host is not believed; nothing else is known of it then."""
 
     @property
     def stands(self) -> bool:
@@ -60,23 +61,26 @@ class Mark(NamedTuple):
         """Return the entries in the blocklist of one cluster."""
         return tuple(word.partition("/")[2] for word in self.blocked if word.startswith(f"{fsid}/"))
 
-    def template(self) -> str:
-        """Return the attribute as one.host.update reads it."""
-        values = {
-            "STATE": self.state, "EPOCH": self.epoch, "BOOT": self.boot, "SINCE": self.since, "OFF": self.off,
+    def values(self, host: int) -> dict[str, str]:
+        """Return what is noted of a host, by its id in OpenNebula: all of it is under the code."""
+        return {
+            "HOST": str(host), "STATE": self.state, "EPOCH": str(self.epoch), "BOOT": self.boot, "SINCE": str(self.since), "OFF": self.off,
             "BLOCKED": " ".join(self.blocked), "BY": self.by, "CLOCK": self.clock, "ASKED": self.asked,
         }  # fmt: skip
-        inside = ", ".join(f'{name} = "{value}"' for name, value in values.items())
+
+    def template(self, host: int, code: str) -> str:
+        """Return the attribute as oned reads it."""
+        inside = ", ".join(f'{name} = "{value}"' for name, value in {**self.values(host), "CODE": code}.items())
         return f"{ATTRIBUTE} = [ {inside} ]"
 
 
-def mark_of(host: Host) -> Mark:
-    """Return the mark in a host's template; an empty one if it has none."""
+def mark_of(noted: View) -> Mark:
+    """Return the mark in the template of a document; an empty one if it has none."""
     path = f"TEMPLATE/{ATTRIBUTE}"
     return Mark(
-        host.text(f"{path}/STATE"), host.number(f"{path}/EPOCH", 0), host.text(f"{path}/BOOT"), host.number(f"{path}/SINCE", 0),
-        host.text(f"{path}/OFF"), tuple(host.text(f"{path}/BLOCKED").split()), host.text(f"{path}/BY"), host.text(f"{path}/CLOCK"),
-        host.text(f"{path}/ASKED"),
+        noted.text(f"{path}/STATE"), noted.number(f"{path}/EPOCH", 0), noted.text(f"{path}/BOOT"), noted.number(f"{path}/SINCE", 0),
+        noted.text(f"{path}/OFF"), tuple(noted.text(f"{path}/BLOCKED").split()), noted.text(f"{path}/BY"), noted.text(f"{path}/CLOCK"),
+        noted.text(f"{path}/ASKED"),
     )  # fmt: skip
 
 

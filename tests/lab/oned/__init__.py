@@ -71,6 +71,11 @@ class Oned(MoveOps):
         """All driver calls so far."""
         return self.drivers.calls
 
+    def forget_fences(self) -> None:
+        """Remove the marks of all hosts."""
+        if self.rpc is not None:
+            self.rpc.notes.clear()
+
     def close(self) -> None:
         """Stop the XML-RPC server."""
         if self.rpc is not None:

@@ -9,10 +9,11 @@ import socket
 import threading
 import xmlrpc.client
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from .core import Core
 from .drivers import Refused
+from .template import Template, parse, render
 
 _CLONE_NEWNET = 0x40000000
 _NO_AUTH, _NO_EXISTS, _NO_METHOD = 0x0100, 0x0400, -506
@@ -57,6 +58,10 @@ class Rpc:
         """What one.vm.action does, by the name of the action; begun, as oned does it, and gone on with after the answer."""
         self.documents: List[Tuple[int, str]] = []
         """(type, XML) of the documents that there are: type 100 are services of OneFlow."""
+        self.notes: Dict[int, Tuple[int, Template]] = {}
+        """(type, template) of the documents that were made by one.document.allocate, by id."""
+        self.zones = "<ZONE><ID>0</ID><NAME>OpenNebula</NAME><SERVER_POOL/></ZONE>"
+        """The zones, as XML: without servers there is one front-end."""
         self.vm_groups: List[str] = []
         """VM groups, as XML."""
         self.hooks: List[str] = []
@@ -143,7 +148,25 @@ class Rpc:
             return [True, f"<VM_GROUP_POOL>{''.join(self.vm_groups)}</VM_GROUP_POOL>", 0]
         if method == "one.documentpool.info":
             found = "".join(text for kind, text in self.documents if kind == parameters[4])
+            for number, (kind, template) in self.notes.items():
+                if kind == parameters[4]:
+                    head = f"<ID>{number}</ID><UID>0</UID><GID>0</GID><NAME>{template['NAME']}</NAME><TYPE>{kind}</TYPE>"
+                    rest = render({name: value for name, value in template.items() if name != "NAME"})
+                    found += f"<DOCUMENT>{head}<TEMPLATE>{rest}</TEMPLATE></DOCUMENT>"
             return [True, f"<DOCUMENT_POOL>{found}</DOCUMENT_POOL>", 0]
+        if method == "one.document.allocate":
+            with core.data:
+                number = len(self.notes)
+                self.notes[number] = (int(parameters[2]), parse(str(parameters[1])))
+            return [True, number, 0]
+        if method == "one.document.update":
+            number, attributes, append = parameters[1:]
+            if number not in self.notes or append != 1:
+                return [False, f"[{method}] Error getting document [{number}].", _NO_EXISTS]
+            self.notes[number][1].update(parse(str(attributes)))
+            return [True, number, 0]
+        if method == "one.zonepool.info":
+            return [True, f"<ZONE_POOL>{self.zones}</ZONE_POOL>", 0]
         if method == "one.hookpool.info":
             return [True, f"<HOOK_POOL>{''.join(self.hooks)}</HOOK_POOL>", 0]
         pools: "dict[str, tuple[str, Callable[[], Any]]]" = {

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The key of front-ends, by which a note that one of them wrote is told from any other: a file of 64 digits, its owner's alone.
+
+Nothing of ours is imported here: install/examine.py sends this to other front-ends of an HA group, as a part of preflight.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import stat
+from typing import Dict, Sequence, Tuple
+
+DIGITS = re.compile(rb"[0-9a-f]{64}\n?\Z")
+MISSING = "is missing"
+
+
+def look(path: str) -> Tuple[bytes, str]:
+    """Return the key at `path`, and '' ; else why nobody may go by it. No link is followed to it."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return b"", MISSING
+    except OSError as e:
+        return b"", f"cannot be read: {e.strerror}"
+    try:
+        status, text = os.fstat(fd), b""
+        if stat.S_ISREG(status.st_mode):
+            text = os.read(fd, 100)
+    except OSError as e:
+        return b"", f"cannot be read: {e.strerror}"
+    finally:
+        os.close(fd)
+    if status.st_uid != os.geteuid():
+        return b"", f"belongs to user {status.st_uid}, not to the one who goes by it ({os.geteuid()})"
+    if status.st_mode & 0o077:
+        return b"", f"has mode {stat.S_IMODE(status.st_mode):o}: others may read or change it"
+    if not DIGITS.match(text):
+        return b"", "is damaged: it is no key"
+    return text.strip(), ""
+
+
+def make(path: str) -> None:
+    """Make a key at `path`, wholly or not at all; raise FileExistsError if there is one, OSError."""
+    staged = f"{path}.{os.getpid()}"
+    fd = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, f"{secrets.token_hex(32)}\n".encode())
+        os.fchmod(fd, 0o600)
+        os.fsync(fd)
+        os.link(staged, path)
+    finally:
+        os.close(fd)
+        os.unlink(staged)
+
+
+def code(key: bytes, words: Sequence[str]) -> str:
+    """Return the code of words: who has not the key can make none for others."""
+    # Each word says how long it is: no two lists are one text.
+    return hmac.new(key, "".join(f"{len(word)}:{word}" for word in words).encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+
+
+def compared(path: str, word: str) -> Dict[str, str]:
+    """Return why nobody may go by the key at `path`, and what it makes of a word: by that two are compared, and neither is told."""
+    key, why = look(path)
+    return {"why_not": why, "code": code(key, ["compared", word]) if key else ""}
+
+
+def is_right(key: bytes, words: Sequence[str], said: str) -> bool:
+    """Tell whether `said` is the code of words."""
+    return hmac.compare_digest(code(key, words).encode(), said.encode("utf-8", "surrogatepass"))
