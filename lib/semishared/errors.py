@@ -579,6 +579,13 @@ class NoKey(SemisharedError):
     remedy = "`semishared setup --key` makes it, or says from which front-end of the group to copy it; `semishared doctor` compares"
 
 
+class GoneFromOned(OnedUnavailable):
+    """A VM, image or datastore that OpenNebula does not have, or no more: what a host says of one is nobody's word but the host's."""
+
+    id = "SS183"
+    remedy = "nothing was done: is it the right one? What a line calls kept stays where it is until you have removed, or used, it by hand"
+
+
 def catalogue() -> list[type[SemisharedError]]:
     """Return all error classes by id."""
     found: list[type[SemisharedError]] = [SemisharedError]

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import os
 
-from ..errors import OnedUnavailable
+from ..errors import GoneFromOned, OnedUnavailable
 from .rpc import Endpoint, RpcFailed, address_of
 from .xml import Datastore, Host, Image, View, Vm, parse
 
 TIMEOUT_S = 30
+NO_EXISTS = 0x0400
+"""oned's code for an object that it does not have (include/Request.h)."""
 
 
 class Oned:
@@ -143,7 +145,7 @@ class Oned:
         if not isinstance(answer, list) or len(answer) < 2 or not isinstance(answer[1], (str, int)):
             raise OnedUnavailable(f"{what}: answer not understood")
         if answer[0] is not True:
-            raise OnedUnavailable(f"{what}: {answer[1]}")
+            raise (GoneFromOned if answer[2:3] == [NO_EXISTS] else OnedUnavailable)(f"{what}: {answer[1]}")
         return answer[1]
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Dict
 
 from .. import NAME
-from ..errors import ForeignImage, OnedUnavailable
+from ..errors import ForeignImage, GoneFromOned
 from ..model import acquired, stores
 from ..model.exchange import AskOned, Part
 from ..model.refs import ImageRef
@@ -21,14 +21,19 @@ from . import images
 
 
 def of_disk(vm: Vm, disk: Disk) -> Part[ImageRef]:
-    """Return the image that oned has acquired for a disk of a VM; raise ForeignImage for a disk that has none, OnedUnavailable."""
+    """Return the image that oned has acquired for a disk of a VM; raise ForeignImage for a disk that has none, GoneFromOned,
+    OnedUnavailable.
+    """
     if disk.image_id < 0:
         raise ForeignImage(f"disk {disk.id} of VM {vm.id} is volatile to OpenNebula: it has no image")
     try:
         image: Image = yield AskOned("image", disk.image_id)
-    except OnedUnavailable:
-        # Deleted by force. oned wrote over DISK what it had acquired; and a datastore that cannot be asked either ends this.
-        datastore: Datastore = yield AskOned("datastore", disk.store_id)
+    except GoneFromOned:
+        # Deleted by force. oned wrote over DISK what it had acquired; how that is reached only the datastore says.
+        try:
+            datastore: Datastore = yield AskOned("datastore", disk.store_id)
+        except GoneFromOned:
+            raise GoneFromOned(_kept(vm.id, disk.id, f"{disk.image_id}, of datastore {disk.store_id}: it has neither")) from None
         return images.ref_at(datastore.id, stores.access(datastore), disk.image_id, disk.source, format=disk.format)
     datastore = yield AskOned("datastore", image.store_id)
     return images.image_ref(image, datastore)
@@ -54,9 +59,16 @@ def _right(vm: Vm, disk: int, named: ImageRef) -> Part[ImageRef]:
     if found:
         return (yield from of_disk(vm, found))
     # Detached, and kept on its host.
-    image: Image = yield AskOned("image", named.id)
-    datastore: Datastore = yield AskOned("datastore", image.store_id)
+    try:
+        image: Image = yield AskOned("image", named.id)
+        datastore: Datastore = yield AskOned("datastore", image.store_id)
+    except GoneFromOned as e:
+        raise GoneFromOned(f"{_kept(vm.id, disk, str(named.id))} ({e.detail}), and the disk is detached") from None
     return images.image_ref(image, datastore)
+
+
+def _kept(vm: int, disk: int, image: str) -> str:
+    return f"what its host has of disk {disk} of VM {vm} is kept: OpenNebula has no more image {image}"
 
 
 def of_vm(vm: Vm) -> Part[Dict[int, ImageRef]]:
