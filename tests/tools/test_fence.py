@@ -13,7 +13,7 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Tuple
 
 import pytest
 
@@ -413,7 +413,11 @@ def test_a_users_document_is_no_mark(cloud: Cloud) -> None:
 def test_without_the_key_nothing_is_begun(cloud: Cloud, command: Path, bin_ssh: Path) -> None:
     path = cloud.site.top / "semishared_key"
     right = path.read_text()
-    wrong = {"is missing": path.unlink, "has mode 640": lambda: path.chmod(0o640), "is damaged": lambda: path.write_text(right[:-2])}
+    wrong: Dict[str, Callable[[], object]] = {
+        "is missing": path.unlink,
+        "has mode 640": lambda: path.chmod(0o640),
+        "is damaged": lambda: path.write_text(right[:-2]),
+    }
     for what, harm in wrong.items():
         harm()
         with pytest.raises(NoKey, match=what):

@@ -148,9 +148,9 @@ class Rpc:
             return [True, f"<VM_GROUP_POOL>{''.join(self.vm_groups)}</VM_GROUP_POOL>", 0]
         if method == "one.documentpool.info":
             found = "".join(text for kind, text in self.documents if kind == parameters[4])
-            for number, (kind, template) in self.notes.items():
-                if kind == parameters[4]:
-                    head = f"<ID>{number}</ID><UID>0</UID><GID>0</GID><NAME>{template['NAME']}</NAME><TYPE>{kind}</TYPE>"
+            for number, (of_type, template) in self.notes.items():
+                if of_type == parameters[4]:
+                    head = f"<ID>{number}</ID><UID>0</UID><GID>0</GID><NAME>{template['NAME']}</NAME><TYPE>{of_type}</TYPE>"
                     rest = render({name: value for name, value in template.items() if name != "NAME"})
                     found += f"<DOCUMENT>{head}<TEMPLATE>{rest}</TEMPLATE></DOCUMENT>"
             return [True, f"<DOCUMENT_POOL>{found}</DOCUMENT_POOL>", 0]
