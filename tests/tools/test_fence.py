@@ -13,6 +13,7 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Tuple
 
 import pytest
@@ -21,7 +22,7 @@ from lab.oned.objects import Datastore, History, Image, Vm
 from semishared.cli import caps
 from semishared.config import Config
 from semishared.errors import CephRefused, NoKey, NotFenced, StillFenced
-from semishared.front import alive, fence_facts, front_ends
+from semishared.front import alive, fence_facts, front_ends, move
 from semishared.front.fence import Fence, Proof
 from semishared.front.fence_marks import TYPE, Marks
 from semishared.opennebula.oned import Oned
@@ -357,6 +358,8 @@ def test_a_host_that_prints_a_mark_of_its_own_is_not_believed(cloud: Cloud, comm
     cloud.site.oned.host_update(h1.id, forged)
     why = cloud.refused(check=True)
     assert "in its template, as older versions wrote it and its own monitoring can" in why and "`semishared fence h1`" in why
+    asked: Any = SimpleNamespace(config=cloud.config)
+    assert move._why_not_fenced(Oned(), asked, "h1") == why, "nor does a VM of it move"
     with pytest.raises(StillFenced, match="it says nothing.* then --lift lets it in"):
         Fence(Oned(), cloud.config).lift("h1", NEXT, 0)
     proof = cloud.fence(fence_command=str(command))

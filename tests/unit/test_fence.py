@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 import pytest
@@ -47,6 +48,30 @@ def test_an_address_that_came_later_is_not_shut_out_by_entries_of_before() -> No
 def test_addresses_as_ceph_writes_them() -> None:
     assert [ip_of(text) for text in ("10.0.0.3:0/128", "[fd00::3]:0/7", "10.0.0.3:6801/12")] == ["10.0.0.3", "fd00::3", "10.0.0.3"]
     assert [whole("10.0.0.3"), whole("fd00::3")] == ["10.0.0.3:0/0", "[fd00::3]:0/0"]
+
+
+@pytest.mark.fault(27, "another machine's address in another spelling is that machine's address, and what is none is nobody's")
+@pytest.mark.parametrize(
+    ("printed", "read"),
+    [
+        ("10.0.0.4 fd00::4", {"10.0.0.4", "fd00::4"}),
+        ("fd00:0::4 FD00::4 fd00:0:0:0:0:0:0:4", {"fd00::4"}),
+        ("::ffff:10.0.0.4", {"10.0.0.4"}),
+        ('010.0.0.4 10.0.0.4/24 10.0.0.4:0/7 10.4 fe80::1%eth0 x" 0x0a000004 [fd00::4]', set()),
+    ],
+)
+def test_addresses_that_are_printed_are_read_in_one_spelling(printed: str, read: "set[str]") -> None:
+    element = ElementTree.fromstring("<HOST><TEMPLATE><SEMISHARED><ADDRESSES/></SEMISHARED></TEMPLATE></HOST>")
+    element[0][0][0].text = printed
+    assert plan.addresses_of(Host(element)) == read
+
+
+@pytest.mark.fault(27, "what a host prints as its boot id writes nothing into the mark of its fence")
+def test_a_boot_id_is_one_or_none() -> None:
+    assert plan.boot_id(BOOT) == BOOT
+    for text in (f'{BOOT[:-1]}"', f"{BOOT}\n", f"{BOOT}0", 'x", OFF = "command', "", BOOT.upper()):
+        assert plan.boot_id(text) == ""
+    assert plan.not_anew(MARK, NEXT, float("nan"), 100.0), "nor is what is no number a time since its start"
 
 
 def test_an_entry_that_ends_soon_is_lacking() -> None:

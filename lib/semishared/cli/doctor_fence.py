@@ -32,8 +32,7 @@ def findings(cloud: Cloud, answers: Answers, config: Config, front_end: str) -> 
 def _marks(cloud: Cloud) -> dict[str, Mark]:
     """Return the marks of hosts, by their names; none where oned, or the key, is a finding of its own."""
     try:
-        marks = Marks(Oned())
-        return {host.name: marks.of(host) for host in cloud.hosts}
+        return Marks(Oned()).of_all(cloud.hosts)
     except SemisharedError:
         return {}
 

@@ -17,6 +17,7 @@ what is missing is said, 2 it could not be found out
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from typing import Any
 
@@ -28,6 +29,7 @@ from ..install import examine
 from ..install.preflight import Question, encoded
 from ..opennebula.oned import Oned
 from ..opennebula.report import printable
+from ..plan.fence import boot_id
 from ..tools.this_machine import is_here
 from .output import put, put_json
 
@@ -56,7 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
             found: dict[str, Any] = {"boot": "", "up_s": 0}
             if fence.is_held_out(host):
                 found = examine.examine(host, encoded(Question(roles=())), config.hosts_connect_timeout_s)
-            stay = fence.lift(host, str(found["boot"]), float(found["up_s"]))
+            up_s = found.get("up_s")
+            stay = fence.lift(host, boot_id(str(found.get("boot"))), float(up_s) if isinstance(up_s, (int, float)) else math.inf)
             answer.update(lifted=True, stay=stay)
             said = [f"{host} is in again", *(f"{entry} stays: no datastore is on that cluster any more" for entry in stay)]
         else:

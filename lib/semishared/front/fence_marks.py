@@ -8,6 +8,8 @@ own mark, put an older one back, or take it away by an empty attribute. Monitori
 
 from __future__ import annotations
 
+from typing import Sequence
+
 from ..errors import NoKey
 from ..named import NamedTuple
 from ..opennebula.oned import Oned
@@ -39,7 +41,15 @@ class Marks:
 
     def of(self, host: Host) -> Mark:
         """Return the mark of a host: an empty one if there is none, or none that is believed (`strange`)."""
-        noted = self._noted(host)
+        return self.of_all([host])[host.name]
+
+    def of_all(self, hosts: Sequence[Host]) -> dict[str, Mark]:
+        """Return the marks of hosts, by their names: oned is asked once."""
+        documents = self._oned.documents(TYPE)
+        return {host.name: self._believed(host, documents) for host in hosts}
+
+    def _believed(self, host: Host, documents: Sequence[View]) -> Mark:
+        noted = self._noted(host, documents)
         right = next((one.mark for one in noted if one.is_right), None)
         if right:
             return right
@@ -54,16 +64,16 @@ class Marks:
         """Write a host's mark in the place of what is noted of it."""
         text = mark.template(host.id, key.code(self._key, words(mark, host.id)))
         # Of two that two front-ends have made at once both read the first.
-        found = next((one.id for one in self._noted(host) if one.is_right), None)
+        found = next((one.id for one in self._noted(host, self._oned.documents(TYPE)) if one.is_right), None)
         if found is None:
             self._oned.create_document(f'NAME = "semishared-fence-{host.id}"\n{text}', TYPE)
         else:
             self._oned.update_document(found, text)
 
-    def _noted(self, host: Host) -> list[_Noted]:
+    def _noted(self, host: Host, documents: Sequence[View]) -> list[_Noted]:
         """Return what oneadmin's group has noted of a host, the oldest document first."""
         found = []
-        for document in self._oned.documents(TYPE):
+        for document in documents:
             if document.number("GID") == 0 and document.number(f"TEMPLATE/{ATTRIBUTE}/HOST") == host.id:
                 found.append(self._read(document, host.id))
         return sorted(found, key=lambda one: one.id)

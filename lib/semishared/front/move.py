@@ -29,9 +29,9 @@ def _why_not_fenced(oned: Oned, action: Action, host: str) -> str:
 
     try:
         # Mostly that is all there is to ask: the proof itself looks at all VMs of the host, and their stores.
-        marks = [Marks(oned).of(found) for found in oned.hosts() if found.name == host]
-        if not any(mark.stands for mark in marks):
-            return next((mark.strange for mark in marks if mark.strange), f"{host} is not fenced")
+        mark = Marks(oned).of_all([found for found in oned.hosts() if found.name == host]).get(host)
+        if not mark or not mark.stands:
+            return (mark and mark.strange) or f"{host} is not fenced"
         from .fence import Fence
 
         Fence(oned, action.config).proof(host)

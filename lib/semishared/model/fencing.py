@@ -50,6 +50,18 @@ def ip_of(address: str) -> str:
     return address.rpartition(":")[0].strip("[]")
 
 
+def canonical(text: str) -> str:
+    """Return an address as Ceph and the kernel write it, '' if it is none: of two spellings of one each might be taken for another's."""
+    import ipaddress
+
+    try:
+        found = ipaddress.ip_address(text)
+    except ValueError:
+        return ""
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return "" if "%" in text else str(mapped or found)
+
+
 def whole(ip: str) -> str:
     """Return the entry that shuts out every client of an address."""
     return f"[{ip}]:0/0" if ":" in ip else f"{ip}:0/0"

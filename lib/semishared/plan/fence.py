@@ -12,9 +12,10 @@ The mark of a fenced host is SEMISHARED_FENCED in a document of oned's, under a 
 
 from __future__ import annotations
 
+import re
 from typing import Collection, Mapping, Optional, Sequence
 
-from ..model.fencing import Ceph, ip_of, whole
+from ..model.fencing import Ceph, canonical, ip_of, whole
 from ..named import NamedTuple
 from ..opennebula.xml import Host, View
 
@@ -86,12 +87,17 @@ def mark_of(noted: View) -> Mark:
 
 def boot_of(host: Host) -> str:
     """Return the boot id that the host's probe said last, '' if none ever did."""
-    return host.text("TEMPLATE/SEMISHARED/BOOT")
+    return boot_id(host.text("TEMPLATE/SEMISHARED/BOOT"))
+
+
+def boot_id(text: str) -> str:
+    """Return what a host calls its boot id if it is of that form, else '': it stands in a template between quotes."""
+    return text if re.match(r"[0-9a-f-]{36}\Z", text) else ""
 
 
 def addresses_of(host: Host) -> frozenset[str]:
     """Return the addresses that the host's probe said last."""
-    return frozenset(host.text("TEMPLATE/SEMISHARED/ADDRESSES").split())
+    return frozenset(map(canonical, host.text("TEMPLATE/SEMISHARED/ADDRESSES").split())) - {""}
 
 
 def begun(mark: Mark, boot: str, blocked: Collection[str], now: int) -> Mark:
@@ -186,6 +192,6 @@ def not_anew(mark: Mark, boot: str, up_s: float, passed: Optional[float]) -> str
     if passed is None:
         return f"nobody knows whether boot {boot} is of before, as another front-end, or this one before its restart, has shut it out"
     # A boot that monitoring had not told yet when the host was fenced is another one too, and as old as its guests.
-    if up_s >= passed:
+    if not up_s < passed:
         return f"it has not been restarted since: it is up for {up_s:.0f} s, and was fenced {passed:.0f} s ago"
     return ""
