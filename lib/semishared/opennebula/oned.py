@@ -85,10 +85,6 @@ class Oned:
         """Add attributes to a datastore's template; raise OnedUnavailable with oned's reason."""
         self._answer("one.datastore.update", datastore_id, attributes, 1)
 
-    def update_host(self, host_id: int, attributes: str) -> None:
-        """Set attributes in a host's template, the others stay; raise OnedUnavailable with oned's reason."""
-        self._answer("one.host.update", host_id, attributes, 1)
-
     def reschedule(self, vm_id: int) -> None:
         """Have the scheduler find another host for a VM; raise OnedUnavailable with oned's reason."""
         self.act(vm_id, "resched")

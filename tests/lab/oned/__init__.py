@@ -49,7 +49,6 @@ class Oned(MoveOps):
         oned.rpc = Rpc(oned, lab.fe.pid)
         oned.rpc.allocate_datastore = oned.datastore_create
         oned.rpc.update_datastore = oned.datastore_update
-        oned.rpc.update_host = oned.host_update
         oned.rpc.actions = {"resched": oned.vm_resched, "resume": oned.vm_begin_to_resume}
         return oned
 
@@ -61,7 +60,6 @@ class Oned(MoveOps):
         oned.rpc = Rpc(oned, None, 0)
         oned.rpc.allocate_datastore = oned.datastore_create
         oned.rpc.update_datastore = oned.datastore_update
-        oned.rpc.update_host = oned.host_update
         oned.rpc.actions = {"resched": oned.vm_resched, "resume": oned.vm_begin_to_resume}
         runner.extra = {"ONE_XMLRPC": oned.rpc.url}
         return oned

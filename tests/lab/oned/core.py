@@ -53,7 +53,7 @@ class Core:
             return host.id
 
     def host_update(self, host_id: int, attributes: TemplateLike) -> None:
-        """Set attributes in a host's template, as one.host.update with 1 and what its probes say do; the others stay."""
+        """Set attributes in a host's template, as what its probes say does; the others stay."""
         with self.data:
             self.host(host_id).template.update(as_template(attributes))
 

@@ -53,7 +53,6 @@ class Rpc:
         self.core = core
         self.allocate_datastore: Callable[[str], int] = lambda template: -1
         self.update_datastore: Callable[[int, str], None] = lambda number, attributes: None
-        self.update_host: Callable[[int, str], None] = lambda number, attributes: None
         self.actions: "dict[str, Callable[[int], None]]" = {}
         """What one.vm.action does, by the name of the action; begun, as oned does it, and gone on with after the answer."""
         self.documents: List[Tuple[int, str]] = []
@@ -126,12 +125,6 @@ class Rpc:
             if number not in core.datastores or append != 1:
                 return [False, f"[{method}] Error getting datastore [{number}].", _NO_EXISTS]
             self.update_datastore(number, attributes)
-            return [True, number, 0]
-        if method == "one.host.update":
-            number, attributes, append = parameters[1:]
-            if number not in core.hosts or append != 1:
-                return [False, f"[{method}] Error getting host [{number}].", _NO_EXISTS]
-            self.update_host(number, attributes)
             return [True, number, 0]
         if method == "one.vm.action":
             action, number = parameters[1:]
