@@ -12,11 +12,16 @@ NAMES = """\
 127.0.0.1 localhost
 127.0.1.1 x9.sitea.example
 10.9.0.1 one-storage.example X9-Alias
-10.9.0.2 x9.siteb.example x9b h1
+10.9.0.2 x9.siteb.example x9b h1 h1.storage.example
+10.9.0.3 h1.siteb.example
 fd09::1 six.example
 fd09::2 other-six.example
 """
-ASK = "import sys; from semishared.tools.this_machine import is_here; print(*(int(is_here(name)) for name in sys.argv[1:]))"
+ASK = """
+import sys
+from semishared.tools.this_machine import are_one, is_here
+print(*(int(are_one(*name.split("=")) if "=" in name else is_here(name)) for name in sys.argv[1:]))
+"""
 OURS = (
     "x9",
     "X9",
@@ -45,6 +50,28 @@ OTHERS = (
     "a" * 300,
     "\u00e9",
 )
+ONE = (
+    "h1=H1",
+    "h1=h1.storage.example",
+    "h1.storage.example=x9.siteb.example",
+    "h1=10.9.0.2",
+    "nowhere.example=Nowhere.example",
+    "x9=localhost",
+    "x9=one-storage.example",
+    "10.9.0.1=fd09::1",
+    "six.example=X9-Alias",
+)
+TWO = (
+    "h1=h1.siteb.example",
+    "h1=h",
+    "h1=x9",
+    "x9=x9.siteb.example",
+    "localhost=h1",
+    "nowhere.example=nowhere",
+    "h1=nowhere.example",
+    "fd09::2=10.9.0.2",
+    "h1=",
+)
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +86,11 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> "dict[str, bool]":
         ip addr add 10.9.0.1/24 dev v0; ip -6 addr add fd09::1/64 dev v0 nodad
         exec "$@"
     """
-    words = ["unshare", "--net", "--uts", "--mount", "sh", "-euc", script, "sh", sys.executable, "-c", ASK, *OURS, *OTHERS]
+    words = ["unshare", "--net", "--uts", "--mount", "sh", "-euc", script, "sh", sys.executable, "-c", ASK, *OURS, *OTHERS, *ONE, *TWO]
     done = subprocess.run(
         words, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": ":".join(sys.path)}, capture_output=True, check=True, timeout=60
     )
-    return dict(zip((*OURS, *OTHERS), (word == b"1" for word in done.stdout.split())))
+    return dict(zip((*OURS, *OTHERS, *ONE, *TWO), (word == b"1" for word in done.stdout.split())))
 
 
 @pytest.mark.fault(31, "a machine's own are its names, its addresses and HOSTNAME of oned.conf, whatever leads there")
@@ -76,3 +103,9 @@ def test_its_name_and_all_that_lead_to_it_are_its_own(told: "dict[str, bool]", n
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_name_that_begins_alike_is_another_machine(told: "dict[str, bool]", name: str) -> None:
     assert not told[name]
+
+
+@pytest.mark.fault(31, "two names are one machine's if they lead to one address, or are the same full name, and not for how they begin")
+@pytest.mark.parametrize("names", [*ONE, *TWO])
+def test_two_names_are_one_machine_if_they_lead_to_one(told: "dict[str, bool]", names: str) -> None:
+    assert told[names] is (names in ONE)

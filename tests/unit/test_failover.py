@@ -26,7 +26,10 @@ def disk(number: int, image: int = -1, **more: str) -> str:
 
 
 def vm(number: int, disks: str = "", state: int = 3, lcm: int = 16, hosts: tuple[str, ...] = ("h1",)) -> Vm:
-    history = "".join(f"<HISTORY><SEQ>{seq}</SEQ><HOSTNAME>{name}</HOSTNAME></HISTORY>" for seq, name in enumerate(hosts))
+    """Return a VM as oned has it; the host h1 has the id 1."""
+    history = "".join(
+        f"<HISTORY><SEQ>{seq}</SEQ><HOSTNAME>{name}</HOSTNAME><HID>{name[1:2]}</HID></HISTORY>" for seq, name in enumerate(hosts)
+    )
     return Vm.parse(
         f"<VM><ID>{number}</ID><NAME>vm-{number}</NAME><STATE>{state}</STATE><LCM_STATE>{lcm}</LCM_STATE>"
         f"<TEMPLATE>{disks}</TEMPLATE><HISTORY_RECORDS>{history}</HISTORY_RECORDS></VM>"
@@ -110,7 +113,7 @@ def test_those_that_were_off_under_way_or_are_refused_are_named_too(capsys: pyte
         vm(1), vm(2, state=5, lcm=0), vm(3, lcm=61, hosts=("h1", "h2")), vm(4, hosts=("h1", "h2")), vm(5),
         vm(6, lcm=61, hosts=("h3", "h2")), refused=(5,),
     )  # fmt: skip
-    assert [cli.rescheduled(oned, item, False) for item in cli.those_of(oned, "h1")] == [False, True, True, True]
+    assert [cli.rescheduled(oned, item, False) for item in cli.those_of(oned, 1)] == [False, True, True, True]
     said = capsys.readouterr().out.splitlines()
     assert [line.split(" (")[0] for line in said] == ["VM 1", "VM 2", "VM 3", "VM 5"]
     assert "5/0" in said[1] and "onevm recover --retry 3" in said[2] and "wrong state" in said[3]
@@ -119,7 +122,7 @@ def test_those_that_were_off_under_way_or_are_refused_are_named_too(capsys: pyte
 
 def test_a_vm_that_is_off_waits_for_its_user_and_one_without_files_there_is_none_of_the_hosts(capsys: pytest.CaptureFixture[str]) -> None:
     oned: Any = Known(vm(1, disk(0, 1, CLONE="YES"), state=8, lcm=0), *(vm(2 + state, state=state, lcm=0) for state in (1, 2, 4, 9)))
-    assert [cli.rescheduled(oned, item, False) for item in cli.those_of(oned, "h1")] == [True]
+    assert [cli.rescheduled(oned, item, False) for item in cli.those_of(oned, 1)] == [True]
     (line,) = capsys.readouterr().out.splitlines()
     assert "onevm migrate 1 HOST" in line and "disk 0: SEMISHARED_ON_HOST_FAILURE is wait for image 1" in line
 

@@ -30,7 +30,7 @@ from ..opennebula.oned import Oned
 from ..opennebula.report import Report
 from ..opennebula.xml import Vm
 from ..plan import commits, disk_image, disks, gc_places, rbd
-from ..tools.this_machine import is_here
+from ..tools.this_machine import are_one, is_here
 from ..units import human, mib_ceil
 from .base import rate
 from .output import put
@@ -215,7 +215,7 @@ def _saved(machine: str, vm: Vm, disk: s.DiskRef, item: "dict[str, Any]", name: 
     image, random = (yield from _image(machine, vm, disk, item)), os.urandom(16).hex()
     if image.access.can.has_bridge:
         bridge = yield from rbd.bridge_of(image)
-        access = image.access.by_bridge() if machine == bridge or (is_here(machine) and is_here(bridge)) else image.access
+        access = image.access.by_bridge() if are_one(machine, bridge) else image.access
         path = yield from rbd.fill_beside(rbd.Local(machine, disk, item["size"], access), image, bridge, random)
     else:
         path = stores.new_source(image.access, image.root, image.id, random)

@@ -29,6 +29,7 @@ from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..plan import diagnosis as plan
 from ..plan.diagnosis_machines import Answers, of_machines
+from ..tools.this_machine import is_here
 from . import doctor_fence, doctor_leftovers, doctor_pool, doctor_shares, doctor_stores
 from .output import put, put_json, table
 from .waiting import Waiting
@@ -49,10 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
         put(f"{NAME} doctor: run this as oneadmin: what root can reach says nothing of the drivers", to=sys.stderr)
         return plan.BROKEN
     place = located(arguments.root)
-    front_end = os.uname().nodename
     config, wrong = _config()
     cloud, no_oned = _cloud()
-    site = look_at_site(place, front_end)._replace(conf=wrong or _scripts(place, config), oned=no_oned)
+    # As OpenNebula calls it where it is a host too.
+    front_end = next((host.name for host in cloud.hosts if is_here(host.name)), os.uname().nodename)
+    site = look_at_site(place, front_end)._replace(conf=wrong or _scripts(place, config), oned=no_oned, lost_name=_lost_name(place))
     with ThreadPoolExecutor(1) as pool:
         left = pool.submit(doctor_leftovers.found, config, bool(no_oned))
         answers = ask_all(place, cloud, front_end, config)
@@ -102,6 +104,17 @@ def _scripts(place: FrontEnd, config: Config) -> str:
     if wanted == config.hosts_scripts_dir:
         return ""
     return f"semishared.conf: scripts_dir = {config.hosts_scripts_dir}, but hosts have OpenNebula's scripts in {wanted} (oned.conf)"
+
+
+def _lost_name(place: FrontEnd) -> str:
+    """Return HOSTNAME of oned.conf if it does not lead to this machine."""
+    if place.etc is None:
+        return ""
+    try:
+        name = edits.hostname(edits.read(place.oned_conf), place.oned_conf)
+    except SemisharedError:
+        return ""
+    return "" if not name or is_here(name) else name
 
 
 def _cloud() -> tuple[plan.Cloud, str]:

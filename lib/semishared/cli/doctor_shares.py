@@ -13,7 +13,7 @@ from ..opennebula.xml import Datastore, Host
 from ..plan.diagnosis import Cloud, Finding
 from ..plan.diagnosis_machines import Answers
 from ..plan.diagnosis_shares import Made, of_hosts, of_roots, ways
-from ..tools.this_machine import is_here
+from ..tools.this_machine import are_one, is_here
 from ..wire.session import Session
 from . import hosts as on
 
@@ -40,7 +40,7 @@ def _made(store: Datastore, cloud: Cloud, config: Config, front_end: str) -> lis
         tree, machine = shares.tree(store), shares.bridge(store)
     except SemisharedError:
         return []
-    machine = front_end if is_here(machine) else machine
+    machine = front_end if is_here(machine) else _named(machine, cloud)
     if not tree.marker:
         return [Made(store, tree, machine)]
     by_hosts, by_clients = ways(store, cloud.images)
@@ -52,3 +52,9 @@ def _made(store: Datastore, cloud: Cloud, config: Config, front_end: str) -> lis
         return [found._replace(images=images, lapsed=answer["lapsed"], promised=answer["promised"], pools=answer["pools"])]
     except SemisharedError as e:
         return [Made(store, tree, machine, (), e.detail, e.remedy, by_hosts)]
+
+
+def _named(machine: str, cloud: Cloud) -> str:
+    """Return what OpenNebula calls a machine of BRIDGE_LIST, if it is a host there."""
+    names = [host.name for host in cloud.hosts]
+    return machine if machine in names else next((name for name in names if are_one(name, machine)), machine)

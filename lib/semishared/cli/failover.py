@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         proof = Fence(oned, config).fence(host.name)
         say(f"{host.name} is shut out of all stores (fence {proof.epoch})")
     waiting = 0
-    for vm in those_of(oned, host.name):
+    for vm in those_of(oned, host.id):
         waiting += rescheduled(oned, vm, arguments.dry_run)
     return int(bool(waiting))
 
@@ -102,14 +102,15 @@ def lost(oned: Oned, name: str, wait_s: int, connect_s: int) -> Host | None:
     return host
 
 
-def those_of(oned: Oned, host: str) -> Iterator[Vm]:
-    """Yield the VMs that are on a host, and those that were to leave it when that failed; those that were on it last are not."""
+def those_of(oned: Oned, host: int) -> Iterator[Vm]:
+    """Yield the VMs that are on a host, by its id, and those that were to leave it when that failed; those that were on it last are not."""
     for vm in oned.vms():
         if failover.is_elsewhere(vm):
             continue
-        if vm.host == host or vm.lcm_state == failover.FAILED:
+        is_there = vm.host_ids[-1:] == [host]
+        if is_there or vm.lcm_state == failover.FAILED:
             known = oned.vm(vm.id)
-            if host in (vm.host, known.text("HISTORY_RECORDS/HISTORY[last()-1]/HOSTNAME")):
+            if is_there or host in known.host_ids[-2:-1]:
                 yield known
 
 

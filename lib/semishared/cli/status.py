@@ -62,12 +62,13 @@ class Cloud:
     def __init__(self) -> None:
         self.oned = Oned()
         self.oned.require_admin()
-        self.front_end = os.uname().nodename
         self.config = load()
         self.survey = on.Survey()
         self.stores = {store.id: store for store in self.oned.datastores()}
         self.images = {image.id: image for image in self.oned.images()}
         self.hosts = self.oned.hosts()
+        self.front_end = next((host.name for host in self.hosts if is_here(host.name)), os.uname().nodename)
+        """As OpenNebula calls it where it is a host too."""
         self.vms = {vm.id: self.oned.vm(vm.id) for vm in self.oned.vms()}
         self.records: dict[tuple[str, int], Row] = {}
         """(machine, VM) -> what is there of it."""
@@ -90,7 +91,7 @@ class Cloud:
                 answers.append({**disks, **bases})
             return answers
 
-        machines = [*hosts, *([] if any(is_here(host.name) for host in hosts) else [self._own_host()])]
+        machines = [*hosts, *([] if any(host.name == self.front_end for host in hosts) else [self._own_host()])]
         for machine, answers in self.survey.ask(machines, "status", self.config, look).items():
             for answer in answers:
                 for vm in answer["vms"]:

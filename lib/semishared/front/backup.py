@@ -17,6 +17,7 @@ from ..model.exchange import Plan
 from ..opennebula import args
 from ..opennebula.xml import Vm
 from ..plan import backup as plan
+from ..tools import this_machine
 
 if TYPE_CHECKING:
     from .action import Action
@@ -72,7 +73,8 @@ def before(action: Action, *, live: bool) -> Plan:
         vm = Vm.parse(given)
         action.seq = vm.seq
         # In base64: that is how upstream's drivers write and read it.
-        yield from plan.prebackup(asked, vm, base64.encodebytes(given).decode("ascii"), _base_path(), live=live)
+        xml = base64.encodebytes(given).decode("ascii")
+        yield from plan.prebackup(asked, vm, xml, _base_path(), live=live, are_one=this_machine.are_one)
 
 
 def after(action: Action, *, live: bool) -> Plan:

@@ -19,6 +19,7 @@ from ..plan import fence as plan
 from ..store.blocklist import Fencer
 from ..tools.addresses import addresses
 from ..tools.hung_store import unless_it_hangs
+from ..tools.this_machine import are_one
 from . import front_ends
 
 NOBODY = "192.0.2.1:0/1"
@@ -69,7 +70,7 @@ def ask(oned: Oned, name: str) -> Cloud:
     ours = {store.id: store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD")) and store.type != 1}
     images = {image.id: image for image in oned.images()}
     disks, odd = list[Tuple[int, str]](), list[str]()
-    for vm in _guests(oned, name):
+    for vm in _guests(oned, host.id):
         for disk in vm.disks:
             image = images.get(disk.image_id)
             if image is None and disk.image_id >= 0:
@@ -99,11 +100,11 @@ def clusters(pools: Sequence[Datastore]) -> list[list[Datastore]]:
     return list(found.values())
 
 
-def _guests(oned: Oned, name: str) -> list[Vm]:
-    """Return the VMs that may have a guest on a host, also those that are on their way from it."""
+def _guests(oned: Oned, host: int) -> list[Vm]:
+    """Return the VMs that may have a guest on a host, also those that are on their way from it; by its id: it may be called anew."""
     active = [vm for vm in oned.vms() if vm.number("STATE") == ACTIVE]
-    near = [vm.id for vm in active if vm.host == name or vm.lcm_state in MOVING]
-    return [vm for vm in map(oned.vm, near) if name in vm.hosts[-2 if vm.lcm_state in MOVING else -1 :]]
+    near = [vm.id for vm in active if host in vm.host_ids[-1:] or vm.lcm_state in MOVING]
+    return [vm for vm in map(oned.vm, near) if host in vm.host_ids[-2 if vm.lcm_state in MOVING else -1 :]]
 
 
 def _places(vm: Vm, disk: Disk, image: Image, store: Datastore) -> Iterator[str]:
@@ -139,8 +140,10 @@ def look(cloud: Cloud, datastores: Sequence[Datastore]) -> tuple[Fencer, Ceph]:
         images += names
         openers += found
     _, daemons = fencer.look()
-    bridges = frozenset(host for store in datastores for host in stores.bridges(store))
-    return fencer, Ceph(fencer.fsid, tuple(openers), daemons, frozenset(images), bridges)
+    bridges = {name for store in datastores for name in stores.bridges(store)}
+    # BRIDGE_LIST may call a host otherwise than OpenNebula does.
+    own = {cloud.host.name} if any(are_one(name, cloud.host.name) for name in bridges) else set()
+    return fencer, Ceph(fencer.fsid, tuple(openers), daemons, frozenset(images), frozenset(bridges | own))
 
 
 def try_key(datastores: Sequence[Datastore]) -> None:

@@ -7,6 +7,7 @@ from ..errors import OnedUnavailable, SemisharedError
 from ..model.exchange import Plan
 from ..opennebula import args
 from ..opennebula.oned import Oned
+from ..opennebula.xml import Vm
 from ..plan import moves
 from ..tools.this_machine import is_here
 from .action import Action
@@ -18,23 +19,28 @@ def mv(action: Action, asked: args.Move) -> Plan:
     vm = oned.vm(asked.source.vm)
     action.seq, action.bulk = vm.seq, True
     action.acquired(vm)
-    why_not = _why_not_fenced(oned, action, asked.source.host) if vm.lcm_state in (*moves.UNKNOWN, moves.OFF) else ""
+    why_not = _why_not_fenced(oned, action, vm, asked.source.host) if vm.lcm_state in (*moves.UNKNOWN, moves.OFF) else ""
     told = moves.Told(*here, any(here) and _front_end_runs_vms(oned), why_not, action.config.overlays_options)
     return moves.mv(asked, vm, told)
 
 
-def _why_not_fenced(oned: Oned, action: Action, host: str) -> str:
-    """Return why a host may write to a store still, '' if it is proved that it cannot."""
+def _why_not_fenced(oned: Oned, action: Action, vm: Vm, host: str) -> str:
+    """Return why the host that a VM leaves may write to a store still, '' if it is proved that it cannot.
+
+    `host`: what oned called it then. It may have another name by now, and another host that one: of both it has the id.
+    """
     from .fence_marks import Marks
 
+    number = dict(zip(vm.hosts[:-1], vm.host_ids)).get(host, -1)
     try:
+        found = next((found for found in oned.hosts() if found.id == number), None)
         # Mostly that is all there is to ask: the proof itself looks at all VMs of the host, and their stores.
-        mark = Marks(oned).of_all([found for found in oned.hosts() if found.name == host]).get(host)
-        if not mark or not mark.stands:
+        mark = Marks(oned).of(found) if found else None
+        if not found or not mark or not mark.stands:
             return (mark and mark.strange) or f"{host} is not fenced"
         from .fence import Fence
 
-        Fence(oned, action.config).proof(host)
+        Fence(oned, action.config).proof(found.name)
     except SemisharedError as e:
         return e.detail
     return ""

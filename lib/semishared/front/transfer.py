@@ -130,7 +130,7 @@ def cpds(action: Action) -> Plan:
     from ..model import stores
     from ..opennebula.oned import Oned
     from ..plan import save_as
-    from ..tools.this_machine import is_here
+    from ..tools.this_machine import are_one
 
     asked = args.ToImage.parse_copy(action.argv)
     oned = Oned()
@@ -138,8 +138,9 @@ def cpds(action: Action) -> Plan:
     action.seq = vm.seq
     host = vm_location.source_of_copy(asked.disk.vm_place, vm.host) if vm.lcm_state in save_as.AWAY else asked.disk.host
     datastore = _marked(action, oned.datastore(asked.store))
-    here = tuple(filter(is_here, (host, stores.bridge(datastore, vm.id))))
-    return save_as.cpds(asked, vm, datastore, save_as.Told(host, here, action.config.freeze))
+    bridge = stores.bridge(datastore, vm.id)
+    is_bridge = bool(bridge) and are_one(host, bridge)
+    return save_as.cpds(asked, vm, datastore, save_as.Told(host, is_bridge, action.config.freeze))
 
 
 def delete(action: Action) -> Plan:

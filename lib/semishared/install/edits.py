@@ -58,8 +58,17 @@ def read(path: str) -> str:
 
 def scripts_dir(text: str, path: str) -> str:
     """Return where `onehost sync` puts remotes/ on hosts."""
-    found = [item.value.text.rstrip("/") for item in parse(text, path) if item.name == "SCRIPTS_REMOTE_DIR"]
-    return found[-1] if found and found[-1] else SCRIPTS_DIR
+    return _value(text, path, "SCRIPTS_REMOTE_DIR").rstrip("/") or SCRIPTS_DIR
+
+
+def hostname(text: str, path: str) -> str:
+    """Return what oned calls the front-end when it has files brought there, '' if that is its own name."""
+    return _value(text, path, "HOSTNAME")
+
+
+def _value(text: str, path: str, name: str) -> str:
+    found = [item.value.text for item in parse(text, path) if item.name == name]
+    return found[-1] if found else ""
 
 
 NO_ACTIONS = ("virtiofsd", "virtiofsd_read_only", "with_records")

@@ -180,6 +180,11 @@ class Vm(Object):
         return [View(record).text("HOSTNAME") for record in self.element.findall("HISTORY_RECORDS/HISTORY")]
 
     @property
+    def host_ids(self) -> list[int]:
+        """Ids of the same: what oned knows a host by, whatever it was called then, and whoever is called that now."""
+        return [View(record).number("HID", bits=ID_BITS) for record in self.element.findall("HISTORY_RECORDS/HISTORY")]
+
+    @property
     def deploy_id(self) -> str:
         return self.text("DEPLOY_ID")
 

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from typing import Mapping
+from typing import Callable, Mapping
 
 from ..errors import BadArguments, NotSupported
 from ..model import steps as s
@@ -31,7 +31,7 @@ def directory(asked: Backup, base_path: str) -> str:
     return f"{base_path}/{asked.place.vm}/{NAME}" if base_path else f"{asked.place.path}/{NAME}"
 
 
-def prebackup(asked: Backup, vm: Vm, xml: str, base_path: str, *, live: bool) -> Plan:
+def prebackup(asked: Backup, vm: Vm, xml: str, base_path: str, *, live: bool, are_one: Callable[[str, str], bool]) -> Plan:
     """Plan prebackup; `xml` is what vm.xml shall hold. Raise NotSupported for what is not the backup that was asked for."""
     if vm.backup_setting("MODE") == "INCREMENT":
         raise NotSupported(f"incremental backup (VM {vm.id}) is not supported yet: set MODE = FULL in its BACKUP_CONFIG")
@@ -40,7 +40,7 @@ def prebackup(asked: Backup, vm: Vm, xml: str, base_path: str, *, live: bool) ->
     if vm.text("TEMPLATE/TPM/MODEL"):
         raise NotSupported(f"VM {vm.id} has a TPM: backup of its state is not supported yet")
     bridge = vm.text("BACKUPS/BACKUP_CONFIG/LAST_BRIDGE")
-    if bridge and bridge != asked.place.host:
+    if bridge and not are_one(bridge, asked.place.host):
         store = vm.text("BACKUPS/BACKUP_CONFIG/LAST_DATASTORE_ID")
         raise NotSupported(
             f"backup datastore {store} has a BRIDGE_LIST: its driver would fetch the disks of VM {vm.id} from {bridge}, and they are on "

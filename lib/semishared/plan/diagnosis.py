@@ -42,6 +42,8 @@ class Site(NamedTuple):
     """What is wrong with semishared.conf."""
     oned: str = ""
     """Why oned could not be asked."""
+    lost_name: str = ""
+    """What oned calls the front-end (HOSTNAME of oned.conf), if that does not lead there."""
 
 
 class Cloud(NamedTuple):
@@ -65,6 +67,9 @@ def of_site(site: Site) -> list[Finding]:
         found.append(Finding(BROKEN, site.front_end, f"vmm/{DRIVER}: {action}", f"{install}; as oneadmin: onehost sync --force"))
     if site.conf:
         found.append(Finding(BROKEN, site.front_end, site.conf, f"edit etc/{DRIVER}.conf; as oneadmin: onehost sync --force"))
+    if site.lost_name:
+        what = f"HOSTNAME of oned.conf is {site.lost_name}, which does not lead here: no VM can be stopped or undeployed"
+        found.append(Finding(BROKEN, site.front_end, what, f"as root: let {site.lost_name} lead here (/etc/hosts), or mend HOSTNAME"))
     if site.oned:
         found.append(Finding(BROKEN, site.front_end, site.oned, "as root: systemctl start opennebula"))
     return found

@@ -49,7 +49,21 @@ def of_machines(answers: Answers, site: Site, cloud: Cloud, sizes: tuple[str, st
         host = hosts.get(machine)
         if "local" in answer:  # without a system datastore of ours nobody was asked
             found += _local(machine, answer["local"], host, sizes)
-    return found + of_shared(answers, site.front_end)
+    return found + _one_machine(answers) + of_shared(answers, site.front_end)
+
+
+def _one_machine(answers: Answers) -> list[Finding]:
+    """Judge whether OpenNebula has one machine under several names: as each has signed what is to be its own, not by the names."""
+    names: dict[str, list[str]] = {}
+    for name, answer in answers.items():
+        signed = answer.get("signed", {}).values() if isinstance(answer, dict) else ()
+        for machine in {str(its["machine"]) for its in signed if "machine" in its}:
+            names.setdefault(machine, []).append(name)
+    mend = "onehost delete all of its names but one, when they have no VMs"
+    return [
+        Finding(BROKEN, found[0], f"{' and '.join(found)} are one machine, whose memory and devices OpenNebula counts for each", mend)
+        for found in names.values() if len(found) > 1
+    ]  # fmt: skip
 
 
 def _programs(machine: str, answer: Mapping[str, Any]) -> list[Finding]:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Tuple
-
 from ..model import steps as s
 from ..model import stores
 from ..model.exchange import On, Plan, Say
@@ -25,8 +23,8 @@ class Told(NamedTuple):
 
     host: str
     """Where the disk is."""
-    here: Tuple[str, ...]
-    """Of that host and the bridge, which are the front-end itself."""
+    is_bridge: bool
+    """That host is the bridge of the other image's store, whatever each is called."""
     freeze: str
     """How a running guest is to rest."""
 
@@ -61,7 +59,7 @@ def _to_rbd(asked: ToImage, vm: Vm, datastore: Datastore, told: Told, guest: res
     if guest.domain:
         # An image on the network is copied by Ceph, which knows no secret; a file of a running guest by QEMU.
         encryption.check_running(vm, [disk.disk], "copy")
-    if told.host == bridge or {told.host, bridge} <= set(told.here):
+    if told.is_bridge:
         access = access.by_bridge()
     local = rbd.Local(told.host, disk, vm.disk(disk.disk).size, access)
     yield from rbd.fill(local, bridge, target, asked.snapshot, guest)

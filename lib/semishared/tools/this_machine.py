@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which names are this machine's: the one that it has, and every name or address that leads here.
+"""Which names are this machine's: the one that it has, and every name or address that leads here; and which are one machine's.
 
 Labels are not compared: x9.siteb.example is another machine than the x9 of this site, and `HOSTNAME` of oned.conf may be any name.
 """
@@ -19,14 +19,30 @@ def is_here(host: str) -> bool:
     return host.lower() in (os.uname().nodename.lower(), "localhost") or _leads_here(host)
 
 
+@cache
+def are_one(name: str, other: str) -> bool:
+    """Tell whether two names are one machine's: the same full name, both this machine's, or names that lead to one address."""
+    if name.lower() == other.lower():
+        return True
+    if is_here(name) or is_here(other):
+        return is_here(name) and is_here(other)
+    ways, others = _ways(name), _ways(other)
+    return any(address[0] == theirs[0] for _, address in ways for _, theirs in others)
+
+
 def _leads_here(host: str) -> bool:
+    return any(_is_ours(family, address) for family, address in _ways(host))
+
+
+def _ways(host: str) -> list[tuple[int, tuple[object, ...]]]:
+    """Return family and address of all to which a name leads; none if nobody can resolve it."""
     import socket
 
     try:
         found = socket.getaddrinfo(host, _DISCARD, type=socket.SOCK_DGRAM) if host else []
     except (OSError, UnicodeError):
-        return False
-    return any(_is_ours(family, address) for family, _, _, _, address in found)
+        return []
+    return [(family, address) for family, _, _, _, address in found]
 
 
 def _is_ours(family: int, address: tuple[object, ...]) -> bool:

@@ -135,7 +135,7 @@ def mvds(case: Case) -> Plan:
 
 def cpds(case: Case) -> Plan:
     request = args.ToImage.parse_copy(case["argv"])
-    told = save_as.Told(request.disk.host, tuple(case.get("here", ())), "AGENT-OR-SUSPEND")
+    told = save_as.Told(request.disk.host, case.get("is_bridge", False), "AGENT-OR-SUSPEND")
     return save_as.cpds(request, vm(case), datastore(case), told)
 
 
@@ -200,7 +200,7 @@ def restore(case: Case) -> Plan:
 
 def prebackup(case: Case) -> Plan:
     request = args.Backup.parse(case["argv"])
-    return backup.prebackup(request, vm(case), "PFZNPjwvVk0+", case.get("base_path", ""), live=case.get("live", False))
+    return backup.prebackup(request, vm(case), "PFZNPjwvVk0+", case.get("base_path", ""), live=case.get("live", False), are_one=str.__eq__)
 
 
 def postbackup(case: Case) -> Plan:
