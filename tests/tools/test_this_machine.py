@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+from typing import Dict, List, Tuple
 
 import pytest
 
@@ -74,10 +76,9 @@ TWO = (
 )
 
 
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> "dict[str, bool]":
-    """Return what a machine called x9 says of all these names."""
-    hosts, resolv = tmp_path_factory.mktemp("names") / "hosts", tmp_path_factory.mktemp("names") / "resolv.conf"
+def namespace(folder: Path) -> Tuple[List[str], Dict[str, str]]:
+    """Return the words before a program that runs it on a machine called x9, with these names and addresses, and its environment."""
+    hosts, resolv = folder / "hosts", folder / "resolv.conf"
     hosts.write_text(NAMES)
     resolv.write_text("")
     script = f"""
@@ -86,11 +87,17 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> "dict[str, bool]":
         ip addr add 10.9.0.1/24 dev v0; ip -6 addr add fd09::1/64 dev v0 nodad
         exec "$@"
     """
-    words = ["unshare", "--net", "--uts", "--mount", "sh", "-euc", script, "sh", sys.executable, "-c", ASK, *OURS, *OTHERS, *ONE, *TWO]
-    done = subprocess.run(
-        words, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": ":".join(sys.path)}, capture_output=True, check=True, timeout=60
-    )
-    return dict(zip((*OURS, *OTHERS, *ONE, *TWO), (word == b"1" for word in done.stdout.split())))
+    env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": ":".join(sys.path)}
+    return ["unshare", "--net", "--uts", "--mount", "sh", "-euc", script, "sh"], env
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> "dict[str, bool]":
+    """Return what a machine called x9 says of all these names."""
+    asked = (*OURS, *OTHERS, *ONE, *TWO)
+    words, env = namespace(tmp_path_factory.mktemp("names"))
+    done = subprocess.run([*words, sys.executable, "-c", ASK, *asked], env=env, capture_output=True, check=True, timeout=60)
+    return dict(zip(asked, (word == b"1" for word in done.stdout.split())))
 
 
 @pytest.mark.fault(31, "a machine's own are its names, its addresses and HOSTNAME of oned.conf, whatever leads there")
