@@ -20,8 +20,8 @@ from functools import partial
 from typing import Sequence
 
 from ..config import Config
-from ..errors import AnotherWriter, BadArguments, NotFenced, SemisharedError, StillFenced
-from ..model import layout, stores
+from ..errors import BadArguments, NotFenced, SemisharedError, StillFenced
+from ..model import stores
 from ..model.fencing import is_whole
 from ..named import NamedTuple
 from ..opennebula.oned import Oned
@@ -154,7 +154,7 @@ class Fence:
         deadline = time.monotonic() + self._locks_s
         files = [store for store in cloud.mounted if not stores.is_shares(store)]
         while True:
-            asked = (unless_it_hangs(partial(_writers, path), [f"{path}: its store hangs"]) for path in cloud.on(files))
+            asked = (unless_it_hangs(partial(writers.of_disk, path), [f"{path}: its store hangs"]) for path in cloud.on(files))
             held = [text for found in asked for text in found]
             if not held or time.monotonic() >= deadline:
                 return held
@@ -278,21 +278,3 @@ def _who() -> str:
 
 def _named(datastores: Sequence[Datastore]) -> str:
     return "datastore " + ", ".join(f"{store.id} ({store.name})" for store in datastores)
-
-
-def _writers(path: str) -> list[str]:
-    """Return who writes to a disk in a mounted store, in whichever of its layers."""
-    layers = layout.layers(path)
-    files = [path, *(f"{layers}/{name}" for name in (os.listdir(layers) if os.path.isdir(layers) else ()))]
-    said = []
-    # A clone is a link to one of its layers, which are all looked at.
-    for file in (file for file in files if not os.path.islink(file)):
-        try:
-            writers.check_file(file)
-        except AnotherWriter as e:
-            said.append(e.detail)
-        except FileNotFoundError:
-            continue
-        except OSError as e:
-            said.append(f"{file}: {e.strerror}")
-    return said

@@ -117,7 +117,7 @@ def _places(vm: Vm, disk: Disk, image: Image, store: Datastore) -> Iterator[str]
         directory, _, name = absolute(image.source, "SOURCE").rpartition("/")
         clone = layout_store.clone(f"{directory}/{layout_store.side(name)}", vm.id, disk.id, store.attribute("SEMISHARED_CLOUD"))
         # Else its disk is on the host.
-        if unless_it_hangs(lambda: os.path.exists(clone), True):
+        if unless_it_hangs(lambda: os.path.lexists(clone), True):
             yield clone
 
 

@@ -89,8 +89,8 @@ def _doubt(directory: str, sources: Sequence[str], is_store: Callable[[str], boo
 
 def _is_there(source: str) -> bool:
     try:
-        # Opened: only looking at it would ask nobody but a cache.
-        os.close(os.open(source, os.O_RDONLY | os.O_NONBLOCK))
+        # Opened: only looking at it would ask nobody but a cache. A link there is no image.
+        os.close(os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW))
     except OSError:
         return False
     return True

@@ -242,7 +242,12 @@ def mounted(path: str) -> Dict[str, Any]:
 def marker(store: str) -> str:
     """Return the id that the store's marker says (store/marker.py), '' if there is none that can be understood."""
     try:
-        with open(os.open(f"{store}/.{NAME}/store", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        side = os.open(f"{store}/.{NAME}", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fd = os.open("store", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=side)
+        finally:
+            os.close(side)
+        with open(fd, "rb") as file:
             found = json.loads(file.read(4096))["id"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""

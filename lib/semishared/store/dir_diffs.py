@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..model import layout_store
 from ..model.refs import ImageRef
+from ..tools import beneath
 from . import dir_image, marker
 from .dir_image import Stored
 
@@ -47,8 +48,9 @@ class DirDiffs:
 
     def owner(self, image: ImageRef) -> Owner | None:
         """Read it."""
+        stored = Stored(image.source)
         try:
-            os.close(os.open(layout_store.owner(Stored(image.source).side), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
+            beneath.status(stored.datastore, layout_store.owner(stored.below))
         except FileNotFoundError:
             return None  # of most images, for which nothing more is to be loaded
         except OSError:

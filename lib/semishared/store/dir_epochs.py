@@ -33,9 +33,12 @@ def note(image: ImageRef, vm: int, epoch: int) -> None:
 
 
 def read(image: ImageRef, vm: int) -> int:
-    """Return the epoch that is noted, -1 for none; raise OSError."""
+    """Return the epoch that is noted, -1 for none; raise UnexpectedLink, OSError."""
+    from ..tools import beneath
+
     try:
-        names = os.listdir(f"{image.root}/{layout_store.epochs()}")
+        with beneath.directory(image.root, layout_store.epochs()) as where:
+            names = os.listdir(where)
     except (FileNotFoundError, NotADirectoryError):
         return -1
     own = (vm, image.access.cloud)

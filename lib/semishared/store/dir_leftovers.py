@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
+from ..errors import UnexpectedLink
 from ..model import layout, layout_store
 from ..tools import beneath, inventory, locks
 
@@ -20,20 +22,14 @@ def look(path: str) -> dict[str, object]:
     for name in images:
         if layout.are_layers(name):
             staged += inventory.staged(f"{path}/{name}")
-    for name in inventory.names(side):
-        if not layout_store.is_side(name):
-            continue
-        directory = f"{side}/{name}"
-        folder, clones = layout_store.clones(directory), []
-        for entry in inventory.names(folder):
-            own = layout_store.clone_named(entry)
-            if own:
-                clones.append(inventory.seen(f"{folder}/{entry}", vm=own.vm, disk=own.disk, cloud=own.cloud))
-                if own.are_layers:
-                    staged += inventory.staged(f"{folder}/{entry}")
-        staged += inventory.staged(directory) + inventory.staged(folder) + inventory.staged(layout_store.commits(directory))
-        entries = inventory.names(directory)
-        sides.append(inventory.seen(directory, name=name, clones=clones, entries=entries, image=os.path.lexists(f"{path}/{name}")))
+    for name in filter(layout_store.is_side, inventory.names(side)):
+        try:
+            with beneath.directory(path, layout_store.side(name)) as opened:
+                found, unpublished_there = _shown(_side(f"{opened}/."), f"{opened}/.", f"{side}/{name}")
+        except (FileNotFoundError, NotADirectoryError, UnexpectedLink):
+            continue  # gone meanwhile, or none of ours
+        sides.append({**found, "name": name, "image": os.path.lexists(f"{path}/{name}")})
+        staged += unpublished_there
     uploads, epochs = f"{side}/{layout_store.UPLOADS}", f"{path}/{layout_store.epochs()}"
     return {
         "path": path,
@@ -50,6 +46,28 @@ def look(path: str) -> dict[str, object]:
             for name in inventory.names(uploads)
         ],
     }  # fmt: skip
+
+
+def _side(directory: str) -> tuple[dict[str, object], list[dict[str, object]]]:
+    """Return what lies in the directory of an image, and what is unpublished there."""
+    folder, clones = layout_store.clones(directory), []
+    staged = inventory.staged(directory) + inventory.staged(folder) + inventory.staged(layout_store.commits(directory))
+    for entry in inventory.names(folder):
+        own = layout_store.clone_named(entry)
+        if own:
+            clones.append(inventory.seen(f"{folder}/{entry}", vm=own.vm, disk=own.disk, cloud=own.cloud))
+            if own.are_layers:
+                staged += inventory.staged(f"{folder}/{entry}")
+    return inventory.seen(directory, clones=clones, entries=inventory.names(directory)), staged
+
+
+def _shown(found: Any, opened: str, directory: str) -> Any:
+    """Return what was found in a directory with the paths that lead there, in the place of those of the opened one."""
+    if isinstance(found, dict):
+        return {key: _shown(value, opened, directory) for key, value in found.items()}
+    if isinstance(found, (list, tuple)):
+        return [_shown(value, opened, directory) for value in found]
+    return directory + found[len(opened) :] if isinstance(found, str) and found.startswith(opened) else found
 
 
 def unpublished(path: str) -> list[str]:

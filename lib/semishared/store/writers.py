@@ -19,7 +19,8 @@ import time
 from contextlib import contextmanager
 from typing import Any, Iterator
 
-from ..errors import AnotherWriter, StoreUnavailable
+from ..errors import AnotherWriter, StoreUnavailable, UnexpectedFile, UnexpectedLink
+from ..model import layout, layout_store
 from ..named import NamedTuple
 from ..tools import beneath, progress
 
@@ -53,6 +54,36 @@ def check_file(path: str) -> None:
         _check_open(fd, path)
     finally:
         os.close(fd)
+
+
+def of_disk(path: str) -> list[str]:
+    """Return who writes to a disk in a mounted store, to an image or a clone, in whichever of its layers; or why nobody can tell."""
+    store = layout_store.store_of(path)
+    root = store or os.path.dirname(path)
+    below, said = path[len(root) + 1 :], []
+    layers = layout.layers(below)
+    try:
+        with beneath.directory(root, layers) as folder:
+            names = [f"{layers}/{entry.name}" for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False)]
+    except (FileNotFoundError, NotADirectoryError):
+        names = []
+    except UnexpectedLink as e:
+        return [e.detail]
+    # A clone is a link to one of its layers, which are all looked at.
+    for name in names if store else [below, *names]:
+        try:
+            fd = beneath.open_file(root, name, os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                _check_open(fd, f"{root}/{name}")
+            finally:
+                os.close(fd)
+        except (AnotherWriter, UnexpectedLink, UnexpectedFile) as e:
+            said.append(e.detail)
+        except FileNotFoundError:
+            continue
+        except OSError as e:
+            said.append(f"{root}/{name}: {e.strerror}")
+    return said
 
 
 def is_written(fd: int) -> bool:
