@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
-from typing import Iterator
+from typing import Iterator, Set
 
 import pytest
 
@@ -41,19 +42,98 @@ WORDS = {
 }
 
 
-def _reads(tree: ast.AST, within_disk: bool = False) -> Iterator[str]:
-    """Yield the words that are read from something called disk, or in the view of one."""
+PLACES = {
+    "opennebula/xml.py": "the view of it",
+    "plan/attach_xml.py": "what is attached, as its record says",
+    "plan/domain_xml.py": "what libvirt is told, as the records say",
+    "plan/filesystems.py": "directories for guests, in the same",
+    "cli/commit.py": "a word of the command line",
+    "cli/status.py": "the head of a column",
+}
+"""Where an element DISK can be had at all; all else has views of it, from Vm."""
+
+
+def _is_of_vm(node: ast.AST) -> bool:
+    """Tell whether something yields disks of a VM, or is one: `vm.disks`, `vm.disk(3)`, `root.find("TEMPLATE", "DISK")`."""
+    if isinstance(node, ast.Attribute) and node.attr == "disks":
+        return isinstance(node.value, (ast.Name, ast.Attribute)) and ast.unparse(node.value).split(".")[-1] in ("vm", "self", "known")
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr == "disk" or any(isinstance(word, ast.Constant) and word.value == "DISK" for word in node.args)
+    return isinstance(node, ast.Call) and bool(node.args) and _is_of_vm(node.args[0])  # next(...), sorted(...), Disk(...)
+
+
+def _names(tree: ast.AST) -> Set[str]:
+    """Return what disks are called in a module: what goes through those of a VM, is one, or is declared as one."""
+    found = {"disk"}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.For, ast.comprehension)) and _is_of_vm(node.iter):
+            found.add(ast.unparse(node.target))
+        elif isinstance(node, (ast.GeneratorExp, ast.ListComp)) and any(_is_of_vm(part.iter) for part in node.generators):
+            found.add(ast.unparse(node.elt))
+        elif isinstance(node, ast.Assign) and (_is_of_vm(node.value) or _goes_through(node.value)):
+            found |= {ast.unparse(target) for target in node.targets}
+        elif isinstance(node, ast.arg) and node.annotation is not None and "Disk" in re.findall(r"\w+", ast.unparse(node.annotation)):
+            found.add(node.arg)
+    return {name for name in found if name.isidentifier()}
+
+
+def _goes_through(node: ast.AST) -> bool:
+    """Tell whether something is one of what goes through disks of a VM: next(one for one in vm.disks ...)."""
+    parts = node.args[0].generators if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.GeneratorExp) else []
+    return any(_is_of_vm(part.iter) for part in parts)
+
+
+def _reads(tree: ast.AST, names: Set[str], within_disk: bool = False) -> Iterator[str]:
+    """Yield the words that are read from a disk of a VM, or in the view of one."""
     for node in ast.iter_child_nodes(tree):
-        yield from _reads(node, within_disk or isinstance(node, ast.ClassDef) and node.name == "Disk")
+        yield from _reads(node, names, within_disk or isinstance(node, ast.ClassDef) and node.name == "Disk")
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READERS and node.args):
             continue
         of, word = node.func.value, node.args[0]
-        is_disk = isinstance(of, ast.Name) and (of.id == "disk" or within_disk and of.id == "self")
-        if is_disk or isinstance(of, ast.Attribute) and of.attr == "disk":
-            yield str(word.value) if isinstance(word, ast.Constant) else ""
+        is_disk = isinstance(of, ast.Name) and (of.id in names or within_disk and of.id == "self")
+        if is_disk or isinstance(of, ast.Attribute) and of.attr == "disk" or _is_of_vm(of):
+            yield str(word.value) if isinstance(word, ast.Constant) else ast.unparse(word)
+
+
+def read_in(text: str) -> Set[str]:
+    """Return the words of DISK that a module reads."""
+    tree = ast.parse(text)
+    return {word for word in _reads(tree, _names(tree)) if word.isupper()}  # libvirt's are small
 
 
 @pytest.mark.fault(23, "what DISK alone says is in one list, and nothing else of it is read")
 def test_only_these_words_of_a_disk_are_read() -> None:
-    found = {word: path for path in sorted(LIB.rglob("*.py")) for word in _reads(ast.parse(path.read_text()))}
-    assert {word for word in found if word.isupper()} == set(WORDS)  # libvirt's are small
+    found = {str(path.relative_to(LIB)): read_in(path.read_text()) for path in sorted(LIB.rglob("*.py"))}
+    assert set().union(*found.values()) == set(WORDS), {path: words - set(WORDS) for path, words in found.items() if words - set(WORDS)}
+
+
+@pytest.mark.fault(23, "an element DISK is had in these places alone, and no word of it by a path")
+def test_a_disk_is_had_in_these_places_alone() -> None:
+    found = set()
+    for path in sorted(LIB.rglob("*.py")):
+        said = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+        if "DISK" in said or any(isinstance(text, str) and re.match(r"[A-Z_/]*TEMPLATE/DISK", text) for text in said):
+            found.add(str(path.relative_to(LIB)))
+        assert not any(isinstance(text, str) and re.search(r"\bDISK(\[|/)[A-Z]", text) for text in said), path
+    assert found == set(PLACES)
+
+
+@pytest.mark.fault(23, "who reads another word of DISK is found, whatever the disk is called there")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "disk.text('NEW')",
+        "vm.disk(3).text('NEW')",
+        "self.disk.number('NEW')",
+        "[one.text('NEW') for one in vm.disks]",
+        "for one in asked.vm.disks:\n    one.is_yes('NEW')",
+        "found = next((one for one in vm.disks if one.id), None)\nfound.text('NEW')",
+        "first = vm.disk(0)\nfirst.text('NEW')",
+        "def work(wanted: Disk) -> str:\n    return wanted.text('NEW')",
+        "def work(wanted: Optional[Disk]) -> str:\n    return wanted.text('NEW')",
+        "for item in root.find('TEMPLATE', 'DISK'):\n    item.value('NEW')",
+        "class Disk(View):\n    def new(self):\n        return self.text('NEW')",
+    ],
+)
+def test_who_reads_another_word_is_found(text: str) -> None:
+    assert read_in(text) == {"NEW"}
