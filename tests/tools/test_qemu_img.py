@@ -12,7 +12,7 @@ import pytest
 
 from semishared.errors import ToolFailed, UnsafeImage
 from semishared.store.dir_store import DirDraft
-from semishared.tools import inspection, qemu_img
+from semishared.tools import inspection, qemu_img, run
 from tools.world import MiB, allocated, qemu_io
 
 
@@ -189,3 +189,13 @@ def test_limit_of_a_foreign_image_is_for_its_tables_and_not_for_threads(tmp_path
     monkeypatch.setattr(qemu_img, "FOREIGN", [*limits, f"--as={1 << 28}"])
     qemu_img.convert(str(packed), "vmdk", str(tmp_path / "converted"), "raw", foreign=True)
     assert (tmp_path / "converted").read_bytes() == raw.read_bytes()
+
+
+@pytest.mark.fault(50, "a map of another QEMU that lacks what a commit goes by is refused in one line, and not taken for an empty one")
+@pytest.mark.parametrize("told", ["", "{}", "null", "[3]", '[{"start": 0, "length": 9, "depth": 0, "zero": true}]', '[{"depth": 0}]'])
+def test_a_map_that_is_not_understood_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str) -> None:
+    (tmp_path / "qemu-img").write_text(f"#!/bin/sh\necho '{told}'\n")
+    (tmp_path / "qemu-img").chmod(0o755)
+    monkeypatch.setattr(run, "environment", lambda keep=(): {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    with pytest.raises(ToolFailed, match="not understood"):
+        qemu_img.mapped("json:{}")

@@ -81,13 +81,19 @@ def chain(layers: Sequence[str], base: str, base_format: str) -> str:
     return f"json:{json.dumps(node)}"
 
 
+MAPPED = ("start", "length", "depth", "zero", "data")
+"""What every QEMU that we work with says of a range in a map."""
+
+
 def mapped(source: str) -> list[dict[str, Any]]:
-    """Return which file of the chain `source` (a `json:` name) holds what: start, length, depth, present, zero, data, offset."""
+    """Return which file of the chain `source` (a `json:` name) holds what: MAPPED, and where it is so present and offset."""
     try:
         found = json.loads(work(["qemu-img", "map", "--output=json", source]))
     except ValueError:
-        raise ToolFailed(f"qemu-img map {source}: answer is not JSON") from None
-    return found if isinstance(found, list) else []
+        found = None
+    if not isinstance(found, list) or any(not isinstance(entry, dict) or any(key not in entry for key in MAPPED) for entry in found):
+        raise ToolFailed(f"qemu-img map {source}: answer is not understood, is QEMU older than 5.2?")
+    return found
 
 
 def convert(
