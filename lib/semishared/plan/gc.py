@@ -127,11 +127,11 @@ class _Everywhere:
     """What some machine has in use; paths of stores are the same on all of them."""
 
     def __init__(self, machines: list[Machine], all_seen: bool) -> None:
-        self.open = {path for machine in machines for path in (*machine.facts["open"], *gc_places.living(machine.facts))}
+        self.open = gc_places.Paths(path for machine in machines for path in (*machine.facts["open"], *gc_places.living(machine.facts)))
         domains = [machine.facts["domains"] for machine in machines]
         self.all_seen = all_seen and not any(machine.is_near and "error" in machine.facts["domains"] for machine in machines)
         self.domains = {name for found in domains for name in found.get("names", ())}
-        self.files = {path for found in domains for path in found.get("files", ())}
+        self.files = gc_places.Paths(path for found in domains for path in found.get("files", ()))
         self.directories = {
             (machine.name, item["system"], item["vm"]): item
             for machine in machines for item in machine.facts["vms"] if item["kind"] == "dir"
@@ -151,6 +151,10 @@ def find(machines: list[Machine], known: Known, older_than: int, all_seen: bool)
 class _OnMachine:
     def __init__(self, machine: Machine, known: Known, everywhere: _Everywhere) -> None:
         self.machine, self.known, self.everywhere = machine, known, everywhere
+        self.files = gc_places.Paths(machine.facts["domains"].get("files", ()))
+        self.entries: dict[int, list[str]] = {}
+        for item in machine.facts["vms"]:
+            self.entries.setdefault(item["vm"], []).extend(item["entries"])
 
     def findings(self) -> Iterator[Finding]:
         facts = self.machine.facts
@@ -172,8 +176,7 @@ class _OnMachine:
         )  # fmt: skip
 
     def _is_idle(self, item: dict[str, Any]) -> bool:
-        path = item["path"]
-        return not any(other == path or other.startswith(f"{path}/") for other in self.everywhere.open)
+        return not self.everywhere.open.has(item["path"])
 
     def _runs_here(self, vm: int, path: str) -> str:
         """Return why a VM's directory may be in use by a domain of this machine, '' if it is not."""
@@ -182,14 +185,14 @@ class _OnMachine:
             return f"libvirt cannot be asked: {domains['error']}"
         if f"one-{vm}" in domains["names"]:
             return f"domain one-{vm} is there"
-        if any(used.startswith(f"{path}/") for used in domains["files"]):
+        if self.files.has(path):
             return "a domain uses its files"
         return ""
 
     def _runs_anywhere(self, clone: dict[str, Any]) -> str:
         """Return why a clone on the store may be in use by a domain of any machine, '' if it is not."""
-        path, everywhere = clone["path"], self.everywhere
-        if f"one-{clone['vm']}" in everywhere.domains or any(f == path or f.startswith(f"{path}/") for f in everywhere.files):
+        everywhere = self.everywhere
+        if f"one-{clone['vm']}" in everywhere.domains or everywhere.files.has(clone["path"]):
             return "a domain uses it"
         return "" if everywhere.all_seen else "a host that cannot be asked may be running its VM"
 
@@ -255,8 +258,7 @@ class _OnMachine:
 
     def _uses(self, vm: int, disk: int) -> bool:
         """Tell whether a disk of a VM is here, or staged here, or may be in what is not mounted."""
-        mine = (item["entries"] for item in self.machine.facts["vms"] if item["vm"] == vm)
-        return bool(self.machine.facts.get("is_away")) or any(layout.is_of_disk(entry, disk) for entries in mine for entry in entries)
+        return bool(self.machine.facts.get("is_away")) or any(layout.is_of_disk(entry, disk) for entry in self.entries.get(vm, ()))
 
     def _foreign(self, store: str, side: dict[str, Any], clone: dict[str, Any]) -> str:
         return self.known.whose(clone["vm"], clone["disk"], f"{store}/{side['name']}", clone["cloud"])

@@ -11,6 +11,7 @@ before it goes.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Optional
 
 from ..model import layout
@@ -35,6 +36,18 @@ class Place(NamedTuple):
     machine: str
     system: int
     disks: frozenset[int] = frozenset()
+
+
+class Paths:
+    """Paths that something has in use, in which those at and below another one are found without a look at all."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._paths = sorted(set(paths))
+
+    def has(self, path: str) -> bool:
+        """Tell whether a path, or something below it, is among them."""
+        found = (self._paths[at : at + 1] for at in (bisect_left(self._paths, path), bisect_left(self._paths, f"{path}/")))
+        return any(other == path or other.startswith(f"{path}/") for others in found for other in others)
 
 
 def place_of(vm: Vm, front_end: str, is_here: Callable[[str], bool]) -> Optional[Place]:

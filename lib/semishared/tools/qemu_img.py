@@ -7,7 +7,7 @@ import json
 import os
 from typing import Any, Callable, Sequence
 
-from ..errors import ToolFailed
+from ..errors import NotSupported, ToolFailed
 from ..units import MiB, mib_ceil
 from .run import run, work
 
@@ -18,6 +18,10 @@ The limit is to meet those tables: each of QEMU's threads, 64 on a busy machine,
 """
 INFO_CPU = "--cpu=30"
 """Seconds; reading a header takes none. A conversion may take as long as the image is large."""
+
+
+LONGEST_BACKING = 1023
+"""Bytes of a backing name (docs/interop/qcow2.txt of QEMU)."""
 
 
 def info(path: str, format: str, *, foreign: bool = False) -> dict[str, object]:
@@ -49,6 +53,8 @@ def create_overlay(path: str, backing: str, backing_format: str, size: int, opti
 
     Without `look` only the name goes into the header, and nobody opens what it leads to.
     """
+    if len(os.fsencode(backing)) > LONGEST_BACKING:
+        raise NotSupported(f"{backing} has more than {LONGEST_BACKING} bytes, and in a qcow2 file there is no room for the name of more")
     argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", backing_format, "-b", backing, *([] if look else ["-u"])]
     if options:
         argv += ["-o", options]
