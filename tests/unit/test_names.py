@@ -133,7 +133,8 @@ def answer(machine: str) -> Dict[str, Any]:
 
 @pytest.mark.fault(31, "doctor says which names in OpenNebula are of one machine, and that HOSTNAME of oned.conf does not lead to it")
 def test_doctor_names_what_goes_by_two_names() -> None:
-    answers = {"h1": answer("a" * 16), "h2": answer("b" * 16), "h1.storage.example": answer("a" * 16), "h3": "does not answer", "h4": {}}
+    one, two = answer("a" * 16), answer("b" * 16)
+    answers: Any = {"h1": one, "h2": two, "h1.storage.example": one, "h3": "does not answer", "h4": {}}
     (found,) = diagnosis_machines._one_machine(answers)
     assert found.severity == diagnosis.BROKEN and found.what.startswith("h1 and h1.storage.example are one machine")
     assert diagnosis.of_site(diagnosis.Site("fe")) == []
