@@ -11,7 +11,6 @@ before it goes.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Optional
 
 from ..model import layout
@@ -39,15 +38,18 @@ class Place(NamedTuple):
 
 
 class Paths:
-    """Paths that something has in use, in which those at and below another one are found without a look at all."""
+    """Paths that something has in use, and all above them: so what has one of them below itself is found without a look at each."""
 
     def __init__(self, paths: Iterable[str]) -> None:
-        self._paths = sorted(set(paths))
+        self._above: set[str] = set()
+        for path in paths:
+            while path and path not in self._above:
+                self._above.add(path)
+                path = path.rpartition("/")[0]
 
     def has(self, path: str) -> bool:
         """Tell whether a path, or something below it, is among them."""
-        found = (self._paths[at : at + 1] for at in (bisect_left(self._paths, path), bisect_left(self._paths, f"{path}/")))
-        return any(other == path or other.startswith(f"{path}/") for others in found for other in others)
+        return path in self._above
 
 
 def place_of(vm: Vm, front_end: str, is_here: Callable[[str], bool]) -> Optional[Place]:
