@@ -155,6 +155,13 @@ class BaseBusy(SemisharedError):
     remedy = "let it finish, or say --wait"
 
 
+class ReadOnly(SemisharedError):
+    """A file system that takes no writes: it was mounted read-only, or has become so since its disk fails."""
+
+    id = "SS193"
+    remedy = "dmesg on that machine says why: mend it, mount it writable, then retry"
+
+
 class NoSpace(SemisharedError):
     """No space left where data was to be written."""
 
@@ -390,6 +397,20 @@ class BrokenChain(SemisharedError):
     remedy = "look at the named file with qemu-img info; what is below it was changed by hand, or it is damaged"
 
 
+class UnknownHistory(BadRecord):
+    """A VM directory whose note (vm.json) does not say any more of which action it is: what is late could not be told from what is not."""
+
+    id = "SS192"
+    remedy = "nothing was changed: if no guest of that VM runs there, remove the file that is named and do it again"
+
+
+class DamagedLayer(BrokenChain):
+    """A layer of a disk that is named and not there, has no header any more, or is shorter than its own header says."""
+
+    id = "SS191"
+    remedy = "nothing was removed: copy what is named; `onevm recover --delete VM` keeps such a disk beside, `semishared status` says where"
+
+
 class StockImage(SemisharedError):
     """An image with snapshots in the layout of OpenNebula's own drivers: what it holds is not in the file that SOURCE names."""
 
@@ -584,6 +605,13 @@ class GoneFromOned(OnedUnavailable):
 
     id = "SS183"
     remedy = "nothing was done: is it the right one? What a line calls kept stays where it is until you have removed, or used, it by hand"
+
+
+def of_system(error: OSError, said: str, other: type[SemisharedError] = HostFailed) -> SemisharedError:
+    """Return what there is to do about an error of the system, of which `said` says what and where; `other` where that says all."""
+    import errno
+
+    return {errno.EROFS: ReadOnly, errno.ENOSPC: NoSpace, errno.EDQUOT: NoSpace}.get(error.errno or 0, other)(said)
 
 
 def catalogue() -> list[type[SemisharedError]]:

@@ -58,13 +58,14 @@ def run(arguments: argparse.Namespace) -> int:
     with ThreadPoolExecutor(1) as pool:
         left = pool.submit(doctor_leftovers.found, config, bool(no_oned))
         answers = ask_all(place, cloud, front_end, config)
-        count, size, unseen = left.result()
+        count, size, unseen, damaged = left.result()
     findings = [
         *plan.of_site(site),
         *(plan.of_cloud(cloud, front_end) if not no_oned else []),
         *of_machines(answers, site, cloud, (config.bases_size_limit, config.bases_free_floor)),
         *plan.of_stock_images(doctor_stores.stock_images(cloud), front_end),
         *plan.of_leftovers(count, size, front_end),
+        *plan.of_damaged(damaged),
         *doctor_fence.findings(cloud, answers, config, front_end),
         *doctor_pool.findings(cloud, config),
         *doctor_shares.findings(cloud, answers, config, front_end),

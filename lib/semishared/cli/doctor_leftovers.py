@@ -14,15 +14,16 @@ OLD_S = 3600
 """What is younger may belong to an action that is under way."""
 
 
-def found(config: Config, no_oned: bool) -> tuple[int, str, list[dict[str, str]]]:
-    """Return how many things gc would remove, their size, and what it could not look at: machine and error."""
+def found(config: Config, no_oned: bool) -> tuple[int, str, list[dict[str, str]], list[tuple[str, str]]]:
+    """Return how many things gc would remove, their size, what it could not look at: machine and error, and the same of what is damaged."""
     if no_oned:
-        return 0, "", []
+        return 0, "", [], []
     try:
         survey = gc.survey_cloud(Oned(), config)
     except SemisharedError:
-        return 0, "", []
+        return 0, "", [], []
     left = find(survey.machines, survey.known, OLD_S, not survey.errors)
     left += gc.elsewhere(survey, OLD_S, config)
     left = [item for item in left if not item.keep]
-    return len(left), human(sum(item.bytes for item in left)), survey.errors
+    damaged = [(machine.name, text) for machine in survey.machines for text in machine.facts.get("unreadable", ())]
+    return len(left), human(sum(item.bytes for item in left)), survey.errors, damaged

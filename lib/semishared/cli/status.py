@@ -132,6 +132,8 @@ class Cloud:
                 except SemisharedError as e:
                     why = e.detail
             missing = was_asked and record is None and is_settled
+            # Hosts of older versions say what is wrong of a VM as a whole.
+            wrong = there.get("wrong", {}).get(str(disk.id), "") if "wrong" in there else there["error"]
             found.append({
                 "vm": vm.id, "name": vm.text("NAME"), "state": STATES.get(state, str(state)), "machine": machine, "disk": disk.id,
                 "image": image.name if image else None, "image_id": disk.image_id if image else None,
@@ -141,7 +143,7 @@ class Cloud:
                 "snapshots": record["snapshots"] if record else None, "path": record["path"] if record else None,
                 "device": record.get("device") or None if record else None, "hot": record.get("hot") if record else None,
                 "why": why or ("volatile: its VM's own" if not image else ""),
-                "base": self.base_of(machine, vm.id, disk.id), "missing": there["error"] or ("no record" if missing else ""),
+                "base": self.base_of(machine, vm.id, disk.id), "missing": wrong or ("no record" if missing else ""),
             })  # fmt: skip
         return found
 
@@ -269,4 +271,4 @@ def show_kept(kept: list[Row]) -> None:
     for item in kept:
         image = f"image {item['image']['id']}" if item["image"] else "an image"
         what = f"kept of VM {item['vm']} disk {item['disk']}, {human(item['bytes'])} not committed to {image}"
-        put(f"{item['host']}: {what}: {item['path']}")
+        put(f"{item['host']}: {what}: {item['path']}{': ' * bool(item.get('error')) + item.get('error', '')}")

@@ -59,10 +59,10 @@ def make(step: CreateDiff, planned: Planned, ask: room.Ask | None) -> dict[str, 
 def _put_aside(disk: DiskRef, planned: Planned) -> str:
     """Keep a diff that is in the way: a disk made anew must not cost what its guest wrote before."""
     record = records.as_found(disk.vm_dir, disk.disk)
-    if not record or not record.place.commits:
+    if record and not record.place.commits:
         return ""
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
-        return kept.keep(disk, record, is_last=False)
+        return kept.keep(disk, record, is_last=False) if record else kept.keep_unknown(disk)
 
 
 def owner_of(disk: DiskRef, image: ImageRef, seq: int, generation: str) -> Owner:

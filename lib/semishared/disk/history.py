@@ -22,9 +22,28 @@ def seq_of(vm_dir: str) -> int:
     return found if isinstance(found, int) else UNKNOWN
 
 
+def check(vm_dir: str) -> None:
+    """Raise UnknownHistory if a VM directory has a note that does not say its SEQ; those of 0.1.0 have none."""
+    path = layout.history_note(vm_dir)
+    if not os.path.lexists(path):
+        return
+    from ..errors import BadRecord, UnknownHistory
+    from ..tools import files
+
+    try:
+        data = files.read_json(path) or {"seq": UNKNOWN}
+        why = "" if isinstance(data.get("seq"), int) else f"{path} on {os.uname().nodename} is damaged: it says no SEQ"
+    except BadRecord as e:
+        why = e.detail
+    if why:
+        raise UnknownHistory(why)
+
+
 def refuse_late(vm: int, vm_dir: str, seq: int) -> None:
     """Raise LateAction if the VM was made or brought here at a later SEQ than this one, of a plan."""
     own = seq_of(vm_dir) if seq >= 0 else UNKNOWN
+    if own == UNKNOWN and seq >= 0:
+        check(vm_dir)
     if seq < own:
         from ..errors import LateAction
 

@@ -16,48 +16,16 @@ import os
 from typing import Iterable
 
 from ..base import cache
-from ..errors import BadRecord, DeviceMissing, LostWithMemory, StaleDirectory
+from ..errors import BadRecord, DamagedLayer, DeviceMissing, LostWithMemory, StaleDirectory, ToolFailed
 from ..model import layout, layout_devices
 from ..model.record import Record
 from ..model.steps import DiskRef
-from ..tools import beneath, files, layers, qemu_img
+from ..tools import files, layers, qemu_img
 from ..tools.crash_points import point
-from . import beside, on_devices, records
+from . import beside, on_devices, records, uncommitted
+from .uncommitted import chain, is_kept, may_wait, size, waiting
 
-
-def chain(record: Record) -> list[str]:
-    """Return the layers of a diff, the lowest first: all of them, or none if they are not there, or on a device that is away."""
-    folder, number = os.path.dirname(record.path), layout.layer_of(record.path)
-    found: list[str] = []
-    try:
-        # Who has it open sees all of it, also if its device is put aside meanwhile (base/hung.py).
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return []
-    try:
-        while number and number not in found and os.path.exists(f"{beneath.path_of(fd)}/{number}"):
-            found.insert(0, number)
-            below = layers.backing_of(f"{beneath.path_of(fd)}/{number}")[0]
-            number = below if layout.is_number(below) else ""
-    finally:
-        os.close(fd)
-    return [f"{folder}/{number}" for number in found]
-
-
-def waiting(record: Record) -> list[str]:
-    """Return the layers of a diff, the lowest first, that hold what its image has not been given yet."""
-    return _waiting(record, chain(record))
-
-
-def _waiting(record: Record, found: list[str]) -> list[str]:
-    done = [number for number, path in enumerate(found) if layout.layer_of(path) == str(record.committed)]
-    return [path for path in found[done[0] + 1 if done else 0 :] if not layers.is_empty(path)]
-
-
-def is_kept(vm_dir: str) -> bool:
-    """Tell whether a directory is of diffs that were kept."""
-    own = layout.beside_named(os.path.basename(vm_dir))
-    return own is not None and own.kind == "kept"
+__all__ = ["chain", "is_kept", "may_wait", "size", "waiting"]
 
 
 def keep(disk: DiskRef, record: Record, *, is_last: bool = True) -> str:
@@ -67,8 +35,7 @@ def keep(disk: DiskRef, record: Record, *, is_last: bool = True) -> str:
     """
     if not record.place.commits:
         return ""
-    found = chain(record)
-    if not (_waiting(record, found) if found else _is_unseen(disk, record)):
+    if not _may_wait(disk, record):
         return ""
     if is_kept(disk.vm_dir):
         return disk.vm_dir
@@ -79,6 +46,14 @@ def keep(disk: DiskRef, record: Record, *, is_last: bool = True) -> str:
         _keep_history(disk, place)
     _move(disk, place, layout.layers(disk.path))
     return place
+
+
+def _may_wait(disk: DiskRef, record: Record) -> bool:
+    try:
+        found = chain(record)
+        return bool(uncommitted.among(record, found)) if found else _is_unseen(disk, record)
+    except DamagedLayer:
+        return True
 
 
 def _is_unseen(disk: DiskRef, record: Record) -> bool:
@@ -174,28 +149,19 @@ def keep_set_aside(vm: int, directory: str) -> list[str]:
     return [said(place) for place in _keep_all_of(vm, directory) if place]
 
 
-def _numbers(vm_dir: str) -> list[int]:
-    """Return the disks that have records in a directory."""
-    try:
-        names = os.listdir(layout.records(vm_dir))
-    except FileNotFoundError:
-        return []
-    return sorted(number for number in map(layout.recorded, names) if number is not None)
-
-
 def _unknown(vm_dir: str) -> list[int]:
     """Return the disks of a directory whose records are not understood, and may be those of diffs."""
     found = []
-    for number in _numbers(vm_dir):
+    for number in records.numbers(vm_dir):
         try:
             records.as_found(vm_dir, number)
         except BadRecord:
             if records.may_commit(vm_dir, number):
                 found.append(number)
-    return found + _lost(vm_dir)
+    return found + lost(vm_dir)
 
 
-def _lost(vm_dir: str) -> list[int]:
+def lost(vm_dir: str) -> list[int]:
     """Return the disks of a directory that have no record any more, though they lie over bases of ours, and what they hold.
 
     No removal leaves such: the record goes last, and comes before the disk.
@@ -214,12 +180,19 @@ def _holds_something(vm_dir: str, disk: int) -> bool:
         return False
     found = _files_of(vm_dir, disk)
     is_ours = any(layers.backing_of(path)[0].startswith(f"{layout.base_store_of(vm_dir)}/") for path in found)
-    return is_ours and not all(map(layers.is_empty, found))
+    return is_ours and any(map(_may_hold, found))
+
+
+def _may_hold(path: str) -> bool:
+    try:
+        return not layers.is_empty(path)
+    except DamagedLayer:
+        return True
 
 
 def _readable(vm_dir: str) -> Iterable[Record]:
     """Yield the records of a directory that are understood."""
-    for number in _numbers(vm_dir):
+    for number in records.numbers(vm_dir):
         try:
             record = records.as_found(vm_dir, number)
         except BadRecord:
@@ -258,10 +231,8 @@ def found(system: str, vm: int = -1) -> list[dict[str, object]]:
         own = layout.beside_named(name)
         if own is None or own.kind != "kept" or vm not in (-1, own.vm):
             continue
-        for record in filter(_is_there, _readable(f"{system}/{name}")):
-            image = record.image.to_data() if record.image else None
-            answer.append({"path": f"{system}/{name}", "vm": own.vm, "disk": record.disk, "image": image, "bytes": size(record),
-                           "size": qemu_img.virtual_size(record.path, "qcow2")})  # fmt: skip
+        for record in _readable(f"{system}/{name}"):
+            answer += _said_of(f"{system}/{name}", own.vm, record)
         for number in _unknown(f"{system}/{name}"):
             held = _files_of(f"{system}/{name}", number)
             unknown = {"path": f"{system}/{name}", "vm": own.vm, "disk": number, "image": None, "size": 0}
@@ -269,10 +240,16 @@ def found(system: str, vm: int = -1) -> list[dict[str, object]]:
     return answer
 
 
+def _said_of(place: str, vm: int, record: Record) -> list[dict[str, object]]:
+    """Say what a kept diff holds; of one that is damaged what is wrong with it, and that it may hold what all of its files have."""
+    held = _files_of(place, record.disk)
+    image = record.image.to_data() if record.image else None
+    it: dict[str, object] = {"path": place, "vm": vm, "disk": record.disk, "image": image}
+    try:
+        return [{**it, "bytes": size(record), "size": qemu_img.virtual_size(record.path, "qcow2")}] if _is_there(record) or held else []
+    except (DamagedLayer, ToolFailed) as e:
+        return [{**it, "bytes": sum(map(files.allocated, held)), "size": 0, "error": e.detail}]
+
+
 def _is_there(record: Record) -> bool:
     return os.path.exists(record.path)
-
-
-def size(record: Record) -> int:
-    """Return the bytes of a diff that its image has not been given yet."""
-    return sum(map(files.allocated, waiting(record)))

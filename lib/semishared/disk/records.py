@@ -73,14 +73,24 @@ def record_of(disk: DiskRef) -> Record:
     return record
 
 
-def records(vm_dir: str) -> list[Record]:
-    """Return all records of a VM by disk; raise BadRecord."""
+def numbers(vm_dir: str) -> list[int]:
+    """Return the disks of a VM that have records; raise OSError."""
     try:
         names = os.listdir(layout.records(vm_dir))
     except FileNotFoundError:
         return []
-    numbers = sorted(number for number in map(layout.recorded, names) if number is not None)
-    found = [read_record(vm_dir, disk) for disk in numbers]
+    return sorted(number for number in map(layout.recorded, names) if number is not None)
+
+
+def must_be_there(vm_dir: str, disk: int) -> None:
+    """Raise BadRecord if a disk has no record."""
+    if not os.path.lexists(layout.record(vm_dir, disk)):
+        raise BadRecord(f"{layout.record(vm_dir, disk)} on {os.uname().nodename} is not there, and the disk that it is of is")
+
+
+def records(vm_dir: str) -> list[Record]:
+    """Return all records of a VM by disk; raise BadRecord."""
+    found = [read_record(vm_dir, disk) for disk in numbers(vm_dir)]
     return [record for record in found if record]
 
 

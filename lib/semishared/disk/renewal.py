@@ -59,7 +59,7 @@ def _renewed(disk: DiskRef, leaves_bases: bool, planned: Planned, ask: room.Ask 
     except SemisharedError as e:
         record = records.record_of(disk)
         with_base = leaves_bases and carried.put(cache.root_of(disk.vm_dir), disk.vm, record)
-        return {**found, "why": e.detail, "waiting": bool(kept.waiting(record)), "with_base": with_base}
+        return {**found, "why": e.detail, "waiting": kept.may_wait(record), "with_base": with_base}
 
 
 def _renew(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | None) -> dict[str, object]:

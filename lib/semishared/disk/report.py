@@ -26,13 +26,26 @@ def report(step: ReportDisks) -> dict[str, object]:
             progress.touch()
             path = f"{directory}/{name}"
             try:
-                disks = [_disk(path, record) for record in records.records(path)]
-                found.append({"vm": int(name), "system": system, "disks": disks, "error": ""})
+                numbers = records.numbers(path)
             except NotADirectoryError:
                 continue  # a file, whoever has put it there: no VM's
-            except (SemisharedError, OSError) as e:
-                found.append({"vm": int(name), "system": system, "disks": [], "error": getattr(e, "detail", str(e))})
+            except OSError as e:
+                found.append({"vm": int(name), "system": system, "disks": [], "error": str(e)})
+                continue
+            found.append({"vm": int(name), "system": system, **_disks(path, numbers)})
     return {"vms": found, "kept": put_aside}
+
+
+def _disks(vm_path: str, numbers: list[int]) -> dict[str, object]:
+    """Return the disks of a VM that can be told of, and of the others why not, by their numbers."""
+    disks, wrong = [], {}
+    for number in numbers:
+        try:
+            record = records.read_record(vm_path, number)
+            disks += [_disk(vm_path, record)] if record else []
+        except (SemisharedError, OSError) as e:
+            wrong[str(number)] = getattr(e, "detail", str(e))
+    return {"disks": disks, "error": "; ".join(wrong.values()), "wrong": wrong}
 
 
 def _names(directory: str) -> list[str]:

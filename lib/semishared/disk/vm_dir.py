@@ -220,6 +220,7 @@ def _clones(disk: DiskRef, record: Record | None) -> list[str]:
 
 
 def _unlink_disk(disk: DiskRef) -> None:
+    files.unlink(disk.path)  # first: layers that are missed then are none that were lost (uncommitted.py)
     on_devices.remove(disk.path)
     layers.remove(disk.path)
     point("disk removed")
@@ -232,11 +233,11 @@ def _unlink_disk(disk: DiskRef) -> None:
     point("record removed")
 
 
-def end_session(disk: DiskRef, planned: Planned) -> None:
+def end_session(disk: DiskRef, planned: Planned) -> dict[str, object]:
     """Take an in-place disk away; raise DataInTheWay if it is a file, which might be the only copy of its data."""
     if os.path.lexists(disk.path) and not os.path.islink(disk.path):
         raise DataInTheWay(f"{disk.path} on {os.uname().nodename} is to be saved but is no link to a shared image")
-    remove_disk(disk, planned)
+    return remove_disk(disk, planned)
 
 
 def _is_elsewhere(vm: int, vm_dir: str) -> bool:

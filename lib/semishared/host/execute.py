@@ -118,8 +118,7 @@ class Execution(Steps):
         record = records.as_found(step.disk.vm_dir, step.disk.disk)
         if record and record.place.commits:
             return {"commits": True}
-        vm_dir.end_session(step.disk, self.planned)
-        return {}
+        return vm_dir.end_session(step.disk, self.planned)
 
     def RemoveDisk(self, step: s.RemoveDisk) -> object:
         return vm_dir.remove_disk(step.disk, self.planned, step.store_dir, forget=False)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Iterator
 
 from ..base import devices, systems
-from ..disk import beside, history, kept, on_devices
+from ..disk import beside, history, kept, on_devices, unreadable
 from ..errors import SemisharedError, StoreUnavailable, ToolFailed, ToolTimeout
 from ..guest import listing
 from ..model import layout, layout_base, layout_store
@@ -56,7 +56,9 @@ def look_around(step: LookAround) -> dict[str, object]:
     found: dict[str, object] = {"open": _open_files(), "root": _root(root)}
     directories = {number: f"{step.location}/{number}" for number in step.systems}
     found["unlinked"] = unlinked.look(step.location)
-    found["vms"] = [vm for number, path in directories.items() for vm in _system(number, path)]
+    vms = [vm for number, path in directories.items() for vm in _system(number, path)]
+    found["vms"] = vms
+    found["unreadable"] = [text for vm in vms if vm["kind"] in ("dir", "kept") for text in unreadable.listed(str(vm["path"]))]
     ours = (layout_base.bases(root), layout_base.all_staging(root))
     found["staged"] = [item for path in (root, *ours, *directories.values()) for item in inventory.staged(path)]
     try:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Container, Mapping, Sequence
+from typing import Container, Iterable, Mapping, Sequence
 
 from .. import NAME as DRIVER
 from ..errors import SemisharedError
@@ -136,6 +136,12 @@ def of_leftovers(count: int, size: str, front_end: str) -> list[Finding]:
     if not count:
         return []
     return [Finding(WARNING, front_end, f"{count} leftovers of killed actions ({size})", f"{DRIVER} gc --dry-run; then {DRIVER} gc")]
+
+
+def of_damaged(found: Iterable[tuple[str, str]]) -> list[Finding]:
+    """Judge what cannot be read of disks: machine, and what and why."""
+    mend = f"nothing that it is of is removed, or it is kept: copy what there is, and see `{DRIVER} status`"
+    return [Finding(BROKEN, machine, text, mend) for machine, text in found]
 
 
 def of_unseen(errors: Sequence[Mapping[str, str]], reached: Container[str], others: Sequence[Finding]) -> list[Finding]:

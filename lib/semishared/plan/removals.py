@@ -44,6 +44,8 @@ def mvds(asked: ToImage, is_here: bool) -> Plan:
     """Plan mvds: the session of an in-place disk ends, its data is where it belongs already; that of a diff is committed."""
     place, disk = asked.disk.vm_place, disk_ref(asked.disk)
     ended = yield from everywhere(place, is_here, s.EndSession(disk))
+    if any(answer and answer.get("kept") for answer in ended):
+        yield Say(_finished, (place, *ended))
     machines = ("localhost", place.host) if is_here else (place.host,)
     diffs = [machine for machine, answer in zip(machines, ended) if answer and "commits" in answer]
     if diffs:

@@ -12,7 +12,7 @@ import os
 from concurrent.futures import Executor, Future
 from typing import Callable, Iterator, Optional, TypeVar
 
-from ..errors import ImageChanged, NotSupported
+from ..errors import DamagedLayer, ImageChanged, NotSupported
 from ..named import NamedTuple
 from ..tools import extents, files, progress, qemu_img, whole_pages
 from ..tools.extents import EXTENT, Manifest
@@ -231,13 +231,16 @@ def _ranges(diff: Diff) -> tuple[list[Range], list[Range], int]:
     """Return what the layers hold, what is left of the base below them, and the size of the disk."""
     own: list[Range] = []
     below: list[Range] = []
-    end = 0
+    end, sizes = 0, [os.path.getsize(layer) for layer in diff.layers]
     for entry in qemu_img.mapped(qemu_img.chain(diff.layers, diff.base, diff.format)):
         start, length, file = int(entry["start"]), int(entry["length"]), len(diff.layers) - 1 - int(entry["depth"])
         end = start + length
         # What is not present lies behind the end of all that is below: the image has zeros there once it is grown.
         # QEMU before 6.1 does not say whether it is; then what reads as zeros there is written as such.
         is_own = file >= 0 and bool(entry.get("present", True))
+        if file >= 0 and "offset" in entry and int(entry["offset"]) + length > sizes[file]:
+            # QEMU reads zeros there.
+            raise DamagedLayer(f"{diff.layers[file]} on {os.uname().nodename} has {sizes[file]} bytes, and data of it lie behind that")
         if diff.format != "raw" and not is_own:
             continue
         if entry["zero"]:

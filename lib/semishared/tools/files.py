@@ -11,7 +11,7 @@ import time
 from contextlib import contextmanager
 from typing import Iterator
 
-from ..errors import BadRecord, NoSpace, TooLarge, ToolFailed, UnexpectedLink
+from ..errors import BadRecord, NoSpace, ReadOnly, TooLarge, ToolFailed, UnexpectedLink
 from ..model import layout
 from . import crash_points
 from .crash_points import point
@@ -65,16 +65,18 @@ def fsync_tree(directory: str) -> None:
 
 @contextmanager
 def enough_space(where: str) -> Iterator[None]:
-    """Turn ENOSPC and EDQUOT into a NoSpace that names the machine and the place."""
+    """Turn ENOSPC and EDQUOT into a NoSpace that names the machine and the place, EROFS into ReadOnly."""
     try:
         yield
     except OSError as e:
-        if e.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if e.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise
         if where.startswith("/proc/"):
             from .beneath import readable
 
             where = readable(where)
+        if e.errno == errno.EROFS:
+            raise ReadOnly(f"{where} on {os.uname().nodename} is mounted read-only") from None
         raise NoSpace(f"no space left on {os.uname().nodename} in {where}") from None
 
 

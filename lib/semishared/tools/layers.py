@@ -18,7 +18,7 @@ import re
 import stat
 import struct
 
-from ..errors import BrokenChain, MissingImage
+from ..errors import BrokenChain, DamagedLayer, MissingImage
 from ..model import layout
 from . import beneath, files
 from .crash_points import point
@@ -28,6 +28,8 @@ BACKING_FORMAT = 0xE2792ACA
 """Type of the header extension with the backing format (QEMU's docs/interop/qcow2.txt)."""
 DATA_FILE = 1 << 2
 """Bit of the incompatible features: the data is in another file."""
+OFFSET = (1 << 56) - (1 << 9)
+"""Bits of an entry of a table of clusters that say where in the file it leads."""
 FORMATS = ("raw", "qcow2")
 NONE = -1
 """In place of a layer's number."""
@@ -93,14 +95,28 @@ def backing_of(path: str) -> tuple[str, str]:
 
 
 def is_empty(path: str) -> bool:
-    """Tell whether a qcow2 file holds nothing of its own: it has no table of clusters yet, not even of discarded ones."""
-    with open(path, "rb") as file:
-        head = file.read(48)
-        if head[:4] != MAGIC or len(head) < 48:
-            return False
-        entries, offset = struct.unpack_from(">IQ", head, 36)
-        file.seek(offset)
-        return not any(file.read(8 * entries))
+    """Tell whether a qcow2 file holds nothing of its own: it has no table of clusters yet, not even of discarded ones.
+
+    Raise DamagedLayer if that cannot be told: QEMU reads zeros, and so nothing, behind the end of a file that was cut.
+    """
+    try:
+        with open(path, "rb") as file:
+            head, size = file.read(48), os.fstat(file.fileno()).st_size
+            if head[:4] != MAGIC or len(head) < 48:
+                raise _damaged(path, "has no header of a layer")
+            entries, offset = struct.unpack_from(">IQ", head, 36)
+            file.seek(offset)
+            text = file.read(8 * entries)
+    except OSError as e:
+        raise _damaged(path, f"cannot be read: {e.strerror}") from None
+    tables = [entry & OFFSET for entry in struct.unpack(f">{len(text) // 8}Q", text[: len(text) // 8 * 8])]
+    if max(offset + 8 * entries, max(tables) + (1 << struct.unpack_from(">I", head, 20)[0]) if any(tables) else 0) > size:
+        raise _damaged(path, f"has {size} bytes, and its header speaks of more")
+    return not any(text)
+
+
+def _damaged(path: str, what: str) -> DamagedLayer:
+    return DamagedLayer(f"{beneath.readable(path)} on {os.uname().nodename} {what}")
 
 
 def reaches_out(path: str) -> str:
