@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from semishared.config import Config
-from semishared.disk import overtaken
+from semishared.disk import kept, overtaken
 from semishared.errors import StaleDirectory
 from semishared.front import action as front
 from semishared.model import layout, layout_store
@@ -24,7 +24,8 @@ from semishared.opennebula.report import Report
 from semishared.store import dir_epochs
 from semishared.wire.session import Session
 from tools.slow_disk import SlowDisk
-from tools.world import MiB, World
+from tools.test_commit import active, attach
+from tools.world import MiB, World, qemu_io
 
 CLOUD = "c" * 32
 
@@ -36,7 +37,7 @@ def stay(tmp_path: Path) -> tuple[str, ImageRef]:
 
 def made(store: Path, directory: Path) -> tuple[str, ImageRef]:
     """Return a VM directory of SEQ 3 with an overlay and a disk in place, and an image of the one store."""
-    store.mkdir()
+    (store / ".semishared").mkdir(parents=True)
     (directory / ".semishared").mkdir(parents=True)
     of = ImageRef(100, 5, "raw", f"{store}/{'a' * 32}", "ab" * 16, Access(cloud=CLOUD))
     Path(layout.history_note(str(directory))).write_text(json.dumps({"version": 1, "seq": 3}))
@@ -70,7 +71,7 @@ def test_a_record_that_nobody_understands_hides_no_other(stay: tuple[str, ImageR
     with pytest.raises(StaleDirectory):
         overtaken.check(7, directory)
     Path(layout.record(directory, 1)).unlink()
-    assert overtaken.check(7, directory) == "" == overtaken.check(8, f"{directory}-none")
+    assert "cannot be told" in overtaken.check(7, directory) and not overtaken.check(8, f"{directory}-none")
 
 
 def test_an_epoch_is_a_name_and_earlier_ones_go(stay: tuple[str, ImageRef]) -> None:
@@ -148,3 +149,24 @@ def test_what_cannot_be_told_of_a_directory_is_in_the_log(world: World, capfd: p
 
     front.carry_out(plan(), front.Action("cpds", [], Report("cpds")))
     assert "WARN: cpds: whether another host has taken VM 5 over cannot be told" in capfd.readouterr().err
+
+
+@pytest.mark.fault(30, "a store that is not mounted, and a record that cannot be read, do not say that nobody has taken the VM over")
+@pytest.mark.parametrize("away", ["not mounted", "damaged record"])
+def test_what_waits_in_a_directory_of_which_nothing_is_known_is_kept(world: World, away: str) -> None:
+    image, disk = world.image(), world.disk()
+    attach(world, image, disk)
+    qemu_io(active(disk), "qcow2", "write -P 0x77 3M 64k")
+    inode = os.stat(active(disk)).st_ino
+    outgoing = f"{world.system}/.outgoing-5-{'ab' * 6}"
+    world.on(s.PrepareVm(5, world.disk(5, 0, 103).vm_dir))
+    os.rename(disk.vm_dir, outgoing)
+    os.makedirs(f"{disk.vm_dir}/.semishared")
+    if away == "not mounted":
+        world.store.rename(world.top / "elsewhere")
+        world.store.mkdir()
+    else:
+        Path(layout.record(outgoing, 1)).write_bytes(b"")
+    assert kept.keep_set_aside(5, outgoing) != []
+    (found,) = [path for path in world.system.rglob("*") if path.is_file() and path.stat().st_ino == inode]
+    assert ".kept-5-" in str(found)

@@ -29,8 +29,9 @@ def check(vm: int, directory: str, acquired: Mapping[tuple[int, int], ImageRef] 
 
     A store that is not to be reached, or hangs, is no reason to refuse: a VM on the host's own disks runs without it.
     """
-    seq, unknown = seq_of(directory), ""
-    for image in _images(vm, directory, acquired):
+    seq, found = seq_of(directory), _images(vm, directory, acquired)
+    unknown = f"whether another host has taken VM {vm} over cannot be told: a record in {directory} cannot be read" if None in found else ""
+    for image in filter(None, found):
         try:
             epoch = unless_it_hangs(partial(_epoch, image, vm), HANGS)
         except (SemisharedError, OSError) as e:
@@ -45,8 +46,8 @@ def check(vm: int, directory: str, acquired: Mapping[tuple[int, int], ImageRef] 
     return unknown
 
 
-def _images(vm: int, directory: str, acquired: Mapping[tuple[int, int], ImageRef]) -> list[ImageRef]:
-    """Return the images that the disks of a VM directory were made from: of a mounted store one will do.
+def _images(vm: int, directory: str, acquired: Mapping[tuple[int, int], ImageRef]) -> list[ImageRef | None]:
+    """Return the images that the disks of a VM directory were made from: of a mounted store one will do. None for what cannot be read.
 
     Of disks that oned has `acquired` an image for, oned's.
     """
@@ -54,20 +55,21 @@ def _images(vm: int, directory: str, acquired: Mapping[tuple[int, int], ImageRef
         names = os.listdir(layout.records(directory))
     except (FileNotFoundError, NotADirectoryError):
         return []
-    found: dict[str, ImageRef] = {}
-    for number in map(layout.recorded, names):
-        image = acquired.get((vm, number)) or _image(directory, number) if number is not None else None
+    found: dict[str, ImageRef | None] = {}
+    for number in [number for number in map(layout.recorded, names) if number is not None]:
+        try:
+            image = acquired.get((vm, number)) or _image(directory, number)
+        except (OSError, BadRecord):
+            found[""] = None  # why, whoever works on that disk says
+            continue
         if image:
             found[image.source if image.access.can.has_bridge else image.root] = image
     return list(found.values())
 
 
 def _image(directory: str, number: int) -> ImageRef | None:
-    try:
-        with open(layout.record(directory, number), "rb") as file:
-            return Record.parse(number, file.read(layout.JSON_BYTES)).image
-    except (OSError, BadRecord):
-        return None  # whoever works on that disk says so
+    with open(layout.record(directory, number), "rb") as file:
+        return Record.parse(number, file.read(layout.JSON_BYTES)).image
 
 
 def _epoch(image: ImageRef, vm: int) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 
+from ..errors import StoreAbsent
 from ..model import layout_store
 from ..model.refs import ImageRef
 
@@ -33,13 +34,20 @@ def note(image: ImageRef, vm: int, epoch: int) -> None:
 
 
 def read(image: ImageRef, vm: int) -> int:
-    """Return the epoch that is noted, -1 for none; raise UnexpectedLink, OSError."""
+    """Return the epoch that is noted, -1 for none.
+
+    Raise UnexpectedLink, OSError, StoreAbsent where the store is not there that could say.
+    """
     from ..tools import beneath
 
+    # As marker.py, which would take longer to load than all of this.
+    ours = f"{image.root}/{layout_store.side(layout_store.MARKER if image.access.marker else '')}"
     try:
         with beneath.directory(image.root, layout_store.epochs()) as where:
             names = os.listdir(where)
-    except (FileNotFoundError, NotADirectoryError):
-        return -1
+    except FileNotFoundError:
+        if os.path.lexists(ours):
+            return -1
+        raise StoreAbsent(f"{image.root} on {os.uname().nodename} is not the store of image {image.id}: {ours} is not there") from None
     own = (vm, image.access.cloud)
     return max((said.epoch for said in map(layout_store.epoch_named, names) if said and (said.vm, said.cloud) == own), default=-1)
