@@ -73,6 +73,26 @@ def test_who_reads_waits_for_a_commit_that_is_decided(bench: DirBench, tmp_path:
     nothing_left(bench)
 
 
+@pytest.mark.fault(49, "two commits at once do not both count on the same free space of a store")
+def test_room_is_counted_by_one_commit_until_it_has_taken_it(bench: DirBench, tmp_path: Path) -> None:
+    at = points(lent(bench, tmp_path, 6), tmp_path / "trace").index("commit written") + 1
+    one, other = lent(bench, tmp_path), lent(bench, tmp_path, 8)
+    with stopped(one, at) as process, ThreadPoolExecutor(1) as pool:
+        committing = pool.submit(other.run)
+        side = Path(f"{bench.root}/{layout_store.side(os.path.basename(other.image.source))}")
+        deadline = time.monotonic() + 60
+        while not any(path.stat().st_size for path in Path(layout_store.commits(str(side))).glob("*/ranges")):
+            assert time.monotonic() < deadline and not committing.done()
+            time.sleep(0.02)
+        time.sleep(0.5)
+        assert not committing.done() and not os.path.exists(layout_store.commit(str(side)))
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(60) == 0 and committing.result(60).returncode == 0
+    for it in (one, other):
+        is_content(bench, it, it.wanted())
+    nothing_left(bench)
+
+
 def test_who_was_cut_off_decides_nothing_any_more(bench: DirBench, tmp_path: Path) -> None:
     passed = points(lent(bench, tmp_path, 6), tmp_path / "trace")
     it = lent(bench, tmp_path)

@@ -23,6 +23,7 @@ from .layout import SIDE
 MARKER = "store"
 UPLOADS = ".uploads"
 UPLOADS_LOCK = f"{UPLOADS}.lock"
+ROOM_LOCK = ".room.lock"
 EPOCHS = ".epochs"
 
 

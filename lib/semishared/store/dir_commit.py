@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from functools import partial
 
 from ..errors import AnotherWriter
@@ -91,8 +92,8 @@ def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
     with files.enough_space(stored.datastore), dir_journal.settled(stored) as fd:
         before = _may(image, owner)
         size = qemu_img.virtual_size(beneath.path_of(fd), image.format) if image.format != "raw" else before.size
-        with carrying.opened(diff, before, size) as change, dir_journal.draft(stored) as directory:
-            staging = _Staging(image, diff, fd, directory)
+        with carrying.opened(diff, before, size) as change, dir_journal.draft(stored) as directory, ExitStack() as room:
+            staging = _Staging(image, diff, fd, directory, room)
             manifest, done = carrying.carry_out(change, staging.write)
             if not staging.how:
                 return done._replace(generation=before.generation)
@@ -112,8 +113,8 @@ def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
 class _Staging:
     """The new content on its way into a journal."""
 
-    def __init__(self, image: ImageRef, diff: Diff, fd: int, directory: str) -> None:
-        self._image, self._diff, self._fd, self._directory = image, diff, fd, directory
+    def __init__(self, image: ImageRef, diff: Diff, fd: int, directory: str, room: ExitStack) -> None:
+        self._image, self._diff, self._fd, self._directory, self._room = image, diff, fd, directory, room
         self.how = ""
         self.digest = ""
 
@@ -128,6 +129,7 @@ class _Staging:
         if new < 0:
             self.how = "journal"
             self.digest, written = dir_redo.note(self._directory, change, pace)
+            self._room.enter_context(dir_journal.room_counted(Stored(self._image.source)))
             dir_journal.check_room(Stored(self._image.source), self._fd, written, change.size)
             return written
         self.how = "reflink"

@@ -25,7 +25,7 @@ from typing import Iterator
 from ..errors import AnotherWriter, JournalDamaged, NoSpace
 from ..model import layout_store
 from ..named import NamedTuple
-from ..tools import beneath, extents, files
+from ..tools import beneath, extents, files, locks
 from ..tools.crash_points import point
 from ..units import human
 from . import change, claims, dir_image, dir_redo, writers
@@ -160,6 +160,15 @@ def decide(stored: Stored, directory: str, it: Decided, manifest: extents.Manife
             raise
         raise AnotherWriter(f"{stored.source}: another commit to it was decided meanwhile") from None
     point("commit decided")
+
+
+@contextmanager
+def room_counted(stored: Stored) -> Iterator[None]:
+    """Be, within the block, the only one who counts on the store's free space: a commit that is decided takes it only when it is ended."""
+    with ExitStack() as stack:
+        path = stack.enter_context(beneath.directory(stored.datastore, layout_store.side(), make=True))
+        stack.enter_context(locks.exclusive(f"{path}/{layout_store.ROOM_LOCK}", locks.VM_LIMIT_S))
+        yield
 
 
 def check_room(stored: Stored, fd: int, wanted: int, size: int) -> None:
