@@ -15,11 +15,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import Any, List, Tuple
+from typing import Any, List, Sequence, Tuple
 
 from .. import NAME
 from ..config import COMPRESSORS, Config, load
-from ..errors import BadArguments, BadAttribute, NotSupported, SemisharedError
+from ..errors import BadArguments, BadAttribute, NotSupported, OnedUnavailable, SemisharedError
 from ..front.staging import Staging
 from ..front.staging_hosts import Wanted, Wish
 from ..model import layout, stores
@@ -71,12 +71,12 @@ def run(arguments: argparse.Namespace) -> int:
     is_text = sys.stdout.isatty() and not arguments.json
     datastores = {store.id: store for store in oned.datastores()}
     if not arguments.due:
-        return stage(wanted(oned.images(), datastores, arguments.image, hosts, known), known, wish, config, is_text)
+        return stage(oned, wanted(oned.images(), datastores, arguments.image, hosts, known), known, wish, config, is_text)
     code = 0
     for image in oned.images():
         if image.store_id in datastores and is_due(image, datastores[image.store_id]):
             # One that cannot be had is no reason not to have the others.
-            code = max(code, stage([(image, datastores[image.store_id], hosts)], known, wish, config, is_text))
+            code = max(code, stage(oned, [(image, datastores[image.store_id], hosts)], known, wish, config, is_text))
     return code
 
 
@@ -134,7 +134,7 @@ def is_due(image: Image, datastore: Datastore) -> bool:
         return False
 
 
-def stage(orders: list[Order], known: list[Host], wish: Wish, config: Config, is_text: bool) -> int:
+def stage(oned: Oned, orders: list[Order], known: list[Host], wish: Wish, config: Config, is_text: bool) -> int:
     """Stage images in one session; return the exit code."""
     view = Bars(sys.stderr) if is_text else Lines(sys.stdout)
     named = ", ".join(str(number) for number in dict.fromkeys(image.id for image, _, _ in orders))
@@ -154,7 +154,8 @@ def stage(orders: list[Order], known: list[Host], wish: Wish, config: Config, is
         put(f"{NAME} stage: image {named}: {e.line()}", to=sys.stderr)
         return 2
     view.close()
-    outcome = summary({image.id: image for image, _, _ in orders}, session)
+    gone = gone_of(oned, orders)
+    outcome = summary({image.id: image for image, _, _ in orders}, session, gone)
     if is_text:
         show(outcome)
     else:
@@ -162,7 +163,19 @@ def stage(orders: list[Order], known: list[Host], wish: Wish, config: Config, is
     return 0 if outcome["complete"] else 1
 
 
-def summary(images: dict[int, Image], session: Staging) -> dict[str, Any]:
+def gone_of(oned: Oned, orders: list[Order]) -> list[int]:
+    """Return which images oned has not any more, or not as they were: nobody will start from the bases that hosts have of them now."""
+    found = set()
+    for number, store in {image.id: store for image, store, _ in orders}.items():
+        try:
+            if cannot(oned.image(number), store):
+                found.add(number)
+        except OnedUnavailable:
+            found.add(number)
+    return sorted(found)
+
+
+def summary(images: dict[int, Image], session: Staging, gone: Sequence[int] = ()) -> dict[str, Any]:
     """Return what became of it: per host, and the bytes from each source."""
     rows = {name: outcome.data() for name, outcome in session.hosts.outcomes.items()}
     sources = {"stream": 0, "peers": 0, "store": 0, "here": 0}
@@ -178,7 +191,7 @@ def summary(images: dict[int, Image], session: Staging) -> dict[str, Any]:
         "bytes": sources, "common": session.common, "unique": session.unique, "stream": stream,
         "ratio": round(packed / plain, 3) if isinstance(plain, int) and isinstance(packed, int) and plain else None,
         "rate": int(packed / session.seconds) if isinstance(packed, int) and session.seconds else None,
-        "complete": all(outcome.ok for outcome in session.hosts.outcomes.values()), "hosts": rows,
+        "complete": not gone and all(outcome.ok for outcome in session.hosts.outcomes.values()), "hosts": rows, "gone": list(gone),
     }  # fmt: skip
 
 
@@ -194,3 +207,5 @@ def show(found: dict[str, Any]) -> None:
     for name, row in found["hosts"].items():
         if not row["ok"]:
             put(f"{name}: {row['why']}")
+    for number in found["gone"]:
+        put(f"image {number} was deleted, or is not ready any more: no VM starts from these bases, and {NAME} gc removes them")
