@@ -186,10 +186,17 @@ def remove(tree: Tree, number: int, source: str, born: int = -1) -> Optional[dic
                 registered.remove(tree, number)
             else:
                 _remove_all(tree, fs, number)
-            os.unlink(f"{tree.root}/{layout_share.record(number)}")
+            _forget(tree, number)
             point("record of the share removed")
         files.unlink(lock)
     return None
+
+
+def _forget(tree: Tree, number: int) -> None:
+    """Remove the record of a share, durably: after a power cut it would stand for a share whose image oned has not any more."""
+    path = f"{tree.root}/{layout_share.record(number)}"
+    os.unlink(path)
+    files.fsync(os.path.dirname(path))
 
 
 def _remove_unknown(tree: Tree, fs: FileSystem, number: int) -> None:
@@ -198,7 +205,7 @@ def _remove_unknown(tree: Tree, fs: FileSystem, number: int) -> None:
         # It stands for a directory that was there before, perhaps: no subvolume then.
         registered.remove(tree, number)
     _remove_all(tree, fs, number)
-    os.unlink(f"{tree.root}/{layout_share.record(number)}")
+    _forget(tree, number)
     point("record of the share removed")
 
 
