@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from semishared.errors import UnexpectedLink
+from semishared.errors import NoSpace, ReadOnly, SemisharedError, UnexpectedLink, of_system
 from semishared.tools import context_iso, owner
 
 SECRET = "SEMISHARED_SHARE_1_KEY='AQBY0pretended=='"
@@ -97,3 +97,17 @@ def test_only_what_nobody_writes_any_more_is_removed(temporary: Path, tmp_path: 
     # Elsewhere a name of before the boot may be another machine's of this name.
     assert not owner.is_gone(f"x.{machine}{'0' * 8}-{dead}") and owner.is_gone(f"x.{machine}{boot}-{dead}")
     assert set(os.listdir(temporary)) == {*kept, f"{prefix}f.{machine}{boot}-{dead}"} and (tmp_path / "theirs/file").exists()
+
+
+@pytest.mark.fault(49, "what fails since /tmp is full, or read-only, says that and not that the file is missing")
+@pytest.mark.parametrize(("options", "error"), [("size=64k", NoSpace), ("ro", ReadOnly)])
+def test_no_room_for_an_iso_is_no_missing_file(temporary: Path, tmp_path: Path, options: str, error: type[SemisharedError]) -> None:
+    (tmp_path / "file").write_bytes(b"x" * (1 << 20))
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "small", str(temporary)], check=True)
+    try:
+        with pytest.raises((error, OSError)) as caught, context_iso.built((str(tmp_path / "file"),)):
+            pass
+    finally:
+        subprocess.run(["umount", str(temporary)], check=True)
+    said = caught.value if isinstance(caught.value, SemisharedError) else of_system(caught.value, str(caught.value))  # type: ignore[arg-type]
+    assert type(said) is error and str(temporary) in said.detail

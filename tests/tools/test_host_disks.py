@@ -10,15 +10,20 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from semishared.disk import create
+from semishared.disk.epochs import Planned
 from semishared.errors import (
     BadRecord,
     DataInTheWay,
+    ImageChanged,
     LateAction,
     MissingImage,
     NotSupported,
+    ReadOnly,
     SemisharedError,
     StoreUnavailable,
     TransferCorrupt,
@@ -27,7 +32,7 @@ from semishared.errors import (
 from semishared.model import steps as s
 from semishared.store import dir_clones, dir_image
 from semishared.store.dir_image import Stored
-from semishared.tools import files, qemu_img
+from semishared.tools import extents, files, qemu_img
 from tools.world import MiB, World, qemu_io
 
 
@@ -355,3 +360,32 @@ def test_what_is_attached_read_only_is_not_grown(world: World) -> None:
         with pytest.raises(NotSupported, match="disk 1 of VM 5 is read-only"):
             world.on(step)
     assert os.path.getsize(image.source) == 64 * MiB
+
+
+@pytest.mark.fault(49, "a copy of an image that was replaced meanwhile says so, and nobody is looked for who has written to it")
+def test_an_image_that_is_replaced_while_it_is_copied(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    image, disk = world.image(size=4 * MiB), world.disk()
+    world.on(s.PrepareVm(disk.vm, disk.vm_dir))
+    real = extents.copy
+
+    def copy(source: str, *words: Any, **more: Any) -> extents.Manifest:
+        found = real(source, *words, **more)
+        if os.path.samefile(source, image.source):
+            Path(f"{image.source}.new").write_bytes(Path(image.source).read_bytes())
+            os.rename(f"{image.source}.new", image.source)
+        return found
+
+    monkeypatch.setattr(extents, "copy", copy)
+    with pytest.raises(ImageChanged, match="was replaced by another file while"):
+        create.copy_image(s.CopyImage(disk, image, 0), Planned(), None)
+
+
+@pytest.mark.fault(49, "a host's file system that takes no writes is called that, and has a remedy of its own")
+def test_a_host_whose_datastores_are_read_only(world: World) -> None:
+    disk = world.disk()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "broken", str(world.system)], check=True)
+    try:
+        with pytest.raises(ReadOnly, match=str(world.system)):
+            world.on(s.PrepareVm(disk.vm, disk.vm_dir))
+    finally:
+        subprocess.run(["umount", str(world.system)], check=True)

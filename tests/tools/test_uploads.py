@@ -452,3 +452,15 @@ def test_server_that_drips_is_given_up_by_default(store: Store, server: str, act
     thread.join(limit_s)
     assert found, f"{action} still waits after {limit_s} s"
     assert found[0].returncode == 1
+
+
+@pytest.mark.fault(49, "a file without a byte is no disk image, nor one that unpacks to nothing")
+def test_an_empty_file_is_refused(store: Store) -> None:
+    empty, packed = store.uploads / "empty", store.uploads / "empty.gz"
+    empty.touch()
+    packed.write_bytes(gzip.compress(b""))
+    for path in (empty, packed):
+        for action in ("stat", "cp"):
+            store.fails(action, "SS021", "empty", PATH=path, SIZE=8)
+    store.type = 2  # of files for contexts, where one may be empty
+    assert store.cp(empty, SIZE=1, TYPE=5)[0].read_bytes() == b""

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Iterator, Optional, Tuple
 
 from .. import store
-from ..errors import ImageChanged, SemisharedError, ToolFailed
+from ..errors import SemisharedError, ToolFailed
 from ..model import layout_base
 from ..model.record import Record
 from ..model.steps import ImageRef
@@ -101,6 +101,8 @@ def _read_whole(
     root: str, image: ImageRef, content: store.Content, seen: Any, ask: room.Ask | None, want: room.Want
 ) -> cache.Base:
     """Make the base of a content that nobody has hashed yet, and make known what it is."""
+    from .unchanged import check_unchanged
+
     staging = layout_base.staging(root, image.base_prefix)
     devices.remove(staging)
     devices.stage(root, image.base_prefix, content.allocated(seen))
@@ -114,8 +116,7 @@ def _read_whole(
         with standing_back():
             found = content.copy(seen, made, image.format)
         point("base copied")
-        if content.see() != seen:
-            raise ImageChanged(f"{image.source} was written to while it was copied")
+        check_unchanged(image, content, seen)
         inspection.check(made, image.format, image.source)
         os.chmod(made, 0o440)
         files.write(layout_base.manifest(staging), found.text(), 0o440)

@@ -24,6 +24,7 @@ from ..wire import packets
 from . import held, manifests, peers, pricing, rotten
 from .account import Account, Orders
 from .targets import Target, Targets
+from .unchanged import check_unchanged
 
 ROUNDS = 2
 """How often peers are asked before the store is (or nobody is left)."""
@@ -239,8 +240,7 @@ class Filling:
         if not is_first:
             self._read(target, content, seen, sorted(set(wanted) - set(first)), Pace(self.step.store_rate))
         point("base copied")
-        if content.see() != seen:
-            raise ImageChanged(f"{image.source} was written to while it was copied")
+        check_unchanged(image, content, seen)
 
     def _read(self, target: Target, content: store.Content, seen: object, indices: list[int], pace: Pace) -> None:
         if not indices:

@@ -120,6 +120,8 @@ def grown(path: str, image: ImageRef, min_size: int) -> int:
 
 def copy_image(step: CopyImage, planned: Planned, ask: room.Ask | None) -> None:
     """Publish a full copy, verified against the image's generation where that is known; from the base if it is here."""
+    from ..base.unchanged import check_unchanged
+
     disk, image = step.disk, step.image
     content = store.content(image)
     seen = content.see()
@@ -134,7 +136,8 @@ def copy_image(step: CopyImage, planned: Planned, ask: room.Ask | None) -> None:
                 found = extents.copy(base.image, staged, image.format, "base_read")
             else:
                 found = content.copy(seen, staged, image.format)
-        if content.see() != seen or (current and found.generation != current):
+        check_unchanged(image, content, seen)
+        if current and found.generation != current:
             raise ImageChanged(f"{image.source} was written to while it was copied")
         inspection.check(staged, image.format, image.source)
         if step.min_size and qemu_img.virtual_size(staged, image.format) < step.min_size:

@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from .. import store
-from ..errors import BadArguments, BadAttribute, RestrictedPath
+from ..errors import BadArguments, BadAttribute, RestrictedPath, UnsafeImage
 from ..intake import private_copy
 from ..intake import source as sources
 from ..intake.source import Source
@@ -87,10 +87,16 @@ class Upload:
 
             self._check_allowed_url()
             with private_copy.within(limit_s, source.path):
-                return web.size_of(source, self._most, limit_s)
+                return self._not_empty(web.size_of(source, self._most, limit_s))
         with private_copy.within(limit_s, source.path), sources.opened(source.path) as opened:
             self._check_allowed(sources.real_path(opened))
-            return sources.size_of(opened, self._most, source.path, source.decompress, limit_s)
+            return self._not_empty(sources.size_of(opened, self._most, source.path, source.decompress, limit_s))
+
+    def _not_empty(self, size: int) -> int:
+        """Return the size of what is to be a disk; raise UnsafeImage for none: whatever was to make that file has failed."""
+        if not size and self._datastore.type != images.FILE_DATASTORE:
+            raise UnsafeImage(f"{self._source.path} is empty: it holds no disk")
+        return size
 
     def carry_out(self, step: StoreUpload) -> str:
         """Publish the image; return its format."""
@@ -102,6 +108,7 @@ class Upload:
             os.makedirs(step.directory, exist_ok=True)
         with dir_upload.uploading(step.directory, name) as up:
             kept = self._brought(up)
+            self._not_empty(kept.manifest.size)
             found = self._judged(kept)
             format = step.image.format or self._stored_format(kept, found)
             path, image = dir_upload.convert(kept.path, found, format, up), step.image._replace(format=format)

@@ -20,7 +20,7 @@ import time
 
 from ..base import hung
 from ..disk import epochs, records
-from ..errors import HostFailed, HostOutdated, SemisharedError, TooLarge, ToolTimeout
+from ..errors import HostFailed, HostOutdated, SemisharedError, TooLarge, ToolTimeout, of_system
 from ..guest import job_lock
 from ..tools import progress, standstill
 from ..tools.beneath import readable
@@ -59,7 +59,8 @@ class Host:
             except SemisharedError as e:
                 answer = {"event": "error", "id": e.id, "detail": e.detail}
             except OSError as e:
-                answer = {"event": "error", "id": "SS012", "detail": f"on {os.uname().nodename}: {readable(str(e))}"}
+                wrong = of_system(e, f"on {os.uname().nodename}: {readable(str(e))}")
+                answer = {"event": "error", "id": wrong.id, "detail": wrong.detail}
             self._busy = False
             try:
                 self._writer.send(**answer)

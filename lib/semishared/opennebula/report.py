@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Callable
 
-from ..errors import SemisharedError
+from ..errors import SemisharedError, of_system
 
 LONGEST = 2000
 """Characters of one line; oned cuts long texts itself, the end of a tool's output matters least."""
@@ -89,7 +89,7 @@ def caught(action: str, work: Callable[[Report], int]) -> int:
         report.fail(SemisharedError("interrupted"))
         return 1
     except OSError as e:
-        report.fail(SemisharedError(f"{type(e).__name__}: {e}"))
+        report.fail(of_system(e, f"{type(e).__name__}: {e}", SemisharedError))
         return 1
     except Exception as e:  # noqa: BLE001 - oned must get its one line whatever happens
         import traceback

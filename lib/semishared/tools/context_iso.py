@@ -15,7 +15,7 @@ import tempfile
 from contextlib import contextmanager
 from typing import Iterator
 
-from ..errors import BadArguments, MissingImage, ToolMissing
+from ..errors import BadArguments, MissingImage, ToolMissing, of_system
 from . import owner
 from .crash_points import point
 from .run import PATH, run
@@ -104,7 +104,7 @@ def _fill(content: str, pairs: list[tuple[str, str]], more: bytes, datastores: s
             else:
                 shutil.copyfile(path, f"{content}/{name}")
         except OSError as e:
-            raise MissingImage(f"context file {path}: {e.strerror}") from None
+            raise of_system(e, f"context file {path}, on its way to {content}: {e.strerror}", MissingImage) from None
     if more:
         with open(f"{content}/context.sh", "ab") as file:
             # In the guest too: Rock Ridge has modes.
