@@ -15,7 +15,7 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Iterable, Iterator, Mapping
 
-from ..errors import NoDevice, NoDeviceOfClass
+from ..errors import BadRecord, NoDevice, NoDeviceOfClass
 from ..model import layout, layout_base, layout_devices
 from ..model.device_class import MEMORY, NOTHING, Want
 from ..model.layout_devices import Link
@@ -43,9 +43,18 @@ def registered(root: str) -> list[str]:
 
 
 def usual(root: str) -> list[str]:
-    """Return those of them that are no memory: without any, disks and bases of which nothing is said lie as on a host without a pool."""
-    notes = {uuid: files.hint(layout_devices.note(root, uuid)) for uuid in registered(root)}
-    return [uuid for uuid, note in notes.items() if note.get("class") != MEMORY]
+    """Return those of them that are no memory: without any, disks and bases of which nothing is said lie as on a host without a pool.
+
+    Of one whose note cannot be read its label says it; without that it may be memory, and gets nothing that is to outlive it.
+    """
+    return [uuid for uuid in registered(root) if _is_usual(root, uuid)]
+
+
+def _is_usual(root: str, uuid: str) -> bool:
+    try:
+        return (files.read_json(layout_devices.note(root, uuid)) or {}).get("class") != MEMORY
+    except BadRecord:
+        return device_label.read(layout_devices.device(root, uuid)).get("class", MEMORY) != MEMORY
 
 
 def may_hold(vm_dir: str) -> bool:

@@ -96,6 +96,8 @@ class Cloud:
             for answer in answers:
                 for vm in answer["vms"]:
                     self.records[machine, vm["vm"]] = vm
+                for text in answer.get("errors", ()):
+                    self.survey.failed(machine, SemisharedError(text))
                 self.kept += [{"host": machine, **item} for item in answer.get("kept", ())]
                 self.bases += [{"host": machine, **base} for base in answer["bases"]]
                 self.space[machine] = {"free": answer["free"], "total": answer["total"]}

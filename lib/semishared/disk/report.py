@@ -16,11 +16,16 @@ from . import hot_bases, kept, on_devices, records
 
 def report(step: ReportDisks) -> dict[str, object]:
     """Return every VM directory of the system datastores with the records of its disks and what they occupy here."""
-    found, put_aside = [], []
+    found, put_aside, errors = [], [], []
     for system in step.systems:
         directory = f"{step.location}/{system}"
-        put_aside += kept.found(directory)
-        for name in _names(directory):
+        try:
+            put_aside += kept.found(directory)
+            names = sorted(os.listdir(directory)) if os.path.lexists(directory) else []
+        except OSError as e:
+            errors.append(f"{directory} on {os.uname().nodename} cannot be read: {e.strerror}")
+            continue
+        for name in names:
             if not layout.is_number(name):
                 continue
             progress.touch()
@@ -33,7 +38,7 @@ def report(step: ReportDisks) -> dict[str, object]:
                 found.append({"vm": int(name), "system": system, "disks": [], "error": str(e)})
                 continue
             found.append({"vm": int(name), "system": system, **_disks(path, numbers)})
-    return {"vms": found, "kept": put_aside}
+    return {"vms": found, "kept": put_aside, "errors": errors}
 
 
 def _disks(vm_path: str, numbers: list[int]) -> dict[str, object]:
@@ -46,13 +51,6 @@ def _disks(vm_path: str, numbers: list[int]) -> dict[str, object]:
         except (SemisharedError, OSError) as e:
             wrong[str(number)] = getattr(e, "detail", str(e))
     return {"disks": disks, "error": "; ".join(wrong.values()), "wrong": wrong}
-
-
-def _names(directory: str) -> list[str]:
-    try:
-        return sorted(os.listdir(directory))
-    except OSError:
-        return []
 
 
 def _disk(vm_path: str, record: Record) -> dict[str, object]:

@@ -52,5 +52,7 @@ def _domain_has_directories(directory: str) -> bool:
         seqs = [int(match.group(1)) for match in map(DEPLOYMENT.match, os.listdir(directory)) if match]
         with open(f"{directory}/deployment.{max(seqs)}", "rb") as file:
             return b"<filesystem" in file.read()
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
+    except OSError:
+        return True  # then only oned knows

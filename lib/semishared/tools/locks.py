@@ -7,6 +7,7 @@ alone no more. Whoever waited on the removed file notices and takes the new one.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -81,14 +82,14 @@ def forget(path: str) -> bool:
 
 
 def is_held(path: str) -> bool:
-    """Tell whether somebody holds the lock `path`, without making it."""
+    """Tell whether somebody holds the lock `path`, or that cannot be asked, without making it."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as e:
+        return e.errno != errno.ELOOP  # a link is no lock of ours
     return False
 
 

@@ -33,6 +33,8 @@ def read_records(vm_dir: str, numbers: Iterable[int]) -> list[Record]:
             pass
         except OSError as e:
             raise BadRecord(f"the record of disk {number}: {e.strerror}: {path}") from None
+        except BadRecord as e:
+            raise BadRecord(f"{path} on {os.uname().nodename}: {e.detail}") from None
     return records
 
 
@@ -48,7 +50,7 @@ def notes(vm_dir: str) -> list[str]:
     """
     try:
         found = list(filter(layout.is_unsettled, os.listdir(layout.records(vm_dir))))
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     vm = os.path.basename(vm_dir)
     lock = layout.disks_lock(layout.base_store_of(vm_dir), int(vm)) if layout.is_number(vm) else ""
