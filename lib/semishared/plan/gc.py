@@ -11,6 +11,7 @@
       bases/<store>-<image>-<generation>                  oned does not know the image, and nobody has a lease
       staging/*                                           nobody holds its lock
       .staged-*                                           the process that it names is gone, and none here has it open
+      a domain                                            never: said, if oned does not know its VM and its files were deleted
       on a device, without a link that leads there        its VM, if it is of one, is not known to oned
       locks/vm-<vm>, locks/incoming-<vm>-*                two days old, VM unknown: it keeps the time of the VM's deletion
     on a store
@@ -141,10 +142,8 @@ class _Everywhere:
 def find(machines: list[Machine], known: Known, older_than: int, all_seen: bool) -> list[Finding]:
     """Return what is left over on `machines`; `all_seen` is False if a machine could not be asked."""
     everywhere = _Everywhere(machines, all_seen)
-    found: list[Finding] = []
-    for machine in machines:
-        found += _OnMachine(machine, known, everywhere).findings()
-    limits = {"lock": LOCK_S, "kept": 0}
+    found = [item for machine in machines for item in _OnMachine(machine, known, everywhere).findings()]
+    limits = {"lock": LOCK_S, "kept": 0, "domain": 0}
     return [item for item in found if item.age >= limits.get(item.kind, older_than)]
 
 
@@ -160,6 +159,8 @@ class _OnMachine:
         facts = self.machine.facts
         yield from self._vms(facts)
         yield from self._root(facts["root"])
+        gone = (it for it in gc_places.orphans(facts, self.machine.location) if it[0] not in self.known.vms and not self.known.why_not(it[0]))
+        yield from (self._finding("domain", {"path": path, "age": 0}, reason, vm, keep) for vm, path, reason, keep in gone)
         for item in facts.get("unlinked", ()):
             why = self.known.why_not(item["vm"]) or self._runs_here(item["vm"], item["path"])
             keep = "" if item.get("replaced") else gc_places.why_unlinked_stays(item["vm"], self.known.vms, why)

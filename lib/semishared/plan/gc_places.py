@@ -114,3 +114,15 @@ def living(facts: dict[str, Any]) -> Iterator[str]:
     """Yield what processes of a machine have staged that are there, whatever its age: a clock may be set while they write."""
     for holder in (facts, *facts["root"]["bases"], *facts["vms"], *facts["stores"]):
         yield from (item["path"] for item in holder["staged"] if item.get("lives"))
+
+
+def orphans(facts: Mapping[str, Any], location: str) -> Iterator[tuple[int, str, str, str]]:
+    """Yield the VMs, with their directories, of which nothing is left but a domain; why it is named, and what ends it."""
+    there = {item["path"] for item in facts["vms"]}
+    names = [used[len(location) + 1 :].split("/") for used in facts["domains"].get("files", ()) if used.startswith(f"{location}/")]
+    of_vms = {(int(name[1]), name[0]) for name in names if len(name) > 2 and layout.is_number(name[0]) and layout.is_number(name[1])}
+    for vm, system in sorted(of_vms):
+        path = f"{location}/{system}/{vm}"
+        if path not in there:
+            keep = f"`virsh destroy one-{vm}` there ends it: what it writes is lost with it already"
+            yield vm, path, f"VM {vm} is not known to oned, and a domain has files open that were deleted with it", keep
