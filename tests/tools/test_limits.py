@@ -18,6 +18,7 @@ from semishared.model.record import Record
 from semishared.model.refs import ImageRef
 from semishared.store import claims, marker
 from semishared.tools import files, locks, signatures
+from semishared.vmm import records as at_start
 from tools.world import World
 
 DEEP = "[" * 100_000
@@ -86,4 +87,5 @@ def test_the_longest_paths_of_a_record(tmp_path: Path) -> None:
     files.write_json(layout.record(str(vm_dir), 0), {**record.to_data(), "later": "x" * 70_000})
     assert len(Path(layout.record(str(vm_dir), 0)).read_bytes()) > 1 << 16
     assert host_probe._source(layout.record(str(vm_dir), 0)) == source
-    assert [it.source for it in overtaken._images(5, str(vm_dir), {})] == [source]
+    assert [it and it.source for it in overtaken._images(5, str(vm_dir), {})] == [source]
+    assert [it.image and it.image.source for it in at_start.read_records(str(vm_dir), [0])] == [source]

@@ -159,8 +159,8 @@ class _OnMachine:
         facts = self.machine.facts
         yield from self._vms(facts)
         yield from self._root(facts["root"])
-        gone = (it for it in gc_places.orphans(facts, self.machine.location) if it[0] not in self.known.vms and not self.known.why_not(it[0]))
-        yield from (self._finding("domain", {"path": path, "age": 0}, reason, vm, keep) for vm, path, reason, keep in gone)
+        for vm, path, why, keep in gc_places.orphans(facts, self.machine.location):
+            yield from () if vm in self.known.vms or self.known.why_not(vm) else [self._finding("domain", {"path": path, "age": 0}, why, vm, keep)]
         for item in facts.get("unlinked", ()):
             why = self.known.why_not(item["vm"]) or self._runs_here(item["vm"], item["path"])
             keep = "" if item.get("replaced") else gc_places.why_unlinked_stays(item["vm"], self.known.vms, why)

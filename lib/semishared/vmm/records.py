@@ -28,7 +28,7 @@ def read_records(vm_dir: str, numbers: Iterable[int]) -> list[Record]:
         path = layout.record(vm_dir, number)
         try:
             with open(path, "rb") as file:
-                records.append(Record.parse(number, file.read(65536)))
+                records.append(Record.parse(number, file.read(layout.JSON_BYTES)))
         except FileNotFoundError:
             pass
         except OSError as e:
