@@ -137,6 +137,24 @@ def test_a_store_without_room_for_what_a_disk_has_grown_by_is_not_begun_on(world
         subprocess.run(["umount", str(world.store)], check=True)
 
 
+@pytest.mark.fault(49, "a disk that fills its host is committed and goes, though there is no byte for a layer over it")
+def test_a_disk_that_fills_its_host_is_committed(world: World) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m,mode=755", "small", str(world.system)], check=True)
+    try:
+        image, disk = world.image(size=16 * MiB), world.disk()
+        attach(world, image, disk)
+        qemu_io(active(disk), "qcow2", "write -P 0x77 3M 8M")
+        with open(world.system / "fill", "wb") as file, pytest.raises(OSError, match="No space left"):
+            while True:
+                os.write(file.fileno(), bytes(4096))
+        assert ended(world, disk)["bytes"] >= 8 * MiB
+        qemu_io(image.source, "raw", "read -P 0x77 3M 8M", "read -P 0xa1 1M 64k")
+        assert not os.path.lexists(disk.path)
+        assert (world.leases(), world.leftovers(), kept(world)) == ([], [], [])
+    finally:
+        subprocess.run(["umount", "--lazy", str(world.system)], check=True)
+
+
 def test_commits_on_request_take_what_is_new(world: World) -> None:
     image, disk = world.image(), world.disk()
     attach(world, image, disk)

@@ -13,7 +13,7 @@ import os
 from .. import store
 from ..base import cache, devices, room
 from ..base.ensure import borrowed, ensure
-from ..errors import BadRecord, NotSupported, ToolFailed
+from ..errors import AnotherWriter, BadRecord, NoSpace, NotSupported, ToolFailed
 from ..guest import domain, job_lock
 from ..model import layout, layout_diff
 from ..model.owner import Owner
@@ -207,12 +207,35 @@ def finish(step: FinishDisk, planned: Planned, ask: room.Ask | None) -> dict[str
             place = kept.keep(disk, record)
         vm_dir.remove_disk(disk, planned)
         return {"bytes": 0, "kept": kept.said(place)}
-    done, record = written(disk, record, planned, ask, step.rate)
+    try:
+        done, record = written(disk, record, planned, ask, step.rate)
+    except NoSpace:
+        if image.access.can.has_bridge:
+            raise  # what is settled there is asked for again
+        return _as_it_is(step, record, planned, ask)
     due = bridged.due(record)
     if due:
         return {**done, **due}
     at.disown(image, own)
     _take_away(disk, planned)
+    return done
+
+
+def _as_it_is(step: FinishDisk, record: Record, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
+    """Commit a disk that goes, and take it away, where there is no room for a layer over it: it may be what fills its host.
+
+    Nothing is noted but in the image: who is killed begins again. A guest that was started meanwhile has it open, or has changed it.
+    """
+    disk, image = step.disk, bridged.image_of(record)
+    writers.check_file(record.path)
+    before = os.stat(record.path)
+    done = _write(disk, record, ask, step.rate)
+    with writers.alone(*os.path.split(record.path), wait_s=0) as fd:
+        now = os.fstat(fd)
+        if (now.st_ino, now.st_mtime_ns, now.st_size) != (before.st_ino, before.st_mtime_ns, before.st_size):
+            raise AnotherWriter(f"{record.path} on {os.uname().nodename} was written to while it was committed")
+        store.of(image.access).disown(image, owner_of(disk, image, history.seq_of(disk.vm_dir), ""))
+        _take_away(disk, planned, is_committed=True)
     return done
 
 
@@ -223,8 +246,8 @@ def _is_there(disk: DiskRef, record: Record) -> bool:
     return os.path.exists(record.path)
 
 
-def _take_away(disk: DiskRef, planned: Planned) -> None:
-    vm_dir.remove_disk(disk, planned)
+def _take_away(disk: DiskRef, planned: Planned, *, is_committed: bool = False) -> None:
+    vm_dir.remove_disk(disk, planned, done=is_committed)
     if kept.is_kept(disk.vm_dir):
         on_devices.remove_tree(beside.bury(disk.vm_dir, disk.vm))
 

@@ -160,10 +160,10 @@ def _note_in_record(vm_dir: str, disk: int, **what: Any) -> None:
         point("class noted")
 
 
-def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget: bool = True) -> dict[str, object]:
+def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget: bool = True, done: bool = False) -> dict[str, object]:
     """Remove a disk's file or link, its clone on `store_dir`, its record and its lease. Never follow a link.
 
-    Without `forget` the record of a clone on the network stays, and is returned: that must be removed first.
+    Without `forget` the record of a clone on the network stays, and is returned: that must be removed first. `done`: its image has it all.
     """
     unsettled.end_others(disk.vm, disk.vm_dir)
     with _lock(disk.vm, disk.vm_dir) as file:
@@ -179,7 +179,7 @@ def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget:
             image = record.of_image
             store.of(image.access).reach(image.root)
         clones = _clones(disk, record)
-        place = kept.keep(disk, record) if record else kept.keep_unknown(disk)
+        place = "" if done else kept.keep(disk, record) if record else kept.keep_unknown(disk)
         _unlink_disk(disk)
         if not noted:
             _note(file, disk.vm, disk.vm_dir, str(disk.disk), planned, must=True)

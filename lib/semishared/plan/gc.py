@@ -133,10 +133,8 @@ class _Everywhere:
         self.all_seen = all_seen and not any(machine.is_near and "error" in machine.facts["domains"] for machine in machines)
         self.domains = {name for found in domains for name in found.get("names", ())}
         self.files = gc_places.Paths(path for found in domains for path in found.get("files", ()))
-        self.directories = {
-            (machine.name, item["system"], item["vm"]): item
-            for machine in machines for item in machine.facts["vms"] if item["kind"] == "dir"
-        }  # fmt: skip
+        found = ((machine.name, item) for machine in machines for item in machine.facts["vms"] if item["kind"] == "dir")
+        self.directories = {(name, item["system"], item["vm"]): item for name, item in found}
 
 
 def find(machines: list[Machine], known: Known, older_than: int, all_seen: bool) -> list[Finding]:
@@ -160,7 +158,8 @@ class _OnMachine:
         yield from self._vms(facts)
         yield from self._root(facts["root"])
         for vm, path, why, keep in gc_places.orphans(facts, self.machine.location):
-            yield from () if vm in self.known.vms or self.known.why_not(vm) else [self._finding("domain", {"path": path, "age": 0}, why, vm, keep)]
+            if vm not in self.known.vms and not self.known.why_not(vm):
+                yield self._finding("domain", {"path": path, "age": 0}, why, vm, keep)
         for item in facts.get("unlinked", ()):
             why = self.known.why_not(item["vm"]) or self._runs_here(item["vm"], item["path"])
             keep = "" if item.get("replaced") else gc_places.why_unlinked_stays(item["vm"], self.known.vms, why)
