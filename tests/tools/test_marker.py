@@ -177,6 +177,28 @@ def test_store_without_a_marker_works_and_warns(site: ActionSite) -> None:
     assert disk.exists() and "setup --apply" in site.warnings()[0]
 
 
+@pytest.mark.fault(49, "also without a marker nothing is uploaded or removed where a store with images of ours is not mounted")
+def test_a_store_without_a_marker_that_is_not_mounted(site: ActionSite) -> None:
+    one, other = site.image("one"), site.image("other")
+    kept = everything(site.top / "disk")
+    unmount(site)
+    for work in (
+        lambda: site.image("third"),
+        lambda: site.oned.image_create(STORE, "empty", "", 4, "DATABLOCK", "raw"),
+        lambda: site.oned.image_clone(one, "copy"),
+        lambda: site.oned.image_delete(one),
+        lambda: site.oned.image_delete(other),
+    ):
+        assert "to be mounted" in site.refused("SS084", work)
+    assert everything(site.store) == [] and everything(site.top / "disk") == kept
+
+
+def test_the_first_upload_to_a_datastore_without_a_marker_is_taken(site: ActionSite) -> None:
+    with pytest.raises(ActionFailed):
+        site.oned.image_create(STORE, "bad", str(site.top / "nowhere"))
+    site.image("good")
+
+
 def test_setup_marks_a_mounted_store_once(site: ActionSite) -> None:
     assert "The store is marked" in site.cli("setup", "--apply").stdout
     store = site.oned.datastore(STORE).template["SEMISHARED_STORE"]

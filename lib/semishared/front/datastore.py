@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 from ..errors import BadArguments, StoreUnavailable
+from ..model import layout
 from ..model import steps_datastore as d
 from ..model.exchange import Part
 from ..model.refs import Step
@@ -23,6 +24,8 @@ from ..units import GiB
 from .action import Action, carry_out
 
 ACTIONS = plans.ACTIONS
+CHANGES = ("cp", "mkfs", "clone", "rm")
+"""Actions that would make an image below a mount point, or say of one that it is gone since it is not there."""
 
 
 class FrontEnd:
@@ -39,6 +42,18 @@ class FrontEnd:
         from ..store import verbs
 
         return verbs.do(step)
+
+    def CheckStore(self, step: d.CheckStore) -> Any:
+        from ..store import verbs
+
+        found = verbs.do(step)
+        # What we have made anything in has a directory of ours: then nothing more is loaded.
+        is_new = not step.access.marker and not step.access.can.has_bridge and not os.path.lexists(f"{step.where}/{layout.SIDE}")
+        if is_new and self._action.name in CHANGES:
+            from .mount_point import refuse
+
+            refuse(self._asked.datastore, step.where, self._asked.image if self._action.name == "rm" else None)
+        return found
 
     def MeasureSource(self, step: d.MeasureSource) -> int:
         from .upload import Upload

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The directory of a datastore without a marker: whether it can be told that its store is not mounted there."""
+
+from __future__ import annotations
+
+import os
+from typing import Optional
+
+from ..errors import OnedUnavailable, StoreAbsent
+from ..model import layout, layout_store
+from ..opennebula.xml import Datastore, Image
+
+
+def refuse(datastore: Datastore, directory: str, removed: Optional[Image]) -> None:
+    """Raise StoreAbsent if a directory has neither an image nor anything of ours, though OpenNebula has images of ours in it."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        names = []
+    if any(name == layout.SIDE or layout_store.is_image(name) for name in names):
+        return
+    if removed and removed.source and layout_store.is_image(os.path.basename(removed.source)):
+        known = 1
+    elif datastore.element.find("IMAGES/ID") is not None:
+        known = _settled(datastore)
+    else:
+        return
+    if known:
+        what = f"OpenNebula has {known} image{'s' * (known > 1)} of datastore {datastore.id} there, and there is none"
+        raise StoreAbsent(f"{directory} on {os.uname().nodename} is where its store is to be mounted, or was: {what}")
+
+
+def _settled(datastore: Datastore) -> int:
+    """Return how many images of a datastore have been made, as far as oned says it; only where that is in doubt it is asked."""
+    from ..opennebula.oned import Oned
+    from .stores import SETTLED
+
+    try:
+        images = Oned().images()
+    except OnedUnavailable:
+        return 0
+    return sum(image.store_id == datastore.id and image.number("STATE") in SETTLED for image in images)
