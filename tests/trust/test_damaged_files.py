@@ -14,10 +14,11 @@ from typing import Any, Callable, Dict, List, NamedTuple
 import pytest
 
 from semishared.disk import unreadable
-from semishared.errors import SemisharedError
+from semishared.errors import DamagedLayer, SemisharedError
 from semishared.model import steps as s
 from semishared.model import steps_commit as c
 from semishared.model.steps_base import EvictBase
+from semishared.tools import layers
 from tools.test_commit import attach, ended, frozen, kept
 from tools.test_gc import collect
 from tools.test_host_transfer import carry
@@ -177,3 +178,15 @@ def test_each_file_by_each_action(world: World, file: str, damage: str, action: 
         assert path.name in line or "kept" in line, line
     for found in kept(world):
         assert found["bytes"] > 0
+
+
+@pytest.mark.fault(30, "a disk with a layer that is shorter than its header says is neither saved nor started from")
+@pytest.mark.parametrize("file", ["active layer", "layer below"])
+def test_a_layer_that_ends_early(world: World, file: str) -> None:
+    case = made(world)
+    one_page(case.file(file))
+    with pytest.raises(DamagedLayer, match=str(case.file(file))):
+        world.on(s.SaveDisk(case.disk, f"{world.store}/saved", "raw", ""))
+    assert not os.path.exists(f"{world.store}/saved")
+    with pytest.raises(DamagedLayer, match=str(case.file(file))):
+        layers.below(f"{case.disk.path}.snap/1", "qcow2")

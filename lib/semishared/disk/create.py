@@ -29,7 +29,7 @@ from ..model.steps import (
     SaveDisk,
 )
 from ..store import dir_chain, dir_clones, dir_image
-from ..tools import extents, files, inspection, progress, qemu_img
+from ..tools import extents, files, inspection, layers, progress, qemu_img
 from ..tools.crash_points import point
 from ..tools.rate_limit import standing_back
 from ..tools.undo import Undo
@@ -250,6 +250,8 @@ def opened(record: Record | None, path: str, format: str, snapshot: int = -1) ->
             yield chain
     else:
         # What lies below the layers of our own is named by names that are relative to them.
+        if record and record.layer and layout.layer_of(path):
+            layers.below(path, format)
         yield path
 
 

@@ -17,6 +17,7 @@ import os
 import re
 import stat
 import struct
+from typing import BinaryIO
 
 from ..errors import BrokenChain, DamagedLayer, MissingImage
 from ..model import layout
@@ -101,18 +102,24 @@ def is_empty(path: str) -> bool:
     """
     try:
         with open(path, "rb") as file:
-            head, size = file.read(48), os.fstat(file.fileno()).st_size
+            head = file.read(48)
             if head[:4] != MAGIC or len(head) < 48:
                 raise _damaged(path, "has no header of a layer")
-            entries, offset = struct.unpack_from(">IQ", head, 36)
-            file.seek(offset)
-            text = file.read(8 * entries)
+            return not any(_tables(path, file, head))
     except OSError as e:
         raise _damaged(path, f"cannot be read: {e.strerror}") from None
+
+
+def _tables(path: str, file: BinaryIO, head: bytes) -> bytes:
+    """Return where in a qcow2 file its tables of clusters are; raise DamagedLayer if it ends before one of them does."""
+    size = os.fstat(file.fileno()).st_size
+    entries, offset = struct.unpack_from(">IQ", head, 36)
+    file.seek(offset)
+    text = file.read(8 * entries)
     tables = [entry & OFFSET for entry in struct.unpack(f">{len(text) // 8}Q", text[: len(text) // 8 * 8])]
     if max(offset + 8 * entries, max(tables) + (1 << struct.unpack_from(">I", head, 20)[0]) if any(tables) else 0) > size:
         raise _damaged(path, f"has {size} bytes, and its header speaks of more")
-    return not any(text)
+    return text
 
 
 def _damaged(path: str, what: str) -> DamagedLayer:
@@ -167,6 +174,8 @@ def _named(path: str, over_network: bool) -> tuple[str, str]:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
             head = file.read(80) if is_file else b""
+            if head[:4] == MAGIC and len(head) == 80 and layout.layer_of(path):
+                _tables(path, file, head)  # one of ours: what is missing at its end would be read as zeros, or as what lies below
     except OSError as e:
         raise BrokenChain(f"{path} on {os.uname().nodename}: {e.strerror}") from None
     if not is_file:
