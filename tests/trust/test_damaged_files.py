@@ -13,15 +13,20 @@ from typing import Any, Callable, Dict, List, NamedTuple
 
 import pytest
 
+from semishared.config import Config
 from semishared.disk import unreadable
 from semishared.errors import DamagedLayer, SemisharedError
+from semishared.model import layout
 from semishared.model import steps as s
 from semishared.model import steps_commit as c
+from semishared.model import steps_device as d
 from semishared.model.steps_base import EvictBase
 from semishared.tools import layers
+from semishared.wire.session import Session
 from tools.test_commit import attach, ended, frozen, kept
 from tools.test_gc import collect
 from tools.test_host_transfer import carry
+from tools.test_pool import Pool
 from tools.world import MiB, World, qemu_io
 
 
@@ -190,3 +195,50 @@ def test_a_layer_that_ends_early(world: World, file: str) -> None:
     assert not os.path.exists(f"{world.store}/saved")
     with pytest.raises(DamagedLayer, match=str(case.file(file))):
         layers.below(f"{case.disk.path}.snap/1", "qcow2")
+
+
+def drain(case: Case) -> Any:
+    """Move the disk to another device of the pool, as oned has its VM off."""
+    vm_dir = case.disk.vm_dir
+    link = os.readlink(layout.layers(case.disk.path))
+    devices = case.world.on(d.ListDevices(str(case.world.root)))[0]["devices"]  # type: ignore[index]
+    target = next(row["uuid"] for row in devices if row["uuid"] not in link)
+    step = d.MoveLayers(case.disk, "", os.path.basename(link), target, 0)
+    with Session("localhost", "pool", Config()) as session:
+        (answer,) = session.run([step], answer=lambda _question: {"why": "", "is_off": True})
+    assert os.path.isdir(vm_dir) and isinstance(answer, dict)
+    return answer["error"]
+
+
+ON_DEVICES = {"drain": drain, "delete VM": delete_vm, "mvds": mvds}
+POOL_CELLS = list(itertools.product(("record", "active layer", "layer below"), DAMAGES, ON_DEVICES))
+
+
+@pytest.mark.fault(30, "no uncommitted byte of a disk on a device goes because a file of it is zeroed, cut or gone")
+@pytest.mark.parametrize(
+    ("file", "damage", "action"),
+    [pytest.param(*cell, marks=[] if cell == ("active layer", "gone", "drain") else [pytest.mark.long]) for cell in POOL_CELLS],
+    ids=["-".join(cell).replace(" ", "_") for cell in POOL_CELLS],
+)
+def test_of_a_disk_on_a_device(world: World, pool: Pool, file: str, damage: str, action: str) -> None:
+    pool.set()
+    case = made(world)
+    path = case.file(file)
+    assert os.path.islink(layout.layers(case.disk.path))
+    DAMAGES[damage](path)
+    before = [everywhere(world, pool, number) for number in (0, 1)]
+    try:
+        line = str(ON_DEVICES[action](case))
+    except SemisharedError as e:
+        line = f"{e.id} {e.detail}"
+    done = [in_image(case.image, at, pattern) for at, pattern in ((3 * MiB, 0x77), (5 * MiB, 0x78))]
+    for number in (0, 1):
+        is_left = before[number] == [] or before[number][0] in everywhere(world, pool, number)
+        assert done[number] or is_left, f"layer {number}: {line}"
+    assert in_image(case.image, MiB, 0xA1)
+    assert not [name for name in pool.leftovers() if "/layers/" in name]
+
+
+def everywhere(world: World, pool: Pool, number: int) -> List[bytes]:
+    """Return what there is of a layer on devices."""
+    return [found.read_bytes() for found in (Path(folder, str(number)) for folder in pool.layers()) if found.is_file()]
