@@ -25,6 +25,7 @@ from semishared.errors import CephRefused, NoKey, NotFenced, StillFenced
 from semishared.front import alive, fence_facts, front_ends, move
 from semishared.front.fence import Fence, Proof
 from semishared.front.fence_marks import TYPE, Marks
+from semishared.opennebula import xml
 from semishared.opennebula.oned import Oned
 from semishared.plan import fence as plan
 from semishared.plan.ceph_caps import fence as fence_key
@@ -359,7 +360,9 @@ def test_a_host_that_prints_a_mark_of_its_own_is_not_believed(cloud: Cloud, comm
     why = cloud.refused(check=True)
     assert "in its template, as older versions wrote it and its own monitoring can" in why and "`semishared fence h1`" in why
     asked: Any = SimpleNamespace(config=cloud.config)
-    assert move._why_not_fenced(Oned(), asked, "h1") == why, "nor does a VM of it move"
+    stays = "".join(f"<HISTORY><HID>{number}</HID><HOSTNAME>{name}</HOSTNAME></HISTORY>" for number, name in ((h1.id, "h1"), (99, "h2")))
+    left = xml.Vm.parse(f"<VM><ID>3</ID><HISTORY_RECORDS>{stays}</HISTORY_RECORDS></VM>")
+    assert move._why_not_fenced(Oned(), asked, left, "h1") == why, "nor does a VM of it move"
     with pytest.raises(StillFenced, match="it says nothing.* then --lift lets it in"):
         Fence(Oned(), cloud.config).lift("h1", NEXT, 0)
     proof = cloud.fence(fence_command=str(command))

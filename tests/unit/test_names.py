@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Dict, Iterator, List, Tuple
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from semishared.cli import failover as cli
 from semishared.config import Config
 from semishared.errors import NotSupported
-from semishared.front import fence_facts, move
+from semishared.front import fence_facts, fence_marks, move
 from semishared.model.exchange import On
 from semishared.opennebula.args import Backup
 from semishared.opennebula.xml import Datastore, Host, Image, Vm
@@ -55,6 +56,9 @@ class Known:
         of = "<DATASTORE_ID>100</DATASTORE_ID><SOURCE>/store/x</SOURCE><PERSISTENT>1</PERSISTENT>"
         return [Image.parse(f"<IMAGE><ID>3</ID>{of}</IMAGE>")]
 
+    def front_ends(self) -> List[List[str]]:
+        return []
+
     def vms(self) -> List[Vm]:
         return list(self._vms.values())
 
@@ -78,7 +82,10 @@ def test_a_renamed_host_is_the_one_that_was_fenced(is_fenced: bool, why: str, mo
 
     asked: List[str] = []
     monkeypatch.setattr(Fence, "proof", lambda self, name: asked.append(name))
-    oned: Any = Known("<SEMISHARED_FENCED><STATE>fenced</STATE></SEMISHARED_FENCED>" if is_fenced else "")
+    marks = {"new": fence.Mark("fenced" if is_fenced else ""), "old": fence.Mark("" if is_fenced else "fenced")}
+    monkeypatch.setattr(fence_marks, "Marks", lambda _: SimpleNamespace(of=lambda host: marks[host.name]))
+    monkeypatch.setattr(Fence, "__init__", lambda self, *_: None)
+    oned: Any = Known()
     action: Any = type("Action", (), {"config": Config()})
     assert move._why_not_fenced(oned, action, oned.vm(2), "old") == why
     assert asked == ["new"] * is_fenced
@@ -155,8 +162,8 @@ COMPARED = {
         "base/account.py", "base/filling.py", "front/base_tracker.py",
     ),
     "names that the command has given to machines itself: the front-end has that of OpenNebula, if that has one for it": (
-        "cli/doctor.py", "cli/doctor_shares.py", "cli/gc.py", "cli/status.py", "front/action.py", "plan/diagnosis_machines.py",
-        "plan/diagnosis_shares.py",
+        "cli/doctor.py", "cli/doctor_shares.py", "cli/gc.py", "cli/status.py", "front/action.py", "plan/diagnosis_fence.py",
+        "plan/diagnosis_machines.py", "plan/diagnosis_shares.py",
     ),
     "front/fence_facts.py has seen which bridges are the host": ("plan/fence.py",),
     "ids, not names": ("cli/failover.py", "front/fence_facts.py", "plan/gc_places.py", "tools/owner.py"),
