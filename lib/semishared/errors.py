@@ -614,6 +614,13 @@ def of_system(error: OSError, said: str, other: type[SemisharedError] = HostFail
     return {errno.EROFS: ReadOnly, errno.ENOSPC: NoSpace, errno.EDQUOT: NoSpace}.get(error.errno or 0, other)(said)
 
 
+class PassedBy(SemisharedError):
+    """A process that was stopped for minutes while others waited for its lock: one of them has taken that over."""
+
+    id = "SS188"
+    remedy = "nothing of it was published: do the action again, and look who stops processes of that host (SIGSTOP, a frozen cgroup)"
+
+
 def catalogue() -> list[type[SemisharedError]]:
     """Return all error classes by id."""
     found: list[type[SemisharedError]] = [SemisharedError]

@@ -129,6 +129,7 @@ def _bring(source: str, target: str) -> None:
 
 def publish(root: str, base: Base, image: ImageRef) -> Base:
     """Make what is staged of an image, and whole, the base, under its lock."""
+    files.refuse()
     staging = layout_base.staging(root, image.base_prefix)
     os.makedirs(layout_base.bases(root), exist_ok=True)
     if os.path.isdir(base.directory) and not device_state.takes_nothing(base.directory):
@@ -251,6 +252,7 @@ def forget(base: Base) -> bool:
     Without the image's own name nobody takes a new lease but by staging, which waits for the lock. A lease that was taken
     before that is seen by rmdir, and then the base is whole again: its image comes back from the lease.
     """
+    files.refuse()
     leases = base.leases
     devices.refuse_link(base.directory)
     beneath.refuse_link(leases)

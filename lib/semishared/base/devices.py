@@ -214,6 +214,7 @@ def _missing(root: str) -> str:
 
 def remove(path: str) -> None:
     """Remove a directory; of a link to a device what it leads to first, as far as that is there."""
+    files.refuse()
     if link_of(path):
         files.remove_folder(behind(path), ignore_errors=True)
         point("directory on a device removed")

@@ -50,7 +50,7 @@ def begin(root: str, *, is_urgent: bool = False) -> None:
         return
     os.makedirs(os.path.dirname(path), exist_ok=True)
     is_first = path not in _mine
-    file = locks.attempt(path) if is_first else _taken_after_others(path)
+    file = locks.unless_busy(path) if is_first else _taken_after_others(path)
     if not file:
         raise PoolBusy(f"something is being moved between the devices of {os.uname().nodename} already")
     _mine[path] = file

@@ -41,6 +41,7 @@ def listed(vm_dir: str, *kinds: str) -> list[str]:
 def bury(path: str, vm: int) -> str:
     """Take a directory out of its place by one rename that is on disk when this returns; return what it is called now."""
     removed = new_name("removed", f"{os.path.dirname(path)}/{vm}")
+    files.refuse()
     try:
         os.rename(path, removed)
     except FileNotFoundError:

@@ -100,7 +100,7 @@ def note_deletion(file: IO[str], path: str, key: str, planned: Planned) -> None:
 
 def _counters(noted: Noted) -> Noted:
     """Return what belongs into a lock file: not what 0.1.0 wrote."""
-    return {name: noted[name] for name in ("epochs", "seqs", "move", "made") if name in noted}
+    return {name: noted[name] for name in ("epochs", "seqs", "move", "made", "generation") if name in noted}
 
 
 def _count(noted: Noted, disk: str) -> int:

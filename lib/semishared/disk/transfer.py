@@ -150,6 +150,7 @@ def _publish(staging: str, step: ReceiveVm | RenameVm, move: str, planned: Plann
     with vm_dir.publishing(vm, directory, planned) as file:
         if not epochs.is_latest_move(file, move):
             raise Overtaken(f"another move of VM {vm} to {os.uname().nodename} has begun since this one")
+        files.refuse()
         if os.path.lexists(directory):
             _check_may_replace(staging, step, planned)
             os.rename(directory, beside.new_name("outgoing", directory))

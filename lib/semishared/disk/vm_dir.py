@@ -112,6 +112,7 @@ def published(
                     epochs.note_made(file, str(disk))
                 if record:
                     record()
+                files.refuse()
                 if layered:
                     layers.publish_first(path, staged)
                 else:

@@ -22,7 +22,7 @@ from ..base import hung
 from ..disk import epochs, records
 from ..errors import HostFailed, HostOutdated, SemisharedError, TooLarge, ToolTimeout, of_system
 from ..guest import job_lock
-from ..tools import progress, standstill
+from ..tools import locks, progress, standstill
 from ..tools.beneath import readable
 from ..tools.ending import ended
 from ..wire.messages import RELEASE, Message, Reader, Writer
@@ -82,7 +82,8 @@ class Host:
             standstill.limit_s = limit_s
         job_lock.action = str(plan.get("action", "")) if isinstance(plan, dict) else ""
         answers = isinstance(plan, dict) and plan.get("answers") is True
-        execution = Execution(planned, Conversation(self._writer, self._inbox.get, self._heard, answers))
+        talk = Conversation(self._writer, self._inbox.get, self._heard, answers)
+        execution, locks.say = Execution(planned, talk), talk.warn
         progress.moved.clear()
         results = []
         for step in steps:

@@ -166,7 +166,7 @@ def _name(vm: int) -> str:
 def watch(root: str, rate: int) -> int:
     """Look after memory for as long as there is some, from when there is."""
     os.makedirs(layout.locks(root), exist_ok=True)
-    lock = locks.attempt(layout_devices.watch_lock(root))
+    lock = locks.unless_busy(layout_devices.watch_lock(root))
     if lock is None:
         return 0
     tried, code, was_there = -IDLE_S, 0, False

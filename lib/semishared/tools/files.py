@@ -9,7 +9,7 @@ import os
 import stat
 import time
 from contextlib import contextmanager
-from typing import Iterator
+from typing import Callable, Iterator
 
 from ..errors import BadRecord, NoSpace, ReadOnly, TooLarge, ToolFailed, UnexpectedLink
 from ..model import layout
@@ -18,6 +18,14 @@ from .crash_points import point
 
 WINDOW = 16 << 20
 """Bytes that are written out between two signs of progress."""
+refusals: list[Callable[[], None]] = []
+"""What raises if this process may publish nothing any more: locks.py, once it has a lock."""
+
+
+def refuse() -> None:
+    """Raise if this process may publish, or remove, nothing any more: others are at what it would do that to."""
+    for check in refusals:
+        check()
 
 
 def staged_name(path: str) -> str:
@@ -99,6 +107,7 @@ def published(path: str) -> Iterator[str]:
             point(f"staged {os.path.basename(path)}")
             if not os.path.islink(staged):
                 fsync(staged)
+            refuse()
             os.rename(staged, path)
         point(f"published {os.path.basename(path)}")
         fsync(os.path.dirname(path))

@@ -3,6 +3,9 @@
 
 A lock file may be removed by its holder, and by nobody else however old it is: an action that holds a removed lock is
 alone no more. Whoever waited on the removed file notices and takes the new one.
+
+A holder that has been stopped is killed by who waits for it (holders.py). One that cannot be is passed by: its lock gets its next
+generation, a new file with what was noted in the old one, and what it would publish then is refused.
 """
 
 from __future__ import annotations
@@ -12,12 +15,14 @@ import fcntl
 import json
 import os
 import stat
+import sys
 import time
-from contextlib import contextmanager
-from typing import IO, Any, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import IO, Any, Callable, Iterator
 
-from ..errors import TooLarge, ToolTimeout, UnexpectedFile
-from . import beneath, progress
+from ..errors import PassedBy, TooLarge, ToolTimeout, UnexpectedFile
+from . import beneath, files, progress
 
 LIMIT_S = 2 * 86400.0
 """Limit of waiting for who stages an image: it works, or it has come to its own limit (standstill.py)."""
@@ -25,6 +30,14 @@ VM_LIMIT_S = 1800.0
 """Limit of waiting for a VM: its holder may be removing a directory of large disks."""
 LONGEST_NOTE = 1 << 16
 """Characters of what is noted in a lock file."""
+LONG_S = 5.0
+"""After so long it is looked at who has a lock."""
+say: Callable[[str], None] = partial(print, file=sys.stderr)
+"""Says what is to be known of a holder that was not waited for."""
+_wanted: dict[str, float] = {}
+"""Since when locks are wanted that somebody has."""
+_held: dict[str, tuple[int, os.stat_result]] = {}
+"""Open files of locks that this process has taken, and what they were."""
 
 
 def attempt(path: str) -> IO[str] | None:
@@ -43,14 +56,82 @@ def attempt(path: str) -> IO[str] | None:
         file = os.fdopen(fd, "r+", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(file.fileno()), os.lstat(path)):
+            found = os.fstat(file.fileno())
+            if os.path.samestat(found, os.lstat(path)):
+                _wanted.pop(path, None)
+                _held[path], files.refusals[:] = (file.fileno(), found), [refuse_if_passed]
                 return file
         except BlockingIOError:
+            is_passed = _look(path, file)
             file.close()
+            if is_passed:
+                continue
             return None
         except FileNotFoundError:
             pass
         file.close()
+
+
+def _look(path: str, file: IO[str]) -> bool:
+    """Look at who has a lock that has been wanted for long; tell whether it was passed by."""
+    if time.monotonic() - _wanted.setdefault(path, time.monotonic()) < LONG_S:
+        return False
+    from . import holders
+
+    found = os.fstat(file.fileno())
+    return holders.look(path, found, say) and _pass(path, file, found)
+
+
+def _pass(path: str, file: IO[str], found: os.stat_result) -> bool:
+    """Give a lock that is held its next generation; return False if somebody else is at it."""
+    staged = f"{path}.next"
+    with attempt(staged) or nullcontext() as new:
+        if new is None:
+            return False
+        if os.path.samestat(os.lstat(path), found):
+            note(new, {**noted(file), "generation": _generation(file) + 1})
+            os.rename(staged, path)
+            say(f"{path} on {os.uname().nodename} was taken over from who does not end: it can publish nothing any more")
+            return True
+        os.unlink(staged)
+    return False
+
+
+def _generation(file: IO[str]) -> int:
+    known = noted(file).get("generation")
+    return known if isinstance(known, int) else 0
+
+
+def refuse_if_passed() -> None:
+    """Raise PassedBy if a lock that this process has is of a later generation: somebody else is at what it would publish."""
+    for path, (fd, found) in list(_held.items()):
+        try:
+            is_held = os.path.samestat(os.fstat(fd), found)
+            is_it = os.path.samestat(os.lstat(path), found)
+        except FileNotFoundError:
+            continue  # removed by its holder
+        except OSError:
+            is_held = is_it = False  # given back
+        if not is_held:
+            del _held[path]
+        elif not is_it:
+            raise PassedBy(f"process {os.getpid()} on {os.uname().nodename} had stopped, and lost {path} to another one")
+
+
+def unless_busy(path: str) -> IO[str] | None:
+    """Take the lock `path` and return its open file, None if somebody has it; but who was stopped is waited for until it is ended."""
+    file = attempt(path)
+    while file is None and (_is_stopped(path) or _is_silent(path)):
+        time.sleep(0.1)
+        progress.touch()
+        file = attempt(path)
+    return file
+
+
+def _is_stopped(path: str) -> bool:
+    from . import holders
+
+    return holders.is_stopped(path)
 
 
 def noted(file: IO[str]) -> dict[str, Any]:
@@ -93,6 +174,13 @@ def is_held(path: str) -> bool:
     return False
 
 
+def _is_silent(path: str) -> bool:
+    """Tell whether who has a lock is about to be ended, or passed by."""
+    from . import holders
+
+    return holders.is_silent(path)
+
+
 @contextmanager
 def exclusive(path: str, timeout_s: float = LIMIT_S) -> Iterator[IO[str]]:
     """Hold the lock `path` and yield its open file; raise ToolTimeout after `timeout_s` seconds of waiting."""
@@ -103,7 +191,7 @@ def exclusive(path: str, timeout_s: float = LIMIT_S) -> Iterator[IO[str]]:
         file = attempt(path)
         if file:
             break
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline and not _is_silent(path):
             raise ToolTimeout(f"lock {path} is held by another action for over {timeout_s:.0f} s")
         time.sleep(pause)
         pause = min(pause * 2, 0.1)

@@ -27,6 +27,11 @@ def waiting(pid: int) -> str:
     return "" if said[0] in ("Z", "X") else said[19]
 
 
+def state(pid: int) -> str:
+    """Return what a process does, in proc(5)'s letter, '' if there is none."""
+    return _said(pid)[0]
+
+
 def _said(pid: int) -> list[str]:
     """Return what proc(5) says of a process from its state on, nothing of each if there is none."""
     try:

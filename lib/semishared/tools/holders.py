@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether who has a lock still shows life, as far as this machine's kernel sees it: somebody who was stopped would have it for ever.
+
+A process that lives is let run by the kernel now and then, however slow its disk is: the host side says every few seconds that it is
+alive. One that was not for SILENT_S seconds of our own (SIGSTOP, a frozen cgroup, a hung disk) is killed: it does nothing more, not even
+when it is let go on. Whom that does not end, since a disk holds it or it is another user's, is passed by (locks.py).
+No clock of anybody's is compared: what is counted are looks, and one that comes late counts no more than one in time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Callable, Dict, Optional
+
+from ..named import NamedTuple
+from . import owner, standstill
+
+SILENT_S = 120.0
+"""For so long, or for what is a standstill if that is less, a holder has not been let run at all when it is killed."""
+DYING_S = 10.0
+"""For so long after that it may take to be gone."""
+STIRRED_S = 10.0
+"""After so long without life it is not only slow: who waits for it does not give up before it is passed by."""
+LOOK_S = 1.0
+
+
+class Holder(NamedTuple):
+    """Who has taken a lock on this machine."""
+
+    pid: int
+    started: str
+    """'' if it has gone, and what it has started has the lock."""
+
+
+class _Watch:
+    """What was seen of the holder of one lock."""
+
+    def __init__(self, holder: Optional[Holder], turns: int, now: float) -> None:
+        self.holder, self.turns, self.looked, self.silent_s, self.is_told = holder, turns, now, 0.0, False
+
+    @property
+    def can_be_ended(self) -> bool:
+        """Tell whether it is a process of this machine. What one that has gone has started, and has the lock, ends by itself."""
+        return self.holder is not None and self.holder.started != ""
+
+
+_watched: Dict[str, _Watch] = {}
+
+
+def look(path: str, found: os.stat_result, say: Callable[[str], None]) -> bool:
+    """Look at the holder of the lock `found`, and kill it when that is due; tell whether it is to be passed by."""
+    watch, now = _watched.get(path), time.monotonic()
+    if watch and now - watch.looked < LOOK_S:
+        return False
+    holder = _of(found)
+    turns = _turns(holder.pid) if holder else 0
+    if watch is None or watch.holder != holder or (watch.turns != turns and not watch.is_told):
+        _watched[path] = _Watch(holder, turns, now)
+        return False
+    watch.silent_s += min(now - watch.looked, 2 * LOOK_S)
+    watch.looked = now
+    limit_s = min(SILENT_S, standstill.limit_s)
+    if watch.silent_s >= limit_s and not watch.is_told:
+        watch.is_told = True
+        say(_told(holder, path, limit_s))
+        if holder:
+            _kill(holder)
+    return watch.can_be_ended and watch.silent_s >= limit_s + DYING_S
+
+
+def _told(holder: Optional[Holder], path: str, limit_s: float) -> str:
+    here = os.uname().nodename
+    if holder is None:
+        return f"{path} is held, since {limit_s:.0f} s, by a process that {here} does not see: of another machine, or in a container"
+    if not holder.started:
+        return f"{path} is held, since {limit_s:.0f} s, by what process {holder.pid} on {here} has started, and left: it is waited for"
+    return f"process {holder.pid} on {here} has {path}, and has shown no life for {limit_s:.0f} s: it is killed"
+
+
+def is_silent(path: str) -> bool:
+    """Tell whether who has a lock has shown no life for some time, and will be passed by unless it does."""
+    return path in _watched and _watched[path].can_be_ended and _watched[path].silent_s > STIRRED_S
+
+
+def is_stopped(path: str) -> bool:
+    """Tell whether who has a lock is stopped right now."""
+    try:
+        holder = _of(os.stat(path))
+    except FileNotFoundError:
+        return False
+    return holder is not None and owner.state(holder.pid) in ("T", "t")
+
+
+def _of(found: os.stat_result) -> Optional[Holder]:
+    """Return the process that has taken the flock on a file; None if none of this machine has."""
+    try:
+        with open("/proc/locks", encoding="ascii", errors="replace") as file:
+            rows = [line.split() for line in file]
+    except OSError:
+        return None
+    for words in rows:
+        # N: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE START END
+        if len(words) < 6 or words[1] != "FLOCK" or words[5].rpartition(":")[2] != str(found.st_ino) or not words[4].isdigit():
+            continue
+        pid = int(words[4])
+        if _has_open(pid, found, words[5]):
+            return Holder(pid, owner.waiting(pid))
+    return None
+
+
+def _has_open(pid: int, found: os.stat_result, device: str) -> bool:
+    """Tell whether a process has the file open; by the device's number where we may not look (btrfs shows another one to us)."""
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return device.rpartition(":")[0] == f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+    for name in names:
+        try:
+            if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), found):
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _turns(pid: int) -> int:
+    """Return how often the kernel has let any thread of a process run."""
+    turns = 0
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/status", encoding="utf-8", errors="replace") as file:
+                turns += sum(int(line.split()[1]) for line in file if "ctxt_switches" in line)
+    except (OSError, ValueError, IndexError):
+        pass
+    return turns
+
+
+def _kill(holder: Holder) -> None:
+    """Kill a process that is still the one that was seen, with all that it has started if it leads them, as a host side does."""
+    try:
+        group = os.getpgid(holder.pid)
+        if owner.started(holder.pid) != holder.started or holder.pid == os.getpid():
+            return
+        if group == holder.pid:
+            os.killpg(group, signal.SIGKILL)
+        else:
+            os.kill(holder.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass

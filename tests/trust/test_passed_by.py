@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who has a lock and has been stopped: it is ended, or passed by, with a line, and publishes nothing when it is let go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Iterator
+
+import pytest
+
+from semishared.config import Config
+from semishared.errors import SemisharedError
+from semishared.model import steps as s
+from semishared.wire.session import Session
+from tools.world import World
+from trust.test_undo import points, stopped
+
+LIB = str(Path(__file__).resolve().parents[2] / "lib")
+
+
+@pytest.mark.fault(37, "a filling that was stopped holds up no other clone of its image, and publishes nothing when it goes on")
+def test_filling_that_was_stopped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    image, disk, other = world.image(), world.disk(5), world.disk(6)
+    elsewhere = world.image("other")._replace(id=8)
+    number = points(world, disk, s.StageBase(str(world.root), elsewhere), monkeypatch).index("base staged") + 1
+    with ThreadPoolExecutor(1) as pool:
+        with monkeypatch.context() as env:
+            env.setenv("SEMISHARED_STOP_AT", str(number))
+            hangs = pool.submit(world.on, *world.cloning(image, disk))
+            pid = stopped()
+        with Session("localhost", "test", Config(hosts_standstill_timeout_s=4)) as session:
+            session.run(world.cloning(image, other))
+            said = session.warnings
+        assert [text for text in said if f"process {pid} on " in text and "has shown no life for 4 s: it is killed" in text]
+        base = next(path for path in world.bases() if "-7-" in path.name)
+        inode = (base / "image").stat().st_ino
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+        with pytest.raises(SemisharedError):
+            hangs.result(60)
+    assert ((base / "image").stat().st_ino, world.leases()) == (inode, [f"{base.name}/6-1"])
+    assert world.leftovers() == []
+
+
+HOLDER = """
+import sys
+from semishared.tools import files, locks
+with locks.exclusive(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.readline()
+    try:
+        files.write(sys.argv[2], b"late")
+        print("published", flush=True)
+    except Exception as e:
+        print(e.id, e.detail, flush=True)
+"""
+PASSER = """
+import os, sys
+os.setgid(65534), os.setuid(65534)
+from semishared.tools import holders, locks
+holders.SILENT_S, holders.STIRRED_S, holders.DYING_S, locks.LONG_S = 2.0, 0.5, 1.0, 0.1
+with locks.exclusive(sys.argv[1], 1.6) as file:
+    print("held", locks.noted(file), flush=True)
+    sys.stdin.readline()
+"""
+SAME = PASSER.replace("os.setgid(65534), os.setuid(65534)", "")
+
+
+@contextmanager
+def started(program: str, *words: str) -> "Iterator[subprocess.Popen[str]]":
+    pipe, env = subprocess.PIPE, {**os.environ, "PYTHONPATH": LIB}
+    with subprocess.Popen(["/usr/bin/python3", "-c", program, *words], env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line(file: "IO[str] | None") -> str:
+    assert file
+    return file.readline()
+
+
+@pytest.mark.fault(37, "a stopped holder that cannot be ended is passed by: its lock has another generation, and it publishes nothing")
+def test_holder_of_another_user_that_was_stopped(tmp_path: Path) -> None:
+    for top in tmp_path.parents:
+        top.chmod(top.stat().st_mode | 0o111) if str(top).count("/") > 1 else None
+    tmp_path.chmod(0o777)
+    lock, late = tmp_path / "lock", tmp_path / "late"
+    lock.write_text('{"epochs": {"": 3}}')
+    lock.chmod(0o666)
+    with started(HOLDER, str(lock), str(late)) as holder:
+        assert line(holder.stdout) == "held\n"
+        holder.send_signal(signal.SIGSTOP)
+        with started(PASSER, str(lock)) as passer:
+            got = line(passer.stdout)
+            assert got == "held {'epochs': {'': 3}, 'generation': 1}\n", passer.communicate()[1]
+            assert f"process {holder.pid} on " in line(passer.stderr)
+            assert "was taken over from who does not end" in line(passer.stderr)
+            holder.send_signal(signal.SIGCONT)
+            said = holder.communicate("go on\n", timeout=20)[0]
+            assert said.startswith("SS188 ") and "lost" in said
+            assert sorted(os.listdir(tmp_path)) == ["lock"]
+            passer.communicate("\n", timeout=20)
+
+
+@pytest.mark.fault(37, "a holder that is only slow is waited for")
+def test_holder_that_lives(tmp_path: Path) -> None:
+    slow = HOLDER.replace("    sys.stdin.readline()\n", "    import time\n    for _ in range(40): time.sleep(0.1)\n", 1)
+    assert slow != HOLDER
+    with started(slow, str(tmp_path / "lock"), str(tmp_path / "late")) as holder:
+        assert line(holder.stdout) == "held\n"
+        with started(SAME.replace("1.6)", "30)"), str(tmp_path / "lock")) as passer:
+            assert line(passer.stdout) == "held {}\n"
+            assert passer.communicate("\n", timeout=20)[1] == ""
+        assert (line(holder.stdout), (tmp_path / "late").read_text()) == ("published\n", "late")
+
+
+@pytest.mark.fault(37, "who moves between devices and was stopped makes the pool busy for minutes, not for ever")
+def test_who_is_refused_at_once_waits_for_who_was_stopped(tmp_path: Path) -> None:
+    asks = SAME.partition("with ")[0] + "print(locks.unless_busy(sys.argv[1]) is not None)"
+    with started(HOLDER, str(tmp_path / "lock"), str(tmp_path / "late")) as holder:
+        assert line(holder.stdout) == "held\n"
+        with started(asks, str(tmp_path / "lock")) as refused:
+            assert line(refused.stdout) == "False\n"
+        holder.send_signal(signal.SIGSTOP)
+        with started(asks, str(tmp_path / "lock")) as waits:
+            assert line(waits.stdout) == "True\n"
+
+
+@pytest.mark.fault(37, "a lock that a process of another machine, or in a container, has is said to be, within minutes")
+def test_holder_that_is_not_seen_is_named(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    lock.touch()
+    argv = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "/usr/bin/python3", "-c", SAME.replace("1.6)", "30)"), str(lock)]
+    pipe = subprocess.PIPE
+    holder = ["flock", str(lock), "sh", "-c", "echo held; read line"]
+    with subprocess.Popen(holder, stdin=pipe, stdout=pipe, text=True) as has:
+        assert line(has.stdout) == "held\n"
+        with subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": LIB}, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as waits:
+            assert "is held, since 2 s, by a process that" in line(waits.stderr)
+            has.communicate("\n", timeout=20)
+            assert line(waits.stdout) == "held {}\n"
+            waits.communicate("\n", timeout=20)
