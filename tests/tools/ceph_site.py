@@ -155,9 +155,10 @@ class Site:
 
     # -- what actions do ---------------------------------------------------------------------------
 
-    def on(self, *steps: s.Step, data: Iterable[Any] = ()) -> List[Any]:
-        """Carry out steps through the host side of this machine."""
+    def on(self, *steps: s.Step, data: Iterable[Any] = (), seq: int = -1) -> List[Any]:
+        """Carry out steps through the host side of this machine, as planned at a SEQ of a VM's history."""
         with Session("localhost", "test", Config()) as session:
+            session.seq = seq
             results: List[Any] = session.run(steps)
             self.moved = session.moved
         return results

@@ -8,6 +8,7 @@ directory can be late there.
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
 
@@ -35,7 +36,7 @@ ELSEWHERE = {
     "probes of stores: names of their own": "WriteProbe AnswerProbe CheckProbe",
     "on a store, by an image: writers are asked, claims and epochs compared": "BeginChange BeginSession CheckWriters CloneStored "
     "CopyHeld CopyStored CreateImage DigestImage DropSnapshot EndChange FlattenImage ForgetSnapshot FreezeImage GrowImage HoldMoment "
-    "KeepSnapshot LendContent NameGeneration NoteEpoch PublishImage ReceiveImage RemoveImage RevertImage SettleImage StageImage",
+    "KeepSnapshot LendContent NameGeneration NoteEpoch PublishImage ReceiveImage RemoveImage RevertImage SettleImage StageImage TakeBackClone",
 }
 PLACES: Dict[str, Callable[[s.DiskRef, s.ImageRef], s.Step]] = {
     "overlay": lambda disk, image: s.CreateOverlay(disk, image, 0, OVERLAY_OPTIONS),
@@ -95,6 +96,36 @@ def test_each_step_has_an_answer() -> None:
     said = set(" ".join(ELSEWHERE.values()).split())
     assert sorted(set(ACTING) - set(TRIED) - said) == [], "say what these do when they come late"
     assert said <= set(ACTING)
+
+
+ON_STORE = ("clone on the store", "in place")
+"""Places of which two hosts reach the same."""
+ALONE = [name for name in TRIED if not name.startswith(("Receive", "Rest"))]
+"""Without those that wait for what follows the plan, or for an answer."""
+
+
+@pytest.mark.fault(46, "no step that was planned for a host before its VM was made anew on another changes anything of the newer one")
+@pytest.mark.parametrize("place", [
+    place if place in ON_STORE else pytest.param(place, marks=pytest.mark.long) for place in PLACES
+])  # fmt: skip
+def test_of_a_vm_that_was_made_anew_on_another_host(world: World, tmp_path: Path, place: str) -> None:
+    image, disk, steps = prepared(world, place)
+    world.on(*steps, seq=0)
+    other = World(tmp_path / "another host")
+    newer = other.disk()
+    other.on(s.StageBase(str(other.root), image), s.PrepareVm(newer.vm, newer.vm_dir), PLACES[place](newer, image), seq=1)
+    as_it_was = tmp_path / "as it was"
+    shutil.copytree(world.system, as_it_was, symlinks=True)
+    before = seen(Path(newer.vm_dir), world.store)
+    for name in ALONE:
+        shutil.rmtree(world.system)
+        shutil.copytree(as_it_was, world.system, symlinks=True)
+        shutil.rmtree(world.root / "locks", ignore_errors=True)
+        ends = tried([name], lambda step: world.on(step, seq=0), lambda cls: any_of(cls, disk, image))
+        after = seen(Path(newer.vm_dir), world.store)
+        # What it makes beside that, of a VM that this host has no more, is gc's.
+        changed = {path for path in before if before[path] != after.get(path)}
+        assert changed == set(), f"{name}: {ends}"
 
 
 def prepared(world: World, place: str) -> Tuple[s.ImageRef, s.DiskRef, Tuple[s.Step, ...]]:

@@ -160,7 +160,7 @@ def clone_on_store(step: CloneOnStore, planned: Planned) -> None:
     at.check(image)
     clone = at.clone_of(image, disk.vm, disk.disk)
     record = Record(disk.disk, STORE_CLONE, "qcow2", layout.layer(clone, 0), image=image._replace(generation=""))
-    with dir_clones.made(dir_image.Stored(image.source), image.format, clone, step.min_size) as publish:
+    with dir_clones.made(dir_image.Stored(image.source), image.format, clone, step.min_size, planned.seq) as publish:
 
         def publish_first() -> None:
             # Killed before there is a record, what removes the disk finds the clone by this.
@@ -178,6 +178,7 @@ def adopt_clone(step: AdoptClone, planned: Planned) -> None:
     disk, image = step.disk, step.image
     store.of(image.access).check(image)
     clone = layout.plain(step.layer)
+    dir_clones.take_over(dir_image.Stored(image.source), clone, planned.seq)
     dir_clones.put_back(dir_image.Stored(image.source), clone)
     record = Record(disk.disk, STORE_CLONE, "qcow2", step.layer, image=image._replace(generation=""))
     with publishing(disk, planned, record) as staged:

@@ -95,6 +95,8 @@ def guard(step: Tuple[Any, ...], warn: Callable[[str], None], seq: int = history
             check_vm_dir(path, owner, numbers.__contains__)
             for number in numbers:
                 check_below(path, owner, number)
+                if name not in LOOKS:
+                    _refuse_late_clone(path, number, seq)
             # What was kept is nobody's but who asks for it by name.
             if name in TAKES_ALONG and os.path.isdir(path) and not kept.is_kept(path):
                 from . import overtaken
@@ -137,6 +139,15 @@ def check_below(path: str, vm: int, disk: int) -> None:
             beneath.refuse_link(entry.path)
         if os.path.islink(link) and not _is_own_layer(os.path.basename(clone), os.readlink(link)):
             beneath.refuse_link(link)
+
+
+def _refuse_late_clone(path: str, disk: int, seq: int) -> None:
+    """Raise LateAction if a disk's clone on a mounted store is of a later SEQ than this one, of a plan: another host has that VM."""
+    record = records.as_found(path, disk) if seq >= 0 else None
+    if record and record.place.is_clone and not record.network:
+        from ..store import dir_clones
+
+        dir_clones.refuse_late(layout.plain(record.path), seq)
 
 
 def _lease(root: str, image: ImageRef, vm: int, disk: int) -> str:

@@ -185,7 +185,7 @@ def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget:
         if not noted:
             _note(file, disk.vm, disk.vm_dir, str(disk.disk), planned, must=True)
         for clone in clones:
-            dir_clones.remove(clone)
+            dir_clones.remove(clone, planned.seq)
         if store_dir and not record and not clones:
             dir_clones.remove_unnamed(store_dir, disk.vm, disk.disk)
         files.remove_staged(*os.path.split(intended(disk)))

@@ -29,7 +29,7 @@ class Execution(Steps):
             from ..share import verbs as of_shares
 
             return of_shares.do(step)
-        return verbs.do(step) if name in verbs.VERBS else getattr(self.part(step), name)(step)
+        return verbs.do(step, self.planned.seq) if name in verbs.VERBS else getattr(self.part(step), name)(step)
 
     def part(self, step: s.Step) -> object:
         """Return what carries out the steps of a step's vocabulary: loaded when one of them comes, most plans are of one."""

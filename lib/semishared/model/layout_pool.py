@@ -27,6 +27,9 @@ LENT = f"{OURS}lent-"
 MADE = "semishared_made"
 """Key of an image's metadata: which image of which datastore we made it for."""
 
+SEQ = "semishared_seq"
+"""The same, of the clone for a disk: the SEQ of its VM's history at which it was made."""
+
 CLAIM = "semishared_claim"
 """The same, of the record of who may commit to the image (store/claims.py)."""
 

@@ -185,6 +185,11 @@ def is_clone_of(path: str, vm: int, disk: int) -> bool:
     return re.match(rf"/.+/{re.escape(SIDE)}/[^/]+/{CLONES}/{vm}-{disk}(-[0-9a-f]{{32}})?\Z", path) is not None
 
 
+def seq_note(folder: str) -> str:
+    """Return the note of the SEQ of its VM's history at which a clone was made, or taken over, by the directory of its layers."""
+    return f"{folder}/seq.json"
+
+
 def pull_note(folder: str) -> str:
     """Return the note of a pull into a layer of a clone, by the directory of its layers."""
     return f"{folder}/pull.json"

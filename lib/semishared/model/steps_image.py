@@ -176,11 +176,18 @@ class NoteEpoch(NamedTuple):
 
 
 class CloneStored(NamedTuple):
-    """Publish `clone`, a copy-on-write clone of an image for a disk, of at least `size` bytes."""
+    """Publish `clone`, a copy-on-write clone of an image for a disk, of at least `size` bytes; report what was `made`, by its id."""
 
     image: ImageRef
     clone: str
     size: int
+
+
+class TakeBackClone(NamedTuple):
+    """Remove a clone, if it is the one that CloneStored has `made`: the name may be another one's by now."""
+
+    image: ImageRef
+    made: str
 
 
 class KeepSnapshot(NamedTuple):

@@ -68,11 +68,12 @@ def clone(host: str, bridge: str, image: s.ImageRef, disk: s.DiskRef, min_size: 
     network = NetworkDisk.of(made.source, image.access)
     yield agree(bridge)
     yield On(host, (s.PrepareVm(disk.vm, disk.vm_dir), i.RecordNetwork(disk, image, network, STORE_CLONE.name, readonly=False)))
-    yield On(bridge, (i.CloneStored(image, made.source, min_size),))
+    (done,) = yield On(bridge, (i.CloneStored(image, made.source, min_size),))
     try:
         yield On(host, (i.ConfirmDisk(disk),))
     except VmGone:
-        yield On(bridge, (i.RemoveImage(made),))
+        # By that time the name may be the clone's of a VM that was made anew.
+        yield On(bridge, (i.TakeBackClone(made, str(done["made"])),))
         raise
 
 

@@ -240,6 +240,18 @@ class Bridged(Store, Protocol):
     def show(self, image: ImageRef, staged: str) -> None:
         """Publish what was staged."""
 
+    def clone_for(self, image: ImageRef, clone: str, size: int, seq: int = -1) -> Dict[str, str]:
+        """Make a clone as `clone` does, for a VM at that SEQ of its history (-1: not known); return what was `made`, by its id.
+
+        Raise LateAction if the name is that of one for a later SEQ.
+        """
+
+    def take_back(self, image: ImageRef, made: str) -> None:
+        """Remove an image, if its id is that."""
+
+    def refuse_late(self, source: str, seq: int) -> None:
+        """Raise LateAction if an image was made for its VM at a later SEQ than that."""
+
     def begin_change(self, image: ImageRef, size: int) -> str:
         """Hide and empty an image; return its name meanwhile."""
 

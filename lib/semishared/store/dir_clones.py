@@ -2,6 +2,9 @@
 """Clones of images in mounted stores, for one disk each: layers (tools/layers.py) beside the image, the first over the image itself.
 
     <datastore>/.semishared/9b6635f6/clones/VM-DISK-CLOUD    -> VM-DISK-CLOUD.snap/0
+                                            VM-DISK-CLOUD.snap/seq.json    {version, seq}: of which SEQ of its VM's history it is
+
+What another host was told to do with a VM before it was made anew, at a later SEQ, is done to no clone of that one.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import os
 from contextlib import contextmanager
 from typing import Callable, Iterator
 
-from ..errors import UnexpectedLink
+from ..errors import LateAction, UnexpectedLink
 from ..model import layout, layout_store
 from ..tools import beneath, files, inspection, layers, qemu_img
 from ..tools.crash_points import point
@@ -20,10 +23,11 @@ from .dir_image import Stored
 
 
 @contextmanager
-def made(stored: Stored, format: str, clone: str, min_size: int) -> Iterator[Callable[[], None]]:
+def made(stored: Stored, format: str, clone: str, min_size: int, seq: int = -1) -> Iterator[Callable[[], None]]:
     """Make an overlay of at least `min_size` bytes over the image; yield what gives it the name `clone`, whole or not at all.
 
-    What has that name meanwhile may be a newer VM's: it is replaced by that alone, and never removed if the block fails.
+    What has that name meanwhile may be a newer VM's: it is replaced by that alone, and never removed if the block fails; LateAction is
+    raised if it is of a later SEQ than `seq` (-1: not known).
     """
     dir_image.make_link(stored)
     with dir_image.side(stored, layout_store.CLONES, make=True) as clones:
@@ -42,6 +46,7 @@ def made(stored: Stored, format: str, clone: str, min_size: int) -> Iterator[Cal
 
             def publish() -> None:
                 with files.enough_space(os.path.dirname(clone)), Undo() as undo:
+                    _note_seq(clones, os.path.basename(clone), seq)
                     forget_pull(layout.layers(here))
                     # By now what had the name is given up, whoever's it was: its caller has compared the SEQ under the VM's lock.
                     undo.add(lambda: layers.remove(here))
@@ -51,6 +56,45 @@ def made(stored: Stored, format: str, clone: str, min_size: int) -> Iterator[Cal
             yield publish
         finally:
             files.unlink(staged)
+
+
+def _seq(clones: str, name: str) -> int:
+    """Return the SEQ that is noted for a clone, -1 for none; raise BadRecord."""
+    try:
+        with beneath.directory(clones, layout.layers(name)) as folder:
+            noted = (files.read_json(layout_store.seq_note(folder)) or {}).get("seq")
+    except (FileNotFoundError, NotADirectoryError, UnexpectedLink):
+        return -1
+    return noted if type(noted) is int else -1
+
+
+def _refuse_late(clones: str, name: str, seq: int) -> None:
+    own = _seq(clones, name) if seq >= 0 else -1
+    if own > seq:
+        raise LateAction(f"the clone {name} on the store is of SEQ {own} of its VM's history, and this of SEQ {seq}: it is left as it is")
+
+
+def _note_seq(clones: str, name: str, seq: int) -> None:
+    _refuse_late(clones, name, seq)
+    if seq >= 0:
+        with beneath.directory(clones, layout.layers(name), make=True) as folder:
+            files.write_json(layout_store.seq_note(folder), {"version": 1, "seq": seq})
+            point("clone dated")
+
+
+def take_over(stored: Stored, clone: str, seq: int) -> None:
+    """Note that a clone is of a later SEQ than it was made at: a host that was lost has it no more. Raise LateAction."""
+    with dir_image.side(stored, layout_store.CLONES) as clones:
+        _note_seq(clones, os.path.basename(clone), seq)
+
+
+def refuse_late(clone: str, seq: int) -> None:
+    """Raise LateAction if a clone is of a later SEQ than this one, of a plan; one that is not there is of none."""
+    try:
+        with beneath.directory(*os.path.split(os.path.dirname(clone))) as clones:
+            _refuse_late(clones, os.path.basename(clone), seq)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
 
 
 def active(stored: Stored, vm: int, disk: int, cloud: str) -> str:
@@ -105,11 +149,11 @@ def put_back(stored: Stored, clone: str) -> None:
         forget_pull(folder)
 
 
-def remove(path: str) -> None:
-    """Remove the store clone `path`: DATASTORE/.semishared/IMAGE/clones/NAME."""
+def remove(path: str, seq: int = -1) -> None:
+    """Remove the store clone `path`: DATASTORE/.semishared/IMAGE/clones/NAME; one of a later SEQ than `seq`, of a plan, is left."""
     clones, name = os.path.split(path)
     side_dir = os.path.dirname(clones)
-    _remove(os.path.dirname(os.path.dirname(side_dir)), os.path.basename(side_dir), name)
+    _remove(os.path.dirname(os.path.dirname(side_dir)), os.path.basename(side_dir), name, seq)
 
 
 def remove_unnamed(store_dir: str, vm: int, disk: int) -> None:
@@ -123,9 +167,11 @@ def remove_unnamed(store_dir: str, vm: int, disk: int) -> None:
         _remove(store_dir, image, layout_store.clone_name(vm, disk))
 
 
-def _remove(store_dir: str, image: str, name: str) -> None:
+def _remove(store_dir: str, image: str, name: str, seq: int = -1) -> None:
     try:
         with beneath.directory(store_dir, layout_store.clones(layout_store.side(image))) as path:
+            if 0 <= seq < _seq(path, name):
+                return
             if layers.remove(f"{path}/{name}"):
                 point("store clone removed")
             files.remove_staged(path, name)

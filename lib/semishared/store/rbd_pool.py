@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from datetime import timezone
 from typing import Any, Iterator
 
-from ..errors import CephUnavailable, DataInTheWay, ImageInUse, MissingImage, NotSupported, UploadTooLarge
+from ..errors import CephUnavailable, DataInTheWay, ImageInUse, LateAction, MissingImage, NotSupported, UploadTooLarge
 from ..model import layout_pool
 from ..model.refs import ImageRef
 from ..tools import progress
@@ -25,8 +25,10 @@ from . import ceph, rbd_change, rbd_image
 
 
 @contextmanager
-def published(where: ceph.Pool, name: str, made_for: str) -> Iterator[str]:
+def published(where: ceph.Pool, name: str, made_for: str, seq: int = -1) -> Iterator[str]:
     """Yield a name under which to make an image; when the block ends well it is renamed to `name`, else removed.
+
+    `seq`: that of the VM's history, of an image that is a VM's own; raise LateAction if one of a later SEQ has the name by then.
 
     An image of that name goes before if we made it for the same purpose and nobody has written to it; any other one
     stays (DataInTheWay).
@@ -38,7 +40,10 @@ def published(where: ceph.Pool, name: str, made_for: str) -> Iterator[str]:
         yield staged
         with ceph.opened(where, staged) as image:
             image.metadata_set(layout_pool.MADE, made_for)
+            if seq >= 0:
+                image.metadata_set(layout_pool.SEQ, str(seq))
         point("image staged")
+        refuse_late(where, name, seq)
         show(where, staged, name, made_for)
     except Exception:
         try:
@@ -65,6 +70,26 @@ def _clear_way(where: ceph.Pool, name: str, made_for: str) -> None:
     if not ours:
         raise DataInTheWay(f"{where.name}/{name} is there already, and not by us or written to since")
     remove(where, name)
+
+
+def refuse_late(where: ceph.Pool, name: str, seq: int) -> None:
+    """Raise LateAction if an image was made for its VM at a later SEQ than this one, of a plan; nothing is noted on what is no VM's own."""
+    if seq < 0:
+        return
+    try:
+        with ceph.opened(where, name, read_only=True) as image:
+            own = _noted(image, layout_pool.SEQ)
+    except MissingImage:
+        return
+    if own > seq:
+        raise LateAction(f"{where.name}/{name} was made at SEQ {own} of its VM's history, and this is of SEQ {seq}: it is left as it is")
+
+
+def id_of(where: ceph.Pool, name: str) -> str:
+    """Return what no other image of the pool has ever been: its name may be another one's by now."""
+    with ceph.opened(where, name, read_only=True) as image:
+        found: str = image.id()
+        return found
 
 
 def names(where: ceph.Pool) -> list[str]:
@@ -106,12 +131,15 @@ def copy(where: ceph.Pool, name: str, snapshot: str, target: str, most: int = 0)
     point("image copied")
 
 
-def remove(where: ceph.Pool, name: str, wait_s: float = rbd_image.WATCH_S) -> bool:
-    """Remove an image with its snapshots; tell whether it was there. Raise ImageInUse if it has clones, or stays open."""
+def remove(where: ceph.Pool, name: str, wait_s: float = rbd_image.WATCH_S, made: str = "") -> bool:
+    """Remove an image with its snapshots; tell whether it was there. Raise ImageInUse if it has clones, or stays open.
+
+    With `made`, an id, only that image is.
+    """
     deadline = time.monotonic() + wait_s
     while True:
         try:
-            return _remove(where, name)
+            return _remove(where, name, made)
         except ImageInUse:
             if time.monotonic() > deadline or _clones(where, name):
                 raise
@@ -127,8 +155,10 @@ def _clones(where: ceph.Pool, name: str) -> list[str]:
         return []
 
 
-def _remove(where: ceph.Pool, name: str) -> bool:
+def _remove(where: ceph.Pool, name: str, made: str) -> bool:
     try:
+        if made and id_of(where, name) != made:
+            return False
         clones = _clones(where, name)
         if clones:
             raise ImageInUse(f"{where.name}/{name} has clones: {', '.join(clones[:5])}")

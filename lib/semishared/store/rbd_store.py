@@ -172,6 +172,15 @@ class RbdStore(RbdDiffs):
         """Remove the image, and what is staged for it."""
         rbd_pool.remove_all(*ceph.bridged(image))
 
+    def take_back(self, image: ImageRef, made: str) -> None:
+        """Remove the image of that id."""
+        rbd_pool.remove(*ceph.bridged(image), made=made)
+
+    def refuse_late(self, source: str, seq: int) -> None:
+        """Compare with what is noted on the image."""
+        pool, _, name = source.partition("/")
+        rbd_pool.refuse_late(self._pool(pool), name, seq)
+
     def grow(self, image: ImageRef, size: int) -> None:
         """Resize the image, unless it is that large."""
         rbd_change.grow(*self._settled(image), size)
@@ -270,16 +279,23 @@ class RbdStore(RbdDiffs):
 
     def clone(self, image: ImageRef, clone: str, size: int) -> None:
         """Clone the frozen content."""
+        self.clone_for(image, clone, size)
+
+    def clone_for(self, image: ImageRef, clone: str, size: int, seq: int = -1) -> dict[str, str]:
+        """Clone the frozen content, and note the SEQ on the clone."""
         where, name = self._settled(image)
         made = image._replace(source=clone)
         _, target = ceph.bridged(made)
         frozen = rbd_image.freeze(where, name)
+        rbd_pool.refuse_late(where, target, seq)
         # Made anew: what is there was made by an action that oned has given up, and may be half.
         rbd_pool.remove(where, target)
-        with rbd_pool.published(where, target, rbd_new.made_for(made)) as staged:
+        with rbd_pool.published(where, target, rbd_new.made_for(made), seq) as staged:
             rbd_pool.clone(where, name, frozen.name, staged)
             if size > frozen.size:
                 rbd_change.grow(where, staged, size)
+            found = rbd_pool.id_of(where, staged)
+        return {"made": found}
 
     def remove_clone(self, image: ImageRef, clone: str) -> None:
         """Remove an image that is a clone."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import of
+from . import bridged, of
 
 VERBS = {
     "BeginChange": "begin_change",
     "CheckStore": "reach",
     "CheckWriters": "writers",
-    "CloneStored": "clone",
+    "CloneStored": "clone_for",
     "CopyHeld": "copy_held",
     "CopyStored": "copy",
     "CreateImage": "create",
@@ -41,11 +41,18 @@ VERBS = {
     "SeeImage": "look",
     "SettleImage": "settle",
     "StageImage": "stage",
+    "TakeBackClone": "take_back",
 }
+OF_DISKS = ("BeginChange", "ForgetSnapshot", "GrowImage", "KeepSnapshot", "RemoveImage", "RevertImage")
+"""Those that an action on a VM's disk comes to: the image may be its clone, and of a VM that was made anew."""
 
 
-def do(step: Any) -> Any:
-    """Carry out a step; return what its verb does."""
+def do(step: Any, seq: int = -1) -> Any:
+    """Carry out a step of a plan of that SEQ of its VM's history; return what its verb does. Raise LateAction."""
+    name = type(step).__name__
     if hasattr(step, "image"):
-        return getattr(of(step.image.access), VERBS[type(step).__name__])(*step)
+        at = of(step.image.access)
+        if seq >= 0 and name in OF_DISKS and step.image.access.can.has_bridge:
+            bridged(step.image.access).refuse_late(step.image.source, seq)
+        return getattr(at, VERBS[name])(*step, *([seq] if name == "CloneStored" else ()))
     return getattr(of(step.access), VERBS[type(step).__name__])(*step[1:])
