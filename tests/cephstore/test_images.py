@@ -18,6 +18,7 @@ from semishared.errors import (
     LateAction,
     MissingImage,
     NotSupported,
+    Overtaken,
     SemisharedError,
 )
 from semishared.model import steps as s
@@ -408,6 +409,23 @@ def test_killed_revert_is_undone_before_anything_else_happens(site: Site) -> Non
     assert site.names() == ["one-7"]
     assert site.read("one-7", MiB, 65536) == b"\xb2" * 65536
     assert site.snapshots("one-7") == ["0"]
+
+
+@pytest.mark.fault(47, "the end, or the undo, of a restore ends its own change of the image, and none that was begun since")
+def test_restore_that_was_overtaken_ends_no_other_change(site: Site) -> None:
+    image = site.make()
+    site.write("one-7", MiB, b"\xb2" * 65536)
+    (first,) = site.on(i.BeginChange(image, 0))
+    (second,) = site.on(i.BeginChange(image, 0))
+    site.write("one-7.semishared-changing", MiB, b"\xff" * 4096)
+    for whole in (True, False):
+        with pytest.raises(Overtaken, match="another action has come to it"):
+            site.on(i.EndChange(image, whole, first["change"]))
+    assert site.names() == ["one-7.semishared-changing"]
+    site.on(i.EndChange(image, True, second["change"]))
+    assert site.read("one-7", MiB, 65536) == b"\xff" * 4096 + bytes(61440)
+    with pytest.raises(Overtaken):
+        site.on(i.EndChange(image, False, second["change"]))
 
 
 def test_running_image_is_copied_as_of_one_moment(site: Site) -> None:

@@ -205,17 +205,22 @@ class GrowImage(NamedTuple):
 
 
 class BeginChange(NamedTuple):
-    """Hide and empty an image, of at least `size` bytes, while a host replaces its content; report its name meanwhile."""
+    """Hide and empty an image, of at least `size` bytes, while a host replaces its content.
+
+    Report its `hidden` name meanwhile, and what no other `change` of it is called.
+    """
 
     image: ImageRef
     size: int
 
 
 class EndChange(NamedTuple):
-    """Show a hidden image again: with its new content if that is `whole`, else with what it had."""
+    """Show a hidden image again: with its new content if that is `whole`, else with what it had; only if that is that `change` of it."""
 
     image: ImageRef
     whole: bool
+    change: str = ""
+    """'': whichever is under way."""
 
 
 class SettleImage(NamedTuple):

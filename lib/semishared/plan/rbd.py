@@ -200,10 +200,11 @@ def grow(image: s.ImageRef, size: int) -> Plan:
 def restore(host: str, disk: s.DiskRef, image: s.ImageRef, size: int, source: Download) -> Plan:
     """Replace the content of a disk that is `image`, on the network, by that of a backup: whole, or as it was."""
     bridge = yield from bridge_of(image)
-    (hidden,) = yield On(bridge, (i.BeginChange(image, size),))
+    (begun,) = yield On(bridge, (i.BeginChange(image, size),))
+    change = str(begun["change"])
     try:
-        yield Feed(On(host, (i.RestoreImage(disk, image._replace(source=str(hidden))),)), source)
+        yield Feed(On(host, (i.RestoreImage(disk, image._replace(source=str(begun["hidden"]))),)), source)
     except SemisharedError:
-        yield On(bridge, (i.EndChange(image, whole=False),))
+        yield On(bridge, (i.EndChange(image, False, change),))
         raise
-    yield On(bridge, (i.EndChange(image, whole=True),))
+    yield On(bridge, (i.EndChange(image, True, change),))

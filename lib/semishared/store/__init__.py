@@ -252,11 +252,11 @@ class Bridged(Store, Protocol):
     def refuse_late(self, source: str, seq: int) -> None:
         """Raise LateAction if an image was made for its VM at a later SEQ than that."""
 
-    def begin_change(self, image: ImageRef, size: int) -> str:
-        """Hide and empty an image; return its name meanwhile."""
+    def begin_change(self, image: ImageRef, size: int) -> Dict[str, str]:
+        """Hide and empty an image; return its `hidden` name meanwhile, and what names this `change`."""
 
-    def end_change(self, image: ImageRef, whole: bool) -> None:
-        """Show it again: with its new content, or with what it had."""
+    def end_change(self, image: ImageRef, whole: bool, change: str = "") -> None:
+        """Show it again: with its new content, or with what it had. Raise Overtaken if another change of it is under way by then."""
 
     def draft(self, image: ImageRef) -> Draft:
         """Return what a host fills that was staged, or hidden."""

@@ -42,6 +42,16 @@ def begin(where: ceph.Pool, name: str) -> str:
     return hidden
 
 
+def under_way(where: ceph.Pool, name: str) -> str:
+    """Return what names the change of an image that is under way, '' for none: no other snapshot of the pool has ever had that id."""
+    try:
+        with ceph.opened(where, layout_pool.changing(name), read_only=True) as image:
+            found = find(image, UNDO)
+    except MissingImage:
+        return ""
+    return str(found.id) if found else ""
+
+
 def end(where: ceph.Pool, name: str) -> None:
     """Give an image whose content was replaced its name back."""
     with ceph.understood(f"image {where.name}/{name}", where.user):

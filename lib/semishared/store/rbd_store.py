@@ -10,6 +10,7 @@ import os
 from contextlib import contextmanager
 from typing import Callable, Iterable, Iterator
 
+from ..errors import Overtaken
 from ..model import layout_pool
 from ..model.network_disk import NetworkDisk
 from ..model.refs import ImageRef
@@ -209,7 +210,7 @@ class RbdStore(RbdDiffs):
             rbd_image.drop(opened, rbd_image.STOCK_BASE)
         point("session begun")
 
-    def begin_change(self, image: ImageRef, size: int) -> str:
+    def begin_change(self, image: ImageRef, size: int) -> dict[str, str]:
         """Take the image out of everybody's sight, and empty it."""
         where, name = ceph.bridged(image)
         hidden = rbd_change.begin(where, name)
@@ -219,11 +220,13 @@ class RbdStore(RbdDiffs):
             opened.resize(0)
             opened.resize(size)
         point("image emptied")
-        return f"{where.name}/{hidden}"
+        return {"hidden": f"{where.name}/{hidden}", "change": rbd_change.under_way(where, name)}
 
-    def end_change(self, image: ImageRef, whole: bool) -> None:
+    def end_change(self, image: ImageRef, whole: bool, change: str = "") -> None:
         """Show it, or roll it back before."""
         where, name = ceph.bridged(image)
+        if change and rbd_change.under_way(where, name) != change:
+            raise Overtaken(f"the change of {image.source} was undone since it was begun: another action has come to it")
         if whole:
             rbd_change.end(where, name)
         else:
@@ -232,13 +235,13 @@ class RbdStore(RbdDiffs):
     @contextmanager
     def replaced(self, image: ImageRef, size: int) -> Iterator[RbdDraft]:
         """Hide the image meanwhile."""
-        hidden = self.begin_change(image, size)
+        begun = self.begin_change(image, size)
         try:
-            yield self._draft(hidden)
+            yield self._draft(begun["hidden"])
         except Exception:
-            self.end_change(image, whole=False)
+            self.end_change(image, False, begun["change"])
             raise
-        self.end_change(image, whole=True)
+        self.end_change(image, True, begun["change"])
 
     # -- snapshots and clones -----------------------------------------------------------------------
 
