@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import rbd
 
 from semishared.errors import CommitRefused, ImageInUse, NotSupported
-from semishared.store import rbd_image
+from semishared.store import rbd_claim, rbd_commit, rbd_image
 from store.benches import RbdBench
 from store.cases import of, ref
 from store.diff_cases import is_content, lent
@@ -51,6 +53,21 @@ def test_a_host_that_is_fenced_in_the_midst_of_a_commit_writes_no_more(site: Sit
     is_content(bench, it, old)
     it.commit()
     is_content(bench, it, it.wanted())
+
+
+@pytest.mark.fault(46, "a claim is given up under the image's lock: who has claimed it meanwhile keeps it")
+def test_a_claim_is_not_given_up_while_another_is_made(site: Site, tmp_path: Path) -> None:
+    it = lent(RbdBench(site), tmp_path)
+    newer = it.owner._replace(epoch=it.owner.epoch + 1)
+    with ThreadPoolExecutor(1) as pool:
+        with rbd_commit._alone(it.image) as opened:
+            late = pool.submit(rbd_commit.disown, it.image, it.owner)
+            time.sleep(1)
+            found = rbd_claim.read(opened)
+            assert found, "given up while somebody else had the image's lock"
+            rbd_claim.write(opened, found._replace(owner=newer))
+        late.result(60)
+    assert rbd_commit.owner(it.image) == newer
 
 
 def test_an_image_that_cannot_be_locked_is_not_claimed(site: Site, tmp_path: Path) -> None:

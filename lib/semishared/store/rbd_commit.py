@@ -79,10 +79,18 @@ def owner(image: ImageRef) -> Owner | None:
 
 def disown(image: ImageRef, owner: Owner) -> None:
     """See store.Store.disown."""
-    with ceph.opened(*ceph.pool_of(image, image.access.user)) as opened:
-        found = rbd_claim.read(opened)
-        if found and claims.is_of(found, owner) and not found.changing:
-            rbd_claim.write(opened, None)
+    with ceph.opened(*ceph.pool_of(image, image.access.user), read_only=True) as opened:
+        is_ours = _is_idle_of(opened, owner)
+    if is_ours:
+        # Who claims it has this lock too: what was read before it need not be so any more.
+        with _alone(image) as opened:
+            if _is_idle_of(opened, owner):
+                rbd_claim.write(opened, None)
+
+
+def _is_idle_of(opened: Any, owner: Owner) -> bool:
+    found = rbd_claim.read(opened)
+    return found is not None and claims.is_of(found, owner) and not found.changing
 
 
 def may_commit(image: ImageRef, owner: Owner) -> None:
