@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from semishared.errors import LateAction, VmGone
 from semishared.model import steps as s
 from semishared.tools import files
 from tools.world import World, qemu_io
@@ -33,6 +34,20 @@ def test_deletion_by_a_clock_that_was_a_day_ahead_stops_nothing_later(world: Wor
     world.on(s.RemoveDisk(world.disk(5, 1), ""))
     monkeypatch.undo()
     qemu_io(world.clone(image, disk), "qcow2", "read -P 0xa1 1M 64k")
+
+
+@pytest.mark.fault(46, "a clock that was set ahead makes nobody forget what was deleted: what is late stays so")
+def test_clock_that_is_set_ahead_forgets_no_deletion(world: World) -> None:
+    image, disk, other = world.image(), world.disk(5), world.disk(6)
+    with world.begun(disk) as late:
+        world.on(s.PrepareVm(disk.vm, disk.vm_dir), s.RemoveVm(disk.vm, disk.vm_dir), seq=3)
+        # To a clock that is set three days ahead by now, the lock file is that old.
+        os.utime(world.root / "locks" / "vm-5", (time.time() - 3 * 86400,) * 2)
+        world.on(s.PrepareVm(other.vm, other.vm_dir), s.RemoveVm(other.vm, other.vm_dir), seq=1)
+        with pytest.raises(VmGone):
+            late(s.PrepareVm(disk.vm, disk.vm_dir), s.CopyImage(disk, image, 0))
+    with pytest.raises(LateAction):
+        world.on(s.PrepareVm(disk.vm, disk.vm_dir), seq=2)
 
 
 @pytest.mark.fault(13, "what another machine is writing now is not stale, whatever the clock says")

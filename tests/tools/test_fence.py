@@ -25,6 +25,7 @@ from semishared.errors import CephRefused, NoKey, NotFenced, StillFenced
 from semishared.front import alive, fence_facts, front_ends, move
 from semishared.front.fence import Fence, Proof
 from semishared.front.fence_marks import TYPE, Marks
+from semishared.model.stores import Access
 from semishared.opennebula import xml
 from semishared.opennebula.oned import Oned
 from semishared.plan import fence as plan
@@ -456,6 +457,7 @@ def killed(at: int, words: str, tmp_path: Path) -> List[str]:
     code = f"""
 from semishared.config import Config
 from semishared.front.fence import Fence
+from semishared.model.stores import Access
 from semishared.opennebula.oned import Oned
 Fence(Oned(), Config{words}
 """
@@ -609,6 +611,18 @@ def test_watchers_that_are_gone_leave_their_locks_and_these_name_who_is_shut_out
         assert int(until[:4]) >= time.gmtime().tm_year + 9, "the entry that was there already ends when it ended"
         time.sleep(6)  # what was added for 4 s would have ended
         assert address in blocked(pool) and guest.is_shut_out() and cloud.proof() == proof
+
+
+@pytest.mark.fault(36, "how long a blocklist shuts somebody out is told by the monitors' clock, whatever the front-end's says")
+@pytest.mark.parametrize("years", [-20, 6])
+def test_blocklist_is_judged_by_no_clock_of_ours(pool: "Site", monkeypatch: pytest.MonkeyPatch, years: int) -> None:
+    entry, now = "10.9.0.3:0/0", time.time
+    monkeypatch.setattr(time, "time", lambda: now() + years * 365 * 86400)
+    pool.command("osd blocklist", blocklistop="add", addr=entry, expire=3600.0)
+    fencer = Fencer(Access("rbd", conf=pool.conf), FENCER)
+    assert fencer.look()[0].lacks((entry,)) == (entry,), "it would end in an hour"
+    assert fencer.block((entry,)).lacks((entry,)) == ()
+    assert int(blocked(pool)[entry][:4]) >= time.gmtime(now()).tm_year + 9
 
 
 def test_one_of_two_clusters_is_not_enough_and_is_done_all_the_same(

@@ -8,6 +8,7 @@ is published only while they are what they were. oned's own counter, the SEQ of 
 each deletion: a plan of an older SEQ is late, whenever it arrives.
 
     locks/vm-N          {"epochs": {"": 3, "1": 1}, "seqs": {"": 7}, "move": "9f..."}     '' is the whole VM, else a disk
+                        "at": "BOOT 81.5"     when something was last counted, by the clock of a boot, which nobody sets
                         "made": {"1": 4}      the sum of both counts when the disk was last made, if there was a deletion before
     locks/vm-N-disks    {"ended": 4, ...}                                            what guest/job_lock.py has ended
 
@@ -17,12 +18,13 @@ Files of 0.1.0 hold times: nothing is noted in them.
 from __future__ import annotations
 
 import os
+import time
 from typing import IO, Any, Iterable
 
 from ..errors import LateAction, VmGone
 from ..model import layout
 from ..named import NamedTuple
-from ..tools import locks
+from ..tools import locks, owner
 from .history import UNKNOWN
 
 ALL = ""
@@ -93,14 +95,29 @@ def note_deletion(file: IO[str], path: str, key: str, planned: Planned) -> None:
     epochs[key] = (epochs.get(key) or int.from_bytes(os.urandom(4), "big")) + 1
     if planned.seq >= 0:
         seqs[key] = max(seqs.get(key, 0), planned.seq)
-    locks.note(file, {**_counters(noted), "epochs": epochs, "seqs": seqs})
+    locks.note(file, {**_counters(noted), "epochs": epochs, "seqs": seqs, "at": _now()})
     # Whoever deletes knows of it.
     planned.known.setdefault(path, {}).setdefault("epochs", {})[key] = epochs[key]
 
 
+def _now() -> str:
+    return f"{owner.boot()} {time.clock_gettime(time.CLOCK_BOOTTIME):.1f}"
+
+
+def is_recent(path: str, keep_s: float) -> bool:
+    """Tell whether something was counted in a lock file less than `keep_s` seconds ago, whatever the clock says, as far as that is noted."""
+    boot, _, at = str(_read(path).get("at", "")).partition(" ")
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    try:
+        # What an earlier boot has counted is older than this one.
+        return boot != "" and now - (float(at) if boot == owner.boot() else 0.0) < keep_s
+    except ValueError:
+        return False
+
+
 def _counters(noted: Noted) -> Noted:
     """Return what belongs into a lock file: not what 0.1.0 wrote."""
-    return {name: noted[name] for name in ("epochs", "seqs", "move", "made", "generation") if name in noted}
+    return {name: noted[name] for name in ("epochs", "seqs", "move", "made", "generation", "at") if name in noted}
 
 
 def _count(noted: Noted, disk: str) -> int:
@@ -140,7 +157,7 @@ def check(file: IO[str], path: str, vm: int, keys: Iterable[str], planned: Plann
 def begin_move(file: IO[str]) -> str:
     """Note that one more move of the VM to this machine has begun, and return what it is called."""
     move = os.urandom(8).hex()
-    locks.note(file, {**_counters(locks.noted(file)), "move": move})
+    locks.note(file, {**_counters(locks.noted(file)), "move": move, "at": _now()})
     return move
 
 

@@ -289,7 +289,10 @@ def remove(vm: int, vm_dir: str, planned: Planned, why_not: Callable[[], str] = 
 
 
 def forget_old_locks(directory: str, now: float, keep_s: float = 2 * 86400) -> None:
-    """Remove lock files of VMs that nobody has written to for two days, except those that are held: by other VMs' actions."""
+    """Remove lock files of VMs that nobody has written to for two days, except those that are held: by other VMs' actions.
+
+    A clock that was set ahead makes none old in which something was counted since: what is late is told by that.
+    """
     for entry in os.scandir(directory):
         if not layout.is_vm_lock(entry.name):
             continue
@@ -297,5 +300,5 @@ def forget_old_locks(directory: str, now: float, keep_s: float = 2 * 86400) -> N
             is_old = entry.stat().st_mtime < now - keep_s
         except FileNotFoundError:
             continue
-        if is_old:
+        if is_old and not epochs.is_recent(entry.path, keep_s):
             locks.forget(entry.path)

@@ -4,13 +4,12 @@
 An OSD takes no operation from a client on the list; an entry ADDRESS:0/0 is for all clients of an address, those of tomorrow too.
 An OSD that has not heard of an entry yet hears of it from the first client that connects later, before it does anything for that one.
 Adding what is there already leaves its end as it was (so did 16.2.15): what was put there for an hour, by librbd or by hand, is
-removed and added again.
+removed and added again. How long it lasts is told by the monitors' clock alone.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Iterable, List, Tuple
 
@@ -54,7 +53,9 @@ class Fencer:
         """Return the blocklist, and the addresses of the cluster's OSDs."""
         found = self._command("osd dump")
         addresses = [str(osd[key]) for osd in found["osds"] for key in ("public_addr", "cluster_addr") if key in osd]
-        entries = {str(entry): _end(str(until)) - time.time() for entry, until in found.get("blocklist", {}).items()}
+        # By the monitors' own clock: adding an entry has changed the map, so it was made no later than that was.
+        now = _at(str(found["modified"]))
+        entries = {str(entry): _at(str(until)) - now for entry, until in found.get("blocklist", {}).items()}
         return Blocklist(entries), frozenset(ip_of(address) for address in addresses)
 
     def see(self, pool: str) -> Tuple[ceph.Pool, List[str]]:
@@ -89,8 +90,8 @@ class Fencer:
             point("address let in")
 
 
-def _end(text: str) -> float:
-    """Return when an entry ends, in seconds since 1970."""
+def _at(text: str) -> float:
+    """Return a time as monitors write it, in seconds since 1970."""
     from datetime import datetime
 
     return datetime.strptime(text, "%Y-%m-%dT%H:%M:%S.%f%z").timestamp()
