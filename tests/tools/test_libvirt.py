@@ -74,6 +74,28 @@ def test_failure_is_one_line_of_libvirts_words_and_nothing_is_printed() -> None:
     assert said.splitlines() == [f"libvirt at {TEST}: suspend nobody: error: Domain not found", "absent running unknown"]
 
 
+@pytest.mark.fault(46, "what a migration that failed would remove on the target is left if it runs there by now")
+def test_domain_that_runs_by_now_is_no_arrival_to_be_removed() -> None:
+    code, said, errors = ended(
+        "from semishared.tools import bindings\n"
+        "bindings.reach()\n"
+        "import libvirt\n"
+        "from semishared.errors import SemisharedError\n"
+        "from semishared.model.steps_live import RemoveArrival\n"
+        "from semishared.vmm import on_guest\n"
+        f"class Site: uri_of = staticmethod(lambda host: {TEST!r})\n"
+        "on_guest.site = Site\n"
+        f"guest = libvirt.open({TEST!r}).lookupByName('test')\n"
+        "def remove(how):\n"
+        "    try: on_guest.OnGuest(print).RemoveArrival(RemoveArrival('test', 'h2', how))\n"
+        "    except SemisharedError as e: print(e.detail)\n"
+        "    print(guest.isActive())\n"
+        "remove('destroy'), remove('undefine'), guest.suspend(), remove('destroy')\n"
+    )
+    left = "test on h2 is running by now: it is left as it is"
+    assert (said.splitlines(), code, errors) == ([left, "1", left, "1", "0"], 0, "")
+
+
 def test_what_libvirt_says_by_itself_is_heard() -> None:
     code, said, errors = ended(
         "from semishared.guest import domain, libvirtd, kvmrc\n"

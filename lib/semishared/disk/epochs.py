@@ -105,7 +105,7 @@ def _now() -> str:
 
 
 def is_recent(path: str, keep_s: float) -> bool:
-    """Tell whether something was counted in a lock file less than `keep_s` seconds ago, whatever the clock says, as far as that is noted."""
+    """Tell whether something was counted in a lock file less than `keep_s` seconds ago, whatever the clock says, and that is noted."""
     boot, _, at = str(_read(path).get("at", "")).partition(" ")
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     try:

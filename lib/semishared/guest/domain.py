@@ -74,11 +74,17 @@ def state(name: str, uri: str = HERE) -> str:
 def _state(connection: Any, name: str) -> str:
     libvirt = libvirtd.binding()
     try:
-        number, _ = lookup(connection, name).state()
+        return state_of(lookup(connection, name))
     except libvirt.libvirtError as e:
         if _is_absent(e):
             return "absent"
         raise
+
+
+def state_of(domain: Any) -> str:
+    """Return the same of libvirt's object of a domain."""
+    libvirt = libvirtd.binding()
+    number, _ = domain.state()
     return {getattr(libvirt, f"VIR_DOMAIN_{word}"): state for word, state in STATES.items()}.get(number, "unknown")
 
 

@@ -41,8 +41,8 @@ class OnSnapshots(Steps):
         layering.pull_layer(step)
 
     def DropStrays(self, step: s.DropStrays) -> None:
-        vm_dir.check_wanted(step.disk, self.planned)
-        layering.drop_strays(step)
+        with vm_dir.publishing(step.disk.vm, step.disk.vm_dir, self.planned, step.disk.disk):
+            layering.drop_strays(step)
 
     def DropLayer(self, step: s.DropLayer) -> None:
         with vm_dir.publishing(step.disk.vm, step.disk.vm_dir, self.planned, step.disk.disk):

@@ -9,7 +9,7 @@ import time
 from typing import Any, Callable
 
 from ..config import load
-from ..errors import SemisharedError
+from ..errors import Overtaken, SemisharedError
 from ..guest import domain, libvirtd
 from ..guest.kvmrc import site
 from ..model import layout
@@ -17,6 +17,9 @@ from ..model import steps_live as h
 from ..plan.live_migration import arriving
 from ..tools.run import run
 from . import migration_job
+
+NEVER_RAN = {"destroy": "paused", "undefine": "off"}
+"""In which state a domain is that a migration has left half-started: another one may have come to its end there since."""
 
 
 class OnGuest:
@@ -70,6 +73,9 @@ class OnGuest:
 
     def RemoveArrival(self, step: h.RemoveArrival) -> None:
         def remove(left: Any) -> None:
+            state = domain.state_of(left)
+            if state != NEVER_RAN[step.how]:
+                raise Overtaken(f"{step.domain} on {step.host} is {state} by now: it is left as it is")
             getattr(left, step.how)()
 
         domain.ask(step.domain, step.how, remove, uri=site().uri_of(step.host), timeout_s=60)
