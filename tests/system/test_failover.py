@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -173,4 +173,28 @@ def test_lost_host_is_taken_over_and_comes_back_to_nothing(cloud: Cloud, images:
     for vm in (guest_of, waits, off):
         cloud.terminate(vm)
     assert cloud.read(cloud.source(images["diff"]), "raw", 128 << 10, 12288 << 10) == content("after", 12288, 128)
+    assert cloud.leftovers() == []
+
+
+@pytest.mark.fault(46, "a late delete on the host that a VM was on leaves its clone on the store, to which its guest writes elsewhere")
+def test_late_delete_leaves_the_clone_that_a_guest_has_elsewhere(cloud: Cloud, os_image: int, image_for: Callable[[str, str], int]) -> None:
+    image = image_for("store-clone", "raw")
+    vm = cloud.oned.vm_create(cloud.template("late", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}]))
+    h1, directory = cloud.lab.node("h1"), f"{DATASTORES}/101/{vm}"
+    cloud.oned.vm_deploy(vm, "h1", 101)
+    # As a host has it that was away while its VM was made anew.
+    h1.run(["cp", "-a", directory, f"{directory}-left"])
+    cloud.oned.vm_recover(vm, "recreate")
+    cloud.oned.vm_deploy(vm, "h2", 101)
+    cloud.guest(vm).write("vdb", 5, 2048, 64)
+    h1.run(["mv", f"{directory}-left", directory])
+    before = cloud.files(cloud.lab.fe, f"{DATASTORES}/{STORE}")
+    delete = ["/var/lib/one/remotes/tm/semishared/delete", f"h1:{directory}/disk.1", str(vm), str(STORE)]
+    cloud.lab.fe.run(delete, user="oneadmin", timeout=60)
+    assert cloud.files(cloud.lab.fe, f"{DATASTORES}/{STORE}") == before
+    cloud.oned.vm_poweroff(vm)
+    cloud.oned.vm_resume(vm)
+    cloud.guest(vm).check("vdb", 5, 2048, 64)
+    cloud.terminate(vm)
+    h1.run(["rm", "-rf", directory])
     assert cloud.leftovers() == []

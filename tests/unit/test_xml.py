@@ -35,6 +35,15 @@ def test_recorded_vm_is_read() -> None:
     assert (vm.disk(2).image_id, vm.disk(2).is_volatile) == (-1, True)
 
 
+@pytest.mark.fault(46, "what is removed on a host that a VM has left is of the SEQ at which it was there, however late that is asked")
+def test_seq_on_a_host_is_that_of_the_last_time_there() -> None:
+    records = "".join(
+        f"<HISTORY><SEQ>{seq}</SEQ><HOSTNAME>{host}</HOSTNAME></HISTORY>" for seq, host in enumerate(("h1", "h2", "h1", "h3"))
+    )
+    vm = Vm.parse(f"<VM><ID>7</ID><HISTORY_RECORDS>{records}</HISTORY_RECORDS></VM>".encode())
+    assert [vm.seq_on(host) for host in ("h1", "h2", "h3", "h4")] == [2, 1, 3, 3]
+
+
 def test_vm_says_which_disk_it_does_not_have() -> None:
     with pytest.raises(BadArguments, match="VM 2 has no disk 7"):
         Vm.parse(fixture("vm")).disk(7)

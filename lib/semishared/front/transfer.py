@@ -121,7 +121,7 @@ def mvds(action: Action) -> Plan:
 
     asked = args.ToImage.parse(action.argv)
     vm = vm_shares.known(asked.disk.vm_place.vm)
-    action.seq = vm.seq if vm else -1
+    action.seq = vm.seq_on(asked.disk.host) if vm else -1
     return removals.mvds(asked, vm_location.is_here_too(asked.disk.vm_place))
 
 
@@ -150,7 +150,7 @@ def delete(action: Action) -> Plan:
     if not asked.is_nothing:
         action.expects(asked.vm_place.host)
         vm = vm_shares.known(asked.vm_place.vm)
-        action.seq = vm.seq if vm else -1
+        action.seq = vm.seq_on(asked.vm_place.host) if vm else -1
     from ..plan import removals
 
     try:

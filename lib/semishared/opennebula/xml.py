@@ -169,6 +169,14 @@ class Vm(Object):
         """SEQ of the last history record, -1 without one: the one counter that never goes back."""
         return self.number("HISTORY_RECORDS/HISTORY[last()]/SEQ")
 
+    def seq_on(self, host: str) -> int:
+        """Return the SEQ of its last history record on a host, that of its last one if it was never there.
+
+        What oned had begun there before the VM came to be elsewhere is that old, however late it asks.
+        """
+        records = [View(record) for record in self.element.findall("HISTORY_RECORDS/HISTORY")]
+        return max((record.number("SEQ") for record in records if record.text("HOSTNAME") == host), default=self.seq)
+
     @property
     def host(self) -> str:
         """Name of the host of the last history record, '' before the first deployment."""
