@@ -48,6 +48,7 @@ ELSEWHERE = {
     ("store/writers.py", "/proc/locks"): "the kernel's",
     ("tools/context_iso.py", "semishared-context-"): "in the directory for temporary files, until its process ends (tools/owner.py)",
     ("tools/extents.py", "semishared-manifest 1"): "the first line of a manifest",
+    ("tools/holders.py", "/proc/locks"): "the kernel's own list",
 }
 ON_ITS_OWN = {"install/preflight.py", "tools/signatures.py"}
 """They go to machines that have nothing of ours: test_what_is_sent_has_the_same_names."""
