@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import List
 
@@ -15,7 +15,7 @@ import pytest
 from semishared.errors import SemisharedError
 from semishared.model import layout
 from semishared.model import steps as s
-from tools.world import World, qemu_io
+from tools.world import OVERLAY_OPTIONS, World, qemu_io
 
 
 def descendants() -> List[int]:
@@ -32,10 +32,10 @@ def descendants() -> List[int]:
     return found[1:]
 
 
-def stopped() -> int:
-    """Wait for the process that has stopped itself at a point, and return it."""
+def stopped(but: int = -1) -> int:
+    """Wait for the process that has stopped itself at a point, other than `but`, and return it."""
     for _ in range(1000):
-        for pid in descendants():
+        for pid in set(descendants()) - {but}:
             try:
                 if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
                     return pid
@@ -52,6 +52,56 @@ def points(world: World, disk: s.DiskRef, step: s.Step, monkeypatch: pytest.Monk
         env.setenv("SEMISHARED_TRACE", str(trace))
         world.on(step)
     return [line.partition(" ")[2] for line in trace.read_text().splitlines()]
+
+
+@pytest.mark.fault(47, "a clone that comes too late, or ends too late, leaves the lease of the one that a VM made anew has")
+@pytest.mark.parametrize("at", ["leased", "disk.1 staged", "disk.1 published"])
+def test_overlay_that_hangs_while_its_vm_is_made_anew(world: World, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    image, disk, other = world.image(), world.disk(), world.disk(number=2)
+    anew = world.image("anew", pattern=0xC3)
+    world.on(s.StageBase(str(world.root), image), s.StageBase(str(world.root), anew), s.PrepareVm(disk.vm, disk.vm_dir), seq=0)
+    passed = points(world, other, s.CreateOverlay(other, image, 0, OVERLAY_OPTIONS), monkeypatch)
+    number = next(number for number, name in enumerate(passed, 1) if name == at.replace("disk.1", "disk.2"))
+    again = anew if at == "disk.1 published" else image
+    with ThreadPoolExecutor(1) as pool:
+        with monkeypatch.context() as env:
+            env.setenv("SEMISHARED_STOP_AT", str(number))
+            hangs = pool.submit(world.on, s.CreateOverlay(disk, image, 0, OVERLAY_OPTIONS), seq=0)
+            pid = stopped()
+        world.on(s.RemoveVm(disk.vm, disk.vm_dir), seq=0)
+        world.on(s.PrepareVm(disk.vm, disk.vm_dir), s.CreateOverlay(disk, again, 0, OVERLAY_OPTIONS), seq=1)
+        leases = world.leases()
+        os.kill(pid, signal.SIGCONT)
+        if at != "disk.1 published":
+            with pytest.raises(SemisharedError):
+                hangs.result(60)
+        hangs.exception(60)
+    assert leases and world.leases() == leases
+    qemu_io(disk.path, "qcow2", f"read -P {0xC3 if again is anew else 0xA1} 1M 64k")
+
+
+@pytest.mark.fault(47, "a lease that a late clone has given up by its name is there again when the disk of the VM made anew is")
+def test_overlay_whose_lease_a_late_one_gives_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    image, disk, other = world.image(), world.disk(), world.disk(number=2)
+    world.on(s.StageBase(str(world.root), image), s.PrepareVm(disk.vm, disk.vm_dir), seq=0)
+    passed = points(world, other, s.CreateOverlay(other, image, 0, OVERLAY_OPTIONS), monkeypatch)
+
+    def hang(at: str, seq: int, but: int = -1) -> "tuple[Future[list[object]], int]":
+        with monkeypatch.context() as env:
+            env.setenv("SEMISHARED_STOP_AT", str(passed.index(at) + 1))
+            return pool.submit(world.on, s.CreateOverlay(disk, image, 0, OVERLAY_OPTIONS), seq=seq), stopped(but)
+
+    with ThreadPoolExecutor(2) as pool:
+        late, pid = hang("disk.2 staged", 0)
+        world.on(s.RemoveVm(disk.vm, disk.vm_dir), s.PrepareVm(disk.vm, disk.vm_dir), seq=1)
+        newer, newer_pid = hang("disk.2 staged", 1, pid)
+        os.kill(pid, signal.SIGCONT)
+        with pytest.raises(SemisharedError):
+            late.result(60)
+        os.kill(newer_pid, signal.SIGCONT)
+        newer.result(60)
+    assert [lease.rpartition("/")[2] for lease in world.leases()] == ["5-1"]
+    qemu_io(disk.path, "qcow2", "read -P 0xa1 1M 64k")
 
 
 @pytest.mark.fault(47, "a clone that comes too late leaves the one that a VM made anew has at its name")

@@ -49,10 +49,11 @@ def make(step: CreateDiff, planned: Planned, ask: room.Ask | None) -> dict[str, 
     before = at.claim(image, owner_of(disk, image, planned.seq, base.generation))
     point("image claimed")
     near = devices.device_of(base.directory)
-    with create.publishing(disk, planned, record, create.growth(lease, step.min_size), near) as staged:
+    growth = create.growth(lease, step.min_size)
+    with create.publishing(disk, planned, record, growth, near, lambda: create.have_lease(base, disk)) as staged:
         size = create.grown(lease, image, step.min_size)
         qemu_img.create_overlay(staged, lease, image.format, size, step.options)
-    kept.release(disk, but=base.directory)
+    vm_dir.release(disk, planned, but=base.directory)
     return {"before": before.to_data() if before else None, "kept": kept.said(put_aside)}
 
 

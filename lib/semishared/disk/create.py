@@ -10,7 +10,7 @@ from typing import Callable, ContextManager, Iterator
 from .. import store
 from ..base import cache, devices, room
 from ..base.ensure import ensure
-from ..errors import ImageChanged, MissingImage, NotSupported
+from ..errors import ImageChanged, MissingImage, NotSupported, ToolFailed
 from ..guest import job_lock
 from ..model import layout
 from ..model.place import COPY, IN_PLACE, OVERLAY, REMOTE_FIRST, STORE_CLONE, VOLATILE
@@ -33,7 +33,7 @@ from ..tools import extents, files, inspection, layers, progress, qemu_img
 from ..tools.crash_points import point
 from ..tools.rate_limit import standing_back
 from ..tools.undo import Undo
-from . import kept, left_behind, records, vm_dir
+from . import left_behind, records, vm_dir
 from .epochs import Planned
 
 
@@ -72,13 +72,20 @@ def create_overlay(step: CreateOverlay, planned: Planned, ask: room.Ask | None) 
     record = Record(disk.disk, OVERLAY, "qcow2", first_layer(disk), image=image._replace(generation=base.generation))
     with Undo() as undo:
         if is_first:
-            undo.add(lambda: kept.release(disk))
-        with publishing(disk, planned, record, growth(lease, step.min_size), devices.device_of(base.directory)) as staged:
+            undo.add(lambda: vm_dir.release(disk, planned))
+        near = devices.device_of(base.directory)
+        with publishing(disk, planned, record, growth(lease, step.min_size), near, lambda: have_lease(base, disk)) as staged:
             size = grown(lease, image, step.min_size)
             qemu_img.create_overlay(staged, lease, image.format, size, step.options)
         undo.keep()
     # A disk made anew over another generation: the overlay that needed the older lease is gone now.
-    kept.release(disk, but=base.directory)
+    vm_dir.release(disk, planned, but=base.directory)
+
+
+def have_lease(base: cache.Base, disk: DiskRef) -> None:
+    """Have a disk's lease still, under its VM's lock: who has made one of that name before, and failed late, may have given it up."""
+    if not cache.lease(base, disk.vm, disk.disk):
+        raise ToolFailed(f"the base of disk {disk.disk} of VM {disk.vm} went on {os.uname().nodename} while the disk was being made")
 
 
 def create_remote(step: CreateRemote, planned: Planned) -> None:
@@ -101,7 +108,7 @@ def create_remote(step: CreateRemote, planned: Planned) -> None:
     with publishing(disk, planned, record, size // GROWTH) as staged:
         qemu_img.create_overlay(staged, remote.backing_name(record), image.format, size, step.options, look=False)
     # A disk made anew in another place.
-    kept.release(disk)
+    vm_dir.release(disk, planned)
 
 
 GROWTH = 10

@@ -85,7 +85,7 @@ def _renew(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | None
         with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
             _drop_others(disk, record)
     carried.drop(record)
-    kept.release(disk, but=base.directory)
+    vm_dir.release(disk, planned, but=base.directory)
     return done
 
 

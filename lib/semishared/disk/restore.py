@@ -22,7 +22,7 @@ from ..model.steps import DiskRef, ImageRef, RestoreDisk
 from ..tools import files, inspection, layers, progress, qemu_img
 from ..tools.crash_points import point
 from ..tools.rate_limit import standing_back
-from . import in_memory, kept, records, vm_dir
+from . import in_memory, records, vm_dir
 from .epochs import Planned
 
 AHEAD = 8 << 20
@@ -135,7 +135,7 @@ def _restore_own(step: RestoreDisk, record: Record, backup: str, planned: Planne
     finally:
         files.unlink(staged)
     if record.is_local and not record.place.commits:
-        kept.release(disk)
+        vm_dir.release(disk, planned)
 
 
 def _only_layer(active: str) -> str:

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Callable, Iterator
 
 from .. import store
 from ..base import cache, devices
-from ..errors import BadRecord, DataInTheWay, NoSpace, SemisharedError, VmGone
+from ..errors import BadRecord, DataInTheWay, LateAction, NoSpace, SemisharedError, VmGone
 from ..model import layout, layout_store
 from ..model.record import Record
 from ..model.steps import DiskRef, NoteIoClasses
@@ -56,6 +56,19 @@ def check_wanted(disk: DiskRef, planned: Planned) -> None:
     """Raise VmGone or LateAction if a disk was deleted since something was planned for it: one that has its number now is another."""
     with publishing(disk.vm, disk.vm_dir, planned, disk.disk):
         pass
+
+
+def release(disk: DiskRef, planned: Planned, but: str = "") -> None:
+    """Give up the leases of a disk, as kept.release does; none if another one that was made since this was planned has them by its name."""
+    with _lock(disk.vm, disk.vm_dir) as file:
+        try:
+            epochs.check(file, epochs.lock_path(disk.vm, disk.vm_dir), disk.vm, (epochs.ALL, str(disk.disk)), planned)
+            history.refuse_late(disk.vm, disk.vm_dir, planned.seq)
+        except (LateAction, VmGone):
+            # One that is about to be there has its lease again before it is (create.py).
+            if os.path.lexists(disk.path) or os.path.lexists(layout.record(disk.vm_dir, disk.disk)):
+                return
+        kept.release(disk, but)
 
 
 def note_seq(vm_dir: str, seq: int) -> None:

@@ -8,7 +8,7 @@ import os
 from .. import store
 from ..base import cache, room
 from ..base.ensure import borrowed
-from ..disk import epochs, kept, on_devices, records, recovery, snapshots, unsettled, vm_dir
+from ..disk import epochs, on_devices, records, recovery, snapshots, unsettled, vm_dir
 from ..disk.create import opened
 from ..errors import MissingImage, VmGone
 from ..guest import block_jobs, job_lock
@@ -37,7 +37,7 @@ class OnStore(Steps):
             on_devices.remove(disk.path)
             layers.remove(disk.path)
             records.write_record(disk.vm_dir, record)
-        kept.release(disk)
+        vm_dir.release(disk, self.planned)
         point("disk recorded")
 
     def ConfirmDisk(self, step: i.ConfirmDisk) -> None:
