@@ -17,8 +17,8 @@ JUDGED = {
     "for people": "front/fence.py cli/base.py cli/share_snapshots.py share/btrfs.py share/cephfs.py",
     "an estimate, or a hint where to ask first; wrong, it costs time": "base/placed.py base/hung.py base/pricing.py front/base_tracker.py",
     "in which order what nobody uses goes": "base/hot.py base/room.py base/moving.py",
-    "equal to what was seen, or another content: never earlier or later": "disk/layer_copies.py disk/whereabouts.py store/dir_image.py "
-    "tools/files.py",
+    "equal to what was seen, or another content: never earlier or later": "disk/commits.py disk/layer_copies.py disk/whereabouts.py "
+    "store/dir_image.py tools/files.py",
     "advice of doctor": "cli/doctor.py",
     "gc's --older-than; what lives, is open, or is known to oned stays whatever its age": "tools/inventory.py host/leftovers.py "
     "store/rbd_pool.py store/rbd_leftovers.py",
