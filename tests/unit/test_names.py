@@ -154,7 +154,8 @@ def test_doctor_names_what_goes_by_two_names() -> None:
 NAMES = {"host", "hosts", "machine", "bridge", "front_end", "source_host", "target_host", "nodename", "node"}
 COMPARED = {
     "OpenNebula has one name for a host, and both are from it: from one answer, or arguments of one action": (
-        "cli/detach.py", "front/clusters.py", "front/detach.py", "front/staging.py", "front/staging_round.py", "opennebula/xml.py", "plan/detach.py",
+        "cli/detach.py", "front/clusters.py", "front/detach.py", "front/staging.py", "front/staging_round.py", "opennebula/xml.py",
+        "plan/detach.py",
         "plan/live_migration.py", "plan/migration.py", "plan/moves.py", "plan/pool_rows.py", "plan/sharing.py", "plan/sources.py",
         "plan/staging.py",
     ),
