@@ -607,11 +607,18 @@ class GoneFromOned(OnedUnavailable):
     remedy = "nothing was done: is it the right one? What a line calls kept stays where it is until you have removed, or used, it by hand"
 
 
-def of_system(error: OSError, said: str, other: type[SemisharedError] = HostFailed) -> SemisharedError:
-    """Return what there is to do about an error of the system, of which `said` says what and where; `other` where that says all."""
-    import errno
+class FalseAnswer(SemisharedError):
+    """A host that answers what no host side of this version could: of another kind, without end, or a path, name or size that is none."""
 
-    return {errno.EROFS: ReadOnly, errno.ENOSPC: NoSpace, errno.EDQUOT: NoSpace}.get(error.errno or 0, other)(said)
+    id = "SS185"
+    remedy = "nothing was done by it: look at that host, what runs there is not this software, or is in other hands"
+
+
+class ForeignCheckpoint(SemisharedError):
+    """A checkpoint whose domain has other disks, or is another one, than OpenNebula and the records of the VM's disks say."""
+
+    id = "SS186"
+    remedy = "its memory was not read: look at the host that wrote it; `onevm poweroff --hard VM`, then `onevm resume VM`, boots it anew"
 
 
 class PassedBy(SemisharedError):
@@ -619,6 +626,13 @@ class PassedBy(SemisharedError):
 
     id = "SS188"
     remedy = "nothing of it was published: do the action again, and look who stops processes of that host (SIGSTOP, a frozen cgroup)"
+
+
+def of_system(error: OSError, said: str, other: type[SemisharedError] = HostFailed) -> SemisharedError:
+    """Return what there is to do about an error of the system, of which `said` says what and where; `other` where that says all."""
+    import errno
+
+    return {errno.EROFS: ReadOnly, errno.ENOSPC: NoSpace, errno.EDQUOT: NoSpace}.get(error.errno or 0, other)(said)
 
 
 def catalogue() -> list[type[SemisharedError]]:

@@ -7,7 +7,8 @@ import json
 import os
 from typing import Any, Sequence
 
-from ..errors import HostUnreachable, SemisharedError, ToolMissing, ToolTimeout
+from ..errors import FalseAnswer, HostUnreachable, SemisharedError, ToolMissing, ToolTimeout
+from ..model import examined, shapes
 from ..tools.run import stream
 from ..tools.this_machine import is_here
 from ..wire.session import PYTHON
@@ -18,6 +19,8 @@ IMPORTS = {
 }
 SILENT_S = 45
 """More than all limits of preflight.py together."""
+LONGEST = 4 << 20
+"""Bytes of an answer, with what a login shell says before it."""
 
 
 def program() -> bytes:
@@ -32,7 +35,7 @@ def program() -> bytes:
 
 
 def examine(host: str, question: str, connect_s: int = 10, user: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what `host` answers to an encoded question; raise HostUnreachable, ToolMissing.
+    """Return what `host` answers to an encoded question; raise HostUnreachable, ToolMissing, FalseAnswer.
 
     `user` is the command that changes to the user who has the ssh keys.
     """
@@ -40,8 +43,14 @@ def examine(host: str, question: str, connect_s: int = 10, user: Sequence[str] =
     if not is_here(host):
         options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_s}", "-o", "ServerAliveInterval=5"]
         argv = [*user, "ssh", *options, "--", host, f"exec {PYTHON} -I - {question}"]
+    said = bytearray()
     try:
-        said = b"".join(stream(argv, stdin=program(), silence_s=SILENT_S))
+        for chunk in stream(argv, stdin=program(), silence_s=SILENT_S):
+            said += chunk
+            if len(said) > LONGEST:
+                raise FalseAnswer(f"{host} says more of itself than {LONGEST >> 20} MiB")
+    except FalseAnswer:
+        raise
     except ToolTimeout:
         raise HostUnreachable(f"{host} did not answer within {SILENT_S} s") from None
     except SemisharedError as e:
@@ -50,8 +59,11 @@ def examine(host: str, question: str, connect_s: int = 10, user: Sequence[str] =
         raise HostUnreachable(f"{host}: {e.detail}") from None
     try:
         answer = json.loads(said.splitlines()[-1])
-        if isinstance(answer, dict):
-            return answer
     except (ValueError, LookupError, RecursionError):
-        pass
-    raise HostUnreachable(f"{host}: its answer makes no sense (does its shell print something at login?)")
+        answer = None
+    if not isinstance(answer, dict):
+        raise HostUnreachable(f"{host}: its answer makes no sense (does its shell print something at login?)")
+    found = shapes.wrong(answer, examined.ANSWER)
+    if found is not None:
+        raise FalseAnswer(f"{host} has said {found}")
+    return answer

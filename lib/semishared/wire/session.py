@@ -23,12 +23,11 @@ from ..tools import ready
 from ..tools.ending import LOOK_S, ended_within
 from ..tools.run import environment, read_ends
 from ..tools.this_machine import is_here
+from .hearing import MOST_KEPT, Hearing
 from .messages import RELEASE, Message, Part, Reader, Silence, Writer
 
 PYTHON = "/usr/bin/python3"
 HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "hostside.py")
-
-
 Heard = TypeVar("Heard", Message, Part)
 
 _looks_only = False
@@ -59,6 +58,7 @@ class Session:
         """SEQ of the last history record of the VM that the plans are about, -1 if it is not known."""
         self.is_busy = False
         """A plan was sent of which neither the end nor an error has been heard: nothing else can be sent."""
+        self._hearing = Hearing(host)
         self._action = action
         self._config = config
         if is_here(host):
@@ -149,8 +149,8 @@ class Session:
         A host that was cut off while it carries out its last plan ends all the same, and not only when ssh does.
         """
         steps = list(steps)
-        changing = [name for name in (type(step).__name__ for step in steps) if name not in LOOKS]
-        if _looks_only and changing:
+        names = [type(step).__name__ for step in steps]
+        if _looks_only and (changing := [name for name in names if name not in LOOKS]):
             raise WouldChange(f"{changing[0]} on {self.host} was not sent: this is to change nothing")
         plan = {
             "version": RELEASE, "action": self._action, "seq": self.seq, "steps": [to_data(step) for step in steps],
@@ -158,6 +158,7 @@ class Session:
         }  # fmt: skip
         if self.images:
             plan["images"] = [(*of, image.to_data()) for of, image in self.images.items()]
+        self._hearing = Hearing(self.host, names)
         self.is_busy = True
         # A host without a plan says nothing.
         self._heard_at = time.monotonic()
@@ -188,7 +189,7 @@ class Session:
             message = self._heard.popleft() if self._heard else self._next(deadline, self._reader.read)
             if message is None or isinstance(message, bytes) or message.get("event") not in ("alive", "warning"):
                 return message
-            if "text" in message:
+            if "text" in message and len(self.warnings) < MOST_KEPT:
                 self.warnings.append(str(message["text"]))
 
     def read_into(self, room: Callable[[], memoryview], within_s: float) -> Part:
@@ -221,6 +222,7 @@ class Session:
                 raise self._lost()
         if self._unread >= 0:
             self._keep_no_more()
+        self._hearing.check(message, len(self._heard))
         if isinstance(message, dict) and message.get("event") in ("done", "error"):
             self.is_busy = False
         if isinstance(message, dict) and message.get("event") == "error":
@@ -262,9 +264,9 @@ class Session:
                 return
             if not readable:
                 raise self._silent()
-            # Not for long: of an ssh that was begun again there is nothing to be heard before it has more to write.
+            # Not for long: an ssh that was begun again says nothing before it has more to write.
             message = self._next(time.monotonic() + LOOK_S, self._reader.read)
-            if message is not None:
+            if isinstance(message, bytes) or (message and message.get("event") != "alive"):
                 self._heard.append(message)
             deadline = time.monotonic() + self._config.hosts_silence_timeout_s
 

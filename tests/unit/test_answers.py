@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a machine may answer to a step: each has a shape, what ours answer has it, and nothing else has."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Tuple
+
+import pytest
+
+from semishared import store
+from semishared.errors import FalseAnswer
+from semishared.model import answers, shapes
+from semishared.model import steps as s
+from semishared.store.verbs import VERBS
+from semishared.wire.hearing import MOST_SAID, Hearing
+
+CASES = sorted((Path(__file__).parent / "plan/cases").rglob("*.json"))
+LIB = Path(answers.__file__).parents[1]
+
+
+def vocabulary() -> Dict[str, Any]:
+    s._named("")
+    return s.STEPS
+
+
+def said() -> Iterator[Tuple[str, Any]]:
+    """Yield each step in a plan's case with what it is answered there."""
+    for path in CASES:
+        for entry in json.loads(path.read_text()).get("exchange", []):
+            asked, answered = entry.get("asked", {}), entry.get("answered")
+            steps = [step["step"] for step in asked.get("steps", [])]
+            if "to" in asked and isinstance(answered, dict):
+                yield "SendVm", answered
+            elif "then" in asked and answered:
+                yield from zip(steps, answered[0])
+                yield from zip([step["step"] for step in asked["then"]["steps"]], answered[1])
+            elif steps and isinstance(answered, list):
+                yield from zip(steps, answered)
+
+
+def abridged(shape: Any) -> Any:
+    """Return a shape of which anything may be left out, as cases of plans do."""
+    if isinstance(shape, tuple):
+        return tuple(map(abridged, shape))
+    if isinstance(shape, list):
+        return list(map(abridged, shape))
+    if isinstance(shape, dict):
+        return {name if name == "*" else f"{name.rstrip('?')}?": abridged(inner) for name, inner in shape.items()}
+    return shape
+
+
+def test_what_plans_are_told_in_their_cases_could_be_said() -> None:
+    told = list(said())
+    assert len({name for name, answer in told if answer is not None}) >= 40
+    for name, answer in told:
+        if answer is not None:
+            assert name in answers.ANSWERS, f"{name} answers {answer}, and has no shape"
+            assert shapes.wrong(answer, abridged(answers.ANSWERS[name])) is None, (name, answer)
+
+
+def returning(module: str) -> Iterator[str]:
+    """Yield the steps that a module of the host side carries out and answers."""
+    for node in ast.walk(ast.parse((LIB / module).read_text())):
+        if isinstance(node, ast.FunctionDef) and node.name[0].isupper() and ast.unparse(node.returns or ast.Constant(None)) != "None":
+            yield node.name
+
+
+MODULES = [
+    f"host/{name}.py" for name in ("execute", *(f"{part}_steps" for part in ("base", "commit", "device", "move", "snapshot", "store")))
+]
+NOTHING = {"SendManifest": "its data is the answer"}
+
+
+def test_each_step_that_answers_has_a_shape() -> None:
+    of_stores = {step for step, verb in VERBS.items() if _answers(verb)}
+    found = {name for module in MODULES for name in returning(module)} | of_stores
+    assert sorted(found - set(answers.ANSWERS) - set(NOTHING)) == []
+    assert sorted(set(answers.ANSWERS) - set(vocabulary())) == []
+
+
+def _answers(verb: str) -> bool:
+    method = getattr(store.Store, verb, None) or getattr(store.Bridged, verb)
+    return method.__annotations__.get("return") not in (None, "None")
+
+
+# -- what nobody of ours says ---------------------------------------------------------------------------
+
+
+def a(shape: Any) -> Any:
+    """Return something of a shape."""
+    if isinstance(shape, tuple):
+        return a(shape[0])
+    if isinstance(shape, list):
+        return [a(shape[0])]
+    if isinstance(shape, dict):
+        return {name.rstrip("?") if name != "*" else "0": a(inner) for name, inner in shape.items()}
+    if shape is None:
+        return None
+    words = ["x", "5", 7, True, {}, "0" * 32, "/a/b", "a/b", "1-2", f"1-2-{'0' * 32}", ".staged-x", ["0" * 32, 7], [1, 2, 3], ["x", "y"]]
+    return next(word for word in words if shapes.FORMS[shape](word))
+
+
+LONG = "x" * (2 << 20)
+
+
+def spoilt(value: Any, shape: Any) -> Iterator[Any]:
+    """Yield what a value of a shape is when one place of it is false."""
+    if isinstance(shape, tuple):
+        yield from (one for one in spoilt(value, shape[0]) if all(shapes.wrong(one, other) is not None for other in shape[1:]))
+        return
+    yield from (one for one in (object(), float("nan"), float("inf"), 1 << 70, LONG) if shape != "json")
+    if isinstance(shape, list):
+        yield from ([one] for one in spoilt(value[0], shape[0]))
+        yield {}
+    if isinstance(shape, dict):
+        yield from (None, [], "x", 5)
+        for name, inner in shape.items():
+            key = name.rstrip("?") if name != "*" else "0"
+            yield from ({**value, key: one} for one in spoilt(value[key], inner))
+            if key == name and name != "*":
+                yield {other: one for other, one in value.items() if other != key}
+
+
+@pytest.mark.fault(25, "no answer is looked at that has another kind, a size that is none, or a path or name that leads elsewhere")
+@pytest.mark.parametrize("name", answers.ANSWERS)
+def test_an_answer_that_is_none_is_refused(name: str) -> None:
+    right = a(answers.ANSWERS[name])
+    assert answers.one("h", name, right) == right
+    for false in spoilt(right, answers.ANSWERS[name]):
+        with pytest.raises(FalseAnswer, match=f"h has answered .* to {name}"):
+            answers.one("h", name, false)
+
+
+FALSE: List[Tuple[str, Any]] = [
+    ("StageImage", "../one-5"), ("StageImage", "one/one-5@x"), ("StageImage", "one/one-5:conf=/x"),
+    ("LendContent", {"generation": "", "snapshot": "a@b"}),
+    ("MakeShare", {"source": "/a/../etc"}), ("MakeShare", {"source": "/a\n/../etc"}), ("FindDirectory", {"source": "etc"}),
+    ("WriteProbe", {"name": "../.staged-x"}), ("WriteProbe", {"name": ".semishared/.staged-x/../../y"}),
+    ("MeasureStore", [1, 2]), ("MeasureStore", [1, -2, 3]), ("DigestImage", ["<x>", 5]), ("SeeImage", {"frozen": 1, "generation": ""}),
+    ("ListBases", {"bases": [{**a(answers.BASE), "name": "1-2-../x"}], "total": 1, "free": 1, "whole": 1}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "answer"), FALSE)
+def test_what_leads_elsewhere_is_no_answer(name: str, answer: Any) -> None:
+    with pytest.raises(FalseAnswer):
+        answers.one("h", name, answer)
+
+
+def test_what_a_step_that_answers_nothing_says_is_not_looked_at() -> None:
+    assert answers.checked("h", ["PrepareVm"], [{"on_store": 5}]) == [None]
+
+
+def test_nothing_is_nested_without_end() -> None:
+    deep: Any = 1
+    for _ in range(50):
+        deep = [deep]
+    with pytest.raises(FalseAnswer):
+        answers.one("h", "DescribeVm", {"records": [deep]})
+    for message in ({"event": "progress", "have": deep}, {"event": "error", "id": deep, "detail": ""}, {"event": deep}, {"x": deep}):
+        with pytest.raises(FalseAnswer):
+            Hearing("h", ["PrepareVm"]).check(message, 0)
+
+
+@pytest.mark.fault(29, "a host that talks without end, or sends what nobody has asked for, is listened to no longer")
+def test_a_host_that_talks_without_end_is_heard_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    hearing = Hearing("h", ["PrepareVm"])
+    with pytest.raises(FalseAnswer, match="data that nobody has asked for"):
+        hearing.check(b"data", 0)
+    Hearing("h", ["SendVm"]).check(b"data", 0)
+    assert MOST_SAID < 1 << 22
+    monkeypatch.setattr("semishared.wire.hearing.MOST_SAID", 10)
+    with pytest.raises(FalseAnswer, match="without end"):
+        for _ in range(11):
+            hearing.check({"event": "alive"}, 0)
