@@ -43,7 +43,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
-from ..errors import BadRecord, SemisharedError, VmGone
+from ..errors import BadRecord, ForeignImage, SemisharedError, VmGone
 from ..model import layout_pool, stores
 from ..model import steps as s
 from ..model import steps_image as i
@@ -152,7 +152,7 @@ class Local(NamedTuple):
 def fill(local: Local, bridge: str, target: s.ImageRef, snapshot: int, guest: resting.Guest) -> Plan:
     """Save a local disk as the image `target`, which the bridge makes and the disk's host fills."""
     (name,) = yield On(bridge, (i.StageImage(target, local.size),))
-    staged = target._replace(source=str(name), access=local.access)
+    staged = target._replace(source=_unpublished(target, str(name)), access=local.access)
     try:
         found = yield On(local.host, (i.FillImage(local.disk, staged, guest.domain, snapshot, guest.freeze),))
         yield Say(resting.lines, tuple(found))
@@ -160,6 +160,15 @@ def fill(local: Local, bridge: str, target: s.ImageRef, snapshot: int, guest: re
         yield On(bridge, (i.RemoveImage(staged),))
         raise
     yield On(bridge, (i.PublishImage(target, staged.source),))
+
+
+def _unpublished(image: s.ImageRef, said: str) -> str:
+    """Return what an image is called until it is published, as its bridge has `said`; raise ForeignImage for what another one might be."""
+    pool, _, name = said.rpartition("/")
+    of = image.source.rpartition("/")[2]
+    if pool != image.root or not (layout_pool.is_staged(name, of) or name == layout_pool.changing(of)):
+        raise ForeignImage(f"the bridge of {image.source} says that this is written as {said!r}")
+    return said
 
 
 def fill_beside(local: Local, image: s.ImageRef, bridge: str, random: str) -> Part[str]:
@@ -203,7 +212,8 @@ def restore(host: str, disk: s.DiskRef, image: s.ImageRef, size: int, source: Do
     (begun,) = yield On(bridge, (i.BeginChange(image, size),))
     change = str(begun["change"])
     try:
-        yield Feed(On(host, (i.RestoreImage(disk, image._replace(source=str(begun["hidden"]))),)), source)
+        unseen = image._replace(source=_unpublished(image, str(begun["hidden"])))
+        yield Feed(On(host, (i.RestoreImage(disk, unseen),)), source)
     except SemisharedError:
         yield On(bridge, (i.EndChange(image, False, change),))
         raise
