@@ -161,26 +161,27 @@ def migrate(asked: Asked) -> Plan:
 
 def restore(asked: Asked) -> Plan:
     """Resume the VM from the checkpoint `argv[0]`, with its disks at the layers that are active now, over what those lie."""
-    vm_dir = asked.vm_dir
-    yield from _not_overtaken(vm_dir)
-    yield from _settled(vm_dir)
-    records = yield from _recorded(vm_dir)
-    if any(record.format == "qcow2" or record.layer for record in records.values()):
-        yield from _brought_up_to_date(asked.argv[0], vm_dir, records)
+    yield from _not_overtaken(asked.vm_dir)
+    yield from _settled(asked.vm_dir)
+    records = yield from _recorded(asked.vm_dir)
+    xml = (yield Here(h.ReadCheckpoint(asked.argv[0]))) if records else None
+    if xml is not None:
+        yield from _brought_up_to_date(asked, str(xml), records)
     yield from _stock(asked)
 
 
-def _brought_up_to_date(checkpoint: str, vm_dir: str, records: Records) -> Plan:
-    from .checkpoint import with_active_layers
+def _brought_up_to_date(asked: Asked, xml: str, records: Records) -> Plan:
+    from .checkpoint import Told, check, with_active_layers
 
-    xml = yield Here(h.ReadCheckpoint(checkpoint))
-    if xml is None:
+    vm_dir = asked.vm_dir
+    check(xml.encode(), records, vm_dir, Told.parse(asked.stdin))
+    if not any(record.format == "qcow2" or record.layer for record in records.values()):
         return
     named = {number: record.source(layout.disk(vm_dir, number)) for number, record in records.items() if not record.network}
     chains = yield from _chains(named, records, vm_dir)
     changed = with_active_layers(xml.encode(), records, chains).decode()
     if changed != xml:
-        yield Here(h.WriteCheckpoint(checkpoint, changed))
+        yield Here(h.WriteCheckpoint(asked.argv[0], changed))
 
 
 def save(asked: Asked) -> Plan:
@@ -291,7 +292,7 @@ SHARE_STAYS = (
 )
 
 PLANNERS = {planner.__name__: planner for planner in (deploy, attach_disk, detach_disk, migrate, restore, save, snapshot_create)}
-READ = ("deploy", "migrate", "snapshot_create")
+READ = ("deploy", "migrate", "restore", "snapshot_create")
 """Those that look at what is on stdin."""
 ON_STDIN = ("migrate", "snapshot_create")
 """Those whose VM directory stands in the driver message there alone."""
