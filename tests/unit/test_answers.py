@@ -48,7 +48,7 @@ def abridged(shape: Any) -> Any:
     if isinstance(shape, list):
         return list(map(abridged, shape))
     if isinstance(shape, dict):
-        return {name if name == "*" else f"{name.rstrip('?')}?": abridged(inner) for name, inner in shape.items()}
+        return {name if name in "*#" else f"{name.rstrip('?')}?": abridged(inner) for name, inner in shape.items()}
     return shape
 
 
@@ -96,7 +96,8 @@ def a(shape: Any) -> Any:
     if isinstance(shape, list):
         return [a(shape[0])]
     if isinstance(shape, dict):
-        return {name.rstrip("?") if name != "*" else "0": a(inner) for name, inner in shape.items()}
+        there = {name: inner for name, inner in shape.items() if inner != "never"}
+        return {name.rstrip("?") if name not in "*#" else "0": a(inner) for name, inner in there.items()}
     if shape is None:
         return None
     words = ["x", "5", 7, True, {}, "0" * 32, "/a/b", "a/b", "1-2", f"1-2-{'0' * 32}", ".staged-x", ["0" * 32, 7], [1, 2, 3], ["x", "y"]]
@@ -118,9 +119,11 @@ def spoilt(value: Any, shape: Any) -> Iterator[Any]:
     if isinstance(shape, dict):
         yield from (None, [], "x", 5)
         for name, inner in shape.items():
-            key = name.rstrip("?") if name != "*" else "0"
+            if inner == "never":
+                continue
+            key = name.rstrip("?") if name not in "*#" else "0"
             yield from ({**value, key: one} for one in spoilt(value[key], inner))
-            if key == name and name != "*":
+            if key == name:
                 yield {other: one for other, one in value.items() if other != key}
 
 

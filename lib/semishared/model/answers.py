@@ -15,7 +15,8 @@ MAYBE_TEXT = ("text", None)
 RESTED = ({"rest?": "text", "why?": "text"}, None)
 KEPT = ({"kept?": "text"}, None)
 KEPT_DISK = {"path": "path", "vm": "count", "disk": "count", "image": ("json", None), "bytes?": "count", "size?": "count"}
-ON_STORE = {"on_store?": "json", "how?": "text", "readonly?": "flag"}
+ON_STORE = {"on_store": "json", "how": "text", "readonly": "flag"}
+ELSE = {"on_store?": "never"}
 SEEN = {"path": "path", "seen": "text", "age": "number", "bytes": "count"}
 STAGED = {**SEEN, "lives?": ("flag", None)}
 BASE = {
@@ -25,8 +26,8 @@ BASE = {
 BASES = {"bases": [BASE], "total": "count", "free": "count", "whole": "count"}
 VM_DIR = {"present": "flag", "whole": "flag", "disks": "count", "seq": "number"}
 MARKED = {
-    **VM_DIR, "token": "token", "seen": "text", "bytes?": "count", "bases?": ["base"], "diffs?": "flag", "classes?": {"*": ["text"]},
-    "sizes?": {"*": "count"},
+    **VM_DIR, "token": "token", "seen": "text", "bytes?": "count", "bases?": ["base"], "diffs?": "flag", "classes?": {"#": ["text"]},
+    "sizes?": {"#": "count"},
 }  # fmt: skip
 DONE = {"seconds": "real", "error": "text", "id": "text"}
 COMMITTED = {
@@ -55,11 +56,16 @@ SERVED = {"codec": "text", "plain": "count"}
 FETCHED = {"sources": {"*": {"extents": "count", "bytes": "count"}}, "troubles": ["text"]}
 IN_POOL = {"images": ["count"], "lacks": ["text"], "beside": ["text"]}
 KEY = {"monitors": "text", "fs": "text", "path": "text", "user": "text", "key": "text", "access": "text"}
-DISK_SEEN = {
-    "unsettled?": "flag", **ON_STORE, "format?": "format", "image?": ("json", None), "active?": "number", "snapshots?": ["count"],
-    "aliases?": ["count"], "target?": "text", "system_snapshots?": "count", "waiting?": "count", "uncommitted?": ["disk"],
-    "layers?": {"*": {"parent": ("number", None), "format": "format", "backing": MAYBE_TEXT, "backing_format": MAYBE_TEXT}},
-}  # fmt: skip
+DISK_SEEN = (
+    ON_STORE,
+    {
+        **ELSE, "unsettled?": "never", "how": "text", "format": "format", "image": ("json", None), "active": "number",
+        "snapshots": ["count"], "aliases": ["count"], "target": "text", "system_snapshots": "count",
+        "waiting?": "count", "uncommitted?": ["disk"],
+        "layers": {"#": {"parent": "number", "format": "format", "backing": "text", "backing_format": "text"}},
+    },
+    {**ELSE, "unsettled": "flag"},
+)  # fmt: skip
 STORE_SEEN = {
     "path": "path", "images": [{**SEEN, "name": "text"}], "staged": [STAGED],
     "sides": [{
@@ -73,7 +79,7 @@ ANSWERS: dict[str, Shape] = {
     "StageBase": ({"generation": "generation", "snapshot?": "count"}, None),
     "SaveDisk": RESTED, "CopyOut": RESTED, "FillImage": RESTED, "SwitchLayer": RESTED, "RestGuest": RESTED,
     "EndSession": ({"commits?": "flag"}, None),
-    "RemoveDisk": ({**ON_STORE, "kept?": "text"}, None), "GrowDisk": (ON_STORE, None),
+    "RemoveDisk": (ON_STORE, {**ELSE, "kept?": "text"}, None), "GrowDisk": (ON_STORE, {**ELSE}, None),
     "RemoveVm": ({"kept": ["text"]}, None),
     "SendFile": {"sha256": "digest", "size": "count"},
     "MarkVm": MARKED, "LookAtVm": MARKED, "LookForVm": {**VM_DIR, "same": "flag"},

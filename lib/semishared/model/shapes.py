@@ -6,7 +6,7 @@ None                    null
 [shape]                 a list of such
 (shape, shape)          one or the other
 {"name": shape}         an object that has these; with `?` behind a name one that may be left out. What it has besides is not read
-{"*": shape}            an object of such, by any names
+{"*": shape}            an object of such, by any names; {"#": shape}: by numbers
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ def _is_probe(value: object) -> bool:
 FORMS: dict[str, Callable[[object], bool]] = {
     "count": _is_count, "number": _is_number, "real": _is_real, "text": _is_text, "json": _is_json,
     "flag": lambda value: isinstance(value, bool), "nothing": lambda value: value == {},
+    "never": lambda value: False,
     "capacity": lambda value: isinstance(value, list) and len(value) == 3 and all(map(_is_count, value)),
     "disk": _matches(r"[0-9]{1,9}"), "lease": _matches(r"[0-9]{1,9}-[0-9]{1,9}"),
     "base": _matches(r"([0-9]{1,9}-[0-9]{1,9}-[0-9a-f]{32})?"),
@@ -93,7 +94,7 @@ def _wrong(value: object, shape: Shape, where: str) -> str | None:
         return None if FORMS[shape](value) else _said(value, where)
     if isinstance(shape, tuple):
         found = [_wrong(value, other, where) for other in shape]
-        return None if None in found else found[0]
+        return None if None in found else max(map(str, found), key=lambda text: text.count("."))
     if isinstance(shape, list) and isinstance(value, list):
         return next(filter(None, (_wrong(item, shape[0], f"{where}[{number}]") for number, item in enumerate(value))), None)
     if isinstance(shape, dict) and isinstance(value, dict):
@@ -102,7 +103,9 @@ def _wrong(value: object, shape: Shape, where: str) -> str | None:
 
 
 def _wrong_field(value: dict[str, object], name: str, shape: Shape, where: str) -> str | None:
-    if name == "*":
+    if name in ("*", "#"):
+        if name == "#" and not all(map(FORMS["disk"], value)):
+            return _said(value, where)
         return next(filter(None, (_wrong(item, shape, f"{where}.{key[:50]}") for key, item in value.items())), None)
     key = name.rstrip("?")
     if key not in value:

@@ -86,9 +86,12 @@ class Facts(NamedTuple):
         """Return the facts in the answer of a DescribeDisk."""
         if not isinstance(data, dict) or not isinstance(data.get("layers"), dict) or data.get("how") not in PLACES:
             raise BadArguments("not a description of a disk")
-        layers = {int(number): Layer(**layer) for number, layer in data["layers"].items()}
+        place, active = PLACES[data["how"]], data["active"]
+        layers = {int(number): Layer(*(layer[name] for name in Layer._fields)) for number, layer in data["layers"].items()}
+        if place.snapshots != "none" and not data["image"] and active not in layers:
+            raise BadRecord(f"its guest is said to write to layer {active}, which is not there")
         return cls(
-            PLACES[data["how"]], Tree(layers, data["active"]), tuple(data["snapshots"]), tuple(data["aliases"]), data["target"],
+            place, Tree(layers, active), tuple(data["snapshots"]), tuple(data["aliases"]), data["target"],
             data["system_snapshots"], s.ImageRef.from_data(data["image"]) if data["image"] else None,
         )  # fmt: skip
 
