@@ -122,7 +122,7 @@ def mvds(action: Action) -> Plan:
     asked = args.ToImage.parse(action.argv)
     vm = vm_shares.known(asked.disk.vm_place.vm)
     action.seq = vm.seq_on(asked.disk.host) if vm else -1
-    return removals.mvds(asked, vm_location.is_here_too(asked.disk.vm_place))
+    return removals.mvds(asked, vm_location.is_here_too(asked.disk.vm_place), vm)
 
 
 def cpds(action: Action) -> Plan:

@@ -9,7 +9,7 @@ A host may say that there is a disk, whether the disk is the image or its clone,
 
 from __future__ import annotations
 
-from typing import Dict
+from typing import Any, Dict, Optional, Tuple
 
 from .. import NAME
 from ..errors import ForeignImage, GoneFromOned
@@ -19,24 +19,35 @@ from ..model.refs import ImageRef
 from ..opennebula.xml import Datastore, Disk, Image, Vm
 from . import images
 
+Known = Dict[Tuple[str, int], Any]
+"""What oned has answered already, by the kind of the object and its id."""
 
-def of_disk(vm: Vm, disk: Disk) -> Part[ImageRef]:
-    """Return the image that oned has acquired for a disk of a VM; raise ForeignImage for a disk that has none, GoneFromOned,
-    OnedUnavailable.
+
+def of_disk(vm: Vm, disk: Disk, known: Optional[Known] = None) -> Part[ImageRef]:
+    """Return the image that oned has acquired for a disk of a VM.
+
+    Raise ForeignImage for a disk that has none, GoneFromOned, OnedUnavailable.
     """
+    known = {} if known is None else known
     if disk.image_id < 0:
         raise ForeignImage(f"disk {disk.id} of VM {vm.id} is volatile to OpenNebula: it has no image")
     try:
-        image: Image = yield AskOned("image", disk.image_id)
+        image: Image = yield from _once(known, "image", disk.image_id)
     except GoneFromOned:
         # Deleted by force. oned wrote over DISK what it had acquired; how that is reached only the datastore says.
         try:
-            datastore: Datastore = yield AskOned("datastore", disk.store_id)
+            datastore: Datastore = yield from _once(known, "datastore", disk.store_id)
         except GoneFromOned:
             raise GoneFromOned(_kept(vm.id, disk.id, f"{disk.image_id}, of datastore {disk.store_id}: it has neither")) from None
         return images.ref_at(datastore.id, stores.access(datastore), disk.image_id, disk.source, format=disk.format)
-    datastore = yield AskOned("datastore", image.store_id)
+    datastore = yield from _once(known, "datastore", image.store_id)
     return images.image_ref(image, datastore)
+
+
+def _once(known: Known, what: str, number: int) -> Part[Any]:
+    if (what, number) not in known:
+        known[what, number] = yield AskOned(what, number)
+    return known[what, number]
 
 
 def confirmed(vm: Vm, disk: int, said: object) -> Part[ImageRef]:
@@ -73,8 +84,9 @@ def _kept(vm: int, disk: int, image: str) -> str:
 
 def of_vm(vm: Vm) -> Part[Dict[int, ImageRef]]:
     """Return the images that oned has acquired for the disks of a VM that are ours, by disk; raise OnedUnavailable."""
-    found = {}
+    found: Dict[int, ImageRef] = {}
+    known: Known = {}
     for disk in vm.disks:
         if disk.image_id >= 0 and disk.driver in ("", NAME) and not disk.is_directory:
-            found[disk.id] = yield from of_disk(vm, disk)
+            found[disk.id] = yield from of_disk(vm, disk, known)
     return found

@@ -8,13 +8,16 @@ has the VM, and is not that host); and if it was, a host that is not there any m
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Optional
 
 from ..errors import HostUnreachable
 from ..model import steps as s
 from ..model.exchange import AskOned, Lines, On, Part, Plan, Say, agree, warn
 from ..opennebula.args import Delete, ToImage, VmPlace
 from .disks import disk_ref, running_domain
+
+if TYPE_CHECKING:
+    from ..opennebula.xml import Vm
 
 
 def delete(asked: Delete, is_here: bool) -> Plan:
@@ -40,8 +43,11 @@ def delete(asked: Delete, is_here: bool) -> Plan:
     yield Say(_finished, (place, *found))
 
 
-def mvds(asked: ToImage, is_here: bool) -> Plan:
-    """Plan mvds: the session of an in-place disk ends, its data is where it belongs already; that of a diff is committed."""
+def mvds(asked: ToImage, is_here: bool, vm: Optional[Vm] = None) -> Plan:
+    """Plan mvds: the session of an in-place disk ends, its data is where it belongs already; that of a diff is committed.
+
+    `vm`: as oned has it, if that was asked for already.
+    """
     place, disk = asked.disk.vm_place, disk_ref(asked.disk)
     ended = yield from everywhere(place, is_here, s.EndSession(disk))
     if any(answer and answer.get("kept") for answer in ended):
@@ -53,7 +59,7 @@ def mvds(asked: ToImage, is_here: bool) -> Plan:
         from . import settling
 
         # Of a guest that runs on other disks may be at rest, or have jobs. Where the files of one at rest are, there are no domains.
-        domain = running_domain((yield AskOned("vm", place.vm)))
+        domain = running_domain(vm or (yield AskOned("vm", place.vm)))
         for machine in diffs:
             finish = FinishDisk(disk, "" if is_here and machine == "localhost" else domain)
             done = yield from settling.settled(machine, finish)
