@@ -8,6 +8,7 @@ What is on Ceph is answered outright: the datastore's machine is the one that li
 from __future__ import annotations
 
 import base64
+import os
 import re
 import subprocess
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
@@ -24,8 +25,8 @@ from tools.oned_site import STORE, SYSTEM
 from trust import lies
 from trust.lying_site import HONEST, LIAR, SECRET, LyingSite
 
-A_FEW = 3
-"""Lies of each situation in the usual run: others for each."""
+A_FEW, MANY = 3, int(os.environ.get("SEMISHARED_LIES", "40"))
+"""Lies of each situation in the usual run, and in that at length; there are some hundred of each, SEMISHARED_LIES=1000 tells them all."""
 
 
 class Done(NamedTuple):
@@ -352,16 +353,16 @@ def check(site: LyingSite, before: Dict[str, Any], lie: "lies.Lie", done: Done) 
     assert not [c for c in done.out + done.err if not c.isprintable() and c != "\n"], what
 
 
-def a_few(name: str, found: "List[lies.Lie]") -> "List[lies.Lie]":
-    """Return some lies of all kinds, for each situation from another one on."""
-    first = sorted(SITUATIONS).index(name)
-    return [found[(first + number * len(found) // A_FEW) % len(found)] for number in range(A_FEW)] if found else []
+def some(name: str, found: "List[lies.Lie]", count: int) -> "List[lies.Lie]":
+    """Return so many lies, of all kinds, for each situation from another one on."""
+    first, count = sorted(SITUATIONS).index(name), min(count, len(found))
+    return [found[(first + number * len(found) // count) % len(found)] for number in range(count)]
 
 
-def lied_to(site: LyingSite, name: str, chosen: "Callable[[str, List[lies.Lie]], List[lies.Lie]]") -> None:
+def lied_to(site: LyingSite, name: str, count: int) -> None:
     found, do = lies.all_of(site, told_truly(site, name)), None
     assert found or name in SILENT, "nobody has asked the host anything"
-    for lie in chosen(name, found):
+    for lie in some(name, found, count):
         site.honest()
         do = do or SITUATIONS[name](site)
         before = site.of_others()
@@ -383,10 +384,10 @@ SILENT = ("datastore/stat", "verb pool list", "verb failover", "verb fence", "ve
 @pytest.mark.fault(25, "whatever a host answers to an action or a verb, nothing of others is changed, read or written")
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_what_a_host_answers_does_no_harm(site: LyingSite, name: str) -> None:
-    lied_to(site, name, a_few)
+    lied_to(site, name, A_FEW)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", SITUATIONS)
-def test_all_that_a_host_can_answer_does_no_harm(site: LyingSite, name: str) -> None:
-    lied_to(site, name, lambda _, found: found)
+def test_much_that_a_host_answers_does_no_harm(site: LyingSite, name: str) -> None:
+    lied_to(site, name, MANY)

@@ -112,7 +112,7 @@ def spoilt(value: Any, shape: Any) -> Iterator[Any]:
     if isinstance(shape, tuple):
         yield from (one for one in spoilt(value, shape[0]) if all(shapes.wrong(one, other) is not None for other in shape[1:]))
         return
-    yield from (one for one in (object(), float("nan"), float("inf"), 1 << 70, LONG) if shape != "json")
+    yield from (one for one in (object(), float("nan"), float("inf"), 1 << 70, LONG, "\ud800") if shape != "json")
     if isinstance(shape, list):
         yield from ([one] for one in spoilt(value[0], shape[0]))
         yield {}

@@ -62,7 +62,7 @@ DISK_SEEN = (
         **ELSE, "unsettled?": "never", "how": "text", "format": "format", "image": ("json", None), "active": "number",
         "snapshots": ["count"], "aliases": ["count"], "target": "text", "system_snapshots": "count",
         "waiting?": "count", "uncommitted?": ["disk"],
-        "layers": {"#": {"parent": "number", "format": "format", "backing": "text", "backing_format": "text"}},
+        "layers": {"#": {"parent": "number", "format": "format", "backing": "text", "backing_format": "format"}},
     },
     {**ELSE, "unsettled": "flag"},
 )  # fmt: skip

@@ -39,7 +39,13 @@ def _is_real(value: object) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= LONGEST
+    """Tell whether a value is a text that a program can be given: what is no UTF-8 of a file's name is one."""
+    if not isinstance(value, str) or len(value) > LONGEST:
+        return False
+    try:
+        return value.isascii() or bool(value.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError:
+        return False
 
 
 def _is_json(value: object, depth: int = 0) -> bool:
@@ -50,7 +56,7 @@ def _is_json(value: object, depth: int = 0) -> bool:
 
 
 def _matches(pattern: str) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, str) and len(value) <= LONGEST and re.match(pattern + r"\Z", value) is not None
+    return lambda value: _is_text(value) and re.match(pattern + r"\Z", str(value)) is not None
 
 
 PATH = r"(?s)/(?!(.*/)?\.\.?(/|\Z))[^\0]*"
