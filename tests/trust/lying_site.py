@@ -54,9 +54,9 @@ class LyingSite(ActionSite):
             self.oned.host_create(host)
         # What doctor takes for an OpenNebula.
         for name in ("var/lib/one/remotes/vmm/kvm/deploy", "etc/one/oned.conf", "var/lib/one/remotes/etc/vmm/kvm/kvmrc"):
-            path = self.top / "fe" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("")
+            file = self.top / "fe" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("")
         self._others()
 
     def _others(self) -> None:

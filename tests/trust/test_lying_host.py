@@ -11,6 +11,7 @@ import base64
 import os
 import re
 import subprocess
+from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 import pytest
@@ -152,23 +153,27 @@ def with_snapshots(site: LyingSite, action: str, persistent: bool = False) -> in
 
 situation("snap_create")(lambda site: on_disk(site, "SNAP_CREATE", made(site, "CLONE"), 0))
 situation("snap_create of an image")(lambda site: on_disk(site, "SNAP_CREATE", made(site, "LN", persistent=True), 0))
-DESCRIBED = {
+DESCRIBED: Dict[str, Any] = {
     "how": "overlay", "format": "qcow2", "image": None, "active": 0, "snapshots": [], "aliases": [], "target": "vda",
     "system_snapshots": 0, "layers": {"0": {"parent": -1, "format": "qcow2", "backing": "/b", "backing_format": "raw"}},
 }  # fmt: skip
 situation(
     "snap_create_live", DescribeDisk=DESCRIBED, DropStrays=None, AddLayer=None, SwitchLayer={"rest": "SUSPEND", "why": ""}, NameLayer=None,
 )(lambda site: on_disk(site, "SNAP_CREATE_LIVE", made(site, "CLONE"), 0))  # fmt: skip
+
+
+def changed(site: LyingSite, action: str, how: str) -> Callable[[], Done]:
+    return on_disk(site, action.upper(), with_snapshots(site, how, persistent=how == "LN"), 0)
+
+
 for action in ("snap_delete", "snap_revert"):
-    for what, how in (("", ("CLONE", False)), (" of an image", ("LN", True))):
-        situation(f"{action}{what}")(  # type: ignore[misc]
-            lambda site, action=action, how=how: on_disk(site, action.upper(), with_snapshots(site, *how), 0)
-        )
+    situation(action)(partial(changed, action=action, how="CLONE"))
+    situation(f"{action} of an image")(partial(changed, action=action, how="LN"))
 
 
-def moved(site: LyingSite, source: str, target: str, lcm: int, **attributes: str) -> Callable[[], Done]:
+def moved(site: LyingSite, source: str, target: str, lcm: int) -> Callable[[], Done]:
     """Return an mv of a directory that is on the host that lies, if it comes from there; else on the other."""
-    vm = made(site, "CLONE", **attributes)
+    vm = made(site, "CLONE")
     if source == HONEST:
         tm(site, "MV", directory(site, vm), directory(site, vm, HONEST), vm, SYSTEM)()
     site.oned.vm(vm).state, site.oned.vm(vm).lcm = 3, lcm
@@ -211,9 +216,8 @@ def backup(site: LyingSite, action: str) -> Callable[[], Done]:
 
 
 for action in ("prebackup", "postbackup", "prebackup_live", "postbackup_live"):
-    situation(action, **({"BackUp": None, "EndBackup": None} if "live" in action else {}))(  # type: ignore[misc]
-        lambda site, action=action: backup(site, action.upper())
-    )
+    pretended: Dict[str, Any] = {"BackUp": None, "EndBackup": None} if "live" in action else {}
+    situation(action, **pretended)(partial(backup, action=action.upper()))
 
 
 # -- images on a store that another machine changes -----------------------------------------------------
@@ -234,7 +238,7 @@ SHARES = {"DISK_TYPE": "FILESYSTEM", "SEMISHARED_FS": "btrfs", "SEMISHARED_FS_RO
 
 
 def stored(site: LyingSite, action: str, kind: Dict[str, str]) -> Callable[[], Done]:
-    attributes = {"TYPE": "IMAGE_DS", "BRIDGE_LIST": LIAR, "SAFE_DIRS": str(site.top), **kind}
+    attributes: Dict[str, Any] = {"TYPE": "IMAGE_DS", "BRIDGE_LIST": LIAR, "SAFE_DIRS": str(site.top), **kind}
     held = Datastore(BRIDGED, "bridged", 0, "semishared", "semishared", str(site.location / str(BRIDGED)), attributes)
     path = site.top / "upload.img"
     path.write_bytes(b"u" * (1 << 20))
@@ -299,7 +303,8 @@ TOLD: Dict[str, Any] = {
 
 
 def with_shares(site: LyingSite) -> None:
-    attributes, place = {"TYPE": "IMAGE_DS", "BRIDGE_LIST": LIAR, **SHARES}, str(site.location / str(BRIDGED))
+    attributes: Dict[str, Any] = {"TYPE": "IMAGE_DS", "BRIDGE_LIST": LIAR, **SHARES}
+    place = str(site.location / str(BRIDGED))
     site.oned.datastores[BRIDGED] = Datastore(BRIDGED, "shares", 0, "semishared", "semishared", place, attributes)
     site.oned.images[905] = Image(
         905, "share", 7, True, BRIDGED, "shares", {}, source="/shares/share-905", format="raw", size=1024, state=1, regtime=5
