@@ -38,7 +38,8 @@ def verify(step: VerifyBase, tell: Tell) -> dict[str, object]:
             return {"bad": [], "damaged": True, "bytes": 0, "seconds": 0.0, **_held(base)}
         raise MissingImage(f"base {step.name} is not there on {os.uname().nodename}")
     if step.only:
-        return {"bad": rotten.doubt(step.root, step.name, step.only), "bytes": 0}
+        doubted = rotten.doubt(step.root, step.name, step.only)
+        return {"bad": doubted, "damaged": bool(doubted), "bytes": 0, "seconds": 0.0, **_held(base)}
     stand_back(19)
     started = time.monotonic()
     inode = os.stat(base.image).st_ino

@@ -13,8 +13,8 @@ from .shapes import Shape, shown, wrong
 
 MAYBE_TEXT = ("text", None)
 RESTED = ({"rest?": "text", "why?": "text"}, None)
-KEPT = ({"kept?": "text"}, None)
-KEPT_DISK = {"path": "path", "vm": "count", "disk": "count", "image": ("json", None), "bytes?": "count", "size?": "count"}
+KEPT = {"kept": "text"}
+KEPT_DISK = {"path": "path", "vm": "count", "disk": "count", "image": ("json", None), "bytes": "count", "size": "count"}
 ON_STORE = {"on_store": "json", "how": "text", "readonly": "flag"}
 ELSE = {"on_store?": "never"}
 SEEN = {"path": "path", "seen": "text", "age": "number", "bytes": "count"}
@@ -26,7 +26,7 @@ BASE = {
 BASES = {"bases": [BASE], "total": "count", "free": "count", "whole": "count"}
 VM_DIR = {"present": "flag", "whole": "flag", "disks": "count", "seq": "number"}
 MARKED = {
-    **VM_DIR, "token": "token", "seen": "text", "bytes?": "count", "bases?": ["base"], "diffs?": "flag", "classes?": {"#": ["text"]},
+    **VM_DIR, "token": "token", "seen": "text", "bytes": "count", "bases": ["base"], "diffs?": "flag", "classes?": {"#": ["text"]},
     "sizes?": {"#": "count"},
 }  # fmt: skip
 DONE = {"seconds": "real", "error": "text", "id": "text"}
@@ -34,6 +34,7 @@ COMMITTED = {
     "bytes": "count", "settle?": "json", "kept?": "text", "generation?": "generation", "size?": "count", "dirty?": "count",
     "written?": "count", "seconds?": "real", "hashed?": "count", "waited?": "real", "how?": "text",
 }  # fmt: skip
+UNCOMMITTED = {"disk": "count", "bytes": "count", "why": "text", "waiting": "flag", "with_base": "flag"}
 OWNER = ({"vm": "number", "disk": "number", "epoch": "number", "generation": "text", "host": "text", "cloud": "text"}, None)
 DEVICE = {
     "uuid": "text", "path": "text", "class": "text", "weight": "real", "total": "count", "free": "count", "disks": "count",
@@ -41,7 +42,7 @@ DEVICE = {
     "watched?": "flag", "limit?": ("number", None),
 }  # fmt: skip
 VERIFIED = {
-    "bad": ["number"], "damaged?": "flag", "bytes": "count", "seconds?": "real", "leases?": ["lease"], "wrong_in_memory?": "json",
+    "bad": ["number"], "damaged": "flag", "bytes": "count", "seconds": "real", "leases": ["lease"], "wrong_in_memory?": "flag",
 }  # fmt: skip
 WRONG = {"id": "text", "detail": "text"}
 SNAPSHOT = {"name": "text", "made": "number", "alone": "number", "path": "text", "in_guest": "text", "wrong?": WRONG}
@@ -85,7 +86,7 @@ ANSWERS: dict[str, Shape] = {
     "MarkVm": MARKED, "LookAtVm": MARKED, "LookForVm": {**VM_DIR, "same": "flag"},
     "SendVm": {"sha256": "digest", "seen": "text"}, "RenameVm": {"seen": "text"},
     "ReleaseVm": KEPT, "ClearVm": KEPT,
-    "DescribeVm": {"present?": "flag", "records": ["json"]},
+    "DescribeVm": {"present": "flag", "records": ["json"]},
     "LookAtGuest": {"*": {"type": "text", "path?": "text", "directories?": ["text"]}},
     "WriteProbe": {"name": "probe"},
     "DescribeDisk": DISK_SEEN, "LookAtDisk": DISK_SEEN,
@@ -94,7 +95,7 @@ ANSWERS: dict[str, Shape] = {
     "LookForDiff": ({"before": OWNER[0], "epoch": "number"}, "nothing"),
     "TakeTurn": {"runs": "flag"}, "CheckDiff": ({"settle?": "json"}, None), "CommitDisk": COMMITTED, "FinishDisk": (COMMITTED, None),
     "RenewVm": {
-        "disks": [{"disk": "count", **COMMITTED, "why?": "text", "waiting?": "flag", "with_base?": "flag"}], "bytes": "count",
+        "disks": [({"disk": "count", **COMMITTED, "why?": "never"}, UNCOMMITTED)], "bytes": "count",
         "bases": ["base"],
     },
     "KeepStale": {"kept": ["text"], "seen": "text"},
@@ -107,7 +108,7 @@ ANSWERS: dict[str, Shape] = {
     "ListPool": ["text"], "LookAtImages": {"*": STORED}, "FindSnapshots": {"*": PASSING}, "DropSnapshot": {"removed": "flag"},
     # of bases
     "ListBases": BASES, "VerifyBase": VERIFIED, "ReadBase": VERIFIED, "MendBase": {"relinked": ["text"]},
-    "EvictBase": {"evicted": "flag", "bytes?": "count"},
+    "EvictBase": {"evicted": "flag", "bytes": "count"},
     "DescribeBase": {
         **BASES, "generation": "generation", "current": "generation", "has": "flag", "manifest": "flag", "needed": "count",
         "where": "text", "lacks": ("json", None), "tools": ["text"], "trouble": "text",
@@ -121,7 +122,7 @@ ANSWERS: dict[str, Shape] = {
             "image": ("json", None), "io_class": "text", "uncommitted": ("count", None), "device": "text",
             "hot": ({"path": "text", "why": "text"}, None),
         }]}],
-        "kept?": [KEPT_DISK],
+        "kept": [KEPT_DISK],
     },
     "RehearseHypervisor": {
         "plan": [{"host": "text", "steps": ["json"], "answers?": ["json"], "during?": "text", "follows?": "text"}], "open": "flag",
@@ -149,7 +150,7 @@ ANSWERS: dict[str, Shape] = {
     "ListKeys": {"keys": [{"image": "number", "vm": "number", "readonly": "flag", "seq": "number", "user": "text"}]},
     # of all that lies there
     "LookAround": {
-        "open": ["text"], "is_away?": "flag", "unlinked?": [{**SEEN, "vm": "number", "replaced": "flag"}], "staged": [STAGED],
+        "open": ["text"], "is_away": "flag", "unlinked": [{**SEEN, "vm": "number", "replaced": "flag"}], "staged": [STAGED],
         "domains": ({"names": ["text"], "files": ["text"]}, {"error": "text"}), "stores": [STORE_SEEN], "refused": [WRONG],
         "vms": [{
             **SEEN, "system": "count", "vm": "count", "kind": "text", "entries": ["text"], "staged": [STAGED], "seq": "number",
