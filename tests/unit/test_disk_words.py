@@ -45,6 +45,7 @@ WORDS = {
 PLACES = {
     "opennebula/xml.py": "the view of it",
     "plan/attach_xml.py": "what is attached, as its record says",
+    "plan/checkpoint.py": "what oned has sent for this resume, whose disks a checkpoint is compared with",
     "plan/domain_xml.py": "what libvirt is told, as the records say",
     "plan/filesystems.py": "directories for guests, in the same",
     "cli/commit.py": "a word of the command line",

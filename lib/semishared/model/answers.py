@@ -14,7 +14,7 @@ from .shapes import Shape, shown, wrong
 MAYBE_TEXT = ("text", None)
 RESTED = ({"rest?": "text", "why?": "text"}, None)
 KEPT = {"kept": "text"}
-KEPT_DISK = {"path": "path", "vm": "count", "disk": "count", "image": ("json", None), "bytes": "count", "size": "count"}
+KEPT_DISK = {"path": "path", "vm": "count", "disk": "count", "image": ("json", None), "bytes": "count", "size": "count", "error?": "text"}
 ON_STORE = {"on_store": "json", "how": "text", "readonly": "flag"}
 ELSE = {"on_store?": "never"}
 SEEN = {"path": "path", "seen": "text", "age": "number", "bytes": "count"}
@@ -103,7 +103,8 @@ ANSWERS: dict[str, Shape] = {
     # of images in stores
     "SeeImage": {"frozen": "flag", "generation": "generation"}, "LendContent": {"generation": "generation", "snapshot": "snapshot"},
     "BeginSession": {"open_by": ["text"]}, "CheckWriters": (["text"], None), "FindClone": "text",
-    "StageImage": "stored", "BeginChange": "stored", "FreezeImage": ("generation", None),
+    "StageImage": "stored", "BeginChange": {"hidden": "stored", "change": "text"}, "CloneStored": {"made": "text"},
+    "FreezeImage": ("generation", None),
     "ReceiveImage": {"generation": "generation"}, "DigestImage": "digested", "MeasureStore": "capacity",
     "ListPool": ["text"], "LookAtImages": {"*": STORED}, "FindSnapshots": {"*": PASSING}, "DropSnapshot": {"removed": "flag"},
     # of bases
@@ -117,7 +118,8 @@ ANSWERS: dict[str, Shape] = {
     "StreamBases": {**SERVED, "packed": "count", "resent_percent": "real", "dropped": "count"},
     "DetachVm": {"vm": "count", "disks": [{"disk": "count", "generation": "generation", "bytes": "count"}], **DONE},
     "ReportDisks": {
-        "vms": [{"vm": "count", "system": "count", "error": "text", "disks": [{
+        "errors": ["text"],
+        "vms": [{"vm": "count", "system": "count", "error": "text", "wrong?": {"#": "text"}, "disks": [{
             "disk": "count", "how": "text", "place": "text", "format": "text", "path": "text", "bytes": "count", "snapshots": "count",
             "image": ("json", None), "io_class": "text", "uncommitted": ("count", None), "device": "text",
             "hot": ({"path": "text", "why": "text"}, None),
@@ -152,7 +154,7 @@ ANSWERS: dict[str, Shape] = {
     "LookAround": {
         "open": ["text"], "is_away": "flag", "unlinked": [{**SEEN, "vm": "number", "replaced": "flag"}], "staged": [STAGED],
         "domains": ({"names": ["text"], "files": ["text"]}, {"error": "text"}), "stores": [STORE_SEEN], "refused": [WRONG],
-        "vms": [{
+        "unreadable": ["text"], "vms": [{
             **SEEN, "system": "count", "vm": "count", "kind": "text", "entries": ["text"], "staged": [STAGED], "seq": "number",
             "noted": "flag",
         }],

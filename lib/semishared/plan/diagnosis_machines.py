@@ -73,7 +73,8 @@ def _programs(machine: str, answer: Mapping[str, Any]) -> list[Finding]:
         found.append(Finding(BROKEN, machine, f"python3 is {'.'.join(map(str, answer['python']))}", mend))
     for severity, kind in ((BROKEN, "needed"), (WARNING, "wanted")):
         for name in answer["lacks"][kind]:
-            found.append(Finding(severity, machine, f"{name} is not installed", f"as root on {machine}: apt-get install {PACKAGES.get(name, '...')}"))
+            mend = f"as root on {machine}: apt-get install {PACKAGES.get(name, '...')}"
+            found.append(Finding(severity, machine, f"{name} is not installed", mend))
     qemu = answer["programs"].get("qemu-img")
     if qemu and version(qemu) < QEMU_FLOOR:
         found.append(Finding(BROKEN, machine, f"QEMU {qemu} is older than 5.2: no extended_l2", f"as root on {machine}: update qemu"))
