@@ -93,6 +93,38 @@ def test_the_domain_of_a_writer_is_named(world: World) -> None:
             process.kill()
 
 
+@contextmanager
+def hung(path: Path) -> Iterator[None]:
+    """Have a file lie on a file system that hangs, and a process that has it open."""
+    path.touch()
+    own = os.stat(path).st_dev
+    words = ["--blockdev", "driver=null-co,node-name=none,size=4096", "--export", f"type=fuse,id=it,node-name=none,mountpoint={path}"]
+    with subprocess.Popen(["qemu-storage-daemon", *words]) as daemon:
+        deadline = time.monotonic() + 20
+        while os.stat(path).st_dev == own:
+            assert daemon.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        # Nobody else may have it open: what closes it, as a program does that is started, hangs too.
+        with subprocess.Popen(["sh", "-c", 'exec 3<"$0"; echo open; exec sleep 100', path], stdout=subprocess.PIPE) as user:
+            assert user.stdout and user.stdout.readline() == b"open\n"
+            daemon.send_signal(signal.SIGSTOP)
+            try:
+                time.sleep(1.2)  # what the kernel was told of the file holds for a second
+                yield
+            finally:
+                daemon.send_signal(signal.SIGCONT)
+                user.kill()
+        daemon.terminate()
+
+
+def test_a_file_on_a_store_that_hangs_holds_up_no_question_about_another(world: World, tmp_path: Path) -> None:
+    image = world.image()
+    ask = "import sys; from semishared.store import writers; print(writers.of_disk(sys.argv[1]))"
+    with hung(tmp_path / "hung"), exported(image.source, "raw") as pid:
+        said = subprocess.run([sys.executable, "-c", ask, image.source], stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout
+    assert f"is written to by process {pid} on" in said
+
+
 def test_readers_shareable_and_readonly_disks_are_not_refused(world: World) -> None:
     image = world.image(format="qcow2")
     with exported(image.source, "qcow2", writable=False):

@@ -15,6 +15,7 @@ from lab import forks
 from lab.oned.objects import Datastore, History, Image, Vm
 from tools.oned_site import STORE, SYSTEM, ActionSite
 from tools.world import make_image
+from trust.verb import AS
 
 LIAR, HONEST = "liar", "honest"
 OTHERS = 200
@@ -61,6 +62,7 @@ class LyingSite(ActionSite):
 
     def _others(self) -> None:
         """Lay out what no disk of the VM is."""
+        os.chown(self.top / "semishared_key", AS, -1)
         (self.home / ".ssh/authorized_keys").write_bytes(b"ssh-ed25519 " + SECRET)
         (self.home / ".one/one_auth").write_bytes(SECRET)
         (self.home / "one.db").write_bytes(SECRET)

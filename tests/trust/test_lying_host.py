@@ -13,6 +13,7 @@ import re
 import subprocess
 from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
+from unittest import mock
 
 import pytest
 
@@ -21,10 +22,14 @@ from lab.oned import ActionFailed
 from lab.oned.objects import Datastore, Image
 from semishared.cli.main import COMMANDS
 from semishared.front import transfer
+from semishared.front.fence_marks import Marks
+from semishared.opennebula.oned import Oned
 from semishared.plan import datastore, hypervisor, shares
+from semishared.plan.fence import Mark
 from tools.oned_site import STORE, SYSTEM
 from trust import lies
 from trust.lying_site import HONEST, LIAR, SECRET, LyingSite
+from trust.verb import AS
 
 A_FEW, MANY = 3, int(os.environ.get("SEMISHARED_LIES", "40"))
 """Lies of each situation in the usual run, and in that at length; there are some hundred of each, SEMISHARED_LIES=1000 tells them all."""
@@ -315,7 +320,9 @@ def told(site: LyingSite, name: str) -> Callable[[], Done]:
     action, persistent, attributes = LAID.get(name, ("CLONE", False, {}))
     vm = made(site, action, persistent, **attributes)
     if name == "fence --lift":
-        site.oned.host(LIAR).template["SEMISHARED_FENCED"] = {"STATE": "fenced", "EPOCH": "1", "SINCE": "1", "OFF": "confirmed"}
+        with mock.patch.dict(os.environ, site.environment), mock.patch("os.geteuid", lambda: AS):
+            (host,) = [host for host in Oned().hosts() if host.name == LIAR]
+            Marks(Oned()).note(host, Mark("fenced", 1, since=1, off="confirmed"))
     words = {"VM": str(vm), "IMAGE": site.oned.vm(vm).disks[0]["IMAGE_ID"], "PLACE": site.place(vm), "ROOT": str(site.top / "fe")}
     if "share" in name:
         with_shares(site)

@@ -6,5 +6,8 @@ import sys
 
 from semishared.cli.main import main
 
-os.geteuid = lambda: 9869
-sys.exit(main(sys.argv[1:]))
+AS = 9869
+
+if __name__ == "__main__":
+    os.geteuid = lambda: AS
+    sys.exit(main(sys.argv[1:]))

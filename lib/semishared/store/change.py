@@ -14,7 +14,7 @@ from typing import Callable, Iterator, Optional, TypeVar
 
 from ..errors import DamagedLayer, ImageChanged, NotSupported
 from ..named import NamedTuple
-from ..tools import extents, files, progress, qemu_img, whole_pages
+from ..tools import extents, files, layers, progress, qemu_img, whole_pages
 from ..tools.extents import EXTENT, Manifest
 from ..tools.in_order import in_order
 from ..tools.rate_limit import Pace
@@ -231,7 +231,7 @@ def _ranges(diff: Diff) -> tuple[list[Range], list[Range], int]:
     """Return what the layers hold, what is left of the base below them, and the size of the disk."""
     own: list[Range] = []
     below: list[Range] = []
-    end, sizes = 0, [os.path.getsize(layer) for layer in diff.layers]
+    end, sizes = 0, [layers.end(layer) for layer in diff.layers]
     for entry in qemu_img.mapped(qemu_img.chain(diff.layers, diff.base, diff.format)):
         start, length, file = int(entry["start"]), int(entry["length"]), len(diff.layers) - 1 - int(entry["depth"])
         end = start + length

@@ -78,7 +78,9 @@ def _note_seq(clones: str, name: str, seq: int) -> None:
     _refuse_late(clones, name, seq)
     if seq >= 0:
         with beneath.directory(clones, layout.layers(name), make=True) as folder:
-            files.write_json(layout_store.seq_note(folder), {"version": 1, "seq": seq})
+            note = layout_store.seq_note(folder)
+            files.remove_staged(*os.path.split(note))
+            files.write_json(note, {"version": 1, "seq": seq})
             point("clone dated")
 
 

@@ -46,7 +46,8 @@ def read(image: ImageRef, vm: int) -> int:
         with beneath.directory(image.root, layout_store.epochs()) as where:
             names = os.listdir(where)
     except FileNotFoundError:
-        if os.path.lexists(ours):
+        # Nothing of ours need be there yet; an image shows that the store is.
+        if os.path.lexists(ours) or (not image.access.marker and os.path.lexists(image.source)):
             return -1
         raise StoreAbsent(f"{image.root} on {os.uname().nodename} is not the store of image {image.id}: {ours} is not there") from None
     own = (vm, image.access.cloud)

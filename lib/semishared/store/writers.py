@@ -165,28 +165,19 @@ def _holder(fd: int) -> str:
 
 def _pids_with(stat: os.stat_result) -> Iterator[int]:
     """Yield the processes, of those that we may look into, that hold the write lock on a file."""
-    for pid in filter(str.isdigit, os.listdir("/proc")):
+    from ..tools import fdinfo
+
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         try:
-            opened = os.listdir(f"/proc/{pid}/fd")
+            if any(_is_writers(lock.first, lock.last) and lock.is_on(pid, stat) for lock in fdinfo.locks(pid)):
+                yield pid
         except OSError:
             continue
-        for number in opened:
-            try:
-                found = os.stat(f"/proc/{pid}/fd/{number}")
-            except OSError:
-                continue
-            if (found.st_dev, found.st_ino) == (stat.st_dev, stat.st_ino) and _locks_in(f"/proc/{pid}/fdinfo/{number}"):
-                yield int(pid)
-                break
 
 
-def _locks_in(fdinfo: str) -> bool:
-    """Tell whether an open file holds a lock on a byte that only a writer has."""
-    for words in (line.split() for line in _lines(fdinfo) if line.startswith("lock:")):
-        first, last = words[-2:]
-        if any(int(first) <= LOCK_PERM_BASE + bit and (last == "EOF" or LOCK_PERM_BASE + bit <= int(last)) for bit in (WRITE, RESIZE)):
-            return True
-    return False
+def _is_writers(first: int, last: str) -> bool:
+    """Tell whether a lock on these bytes is on one that only a writer has."""
+    return any(first <= LOCK_PERM_BASE + bit and (last == "EOF" or LOCK_PERM_BASE + bit <= int(last)) for bit in (WRITE, RESIZE))
 
 
 def _argument(pid: int) -> str:

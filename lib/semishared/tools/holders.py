@@ -15,7 +15,7 @@ import time
 from typing import Callable, Dict, Optional
 
 from ..named import NamedTuple
-from . import owner, standstill
+from . import fdinfo, owner, standstill
 
 SILENT_S = 120.0
 """For so long, or for what is a standstill if that is less, a holder has not been let run at all when it is killed."""
@@ -105,24 +105,17 @@ def _of(found: os.stat_result) -> Optional[Holder]:
         if len(words) < 6 or words[1] != "FLOCK" or words[5].rpartition(":")[2] != str(found.st_ino) or not words[4].isdigit():
             continue
         pid = int(words[4])
-        if _has_open(pid, found, words[5]):
+        if _has(pid, found, words[5]):
             return Holder(pid, owner.waiting(pid))
     return None
 
 
-def _has_open(pid: int, found: os.stat_result, device: str) -> bool:
-    """Tell whether a process has the file open; by the device's number where we may not look (btrfs shows another one to us)."""
+def _has(pid: int, found: os.stat_result, device: str) -> bool:
+    """Tell whether a process has a flock on the file; by the device's number where we may not look."""
     try:
-        names = os.listdir(f"/proc/{pid}/fd")
+        return any(lock.kind == "FLOCK" and lock.is_on(pid, found) for lock in fdinfo.locks(pid))
     except OSError:
         return device.rpartition(":")[0] == f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
-    for name in names:
-        try:
-            if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), found):
-                return True
-        except OSError:
-            continue
-    return False
 
 
 def _turns(pid: int) -> int:

@@ -122,6 +122,14 @@ def _tables(path: str, file: BinaryIO, head: bytes) -> bytes:
     return text
 
 
+def end(path: str) -> int:
+    """Return where a qcow2 file ends, in whole clusters: of its last one the end need not have been written."""
+    with open(path, "rb") as file:
+        head = file.read(24)
+        cluster = 1 << struct.unpack_from(">I", head, 20)[0] if head[:4] == MAGIC and len(head) == 24 else 1
+        return -(-os.fstat(file.fileno()).st_size // cluster) * cluster
+
+
 def _damaged(path: str, what: str) -> DamagedLayer:
     return DamagedLayer(f"{beneath.readable(path)} on {os.uname().nodename} {what}")
 
