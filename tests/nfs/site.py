@@ -294,6 +294,11 @@ class NfsSite(Site):
         """Mount the export where the store is."""
         host.mount(self.fe.address)
 
+    def mount_anew(self, host: Host) -> None:
+        """Let a host be another client of the server than the one whose lease has ended: that may find it out late, and lose more."""
+        host.script(f"for _ in $(seq 60); do umount {STORE} && exit 0; sleep 1; done; umount -l {STORE}", timeout=PATIENCE_S)
+        self.mount(host)
+
     def serve(self, *, grace: bool = True) -> None:
         """Start the server; after a restart clients have `GRACE_S` to reclaim what they hold."""
         self.fe.script("rpc.nfsd -N 3 4" + ("" if grace else "; echo Y >/proc/fs/nfsd/v4_end_grace"))

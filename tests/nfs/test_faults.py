@@ -98,6 +98,7 @@ def test_a_host_that_was_cut_off_cannot_write_when_it_is_back(nfs_site: NfsSite)
     assert h1.has_lock_refused(image.source), "nobody's lock is left"
     new.end()
     guest.kill()
+    nfs_site.mount_anew(h1)
 
 
 def test_an_image_that_was_replaced_on_the_server_is_read_anew(nfs_site: NfsSite) -> None:

@@ -22,7 +22,7 @@ from semishared.opennebula.xml import Datastore, Host, Image, Vm
 from semishared.tools import key
 
 path, wait_s, cases = json.loads(sys.argv[1])
-HISTORY = "<HISTORY_RECORDS><HISTORY><SEQ>0</SEQ><HOSTNAME>h1</HOSTNAME></HISTORY></HISTORY_RECORDS>"
+HISTORY = "<HISTORY_RECORDS><HISTORY><SEQ>0</SEQ><HOSTNAME>h1</HOSTNAME><HID>1</HID></HISTORY></HISTORY_RECORDS>"
 FROM = "<IMAGE_ID>7</IMAGE_ID><DATASTORE_ID>100</DATASTORE_ID><PERSISTENT>YES</PERSISTENT>"
 DISK = f"<DISK><DISK_ID>0</DISK_ID>{FROM}<SOURCE>{path}</SOURCE></DISK>"
 
@@ -98,6 +98,7 @@ def test_a_lock_that_is_held_forbids_and_one_that_is_gone_proves_nothing(nfs_sit
     assert "wrote" not in guest.do("write -P 2 1M 64k"), "who has lost a lock knows it"
     guest.kill()
     writes_again(h1, path)
+    nfs_site.mount_anew(h1)
 
 
 @pytest.mark.long
