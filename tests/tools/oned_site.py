@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional
 
-from lab import forks
+from lab import forks, layout
 from lab.oned import IMAGE_DS, SYSTEM_DS, ActionFailed, Oned, Settings
-from semishared.tools import key
 from tools.world import make_image
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +37,9 @@ class ActionSite:
         (remotes / "lib").symlink_to(ROOT / "lib")
         auth = top / "one_auth"
         auth.write_text("oneadmin:password\n")
-        key.make(str(top / "semishared_key"))
+        key = top / "semishared_key"
+        key.touch(0o600)
+        key.write_bytes(layout.FRONT_END_KEY)
         for number in (STORE, SYSTEM):
             (top / "datastores" / str(number)).mkdir(parents=True)
         with Oned.in_tree(top, Settings(location=str(top / "datastores"))) as oned:
