@@ -14,7 +14,7 @@ import argparse
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 from .. import NAME
 from ..config import Config, load
@@ -95,27 +95,26 @@ def _config() -> tuple[Config, str]:
 
 def _scripts(place: FrontEnd, config: Config) -> str:
     """Return what is wrong with scripts_dir."""
-    if place.etc is None:
-        return ""
-    try:
-        wanted = edits.scripts_dir(edits.read(place.oned_conf), place.oned_conf)
-    except SemisharedError:
-        # Unreadable: a finding of its own.
-        return ""
-    if wanted == config.hosts_scripts_dir:
+    wanted = _of_oned_conf(place, edits.scripts_dir)
+    if wanted in ("", config.hosts_scripts_dir):
         return ""
     return f"semishared.conf: scripts_dir = {config.hosts_scripts_dir}, but hosts have OpenNebula's scripts in {wanted} (oned.conf)"
 
 
 def _lost_name(place: FrontEnd) -> str:
     """Return HOSTNAME of oned.conf if it does not lead to this machine."""
+    name = _of_oned_conf(place, edits.hostname)
+    return "" if not name or is_here(name) else name
+
+
+def _of_oned_conf(place: FrontEnd, said: Callable[[str, str], str]) -> str:
+    """Return what oned.conf says, '' where it cannot be read: a finding of its own."""
     if place.etc is None:
         return ""
     try:
-        name = edits.hostname(edits.read(place.oned_conf), place.oned_conf)
+        return said(edits.read(place.oned_conf), place.oned_conf)
     except SemisharedError:
         return ""
-    return "" if not name or is_here(name) else name
 
 
 def _cloud() -> tuple[plan.Cloud, str]:
