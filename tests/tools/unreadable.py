@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file that answers every read with EIO: QEMU's own error injection (blkdebug), through FUSE over the file."""
+"""Files that answer every read with EIO: QEMU's own error injection (blkdebug), through FUSE over them; or that cannot even be asked."""
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import time
@@ -14,6 +15,38 @@ from typing import Iterator
 @contextmanager
 def eio(*paths: Path) -> Iterator[None]:
     """Have each read of the files at these paths fail within the block; what was at them is as before afterwards."""
+    with _over(*paths):
+        yield
+
+
+@contextmanager
+def dead(*paths: Path) -> Iterator[None]:
+    """Have nobody able to tell within the block whether the files at these paths are there: whose file system they are is gone."""
+    with _over(*paths) as daemon:
+        daemon.kill()
+        daemon.wait(20)
+        try:
+            deadline = time.monotonic() + 20
+            while any(map(_answers, paths)):  # the kernel remembers for a second what it was told
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            yield
+        finally:
+            for path in paths:
+                subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def _answers(path: Path) -> bool:
+    try:
+        os.lstat(path)
+    except OSError as e:
+        assert e.errno == errno.ENOTCONN
+        return False
+    return True
+
+
+@contextmanager
+def _over(*paths: Path) -> "Iterator[subprocess.Popen[bytes]]":
     bad = '{"driver":"blkdebug","node-name":"bad","image":"none","inject-error":[{"event":"none","iotype":"read","errno":5}]}'
     argv = ["qemu-storage-daemon", "--blockdev", "driver=null-co,node-name=none,size=4096,read-zeroes=on", "--blockdev", bad]
     for number, path in enumerate(paths):
@@ -25,7 +58,7 @@ def eio(*paths: Path) -> Iterator[None]:
             while any(os.stat(path).st_dev == device for path, device in own.items()):
                 assert daemon.poll() is None and time.monotonic() < deadline
                 time.sleep(0.005)
-            yield
+            yield daemon
         finally:
             daemon.terminate()
             daemon.wait(20)

@@ -16,7 +16,9 @@ import pytest
 from semishared.config import Config
 from semishared.errors import SemisharedError
 from semishared.model import steps as s
+from semishared.tools import files, locks
 from semishared.wire.session import Session
+from tools.unreadable import dead
 from tools.world import World
 from trust.test_undo import points, stopped
 
@@ -107,6 +109,69 @@ def test_holder_of_another_user_that_was_stopped(tmp_path: Path) -> None:
             assert said.startswith("SS188 ") and "lost" in said
             assert sorted(os.listdir(tmp_path)) == ["lock"]
             passer.communicate("\n", timeout=20)
+
+
+@pytest.mark.fault(37, "who was passed by publishes nothing, and removes nothing, when the other has done its work and removed the lock")
+@pytest.mark.parametrize("late", ["publishes", "removes a disk", "removes the lock"])
+def test_lock_that_is_gone_when_its_holder_goes_on(tmp_path: Path, late: str) -> None:
+    for top in tmp_path.parents:
+        top.chmod(top.stat().st_mode | 0o111) if str(top).count("/") > 1 else None
+    tmp_path.chmod(0o777)
+    lock, disk = tmp_path / "lock", tmp_path / "100/5/disk.1"
+    lock.touch(0o666)
+    lock.chmod(0o666)
+    disk.parent.mkdir(parents=True)
+    disk.write_text("of the VM made anew")
+    does = {
+        "removes a disk": f"from semishared.disk import vm_dir; vm_dir._unlink_disk(vm_dir.DiskRef(5, 1, {str(disk.parent)!r}))",
+        "removes the lock": "locks.remove(sys.argv[1]); files.refuse(); print('nothing was published', flush=True)",
+    }.get(late, 'files.write(sys.argv[2], b"late")')
+    program, passes = HOLDER.replace('files.write(sys.argv[2], b"late")', does), PASSER.replace("1.6)", "30)")
+    if late != "removes the lock":
+        passes += "    import os; os.unlink(sys.argv[1])\n    print('gone', flush=True)\n    sys.stdin.readline()\n"
+    with started(program, str(lock), str(tmp_path / "late")) as holder:
+        assert line(holder.stdout) == "held\n"
+        holder.send_signal(signal.SIGSTOP)
+        with started(passes, str(lock)) as passer:
+            assert line(passer.stdout).startswith("held "), passer.communicate()[1]
+            assert passer.stdin
+            if late != "removes the lock":
+                passer.stdin.write("\n")
+                passer.stdin.flush()
+                assert line(passer.stdout) == "gone\n"
+            holder.send_signal(signal.SIGCONT)
+            said = holder.communicate("go on\n", timeout=20)[0]
+            if late == "removes the lock":
+                assert said.startswith("nothing was published") and lock.exists()
+            else:
+                assert said.startswith("SS188 ") and not lock.exists()
+            assert disk.read_text() == "of the VM made anew" and not (tmp_path / "late").exists()
+            passer.communicate("\n", timeout=20)
+
+
+@pytest.mark.fault(37, "whose lock cannot be looked at publishes nothing")
+def test_lock_that_cannot_be_looked_at(tmp_path: Path) -> None:
+    with started(HOLDER.replace("e.id, e.detail", "e"), str(tmp_path / "lock"), str(tmp_path / "late")) as holder:
+        assert line(holder.stdout) == "held\n"
+        with dead(tmp_path / "lock"):
+            said = holder.communicate("go on\n", timeout=20)[0]
+    assert "Transport endpoint" in said and not (tmp_path / "late").exists()
+
+
+@pytest.mark.fault(37, "who has removed its own lock, or given it back, publishes as before")
+def test_lock_that_its_holder_has_removed(tmp_path: Path) -> None:
+    kept, own = str(tmp_path / "kept"), str(tmp_path / "own")
+    with locks.exclusive(own):
+        locks.remove(own)
+        files.write(f"{tmp_path}/one", b"1")
+    with locks.exclusive(kept):
+        pass
+    os.unlink(kept)
+    with locks.exclusive(own):
+        files.write(f"{tmp_path}/two", b"2")
+    assert locks.forget(own)
+    files.write(f"{tmp_path}/three", b"3")
+    assert sorted(os.listdir(tmp_path)) == ["one", "three", "two"]
 
 
 @pytest.mark.fault(37, "a holder that is only slow is waited for")

@@ -99,4 +99,4 @@ def receiving(vm: int, vm_dir: str, root: str) -> Iterator[str]:
             raise
         finally:
             run.kept.remove(file.fileno())
-            files.unlink(lock)
+            locks.remove(lock)

@@ -234,6 +234,7 @@ def _clones(disk: DiskRef, record: Record | None) -> list[str]:
 
 
 def _unlink_disk(disk: DiskRef) -> None:
+    files.refuse()
     files.unlink(disk.path)  # first: layers that are missed then are none that were lost (uncommitted.py)
     on_devices.remove(disk.path)
     layers.remove(disk.path)

@@ -248,5 +248,5 @@ def portbase(root: str, first: int) -> Iterator[int]:
         yield port
     finally:
         if file:
-            os.unlink(layout_base.port_lock(root, port))
+            locks.remove(layout_base.port_lock(root, port))
             file.close()

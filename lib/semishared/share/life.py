@@ -188,7 +188,7 @@ def remove(tree: Tree, number: int, source: str, born: int = -1) -> Optional[dic
                 _remove_all(tree, fs, number)
             _forget(tree, number)
             point("record of the share removed")
-        files.unlink(lock)
+        locks.remove(lock)
     return None
 
 

@@ -36,8 +36,8 @@ say: Callable[[str], None] = partial(print, file=sys.stderr)
 """Says what is to be known of a holder that was not waited for."""
 _wanted: dict[str, float] = {}
 """Since when locks are wanted that somebody has."""
-_held: dict[str, tuple[int, os.stat_result]] = {}
-"""Open files of locks that this process has taken, and what they were."""
+_held: dict[int, tuple[str, os.stat_result]] = {}
+"""By open file, the locks that this process has taken, and what they were."""
 
 
 def attempt(path: str) -> IO[str] | None:
@@ -59,7 +59,7 @@ def attempt(path: str) -> IO[str] | None:
             found = os.fstat(file.fileno())
             if os.path.samestat(found, os.lstat(path)):
                 _wanted.pop(path, None)
-                _held[path], files.refusals[:] = (file.fileno(), found), [refuse_if_passed]
+                _held[fd], files.refusals[:] = (path, found), [refuse_if_passed]
                 return file
         except BlockingIOError:
             is_passed = _look(path, file)
@@ -103,19 +103,38 @@ def _generation(file: IO[str]) -> int:
 
 
 def refuse_if_passed() -> None:
-    """Raise PassedBy if a lock that this process has is of a later generation: somebody else is at what it would publish."""
-    for path, (fd, found) in list(_held.items()):
-        try:
-            is_held = os.path.samestat(os.fstat(fd), found)
-            is_it = os.path.samestat(os.lstat(path), found)
-        except FileNotFoundError:
-            continue  # removed by its holder
-        except OSError:
-            is_held = is_it = False  # given back
-        if not is_held:
-            del _held[path]
-        elif not is_it:
+    """Raise PassedBy if a lock that this process has is of a later generation, or gone: somebody else is, or was, at what it would publish.
+
+    Raise OSError where that cannot be told.
+    """
+    for fd, (path, found) in list(_held.items()):
+        if not _has(fd, found):
+            del _held[fd]  # given back
+        elif not _is_at(path, found):
             raise PassedBy(f"process {os.getpid()} on {os.uname().nodename} had stopped, and lost {path} to another one")
+
+
+def _has(fd: int, found: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), found)
+    except OSError:
+        return False
+
+
+def _is_at(path: str, found: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.lstat(path), found)
+    except FileNotFoundError:
+        return False
+
+
+def remove(path: str) -> None:
+    """Remove the lock file `path`, which this process holds; what has its name since this one was passed by is another's."""
+    for fd, (name, found) in list(_held.items()):
+        if name == path and _has(fd, found):
+            del _held[fd]
+            if _is_at(path, found):
+                files.unlink(path)
 
 
 def unless_busy(path: str) -> IO[str] | None:
@@ -158,7 +177,7 @@ def forget(path: str) -> bool:
     if not file:
         return False
     with file:
-        os.unlink(path)
+        remove(path)
     return True
 
 
