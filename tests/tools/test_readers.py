@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of records, notes, journals, labels and listings, and six damages to what each reads; in one process.
+"""Readers of records, notes, journals, labels and listings, and seven damages to what each reads; in one process.
 
 That these are all, and what readers of less weight make of it: tests/unit/test_readers.py.
 """
@@ -27,7 +27,7 @@ from semishared.store import dir_epochs, dir_image, dir_journal, marker
 from semishared.store.dir_image import Stored
 from semishared.tools import files, layers, locks
 from semishared.vmm import records as at_start
-from tools.unreadable import eio
+from tools.unreadable import dead, eio
 from tools.world import MiB, World, make_image
 
 ID = "0123456789abcdef" * 2
@@ -136,9 +136,9 @@ def test_the_table_is_whole(world: World) -> None:
     assert tuple(made(world)) == READERS
 
 
-@pytest.mark.fault(30, "no reader takes what is zeroed, cut, a directory, on a failing disk or below an empty mount point for absent")
+@pytest.mark.fault(30, "no reader takes what is zeroed, cut, a directory, unreadable, not to be asked or not mounted for absent")
 @pytest.mark.parametrize("name", READERS)
-def test_six_damages(world: World, name: str) -> None:
+def test_seven_damages(world: World, name: str) -> None:
     reader = made(world)[name]
     path, text = reader.path, reader.path.read_bytes()
     found = {}
@@ -152,6 +152,9 @@ def test_six_damages(world: World, name: str) -> None:
     with eio(path):
         found["EIO"] = outcome(reader.read)
     expected["EIO"] = {"epochs": 4, "a lock": False}.get(name, "refused")  # these are names: they are not read
+    with dead(path):
+        found["no answer"] = outcome(reader.read)
+    expected["no answer"] = {"epochs": 4, "a lock": True}.get(name, "refused")
     path.unlink()
     found["gone"], expected["gone"] = outcome(reader.read), reader.gone
     path.mkdir()

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Iterator
 
+from semishared.tools import mounts
+
 
 @contextmanager
 def eio(*paths: Path) -> Iterator[None]:
@@ -26,10 +28,8 @@ def dead(*paths: Path) -> Iterator[None]:
         daemon.kill()
         daemon.wait(20)
         try:
-            deadline = time.monotonic() + 20
-            while any(map(_answers, paths)):  # the kernel remembers for a second what it was told
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            while any(map(_answers, paths)):
+                time.sleep(0.02)  # the kernel remembers for a second what it was told last
             yield
         finally:
             for path in paths:
@@ -51,11 +51,10 @@ def _over(*paths: Path) -> "Iterator[subprocess.Popen[bytes]]":
     argv = ["qemu-storage-daemon", "--blockdev", "driver=null-co,node-name=none,size=4096,read-zeroes=on", "--blockdev", bad]
     for number, path in enumerate(paths):
         argv += ["--export", f"type=fuse,id=of{number},node-name=bad,mountpoint={path},writable=off"]
-    own = {path: os.stat(path).st_dev for path in paths}
     with subprocess.Popen(argv) as daemon:
         try:
             deadline = time.monotonic() + 20
-            while any(os.stat(path).st_dev == device for path, device in own.items()):
+            while not {str(path.resolve()) for path in paths} <= {mount.point for mount in mounts.listed()}:
                 assert daemon.poll() is None and time.monotonic() < deadline
                 time.sleep(0.005)
             yield daemon

@@ -87,3 +87,25 @@ def test_each_reader_is_in_the_table() -> None:
     assert sorted(set(known) - everybody) == [], "these are gone: take them out of readers.txt"
     assert sorted(reader for reader in deaf if not known[reader]) == [], "say why what these do not see is not taken for absent"
     assert sorted(reader for reader, why in known.items() if why and reader not in deaf) == [], "these raise: they need no reason"
+
+
+ASKS = {"os.path.exists", "os.path.lexists"}
+DECIDE = (
+    "base/systems.py", "disk/commits.py", "disk/history.py", "disk/kept.py", "disk/lost_bases.py", "disk/recovery.py",
+    "disk/uncommitted.py", "disk/unsettled.py", "disk/vm_dir.py", "front/vm_location.py", "guest/active_layer.py", "guest/deltas.py",
+    "guest/rest.py", "store/dir_clones.py", "store/dir_commit.py", "store/dir_diffs.py", "store/dir_journal.py", "store/dir_upload.py",
+    "tools/files.py",
+)  # fmt: skip
+"""By whose word something is removed, given up or taken for done."""
+
+
+@pytest.mark.fault(30, "whoever decides by it that something goes does not call absent what cannot even be looked at")
+@pytest.mark.parametrize("module", DECIDE)
+def test_who_decides_asks_for_absence(module: str) -> None:
+    tree = ast.parse((PACKAGE / module).read_text(encoding="utf-8"))
+    found = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Attribute) and deep(node) in ASKS]
+    assert found == [], "files.is_absent tells what is not there from what cannot be asked about"
+
+
+def deep(node: ast.expr) -> str:
+    return f"{deep(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else dotted(node)

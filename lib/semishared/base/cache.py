@@ -164,7 +164,7 @@ def _lease_again(root: str, base: Base) -> None:
             own, directory = layout.beside_named(entry), f"{location}/{system}/{entry}"
             vm = own.vm if own else int(entry) if layout.is_number(entry) else -1
             for disk in [disk for disk, lies_over in lying_over(directory) if lies_over == name] if vm >= 0 else ():
-                if lease(base, vm, disk) and not os.path.exists(layout.record(directory, disk)):
+                if lease(base, vm, disk) and files.is_absent(layout.record(directory, disk)):
                     files.unlink(base.lease(vm, disk))
 
 

@@ -79,7 +79,7 @@ def mark(vm_dir: str) -> None:
 def check_mounted(location: str, system: str = "") -> None:
     """Raise SystemAway if a system datastore (or any) is not mounted that was, ToolTimeout if one does not answer."""
     root, place = layout.base_store(location), os.path.realpath(location)
-    noted = [number for number in _noted(root) if system in ("", number) and os.path.lexists(f"{place}/{number}")]
+    noted = [number for number in _noted(root) if system in ("", number) and not files.is_absent(f"{place}/{number}")]
     points = {mount.point for mount in mounts.listed()} if noted else set()
     for number in noted:
         path = f"{place}/{number}"
@@ -91,7 +91,7 @@ def _note_mounted(location: str, system: str) -> None:
     """Note that a system datastore, in which a VM is now, is mounted here, or a link to elsewhere, if it is."""
     root, path = layout.base_store(location), f"{os.path.realpath(location)}/{system}"
     note = layout_base.mounted(root, system)
-    if os.path.lexists(note) or not (os.path.islink(path) or any(mount.point == path for mount in mounts.listed())):
+    if not files.is_absent(note) or not (os.path.islink(path) or any(mount.point == path for mount in mounts.listed())):
         return
     with suppress(OSError, NoSpace):  # Who comes next notes it.
         os.makedirs(layout_base.mounted(root), exist_ok=True)

@@ -67,7 +67,7 @@ def sweep(vm_dir: str, root: str, vm: int) -> None:
         return
     for name in left:
         # Its holder makes the lock before the directory and removes it after it.
-        if not os.path.lexists(f"{os.path.dirname(vm_dir)}/{layout.incoming_of(name, vm)}"):
+        if files.is_absent(f"{os.path.dirname(vm_dir)}/{layout.incoming_of(name, vm)}"):
             locks.forget(layout.lock(root, name))
 
 

@@ -24,7 +24,7 @@ from ..model.steps_commit import CommitDisk, CreateDiff, FinishDisk, TakeTurn
 from ..model.steps_snapshot import ActivateLayer, AddLayer
 from ..store import writers
 from ..store.diffs import Diff
-from ..tools import layers, qemu_img
+from ..tools import files, layers, qemu_img
 from ..tools.crash_points import point
 from ..tools.rate_limit import standing_back
 from . import beside, bridged, create, history, kept, layering, on_devices, records, recovery, vm_dir
@@ -107,7 +107,7 @@ def commit(step: CommitDisk, planned: Planned, ask: room.Ask | None) -> dict[str
     job_lock.take(disk.vm, disk.vm_dir)
     record = _diff(disk)
     path = layout.layer(layout.plain(record.path), step.top)
-    if not os.path.exists(path) or path == record.path:
+    if files.is_absent(path) or path == record.path:
         raise BadRecord(f"disk {disk.disk} of VM {disk.vm} has no layer {step.top} to which nobody writes on {os.uname().nodename}")
     due = bridged.due(record)
     if due:
@@ -196,7 +196,7 @@ def finish(step: FinishDisk, planned: Planned, ask: room.Ask | None) -> dict[str
         return {"bytes": 0, **due}
     image = bridged.image_of(record)
     at, own = store.of(image.access), owner_of(disk, image, history.seq_of(disk.vm_dir), "")
-    if kept.waiting(record) or not os.path.exists(record.path):
+    if kept.waiting(record) or files.is_absent(record.path):
         # A store that is not there says nothing of its owners.
         bridged.check(image)
     if not _is_there(disk, record) and _is_given_up(at.owner(image), own):
@@ -244,7 +244,7 @@ def _is_there(disk: DiskRef, record: Record) -> bool:
     """Tell whether there is still something of a disk; raise DeviceMissing of a kept one whose device is away: it is not gone by that."""
     if kept.is_kept(disk.vm_dir):
         return record.layer in on_devices.listed(layout.layers(disk.path))
-    return os.path.exists(record.path)
+    return not files.is_absent(record.path)
 
 
 def _take_away(disk: DiskRef, planned: Planned, *, is_committed: bool = False) -> None:

@@ -25,8 +25,12 @@ def seq_of(vm_dir: str) -> int:
 def check(vm_dir: str) -> None:
     """Raise UnknownHistory if a VM directory has a note that does not say its SEQ; those of 0.1.0 have none."""
     path = layout.history_note(vm_dir)
-    if not os.path.lexists(path):
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
         return
+    except OSError:
+        pass  # what it is, is said below
     from ..errors import BadRecord, UnknownHistory
     from ..tools import files
 

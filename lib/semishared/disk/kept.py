@@ -68,7 +68,7 @@ def keep_unknown(disk: DiskRef) -> str:
     """Move a disk out of the VM's directory if its record is not understood, and may be that of a diff; return where it is, '' else."""
     if disk.disk not in _unknown(disk.vm_dir):
         return ""
-    found = [path for path in (layout.layers(disk.path), disk.path) if os.path.exists(path) or on_devices.is_away(path)]
+    found = [path for path in (layout.layers(disk.path), disk.path) if not files.is_absent(path, follow=True) or on_devices.is_away(path)]
     if is_kept(disk.vm_dir) or not found:
         return disk.vm_dir if found else ""
     place = _new_place(disk)
@@ -88,7 +88,7 @@ def _new_place(disk: DiskRef) -> str:
 
 
 def _keep_history(disk: DiskRef, place: str) -> None:
-    if os.path.exists(layout.history_note(disk.vm_dir)):
+    if not files.is_absent(layout.history_note(disk.vm_dir)):
         os.link(layout.history_note(disk.vm_dir), layout.history_note(place))
 
 
@@ -171,7 +171,7 @@ def lost(vm_dir: str) -> list[int]:
     except FileNotFoundError:
         return []
     numbers = [number for number in map(layout.disk_named, map(layout.disk_of, names)) if number is not None]
-    return sorted(number for number in numbers if not os.path.lexists(layout.record(vm_dir, number)) and _holds_something(vm_dir, number))
+    return sorted(number for number in numbers if files.is_absent(layout.record(vm_dir, number)) and _holds_something(vm_dir, number))
 
 
 def _holds_something(vm_dir: str, disk: int) -> bool:
@@ -220,8 +220,12 @@ def release(disk: DiskRef, but: str = "") -> None:
 def _files_of(directory: str, disk: int) -> list[str]:
     """Return the files of a disk, whatever its record says."""
     plain = layout.disk(directory, disk)
-    found = [f"{layout.layers(plain)}/{number}" for number in layers.numbered(layout.layers(plain))]
-    return found if found or not os.path.exists(plain) else [plain]
+    try:
+        numbers = layers.numbered(layout.layers(plain))
+    except OSError:  # one that cannot be looked at is there as well
+        numbers = sorted(int(name) for name in os.listdir(layout.layers(plain)) if layout.is_number(name))
+    found = [f"{layout.layers(plain)}/{number}" for number in numbers]
+    return found if found or files.is_absent(plain, follow=True) else [plain]
 
 
 def found(system: str, vm: int = -1) -> list[dict[str, object]]:
@@ -252,4 +256,4 @@ def _said_of(place: str, vm: int, record: Record) -> list[dict[str, object]]:
 
 
 def _is_there(record: Record) -> bool:
-    return os.path.exists(record.path)
+    return not files.is_absent(record.path, follow=True)

@@ -9,7 +9,6 @@ What cannot be had is only told of: the VM may run, and only its CONTEXT be made
 
 from __future__ import annotations
 
-import os
 from typing import Callable
 
 from ..base import cache, devices, room
@@ -17,6 +16,7 @@ from ..base.ensure import ensure
 from ..errors import BadRecord, SemisharedError
 from ..model import layout
 from ..model.record import Record
+from ..tools import files
 from . import on_devices, records
 
 
@@ -37,7 +37,7 @@ def replace(vm: int, vm_dir: str, ask: room.Ask | None, warn: Callable[[str], No
                 ensure(root, record.of_image, ask, (vm, record.disk), want=room.FOR_THIS)
             except SemisharedError as e:
                 warn(f"the base of disk {record.disk} lay on a device that is not there, and cannot be had again: {e.line()}")
-            if not os.path.isdir(vm_dir):
+            if files.is_absent(vm_dir):
                 # The VM was deleted meanwhile.
                 cache.release(root, vm, record.disk)
 
@@ -47,4 +47,4 @@ def _is_lost(root: str, vm: int, record: Record) -> bool:
     if not record.place.leases or record.image is None:
         return False
     base = cache.named(root, record.image, record.image.generation)
-    return devices.link_of(base.directory) is not None and not os.path.exists(base.lease(vm, record.disk))
+    return devices.link_of(base.directory) is not None and files.is_absent(base.lease(vm, record.disk))

@@ -40,7 +40,7 @@ def recover(vm_dir: str, name: str) -> None:
         _tidy(vm_dir, disk, job)
         files.unlink(path)
         point("job ended")
-    if os.path.lexists(layout_delta.note(vm_dir)):
+    if not files.is_absent(layout_delta.note(vm_dir)):
         from ..guest import active_layer, deltas
         from . import in_memory
 
@@ -82,11 +82,11 @@ def check_there(vm_dir: str) -> None:
     """
     jobs = [disk for disk in map(layout.job_noted, left(vm_dir)) if disk is not None]
     disks = {disk for disk in jobs if "layer" in (files.read_json(layout.job_note(vm_dir, disk)) or {})}
-    if os.path.lexists(layout_delta.note(vm_dir)):
+    if not files.is_absent(layout_delta.note(vm_dir)):
         from ..guest import active_layer
 
         disks |= {record.disk for record in (*active_layer.noted(vm_dir), *active_layer.leaving(vm_dir))}
-    disks = {disk for disk in disks if os.path.lexists(layout.record(vm_dir, disk))}
+    disks = {disk for disk in disks if not files.is_absent(layout.record(vm_dir, disk))}
     if disks and on_devices.links(vm_dir):
         hung.look(layout.base_store_of(vm_dir))
     for disk in sorted(disks):

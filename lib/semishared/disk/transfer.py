@@ -151,7 +151,7 @@ def _publish(staging: str, step: ReceiveVm | RenameVm, move: str, planned: Plann
         if not epochs.is_latest_move(file, move):
             raise Overtaken(f"another move of VM {vm} to {os.uname().nodename} has begun since this one")
         files.refuse()
-        if os.path.lexists(directory):
+        if not files.is_absent(directory):
             _check_may_replace(staging, step, planned)
             os.rename(directory, beside.new_name("outgoing", directory))
             point("older directory set aside")
@@ -266,7 +266,7 @@ def release(step: ReleaseVm, planned: Planned) -> dict[str, object]:
     """Remove a VM directory that is elsewhere now; return {"kept": why it was not}."""
 
     def why_not() -> str:
-        if os.path.isdir(step.vm_dir) and whereabouts.fingerprint(step.vm_dir) != step.seen:
+        if not files.is_absent(step.vm_dir) and whereabouts.fingerprint(step.vm_dir) != step.seen:
             return "it has changed since it was read"
         return ""
 
@@ -285,7 +285,7 @@ def clear(step: ClearVm, planned: Planned) -> dict[str, object]:
     """Remove a VM directory that a live migration has brought, or come from; return {"kept": why it was not}."""
 
     def why_not() -> str:
-        if not os.path.lexists(step.vm_dir):
+        if files.is_absent(step.vm_dir):
             return ""
         seq = history.seq_of(step.vm_dir)
         if step.brought:

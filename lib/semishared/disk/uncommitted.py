@@ -46,7 +46,7 @@ def chain(record: Record) -> list[str]:
 def _is_expected(record: Record, found: list[str]) -> bool:
     """Tell whether the active layer is missing since its disk is being removed, whose link goes first, or is a delta, which stayed."""
     plain = layout.plain(record.path)
-    is_removed = not is_kept(os.path.dirname(plain)) and not os.path.lexists(plain)
+    is_removed = not is_kept(os.path.dirname(plain)) and files.is_absent(plain)
     return not found and (is_removed or layout_delta.is_delta(record.path) or not layers.numbered(layout.layers(plain)))
 
 

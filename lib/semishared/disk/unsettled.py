@@ -12,11 +12,12 @@ from ..base import cache, devices
 from ..guest import job_lock
 from ..model import layout, layout_delta, layout_devices
 from ..model.refs import DiskRef
+from ..tools import files
 
 
 def end_others(vm: int, vm_dir: str) -> None:
     """End who is at work on the disks yet: a backup that nobody waits for would make the directory anew, a detachment take a lease."""
-    if os.path.exists(job_lock.lock_path(vm, vm_dir)):
+    if not files.is_absent(job_lock.lock_path(vm, vm_dir)):
         job_lock.take(vm, vm_dir)
 
 
@@ -45,7 +46,7 @@ def put_back(disk: DiskRef) -> None:
 
     Those that were about to leave their device would be taken for what their names lead to, and what a guest wrote last be lost.
     """
-    if os.path.lexists(layout_devices.left(layout.layers(disk.path))):
+    if not files.is_absent(layout_devices.left(layout.layers(disk.path))):
         from ..guest import device_switch
 
         device_switch.end_of(disk.vm_dir, disk.disk)
@@ -53,7 +54,7 @@ def put_back(disk: DiskRef) -> None:
 
 def forget(disk: DiskRef) -> None:
     """Have the note of deltas be without a disk that is being removed: another one may come to have its number."""
-    if os.path.lexists(layout_delta.note(disk.vm_dir)):
+    if not files.is_absent(layout_delta.note(disk.vm_dir)):
         from ..guest import active_layer
 
         active_layer.forget(disk.vm_dir, disk.disk)

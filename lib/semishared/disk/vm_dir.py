@@ -66,7 +66,7 @@ def release(disk: DiskRef, planned: Planned, but: str = "") -> None:
             history.refuse_late(disk.vm, disk.vm_dir, planned.seq)
         except (LateAction, VmGone):
             # One that is about to be there has its lease again before it is (create.py).
-            if os.path.lexists(disk.path) or os.path.lexists(layout.record(disk.vm_dir, disk.disk)):
+            if not (files.is_absent(disk.path) and files.is_absent(layout.record(disk.vm_dir, disk.disk))):
                 return
         kept.release(disk, but)
 
@@ -250,7 +250,7 @@ def _unlink_disk(disk: DiskRef) -> None:
 
 def end_session(disk: DiskRef, planned: Planned) -> dict[str, object]:
     """Take an in-place disk away; raise DataInTheWay if it is a file, which might be the only copy of its data."""
-    if os.path.lexists(disk.path) and not os.path.islink(disk.path):
+    if not files.is_absent(disk.path) and not os.path.islink(disk.path):
         raise DataInTheWay(f"{disk.path} on {os.uname().nodename} is to be saved but is no link to a shared image")
     return remove_disk(disk, planned)
 
@@ -259,7 +259,7 @@ def _is_elsewhere(vm: int, vm_dir: str) -> bool:
     """Tell whether this machine has the VM in another system datastore too: its overlays share the VM's leases."""
     location, own = os.path.split(os.path.dirname(vm_dir))
     others = (name for name in os.listdir(location) if name.isdigit() and name != own)
-    return any(os.path.isdir(layout.records(f"{location}/{name}/{vm}")) for name in others)
+    return any(not files.is_absent(layout.records(f"{location}/{name}/{vm}")) for name in others)
 
 
 def _note(file: IO[str], vm: int, vm_dir: str, key: str, planned: Planned, *, must: bool = False) -> bool:
@@ -290,7 +290,7 @@ def remove(vm: int, vm_dir: str, planned: Planned, why_not: Callable[[], str] = 
             return why
         noted = _note(file, vm, vm_dir, epochs.ALL, planned)
         for directory in (vm_dir, *beside.listed(vm_dir, "outgoing")):
-            if os.path.lexists(directory):
+            if not files.is_absent(directory):
                 beside.bury(directory, vm)
         if not noted:
             beside.sweep(vm_dir, root, vm)

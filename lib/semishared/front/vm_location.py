@@ -7,13 +7,14 @@ import os
 
 from ..model import layout
 from ..opennebula.args import VmPlace
+from ..tools import files
 
 
 def is_on_front_end(path: str) -> bool:
     """Tell whether this machine has the VM directory `path`, or what a killed move left of it (disk/beside.py)."""
     parent, vm = os.path.split(path)
     beside = map(layout.beside_named, os.listdir(parent)) if os.path.isdir(parent) else ()
-    return os.path.lexists(path) or any(own is not None and str(own.vm) == vm and own.kind != "kept" for own in beside)
+    return not files.is_absent(path) or any(own is not None and str(own.vm) == vm and own.kind != "kept" for own in beside)
 
 
 def is_here_too(place: VmPlace) -> bool:
@@ -28,5 +29,5 @@ def source_of_copy(place: VmPlace, last_host: str) -> str:
     from ..tools.this_machine import is_here
 
     if is_here(place.host):
-        return place.host if os.path.isdir(place.path) or not last_host else last_host
-    return "localhost" if os.path.isdir(place.path) else place.host
+        return last_host if last_host and files.is_absent(place.path) else place.host
+    return place.host if files.is_absent(place.path) else "localhost"

@@ -41,7 +41,7 @@ def _noted(vm_dir: str, which: str) -> List[Record]:
     if data.get("version") != 1 or not isinstance(disks, list):
         raise BadRecord(f"{layout_delta.note(vm_dir)} on {os.uname().nodename} cannot be understood")
     # One that was taken away meanwhile has no record any more.
-    found = [record for record in map(Record.from_data, disks) if os.path.lexists(layout.record(vm_dir, record.disk))]
+    found = [record for record in map(Record.from_data, disks) if not files.is_absent(layout.record(vm_dir, record.disk))]
     return [record._replace(path=record.active(layout.disk(vm_dir, record.disk))) for record in found]
 
 
@@ -105,7 +105,7 @@ def create(record: Record) -> None:
 
 def arrived(vm_dir: str, record: Record) -> Record:
     """Return a disk's record as it was without its delta, if that has stayed where the guest is."""
-    without = {below.disk: below for below in noted(vm_dir) if not os.path.lexists(delta_of(below))}
+    without = {below.disk: below for below in noted(vm_dir) if files.is_absent(delta_of(below))}
     return without.get(record.disk, record)
 
 

@@ -216,7 +216,7 @@ def wake(directory: str, name: str, token: str = "") -> bool:
 
     Raise GuestStillFrozen when the agent does not answer, once; the note stays, and whoever comes next tries again.
     """
-    if not os.path.exists(_path(directory)):
+    if files.is_absent(_path(directory)):
         return True
     with _alone(directory):
         note = files.read_json(_path(directory))

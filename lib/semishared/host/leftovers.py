@@ -190,7 +190,7 @@ def _discard_of(step: Discard) -> bool:
 
 
 def _discard(step: Discard) -> bool:
-    if not os.path.lexists(step.path):
+    if files.is_absent(step.path):
         return True
     if step.kind == "lease":
         # Its times are those of the image; what counts is that the VM's disk is not there.

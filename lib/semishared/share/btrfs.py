@@ -17,6 +17,7 @@ from datetime import datetime
 from ..errors import DataInTheWay, NoQuota, ToolFailed
 from ..model import layout_share
 from ..model.shares import Snapshot, Use
+from ..tools import files
 from ..tools.crash_points import point
 from ..tools.run import run
 from ..units import human
@@ -130,7 +131,7 @@ class Btrfs(Directories):
     def forget(self, image: int, name: str) -> None:
         """Remove one."""
         path = self._at(image, name)
-        if os.path.lexists(path):
+        if not files.is_absent(path):
             rights.run(_delete(path), long=True)
             point("snapshot removed")
 

@@ -50,7 +50,7 @@ class Directories:
 
     def there(self, image: int) -> str:
         """Return that path if something is there, else ''."""
-        return self.path(image) if os.path.lexists(self.path(image)) else ""
+        return "" if files.is_absent(self.path(image)) else self.path(image)
 
     def gone(self, image: int) -> str:
         """Return where it is while it is removed."""
@@ -63,10 +63,10 @@ class Directories:
     def make(self, share: Share, uid: int) -> str:
         """Have a tree that is held to its size, and belongs to `uid`; return its path."""
         path, gone = self.path(share.image), self.gone(share.image)
-        if os.path.lexists(gone):
+        if not files.is_absent(gone):
             # Its removal was killed, and would count in what holds the new one to its size.
             self.drop(share.image, gone)
-        if not os.path.lexists(path):
+        if files.is_absent(path):
             self.new(path)
             point("tree made")
         self.hold(share.image, share.size)
@@ -110,12 +110,12 @@ class Directories:
     def remove(self, image: int) -> None:
         """Remove a tree with all in it."""
         path, gone = self.path(image), self.gone(image)
-        if os.path.lexists(path):
-            if os.path.lexists(gone):
+        if not files.is_absent(path):
+            if not files.is_absent(gone):
                 self.drop(image, gone)
             os.rename(path, gone)
             files.fsync(self.root)
             point("tree out of the way")
-        if os.path.lexists(gone):
+        if not files.is_absent(gone):
             self.drop(image, gone)
             point("tree removed")

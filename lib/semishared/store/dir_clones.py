@@ -140,7 +140,7 @@ def put_back(stored: Stored, clone: str) -> None:
         noted = files.read_json(layout_store.pull_note(folder)) or {}
         layer, below, format = (str(noted.get(name, "")) for name in ("layer", "below", "format"))
         is_plain = layout.is_number(layer) and layout.is_number(below) and format in layers.FORMATS
-        if is_plain and os.path.lexists(f"{folder}/{layer}") and os.path.lexists(f"{folder}/{below}"):
+        if is_plain and not files.is_absent(f"{folder}/{layer}") and not files.is_absent(f"{folder}/{below}"):
             fd = beneath.open_file(folder, layer, os.O_RDWR)
             try:
                 if layers.backing_of(beneath.path_of(fd))[0] != below:

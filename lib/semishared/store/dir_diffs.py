@@ -6,12 +6,11 @@ Most of it is loaded when there is something to do: dir_commit.py, dir_journal.p
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from ..model import layout_store
 from ..model.refs import ImageRef
-from ..tools import beneath
+from ..tools import beneath, files
 from . import dir_image, marker
 from .dir_image import Stored
 
@@ -24,7 +23,7 @@ def settle(stored: Stored) -> None:
     """End a commit to the image that is decided: everybody does before they look at it, or change it."""
     try:
         with dir_image.side(stored) as side:
-            if not os.path.exists(layout_store.commit(side)):
+            if files.is_absent(layout_store.commit(side)):
                 return
     except (FileNotFoundError, NotADirectoryError):
         return

@@ -56,7 +56,7 @@ def is_decided(stored: Stored) -> bool:
     """Tell whether a commit to the image is decided, and not ended."""
     try:
         with dir_image.side(stored) as side:
-            return os.path.exists(layout_store.commit(side))
+            return not files.is_absent(layout_store.commit(side))
     except (FileNotFoundError, NotADirectoryError):
         return False
 

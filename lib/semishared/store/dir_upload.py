@@ -97,7 +97,7 @@ def sweep(datastore_dir: str, side: str, uploads: str) -> None:
         if lock:
             # Follows no link: neither at its top nor below.
             files.remove_folder(f"{uploads}/{name}", ignore_errors=True)
-            if os.path.isdir(f"{side}/{name}") and not os.path.lexists(f"{datastore_dir}/{name}"):
+            if os.path.isdir(f"{side}/{name}") and files.is_absent(f"{datastore_dir}/{name}"):
                 files.remove_folder(f"{side}/{name}", ignore_errors=True)
             lock.close()
 

@@ -212,15 +212,28 @@ def refresh(*directories: str) -> None:
             return  # what is to be found in it says why
 
 
+def is_absent(path: str, *, follow: bool = False) -> bool:
+    """Tell whether nothing is at `path` (with `follow`, or where that leads to): what cannot be looked at may be there, and whoever
+    goes on to it is told why not. os.path.exists and lexists call that absent.
+    """
+    try:
+        os.stat(path, follow_symlinks=follow)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def exists(path: str) -> bool:
-    """Tell whether a file, or what a link leads to, is there now: on a store too."""
+    """Tell whether a file, or what a link leads to, is there now, or cannot be looked at: on a store too."""
     refresh(os.path.dirname(path))
     try:
         link = os.readlink(path)
     except OSError:
-        return os.path.exists(path)
+        return not is_absent(path, follow=True)
     refresh(os.path.dirname(os.path.join(os.path.dirname(path), link)))
-    return os.path.exists(path)
+    return not is_absent(path, follow=True)
 
 
 def symlink(target: str, path: str) -> None:
