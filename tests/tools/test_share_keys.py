@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from semishared.errors import CephUnavailable, LateAction, StoreAbsent, ToolTimeout
+from semishared.errors import BadRecord, CephUnavailable, LateAction, StoreAbsent, ToolTimeout
 from semishared.model import layout_share
 from semishared.model.shares import Share, Tree
 from semishared.share import ceph_clients, cephfs, keys, life
@@ -134,3 +134,28 @@ def test_notes_that_cannot_be_read_are_not_taken_for_none(root: Root) -> None:
     Path(marker.path_in(root.tree.root)).unlink()
     with pytest.raises(StoreAbsent):
         keys.take(root.tree, -1, 7, 3)
+
+
+@pytest.mark.fault(30, "a key whose note cannot be read is named, hides no other one, and is taken by nobody but who says so")
+@pytest.mark.parametrize("text", ["", "\0\0", '{"version": 1, "seq": "3"}'])
+def test_a_note_that_cannot_be_read_hides_no_other(root: Root, text: str) -> None:
+    root.give(5, 7, 3)
+    root.give(5, 8, 3)
+    root.give(6, 7, 3)
+    path = Path(root.tree.root, layout_share.key(5, 7, False))
+    path.write_text(text)
+    wrong = {(row["image"], row["vm"]): row.get("wrong") for row in keys.listed(root.tree)["keys"]}
+    said: Any = wrong.pop((5, 7))
+    assert wrong == {(5, 8): None, (6, 7): None} and said["id"] == BadRecord.id and str(path) in said["detail"]
+    for remove in (lambda: ceph_clients.of(root.tree).take_all(5), lambda: keys.take(root.tree, 5, 7, 3)):
+        root.asked.clear()
+        with pytest.raises(BadRecord, match=str(path)):
+            remove()
+        assert not root.asked and path.exists()
+    with pytest.raises(BadRecord, match=str(path)):
+        keys.take(root.tree, -1, 7, 3)
+    assert [(key.image, key.vm) for key in root.notes()] == [(5, 7), (5, 8)]
+    with pytest.raises(BadRecord, match=str(path)):
+        keys.shown(root.tree, 5, f"{root.tree.root}/share-5", 7)
+    assert keys.shown(root.tree, 5, f"{root.tree.root}/share-5", 8)["access"] == "rw"
+    assert keys.take(root.tree, 5, 7) == {"taken": 1} and [key.vm for key in root.notes()] == [8]

@@ -225,6 +225,18 @@ def test_gc_takes_the_keys_of_vms_that_oned_has_not() -> None:
     assert newer.path.endswith("/5-99.json") and "restored" in newer.keep
 
 
+@pytest.mark.fault(30, "gc keeps a key whose note cannot be read, and says what takes it")
+def test_gc_keeps_a_key_whose_note_cannot_be_read() -> None:
+    rows: list[dict[str, Any]] = [{**key._asdict(), "user": key.user(TREE)} for key in (Key(5, 8), Key(5, 8, True), Key(6, 8))]
+    rows[1]["wrong"] = {"id": "SS042", "detail": "5-8-ro.json on b0 is damaged"}
+    known = gc.Known({}, frozenset({(110, 5)}), frozenset(), newest_vm=8)
+    found = list(gc_shares.find(gc_shares.Shares("b0", 110, TREE, (), tuple(rows), "a" * 32), known))
+    assert [item.keep for item in found[:2]] == [
+        "5-8-ro.json on b0 is damaged: `semishared share credentials 5 --vm 8 --revoke` takes it all the same"
+    ] * 2
+    assert found[2].keep == ""
+
+
 def test_who_has_a_key_is_told_by_names_that_say_it() -> None:
     every = (Key(5), Key(5, 7), Key(5, readonly=True), Key(5, 7, True))
     for key in every:

@@ -149,7 +149,7 @@ ANSWERS: dict[str, Shape] = {
         "daemon": "text", "namespaces": "number", "profile": "text", "taken": [["json"]],
     },
     "MeasureRoot": "capacity", "GiveKey": KEY, "ShowKey": KEY, "TakeKeys": {"taken": "count"},
-    "ListKeys": {"keys": [{"image": "number", "vm": "number", "readonly": "flag", "seq": "number", "user": "text"}]},
+    "ListKeys": {"keys": [{"image": "number", "vm": "number", "readonly": "flag", "seq": "number", "user": "text", "wrong?": WRONG}]},
     # of all that lies there
     "LookAround": {
         "open": ["text"], "is_away": "flag", "unlinked": [{**SEEN, "vm": "number", "replaced": "flag"}], "staged": [STAGED],

@@ -76,10 +76,15 @@ def find(shares: Shares, known: Known) -> Iterator[Finding]:
         keep = unknown or held
         step = None if keep else RemoveShare(shares.tree, image, "", int(row["born"]))
         yield Left(shares.machine, "", "share", path, reason, max(0, int(row["used"])), 0, keep=keep, step=step)
+    unread = {(key["image"], key["vm"]): key["wrong"]["detail"] for key in shares.keys if key.get("wrong")}
     for key in shares.keys:
         image, vm, readonly = int(key["image"]), int(key["vm"]), bool(key["readonly"])
         if vm >= 0 and vm not in known.vms:
             path = f"{shares.tree.root}/{layout_share.key(image, vm, readonly)}"
             reason = f"client.{key['user']} has a key for the share, and oned has no VM {vm}"
-            keep = unknown or known.why_not(vm)
+            keep = unknown or known.why_not(vm) or _unread(image, vm, unread.get((image, vm), ""))
             yield Left(shares.machine, "", "key", path, reason, 0, 0, keep=keep, step=TakeKeys(shares.tree, image, vm))
+
+
+def _unread(image: int, vm: int, wrong: str) -> str:
+    return wrong and f"{wrong}: `semishared share credentials {image} --vm {vm} --revoke` takes it all the same"

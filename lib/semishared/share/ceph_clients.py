@@ -18,7 +18,7 @@ import os
 from contextlib import suppress
 from typing import Any, Iterable
 
-from ..errors import CephRefused, CephUnavailable, LateAction, MissingImage, NotSupported, ToolFailed
+from ..errors import BadRecord, CephRefused, CephUnavailable, LateAction, MissingImage, NotSupported, ToolFailed
 from ..model import layout_share
 from ..model.shares import Tree
 from ..named import NamedTuple
@@ -43,6 +43,8 @@ class Key(NamedTuple):
     readonly: bool = False
     seq: int = -1
     """SEQ of the VM's history at which it was given last, -1 if nobody has said one."""
+    wrong: str = ""
+    """Why that cannot be told, '' if it can."""
 
     @property
     def note(self) -> str:
@@ -68,20 +70,30 @@ def of(tree: Tree) -> Clients:
 
 
 def listed(root: str) -> list[Key]:
-    """Return who has keys for shares of a root."""
+    """Return who has keys for shares of a root, also those of whom it cannot be read since when."""
     directory = f"{root}/{layout_share.KEYS}"
     files.refresh(directory)
     try:
         found = map(layout_share.key_of, os.listdir(directory))
     except FileNotFoundError:
         return []
-    return [_read(root, Key(*key)) for key in sorted(key for key in found if key)]
+    return [_seen(root, Key(*key)) for key in sorted(key for key in found if key)]
+
+
+def _seen(root: str, key: Key) -> Key:
+    try:
+        return _read(root, key)
+    except BadRecord as e:
+        return key._replace(wrong=e.detail)
 
 
 def _read(root: str, key: Key) -> Key:
+    """Return a key with what its note says; raise BadRecord. Those of older versions say no SEQ."""
     known = files.read_json(f"{root}/{key.note}") or {}
-    seq = known.get("seq")
-    return key._replace(seq=seq if isinstance(seq, int) else -1)
+    seq = known.get("seq", -1)
+    if not isinstance(seq, int):
+        raise BadRecord(f"{root}/{key.note} on {os.uname().nodename} is damaged: it says no SEQ")
+    return key._replace(seq=seq)
 
 
 class Clients(CephFs):
@@ -164,10 +176,13 @@ class Clients(CephFs):
         return True
 
     def take_all(self, image: int) -> None:
-        """Take back all keys for a share."""
-        for key in listed(self.root):
-            if key.image == image:
-                self.take(key)
+        """Take back all keys for a share; raise BadRecord, and take none, if a note of them cannot be read."""
+        found = [key for key in listed(self.root) if key.image == image]
+        for key in found:
+            if key.wrong:
+                raise BadRecord(key.wrong)
+        for key in found:
+            self.take(key)
 
     def pools(self, images: Iterable[int]) -> dict[str, dict[str, Any]]:
         """Return the data pools that shares are in: their `images`, which quotas the pool lacks (OSDs keep those, whoever writes), and

@@ -6,7 +6,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import Iterator
 
-from ..errors import MissingImage, SemisharedError, ShareRefused
+from ..errors import BadRecord, MissingImage, SemisharedError, ShareRefused
 from ..model.shares import Tree
 from . import ceph_clients, life
 from .ceph_clients import Clients, Key
@@ -30,7 +30,10 @@ def shown(tree: Tree, number: int, source: str, vm: int) -> dict[str, str]:
         known = [key for key in ceph_clients.listed(tree.root) if (key.image, key.vm) == (number, vm)]
         if not known:
             raise MissingImage(f"VM {vm} has no key for image {number}: it gets one when it boots (SEMISHARED_SHARE_ACCESS = client)")
-        return clients.told(max(known, key=lambda key: key.seq))
+        latest = max(known, key=lambda key: (not key.wrong, key.seq))
+        if latest.wrong:
+            raise BadRecord(latest.wrong)
+        return clients.told(latest)
 
 
 @contextmanager
@@ -61,6 +64,12 @@ def take(tree: Tree, number: int, vm: int, seq: int = -1) -> dict[str, int]:
 
 
 def listed(tree: Tree) -> dict[str, list[dict[str, object]]]:
-    """Return who has keys."""
+    """Return who has keys, and of whom what is `wrong`."""
     life.checked(tree)
-    return {"keys": [{**key._asdict(), "user": key.user(tree)} for key in ceph_clients.listed(tree.root)]}
+    return {"keys": [_row(key, tree) for key in ceph_clients.listed(tree.root)]}
+
+
+def _row(key: Key, tree: Tree) -> dict[str, object]:
+    row = {**key._asdict(), "user": key.user(tree)}
+    wrong = row.pop("wrong")
+    return {**row, "wrong": {"id": BadRecord.id, "detail": wrong}} if wrong else row

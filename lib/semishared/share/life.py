@@ -246,7 +246,7 @@ def listed(tree: Tree) -> dict[str, object]:
 
 def _images(tree: Tree) -> list[int]:
     directory = f"{tree.root}/{layout_share.SHARES}"
-    names = os.listdir(directory) if os.path.isdir(directory) else []
+    names = [] if files.is_absent(directory) else os.listdir(directory)
     return sorted(number for number in map(layout_share.image_of, names) if number >= 0)
 
 
