@@ -13,7 +13,7 @@ from typing import Callable, Iterator
 import pytest
 
 from semishared.base import hung
-from semishared.disk import epochs, kept, records, recovery, renewal, vm_dir
+from semishared.disk import epochs, records, recovery, renewal, uncommitted, vm_dir
 from semishared.errors import DeviceMissing, MissingImage
 from semishared.model import steps as s
 from semishared.model.record import Record
@@ -189,7 +189,7 @@ def test_a_diff_whose_device_is_put_aside_for_a_moment_is_kept(
     folder = Path(f"{disk.path}.snap")
     qemu_io(str(folder / "0"), "qcow2", "write -P 0x77 2M 64k")
     world.on(s.AddLayer(disk, 1, 0, "qcow2"), s.ActivateLayer(disk, 1, "qcow2"))
-    device, chain, backing_of = device_of(folder), kept.chain, layers.backing_of
+    device, chain, backing_of = device_of(folder), uncommitted.chain, layers.backing_of
 
     def looked(record: Record) -> "list[str]":
         with ExitStack() as aside, monkeypatch.context() as patched:
@@ -205,7 +205,7 @@ def test_a_diff_whose_device_is_put_aside_for_a_moment_is_kept(
             patched.setattr(layers, "backing_of", seen)
             return chain(record)
 
-    monkeypatch.setattr(kept, "chain", looked)
+    monkeypatch.setattr(uncommitted, "chain", looked)
     vm_dir.remove_disk(disk, epochs.arrived(-1, [], {}))
     (place,) = world.system.glob(".kept-5-*")
     qemu_io(f"{place}/disk.1.snap/1", "qcow2", "read -P 0x77 2M 64k")
@@ -236,13 +236,13 @@ def test_a_renewed_diff_whose_device_is_put_aside_for_a_moment_keeps_its_layers(
     pool.set()
     disk = world.disk()
     world.on(s.PrepareVm(5, disk.vm_dir), CreateDiff(disk, world.image(), 0, ""))
-    (layer,), chain = pool.layers(), kept.chain
+    (layer,), chain = pool.layers(), uncommitted.chain
 
     def looked(record: Record) -> "list[str]":
         with away(world, pool, device_of(layer), "aside"):
             return chain(record)
 
-    monkeypatch.setattr(kept, "chain", looked)
+    monkeypatch.setattr(uncommitted, "chain", looked)
     with pytest.raises(MissingImage):
         renewal._drop_others(disk, records.record_of(disk))
     assert os.listdir(layer) == ["0"]

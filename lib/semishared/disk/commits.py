@@ -27,7 +27,7 @@ from ..store.diffs import Diff
 from ..tools import files, layers, qemu_img
 from ..tools.crash_points import point
 from ..tools.rate_limit import standing_back
-from . import beside, bridged, create, history, kept, layering, on_devices, records, recovery, vm_dir
+from . import beside, bridged, create, history, kept, layering, on_devices, records, recovery, uncommitted, vm_dir
 from .epochs import Planned
 
 
@@ -128,8 +128,8 @@ def _write(disk: DiskRef, record: Record, ask: room.Ask | None, rate: int = 0) -
     `rate`: bytes per second to the store, 0 for no limit.
     """
     image = bridged.image_of(record)
-    at, held = store.of(image.access), kept.size(record)
-    if not kept.waiting(record) and not _has_grown(at, image, qemu_img.virtual_size(record.path, "qcow2")):
+    at, held = store.of(image.access), uncommitted.size(record)
+    if not uncommitted.waiting(record) and not _has_grown(at, image, qemu_img.virtual_size(record.path, "qcow2")):
         return {"bytes": 0}
     bridged.check(image)
     root = cache.root_of(disk.vm_dir)
@@ -139,7 +139,7 @@ def _write(disk: DiskRef, record: Record, ask: room.Ask | None, rate: int = 0) -
         owner = owner_of(disk, image, history.seq_of(disk.vm_dir), base.generation)
         _claim_again(at, image, owner)
         with standing_back():
-            done = at.commit(image, owner, Diff(tuple(kept.chain(record)), lease, image.format, base.manifest, last, rate))
+            done = at.commit(image, owner, Diff(tuple(uncommitted.chain(record)), lease, image.format, base.manifest, last, rate))
     point("image committed")
     return {"bytes": held, **done.to_data()}
 
@@ -162,12 +162,12 @@ def written(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | Non
     What is committed lies under an empty layer before it is read: whoever starts the guest after that, since what comes next has
     failed, has it write to a layer of which nobody says that the image has it.
     """
-    if not kept.waiting(record):
+    if not uncommitted.waiting(record):
         return _write(disk, record, ask, rate), record
     writers.check_file(record.path)
-    if len(kept.chain(record)) > 1 and layers.is_empty(record.path):
+    if len(uncommitted.chain(record)) > 1 and layers.is_empty(record.path):
         # There is one, of a commit that was refused.
-        top = int(layout.layer_of(kept.chain(record)[-2]))
+        top = int(layout.layer_of(uncommitted.chain(record)[-2]))
     else:
         top = int(record.layer)
         # What is to be committed, so that it can go, may be what fills the disk.
@@ -196,14 +196,14 @@ def finish(step: FinishDisk, planned: Planned, ask: room.Ask | None) -> dict[str
         return {"bytes": 0, **due}
     image = bridged.image_of(record)
     at, own = store.of(image.access), owner_of(disk, image, history.seq_of(disk.vm_dir), "")
-    if kept.waiting(record) or files.is_absent(record.path):
+    if uncommitted.waiting(record) or files.is_absent(record.path):
         # A store that is not there says nothing of its owners.
         bridged.check(image)
     if not _is_there(disk, record) and _is_given_up(at.owner(image), own):
         # Killed while it was taken away.
         _take_away(disk, planned)
         return {"bytes": 0}
-    if kept.waiting(record) and not kept.is_kept(disk.vm_dir) and _is_over(at.owner(image), own):
+    if uncommitted.waiting(record) and not uncommitted.is_kept(disk.vm_dir) and _is_over(at.owner(image), own):
         with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
             place = kept.keep(disk, record)
         vm_dir.remove_disk(disk, planned)
@@ -242,14 +242,14 @@ def _as_it_is(step: FinishDisk, record: Record, planned: Planned, ask: room.Ask 
 
 def _is_there(disk: DiskRef, record: Record) -> bool:
     """Tell whether there is still something of a disk; raise DeviceMissing of a kept one whose device is away: it is not gone by that."""
-    if kept.is_kept(disk.vm_dir):
+    if uncommitted.is_kept(disk.vm_dir):
         return record.layer in on_devices.listed(layout.layers(disk.path))
     return not files.is_absent(record.path)
 
 
 def _take_away(disk: DiskRef, planned: Planned, *, is_committed: bool = False) -> None:
     vm_dir.remove_disk(disk, planned, done=is_committed)
-    if kept.is_kept(disk.vm_dir):
+    if uncommitted.is_kept(disk.vm_dir):
         on_devices.remove_tree(beside.bury(disk.vm_dir, disk.vm))
 
 

@@ -24,7 +24,7 @@ from ..model import layout, layout_base, layout_store
 from ..model.record import Record
 from ..model.steps import LOOKS, DiskRef, ImageRef
 from ..tools import beneath, layers
-from . import history, kept, on_devices, records
+from . import history, on_devices, records, uncommitted
 
 DEEPEST = 4
 STOCK = r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z"
@@ -98,7 +98,7 @@ def guard(step: Tuple[Any, ...], warn: Callable[[str], None], seq: int = history
                 if name not in LOOKS:
                     _refuse_late_clone(path, number, seq)
             # What was kept is nobody's but who asks for it by name.
-            if name in TAKES_ALONG and os.path.isdir(path) and not kept.is_kept(path):
+            if name in TAKES_ALONG and os.path.isdir(path) and not uncommitted.is_kept(path):
                 from . import overtaken
 
                 unknown = overtaken.check(owner, path, records.acquired)

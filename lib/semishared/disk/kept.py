@@ -23,9 +23,6 @@ from ..model.steps import DiskRef
 from ..tools import files, layers, qemu_img
 from ..tools.crash_points import point
 from . import beside, on_devices, records, uncommitted
-from .uncommitted import chain, is_kept, may_wait, size, waiting
-
-__all__ = ["chain", "is_kept", "may_wait", "size", "waiting"]
 
 
 def keep(disk: DiskRef, record: Record, *, is_last: bool = True) -> str:
@@ -37,7 +34,7 @@ def keep(disk: DiskRef, record: Record, *, is_last: bool = True) -> str:
         return ""
     if not _may_wait(disk, record):
         return ""
-    if is_kept(disk.vm_dir):
+    if uncommitted.is_kept(disk.vm_dir):
         return disk.vm_dir
     place = _new_place(disk)
     target = layout.disk(place, disk.disk)
@@ -50,7 +47,7 @@ def keep(disk: DiskRef, record: Record, *, is_last: bool = True) -> str:
 
 def _may_wait(disk: DiskRef, record: Record) -> bool:
     try:
-        found = chain(record)
+        found = uncommitted.chain(record)
         return bool(uncommitted.among(record, found)) if found else _is_unseen(disk, record)
     except DamagedLayer:
         return True
@@ -69,7 +66,7 @@ def keep_unknown(disk: DiskRef) -> str:
     if disk.disk not in _unknown(disk.vm_dir):
         return ""
     found = [path for path in (layout.layers(disk.path), disk.path) if not files.is_absent(path, follow=True) or on_devices.is_away(path)]
-    if is_kept(disk.vm_dir) or not found:
+    if uncommitted.is_kept(disk.vm_dir) or not found:
         return disk.vm_dir if found else ""
     place = _new_place(disk)
     data = files.hint(layout.record(disk.vm_dir, disk.disk))
@@ -250,7 +247,9 @@ def _said_of(place: str, vm: int, record: Record) -> list[dict[str, object]]:
     image = record.image.to_data() if record.image else None
     it: dict[str, object] = {"path": place, "vm": vm, "disk": record.disk, "image": image}
     try:
-        return [{**it, "bytes": size(record), "size": qemu_img.virtual_size(record.path, "qcow2")}] if _is_there(record) or held else []
+        if not held and not _is_there(record):
+            return []
+        return [{**it, "bytes": uncommitted.size(record), "size": qemu_img.virtual_size(record.path, "qcow2")}]
     except (DamagedLayer, ToolFailed) as e:
         return [{**it, "bytes": sum(map(files.allocated, held)), "size": 0, "error": e.detail}]
 

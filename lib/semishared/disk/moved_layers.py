@@ -25,7 +25,7 @@ from ..model.steps_device import ListHeld, MoveLayers
 from ..tools import files, image_locks, outcome
 from ..tools.crash_points import point
 from ..tools.undo import Undo
-from . import epochs, kept, layer_copies, moved_live, on_devices, recovery, vm_dir, whereabouts
+from . import epochs, layer_copies, moved_live, on_devices, recovery, uncommitted, vm_dir, whereabouts
 from .epochs import Planned
 from .history import UNKNOWN
 
@@ -83,7 +83,7 @@ def _moved(step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell) -> i
     disk, root = step.disk, cache.root_of(step.disk.vm_dir)
     folder, state = layout.layers(disk.path), "off"
     left = devices.link_of(layout_devices.left(folder))
-    if not kept.is_kept(disk.vm_dir):
+    if not uncommitted.is_kept(disk.vm_dir):
         said = ask(question="vm", vm=disk.vm) if ask else {}
         if said.get("why"):
             raise CannotMove(f"VM {disk.vm}: {said['why']}")

@@ -30,7 +30,7 @@ from ..model.steps_commit import RenewVm
 from ..store import writers
 from ..tools import files, layers, qemu_img
 from ..tools.crash_points import point
-from . import bridged, commits, history, kept, layering, records, recovery, vm_dir, whereabouts
+from . import bridged, commits, history, layering, records, recovery, uncommitted, vm_dir, whereabouts
 from .epochs import Planned
 
 
@@ -59,7 +59,7 @@ def _renewed(disk: DiskRef, leaves_bases: bool, planned: Planned, ask: room.Ask 
     except SemisharedError as e:
         record = records.record_of(disk)
         with_base = leaves_bases and carried.put(cache.root_of(disk.vm_dir), disk.vm, record)
-        return {**found, "why": e.detail, "waiting": kept.may_wait(record), "with_base": with_base}
+        return {**found, "why": e.detail, "waiting": uncommitted.may_wait(record), "with_base": with_base}
 
 
 def _renew(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
@@ -104,7 +104,7 @@ def _laid(disk: DiskRef, record: Record, generation: str, lease: str, planned: P
     """Make a disk an empty layer over a base that it has a lease on; return its record."""
     path = layout.layer(layout.plain(record.path), int(record.layer) + 1)
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
-        if kept.waiting(record):
+        if uncommitted.waiting(record):
             raise AnotherWriter(f"disk {disk.disk} of VM {disk.vm} on {os.uname().nodename} was written to while it was committed")
         files.remove_staged(os.path.dirname(path))
         with files.published(path) as staged:
@@ -121,7 +121,7 @@ def _laid(disk: DiskRef, record: Record, generation: str, lease: str, planned: P
 def _drop_others(disk: DiskRef, record: Record) -> None:
     """Let the link that is the disk lead to its active layer, and remove the layers that it does not lie over any more."""
     layering.link(record, disk, int(record.layer))
-    folder, chain = os.path.dirname(record.path), kept.chain(record)
+    folder, chain = os.path.dirname(record.path), uncommitted.chain(record)
     if not chain:
         # Put aside at this moment (base/hung.py), and perhaps back at the next.
         raise MissingImage(f"{record.path} is not there on {os.uname().nodename}")

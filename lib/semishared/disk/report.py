@@ -11,7 +11,7 @@ from ..model.record import Record
 from ..model.steps_base import ReportDisks
 from ..tools import layers, progress
 from ..tools.files import allocated
-from . import hot_bases, kept, on_devices, records
+from . import hot_bases, kept, on_devices, records, uncommitted
 
 
 def report(step: ReportDisks) -> dict[str, object]:
@@ -66,6 +66,6 @@ def _disk(vm_path: str, record: Record) -> dict[str, object]:
     return {
         "disk": disk, "how": record.how, "place": record.place.where, "format": record.format, "path": path, "bytes": size,
         "snapshots": 0 if record.place.commits else snapshots, "image": record.image.to_data() if record.image else None,
-        "io_class": record.io_class, "uncommitted": kept.size(record) if record.place.commits else None,
+        "io_class": record.io_class, "uncommitted": uncommitted.size(record) if record.place.commits else None,
         "device": on_devices.device(vm_path, disk), "hot": hot_bases.said(vm_path, record),
     }  # fmt: skip

@@ -17,7 +17,7 @@ from ..model.record import Record
 from ..model.steps import CopyOut, DescribeDisk, LookAtDisk, RestGuest
 from ..tools import files, layers
 from ..tools.crash_points import point
-from . import kept, layering, records, recovery, vm_dir
+from . import layering, records, recovery, uncommitted, vm_dir
 from .epochs import Planned
 
 
@@ -56,7 +56,7 @@ def _described(record: Record, name: str) -> dict[str, object]:
     if record.place.snapshots == "none":
         return answer
     if record.place.commits:
-        answer["waiting"], answer["uncommitted"] = kept.size(record), [layout.layer_of(path) for path in kept.waiting(record)]
+        answer["waiting"], answer["uncommitted"] = uncommitted.size(record), [layout.layer_of(path) for path in uncommitted.waiting(record)]
     path = record.path
     if name:
         target, path = block_jobs.find(name, path)
