@@ -20,7 +20,8 @@ from semishared.opennebula.xml import Vm
 from semishared.plan import arrivals
 from semishared.share import registered
 from semishared.wire.session import Session
-from tools.world import MiB, World
+from tools.test_commit import active, attach, kept
+from tools.world import MiB, World, qemu_io
 
 VM = 5
 EVIL: Dict[str, Any] = {
@@ -157,3 +158,20 @@ def test_a_label_ends_no_value(world: World, monkeypatch: pytest.MonkeyPatch) ->
     said = host_probe.report(str(world.location))
     assert "\n" not in said and said.count("[") - said.count("]") <= 1
     assert 'HEALTH = "device /d is of h??], SEMISHARED_FENCED = [ STATE = ?fenced?"' in said
+
+
+@pytest.mark.fault(26, "what is kept of a disk that oned has no more is in nobody's way when another disk has its number: the VM moves")
+def test_a_kept_disk_whose_number_another_one_has(world: World) -> None:
+    disk = world.disk(VM)
+    attach(world, world.image(size=8 * MiB), disk)
+    qemu_io(active(disk), "qcow2", "write -P 0x77 3M 64k")
+    world.on(s.RemoveDisk(disk, ""), seq=0)
+    ((place, leases),) = [(found["path"], world.leases()) for found in kept(world)]
+    other = world.image("other", size=8 * MiB)._replace(id=8)
+    attach(world, other, disk)
+    with Session("localhost", "mv", Config()) as session:
+        # What the source of a move does when the VM is at its target (ReleaseVm asks libvirt before).
+        session.seq, session.images = 1, {(VM, 1): other}
+        session.run([s.RemoveVm(VM, disk.vm_dir)])
+    assert leases and set(leases) <= set(world.leases())
+    qemu_io(f"{place}/disk.1.snap/0", "qcow2", "read -P 0x77 3M 64k", "read -P 0xa1 1M 64k")

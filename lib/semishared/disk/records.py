@@ -30,7 +30,9 @@ def as_found(vm_dir: str, disk: int) -> Record | None:
         found = None if data is None else Record.from_data(data, disk)
     except BadRecord as e:
         raise BadRecord(f"{layout.record(vm_dir, disk)} on {os.uname().nodename} cannot be understood: {e.detail}") from None
-    right = acquired.get((_vm_of(vm_dir), disk)) if acquired else None
+    own = layout.beside_named(os.path.basename(vm_dir)) if acquired else None
+    # What is kept is of a disk that oned has not any more: its number may be another one's by now.
+    right = None if own and own.kind == "kept" else acquired.get((_vm_of(vm_dir), disk))
     if found and right:
         from ..model import acquired as of_oned
 
