@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple
 
@@ -195,6 +196,22 @@ def test_a_layer_that_ends_early(world: World, file: str) -> None:
     assert not os.path.exists(f"{world.store}/saved")
     with pytest.raises(DamagedLayer, match=str(case.file(file))):
         layers.below(f"{case.disk.path}.snap/1", "qcow2")
+
+
+@pytest.mark.fault(30, "layers that say that they lie over one another hide none below them")
+@pytest.mark.parametrize("over", [1, 2])
+def test_layers_in_a_circle(world: World, over: int) -> None:
+    case = made(world)
+    frozen(world, case.disk, 1)
+    folder = f"{case.disk.path}.snap"
+    subprocess.run(["qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", str(over), "2"], check=True, cwd=folder)
+    if over == 1:
+        frozen(world, case.disk, 2)
+        subprocess.run(["qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", "3", "2"], check=True, cwd=folder)
+    wrong = unreadable.listed(case.disk.vm_dir)
+    delete_vm(case)
+    assert len(there(world.location, 0)) == len(there(world.location, 1)) == 1
+    assert "says that it lies over" in " ".join(wrong)
 
 
 def drain(case: Case) -> Any:

@@ -25,12 +25,14 @@ def chain(record: Record) -> list[str]:
     except FileNotFoundError:
         return []
     try:
-        while number and number not in found:
+        while number:
             below = layers.backing_of(f"{beneath.path_of(fd)}/{number}")[0]
             if not below:
                 raise DamagedLayer(f"{folder}/{number} on {here} does not say any more what it lies over")
             found.insert(0, number)
             number = below if layout.is_number(below) else ""
+            if number in found:
+                raise DamagedLayer(f"{folder}/{found[0]} on {here} says that it lies over {number}, which lies over it")
     except FileNotFoundError:
         if _is_expected(record, found):
             return []
