@@ -198,20 +198,18 @@ def test_a_layer_that_ends_early(world: World, file: str) -> None:
         layers.below(f"{case.disk.path}.snap/1", "qcow2")
 
 
-@pytest.mark.fault(30, "layers that say that they lie over one another hide none below them")
-@pytest.mark.parametrize("over", [1, 2])
-def test_layers_in_a_circle(world: World, over: int) -> None:
+@pytest.mark.fault(30, "a layer that says it lies over itself, over what lies over it or over no name of ours hides none below it")
+@pytest.mark.parametrize("over", ["2", "3", "q"])
+def test_a_layer_that_says_something_else_of_what_is_below(world: World, over: str) -> None:
     case = made(world)
     frozen(world, case.disk, 1)
-    folder = f"{case.disk.path}.snap"
-    subprocess.run(["qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", str(over), "2"], check=True, cwd=folder)
-    if over == 1:
+    if over == "3":
         frozen(world, case.disk, 2)
-        subprocess.run(["qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", "3", "2"], check=True, cwd=folder)
+    subprocess.run(["qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", over, "2"], check=True, cwd=f"{case.disk.path}.snap")
     wrong = unreadable.listed(case.disk.vm_dir)
     delete_vm(case)
     assert len(there(world.location, 0)) == len(there(world.location, 1)) == 1
-    assert "says that it lies over" in " ".join(wrong)
+    assert "lies over" in " ".join(wrong)
 
 
 def drain(case: Case) -> Any:

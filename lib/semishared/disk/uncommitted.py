@@ -27,7 +27,8 @@ def chain(record: Record) -> list[str]:
     try:
         while number:
             below = layers.backing_of(f"{beneath.path_of(fd)}/{number}")[0]
-            if not below:
+            if not (layout.is_number(below) or below.startswith(("/", "json:"))):
+                # Nothing, or what no layer of ours lies over.
                 raise DamagedLayer(f"{folder}/{number} on {here} does not say any more what it lies over")
             found.insert(0, number)
             number = below if layout.is_number(below) else ""
