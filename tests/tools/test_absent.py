@@ -26,8 +26,6 @@ from tools.test_left_begun import Begun
 from tools.unreadable import dead
 from tools.world import MiB, World, make_image, qemu_io
 
-CLAIM = "what cannot even be looked at is not absent: nothing goes, and nothing is given up or taken for done, by that"
-
 
 def written(world: World) -> "tuple[s.ImageRef, s.DiskRef]":
     """Have a diff with something in it that its image has not."""
@@ -37,7 +35,7 @@ def written(world: World) -> "tuple[s.ImageRef, s.DiskRef]":
     return image, disk
 
 
-@pytest.mark.fault(30, CLAIM)
+@pytest.mark.fault(30, "a late removal does not take a VM's history that cannot be looked at for none")
 def test_a_late_removal_of_a_vm_whose_history_cannot_be_looked_at(world: World) -> None:
     _, disk = written(world)
     with dead(Path(layout.history_note(disk.vm_dir))), pytest.raises(UnknownHistory, match="vm.json"):
@@ -45,7 +43,7 @@ def test_a_late_removal_of_a_vm_whose_history_cannot_be_looked_at(world: World) 
     qemu_io(active(disk), "qcow2", "read -P 0x77 3M 64k")
 
 
-@pytest.mark.fault(30, CLAIM)
+@pytest.mark.fault(30, "the base of a kept diff that cannot be looked at stays leased, and the diff is named")
 def test_the_lease_of_a_kept_diff(world: World) -> None:
     _, disk = written(world)
     world.on(s.RemoveDisk(disk, str(world.store)), seq=1)
@@ -59,7 +57,7 @@ def test_the_lease_of_a_kept_diff(world: World) -> None:
     qemu_io(str(layer), "qcow2", "read -P 0x77 3M 64k", "read -P 0xa1 1M 64k")
 
 
-@pytest.mark.fault(30, CLAIM)
+@pytest.mark.fault(30, "what a guest that died wrote last is not dropped because its delta cannot be looked at")
 def test_what_a_guest_that_died_wrote_last(world: World) -> None:
     begun = Begun(world, "delta")
     with dead(begun.folder / "1000000"), pytest.raises((SemisharedError, OSError)):
@@ -70,7 +68,7 @@ def test_what_a_guest_that_died_wrote_last(world: World) -> None:
     begun.check()
 
 
-@pytest.mark.fault(30, CLAIM)
+@pytest.mark.fault(30, "a decided commit that cannot be looked at is not taken for none")
 def test_a_decided_commit(world: World) -> None:
     stored = Stored(world.image().source)
     commit = Path(layout_store.commit(stored.side))
@@ -80,7 +78,7 @@ def test_a_decided_commit(world: World) -> None:
         dir_diffs.settle(stored)
 
 
-@pytest.mark.fault(30, CLAIM)
+@pytest.mark.fault(30, "a layer that is to be put back and cannot be looked at is not taken for one that is gone")
 def test_a_layer_that_is_to_be_put_back_on_a_store(world: World) -> None:
     stored = Stored(world.image().source)
     clone = stored.clone(5, 1)
@@ -97,7 +95,7 @@ def test_a_layer_that_is_to_be_put_back_on_a_store(world: World) -> None:
     assert not note.exists()
 
 
-@pytest.mark.fault(30, CLAIM)
+@pytest.mark.fault(30, "the clones of an image that cannot be looked at do not go with what a killed upload has left")
 def test_the_clones_of_an_image_that_an_upload_was_killed_over(world: World) -> None:
     name = "ab" * 16
     image = world.image(name)
@@ -109,7 +107,7 @@ def test_the_clones_of_an_image_that_an_upload_was_killed_over(world: World) -> 
     assert not (uploads / name).exists() and (side / name / "clones").exists()
 
 
-@pytest.mark.fault(30, CLAIM)
+@pytest.mark.fault(30, "a stopped VM whose directory cannot be looked at is where it is, not on its last host")
 def test_where_a_stopped_vm_is(tmp_path: Path) -> None:
     path = tmp_path / "101/5"
     path.parent.mkdir()
@@ -123,7 +121,7 @@ def test_where_a_stopped_vm_is(tmp_path: Path) -> None:
     assert vm_location.source_of_copy(place, "h1.example") == "h1.example" and not vm_location.is_on_front_end(str(path))
 
 
-@pytest.mark.fault(30, CLAIM)
+@pytest.mark.fault(30, "the tree of a share that cannot be looked at is not taken for removed")
 def test_the_tree_of_a_share_that_is_removed(tmp_path: Path) -> None:
     tree: Any = Directories(Tree("plain", str(tmp_path), "0123456789abcdef" * 2))
     path = tmp_path / layout_share.tree(7)
@@ -133,7 +131,7 @@ def test_the_tree_of_a_share_that_is_removed(tmp_path: Path) -> None:
     assert path.exists()
 
 
-@pytest.mark.fault(30, CLAIM)
+@pytest.mark.fault(30, "absence is what ENOENT and ENOTDIR say, and no other error")
 def test_absence_is_enoent_alone(tmp_path: Path) -> None:
     there, gone = tmp_path / "there", tmp_path / "gone"
     there.touch()
