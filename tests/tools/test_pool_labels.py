@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from semishared.base import hung, labels
-from semishared.errors import BadPool, SemisharedError
+from semishared.base import device_label, hung, labels
+from semishared.errors import BadPool, NoSpace, SemisharedError
 from semishared.host import host_probe
 from semishared.model import layout_devices
 from semishared.model import steps as s
@@ -48,6 +48,50 @@ def test_a_device_of_another_host_is_refused_and_nothing_of_it_is_removed(world:
     label(pool.paths[0]).write_text(json.dumps({**said, "owner": "0"}))
     pool.set()
     assert pool.rows()[str(pool.paths[0])]["state"] == "" and unlinked(world) == [str(left)]
+
+
+@pytest.mark.fault(31, "a device of another host that calls itself alike is refused")
+def test_a_device_of_a_host_with_the_same_name_is_refused(world: World, pool: Pool) -> None:
+    words = tuple(map(str, pool.paths))
+    world.on(d.SetDevices(str(world.root), words, 5))
+    said = json.loads(label(pool.paths[0]).read_text())
+    note = world.root / "devices" / f"{said['uuid']}.json"
+    note.unlink()  # so it is on a host to which the device has come
+    with pytest.raises(BadPool, match=r"is in the pool of \S+:\S+ \(host 5 in OpenNebula\): take it out there"):
+        world.on(d.SetDevices(str(world.root), words, 6))
+    assert not note.exists() and json.loads(label(pool.paths[0]).read_text()) == said
+    world.on(d.SetDevices(str(world.root), words, 5))
+    assert pool.rows()[str(pool.paths[0])]["state"] == "", "its own, when its notes were lost"
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_label_that_says_no_id_is_its_hosts_and_says_one_from_then_on(world: World, pool: Pool, lost: bool) -> None:
+    pool.set()
+    said = json.loads(label(pool.paths[0]).read_text())
+    assert "host_id" not in said
+    if lost:
+        (world.root / "devices" / f"{said['uuid']}.json").unlink()
+    world.on(d.SetDevices(str(world.root), tuple(map(str, pool.paths)), 5))
+    now = json.loads(label(pool.paths[0]).read_text())
+    assert (now["host_id"], now["uuid"]) == (5, said["uuid"]) and pool.rows()[str(pool.paths[0])]["state"] == ""
+
+
+@pytest.mark.parametrize("without", [("host_id",), ("host_id", "host", "owner")], ids=["no id", "no owner"])
+def test_a_full_device_keeps_a_label_of_before(
+    world: World, pool: Pool, without: "tuple[str, ...]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.set()
+    side = label(pool.paths[0]).parent
+    said = device_label.without_padding(json.loads(label(pool.paths[0]).read_text())) | {"host_id": 5}
+    label(pool.paths[0]).write_text(json.dumps({key: value for key, value in said.items() if key not in without}))
+
+    def full(*_: object) -> None:
+        raise NoSpace("no space left")
+
+    monkeypatch.setattr(device_label, "write", full)
+    labels._write(str(side), said)
+    with pytest.raises(NoSpace):
+        labels._write(str(side), {**said, "weight": 7.0})
 
 
 def test_a_label_of_before_is_taken_over_and_let_go_of_with_its_device(world: World, pool: Pool) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The label of a device of this host's pool, and what the host itself has noted of it: whose it is, and whether it takes anything.
 
-    <mount>/.semishared/device.json   {"version": 1, "uuid", "class", "weight", "owner", "host", "padding"}
+    <mount>/.semishared/device.json   {"version": 1, "uuid", "class", "weight", "owner", "host", "host_id", "padding"}
     <root>/devices/<uuid>.json        the same without padding, as it was last declared, or with weight 0: closed
 
 A device is in the pool of one host: that whose note has the `owner` which was drawn when it was declared. On one that has come to
@@ -63,9 +63,18 @@ def is_own(device: str, said: Mapping[str, object]) -> bool:
     return said.get("uuid") == os.path.basename(device) and not whose(device, said)
 
 
-def host(root: str) -> str:
-    """Return what this host writes into labels of its devices: for people, and for itself when its notes are lost."""
-    return f"{os.uname().nodename}:{root}"
+def host(root: str, host_id: int) -> dict[str, object]:
+    """Return what this host writes into labels of its devices: for people, and for itself when its notes are lost.
+
+    Two hosts may call themselves alike; their ids in OpenNebula differ (`host_id`, -1 where that is not told).
+    """
+    return {"host": f"{os.uname().nodename}:{root}", **({"host_id": host_id} if host_id >= 0 else {})}
+
+
+def was_of(said: Mapping[str, object], root: str, host_id: int) -> bool:
+    """Tell whether a label of which there is no note is one of this host's; labels of before say no id."""
+    own = host(root, host_id)
+    return said.get("host") == own["host"] and said.get("host_id", host_id) == host_id
 
 
 def write(side: str, said: Mapping[str, object]) -> None:

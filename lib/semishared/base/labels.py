@@ -21,9 +21,6 @@ from ..tools import files, locks, mounts
 from ..tools.crash_points import point
 from . import device_label, device_state, devices, hot, hung, overcommitted, promises, room, undeclared, volatile, zram
 
-DECLARED = ("uuid", "class", "weight")
-"""What a label has from SEMISHARED_POOL."""
-
 
 def describe(step: ListDevices) -> dict[str, object]:
     """Return the devices of this host's pool; `state` is '' for one that is as it is to be."""
@@ -77,10 +74,10 @@ def declare(step: SetDevices) -> dict[str, object]:
     """
     wanted = pool.declared(" ".join(step.devices))
     with locks.exclusive(layout.lock(step.root, "devices"), 30):
-        found = _checked(step.root, wanted)
+        found = _checked(step, wanted)
         os.makedirs(layout_devices.devices(step.root), exist_ok=True)
         before = devices.registered(step.root)
-        labelled = {_label(step.root, device, found): device.path for device in wanted}
+        labelled = {_label(step, device, found): device.path for device in wanted}
         new = [path for uuid, path in labelled.items() if uuid not in before]
         closed, gone = [], []
         for uuid in set(before) - set(labelled):
@@ -93,12 +90,12 @@ def declare(step: SetDevices) -> dict[str, object]:
     return {"labelled": new, "closed": sorted(closed), "gone": sorted(gone)}
 
 
-def _checked(root: str, wanted: Sequence[pool.Declared]) -> dict[str, str]:
+def _checked(step: SetDevices, wanted: Sequence[pool.Declared]) -> dict[str, str]:
     """Return the labels there are, by path; raise BadPool unless all can be devices of one pool."""
     systems: dict[str, str] = {}
     found: dict[str, str] = {}
     here, listed = os.uname().nodename, mounts.listed()
-    silent = hung.unanswered(root, [layout_devices.side(device.path) for device in wanted])
+    silent = hung.unanswered(step.root, [layout_devices.side(device.path) for device in wanted])
     for device in wanted:
         path = device.path
         if layout_devices.side(path) in silent:
@@ -119,7 +116,7 @@ def _checked(root: str, wanted: Sequence[pool.Declared]) -> dict[str, str]:
         if uuid and uuid in found.values():
             raise BadPool(f"{path} on {here} has the label of another device, of which it may be a copy: {uuid}")
         if uuid:
-            _check_own(root, device.path, uuid, system)
+            _check_own(step, device.path, uuid, system)
         elif any(room.names(f"{side}/{part}") for part in layout_devices.PARTS):
             raise BadPool(f"{path} on {here} has disks or bases of a pool, and no label: remove {side} if nobody misses them")
         found[path] = uuid
@@ -131,14 +128,17 @@ def _not_mounted(path: str) -> BadPool:
     return BadPool(f"{path} on {os.uname().nodename} is not mounted: an unmounted directory is no device")
 
 
-def _check_own(root: str, path: str, uuid: str, system: str) -> None:
+def _check_own(step: SetDevices, path: str, uuid: str, system: str) -> None:
     """Raise BadPool for a device that is in the pool of another host, or has the label of one that is mounted elsewhere."""
-    side, link, here = layout_devices.side(path), layout_devices.device(root, uuid), os.uname().nodename
+    root, here = step.root, os.uname().nodename
+    side, link = layout_devices.side(path), layout_devices.device(root, uuid)
     if os.path.isdir(link) and not os.path.islink(link):
         # Of an older version, which wrote to a device that went at that moment.
         raise BadPool(f"{link} on {here} is a directory, where the link to {path} is to be: move it away, it may have layers of disks")
-    host = device_label.whose(link, device_label.read(side))
-    if host and host != device_label.host(root):
+    said = device_label.read(side)
+    host = device_label.whose(link, said)
+    if host and not device_label.was_of(said, root, step.host_id):
+        host += f" (host {said['host_id']} in OpenNebula)" if "host_id" in said else ""
         what = "take it out there (semishared pool drain), or, if that host is no more, copy what is worth it from"
         raise BadPool(f"{path} on {here} is in the pool of {host}: {what} {side}, and remove that")
     was = devices.mount(root, uuid)
@@ -167,11 +167,12 @@ def _check_class(side: str, wanted: pool.Declared, mounted: mounts.Mount) -> Non
         raise BadPool(f"{wanted.path} on {here} {what}")
 
 
-def _label(root: str, wanted: pool.Declared, found: dict[str, str]) -> str:
+def _label(step: SetDevices, wanted: pool.Declared, found: dict[str, str]) -> str:
     """Label a device and let it be known here; return its UUID."""
+    root = step.root
     side, uuid = layout_devices.side(wanted.path), found[wanted.path] or str(uuids.uuid4())
     link, note = layout_devices.device(root, uuid), layout_devices.note(root, uuid)
-    said = {"version": 1, "uuid": uuid, "class": wanted.device_class, "weight": wanted.weight, **_owner(root, side, link, wanted)}
+    said = {"version": 1, "uuid": uuid, "class": wanted.device_class, "weight": wanted.weight, **_owner(step, side, link, wanted)}
     is_new = not os.path.lexists(link)
     files.remove_staged(layout_devices.devices(root))
     if is_new:
@@ -186,17 +187,17 @@ def _label(root: str, wanted: pool.Declared, found: dict[str, str]) -> str:
     return uuid
 
 
-def _owner(root: str, side: str, link: str, wanted: pool.Declared) -> dict[str, object]:
+def _owner(step: SetDevices, side: str, link: str, wanted: pool.Declared) -> dict[str, object]:
     """Return whose a device is from now on: it stays so. Memory has its label from its host, at each boot."""
     if wanted.device_class == MEMORY:
         return {}
     was = device_label.read(side)
     is_own = "owner" in was and not device_label.whose(link, was)
-    return {"owner": was["owner"] if is_own else uuids.uuid4().hex, "host": device_label.host(root)}
+    return {"owner": was["owner"] if is_own else uuids.uuid4().hex, **device_label.host(step.root, step.host_id)}
 
 
 def _write(side: str, said: dict[str, object]) -> None:
-    """Write a label, unless it says that; one that says the same of the device may be full, and stays."""
+    """Write a label, unless it says that; one of before, which says nothing else, may be on a device that is full, and stays."""
     if device_label.is_written(side, said):
         files.remove_staged(side)
         return
@@ -207,7 +208,7 @@ def _write(side: str, said: dict[str, object]) -> None:
     except FileNotFoundError:
         raise _not_mounted(os.path.dirname(side)) from None
     except NoSpace:
-        if "owner" in was or [was.get(key) for key in DECLARED] != [said[key] for key in DECLARED]:
+        if not was or {**said, **device_label.without_padding(was)} != said:
             raise
         return
     point("device labelled")

@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.verb == "add":
                 if not declared:
                     raise BadPool(f"nothing declares a pool of {host.name}")
-                (done,) = session.run([SetDevices(root, tuple(device.word for device in declared))])
+                (done,) = session.run([SetDevices(root, tuple(device.word for device in declared), host.id)])
                 found["changes"] += [f"{path}: {what}" for what, paths in _dict(done).items() for path in paths]
             (listed,) = session.run([ListDevices(root)])
             found["devices"] += _dict(listed)["devices"]

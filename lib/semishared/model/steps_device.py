@@ -19,6 +19,8 @@ class SetDevices(NamedTuple):
     root: str
     devices: tuple[str, ...]
     """Words of SEMISHARED_POOL (plan/pool.py)."""
+    host_id: int = -1
+    """What OpenNebula calls the host: two may have one name."""
 
 
 class CloseDevice(NamedTuple):
