@@ -21,6 +21,7 @@ from semishared import VERSION
 from semishared.errors import CannotInstall
 from semishared.install import in_use, next_steps, preflight
 from semishared.install import main as installer
+from semishared.opennebula.oned import Oned
 from semishared.wire.messages import release
 from tools.oned_site import HERE, SYSTEM, ActionSite
 
@@ -269,6 +270,9 @@ def test_neither_drivers_nor_their_version_are_taken_from_vms(remotes: Path, tmp
         site.oned.vm(vm).history.append(History(0, 0, site.oned.host(HERE), "semishared", SYSTEM))
         refused = install(remotes, "--uninstall", code=1, **env)
         assert f"1 VMs have disks of semishared ({vm}): without the drivers they can be neither started" in refused and "--force" in refused
+        # What the datastore is called by now says nothing: the VM has its driver from when it was deployed.
+        site.oned.datastores[SYSTEM].tm_mad = "ssh"
+        assert f"1 VMs have disks of semishared ({vm})" in install(remotes, "--uninstall", code=1, **env)
         assert snapshot(remotes) == before
         install(remotes, **env)
         installed.write_text(same.replace(VERSION, "9.0.0"))
@@ -279,6 +283,27 @@ def test_neither_drivers_nor_their_version_are_taken_from_vms(remotes: Path, tmp
         words = [str(small_checkout.script()), "--remotes", str(remotes), "--uninstall", "--no-config", "--force"]
         done = subprocess.run(words, env={"PATH": os.environ["PATH"], **env}, capture_output=True, text=True, check=True)
         assert "warning: which VMs" in done.stderr and not installed.exists()
+
+
+@pytest.mark.fault(42, "who does not see all VMs takes no drivers away: of others' nobody would know")
+def test_a_user_who_does_not_see_all_vms_takes_no_drivers_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, said = SimpleNamespace(remotes=str(tmp_path)), {"one.vmpool.info": "<VM_POOL/>", "one.datastorepool.info": "<DATASTORE_POOL/>"}
+    (tmp_path / "lib/semishared").mkdir(parents=True)
+    (tmp_path / "lib/semishared/__init__.py").write_text('VERSION = "0.2.0"\n')
+
+    class Asked(Oned):
+        def __init__(self) -> None:
+            self.group = 0
+
+        def _call(self, method: str, *words: object) -> bytes:
+            return said.get(method, f"<USER><ID>4</ID><NAME>ann</NAME><GID>{self.group}</GID></USER>").encode()
+
+    asked = Asked()
+    monkeypatch.setattr(in_use, "_oned", lambda _: asked)
+    assert in_use.why_not(place, uninstall=True) == ""  # type: ignore[arg-type]
+    asked.group = 1
+    found = in_use.why_not(place, uninstall=True)  # type: ignore[arg-type]
+    assert "which VMs have disks of semishared is not known (user ann is not of group oneadmin" in found
 
 
 @pytest.mark.parametrize(

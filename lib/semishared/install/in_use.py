@@ -29,8 +29,8 @@ def why_not(place: FrontEnd, uninstall: bool, has_oned: bool = True) -> str:
     breaks = f"{what} they can be neither started, moved, migrated nor terminated, and their disks not committed"
     try:
         oned = _oned(place)
-        systems = {store.id for store in oned.datastores() if store.driver == NAME}
-        vms = sorted(vm.id for vm in oned.vms() if systems.intersection(vm.system_datastores[-1:]))
+        oned.require_admin()
+        vms = sorted(vm.id for vm in oned.vms() if vm.driver == NAME)
     except SemisharedError as e:
         if not has_oned:
             return ""

@@ -228,6 +228,12 @@ class Vm(Object):
         records = self.element.findall("HISTORY_RECORDS/HISTORY")
         return [View(record).number("DS_ID") for record in records]
 
+    @property
+    def driver(self) -> str:
+        """TM_MAD of the last history record, '' without one: who moves and removes its disks, whatever its datastore says by now."""
+        records = self.element.findall("HISTORY_RECORDS/HISTORY")
+        return View(records[-1]).text("TM_MAD") if records else ""
+
     def datastore_at(self, seq: int) -> int:
         """Return the id of the system datastore at a SEQ of the history, -1 if there is no such."""
         records = map(View, self.element.findall("HISTORY_RECORDS/HISTORY"))
