@@ -18,6 +18,10 @@ NAMES = """\
 10.9.0.3 h1.siteb.example
 fd09::1 six.example
 fd09::2 other-six.example
+fd09::2 bridged.example
+10.9.0.1 bridged.example
+fd09::3 too.example
+10.9.0.1 too.example
 """
 ASK = """
 import sys
@@ -47,6 +51,8 @@ OTHERS = (
     "10.9.0.2",
     "fd09::2",
     "other-six.example",
+    "bridged.example",
+    "too.example",
     "",
     "0",
     "a" * 300,
@@ -62,6 +68,7 @@ ONE = (
     "x9=one-storage.example",
     "10.9.0.1=fd09::1",
     "six.example=X9-Alias",
+    "bridged.example=other-six.example",
 )
 TWO = (
     "h1=h1.siteb.example",
@@ -73,6 +80,8 @@ TWO = (
     "h1=nowhere.example",
     "fd09::2=10.9.0.2",
     "h1=",
+    "bridged.example=too.example",
+    "bridged.example=x9",
 )
 
 

@@ -2,6 +2,7 @@
 """Which names are this machine's: the one that it has, and every name or address that leads here; and which are one machine's.
 
 Labels are not compared: x9.siteb.example is another machine than the x9 of this site, and `HOSTNAME` of oned.conf may be any name.
+A name may have addresses that many machines have (that of libvirt's bridge, one of a service), beside that by which it is reached.
 """
 
 from __future__ import annotations
@@ -21,21 +22,22 @@ def is_here(host: str) -> bool:
 
 @cache
 def are_one(name: str, other: str) -> bool:
-    """Tell whether two names are one machine's: the same full name, both this machine's, or names that lead to one address."""
+    """Tell whether two names are one machine's: the same full name, both this machine's, or of one all addresses are the other's."""
     if name.lower() == other.lower():
         return True
     if is_here(name) or is_here(other):
         return is_here(name) and is_here(other)
-    ways, others = _ways(name), _ways(other)
-    return any(address[0] == theirs[0] for _, address in ways for _, theirs in others)
+    ways, others = ({address[0] for _, address in _ways(machine)} for machine in (name, other))
+    return bool(ways and others) and (ways <= others or others <= ways)
 
 
 def _leads_here(host: str) -> bool:
-    return any(_is_ours(family, address) for family, address in _ways(host))
+    """Tell whether this machine is where ssh would go: to the first of a name's addresses."""
+    return any(_is_ours(family, address) for family, address in _ways(host)[:1])
 
 
 def _ways(host: str) -> list[tuple[int, tuple[object, ...]]]:
-    """Return family and address of all to which a name leads; none if nobody can resolve it."""
+    """Return family and address of all to which a name leads, the best first; none if nobody can resolve it."""
     import socket
 
     try:
