@@ -28,6 +28,19 @@ def test_nothing_that_is_printed_controls_a_terminal(capsys: pytest.CaptureFixtu
     assert drawn.startswith("\x1b[2K") and drawn[4:].isprintable()
 
 
+@pytest.mark.fault(45, "a name that the terminal's locale has not ends no command: `?` is shown for what it lacks")
+def test_a_name_that_the_locale_has_not_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="iso8859-1")
+    monkeypatch.setattr("sys.stdout", terminal)
+    output.put("VM \u65e5 \xe9")
+    output.table([["VM \u65e5", "\xe9"]])
+    progress.Bars(terminal).tell(event="note", host="h", text="\u65e5")
+    output.put("\u65e5", to=terminal)
+    terminal.flush()
+    printed = terminal.detach().getvalue()  # type: ignore[attr-defined]
+    assert printed.startswith(b"VM ? \xe9\nVM ?  \xe9\n") and printed.endswith(b"?\n")
+
+
 @pytest.mark.fault(45, "names in JSON are escaped")
 def test_json_is_ascii_and_whole(capsys: pytest.CaptureFixture[str]) -> None:
     output.put_json({"name": HOSTILE}, None)
