@@ -319,6 +319,16 @@ def test_a_host_that_lives_is_shut_out_only_if_that_is_said(cloud: Cloud, bin_ss
     assert "is shut out" in cloud.site.cli("fence", "h1", "--confirmed-off").stdout
 
 
+@pytest.mark.fault(42, "who does not see all VMs, and so not all disks that a host may write to, shuts out and fails over none")
+@pytest.mark.parametrize("words", [("fence", "--confirmed-off"), ("fence", "--check"), ("failover",)], ids=" ".join)
+def test_who_does_not_see_all_vms_fences_nobody(cloud: Cloud, words: Tuple[str, ...]) -> None:
+    assert cloud.site.oned.rpc
+    cloud.site.oned.rpc.group = 1
+    assert "does not see all VMs" in cloud.site.cli(words[0], "h1", *words[1:], code=2).stderr
+    cloud.site.oned.rpc.group = 0
+    assert cloud.mark().state == "", "nothing was begun"
+
+
 @pytest.mark.fault(48, "what an operator saw once is looked at again before VMs are started by it")
 def test_what_somebody_said_of_a_host_is_looked_at_again(cloud: Cloud, bin_ssh: Path, command: Path) -> None:
     host = cloud.site.oned.host("h1")

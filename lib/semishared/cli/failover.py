@@ -57,6 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not 0 <= arguments.wait <= LONGEST_S:
         raise BadArguments(f"--wait {arguments.wait}: from 0 to {LONGEST_S} seconds")
     oned, config = Oned(), load()
+    oned.require_admin()
     name = arguments.host or named(sys.stdin.buffer.read())
     host = lost(oned, name, arguments.wait if arguments.hook else 0, config.hosts_connect_timeout_s)
     if host is None:

@@ -50,7 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared fence`."""
     host, config = arguments.host, load()
-    fence = Fence(Oned(), config)
+    oned = Oned()
+    oned.require_admin()
+    fence = Fence(oned, config)
     answer: dict[str, object] = {"host": host, "fenced": False, "lifted": False, "missing": ""}
     said: list[str] = []
     try:

@@ -61,6 +61,8 @@ class Rpc:
         """(type, template) of the documents that were made by one.document.allocate, by id."""
         self.zones = "<ZONE><ID>0</ID><NAME>OpenNebula</NAME><SERVER_POOL/></ZONE>"
         """The zones, as XML: without servers there is one front-end."""
+        self.group = 0
+        """The group of who asks."""
         self.vm_groups: List[str] = []
         """VM groups, as XML."""
         self.hooks: List[str] = []
@@ -177,7 +179,7 @@ class Rpc:
                     return [False, f"[{method}] Error getting {name} [{which}].", _NO_EXISTS]
                 return [True, item.to_xml(), 0]
             if method == "one.user.info":
-                return [True, "<USER><ID>0</ID><GID>0</GID><NAME>oneadmin</NAME></USER>", 0]
+                return [True, f"<USER><ID>0</ID><GID>{self.group}</GID><NAME>oneadmin</NAME></USER>", 0]
             if method == "one.vmpool.info":
                 first, _, state = (*parameters[2:5], -1, -1, -1)[:3]
                 found_vms = [vm for vm in core.vms.values() if vm.id >= first and (state == -2 or vm.state != 6)]
