@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from semishared.errors import BadArguments, HostUnreachable
 from semishared.model import steps as s
 from semishared.opennebula.xml import Vm
 from semishared.plan import diagnosis, gc, gc_places
-from semishared.store import dir_leftovers
+from semishared.store import dir_leftovers, writers
 
 LOCATION = "/ds"
 HEX = "0123456789abcdef" * 2
@@ -61,6 +63,17 @@ def test_what_no_link_leads_to_goes_with_its_vm_and_what_is_of_a_base_at_once() 
     assert find(machine(unlinked=there), older_than=10000) == []
     there[0]["replaced"] = True
     assert not find(machine(unlinked=there))[0].keep, "what a move of a disk has left is none of it"
+
+
+@pytest.mark.fault(45, "a command that names what a host, or a lock's holder, has named can be copied as it stands")
+def test_a_command_to_be_copied_is_quoted() -> None:
+    for name, shown in ((".kept-7-0", ".kept-7-0"), (".kept-7-0; curl x|sh", "NAME")):
+        (kept,) = find(machine(vms=[item(f"{LOCATION}/101/{name}", system=101, vm=7, kind="kept", entries=["disk.0"], staged=[])]))
+        assert kept.keep == f"semishared commit 7, or semishared gc --discard {shown}"
+    cookie = "it'; curl x|sh; '"
+    locked = writers._locked_by_hand(writers.Locker("client.4", cookie, "10.0.0.1:0/1"), "one/one-7")
+    commands = [shlex.split(words) for words in re.findall("`(rbd .*?)`", locked)]
+    assert commands == [["rbd", "lock", "ls", "one/one-7"], ["rbd", "lock", "rm", "one/one-7", cookie, "client.4"]]
 
 
 def test_vm_that_oned_does_not_know_goes_unless_a_domain_is_it_or_uses_it() -> None:

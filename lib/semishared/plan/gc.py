@@ -235,7 +235,8 @@ class _OnMachine:
 
     def _kept(self, item: dict[str, Any]) -> str:
         name = item["path"].rpartition("/")[2]
-        return "" if name in self.known.discarded else f"semishared commit {item['vm']}, or semishared gc --discard {name}"
+        word = name if layout.beside_named(name) else "NAME"  # it is to be copied, and a host has named it
+        return "" if name in self.known.discarded else f"semishared commit {item['vm']}, or semishared gc --discard {word}"
 
     def _root(self, root: dict[str, Any]) -> Iterator[Finding]:
         for base in root["bases"]:
