@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Dict, Iterator, List, Tuple
@@ -13,11 +14,12 @@ import pytest
 from semishared.cli import failover as cli
 from semishared.config import Config
 from semishared.errors import NotSupported
-from semishared.front import fence_facts, fence_marks, move
+from semishared.front import fence_facts, fence_marks, front_ends, move
 from semishared.model.exchange import On
 from semishared.opennebula.args import Backup
 from semishared.opennebula.xml import Datastore, Host, Image, Vm
 from semishared.plan import backup, diagnosis, diagnosis_machines, fence
+from semishared.tools import this_machine
 
 LIB = Path(__file__).resolve().parents[2] / "lib" / "semishared"
 
@@ -117,6 +119,17 @@ def test_a_bridge_under_another_name_is_that_host(monkeypatch: pytest.MonkeyPatc
     _, ceph = fence_facts.look(cloud, [store])
     machines = fence.Machines("h1", {"h1": frozenset({"10.0.0.1"})}, frozenset())
     assert any("h1 is a bridge" in text for text in fence.blocks(ceph, machines, ()).missing)
+
+
+@pytest.mark.fault(31, "a front-end that shares an address with a host, as all have that of libvirt's bridge, is not taken for it")
+def test_a_front_end_with_an_address_of_the_hosts_is_nobodys_to_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    leads = {"fe2": ("10.0.0.2", "192.168.122.1"), "h1": ("10.0.0.3", "192.168.122.1"), "fe3": ("10.0.0.4", "192.168.122.1")}
+    monkeypatch.setattr(socket, "getaddrinfo", lambda name, *_, **__: [(2, 1, 0, "", (ip, 0)) for ip in leads.get(name, (name,))])
+    this_machine.are_one.cache_clear()
+    oned: Any = SimpleNamespace(front_ends=lambda: [["fe2", "fe3"]])
+    assert front_ends.addresses(oned, "h1") == {"10.0.0.2", "10.0.0.4", "192.168.122.1"}
+    assert front_ends.addresses(oned, "10.0.0.4") == {"10.0.0.2", "192.168.122.1"}, "one that is the host is not among them"
+    this_machine.are_one.cache_clear()
 
 
 @pytest.mark.fault(31, "a backup goes to a bridge that is the VM's host, whatever it is called there")

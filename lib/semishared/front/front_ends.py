@@ -6,7 +6,7 @@ from __future__ import annotations
 import socket
 
 from ..opennebula.oned import Oned
-from ..tools.this_machine import is_here
+from ..tools.this_machine import are_one, is_here
 
 
 def others(oned: Oned) -> list[str]:
@@ -19,9 +19,7 @@ def others(oned: Oned) -> list[str]:
 
 def addresses(oned: Oned, host: str) -> frozenset[str]:
     """Return their addresses, as far as names lead to one, without those of `host` if it is one of them; raise OnedUnavailable."""
-    found = [_addresses(name) for name in others(oned)]
-    own = _addresses(host) if found else frozenset()
-    return frozenset(address for one in found if not one & own for address in one)
+    return frozenset(address for name in others(oned) if not are_one(name, host) for address in _addresses(name))
 
 
 def _addresses(name: str) -> frozenset[str]:
