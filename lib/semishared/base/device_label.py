@@ -63,7 +63,7 @@ def is_own(device: str, said: Mapping[str, object]) -> bool:
     return said.get("uuid") == os.path.basename(device) and not whose(device, said)
 
 
-def host(root: str, host_id: int) -> dict[str, object]:
+def of_host(root: str, host_id: int) -> dict[str, object]:
     """Return what this host writes into labels of its devices: for people, and for itself when its notes are lost.
 
     Two hosts may call themselves alike; their ids in OpenNebula differ (`host_id`, -1 where that is not told).
@@ -73,8 +73,8 @@ def host(root: str, host_id: int) -> dict[str, object]:
 
 def was_of(said: Mapping[str, object], root: str, host_id: int) -> bool:
     """Tell whether a label of which there is no note is one of this host's; labels of before say no id."""
-    own = host(root, host_id)
-    return said.get("host") == own["host"] and said.get("host_id", host_id) == host_id
+    host = said.get("host")
+    return host == of_host(root, host_id)["host"] and said.get("host_id", host_id) == host_id
 
 
 def write(side: str, said: Mapping[str, object]) -> None:

@@ -193,7 +193,7 @@ def _owner(step: SetDevices, side: str, link: str, wanted: pool.Declared) -> dic
         return {}
     was = device_label.read(side)
     is_own = "owner" in was and not device_label.whose(link, was)
-    return {"owner": was["owner"] if is_own else uuids.uuid4().hex, **device_label.host(step.root, step.host_id)}
+    return {"owner": was["owner"] if is_own else uuids.uuid4().hex, **device_label.of_host(step.root, step.host_id)}
 
 
 def _write(side: str, said: dict[str, object]) -> None:
