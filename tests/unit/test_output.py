@@ -37,7 +37,7 @@ def test_a_name_that_the_locale_has_not_is_printed(monkeypatch: pytest.MonkeyPat
     progress.Bars(terminal).tell(event="note", host="h", text="\u65e5")
     output.put("\u65e5", to=terminal)
     terminal.flush()
-    printed = terminal.detach().getvalue()  # type: ignore[attr-defined]
+    printed = terminal.detach().getvalue()
     assert printed.startswith(b"VM ? \xe9\nVM ?  \xe9\n") and printed.endswith(b"?\n")
 
 

@@ -14,7 +14,7 @@ from typing import IO, Optional
 
 def shown(text: object, to: Optional[IO[str]] = None) -> str:
     """Return a text as a terminal may have it: one line."""
-    encoding = (to or sys.stdout).encoding or "utf-8"  # a file in memory has none
+    encoding = getattr(to or sys.stdout, "encoding", None) or "utf-8"  # a file in memory has none
     return "".join(c if c.isprintable() else "?" for c in str(text)).encode(encoding, "replace").decode(encoding)
 
 
