@@ -64,6 +64,17 @@ def test_a_device_of_a_host_with_the_same_name_is_refused(world: World, pool: Po
     assert pool.rows()[str(pool.paths[0])]["state"] == "", "its own, when its notes were lost"
 
 
+@pytest.mark.fault(31, "a host that was renamed keeps the devices that it has noted")
+def test_a_renamed_host_keeps_its_devices(world: World, pool: Pool) -> None:
+    world.on(d.SetDevices(str(world.root), tuple(map(str, pool.paths)), 5))
+    said = json.loads(label(pool.paths[0]).read_text())
+    label(pool.paths[0]).write_text(json.dumps({**said, "host": "before:/ds"}))
+    assert pool.rows()[str(pool.paths[0])]["state"] == ""
+    world.on(d.SetDevices(str(world.root), tuple(map(str, pool.paths)), 5))
+    now = json.loads(label(pool.paths[0]).read_text())
+    assert (now["owner"], now["host"], now["host_id"]) == (said["owner"], said["host"], 5)
+
+
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_label_that_says_no_id_is_its_hosts_and_says_one_from_then_on(world: World, pool: Pool, lost: bool) -> None:
     pool.set()
