@@ -109,7 +109,7 @@ class Cloud:
         """Let oned know a VM; `disks` maps disk ids to image ids (-1: volatile)."""
         self._disks[number] = disks
         text = "".join(
-            f"<DISK><DISK_ID>{disk}</DISK_ID><IMAGE_ID>{image}</IMAGE_ID><DATASTORE_ID>100</DATASTORE_ID>"
+            f"<DISK><DISK_ID>{disk}</DISK_ID><IMAGE_ID>{image}</IMAGE_ID><DATASTORE_ID>100</DATASTORE_ID><CLONE>{self._clone(image)}</CLONE>"
             f"<SIZE>8</SIZE><ORIGINAL_SIZE>8</ORIGINAL_SIZE><TM_MAD>semishared</TM_MAD><FS>{fs}</FS></DISK>"
             for disk, image in disks.items()
         )
@@ -117,6 +117,9 @@ class Cloud:
         self.answers.texts["vm", number] = (
             f"<VM><ID>{number}</ID><LCM_STATE>{lcm_state}</LCM_STATE><TEMPLATE>{text}</TEMPLATE>{history}</VM>"
         )
+
+    def _clone(self, image: int) -> str:
+        return "NO" if "<PERSISTENT>1" in self.answers.texts.get(("image", image), "") else "YES"
 
     # -- calls ----------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from semishared.errors import ForeignImage, RestrictedPath, SemisharedError, Too
 from semishared.front import streams
 from semishared.host import host_probe
 from semishared.model import steps as s
+from semishared.model.acquired import Given
 from semishared.opennebula.xml import Vm
 from semishared.plan import arrivals
 from semishared.share import registered
@@ -30,11 +31,11 @@ EVIL: Dict[str, Any] = {
 }  # fmt: skip
 
 
-def carry(source_dir: str, target_dir: str, images: Dict[Any, s.ImageRef]) -> None:
-    """Relay a VM directory as `tm/mv` does, to a machine that has been told what oned has acquired."""
+def carry(source_dir: str, target_dir: str, given: Dict[int, Given]) -> None:
+    """Relay a VM directory as `tm/mv` does, to a machine that has been told what oned has given the VM."""
     with Session("localhost", "mv", Config()) as source, Session("localhost", "mv", Config()) as target:
         source.seq = target.seq = 1
-        target.images = images
+        target.given = {VM: given}
         (found,) = source.run([s.MarkVm(VM, source_dir)])
         assert isinstance(found, dict)
         source.begin([s.SendVm(VM, source_dir, found["token"])])
@@ -49,13 +50,14 @@ def carry(source_dir: str, target_dir: str, images: Dict[Any, s.ImageRef]) -> No
         target.finish()
 
 
-@pytest.fixture(name="images")
-def _images(world: World) -> Dict[Any, s.ImageRef]:
-    """Make a VM with an overlay and a disk in place; return what oned has acquired for it."""
+@pytest.fixture(name="given")
+def _given(world: World) -> Dict[int, Given]:
+    """Make a VM with an overlay, a disk in place and a volatile one; return what oned has given it."""
     base, in_place = world.image(size=8 * MiB), world.image("in-place")._replace(id=36)
     world.clone(base, world.disk(VM, 1))
     world.link(in_place, world.disk(VM, 0))
-    return {(VM, 0): in_place, (VM, 1): base}
+    world.on(s.CreateVolatile(world.disk(VM, 2), MiB, "raw", ""))
+    return {0: Given(in_place), 1: Given(base, is_clone=True), 2: Given(None)}
 
 
 def change(world: World, disk: int, change_it: Callable[[Dict[str, Any]], object]) -> None:
@@ -78,30 +80,66 @@ LIES: Dict[str, Callable[[World, Dict[str, Any]], object]] = {
 @pytest.mark.fault(26, "a VM directory that arrives with a record of another image than oned's is refused, and nothing of it stays")
 @pytest.mark.parametrize("disk", [0, 1])
 @pytest.mark.parametrize("lie", LIES)
-def test_another_image_does_not_arrive(world: World, images: Dict[Any, s.ImageRef], lie: str, disk: int) -> None:
+def test_another_image_does_not_arrive(world: World, given: Dict[int, Given], lie: str, disk: int) -> None:
     change(world, disk, lambda image: LIES[lie](world, image))
     target = world.location / "103" / str(VM)
     with pytest.raises(SemisharedError) as caught:
-        carry(world.disk(VM).vm_dir, str(target), images)
+        carry(world.disk(VM).vm_dir, str(target), given)
     assert caught.value.id in ("SS042", "SS079", "SS180", "SS020"), caught.value.line()
     left = os.listdir(target.parent) if target.parent.exists() else []
     assert not [name for name in left if name == str(VM) or name.startswith(f".incoming-{VM}-")]
 
 
-def test_what_is_so_arrives(world: World, images: Dict[Any, s.ImageRef]) -> None:
+def in_place_of(world: World, disk: int, image: s.ImageRef) -> None:
+    """Have a disk said, by its record and its link, to be an image in place, whatever it was."""
+    vm_dir = Path(world.disk(VM).vm_dir)
+    world.link(image, world.disk(VM + 1, disk))
+    other = Path(world.disk(VM + 1, disk).vm_dir)
+    for name in (f".semishared/disk.{disk}.json", f"disk.{disk}"):
+        (vm_dir / name).unlink(missing_ok=True)
+        (other / name).rename(vm_dir / name)
+
+
+DIFFERENT: Dict[str, Callable[[World, Dict[int, Given]], object]] = {
+    "a volatile disk that is an image": lambda world, given: in_place_of(world, 2, world.image("of-another-tenant")),
+    "a volatile disk of a VM without images": lambda world, given: (
+        in_place_of(world, 2, world.image("of-another-tenant")), given.pop(0), given.pop(1),
+        [Path(world.disk(VM).vm_dir, name).unlink() for name in (".semishared/disk.0.json", ".semishared/disk.1.json", "disk.0")],
+    ),
+    "a disk that oned does not have": lambda world, given: in_place_of(world, 9, world.image("of-another-tenant")),
+    "the image of a disk of its own": lambda world, given: in_place_of(world, 1, given[1].image or world.image()),
+    "a disk of its own for an image": lambda world, given: given.update({0: given[0]._replace(is_clone=True)}),
+    "an image that is only read": lambda world, given: given.update({0: given[0]._replace(is_readonly=True)}),
+    "no record": lambda world, given: Path(world.disk(VM).vm_dir, ".semishared/disk.1.json").unlink(),
+    "no record of a volatile disk": lambda world, given: Path(world.disk(VM).vm_dir, ".semishared/disk.2.json").unlink(),
+}  # fmt: skip
+
+
+@pytest.mark.fault(26, "a disk that arrives is what oned has given the VM: volatile, made from an image, or that image itself")
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_what_oned_has_not_given_does_not_arrive(world: World, given: Dict[int, Given], what: str) -> None:
+    DIFFERENT[what](world, given)
     target = world.location / "103" / str(VM)
-    carry(world.disk(VM).vm_dir, str(target), images)
+    with pytest.raises(SemisharedError) as caught:
+        carry(world.disk(VM).vm_dir, str(target), given)
+    assert caught.value.id in ("SS042", "SS180") and "disk " in caught.value.detail, caught.value.line()
+    assert not target.exists()
+
+
+def test_what_is_so_arrives(world: World, given: Dict[int, Given]) -> None:
+    target = world.location / "103" / str(VM)
+    carry(world.disk(VM).vm_dir, str(target), given)
     assert json.loads((target / ".semishared/disk.0.json").read_text())["image"]["id"] == 36
 
 
 @pytest.mark.fault(25, "no configuration that a record names is opened on the front-end: Ceph's library would write where it says")
-def test_a_configuration_that_a_record_names_is_not_opened(world: World, images: Dict[Any, s.ImageRef]) -> None:
+def test_a_configuration_that_a_record_names_is_not_opened(world: World, given: Dict[int, Given]) -> None:
     written = world.top / "authorized_keys"
     conf = Path(world.disk(VM).vm_dir, "evil.conf")
     conf.write_text(f"[global]\nlog_file = {written}\nmon_host = 127.0.0.1:1\nclient_mount_timeout = 1\n")
     change(world, 0, lambda image: image.update(source="one/one-36", access={**EVIL, "user": "x\nssh-ed25519 AAAA", "conf": str(conf)}))
     with Session("localhost", "mv", Config()) as source:
-        source.seq, source.images = 1, images
+        source.seq, source.given = 1, {VM: given}
         with pytest.raises((ForeignImage, SemisharedError)):
             source.begin([s.SendVm(VM, world.disk(VM).vm_dir)])
             while isinstance(source.read(), bytes):
@@ -125,7 +163,7 @@ def relayed(source_dir: str, target_dir: str, limits: streams.Limits, *, stopped
 
 
 @pytest.mark.fault(29, "a host that sends more than the disks and the memory of a VM can be is listened to no longer")
-def test_a_host_that_sends_without_end_is_ended(world: World, images: Dict[Any, s.ImageRef]) -> None:
+def test_a_host_that_sends_without_end_is_ended(world: World, given: Dict[int, Given]) -> None:
     Path(world.disk(VM).vm_dir, "more").write_bytes(os.urandom(3 * MiB))
     target = world.location / "103" / str(VM)
     with pytest.raises(TransferCorrupt, match="more than the 1 MiB"):
@@ -134,7 +172,7 @@ def test_a_host_that_sends_without_end_is_ended(world: World, images: Dict[Any, 
 
 
 @pytest.mark.fault(29, "a host that is to send and sends nothing holds a transfer no longer than a standstill may last")
-def test_a_host_that_sends_nothing_is_ended(world: World, images: Dict[Any, s.ImageRef]) -> None:
+def test_a_host_that_sends_nothing_is_ended(world: World, given: Dict[int, Given]) -> None:
     with pytest.raises(ToolTimeout, match="no byte"):
         relayed(world.disk(VM).vm_dir, str(world.location / "103" / str(VM)), streams.Limits(0, 0, 0.3), stopped=True)
 

@@ -19,7 +19,7 @@ import stat
 from typing import Any, Callable, Tuple
 
 from ..base import devices
-from ..errors import UnexpectedFile, UnexpectedLink
+from ..errors import BadRecord, UnexpectedFile, UnexpectedLink
 from ..model import layout, layout_base, layout_store
 from ..model.record import Record
 from ..model.steps import LOOKS, DiskRef, ImageRef
@@ -101,7 +101,7 @@ def guard(step: Tuple[Any, ...], warn: Callable[[str], None], seq: int = history
             if name in TAKES_ALONG and os.path.isdir(path) and not uncommitted.is_kept(path):
                 from . import overtaken
 
-                unknown = overtaken.check(owner, path, records.acquired)
+                unknown = overtaken.check(owner, path, records.given.get(owner))
                 if unknown:
                     warn(unknown)
         elif name != "RemoveVm":
@@ -248,6 +248,9 @@ def check_received(staging: str, vm: int, vm_dir: str, foreign: Tuple[int, ...])
         if names[key] != count:
             raise UnexpectedFile(f"{path} on {_here()} has a name outside of what was received")
     side = layout.records(staging)
+    for disk in records.given.get(vm, ()):
+        if not os.path.lexists(layout.record(staging, disk)):
+            raise BadRecord(f"disk {disk} of VM {vm} came to {_here()} without its record")
     for disk in map(layout.recorded, os.listdir(side) if os.path.isdir(side) else []):
         if disk is not None:
             _check_layers(staging, disk, vm, vm_dir)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Mapping
+from typing import TYPE_CHECKING, Mapping, Optional
 
 from ..errors import BadRecord, SemisharedError, StaleDirectory
 from ..model import layout
@@ -20,16 +20,19 @@ from ..store import dir_epochs
 from ..tools.hung_store import unless_it_hangs
 from .history import seq_of
 
+if TYPE_CHECKING:
+    from ..model.acquired import Given
+
 HANGS = -2
 """In place of an epoch."""
 
 
-def check(vm: int, directory: str, acquired: Mapping[tuple[int, int], ImageRef] = {}) -> str:
+def check(vm: int, directory: str, given: Optional[Mapping[int, Given]] = None) -> str:
     """Raise StaleDirectory if a VM directory is older than the VM's epoch; return why that cannot be told, '' if it can.
 
     A store that is not to be reached, or hangs, is no reason to refuse: a VM on the host's own disks runs without it.
     """
-    seq, found = seq_of(directory), _images(vm, directory, acquired)
+    seq, found = seq_of(directory), _images(directory, given)
     unknown = f"whether another host has taken VM {vm} over cannot be told: a record in {directory} cannot be read" if None in found else ""
     for image in filter(None, found):
         try:
@@ -46,10 +49,10 @@ def check(vm: int, directory: str, acquired: Mapping[tuple[int, int], ImageRef] 
     return unknown
 
 
-def _images(vm: int, directory: str, acquired: Mapping[tuple[int, int], ImageRef]) -> list[ImageRef | None]:
+def _images(directory: str, given: Optional[Mapping[int, Given]]) -> list[ImageRef | None]:
     """Return the images that the disks of a VM directory were made from: of a mounted store one will do. None for what cannot be read.
 
-    Of disks that oned has `acquired` an image for, oned's.
+    Where oned has said what it has `given` the VM, oned's alone.
     """
     try:
         names = os.listdir(layout.records(directory))
@@ -58,7 +61,7 @@ def _images(vm: int, directory: str, acquired: Mapping[tuple[int, int], ImageRef
     found: dict[str, ImageRef | None] = {}
     for number in [number for number in map(layout.recorded, names) if number is not None]:
         try:
-            image = acquired.get((vm, number)) or _image(directory, number)
+            image = _image(directory, number) if given is None else given[number].image if number in given else None
         except (OSError, BadRecord):
             found[""] = None  # why, whoever works on that disk says
             continue

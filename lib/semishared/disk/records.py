@@ -4,16 +4,20 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from ..errors import BadRecord
 from ..model import layout, layout_store
 from ..model.place import DIFF, PLACES
 from ..model.record import VERSION, Record
-from ..model.steps import DiskRef, ImageRef
+from ..model.steps import DiskRef
 from ..tools import files
 
-acquired: dict[tuple[int, int], ImageRef] = {}
-"""By VM and disk, the images that oned has acquired, as the front-end said with this plan: what records say is compared with them."""
+if TYPE_CHECKING:
+    from ..model.acquired import Given
+
+given: dict[int, dict[int, Given]] = {}
+"""By VM, what oned has given it as its disks, as the front-end said with this plan: what its records say is compared with that."""
 
 
 def write_record(vm_dir: str, record: Record) -> None:
@@ -30,14 +34,15 @@ def as_found(vm_dir: str, disk: int) -> Record | None:
         found = None if data is None else Record.from_data(data, disk)
     except BadRecord as e:
         raise BadRecord(f"{layout.record(vm_dir, disk)} on {os.uname().nodename} cannot be understood: {e.detail}") from None
-    own = layout.beside_named(os.path.basename(vm_dir)) if acquired else None
+    if not found or not given or (vm := _vm_of(vm_dir)) not in given:
+        return found
+    own = layout.beside_named(os.path.basename(vm_dir))
     # What is kept is of a disk that oned has not any more: its number may be another one's by now.
-    right = None if own and own.kind == "kept" else acquired.get((_vm_of(vm_dir), disk))
-    if found and right:
-        from ..model import acquired as of_oned
+    if own and own.kind == "kept":
+        return found
+    from ..model import acquired
 
-        return of_oned.record(found, right, _vm_of(vm_dir))
-    return found
+    return acquired.records([found], given[vm], vm)[0]
 
 
 def _vm_of(vm_dir: str) -> int:

@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any, Callable, ContextManager, Dict, Iterator, Tuple
+from typing import IO, TYPE_CHECKING, Any, Callable, ContextManager, Dict, Iterator
 
 from ..config import Config, load
 from ..model import layout
 from ..model.exchange import AskOned, Download, End, Exchange, Feed, Fetch, File, Here, On, Part, Relay, Say, T, While, drive
-from ..model.refs import ImageRef, Step
+from ..model.refs import Step
 from ..opennebula.report import Report
 from .answering import Answer, answering
 
 if TYPE_CHECKING:
+    from ..model.acquired import Given
     from ..opennebula.xml import Vm
     from ..wire.session import Session
 
@@ -30,8 +31,8 @@ class Action:
         self.config: Config = load()
         self.seq = -1
         """SEQ of the VM's last history record, -1 if it is not known: every message carries it (disk/epochs.py)."""
-        self.images: Dict[Tuple[int, int], ImageRef] = {}
-        """The images that oned has acquired, by VM and disk, where an action takes what another machine has written."""
+        self.given: Dict[int, Dict[int, Given]] = {}
+        """What oned has given VMs as their disks, by VM, where an action takes what another machine has written."""
         self.here: Callable[[Step], Any] = _nothing
         """Carries out what plans yield for the front-end itself."""
         self.expects: Callable[[str], object] = _unprepared
@@ -46,15 +47,15 @@ class Action:
         from ..wire.session import Session
 
         session = Session(machine, self.name, self.config, bulk=bulk or self.bulk)
-        session.seq, session.images = self.seq, self.images
+        session.seq, session.given = self.seq, self.given
         return session
 
-    def acquired(self, vm: Vm) -> Dict[int, ImageRef]:
-        """Return which images oned has acquired for the disks of a VM, with which hosts compare what they find; raise OnedUnavailable."""
+    def acquired(self, vm: Vm) -> Dict[int, Given]:
+        """Return what oned has given a VM as its disks, with which hosts compare what they find; raise OnedUnavailable."""
         from ..plan import disk_image
 
         found = drive(disk_image.of_vm(vm), ask_oned)
-        self.images = {(vm.id, disk): image for disk, image in found.items()}
+        self.given = {vm.id: found}
         return found
 
     def answering(self, machine: str, steps: tuple[Step, ...]) -> ContextManager[Answer]:
@@ -106,7 +107,7 @@ class Sessions:
             # What was under way there has failed half-way: its host side is gone, or does not listen.
             session = self._open[machine, beside] = self.action.session(machine)
         if session is self._unused:
-            session.seq, session.images, self._unused = self.action.seq, self.action.images, None
+            session.seq, session.given, self._unused = self.action.seq, self.action.given, None
         return session
 
     def run(

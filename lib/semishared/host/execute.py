@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from .. import store
 from ..base import cache, room
@@ -14,6 +15,9 @@ from ..model import steps as s
 from ..store import verbs
 from ..tools import progress
 from .conversation import Steps
+
+if TYPE_CHECKING:
+    from ..model.acquired import Given
 
 CHUNK = 1 << 20
 
@@ -189,6 +193,7 @@ class Execution(Steps):
 
         return leftovers.discard(step)
 
+
 def read_plan(data: object) -> tuple[int, list[s.Step]]:
     """Return SEQ (-1: not known) and steps of a plan in JSON data; raise BadArguments."""
     if not isinstance(data, dict) or not isinstance(data.get("steps"), list) or not isinstance(data.get("seq"), int):
@@ -196,7 +201,11 @@ def read_plan(data: object) -> tuple[int, list[s.Step]]:
     return data["seq"], [s.from_data(step) for step in data["steps"]]
 
 
-def read_images(plan: object) -> dict[tuple[int, int], s.ImageRef]:
-    """Return the images that oned has acquired for disks, by VM and disk, as far as the plan in JSON data says; raise BadArguments."""
-    said = plan.get("images", []) if isinstance(plan, dict) else []
-    return {(vm, disk): s.ImageRef.from_data(image) for vm, disk, image in said}
+def read_given(plan: object) -> dict[int, dict[int, Given]]:
+    """Return what oned has given VMs as their disks, by VM, as far as the plan in JSON data says; raise BadArguments."""
+    said = plan.get("given", []) if isinstance(plan, dict) else []
+    if not said:
+        return {}
+    from ..model.acquired import Given  # moves alone say it
+
+    return {vm: {disk: Given.from_data(data) for disk, data in disks} for vm, disks in said}

@@ -27,7 +27,7 @@ from ..tools.beneath import readable
 from ..tools.ending import ended
 from ..wire.messages import RELEASE, Message, Reader, Writer
 from .conversation import Conversation
-from .execute import Execution, read_images, read_plan
+from .execute import Execution, read_given, read_plan
 
 ALIVE_S = 5
 DYING_S = 5
@@ -74,7 +74,7 @@ class Host:
         if version != RELEASE:
             raise HostOutdated(f"{os.uname().nodename} has semishared {RELEASE}, the front-end {version}")
         seq, steps = read_plan(plan)
-        records.acquired = read_images(plan)
+        records.given = read_given(plan)
         hung.look_before(steps)
         planned = epochs.arrived(seq, steps, self._known)
         limit_s = plan.get("standstill_s") if isinstance(plan, dict) else None

@@ -4,7 +4,8 @@
     {"on_store": ..., "settle": ...} in a host's answer, the image of a record        said
     the VM's DISK, its image, that image's datastore                                 oned's, whose access, SOURCE and format are used
 
-A host may say that there is a disk, whether the disk is the image or its clone, and which generation the disk lies over.
+A host may say that there is a disk, and which generation the disk lies over. Whether the disk is the image or its clone CLONE says, which
+oned writes: what is done to a disk in a store is done to an image that others have as well, if a host is believed in that.
 """
 
 from __future__ import annotations
@@ -53,40 +54,41 @@ def _once(known: Known, what: str, number: int) -> Part[Any]:
 def confirmed(vm: Vm, disk: int, said: object) -> Part[ImageRef]:
     """Return the image or clone that a host `said` a disk of a VM is, with what oned has of it; raise ForeignImage, OnedUnavailable."""
     named = ImageRef.from_data(said)
-    return acquired.compared(named, (yield from _right(vm, disk, named)), vm.id, disk)
+    return acquired.compared(named, acquired.in_store((yield from _given(vm, disk, named)), vm.id, disk), vm.id, disk)
 
 
 def clone(vm: int, disk: int, said: object) -> Part[ImageRef]:
     """Return the clone that a host `said` a disk is; raise ForeignImage also for the image: that is not removed with a disk."""
     named, known = ImageRef.from_data(said), (yield AskOned("vm", vm))
-    right = yield from _right(known, disk, named)
-    if named.source == right.source:
+    given = yield from _given(known, disk, named)
+    if given.image and named.source == given.image.source:
         raise ForeignImage(f"disk {disk} of VM {vm} is said to be a clone, and {named.source} is an image: it is kept")
-    return acquired.compared(named, right, vm, disk)
+    return acquired.compared(named, acquired.in_store(given, vm, disk), vm, disk)
 
 
-def _right(vm: Vm, disk: int, named: ImageRef) -> Part[ImageRef]:
+def _given(vm: Vm, disk: int, named: ImageRef) -> Part[acquired.Given]:
     found = next((one for one in vm.disks if one.id == disk), None)
     if found:
-        return (yield from of_disk(vm, found))
+        return acquired.Given((yield from of_disk(vm, found)), found.is_clone, found.is_readonly)
     # Detached, and kept on its host.
     try:
         image: Image = yield AskOned("image", named.id)
         datastore: Datastore = yield AskOned("datastore", image.store_id)
     except GoneFromOned as e:
         raise GoneFromOned(f"{_kept(vm.id, disk, str(named.id))} ({e.detail}), and the disk is detached") from None
-    return images.image_ref(image, datastore)
+    return acquired.Given(images.image_ref(image, datastore), not image.is_persistent or named.source != image.source)
 
 
 def _kept(vm: int, disk: int, image: str) -> str:
     return f"what its host has of disk {disk} of VM {vm} is kept: OpenNebula has no more image {image}"
 
 
-def of_vm(vm: Vm) -> Part[Dict[int, ImageRef]]:
-    """Return the images that oned has acquired for the disks of a VM that are ours, by disk; raise OnedUnavailable."""
-    found: Dict[int, ImageRef] = {}
+def of_vm(vm: Vm) -> Part[Dict[int, acquired.Given]]:
+    """Return what oned has given a VM as its disks that are ours, by disk; raise OnedUnavailable."""
+    found: Dict[int, acquired.Given] = {}
     known: Known = {}
     for disk in vm.disks:
-        if disk.image_id >= 0 and disk.driver in ("", NAME) and not disk.is_directory:
-            found[disk.id] = yield from of_disk(vm, disk, known)
+        if disk.driver in ("", NAME) and not disk.is_directory:
+            image = None if disk.image_id < 0 else (yield from of_disk(vm, disk, known))
+            found[disk.id] = acquired.Given(image, disk.is_clone, disk.is_readonly)
     return found

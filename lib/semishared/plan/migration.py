@@ -32,11 +32,12 @@ from .disks import DRIVER, running_domain
 
 if TYPE_CHECKING:
     # Every action imports the plans of all.
+    from ..model.acquired import Given
     from .luggage import Luggage
 
 
-def premigrate(asked: Migrate, vm: Vm, token: str, images: Mapping[int, s.ImageRef]) -> Plan:
-    """Plan premigrate: make everything ready at the target, or refuse. `images`: those that oned has acquired, by disk.
+def premigrate(asked: Migrate, vm: Vm, token: str, given: Mapping[int, Given]) -> Plan:
+    """Plan premigrate: make everything ready at the target, or refuse. `given`: what oned has given the VM, by disk.
 
     `token`: what nobody else would write into a store.
     """
@@ -57,7 +58,7 @@ def premigrate(asked: Migrate, vm: Vm, token: str, images: Mapping[int, s.ImageR
     found, seen = yield On(here, (s.DescribeVm(place.vm, source_dir), s.LookAtVm(place.vm, source_dir)))
     if int(place.path.split("/")[-2]) != left:
         raise MigrationRefused(f"VM {vm.id} cannot change host and system datastore at once")
-    records, opened = acquired.records(described(found), images, vm.id), {}
+    records, opened = acquired.records(described(found), given, vm.id), {}
     if of_others(vm, records):
         (opened,) = yield On(here, (s.LookAtGuest(vm.id, source_dir, running_domain(vm)),))
     luggage = packed(vm, records, place.path, opened)

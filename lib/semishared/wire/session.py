@@ -14,17 +14,20 @@ import time
 from collections import deque
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Callable, Iterable, Iterator, Mapping, Optional, TypeVar
+from typing import TYPE_CHECKING, Callable, Iterable, Iterator, Mapping, Optional, TypeVar
 
 from ..config import Config
 from ..errors import HostFailed, HostOutdated, HostUnreachable, SemisharedError, WouldChange, from_id
-from ..model.steps import LOOKS, ImageRef, Step, to_data
+from ..model.steps import LOOKS, Step, to_data
 from ..tools import ready
 from ..tools.ending import LOOK_S, ended_within
 from ..tools.run import environment, read_ends
 from ..tools.this_machine import is_here
 from .hearing import MOST_KEPT, Hearing
 from .messages import RELEASE, Message, Part, Reader, Silence, Writer
+
+if TYPE_CHECKING:
+    from ..model.acquired import Given
 
 PYTHON = "/usr/bin/python3"
 HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "hostside.py")
@@ -53,8 +56,8 @@ class Session:
         self.warnings: list[str] = []
         """What the host wants the log to say."""
         self.seq = -1
-        self.images: Mapping[tuple[int, int], ImageRef] = {}
-        """What oned has acquired, by VM and disk: hosts compare their records with it."""
+        self.given: Mapping[int, Mapping[int, Given]] = {}
+        """What oned has given VMs as their disks, by VM: hosts compare their records with it."""
         """SEQ of the last history record of the VM that the plans are about, -1 if it is not known."""
         self.is_busy = False
         """A plan was sent of which neither the end nor an error has been heard: nothing else can be sent."""
@@ -156,8 +159,8 @@ class Session:
             "version": RELEASE, "action": self._action, "seq": self.seq, "steps": [to_data(step) for step in steps],
             "answers": answers, "last": last, "standstill_s": self._config.hosts_standstill_timeout_s,
         }  # fmt: skip
-        if self.images:
-            plan["images"] = [(*of, image.to_data()) for of, image in self.images.items()]
+        if self.given:
+            plan["given"] = [[vm, [[disk, one.to_data()] for disk, one in disks.items()]] for vm, disks in self.given.items()]
         self._hearing = Hearing(self.host, names)
         self.is_busy = True
         # A host without a plan says nothing.

@@ -41,6 +41,7 @@ from exchanges import played
 
 from semishared.errors import SemisharedError
 from semishared.front import transfer
+from semishared.model.acquired import Given
 from semishared.model.exchange import File, Part, Plan
 from semishared.model.steps import LOOKS, ImageRef
 from semishared.opennebula import args
@@ -175,14 +176,18 @@ def mv(case: Case) -> Plan:
 
 
 def premigrate(case: Case) -> Plan:
-    return migration.premigrate(args.Migrate.parse(case["argv"]), vm(case), "70" * 8, images_of(case))
+    return migration.premigrate(args.Migrate.parse(case["argv"]), vm(case), "70" * 8, given_by(case))
 
 
-def images_of(case: Case) -> dict[int, ImageRef]:
-    """Return what oned has acquired: what the case has the host say, which is so (test_lying_answers.py: what if it is not)."""
+def given_by(case: Case) -> dict[int, Given]:
+    """Return what oned has given the VM: what the case has the host say, which is so (test_lying_answers.py: what if it is not)."""
     answers = [answer for entry in case.get("exchange", []) for answer in entry.get("answered") or [] if isinstance(answer, dict)]
     records = [one for answer in answers for one in answer.get("records", [])]
-    return {one["disk"]: ImageRef.from_data({**one["image"], "generation": ""}) for one in records if one.get("image")}
+    own = ("in-place", "diff")
+    return {
+        one["disk"]: Given(ImageRef.from_data({**one["image"], "generation": ""}), one["how"] not in own, one.get("readonly", False))
+        for one in records if one.get("image")
+    }  # fmt: skip
 
 
 def postmigrate(case: Case) -> Plan:
