@@ -17,7 +17,7 @@ from ..model.record import Record
 from ..named import NamedTuple
 from ..opennebula.xml_edit import Element, Markup
 from .backing import NO_CHAINS, Chains, lay_over
-from .domain_xml import DRIVER, Records
+from .domain_xml import DRIVER, Records, network_source, target_of
 
 
 class Told(NamedTuple):
@@ -28,6 +28,10 @@ class Told(NamedTuple):
     """SOURCE of each disk that is another driver's, by number: that one knows what it is."""
     has_raw: bool
     """Whether the VM's template has parts of a domain, of whatever kind."""
+    ours: frozenset[int] = frozenset()
+    """The disks that we have made, each of which has a record."""
+    context: int = -1
+    """The disk that is the CONTEXT ISO, which has none."""
 
     @classmethod
     def parse(cls, message: bytes) -> Optional[Told]:
@@ -41,7 +45,10 @@ class Told(NamedTuple):
             return None
         numbered = [(disk.number("DISK_ID"), disk) for disk in vm.find("TEMPLATE", "DISK")]
         others = {number: disk.value("SOURCE") for number, disk in numbered if number is not None and disk.value("TM_MAD") != DRIVER}
-        return cls(vm.value("DEPLOY_ID"), others, any(True for _ in vm.find("TEMPLATE", "RAW")))
+        ours = (number for number, disk in numbered if number is not None and number not in others and disk.value("TYPE") != "FILESYSTEM")
+        context = next((found.number("DISK_ID") for found in vm.find("TEMPLATE", "CONTEXT")), None)
+        has_raw = any(True for _ in vm.find("TEMPLATE", "RAW"))
+        return cls(vm.value("DEPLOY_ID"), others, has_raw, frozenset(ours), -1 if context is None else context)
 
 
 def check(domain: bytes, records: Records, vm_dir: str, told: Optional[Told]) -> None:
@@ -52,45 +59,62 @@ def check(domain: bytes, records: Records, vm_dir: str, told: Optional[Told]) ->
         raise ForeignCheckpoint(f"it is of domain {names[0]!r} ({names[1]}), and the VM is {told.deploy_id!r}")
     if told and not told.has_raw and any(True for _ in root.find("devices", "filesystem")):
         raise ForeignCheckpoint("it gives the guest a directory, and no guest that has one is written to a checkpoint")
+    if b"<dataStore" in domain:
+        raise ForeignCheckpoint("it names a second file of a disk in qcow2, and none has one")
     known = {record.path for record in records.values() if record.path and not record.is_local}
     folders = {path.rpartition("/")[0] for path in known if layout.are_layers(path.rpartition("/")[0])}
     pools = {record.network.name for record in records.values() if record.network}
-    vm = posixpath.basename(posixpath.normpath(vm_dir))
+    numbers = {*records, *told.others, told.context} if told else None
     for disk in root.find("devices", "disk"):
+        twice = [name for name in ("source", "driver", "target") if len(disk.all(name)) > 1]
+        wrong = f"one with two of <{twice[0]}>" if twice else ""
         for source in disk.all("source"):
-            wrong = _foreign(source, vm, told, known, folders, pools)
-            if wrong:
-                target = disk.first("target")
-                raise ForeignCheckpoint(f"its disk {target.attributes.get('dev', '?') if target else '?'} is {wrong}")
+            wrong = wrong or _foreign(source, posixpath.normpath(vm_dir), numbers, told, known, folders, pools)
+        if wrong:
+            raise ForeignCheckpoint(f"its disk {target_of(disk) or '?'} is {wrong}")
 
 
-def _foreign(source: Element, vm: str, told: Optional[Told], known: set[str], folders: set[str], pools: set[str]) -> str:
+def _is_in(path: str, vm_dir: str, numbers: Optional[set[int]]) -> bool:
+    """Tell whether a path is that of a disk of the VM, in its directory here or in that of another system datastore."""
+    local, parts = layout.disk_file(path), path.split("/")
+    if local is None or ".." in parts or (numbers is not None and local.disk not in numbers):
+        return False
+    place, system, vm = posixpath.normpath(local.vm_dir).rsplit("/", 2)
+    here, _, own = vm_dir.rsplit("/", 2)
+    return (place.lstrip("/"), vm) == (here.lstrip("/"), own) and layout.is_number(system)
+
+
+def _foreign(
+    source: Element, vm_dir: str, numbers: Optional[set[int]], told: Optional[Told], known: set[str], folders: set[str], pools: set[str]
+) -> str:
     """Return what a disk is that neither a record nor oned names, '' if one does."""
-    words = source.attributes
-    path = words.get("file") or words.get("dev") or ""
+    words = {name: value for name, value in source.attributes.items() if name not in ("index", "startupPolicy")}
+    path, name = words.get("file") or words.get("dev") or "", words.get("name", "")
+    text = ", ".join(f"{key}={value}" for key, value in words.items())
+    # Which of several words counts its TYPE says.
+    if len(words) > (1 if path else 2):
+        return repr(text)
     if path:
-        local = layout.disk_file(path)
-        if local and posixpath.basename(local.vm_dir) == vm and ".." not in path.split("/"):
+        if _is_in(path, vm_dir, numbers):
             return ""
         is_known = path in known or path.rpartition("/")[0] in folders
         return "" if is_known or (told and path in told.others.values()) else repr(path)
-    name = words.get("name", "")
-    if name in pools:
+    if name in pools and words.get("protocol") == "rbd":
         return ""
     if words.get("protocol") and (told is None or any(name == one or name.startswith(f"{one}-") for one in told.others.values() if one)):
         return ""
-    text = name or ", ".join(f"{key}={value}" for key, value in words.items() if key not in ("index", "startupPolicy"))
-    return repr(text) if text else ""
+    return repr(name or text) if text else ""
 
 
-def with_active_layers(domain: bytes, records: Records, chains: Chains = NO_CHAINS) -> bytes:
+def with_active_layers(domain: bytes, records: Records, chains: Chains = NO_CHAINS, context: int = -1) -> bytes:
     """Return a checkpoint's domain XML with each disk at the layer that is active now, in its format, over what `chains` says.
 
     Snapshots were made, merged and deleted since, and of a disk that was attached to the running guest libvirt has not kept
     what it lies over. Local disks stay in the directory that the checkpoint names: the stock restore replaces that.
+    Whatever else the checkpoint says of them, a disk is opened as its record says, or as raw (the CONTEXT ISO has none).
     """
     markup = Markup(domain, "domain")
-    shared = {}
+    shared, on_network = {}, {record.network.name: record for record in records.values() if record.network}
     for record in records.values():
         if record.path and not record.is_local:
             # Of a clone whichever layer, of a disk in place the image.
@@ -100,7 +124,19 @@ def with_active_layers(domain: bytes, records: Records, chains: Chains = NO_CHAI
         path = source.attributes.get("file", "") if source else ""
         local, here = _local(path), ("", "")
         found = _recorded(local, records) if local else shared.get(path) or shared.get(path.rpartition("/")[0])
-        if found is None or source is None or driver is None:
+        name = source.attributes.get("name", "") if source and source.attributes.get("protocol") == "rbd" else ""
+        network = on_network.get(name)
+        found = found or network
+        if source is None or (found is None and not (local and local.disk == context)):
+            continue
+        if driver is None:
+            markup.insert_before(source, f"<driver name='qemu' type='{found.format if found else 'raw'}'/>")
+        else:
+            markup.set_attribute(driver, "type", found.format if found else "raw")
+        if found and found.readonly and not found.is_local and not disk.first("readonly") and disk.attributes.get("device") != "cdrom":
+            markup.insert_before(source, "<readonly/>")
+        if found is None or network:
+            _plain(markup, disk, source, network)
             continue
         if local:
             plain = layout.disk(local.vm_dir, local.disk)
@@ -108,14 +144,36 @@ def with_active_layers(domain: bytes, records: Records, chains: Chains = NO_CHAI
             here = (found.path.rpartition("/")[0], layout.layers(plain)) if found.layer else here
         else:
             markup.set_attribute(source, "file", found.path)
-        markup.set_attribute(driver, "type", found.format)
         chain = chains.get(found.disk)
         if chain is not None:
             lay_over(markup, disk, source, [(_moved(name, *here), format) for name, format in chain])
         else:
-            for child in disk.all("backingStore"):
-                markup.remove(child)
+            _plain(markup, disk, source, None)
     return markup.result()
+
+
+def _plain(markup: Markup, disk: Element, source: Element, record: Optional[Record]) -> None:
+    """Let a disk lie over nothing, and one on the network be reached as its record says."""
+    for child in disk.all("backingStore"):
+        if child.children:
+            markup.remove(child)
+    if record and record.network and _reached(disk, source) != _reached(*_elements(record.network)):
+        for child in disk.all("auth"):
+            markup.remove(child)
+        markup.replace(source, *network_source(record.network))
+
+
+def _elements(network: NetworkDisk) -> tuple[Element, Element]:
+    disk = Markup(f"<disk>{''.join(network_source(network))}</disk>".encode(), "disk").root
+    return disk, disk.all("source")[0]
+
+
+def _reached(disk: Element, source: Element) -> list[object]:
+    """Return how a disk on the network is reached: monitors, configuration, snapshot, and as whom."""
+    auth = [one for element in (disk, source) for one in element.all("auth")]
+    secrets = [secret.attributes for one in auth for secret in one.all("secret")]
+    inside = sorted((one.name, sorted(one.attributes.items())) for one in source.children if one.name not in ("auth", "privateData"))
+    return [inside, [one.attributes.get("username") for one in auth], [one.get("uuid") for one in secrets]]
 
 
 def _local(path: str) -> Optional[layout.DiskFile]:

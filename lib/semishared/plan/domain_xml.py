@@ -151,7 +151,7 @@ class Domain:
                 self.markup.remove_line(child)
         parts = [driver] if driver else []
         if record.network:
-            parts += _network_source(record.network)
+            parts += network_source(record.network)
         else:
             parts.append(f"<source file='{escape(path)}'/>")
         if record.format == "raw":
@@ -163,7 +163,7 @@ class Domain:
         self.markup.replace(source, *parts)
 
 
-def _network_source(network: NetworkDisk) -> list[str]:
+def network_source(network: NetworkDisk) -> list[str]:
     """Return `<source>` and `<auth>` of a disk."""
     return [
         f"<source protocol='{escape(network.protocol)}' name='{escape(network.name)}'>{reached(network)}</source>",

@@ -163,25 +163,22 @@ def restore(asked: Asked) -> Plan:
     """Resume the VM from the checkpoint `argv[0]`, with its disks at the layers that are active now, over what those lie."""
     yield from _not_overtaken(asked.vm_dir)
     yield from _settled(asked.vm_dir)
-    records = yield from _recorded(asked.vm_dir)
-    xml = (yield Here(h.ReadCheckpoint(asked.argv[0]))) if records else None
-    if xml is not None:
-        yield from _brought_up_to_date(asked, str(xml), records)
-    yield from _stock(asked)
-
-
-def _brought_up_to_date(asked: Asked, xml: str, records: Records) -> Plan:
     from .checkpoint import Told, check, with_active_layers
 
-    vm_dir = asked.vm_dir
-    check(xml.encode(), records, vm_dir, Told.parse(asked.stdin))
-    if not any(record.format == "qcow2" or record.layer for record in records.values()):
-        return
-    named = {number: record.source(layout.disk(vm_dir, number)) for number, record in records.items() if not record.network}
-    chains = yield from _chains(named, records, vm_dir)
-    changed = with_active_layers(xml.encode(), records, chains).decode()
-    if changed != xml:
-        yield Here(h.WriteCheckpoint(asked.argv[0], changed))
+    vm_dir, told = asked.vm_dir, Told.parse(asked.stdin)
+    records = yield from _recorded(vm_dir)
+    # Else what is opened for such a disk would be the word of the host that has written the checkpoint.
+    _refuse_unrecorded(vm_dir, set(told.ours if told else ()) - set(records))
+    xml = (yield Here(h.ReadCheckpoint(asked.argv[0]))) if records else None
+    if xml is not None:
+        text = str(xml).encode()
+        check(text, records, vm_dir, told)
+        named = {number: record.source(layout.disk(vm_dir, number)) for number, record in records.items() if not record.network}
+        chains = yield from _chains(named, records, vm_dir)
+        changed = with_active_layers(text, records, chains, told.context if told else -1)
+        if changed != text:
+            yield Here(h.WriteCheckpoint(asked.argv[0], changed.decode()))
+    yield from _stock(asked)
 
 
 def save(asked: Asked) -> Plan:
