@@ -27,6 +27,7 @@ from semishared.opennebula.oned import Oned
 from semishared.plan import datastore, hypervisor, shares
 from semishared.plan.fence import Mark
 from tools.oned_site import ROOT, STORE, SYSTEM
+from tools.world import make_image
 from trust import lies
 from trust.lying_site import HONEST, LIAR, SECRET, LyingSite
 from trust.verb import AS
@@ -229,7 +230,6 @@ REPOSITORY = 301
 LISTS = """#!/bin/sh
 cat > /dev/null; echo '{"0": "file://backup"}'
 """
-BRINGS = "#!/bin/sh\nhead --bytes=8M /dev/zero\n"
 
 
 HAS = {"version": 1, "disk": 0, "place": "local", "how": "copy", "format": "raw", "path": "/d/101/5/disk.0", "readonly": False}
@@ -237,8 +237,9 @@ HAS = {"version": 1, "disk": 0, "place": "local", "how": "copy", "format": "raw"
 
 @situation("restore", CheckNotRunning=None, DescribeVm={"present": True, "records": [HAS]})
 def restored(site: LyingSite) -> Callable[[], Done]:
-    remotes = site.top / "fe/var/lib/one/remotes/datastore"
-    for name, text in (("keeps/ls", LISTS), ("downloader.sh", BRINGS)):
+    remotes, kept = site.top / "fe/var/lib/one/remotes/datastore", site.top / "kept"
+    make_image(kept, "qcow2", 8 << 20)
+    for name, text in (("keeps/ls", LISTS), ("downloader.sh", f"#!/bin/sh\ncat {kept}\n")):
         (remotes / name).parent.mkdir(exist_ok=True)
         (remotes / name).write_text(text)
         (remotes / name).chmod(0o755)
