@@ -87,5 +87,5 @@ def test_the_longest_paths_of_a_record(tmp_path: Path) -> None:
     files.write_json(layout.record(str(vm_dir), 0), {**record.to_data(), "later": "x" * 70_000})
     assert len(Path(layout.record(str(vm_dir), 0)).read_bytes()) > 1 << 16
     assert host_probe._source(layout.record(str(vm_dir), 0)) == source
-    assert [it and it.source for it in overtaken._images(5, str(vm_dir), {})] == [source]
+    assert [it and it.source for it in overtaken._images(str(vm_dir), None)] == [source]
     assert [it.image and it.image.source for it in at_start.read_records(str(vm_dir), [0])] == [source]

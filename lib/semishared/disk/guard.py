@@ -248,9 +248,9 @@ def check_received(staging: str, vm: int, vm_dir: str, foreign: Tuple[int, ...])
         if names[key] != count:
             raise UnexpectedFile(f"{path} on {_here()} has a name outside of what was received")
     side = layout.records(staging)
-    for disk in records.given.get(vm, ()):
-        if not os.path.lexists(layout.record(staging, disk)):
-            raise BadRecord(f"disk {disk} of VM {vm} came to {_here()} without its record")
+    for number in records.given.get(vm, ()):
+        if not os.path.lexists(layout.record(staging, number)):
+            raise BadRecord(f"disk {number} of VM {vm} came to {_here()} without its record")
     for disk in map(layout.recorded, os.listdir(side) if os.path.isdir(side) else []):
         if disk is not None:
             _check_layers(staging, disk, vm, vm_dir)
