@@ -64,7 +64,7 @@ TABLE = (
     Compared("inode and link of what was copied", "the VM's, the turn", OWN, "MoveLayers"),
     Compared(f"{GUARD}, and libvirt: what the guest has open", "the turn", OWN, "MergeDeltas DetachVm RestGuest TakeTurn EndBackup RenewVm "
              "ReplaceLostBases"),
-    Compared(GUARD, "", OWN, "CheckDiff AllowGrowth AllowMigration DescribeDisk MakeRoom SendFile"),
+    Compared(GUARD, "", OWN, "CheckDiff AllowGrowth AllowMigration DescribeDisk MakeRoom"),
     Compared("what gc has seen of it: inode, times", "the VM's", "all machines are asked which processes live", "Discard"),
     Compared("the manifest's hashes; leases", "the image's bases'", OWN, "StageBase FetchBases StreamBases MendBase EvictBase DescribeBase "
              "ServeBase ServeExtents SendManifest"),

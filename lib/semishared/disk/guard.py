@@ -82,7 +82,7 @@ def guard(step: Tuple[Any, ...], warn: Callable[[str], None], seq: int = history
     for field in ("vm_dir", "source" if name == "RenameVm" else "vm_dir"):
         if isinstance(getattr(step, field, None), str):
             places.append((getattr(step, field), vm))
-    if name in ("CopyFile", "ReceiveFile", "SendFile"):
+    if name in ("CopyFile", "ReceiveFile"):
         path, file = os.path.split(step.path)  # type: ignore[attr-defined]
         sent = layout.disk_named(file)
         places.append((path, int(os.path.basename(path)) if layout.is_number(os.path.basename(path)) else vm))

@@ -10,7 +10,7 @@ from .. import store
 from ..base import cache, room
 from ..base.ensure import borrowed, ensure
 from ..disk import create, guard, kept, records, vm_dir
-from ..errors import BadArguments, MissingImage, NoSpace, TransferCorrupt
+from ..errors import BadArguments, NoSpace, TransferCorrupt
 from ..model import steps as s
 from ..store import verbs
 from ..tools import progress
@@ -18,8 +18,6 @@ from .conversation import Steps
 
 if TYPE_CHECKING:
     from ..model.acquired import Given
-
-CHUNK = 1 << 20
 
 
 class Execution(Steps):
@@ -150,21 +148,6 @@ class Execution(Steps):
                     progress.count("received", len(chunk))
             if digest.hexdigest() != step.sha256:
                 raise TransferCorrupt(f"{step.path} did not arrive whole on {os.uname().nodename}")
-
-    def SendFile(self, step: s.SendFile) -> object:
-        import hashlib
-
-        digest = hashlib.sha256()
-        try:
-            with open(step.path, "rb") as file:
-                for chunk in iter(lambda: file.read(CHUNK), b""):
-                    digest.update(chunk)
-                    self.talk.send_data(chunk)
-                    progress.count("sent", len(chunk))
-                size = file.tell()
-        except FileNotFoundError:
-            raise MissingImage(f"{step.path} is not there on {os.uname().nodename}") from None
-        return {"sha256": digest.hexdigest(), "size": size}
 
     def BackUp(self, step: s.BackUp) -> None:
         from ..disk import backup

@@ -82,7 +82,6 @@ ANSWERS: dict[str, Shape] = {
     "EndSession": ({"commits?": "flag"}, None),
     "RemoveDisk": (ON_STORE, {**ELSE, "kept?": "text"}, None), "GrowDisk": (ON_STORE, {**ELSE}, None),
     "RemoveVm": ({"kept": ["text"]}, None),
-    "SendFile": {"sha256": "digest", "size": "count"},
     "MarkVm": MARKED, "LookAtVm": MARKED, "LookForVm": {**VM_DIR, "same": "flag"},
     "SendVm": {"sha256": "digest", "seen": "text"}, "RenameVm": {"seen": "text"},
     "ReleaseVm": KEPT, "ClearVm": KEPT,
@@ -184,7 +183,7 @@ EVENTS: dict[str, Shape] = {
     },
 }  # fmt: skip
 """What a machine says meanwhile, by the event."""
-SENDING = frozenset({"SendVm", "SendFile", "SendManifest", "ServeBase", "ServeExtents"})
+SENDING = frozenset({"SendVm", "SendManifest", "ServeBase", "ServeExtents"})
 """Steps whose data goes to the front-end."""
 
 

@@ -148,12 +148,6 @@ class ReceiveFile(NamedTuple):
     sha256: str
 
 
-class SendFile(NamedTuple):
-    """Send a file's bytes."""
-
-    path: str
-
-
 class EndSession(NamedTuple):
     """Take an in-place disk away from the VM; the image stays. Of a diff that `commits` nothing but that is said."""
 
