@@ -14,7 +14,7 @@ from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Protoc
 import pytest
 
 from semishared import store
-from semishared.errors import AnotherWriter, MissingImage, SemisharedError, TransferCorrupt, UploadTooLarge
+from semishared.errors import AnotherWriter, MissingImage, Overtaken, SemisharedError, TransferCorrupt, UploadTooLarge
 from semishared.model import stores
 from semishared.model.refs import ImageRef
 from semishared.model.stores import Access
@@ -377,6 +377,24 @@ def snapshots_are_kept_reverted_and_forgotten(bench: Bench, top: Path) -> None:
     with pytest.raises(MissingImage):
         of(bench).revert(made, 1)
     nothing_left(bench)
+
+
+@case()
+def what_was_planned_in_another_session_is_late(bench: Bench, top: Path) -> None:
+    made = image(bench, top)
+    of(bench).keep(made, 0)
+    of(bench).begin_session(made)
+    planned = of(bench).session(made)
+    of(bench).begin_session(made)
+    bench.write(made.source, MiB, b"\xb2" * 4096)
+    for late in (of(bench).revert, of(bench).forget):
+        with pytest.raises(Overtaken, match="was given to a guest"):
+            late(made, 0, session=planned)
+    assert (pattern(bench, made.source), of(bench).snapshots(made)) == (0xB2, [0])
+    nothing_left(bench)
+    now = of(bench).session(made)
+    of(bench).revert(made, 0, session=now)
+    assert pattern(bench, made.source) == 0xA1
 
 
 @case()

@@ -48,9 +48,10 @@ CLONE = "the SEQ on the clone (dir_clones.refuse_late, rbd_pool.refuse_late)"
 OWN = "the directory is this host's alone"
 TABLE = (
     Compared(COUNTS, "the VM's", CLONE, "AddLayer ActivateLayer SwitchLayer NameLayer DropLayer DropStrays"),
-    Compared(COUNTS, "the VM's, before; the turn (job_lock)", CLONE, "MergeLayer PullLayer GrowDisk CopyOut BackUp SaveDisk FillImage"),
+    Compared(COUNTS, "the VM's, before; the turn (job_lock)", CLONE, "MergeLayer PullLayer GrowDisk BackUp SaveDisk FillImage"),
     Compared(COUNTS, "the VM's", CLONE, "CloneOnStore AdoptClone"),
-    Compared(COUNTS, "the VM's", "epochs of the image, its writers", "LinkInPlace CreateDiff RestoreDisk RestoreImage"),
+    Compared(COUNTS, "the VM's", "epochs of the image, its writers", "LinkInPlace CreateDiff RestoreImage"),
+    Compared(COUNTS, "the VM's", "the session of the image (dir_snapshots.refuse_newer)", "RestoreDisk CopyOut"),
     Compared(COUNTS, "the VM's", OWN, "PrepareVm CreateOverlay CreateRemote CreateVolatile CopyImage CopyFile ReceiveFile RecordNetwork "
              "ConfirmDisk NoteIoClasses NoteClients NoteClasses NoteHot PlaceLayers AddDeltas"),
     Compared(f"{GUARD}, and whether the disk was made after what its removal was planned for (epochs.check_removal)", "the VM's", CLONE,
@@ -75,8 +76,10 @@ TABLE = (
              "ReceiveImage"),
     Compared("the id of the image, of the snapshot, of the change", "Ceph's on the image", "ids of a pool are given once",
              "TakeBackClone DropSnapshot NameGeneration EndChange"),
-    Compared("the SEQ on the clone; who has it open", "Ceph's on the image", CLONE, "CloneStored RemoveImage KeepSnapshot ForgetSnapshot "
-             "RevertImage GrowImage BeginChange"),
+    Compared("the SEQ on the clone; who has it open", "Ceph's on the image", CLONE, "CloneStored RemoveImage KeepSnapshot GrowImage "
+             "BeginChange"),
+    Compared("the session of the image, the SEQ on the clone; who has it open; oned", "Ceph's on the image", "it is on the store",
+             "ForgetSnapshot RevertImage"),
     Compared("who has it open; oned lets one action at a time act on an image", "the image's", "on the store",
              "BeginSession FlattenImage FreezeImage LendContent SettleImage"),
     Compared("nothing: they change nothing, or say what is so", "", "", "CheckWriters DigestImage"),

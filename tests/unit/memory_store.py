@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Tuple
 
-from semishared.errors import AnotherWriter, ImageInUse, MissingImage, StoreUnavailable, TransferCorrupt, UploadTooLarge
+from semishared.errors import AnotherWriter, ImageInUse, MissingImage, Overtaken, StoreUnavailable, TransferCorrupt, UploadTooLarge
 from semishared.model import stores
 from semishared.model.network_disk import NetworkDisk
 from semishared.model.refs import ImageRef
@@ -222,6 +222,13 @@ class MemoryStore:
     def begin_session(self, image: ImageRef) -> None:
         self.image(image.source).session += 1
 
+    def session(self, image: ImageRef) -> str:
+        return str(self.image(image.source).session)
+
+    def _refuse_newer(self, image: ImageRef, session: str) -> None:
+        if session not in ("", self.session(image)):
+            raise Overtaken(f"{image.source} was given to a guest since")
+
     def _replace(self, found: Image, data: bytes | bytearray) -> None:
         found.session += 1
         found.data = bytearray(data)
@@ -230,8 +237,9 @@ class MemoryStore:
     def replaced(self, image: ImageRef, size: int) -> Iterator[Draft]:
         self.writers(image)
         found = self.image(image.source)
-        draft = Draft("", bytearray(max(size, len(found.data))))
+        draft, session = Draft("", bytearray(max(size, len(found.data)))), self.session(image)
         yield draft
+        self._refuse_newer(image, session)
         self._replace(found, draft.data)
 
     # -- snapshots and clones -----------------------------------------------------------------------
@@ -244,11 +252,13 @@ class MemoryStore:
             check()
         self.image(image.source).snapshots[snapshot] = data
 
-    def forget(self, image: ImageRef, snapshot: int) -> None:
+    def forget(self, image: ImageRef, snapshot: int, session: str = "") -> None:
+        self._refuse_newer(image, session)
         self.image(image.source).snapshots.pop(snapshot, None)
 
-    def revert(self, image: ImageRef, snapshot: int, size: int = 0) -> None:
+    def revert(self, image: ImageRef, snapshot: int, size: int = 0, session: str = "") -> None:
         self.writers(image)
+        self._refuse_newer(image, session)
         self._replace(self.image(image.source), self._at(image, snapshot).ljust(size, b"\0"))
 
     def flatten(self, image: ImageRef, snapshot: int, size: int = 0) -> None:

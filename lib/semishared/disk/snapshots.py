@@ -64,7 +64,7 @@ def _described(record: Record, name: str) -> dict[str, object]:
     if image:
         at = store.of(image.access)
         at.check(image)
-        return {**answer, "snapshots": at.snapshots(image)}
+        return {**answer, "snapshots": at.snapshots(image), "session": at.session(image)}
     return {**answer, **_layers(record, path)}
 
 

@@ -62,7 +62,7 @@ DISK_SEEN = (
     {
         **ELSE, "unsettled?": "never", "how": "text", "format": "format", "image": ("json", None), "active": "number",
         "snapshots": ["count"], "aliases": ["count"], "target": "text", "system_snapshots": "count",
-        "waiting?": "count", "uncommitted?": ["disk"],
+        "waiting?": "count", "uncommitted?": ["disk"], "session?": "text",
         "layers": {"#": {"parent": "number", "format": "format", "backing": "text", "backing_format": "format"}},
     },
     {**ELSE, "unsettled": "flag"},
@@ -101,7 +101,7 @@ ANSWERS: dict[str, Shape] = {
     "FindKept": {"kept": [KEPT_DISK]},
     # of images in stores
     "SeeImage": {"frozen": "flag", "generation": "generation"}, "LendContent": {"generation": "generation", "snapshot": "snapshot"},
-    "BeginSession": {"open_by": ["text"]}, "CheckWriters": (["text"], None), "FindClone": "text",
+    "BeginSession": {"open_by": ["text"]}, "CheckWriters": (["text"], None), "FindClone": "text", "SeeSession": "text",
     "StageImage": "stored", "BeginChange": {"hidden": "stored", "change": "text"}, "CloneStored": {"made": "text"},
     "FreezeImage": ("generation", None),
     "ReceiveImage": {"generation": "generation"}, "DigestImage": "digested", "MeasureStore": "capacity",

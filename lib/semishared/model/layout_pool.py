@@ -30,6 +30,9 @@ MADE = "semishared_made"
 SEQ = "semishared_seq"
 """The same, of the clone for a disk: the SEQ of its VM's history at which it was made."""
 
+SESSION = "semishared_session"
+"""The same: what names the session of a guest that was begun last, anew each time."""
+
 CLAIM = "semishared_claim"
 """The same, of the record of who may commit to the image (store/claims.py)."""
 

@@ -238,7 +238,7 @@ LOOKS = frozenset({
     "LookAround", "LookAtDisk", "LookAtGuest", "LookAtImages", "LookAtRoot",
     "LookAtShareHost", "LookAtVm", "LookForDiff", "LookForVm", "MeasureRoot", "MeasureStore", "ReachDisk",
     "ReadBase",
-    "RehearseHypervisor", "ReportDisks", "SeeImage",
+    "RehearseHypervisor", "ReportDisks", "SeeImage", "SeeSession",
 })  # fmt: skip
 """Steps that change nothing wherever they are carried out: all that a dry run may send."""
 

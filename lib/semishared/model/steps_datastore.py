@@ -104,6 +104,8 @@ class ForgetSnapshot(NamedTuple):
 
     image: ImageRef
     snapshot: int
+    session: str = ""
+    """The session that the image must be in still, '' for any."""
 
 
 class RevertImage(NamedTuple):
@@ -112,6 +114,8 @@ class RevertImage(NamedTuple):
     image: ImageRef
     snapshot: int
     size: int = 0
+    session: str = ""
+    """As ForgetSnapshot has it."""
 
 
 class FlattenImage(NamedTuple):

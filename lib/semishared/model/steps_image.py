@@ -22,6 +22,12 @@ class SeeImage(NamedTuple):
     image: ImageRef
 
 
+class SeeSession(NamedTuple):
+    """Report what names the session that an image is in, '' if none is noted."""
+
+    image: ImageRef
+
+
 class RecordNetwork(NamedTuple):
     """Record that a disk is opened over the network; there is no file of it."""
 

@@ -19,6 +19,7 @@ from ..opennebula.args import Move, VmPlace
 from ..opennebula.xml import Vm
 from . import arrivals
 from .disks import DRIVER, running_domain
+from .under_way import why_over
 
 MOVING = (8, 9, 10, 30, 31, 43, 45, 60)
 """LCM states in which oned has a VM's files moved: prologs of migrations and resumes, epilogs of stop and undeploy."""
@@ -210,13 +211,6 @@ def _release(host: str, step: s.ReleaseVm, vm: Vm) -> Plan:
 def domain_at(vm: Vm, is_frontend: bool, front_end_runs_vms: bool) -> str:
     """Return what libvirt calls the VM on a machine, '' where there are no domains."""
     return "" if is_frontend and not front_end_runs_vms else running_domain(vm)
-
-
-def why_over(then: Vm, now: Vm) -> str:
-    """Return why a move that began when the VM was as `then` is not under way any more, '' if it is."""
-    if (then.seq, then.lcm_state) != (now.seq, now.lcm_state):
-        return f"VM {now.id} was in state {then.lcm_state} of SEQ {then.seq} and is in {now.lcm_state} of SEQ {now.seq}"
-    return ""
 
 
 def why_doubted(then: Vm, now: Vm) -> str:

@@ -52,7 +52,9 @@ from ..model.network_disk import NetworkDisk
 from ..model.place import IN_PLACE, STORE_CLONE
 from ..model.record import Record, described
 from ..named import NamedTuple
+from ..opennebula.xml import Vm
 from . import resting
+from .under_way import still
 
 
 def bridge_of(image: s.ImageRef) -> Part[str]:
@@ -184,14 +186,19 @@ def remove_clone(image: s.ImageRef) -> Plan:
     yield On(bridge, (i.RemoveImage(image),))
 
 
-def snapshot(what: str, host: str, disk: s.DiskRef, image: s.ImageRef, number: int, size: int, guest: resting.Guest) -> Plan:
+def snapshot(what: str, host: str, disk: s.DiskRef, image: s.ImageRef, number: int, vm: Vm, guest: resting.Guest) -> Plan:
     """Create, delete or revert snapshot `number` of a disk that turned out to be `image`, on the network; `guest` rests for it.
 
-    `size` is oned's of the disk, which does not go back with the snapshot.
+    oned's SIZE of the disk in `vm` does not go back with the snapshot.
     """
     bridge = yield from bridge_of(image)
+    session = ""
+    if what != "create":
+        (session,) = yield On(bridge, (i.SeeSession(image),))
+        yield from still(vm)
     steps = {
-        "create": i.KeepSnapshot(image, number), "delete": i.ForgetSnapshot(image, number), "revert": i.RevertImage(image, number, size),
+        "create": i.KeepSnapshot(image, number), "delete": i.ForgetSnapshot(image, number, session),
+        "revert": i.RevertImage(image, number, vm.disk(disk.disk).size, session),
     }  # fmt: skip
     done = On(bridge, (steps[what],))
     if guest.domain:

@@ -80,6 +80,8 @@ class Facts(NamedTuple):
     system_snapshots: int = 0
     image: s.ImageRef | None = None
     """The image that the disk is, None for one of its own layers."""
+    session: str = ""
+    """The one that this image is in."""
 
     @classmethod
     def parse(cls, data: object) -> Facts:
@@ -93,6 +95,7 @@ class Facts(NamedTuple):
         return cls(
             place, Tree(layers, active), tuple(data["snapshots"]), tuple(data["aliases"]), data["target"],
             data["system_snapshots"], s.ImageRef.from_data(data["image"]) if data["image"] else None,
+            str(data.get("session", "")),
         )  # fmt: skip
 
     @property
@@ -147,7 +150,7 @@ def delete(request: SnapshotPlace, facts: Facts, domain: str) -> list[s.Step]:
     if facts.image:
         from ..model.steps_image import ForgetSnapshot
 
-        return [ForgetSnapshot(facts.image, number)]
+        return [ForgetSnapshot(facts.image, number, facts.session)]
     if number == tree.active:
         raise BadArguments(f"snapshot {number} of disk {disk.disk} is its active layer")
     if number not in tree.layers:
@@ -179,7 +182,7 @@ def revert(request: SnapshotPlace, facts: Facts) -> list[s.Step]:
 
         if number not in facts.snapshots:
             raise MissingImage(f"snapshot {number} of disk {disk.disk} is not there")
-        return [RevertImage(facts.image, number)]
+        return [RevertImage(facts.image, number, session=facts.session)]
     if number not in tree.layers or number == tree.active:
         raise MissingImage(f"snapshot {number} of disk {disk.disk} is not there")
     over = tree.layers[number]
@@ -201,9 +204,14 @@ def change(what: str, asked: SnapshotPlace, vm: Vm, *, live: bool, freeze: str) 
         image = yield from disk_image.confirmed(vm, number, found["on_store"])
         if found["readonly"]:
             raise NotSupported(f"{image.source} is attached read-only, it cannot have snapshots of a VM")
-        yield from rbd.snapshot(what, place.host, disk_ref(asked.disk), image, asked.snapshot, vm.disk(number).size, guest)
+        yield from rbd.snapshot(what, place.host, disk_ref(asked.disk), image, asked.snapshot, vm, guest)
         return
     facts = Facts.parse(found)
+    if what != "create":
+        from .under_way import still
+
+        # What comes after this the host sees by itself.
+        yield from still(vm)
     if what == "create":
         encryption.check_snapshot(vm, number, facts.place.is_image, bool(domain))
         steps = create(asked, facts, domain, freeze)

@@ -139,10 +139,13 @@ class Store(Protocol):
     def begin_session(self, image: ImageRef) -> None:
         """End the generations of an image, before a guest writes to it."""
 
+    def session(self, image: ImageRef) -> str:
+        """Return what names the session that was begun last, '' if none is noted: what was planned in another one is late."""
+
     def replaced(self, image: ImageRef, size: int) -> ContextManager[Draft]:
         """Yield the draft of new content, of at least `size` bytes; the image has it when the block ends well, else what it had.
 
-        A new session begins. Raise AnotherWriter or ImageInUse.
+        A new session begins. Raise AnotherWriter, ImageInUse, or Overtaken if one has begun meanwhile.
         """
 
     # -- snapshots and clones -----------------------------------------------------------------------
@@ -155,11 +158,17 @@ class Store(Protocol):
         Where the store sees no more than what a running guest has written out, its QEMU writes the snapshot: `fill`, to a path.
         """
 
-    def forget(self, image: ImageRef, snapshot: int) -> None:
-        """Remove a snapshot of an image; one that is not there is removed already."""
+    def forget(self, image: ImageRef, snapshot: int, session: str = "") -> None:
+        """Remove a snapshot of an image; one that is not there is removed already.
 
-    def revert(self, image: ImageRef, snapshot: int, size: int = 0) -> None:
-        """Give an image the content of its snapshot, and at least `size` bytes; all snapshots stay, a new session begins."""
+        Raise Overtaken in another `session` than that, unless it is ''.
+        """
+
+    def revert(self, image: ImageRef, snapshot: int, size: int = 0, session: str = "") -> None:
+        """Give an image the content of its snapshot, and at least `size` bytes; all snapshots stay, a new session begins.
+
+        Raise AnotherWriter, ImageInUse, or Overtaken as `forget`, or if a session has begun meanwhile.
+        """
 
     def flatten(self, image: ImageRef, snapshot: int, size: int = 0) -> None:
         """Revert an image and remove all of its snapshots; without any that is done already."""

@@ -13,12 +13,13 @@ import os
 from contextlib import ExitStack, contextmanager
 from typing import Iterator
 
-from ..errors import MissingImage
+from ..errors import MissingImage, Overtaken
 from ..model import layout
 from ..tools import beneath, files, inspection, layers, qemu_img
 from ..tools.crash_points import point
 from ..tools.run import work
 from . import dir_image, stock_layout, writers
+from .dir_image import Stored
 
 
 def folder(source: str) -> str:
@@ -71,20 +72,38 @@ def copy(source: str, target: str) -> None:
         work(["cp", "--sparse=always", "--reflink=auto", "--", source, made])
 
 
-def copy_back(source: str, snapshot: int, format: str, min_size: int) -> None:
+def refuse_newer(stored: Stored, session: str) -> None:
+    """Raise Overtaken if an image is in another session than that: given to a guest since, elsewhere perhaps, committed to, or replaced."""
+    if dir_image.session(stored) != session:
+        why = f"was given to a guest, or replaced, since this was planned for it on {os.uname().nodename}"
+        raise Overtaken(f"{stored.source} {why}: it is left as it is")
+
+
+def put(staged: str, stored: Stored, session: str) -> None:
+    """Rename a file to an image that is in that session still: its generation ends. Raise AnotherWriter, Overtaken."""
+    # A guest would go on writing to a file without a name.
+    writers.check_file(stored.source)
+    refuse_newer(stored, session)
+    os.rename(staged, stored.source)
+    # Not before: it would hide that somebody has begun one. Until then the file itself, another one, ends the generation.
+    dir_image.begin_session(stored)
+
+
+def copy_back(source: str, snapshot: int, format: str, min_size: int, session: str = "") -> None:
     """Replace an image's content by that of a snapshot beside it, of `min_size` bytes at least; its generation ends.
 
-    Raise AnotherWriter if somebody writes to the image.
+    Raise AnotherWriter if somebody writes to the image, Overtaken if its session is another than that by then ('' : than now).
     """
+    session = session or dir_image.session(Stored(source))
+    refuse_newer(Stored(source), session)
     with opened(source, snapshot) as found, _opened(source) as snapshots:
-        # A guest would go on writing to a file without a name.
         writers.check_file(source)
-        _put_back(source, found, snapshots, format, min_size)
+        _put_back(session, source, found, snapshots, format, min_size)
     files.fsync(os.path.dirname(source))
     point("image reverted")
 
 
-def _put_back(source: str, path: str, snapshots: str, format: str, min_size: int) -> None:
+def _put_back(session: str, source: str, path: str, snapshots: str, format: str, min_size: int) -> None:
     files.remove_staged(snapshots)
     # Not beside the image, where every name is an image's.
     staged = files.staged_name(f"{snapshots}/image")
@@ -95,9 +114,7 @@ def _put_back(source: str, path: str, snapshots: str, format: str, min_size: int
                 inspection.check(made, format, beneath.readable(path))
                 qemu_img.grow(made, format, min_size)
             point("revert staged")
-            writers.check_file(source)
-            dir_image.begin_session(dir_image.Stored(source))
-            os.rename(staged, source)
+            put(staged, Stored(source), session)
     except BaseException:
         files.unlink(staged)
         raise

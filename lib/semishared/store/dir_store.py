@@ -204,10 +204,15 @@ class DirStore(DirDiffs):
         self._at(image)
         dir_image.begin_session(Stored(image.source))
 
+    def session(self, image: ImageRef) -> str:
+        """Read the token."""
+        return dir_image.session(Stored(image.source))
+
     @contextmanager
     def replaced(self, image: ImageRef, size: int) -> Iterator[DirDraft]:
         """Yield the draft of a file that is renamed to the image: whoever has that open goes on with the old one."""
         stored, mode = Stored(image.source), self._at(image).st_mode & 0o777
+        session = dir_image.session(stored)
         writers.check_file(stored.source)
         # Only the VM that has the image replaces it (oned gives it to nobody else), and every session tidies up there.
         with dir_image.side(stored, make=True) as side:
@@ -215,8 +220,7 @@ class DirStore(DirDiffs):
             staged = files.staged_name(f"{side}/restored")
             try:
                 yield DirDraft(staged, image.format, size, mode)
-                dir_image.begin_session(stored)
-                os.rename(staged, stored.source)
+                dir_snapshots.put(staged, stored, session)
                 point("image replaced")
             finally:
                 files.unlink(staged)
@@ -229,6 +233,7 @@ class DirStore(DirDiffs):
     ) -> None:
         """Publish a copy beside the image."""
         self._at(image)
+        session = self.session(image)
         with dir_snapshots.kept(image.source, snapshot) as staged:
             if fill:
                 # libvirt opens it by its name: as another user, through no file of ours.
@@ -240,21 +245,25 @@ class DirStore(DirDiffs):
             files.fsync(staged)
             if check:
                 check()
+            # What was copied while somebody else's guest wrote is no moment of the image.
+            dir_snapshots.refuse_newer(Stored(image.source), session)
 
     def _with_copies(self, image: ImageRef) -> None:
         """Raise unless what lies beside the image are copies of ours."""
         stock_layout.refuse(image.source, image.format)
         self._at(image)
 
-    def forget(self, image: ImageRef, snapshot: int) -> None:
+    def forget(self, image: ImageRef, snapshot: int, session: str = "") -> None:
         """Remove a copy."""
         self._with_copies(image)
+        if session:
+            dir_snapshots.refuse_newer(Stored(image.source), session)
         dir_snapshots.drop_copy(image.source, snapshot)
 
-    def revert(self, image: ImageRef, snapshot: int, size: int = 0) -> None:
+    def revert(self, image: ImageRef, snapshot: int, size: int = 0, session: str = "") -> None:
         """Copy it back."""
         self._with_copies(image)
-        dir_snapshots.copy_back(image.source, snapshot, image.format, size)
+        dir_snapshots.copy_back(image.source, snapshot, image.format, size, session)
 
     def flatten(self, image: ImageRef, snapshot: int, size: int = 0) -> None:
         """Copy one back and remove all."""

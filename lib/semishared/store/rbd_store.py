@@ -208,7 +208,13 @@ class RbdStore(RbdDiffs):
         with ceph.opened(where, name) as opened:
             rbd_image.end_generations(opened)
             rbd_image.drop(opened, rbd_image.STOCK_BASE)
+            opened.metadata_set(layout_pool.SESSION, os.urandom(8).hex())
         point("session begun")
+
+    def session(self, image: ImageRef) -> str:
+        """Read what is noted on the image."""
+        with ceph.opened(*self._settled(image), read_only=True) as opened:
+            return rbd_snapshots.session(opened)
 
     def begin_change(self, image: ImageRef, size: int) -> dict[str, str]:
         """Take the image out of everybody's sight, and empty it."""
@@ -260,13 +266,13 @@ class RbdStore(RbdDiffs):
         rbd_pool.check_not_aside(where, name, snapshot)
         return where, name
 
-    def forget(self, image: ImageRef, snapshot: int) -> None:
+    def forget(self, image: ImageRef, snapshot: int, session: str = "") -> None:
         """Remove a snapshot."""
-        rbd_snapshots.forget(*self._with_snapshot(image, snapshot), snapshot)
+        rbd_snapshots.forget(*self._with_snapshot(image, snapshot), snapshot, session=session)
 
-    def revert(self, image: ImageRef, snapshot: int, size: int = 0) -> None:
+    def revert(self, image: ImageRef, snapshot: int, size: int = 0, session: str = "") -> None:
         """Roll the image back while nobody sees it."""
-        rbd_snapshots.revert(*self._with_snapshot(image, snapshot), snapshot, size)
+        rbd_snapshots.revert(*self._with_snapshot(image, snapshot), snapshot, size, session)
 
     def flatten(self, image: ImageRef, snapshot: int, size: int = 0) -> None:
         """Revert, then remove all numbered snapshots, that one last: a rerun must find it."""

@@ -39,6 +39,7 @@ VERBS = {
     "RemoveImage": "remove",
     "RevertImage": "revert",
     "SeeImage": "look",
+    "SeeSession": "session",
     "SettleImage": "settle",
     "StageImage": "stage",
     "TakeBackClone": "take_back",
