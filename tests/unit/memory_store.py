@@ -234,10 +234,10 @@ class MemoryStore:
         found.data = bytearray(data)
 
     @contextmanager
-    def replaced(self, image: ImageRef, size: int) -> Iterator[Draft]:
+    def replaced(self, image: ImageRef, size: int, session: str = "") -> Iterator[Draft]:
         self.writers(image)
         found = self.image(image.source)
-        draft, session = Draft("", bytearray(max(size, len(found.data)))), self.session(image)
+        draft, session = Draft("", bytearray(max(size, len(found.data)))), session or self.session(image)
         yield draft
         self._refuse_newer(image, session)
         self._replace(found, draft.data)

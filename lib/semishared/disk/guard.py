@@ -96,7 +96,7 @@ def guard(step: Tuple[Any, ...], warn: Callable[[str], None], seq: int = history
             for number in numbers:
                 check_below(path, owner, number)
                 if name not in LOOKS:
-                    _refuse_late_clone(path, number, seq)
+                    refuse_late_clone(path, number, seq)
             # What was kept is nobody's but who asks for it by name.
             if name in TAKES_ALONG and os.path.isdir(path) and not uncommitted.is_kept(path):
                 from . import overtaken
@@ -141,7 +141,7 @@ def check_below(path: str, vm: int, disk: int) -> None:
             beneath.refuse_link(link)
 
 
-def _refuse_late_clone(path: str, disk: int, seq: int) -> None:
+def refuse_late_clone(path: str, disk: int, seq: int) -> None:
     """Raise LateAction if a disk's clone on a mounted store is of a later SEQ than this one, of a plan: another host has that VM."""
     record = records.as_found(path, disk) if seq >= 0 else None
     if record and record.place.is_clone and not record.network:

@@ -22,7 +22,7 @@ from ..store import writers
 from ..tools import files, layers, qemu_img
 from ..tools.crash_points import point
 from ..tools.rate_limit import standing_back
-from . import in_memory, records, vm_dir
+from . import guard, in_memory, records, vm_dir
 from .epochs import Planned
 
 
@@ -49,6 +49,11 @@ def _layer(disk: DiskRef, number: int) -> str:
     return f"{folder_of(records.record_of(disk))}/{number}"
 
 
+def _check(disk: DiskRef, planned: Planned) -> Callable[[], None]:
+    """Return what looks again, just before something is done to a layer, whether the clone that it is of is another host's by now."""
+    return lambda: guard.refuse_late_clone(disk.vm_dir, disk.disk, planned.seq)
+
+
 def name_layer(step: NameLayer, planned: Planned) -> None:
     """Give a layer a second name, over an unused layer that may have it."""
     path = _layer(step.disk, step.layer)
@@ -60,6 +65,7 @@ def name_layer(step: NameLayer, planned: Planned) -> None:
         staged = files.staged_name(target)
         os.link(path, staged)
         point("layer linked")
+        _check(step.disk, planned)()
         os.rename(staged, target)
         files.fsync(os.path.dirname(path))
     point("layer named")
@@ -75,7 +81,7 @@ def add_layer(step: AddLayer, planned: Planned) -> None:
         else:
             # A revert replaces what was the active layer: a guest that was started since that was planned would go on without a name.
             writers.check_file(path)
-        with files.published(path) as staged:
+        with files.published(path, _check(step.disk, planned)) as staged:
             # By name and size: what lies further below need not be within reach.
             size = qemu_img.virtual_size(f"{os.path.dirname(path)}/{step.over}", step.over_format)
             qemu_img.create_overlay(staged, str(step.over), step.over_format, size, "", look=False)
@@ -87,17 +93,17 @@ def activate_layer(step: ActivateLayer, planned: Planned) -> None:
     """Make a layer the active one."""
     disk = step.disk
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
-        _activate(disk, step.layer, step.format)
+        _activate(disk, step.layer, step.format, planned)
 
 
-def _activate(disk: DiskRef, layer: int, format: str) -> None:
+def _activate(disk: DiskRef, layer: int, format: str, planned: Planned) -> None:
     record = records.record_of(disk)
     path = f"{folder_of(record)}/{layer}"
     files.remove_staged(layout.records(disk.vm_dir), layout.record_name(disk.disk))
     if (record.path, record.format) != (path, format):
         records.write_record(disk.vm_dir, _over_raw(record, path))
         point("layer recorded")
-    link(record, disk, layer)
+    link(record, disk, layer, _check(disk, planned))
 
 
 def _over_raw(record: Record, path: str) -> Record:
@@ -111,11 +117,11 @@ def _over_raw(record: Record, path: str) -> Record:
     return record._replace(path=path, format="qcow2", raw_layer=raw)
 
 
-def link(record: Record, disk: DiskRef, layer: int) -> None:
-    """Let the link that is a disk lead to a layer."""
+def link(record: Record, disk: DiskRef, layer: int, check: Callable[[], None] = lambda: None) -> None:
+    """Let the link that is a disk lead to a layer, if `check` raises nothing."""
     path = layout.disk_of(folder_of(record))
     files.remove_staged(*os.path.split(path))
-    files.symlink(layout.layer(os.path.basename(path), layer), path)
+    files.symlink(layout.layer(os.path.basename(path), layer), path, check)
     point("layer active")
 
 
@@ -140,7 +146,7 @@ def switch_layer(step: SwitchLayer, planned: Planned) -> dict[str, object]:
     return rested.to_data()
 
 
-def merge_layer(step: MergeLayer) -> None:
+def merge_layer(step: MergeLayer, planned: Planned) -> None:
     """Give a layer the data of the one below."""
     path, record = _layer(step.disk, step.layer), records.record_of(step.disk)
     folder = os.path.dirname(path)
@@ -165,7 +171,7 @@ def merge_layer(step: MergeLayer) -> None:
         point("layer rebased")
         return
     files.remove_staged(folder, str(step.layer))
-    with in_memory.another_layer(folder), files.published(path) as staged, standing_back():
+    with in_memory.another_layer(folder), files.published(path, _check(step.disk, planned)) as staged, standing_back():
         qemu_img.rebased(path, staged, step.backing, step.backing_format, named)
         os.chmod(staged, 0o660)
     point("layer merged")
@@ -195,7 +201,7 @@ def _refuse_hot(step: PullLayer, record: Record) -> None:
         raise NotSupported(f"{why}: it can be deleted while the VM is off")
 
 
-def drop_strays(step: DropStrays) -> None:
+def drop_strays(step: DropStrays, planned: Planned) -> None:
     """Remove what snapshots that failed have left; never what the guest writes to, nor what anything lies over."""
     record = records.record_of(step.disk)
     folder = folder_of(record)
@@ -213,6 +219,7 @@ def drop_strays(step: DropStrays) -> None:
         strays = [number for number in sorted(names - keep, reverse=True) if str(number) not in below]
         if not strays:
             return
+        _check(step.disk, planned)()
         files.unlink(f"{folder}/{strays[0]}")
         in_memory.settle(folder)
         point("stray removed")

@@ -15,14 +15,14 @@ from typing import Callable, Iterator
 from .. import store
 from ..base import room
 from ..errors import NotSupported, TransferCorrupt, UnsafeImage
-from ..model import layout
+from ..model import layout, layout_store
 from ..model.place import COPY
 from ..model.record import Record
 from ..model.steps import DiskRef, ImageRef, RestoreDisk
 from ..tools import files, inspection, layers, progress, qemu_img
 from ..tools.crash_points import point
 from ..tools.rate_limit import standing_back
-from . import in_memory, records, vm_dir
+from . import guard, in_memory, records, vm_dir
 from .epochs import Planned
 
 AHEAD = 8 << 20
@@ -64,15 +64,22 @@ def received(disk: DiskRef, chunks: Iterator[bytes], sha256: Callable[[], str]) 
         files.unlink(path)
 
 
-def restore(step: RestoreDisk, backup: str, planned: Planned, ask: room.Ask | None) -> None:
-    """Replace a disk's content; an in-place disk's where it lies, on the store: the link stays."""
+def session(disk: DiskRef) -> str:
+    """Return the session of the image that a disk is, before anything is received for it; '' of any other disk."""
+    record = records.read_record(disk.vm_dir, disk.disk)
+    image = record.stored if record else None
+    return store.of(image.access).session(image) if image else ""
+
+
+def restore(step: RestoreDisk, backup: str, planned: Planned, ask: room.Ask | None, session: str = "") -> None:
+    """Replace a disk's content; an in-place disk's where it lies, on the store, if that is in the `session` still: the link stays."""
     disk = step.disk
     record = records.record_of(disk)
     if record.readonly:
         raise NotSupported(f"disk {disk.disk} of VM {disk.vm} is read-only and cannot be restored")
     image = record.stored
     if image:
-        _restore_image(step, image, backup, planned)
+        _restore_image(step, image, backup, planned, session)
     else:
         _restore_own(step, record, backup, planned, ask)
 
@@ -92,11 +99,11 @@ def _write(backup: str, target: str, record: Record, active: str, min_size: int)
     point("content made")
 
 
-def _restore_image(step: RestoreDisk, image: ImageRef, backup: str, planned: Planned) -> None:
+def _restore_image(step: RestoreDisk, image: ImageRef, backup: str, planned: Planned, session: str) -> None:
     """Write a persistent image anew: another content, so another session; its old generation ends before."""
     disk = step.disk
     # CheckNotRunning has seen this host alone: the store sees who writes from another. The VM is held while the image is replaced.
-    with ExitStack() as held, store.of(image.access).replaced(image, step.min_size) as draft:
+    with ExitStack() as held, store.of(image.access).replaced(image, step.min_size, session) as draft:
         with standing_back():
             draft.fill(backup, "qcow2")
         held.enter_context(vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk))
@@ -120,6 +127,7 @@ def _restore_own(step: RestoreDisk, record: Record, backup: str, planned: Planne
             with files.made(staged) as made:
                 _write(backup, made, record, active, step.min_size)
             with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+                guard.refuse_late_clone(disk.vm_dir, disk.disk, planned.seq)
                 os.rename(staged, active)
                 point("disk replaced")
                 files.fsync(os.path.dirname(active))
@@ -131,6 +139,7 @@ def _restore_own(step: RestoreDisk, record: Record, backup: str, planned: Planne
                     # After the content: the record may claim a lease that is not needed, never miss one that is.
                     record = record._replace(place=COPY, over=None)
                 records.write_record(disk.vm_dir, record)
+                guard.refuse_late_clone(disk.vm_dir, disk.disk, planned.seq)
                 _drop_other_layers(active, first)
     finally:
         files.unlink(staged)
@@ -156,7 +165,8 @@ def _drop_other_layers(active: str, first: str) -> None:
     directory = os.path.dirname(active)
     if not layout.are_layers(directory):
         return
+    stay = (os.path.basename(first), os.path.basename(layout_store.seq_note(directory)))
     for name in os.listdir(directory):
-        if name != os.path.basename(first) and not os.path.isdir(f"{directory}/{name}"):
+        if name not in stay and not os.path.isdir(f"{directory}/{name}"):
             files.unlink(f"{directory}/{name}")
             point("snapshot removed")

@@ -163,8 +163,9 @@ class Execution(Steps):
         from ..disk import restore, unsettled
 
         unsettled.settle(step.disk.vm, step.disk.vm_dir)
+        session = restore.session(step.disk)
         with restore.received(step.disk, self.talk.chunks(), self.talk.sha256) as path:
-            restore.restore(step, path, self.planned, self.talk.asking)
+            restore.restore(step, path, self.planned, self.talk.asking, session)
 
     def LookAround(self, step: s.LookAround) -> object:
         from . import leftovers

@@ -34,7 +34,7 @@ class OnSnapshots(Steps):
 
     def MergeLayer(self, step: s.MergeLayer) -> None:
         vm_dir.check_wanted(step.disk, self.planned)
-        layering.merge_layer(step)
+        layering.merge_layer(step, self.planned)
 
     def PullLayer(self, step: s.PullLayer) -> None:
         vm_dir.check_wanted(step.disk, self.planned)
@@ -42,7 +42,7 @@ class OnSnapshots(Steps):
 
     def DropStrays(self, step: s.DropStrays) -> None:
         with vm_dir.publishing(step.disk.vm, step.disk.vm_dir, self.planned, step.disk.disk):
-            layering.drop_strays(step)
+            layering.drop_strays(step, self.planned)
 
     def DropLayer(self, step: s.DropLayer) -> None:
         with vm_dir.publishing(step.disk.vm, step.disk.vm_dir, self.planned, step.disk.disk):

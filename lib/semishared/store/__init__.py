@@ -142,10 +142,10 @@ class Store(Protocol):
     def session(self, image: ImageRef) -> str:
         """Return what names the session that was begun last, '' if none is noted: what was planned in another one is late."""
 
-    def replaced(self, image: ImageRef, size: int) -> ContextManager[Draft]:
+    def replaced(self, image: ImageRef, size: int, session: str = "") -> ContextManager[Draft]:
         """Yield the draft of new content, of at least `size` bytes; the image has it when the block ends well, else what it had.
 
-        A new session begins. Raise AnotherWriter, ImageInUse, or Overtaken if one has begun meanwhile.
+        A new session begins. Raise AnotherWriter, ImageInUse, or Overtaken if one has begun meanwhile, or since `session`.
         """
 
     # -- snapshots and clones -----------------------------------------------------------------------

@@ -9,6 +9,7 @@ What another host was told to do with a VM before it was made anew, at a later S
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import contextmanager
 from typing import Callable, Iterator
@@ -21,19 +22,22 @@ from ..tools.undo import Undo
 from . import dir_image
 from .dir_image import Stored
 
+FOLDER = "layers-"
+"""How what is staged begins that is no file."""
+
 
 @contextmanager
 def made(stored: Stored, format: str, clone: str, min_size: int, seq: int = -1) -> Iterator[Callable[[], None]]:
     """Make an overlay of at least `min_size` bytes over the image; yield what gives it the name `clone`, whole or not at all.
 
-    What has that name meanwhile may be a newer VM's: it is replaced by that alone, and never removed if the block fails; LateAction is
-    raised if it is of a later SEQ than `seq` (-1: not known).
+    What has that name meanwhile may be a newer VM's, which another host has made: LateAction is raised if it is of a later SEQ than `seq`
+    (-1: not known), and an undo takes back what was made here alone.
     """
     dir_image.make_link(stored)
     with dir_image.side(stored, layout_store.CLONES, make=True) as clones:
         here = f"{clones}/{os.path.basename(clone)}"
         staged = files.staged_name(here)
-        files.remove_staged(clones, os.path.basename(clone))
+        _tidy(clones, os.path.basename(clone))
         try:
             with files.enough_space(os.path.dirname(clone)):
                 with dir_image.opened(stored.source) as path:
@@ -45,33 +49,115 @@ def made(stored: Stored, format: str, clone: str, min_size: int, seq: int = -1) 
                 point("store clone staged")
 
             def publish() -> None:
-                with files.enough_space(os.path.dirname(clone)), Undo() as undo:
-                    _note_seq(clones, os.path.basename(clone), seq)
-                    forget_pull(layout.layers(here))
-                    # By now what had the name is given up, whoever's it was: its caller has compared the SEQ under the VM's lock.
-                    undo.add(lambda: layers.remove(here))
-                    layers.publish_first(here, staged)
-                    undo.keep()
+                with files.enough_space(os.path.dirname(clone)):
+                    _publish(clones, os.path.basename(clone), staged, seq)
 
             yield publish
         finally:
             files.unlink(staged)
 
 
-def _seq(clones: str, name: str) -> int:
-    """Return the SEQ that is noted for a clone, -1 for none; raise BadRecord."""
+def _publish(clones: str, name: str, staged: str, seq: int) -> None:
+    """Let a directory of its own, with the file `staged` as its only layer, take the place of what a clone's layers are in.
+
+    No step of another host then writes into it that was meant for the one before: what is in there is found by its directory.
+    """
+    own, here = _staged_folder(clones, name), f"{clones}/{name}"
+    with beneath.directory(clones, os.path.basename(own), make=True) as folder, Undo() as undo:
+        undo.add(lambda: files.remove_folder(own, ignore_errors=True))
+        if seq >= 0:
+            files.write_json(layout_store.seq_note(folder), {"version": 1, "seq": seq})
+        os.rename(staged, f"{folder}/0")
+        point(f"{name} layer renamed")
+        files.fsync(folder)
+        older = _set_aside(clones, name, seq)
+        try:
+            os.rename(own, layout.layers(here))
+        except OSError as e:
+            if e.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT):
+                raise
+            raise LateAction(f"another host has made the clone {name} on the store meanwhile: it is left as it is") from None
+        undo.add(lambda: _remove_itself(clones, name, folder))
+        point("store clone in its place")
+        files.fsync(clones)
+
+        def check() -> None:
+            if not _is_itself(folder, layout.layers(here)):
+                raise LateAction(f"another host has made the clone {name} on the store anew meanwhile: it is left as it is")
+
+        files.symlink(layout.layer(name, 0), here, check)
+        undo.keep()
+    if older:
+        files.remove_folder(older)
+
+
+def _is_itself(folder: str, path: str) -> bool:
+    """Tell whether an opened directory is the one at `path` still."""
+    try:
+        return os.path.samestat(os.stat(folder), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _remove_itself(clones: str, name: str, folder: str) -> None:
+    if _is_itself(folder, f"{clones}/{layout.layers(name)}"):
+        layers.remove(f"{clones}/{name}")
+
+
+def _set_aside(clones: str, name: str, seq: int) -> str:
+    """Take the directory of a clone's layers out of its place by one rename; return where it is, '' if there was none.
+
+    Raise LateAction for that of a later SEQ.
+    """
+    place, aside = f"{clones}/{layout.layers(name)}", _staged_folder(clones, name)
     try:
         with beneath.directory(clones, layout.layers(name)) as folder:
-            noted = (files.read_json(layout_store.seq_note(folder)) or {}).get("seq")
-    except (FileNotFoundError, NotADirectoryError, UnexpectedLink):
-        return -1
+            _compare(_seq_in(folder), name, seq)
+            os.rename(place, aside)
+            if not _is_itself(folder, aside):
+                os.rename(aside, place)
+                raise LateAction(f"another host has made the clone {name} on the store meanwhile: it is left as it is")
+    except FileNotFoundError:
+        return ""
+    except (NotADirectoryError, UnexpectedLink):
+        files.unlink(place)  # whose link that is does not matter, nor where it leads
+        return ""
+    point("store clone set aside")
+    return aside
+
+
+def _staged_folder(clones: str, name: str) -> str:
+    """Return a name for a directory of layers that is no clone's yet, or any more."""
+    return files.staged_name(f"{clones}/{FOLDER}{name}")
+
+
+def _tidy(clones: str, name: str) -> None:
+    """Remove what killed ones have left staged of a clone: files, and directories of layers."""
+    files.remove_staged(clones, name)
+    for entry in os.listdir(clones):
+        if layout.is_staged(entry, f"{FOLDER}{name}"):
+            files.remove_folder(f"{clones}/{entry}")
+
+
+def _seq_in(folder: str) -> int:
+    """Return the SEQ that is noted in the directory of a clone's layers, -1 for none; raise BadRecord."""
+    noted = (files.read_json(layout_store.seq_note(folder)) or {}).get("seq")
     return noted if type(noted) is int else -1
 
 
-def _refuse_late(clones: str, name: str, seq: int) -> None:
-    own = _seq(clones, name) if seq >= 0 else -1
-    if own > seq:
+def _compare(own: int, name: str, seq: int) -> None:
+    if 0 <= seq < own:
         raise LateAction(f"the clone {name} on the store is of SEQ {own} of its VM's history, and this of SEQ {seq}: it is left as it is")
+
+
+def _refuse_late(clones: str, name: str, seq: int) -> None:
+    if seq < 0:
+        return
+    try:
+        with beneath.directory(clones, layout.layers(name)) as folder:
+            _compare(_seq_in(folder), name, seq)
+    except (FileNotFoundError, NotADirectoryError, UnexpectedLink):
+        pass
 
 
 def _note_seq(clones: str, name: str, seq: int) -> None:
@@ -172,10 +258,15 @@ def remove_unnamed(store_dir: str, vm: int, disk: int) -> None:
 def _remove(store_dir: str, image: str, name: str, seq: int = -1) -> None:
     try:
         with beneath.directory(store_dir, layout_store.clones(layout_store.side(image))) as path:
-            if 0 <= seq < _seq(path, name):
-                return
-            if layers.remove(f"{path}/{name}"):
+            aside = _set_aside(path, name, seq)
+            # What has come into its place meanwhile has its name.
+            found = not os.path.lexists(f"{path}/{layout.layers(name)}") and files.unlink(f"{path}/{name}")
+            if aside:
+                files.remove_folder(aside)
+            if aside or found:
                 point("store clone removed")
-            files.remove_staged(path, name)
+            _tidy(path, name)
+    except LateAction:
+        return
     except (FileNotFoundError, NotADirectoryError, UnexpectedLink):
         pass  # none of ours: what a link leads to is nobody's clone

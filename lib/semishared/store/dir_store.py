@@ -209,10 +209,10 @@ class DirStore(DirDiffs):
         return dir_image.session(Stored(image.source))
 
     @contextmanager
-    def replaced(self, image: ImageRef, size: int) -> Iterator[DirDraft]:
+    def replaced(self, image: ImageRef, size: int, session: str = "") -> Iterator[DirDraft]:
         """Yield the draft of a file that is renamed to the image: whoever has that open goes on with the old one."""
         stored, mode = Stored(image.source), self._at(image).st_mode & 0o777
-        session = dir_image.session(stored)
+        session = session or dir_image.session(stored)
         writers.check_file(stored.source)
         # Only the VM that has the image replaces it (oned gives it to nobody else), and every session tidies up there.
         with dir_image.side(stored, make=True) as side:

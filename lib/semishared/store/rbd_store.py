@@ -239,7 +239,7 @@ class RbdStore(RbdDiffs):
             rbd_change.settle(where, name)
 
     @contextmanager
-    def replaced(self, image: ImageRef, size: int) -> Iterator[RbdDraft]:
+    def replaced(self, image: ImageRef, size: int, session: str = "") -> Iterator[RbdDraft]:
         """Hide the image meanwhile."""
         begun = self.begin_change(image, size)
         try:

@@ -98,8 +98,8 @@ def unlink(path: str) -> bool:
 
 
 @contextmanager
-def published(path: str) -> Iterator[str]:
-    """Yield a staged name; when the block ends well its file is fsynced and renamed to `path`, else removed."""
+def published(path: str, check: Callable[[], None] = lambda: None) -> Iterator[str]:
+    """Yield a staged name; when the block ends well its file is fsynced and, if `check` raises nothing, renamed to `path`, else removed."""
     staged = staged_name(path)
     try:
         with enough_space(os.path.dirname(path)):
@@ -108,6 +108,7 @@ def published(path: str) -> Iterator[str]:
             if not os.path.islink(staged):
                 fsync(staged)
             refuse()
+            check()
             os.rename(staged, path)
         point(f"published {os.path.basename(path)}")
         fsync(os.path.dirname(path))
@@ -236,14 +237,14 @@ def exists(path: str) -> bool:
     return not is_absent(path, follow=True)
 
 
-def symlink(target: str, path: str) -> None:
-    """Make `path` a link to `target`, in place of whatever file or link is there."""
+def symlink(target: str, path: str, check: Callable[[], None] = lambda: None) -> None:
+    """Make `path` a link to `target`, in place of whatever file or link is there; `check` as of `published`."""
     try:
         if os.readlink(path) == target:
             return
     except OSError:
         pass
-    with published(path) as staged:
+    with published(path, check) as staged:
         os.symlink(target, staged)
 
 
