@@ -81,7 +81,7 @@ ACTIONS: Dict[str, Held] = {
     )),
     "postbackup": Held(tuple(PLACES), lambda world, disk, image: (s.EndBackup(disk.vm, disk.vm_dir, f"{disk.vm_dir}/backup", ""),)),
     "mv": Held(tuple(PLACES), lambda world, disk, image: (
-        s.RenameVm(disk.vm, disk.vm_dir, str(world.location / "103" / str(disk.vm)), "", True, (disk.disk,)),
+        s.RenameVm(disk.vm, disk.vm_dir, str(world.location / "103" / str(disk.vm)), True, "", (disk.disk,)),
     )),
 }  # fmt: skip
 ELSEWHERE = {

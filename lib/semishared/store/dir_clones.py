@@ -112,7 +112,7 @@ def _set_aside(clones: str, name: str, seq: int) -> str:
     place, aside = f"{clones}/{layout.layers(name)}", _staged_folder(clones, name)
     try:
         with beneath.directory(clones, layout.layers(name)) as folder:
-            _compare(_seq_in(folder), name, seq)
+            _compare(folder, name, seq)
             os.rename(place, aside)
             if not _is_itself(folder, aside):
                 os.rename(aside, place)
@@ -145,17 +145,16 @@ def _seq_in(folder: str) -> int:
     return noted if type(noted) is int else -1
 
 
-def _compare(own: int, name: str, seq: int) -> None:
-    if 0 <= seq < own:
+def _compare(folder: str, name: str, seq: int) -> None:
+    own = _seq_in(folder) if seq >= 0 else -1
+    if own > seq:
         raise LateAction(f"the clone {name} on the store is of SEQ {own} of its VM's history, and this of SEQ {seq}: it is left as it is")
 
 
 def _refuse_late(clones: str, name: str, seq: int) -> None:
-    if seq < 0:
-        return
     try:
         with beneath.directory(clones, layout.layers(name)) as folder:
-            _compare(_seq_in(folder), name, seq)
+            _compare(folder, name, seq)
     except (FileNotFoundError, NotADirectoryError, UnexpectedLink):
         pass
 
