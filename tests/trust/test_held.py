@@ -17,12 +17,14 @@ from typing import Callable, Dict, List, NamedTuple, Tuple
 
 import pytest
 
+from semishared.config import Config
 from semishared.errors import SemisharedError
 from semishared.front.transfer import PLANNED
 from semishared.model import layout
 from semishared.model import steps as s
 from semishared.model import steps_image as i
 from semishared.tools import layers
+from semishared.wire.session import Session
 from tools.world import MiB, World, make_image, qemu_io
 from trust.test_late_pairs import PLACES as OF_ONE_MIB
 from trust.test_late_pairs import seen
@@ -126,9 +128,11 @@ def anew_elsewhere(world: World, image: s.ImageRef, place: str) -> s.DiskRef:
 
 
 def anew_here(world: World, image: s.ImageRef, place: str) -> s.DiskRef:
-    """Have the VM made anew on the same host."""
+    """Have the VM made anew on the same host, which soon passes by who has stopped."""
     disk = world.disk()
-    world.on(s.RemoveVm(disk.vm, disk.vm_dir), s.PrepareVm(disk.vm, disk.vm_dir), PLACES[place](disk, image), seq=1)
+    with Session("localhost", "test", Config(hosts_standstill_timeout_s=4)) as session:
+        session.seq = 1
+        session.run((s.RemoveVm(disk.vm, disk.vm_dir), s.PrepareVm(disk.vm, disk.vm_dir), PLACES[place](disk, image)))
     return disk
 
 
