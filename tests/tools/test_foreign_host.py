@@ -209,7 +209,7 @@ def test_a_kept_disk_whose_number_another_one_has(world: World) -> None:
     attach(world, other, disk)
     with Session("localhost", "mv", Config()) as session:
         # What the source of a move does when the VM is at its target (ReleaseVm asks libvirt before).
-        session.seq, session.images = 1, {(VM, 1): other}
+        session.seq, session.given = 1, {VM: {1: Given(other)}}
         session.run([s.RemoveVm(VM, disk.vm_dir)])
     assert leases and set(leases) <= set(world.leases())
     qemu_io(f"{place}/disk.1.snap/0", "qcow2", "read -P 0x77 3M 64k", "read -P 0xa1 1M 64k")

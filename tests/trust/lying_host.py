@@ -126,7 +126,8 @@ class Lying:
         if how:
             self.misbehave(how)
         elif message["event"] == "sent":
-            self.out.send(**{**lied(message, self.lie["at"], self.lie["by"]), "event": "sent"})
+            said = lied(message, self.lie["at"], self.lie["by"])
+            self.out.send(**{**(said if isinstance(said, dict) else {}), "event": "sent"})
         elif done:
             number = self.steps.index(wanted)
             answer = lied(message["results"][number], self.lie["at"], self.lie["by"])

@@ -32,7 +32,7 @@ from trust import lies
 from trust.lying_site import HONEST, LIAR, SECRET, LyingSite
 from trust.verb import AS
 
-A_FEW, MANY = 3, int(os.environ.get("SEMISHARED_LIES", "40"))
+A_FEW, MANY = 3, int(os.environ.get("SEMISHARED_LIES", "10"))
 """Lies of each situation in the usual run, and in that at length; there are some hundred of each, SEMISHARED_LIES=1000 tells them all."""
 
 

@@ -182,7 +182,9 @@ COMPARED = {
     "front/fence_facts.py has seen which bridges are the host": ("plan/fence.py",),
     "ids, not names": ("cli/failover.py", "front/fence_facts.py", "plan/gc_places.py", "tools/owner.py"),
     "the form of names": ("install/main.py", "model/network_disk.py", "plan/attach_xml.py"),
-    "what a label says, to an operator who asks for that device, where the host's own notes are lost; and its id": ("base/device_label.py",),
+    "what a label says, to an operator who asks for that device, where the host's own notes are lost; and its id": (
+        "base/device_label.py",
+    ),
 }  # fmt: skip
 
 

@@ -259,7 +259,7 @@ def _remove(store_dir: str, image: str, name: str, seq: int = -1) -> None:
         with beneath.directory(store_dir, layout_store.clones(layout_store.side(image))) as path:
             aside = _set_aside(path, name, seq)
             # What has come into its place meanwhile has its name.
-            found = not os.path.lexists(f"{path}/{layout.layers(name)}") and files.unlink(f"{path}/{name}")
+            found = files.is_absent(f"{path}/{layout.layers(name)}") and files.unlink(f"{path}/{name}")
             if aside:
                 files.remove_folder(aside)
             if aside or found:
