@@ -76,7 +76,7 @@ def deploy(cloud: Cloud) -> int:
 
 def has_both(cloud: Cloud, vm: int) -> None:
     """See that the guest has its variables, and that they are in the file it will boot with next."""
-    guest, record = cloud.guest(vm, timeout=300), cloud.oned.vm(vm)
+    guest, record = cloud.guest(vm, timeout=1800), cloud.oned.vm(vm)
     kept = cloud.lab.node(record.last.host.name).path(f"{cloud.vm_dir(vm)}/{record.name}_VARS.fd").read_bytes()
     for variable, value in ((BEFORE, b"written before"), (MEANWHILE, b"written meanwhile")):
         assert guest.file(variable) == ATTRIBUTES + value
@@ -86,7 +86,7 @@ def has_both(cloud: Cloud, vm: int) -> None:
 def test_variables_and_tpm_go_along(cloud: Cloud, tpm_hosts: None) -> None:
     h1, h2 = cloud.lab.hosts
     vm = deploy(cloud)
-    guest = cloud.guest(vm, timeout=300)
+    guest = cloud.guest(vm, timeout=1800)
     guest.file(BEFORE, ATTRIBUTES + b"written before")
     extend(guest, bytes(range(32)))
     extended = register(guest)
