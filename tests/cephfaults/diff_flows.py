@@ -43,7 +43,7 @@ class Job(NamedTuple):
         """Do it."""
         datastore = Datastore(parse(self.datastore, "DATASTORE"))
         where = f"<DATASTORE_ID>{self.image.store}</DATASTORE_ID><SOURCE>{self.image.source}</SOURCE>"
-        it = f"<ID>{self.image.id}</ID>{where}<FORMAT>raw</FORMAT>"
+        it = f"<ID>{self.image.id}</ID>{where}<FORMAT>raw</FORMAT><PERSISTENT>1</PERSISTENT>"
         image = Image.parse(f"<IMAGE>{it}</IMAGE>")
 
         def do(wanted: Exchange) -> Any:

@@ -251,7 +251,10 @@ class NodeServer:
         mask, nice, count, *words = request.decode(errors="surrogateescape").split("\0")[:-1] if request else ("0", "0", "0")
         argv, environment = words[: int(count)], words[int(count) :]
         if len(fds) == 4 and argv and argv[0].startswith(self._top) and self._version() == self._known:
-            client.line.send(b"T")
+            try:
+                client.line.send(b"T")
+            except BrokenPipeError:
+                pass  # it was killed meanwhile; its program begins all the same, as one that was started does
             client.pid = os.fork()
             if not client.pid:
                 _become_script(argv, environment, int(mask), int(nice), fds)

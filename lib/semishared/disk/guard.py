@@ -249,7 +249,10 @@ def check_received(staging: str, vm: int, vm_dir: str, foreign: Tuple[int, ...])
             raise UnexpectedFile(f"{path} on {_here()} has a name outside of what was received")
     side = layout.records(staging)
     for number in records.given.get(vm, ()):
-        if not os.path.lexists(layout.record(staging, number)):
+        own = layout.disk(staging, number)
+        # What did not arrive at all nobody opens: whoever starts the VM misses it.
+        there = os.path.lexists(own) or os.path.lexists(layout.layers(own))
+        if there and not os.path.lexists(layout.record(staging, number)):
             raise BadRecord(f"disk {number} of VM {vm} came to {_here()} without its record")
     for disk in map(layout.recorded, os.listdir(side) if os.path.isdir(side) else []):
         if disk is not None:

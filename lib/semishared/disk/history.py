@@ -29,8 +29,10 @@ def check(vm_dir: str) -> None:
         os.lstat(path)
     except FileNotFoundError:
         return
-    except OSError:
-        pass  # what it is, is said below
+    except OSError as e:
+        if isinstance(e, NotADirectoryError) and not os.path.isdir(vm_dir):
+            return  # what is in the way of the directory itself has no history
+        # What else it is, is said below.
     from ..errors import BadRecord, UnknownHistory
     from ..tools import files
 
