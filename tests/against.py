@@ -77,11 +77,14 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return Module(spec.name)
 
     def exec_module(self, module):
-        pass
+        module.__file__ = __file__
 
 
 def imported(name, globals=None, locals=None, fromlist=(), level=0, real=builtins.__import__):
     module = real(name, globals, locals, fromlist, level)
+    for known, one in list(sys.modules.items()):
+        if known.startswith("semishared.") and "__getattr__" not in vars(one):
+            one.__getattr__ = lambda part, of=known: Module.__getattr__(types.SimpleNamespace(__name__=of), part)
     if name.startswith("semishared"):
         for part in fromlist or ():
             if not hasattr(module, part):
