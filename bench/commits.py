@@ -148,7 +148,8 @@ def rate_of_two(bench: Bench, top: Path, dirty: int) -> float:
 def scattered(little: int, much: int) -> Figure:
     """Compare the rate of two commits of much with that of little: nothing that a commit does may grow faster than what it brings."""
     top = Path(tempfile.mkdtemp(prefix="bench-", dir="/var/tmp"))
-    with file_system(top, MAKE["reflink"], max(2 * much * MiB, 1 << 30)) as (where, _):
+    # The image, the journal of the second commit, and what the file system has for itself.
+    with file_system(top, MAKE["reflink"], max(3 * much * MiB, 1 << 30)) as (where, _):
         bench = DirBench(where)
         few, many = (rate_of_two(bench, top, size * MiB) for size in (little, much))
     shutil.rmtree(top)
