@@ -186,6 +186,14 @@ class Client:
     def __init__(self, line: socket.socket) -> None:
         self.line, self.pid, self.pidfd = line, 0, -1
 
+    def took(self) -> bool:
+        """Tell it that its program begins; return False when it is gone, and nothing is to begin."""
+        try:
+            self.line.send(b"T")
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        return True
+
     def end(self) -> None:
         """Tell it how the program ended."""
         _, status = os.waitpid(self.pid, 0)
@@ -250,11 +258,8 @@ class NodeServer:
         request, fds, _, _ = socket.recv_fds(client.line, 1 << 18, 4)
         mask, nice, count, *words = request.decode(errors="surrogateescape").split("\0")[:-1] if request else ("0", "0", "0")
         argv, environment = words[: int(count)], words[int(count) :]
-        if len(fds) == 4 and argv and argv[0].startswith(self._top) and self._version() == self._known:
-            try:
-                client.line.send(b"T")
-            except BrokenPipeError:
-                pass  # it was killed meanwhile; its program begins all the same, as one that was started does
+        is_ours = len(fds) == 4 and argv and argv[0].startswith(self._top) and self._version() == self._known
+        if is_ours and client.took():
             client.pid = os.fork()
             if not client.pid:
                 _become_script(argv, environment, int(mask), int(nice), fds)
