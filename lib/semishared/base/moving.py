@@ -157,7 +157,7 @@ def _moved(step: MoveBase, tell: Tell) -> dict[str, object]:
         undo.add(lambda: discard(step.root, [staged]))
         _copy(base, layout_devices.directory(step.root, staged), Copying(size, step.rate, tell))
         with locks.exclusive(cache.lock_path(step.root, base)):
-            if devices.link_of(base.directory) != was or not _is_still(base.image, image):
+            if devices.link_of(base.directory) != was or not files.is_at(base.image, image):
                 raise CannotMove(f"base {step.name} of {here} was evicted, or made anew, while it was copied")
             discard(step.root, [new])
             directory = layout_devices.directory(step.root, new)
@@ -202,13 +202,6 @@ def _switch(root: str, base: cache.Base, new: Link) -> list[str]:
         files.symlink(layout_devices.target_of(new), base.directory)
     point("base switched")
     return leases
-
-
-def _is_still(path: str, known: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), known)
-    except FileNotFoundError:
-        return False
 
 
 def held(step: ListHeld) -> list[dict[str, object]]:

@@ -82,7 +82,7 @@ def _publish(clones: str, name: str, staged: str, seq: int) -> None:
         files.fsync(clones)
 
         def check() -> None:
-            if not _is_itself(folder, layout.layers(here)):
+            if not files.is_at(layout.layers(here), os.stat(folder)):
                 raise LateAction(f"another host has made the clone {name} on the store anew meanwhile: it is left as it is")
 
         files.symlink(layout.layer(name, 0), here, check)
@@ -91,16 +91,8 @@ def _publish(clones: str, name: str, staged: str, seq: int) -> None:
         files.remove_folder(older)
 
 
-def _is_itself(folder: str, path: str) -> bool:
-    """Tell whether an opened directory is the one at `path` still."""
-    try:
-        return os.path.samestat(os.stat(folder), os.lstat(path))
-    except FileNotFoundError:
-        return False
-
-
 def _remove_itself(clones: str, name: str, folder: str) -> None:
-    if _is_itself(folder, f"{clones}/{layout.layers(name)}"):
+    if files.is_at(f"{clones}/{layout.layers(name)}", os.stat(folder)):
         layers.remove(f"{clones}/{name}")
 
 
@@ -114,7 +106,7 @@ def _set_aside(clones: str, name: str, seq: int) -> str:
         with beneath.directory(clones, layout.layers(name)) as folder:
             _compare(folder, name, seq)
             os.rename(place, aside)
-            if not _is_itself(folder, aside):
+            if not files.is_at(aside, os.stat(folder)):
                 os.rename(aside, place)
                 raise LateAction(f"another host has made the clone {name} on the store meanwhile: it is left as it is")
     except FileNotFoundError:

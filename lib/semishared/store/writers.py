@@ -150,10 +150,12 @@ def _is_locked(fd: int, byte: int) -> bool:
 
 def _holder(fd: int) -> str:
     """Say who holds QEMU's write lock on an open file, and what is to be done about it."""
+    from ..tools.run import line_of  # holders have named what is in it
+
     node, stat = os.uname().nodename, os.fstat(fd)
     for pid in _pids_with(stat):
         name = _argument(pid)
-        guest = f" (domain {name}: `{_words('virsh', 'destroy', name)}` ends it)" if name else ""
+        guest = f" (domain {name}: `{line_of(['virsh', 'destroy', name])}` ends it)" if name else ""
         return f"process {pid} on {node}{guest}"
     device = f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x}:{stat.st_ino}"
     if any(device in line.split() for line in _lines("/proc/locks")):
@@ -256,13 +258,6 @@ def _all_answer(ioctx: Any, opened: Any) -> bool:
     return True
 
 
-def _words(*words: str) -> str:
-    """Return a command as it can be copied: whoever holds a lock has named it, and some domains."""
-    import shlex
-
-    return shlex.join(words)
-
-
 def _locked(holder: Locker, shown: str) -> str:
     host = holder.address.rpartition(":")[0]
     return (
@@ -273,7 +268,9 @@ def _locked(holder: Locker, shown: str) -> str:
 
 
 def _locked_by_hand(holder: Locker, shown: str) -> str:
+    from ..tools.run import line_of  # holders have named what is in it
+
     return (
-        f"{shown} was locked by hand, by {holder.client} at {holder.address}: `{_words('rbd', 'lock', 'ls', shown)}` shows it, "
-        f"`{_words('rbd', 'lock', 'rm', shown, holder.cookie, holder.client)}` ends it; `onevm recover --retry` works from then on"
+        f"{shown} was locked by hand, by {holder.client} at {holder.address}: `{line_of(['rbd', 'lock', 'ls', shown])}` shows it, "
+        f"`{line_of(['rbd', 'lock', 'rm', shown, holder.cookie, holder.client])}` ends it; `onevm recover --retry` works from then on"
     )

@@ -226,6 +226,14 @@ def is_absent(path: str, *, follow: bool = False) -> bool:
     return False
 
 
+def is_at(path: str, known: os.stat_result) -> bool:
+    """Tell whether a file or directory is the one at `path` still; a link there is itself."""
+    try:
+        return os.path.samestat(os.lstat(path), known)
+    except FileNotFoundError:
+        return False
+
+
 def exists(path: str) -> bool:
     """Tell whether a file, or what a link leads to, is there now, or cannot be looked at: on a store too."""
     refresh(os.path.dirname(path))

@@ -110,7 +110,7 @@ def refuse_if_passed() -> None:
     for fd, (path, found) in list(_held.items()):
         if not _has(fd, found):
             del _held[fd]  # given back
-        elif not _is_at(path, found):
+        elif not files.is_at(path, found):
             raise PassedBy(f"process {os.getpid()} on {os.uname().nodename} had stopped, and lost {path} to another one")
 
 
@@ -121,19 +121,12 @@ def _has(fd: int, found: os.stat_result) -> bool:
         return False
 
 
-def _is_at(path: str, found: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(os.lstat(path), found)
-    except FileNotFoundError:
-        return False
-
-
 def remove(path: str) -> None:
     """Remove the lock file `path`, which this process holds; what has its name since this one was passed by is another's."""
     for fd, (name, found) in list(_held.items()):
         if name == path and _has(fd, found):
             del _held[fd]
-            if _is_at(path, found):
+            if files.is_at(path, found):
                 files.unlink(path)
 
 
