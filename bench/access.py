@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The four ways to a parallel file system of the paper's figure 4, as this project has them: `bench/run.py shares`.
+"""The four ways to a parallel file system of the paper's figure 4, as this project has them: `bench/run.py
+shares`.
 
-Two clients at once, each with a file of its own, in transfers of 1 MiB, on one CephFS: *native*, two hosts that mount it; *directory into
-the guest*, a guest on each of them that has a share of ours; *client in the guest*, the same guests with their kernel's client and a key
-for that share; *virtual server*, the same guests as clients of a third one, which exports by NFS what lies on its virtual disk, an RBD
-image of the same cluster. Then files that are made, looked up and removed. What one client reads or looks up the other one has written.
+Two clients at once, each with a file of its own, in transfers of 1 MiB, on one CephFS: *native*, two hosts
+that mount it; *directory into the guest*, a guest on each of them that has a share of ours; *client in the
+guest*, the same guests with their kernel's client and a key for that share; *virtual server*, the same guests
+as clients of a third one, which exports by NFS what lies on its virtual disk, an RBD image of the same
+cluster. Then files that are made, looked up and removed. What one client reads or looks up the other one has
+written.
 """
 
 from __future__ import annotations
@@ -50,7 +53,8 @@ OPTIONS = "source={source},sandbox=namespace,xattr,flock,posix_lock"
 DEVICE = "vhost-user-fs-pci,chardev=share,queue-size=1024,tag=share"
 SERVE = (
     "modprobe -a crc32c_intel nfsd xfs; mkfs.xfs -q /dev/vda; mkdir -p /export; mount /dev/vda /export\n"
-    "mount -t tmpfs tmpfs /var/lib/nfs; mkdir -p /var/lib/nfs/sm /var/lib/nfs/sm.bak /var/lib/nfs/v4recovery\n"
+    "mount -t tmpfs tmpfs /var/lib/nfs; mkdir -p /var/lib/nfs/sm /var/lib/nfs/sm.bak "
+    "/var/lib/nfs/v4recovery\n"
     "touch /var/lib/nfs/etab /var/lib/nfs/rmtab; mount -t nfsd nfsd /proc/fs/nfsd\n"
     "echo '/export *(rw,sync,no_subtree_check,no_root_squash,fsid=0)' >/etc/exports\n"
     # As a server has it that is larger than this one.
@@ -78,8 +82,24 @@ class OnHost:
 
     def __init__(self, host: Node) -> None:
         uid = first_uid(OWNER)
-        argv = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "/usr/bin/python3", "-I", "-c", INSIDE]
-        self._process = host.popen(argv, user="root", cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        argv = [
+            "setpriv",
+            f"--reuid={uid}",
+            f"--regid={uid}",
+            "--clear-groups",
+            "/usr/bin/python3",
+            "-I",
+            "-c",
+            INSIDE,
+        ]
+        self._process = host.popen(
+            argv,
+            user="root",
+            cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
 
     def begin(self, *order: object) -> None:
         assert self._process.stdin
@@ -112,12 +132,26 @@ class InGuest:
 
 @contextmanager
 def virtiofsd(host: Node, source: str, path: Path) -> Iterator[int]:
-    """Give a share of a host to a guest whose QEMU connects to `path`: our program, started as libvirt does; yield its process."""
+    """Give a share of a host to a guest whose QEMU connects to `path`: our program, started as libvirt does;
+    yield its process.
+    """
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         listening.listen(1)
-        argv = [f"{SCRIPTS}/vmm/semishared/virtiofsd", f"--fd={listening.fileno()}", "-o", OPTIONS.format(source=source)]
-        process = host.popen(argv, user="root", cwd="/", pass_fds=[listening.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        argv = [
+            f"{SCRIPTS}/vmm/semishared/virtiofsd",
+            f"--fd={listening.fileno()}",
+            "-o",
+            OPTIONS.format(source=source),
+        ]
+        process = host.popen(
+            argv,
+            user="root",
+            cwd="/",
+            pass_fds=[listening.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
     try:
         yield process.pid
     finally:
@@ -142,7 +176,9 @@ def below(top: int) -> List[int]:
 
 
 def cpu(pids: Sequence[int]) -> float:
-    """Return the seconds that processes have been on a processor, all their threads: clock_getcpuclockid(3), which has nanoseconds."""
+    """Return the seconds that processes have been on a processor, all their threads: clock_getcpuclockid(3),
+    which has nanoseconds.
+    """
     return sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)
 
 
@@ -159,8 +195,21 @@ class Rig:
         self._source, key = self._provide()
         switch = Switch(self.lab)
         # QEMU is on the switch itself, and to reach the cluster from there.
-        subprocess.run([*switch.enter, "ip", "address", "add", f"{self.lab.fe.ip.rpartition('.')[0]}.100/24", "dev", "br0"], check=True)
-        self._server = KernelHost("server", switch, memory_mib=768, qemu_arguments=["-cpu", CPU, *self._disk()])
+        subprocess.run(
+            [
+                *switch.enter,
+                "ip",
+                "address",
+                "add",
+                f"{self.lab.fe.ip.rpartition('.')[0]}.100/24",
+                "dev",
+                "br0",
+            ],
+            check=True,
+        )
+        self._server = KernelHost(
+            "server", switch, memory_mib=768, qemu_arguments=["-cpu", CPU, *self._disk()]
+        )
         stack.enter_context(self._server)
         started, guests = [], []
         for number, host in enumerate(self.hosts):
@@ -174,22 +223,38 @@ class Rig:
         self._daemons = {
             "virtiofsd": [pid for top in started for pid in below(top)],
             "ceph-fuse": [pid for host in self.hosts for pid in Cluster(host).pids("fuse")],
-        }  # fmt: skip
+        }
         natives = [OnHost(host) for host in self.hosts]
         virtual = [InGuest(guest) for guest in guests]
         self._ways: Dict[str, Tuple[Sequence[Client], str]] = {
-            "native": (natives, self._source), **{way: (virtual, f"/mnt/{way}") for way in WAYS if way != "native"},
-        }  # fmt: skip
+            "native": (natives, self._source),
+            **{way: (virtual, f"/mnt/{way}") for way in WAYS if way != "native"},
+        }
 
     def _provide(self) -> Tuple[str, str]:
-        """Make the share, mount it on the hosts; return where it is there, and the key of who may have nothing else."""
-        image = self._shares.oned.image_create(SHARES, "bench", path=f"new:{SIZE}", type="FILESYSTEM", uid=OWNER)
+        """Make the share, mount it on the hosts; return where it is there, and the key of who may have
+        nothing else.
+        """
+        image = self._shares.oned.image_create(
+            SHARES, "bench", path=f"new:{SIZE}", type="FILESYSTEM", uid=OWNER
+        )
         words = ["ceph", "fs", "subvolume", "authorize", fs.NAME, f"share-{image}", TENANT, "one"]
         self.lab.ceph.node.run(words, user="root", cwd="/")
         for host in self.hosts:
             # Who tests what several hosts see has it mounted without caches.
             host.run(["umount", ROOT], user="root")
-            words = ["ceph-fuse", "--id", "shares-mount", "--client_fs", fs.NAME, "-r", "/volumes/one", "-o", "nosuid,nodev", ROOT]
+            words = [
+                "ceph-fuse",
+                "--id",
+                "shares-mount",
+                "--client_fs",
+                fs.NAME,
+                "-r",
+                "/volumes/one",
+                "-o",
+                "nosuid,nodev",
+                ROOT,
+            ]
             host.run(words, user="root", cwd="/")
         return self._shares.source(image), self.lab.ceph.key(TENANT)
 
@@ -198,9 +263,23 @@ class Rig:
         self.lab.ceph.rbd("create", "--size", SIZE, f"{POOL}/server")
         conf, keyring = self._top / "ceph.conf", self._top / "keyring"
         keyring.write_text(f"[client.{USER}]\n\tkey = {self.lab.ceph.key(USER)}\n")
-        conf.write_text(self.hosts[0].path("/etc/ceph/ceph.conf").read_text() + f"[client]\nkeyring = {keyring}\n")
-        disk = {"driver": "rbd", "node-name": "server", "pool": POOL, "image": "server", "user": USER, "conf": str(conf)}
-        return ["-blockdev", json.dumps({**disk, "cache": {"direct": True}}), "-device", "virtio-blk-pci,drive=server"]
+        conf.write_text(
+            self.hosts[0].path("/etc/ceph/ceph.conf").read_text() + f"[client]\nkeyring = {keyring}\n"
+        )
+        disk = {
+            "driver": "rbd",
+            "node-name": "server",
+            "pool": POOL,
+            "image": "server",
+            "user": USER,
+            "conf": str(conf),
+        }
+        return [
+            "-blockdev",
+            json.dumps({**disk, "cache": {"direct": True}}),
+            "-device",
+            "virtio-blk-pci,drive=server",
+        ]
 
     def _mount(self, guest: KernelHost, key: str) -> None:
         """Mount all that a guest has."""
@@ -209,7 +288,8 @@ class Rig:
         guest.script(
             "modprobe -a crc32c_intel ceph nfsv4; mkdir -p /mnt/directory /mnt/client /mnt/virtual\n"
             "mount -t virtiofs share /mnt/directory\n"
-            f"mount -t ceph {self.lab.ceph.node.ip}:6789:{inside} /mnt/client -o name={TENANT},secretfile=/etc/ceph/secret,fs={fs.NAME}\n"
+            f"mount -t ceph {self.lab.ceph.node.ip}:6789:{inside} /mnt/client -o "
+            f"name={TENANT},secretfile=/etc/ceph/secret,fs={fs.NAME}\n"
             f"mount -t nfs4 -o vers=4.2,hard {self._server.address}:/ /mnt/virtual",
             timeout=PATIENCE_S,
         )
@@ -232,7 +312,9 @@ class Rig:
         self.both(way, *(("make", folder) for folder in mine))
         for what, folders in (("write", mine), ("read", mine[::-1])):
             before = self.used()
-            seconds = self.both(way, *((what, f"{folder}/file", 2 * run + mine.index(folder), mib) for folder in folders))
+            seconds = self.both(
+                way, *((what, f"{folder}/file", 2 * run + mine.index(folder), mib) for folder in folders)
+            )
             samples[f"{way}/{what}"].append(aggregate(mib, seconds))
             for name, after in self.used().items():
                 samples[f"cpu/{name}/{way}/{what}"].append((after - before[name]) * 1024 / (2 * mib))
@@ -245,7 +327,9 @@ class Rig:
         self.both(way, *(("remove", folder) for folder in mine))
 
     def processors(self, samples: Samples) -> None:
-        """Have a processor of a host and one of a guest compute something, one after the other: MiB per second."""
+        """Have a processor of a host and one of a guest compute something, one after the other: MiB per
+        second.
+        """
         for name, way in (("host", "native"), ("guest", BASE)):
             client = self._ways[way][0][0]
             client.begin("checksum", CHECKED_MIB)

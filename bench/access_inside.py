@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What access.py has a client do, on a host or in a guest: files written, read, made, looked up, removed. Orders in, answers out.
+"""What access.py has a client do, on a host or in a guest: files written, read, made, looked up, removed.
+Orders in, answers out.
 
-Run by `python3 -I`, so nothing of this repository is imported. Where seconds are answered, they are by the client's own clock.
+Run by `python3 -I`, so nothing of this repository is imported. Where seconds are answered, they are by the
+client's own clock.
 """
 
 import json

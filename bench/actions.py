@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every action of tm/ and datastore/ costs, called by the simulated oned in the course of ordinary operations."""
+"""What every action of tm/ and datastore/ costs, called by the simulated oned in the course of ordinary
+operations.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,17 @@ PYTHON = ["/usr/bin/python3", "-I", "-c", "pass"]
 LIMIT = 3.5
 """Of what the bare interpreter costs in the same run: CPUs and their neighbours differ."""
 EXPECTED_MS: Dict[str, float] = {
-    "datastore/stat": 45, "datastore/cp": 40, "datastore/mkfs": 40, "datastore/clone": 40, "datastore/rm": 45,
-    "datastore/monitor": 45, "tm/monitor": 35,
-}  # fmt: skip
-"""CPU until the first command, by import lists: a core of 25 ms; XML-RPC adds 13. Those that start no program are
-measured to their end."""
+    "datastore/stat": 45,
+    "datastore/cp": 40,
+    "datastore/mkfs": 40,
+    "datastore/clone": 40,
+    "datastore/rm": 45,
+    "datastore/monitor": 45,
+    "tm/monitor": 35,
+}
+"""CPU until the first command, by import lists: a core of 25 ms; XML-RPC adds 13. Those that start no program
+are measured to their end.
+"""
 REPOSITORY, BACKUP = 107, "8e4cbd"
 """A datastore of backups in a directory, and the one that is there."""
 ASKS_ONED = ("tm/clone", "tm/ln", "tm/mkimage", "tm/cpds", "tm/mv (directory)")
@@ -36,13 +44,19 @@ def round_of_operations(cloud: Cloud, meter: Meter, number: object) -> None:
     # Small: hashing and copying data is no start-up.
     path.write_bytes(os.urandom(1 << 20))
     cloud.give(path)
-    uploaded = oned.image_create(STORE, f"up-{number}", path="/var/tmp/data.img", type="DATABLOCK", prefix="vd")
-    made = oned.image_create(STORE, f"made-{number}", size=64, type="DATABLOCK", format="raw", prefix="vd", persistent=True)
+    uploaded = oned.image_create(
+        STORE, f"up-{number}", path="/var/tmp/data.img", type="DATABLOCK", prefix="vd"
+    )
+    made = oned.image_create(
+        STORE, f"made-{number}", size=64, type="DATABLOCK", format="raw", prefix="vd", persistent=True
+    )
     copied = oned.image_clone(uploaded, f"copy-{number}")
     disks = [
-        {"IMAGE_ID": str(uploaded)}, {"IMAGE_ID": str(made)}, {"TYPE": "fs", "SIZE": "64", "FORMAT": "raw"},
+        {"IMAGE_ID": str(uploaded)},
+        {"IMAGE_ID": str(made)},
+        {"TYPE": "fs", "SIZE": "64", "FORMAT": "raw"},
         {"TYPE": "swap", "SIZE": "64"},
-    ]  # fmt: skip
+    ]
     vm = cloud.deploy(f"vm-{number}", disks, "h1")
     first = oned.disk_snapshot_create(vm, 0, "running")
     oned.vm_poweroff(vm, hard=True)
@@ -71,13 +85,17 @@ def _extra(cloud: Cloud, meter: Meter) -> None:
     # It refuses, in one line: SHARED=YES is not for us.
     meter.local([f"{cloud.oned.settings.remotes}/tm/semishared/monitor", str(SYSTEM)], "", environment)
     # Runs on a host; the front-end has the same file and no VM.
-    meter.local([f"{cloud.oned.settings.remotes}/tm/semishared/monitor_ds", f"{DATASTORES}/{SYSTEM}"], "", environment)
+    meter.local(
+        [f"{cloud.oned.settings.remotes}/tm/semishared/monitor_ds", f"{DATASTORES}/{SYSTEM}"], "", environment
+    )
 
 
 def _migrations(cloud: Cloud, meter: Meter, rounds: int) -> None:
     """Migrate a running VM there and back; failmigrate after a premigrate that nothing follows."""
     oned = cloud.oned
-    image = oned.image_create(STORE, "in-place", size=64, type="DATABLOCK", format="raw", prefix="vd", persistent=True)
+    image = oned.image_create(
+        STORE, "in-place", size=64, type="DATABLOCK", format="raw", prefix="vd", persistent=True
+    )
     vm = cloud.deploy("mover", [{"IMAGE_ID": str(image)}], "h1")
     for number in range(rounds):
         oned.vm_migrate(vm, "h1" if number % 2 else "h2", how="live")
@@ -94,10 +112,14 @@ def _migrations(cloud: Cloud, meter: Meter, rounds: int) -> None:
 
 
 def _backups(cloud: Cloud, vm: int, rounds: int) -> None:
-    """Begin and end backups of a running VM with one disk, as oned's backup drivers do, and as if it were off; restore the last one."""
+    """Begin and end backups of a running VM with one disk, as oned's backup drivers do, and as if it were
+    off; restore the last one.
+    """
     oned = cloud.oned
     host = oned.vm(vm).last.host.name
-    told = "<BACKUPS><BACKUP_CONFIG><FS_FREEZE>NONE</FS_FREEZE><MODE>FULL</MODE></BACKUP_CONFIG></BACKUPS></VM>"
+    told = (
+        "<BACKUPS><BACKUP_CONFIG><FS_FREEZE>NONE</FS_FREEZE><MODE>FULL</MODE></BACKUP_CONFIG></BACKUPS></VM>"
+    )
     stdin = oned.vm(vm).to_xml().replace("</VM>", told)
     words = ["semishared", f"{host}:{cloud.vm_dir(vm)}", "0", f"one-{vm}", "-", str(vm), str(SYSTEM)]
     for _ in range(rounds):
@@ -108,11 +130,17 @@ def _backups(cloud: Cloud, vm: int, rounds: int) -> None:
         oned.drivers.tm(["prebackup", *words], stdin)
         _take(cloud, vm, host)
         oned.drivers.tm(["postbackup", *words], stdin)
-    oned.datastores[REPOSITORY] = Datastore(REPOSITORY, "repository", 3, "rsync", "-", f"{DATASTORES}/{REPOSITORY}", {"TYPE": "BACKUP_DS"})
+    oned.datastores[REPOSITORY] = Datastore(
+        REPOSITORY, "repository", 3, "rsync", "-", f"{DATASTORES}/{REPOSITORY}", {"TYPE": "BACKUP_DS"}
+    )
     image = max(oned.images) + 1
-    oned.images[image] = Image(image, "backup", 6, False, REPOSITORY, "repository", {}, source=BACKUP, format="raw", vms=[vm])
+    oned.images[image] = Image(
+        image, "backup", 6, False, REPOSITORY, "repository", {}, source=BACKUP, format="raw", vms=[vm]
+    )
     for _ in range(rounds):
-        oned.drivers.tm(["restore", "semishared", f"{host}:{cloud.vm_dir(vm)}", str(vm), str(image), "-1", "-1"])
+        oned.drivers.tm(
+            ["restore", "semishared", f"{host}:{cloud.vm_dir(vm)}", str(vm), str(image), "-1", "-1"]
+        )
     del oned.images[image], oned.datastores[REPOSITORY]
 
 
@@ -120,7 +148,9 @@ def _take(cloud: Cloud, vm: int, host: str) -> None:
     """Do what a backup driver does between the two: take the disks."""
     there = f"{DATASTORES}/{REPOSITORY}/{vm}/{BACKUP}"
     cloud.lab.fe.run(["mkdir", "-p", there])
-    shutil.copytree(cloud.lab.node(host).path(f"{cloud.vm_dir(vm)}/backup"), cloud.lab.fe.path(there), dirs_exist_ok=True)
+    shutil.copytree(
+        cloud.lab.node(host).path(f"{cloud.vm_dir(vm)}/backup"), cloud.lab.fe.path(there), dirs_exist_ok=True
+    )
     cloud.lab.fe.run(["chown", "-R", "oneadmin:", there], user="root")
 
 
@@ -135,8 +165,22 @@ def actions(quick: bool) -> List[Figure]:
         print("  live migrations", flush=True)
         _migrations(cloud, meter, rounds)
     python = [sample.cpu * 1000 for sample in meter.samples.pop("python")]
-    found = [Figure("actions/python", "`python3 -I -c pass`, CPU", "ms", python, expected=10.0, because="measured before")]
-    missing = {f"{kind}/{path.name}" for kind in ("tm", "datastore") for path in (CHECKOUT / kind).iterdir() if path.is_file()}
+    found = [
+        Figure(
+            "actions/python",
+            "`python3 -I -c pass`, CPU",
+            "ms",
+            python,
+            expected=10.0,
+            because="measured before",
+        )
+    ]
+    missing = {
+        f"{kind}/{path.name}"
+        for kind in ("tm", "datastore")
+        for path in (CHECKOUT / kind).iterdir()
+        if path.is_file()
+    }
     missing -= {name.split(" ")[0] for name in meter.samples}
     if missing:
         raise RuntimeError(f"never called: {missing}")
@@ -146,16 +190,36 @@ def actions(quick: bool) -> List[Figure]:
         expected = EXPECTED_MS.get(name, 43.0 if name in ASKS_ONED else 32.0)
         found += [
             Figure(
-                f"actions/{name}/first", f"{name}: CPU until its first command", "ms", first, "`python3 -I -c pass`", python,
-                paired=False, expected=expected / 10, because="imports", budget=("ratio", "<=", LIMIT),
+                f"actions/{name}/first",
+                f"{name}: CPU until its first command",
+                "ms",
+                first,
+                "`python3 -I -c pass`",
+                python,
+                paired=False,
+                expected=expected / 10,
+                because="imports",
+                budget=("ratio", "<=", LIMIT),
                 budget_from="CPU until an action's first real command",
             ),
             Figure(
-                f"actions/{name}/cpu", f"{name}: CPU on the front-end", "ms", [s.cpu * 1000 for s in plain],
-                "`python3 -I -c pass`", python, paired=False,
+                f"actions/{name}/cpu",
+                f"{name}: CPU on the front-end",
+                "ms",
+                [s.cpu * 1000 for s in plain],
+                "`python3 -I -c pass`",
+                python,
+                paired=False,
             ),
-            Figure(f"actions/{name}/own", f"{name}: CPU of its own process", "ms", [s.own * 1000 for s in plain]),
-            Figure(f"actions/{name}/host-cpu", f"{name}: CPU on the hosts", "ms", [s.host_cpu * 1000 for s in plain]),
+            Figure(
+                f"actions/{name}/own", f"{name}: CPU of its own process", "ms", [s.own * 1000 for s in plain]
+            ),
+            Figure(
+                f"actions/{name}/host-cpu",
+                f"{name}: CPU on the hosts",
+                "ms",
+                [s.host_cpu * 1000 for s in plain],
+            ),
             Figure(f"actions/{name}/wall", f"{name}: wall time", "s", [s.wall for s in plain]),
-        ]  # fmt: skip
+        ]
     return found

@@ -23,7 +23,8 @@ DEPTH = 16
 
 @dataclass(frozen=True)
 class Disk:
-    """A disk to export; with `base`, a raw file, or `network` it is a qcow2 overlay over that, without it is raw itself.
+    """A disk to export; with `base`, a raw file, or `network` it is a qcow2 overlay over that, without it is
+    raw itself.
 
     Without a `path` it is what `network` says, in QEMU's words.
     """
@@ -39,9 +40,15 @@ class Disk:
 def _file(node: str, path: str, writable: bool) -> Dict[str, Any]:
     """Return a file node as libvirt makes it for cache=none."""
     return {
-        "node-name": node, "driver": "file", "filename": path, "read-only": not writable, "auto-read-only": False,
-        "aio": "io_uring", "cache": {"direct": True, "no-flush": False}, "discard": "unmap",
-    }  # fmt: skip
+        "node-name": node,
+        "driver": "file",
+        "filename": path,
+        "read-only": not writable,
+        "auto-read-only": False,
+        "aio": "io_uring",
+        "cache": {"direct": True, "no-flush": False},
+        "discard": "unmap",
+    }
 
 
 def _nodes(disks: Sequence[Disk]) -> List[Dict[str, Any]]:
@@ -74,7 +81,9 @@ def _nodes(disks: Sequence[Disk]) -> List[Dict[str, Any]]:
 
 @contextmanager
 def exported(folder: Path, disks: Sequence[Disk], machine: Optional[Node] = None) -> Iterator[Dict[str, str]]:
-    """Export disks and yield the NBD address of each by its name; on a `machine` of a lab all paths are those that it sees."""
+    """Export disks and yield the NBD address of each by its name; on a `machine` of a lab all paths are those
+    that it sees.
+    """
     here = machine.path(folder) if machine else folder
     socket, ready = here / "nbd.sock", here / "qsd.pid"
     for old in (socket, ready):
@@ -87,7 +96,11 @@ def exported(folder: Path, disks: Sequence[Disk], machine: Optional[Node] = None
         writable = "on" if disk.writable else "off"
         argv += ["--export", f"type=nbd,id=export-{i},node-name=disk-{i},name=disk-{i},writable={writable}"]
     argv += ["--pidfile", str(folder / "qsd.pid")]
-    daemon = machine.popen(argv, user="root", stdin=subprocess.DEVNULL) if machine else subprocess.Popen(argv, stdin=subprocess.DEVNULL)
+    daemon = (
+        machine.popen(argv, user="root", stdin=subprocess.DEVNULL)
+        if machine
+        else subprocess.Popen(argv, stdin=subprocess.DEVNULL)
+    )
     try:
         while not ready.exists():
             if daemon.poll() is not None:
@@ -100,18 +113,37 @@ def exported(folder: Path, disks: Sequence[Disk], machine: Optional[Node] = None
 
 
 def fio(
-    address: str, rw: str, size: int, *, count: int = 0, seconds: float = 0.0, seed: int = 1, flush: int = 0, window: int = 0,
+    address: str,
+    rw: str,
+    size: int,
+    *,
+    count: int = 0,
+    seconds: float = 0.0,
+    seed: int = 1,
+    flush: int = 0,
+    window: int = 0,
     at: int = 0,
 ) -> float:
-    """Return the I/O operations per second of `count` random ones (none twice), or of as many as fit in `seconds`.
+    """Return the I/O operations per second of `count` random ones (none twice), or of as many as fit in
+    `seconds`.
 
     With `flush`, one flush per so many writes is part of the time: cached metadata must reach the disk, too.
     With `window`, only so many bytes are used, from offset `at`.
     """
     argv = [
-        "fio", "--name=bench", "--output-format=json", "--ioengine=nbd", f"--uri={address}", f"--rw={rw}", f"--bs={size}",
-        f"--iodepth={DEPTH}", "--random_generator=lfsr", f"--randseed={seed}", "--refill_buffers=0", "--thread",
-    ]  # fmt: skip
+        "fio",
+        "--name=bench",
+        "--output-format=json",
+        "--ioengine=nbd",
+        f"--uri={address}",
+        f"--rw={rw}",
+        f"--bs={size}",
+        f"--iodepth={DEPTH}",
+        "--random_generator=lfsr",
+        f"--randseed={seed}",
+        "--refill_buffers=0",
+        "--thread",
+    ]
     if count:
         argv.append(f"--io_size={count * size}")
     if window:
@@ -154,6 +186,7 @@ def create_overlay(path: Path, base: Path, options: str) -> float:
     if options:
         argv += ["-o", options]
     before = time.monotonic()
-    # Without a limit: subprocess would look for the end again and again, less often each time, and that would be what is measured.
+    # Without a limit: subprocess would look for the end again and again, less often each time, and that would
+    # be what is measured.
     subprocess.run([*argv, str(path)], stdin=subprocess.DEVNULL, check=True)
     return time.monotonic() - before

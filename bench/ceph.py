@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a VM's disk from an RBD image costs: first and further ones on a host, and the stock driver's way, in turns.
+"""What a VM's disk from an RBD image costs: first and further ones on a host, and the stock driver's way, in
+turns.
 
-Stock OpenNebula puts an image from Ceph on a host by exporting all of it for every VM: `rbd export`, started on the host
-through ssh. That is the baseline, of the same image to the same directory, with the same user. Bytes are counted by the OSD.
+Stock OpenNebula puts an image from Ceph on a host by exporting all of it for every VM: `rbd export`, started
+on the host through ssh. That is the baseline, of the same image to the same directory, with the same user.
+Bytes are counted by the OSD.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ SIZES = {"256 MiB, half of it data": 256, "2 GiB, half of it data": 2048}
 DIR = "on a mounted store"
 EXTENT = 16 * MiB
 HEADERS_LIMIT = 0.25
-"""MiB that opening an image and asking what has changed may take: headers and the object map, whatever is in the image."""
+"""MiB that opening an image and asking what has changed may take: headers and the object map, whatever is in
+the image.
+"""
 
 
 def _image(cloud: Cloud, mib: int, store: int = RBD_STORE) -> int:
@@ -34,7 +38,9 @@ def _image(cloud: Cloud, mib: int, store: int = RBD_STORE) -> int:
             file.write(os.urandom(EXTENT))
         file.truncate(mib * MiB)
     cloud.give(path)
-    image = cloud.oned.image_create(store, f"in-{store}-{mib}", path=f"/var/tmp/{path.name}", type="OS", prefix="vd")
+    image = cloud.oned.image_create(
+        store, f"in-{store}-{mib}", path=f"/var/tmp/{path.name}", type="OS", prefix="vd"
+    )
     path.unlink()
     return image
 
@@ -79,7 +85,9 @@ def ceph(quick: bool) -> List[Figure]:
         rig = CephRig(cloud)
         images = {size: _image(cloud, mib) for size, mib in SIZES.items()}
         images[DIR] = _image(cloud, min(SIZES.values()), STORE)
-        vms = {size: cloud.create(f"vm-{image}", [{"IMAGE_ID": str(image)}]) for size, image in images.items()}
+        vms = {
+            size: cloud.create(f"vm-{image}", [{"IMAGE_ID": str(image)}]) for size, image in images.items()
+        }
         for size in SIZES:
             rig.export(images[size])  # what the OSD has in its cache is the same for both from here on
         print("  first disks and exports", flush=True)
@@ -114,46 +122,92 @@ def _figures(sizes: List[str], s: Dict[Tuple[str, str], List[float]]) -> List[Fi
     for size in sizes:
         found += [
             Figure(
-                f"ceph/first/{size}", f"first disk on a host from an RBD image of {size}", "s", s[size, "first"],
-                "`rbd export` through ssh, as stock", s[size, "export beside first"],
+                f"ceph/first/{size}",
+                f"first disk on a host from an RBD image of {size}",
+                "s",
+                s[size, "first"],
+                "`rbd export` through ssh, as stock",
+                s[size, "export beside first"],
                 expected={small: 2.0, large: 1.3}[size],
-                because="reads the same data several extents at a time, but hashes and flushes it; stock flushes nothing",
-                budget=("ratio", "<=", {small: 1.1, large: 0.75}[size]), budget_from="first disk from Ceph",
+                because="reads the same data several extents at a time, but hashes and flushes it; stock "
+                "flushes nothing",
+                budget=("ratio", "<=", {small: 1.1, large: 0.75}[size]),
+                budget_from="first disk from Ceph",
                 if_missed={
-                    small: "what a further disk costs is nearly half of it, and an export leaves what it writes to be written later",
-                    large: "all of it is on the device at its end, which an export leaves to be written later",
+                    small: "what a further disk costs is nearly half of it, and an export leaves what it "
+                    "writes to be written later",
+                    large: "all of it is on the device at its end, which an export leaves to be "
+                    "written later",
                 }[size],
             ),
             Figure(
-                f"ceph/warm/{size}", f"further disk on that host from an RBD image of {size}", "s", s[size, "warm"],
-                "`rbd export` through ssh, as stock", s[size, "export"],
-                expected={small: 0.8, large: 0.2}[size], because="the export grows with the data",
+                f"ceph/warm/{size}",
+                f"further disk on that host from an RBD image of {size}",
+                "s",
+                s[size, "warm"],
+                "`rbd export` through ssh, as stock",
+                s[size, "export"],
+                expected={small: 0.8, large: 0.2}[size],
+                because="the export grows with the data",
             ),
             Figure(
-                f"ceph/warm-dir/{size}", f"further disk on that host from an RBD image of {size}", "s", s[size, "warm"],
-                "further disk from an image in a mounted store", s[DIR, "warm"], expected=1.1,
+                f"ceph/warm-dir/{size}",
+                f"further disk on that host from an RBD image of {size}",
+                "s",
+                s[size, "warm"],
+                "further disk from an image in a mounted store",
+                s[DIR, "warm"],
+                expected=1.1,
                 because="one connection to the cluster, which alone knows whether the image has changed",
-                budget=("ratio", "<=", 1.1), budget_from="further disk from Ceph",
+                budget=("ratio", "<=", 1.1),
+                budget_from="further disk from Ceph",
                 if_missed="librados has to be loaded, and let in by the cluster, before that can be asked",
             ),
-            Figure(f"ceph/first-read/{size}", f"read from RBD by a first disk, {size}", "MiB", s[size, "first read"]),
             Figure(
-                f"ceph/warm-data/{size}", f"data read from RBD by a further disk, {size}", "bytes", s[size, "warm data"],
-                expected=0.0, because="the base is on the host", budget=("value", "<=", 0.0),
+                f"ceph/first-read/{size}",
+                f"read from RBD by a first disk, {size}",
+                "MiB",
+                s[size, "first read"],
+            ),
+            Figure(
+                f"ceph/warm-data/{size}",
+                f"data read from RBD by a further disk, {size}",
+                "bytes",
+                s[size, "warm data"],
+                expected=0.0,
+                because="the base is on the host",
+                budget=("value", "<=", 0.0),
                 budget_from="bytes per warm VM",
             ),
             Figure(
-                f"ceph/warm-read/{size}", f"given by the OSD to a further disk, headers included, {size}", "MiB",
-                s[size, "warm read"], expected=0.02, because="the image's header and object map say whether it has changed",
-                budget=("value", "<=", HEADERS_LIMIT), budget_from="bytes per warm VM",
+                f"ceph/warm-read/{size}",
+                f"given by the OSD to a further disk, headers included, {size}",
+                "MiB",
+                s[size, "warm read"],
+                expected=0.02,
+                because="the image's header and object map say whether it has changed",
+                budget=("value", "<=", HEADERS_LIMIT),
+                budget_from="bytes per warm VM",
             ),
-            Figure(f"ceph/export-read/{size}", f"read from RBD by an export, {size}", "MiB", s[size, "export read"]),
-        ]  # fmt: skip
+            Figure(
+                f"ceph/export-read/{size}",
+                f"read from RBD by an export, {size}",
+                "MiB",
+                s[size, "export read"],
+            ),
+        ]
     found.append(
         Figure(
-            "ceph/size-independence", f"further disk from an RBD image of {large}", "s", s[large, "warm"],
-            f"of {small}", s[small, "warm"], expected=1.0, because="nothing of it is read",
-            budget=("ratio", "<=", 1.2), budget_from="independent of image size",
-        )  # fmt: skip
+            "ceph/size-independence",
+            f"further disk from an RBD image of {large}",
+            "s",
+            s[large, "warm"],
+            f"of {small}",
+            s[small, "warm"],
+            expected=1.0,
+            because="nothing of it is read",
+            budget=("ratio", "<=", 1.2),
+            budget_from="independent of image size",
+        )
     )
     return found

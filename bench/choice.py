@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which options overlays are to have, by the size of the disk: what `by-size` (plan/overlay_options.py) chooses, beside what it could.
+"""Which options overlays are to have, by the size of the disk: what `by-size` (plan/overlay_options.py)
+chooses, beside what it could.
 
-On ext4 and XFS, each on a loop device past this machine's page cache. A round takes raw twice and each way once, in another order each
-time; a ratio compares within its round. Overlays are made as the product makes them, so each has its file's length set.
+On ext4 and XFS, each on a loop device past this machine's page cache. A round takes raw twice and each way
+once, in another order each time; a ratio compares within its round. Overlays are made as the product makes
+them, so each has its file's length set.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ from semishared.plan import overlay_options
 from semishared.tools import qemu_img
 
 DEVICE = 8 * GiB
-MAKE = {"ext4": ["mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0"], "XFS": ["mkfs.xfs", "-q"]}
+MAKE = {
+    "ext4": ["mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0"],
+    "XFS": ["mkfs.xfs", "-q"],
+}
 AHEAD = WINDOW + 64 * MiB
 """Bytes at the beginning of an overlay's file: all that a run writes, and its tables, come to lie there."""
 
@@ -40,7 +45,9 @@ class Way(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """A kind of disk: its size, the range that is written to (0: all of it), the ways that it could be made."""
+    """A kind of disk: its size, the range that is written to (0: all of it), the ways that it could be
+    made.
+    """
 
     size: int
     window: int
@@ -50,11 +57,17 @@ class Kind(NamedTuple):
 
 SUB = "extended_l2=on,cluster_size="
 WAYS: Dict[str, Way] = {
-    "64k, no subclusters": Way("cluster_size=64k"), "64k": Way(f"{SUB}64k"), "128k": Way(f"{SUB}128k"), "256k": Way(f"{SUB}256k"),
-    "512k": Way(f"{SUB}512k"), "1M": Way(f"{SUB}1M"), "2M": Way(f"{SUB}2M"),
-    "128k, metadata": Way(f"{SUB}128k,preallocation=metadata"), "128k, ahead": Way(f"{SUB}128k", True),
+    "64k, no subclusters": Way("cluster_size=64k"),
+    "64k": Way(f"{SUB}64k"),
+    "128k": Way(f"{SUB}128k"),
+    "256k": Way(f"{SUB}256k"),
+    "512k": Way(f"{SUB}512k"),
+    "1M": Way(f"{SUB}1M"),
+    "2M": Way(f"{SUB}2M"),
+    "128k, metadata": Way(f"{SUB}128k,preallocation=metadata"),
+    "128k, ahead": Way(f"{SUB}128k", True),
     "128k, detect_zeroes": Way(f"{SUB}128k", False, "unmap"),
-}  # fmt: skip
+}
 """`extended_l2` (subclusters) but for the first."""
 LARGER = ("128k", "256k", "512k", "1M", "2M")
 KINDS: Dict[str, Kind] = {
@@ -63,15 +76,27 @@ KINDS: Dict[str, Kind] = {
     "500 GiB": Kind(500 * GiB, 0, LARGER[:3], 20),
     "2 TiB": Kind(2 * TiB, 0, LARGER, 20),
 }
-"""The small one is full of data, and raw is a file whose every block was written before; the others are sparse, and so is raw."""
+"""The small one is full of data, and raw is a file whose every block was written before; the others are
+sparse, and so is raw.
+"""
 WANTED = {"4k first write": 0.95, "64k first write": 0.95, "4k rewrite": 1.0, "4k read": 0.98}
 READ = ("randread", *WORKLOADS["4k rewrite"][1:])
 """What was written just now, in the same order."""
 EXPECTED: Dict[str, Tuple[float, float]] = {
-    "64k, no subclusters": (0.5, 0.9), "64k": (0.9, 0.9), "128k": (0.93, 0.91), "256k": (0.85, 0.92), "512k": (0.75, 0.92),
-    "1M": (0.65, 0.92), "2M": (0.5, 0.92), "128k, metadata": (1.04, 0.54), "128k, ahead": (0.97, 1.0), "128k, detect_zeroes": (0.9, 0.85),
-}  # fmt: skip
-"""Of first writes of 4 and 64 KiB, near to where the guest wrote before: what a quiet machine had, else what should follow from it."""
+    "64k, no subclusters": (0.5, 0.9),
+    "64k": (0.9, 0.9),
+    "128k": (0.93, 0.91),
+    "256k": (0.85, 0.92),
+    "512k": (0.75, 0.92),
+    "1M": (0.65, 0.92),
+    "2M": (0.5, 0.92),
+    "128k, metadata": (1.04, 0.54),
+    "128k, ahead": (0.97, 1.0),
+    "128k, detect_zeroes": (0.9, 0.85),
+}
+"""Of first writes of 4 and 64 KiB, near to where the guest wrote before: what a quiet machine had, else what
+should follow from it.
+"""
 
 Samples = Dict[Tuple[str, str], List[float]]
 
@@ -115,7 +140,9 @@ def _round(folder: Path, base: Path, kind: Kind, number: int, samples: Samples) 
                 count //= 1 if kind.window else LARGE_SHARE
                 with block.exported(folder, [disk]) as address:
                     flush = count // FLUSHES if rw != "randread" else 0
-                    rate = block.fio(address["d"], rw, size, count=count, seed=number + 1, flush=flush, window=kind.window)
+                    rate = block.fio(
+                        address["d"], rw, size, count=count, seed=number + 1, flush=flush, window=kind.window
+                    )
                 (raws[workload] if name == "raw" else samples[name, workload]).append(rate)
     for workload, values in raws.items():
         samples["raw", workload].append(sum(values) / len(values))
@@ -148,11 +175,20 @@ def _figures(what: str, system: str, kind: Kind, samples: Samples) -> Iterator[F
     now = in_force(kind.size)
     for name in kind.ways:
         for workload, wanted in WANTED.items():
-            expected = {"4k first write": EXPECTED[name][0], "64k first write": EXPECTED[name][1]}.get(workload, 1.0)
+            expected = {"4k first write": EXPECTED[name][0], "64k first write": EXPECTED[name][1]}.get(
+                workload, 1.0
+            )
             yield Figure(
-                f"choice/{what}/{system}/{name}/{workload}", f"{workload}, a disk of {what} on {system}, clusters {name}", "IOPS",
-                samples[name, workload], "raw", samples["raw", workload], expected=expected if kind.window else 0.1,
-                because="copy on write, tables, growth of the file", interval=True,
-                budget=("ratio", ">=", wanted) if name == now and kind.window else None, budget_from="overlay I/O",
+                f"choice/{what}/{system}/{name}/{workload}",
+                f"{workload}, a disk of {what} on {system}, clusters {name}",
+                "IOPS",
+                samples[name, workload],
+                "raw",
+                samples["raw", workload],
+                expected=expected if kind.window else 0.1,
+                because="copy on write, tables, growth of the file",
+                interval=True,
+                budget=("ratio", ">=", wanted) if name == now and kind.window else None,
+                budget_from="overlay I/O",
                 if_missed=LOST if "first" in workload else SCATTER,
-            )  # fmt: skip
+            )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a further disk of the same image costs: the clone action as oned runs it, in a lab of one host.
 
-Against `ssh host qemu-img create` of the same overlay (the least any driver can do), against a full copy as the stock
-ssh driver makes it (sparse tar through ssh) and scp, for images of three sizes, in turns.
+Against `ssh host qemu-img create` of the same overlay (the least any driver can do), against a full copy as
+the stock ssh driver makes it (sparse tar through ssh) and scp, for images of three sizes, in turns.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ CONFIG = f"""Host *
   ControlPersist 70s
   ControlPath {SHARED}/ctl-M-%C.sock
 """
-"""What share/ssh of OpenNebula 7.4 makes of `ssh` for its drivers (bin/ssh, first in their PATH, and etc/config), elsewhere."""
+"""What share/ssh of OpenNebula 7.4 makes of `ssh` for its drivers (bin/ssh, first in their PATH, and
+etc/config), elsewhere.
+"""
 
 Samples = Dict[Tuple[str, str], List[float]]
 
@@ -71,7 +73,9 @@ class Rig:
 
     @contextmanager
     def shared_ssh(self) -> Iterator[None]:
-        """Let `ssh` be OpenNebula's wrapper, with one connection per host that stays, for drivers and programs in the block."""
+        """Let `ssh` be OpenNebula's wrapper, with one connection per host that stays, for drivers and
+        programs in the block.
+        """
         folder, environment = self.cloud.lab.fe.path(SHARED), self.cloud.oned.settings.environment
         folder.mkdir(exist_ok=True)
         for name, text in (("ssh", WRAPPER), ("config", CONFIG)):
@@ -148,7 +152,9 @@ class Rig:
 
 
 def _witness(rig: Rig, image: int, samples: Samples) -> None:
-    """Deploy a VM from a warm base for real; who reads the image on the store would be seen by the kernel, too."""
+    """Deploy a VM from a warm base for real; who reads the image on the store would be seen by the kernel,
+    too.
+    """
     cloud = rig.cloud
     vm = cloud.create("witness", [{"IMAGE_ID": str(image)}])
     rig.forget()
@@ -185,7 +191,9 @@ def clone(quick: bool) -> List[Figure]:
     with Cloud.up(hosts=1) as cloud:
         rig = Rig(cloud)
         images = {size: _image(cloud, f"image-{mib}", mib) for size, mib in sizes.items()}
-        vms = {size: cloud.create(f"vm-{image}", [{"IMAGE_ID": str(image)}]) for size, image in images.items()}
+        vms = {
+            size: cloud.create(f"vm-{image}", [{"IMAGE_ID": str(image)}]) for size, image in images.items()
+        }
         print("  first clones and full copies", flush=True)
         for _ in rounds_within(45, cold):
             rig.forget()
@@ -220,61 +228,133 @@ def _figures(sizes: List[str], s: Samples) -> List[Figure]:
     for size in sizes:
         found += [
             Figure(
-                f"clone/warm/{size}", f"further clone of a {size} image", "s", s[size, "warm"],
-                "`ssh host qemu-img create` of the same overlay", s[size, "bare"], expected=1.8,
-                because="an interpreter on both sides, three questions to oned, fsync; ssh's own time is in both",
-                budget=("ratio", "<=", WARM_LIMIT), budget_from="warm clone",
+                f"clone/warm/{size}",
+                f"further clone of a {size} image",
+                "s",
+                s[size, "warm"],
+                "`ssh host qemu-img create` of the same overlay",
+                s[size, "bare"],
+                expected=1.8,
+                because="an interpreter on both sides, three questions to oned, fsync; ssh's own "
+                "time is in both",
+                budget=("ratio", "<=", WARM_LIMIT),
+                budget_from="warm clone",
             ),
             Figure(
-                f"clone/warm-against-copy/{size}", f"further clone of a {size} image", "s", s[size, "warm"],
-                "full copy (sparse tar through ssh)", s[size, "tar"], paired=False,
-                expected={"16 MiB": 1.2, "256 MiB": 0.3, "1 GiB": 0.1}[size], because="the copy grows with the data",
+                f"clone/warm-against-copy/{size}",
+                f"further clone of a {size} image",
+                "s",
+                s[size, "warm"],
+                "full copy (sparse tar through ssh)",
+                s[size, "tar"],
+                paired=False,
+                expected={"16 MiB": 1.2, "256 MiB": 0.3, "1 GiB": 0.1}[size],
+                because="the copy grows with the data",
             ),
             Figure(
-                f"clone/first/{size}", f"first clone of a {size} image on a host", "s", s[size, "first"],
-                "full copy (sparse tar through ssh)", s[size, "tar"],
+                f"clone/first/{size}",
+                f"first clone of a {size} image on a host",
+                "s",
+                s[size, "first"],
+                "full copy (sparse tar through ssh)",
+                s[size, "tar"],
                 expected={"16 MiB": 1.5, "256 MiB": 1.2, "1 GiB": 1.1}[size],
                 because="reads the store once without ssh's cipher, but hashes and flushes every byte",
             ),
-            Figure(f"clone/scp/{size}", f"scp of a {size} image", "s", s[size, "scp"],
-                   "full copy (sparse tar through ssh)", s[size, "tar"]),
-            Figure(f"clone/warm-store-bytes/{size}", f"read from the store by a further clone, {size} image", "bytes",
-                   s[size, "store read"], expected=0.0, because="the base is on the host",
-                   budget=("value", "<=", 0.0), budget_from="bytes per warm VM"),
-            Figure(f"clone/first-store-bytes/{size}", f"read from the store by a first clone, {size} image", "bytes",
-                   s[size, "first store read"]),
-            Figure(f"clone/warm-network/{size}", f"over the front-end's network per further clone, {size} image", "KiB",
-                   s[size, "network"], expected=15.0, because="the handshake of ssh, one plan, one answer"),
-        ]  # fmt: skip
+            Figure(
+                f"clone/scp/{size}",
+                f"scp of a {size} image",
+                "s",
+                s[size, "scp"],
+                "full copy (sparse tar through ssh)",
+                s[size, "tar"],
+            ),
+            Figure(
+                f"clone/warm-store-bytes/{size}",
+                f"read from the store by a further clone, {size} image",
+                "bytes",
+                s[size, "store read"],
+                expected=0.0,
+                because="the base is on the host",
+                budget=("value", "<=", 0.0),
+                budget_from="bytes per warm VM",
+            ),
+            Figure(
+                f"clone/first-store-bytes/{size}",
+                f"read from the store by a first clone, {size} image",
+                "bytes",
+                s[size, "first store read"],
+            ),
+            Figure(
+                f"clone/warm-network/{size}",
+                f"over the front-end's network per further clone, {size} image",
+                "KiB",
+                s[size, "network"],
+                expected=15.0,
+                because="the handshake of ssh, one plan, one answer",
+            ),
+        ]
     first, last = sizes[0], sizes[-1]
     found += [
         Figure(
-            "clone/warm-shared", f"further clone of a {first} image through a connection that stays (OpenNebula's ssh)", "s",
-            s[first, "shared warm"], "`ssh host qemu-img create` through the same connection", s[first, "shared bare"], expected=3.0,
+            "clone/warm-shared",
+            f"further clone of a {first} image through a connection that stays (OpenNebula's ssh)",
+            "s",
+            s[first, "shared warm"],
+            "`ssh host qemu-img create` through the same connection",
+            s[first, "shared bare"],
+            expected=3.0,
             because="without ssh's handshake two interpreters are against one qemu-img",
-            budget=("ratio", "<=", WARM_LIMIT), budget_from="warm clone",
+            budget=("ratio", "<=", WARM_LIMIT),
+            budget_from="warm clone",
             if_missed="two starts of Python, and what both sides import, are more than twice that command",
         ),
         Figure(
-            "clone/size-independence", f"further clone of a {last} image", "s", s[last, "warm"],
-            f"of a {first} image", s[first, "warm"], expected=1.0, because="nothing of it is read",
-            budget=("ratio", "<=", 1.2), budget_from="independent of image size",
+            "clone/size-independence",
+            f"further clone of a {last} image",
+            "s",
+            s[last, "warm"],
+            f"of a {first} image",
+            s[first, "warm"],
+            expected=1.0,
+            because="nothing of it is read",
+            budget=("ratio", "<=", 1.2),
+            budget_from="independent of image size",
         ),
         Figure(
-            "clone/warm-vm-store-bytes", "read from the store by a VM on a warm base, block statistics", "bytes",
-            s["warm VM", "store by statistics"], expected=0.0, because="no disk of it lies there",
-            budget=("value", "<=", 0.0), budget_from="bytes per warm VM",
-        ),
-        Figure("clone/warm-vm-local-bytes", "read from the host's disk by the same VM (the control)", "bytes",
-               s["warm VM", "local by statistics"]),
-        Figure(
-            "clone/warm-vm-image-reads", "reads of the image on the store while that VM came and went (inotify)",
-            "events", s["warm VM", "reads seen"], expected=0.0, because="no disk of it lies there",
-            budget=("value", "<=", 0.0), budget_from="bytes per warm VM",
+            "clone/warm-vm-store-bytes",
+            "read from the store by a VM on a warm base, block statistics",
+            "bytes",
+            s["warm VM", "store by statistics"],
+            expected=0.0,
+            because="no disk of it lies there",
+            budget=("value", "<=", 0.0),
+            budget_from="bytes per warm VM",
         ),
         Figure(
-            "clone/warm-vm-image-opens", "opens of it meanwhile, without a read", "events", s["warm VM", "opens seen"], expected=1.0,
-            because="a clone looks whether the content has changed: at size and times of the open file, which NFS has fresh then",
+            "clone/warm-vm-local-bytes",
+            "read from the host's disk by the same VM (the control)",
+            "bytes",
+            s["warm VM", "local by statistics"],
         ),
-    ]  # fmt: skip
+        Figure(
+            "clone/warm-vm-image-reads",
+            "reads of the image on the store while that VM came and went (inotify)",
+            "events",
+            s["warm VM", "reads seen"],
+            expected=0.0,
+            because="no disk of it lies there",
+            budget=("value", "<=", 0.0),
+            budget_from="bytes per warm VM",
+        ),
+        Figure(
+            "clone/warm-vm-image-opens",
+            "opens of it meanwhile, without a read",
+            "events",
+            s["warm VM", "opens seen"],
+            expected=1.0,
+            because="a clone looks whether the content has changed: at size and times of the open file, "
+            "which NFS has fresh then",
+        ),
+    ]
     return found

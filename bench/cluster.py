@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A virtual cluster from one image on Ceph: its VMs boot over that image, let go of it while they run, and bring back what they wrote.
+"""A virtual cluster from one image on Ceph: its VMs boot over that image, let go of it while they run, and
+bring back what they wrote.
 
-On hosts of a lab, 1, 2, 4 and 8 VMs at once: seconds and bytes read from the pool for each phase. Every VM has two disks: one over
-the image that all have in common, of which it reads WORKING_SET_MIB as a system does that boots; and one of a persistent image of its
-own, empty, that lives on its host, to which it writes DIRTY_MIB. The guests' processors are emulated by this machine's, and each host
-stays on one of those: so what grows is the number of VMs of the busiest host. A line through the times of 1, 2 and 4 VMs must
-predict those of 8 before anybody draws it further.
+On hosts of a lab, 1, 2, 4 and 8 VMs at once: seconds and bytes read from the pool for each phase. Every VM
+has two disks: one over the image that all have in common, of which it reads WORKING_SET_MIB as a system does
+that boots; and one of a persistent image of its own, empty, that lives on its host, to which it writes
+DIRTY_MIB. The guests' processors are emulated by this machine's, and each host stays on one of those: so what
+grows is the number of VMs of the busiest host. A line through the times of 1, 2 and 4 VMs must predict those
+of 8 before anybody draws it further.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ from lab.guest import LINUX, Guest
 SIZE_MIB = 1024
 DIRTY_MIB = 8
 PATIENCE_S = 240
-"""For a guest to come up, and as much more for each beside it: on a busy machine they take what is left of it."""
+"""For a guest to come up, and as much more for each beside it: on a busy machine they take what is left of
+it.
+"""
 PHASES_S = 200
 RAW = "/var/tmp/bench-raw"
 
@@ -44,14 +48,22 @@ def image(cloud: Cloud, name: str, mib: int = DATA_MIB, persistent: bool = False
         file.truncate(SIZE_MIB << 20)
     cloud.give(path)
     found = cloud.oned.image_create(
-        RBD_STORE, name, path=f"/var/tmp/{path.name}", type="DATABLOCK", persistent=persistent, prefix="vd", attributes=attributes
+        RBD_STORE,
+        name,
+        path=f"/var/tmp/{path.name}",
+        type="DATABLOCK",
+        persistent=persistent,
+        prefix="vd",
+        attributes=attributes,
     )
     path.unlink()
     return found
 
 
 def at_once(works: Sequence[Callable[[], object]]) -> float:
-    """Do all of it at once; return the seconds until the last has ended, raise what the first that failed has raised."""
+    """Do all of it at once; return the seconds until the last has ended, raise what the first that failed has
+    raised.
+    """
     failed: List[BaseException] = []
 
     def do(work: Callable[[], object]) -> None:
@@ -94,7 +106,9 @@ class Rig:
 
     def own(self, name: str) -> int:
         """Make an empty persistent image whose disk lives on its host."""
-        return self.cloud.data_image(name, b"", SIZE_MIB // 16, persistent=True, store=RBD_STORE, SEMISHARED_PLACE="local")
+        return self.cloud.data_image(
+            name, b"", SIZE_MIB // 16, persistent=True, store=RBD_STORE, SEMISHARED_PLACE="local"
+        )
 
     def phase(self, work: Callable[[], float]) -> Tuple[float, float]:
         """Return the seconds that `work` says it took, and the MiB read from the pool meanwhile."""
@@ -102,7 +116,9 @@ class Rig:
         return work(), self._read() - before
 
     def boot(self) -> float:
-        """Deploy all VMs at once, on the hosts in turns; return the seconds until each has read what it needs."""
+        """Deploy all VMs at once, on the hosts in turns; return the seconds until each has read what it
+        needs.
+        """
         return self.boot_on([host.name for host in self.cloud.lab.hosts])
 
     def boot_on(self, hosts: Sequence[str]) -> float:
@@ -153,21 +169,28 @@ def phases(rig: Rig, samples: Samples, counts: Sequence[int], rounds: int) -> No
             for name in PHASES:
                 if name == "commit":
                     rig.dirty()
-                seconds, read = rig.phase(rig.end if name == "end" else rig.boot if name == "boot" else partial(rig.cluster, name))
+                seconds, read = rig.phase(
+                    rig.end if name == "end" else rig.boot if name == "boot" else partial(rig.cluster, name)
+                )
                 print(f"  {count} VMs: {name} {seconds:.1f} s, {read:.1f} MiB read from the pool", flush=True)
                 samples[name, f"{count} s"].append(seconds)
                 samples[name, f"{count} MiB"].append(read)
 
 
 def gaps(rig: Rig, samples: Samples, rounds: int) -> None:
-    """Have a guest write while it is detached, and as long while nothing happens: the longest wait of a write."""
+    """Have a guest write while it is detached, and as long while nothing happens: the longest wait of a
+    write.
+    """
     shared = image(rig.cloud, "gap", SEMISHARED_LOCAL="remote-first")
     for _ in rounds_within(35, rounds):
         rig.forget()
         rig.create([shared])
         rig.boot()
         (vm,) = rig.vms
-        for name, work in (("switch", partial(rig.cluster, "detach")), ("control", lambda: time.sleep(samples["gap", "seconds"][-1]))):
+        for name, work in (
+            ("switch", partial(rig.cluster, "detach")),
+            ("control", lambda: time.sleep(samples["gap", "seconds"][-1])),
+        ):
             guest = rig.guest(vm)
             guest.loop("vdb", name, (DATA_MIB + 16) << 10, 16 << 10, PER_SECOND)
             time.sleep(2)
@@ -185,7 +208,10 @@ def disk_rates(rig: Rig, samples: Samples, rounds: int) -> None:
     """Measure the files of VMs that are off: before and after they were detached, and what there is else."""
     host = rig.cloud.lab.hosts[0]
     shared = image(rig.cloud, "rates", rates.DATA_MIB, SEMISHARED_LOCAL="remote-first")
-    plain, place = image(rig.cloud, "rates-overlay", rates.DATA_MIB), image(rig.cloud, "rates-in-place", rates.DATA_MIB, persistent=True)
+    plain, place = (
+        image(rig.cloud, "rates-overlay", rates.DATA_MIB),
+        image(rig.cloud, "rates-in-place", rates.DATA_MIB, persistent=True),
+    )
     vms = {}
     for name, disk in (("remote-first", shared), ("detached", shared), ("overlay", plain)):
         rig.create([disk])
@@ -197,7 +223,10 @@ def disk_rates(rig: Rig, samples: Samples, rounds: int) -> None:
     disks = [rates.layers(host, name, f"{rig.cloud.vm_dir(vm)}/disk.1") for name, vm in vms.items()]
     base = next(disk.base for disk in disks if disk.name == "overlay")
     host.run(["cp", base, RAW], user="root")
-    disks += [Disk("raw", Path(RAW)), Disk("in place", None, network=rates.rbd(rig.cloud.source(place).partition("/")[2]))]
+    disks += [
+        Disk("raw", Path(RAW)),
+        Disk("in place", None, network=rates.rbd(rig.cloud.source(place).partition("/")[2])),
+    ]
     for key, values in rates.measure(host, disks, rounds).items():
         samples[key] = values
     host.run(["rm", "-f", RAW], user="root")

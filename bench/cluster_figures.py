@@ -21,7 +21,11 @@ Samples = Dict[Tuple[str, str], List[float]]
 
 def all_of(samples: Samples) -> List[Figure]:
     """Return all figures of which there are samples."""
-    return [*_phases(samples, [count for count in COUNTS if samples["boot", f"{count} s"]]), *_rates(samples), *_gap(samples)]
+    return [
+        *_phases(samples, [count for count in COUNTS if samples["boot", f"{count} s"]]),
+        *_rates(samples),
+        *_gap(samples),
+    ]
 
 
 def line(points: Sequence[Tuple[float, float]]) -> Tuple[float, float]:
@@ -32,9 +36,18 @@ def line(points: Sequence[Tuple[float, float]]) -> Tuple[float, float]:
 
 
 EXPECTED_S = {"boot": (4.0, 3.0), "detach": (8.0, 0.8), "commit": (4.0, 1.0), "end": (2.0, 0.5)}
-"""Seconds of one VM, and of each that is added; said before the first measurement: an emulated boot takes 2.5 s of one of two cores."""
-EXPECTED_MIB = {"boot": (0.0, WORKING_SET_MIB), "detach": (DATA_MIB, 0.0), "commit": (0.0, 0.0), "end": (0.0, 0.0)}
-"""MiB read from the pool, likewise: what the guests read; the image once, whatever the number of hosts; nothing."""
+"""Seconds of one VM, and of each that is added; said before the first measurement: an emulated boot takes 2.5
+s of one of two cores.
+"""
+EXPECTED_MIB = {
+    "boot": (0.0, WORKING_SET_MIB),
+    "detach": (DATA_MIB, 0.0),
+    "commit": (0.0, 0.0),
+    "end": (0.0, 0.0),
+}
+"""MiB read from the pool, likewise: what the guests read; the image once, whatever the number of hosts;
+nothing.
+"""
 WITHIN = 1.15
 
 
@@ -60,32 +73,54 @@ def _phases(samples: Samples, counts: Sequence[int]) -> List[Figure]:
             first, each = EXPECTED_MIB[name]
             found += [
                 Figure(
-                    f"cluster/{name}/{count}", f"{name} of {said(count)} at once", "s", samples[name, f"{count} s"],
-                    expected=one + more * (count - 1), because="two cores emulate all guests",
+                    f"cluster/{name}/{count}",
+                    f"{name} of {said(count)} at once",
+                    "s",
+                    samples[name, f"{count} s"],
+                    expected=one + more * (count - 1),
+                    because="two cores emulate all guests",
                 ),
                 Figure(
-                    f"cluster/{name}-read/{count}", f"read from the pool by {name} of {said(count)}", "MiB", samples[name, f"{count} MiB"],
-                    expected=first + each * count, because="a guest reads what it needs, and a detach the image once",
+                    f"cluster/{name}-read/{count}",
+                    f"read from the pool by {name} of {said(count)}",
+                    "MiB",
+                    samples[name, f"{count} MiB"],
+                    expected=first + each * count,
+                    because="a guest reads what it needs, and a detach the image once",
                 ),
-            ]  # fmt: skip
+            ]
         last = COUNTS[-1]
         if last not in counts:
             continue
         fitted = {count: median(samples[name, f"{count} s"]) for count in FITTED}
         foretold = predicted(fitted, last)
-        found.append(Figure(
-            f"cluster/{name}-model", f"{name} of {last} VMs", "s", samples[name, f"{last} s"],
-            f"of the line through {', '.join(map(str, FITTED))} by VMs of the busiest host", [foretold], paired=False, expected=1.0,
-            because="each VM costs its host the same", budget=("ratio", "within", WITHIN), budget_from="a model that may be drawn further",
-            if_missed="all VMs, their hosts and the store share two cores: from some number of VMs on one more costs all of them",
-        ))  # fmt: skip
+        found.append(
+            Figure(
+                f"cluster/{name}-model",
+                f"{name} of {last} VMs",
+                "s",
+                samples[name, f"{last} s"],
+                f"of the line through {', '.join(map(str, FITTED))} by VMs of the busiest host",
+                [foretold],
+                paired=False,
+                expected=1.0,
+                because="each VM costs its host the same",
+                budget=("ratio", "within", WITHIN),
+                budget_from="a model that may be drawn further",
+                if_missed="all VMs, their hosts and the store share two cores: from some number of VMs on "
+                "one more costs all of them",
+            )
+        )
         if found[-1].holds() and foretold >= fitted[FITTED[0]]:  # a line that falls says nothing of more VMs
             what = f"{name} of {FURTHER} VMs, not measured: by that line"
             found.append(Figure(f"cluster/{name}-drawn/{FURTHER}", what, "s", [predicted(fitted, FURTHER)]))
     return found
 
 
-UNKNOWN = "where this comes from was not found out: the layer is made as the other overlay's, and lies over a base of the same content"
+UNKNOWN = (
+    "where this comes from was not found out: the layer is made as the other overlay's, and lies over "
+    "a base of the same content"
+)
 WAYS = ("raw", "overlay", "in place", "remote-first", "detached")
 
 
@@ -95,18 +130,34 @@ def _rates(samples: Samples) -> List[Figure]:
         for way in WAYS[1:]:
             after = way == "detached"
             against = "overlay" if after else "raw"
-            found.append(Figure(
-                f"cluster/rate/{workload}/{way}", f"{workload}, {way}", "MiB/s", samples[way, workload], against,
-                samples[against, workload], expected=1.0 if after else None, because="it is an overlay like any other" if after else "",
-                budget=("ratio", ">=", 0.97) if after else None, budget_from="after detach" if after else "",
-                if_missed=UNKNOWN if after else "",
-            ))  # fmt: skip
+            found.append(
+                Figure(
+                    f"cluster/rate/{workload}/{way}",
+                    f"{workload}, {way}",
+                    "MiB/s",
+                    samples[way, workload],
+                    against,
+                    samples[against, workload],
+                    expected=1.0 if after else None,
+                    because="it is an overlay like any other" if after else "",
+                    budget=("ratio", ">=", 0.97) if after else None,
+                    budget_from="after detach" if after else "",
+                    if_missed=UNKNOWN if after else "",
+                )
+            )
     return found
 
 
 def _gap(samples: Samples) -> List[Figure]:
-    return [Figure(
-        "cluster/gap", f"longest wait of one of {PER_SECOND} writes per second while a guest is detached", "ms", samples["gap", "switch"],
-        "while nothing happens to it", samples["gap", "control"], expected=3.0,
-        because="it rests for the moment of the switch, until QEMU has flushed",
-    )]  # fmt: skip
+    return [
+        Figure(
+            "cluster/gap",
+            f"longest wait of one of {PER_SECOND} writes per second while a guest is detached",
+            "ms",
+            samples["gap", "switch"],
+            "while nothing happens to it",
+            samples["gap", "control"],
+            expected=3.0,
+            because="it rests for the moment of the switch, until QEMU has flushed",
+        )
+    ]

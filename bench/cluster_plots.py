@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plots of a virtual cluster (cluster.py) and of commits (commits.py), laid out as figures 4 and 5 of what was published in 2014."""
+"""Plots of a virtual cluster (cluster.py) and of commits (commits.py), laid out as figures 4 and 5 of what
+was published in 2014.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from typing import Any, Dict, List, Tuple
 
 Data = Dict[str, Any]
 PUBLISHED = {"boot: 16 nodes usable": 24.0, "end: 16 nodes shut down, committed": 6.0}
-"""Seconds of 16 hosts of their own with 10 GbE and hard disks, an image of 2.06 GB: beside ours, not to be compared in seconds."""
+"""Seconds of 16 hosts of their own with 10 GbE and hard disks, an image of 2.06 GB: beside ours, not to be
+compared in seconds.
+"""
 MOST = 16
 
 
@@ -33,7 +37,9 @@ def _pyplot() -> Any:
 
 
 def _phases(path: Path, found: Dict[str, Data]) -> None:
-    """Seconds of each phase by number of VMs (figure 5a); dashed is the line that has foretold the last number."""
+    """Seconds of each phase by number of VMs (figure 5a); dashed is the line that has foretold the last
+    number.
+    """
     pyplot = _pyplot()
     figure, axes = pyplot.subplots(figsize=(7, 5))
     for name in ("boot", "detach", "commit", "end"):
@@ -41,7 +47,9 @@ def _phases(path: Path, found: Dict[str, Data]) -> None:
         (drawn,) = axes.plot(*zip(*points), marker="o", label=name)
         ahead = found.get(f"cluster/{name}-drawn/{MOST}")
         if ahead:
-            axes.plot([points[-1][0], MOST], [points[-1][1], ahead["median"]], ls="--", color=drawn.get_color())
+            axes.plot(
+                [points[-1][0], MOST], [points[-1][1], ahead["median"]], ls="--", color=drawn.get_color()
+            )
     for (label, seconds), marker in zip(PUBLISHED.items(), "*P"):
         axes.plot([MOST], [seconds], marker=marker, ms=10, ls="", color="black", label=f"2014, {label}")
     axes.set_xscale("log", base=2)
@@ -57,7 +65,11 @@ def _phases(path: Path, found: Dict[str, Data]) -> None:
 
 
 def _points(found: Dict[str, Data], prefix: str) -> List[Tuple[int, float]]:
-    return sorted((int(name[len(prefix) :]), figure["median"]) for name, figure in found.items() if name.startswith(prefix))
+    return sorted(
+        (int(name[len(prefix) :]), figure["median"])
+        for name, figure in found.items()
+        if name.startswith(prefix)
+    )
 
 
 def _rates(path: Path, found: Dict[str, Data]) -> None:
@@ -66,11 +78,21 @@ def _rates(path: Path, found: Dict[str, Data]) -> None:
     workloads = list(dict.fromkeys(name.split("/")[2] for name in found if name.startswith("cluster/rate/")))
     figure, panes = pyplot.subplots(1, len(workloads), figsize=(3 * len(workloads), 4))
     for axes, workload in zip(panes, workloads):
-        mine = {name.split("/")[3]: figure for name, figure in found.items() if name.startswith(f"cluster/rate/{workload}/")}
+        mine = {
+            name.split("/")[3]: figure
+            for name, figure in found.items()
+            if name.startswith(f"cluster/rate/{workload}/")
+        }
         bars = {"raw": mine["overlay"]["baseline"], **mine}
         values = [bar["median"] for bar in bars.values()]
         low, high = ([abs(bar["median"] - bar["spread"][end]) for bar in bars.values()] for end in (0, 1))
-        axes.bar(list(bars), values, yerr=[low, high], color=[f"C{number}" for number in range(len(bars))], error_kw={"lw": 0.8})
+        axes.bar(
+            list(bars),
+            values,
+            yerr=[low, high],
+            color=[f"C{number}" for number in range(len(bars))],
+            error_kw={"lw": 0.8},
+        )
         axes.set_xticks(range(len(bars)), list(bars), rotation=45, ha="right", fontsize=8)
         axes.set_title(workload)
     panes[0].set_ylabel("MiB/s")
@@ -87,10 +109,27 @@ def _commits(path: Path, found: Dict[str, Data]) -> None:
         empty = mine.pop(next((name for name in mine if name.split("/")[3] == "0"), ""), None)
         for number, pattern in enumerate(dict.fromkeys(name.split("/")[4] for name in mine)):
             sizes = [(0, empty)] if empty else []
-            sizes += [(int(name.split("/")[3]), figure) for name, figure in mine.items() if name.endswith(f"/{pattern}")]
+            sizes += [
+                (int(name.split("/")[3]), figure)
+                for name, figure in mine.items()
+                if name.endswith(f"/{pattern}")
+            ]
             color, across = f"C{number}", [size for size, _ in sizes]
-            axes.plot(across, [it["baseline"]["median"] for _, it in sizes], marker="o", color=color, label=f"{pattern}: ours")
-            axes.plot(across, [it["median"] for _, it in sizes], marker="x", ls="--", color=color, label="by qemu-img commit")
+            axes.plot(
+                across,
+                [it["baseline"]["median"] for _, it in sizes],
+                marker="o",
+                color=color,
+                label=f"{pattern}: ours",
+            )
+            axes.plot(
+                across,
+                [it["median"] for _, it in sizes],
+                marker="x",
+                ls="--",
+                color=color,
+                label="by qemu-img commit",
+            )
         axes.set_title(kind)
         axes.set_xlabel("MiB written by the guest")
         axes.set_ylim(bottom=0)

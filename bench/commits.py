@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast a diff comes into its image, and how many bytes that costs the store: against `qemu-img commit` of the same diff.
+"""How fast a diff comes into its image, and how many bytes that costs the store: against `qemu-img commit` of
+the same diff.
 
 On file systems of its own, one that has reflinks and one that has none, and a Ceph cluster.
 """
@@ -34,11 +35,14 @@ MAKE = {"reflink": ["mkfs.xfs", "-q"], "journal": ["mkfs.ext4", "-q", "-O", "^me
 def file_system(top: Path, make: List[str], size: int) -> Iterator[Tuple[Path, str]]:
     """Yield a directory on a file system of its own, and the name of its device.
 
-    It is as fast as the disk below it, not as this machine's page cache; and all of it was written before, or whoever comes first to
-    a block would wait until the file system below has found one.
+    It is as fast as the disk below it, not as this machine's page cache; and all of it was written before, or
+    whoever comes first to a block would wait until the file system below has found one.
     """
     file, where = top / "device", top / "mounted"
-    subprocess.run(["dd", "if=/dev/zero", f"of={file}", "bs=16M", f"count={size >> 24}", "oflag=direct", "status=none"], check=True)
+    subprocess.run(
+        ["dd", "if=/dev/zero", f"of={file}", "bs=16M", f"count={size >> 24}", "oflag=direct", "status=none"],
+        check=True,
+    )
     where.mkdir()
     subprocess.run([*make, file], check=True)
     argv = ["losetup", "--direct-io=on", "--find", "--show", str(file)]
@@ -74,7 +78,12 @@ def diff_of(top: Path, dirty: int, pattern: str) -> Tuple[str, str, str]:
     else:
         step = IMAGE // max(dirty // 4096, 1) // 4096 * 4096
         commands = [f"write -P {1 + at % 250} {at * step} 4k" for at in range(dirty // 4096)]
-    subprocess.run(["qemu-io", "-f", "qcow2", layer], input="\n".join(commands).encode(), check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        ["qemu-io", "-f", "qcow2", layer],
+        input="\n".join(commands).encode(),
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     return base, layer, manifest
 
 
@@ -107,22 +116,38 @@ def measured(bench: Bench, device: str, top: Path, dirty: int, pattern: str) -> 
     allocated = os.stat(layer).st_blocks * 512
     os.unlink(layer)
     return {
-        "pattern": pattern, "dirty_mib": dirty // MiB, "how": done.how, "allocated": allocated,
-        "sent": done.written, "device_bytes": ours_bytes, "plain_device_bytes": plain_bytes, "hashed": done.hashed,
-        "seconds": round(ours_s, 3), "cpu_seconds": round(cpu_s, 3), "plain_seconds": round(plain_s, 3),
-        "hash_seconds": round(done.waited, 3), "rate_ratio": round(plain_s / (ours_s - done.waited), 2),
+        "pattern": pattern,
+        "dirty_mib": dirty // MiB,
+        "how": done.how,
+        "allocated": allocated,
+        "sent": done.written,
+        "device_bytes": ours_bytes,
+        "plain_device_bytes": plain_bytes,
+        "hashed": done.hashed,
+        "seconds": round(ours_s, 3),
+        "cpu_seconds": round(cpu_s, 3),
+        "plain_seconds": round(plain_s, 3),
+        "hash_seconds": round(done.waited, 3),
+        "rate_ratio": round(plain_s / (ours_s - done.waited), 2),
         "bytes_ratio": round(done.written / (allocated or 1), 2),
-    }  # fmt: skip
+    }
 
 
 def _scattered(layer: str, dirty: int, first: int) -> None:
     """Write 4 KiB in each 16 KiB of a layer, until that is `dirty` bytes."""
     commands = (f"write -P {1 + (first + at) % 250} {at * 16}k 4k" for at in range(dirty // 4096))
-    subprocess.run(["qemu-io", "-f", "qcow2", layer], input="\n".join(commands).encode(), check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        ["qemu-io", "-f", "qcow2", layer],
+        input="\n".join(commands).encode(),
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
 
 
 def rate_of_two(bench: Bench, top: Path, dirty: int) -> float:
-    """Return the bytes per second of two commits in a row, each of `dirty` bytes scattered over an image of four times that."""
+    """Return the bytes per second of two commits in a row, each of `dirty` bytes scattered over an image of
+    four times that.
+    """
     base, size, seconds = str(top / "base"), 4 * dirty, 0.0
     with open(base, "wb") as made:
         made.truncate(size)
@@ -130,7 +155,10 @@ def rate_of_two(bench: Bench, top: Path, dirty: int) -> float:
     found = extents.copy(base, None, "raw", "bench")
     Path(manifest).write_bytes(found.text())
     of(bench).receive(image, size, iter(()), lambda: found.generation)
-    owner, layers = Owner(23, 1, 5, found.generation, "h1", bench.access.cloud), [str(top / "first"), str(top / "second")]
+    owner, layers = (
+        Owner(23, 1, 5, found.generation, "h1", bench.access.cloud),
+        [str(top / "first"), str(top / "second")],
+    )
     of(bench).claim(image, owner)
     for number, layer in enumerate(layers):
         below, format = (layers[0], "qcow2") if number else (base, "raw")
@@ -146,7 +174,9 @@ def rate_of_two(bench: Bench, top: Path, dirty: int) -> float:
 
 
 def scattered(little: int, much: int) -> Figure:
-    """Compare the rate of two commits of much with that of little: nothing that a commit does may grow faster than what it brings."""
+    """Compare the rate of two commits of much with that of little: nothing that a commit does may grow faster
+    than what it brings.
+    """
     top = Path(tempfile.mkdtemp(prefix="bench-", dir="/var/tmp"))
     # The image, the journal of the second commit, and what the file system has for itself.
     with file_system(top, MAKE["reflink"], max(3 * much * MiB, 1 << 30)) as (where, _):
@@ -154,10 +184,17 @@ def scattered(little: int, much: int) -> Figure:
         few, many = (rate_of_two(bench, top, size * MiB) for size in (little, much))
     shutil.rmtree(top)
     return Figure(
-        f"commit/scattered/{much}", f"two commits in a row of {much} MiB of scattered 4 KiB", "bytes/s", [many],
-        f"of {little} MiB", [few], expected=1.0, because="no step looks at all ranges for each", budget=("ratio", ">=", 0.5),
+        f"commit/scattered/{much}",
+        f"two commits in a row of {much} MiB of scattered 4 KiB",
+        "bytes/s",
+        [many],
+        f"of {little} MiB",
+        [few],
+        expected=1.0,
+        because="no step looks at all ranges for each",
+        budget=("ratio", ">=", 0.5),
         budget_from="commit",
-    )  # fmt: skip
+    )
 
 
 def all_of(bench: Bench, device: str, top: Path, sizes: List[int]) -> Iterator[Dict[str, Any]]:
@@ -200,8 +237,16 @@ KIND_S = {"reflink": 55, "journal": 65, "rbd": 125}
 LIMITS = {"reflink": (0.7, 1.05), "rbd": (0.7, 1.05), "journal": (0.4, 2.1)}
 """Rate of ours to that of plain `qemu-img commit`, and bytes written to bytes of the diff and 8 MiB."""
 MISSED = {
-    ("rbd", 64): "what is the same for every size, the snapshot that makes the commit known first of all, is a good part of so small a one",
-    ("rbd", 512): "not taken apart; what is read goes through Python on its way, and a snapshot makes the commit known first of all",
+    (
+        "rbd",
+        64,
+    ): "what is the same for every size, the snapshot that makes the commit known first of all, is a "
+    "good part of so small a one",
+    (
+        "rbd",
+        512,
+    ): "not taken apart; what is read goes through Python on its way, and a snapshot makes the "
+    "commit known first of all",
 }
 
 
@@ -211,27 +256,52 @@ def commits(quick: bool) -> List[Figure]:
     for kind, row in rows([0, 64] if quick else SIZES, 1 if quick else 5):
         print(f"  {kind} {row}", flush=True)
         found[kind, row["dirty_mib"], row["pattern"]].append(row)
-    figures = [figure for (kind, dirty, pattern), measured in found.items() for figure in _figures(kind, dirty, pattern, measured)]
+    figures = [
+        figure
+        for (kind, dirty, pattern), measured in found.items()
+        for figure in _figures(kind, dirty, pattern, measured)
+    ]
     return [*figures, scattered(8, 64) if quick else scattered(512, 4096)]
 
 
 def _figures(kind: str, dirty: int, pattern: str, of_it: List[Dict[str, Any]]) -> List[Figure]:
     name, what = f"{kind}/{dirty}/{pattern}", f"{dirty} MiB {pattern} into an image ({kind})"
     seconds = Figure(
-        f"commit/seconds/{name}", f"commit of {what}: plain `qemu-img commit`", "s", [row["plain_seconds"] for row in of_it],
-        "ours, until all was sent", [row["seconds"] - row["hash_seconds"] for row in of_it],
-        expected=0.4 if kind == "journal" else 0.8, because="ours hashes what it brings, for the manifest",
-        budget=("ratio", ">=", LIMITS[kind][0]) if dirty else None, budget_from="commit", if_missed=MISSED.get((kind, dirty), ""),
-    )  # fmt: skip
+        f"commit/seconds/{name}",
+        f"commit of {what}: plain `qemu-img commit`",
+        "s",
+        [row["plain_seconds"] for row in of_it],
+        "ours, until all was sent",
+        [row["seconds"] - row["hash_seconds"] for row in of_it],
+        expected=0.4 if kind == "journal" else 0.8,
+        because="ours hashes what it brings, for the manifest",
+        budget=("ratio", ">=", LIMITS[kind][0]) if dirty else None,
+        budget_from="commit",
+        if_missed=MISSED.get((kind, dirty), ""),
+    )
     if not dirty:
         return [seconds]
-    return [seconds, Figure(
-        f"commit/hashed/{name}", f"the same by ours, until {of_it[0]['hashed'] // MiB} MiB are hashed, too", "s",
-        [row["seconds"] for row in of_it], "plain", [row["plain_seconds"] for row in of_it],
-    ), Figure(
-        f"commit/bytes/{name}", f"written to the store by a commit of {what}", "bytes",
-        [row["device_bytes"] or row["sent"] for row in of_it], "what the diff occupies, and 8 MiB",
-        [row["allocated"] + 8 * MiB / LIMITS[kind][1] for row in of_it], expected=2.0 if kind == "journal" else 1.0,
-        because="to the journal and from there" if kind == "journal" else "each block once",
-        budget=("ratio", "<=", LIMITS[kind][1]), budget_from="commit", is_exact=True,
-    )]  # fmt: skip
+    return [
+        seconds,
+        Figure(
+            f"commit/hashed/{name}",
+            f"the same by ours, until {of_it[0]['hashed'] // MiB} MiB are hashed, too",
+            "s",
+            [row["seconds"] for row in of_it],
+            "plain",
+            [row["plain_seconds"] for row in of_it],
+        ),
+        Figure(
+            f"commit/bytes/{name}",
+            f"written to the store by a commit of {what}",
+            "bytes",
+            [row["device_bytes"] or row["sent"] for row in of_it],
+            "what the diff occupies, and 8 MiB",
+            [row["allocated"] + 8 * MiB / LIMITS[kind][1] for row in of_it],
+            expected=2.0 if kind == "journal" else 1.0,
+            because="to the journal and from there" if kind == "journal" else "each block once",
+            budget=("ratio", "<=", LIMITS[kind][1]),
+            budget_from="commit",
+            is_exact=True,
+        ),
+    ]

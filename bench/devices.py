@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pool of devices gives to those who read its disks: all that its devices have, also while something is moved between them.
+"""What a pool of devices gives to those who read its disks: all that its devices have, also while something
+is moved between them.
 
-The pool, its disks and the moves are those of the real host side (tests/tools/world.py) on file systems of their own. Readers are fio,
-past the page cache as a guest with cache=none, on the paths that guests open.
+The pool, its disks and the moves are those of the real host side (tests/tools/world.py) on file systems of
+their own. Readers are fio, past the page cache as a guest with cache=none, on the paths that guests open.
 """
 
 from __future__ import annotations
@@ -38,14 +39,20 @@ SIZES = {1: (1024,), 2: (1024, 512), 4: (1024, 1024, 512, 512)}
 RATE = 40 * MiB
 """Of a device of 1 GiB, per second."""
 FAST = 200 * MiB
-"""Of a device beside a move: half of what a SATA SSD gives. A reader that takes all of it is the one who loses most."""
+"""Of a device beside a move: half of what a SATA SSD gives. A reader that takes all of it is the one who
+loses most.
+"""
 OPERATIONS = 8000
 """Per second, of that device."""
 MOVED, LIMIT = 16 * MiB, 10_000_000
-"""What is moved in a round, and at how many bytes a second: 1.7 s for the copy, and as much to read it again."""
+"""What is moved in a round, and at how many bytes a second: 1.7 s for the copy, and as much to read it
+again.
+"""
 PAIRS, WINDOW = 20, 2.5
 DRAWS = 20
-"""How often a pool is made anew, with other names: of few files a device may get none, by the order that spreads them."""
+"""How often a pool is made anew, with other names: of few files a device may get none, by the order that
+spreads them.
+"""
 
 
 class Site:
@@ -58,7 +65,9 @@ class Site:
             for number, mib in enumerate(sizes):
                 self.devices.append(Device(self.top, f"device{number}", mib))
             self.world = World(self.top)
-            self.world.on(d.SetDevices(str(self.world.root), tuple(str(device.mount) for device in self.devices)))
+            self.world.on(
+                d.SetDevices(str(self.world.root), tuple(str(device.mount) for device in self.devices))
+            )
             self.image = self.new_image(7, IMAGE)
         except BaseException:
             self.end()
@@ -71,7 +80,9 @@ class Site:
         return s.ImageRef(100, number, "raw", str(path))
 
     def disk(self, vm: int, image: "s.ImageRef | None" = None) -> "tuple[str, Device]":
-        """Make VM `vm` with a full copy of the image as its disk; return its path, and the device on which the pool has put it."""
+        """Make VM `vm` with a full copy of the image as its disk; return its path, and the device on which
+        the pool has put it.
+        """
         disk = self.world.disk(vm)
         self.world.on(s.PrepareVm(vm, disk.vm_dir), s.CopyImage(disk, image or self.image, 0))
         return disk.path, self.under(disk.path)
@@ -111,12 +122,22 @@ def spread(sizes: Sequence[int], count: int) -> "Iterator[tuple[Site, Dict[str, 
 
 
 def read(paths: Sequence[str], seconds: float, written: Sequence[str] = ()) -> List[float]:
-    """Return the MiB per second that a reader of each of these files gets, all at once: in pieces of 1 MiB, over and over.
+    """Return the MiB per second that a reader of each of these files gets, all at once: in pieces of 1 MiB,
+    over and over.
 
     And then those of who writes to each of the others meanwhile.
     """
-    argv = ["fio", "--output-format=json", "--bs=1M", "--direct=1", "--ioengine=psync", "--thread", "--time_based=1",
-            f"--runtime={int(seconds * 1000)}ms", "--ramp_time=200ms"]  # fmt: skip
+    argv = [
+        "fio",
+        "--output-format=json",
+        "--bs=1M",
+        "--direct=1",
+        "--ioengine=psync",
+        "--thread",
+        "--time_based=1",
+        f"--runtime={int(seconds * 1000)}ms",
+        "--ramp_time=200ms",
+    ]
     for rw, names in (("read", paths), ("write", written)):
         for number, path in enumerate(names):
             argv += [f"--name={rw}{number}", f"--rw={rw}", f"--filename={path}", f"--size={IMAGE}"]
@@ -124,7 +145,10 @@ def read(paths: Sequence[str], seconds: float, written: Sequence[str] = ()) -> L
     text = done.stdout.decode()
     if done.returncode:
         raise RuntimeError(f"fio: {done.stderr.decode()[-500:]} {text[-500:]}")
-    return [(job["read"]["bw_bytes"] + job["write"]["bw_bytes"]) / MiB for job in json.loads(text[text.index("{") :])["jobs"]]
+    return [
+        (job["read"]["bw_bytes"] + job["write"]["bw_bytes"]) / MiB
+        for job in json.loads(text[text.index("{") :])["jobs"]
+    ]
 
 
 # -- readers on several devices ---------------------------------------------------------------------
@@ -140,18 +164,32 @@ def devices(quick: bool) -> List[Figure]:
                 throttle.reads(device, RATE * mib // 1024)
             together, alone = [], []
             for _ in rounds_within(40, rounds):
-                each = [read([next(path for path in disks if disks[path] is device)], seconds)[0] for device in made.devices]
+                each = [
+                    read([next(path for path in disks if disks[path] is device)], seconds)[0]
+                    for device in made.devices
+                ]
                 limit = RATE * sum(sizes) / 1024 / MiB
                 if not 0.5 * limit < sum(each) < 1.1 * limit:
-                    raise RuntimeError(f"devices that are to give {limit} MiB/s give {each}: their limits do not hold")
+                    raise RuntimeError(
+                        f"devices that are to give {limit} MiB/s give {each}: their limits do not hold"
+                    )
                 alone.append(sum(each))
                 together.append(sum(read(list(disks), seconds)))
         what = f"{READERS} disks of a pool of {count} {'device' if count == 1 else 'devices'}, read at once"
-        found.append(Figure(
-            f"devices/{count}", what, "MiB/s", together,
-            "the devices, one after the other", alone, expected=1.0, because="files are spread by size and fill, and opened as they are",
-            budget=("ratio", ">=", 0.95), budget_from="the sum of the devices",
-        ))  # fmt: skip
+        found.append(
+            Figure(
+                f"devices/{count}",
+                what,
+                "MiB/s",
+                together,
+                "the devices, one after the other",
+                alone,
+                expected=1.0,
+                because="files are spread by size and fill, and opened as they are",
+                budget=("ratio", ">=", 0.95),
+                budget_from="the sum of the devices",
+            )
+        )
     return found
 
 
@@ -160,15 +198,21 @@ def devices(quick: bool) -> List[Figure]:
 
 LARGE = 256 * MiB
 WORKLOADS: Dict[str, Tuple[str, int, int]] = {
-    "sequential write": ("write", MiB, 192), "sequential read": ("read", MiB, 192),
-    "random write": ("randwrite", 4 * KiB, 8000), "random read": ("randread", 4 * KiB, 8000),
-}  # fmt: skip
+    "sequential write": ("write", MiB, 192),
+    "sequential read": ("read", MiB, 192),
+    "random write": ("randwrite", 4 * KiB, 8000),
+    "random read": ("randread", 4 * KiB, 8000),
+}
 PAPER = {"sequential write": 0.6, "sequential read": 0.91, "random write": 1.0, "random read": 1.0}
-"""What a pool of one device gave of the plain device in the paper on Share for hosts (its figures 3, 4 and 5)."""
+"""What a pool of one device gave of the plain device in the paper on Share for hosts (its figures 3, 4 and
+5).
+"""
 
 
 def plain(quick: bool) -> List[Figure]:
-    """Compare a disk on a pool with a file on the same device, which is the slowest part of both: a layer's further reads would be seen."""
+    """Compare a disk on a pool with a file on the same device, which is the slowest part of both: a layer's
+    further reads would be seen.
+    """
     rates: Dict[str, Tuple[List[float], List[float]]] = {name: ([], []) for name in WORKLOADS}
     with Throttle() as throttle, site((1024,)) as made:
         path, device = made.disk(10, made.new_image(8, LARGE))
@@ -185,23 +229,37 @@ def plain(quick: bool) -> List[Figure]:
                         rate = block.fio(address[way], rw, size, count=count, seed=number, window=LARGE)
                         limit = min(FAST / size, OPERATIONS)
                         if not 0.3 * limit < rate < 1.2 * limit:
-                            raise RuntimeError(f"{name}: {rate:.0f} operations per second of a device that is to give {limit:.0f}")
+                            raise RuntimeError(
+                                f"{name}: {rate:.0f} operations per second of a device that is to "
+                                f"give {limit:.0f}"
+                            )
                         rates[name][way == "plain"].append(rate * size / MiB)
     return [
         Figure(
-            f"plain/{name}", f"{name}, a disk on a pool of one device", "MiB/s", ours, "a file on the same device", file, expected=1.0,
-            because=f"a link is followed when the disk is opened, and never again; the paper's driver: {PAPER[name]}", interval=True,
-            budget=("ratio", ">=", 0.97), budget_from="of the plain device",
+            f"plain/{name}",
+            f"{name}, a disk on a pool of one device",
+            "MiB/s",
+            ours,
+            "a file on the same device",
+            file,
+            expected=1.0,
+            because=f"a link is followed when the disk is opened, and never again; the paper's driver: "
+            f"{PAPER[name]}",
+            interval=True,
+            budget=("ratio", ">=", 0.97),
+            budget_from="of the plain device",
         )
         for name, (ours, file) in rates.items()
-    ]  # fmt: skip
+    ]
 
 
 # -- readers beside a move ----------------------------------------------------------------------------
 
 
 class Mover:
-    """A disk that goes from one of two devices to the other, and back the next time, through the step that `rebalance` sends."""
+    """A disk that goes from one of two devices to the other, and back the next time, through the step that
+    `rebalance` sends.
+    """
 
     def __init__(self, made: Site) -> None:
         self._site = made
@@ -212,7 +270,10 @@ class Mover:
         (answer,) = self._site.world.on(d.ListHeld(str(self._site.world.root)))
         assert isinstance(answer, dict)
         (row,) = [row for row in answer["items"] if row.get("vm") == 20]
-        return {**row, "to": next(device["uuid"] for device in answer["devices"] if device["uuid"] != row["device"])}
+        return {
+            **row,
+            "to": next(device["uuid"] for device in answer["devices"] if device["uuid"] != row["device"]),
+        }
 
     @contextmanager
     def moving(self) -> Iterator[None]:
@@ -241,7 +302,9 @@ class Mover:
         self._error = str(answer["error"]) if isinstance(answer, dict) else "no answer"
 
     def read_meanwhile(self) -> float:
-        """Return how often a move reads what it moves from the devices, so that readers do lose something to it."""
+        """Return how often a move reads what it moves from the devices, so that readers do lose something to
+        it.
+        """
         before = [sectors_read(device) for device in self._site.devices]
         with self.moving():
             pass
@@ -269,9 +332,18 @@ def beside(quick: bool) -> List[Figure]:
                     rates["from" if device is source else "to"][not is_moving].append(rate)
     return [
         Figure(
-            f"beside/{key}", f"a reader that takes all of the device {key} which a disk is moved at 10 MB/s", "MiB/s", moving,
-            "without a move", idle, expected=0.975, because=f"it shares {FAST // MiB} MiB/s with 10 MB/s in half of the time",
-            interval=True, pairs=PAIRS, budget=("ratio", ">=", 0.95), budget_from="loss of a reader beside a rebalance",
+            f"beside/{key}",
+            f"a reader that takes all of the device {key} which a disk is moved at 10 MB/s",
+            "MiB/s",
+            moving,
+            "without a move",
+            idle,
+            expected=0.975,
+            because=f"it shares {FAST // MiB} MiB/s with 10 MB/s in half of the time",
+            interval=True,
+            pairs=PAIRS,
+            budget=("ratio", ">=", 0.95),
+            budget_from="loss of a reader beside a rebalance",
         )
         for key, (moving, idle) in rates.items()
-    ]  # fmt: skip
+    ]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a benchmark finds: samples, the baseline's samples of the same run, what was expected, what is allowed."""
+"""What a benchmark finds: samples, the baseline's samples of the same run, what was expected, what is
+allowed.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,25 @@ STRETCHED = 1.3
 
 
 class Pace:
-    """How much of the time that rounds may take they have: less when a run is behind its time, more when it is ahead (run.py)."""
+    """How much of the time that rounds may take they have: less when a run is behind its time, more when it
+    is ahead (run.py).
+    """
 
     factor = 1.0
 
 
 def rounds_within(seconds: float, most: int) -> Iterator[int]:
-    """Count rounds, at most `most`, and none more that would end after `seconds`, or somewhat later where there are not ENOUGH yet.
+    """Count rounds, at most `most`, and none more that would end after `seconds`, or somewhat later where
+    there are not ENOUGH yet.
 
     At least one: n says how many it were.
     """
     started = time.monotonic()
     for number in range(most):
         spent = time.monotonic() - started
-        if number and spent * (number + 1) / number > seconds * Pace.factor * (STRETCHED if number < ENOUGH else 1):
+        if number and spent * (number + 1) / number > seconds * Pace.factor * (
+            STRETCHED if number < ENOUGH else 1
+        ):
             return
         print(f"  round {number + 1} of {most}", flush=True)
         yield number
@@ -59,9 +66,11 @@ def quartiles(values: Sequence[float]) -> List[float]:
 
 
 def around_the_median(values: Sequence[float]) -> List[float]:
-    """Return between which samples, six or more, the median of all that could be taken lies with at least 95 %, however they are spread.
+    """Return between which samples, six or more, the median of all that could be taken lies with at least 95
+    %, however they are spread.
 
-    A sample is below that median as often as a coin falls: so many of n are on one side with the probability of the binomial distribution.
+    A sample is below that median as often as a coin falls: so many of n are on one side with the probability
+    of the binomial distribution.
     """
     count, outside, chance = len(values), 0, 0.5 ** len(values)
     while 2 * (chance + math.comb(count, outside + 1) / 2**count) <= 0.05:
@@ -72,7 +81,11 @@ def around_the_median(values: Sequence[float]) -> List[float]:
 
 def summary(values: Sequence[float]) -> Dict[str, Any]:
     """Return median, spread (quartiles) and number of some samples."""
-    return {"median": rounded(median(values)), "spread": [rounded(v) for v in quartiles(values)], "n": len(values)}
+    return {
+        "median": rounded(median(values)),
+        "spread": [rounded(v) for v in quartiles(values)],
+        "n": len(values),
+    }
 
 
 def rounded(value: float) -> float:
@@ -84,9 +97,10 @@ def rounded(value: float) -> float:
 class Figure:
     """One measured figure.
 
-    `expected` is what the author thought before the first measurement, of the ratio if there is a baseline, and
-    `because` is the reason. `budget` is (of what, how it compares, limit): of the median "ratio" or "value", or of the "worst ratio" or
-    "worst value" of all; see COMPARE. A ratio of fewer than ENOUGH samples is shown, and not judged.
+    `expected` is what the author thought before the first measurement, of the ratio if there is a baseline,
+    and `because` is the reason. `budget` is (of what, how it compares, limit): of the median "ratio" or
+    "value", or of the "worst ratio" or "worst value" of all; see COMPARE. A ratio of fewer than ENOUGH
+    samples is shown, and not judged.
     """
 
     name: str
@@ -119,14 +133,21 @@ class Figure:
 
     def data(self) -> Dict[str, Any]:
         """Return the figure as it is written to bench.json."""
-        found: Dict[str, Any] = {"name": self.name, "what": self.what, "unit": self.unit, **summary(self.values)}
+        found: Dict[str, Any] = {
+            "name": self.name,
+            "what": self.what,
+            "unit": self.unit,
+            **summary(self.values),
+        }
         ratios = self.ratios()
         found["baseline"] = {"what": self.baseline, **summary(self.against)} if self.against else None
         found["ratio"] = rounded(median(ratios)) if ratios else None
         if len(ratios) == 1 and len(self.values) > 1:  # of no pairs: as far apart as the samples are
             ratios = [value / median(self.against) for value in self.values]
         found["ratio_spread"] = [rounded(v) for v in quartiles(ratios)] if len(ratios) > 1 else None
-        found["ratio_interval"] = [rounded(v) for v in around_the_median(ratios)] if self.interval and len(ratios) > 5 else None
+        found["ratio_interval"] = (
+            [rounded(v) for v in around_the_median(ratios)] if self.interval and len(ratios) > 5 else None
+        )
         found["expected"] = self.expected
         found["because"], found["if_missed"] = self.because, self.if_missed
         found["budget"] = None
@@ -139,7 +160,10 @@ class Figure:
             if not kind.endswith("ratio") or self.is_exact or len(self.values) >= ENOUGH:
                 found["met"] = self.holds()
             if len(self.values) < self.pairs:
-                found["met"], found["if_missed"] = False, f"{len(self.values)} pairs, and there have to be {self.pairs}"
+                found["met"], found["if_missed"] = (
+                    False,
+                    f"{len(self.values)} pairs, and there have to be {self.pairs}",
+                )
         return found
 
     def holds(self) -> bool:

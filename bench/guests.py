@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guest loses while its host works for others: staging, scrub, full copies, commit and backup, at their default limits: none.
+"""What a guest loses while its host works for others: staging, scrub, full copies, commit and backup, at
+their default limits: none.
 
-Two devices, one in a file on the other: a control group holds the lower one to so many bytes a second, the upper one, where guests and
-bases lie, has a queue that knows classes of I/O (bfq). So who stands back does where it matters: before a device that has no more to give.
+Two devices, one in a file on the other: a control group holds the lower one to so many bytes a second, the
+upper one, where guests and bases lie, has a queue that knows classes of I/O (bfq). So who stands back does
+where it matters: before a device that has no more to give.
 """
 
 from __future__ import annotations
@@ -37,19 +39,25 @@ SIZE = 160 * MiB
 """What is worked on: that alone takes the device 0.8 s, and twice that if it has to share."""
 PAIRS, WINDOW, TRIALS = 20, 0.6, 3
 LONG_S = 30.0
-"""For which a guest keeps its disk busy while it is measured what our own work gets: what stands back gets its part at the latest then."""
-SCHEDULERS = {"bfq": (2.0, "it waits for the guest's next request before it serves who is idle"),
-              "mq-deadline": (40.0, "it serves who is idle whenever the guest has no request waiting")}  # fmt: skip
+"""For which a guest keeps its disk busy while it is measured what our own work gets: what stands back gets
+its part at the latest then.
+"""
+SCHEDULERS = {
+    "bfq": (2.0, "it waits for the guest's next request before it serves who is idle"),
+    "mq-deadline": (40.0, "it serves who is idle whenever the guest has no request waiting"),
+}
 """Of the device, each with what is expected, in MiB/s, and why."""
 SEEN = 0.8
 """What a guest has at most beside somebody who does not stand back: else nothing could be seen here."""
 EXPECTED = 0.98
 READS, WRITES = "reads", "writes"
 WORKS: Dict[str, Tuple[str, str]] = {
-    "staging": (WRITES, "a base being made of an image of the store"), "copy": (READS, "a full copy being made of a base"),
-    "scrub": (READS, "a base being compared with its manifest"), "commit": (READS, "a disk being committed to its image"),
+    "staging": (WRITES, "a base being made of an image of the store"),
+    "copy": (READS, "a full copy being made of a base"),
+    "scrub": (READS, "a base being compared with its manifest"),
+    "commit": (READS, "a disk being committed to its image"),
     "backup": (READS, "a disk being copied for a backup"),
-}  # fmt: skip
+}
 """Each with what its guest does: that of which the work does most."""
 
 
@@ -110,8 +118,12 @@ class Site:
         attach = (s.PrepareVm(6, disk.vm_dir), c.CreateDiff(disk, image, 0, OVERLAY_OPTIONS))
         self.world.on(s.StageBase(str(self.world.root), image), *attach)
         layer = os.path.realpath(disk.path)
-        words = [word for at in range(0, SIZE // MiB, 16) for word in ("-c", f"write -P {1 + at % 250} {at}M 16M")]
-        subprocess.run(["qemu-io", "-f", "qcow2", *words, "-c", "flush", layer], check=True, stdout=subprocess.DEVNULL)
+        words = [
+            word for at in range(0, SIZE // MiB, 16) for word in ("-c", f"write -P {1 + at % 250} {at}M 16M")
+        ]
+        subprocess.run(
+            ["qemu-io", "-f", "qcow2", *words, "-c", "flush", layer], check=True, stdout=subprocess.DEVNULL
+        )
         _forget(Path(layer))
         return lambda: self.world.on(c.FinishDisk(disk))
 
@@ -119,7 +131,9 @@ class Site:
         directory = f"{self.disk.vm_dir}/backup"
         shutil.rmtree(directory, ignore_errors=True)
         _forget(Path(os.path.realpath(self.disk.path)))
-        return lambda: self.world.on(s.BackUp(5, self.disk.vm_dir, directory, (str(self.disk.disk),), "", "NONE", "<VM/>"))
+        return lambda: self.world.on(
+            s.BackUp(5, self.disk.vm_dir, directory, (str(self.disk.disk),), "", "NONE", "<VM/>")
+        )
 
     def share(self, scheduler: str) -> float:
         """Return the MiB per second that a full copy gets beside a guest that reads all the time."""
@@ -173,7 +187,10 @@ def _forget(path: Path) -> None:
 @contextmanager
 def _site() -> Iterator[Site]:
     with ExitStack() as stack:
-        top, throttle = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-guests-", dir="/var/tmp"))), Throttle()
+        top, throttle = (
+            Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-guests-", dir="/var/tmp"))),
+            Throttle(),
+        )
         stack.enter_context(throttle)
         lower = Device(top, "lower", LOWER)
         stack.callback(lower.end)
@@ -198,9 +215,13 @@ def guests(quick: bool) -> List[Figure]:
         for what in (READS, WRITES):
             got = site.guest(what)
             if not 0.8 * RATE < got * MiB < 1.1 * RATE:
-                raise RuntimeError(f"a device of {RATE // MiB} MiB/s {what} {got:.0f}: its limit does not hold")
+                raise RuntimeError(
+                    f"a device of {RATE // MiB} MiB/s {what} {got:.0f}: its limit does not hold"
+                )
             if _beside(site, what, site.another(what)) > SEEN * got:
-                raise RuntimeError(f"a guest that {what} loses nothing to another one: there is nothing to be seen")
+                raise RuntimeError(
+                    f"a guest that {what} loses nothing to another one: there is nothing to be seen"
+                )
         own = {scheduler: [] if quick else [site.share(scheduler)] for scheduler in SCHEDULERS}
         for number in rounds_within(math.inf, 2 if quick else PAIRS):
             for name in random.Random(number).sample([*beside, *alone], len(beside) + len(alone)):
@@ -210,19 +231,32 @@ def guests(quick: bool) -> List[Figure]:
                     beside[name].append(_busy(site, name))
     return [
         Figure(
-            f"guests/{name}", f"a guest that {does} as much as the device does, beside {what}", "MiB/s", beside[name], "alone",
-            alone[does], expected=EXPECTED, because="what is copied is read and written in the idle class of I/O", interval=True,
-            pairs=PAIRS, budget=("ratio", ">=", 0.95), budget_from="guest I/O beside our own work",
+            f"guests/{name}",
+            f"a guest that {does} as much as the device does, beside {what}",
+            "MiB/s",
+            beside[name],
+            "alone",
+            alone[does],
+            expected=EXPECTED,
+            because="what is copied is read and written in the idle class of I/O",
+            interval=True,
+            pairs=PAIRS,
+            budget=("ratio", ">=", 0.95),
+            budget_from="guest I/O beside our own work",
         )
         for name, (does, what) in WORKS.items()
     ] + [
         Figure(
-            f"guests/own/{scheduler}", f"what a full copy gets beside a guest that reads all the time, {scheduler}", "MiB/s", got,
-            expected=SCHEDULERS[scheduler][0], because=SCHEDULERS[scheduler][1],
+            f"guests/own/{scheduler}",
+            f"what a full copy gets beside a guest that reads all the time, {scheduler}",
+            "MiB/s",
+            got,
+            expected=SCHEDULERS[scheduler][0],
+            because=SCHEDULERS[scheduler][1],
         )
         for scheduler, got in own.items()
         if got
-    ]  # fmt: skip
+    ]
 
 
 class OverEarly(RuntimeError):
@@ -230,7 +264,9 @@ class OverEarly(RuntimeError):
 
 
 def _busy(site: Site, name: str) -> float:
-    """Return what a guest gets beside a work; once more, where that was over before its guest, and no more than a few times."""
+    """Return what a guest gets beside a work; once more, where that was over before its guest, and no more
+    than a few times.
+    """
     for left in range(TRIALS, 0, -1):
         try:
             return _beside(site, WORKS[name][0], getattr(site, name)())

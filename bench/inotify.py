@@ -24,7 +24,9 @@ class Watch:
             raise OSError(ctypes.get_errno(), f"inotify on {path}")
 
     def count(self) -> "tuple[int, int]":
-        """Return how many opens and how many reads there were since the last call; equal events in a row are one."""
+        """Return how many opens and how many reads there were since the last call; equal events in a row are
+        one.
+        """
         opens = reads = 0
         while True:
             try:
@@ -42,6 +44,9 @@ class Watch:
         return self
 
     def __exit__(
-        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
     ) -> None:
         os.close(self._fd)

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run a program inside a node and note what it cost: inside.py REPORT PROGRAM [ARGUMENT ...].
 
-wall: from its start to its end; cpu: of it and of all descendants it waited for (what oned's machine pays); own: of it alone.
+wall: from its start to its end; cpu: of it and of all descendants it waited for (what oned's machine pays);
+own: of it alone.
 """
 
 import json

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What extents.py has a kernel host do: volumes of LVM whose extents lie where it says, read, written, moved. Orders in, answers out.
+"""What extents.py has a kernel host do: volumes of LVM whose extents lie where it says, read, written, moved.
+Orders in, answers out.
 
 Run by `python3 -I`, so nothing of this repository is imported.
 """
@@ -15,7 +16,7 @@ import time
 
 MiB = 1 << 20
 CONFIG = """devices { use_devicesfile=0 types=["virtblk",64] external_device_info_source="none" obtain_device_list_from_udev=0 scan_lvs=0 }
-activation { udev_sync=0 udev_rules=0 monitoring=0 } global { use_lvmpolld=0 } backup { backup=0 archive=0 }"""
+activation { udev_sync=0 udev_rules=0 monitoring=0 } global { use_lvmpolld=0 } backup { backup=0 archive=0 }"""  # noqa: E501
 GROUP = "pool"
 TEXT = "/run/volumes"
 SEEKERS = 3
@@ -23,7 +24,10 @@ SEEKERS = 3
 
 
 def lvm(command, *words):
-    argv, env = ["lvm", command, "-q", "--config", CONFIG, *words], {**os.environ, "LVM_SUPPRESS_FD_WARNINGS": "1"}
+    argv, env = (
+        ["lvm", command, "-q", "--config", CONFIG, *words],
+        {**os.environ, "LVM_SUPPRESS_FD_WARNINGS": "1"},
+    )
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=env)
     if done.returncode:
         raise RuntimeError(f"{' '.join([command, *words])}: {done.stderr[-500:]}")
@@ -40,7 +44,9 @@ def group(devices):
 
 
 def volumes(maps):
-    """Let there be volumes whose extents lie as `maps` says: {name: [[device, extent of it], ...]}; none of them is active."""
+    """Let there be volumes whose extents lie as `maps` says: {name: [[device, extent of it], ...]}; none of
+    them is active.
+    """
     lvm("vgchange", "-an", GROUP)
     lvm("vgcfgbackup", "-f", TEXT, GROUP)
     with open(TEXT) as file:
@@ -59,9 +65,15 @@ def volumes(maps):
     said = ["\tlogical_volumes {\n"]
     for number, (name, extents) in enumerate(maps.items()):
         ident = f"{number:06d}-0000-0000-0000-0000-0000-{number:06d}"
-        said.append(f'{name} {{\nid = "{ident}"\nstatus = ["READ", "WRITE", "VISIBLE"]\nflags = []\nsegment_count = {len(extents)}\n')
+        said.append(
+            f'{name} {{\nid = "{ident}"\nstatus = ["READ", "WRITE", "VISIBLE"]\nflags = '
+            f"[]\nsegment_count = {len(extents)}\n"
+        )
         for at, (device, extent) in enumerate(extents):
-            said.append(f"segment{at + 1} {{\nstart_extent = {at}\nextent_count = 1\ntype = \"striped\"\nstripe_count = 1\n")
+            said.append(
+                f"segment{at + 1} {{\nstart_extent = {at}\nextent_count = 1\ntype = "
+                f'"striped"\nstripe_count = 1\n'
+            )
             said.append(f'stripes = ["{names[device]}", {extent}]\n}}\n')
         said.append("}\n")
     said.append("}\n")
@@ -149,7 +161,9 @@ def transferred(name, mib, program=""):
 
 
 def clean(extents, program=""):
-    """Write to a volume of which each extent is allocated when it is written for the first time; return MiB per second."""
+    """Write to a volume of which each extent is allocated when it is written for the first time; return MiB
+    per second.
+    """
     began = time.monotonic()
     for at, (device, extent) in enumerate(extents):
         where = f"{device}:{extent}"
@@ -171,7 +185,8 @@ def clean(extents, program=""):
 
 
 def move(name, mib, more, moves, seed):
-    """Let a device come, and extents go where they are to be, while somebody writes and reads; return {"seconds", "ios", "wait", "wrong"}.
+    """Let a device come, and extents go where they are to be, while somebody writes and reads; return
+    {"seconds", "ios", "wait", "wrong"}.
 
     It is drawn by `seed` where. `moves`: [[from, [extents there], to], ...].
     """
@@ -223,7 +238,16 @@ def shrink(name, device):
 
 def lies(name):
     """Return on which device each extent of a volume lies."""
-    said = lvm("lvs", "--noheadings", "--separator", "|", "-o", "seg_start_pe,seg_size_pe,devices", "--segments", f"{GROUP}/{name}")
+    said = lvm(
+        "lvs",
+        "--noheadings",
+        "--separator",
+        "|",
+        "-o",
+        "seg_start_pe,seg_size_pe,devices",
+        "--segments",
+        f"{GROUP}/{name}",
+    )
     found = {}
     for line in said.splitlines():
         start, size, device = line.strip().split("|")

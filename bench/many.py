@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many VMs at once, to the end of their prolog: warm bases, no guests; against a copy of the image for each of them.
+"""Many VMs at once, to the end of their prolog: warm bases, no guests; against a copy of the image for each
+of them.
 
-All of it goes through the simulated oned's driver, in as many threads as install.sh gives the real one. The copies are `tar | ssh`, as
-the stock ssh driver makes them, in as many as a stock oned.conf gives; both use the same two ends of the same disk, and the same cores.
+All of it goes through the simulated oned's driver, in as many threads as install.sh gives the real one. The
+copies are `tar | ssh`, as the stock ssh driver makes them, in as many as a stock oned.conf gives; both use
+the same two ends of the same disk, and the same cores.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ kill "$(cat /run/sshd.pid)"
 while [ -e /run/sshd.pid ]; do sleep 0.01; done
 exec /usr/sbin/sshd -r -f /etc/ssh/sshd_lab -o MaxStartups=200 -o MaxSessions=100
 """
-"""By its default it turns some away of more than ten that come at once. Ours come again, a copy does not: it would fail."""
+"""By its default it turns some away of more than ten that come at once. Ours come again, a copy does not: it
+would fail.
+"""
 
 
 class Rig:
@@ -45,7 +49,9 @@ class Rig:
         path = cloud.upload_file("many.img")
         block.fill(path, mib << 20)
         cloud.give(path)
-        self.image = cloud.oned.image_create(STORE, "many", path=f"/var/tmp/{path.name}", type="OS", prefix="vd")
+        self.image = cloud.oned.image_create(
+            STORE, "many", path=f"/var/tmp/{path.name}", type="OS", prefix="vd"
+        )
         path.unlink()
         self.vms = [cloud.create(f"many-{number}", [{"IMAGE_ID": str(self.image)}]) for number in range(most)]
 
@@ -62,26 +68,37 @@ class Rig:
     def prolog(self, vm: int, host: Node) -> None:
         """Bring a VM's disk to a host."""
         source = self.cloud.source(self.image)
-        self.transfer(vm, f"CLONE semishared {self.settings.front_end}:{source} {self.place(vm, host)}/disk.0 {vm} {STORE}")
+        self.transfer(
+            vm,
+            f"CLONE semishared {self.settings.front_end}:{source} {self.place(vm, host)}/disk.0 {vm} {STORE}",
+        )
 
     def epilog(self, vm: int, host: Node) -> None:
         """Take it away again."""
         place = self.place(vm, host)
-        self.transfer(vm, f"DELETE semishared {place}/disk.0 {vm} {STORE}", f"DELETE semishared {place} {vm} {SYSTEM}")
+        self.transfer(
+            vm, f"DELETE semishared {place}/disk.0 {vm} {STORE}", f"DELETE semishared {place} {vm} {SYSTEM}"
+        )
 
     def copy(self, number: int, host: Node) -> None:
         """Bring a copy of the image to a host."""
         folder, name = os.path.split(self.cloud.source(self.image))
         target = f"{DATASTORES}/{SYSTEM}/copy-{number}"
         script = f"tar -C {folder} -cSf - {name} | ssh {host.name} 'mkdir {target} && tar -C {target} -xSf -'"
-        done = self.cloud.oned.runner.local(["bash", "-o", "pipefail", "-c", script], "", self.settings.environment)
+        done = self.cloud.oned.runner.local(
+            ["bash", "-o", "pipefail", "-c", script], "", self.settings.environment
+        )
         if done.rc:
             raise RuntimeError(done.stderr)
         shutil.rmtree(host.path(target))
 
 
-def rate(work: Callable[[int, Node], None], items: Sequence[int], hosts: Sequence[Node], at_once: int) -> float:
-    """Do `work` for all items, on the hosts in turn, `at_once` at the same time; return how many a minute were done."""
+def rate(
+    work: Callable[[int, Node], None], items: Sequence[int], hosts: Sequence[Node], at_once: int
+) -> float:
+    """Do `work` for all items, on the hosts in turn, `at_once` at the same time; return how many a minute
+    were done.
+    """
     started = time.monotonic()
     with ThreadPoolExecutor(at_once) as pool:
         for _ in pool.map(lambda number: work(items[number], hosts[number % len(hosts)]), range(len(items))):
@@ -110,9 +127,15 @@ def many(quick: bool) -> List[Figure]:
                 copies[name].append(rate(rig.copy, range(min(count, COPIED)), hosts, STOCK))
     return [
         Figure(
-            f"many/{name}", f"VMs at once from a warm base of {MIB} MiB, {name} hosts, to the end of prolog", "VMs/min", samples[name],
-            f"a copy by `tar | ssh` for each, {STOCK} at once", copies[name], expected=EXPECTED.get(name),
-            because="two interpreters and one ssh each, on the cores of one machine, where a copy has all bytes through a cipher",
+            f"many/{name}",
+            f"VMs at once from a warm base of {MIB} MiB, {name} hosts, to the end of prolog",
+            "VMs/min",
+            samples[name],
+            f"a copy by `tar | ssh` for each, {STOCK} at once",
+            copies[name],
+            expected=EXPECTED.get(name),
+            because="two interpreters and one ssh each, on the cores of one machine, where a copy has all "
+            "bytes through a cipher",
         )
         for name in cases
-    ]  # fmt: skip
+    ]

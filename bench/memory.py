@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a disk in memory (SEMISHARED_CLASS = ram) gives: against a raw file in the same memory, and against the same disk on a device.
+"""What a disk in memory (SEMISHARED_CLASS = ram) gives: against a raw file in the same memory, and against
+the same disk on a device.
 
-The pool and its disks are made by the real host side; its memory is zram with XFS, as semishared-ram makes it, but
-for the dm-crypt between the two, without which direct I/O may be mixed up: it is measured what it takes, not what it holds (brd where
-there is no zram).
+The pool and its disks are made by the real host side; its memory is zram with XFS, as semishared-ram makes
+it, but for the dm-crypt between the two, without which direct I/O may be mixed up: it is measured what it
+takes, not what it holds (brd where there is no zram).
 """
 
 from __future__ import annotations
@@ -29,19 +30,28 @@ from semishared.model import steps_device as d
 
 IMAGE, MEMORY = 1024 * MiB, 2560 * MiB
 PART = 64 * MiB
-"""Each round has one of its own for random and one for sequential operations: no block of it was written before."""
+"""Each round has one of its own for random and one for sequential operations: no block of it was written
+before.
+"""
 ROUNDS = IMAGE // PART // 2
 RANDOM, SEQUENTIAL = 8000, 256
 WORKLOADS: Dict[str, Tuple[str, int, int, int]] = {
-    "4k first write": ("randwrite", 4 * KiB, PART // 4 // KiB, 0), "4k rewrite": ("randwrite", 4 * KiB, RANDOM, 0),
-    "4k read": ("randread", 4 * KiB, RANDOM, 0), "first write in pieces of 1 MiB": ("write", MiB, PART // MiB, 1),
-    "rewrite in pieces of 1 MiB": ("write", MiB, SEQUENTIAL, 1), "read in pieces of 1 MiB": ("read", MiB, SEQUENTIAL, 1),
-}  # fmt: skip
+    "4k first write": ("randwrite", 4 * KiB, PART // 4 // KiB, 0),
+    "4k rewrite": ("randwrite", 4 * KiB, RANDOM, 0),
+    "4k read": ("randread", 4 * KiB, RANDOM, 0),
+    "first write in pieces of 1 MiB": ("write", MiB, PART // MiB, 1),
+    "rewrite in pieces of 1 MiB": ("write", MiB, SEQUENTIAL, 1),
+    "read in pieces of 1 MiB": ("read", MiB, SEQUENTIAL, 1),
+}
 """Kind, size, number, and which of the round's parts."""
 EXPECTED = {
-    "4k first write": 0.6, "4k rewrite": 0.95, "4k read": 0.97, "first write in pieces of 1 MiB": 0.85, "rewrite in pieces of 1 MiB": 1.0,
+    "4k first write": 0.6,
+    "4k rewrite": 0.95,
+    "4k read": 0.97,
+    "first write in pieces of 1 MiB": 0.85,
+    "rewrite in pieces of 1 MiB": 1.0,
     "read in pieces of 1 MiB": 1.0,
-}  # fmt: skip
+}
 OPTIONS = "extended_l2=on,cluster_size=128k"
 
 
@@ -59,7 +69,9 @@ def _memory(mount: Path) -> Iterator[None]:
         device = "/dev/ram0"
     try:
         subprocess.run(["mkfs.xfs", "-q", "-f", device], check=True)
-        subprocess.run(["mount", "-t", "xfs", "-o", "noatime,nosuid,nodev,discard", device, mount], check=True)
+        subprocess.run(
+            ["mount", "-t", "xfs", "-o", "noatime,nosuid,nodev,discard", device, mount], check=True
+        )
         yield
     finally:
         subprocess.run(["umount", mount], check=False)
@@ -91,7 +103,11 @@ class Host(Site):
         block.fill(self.ram / "raw", IMAGE)
         for vm, (name, classes) in enumerate((("ram", ("ram",)), ("disk", ("fast",)))):
             disk = self.world.disk(10 + vm)
-            steps = (d.PlaceLayers(disk, classes, IMAGE, IMAGE), *self.world.cloning(image, disk), d.NoteClasses(disk, classes))
+            steps = (
+                d.PlaceLayers(disk, classes, IMAGE, IMAGE),
+                *self.world.cloning(image, disk),
+                d.NoteClasses(disk, classes),
+            )
             self.world.on(s.PrepareVm(disk.vm, disk.vm_dir), *steps)
             if os.path.realpath(disk.path).startswith(f"{self.ram}/") != (name == "ram"):
                 raise RuntimeError(f"the disk of class {name} is at {os.path.realpath(disk.path)}")
@@ -111,7 +127,15 @@ def memory(quick: bool) -> List[Figure]:
                 for number in rounds_within(60, 1 if quick else ROUNDS):
                     for name, (rw, size, count, part) in WORKLOADS.items():
                         for way in random.Random(f"{number}/{name}").sample(sorted(disks), len(disks)):
-                            rate = block.fio(address[way], rw, size, count=count, seed=number, window=PART, at=(2 * number + part) * PART)
+                            rate = block.fio(
+                                address[way],
+                                rw,
+                                size,
+                                count=count,
+                                seed=number,
+                                window=PART,
+                                at=(2 * number + part) * PART,
+                            )
                             rates[way, name].append(rate * size / MiB)
     finally:
         shutil.rmtree(made.ram, ignore_errors=True)
@@ -122,13 +146,26 @@ def memory(quick: bool) -> List[Figure]:
 def _figures(name: str, rates: Dict[Tuple[str, str], List[float]]) -> List[Figure]:
     return [
         Figure(
-            f"memory/{name}/raw", f"{name}, a disk of class ram", "MiB/s", rates["ram", name], "a raw file in the same memory",
-            rates["raw", name], expected=EXPECTED[name], because="what is new costs an overlay its tables; what is there, a look at them",
-            budget=("ratio", ">=", 0.9), budget_from="of a raw file on the same zram",
+            f"memory/{name}/raw",
+            f"{name}, a disk of class ram",
+            "MiB/s",
+            rates["ram", name],
+            "a raw file in the same memory",
+            rates["raw", name],
+            expected=EXPECTED[name],
+            because="what is new costs an overlay its tables; what is there, a look at them",
+            budget=("ratio", ">=", 0.9),
+            budget_from="of a raw file on the same zram",
             if_missed="an overlay's tables, which are written with what is new" if "first" in name else "",
         ),
         Figure(
-            f"memory/{name}/disk", f"{name}, a disk of class ram", "MiB/s", rates["ram", name], "the same on the disk of this machine",
-            rates["disk", name], expected=3.0, because="4.7 was found for 4 KiB writes, raw",
+            f"memory/{name}/disk",
+            f"{name}, a disk of class ram",
+            "MiB/s",
+            rates["ram", name],
+            "the same on the disk of this machine",
+            rates["disk", name],
+            expected=3.0,
+            because="4.7 was found for 4 KiB writes, raw",
         ),
-    ]  # fmt: skip
+    ]

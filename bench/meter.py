@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run driver actions as oned does and measure each: a runner for the simulated oned.
 
-Four of five calls of an action find, first in their PATH, recorders of the programs that drivers start. A recorder notes
-how long the driver had been on a CPU by then. They cost time of their own, so the other calls are measured without.
+Four of five calls of an action find, first in their PATH, recorders of the programs that drivers start. A
+recorder notes how long the driver had been on a CPU by then. They cost time of their own, so the other calls
+are measured without.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ exec {program} "$@"
 
 @dataclass(frozen=True)
 class Sample:
-    """What one call cost: seconds; `own` of the action's process alone, `host_cpu` of all hosts of the lab during the call."""
+    """What one call cost: seconds; `own` of the action's process alone, `host_cpu` of all hosts of the lab
+    during the call.
+    """
 
     wall: float
     cpu: float
@@ -84,7 +87,11 @@ class Meter(LabRunner):
         return done
 
     def measure(
-        self, argv: Sequence[str], stdin: Optional[str], environment: Mapping[str, str], recorded: bool = False
+        self,
+        argv: Sequence[str],
+        stdin: Optional[str],
+        environment: Mapping[str, str],
+        recorded: bool = False,
     ) -> "tuple[Done, Sample]":
         """Run a program on the front-end in the environment of a driver."""
         report, first = self.lab.fe.path(REPORT), self.lab.fe.path(FIRST)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live migration of a VM with a disk of its own: what crosses to the target, how long it takes, what the guest notices.
+"""Live migration of a VM with a disk of its own: what crosses to the target, how long it takes, what the
+guest notices.
 
-Between two hosts of a lab, forth and back in turns: the VM as our drivers move it (an overlay, whose base both hosts have),
-the same VM with the same writes and all disks in place, and the first VM by `virsh migrate --copy-storage-all`, into an empty
-overlay that was made before. An image of 2 GiB, of which the guest has written 64 MiB as a whole, or 4 KiB here and there; meanwhile it
-is almost idle, writes 50 blocks of 64 KiB a second, or as many as it can.
+Between two hosts of a lab, forth and back in turns: the VM as our drivers move it (an overlay, whose base
+both hosts have), the same VM with the same writes and all disks in place, and the first VM by `virsh migrate
+--copy-storage-all`, into an empty overlay that was made before. An image of 2 GiB, of which the guest has
+written 64 MiB as a whole, or 4 KiB here and there; meanwhile it is almost idle, writes 50 blocks of 64 KiB a
+second, or as many as it can.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class Rig:
         with open(path, "r+b") as file:
             file.truncate(SIZE_MIB << 20)
         cloud.give(path)
-        data = cloud.oned.image_create(STORE, name, path=f"/var/tmp/{path.name}", type="DATABLOCK", persistent=persistent, prefix="vd")
+        data = cloud.oned.image_create(
+            STORE, name, path=f"/var/tmp/{path.name}", type="DATABLOCK", persistent=persistent, prefix="vd"
+        )
         path.unlink()
         return cloud.deploy(name, [{"IMAGE_ID": str(image)} for image in (system, data)])
 
@@ -78,7 +82,9 @@ class Rig:
         return int(found.stdout.split()[0])
 
     @contextmanager
-    def _watched(self, guest: Guest, target: Node, load: str, after: Callable[[], Guest]) -> Iterator[Dict[str, float]]:
+    def _watched(
+        self, guest: Guest, target: Node, load: str, after: Callable[[], Guest]
+    ) -> Iterator[Dict[str, float]]:
         """Measure a move to `target`, done within the block; `after` returns the guest there."""
         found: Dict[str, float] = {}
         # Where nothing of its own is: what it writes meanwhile is counted by itself.
@@ -92,7 +98,11 @@ class Rig:
         counts = now.loop_stop("vdb")
         if counts["errors"] or counts["mismatches"]:
             raise RuntimeError(f"{load}: {counts}")
-        found.update(gap=counts["maxgap_ms"], writes=counts["writes"], kept=(meanwhile / seconds) / (written / BEFORE_S))
+        found.update(
+            gap=counts["maxgap_ms"],
+            writes=counts["writes"],
+            kept=(meanwhile / seconds) / (written / BEFORE_S),
+        )
 
     def move(self, name: str, load: str) -> Dict[str, float]:
         """Move a VM by our drivers; return what that took."""
@@ -104,7 +114,9 @@ class Rig:
         return found
 
     def stock(self, guest: Guest, here: Node, there: Node, load: str) -> Dict[str, float]:
-        """Move the domain of `own`, wherever oned believes it, with all that its disk shows, as libvirt does it; `guest` goes along."""
+        """Move the domain of `own`, wherever oned believes it, with all that its disk shows, as libvirt does
+        it; `guest` goes along.
+        """
         name = f"one-{self.vms['own']}"
         self._make_ready(here, there, name)
 
@@ -112,7 +124,15 @@ class Rig:
             guest.moved(there)
             return guest.wait_up(60)
 
-        words = ["--live", "--unsafe", "--copy-storage-all", "--migrate-disks", "vdb", name, f"qemu+ssh://{there.name}/system"]
+        words = [
+            "--live",
+            "--unsafe",
+            "--copy-storage-all",
+            "--migrate-disks",
+            "vdb",
+            name,
+            f"qemu+ssh://{there.name}/system",
+        ]
         with self._watched(guest, there, load, after) as found:
             here.run([*VIRSH, "migrate", *words], timeout=600)
         job = there.run([*VIRSH, "domjobinfo", "--completed", name]).stdout.decode()
@@ -121,7 +141,9 @@ class Rig:
         return found
 
     def _make_ready(self, here: Node, there: Node, name: str) -> None:
-        """Have at `there` what libvirt expects, and an empty overlay over the base: what the guest sees is copied all the same."""
+        """Have at `there` what libvirt expects, and an empty overlay over the base: what the guest sees is
+        copied all the same.
+        """
         lines = here.run([*VIRSH, "domblklist", name]).stdout.decode().splitlines()
         path = next(line.split()[1] for line in lines if line.split()[:1] == ["vdb"])
         directory = self.cloud.vm_dir(self.vms["own"])
@@ -173,16 +195,39 @@ def migrate(quick: bool) -> List[Figure]:
 
 
 EXPECTED = {
-    # figure: of ours to all disks in place, and of stock to ours, by load (idle, writing, busy); said before the first measurement
-    "seconds": ((1.8, 1.8, 1.8), (2.0, 2.0, 2.0), "s", "64 MiB more, two more messages, a merge; stock copies 320 MiB"),
-    "downtime": ((1.1, 1.1, 1.3), (1.0, 1.0, 1.0), "ms", "libvirt ends the mirrors while the guest stands still"),
-    "gap": ((1.2, 1.2, 1.5), (0.8, 0.8, 0.8), "ms", "the merge stops the guest once more, for the moment of the switch"),
-    "kept": ((1.0, 1.0, 0.8), (1.0, 1.0, 0.8), "of before", "files are read, writes are mirrored; stock reads and mirrors all of the disk"),
+    # figure: of ours to all disks in place, and of stock to ours, by load (idle, writing, busy); said before
+    # the first measurement
+    "seconds": (
+        (1.8, 1.8, 1.8),
+        (2.0, 2.0, 2.0),
+        "s",
+        "64 MiB more, two more messages, a merge; stock copies 320 MiB",
+    ),
+    "downtime": (
+        (1.1, 1.1, 1.3),
+        (1.0, 1.0, 1.0),
+        "ms",
+        "libvirt ends the mirrors while the guest stands still",
+    ),
+    "gap": (
+        (1.2, 1.2, 1.5),
+        (0.8, 0.8, 0.8),
+        "ms",
+        "the merge stops the guest once more, for the moment of the switch",
+    ),
+    "kept": (
+        (1.0, 1.0, 0.8),
+        (1.0, 1.0, 0.8),
+        "of before",
+        "files are read, writes are mirrored; stock reads and mirrors all of the disk",
+    ),
 }
 WHAT = {
-    "seconds": "a live migration", "downtime": "libvirt lets the guest stand still", "gap": "longest wait of a write",
+    "seconds": "a live migration",
+    "downtime": "libvirt lets the guest stand still",
+    "gap": "longest wait of a write",
     "kept": "writes per second that the guest keeps",
-}  # fmt: skip
+}
 
 
 def _figures(samples: Samples) -> List[Figure]:
@@ -190,39 +235,85 @@ def _figures(samples: Samples) -> List[Figure]:
     for number, load in enumerate(LOADS):
         own, shared, stock = (f"{name}, {load}" for name in ("own", "shared", "stock"))
         more = [mine - theirs for mine, theirs in zip(samples[own, "bytes"], samples[shared, "bytes"])]
-        allowed = [size + UNIT * writes / 1.1 for size, writes in zip(samples[own, "allocated"], samples[own, "writes"])]
+        allowed = [
+            size + UNIT * writes / 1.1
+            for size, writes in zip(samples[own, "allocated"], samples[own, "writes"])
+        ]
         if load != "busy":
             # That one writes the same blocks again and again: they do not cross as often.
-            found.append(Figure(
-                f"migrate/bytes/{load}", f"what crosses for the VM's own disk, guest {load}", "bytes", more,
-                "what its overlay occupies, and 64 KiB for each block written meanwhile", allowed, expected=1.03,
-                because="files cross without holes; only the delta in units of 64 KiB", budget=("ratio", "<=", 1.1),
-                budget_from="bytes", is_exact=True,
-            ))  # fmt: skip
+            found.append(
+                Figure(
+                    f"migrate/bytes/{load}",
+                    f"what crosses for the VM's own disk, guest {load}",
+                    "bytes",
+                    more,
+                    "what its overlay occupies, and 64 KiB for each block written meanwhile",
+                    allowed,
+                    expected=1.03,
+                    because="files cross without holes; only the delta in units of 64 KiB",
+                    budget=("ratio", "<=", 1.1),
+                    budget_from="bytes",
+                    is_exact=True,
+                )
+            )
         for way in ("own", "shared", "stock"):
-            found.append(Figure(f"migrate/all-bytes/{way}/{load}", f"all that crosses: {way}", "bytes", samples[f"{way}, {load}", "bytes"]))
+            found.append(
+                Figure(
+                    f"migrate/all-bytes/{way}/{load}",
+                    f"all that crosses: {way}",
+                    "bytes",
+                    samples[f"{way}, {load}", "bytes"],
+                )
+            )
         for key, (to_shared, to_own, unit, because) in EXPECTED.items():
             found += [
                 Figure(
-                    f"migrate/{key}/{load}", f"{WHAT[key]}, guest {load}", unit, samples[own, key],
-                    "of the same VM with all disks in place", samples[shared, key], expected=to_shared[number], because=because,
+                    f"migrate/{key}/{load}",
+                    f"{WHAT[key]}, guest {load}",
+                    unit,
+                    samples[own, key],
+                    "of the same VM with all disks in place",
+                    samples[shared, key],
+                    expected=to_shared[number],
+                    because=because,
                 ),
                 Figure(
-                    f"migrate/stock-{key}/{load}", f"{WHAT[key]}, guest {load}, by --copy-storage-all", unit, samples[stock, key],
-                    "by our drivers", samples[own, key], paired=False, expected=to_own[number], because=because,
+                    f"migrate/stock-{key}/{load}",
+                    f"{WHAT[key]}, guest {load}, by --copy-storage-all",
+                    unit,
+                    samples[stock, key],
+                    "by our drivers",
+                    samples[own, key],
+                    paired=False,
+                    expected=to_own[number],
+                    because=because,
                 ),
-            ]  # fmt: skip
+            ]
     more = [samples["scattered", "own"][0] - samples["scattered", "shared"][0]]
     return [
         *found,
         Figure(
-            "migrate/scattered", f"what crosses when {SCATTERED} more blocks of 4 KiB lie apart", "bytes", more,
-            "what the overlay occupies", [samples["scattered", "own allocated"][0]], expected=1.03,
-            because="subclusters of 4 KiB, as a file", budget=("ratio", "<=", 1.1), budget_from="bytes", is_exact=True,
+            "migrate/scattered",
+            f"what crosses when {SCATTERED} more blocks of 4 KiB lie apart",
+            "bytes",
+            more,
+            "what the overlay occupies",
+            [samples["scattered", "own allocated"][0]],
+            expected=1.03,
+            because="subclusters of 4 KiB, as a file",
+            budget=("ratio", "<=", 1.1),
+            budget_from="bytes",
+            is_exact=True,
         ),
         Figure(
-            "migrate/stock", "the same by --copy-storage-all", "bytes", samples["stock, idle", "bytes"],
-            "by our drivers, almost idle", samples["own, idle", "bytes"], paired=False, expected=3.5,
+            "migrate/stock",
+            "the same by --copy-storage-all",
+            "bytes",
+            samples["stock, idle", "bytes"],
+            "by our drivers, almost idle",
+            samples["own, idle", "bytes"],
+            paired=False,
+            expected=3.5,
             because="all that the disk shows that is not zero: 320 MiB",
         ),
-    ]  # fmt: skip
+    ]

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guest notices while its own disk goes to another device of its host's pool, at a limited rate (`semishared pool drain`).
+"""What a guest notices while its own disk goes to another device of its host's pool, at a limited rate
+(`semishared pool drain`).
 
-In a lab, on devices that give so many bytes a second and no more, with a real guest that reads, or writes, as much as it can; in turns
-with a time in which nothing moves. Only that disk is on the pool; the base of a disk with layers is empty, so that what is moved is
-the guest's own.
+In a lab, on devices that give so many bytes a second and no more, with a real guest that reads, or writes, as
+much as it can; in turns with a time in which nothing moves. Only that disk is on the pool; the base of a disk
+with layers is empty, so that what is moved is the guest's own.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ DEVICES = {"/mnt/a": 320, "/mnt/b": 320}
 FAST, OPERATIONS = 200 * MiB, 8000
 """Of each device, per second: as beside another's move (devices.py)."""
 MEMORY = "/dev/shm"
-"""Where their blocks are, so that only the limit makes them slow: below a file on this machine's disk a flush takes what that takes."""
+"""Where their blocks are, so that only the limit makes them slow: below a file on this machine's disk a flush
+takes what that takes.
+"""
 RATE = 10_000_000
 OWN_KIB, LOOP_KIB = 12 << 10, 4 << 10
 """What the guest has written before, which it reads; and what it writes, behind that."""
@@ -38,7 +41,9 @@ SIZE_MIB = {"layers": 32, "raw": 32}
 BUSY = 5000
 """Blocks of 64 KiB per second: more than it can."""
 KINDS: Dict[str, Dict[str, Any]] = {"layers": {}, "raw": {"SEMISHARED_LOCAL": "copy"}}
-"""A disk whose layers are copied beside QEMU, which mirrors a delta alone; and one that QEMU copies whole, with the guest's writes."""
+"""A disk whose layers are copied beside QEMU, which mirrors a delta alone; and one that QEMU copies whole,
+with the guest's writes.
+"""
 PAIRS = {"reads": 20, "writes": 2}
 STILL_S, WRITES_S = 1.0, 22.0
 """How long is read while nothing moves; and how long writers may take."""
@@ -46,7 +51,9 @@ Samples = Dict[str, Tuple[List[float], List[float]]]
 
 
 class Slow(Disk):
-    """A device of a host that has all of its blocks, and is as slow as `Throttle` lets it be: only the limit makes it so."""
+    """A device of a host that has all of its blocks, and is as slow as `Throttle` lets it be: only the limit
+    makes it so.
+    """
 
     def __init__(self, node: Any, path: str, mib: int, folder: Path) -> None:
         block.fill(folder / f"{node.name}{path.replace('/', '-')}", mib * MiB)
@@ -69,7 +76,9 @@ class Rig:
         block.fill(path, MiB if kind == "layers" else size)
         os.truncate(path, size)
         cloud.give(path)
-        data = cloud.oned.image_create(STORE, kind, path=f"/var/tmp/{path.name}", type="DATABLOCK", prefix="vd", attributes=KINDS[kind])
+        data = cloud.oned.image_create(
+            STORE, kind, path=f"/var/tmp/{path.name}", type="DATABLOCK", prefix="vd", attributes=KINDS[kind]
+        )
         path.unlink()
         system = cloud.os_image(f"os-{kind}", system=LINUX, persistent=True)
         self.vm = cloud.deploy(kind, [{"IMAGE_ID": str(image)} for image in (system, data)])
@@ -81,22 +90,29 @@ class Rig:
     def _pool(self, *words: str) -> str:
         done = self.cloud.lab.fe.run([COMMAND, "pool", *words, "--json"], check=False, timeout=300)
         if done.returncode:
-            raise RuntimeError(f"pool {' '.join(words)}: {done.stdout.decode()[-1000:]} {done.stderr.decode()[-1000:]}")
+            raise RuntimeError(
+                f"pool {' '.join(words)}: {done.stdout.decode()[-1000:]} {done.stderr.decode()[-1000:]}"
+            )
         return done.stdout.decode()
 
     def _layers(self) -> Dict[str, List[str]]:
         """Return the directories on each device that have, or are about to have, the layers of its disk."""
         host = self.cloud.lab.node("h1")
-        return {path: [str(found) for found in host.path(f"{path}/.semishared/layers").glob(f"{self.vm}-1-*")] for path in DEVICES}
+        return {
+            path: [str(found) for found in host.path(f"{path}/.semishared/layers").glob(f"{self.vm}-1-*")]
+            for path in DEVICES
+        }
 
     def _device(self) -> str:
         (found,) = [path for path, names in self._layers().items() if names]
         return found
 
     def window(self, what: str, *, moves: bool) -> Tuple[float, float]:
-        """Let the guest read or write while its disk moves, or while nothing does; return how often a second, and its longest wait in ms.
+        """Let the guest read or write while its disk moves, or while nothing does; return how often a second,
+        and its longest wait in ms.
 
-        A move counts from when there is a directory for the layers on their new device until the command has ended.
+        A move counts from when there is a directory for the layers on their new device until the command has
+        ended.
         """
         guest, device = self.guest, self._device()
         if what == "reads":
@@ -135,7 +151,11 @@ def moved(quick: bool) -> List[Figure]:
     """Measure; `quick`: one pair of each kind."""
     found: List[Figure] = []
     # All of the lab is in the throttle's group, and so are its guests: whatever they do to these devices.
-    with Throttle() as throttle, Cloud.up(hosts=1) as cloud, tempfile.TemporaryDirectory(prefix="bench-moved-", dir=MEMORY) as top:
+    with (
+        Throttle() as throttle,
+        Cloud.up(hosts=1) as cloud,
+        tempfile.TemporaryDirectory(prefix="bench-moved-", dir=MEMORY) as top,
+    ):
         (host,) = cloud.lab.hosts
         disks: List[Slow] = []
         try:
@@ -171,24 +191,41 @@ def _pairs(rig: Rig, what: str, pairs: int) -> "Tuple[Samples, List[float]]":
         limit = FAST / (256 << 10)
         still = sorted(samples["rate"][1])[len(seconds) // 2]
         if not 0.5 * limit < still < 1.2 * limit:
-            raise RuntimeError(f"a guest reads {still:.0f} pieces a second of a device that is to give {limit:.0f}")
+            raise RuntimeError(
+                f"a guest reads {still:.0f} pieces a second of a device that is to give {limit:.0f}"
+            )
     return samples, seconds
 
 
-EXPECTED = {"layers/reads": (0.97, 1.5), "raw/reads": (0.95, 1.5), "layers/writes": (0.9, 3.0), "raw/writes": (0.8, 2.0)}
+EXPECTED = {
+    "layers/reads": (0.97, 1.5),
+    "raw/reads": (0.95, 1.5),
+    "layers/writes": (0.9, 3.0),
+    "raw/writes": (0.8, 2.0),
+}
 """Of the rate and of the longest wait, to those without a move."""
 BECAUSE = {
-    "layers/reads": "10 MB/s of 200 MiB/s are read beside it while layers are copied, nothing when they are read again",
+    "layers/reads": "10 MB/s of 200 MiB/s are read beside it while layers are copied, nothing when they "
+    "are read again",
     "raw/reads": "10 MB/s of 200 MiB/s are read beside it, until the guest has gone over",
-    "layers/writes": "the guest stands still when it goes to a delta, and when it leaves it, which is mirrored as it is written",
+    "layers/writes": "the guest stands still when it goes to a delta, and when it leaves it, which is "
+    "mirrored as "
+    "it is written",
     "raw/writes": "each write waits for both devices, one after the other; the guest stands still as often",
 }
 IF_MISSED = {
-    "layers/reads": "what layers are copied at is taken from the device that the guest reads, and the command from its processor",
-    "raw/reads": "4.8 % of the device are the move's by its rate alone: 0.2 % are left for the command and for the guest's standing still",
+    "layers/reads": "what layers are copied at is taken from the device that the guest reads, and "
+    "the command "
+    "from its processor",
+    "raw/reads": "4.8 % of the device are the move's by its rate alone: 0.2 % are left for the "
+    "command and for "
+    "the guest's standing still",
 }
 WHAT = {"layers": "layers are copied, a delta is mirrored", "raw": "a raw layer is copied whole"}
-DOES = {"reads": "pieces of 256 KiB that a guest reads", "writes": "blocks of 64 KiB that a guest writes, and reads again"}
+DOES = {
+    "reads": "pieces of 256 KiB that a guest reads",
+    "writes": "blocks of 64 KiB that a guest writes, and reads again",
+}
 
 
 def _figures(kind: str, what: str, samples: Samples, seconds: List[float]) -> List[Figure]:
@@ -197,18 +234,40 @@ def _figures(kind: str, what: str, samples: Samples, seconds: List[float]) -> Li
     how = f"while its disk moves at 10 MB/s ({WHAT[kind]})"
     found = [
         Figure(
-            f"moved/{key}/rate", f"{DOES[what]} in a second, {how}", "1/s", rate, "nothing moves", idle, expected=EXPECTED[key][0],
-            because=BECAUSE[key], interval=True, if_missed=IF_MISSED.get(key, ""), pairs=PAIRS[what] if what == "reads" else 0,
-            budget=("ratio", ">=", 0.95) if what == "reads" else None, budget_from="loss of a reader's rate while rebalancing",
+            f"moved/{key}/rate",
+            f"{DOES[what]} in a second, {how}",
+            "1/s",
+            rate,
+            "nothing moves",
+            idle,
+            expected=EXPECTED[key][0],
+            because=BECAUSE[key],
+            interval=True,
+            if_missed=IF_MISSED.get(key, ""),
+            pairs=PAIRS[what] if what == "reads" else 0,
+            budget=("ratio", ">=", 0.95) if what == "reads" else None,
+            budget_from="loss of a reader's rate while rebalancing",
         ),
         Figure(
-            f"moved/{key}/gap", f"longest wait of a guest that {what}, {how}", "ms", gap, "nothing moves", still,
-            expected=EXPECTED[key][1], because=BECAUSE[key],
+            f"moved/{key}/gap",
+            f"longest wait of a guest that {what}, {how}",
+            "ms",
+            gap,
+            "nothing moves",
+            still,
+            expected=EXPECTED[key][1],
+            because=BECAUSE[key],
         ),
-    ]  # fmt: skip
+    ]
     if what == "reads":
-        found.append(Figure(
-            f"moved/{kind}/seconds", f"how long it moves ({WHAT[kind]})", "s", seconds, expected={"layers": 5.0, "raw": 5.0}[kind],
-            because="16 MiB, copied and read again; or 32 MiB, copied; one second for the command",
-        ))  # fmt: skip
+        found.append(
+            Figure(
+                f"moved/{kind}/seconds",
+                f"how long it moves ({WHAT[kind]})",
+                "s",
+                seconds,
+                expected={"layers": 5.0, "raw": 5.0}[kind],
+                because="16 MiB, copied and read again; or 32 MiB, copied; one second for the command",
+            )
+        )
     return found

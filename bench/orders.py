@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a pool of unequal devices puts things, by the function that the drivers ask: no device takes part, nothing is timed.
+"""Where a pool of unequal devices puts things, by the function that the drivers ask: no device takes part,
+nothing is timed.
 
-Extents, of equal size and many, show an order alone: how evenly it spreads them, and what moves when a device comes or goes. Files, of
-unequal size and few, show what is chosen by order and fill: how full the pool is when its first device has no room left.
+Extents, of equal size and many, show an order alone: how evenly it spreads them, and what moves when a device
+comes or goes. Files, of unequal size and few, show what is chosen by order and fill: how full the pool is
+when its first device has no room left.
 """
 
 from __future__ import annotations
@@ -20,15 +22,19 @@ from semishared.plan import pool  # noqa: E402
 
 GiB = 1 << 30
 POOLS: Dict[str, Sequence[int]] = {
-    "1, 2, 4": (1, 2, 4), "4 of 17 and 4 of 35": (17,) * 4 + (35,) * 4, "16, of 1 to 4": tuple(1 + number % 4 for number in range(16))
-}  # fmt: skip
+    "1, 2, 4": (1, 2, 4),
+    "4 of 17 and 4 of 35": (17,) * 4 + (35,) * 4,
+    "16, of 1 to 4": tuple(1 + number % 4 for number in range(16)),
+}
 """Capacities; the second is the pool of the paper that describes Share for hosts."""
 MOVED = {"share": 1.6, "share-scaled": 1.0, "rendezvous": 1.0}
 WHY = {
     "share": "each device that comes or goes changes the lengths of all intervals",
-    "share-scaled": "a length depends on its device alone, but for a pool that outgrows the scale, when nearly all moves once",
+    "share-scaled": "a length depends on its device alone, but for a pool that outgrows the scale, "
+    "when nearly "
+    "all moves once",
     "rendezvous": "what one device draws does not depend on the others",
-}  # fmt: skip
+}
 HASH = "hash"
 """In the place of an order: by rendezvous alone, whatever the fill."""
 
@@ -51,7 +57,9 @@ def shares(sizes: Sequence[int]) -> Dict[str, float]:
 
 
 def _extents(name: str, sizes: Sequence[int], order: str, samples: int, extents: int) -> List[Figure]:
-    """Place extents, add the largest device once more, take the last one out; of each sample the names are others."""
+    """Place extents, add the largest device once more, take the last one out; of each sample the names are
+    others.
+    """
     before = shares(sizes)
     more = {**before, "new": max(before.values())}
     gone = list(before)[-1]
@@ -59,7 +67,9 @@ def _extents(name: str, sizes: Sequence[int], order: str, samples: int, extents:
     fair, added, due, removed, left = [], [], [], [], []
     for sample in range(samples):
         keys = [f"{sample}/{number}" for number in range(extents)]
-        was, now, then = ([pool.ORDERS[order](key, shares)[0] for key in keys] for shares in (before, more, fewer))
+        was, now, then = (
+            [pool.ORDERS[order](key, shares)[0] for key in keys] for shares in (before, more, fewer)
+        )
         whole = sum(before.values())
         fair.append(max(was.count(uuid) * whole / share for uuid, share in before.items()) / extents)
         added.append(sum(a != b for a, b in zip(was, now)) / extents)
@@ -68,16 +78,41 @@ def _extents(name: str, sizes: Sequence[int], order: str, samples: int, extents:
         left.append(was.count(gone) / extents)
     budget = ("ratio", "<=", 1.05) if order == pool.DEFAULT else None
     moved: Dict[str, Any] = {
-        "expected": MOVED[order], "because": WHY[order], "budget": budget, "budget_from": "moved, of the least possible",
+        "expected": MOVED[order],
+        "because": WHY[order],
+        "budget": budget,
+        "budget_from": "moved, of the least possible",
         "is_exact": True,
-    }  # fmt: skip
+    }
     of = f"orders/{name}/{order}"
     return [
-        Figure(f"{of}/fair", f"{name}, {order}: the fullest device, of its share", "times", fair, expected=1.03,
-               because=f"chance alone, with {extents} extents"),
-        Figure(f"{of}/added", f"{name}, {order}: moved when a device comes", "of all", added, "what the new one takes", due, **moved),
-        Figure(f"{of}/removed", f"{name}, {order}: moved when a device goes", "of all", removed, "what that one had", left, **moved),
-    ]  # fmt: skip
+        Figure(
+            f"{of}/fair",
+            f"{name}, {order}: the fullest device, of its share",
+            "times",
+            fair,
+            expected=1.03,
+            because=f"chance alone, with {extents} extents",
+        ),
+        Figure(
+            f"{of}/added",
+            f"{name}, {order}: moved when a device comes",
+            "of all",
+            added,
+            "what the new one takes",
+            due,
+            **moved,
+        ),
+        Figure(
+            f"{of}/removed",
+            f"{name}, {order}: moved when a device goes",
+            "of all",
+            removed,
+            "what that one had",
+            left,
+            **moved,
+        ),
+    ]
 
 
 def _files(name: str, sizes: Sequence[int], way: str, runs: int) -> Figure:
@@ -91,7 +126,9 @@ def _files(name: str, sizes: Sequence[int], way: str, runs: int) -> Figure:
         unit = min(free.values()) / 12
         while min(free.values()) >= 0:
             size, number = draw.lognormvariate(0, 0.8) * unit, number + 1
-            devices = [pool.Device(uuid, int(share), int(free[uuid])) for uuid, share in shares(sizes).items()]
+            devices = [
+                pool.Device(uuid, int(share), int(free[uuid])) for uuid, share in shares(sizes).items()
+            ]
             if way == HASH:
                 uuid = pool.rendezvous(f"{run}/{number}", shares(sizes))[0]
             else:
@@ -100,8 +137,12 @@ def _files(name: str, sizes: Sequence[int], way: str, runs: int) -> Figure:
         found.append(1 - sum(max(left, 0) for left in free.values()) / whole)
     what = "by the hash alone" if way == HASH else f"{way} and fill"
     return Figure(
-        f"orders/{name}/{way}/full", f"{name}, {what}: how full the pool is when the first device overflows", "of all", found,
-        expected=0.6 if way == HASH else 0.85, because="a hash spreads numbers of files, and not their bytes" if way == HASH else
-        "what is not known is only how large the last files become",
-    )  # fmt: skip
-
+        f"orders/{name}/{way}/full",
+        f"{name}, {what}: how full the pool is when the first device overflows",
+        "of all",
+        found,
+        expected=0.6 if way == HASH else 0.85,
+        because="a hash spreads numbers of files, and not their bytes"
+        if way == HASH
+        else "what is not known is only how large the last files become",
+    )

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Overlays against raw files, under qemu-storage-daemon and fio: which options, and what the chosen ones cost.
+"""Overlays against raw files, under qemu-storage-daemon and fio: which options, and what the chosen ones
+cost.
 
-A round measures raw and every variant once, each round in another order; a ratio compares only within its round.
-"Raw" is the strictest there is: a file whose every block was written before, so that raw never allocates. Sparse
-images (too large to be written in full) are compared with a sparse raw file, as a stock full copy would be.
-Writes are a fixed number of random ones, none twice: a time limit would let slow variants off the rest of the work.
+A round measures raw and every variant once, each round in another order; a ratio compares only within its
+round. "Raw" is the strictest there is: a file whose every block was written before, so that raw never
+allocates. Sparse images (too large to be written in full) are compared with a sparse raw file, as a stock
+full copy would be. Writes are a fixed number of random ones, none twice: a time limit would let slow variants
+off the rest of the work.
 """
 
 from __future__ import annotations
@@ -26,10 +28,14 @@ from semishared.tools import qemu_img
 
 SMALL = 2 * GiB
 WINDOW = 640 * MiB
-"""The range that is written to, so that writes are dense although runs are short: many short pairs get even a busy machine
-out of the ratios. 8192 writes of 4 KiB are 5 % of it, 1.6 for each cluster of 128 KiB; 1536 of 64 KiB are 15 %."""
+"""The range that is written to, so that writes are dense although runs are short: many short pairs get even a
+busy machine out of the ratios. 8192 writes of 4 KiB are 5 % of it, 1.6 for each cluster of 128 KiB; 1536 of
+64 KiB are 15 %.
+"""
 LARGE = {"2 TiB, 640 MiB of it used": (2 * TiB, WINDOW), "500 GiB": (500 * GiB, 0), "2 TiB": (2 * TiB, 0)}
-"""Virtual size, and the range that is written to (0: all of it, so that nearly every write needs another L2 table)."""
+"""Virtual size, and the range that is written to (0: all of it, so that nearly every write needs another L2
+table).
+"""
 CHOSEN = overlay_options.for_size(Config().overlays_options, SMALL)
 VARIANTS: Dict[str, str] = {
     "64k": "",
@@ -45,13 +51,22 @@ VARIANTS: Dict[str, str] = {
     "128k extended_l2 +size": "extended_l2=on,cluster_size=128k",
     "256k extended_l2 +size": "extended_l2=on,cluster_size=256k",
 }
-"""`+size`: the new file's length is set to what it can grow to. No block is allocated, and no write extends the file."""
-CONTENDERS = ("64k", "128k extended_l2", "256k extended_l2", "128k extended_l2 +size", "256k extended_l2 +size")
+"""`+size`: the new file's length is set to what it can grow to. No block is allocated, and no write extends
+the file.
+"""
+CONTENDERS = (
+    "64k",
+    "128k extended_l2",
+    "256k extended_l2",
+    "128k extended_l2 +size",
+    "256k extended_l2 +size",
+)
 """What is also tried on large images."""
 
-# Written before anything was measured here: a raw write is one I/O; an overlay's first 4 KiB write in a cluster without
-# subclusters also reads and writes the rest of it (64 KiB), with subclusters of 4 KiB (128k / 32) it does not.
-# Preallocated metadata save the allocation. 64 KiB writes fill their clusters and pay only for metadata.
+# Written before anything was measured here: a raw write is one I/O; an overlay's first 4 KiB write in a
+# cluster without subclusters also reads and writes the rest of it (64 KiB), with subclusters of 4 KiB (128k /
+# 32) it does not. Preallocated metadata save the allocation. 64 KiB writes fill their clusters and pay only
+# for metadata.
 EXPECTED: Dict[str, Tuple[float, float]] = {
     "64k": (0.5, 0.8),
     "64k lazy_refcounts": (0.5, 0.8),
@@ -69,12 +84,14 @@ EXPECTED: Dict[str, Tuple[float, float]] = {
 }
 CPU = "copy on write moves the rest of the (sub)cluster; metadata"
 LOST = (
-    "what is written for the first time also changes the overlay's tables, an entry with its bitmap and a count of references, and has the "
+    "what is written for the first time also changes the overlay's tables, an entry with its "
+    "bitmap and a count of references, and has the "
     "host's file system find room; the raw file had all that before"
 )
 """Where the rest of first writes goes."""
 SCATTER = (
-    "where this comes from was not found out: no table changes then, and ways that are the same for it (`choice`: 128 KiB clusters, with "
+    "where this comes from was not found out: no table changes then, and ways that are the same "
+    "for it (`choice`: 128 KiB clusters, with "
     "metadata and ahead) differ by as much among themselves"
 )
 """Of rewrites and reads."""
@@ -111,13 +128,19 @@ def _write(folder: Path, disk: Disk, workload: str, seed: int, share: int = 1, w
     rw, size, count = WORKLOADS[workload]
     count //= share
     with block.exported(folder, [disk]) as address:
-        return block.fio(address[disk.name], rw, size, count=count, seed=seed, flush=count // FLUSHES, window=window)
+        return block.fio(
+            address[disk.name], rw, size, count=count, seed=seed, flush=count // FLUSHES, window=window
+        )
 
 
-def _round(folder: Path, base: Path, size: int, window: int, names: Sequence[str], number: int, samples: Samples) -> None:
-    """Measure raw and all variants once; files are removed only at the end, trimming would disturb the next one.
+def _round(
+    folder: Path, base: Path, size: int, window: int, names: Sequence[str], number: int, samples: Samples
+) -> None:
+    """Measure raw and all variants once; files are removed only at the end, trimming would disturb the next
+    one.
 
-    With `size` the raw disk is a new sparse file; with 0 it is the base file itself, whose content nobody looks at.
+    With `size` the raw disk is a new sparse file; with 0 it is the base file itself, whose content nobody
+    looks at.
     """
     share = 1 if window or not size else LARGE_SHARE
     order = ["raw", *names]
@@ -150,7 +173,9 @@ def _round(folder: Path, base: Path, size: int, window: int, names: Sequence[str
     settle(folder)
 
 
-def _reads(folder: Path, base: Path, names: Sequence[str], rounds: int, seconds: float, samples: Samples) -> None:
+def _reads(
+    folder: Path, base: Path, names: Sequence[str], rounds: int, seconds: float, samples: Samples
+) -> None:
     """Read the same base through fresh overlays and bare, all exported at once, in turns."""
     disks = [Disk("raw", base, writable=False)]
     for i, name in enumerate(names):
@@ -179,13 +204,21 @@ def _figures(group: str, where: str, names: Sequence[str], samples: Samples) -> 
         for workload in (*WORKLOADS, "4k read"):
             if (name, workload) not in samples:
                 continue
-            expected = {"4k first write": EXPECTED[name][0], "64k first write": EXPECTED[name][1]}.get(workload, 1.0)
+            expected = {"4k first write": EXPECTED[name][0], "64k first write": EXPECTED[name][1]}.get(
+                workload, 1.0
+            )
             found.append(
                 Figure(
-                    f"{group}/{where}/{name}/{workload}", f"{workload}, {where}, overlay {name}", "IOPS",
-                    samples[name, workload], "raw", samples["raw", workload], expected=expected, because=CPU,
+                    f"{group}/{where}/{name}/{workload}",
+                    f"{workload}, {where}, overlay {name}",
+                    "IOPS",
+                    samples[name, workload],
+                    "raw",
+                    samples["raw", workload],
+                    expected=expected,
+                    because=CPU,
                 )
-            )  # fmt: skip
+            )
     return found
 
 
@@ -201,13 +234,21 @@ def _creation(folder: Path, base: Path, where: str, size: int, rounds: int) -> L
             path.unlink()
     found = []
     for name in VARIANTS:
-        for key, unit, what in (("create", "s", "creation"), ("allocated", "KiB", "size on disk after creation")):
+        for key, unit, what in (
+            ("create", "s", "creation"),
+            ("allocated", "KiB", "size on disk after creation"),
+        ):
             found.append(
                 Figure(
-                    f"overlay-create/{where}/{name}/{key}", f"{what}, {where}, overlay {name}", unit, samples[name, key],
-                    "64k" if name != "64k" else "", samples["64k", key] if name != "64k" else [], paired=False,
+                    f"overlay-create/{where}/{name}/{key}",
+                    f"{what}, {where}, overlay {name}",
+                    unit,
+                    samples[name, key],
+                    "64k" if name != "64k" else "",
+                    samples["64k", key] if name != "64k" else [],
+                    paired=False,
                 )
-            )  # fmt: skip
+            )
     return found
 
 
@@ -229,7 +270,12 @@ def creation(quick: bool) -> List[Figure]:
     found: List[Figure] = []
     with tempfile.TemporaryDirectory(prefix="semishared-bench-", dir="/var/tmp") as name:
         folder = Path(name)
-        for where, size in {"2 GiB": SMALL, "64 GiB": 64 * GiB, "500 GiB": 500 * GiB, "2 TiB": 2 * TiB}.items():
+        for where, size in {
+            "2 GiB": SMALL,
+            "64 GiB": 64 * GiB,
+            "500 GiB": 500 * GiB,
+            "2 TiB": 2 * TiB,
+        }.items():
             found += _creation(folder, folder / "base", where, size, 1 if quick else 3)
     return found
 
@@ -269,19 +315,38 @@ def io(quick: bool) -> List[Figure]:
                 for workload in kinds:
                     # Forth, then back: what drifts within a round does not favour one side.
                     for which, disk in disks if number % 2 else reversed(disks):
-                        samples[which, workload].append(_write(folder, disk, workload, number + 1, window=WINDOW))
+                        samples[which, workload].append(
+                            _write(folder, disk, workload, number + 1, window=WINDOW)
+                        )
             for path in made:
                 path.unlink()
             settle(folder)
         reads: Samples = defaultdict(list)
         _reads(folder, base, [CHOSEN], 3 if quick else 16, 0.3, reads)
-        samples["raw", "4k read"], samples["overlay", "4k read"] = reads["raw", "4k read"], reads[CHOSEN, "4k read"]
-    budgets = {"4k first write": (0.85, 0.95), "64k first write": (0.75, 0.95), "4k read": (1.0, 0.98), "4k rewrite": (1.0, 1.0)}
+        samples["raw", "4k read"], samples["overlay", "4k read"] = (
+            reads["raw", "4k read"],
+            reads[CHOSEN, "4k read"],
+        )
+    budgets = {
+        "4k first write": (0.85, 0.95),
+        "64k first write": (0.75, 0.95),
+        "4k read": (1.0, 0.98),
+        "4k rewrite": (1.0, 1.0),
+    }
     return [
         Figure(
-            f"overlay-io/{workload}", f"{workload} of an overlay ({CHOSEN})", "IOPS", samples["overlay", workload],
-            "raw file, fully written", samples["raw", workload], expected=expected, because=CPU,
-            interval=True, budget=("ratio", ">=", limit), budget_from="overlay I/O", if_missed=LOST if "first" in workload else SCATTER,
+            f"overlay-io/{workload}",
+            f"{workload} of an overlay ({CHOSEN})",
+            "IOPS",
+            samples["overlay", workload],
+            "raw file, fully written",
+            samples["raw", workload],
+            expected=expected,
+            because=CPU,
+            interval=True,
+            budget=("ratio", ">=", limit),
+            budget_from="overlay I/O",
+            if_missed=LOST if "first" in workload else SCATTER,
         )
         for workload, (expected, limit) in budgets.items()
-    ]  # fmt: skip
+    ]

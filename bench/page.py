@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables from bench.json: for the terminal, and for docs/ between `<!-- bench: NAME -->` and `<!-- end -->`."""
+"""Tables from bench.json: for the terminal, and for docs/ between `<!-- bench: NAME -->` and `<!-- end
+-->`.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,22 @@ import tables
 from tables import Data, budget, by_name, met, number, plain, ratio, spread, table
 
 PAGES = ("reference/benchmarks.md", "explanation/overlay-options.md")
-BLOCK = re.compile(r"(?P<begin><!-- bench: (?P<name>[a-z]+) -->\n)(?P<was>.*?)(?P<end><!-- end -->)", re.DOTALL)
+BLOCK = re.compile(
+    r"(?P<begin><!-- bench: (?P<name>[a-z]+) -->\n)(?P<was>.*?)(?P<end><!-- end -->)", re.DOTALL
+)
 
 
 def machine(report: Data) -> str:
     """Say where, and how busy it was."""
     found = report["machine"]
-    loads = [load for run in report["runs"].values() for load in (run["load_before"][0], run["load_after"][0])]
+    loads = [
+        load for run in report["runs"].values() for load in (run["load_before"][0], run["load_after"][0])
+    ]
     return (
-        f"Measured on a virtual machine with {found['cores']} cores and {found['memory_gib']} GiB that others share, Linux "
-        f"{found['kernel']}, Python {found['python']}; load between {number(min(loads))} and {number(max(loads))} before and "
+        f"Measured on a virtual machine with {found['cores']} cores and {found['memory_gib']} GiB "
+        f"that others share, Linux "
+        f"{found['kernel']}, Python {found['python']}; load between {number(min(loads))} and "
+        f"{number(max(loads))} before and "
         f"after each benchmark, itself included. {_runs(report)}{_failed(report)}\n"
     )
 
@@ -41,15 +49,28 @@ def _runs(report: Data) -> str:
     if len(of) != 1 or not all("of" in run for run in runs):
         return f"Put together from {len(of) if all('of' in run for run in runs) else 'several'} runs."
     ((began, commit),) = of
-    return f"All in one run of {sum(run['seconds'] for run in runs) / 60:.0f} minutes, of commit {commit}, from {began} (UTC) on."
+    return (
+        f"All in one run of {sum(run['seconds'] for run in runs) / 60:.0f} minutes, of commit "
+        f"{commit}, from {began} (UTC) on."
+    )
 
 
 def runs(report: Data) -> str:
-    """Every benchmark of the report, in the order in which they ran: how long, and how busy the machine was."""
+    """Every benchmark of the report, in the order in which they ran: how long, and how busy the machine
+    was.
+    """
     rows = []
     for name, run in sorted(report["runs"].items(), key=lambda pair: pair[1].get("of", {}).get("began", "")):
         loads = [number(run[key][0]) for key in ("load_before", "load_after")]
-        rows.append([name, number(run["seconds"]), *loads, number(run.get("pace", 1)), run.get("error", "") and "failed"])
+        rows.append(
+            [
+                name,
+                number(run["seconds"]),
+                *loads,
+                number(run.get("pace", 1)),
+                run.get("error", "") and "failed",
+            ]
+        )
     return table(["benchmark", "s", "load before", "load after", "time for rounds, of the planned", ""], rows)
 
 
@@ -61,19 +82,36 @@ def budgets(report: Data) -> str:
         if figure["budget"] and figure not in first:
             base = figure["baseline"]
             against = f"{base['what']}: {number(base['median'])}" if base else ""
-            rows.append([
-                figure["what"], f"{spread(figure)} {figure['unit']}", against,
-                ratio(figure), number(figure["expected"]), budget(figure), met(figure), str(figure["n"]),
-            ])  # fmt: skip
+            rows.append(
+                [
+                    figure["what"],
+                    f"{spread(figure)} {figure['unit']}",
+                    against,
+                    ratio(figure),
+                    number(figure["expected"]),
+                    budget(figure),
+                    met(figure),
+                    str(figure["n"]),
+                ]
+            )
     if first:
         worst = max(first, key=lambda f: float(f["ratio"]))
         base = worst["baseline"]
-        rows.append([
-            f"{worst['what']} (the dearest of {len(first)} actions)", f"{spread(worst)} {worst['unit']}",
-            f"{base['what']}: {number(base['median'])}", ratio(worst), number(worst["expected"]), budget(worst), met(worst),
-            str(worst["n"]),
-        ])  # fmt: skip
-    return table(["what", "measured", "baseline", "ratio", "expected", "budget", "met", "n"], rows) + tables.missed(report["figures"])
+        rows.append(
+            [
+                f"{worst['what']} (the dearest of {len(first)} actions)",
+                f"{spread(worst)} {worst['unit']}",
+                f"{base['what']}: {number(base['median'])}",
+                ratio(worst),
+                number(worst["expected"]),
+                budget(worst),
+                met(worst),
+                str(worst["n"]),
+            ]
+        )
+    return table(
+        ["what", "measured", "baseline", "ratio", "expected", "budget", "met", "n"], rows
+    ) + tables.missed(report["figures"])
 
 
 def clone(report: Data) -> str:
@@ -85,16 +123,34 @@ def clone(report: Data) -> str:
             continue
         size = name.rsplit("/", 1)[1]
         first, scp = found[f"clone/first/{size}"], found[f"clone/scp/{size}"]
-        rows.append([
-            size, number(found[name]["median"]), number(found[name]["baseline"]["median"]), ratio(found[name]),
-            number(first["median"]), number(first["baseline"]["median"]), ratio(first), number(scp["median"]),
-            ratio(found[f"clone/warm-against-copy/{size}"]), number(found[f"clone/warm-store-bytes/{size}"]["median"]),
-            number(found[f"clone/warm-network/{size}"]["median"]),
-        ])  # fmt: skip
+        rows.append(
+            [
+                size,
+                number(found[name]["median"]),
+                number(found[name]["baseline"]["median"]),
+                ratio(found[name]),
+                number(first["median"]),
+                number(first["baseline"]["median"]),
+                ratio(first),
+                number(scp["median"]),
+                ratio(found[f"clone/warm-against-copy/{size}"]),
+                number(found[f"clone/warm-store-bytes/{size}"]["median"]),
+                number(found[f"clone/warm-network/{size}"]["median"]),
+            ]
+        )
     head = [
-        "data", "further clone, s", "bare `ssh qemu-img create`, s", "ratio", "first clone, s", "full copy (tar), s",
-        "ratio", "scp, s", "further clone / full copy", "store bytes, further", "front-end network, KiB",
-    ]  # fmt: skip
+        "data",
+        "further clone, s",
+        "bare `ssh qemu-img create`, s",
+        "ratio",
+        "first clone, s",
+        "full copy (tar), s",
+        "ratio",
+        "scp, s",
+        "further clone / full copy",
+        "store bytes, further",
+        "front-end network, KiB",
+    ]
     return table(head, rows)
 
 
@@ -110,14 +166,34 @@ def stage(report: Data) -> str:
     rows = []
     for name, way in ways.items():
         last = way[max(way)]
-        rows.append([name, *(number(way[n]["median"]) if n in way else "" for n in counts), ratio(last), number(last["expected"])])
+        rows.append(
+            [
+                name,
+                *(number(way[n]["median"]) if n in way else "" for n in counts),
+                ratio(last),
+                number(last["expected"]),
+            ]
+        )
     text = table(["way", *(f"N = {n}, s" for n in counts), "last / N = 1", "expected"], rows)
     others = [
-        [f["what"], f"{number(f['median'])} {f['unit']}", f["baseline"]["what"] if f["baseline"] else "", ratio(f),
-         number(f["expected"]), budget(f), met(f), str(f["n"])]
-        for name, f in found.items() if name.startswith("stage/") and not name.rsplit("/", 1)[1].isdigit()
-    ]  # fmt: skip
-    return text + "\n" + table(["what", "measured", "baseline", "ratio", "expected", "budget", "met", "n"], others)
+        [
+            f["what"],
+            f"{number(f['median'])} {f['unit']}",
+            f["baseline"]["what"] if f["baseline"] else "",
+            ratio(f),
+            number(f["expected"]),
+            budget(f),
+            met(f),
+            str(f["n"]),
+        ]
+        for name, f in found.items()
+        if name.startswith("stage/") and not name.rsplit("/", 1)[1].isdigit()
+    ]
+    return (
+        text
+        + "\n"
+        + table(["what", "measured", "baseline", "ratio", "expected", "budget", "met", "n"], others)
+    )
 
 
 def ceph(report: Data) -> str:
@@ -130,15 +206,36 @@ def ceph(report: Data) -> str:
         size = name.rsplit("/", 1)[1]
         first, warm = found[f"ceph/first/{size}"], found[name]
         reads = [number(found[f"ceph/{kind}-read/{size}"]["median"]) for kind in ("export", "first", "warm")]
-        rows.append([
-            size, spread(warm["baseline"]), spread(first), ratio(first), number(first["expected"]), spread(warm),
-            ratio(warm), number(warm["expected"]), ratio(found[f"ceph/warm-dir/{size}"]) if f"ceph/warm-dir/{size}" in found else "-",
-            *reads, number(found[f"ceph/warm-data/{size}"]["median"]),
-        ])  # fmt: skip
+        rows.append(
+            [
+                size,
+                spread(warm["baseline"]),
+                spread(first),
+                ratio(first),
+                number(first["expected"]),
+                spread(warm),
+                ratio(warm),
+                number(warm["expected"]),
+                ratio(found[f"ceph/warm-dir/{size}"]) if f"ceph/warm-dir/{size}" in found else "-",
+                *reads,
+                number(found[f"ceph/warm-data/{size}"]["median"]),
+            ]
+        )
     head = [
-        "image", "stock: `rbd export`, s", "first disk, s", "of an export", "expected", "further disk, s", "of an export",
-        "expected", "of one on a mounted store", "MiB read, export", "first", "further (headers)", "data bytes read, further",
-    ]  # fmt: skip
+        "image",
+        "stock: `rbd export`, s",
+        "first disk, s",
+        "of an export",
+        "expected",
+        "further disk, s",
+        "of an export",
+        "expected",
+        "of one on a mounted store",
+        "MiB read, export",
+        "first",
+        "further (headers)",
+        "data bytes read, further",
+    ]
     return table(head, rows)
 
 
@@ -149,17 +246,34 @@ def actions(report: Data) -> str:
     for name, figure in found.items():
         if name.startswith("actions/") and name.endswith("/first"):
             stem = name.rsplit("/", 1)[0]
-            rows.append([
-                stem.split("/", 1)[1], spread(figure), number(10 * figure["expected"] if figure["expected"] else None),
-                ratio(figure), met(figure), number(found[f"{stem}/own"]["median"]), spread(found[f"{stem}/cpu"]),
-                number(found[f"{stem}/host-cpu"]["median"]), spread(found[f"{stem}/wall"]), str(figure["n"]),
-            ])  # fmt: skip
+            rows.append(
+                [
+                    stem.split("/", 1)[1],
+                    spread(figure),
+                    number(10 * figure["expected"] if figure["expected"] else None),
+                    ratio(figure),
+                    met(figure),
+                    number(found[f"{stem}/own"]["median"]),
+                    spread(found[f"{stem}/cpu"]),
+                    number(found[f"{stem}/host-cpu"]["median"]),
+                    spread(found[f"{stem}/wall"]),
+                    str(figure["n"]),
+                ]
+            )
     python = found.get("actions/python")
     text = f"Baseline: `python3 -I -c pass` costs {spread(python)} ms CPU.\n\n" if python else ""
     head = [
-        "action", "CPU until first command, ms", "expected", "of the baseline", "met", "CPU of its own process, ms",
-        "CPU on the front-end, ms", "CPU on the hosts, ms", "wall, s", "n",
-    ]  # fmt: skip
+        "action",
+        "CPU until first command, ms",
+        "expected",
+        "of the baseline",
+        "met",
+        "CPU of its own process, ms",
+        "CPU on the front-end, ms",
+        "CPU on the hosts, ms",
+        "wall, s",
+        "n",
+    ]
     return text + table(head, rows)
 
 
@@ -167,22 +281,48 @@ def migrate(report: Data) -> str:
     """Live migrations by way, a line for each load; below, what has a budget."""
     found = by_name(report)
     rows = []
-    for load in dict.fromkeys(name.rsplit("/", 1)[1] for name in found if name.startswith("migrate/all-bytes/")):
-        for way, words in (("shared", "all disks in place"), ("own", "by our drivers"), ("stock", "`--copy-storage-all`")):
+    for load in dict.fromkeys(
+        name.rsplit("/", 1)[1] for name in found if name.startswith("migrate/all-bytes/")
+    ):
+        for way, words in (
+            ("shared", "all disks in place"),
+            ("own", "by our drivers"),
+            ("stock", "`--copy-storage-all`"),
+        ):
             size = found[f"migrate/all-bytes/{way}/{load}"]
             row = [load, words, number(size["median"] / (1 << 20))]
             for key in ("seconds", "downtime", "gap", "kept"):
                 figure = found[f"migrate/{'stock-' * (way == 'stock')}{key}/{load}"]
                 text = number(figure["baseline"]["median"] if way == "shared" else figure["median"])
-                row.append(text if way == "shared" else f"{text} ({ratio(figure)}, expected {number(figure['expected'])})")
+                row.append(
+                    text
+                    if way == "shared"
+                    else f"{text} ({ratio(figure)}, expected {number(figure['expected'])})"
+                )
             rows.append([*row, str(size["n"])])
     head = [
-        "guest", "way", "MiB that cross", "time, s", "stands still, ms", "longest wait of a write, ms", "writes/s kept", "n",
-    ]  # fmt: skip
+        "guest",
+        "way",
+        "MiB that cross",
+        "time, s",
+        "stands still, ms",
+        "longest wait of a write, ms",
+        "writes/s kept",
+        "n",
+    ]
     others = [
-        [f["what"], f"{number(f['median'])} {f['unit']}", f["baseline"]["what"], ratio(f), number(f["expected"]), budget(f), met(f)]
-        for name, f in found.items() if name.startswith(("migrate/bytes/", "migrate/scattered", "migrate/stock")) and name.count("-") == 0
-    ]  # fmt: skip
+        [
+            f["what"],
+            f"{number(f['median'])} {f['unit']}",
+            f["baseline"]["what"],
+            ratio(f),
+            number(f["expected"]),
+            budget(f),
+            met(f),
+        ]
+        for name, f in found.items()
+        if name.startswith(("migrate/bytes/", "migrate/scattered", "migrate/stock")) and name.count("-") == 0
+    ]
     text = tables.load(report, "migrate") + table(head, rows) + "\n"
     return text + table(["what", "measured", "baseline", "ratio", "expected", "budget", "met"], others)
 
@@ -206,7 +346,9 @@ def creation(report: Data) -> str:
     for name in names:
         row = [name]
         for size in sizes:
-            create, allocated = (found[f"overlay-create/{size}/{name}/{key}"]["median"] for key in ("create", "allocated"))
+            create, allocated = (
+                found[f"overlay-create/{size}/{name}/{key}"]["median"] for key in ("create", "allocated")
+            )
             row.append(f"{number(1000 * create)} ms, {number(allocated)} KiB")
         rows.append(row)
     return table(["overlay", *sizes], rows)
@@ -215,7 +357,14 @@ def creation(report: Data) -> str:
 def overlay(report: Data) -> str:
     """The chosen overlay against raw."""
     rows = [
-        [f["what"], f"{spread(f)} {f['unit']}", number(f["baseline"]["median"]), ratio(f), number(f["expected"]), str(f["n"])]
+        [
+            f["what"],
+            f"{spread(f)} {f['unit']}",
+            number(f["baseline"]["median"]),
+            ratio(f),
+            number(f["expected"]),
+            str(f["n"]),
+        ]
         for f in report["figures"]
         if f["name"].startswith("overlay-io")
     ]
@@ -223,18 +372,34 @@ def overlay(report: Data) -> str:
 
 
 BLOCKS: Dict[str, Callable[[Data], str]] = {
-    "machine": machine, "runs": runs, "budgets": budgets, "clone": clone, "ceph": ceph, "actions": actions, "overlay": overlay,
-    "creation": creation, "stage": stage, "migrate": migrate,
-    "commit": commit, "cluster": cluster, "many": functools.partial(plain, prefix="many/"),
-    **{name: functools.partial(plain, prefix=f"{name}/") for name in ("peer", "guests")}, **page_pool.BLOCKS,
-    **page_shares.BLOCKS, **page_choice.BLOCKS,
-}  # fmt: skip
+    "machine": machine,
+    "runs": runs,
+    "budgets": budgets,
+    "clone": clone,
+    "ceph": ceph,
+    "actions": actions,
+    "overlay": overlay,
+    "creation": creation,
+    "stage": stage,
+    "migrate": migrate,
+    "commit": commit,
+    "cluster": cluster,
+    "many": functools.partial(plain, prefix="many/"),
+    **{name: functools.partial(plain, prefix=f"{name}/") for name in ("peer", "guests")},
+    **page_pool.BLOCKS,
+    **page_shares.BLOCKS,
+    **page_choice.BLOCKS,
+}
 OF_ALL = ("machine", "runs", "budgets")
 """Tables that are of all benchmarks of a report; each other one is of that with its name, but:"""
 OF = {"overlay": "io"}
 
 
-PLOTS = {"stage": ["bench-stage.svg"], "cluster": ["bench-cluster-phases.svg", "bench-cluster-rates.svg"], "commit": ["bench-commit.svg"]}
+PLOTS = {
+    "stage": ["bench-stage.svg"],
+    "cluster": ["bench-cluster-phases.svg", "bench-cluster-rates.svg"],
+    "commit": ["bench-commit.svg"],
+}
 
 
 def plots(names: Sequence[str]) -> List[str]:
@@ -243,7 +408,9 @@ def plots(names: Sequence[str]) -> List[str]:
 
 
 def write(report: Data, docs: Path, names: Sequence[str]) -> None:
-    """Put the tables into the pages: those of `names`, all if that is empty; then a table that the report lacks goes from its page."""
+    """Put the tables into the pages: those of `names`, all if that is empty; then a table that the report
+    lacks goes from its page.
+    """
     for name in PAGES:
         path = docs / name
         text = path.read_text(encoding="utf-8")
@@ -259,7 +426,10 @@ def _table(name: str, was: str, report: Data, names: Sequence[str]) -> str:
     """Return what is to stand between the two marks of a table."""
     run = report["runs"].get(OF.get(name, name))
     if names and name == "machine":
-        return machine(report) + f"\nOf that, on this page: {', '.join(names)}. All other tables are of a run before.\n"
+        return (
+            machine(report)
+            + f"\nOf that, on this page: {', '.join(names)}. All other tables are of a run before.\n"
+        )
     if names and name not in names:
         return was
     if name not in OF_ALL:

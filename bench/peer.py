@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A base from a peer: against a plain TCP stream that is written, synced and hashed as well; against the store; on 8 cold hosts at once.
+"""A base from a peer: against a plain TCP stream that is written, synced and hashed as well; against the
+store; on 8 cold hosts at once.
 
-What is measured of ours is the whole clone action, as oned calls it. Links are limited at the lab's switch, and the store, on a file
-system of its own, by a control group that all nodes are in: the page cache forgets its image before each copy, and the peer's base.
+What is measured of ours is the whole clone action, as oned calls it. Links are limited at the lab's switch,
+and the store, on a file system of its own, by a control group that all nodes are in: the page cache forgets
+its image before each copy, and the peer's base.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ SLOW_PEER = 300
 SLOW_STORE = 40 * MiB
 COLD = 8
 COLD_MBIT = 100
-"""Of each cable when many hosts are cold: above that it would be this machine's cores, which carry every packet for all of them."""
+"""Of each cable when many hosts are cold: above that it would be this machine's cores, which carry every
+packet for all of them.
+"""
 SECONDS = 20
 """How long such a cable, or the store at the same rate, takes for the image of that case."""
 CONF = f"{REMOTES}/etc/semishared.conf"
@@ -82,10 +86,15 @@ class Rig:
         path = self.cloud.upload_file("peer.img")
         block.fill(path, mib << 20)
         self.cloud.give(path)
-        self.image = self.cloud.oned.image_create(STORE, f"peer-{mib}", path="/var/tmp/peer.img", type="OS", prefix="vd")
+        self.image = self.cloud.oned.image_create(
+            STORE, f"peer-{mib}", path="/var/tmp/peer.img", type="OS", prefix="vd"
+        )
         path.unlink()
         self.mib = mib
-        self.vms = [self.cloud.create(f"peer-{mib}-{host.name}", [{"IMAGE_ID": str(self.image)}]) for host in self.lab.hosts]
+        self.vms = [
+            self.cloud.create(f"peer-{mib}-{host.name}", [{"IMAGE_ID": str(self.image)}])
+            for host in self.lab.hosts
+        ]
         self.clone(self.peer)
         bases = (path.name for path in self.peer.path(f"{DATASTORES}/{RECORDS}/bases").iterdir())
         (self.base,) = [name for name in bases if name.startswith(f"{STORE}-{self.image}-")]
@@ -100,7 +109,9 @@ class Rig:
         return time.monotonic() - started
 
     def come(self, host: Node, holders: Sequence[str], rates: Dict[str, float]) -> float:
-        """Have a disk on a host that has no base: these are said to have it, and so many bytes a second are remembered there."""
+        """Have a disk on a host that has no base: these are said to have it, and so many bytes a second are
+        remembered there.
+        """
         self.forget(host, holders)
         known = host.path(f"{DATASTORES}/{RECORDS}/holders")
         known.mkdir(parents=True, exist_ok=True)
@@ -112,7 +123,9 @@ class Rig:
     def forget(self, host: Node, holders: Sequence[str] = ()) -> None:
         """Take disk and base from a host; let the page cache forget the image, and the base of the peer."""
         # By hand, as nothing of this is measured.
-        shutil.rmtree(host.path(f"{DATASTORES}/{SYSTEM}/{self.vms[self.lab.hosts.index(host)]}"), ignore_errors=True)
+        shutil.rmtree(
+            host.path(f"{DATASTORES}/{SYSTEM}/{self.vms[self.lab.hosts.index(host)]}"), ignore_errors=True
+        )
         for part in ("bases", "staging", "holders"):
             shutil.rmtree(host.path(f"{DATASTORES}/{RECORDS}/{part}"), ignore_errors=True)
         hints = self.lab.fe.path(f"{DATASTORES}/{RECORDS}/holders/{self.base}")
@@ -149,7 +162,10 @@ class Rig:
     def by_tcp(self, host: Node) -> float:
         """Copy the base by one plain stream."""
         self.forget(host)
-        send, receive = f"{COPY} send {self.base_path} {PORT}", f"{COPY} receive {self.peer.name} {PORT} {TARGET}"
+        send, receive = (
+            f"{COPY} send {self.base_path} {PORT}",
+            f"{COPY} receive {self.peer.name} {PORT} {TARGET}",
+        )
         # By its receiver's own clock: neither ssh nor an interpreter's start is in it.
         _, said = self._all((self.peer, send), (host, receive))
         return float(said.split()[1])
@@ -163,12 +179,23 @@ class Rig:
         return time.monotonic() - started
 
     def _all(self, *commands: "tuple[Node, str]") -> List[str]:
-        """Run commands on hosts, all at once: through ssh, so that each is of its host; return what each says."""
+        """Run commands on hosts, all at once: through ssh, so that each is of its host; return what each
+        says.
+        """
         running = [
-            self.lab.fe.popen(["ssh", "-o", "BatchMode=yes", host.name, command if "|" in command else f"python3 -I {command}"],
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            self.lab.fe.popen(
+                [
+                    "ssh",
+                    "-o",
+                    "BatchMode=yes",
+                    host.name,
+                    command if "|" in command else f"python3 -I {command}",
+                ],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
             for host, command in commands
-        ]  # fmt: skip
+        ]
         found = []
         for process in running:
             said, error = process.communicate(timeout=600)
@@ -189,7 +216,10 @@ def peer(quick: bool) -> List[Figure]:
     mib, cold_mib = (96, 64) if quick else (512, int(SECONDS * COLD_MBIT * 1e6 / 8) >> 20)
     samples: peer_figures.Samples = defaultdict(list)
     with ExitStack() as stack:
-        top, throttle = stack.enter_context(TemporaryDirectory(prefix="bench-peer-", dir="/var/tmp")), stack.enter_context(Throttle())
+        top, throttle = (
+            stack.enter_context(TemporaryDirectory(prefix="bench-peer-", dir="/var/tmp")),
+            stack.enter_context(Throttle()),
+        )
         device = Device(Path(top), "store", 512 if quick else 1024)
         stack.callback(device.end)
         rig = Rig(stack.enter_context(Cloud.up(hosts=COLD + 1)), device)
@@ -204,7 +234,9 @@ def peer(quick: bool) -> List[Figure]:
 
 
 def _ways(rig: Rig, rounds: int, samples: peer_figures.Samples) -> None:
-    """Measure copies by each way in turns, at 1 Gbit/s and as fast as it goes: MiB a second, CPU seconds of both ends for a GiB."""
+    """Measure copies by each way in turns, at 1 Gbit/s and as fast as it goes: MiB a second, CPU seconds of
+    both ends for a GiB.
+    """
     host = rig.cold[0]
     for link, mbit in (("1 Gbit/s", GBIT), ("unshaped", None)):
         for node in (rig.peer, host):
@@ -226,9 +258,15 @@ def _ways(rig: Rig, rounds: int, samples: peer_figures.Samples) -> None:
 
 
 def _choice(rig: Rig, throttle: Throttle, rounds: int, samples: peer_figures.Samples) -> None:
-    """Let one host ask, with the peer and the store in turns throttled: what it takes from each alone, and of its own choice."""
+    """Let one host ask, with the peer and the store in turns throttled: what it takes from each alone, and of
+    its own choice.
+    """
     host = rig.cold[0]
-    cases = {"as they are": (GBIT, None), "the peer slow": (SLOW_PEER, None), "the store slow": (GBIT, SLOW_STORE)}
+    cases = {
+        "as they are": (GBIT, None),
+        "the peer slow": (SLOW_PEER, None),
+        "the store slow": (GBIT, SLOW_STORE),
+    }
     for case, (mbit, rate) in cases.items():
         print(f"  {case}", flush=True)
         rig.peer.limit(mbit)
@@ -255,7 +293,9 @@ def _choice(rig: Rig, throttle: Throttle, rounds: int, samples: peer_figures.Sam
 
 
 def _many(rig: Rig, throttle: Throttle, rounds: int, samples: peer_figures.Samples) -> None:
-    """Let one cold host, and then all at once, clone what nobody has; the store gives as much as one cable carries."""
+    """Let one cold host, and then all at once, clone what nobody has; the store gives as much as one cable
+    carries.
+    """
     rig.forget(rig.peer)
     for number, node in enumerate(rig.lab.hosts):
         node.limit(COLD_MBIT)

@@ -1,6 +1,7 @@
 #!/usr/bin/python3 -I
 # SPDX-License-Identifier: Apache-2.0
-"""The plain copy that a base from a peer is compared with: one TCP stream, or what a pipe brings; written, hashed, synced.
+"""The plain copy that a base from a peer is compared with: one TCP stream, or what a pipe brings; written,
+hashed, synced.
 
 Who receives says the hash, and the seconds from the connection on until it is on the disk.
 

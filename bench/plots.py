@@ -11,7 +11,9 @@ import cluster_plots
 Data = Dict[str, Any]
 
 
-def _bars(path: Path, title: str, axis: str, groups: Dict[str, List[Data]], limit: float, key: str = "ratio") -> None:
+def _bars(
+    path: Path, title: str, axis: str, groups: Dict[str, List[Data]], limit: float, key: str = "ratio"
+) -> None:
     """Draw horizontal bars with their spread, one colour per group, and a line at the budget."""
     import matplotlib
 
@@ -23,7 +25,9 @@ def _bars(path: Path, title: str, axis: str, groups: Dict[str, List[Data]], limi
     at, ticks, labels = 0, [], []
     for group, figures in groups.items():
         values = [found[key] for found in figures]
-        spreads = [found["ratio_spread" if key == "ratio" else "spread"] or [found[key]] * 2 for found in figures]
+        spreads = [
+            found["ratio_spread" if key == "ratio" else "spread"] or [found[key]] * 2 for found in figures
+        ]
         errors = [
             [max(0.0, value - spread[0]) for value, spread in zip(values, spreads)],
             [max(0.0, spread[1] - value) for value, spread in zip(values, spreads)],
@@ -48,30 +52,50 @@ def _bars(path: Path, title: str, axis: str, groups: Dict[str, List[Data]], limi
 def draw(report: Data, folder: Path) -> None:
     """Draw what was measured."""
     figures = report["figures"]
-    for size in dict.fromkeys(f["name"].split("/")[1] for f in figures if f["name"].startswith("overlay-options/")):
+    for size in dict.fromkeys(
+        f["name"].split("/")[1] for f in figures if f["name"].startswith("overlay-options/")
+    ):
         groups: Dict[str, List[Data]] = {}
         for found in figures:
             parts = found["name"].split("/")
             if parts[0] == "overlay-options" and parts[1] == size and found["ratio"] is not None:
                 groups.setdefault(parts[3], []).append({**found, "label": parts[2]})
         name = f"bench-overlay-{size.replace(' ', '').replace(',', '-')}.svg"
-        _bars(folder / name, f"Overlays against raw, image of {size}", "ratio to raw (dashed: 0.95)", groups, 0.95)
+        _bars(
+            folder / name,
+            f"Overlays against raw, image of {size}",
+            "ratio to raw (dashed: 0.95)",
+            groups,
+            0.95,
+        )
     chosen = [{**f, "label": f["name"].split("/")[1]} for f in figures if f["name"].startswith("overlay-io/")]
     if chosen:
-        _bars(folder / "bench-overlay-io.svg", "Chosen overlay against raw", "ratio to raw (dashed: 0.95)", {"": chosen}, 0.95)
+        _bars(
+            folder / "bench-overlay-io.svg",
+            "Chosen overlay against raw",
+            "ratio to raw (dashed: 0.95)",
+            {"": chosen},
+            0.95,
+        )
     clones: Dict[str, List[Data]] = {}
     for found in figures:
         parts = found["name"].split("/")
         if parts[0] == "clone" and parts[1] in ("warm", "first", "scp"):
-            clones.setdefault({"warm": "further clone", "first": "first clone"}.get(parts[1], parts[1]), []).append(
-                {**found, "label": f"{parts[1]} {parts[2]}"}
-            )
+            clones.setdefault(
+                {"warm": "further clone", "first": "first clone"}.get(parts[1], parts[1]), []
+            ).append({**found, "label": f"{parts[1]} {parts[2]}"})
     if clones:
         _bars(folder / "bench-clone.svg", "Seconds per disk", "s", clones, 0.0, "median")
     named = [f for f in figures if f["name"].startswith("actions/") and f["name"].endswith("/first")]
     first = [{**f, "label": f["name"][8:-6]} for f in named]
     if first:
-        _bars(folder / "bench-actions.svg", "CPU until the first command", "of the bare interpreter (dashed: 3.5)", {"": first}, 3.5)
+        _bars(
+            folder / "bench-actions.svg",
+            "CPU until the first command",
+            "of the bare interpreter (dashed: 3.5)",
+            {"": first},
+            3.5,
+        )
     stages: Dict[str, List[Any]] = {}
     for found in figures:
         parts = found["name"].split("/")

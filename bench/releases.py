@@ -25,13 +25,26 @@ WARM = 1
 
 def _look_for_it() -> None:
     """Fail before two labs are up where this clone lacks the older version."""
-    argv = ["git", "-c", "safe.directory=*", "-C", str(CHECKOUT), "cat-file", "-e", f"{versions.OLDER}^{{tree}}"]
+    argv = [
+        "git",
+        "-c",
+        "safe.directory=*",
+        "-C",
+        str(CHECKOUT),
+        "cat-file",
+        "-e",
+        f"{versions.OLDER}^{{tree}}",
+    ]
     if subprocess.run(argv, stderr=subprocess.DEVNULL, check=False).returncode:
-        raise RuntimeError(f"{versions.OLDER} ({versions.RELEASE}) is not in this clone: git fetch --unshallow brings it")
+        raise RuntimeError(
+            f"{versions.OLDER} ({versions.RELEASE}) is not in this clone: git fetch --unshallow brings it"
+        )
 
 
 def releases(quick: bool) -> List[Figure]:
-    """Measure CPU until the first command, and all of it, of every action of an ordinary operation, by version."""
+    """Measure CPU until the first command, and all of it, of every action of an ordinary operation, by
+    version.
+    """
     _look_for_it()
     rounds = 2 if quick else 10
     with Cloud.up(hosts=2) as now, Cloud.up(hosts=2) as before:
@@ -44,11 +57,15 @@ def releases(quick: bool) -> List[Figure]:
                 if number < WARM:
                     meter.samples.clear()
     both = sorted(set(meters[0].samples) & set(meters[1].samples) - {"python"})
-    return [figure for name in both for figure in _figures(name, meters[0].samples[name], meters[1].samples[name])]
+    return [
+        figure for name in both for figure in _figures(name, meters[0].samples[name], meters[1].samples[name])
+    ]
 
 
 def prolog(quick: bool) -> List[Figure]:
-    """Measure what one_tm waits for before it says that a disk of 2 GiB is there whose base the host has, by version, in turns."""
+    """Measure what one_tm waits for before it says that a disk of 2 GiB is there whose base the host has, by
+    version, in turns.
+    """
     _look_for_it()
     rounds = 3 if quick else 20
     samples: Dict[str, List[List[float]]] = {}
@@ -69,17 +86,32 @@ def prolog(quick: bool) -> List[Figure]:
         with rigs[0].shared_ssh(), rigs[1].shared_ssh():
             rounds_of("shared", 25)
         rounds_of("new", 35)
-    return [Figure(
-        f"releases/prolog/{ssh}", f"prolog of a further disk of 2 GiB under the simulated oned, {words}", "s", took[0],
-        f"the same of {versions.RELEASE}", took[1], expected=0.6,
-        because="the host side starts while oned is asked; less is imported on both sides, and nothing tidied up",
-        budget=("ratio", "<=", 0.6), budget_from="an action's own cost",
-        if_missed="`ssh host true` is in both, most of it waiting for TCP (Nagle's algorithm), and is more than half of what is left",
-    ) for (ssh, took), words in zip(samples.items(), ("`ssh` as OpenNebula ships it", "a new connection by `ssh` for each"))]  # fmt: skip
+    return [
+        Figure(
+            f"releases/prolog/{ssh}",
+            f"prolog of a further disk of 2 GiB under the simulated oned, {words}",
+            "s",
+            took[0],
+            f"the same of {versions.RELEASE}",
+            took[1],
+            expected=0.6,
+            because="the host side starts while oned is asked; less is imported on both sides, and "
+            "nothing tidied up",
+            budget=("ratio", "<=", 0.6),
+            budget_from="an action's own cost",
+            if_missed="`ssh host true` is in both, most of it waiting for TCP (Nagle's algorithm), and is "
+            "more than half of what is left",
+        )
+        for (ssh, took), words in zip(
+            samples.items(), ("`ssh` as OpenNebula ships it", "a new connection by `ssh` for each")
+        )
+    ]
 
 
 def _disk(cloud: Cloud) -> "tuple[int, int]":
-    """Upload an image of 2 GiB of which 64 MiB are data; return a VM that wants a disk of it, and the image."""
+    """Upload an image of 2 GiB of which 64 MiB are data; return a VM that wants a disk of it, and the
+    image.
+    """
     path = cloud.upload_file("disk.img")
     block.fill(path, 64 * MiB)
     os.truncate(path, 2 * GiB)
@@ -104,10 +136,18 @@ def _figures(name: str, now: List[Sample], before: List[Sample]) -> List[Figure]
 
     def compared(part: str, what: str, of: List[List[float]]) -> Figure:
         return Figure(
-            f"releases/{name}/{part}", f"{name}: {what}", "ms", of[0], old, of[1], paired=False, expected=1.0,
-            because="more is planned, less is imported", budget=("ratio", "<=", 1.0) if part == "first" else None,
+            f"releases/{name}/{part}",
+            f"{name}: {what}",
+            "ms",
+            of[0],
+            old,
+            of[1],
+            paired=False,
+            expected=1.0,
+            because="more is planned, less is imported",
+            budget=("ratio", "<=", 1.0) if part == "first" else None,
             budget_from="start-up CPU of an action is not higher than before",
-        )  # fmt: skip
+        )
 
     first = [[s.first_cpu * 1000 for s in samples if s.first_cpu is not None] for samples in (now, before)]
     whole = [[s.cpu * 1000 for s in samples if s.first_cpu is None] for samples in (now, before)]

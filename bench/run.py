@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run benchmarks; write build/bench.json and plots beside it (`make bench`).
 
-    bench/run.py [--quick] [NAME ...]     names: io clone ceph actions creation choice stage migrate prolog commit cluster many peer shares
-                                          guests pool (that is: orders rebalance devices plain beside moved memory extents)
-                                          and, by name alone: options large interference releases
+    bench/run.py [--quick] [NAME ...]     names: io clone ceph actions creation choice stage migrate prolog
+    commit cluster many peer shares
+                                          guests pool (that is: orders rebalance devices plain beside moved
+                                          memory extents) and, by name alone: options large interference
+                                          releases
     bench/run.py --docs [TABLE ...]       write the tables in docs/ (all, or those) from build/bench.json
 
 All of it ends within 80 minutes (schedule.py). A benchmark that fails has no figures, and the run goes on.
@@ -102,19 +104,30 @@ def machine() -> Dict[str, Any]:
 
 
 def this_run() -> Dict[str, Any]:
-    """Say when this run began, and of which commit it is: what tables on a page have in common if they are of one run."""
+    """Say when this run began, and of which commit it is: what tables on a page have in common if they are of
+    one run.
+    """
     git = ["git", "-c", "safe.directory=*", "-C", str(ROOT)]
     told = [
         subprocess.run([*git, *words], capture_output=True, text=True, check=False).stdout.strip()
         for words in (("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
     ]
-    return {"began": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()), "commit": told[0] + " and changes" * bool(told[1])}
+    return {
+        "began": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),
+        "commit": told[0] + " and changes" * bool(told[1]),
+    }
 
 
 def main() -> int:
-    """Run what was asked for; the exit code says whether all of it could be measured, not whether budgets were met."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a few samples: to see that it works, not to believe")
+    """Run what was asked for; the exit code says whether all of it could be measured, not whether budgets
+    were met.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a few samples: to see that it works, not to believe"
+    )
     parser.add_argument("--docs", action="store_true", help="only write tables in docs/")
     parser.add_argument("names", nargs="*", metavar="NAME", help=" ".join(BENCHMARKS))
     arguments = parser.parse_args()
@@ -154,7 +167,9 @@ def main() -> int:
 
 
 def run(names: Sequence[str], quick: bool, report: Dict[str, Any], out: Path) -> List[str]:
-    """Run these, or all that `schedule` has if there are none, and write the report after each; return which have failed."""
+    """Run these, or all that `schedule` has if there are none, and write the report after each; return which
+    have failed.
+    """
     of, began = this_run(), time.monotonic()
     failed = []
     for name in names or list(schedule.SECONDS):
@@ -185,7 +200,10 @@ def run(names: Sequence[str], quick: bool, report: Dict[str, Any], out: Path) ->
         report["figures"] = [figure for figure in report["figures"] if figure["benchmark"] != name] + figures
         out.write_text(json.dumps(report, indent=1) + "\n")
         print(tables.text_table(figures), flush=True)
-        print(f"== {name}: {'FAILED, ' + error if error else 'done'} after {report['runs'][name]['seconds']} s", flush=True)
+        print(
+            f"== {name}: {'FAILED, ' + error if error else 'done'} after {report['runs'][name]['seconds']} s",
+            flush=True,
+        )
     return failed
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a run without names may take, and what keeps it to that: time for rounds that is given or taken, and an end for what hangs."""
+"""How long a run without names may take, and what keeps it to that: time for rounds that is given or taken,
+and an end for what hangs.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,34 @@ from contextlib import contextmanager
 from typing import Dict, Iterator
 
 SECONDS: Dict[str, int] = {
-    "orders": 30, "rebalance": 15, "guests": 385, "beside": 150, "moved": 390, "creation": 20, "io": 60, "choice": 470, "peer": 570,
-    "clone": 130, "ceph": 185, "actions": 200, "prolog": 85, "many": 160, "commit": 280, "shares": 220, "devices": 80, "plain": 70,
-    "memory": 80, "stage": 400, "migrate": 175, "extents": 135, "cluster": 320,
-}  # fmt: skip
+    "orders": 30,
+    "rebalance": 15,
+    "guests": 385,
+    "beside": 150,
+    "moved": 390,
+    "creation": 20,
+    "io": 60,
+    "choice": 470,
+    "peer": 570,
+    "clone": 130,
+    "ceph": 185,
+    "actions": 200,
+    "prolog": 85,
+    "many": 160,
+    "commit": 280,
+    "shares": 220,
+    "devices": 80,
+    "plain": 70,
+    "memory": 80,
+    "stage": 400,
+    "migrate": 175,
+    "extents": 135,
+    "cluster": 320,
+}
 """What a run without names takes, and about how many seconds of each, set-up included, on two idle cores.
 
-First those that want a fixed number of pairs, so that the others can make up for what they took; last what could best be done without.
+First those that want a fixed number of pairs, so that the others can make up for what they took; last what
+could best be done without.
 """
 LIMIT_S = 77 * 60
 """What is aimed at for all of them."""
@@ -43,7 +66,9 @@ def pace(name: str, spent: float) -> float:
 
 @contextmanager
 def ends(name: str, spent: float = 0) -> Iterator[None]:
-    """End what is in the block, by an error in the main thread, where it takes much longer than it should, or no time is left."""
+    """End what is in the block, by an error in the main thread, where it takes much longer than it should, or
+    no time is left.
+    """
     if name not in SECONDS:
         yield
         return

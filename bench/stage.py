@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One base onto N hosts: ours by multicast, chain and unicast, against scp, qemu-img convert from the store and bare udpcast.
+"""One base onto N hosts: ours by multicast, chain and unicast, against scp, qemu-img convert from the store
+and bare udpcast.
 
-Every cable of the lab has 100 Mbit/s both ways, so that the network is measured: above that it would be this machine's CPU,
-which copies every packet for every host. Each host stays on one core, as it would have its own. The image is random data and
-as large as a link carries in 20 s; a time is from the command until the last host (or, with a slow and a killed one, the last
-healthy host) has it. scp and the others verify nothing.
+Every cable of the lab has 100 Mbit/s both ways, so that the network is measured: above that it would be this
+machine's CPU, which copies every packet for every host. Each host stays on one core, as it would have its
+own. The image is random data and as large as a link carries in 20 s; a time is from the command until the
+last host (or, with a slow and a killed one, the last healthy host) has it. scp and the others verify nothing.
 """
 
 from __future__ import annotations
@@ -31,13 +32,19 @@ RATE, LIMIT = "11800k", 11800 << 10
 SECONDS = 20
 COUNTS = (1, 4, 16)
 ONLY = {"unicast": (1,), "scp": (1,), "convert": (), "chain": (1, 4), "udpcast": (1, 16)}
-"""What takes N times a link's time is known after one; a chain keeps the cores busy from 8 on. `SEMISHARED_FULL=1`: all of them."""
+"""What takes N times a link's time is known after one; a chain keeps the cores busy from 8 on.
+`SEMISHARED_FULL=1`: all of them.
+"""
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
 TARGET = "/var/tmp/bench-copy.img"
 SENDING = 8
-"""What a multicast sender's core has to do, by what a receiver's has to (measured on two cores with 16 receivers)."""
+"""What a multicast sender's core has to do, by what a receiver's has to (measured on two cores with 16
+receivers).
+"""
 FAULTS_SECONDS = 40
-"""With a slow and a killed receiver the image is larger: each costs the others about 2 s, whatever its size."""
+"""With a slow and a killed receiver the image is larger: each costs the others about 2 s, whatever its
+size.
+"""
 BASELINES = ("scp", "convert", "udpcast")
 
 
@@ -60,9 +67,13 @@ class Rig:
         for node in (self.lab.fe, *self.lab.hosts):
             node.limit(None)
         path = self.cloud.upload_file("stage.img")
-        subprocess.run(["dd", "if=/dev/urandom", f"of={path}", "bs=1M", f"count={mib}", "status=none"], check=True)
+        subprocess.run(
+            ["dd", "if=/dev/urandom", f"of={path}", "bs=1M", f"count={mib}", "status=none"], check=True
+        )
         self.cloud.give(path)
-        self.image = self.cloud.oned.image_create(STORE, f"stage-{mib}", path="/var/tmp/stage.img", type="OS", prefix="vd")
+        self.image = self.cloud.oned.image_create(
+            STORE, f"stage-{mib}", path="/var/tmp/stage.img", type="OS", prefix="vd"
+        )
         path.unlink()
         self.bytes, self.source = mib << 20, self.cloud.source(self.image)
         self.command("stage", "--hosts", "h1")
@@ -99,7 +110,9 @@ class Rig:
         watch = threading.Thread(target=self._watch, args=(transport, ended))
         watch.start()
         try:
-            found = self.command("stage", "--hosts", names, "--transport", transport, "--rate", RATE, "--compress", "none")
+            found = self.command(
+                "stage", "--hosts", names, "--transport", transport, "--rate", RATE, "--compress", "none"
+            )
         finally:
             ended.set()
             watch.join()
@@ -116,7 +129,9 @@ class Rig:
         if not ended.wait(SECONDS * 0.4):
             self.rates[transport].append((self.sent(self.lab.hosts[0]) - before) / (time.monotonic() - at))
 
-    def all_at_once(self, count: int, argv: Callable[[Node], Sequence[str]], at: Callable[[Node], Node]) -> float:
+    def all_at_once(
+        self, count: int, argv: Callable[[Node], Sequence[str]], at: Callable[[Node], Node]
+    ) -> float:
         """Run one program per receiver, all at once; return the seconds."""
         started = time.monotonic()
         running = [at(host).popen(list(argv(host)), stderr=subprocess.PIPE) for host in self.receivers(count)]
@@ -131,11 +146,15 @@ class Rig:
         base = next(self.lab.hosts[0].path(f"{DATASTORES}/{RECORDS}/bases").iterdir()).name
         path = f"{DATASTORES}/{RECORDS}/bases/{base}/image"
         h1 = self.lab.hosts[0]
-        return self.all_at_once(count, lambda host: ["scp", "-q", path, f"{host.name}:{TARGET}"], lambda host: h1)
+        return self.all_at_once(
+            count, lambda host: ["scp", "-q", path, f"{host.name}:{TARGET}"], lambda host: h1
+        )
 
     def convert(self, count: int) -> float:
         """Let each host convert from the store over its network: an NBD server stands for the store's."""
-        server = self.lab.fe.popen(["qemu-nbd", "-r", "-f", "raw", "-e", "32", "--persistent", "-p", "10809", self.source])
+        server = self.lab.fe.popen(
+            ["qemu-nbd", "-r", "-f", "raw", "-e", "32", "--persistent", "-p", "10809", self.source]
+        )
         try:
             self.lab.fe.wait_for(["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/10809"], 10)
             argv = ["qemu-img", "convert", "-f", "raw", "-O", "raw", f"nbd://{self.lab.fe.ip}:10809", TARGET]
@@ -154,9 +173,25 @@ class Rig:
         running = [host.popen(receive, stderr=subprocess.DEVNULL) for host in self.receivers(count)]
         try:
             self.lab.hosts[0].run(
-                ["udp-sender", *common, "--min-receivers", str(count), "--max-wait", "10", "--start-timeout", "30",
-                 "--nopointopoint", "--retries-until-drop", "30", "--max-bitrate", "94400k", "--file", path], timeout=600,
-            )  # fmt: skip
+                [
+                    "udp-sender",
+                    *common,
+                    "--min-receivers",
+                    str(count),
+                    "--max-wait",
+                    "10",
+                    "--start-timeout",
+                    "30",
+                    "--nopointopoint",
+                    "--retries-until-drop",
+                    "30",
+                    "--max-bitrate",
+                    "94400k",
+                    "--file",
+                    path,
+                ],
+                timeout=600,
+            )
             for process in running:
                 process.wait(60)
         finally:
@@ -172,12 +207,26 @@ class Rig:
         return self.stage(method, count)
 
     def healthy(self, count: int) -> float:
-        """Stage with a receiver at a tenth of the speed and one killed midway; return the seconds of the others."""
+        """Stage with a receiver at a tenth of the speed and one killed midway; return the seconds of the
+        others.
+        """
         self.forget(count)
         slow, killed = self.receivers(count)[-2:]
         slow.limit(MBIT / 10)
         names = ",".join(["h1", *(host.name for host in self.receivers(count))])
-        argv = [COMMAND, "stage", str(self.image), "--hosts", names, "--transport", "multicast", "--rate", RATE, "--compress", "none"]
+        argv = [
+            COMMAND,
+            "stage",
+            str(self.image),
+            "--hosts",
+            names,
+            "--transport",
+            "multicast",
+            "--rate",
+            RATE,
+            "--compress",
+            "none",
+        ]
         started, seconds, done = time.monotonic(), 0.0, set()
         wanted = {host.name for host in self.receivers(count)} - {slow.name, killed.name}
         process = self.lab.fe.popen([*argv, "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -185,7 +234,12 @@ class Rig:
         try:
             for line in process.stdout:
                 event = json.loads(line)
-                if killed.up and event["event"] == "host" and event["have"] > 2 and time.monotonic() - started > SECONDS / 2:
+                if (
+                    killed.up
+                    and event["event"] == "host"
+                    and event["have"] > 2
+                    and time.monotonic() - started > SECONDS / 2
+                ):
                     killed.kill()
                 if event["event"] == "host" and event["done"] and event["host"] in wanted:
                     done.add(event["host"])
@@ -214,7 +268,11 @@ def stage(quick: bool) -> List[Figure]:
         rig = Rig(cloud, mib)
         for count in counts:
             for method in ways:
-                if not quick and count not in ONLY.get(method, counts) and not os.environ.get("SEMISHARED_FULL"):
+                if (
+                    not quick
+                    and count not in ONLY.get(method, counts)
+                    and not os.environ.get("SEMISHARED_FULL")
+                ):
                     continue
                 print(f"  {method} to {count}", flush=True)
                 samples[method, count].append(rig.take(method, count))
@@ -228,7 +286,9 @@ def stage(quick: bool) -> List[Figure]:
         rig.forget(most)
         shutil.rmtree(rig.lab.hosts[0].path(f"{DATASTORES}/{RECORDS}/bases"))
         before = {node.name: rig.sent(node) for node in (rig.lab.fe, *rig.lab.hosts)}
-        found = rig.command("stage", "--hosts", ",".join(host.name for host in rig.lab.hosts[: most + 1]), "--rate", RATE)
+        found = rig.command(
+            "stage", "--hosts", ",".join(host.name for host in rig.lab.hosts[: most + 1]), "--rate", RATE
+        )
         amounts = found["bytes"]
         assert isinstance(amounts, dict)
         extra["store"].append(amounts["store"] / rig.bytes)
@@ -244,13 +304,25 @@ def stage(quick: bool) -> List[Figure]:
 
 
 FIO = [
-    "fio", "--name=guest", "--filename=/var/tmp/bench-guest.img", "--size=256M", "--rw=randrw", "--bs=4k", "--direct=1",
-    "--ioengine=psync", "--numjobs=1", "--time_based", "--runtime={seconds}", "--output-format=json",
-]  # fmt: skip
+    "fio",
+    "--name=guest",
+    "--filename=/var/tmp/bench-guest.img",
+    "--size=256M",
+    "--rw=randrw",
+    "--bs=4k",
+    "--direct=1",
+    "--ioengine=psync",
+    "--numjobs=1",
+    "--time_based",
+    "--runtime={seconds}",
+    "--output-format=json",
+]
 
 
 def interference(quick: bool) -> List[Figure]:
-    """Measure a host's I/O, as a guest's with cache=none does it, while the host receives at 10 MB/s, and without."""
+    """Measure a host's I/O, as a guest's with cache=none does it, while the host receives at 10 MB/s, and
+    without.
+    """
     rounds, seconds, mib = (1, 3, 64) if quick else (5, 8, 160)
     busy: List[float] = []
     idle: List[float] = []
@@ -269,14 +341,31 @@ def interference(quick: bool) -> List[Figure]:
         for _ in rounds_within(120, rounds):
             idle.append(iops())
             rig.forget(1)
-            argv = [COMMAND, "stage", str(rig.image), "--hosts", "h1,h2", "--rate", "10M", "--compress", "none", "--json"]
+            argv = [
+                COMMAND,
+                "stage",
+                str(rig.image),
+                "--hosts",
+                "h1,h2",
+                "--rate",
+                "10M",
+                "--compress",
+                "none",
+                "--json",
+            ]
             process = rig.lab.fe.popen(argv, stdout=subprocess.DEVNULL)
             time.sleep(2)
             busy.append(iops())
             process.wait(120)
     return [
         Figure(
-            "stage/interference", "4 KiB random I/O on a host, direct as a guest's, while it receives at 10 MB/s", "IOPS", busy,
-            "without", idle, expected=0.95, because="idle class of I/O; its pages are dropped behind it. The reference of 2014 lost 12.5 %",
+            "stage/interference",
+            "4 KiB random I/O on a host, direct as a guest's, while it receives at 10 MB/s",
+            "IOPS",
+            busy,
+            "without",
+            idle,
+            expected=0.95,
+            because="idle class of I/O; its pages are dropped behind it. The reference of 2014 lost 12.5 %",
         )
-    ]  # fmt: skip
+    ]

@@ -25,7 +25,11 @@ def spread(found: Data) -> str:
 def budget(figure: Data) -> str:
     """Show what is allowed."""
     allowed = figure["budget"]
-    return f"{allowed['of']} {allowed['sign'].replace('>=', '≥').replace('<=', '≤')} {number(allowed['limit'])}" if allowed else ""
+    return (
+        f"{allowed['of']} {allowed['sign'].replace('>=', '≥').replace('<=', '≤')} {number(allowed['limit'])}"
+        if allowed
+        else ""
+    )
 
 
 def ratio(figure: Data) -> str:
@@ -45,10 +49,21 @@ def text_table(figures: Sequence[Data]) -> str:
     """Return a plain table of figures."""
     rows = [("figure", "median", "unit", "n", "ratio", "expected", "budget", "met")]
     for f in figures:
-        cells = (f["name"], number(f["median"]), f["unit"], str(f["n"]), ratio(f), number(f["expected"]), budget(f), met(f))
+        cells = (
+            f["name"],
+            number(f["median"]),
+            f["unit"],
+            str(f["n"]),
+            ratio(f),
+            number(f["expected"]),
+            budget(f),
+            met(f),
+        )
         rows.append(cells)
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
+    )
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -64,7 +79,10 @@ def by_name(report: Data) -> Dict[str, Data]:
 def load(report: Data, name: str) -> str:
     """Say how busy the machine was around a benchmark."""
     run = report["runs"][name]
-    return f"Load {number(run['load_before'][0])} before, {number(run['load_after'][0])} after, itself included.\n\n"
+    return (
+        f"Load {number(run['load_before'][0])} before, {number(run['load_after'][0])} after, itself "
+        f"included.\n\n"
+    )
 
 
 def lines(figures: Sequence[Data]) -> str:
@@ -74,10 +92,21 @@ def lines(figures: Sequence[Data]) -> str:
         base = figure["baseline"]
         against = f"{base['what']}: {number(base['median'])}" if base else ""
         measured = f"{spread(figure)} {figure['unit']}"
-        rows.append([
-            figure["what"], measured, against, ratio(figure), number(figure["expected"]), budget(figure), met(figure), str(figure["n"]),
-        ])  # fmt: skip
-    return table(["what", "measured", "baseline", "ratio", "expected", "budget", "met", "n"], rows) + missed(figures)
+        rows.append(
+            [
+                figure["what"],
+                measured,
+                against,
+                ratio(figure),
+                number(figure["expected"]),
+                budget(figure),
+                met(figure),
+                str(figure["n"]),
+            ]
+        )
+    return table(["what", "measured", "baseline", "ratio", "expected", "budget", "met", "n"], rows) + missed(
+        figures
+    )
 
 
 def missed(figures: Sequence[Data]) -> str:
@@ -88,4 +117,6 @@ def missed(figures: Sequence[Data]) -> str:
 
 def plain(report: Data, prefix: str) -> str:
     """Every figure whose name begins so, a line each."""
-    return load(report, prefix.rstrip("/")) + lines([figure for name, figure in by_name(report).items() if name.startswith(prefix)])
+    return load(report, prefix.rstrip("/")) + lines(
+        [figure for name, figure in by_name(report).items() if name.startswith(prefix)]
+    )

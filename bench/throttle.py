@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Block devices that are as slow as wanted: a control group that this process, and all that it starts, is in, limits what they do.
+"""Block devices that are as slow as wanted: a control group that this process, and all that it starts, is in,
+limits what they do.
 
-Writes only of those who write past the page cache: what is written out later belongs to whoever writes it out, which differs between the
-two versions of control groups.
+Writes only of those who write past the page cache: what is written out later belongs to whoever writes it
+out, which differs between the two versions of control groups.
 """
 
 from __future__ import annotations
@@ -25,15 +26,22 @@ class Numbered(Protocol):
 
 
 class Device:
-    """A file system of its own on a loop device, mounted; cached by this machine, so that only the limit makes it slow."""
+    """A file system of its own on a loop device, mounted; cached by this machine, so that only the limit
+    makes it slow.
+    """
 
     def __init__(self, top: Path, name: str, mib: int) -> None:
         self.file, self.mount, self.loop = top / f"{name}.raw", top / name, ""
         self.mount.mkdir()
-        subprocess.run(["dd", "if=/dev/zero", f"of={self.file}", "bs=16M", f"count={mib // 16}", "status=none"], check=True)
+        subprocess.run(
+            ["dd", "if=/dev/zero", f"of={self.file}", "bs=16M", f"count={mib // 16}", "status=none"],
+            check=True,
+        )
         subprocess.run(["mkfs.xfs", "-q", "-K", self.file], check=True)
         try:
-            said = subprocess.run(["losetup", "--find", "--show", self.file], check=True, capture_output=True, text=True)
+            said = subprocess.run(
+                ["losetup", "--find", "--show", self.file], check=True, capture_output=True, text=True
+            )
             self.loop = said.stdout.strip()
             subprocess.run(["mount", self.loop, self.mount], check=True)
         except BaseException:
@@ -54,7 +62,10 @@ class Device:
         """Take it away."""
         for _ in range(100):
             # What a move that was ended had open has yet to be closed.
-            if not os.path.ismount(self.mount) or subprocess.run(["umount", self.mount], check=False).returncode == 0:
+            if (
+                not os.path.ismount(self.mount)
+                or subprocess.run(["umount", self.mount], check=False).returncode == 0
+            ):
                 break
             time.sleep(0.1)
         if self.loop:
@@ -84,7 +95,12 @@ class Throttle:
         (self._group / "cgroup.procs").write_text("0")
         return self
 
-    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
         (self._was / "cgroup.procs").write_text("0")
         for _ in range(100):
             try:
@@ -101,10 +117,14 @@ class Throttle:
             (self._group / "blkio.throttle.read_bps_device").write_text(f"{device.number} {rate or 0}")
 
     def direct(self, device: Numbered, rate: int, operations: int) -> None:
-        """Let no more than `rate` bytes and so many operations per second be read, and as much be written past the page cache."""
+        """Let no more than `rate` bytes and so many operations per second be read, and as much be written
+        past the page cache.
+        """
         limits = {"rbps": rate, "wbps": rate, "riops": operations, "wiops": operations}
         if self._is_v2:
-            (self._group / "io.max").write_text(" ".join([device.number, *(f"{key}={value}" for key, value in limits.items())]))
+            (self._group / "io.max").write_text(
+                " ".join([device.number, *(f"{key}={value}" for key, value in limits.items())])
+            )
             return
         for key, value in limits.items():
             name = f"blkio.throttle.{'read' if key[0] == 'r' else 'write'}_{key[1:]}_device"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of faults: every claim that a test marked `fault` proves, and what older versions did in the same test."""
+"""The page of faults: every claim that a test marked `fault` proves, and what older versions did in the same
+test.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from typing import Dict, Iterator, List, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDER = {"84b7bda": ("0.1.0", range(1, 22)), "2a155d3f": ("2a155d3f", range(22, 60))}
-"""Commits that tests/against.py has run today's tests against: the version each is, and the numbers of what was found in it."""
+"""Commits that tests/against.py has run today's tests against: the version each is, and the numbers of what
+was found in it.
+"""
 TITLES = {
     1: "A retried `mv` never replaces a whole target by a remainder",
     2: "Source and target that are one directory are noticed",
@@ -72,7 +76,7 @@ Cases in which a reading of an older version expected a disk to be lost, or wors
 0.1.0, the others of commit 2a155d3f. The last column is what that version did in the very same test (`tests/against.py 84b7bda`
 and `tests/against.py 2a155d3f`); *passed* is a case that it already got right.
 A test that calls parts that the older version does not have cannot be run there; beside it is one that could.
-"""
+"""  # noqa: E501
 
 
 class Claim(NamedTuple):
@@ -114,7 +118,10 @@ def page() -> str:
             if not found:
                 continue
             lines.append(f"\n## {number}. {TITLES[number]}\n\n| claim | test | {version} |\n|---|---|---|")
-            lines += [f"| {_cell(claim.text)} | `{claim.file}::{claim.test}` | {_outcome(claim, outcomes)} |" for claim in found]
+            lines += [
+                f"| {_cell(claim.text)} | `{claim.file}::{claim.test}` | {_outcome(claim, outcomes)} |"
+                for claim in found
+            ]
     return "\n".join(lines) + "\n"
 
 

@@ -26,7 +26,7 @@ Ids are stable.
 
 | id | what it is | what to do |
 |---|---|---|
-"""
+"""  # noqa: E501
 
 
 def _name(error: type[SemisharedError]) -> str:

@@ -4,10 +4,11 @@
 
     tests/against.py COMMIT [PYTEST-WORDS ...]
 
-The older commit's files are laid out in build/against/COMMIT with the tests of this checkout in place of its own. What each
-test said there is merged into docs/faults/COMMIT.json, from which `make docs` writes docs/reference/faults.md.
-Tests import modules by their names of today: of a commit that had others (before lib/semishared/do/ became folders) only those
-that speak to entry scripts and host sides can run; what the rest said there was recorded with the tests of 76ea865.
+The older commit's files are laid out in build/against/COMMIT with the tests of this checkout in place of its
+own. What each test said there is merged into docs/faults/COMMIT.json, from which `make docs` writes
+docs/reference/faults.md. Tests import modules by their names of today: of a commit that had others (before
+lib/semishared/do/ became folders) only those that speak to entry scripts and host sides can run; what the
+rest said there was recorded with the tests of 76ea865.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ ROOT = Path(__file__).resolve().parent.parent
 TEMPORARY = re.compile(r"/tmp/pytest-of-[a-z]+/pytest-[0-9]+/|/[^ ']*/build/against/[0-9a-f]+/")
 
 
-NEWER = re.compile(r"(AttributeError: (module|type object) |ImportError|ModuleNotFoundError|AttributeError: <module )")
+NEWER = re.compile(
+    r"(AttributeError: (module|type object) |ImportError|ModuleNotFoundError|AttributeError: <module )"
+)
 """What a test says first that calls what the older version does not have."""
 
 
@@ -38,7 +41,9 @@ def lay_out(commit: str) -> Path:
     archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
     subprocess.run(["tar", "--extract", "--file=-"], cwd=tree, check=True, input=archive)
     shutil.rmtree(tree / "tests")
-    shutil.copytree(ROOT / "tests", tree / "tests", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "tests", tree / "tests", symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+    )
     shutil.copy(ROOT / "pyproject.toml", tree)
     (tree / "older_parts.py").write_text(PARTS)
     _name_errors(tree / "lib/semishared/errors.py")
@@ -94,21 +99,30 @@ def imported(name, globals=None, locals=None, fromlist=(), level=0, real=builtin
 
 sys.meta_path.append(Finder())
 builtins.__import__ = imported
+"""  # noqa: E501
+"""A plugin of pytest: what the older package does not have can be imported, so that tests beside it run, and
+ends who uses it.
 """
-"""A plugin of pytest: what the older package does not have can be imported, so that tests beside it run, and ends who uses it."""
 
 
 def _name_errors(errors: Path) -> None:
-    """Let tests name the errors that the older version has not: they are never raised there, and that is what a test says then."""
+    """Let tests name the errors that the older version has not: they are never raised there, and that is what
+    a test says then.
+    """
     known, added = errors.read_text(), []
     for name in re.findall(r"^class (\w+)\(", (ROOT / "lib/semishared/errors.py").read_text(), re.MULTILINE):
         if not re.search(rf"^class {name}\(", known, re.MULTILINE):
-            added.append(f'\n\nclass {name}(SemisharedError):\n    """Of a newer version."""\n\n    id = "{name}"\n    remedy = "none"\n')
+            added.append(
+                f'\n\nclass {name}(SemisharedError):\n    """Of a newer version."""\n\n    id = '
+                f'"{name}"\n    remedy = "none"\n'
+            )
     errors.write_text(known + "".join(added))
 
 
 def outcome(case: ElementTree.Element) -> str:
-    """Return 'passed', 'skipped', or 'failed: ' and what was said first; 'not run: ' for a test that needs what is not there."""
+    """Return 'passed', 'skipped', or 'failed: ' and what was said first; 'not run: ' for a test that needs
+    what is not there.
+    """
     for child in case:
         said = (child.get("message") or child.tag).strip().splitlines()
         if child.tag == "failure" and said and NEWER.match(said[0]):
@@ -118,7 +132,11 @@ def outcome(case: ElementTree.Element) -> str:
         if child.tag == "error" and NEWER.search(child.get("message") or ""):
             return "not run: it needs parts that are newer"
         if child.tag == "error":
-            return "not run: it needs parts that are newer" if "collection" in (child.get("message") or "") else "not run: no lab"
+            return (
+                "not run: it needs parts that are newer"
+                if "collection" in (child.get("message") or "")
+                else "not run: no lab"
+            )
         if child.tag == "skipped":
             return "skipped"
     return "passed"
@@ -133,14 +151,29 @@ def main() -> int:
     tree = lay_out(commit)
     xml = tree / "junit.xml"
     env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "SEMISHARED_FULL": "1"}
-    pytest = ["/usr/bin/python3", "-m", "pytest", "-q", "-p", "older_parts", "-p", "no:cacheprovider", "-m", "fault"]
+    pytest = [
+        "/usr/bin/python3",
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "older_parts",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "fault",
+    ]
     argv = [*pytest, "--continue-on-collection-errors", "-o", "junit_family=xunit1", f"--junitxml={xml}"]
     subprocess.run([*argv, *(words or ["tests"])], cwd=tree, env=env, check=False)
     notes = ROOT / "docs/faults" / f"{commit}.json"
     found: Dict[str, str] = json.loads(notes.read_text()) if notes.exists() else {}
     cases = list(ElementTree.parse(xml).iter("testcase"))
     for file in {case.get("file") for case in cases}:
-        found = {test: said for test, said in found.items() if test != f"{file}::{str(file)[:-3].replace('/', '.')}"}
+        found = {
+            test: said
+            for test, said in found.items()
+            if test != f"{file}::{str(file)[:-3].replace('/', '.')}"
+        }
     for case in cases:
         # A file that cannot even be collected there has no name of a test.
         found[f"{case.get('file')}::{case.get('name')}"] = outcome(case)

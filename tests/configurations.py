@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configurations of OpenNebula to install into: of each version, edited, broken, with other add-ons; and how oned reads them.
+"""Configurations of OpenNebula to install into: of each version, edited, broken, with other add-ons; and how
+oned reads them.
 
-Written from the contract's facts (docs/explanation/contract.md), not copied: layout, comments and values that an editor must not lose.
+Written from the contract's facts (docs/explanation/contract.md), not copied: layout, comments and values that
+an editor must not lose.
 """
 
 from __future__ import annotations
@@ -16,23 +18,34 @@ TM = {
     "7.4": "dummy,lvm,shared,fs_lvm,fs_lvm_ssh,qcow2,ssh,local,ceph,dev,iscsi_libvirt,netapp,purefa",
 }
 DS = {
-    "6.10": "dummy,fs,lvm,ceph,dev,iscsi_libvirt,vcenter,restic,rsync -s shared,ssh,ceph,fs_lvm,fs_lvm_ssh,qcow2,vcenter",
-    "7.0": "dummy,fs,lvm,ceph,dev,restic,rsync,netapp -s dummy,shared,ssh,local,ceph,fs_lvm,fs_lvm_ssh,qcow2,netapp",
-    "7.2": "dummy,fs,lvm,ceph,dev,restic,rsync,virtiofs -s dummy,lvm,shared,ssh,local,ceph,fs_lvm,fs_lvm_ssh,qcow2,netapp,purefa",
-    "7.4": "dummy,fs,lvm,ceph,restic,rsync,virtiofs,interactive -s dummy,lvm,shared,ssh,local,ceph,fs_lvm,qcow2,netapp,purefa",
+    "6.10": "dummy,fs,lvm,ceph,dev,iscsi_libvirt,vcenter,restic,rsync -s "
+    "shared,ssh,ceph,fs_lvm,fs_lvm_ssh,qcow2,vcenter",
+    "7.0": "dummy,fs,lvm,ceph,dev,restic,rsync,netapp -s "
+    "dummy,shared,ssh,local,ceph,fs_lvm,fs_lvm_ssh,qcow2,netapp",
+    "7.2": "dummy,fs,lvm,ceph,dev,restic,rsync,virtiofs -s "
+    "dummy,lvm,shared,ssh,local,ceph,fs_lvm,fs_lvm_ssh,qcow2,netapp,purefa",
+    "7.4": "dummy,fs,lvm,ceph,restic,rsync,virtiofs,interactive -s "
+    "dummy,lvm,shared,ssh,local,ceph,fs_lvm,qcow2,netapp,purefa",
 }
 LIVE = {
     "6.10": "kvm-qcow2 kvm-shared kvm-ceph kvm-ssh qemu-qcow2 qemu-shared qemu-ceph qemu-ssh",
-    "7.0": "kvm-qcow2 kvm-shared kvm-ceph kvm-ssh kvm-local kvm-lvm_thin qemu-qcow2 qemu-shared qemu-ceph qemu-ssh qemu-local",
-    "7.2": "kvm-qcow2 kvm-shared kvm-ceph kvm-ssh kvm-local kvm-lvm_thin kvm-lvm qemu-qcow2 qemu-shared lxc-qcow2 lxc-shared",
-    "7.4": "kvm-qcow2 kvm-shared kvm-ceph kvm-ssh kvm-local kvm-lvm_thin kvm-lvm qemu-qcow2 qemu-shared lxc-qcow2 lxc-shared",
+    "7.0": "kvm-qcow2 kvm-shared kvm-ceph kvm-ssh kvm-local kvm-lvm_thin qemu-qcow2 qemu-shared "
+    "qemu-ceph qemu-ssh qemu-local",
+    "7.2": "kvm-qcow2 kvm-shared kvm-ceph kvm-ssh kvm-local kvm-lvm_thin kvm-lvm qemu-qcow2 qemu-shared "
+    "lxc-qcow2 lxc-shared",
+    "7.4": "kvm-qcow2 kvm-shared kvm-ceph kvm-ssh kvm-local kvm-lvm_thin kvm-lvm qemu-qcow2 qemu-shared "
+    "lxc-qcow2 lxc-shared",
 }
 VERSIONS = tuple(TM)
 
 
 def oned_conf(version: str = "7.4") -> str:
     """Return an oned.conf like that version's."""
-    live = '    DS_MIGRATE = "YES", DS_LIVE_MIGRATE = "YES", DS_MIGRATE_SNAP = "YES"' if version >= "7.2" else '    DS_MIGRATE = "YES"'
+    live = (
+        '    DS_MIGRATE = "YES", DS_LIVE_MIGRATE = "YES", DS_MIGRATE_SNAP = "YES"'
+        if version >= "7.2"
+        else '    DS_MIGRATE = "YES"'
+    )
     return f"""\
 #*******************************************************************************
 #                       OpenNebula Configuration file
@@ -174,31 +187,53 @@ SOUND: Dict[str, str] = {
     "option twice": _replaced(("-t 15 -d dummy,lvm", "-d none -t 15 -d dummy,lvm")),
     "options behind the directory": _replaced(("-t 15 -r 0 kvm -p", "-p kvm -t 15 -r 0 -w 600 -s bash")),
     "limits": _replaced(("-t 15 -r 0 kvm -p", "-t 50 -r 0 kvm -p -w 3600 -d migrate,deploy")),
-    "migrate on the front-end": _replaced(("-t 15 -r 0 kvm -p", "-t 15 -r 0 kvm -p -l migrate=migrate_local")),
-    "migrate and more on the front-end": _replaced(("-r 0 kvm -p", "-l cancel,migrate=migrate_storpool,save=x -r 0 kvm -p")),
+    "migrate on the front-end": _replaced(
+        ("-t 15 -r 0 kvm -p", "-t 15 -r 0 kvm -p -l migrate=migrate_local")
+    ),
+    "migrate and more on the front-end": _replaced(
+        ("-r 0 kvm -p", "-l cancel,migrate=migrate_storpool,save=x -r 0 kvm -p")
+    ),
     "quotes in arguments": _replaced(("-t 15 -r 0 kvm -p", '-t 15 -s \\"sh\\" -r 0 kvm -p')),
-    "lower case names": _replaced(("    EXECUTABLE = ", "    executable = "), ("    ARGUMENTS = ", "    arguments = ")),
-    "one line each": '''VM_MAD=[NAME=kvm,EXECUTABLE=one_vmm_exec,ARGUMENTS=kvm,TYPE=kvm]PORT=2633
+    "lower case names": _replaced(
+        ("    EXECUTABLE = ", "    executable = "), ("    ARGUMENTS = ", "    arguments = ")
+    ),
+    "one line each": """VM_MAD=[NAME=kvm,EXECUTABLE=one_vmm_exec,ARGUMENTS=kvm,TYPE=kvm]PORT=2633
 VM_MAD = [ NAME = "qemu", EXECUTABLE = "/usr/lib/one/mads/one_vmm_exec", ARGUMENTS = "-t 15 kvm" ] TM_MAD = [ # here
 ARGUMENTS = "-d dummy,ssh" # there
-] DATASTORE_MAD=[EXECUTABLE="one_datastore" , ARGUMENTS="-d dummy,fs -s ssh"] DB=[ BACKEND="sqlite" ]''',
-    "no qemu": _replaced(('    NAME           = "qemu",', '    NAME           = "xen",'), ("-t 15 -r 0 kvm\"", '-t 15 -r 0 xen"')),
-    "third hypervisor of the same directory": _replaced(('NAME           = "lxc"', 'NAME           = "kvm-gpu"'), ("0 lxc", "0 kvm")),
+] DATASTORE_MAD=[EXECUTABLE="one_datastore" , ARGUMENTS="-d dummy,fs -s ssh"] DB=[ BACKEND="sqlite" ]""",  # noqa: E501
+    "no qemu": _replaced(
+        ('    NAME           = "qemu",', '    NAME           = "xen",'),
+        ('-t 15 -r 0 kvm"', '-t 15 -r 0 xen"'),
+    ),
+    "third hypervisor of the same directory": _replaced(
+        ('NAME           = "lxc"', 'NAME           = "kvm-gpu"'), ("0 lxc", "0 kvm")
+    ),
     "by hand": _replaced((TM["7.4"], TM["7.4"] + ",semishared")) + BY_HAND,
     "not UTF-8": oned_conf() + "# K\udce4se\n",
     "inherits nothing": "\n".join(line for line in oned_conf().splitlines() if "INHERIT" not in line) + "\n",
-}  # fmt: skip
+}
 """Name -> an oned.conf that oned reads and that can be edited."""
 
 REFUSED: Dict[str, Tuple[str, str]] = {
     "empty": ("", "no TM_MAD"),
-    "only comments": ("# TM_MAD = [ ARGUMENTS = \"-d x\" ]\n", "no TM_MAD"),
+    "only comments": ('# TM_MAD = [ ARGUMENTS = "-d x" ]\n', "no TM_MAD"),
     "no TM_MAD": (oned_conf().replace("\nTM_MAD =", "\nTM_MADX ="), "no TM_MAD"),
     "no DATASTORE_MAD": (oned_conf().replace("DATASTORE_MAD", "DATASTORES"), "no DATASTORE_MAD"),
-    "no hypervisor": (oned_conf().replace("0 kvm", "0 lxc").replace('NAME           = "kvm"', 'NAME = "a"')
-                      .replace('NAME           = "qemu"', 'NAME = "b"'), "no VM_MAD"),
-    "directory of another add-on": (_replaced(("-t 15 -r 0 kvm -p", "-t 15 -r 0 kvm-storpool -p")), "kvm-storpool"),
-    "deploy on the front-end": (_replaced(("-t 15 -r 0 kvm -p", "-t 15 -r 0 kvm -p -l deploy=deploy-tweaks")), "deploy"),
+    "no hypervisor": (
+        oned_conf()
+        .replace("0 kvm", "0 lxc")
+        .replace('NAME           = "kvm"', 'NAME = "a"')
+        .replace('NAME           = "qemu"', 'NAME = "b"'),
+        "no VM_MAD",
+    ),
+    "directory of another add-on": (
+        _replaced(("-t 15 -r 0 kvm -p", "-t 15 -r 0 kvm-storpool -p")),
+        "kvm-storpool",
+    ),
+    "deploy on the front-end": (
+        _replaced(("-t 15 -r 0 kvm -p", "-t 15 -r 0 kvm -p -l deploy=deploy-tweaks")),
+        "deploy",
+    ),
     "no directory": (_replaced(("-t 15 -r 0 kvm -p", "-t 15 -r 0 -p")), "name no directory"),
     "bracket not closed": (oned_conf().replace('"-t 15 -r 0 kvm -p",', '"-t 15 -r 0 kvm -p"'), "line 2"),
     "quotes not closed": (oned_conf() + 'A = "b\n', "quotes"),
@@ -206,17 +241,23 @@ REFUSED: Dict[str, Tuple[str, str]] = {
     "carriage returns": (oned_conf().replace("\n", "\r\n"), "carriage returns"),
     "a list with nothing in it": (_replaced((f"-d {TM['7.4']}", "-d")), "nothing behind it"),
     "half an attribute": (oned_conf() + "PORT", "'=' belongs"),
-}  # fmt: skip
+}
 """Name -> an oned.conf that is not edited, and what the refusal says."""
 
 
-# -- how oned reads it: the rules of its lexer and grammar, longest match first, and nothing it would skip over -----------
+# -- how oned reads it: the rules of its lexer and grammar, longest match first, and nothing it would skip
+# over -----------
 
 Value = Union[str, Dict[str, str]]
 INITIAL = (
-    ("comment", r"[ \t]*#.*\n"), ("blank", r"[ \t\n]+"), ("name", r"[A-Za-z0-9_]+"), ("equal", r"[ \t]*=[ \t]*"),
-    ("empty", r"[ \t]*=[ \t]*\n"), ("comma", r"[ \t\n]*,[ \t\n]*"), ("close", r"[ \t\n]*\][ \t\n]*"),
-)  # fmt: skip
+    ("comment", r"[ \t]*#.*\n"),
+    ("blank", r"[ \t\n]+"),
+    ("name", r"[A-Za-z0-9_]+"),
+    ("equal", r"[ \t]*=[ \t]*"),
+    ("empty", r"[ \t]*=[ \t]*\n"),
+    ("comma", r"[ \t\n]*,[ \t\n]*"),
+    ("close", r"[ \t\n]*\][ \t\n]*"),
+)
 VALUE = (("open", r"[ \t]*\[[ \t\n]*"), ("quoted", r'"(?:\\"|[^"])*"'), ("bare", r"[^=# \t\n,\[\]]+"))
 
 
@@ -226,7 +267,9 @@ def _tokens(text: str) -> List[Tuple[str, str]]:
     rules: Tuple[Tuple[str, str], ...] = INITIAL
     text = text if text.endswith("\n") else text + "\n"
     while at < len(text):
-        matches = [(name, match.group()) for name, rule in rules if (match := re.compile(rule).match(text, at))]
+        matches = [
+            (name, match.group()) for name, rule in rules if (match := re.compile(rule).match(text, at))
+        ]
         if not matches:
             raise ValueError(f"oned cannot read {text[at : at + 40]!r}")
         name, word = max(matches, key=lambda pair: len(pair[1]))
@@ -238,7 +281,9 @@ def _tokens(text: str) -> List[Tuple[str, str]]:
 
 
 def oned_reads(text: str) -> List[Tuple[str, Value]]:
-    """Return all attributes as oned has them after reading `text`; raise ValueError where it would give up or skip."""
+    """Return all attributes as oned has them after reading `text`; raise ValueError where it would give up or
+    skip.
+    """
     tokens = _tokens(text)
 
     def take(*kinds: str) -> Tuple[str, str]:

@@ -17,19 +17,29 @@ from lab import cgroups, state
 from lab.cloud import Cloud
 
 MARKERS = {
-    "starts": "starts host sides as processes of their own, where its suite forks them (tests/tools/conftest.py)",
+    "starts": "starts host sides as processes of their own, where its suite forks them "
+    "(tests/tools/conftest.py)",
     "reads_checkout": "looks at the files of this checkout, as a linter does",
     "runs_python": "starts python, the one thing a unit test may start, and says why",
-    "fault(number, claim)": "proves a row of docs/reference/faults.md: tests/against.py says what an older version does",
+    "fault(number, claim)": "proves a row of docs/reference/faults.md: tests/against.py says what an older "
+    "version does",
 }
 MOST = int(os.environ.get("SEMISHARED_MOST", "5"))
 """How many tests the section on what took most processor names."""
 # HYPOTHESIS_EXAMPLES=2000 for a long look; no deadline, since the machine is shared with labs.
-TOLERATED = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.function_scoped_fixture]
+TOLERATED = [
+    HealthCheck.too_slow,
+    HealthCheck.data_too_large,
+    HealthCheck.filter_too_much,
+    HealthCheck.function_scoped_fixture,
+]
 EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "25"))
-# Nobody calls hypothesis.target, and without that its phase only looks for shorter examples of what holds, for a quarter of the time.
+# Nobody calls hypothesis.target, and without that its phase only looks for shorter examples of what holds,
+# for a quarter of the time.
 PHASES = [phase for phase in Phase if phase is not Phase.target]
-settings.register_profile("semishared", max_examples=EXAMPLES, deadline=None, suppress_health_check=TOLERATED, phases=PHASES)
+settings.register_profile(
+    "semishared", max_examples=EXAMPLES, deadline=None, suppress_health_check=TOLERATED, phases=PHASES
+)
 settings.load_profile("semishared")
 pytest.register_assert_rewrite("store.cases")
 
@@ -50,10 +60,11 @@ def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Note what a test, with its fixtures and its labs, took of the processors: what waits is cheap, however long it takes.
+    """Note what a test, with its fixtures and its labs, took of the processors: what waits is cheap, however
+    long it takes.
 
-    What is left after one that failed, when its fixtures have removed its VMs, is no fault of a later one. What one leaves
-    that passed is not forgiven: the next one that looks finds it.
+    What is left after one that failed, when its fixtures have removed its VMs, is no fault of a later one.
+    What one leaves that passed is not forgiven: the next one that looks finds it.
     """
     before = cgroups.used()
     yield
@@ -67,7 +78,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if TAKEN:
         terminalreporter.section("most processor")
-        for seconds, name in sorted(((seconds, name) for name, seconds in TAKEN.items()), reverse=True)[:MOST]:
+        for seconds, name in sorted(((seconds, name) for name, seconds in TAKEN.items()), reverse=True)[
+            :MOST
+        ]:
             terminalreporter.line(f"{seconds:.2f}s cpu      {name}")
 
 
@@ -112,7 +125,9 @@ def _apart_on_disk(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(autouse=True)
 def usual_umask() -> Iterator[None]:
-    """Commands that are called in this process set their own; the next test's files must be open to other users again."""
+    """Commands that are called in this process set their own; the next test's files must be open to other
+    users again.
+    """
     os.umask(UMASK)
     yield
     os.umask(UMASK)
@@ -120,10 +135,14 @@ def usual_umask() -> Iterator[None]:
 
 @pytest.fixture()
 def cell(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
-    """Return a function that says which cells of tests/matrix.py this test proves; they count if it passes."""
+    """Return a function that says which cells of tests/matrix.py this test proves; they count if it
+    passes.
+    """
     reported: set[matrix.Cell] = set()
 
-    def report(action: object, place: object, format: object, mode: object, devices: object = "plain") -> None:
+    def report(
+        action: object, place: object, format: object, mode: object, devices: object = "plain"
+    ) -> None:
         reported.update(matrix.expand(action, place, format, mode, devices))
 
     yield report
@@ -132,7 +151,9 @@ def cell(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Add the proved cells, what was left out, and what each test took, to the figures of this suite, for tests/suites.py."""
+    """Add the proved cells, what was left out, and what each test took, to the figures of this suite, for
+    tests/suites.py.
+    """
     path = os.environ.get("SEMISHARED_FIGURES")
     if path and (PROVED or TAKEN or LEFT_OUT):
         file = Path(path)

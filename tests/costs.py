@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run of the suites costs this machine, and what it may cost: minutes, processor seconds, memory, disk.
+"""What a run of the suites costs this machine, and what it may cost: minutes, processor seconds, memory,
+disk.
 
-Budgets are for two quiet cores, installed packages and a clean checkout. One that is passed is a line at the run's end and no
-failure, since machines differ. Who adds a suite gives it at most SUITE_CPU_S seconds of processor and puts the rest into
-`make test-full`; one that needs more says so in suites.SUITES (`cpu`), and whoever lets that grow has to say why.
+Budgets are for two quiet cores, installed packages and a clean checkout. One that is passed is a line at the
+run's end and no failure, since machines differ. Who adds a suite gives it at most SUITE_CPU_S seconds of
+processor and puts the rest into `make test-full`; one that needs more says so in suites.SUITES (`cpu`), and
+whoever lets that grow has to say why.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ TEST_FULL = Budget(90, 9000)
 
 
 def processors() -> Tuple[float, float]:
-    """Return for how many seconds all processors of this machine have been busy, and for how many they have been there."""
+    """Return for how many seconds all processors of this machine have been busy, and for how many they have
+    been there.
+    """
     ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     idle = ticks[3] + ticks[4]
     return (sum(ticks) - idle) / os.sysconf("SC_CLK_TCK"), sum(ticks) / os.sysconf("SC_CLK_TCK")
@@ -47,7 +51,9 @@ def _memory() -> int:
 
 
 class Meter:
-    """Counts, from when it is made, what the whole machine spends: what daemons and guests take, and whatever else runs."""
+    """Counts, from when it is made, what the whole machine spends: what daemons and guests take, and whatever
+    else runs.
+    """
 
     def __init__(self, folder: Path) -> None:
         """`folder`: where the run writes; what its file system takes counts."""
@@ -71,7 +77,9 @@ class Meter:
                 return
 
     def end(self) -> Dict[str, float]:
-        """Return minutes, processor seconds, the part of the time that they were busy, and peaks in GiB above the beginning."""
+        """Return minutes, processor seconds, the part of the time that they were busy, and peaks in GiB above
+        the beginning.
+        """
         self._ended.set()
         self._thread.join()
         busy, there = processors()
@@ -85,12 +93,20 @@ class Meter:
 
 
 def dearest(report: Dict[str, Any]) -> List[Tuple[float, str]]:
-    """Return the tests that took most processor, with their seconds, by what suites.py and tests/conftest.py have noted."""
-    taken = [(seconds, name) for result in report.values() for name, seconds in result.get("figures", {}).get("cpu", {}).items()]
+    """Return the tests that took most processor, with their seconds, by what suites.py and tests/conftest.py
+    have noted.
+    """
+    taken = [
+        (seconds, name)
+        for result in report.values()
+        for name, seconds in result.get("figures", {}).get("cpu", {}).items()
+    ]
     return sorted(taken, reverse=True)[:DEAREST]
 
 
-def passed(spent: Dict[str, float], budget: Budget, report: Dict[str, Any], suites: Dict[str, Dict[str, Any]]) -> List[str]:
+def passed(
+    spent: Dict[str, float], budget: Budget, report: Dict[str, Any], suites: Dict[str, Dict[str, Any]]
+) -> List[str]:
     """Return a line for each budget that the run, or one of its suites, has passed."""
     names = ("minutes", "cpu seconds", "memory GiB", "disk GiB")
     lines = [f"{name}: {spent[name]} of {most:g}" for name, most in zip(names, budget) if spent[name] > most]

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The matrix of what drivers do: action x place x format x (off/live) x (plain/pool), each cell proved on real components.
+"""The matrix of what drivers do: action x place x format x (off/live) x (plain/pool), each cell proved on
+real components.
 
-How a test reports what it has proved (the fixture is in tests/conftest.py, for every suite). One line at its end; it
-counts only if the test passes:
+How a test reports what it has proved (the fixture is in tests/conftest.py, for every suite). One line at its
+end; it counts only if the test passes:
 
     def test_...(cloud, cell): ...; cell("snap_create", "overlay", "raw", "live")
 
-Several formats or modes at once: cell("clone", "copy", ("raw", "qcow2"), ("off", "live")).
-On hosts with a pool of devices, one word more: cell("clone", "copy", "raw", "off", "pool").
-A cell that nothing has to report needs its reason in `reason` below; a cell without one that no test of `make test`
-reported fails the run (tests/suites.py prints the table). A refused cell is proved too: its refusal is tested.
+Several formats or modes at once: cell("clone", "copy", ("raw", "qcow2"), ("off", "live")). On hosts with a
+pool of devices, one word more: cell("clone", "copy", "raw", "off", "pool"). A cell that nothing has to report
+needs its reason in `reason` below; a cell without one that no test of `make test` reported fails the run
+(tests/suites.py prints the table). A refused cell is proved too: its refusal is tested.
 
 place    in-place | overlay | diff | copy | remote-first | store-clone | volatile
 format   of the image (of the disk, if volatile) in a mounted store: raw | qcow2; rbd: raw, in a store on Ceph
-mode     off: no domain runs (deploy, terminate, POWEROFF, UNDEPLOYED ...); live: the guest runs (attach, detach ...)
+mode     off: no domain runs (deploy, terminate, POWEROFF, UNDEPLOYED ...); live: the guest runs (attach,
+detach ...)
 devices  plain: what is local lies below DATASTORE_LOCATION; pool: on the devices of the host's pool
 """
 
@@ -47,18 +49,29 @@ DEVICES = ("plain", "pool")
 CELLS: List[Cell] = list(product(ACTIONS, PLACES, FORMATS, MODES, DEVICES))
 
 REFUSED = "refused: "
-"""A reason that begins so is a refusal of ours, which a test must report as proved; any other says why no such call exists."""
+"""A reason that begins so is a refusal of ours, which a test must report as proved; any other says why no
+such call exists.
+"""
 
 
 def reason(cell: Cell) -> str:
-    """Return why a cell is no success: 'refused: ...' (the refusal is tested), or why oned never asks; '' if it works."""
+    """Return why a cell is no success: 'refused: ...' (the refusal is tested), or why oned never asks; '' if
+    it works.
+    """
     action, place, format, mode, devices = cell
     if devices == "pool" and place in ("in-place", "store-clone"):
         return "it lies on the store, whatever devices the host has"
     if (place, format) == ("volatile", "rbd"):
         return "volatile disks are files on the host, whatever the images' store"
-    if place == "diff" and action in ("snap_create", "snap_delete", "snap_revert") and (action, mode) != ("snap_revert", "live"):
-        return REFUSED + "OpenNebula keeps snapshots of a persistent image with the image, whatever VM has it; these would be on a host"
+    if (
+        place == "diff"
+        and action in ("snap_create", "snap_delete", "snap_revert")
+        and (action, mode) != ("snap_revert", "live")
+    ):
+        return REFUSED + (
+            "OpenNebula keeps snapshots of a persistent image with the image, whatever VM has it; "
+            "these would be on a host"
+        )
     if (action, place) == ("cpds-snapshot", "diff"):
         return "such disks have no snapshots"
     if cell[:4] == ("clone", "remote-first", "rbd", "live"):
@@ -73,7 +86,13 @@ def reason(cell: Cell) -> str:
         return "oned allows it in POWEROFF only"
     if action == "detach" and place != "remote-first":
         return "it lies over no image of a store that its guest could let go of"
-    if place == "volatile" and action in ("cpds", "cpds-snapshot", "snap_create", "snap_delete", "snap_revert"):
+    if place == "volatile" and action in (
+        "cpds",
+        "cpds-snapshot",
+        "snap_create",
+        "snap_delete",
+        "snap_revert",
+    ):
         return "oned refuses snapshots and save-as of volatile disks"
     return ""
 
@@ -84,8 +103,12 @@ def must_report(cell: Cell) -> bool:
     return not why or why.startswith(REFUSED)
 
 
-def expand(action: object, place: object, format: object, mode: object, devices: object = "plain") -> Iterable[Cell]:
-    """Yield the cells of a report, each argument one value or several; raise ValueError for one that does not exist."""
+def expand(
+    action: object, place: object, format: object, mode: object, devices: object = "plain"
+) -> Iterable[Cell]:
+    """Yield the cells of a report, each argument one value or several; raise ValueError for one that does not
+    exist.
+    """
     given = (action, place, format, mode, devices)
     parts = [(item,) if isinstance(item, str) else tuple(item) for item in given]  # type: ignore[arg-type]
     for one, two, three, four, five in product(*parts):
@@ -104,7 +127,9 @@ def missing(reported: Iterable[Cell]) -> List[Cell]:
 
 
 def table(reported: Iterable[Cell]) -> str:
-    """Return the matrix for people: a line per action and place; o passed, r refused as it must be, . not asked, X missing."""
+    """Return the matrix for people: a line per action and place; o passed, r refused as it must be, . not
+    asked, X missing.
+    """
     known = set(reported)
 
     def mark(cell: Cell) -> str:
@@ -116,16 +141,26 @@ def table(reported: Iterable[Cell]) -> str:
 
     every = [(format, mode, devices) for devices, mode, format in product(DEVICES, MODES, FORMATS)]
     columns = [column for column in every if any(must_report(cell) for cell in CELLS if cell[2:] == column)]
-    words = [f"{devices.replace(DEVICES[0], '')} {format} {mode}".strip() for format, mode, devices in columns]
+    words = [
+        f"{devices.replace(DEVICES[0], '')} {format} {mode}".strip() for format, mode, devices in columns
+    ]
     lines = [f"{'action':14} {'place':12} " + " ".join(f"{word:>10}" for word in words)]
     for action, place in product(ACTIONS, PLACES):
         marks = [mark((action, place, *column)) for column in columns]
-        lines.append(f"{action:14} {place:12} " + " ".join(f"{m:>{max(len(word), 10)}}" for m, word in zip(marks, words)))
-    lines.append("o passed on real components   r refused, as it must be   . never asked (reasons below)   X NOT REPORTED")
+        lines.append(
+            f"{action:14} {place:12} "
+            + " ".join(f"{m:>{max(len(word), 10)}}" for m, word in zip(marks, words))
+        )
+    lines.append(
+        "o passed on real components   r refused, as it must be   . never asked (reasons below)   "
+        "X NOT REPORTED"
+    )
     reasons: Dict[str, List[str]] = {}
     for cell in CELLS:
         if reason(cell):
-            word = f"{cell[0]} {cell[3]}" + (f" {cell[1]}" if cell[0] == "migrate" or cell[1] == "volatile" else "")
+            word = f"{cell[0]} {cell[3]}" + (
+                f" {cell[1]}" if cell[0] == "migrate" or cell[1] == "volatile" else ""
+            )
             word = "rbd" if cell[1:3] == ("volatile", "rbd") else word
             word = "pool" if cell[4] == "pool" and reason((*cell[:4], "plain")) != reason(cell) else word
             rows = reasons.setdefault(reason(cell), [])

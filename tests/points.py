@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""At which of its points (semishared/tools/crash_points.py) an action is killed: at all of them in `make test-full`, else at each kind.
+"""At which of its points (semishared/tools/crash_points.py) an action is killed: at all of them in `make
+test-full`, else at each kind.
 
-A kind of point is an action and a name, without what differs from run to run. Variants of an action pass mostly the same ones; the
-first that passes a kind kills there, others at every EVERY-th point, another one for each variant.
+A kind of point is an action and a name, without what differs from run to run. Variants of an action pass
+mostly the same ones; the first that passes a kind kills there, others at every EVERY-th point, another one
+for each variant.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ def kind(action: str, name: str) -> str:
 
 
 class Known:
-    """Which kinds somebody has been killed at: a file for each in a directory, since several processes work at a suite."""
+    """Which kinds somebody has been killed at: a file for each in a directory, since several processes work
+    at a suite.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -39,9 +43,13 @@ class Known:
         return True
 
     def chosen(self, action: str, variant: str, names: Sequence[str]) -> List[int]:
-        """Return the numbers, from 1, of the points at which this variant of an action is killed; at least one."""
+        """Return the numbers, from 1, of the points at which this variant of an action is killed; at least
+        one.
+        """
         if ALL:
             return list(range(1, len(names) + 1))
         rest = len(variant) % EVERY
-        found = [n for n, name in enumerate(names, 1) if self.is_first(kind(action, name)) or n % EVERY == rest]
+        found = [
+            n for n, name in enumerate(names, 1) if self.is_first(kind(action, name)) or n % EVERY == rest
+        ]
         return found or [len(names)]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small devices for pools, in memory, of which the kernel does not say so: a tmpfs itself is refused as anything but memory."""
+"""Small devices for pools, in memory, of which the kernel does not say so: a tmpfs itself is refused as
+anything but memory.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ mount -t overlay -o "lowerdir=$1.memory/lower,upperdir=$1.memory/upper,workdir=$
 umount -l "$1.memory"
 rmdir "$1.memory"
 """
-"""What sh does to mount one of so many MiB at a path: overlayfs, of which all lies in a tmpfs, which is there as long as that is."""
+"""What sh does to mount one of so many MiB at a path: overlayfs, of which all lies in a tmpfs, which is there
+as long as that is.
+"""
 
 
 def mounting(path: object, mib: int) -> "list[str]":
@@ -40,7 +44,9 @@ def unmount(path: Path) -> None:
 
 
 def mount(path: Path, mib: int) -> None:
-    """Mount one here, as `mounting` does in a node: seven programs are 10 ms of processor, and a hundred tests have three of them."""
+    """Mount one here, as `mounting` does in a node: seven programs are 10 ms of processor, and a hundred
+    tests have three of them.
+    """
     memory = Path(f"{path}.memory")
     memory.mkdir()
     _mount("tmpfs", memory, f"size={mib}M,mode=755")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every action of a cloud rehearsed before it is done: `semishared plan` says it, and nothing changes on any machine."""
+"""Every action of a cloud rehearsed before it is done: `semishared plan` says it, and nothing changes on any
+machine.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ _hashes: Dict[Tuple[int, ...], str] = {}
 
 
 def _hash(path: str, about: os.stat_result) -> str:
-    """Return the hash of a file's content; it is read once, by whichever machine's path, until it is changed."""
+    """Return the hash of a file's content; it is read once, by whichever machine's path, until it is
+    changed.
+    """
     key = (about.st_dev, about.st_ino, about.st_size, about.st_ctime_ns)
     if key not in _hashes:
         _hashes[key] = file_digest(Path(path))
@@ -47,14 +51,19 @@ def things(top: Path) -> Dict[str, Tuple[object, ...]]:
 
 
 def _add(found: Dict[str, Tuple[object, ...]], path: str, name: str) -> None:
-    """Add what is at `path` and all below, under `name`; by strings, since this is done before and after each action."""
+    """Add what is at `path` and all below, under `name`; by strings, since this is done before and after each
+    action.
+    """
     about = os.lstat(path)
     content = ""
     if stat.S_ISLNK(about.st_mode):
         content = os.readlink(path)
     elif stat.S_ISREG(about.st_mode):
         content = _hash(path, about)
-    attributes = tuple((one, os.getxattr(path, one, follow_symlinks=False)) for one in os.listxattr(path, follow_symlinks=False))
+    attributes = tuple(
+        (one, os.getxattr(path, one, follow_symlinks=False))
+        for one in os.listxattr(path, follow_symlinks=False)
+    )
     found[name] = (about.st_mode, about.st_size, about.st_nlink, about.st_mtime_ns, content, attributes)
     if stat.S_ISDIR(about.st_mode):
         for entry in os.listdir(path):
@@ -62,20 +71,30 @@ def _add(found: Dict[str, Tuple[object, ...]], path: str, name: str) -> None:
 
 
 def state(cloud: Cloud) -> Tuple[Any, ...]:
-    """Return all there is in a cloud: on every machine, in libvirt, and in Ceph its images with snapshots, watchers and locks."""
+    """Return all there is in a cloud: on every machine, in libvirt, and in Ceph its images with snapshots,
+    watchers and locks.
+    """
     ceph = cloud.lab.ceph.images() if RBD_STORE in cloud.oned.datastores else {}
     hosts = cloud.lab.hosts
-    return {node.name: things(node.path(DATASTORES)) for node in (cloud.lab.fe, *hosts)}, [described(host) for host in hosts], ceph
+    return (
+        {node.name: things(node.path(DATASTORES)) for node in (cloud.lab.fe, *hosts)},
+        [described(host) for host in hosts],
+        ceph,
+    )
 
 
 class Rehearsing:
-    """Stands where a cloud's runner stands: it has each action of ours planned, looks what that changed, and has it done."""
+    """Stands where a cloud's runner stands: it has each action of ours planned, looks what that changed, and
+    has it done.
+    """
 
     def __init__(self, inner: Runner, cloud: Cloud) -> None:
         self._inner = inner
         self._cloud = cloud
         self.said: Dict[str, List[List[str]]] = {}
-        """By action, as plan calls it: the steps that were said to follow each time; `...` for those that depend on an answer."""
+        """By action, as plan calls it: the steps that were said to follow each time; `...` for those that
+        depend on an answer.
+        """
         self.refused: Set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
@@ -85,7 +104,9 @@ class Rehearsing:
         """Rehearse an action on the front-end, and do it."""
         folder, _, action = argv[0].rpartition(OURS)
         kind = "datastore/" if folder.endswith("/datastore") else ""
-        return self._both(f"{kind}{action}", argv, stdin or "", lambda: self._inner.local(argv, stdin, environment))
+        return self._both(
+            f"{kind}{action}", argv, stdin or "", lambda: self._inner.local(argv, stdin, environment)
+        )
 
     def remote(self, host: str, steps: Sequence[Step]) -> Done:
         """Rehearse an action on a host, when what oned does before it is done, and do it."""
@@ -94,7 +115,12 @@ class Rehearsing:
         if done.rc:
             return done
         # As it comes through the shell that OpenNebula types into.
-        return self._both(f"vmm/{last.argv[0].rpartition(OURS)[2]}", last.argv, f"{last.stdin}\n", lambda: self._inner.remote(host, [last]))
+        return self._both(
+            f"vmm/{last.argv[0].rpartition(OURS)[2]}",
+            last.argv,
+            f"{last.stdin}\n",
+            lambda: self._inner.remote(host, [last]),
+        )
 
     def _both(self, action: str, argv: Sequence[str], stdin: str, do: Callable[[], Done]) -> Done:
         from semishared.front import datastore, transfer
@@ -105,7 +131,9 @@ class Rehearsing:
         if name not in known:
             return do()
         before = state(self._cloud)
-        plan = self._cloud.lab.fe.run([COMMAND, "plan", "--json", action, *argv[1:]], input=stdin.encode(), check=False, timeout=120)
+        plan = self._cloud.lab.fe.run(
+            [COMMAND, "plan", "--json", action, *argv[1:]], input=stdin.encode(), check=False, timeout=120
+        )
         after = state(self._cloud)
         assert after == before, f"{action}: {_differences(before, after)}"
         assert plan.returncode in (0, 1), plan.stderr.decode()
@@ -115,7 +143,9 @@ class Rehearsing:
             assert done.rc == 1 and plan.stderr.decode().strip() in done.stderr, (plan.stderr, done.stderr)
         else:
             found = json.loads(plan.stdout)
-            steps = [step["step"] for part in found["plan"] if "answers" not in part for step in part["steps"]]
+            steps = [
+                step["step"] for part in found["plan"] if "answers" not in part for step in part["steps"]
+            ]
             self.said.setdefault(action, []).append(steps + ["..."] * found["open"])
         return done
 
@@ -147,12 +177,19 @@ def rehearsing(cloud: Cloud) -> Iterator[Rehearsing]:
 
 
 def life(cloud: Cloud, store: int, **disks: Dict[str, Any]) -> None:
-    """Have a VM with a disk of each of `disks` (attributes of an image) go through all that oned has drivers for."""
+    """Have a VM with a disk of each of `disks` (attributes of an image) go through all that oned has drivers
+    for.
+    """
     oned = cloud.oned
-    made = {name: cloud.data_image(f"re-{name}", b"rehearsed" * 1024, store=store, **more) for name, more in disks.items()}
+    made = {
+        name: cloud.data_image(f"re-{name}", b"rehearsed" * 1024, store=store, **more)
+        for name, more in disks.items()
+    }
     hot = cloud.data_image("re-hot", b"rehearsed" * 1024, store=store)
     images = [{"IMAGE_ID": str(image)} for image in (cloud.os_image("re-os", store=store), *made.values())]
-    vm = cloud.deploy("re", [*images, {"TYPE": "fs", "SIZE": "16", "FORMAT": "raw"}, {"TYPE": "swap", "SIZE": "16"}])
+    vm = cloud.deploy(
+        "re", [*images, {"TYPE": "fs", "SIZE": "16", "FORMAT": "raw"}, {"TYPE": "swap", "SIZE": "16"}]
+    )
     cloud.guest(vm)
     disk = oned.disk_attach(vm, hot)
     kept = [oned.disk_snapshot_create(vm, disk, name) for name in ("one", "two")]
@@ -185,7 +222,7 @@ def life(cloud: Cloud, store: int, **disks: Dict[str, Any]) -> None:
 
 def whole(cloud: Cloud, vm: int) -> None:
     """Have a snapshot of the whole VM refused: it has disks that are not qcow2."""
-    message = f"<VMM_DRIVER_ACTION_DATA><DATASTORE><BASE_PATH>{DATASTORES}/101</BASE_PATH></DATASTORE></VMM_DRIVER_ACTION_DATA>"
+    message = f"<VMM_DRIVER_ACTION_DATA><DATASTORE><BASE_PATH>{DATASTORES}/101</BASE_PATH></DATASTORE></VMM_DRIVER_ACTION_DATA>"  # noqa: E501
     with pytest.raises(ActionFailed, match="cannot take part"):
         cloud.oned.drivers.vmm("h1", "snapshot_create", [f"one-{vm}", "0"], vm, message)
 
@@ -204,9 +241,13 @@ def backed_up(cloud: Cloud, vm: int, how: str) -> None:
     oned.drivers.tm([f"POSTBACKUP{how}", *words], stdin)
     if how:
         return
-    oned.datastores[REPOSITORY] = Datastore(REPOSITORY, "repository", 3, "rsync", "-", f"{DATASTORES}/{REPOSITORY}", {"TYPE": "BACKUP_DS"})
+    oned.datastores[REPOSITORY] = Datastore(
+        REPOSITORY, "repository", 3, "rsync", "-", f"{DATASTORES}/{REPOSITORY}", {"TYPE": "BACKUP_DS"}
+    )
     image = max(oned.images) + 1
-    oned.images[image] = Image(image, "backup", 6, False, REPOSITORY, "repository", {}, source=NAME, format="raw", vms=[vm])
+    oned.images[image] = Image(
+        image, "backup", 6, False, REPOSITORY, "repository", {}, source=NAME, format="raw", vms=[vm]
+    )
     try:
         oned.drivers.tm(["RESTORE", "semishared", place, str(vm), str(image), "-1", "-1"])
     finally:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damage at rest, of which a file system knows nothing, and copies that are taken for what they are of: no time changes."""
+"""Damage at rest, of which a file system knows nothing, and copies that are taken for what they are of: no
+time changes.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from pathlib import Path
 
 
 def copied(top: Path) -> None:
-    """Let the images of stores that were copied, below a directory, be taken for those that they are copies of."""
+    """Let the images of stores that were copied, below a directory, be taken for those that they are copies
+    of.
+    """
     for side in top.glob("**/.semishared/*/"):
         image = side.parent.parent / side.name
         if image.is_file():
@@ -22,7 +26,9 @@ def copied(top: Path) -> None:
 
 
 def dated(path: Path, was: os.stat_result) -> None:
-    """Let a file that was written to, or copied, have its times of before: those that nobody can set, in what its store notes of it."""
+    """Let a file that was written to, or copied, have its times of before: those that nobody can set, in what
+    its store notes of it.
+    """
     os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
     _note(path.parent / ".semishared" / path.name / "generation.json", path.stat())
 

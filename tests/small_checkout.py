@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkout that install.sh has little to do with: all parts, and of the package what install.sh itself needs, a quarter of it."""
+"""A checkout that install.sh has little to do with: all parts, and of the package what install.sh itself
+needs, a quarter of it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from lab.caches import CHECKOUT, PARTS
 
 PACKAGE = CHECKOUT / "lib/semishared"
 FOLDERS = {"install", "model", "opennebula", "tools", "wire", "__pycache__"}
-"""Those of the package that are there, and the modules that are in none. Byte code too, which install.sh itself leaves nowhere."""
+"""Those of the package that are there, and the modules that are in none. Byte code too, which install.sh
+itself leaves nowhere.
+"""
 
 
 def lay_out(target: Path) -> None:
@@ -22,12 +26,18 @@ def lay_out(target: Path) -> None:
     target.mkdir()
     for part in PARTS:
         source = CHECKOUT / part
-        shutil.copytree(source, target / part, ignore=_left_out) if source.is_dir() else shutil.copy2(source, target)
+        shutil.copytree(source, target / part, ignore=_left_out) if source.is_dir() else shutil.copy2(
+            source, target
+        )
 
 
 def _left_out(folder: str, names: List[str]) -> Set[str]:
     # The host side needs all the rest.
-    return {"hostside.py", *(name for name in names if (PACKAGE / name).is_dir())} - FOLDERS if Path(folder) == PACKAGE else set()
+    return (
+        {"hostside.py", *(name for name in names if (PACKAGE / name).is_dir())} - FOLDERS
+        if Path(folder) == PACKAGE
+        else set()
+    )
 
 
 @cache

@@ -1,13 +1,15 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Run test suites and write build/report.json: per suite passed, failed, skipped and why, total, and its figures.
+"""Run test suites and write build/report.json: per suite passed, failed, skipped and why, total, and its
+figures.
 
     tests/suites.py [--full] [SUITE ...]
 
-Without --full, tests marked `long` are left out: what they prove for one kind of store or one step, others prove too.
-A required suite that did not run, ran no test, or took longer than its minutes counts as failed. So does a cell of the
-matrix (tests/matrix.py) that no test reported, when all suites run. Suites that have labs of their own run seven at a
-time, also on two cores (they wait for ssh, for timeouts and for limited links); what each says is printed when it has ended.
+Without --full, tests marked `long` are left out: what they prove for one kind of store or one step, others
+prove too. A required suite that did not run, ran no test, or took longer than its minutes counts as failed.
+So does a cell of the matrix (tests/matrix.py) that no test reported, when all suites run. Suites that have
+labs of their own run seven at a time, also on two cores (they wait for ssh, for timeouts and for limited
+links); what each says is printed when it has ended.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ from lab.cgroups import Account
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 AT_ONCE = 7
-"""On two processors, since two thirds of what a suite takes is waiting: for ssh, for time limits, for limited links."""
+"""On two processors, since two thirds of what a suite takes is waiting: for ssh, for time limits, for limited
+links.
+"""
 TOOLS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/tools/test_*.py"))
 SUITES: Dict[str, Dict[str, Any]] = {
     "lint": {"command": ["tests/lint.sh"], "minutes": 5, "first": True},
@@ -42,18 +46,28 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "tools-more": {"paths": [path for path in TOOLS if path > "tests/tools/test_l"], "minutes": 60},
     "trust": {"paths": ["tests/trust"], "minutes": 10},
     "staging": {
-        "paths": [f"tests/staging/test_{name}.py" for name in ("base", "peers", "stage", "second_boot", "several_bases", "faults")],
+        "paths": [
+            f"tests/staging/test_{name}.py"
+            for name in ("base", "peers", "stage", "second_boot", "several_bases", "faults")
+        ],
         "minutes": 45,
-    },  # fmt: skip
+    },
     "tools": {"paths": [path for path in TOOLS if path < "tests/tools/test_l"], "minutes": 60},
     "ceph": {"paths": ["tests/ceph"], "minutes": 45},
     "live": {
         "paths": [
             f"tests/faults/test_{name}.py"
-            for name in ("live_kill", "libvirtd", "datastore_change", "detach_kill", "device_kill", "commit_live")
+            for name in (
+                "live_kill",
+                "libvirtd",
+                "datastore_change",
+                "detach_kill",
+                "device_kill",
+                "commit_live",
+            )
         ],
         "minutes": 45,
-    },  # fmt: skip
+    },
     "shares": {"paths": ["tests/shares"], "minutes": 40},
     "cephfaults": {"paths": ["tests/cephfaults"], "minutes": 45},
     "pool": {"paths": ["tests/pool"], "minutes": 40},
@@ -61,7 +75,10 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "retry": {"paths": ["tests/faults/test_retry.py", "tests/faults/test_hang.py"], "minutes": 45},
     "nfs": {"paths": ["tests/nfs"], "minutes": 45},
     "replay": {"paths": ["tests/replay"], "minutes": 40},
-    "faults": {"paths": [f"tests/faults/test_{name}.py" for name in ("faults", "bad_input", "links", "moves")], "minutes": 40},
+    "faults": {
+        "paths": [f"tests/faults/test_{name}.py" for name in ("faults", "bad_input", "links", "moves")],
+        "minutes": 40,
+    },
     "cephfs": {"paths": ["tests/cephfs"], "minutes": 45},
     "store": {"paths": ["tests/store"], "minutes": 30},
     "operate": {"paths": ["tests/operate"], "minutes": 40},
@@ -72,8 +89,8 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "shell": {"paths": ["tests/shell"], "minutes": 30, "runner": "bats"},
     "staging-more": {"paths": ["tests/staging/test_more_faults.py"], "minutes": 30, "full": True},
 }
-"""The longest first (faults is with --full), so that none runs alone at the end: one that would is in two. Minutes are where a suite
-hangs, also on a busy machine.
+"""The longest first (faults is with --full), so that none runs alone at the end: one that would is in two.
+Minutes are where a suite hangs, also on a busy machine.
 
 `first`: before the others, which need not run to know that a checkout is no good.
 `runner`: what runs its files (RUNNERS), pytest if nothing is said.
@@ -84,7 +101,9 @@ def run_command(suite: Dict[str, Any], log: Path, account: Account) -> Dict[str,
     """Run a suite that is one command: one check, passed or failed."""
     with open(log, "wb") as out:
         words = [*account.enter(), *suite["command"]]
-        done = subprocess.run(words, cwd=ROOT, check=False, timeout=suite["minutes"] * 60, stdout=out, stderr=out)
+        done = subprocess.run(
+            words, cwd=ROOT, check=False, timeout=suite["minutes"] * 60, stdout=out, stderr=out
+        )
     passed = int(done.returncode == 0)
     return {"passed": passed, "failed": 1 - passed, "skipped": 0, "total": 1}
 
@@ -93,7 +112,17 @@ def pytest(name: str, full: bool) -> Tuple[List[str], Path]:
     """Return the words that make pytest run files, and where its report will be."""
     xml = BUILD / f"junit-{name}.xml"
     which = [] if full else ["-m", "not long"]
-    return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=5", f"--junitxml={xml}", *which], xml
+    return [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--durations=5",
+        f"--junitxml={xml}",
+        *which,
+    ], xml
 
 
 def bats(name: str, _full: bool) -> Tuple[List[str], Path]:
@@ -101,7 +130,15 @@ def bats(name: str, _full: bool) -> Tuple[List[str], Path]:
     directory = BUILD / f"junit-{name}"
     directory.mkdir(exist_ok=True)
     # By env: one that is not installed is a suite that did not run.
-    return ["/usr/bin/env", "bats", "--timing", "--report-formatter", "junit", "--output", str(directory)], directory / "report.xml"
+    return [
+        "/usr/bin/env",
+        "bats",
+        "--timing",
+        "--report-formatter",
+        "junit",
+        "--output",
+        str(directory),
+    ], directory / "report.xml"
 
 
 RUNNERS: Dict[str, Callable[[str, bool], Tuple[List[str], Path]]] = {"pytest": pytest, "bats": bats}
@@ -120,13 +157,20 @@ def run_tests(name: str, suite: Dict[str, Any], full: bool, log: Path, account: 
     for old in (xml, figures):
         old.unlink(missing_ok=True)
     figures.parent.mkdir(exist_ok=True)
-    env = {**os.environ, **account.environment, "SEMISHARED_FIGURES": str(figures), "PYTHONDONTWRITEBYTECODE": "1"}
+    env = {
+        **os.environ,
+        **account.environment,
+        "SEMISHARED_FIGURES": str(figures),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     if full:
         env["SEMISHARED_FULL"] = "1"
     limit = suite["minutes"] * 60 * (4 if full else 1)
     late = ""
     with open(log, "wb") as out:
-        process = subprocess.Popen([*account.enter(), *words, *suite["paths"]], cwd=ROOT, env=env, stdout=out, stderr=out)
+        process = subprocess.Popen(
+            [*account.enter(), *words, *suite["paths"]], cwd=ROOT, env=env, stdout=out, stderr=out
+        )
         try:
             process.wait(limit)
         except subprocess.TimeoutExpired:
@@ -192,7 +236,8 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="hostile input at length")
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=" ".join(SUITES))
     arguments = parser.parse_args()
-    # Of what runs in the background interrupts are ignored, also of what that starts: a suite that is late could not be told.
+    # Of what runs in the background interrupts are ignored, also of what that starts: a suite that is late
+    # could not be told.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     unknown = set(arguments.suites) - set(SUITES)
     if unknown:
@@ -201,8 +246,11 @@ def main() -> int:
     meter = costs.Meter(BUILD)
     if not arguments.suites or {"lint", "types"} & set(arguments.suites):
         subprocess.run(["make", "-s", "build/venv/ready"], cwd=ROOT, check=False)
-    names = arguments.suites or [name for name, suite in SUITES.items() if arguments.full or not suite.get("full")]
-    # What runs without leave to write byte code would compile it each time, also where each second is twenty (nfs).
+    names = arguments.suites or [
+        name for name, suite in SUITES.items() if arguments.full or not suite.get("full")
+    ]
+    # What runs without leave to write byte code would compile it each time, also where each second is twenty
+    # (nfs).
     subprocess.run([sys.executable, "-m", "compileall", "-q", "lib", "tests"], cwd=ROOT, check=False)
     report: Dict[str, Any] = {}
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -211,7 +259,9 @@ def main() -> int:
         # Seven labs would each find out, build and install the same.
         env = {**os.environ, "PYTHONPATH": f"{ROOT}/tests:{ROOT}/lib"}
         words = [sys.executable, "-m", "lab", "prepare"]
-        prepared = pool.submit(subprocess.run, words, cwd=ROOT, env=env, check=False) if len(others) > 1 else None
+        prepared = (
+            pool.submit(subprocess.run, words, cwd=ROOT, env=env, check=False) if len(others) > 1 else None
+        )
         for group in (first, others):
             if group is others and prepared:
                 prepared.result()
@@ -220,8 +270,10 @@ def main() -> int:
                 report[under_way[done]] = done.result()
                 (BUILD / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     rows = [
-        f"{name:8} {report[name]['passed']:5} passed {report[name]['failed']:4} failed {report[name]['skipped']:4} skipped"
-        f" {report[name]['total']:5} total {report[name]['seconds']:7.1f} s {report[name].get('cpu seconds', 0.0):7.1f} cpu s"
+        f"{name:8} {report[name]['passed']:5} passed {report[name]['failed']:4} failed "
+        f"{report[name]['skipped']:4} skipped"
+        f" {report[name]['total']:5} total {report[name]['seconds']:7.1f} s "
+        f"{report[name].get('cpu seconds', 0.0):7.1f} cpu s"
         for name in names
     ]
     if not arguments.suites:
@@ -231,11 +283,16 @@ def main() -> int:
     print("\n".join(f"{seconds:7.1f} cpu s  {name}" for seconds, name in costs.dearest(report)))
     spent = meter.end()
     print(
-        f"{spent['minutes']} minutes, {spent['cpu seconds']} processor seconds ({os.cpu_count()} processors, busy {spent['busy']:.0%}),"
-        f" {spent['memory GiB']} GiB of memory and {spent['disk GiB']} GiB of disk at most, with whatever else ran on this machine"
+        f"{spent['minutes']} minutes, {spent['cpu seconds']} processor seconds ({os.cpu_count()} "
+        f"processors, busy {spent['busy']:.0%}),"
+        f" {spent['memory GiB']} GiB of memory and {spent['disk GiB']} GiB of disk at most, with "
+        f"whatever else ran on this machine"
     )
     if not arguments.suites:
-        print("\n".join(costs.passed(spent, costs.TEST_FULL if arguments.full else costs.TEST, report, SUITES)) or "no budget passed")
+        print(
+            "\n".join(costs.passed(spent, costs.TEST_FULL if arguments.full else costs.TEST, report, SUITES))
+            or "no budget passed"
+        )
     total = {key: sum(result[key] for result in report.values()) for key in ("passed", "failed", "skipped")}
     print(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped", flush=True)
     return 1 if total["failed"] else 0

@@ -13,7 +13,9 @@ AT, COUNT = 12 << 10, 4 << 10
 
 
 def trimmed(cloud: Cloud, vm: int, *targets: str) -> None:
-    """Let the guest write to its disks and trim that again; see that it reads as zeros, and is allocated no more."""
+    """Let the guest write to its disks and trim that again; see that it reads as zeros, and is allocated no
+    more.
+    """
     guest = cloud.guest(vm)
     for target in targets:
         guest.write(target, "gone", AT, COUNT)
@@ -24,5 +26,7 @@ def trimmed(cloud: Cloud, vm: int, *targets: str) -> None:
     for target in targets:
         freed = full[target] - left[target]
         # Some of what was written may be a cluster of which the rest is kept.
-        assert freed >= (COUNT << 10) * 0.9, f"{target}: of {full[target]} bytes {COUNT << 10} were trimmed, and {left[target]} are left"
+        assert freed >= (COUNT << 10) * 0.9, (
+            f"{target}: of {full[target]} bytes {COUNT << 10} were trimmed, and {left[target]} are left"
+        )
         guest.check(target, "zero", AT, 64)

@@ -84,11 +84,15 @@ class Config(NamedTuple):
     def migration(self) -> dict[str, Union[int, str]]:
         """[migration], as a host tells its plan (plan/migrate_options.py)."""
         section = "migration_"
-        return {name[len(section) :]: value for name, value in self._asdict().items() if name.startswith(section)}
+        return {
+            name[len(section) :]: value for name, value in self._asdict().items() if name.startswith(section)
+        }
 
     @property
     def io_limits(self) -> dict[str, tuple[int, int]]:
-        """[io_class], by class: bytes and operations per second that a disk of it may do, 0 for as many as it can."""
+        """[io_class], by class: bytes and operations per second that a disk of it may do, 0 for as many as it
+        can.
+        """
         found: dict[str, dict[str, int]] = {}
         for name, value in self._asdict().items():
             if name.startswith(IO_CLASS):
@@ -98,14 +102,18 @@ class Config(NamedTuple):
 
     @property
     def fencing(self) -> list[str]:
-        """The words of the command that switches a host off, but for the host's name; none if there is no such command."""
+        """The words of the command that switches a host off, but for the host's name; none if there is no
+        such command.
+        """
         import shlex
 
         return [] if self.fence_command == "none" else shlex.split(self.fence_command)
 
 
 def load(path: str = PATH) -> Config:
-    """Return the settings of `path`; raise BadAttribute for an unknown key or a value of the wrong kind, BadPool."""
+    """Return the settings of `path`; raise BadAttribute for an unknown key or a value of the wrong kind,
+    BadPool.
+    """
     defaults = Config()._asdict()
     values: dict[str, object] = {}
     for (section, key), text in ini.read(path).items():
@@ -115,21 +123,37 @@ def load(path: str = PATH) -> Config:
         values[name] = _value(name, key, text, defaults[name])
     config = Config(**values)  # type: ignore[arg-type]
     if not re.match(OPTIONS, config.overlays_options):
-        raise BadAttribute(f"semishared.conf: options = {config.overlays_options!r} is neither by-size nor key=value,key=value")
+        raise BadAttribute(
+            f"semishared.conf: options = {config.overlays_options!r} is neither by-size nor "
+            f"key=value,key=value"
+        )
     if not re.match(r"/[A-Za-z0-9._/\-]+\Z", config.hosts_scripts_dir):
         raise BadAttribute(f"semishared.conf: scripts_dir = {config.hosts_scripts_dir!r} is not a plain path")
     if config.hosts_silence_timeout_s < LEAST_SILENCE_S:
-        raise BadAttribute(f"semishared.conf: silence_timeout_s = {config.hosts_silence_timeout_s} is less than {LEAST_SILENCE_S}")
+        raise BadAttribute(
+            f"semishared.conf: silence_timeout_s = {config.hosts_silence_timeout_s} is less than "
+            f"{LEAST_SILENCE_S}"
+        )
     if config.staging_portbase % 2 or not 1024 <= config.staging_portbase <= 65000:
-        raise BadAttribute(f"semishared.conf: portbase = {config.staging_portbase} is not an even number from 1024 to 65000")
+        raise BadAttribute(
+            f"semishared.conf: portbase = {config.staging_portbase} is not an even number from 1024 to 65000"
+        )
     if 0 < config.migration_rate < LIBVIRTS_UNIT:
-        raise BadAttribute("semishared.conf: rate in [migration] is less than 1M: libvirt counts in MiB per second")
+        raise BadAttribute(
+            "semishared.conf: rate in [migration] is less than 1M: libvirt counts in MiB per second"
+        )
     if config.migration_at_timeout != "abort" and not config.migration_timeout_s:
-        raise BadAttribute(f"semishared.conf: at_timeout = {config.migration_at_timeout} has no timeout_s at which it would happen")
+        raise BadAttribute(
+            f"semishared.conf: at_timeout = {config.migration_at_timeout} has no timeout_s at "
+            f"which it would happen"
+        )
     for name, (rate, _) in config.io_limits.items():
         if rate and not LEAST_BYTES <= rate <= MOST_BYTES:
             raise BadAttribute(f"semishared.conf: {name}_bytes in [io_class] is not from 1M to 900000G")
-    if (config.bases_size_limit, config.bases_free_floor) != (defaults["bases_size_limit"], defaults["bases_free_floor"]):
+    if (config.bases_size_limit, config.bases_free_floor) != (
+        defaults["bases_size_limit"],
+        defaults["bases_free_floor"],
+    ):
         from .plan import eviction
 
         try:
@@ -141,7 +165,10 @@ def load(path: str = PATH) -> Config:
 
         pool.declared(config.pool_devices)
     if config.fence_command != "none" and not _is_program(config):
-        raise BadAttribute(f"semishared.conf: command = {config.fence_command!r} in [fence] is neither /a/program and its words nor none")
+        raise BadAttribute(
+            f"semishared.conf: command = {config.fence_command!r} in [fence] is neither "
+            f"/a/program and its words nor none"
+        )
     return config
 
 
@@ -166,7 +193,9 @@ def _value(name: str, key: str, text: str, default: object) -> object:
 
 def _number(key: str, text: str, or_none: bool) -> int:
     if not re.match(r"[0-9]{1,9}\Z", text, re.ASCII) or int(text) < 1:
-        raise BadAttribute(f"semishared.conf: {key} = {text!r} is not a positive number{' or none' * or_none}")
+        raise BadAttribute(
+            f"semishared.conf: {key} = {text!r} is not a positive number{' or none' * or_none}"
+        )
     return int(text)
 
 
@@ -175,4 +204,6 @@ def _rate(key: str, text: str) -> int:
     match = re.match(r"([0-9]{1,12}(?:\.[0-9]{1,3}(?=[KMG]))?)([KMG]?)\Z", text.upper(), re.ASCII)
     if text != "none" and not match:
         raise BadAttribute(f"semishared.conf: {key} = {text!r} is neither bytes per second (32K) nor none")
-    return int(float(match.group(1)) * (1 << {"": 0, "K": 10, "M": 20, "G": 30}[match.group(2)])) if match else 0
+    return (
+        int(float(match.group(1)) * (1 << {"": 0, "K": 10, "M": 20, "G": 30}[match.group(2)])) if match else 0
+    )

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the executables in tm/ and datastore/ start: one action, by its name.
 
-Exit codes: 0 done, 1 refused or failed with one line on stderr, 2 a defect of ours (its traceback in the log lines).
+Exit codes: 0 done, 1 refused or failed with one line on stderr, 2 a defect of ours (its traceback in the log
+lines).
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from .tools.ending import ended
 
 
 def monitor_ds(argv: list[str]) -> str:
-    """DIRECTORY - the disk sizes of all VMs of a system datastore: what the monitoring on the host asks, not oned."""
+    """DIRECTORY - the disk sizes of all VMs of a system datastore: what the monitoring on the host asks, not
+    oned.
+    """
     from .errors import BadArguments
     from .host import vm_sizes
     from .opennebula.args import absolute

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can go wrong, one class each: the docstring says what it is, `remedy` what to do about it.
 
-`make docs` writes docs/reference/errors.md from this file; a test holds the two together. Ids are stable: they end
-in users' VM logs. An error crosses ssh as its id and its detail (see `from_id`).
+`make docs` writes docs/reference/errors.md from this file; a test holds the two together. Ids are stable:
+they end in users' VM logs. An error crosses ssh as its id and its detail (see `from_id`).
 """
 
 from __future__ import annotations
 
 LONGEST_DETAIL = 1500
-"""Characters of a detail in the user's line: the remedy and the id behind it must not be cut off (report.LONGEST)."""
+"""Characters of a detail in the user's line: the remedy and the id behind it must not be cut off
+(report.LONGEST).
+"""
 
 
 class SemisharedError(Exception):
@@ -25,7 +27,11 @@ class SemisharedError(Exception):
         """Return the one line a user sees."""
         # The reason is at the beginning, or at the end: what a traceback, or ssh behind a banner, says last.
         half = LONGEST_DETAIL // 2
-        detail = self.detail if len(self.detail) <= LONGEST_DETAIL else f"{self.detail[:half]} ... {self.detail[-half:]}"
+        detail = (
+            self.detail
+            if len(self.detail) <= LONGEST_DETAIL
+            else f"{self.detail[:half]} ... {self.detail[-half:]}"
+        )
         return f"{detail}; {self.remedy} [{self.id}]"
 
 
@@ -209,7 +215,8 @@ class MigrationTimeout(SemisharedError):
 
     id = "SS045"
     remedy = (
-        "move the VM when it writes less, or let it take more: timeout_s, rate, downtime_ms, auto_converge, at_timeout of [migration] "
+        "move the VM when it writes less, or let it take more: timeout_s, rate, downtime_ms, "
+        "auto_converge, at_timeout of [migration] "
         "in semishared.conf"
     )
 
@@ -222,14 +229,18 @@ class Overtaken(SemisharedError):
 
 
 class BadRecord(SemisharedError):
-    """A record of a disk or share that is missing, unreadable or of a newer version; a directory for a guest that vm.xml does not have."""
+    """A record of a disk or share that is missing, unreadable or of a newer version; a directory for a guest
+    that vm.xml does not have.
+    """
 
     id = "SS042"
     remedy = "update semishared on that host (`onehost sync --force`), or redeploy the VM"
 
 
 class DataInTheWay(SemisharedError):
-    """Something to be removed, or in the place of what is to be made, that might be the only copy of saved data."""
+    """Something to be removed, or in the place of what is to be made, that might be the only copy of saved
+    data.
+    """
 
     id = "SS043"
     remedy = "look at the named file, save what is needed, and remove it by hand"
@@ -239,7 +250,10 @@ class StreamFailed(SemisharedError):
     """A multicast stream that did not come, or not to its end."""
 
     id = "SS051"
-    remedy = "nothing: what is missing comes from peers or the store; if it never works, see docs/explanation/staging.md"
+    remedy = (
+        "nothing: what is missing comes from peers or the store; if it never works, see "
+        "docs/explanation/staging.md"
+    )
 
 
 class TransferCorrupt(SemisharedError):
@@ -250,7 +264,9 @@ class TransferCorrupt(SemisharedError):
 
 
 class UploadTooLarge(SemisharedError):
-    """An upload that is larger than what OpenNebula has approved for it: a server or file that changed, or that lied."""
+    """An upload that is larger than what OpenNebula has approved for it: a server or file that changed, or
+    that lied.
+    """
 
     id = "SS072"
     remedy = "find out what the source really holds, then register the image anew: its size is asked again"
@@ -260,11 +276,16 @@ class SourceTooSlow(SemisharedError):
     """A source that takes longer than an upload, or the question for its size, may take."""
 
     id = "SS073"
-    remedy = "get the file by other means, not compressed or as qcow2, and upload it from a directory of the front-end"
+    remedy = (
+        "get the file by other means, not compressed or as qcow2, and upload it from a directory of "
+        "the front-end"
+    )
 
 
 class EncryptedDisk(SemisharedError):
-    """An encrypted disk (LUKS_SECRET) that would be copied decrypted, or made into one that cannot be opened."""
+    """An encrypted disk (LUKS_SECRET) that would be copied decrypted, or made into one that cannot be
+    opened.
+    """
 
     id = "SS074"
     remedy = "power the VM off first, or see docs/how-to/luks.md for what encrypted images can do"
@@ -274,7 +295,10 @@ class WrongFormat(SemisharedError):
     """An image whose header is not that of the format which OpenNebula has for it."""
 
     id = "SS075"
-    remedy = "find out who wrote to the image; if only OpenNebula's word is wrong, correct its FORMAT or register the image anew"
+    remedy = (
+        "find out who wrote to the image; if only OpenNebula's word is wrong, correct its FORMAT or "
+        "register the image anew"
+    )
 
 
 class BadConfiguration(SemisharedError):
@@ -288,21 +312,34 @@ class ConfigurationConflict(SemisharedError):
     """A setting of OpenNebula or of another add-on that semishared cannot work beside."""
 
     id = "SS061"
-    remedy = "decide which of the two it shall be, change the named setting, then run this again; nothing was changed"
+    remedy = (
+        "decide which of the two it shall be, change the named setting, then run this again; nothing "
+        "was changed"
+    )
 
 
 class WholeDirectoryThere(SemisharedError):
-    """A move of a VM directory that has less than the one in its place at the target: what is left of one, perhaps."""
+    """A move of a VM directory that has less than the one in its place at the target: what is left of one,
+    perhaps.
+    """
 
     id = "SS063"
-    remedy = "look at both directories: remove the one that is not the VM's by hand, then retry; nothing was removed"
+    remedy = (
+        "look at both directories: remove the one that is not the VM's by hand, then retry; nothing "
+        "was removed"
+    )
 
 
 class LateAction(SemisharedError):
-    """An action on a VM that was planned before a later one, by oned's own count of the VM's history, has been done."""
+    """An action on a VM that was planned before a later one, by oned's own count of the VM's history, has
+    been done.
+    """
 
     id = "SS064"
-    remedy = "nothing: the later action won. If oned's database was restored from a backup: remove the named file on that host"
+    remedy = (
+        "nothing: the later action won. If oned's database was restored from a backup: remove the "
+        "named file on that host"
+    )
 
 
 class SameDirectory(SemisharedError):
@@ -313,21 +350,29 @@ class SameDirectory(SemisharedError):
 
 
 class CannotInstall(SemisharedError):
-    """A front-end where semishared cannot be installed or removed: place, rights, version, missing programs."""
+    """A front-end where semishared cannot be installed or removed: place, rights, version, missing
+    programs.
+    """
 
     id = "SS062"
     remedy = "correct this, then run install.sh again; nothing was changed"
 
 
 class UnexpectedLink(SemisharedError):
-    """A symbolic link below one of our directories where there is none in our layout, or one that leads elsewhere than there."""
+    """A symbolic link below one of our directories where there is none in our layout, or one that leads
+    elsewhere than there.
+    """
 
     id = "SS070"
-    remedy = "nothing was followed; find out who can write there (a host that was broken into?), then remove it"
+    remedy = (
+        "nothing was followed; find out who can write there (a host that was broken into?), then remove it"
+    )
 
 
 class UnexpectedFile(SemisharedError):
-    """Something below one of our directories, or in what a host sent, that is neither a plain file nor a directory of ours."""
+    """Something below one of our directories, or in what a host sent, that is neither a plain file nor a
+    directory of ours.
+    """
 
     id = "SS071"
     remedy = "nothing of it was used; find out who made it (a host that was broken into?), then remove it"
@@ -358,7 +403,10 @@ class StoreAbsent(SemisharedError):
     """The directory of a datastore without the marker of its store: what belongs there is not mounted."""
 
     id = "SS084"
-    remedy = "mount the store there; one that is there has lost its marker, which `semishared setup --apply` writes again"
+    remedy = (
+        "mount the store there; one that is there has lost its marker, which `semishared setup "
+        "--apply` writes again"
+    )
 
 
 class OtherStore(SemisharedError):
@@ -376,15 +424,18 @@ class NoQuota(SemisharedError):
 
 
 class NotPermitted(SemisharedError):
-    """Something that only root may do on the machine that makes shares, and that sudo does not let oneadmin do there, or a server of NFS
-    does not take from its root."""
+    """Something that only root may do on the machine that makes shares, and that sudo does not let oneadmin
+    do there, or a server of NFS does not take from its root.
+    """
 
     id = "SS171"
     remedy = "docs/how-to/shares.md has the rule for sudoers, and what NFS has to allow; then retry"
 
 
 class ShareRefused(SemisharedError):
-    """A directory that no guest is given as things are on its host: it is no share that semishared has made, or its mount is not safe."""
+    """A directory that no guest is given as things are on its host: it is no share that semishared has made,
+    or its mount is not safe.
+    """
 
     id = "SS175"
     remedy = "docs/how-to/shares.md says what a host needs for it; then retry"
@@ -394,25 +445,39 @@ class BrokenChain(SemisharedError):
     """A disk whose header does not plainly name the file that the disk lies over, and its format."""
 
     id = "SS082"
-    remedy = "look at the named file with qemu-img info; what is below it was changed by hand, or it is damaged"
+    remedy = (
+        "look at the named file with qemu-img info; what is below it was changed by hand, or it is damaged"
+    )
 
 
 class UnknownHistory(BadRecord):
-    """A VM directory whose note (vm.json) does not say any more of which action it is: what is late could not be told from what is not."""
+    """A VM directory whose note (vm.json) does not say any more of which action it is: what is late could not
+    be told from what is not.
+    """
 
     id = "SS192"
-    remedy = "nothing was changed: if no guest of that VM runs there, remove the file that is named and do it again"
+    remedy = (
+        "nothing was changed: if no guest of that VM runs there, remove the file that is named and "
+        "do it again"
+    )
 
 
 class DamagedLayer(BrokenChain):
-    """A layer of a disk that is named and not there, has no header any more, or is shorter than its own header says."""
+    """A layer of a disk that is named and not there, has no header any more, or is shorter than its own
+    header says.
+    """
 
     id = "SS191"
-    remedy = "nothing was removed: copy what is named; `onevm recover --delete VM` keeps such a disk beside, `semishared status` says where"
+    remedy = (
+        "nothing was removed: copy what is named; `onevm recover --delete VM` keeps such a disk "
+        "beside, `semishared status` says where"
+    )
 
 
 class StockImage(SemisharedError):
-    """An image with snapshots in the layout of OpenNebula's own drivers: what it holds is not in the file that SOURCE names."""
+    """An image with snapshots in the layout of OpenNebula's own drivers: what it holds is not in the file
+    that SOURCE names.
+    """
 
     id = "SS086"
     remedy = "make one file of its layers first: docs/how-to/stock-images.md"
@@ -422,46 +487,65 @@ class GuestNotFrozen(SemisharedError):
     """A running guest that could not rest as asked for while its disks were copied."""
 
     id = "SS080"
-    remedy = "install or start the agent in the guest, or ask for less ([snapshots] freeze in semishared.conf, FS_FREEZE of a backup)"
+    remedy = (
+        "install or start the agent in the guest, or ask for less ([snapshots] freeze in "
+        "semishared.conf, FS_FREEZE of a backup)"
+    )
 
 
 class GuestStillFrozen(SemisharedError):
     """A guest whose agent has frozen its file systems, or may have, and does not answer."""
 
     id = "SS081"
-    remedy = "it is tried again for 15 minutes and by every next action; by hand: `virsh domfsthaw` on that host, or restart the guest"
+    remedy = (
+        "it is tried again for 15 minutes and by every next action; by hand: `virsh domfsthaw` on "
+        "that host, or restart the guest"
+    )
 
 
 class NotFenced(SemisharedError):
     """A host of which it is not proved that it can write to no disk in any store any more."""
 
     id = "SS087"
-    remedy = "mend what is named and run `semishared fence` again; once the host is surely off: `semishared fence HOST --confirmed-off`"
+    remedy = (
+        "mend what is named and run `semishared fence` again; once the host is surely off: "
+        "`semishared fence HOST --confirmed-off`"
+    )
 
 
 class StillFenced(SemisharedError):
     """A host that was shut out, and may not be let in yet."""
 
     id = "SS088"
-    remedy = "restart the host, so that no guest of before is left on it, then `semishared fence --lift HOST` again"
+    remedy = (
+        "restart the host, so that no guest of before is left on it, then `semishared fence --lift "
+        "HOST` again"
+    )
 
 
 class DiskLost(SemisharedError):
     """A disk that is only on a lost host, and must not be made anew elsewhere without what it held."""
 
     id = "SS130"
-    remedy = "wait for that host, or say SEMISHARED_ON_HOST_FAILURE = recreate of its image and retry: docs/how-to/dead-host.md"
+    remedy = (
+        "wait for that host, or say SEMISHARED_ON_HOST_FAILURE = recreate of its image and retry: "
+        "docs/how-to/dead-host.md"
+    )
 
 
 class HostNotLost(SemisharedError):
-    """A VM that oned has lost sight of, on a host that neither answers nor is shut out of the stores: its guest may still run."""
+    """A VM that oned has lost sight of, on a host that neither answers nor is shut out of the stores: its
+    guest may still run.
+    """
 
     id = "SS131"
     remedy = "make the host answer, or shut it out (`semishared fence HOST`), then `onevm recover --retry`"
 
 
 class StaleDirectory(SemisharedError):
-    """What a host has of a VM that was taken over by another host since: nothing of it is the VM's any more."""
+    """What a host has of a VM that was taken over by another host since: nothing of it is the VM's any
+    more.
+    """
 
     id = "SS132"
     remedy = "`semishared gc` removes it; if the VM is to be here, migrate it here"
@@ -471,25 +555,39 @@ class NotOwner(SemisharedError):
     """A disk of a persistent image that waits for another disk's writing, or for nobody's."""
 
     id = "SS140"
-    remedy = "the image stays as it is; `semishared commit VM DISK --as-new-image NAME` makes another image of the disk"
+    remedy = (
+        "the image stays as it is; `semishared commit VM DISK --as-new-image NAME` makes another "
+        "image of the disk"
+    )
 
 
 class CommitRefused(SemisharedError):
-    """What a local disk holds of a persistent image does not fit the image any more; the disk stays, and the image as well."""
+    """What a local disk holds of a persistent image does not fit the image any more; the disk stays, and the
+    image as well.
+    """
 
     id = "SS141"
-    remedy = "nothing is lost: `semishared commit VM DISK --as-new-image NAME` makes another image of the disk"
+    remedy = (
+        "nothing is lost: `semishared commit VM DISK --as-new-image NAME` makes another image of the disk"
+    )
 
 
 class StaleDiff(SemisharedError):
-    """What a local disk holds of a persistent image, on a host whose VM another host has taken over since: it is not the VM's any more."""
+    """What a local disk holds of a persistent image, on a host whose VM another host has taken over since: it
+    is not the VM's any more.
+    """
 
     id = "SS142"
-    remedy = "nothing is lost: `semishared commit VM DISK --as-new-image NAME` makes another image of it, `semishared gc` lists it"
+    remedy = (
+        "nothing is lost: `semishared commit VM DISK --as-new-image NAME` makes another image of it, "
+        "`semishared gc` lists it"
+    )
 
 
 class JournalDamaged(SemisharedError):
-    """A commit that was decided and then killed, and of whose journal beside the image not all is there: the image may be between."""
+    """A commit that was decided and then killed, and of whose journal beside the image not all is there: the
+    image may be between.
+    """
 
     id = "SS143"
     remedy = "commit again on the host that has the disk, or revert the image to a snapshot or a backup"
@@ -503,14 +601,21 @@ class VmBusy(SemisharedError):
 
 
 class UnknownClaim(SemisharedError):
-    """An image whose record says whose writing it waits for, in words that this version does not understand; it stays as it is."""
+    """An image whose record says whose writing it waits for, in words that this version does not understand;
+    it stays as it is.
+    """
 
     id = "SS145"
-    remedy = "update semishared there; if nothing newer has written it: with `rm` of that record no disk may commit to the image any more"
+    remedy = (
+        "update semishared there; if nothing newer has written it: with `rm` of that record no disk "
+        "may commit to the image any more"
+    )
 
 
 class CannotDetach(SemisharedError):
-    """A disk that goes on reading from its store, since what is there is not what has to be there for it to go over to a base."""
+    """A disk that goes on reading from its store, since what is there is not what has to be there for it to
+    go over to a base.
+    """
 
     id = "SS150"
     remedy = "its VM runs on as before; `semishared detach` again when what is named has changed"
@@ -520,14 +625,20 @@ class BadPool(SemisharedError):
     """A pool of local devices that cannot be as it is declared, or a device that cannot be one of it."""
 
     id = "SS160"
-    remedy = "set SEMISHARED_POOL of the host (or [pool] in semishared.conf) right, then `semishared pool add HOST`"
+    remedy = (
+        "set SEMISHARED_POOL of the host (or [pool] in semishared.conf) right, then `semishared "
+        "pool add HOST`"
+    )
 
 
 class DeviceMissing(SemisharedError):
     """A disk whose layers lie on a device of its host's pool that is not there, read-only, broken or hung."""
 
     id = "SS161"
-    remedy = "mend the device and mount it again, then retry; `semishared pool check HOST` says what else is missing"
+    remedy = (
+        "mend the device and mount it again, then retry; `semishared pool check HOST` says what "
+        "else is missing"
+    )
 
 
 class NoDevice(SemisharedError):
@@ -548,91 +659,143 @@ class CannotMove(SemisharedError):
     """What lies on a device of a pool, and does not go to another one as things are."""
 
     id = "SS164"
-    remedy = "it is whole where it was: `semishared pool drain` (or `rebalance`) again when what is named has changed"
+    remedy = (
+        "it is whole where it was: `semishared pool drain` (or `rebalance`) again when what is named "
+        "has changed"
+    )
 
 
 class NoDeviceOfClass(SemisharedError):
-    """A disk for which its image wants a class of device (SEMISHARED_CLASS) that its host has not, or not with that much room."""
+    """A disk for which its image wants a class of device (SEMISHARED_CLASS) that its host has not, or not
+    with that much room.
+    """
 
     id = "SS166"
-    remedy = "add `any` to SEMISHARED_CLASS, so that it may lie elsewhere then; `semishared pool list HOST` says what there is"
+    remedy = (
+        "add `any` to SEMISHARED_CLASS, so that it may lie elsewhere then; `semishared pool list "
+        "HOST` says what there is"
+    )
 
 
 class MemoryPromised(SemisharedError):
-    """A disk in memory that would be given more layers, or become larger, than what is left of that memory can hold in the worst case."""
+    """A disk in memory that would be given more layers, or become larger, than what is left of that memory
+    can hold in the worst case.
+    """
 
     id = "SS167"
-    remedy = "delete snapshots of disks there, or end VMs of it: `semishared pool list HOST` says what is promised"
+    remedy = (
+        "delete snapshots of disks there, or end VMs of it: `semishared pool list HOST` says what is promised"
+    )
 
 
 class LostWithMemory(SemisharedError):
     """A disk that lay in its host's memory, which is empty since the host was started again."""
 
     id = "SS168"
-    remedy = "nothing brings back what it held: `onevm recover --recreate VM` makes its disks anew from their images"
+    remedy = (
+        "nothing brings back what it held: `onevm recover --recreate VM` makes its disks anew from "
+        "their images"
+    )
 
 
 class SystemAway(ToolTimeout):
-    """A system datastore that was mounted on a host, or a link to elsewhere, and is not there any more, with whatever VMs it has."""
+    """A system datastore that was mounted on a host, or a link to elsewhere, and is not there any more, with
+    whatever VMs it has.
+    """
 
     id = "SS169"
     remedy = "mount it; if it is to be a plain directory from now on, remove the note that is named"
 
 
 class ForeignImage(SemisharedError):
-    """A host, or a record that came from one, which says that a disk is made from another image than OpenNebula has for it."""
+    """A host, or a record that came from one, which says that a disk is made from another image than
+    OpenNebula has for it.
+    """
 
     id = "SS180"
-    remedy = "nothing was touched: look at that host and its records (`semishared doctor`), it says what is not so"
+    remedy = (
+        "nothing was touched: look at that host and its records (`semishared doctor`), it says what is not so"
+    )
 
 
 class TooLarge(SemisharedError):
-    """Something that would be larger than what those who read it take; it was not written, and nothing was begun on."""
+    """Something that would be larger than what those who read it take; it was not written, and nothing was
+    begun on.
+    """
 
     id = "SS181"
     remedy = "nothing was changed: make what is named smaller, or do it in pieces"
 
 
 class NoKey(SemisharedError):
-    """The key by which front-ends tell their own notes from others' is missing on this one, or others can read or change it."""
+    """The key by which front-ends tell their own notes from others' is missing on this one, or others can
+    read or change it.
+    """
 
     id = "SS182"
-    remedy = "`semishared setup --key` makes it, or says from which front-end of the group to copy it; `semishared doctor` compares"
+    remedy = (
+        "`semishared setup --key` makes it, or says from which front-end of the group to copy it; "
+        "`semishared doctor` compares"
+    )
 
 
 class GoneFromOned(OnedUnavailable):
-    """A VM, image or datastore that OpenNebula does not have, or no more: what a host says of one is nobody's word but the host's."""
+    """A VM, image or datastore that OpenNebula does not have, or no more: what a host says of one is nobody's
+    word but the host's.
+    """
 
     id = "SS183"
-    remedy = "nothing was done: is it the right one? What a line calls kept stays where it is until you have removed, or used, it by hand"
+    remedy = (
+        "nothing was done: is it the right one? What a line calls kept stays where it is until you "
+        "have removed, or used, it by hand"
+    )
 
 
 class FalseAnswer(SemisharedError):
-    """A host that answers what no host side of this version could: of another kind, without end, or a path, name or size that is none."""
+    """A host that answers what no host side of this version could: of another kind, without end, or a path,
+    name or size that is none.
+    """
 
     id = "SS185"
-    remedy = "nothing was done by it: look at that host, what runs there is not this software, or is in other hands"
+    remedy = (
+        "nothing was done by it: look at that host, what runs there is not this software, or is in "
+        "other hands"
+    )
 
 
 class ForeignCheckpoint(SemisharedError):
-    """A checkpoint whose domain has other disks, or is another one, than OpenNebula and the records of the VM's disks say."""
+    """A checkpoint whose domain has other disks, or is another one, than OpenNebula and the records of the
+    VM's disks say.
+    """
 
     id = "SS186"
-    remedy = "its memory was not read: look at the host that wrote it; `onevm poweroff --hard VM`, then `onevm resume VM`, boots it anew"
+    remedy = (
+        "its memory was not read: look at the host that wrote it; `onevm poweroff --hard VM`, then "
+        "`onevm resume VM`, boots it anew"
+    )
 
 
 class PassedBy(SemisharedError):
-    """A process that was stopped for minutes while others waited for its lock: one of them has taken that over."""
+    """A process that was stopped for minutes while others waited for its lock: one of them has taken that
+    over.
+    """
 
     id = "SS188"
-    remedy = "nothing of it was published: do the action again, and look who stops processes of that host (SIGSTOP, a frozen cgroup)"
+    remedy = (
+        "nothing of it was published: do the action again, and look who stops processes of that host "
+        "(SIGSTOP, a frozen cgroup)"
+    )
 
 
 def of_system(error: OSError, said: str, other: type[SemisharedError] = HostFailed) -> SemisharedError:
-    """Return what there is to do about an error of the system, of which `said` says what and where; `other` where that says all."""
+    """Return what there is to do about an error of the system, of which `said` says what and where; `other`
+    where that says all.
+    """
     import errno
 
-    return {errno.EROFS: ReadOnly, errno.ENOSPC: NoSpace, errno.EDQUOT: NoSpace}.get(error.errno or 0, other)(said)
+    return {errno.EROFS: ReadOnly, errno.ENOSPC: NoSpace, errno.EDQUOT: NoSpace}.get(error.errno or 0, other)(
+        said
+    )
 
 
 def catalogue() -> list[type[SemisharedError]]:

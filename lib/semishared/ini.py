@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file of [section], key = value, read as configparser reads it; that and its regular expressions took every action 4 ms."""
+"""A file of [section], key = value, read as configparser reads it; that and its regular expressions took
+every action 4 ms.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def read(path: str) -> dict[tuple[str, str], str]:
         key, is_one, rest = text.partition(delimiter)
         key = key.strip().lower()
         if not section or not is_one or not key:
-            raise BadAttribute(f"semishared.conf: line {number}: {text!r} is neither [section] nor key = value in one")
+            raise BadAttribute(
+                f"semishared.conf: line {number}: {text!r} is neither [section] nor key = value in one"
+            )
         if (section, key) in found:
             raise BadAttribute(f"semishared.conf: line {number}: {key!r} is in [{section}] twice")
         value = found[section, key] = [rest.strip()]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tuples with named fields, as typing.NamedTuple makes them, but made in a tenth of the time.
 
-The one of the library compiles a function for each class and an expression for each field. A host side makes some eighty
-classes before its first step, the vocabulary of plans, and only a few of their instances: that was a fifth of its start.
+The one of the library compiles a function for each class and an expression for each field. A host side makes
+some eighty classes before its first step, the vocabulary of plans, and only a few of their instances: that
+was a fifth of its start.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 else:
 
     class Fields(type):
-        """Makes the annotated names of a class body its fields, in their order; those with a value have that as default."""
+        """Makes the annotated names of a class body its fields, in their order; those with a value have that
+        as default.
+        """
 
         def __new__(kind, name, bases, body):
             if bases != (tuple,) and not hasattr(bases[0], "_fields"):
@@ -33,7 +36,10 @@ else:
                 given = {**cls._field_defaults, **dict(zip(cls._fields, values)), **named}
                 twice = named.keys() & cls._fields[: len(values)]
                 if twice or given.keys() != set(cls._fields) or len(values) > len(cls._fields):
-                    raise TypeError(f"{cls.__name__}({', '.join(cls._fields)}) made of {len(values)} values and {sorted(named)}")
+                    raise TypeError(
+                        f"{cls.__name__}({', '.join(cls._fields)}) made of {len(values)} values "
+                        f"and {sorted(named)}"
+                    )
                 values = map(given.__getitem__, cls._fields)
             return tuple.__new__(cls, values)
 
@@ -48,7 +54,8 @@ else:
             return type(self)(**{**self._asdict(), **named})
 
         def __repr__(self):
-            return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in zip(self._fields, self))})"
+            said = ", ".join(f"{name}={value!r}" for name, value in zip(self._fields, self))
+            return f"{type(self).__name__}({said})"
 
         def __getnewargs__(self):
             return tuple(self)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backup of a running and of a switched-off guest with disks on Ceph, and restore, called as OpenNebula calls."""
+"""Backup of a running and of a switched-off guest with disks on Ceph, and restore, called as OpenNebula
+calls.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,13 @@ from lab.guest import content
 from lab.oned.objects import Datastore, Image
 
 PLACES: dict[str, dict[str, Any]] = {
-    "in-place": {}, "overlay": {}, "copy": {"SEMISHARED_LOCAL": "copy"}, "store-clone": {"SEMISHARED_PLACE": "shared"},
-    "remote-first": {"SEMISHARED_LOCAL": "remote-first"}, "diff": {"SEMISHARED_PLACE": "local"},
-}  # fmt: skip
+    "in-place": {},
+    "overlay": {},
+    "copy": {"SEMISHARED_LOCAL": "copy"},
+    "store-clone": {"SEMISHARED_PLACE": "shared"},
+    "remote-first": {"SEMISHARED_LOCAL": "remote-first"},
+    "diff": {"SEMISHARED_PLACE": "local"},
+}
 TARGETS = ("vdb", "vdc", "vdd", "vde", "vdf", "vdg")
 DATA = content("base", 0, 64)
 REPOSITORY, NAME = 107, "8e4cbd"
@@ -28,9 +34,13 @@ def only_this_test(cloud: Cloud) -> Iterator[None]:
     cloud.delete_all()
 
 
-def test_backup_running_and_off_and_restore(cloud: Cloud, ceph: Cluster, os_image: int, cell: Callable[..., None]) -> None:
+def test_backup_running_and_off_and_restore(
+    cloud: Cloud, ceph: Cluster, os_image: int, cell: Callable[..., None]
+) -> None:
     images = [
-        cloud.data_image(f"backup-{place}", DATA, persistent=place in ("in-place", "diff"), store=RBD_STORE, **attributes)
+        cloud.data_image(
+            f"backup-{place}", DATA, persistent=place in ("in-place", "diff"), store=RBD_STORE, **attributes
+        )
         for place, attributes in PLACES.items()
     ]
     vm = cloud.deploy("backup", [{"IMAGE_ID": str(image)} for image in (os_image, *images)], context=False)
@@ -68,8 +78,12 @@ def test_backup_running_and_off_and_restore(cloud: Cloud, ceph: Cluster, os_imag
     oned = cloud.oned
     image = max(oned.images) + 1
     base = f"{DATASTORES}/{REPOSITORY}"
-    oned.datastores[REPOSITORY] = Datastore(REPOSITORY, "repository", 3, "rsync", "-", base, {"TYPE": "BACKUP_DS"})
-    oned.images[image] = Image(image, "backup", 6, False, REPOSITORY, "repository", {}, source=NAME, format="raw", vms=[vm])
+    oned.datastores[REPOSITORY] = Datastore(
+        REPOSITORY, "repository", 3, "rsync", "-", base, {"TYPE": "BACKUP_DS"}
+    )
+    oned.images[image] = Image(
+        image, "backup", 6, False, REPOSITORY, "repository", {}, source=NAME, format="raw", vms=[vm]
+    )
     try:
         cloud.tm("restore", vm, str(vm), str(image), "-1", "-1")
     finally:

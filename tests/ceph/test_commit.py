@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Persistent disks that live on the host, of images on Ceph, with real guests: committed by the host's user, settled by the bridge.
+"""Persistent disks that live on the host, of images on Ceph, with real guests: committed by the host's user,
+settled by the bridge.
 
-On a mounted store: tests/system/test_commit.py. What every kind of store does with diffs: tests/store/diff_cases.py.
+On a mounted store: tests/system/test_commit.py. What every kind of store does with diffs:
+tests/store/diff_cases.py.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class Standing:
     def __init__(self, cloud: Cloud, ceph: Cluster, name: str, os_image: int, **attributes: Any) -> None:
         self.cloud, self.ceph = cloud, ceph
         self.image = cloud.data_image(name, DATA, persistent=True, store=RBD_STORE, **LOCAL, **attributes)
-        self.vm = cloud.deploy(name, [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(self.image)}], context=False)
+        self.vm = cloud.deploy(
+            name, [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(self.image)}], context=False
+        )
 
     @property
     def name(self) -> str:
@@ -70,7 +74,9 @@ class Standing:
 
     def uncommitted(self) -> int:
         """Return the bytes that `status` says are on the host alone."""
-        rows: list[dict[str, Any]] = json.loads(said(self.cloud, "status", "--json", f"vm:{self.vm}"))["disks"]
+        rows: list[dict[str, Any]] = json.loads(said(self.cloud, "status", "--json", f"vm:{self.vm}"))[
+            "disks"
+        ]
         (found,) = [row["uncommitted"] for row in rows if row["how"] == "diff"]
         assert isinstance(found, int)
         return found
@@ -128,7 +134,13 @@ def test_a_guest_that_writes_is_committed_and_moves(
     assert standing.stored((32 << 10) - KIB) == content("late", (32 << 10) - KIB, KIB)
     standing.is_settled()
     cloud.oned.vm_deploy(vm, "h2", SYSTEM)
-    for seed, offset in (("base", 0), ("one", 1024), ("three", 1024 + 2 * KIB), ("end", (24 << 10) - KIB), ("late", (32 << 10) - KIB)):
+    for seed, offset in (
+        ("base", 0),
+        ("one", 1024),
+        ("three", 1024 + 2 * KIB),
+        ("end", (24 << 10) - KIB),
+        ("late", (32 << 10) - KIB),
+    ):
         standing.guest.check("vdb", seed, offset, KIB)
     standing.guest.write("vdb", "last", 2048, KIB)
     cloud.terminate(vm)
@@ -139,7 +151,9 @@ def test_a_guest_that_writes_is_committed_and_moves(
         assert ceph.read(source, KIB << 10, 1024 << 10) == content("one", 1024, KIB)
     # Elsewhere, and once more.
     cloud.oned.image_update(standing.image, {"SEMISHARED_IO_CLASS": "scratch"})
-    vm = standing.vm = cloud.deploy("again", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(standing.image)}], host="h1", context=False)
+    vm = standing.vm = cloud.deploy(
+        "again", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(standing.image)}], host="h1", context=False
+    )
     standing.guest.check("vdb", "last", 2048, KIB)
     assert cloud.limits(vm, "vdb") == SCRATCH
     cloud.oned.vm_undeploy(vm, hard=True)
@@ -168,7 +182,11 @@ def test_what_is_deleted_before_it_was_committed_is_kept(cloud: Cloud, ceph: Clu
     vm = standing.vm
     standing.guest.write("vdb", "one", 1024, KIB)
     cloud.oned.vm_recover(vm, "delete")
-    (kept,) = [name for name in cloud.files(cloud.lab.node("h1"), f"{DATASTORES}/{SYSTEM}") if re.match(r"\.kept-[^/]*\Z", name)]
+    (kept,) = [
+        name
+        for name in cloud.files(cloud.lab.node("h1"), f"{DATASTORES}/{SYSTEM}")
+        if re.match(r"\.kept-[^/]*\Z", name)
+    ]
     assert f"--discard {kept}" in said(cloud, "gc", "--now")
     # Beside the image, for OpenNebula to register.
     command = re.search(r"--source (\S+)", said(cloud, "commit", str(vm), "1", "--as-new-image", "rescued"))
@@ -195,7 +213,9 @@ def test_two_vms_and_an_image_that_changed(cloud: Cloud, ceph: Cluster, os_image
     cloud.oned.vm_recover(vm, "delete")
     cloud.oned.image_enable(standing.image)
     # Another VM takes the image: what was kept of it is its no more.
-    other = cloud.deploy("takes", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(standing.image)}], context=False)
+    other = cloud.deploy(
+        "takes", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(standing.image)}], context=False
+    )
     assert "SS140" in said(cloud, "commit", str(vm), code=1)
     cloud.guest(other).write("vdb", "two", 1024, KIB)
     ceph.rbd("snap", "create", f"{POOL}/{standing.name}@7")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running VMs whose disks read from a pool let go of it: then the pool may be away, and their guests do not notice."""
+"""Running VMs whose disks read from a pool let go of it: then the pool may be away, and their guests do not
+notice.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def test_guests_that_have_let_go_of_the_pool_go_on_without_it(
 ) -> None:
     """Two VMs on two hosts, one of them with snapshots; a third one is off; then the cluster is stopped."""
     far = content("far", 8192, KIB)
-    image = cloud.data_image("detach", DATA.ljust(8 << 20, b"\0") + far, store=RBD_STORE, SEMISHARED_LOCAL="remote-first")
+    image = cloud.data_image(
+        "detach", DATA.ljust(8 << 20, b"\0") + far, store=RBD_STORE, SEMISHARED_LOCAL="remote-first"
+    )
     disks = [{"IMAGE_ID": str(number)} for number in (os_image, *(image for _ in LETTERS))]
     vms = [cloud.deploy(f"detach-{host}", disks, host=host, context=False) for host in ("h1", "h2")]
     off = cloud.deploy("detach-off", disks[:2], context=False)
@@ -53,7 +57,8 @@ def test_guests_that_have_let_go_of_the_pool_go_on_without_it(
             counts = guest.loop_stop(f"vd{letter}")
             assert (counts["errors"], counts["mismatches"]) == (0, 0) and counts["writes"] > 10, counts
     assert sorted((row["vm"], row["disk"]) for row in rows if row["how"] == "detached") == [
-        *((vm, number) for vm in vms for number in (1, 2, 3)), (off, 1)
+        *((vm, number) for vm in vms for number in (1, 2, 3)),
+        (off, 1),
     ]
     assert not any(watchers(cloud, ceph, image, host) for host in ("h1", "h2"))
     for vm, host in zip(vms, ("h1", "h2")):

@@ -55,7 +55,9 @@ def test_sound(cloud: Cloud) -> None:
 def test_missing_keys(cloud: Cloud) -> None:
     with away(cloud.lab.node("h2"), f"/etc/ceph/ceph.client.{READER}.keyring"):
         (finding,) = doctor(cloud)
-    assert finding["machine"] == "h2" and "cannot be listed" in finding["what"] and "ceph.md" in finding["mend"]
+    assert (
+        finding["machine"] == "h2" and "cannot be listed" in finding["what"] and "ceph.md" in finding["mend"]
+    )
     with away(cloud.lab.fe, f"/etc/ceph/ceph.client.{BRIDGE}.keyring"):
         (finding,) = doctor(cloud)
     assert finding["machine"] == "fe" and finding["severity"] == "broken"
@@ -90,12 +92,18 @@ def test_no_key_to_shut_hosts_out_and_a_fenced_host_that_runs_on(cloud: Cloud) -
     store["SEMISHARED_CEPH_FENCE_USER"] = "nobody"
     mark = Mark(FENCED, 1, boot, 1)
     assert cloud.oned.rpc
-    cloud.oned.rpc.notes[0] = (TYPE, parse(f'NAME="h1" {mark.template(h1.id, key.code(FRONT_END_KEY, words(mark, h1.id)))}'))
+    cloud.oned.rpc.notes[0] = (
+        TYPE,
+        parse(f'NAME="h1" {mark.template(h1.id, key.code(FRONT_END_KEY, words(mark, h1.id)))}'),
+    )
     try:
         runs, cannot = sorted(doctor(cloud), key=lambda finding: str(finding["machine"]), reverse=True)
     finally:
         del store["SEMISHARED_CEPH_FENCE_USER"]
         cloud.oned.forget_fences()
-    assert (runs["machine"], runs["severity"]) == ("h1", "broken") and "runs on with the guests of then" in runs["what"]
+    assert (runs["machine"], runs["severity"]) == (
+        "h1",
+        "broken",
+    ) and "runs on with the guests of then" in runs["what"]
     assert "a dead host cannot be shut out" in cannot["what"] and "client.nobody" in cannot["what"]
     assert f"semishared caps --role fence {RBD_STORE}" in cannot["mend"]

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host with a VM on Ceph loses its power: the VM goes on elsewhere, and what the host has of it when it is back is nobody's.
+"""A host with a VM on Ceph loses its power: the VM goes on elsewhere, and what the host has of it when it is
+back is nobody's.
 
-That a host which is only cut off writes nothing any more: test_fence.py. On a mounted store: tests/system/test_failover.py.
+That a host which is only cut off writes nothing any more: test_fence.py. On a mounted store:
+tests/system/test_failover.py.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ def short_watches(cloud: Cloud, ceph: Cluster) -> Iterator[None]:
     cloud.oned.forget_fences()
     cloud.oned.host("h1").state = MONITORED
     cloud.lab.node("h1").start()
-    ceph.ask(["command", ["config rm"], {"who": "osd", "name": "osd_client_watch_timeout"}], ["command", ["osd blocklist clear"], {}])
+    ceph.ask(
+        ["command", ["config rm"], {"who": "osd", "name": "osd_client_watch_timeout"}],
+        ["command", ["osd blocklist clear"], {}],
+    )
 
 
 def test_vm_on_ceph_is_taken_over(cloud: Cloud, ceph: Cluster, short_watches: None) -> None:
@@ -74,7 +79,10 @@ def test_vm_on_ceph_is_taken_over(cloud: Cloud, ceph: Cluster, short_watches: No
     for node, argv in (
         (h1, ["/var/tmp/one/vmm/semishared/deploy", f"{directory}/deployment.0", "h1", str(vm), "h1"]),
         (cloud.lab.fe, [f"{tm}/mv", f"h1:{directory}", f"h2:{DATASTORES}/102/{vm}", str(vm), "102"]),
-        (cloud.lab.fe, [f"{tm}/cpds", f"h1:{directory}/disk.0", "one/one-999", "-1", str(vm), str(RBD_STORE)]),
+        (
+            cloud.lab.fe,
+            [f"{tm}/cpds", f"h1:{directory}/disk.0", "one/one-999", "-1", str(vm), str(RBD_STORE)],
+        ),
     ):
         done = node.run(argv, user="oneadmin", input=domain, check=False, timeout=120)
         assert done.returncode == 1 and b"[SS132]" in done.stderr, (argv, done.stderr)
@@ -89,12 +97,18 @@ def test_vm_on_ceph_is_taken_over(cloud: Cloud, ceph: Cluster, short_watches: No
 def test_a_local_disk_of_a_persistent_image_begins_at_what_was_committed_last(
     cloud: Cloud, ceph: Cluster, short_watches: None
 ) -> None:
-    """The lost host's writing since then is kept when it is back, and can become another image, but not this one."""
+    """The lost host's writing since then is kept when it is back, and can become another image, but not this
+    one.
+    """
     h1, h2 = cloud.lab.hosts
     anew: dict[str, Any] = {"SEMISHARED_ON_HOST_FAILURE": "recreate"}
-    image = cloud.data_image("over-diff", DATA, persistent=True, store=RBD_STORE, SEMISHARED_PLACE="local", **anew)
+    image = cloud.data_image(
+        "over-diff", DATA, persistent=True, store=RBD_STORE, SEMISHARED_PLACE="local", **anew
+    )
     name = cloud.source(image).partition("/")[2]
-    vm = cloud.deploy("over-diff", [{"IMAGE_ID": str(disk)} for disk in (cloud.os_image("over-diff-os", **anew), image)])
+    vm = cloud.deploy(
+        "over-diff", [{"IMAGE_ID": str(disk)} for disk in (cloud.os_image("over-diff-os", **anew), image)]
+    )
     guest = cloud.guest(vm)
     guest.write("vdb", "one", 1024, 64)
     cloud.lab.fe.run([COMMAND, "commit", str(vm)], timeout=120)
@@ -116,11 +130,17 @@ def test_a_local_disk_of_a_persistent_image_begins_at_what_was_committed_last(
     cloud.oned.host("h1").state = MONITORED
     ceph.ask(["command", ["osd blocklist clear"], {}])
     cloud.lab.fe.run([COMMAND, "gc", "--now"], timeout=120)
-    (kept,) = [path for path in cloud.files(h1, f"{DATASTORES}/101") if re.match(rf"\.kept-{vm}-[0-9a-f]+\Z", path)]
+    (kept,) = [
+        path for path in cloud.files(h1, f"{DATASTORES}/101") if re.match(rf"\.kept-{vm}-[0-9a-f]+\Z", path)
+    ]
     done = cloud.lab.fe.run([COMMAND, "commit", str(vm)], check=False, timeout=120)
     assert done.returncode == 1 and b"[SS142]" in done.stderr, done
-    assert ceph.read(name, 64 << 10, 2048 << 10) == content("new", 2048, 64), "the disk on h2 was committed, that on h1 was not"
-    said = cloud.lab.fe.run([COMMAND, "commit", str(vm), "1", "--as-new-image", "lost"], timeout=120).stdout.decode()
+    assert ceph.read(name, 64 << 10, 2048 << 10) == content("new", 2048, 64), (
+        "the disk on h2 was committed, that on h1 was not"
+    )
+    said = cloud.lab.fe.run(
+        [COMMAND, "commit", str(vm), "1", "--as-new-image", "lost"], timeout=120
+    ).stdout.decode()
     (rescued,) = re.findall(r"--source one/(\S+)", said)
     assert ceph.read(rescued, 64 << 10, 2048 << 10) == content("lost", 2048, 64)
     ceph.remove(rescued)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host that is cut off with a guest that writes: shut out from the front-end alone, and what comes back writes nothing.
+"""A host that is cut off with a guest that writes: shut out from the front-end alone, and what comes back
+writes nothing.
 
 Clients one by one, partial success, kills: tests/tools/test_fence.py. Over NFS: tests/nfs/test_fence.py.
 """
@@ -51,13 +52,22 @@ def writes(guest: Guest, seconds: float = 2) -> int:
 
 def write_from(host: Node, image: str, pattern: int) -> int:
     """Write to an image from a host, as its guests would; return the exit code."""
-    words = ["qemu-io", "-f", "raw", "-c", f"write -P {pattern} {AT}k {KIB}k", f"rbd:{image}:id={USER}:rados_osd_op_timeout=10"]
+    words = [
+        "qemu-io",
+        "-f",
+        "raw",
+        "-c",
+        f"write -P {pattern} {AT}k {KIB}k",
+        f"rbd:{image}:id={USER}:rados_osd_op_timeout=10",
+    ]
     return host.popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).wait(60)
 
 
 @pytest.fixture()
 def keyed(cloud: Cloud, ceph: Cluster) -> Iterator[None]:
-    """Give the front-end the key that shuts hosts out, and have the mounted store in another cluster's reach than that of the hosts."""
+    """Give the front-end the key that shuts hosts out, and have the mounted store in another cluster's reach
+    than that of the hosts.
+    """
     ceph.give_key(cloud.lab.fe, FENCE_USER, ceph.make_key(fence_key(FENCE_USER, [POOL])))
     rbd, mounted = cloud.oned.datastores[RBD_STORE], cloud.oned.datastores[STORE]
     rbd.template["SEMISHARED_CEPH_FENCE_USER"] = FENCE_USER
@@ -69,10 +79,15 @@ def keyed(cloud: Cloud, ceph: Cluster) -> Iterator[None]:
         cloud.lab.fe.path(f"/etc/ceph/ceph.client.{FENCE_USER}.keyring").unlink()
         del rbd.template["SEMISHARED_CEPH_FENCE_USER"]
         mounted.clusters = [0]
-        ceph.ask(["command", ["config rm"], {"who": "osd", "name": "osd_client_watch_timeout"}], ["command", ["osd blocklist clear"], {}])
+        ceph.ask(
+            ["command", ["config rm"], {"who": "osd", "name": "osd_client_watch_timeout"}],
+            ["command", ["osd blocklist clear"], {}],
+        )
 
 
-def test_a_host_that_was_cut_off_and_fenced_writes_nothing_when_it_is_back(cloud: Cloud, ceph: Cluster, keyed: None) -> None:
+def test_a_host_that_was_cut_off_and_fenced_writes_nothing_when_it_is_back(
+    cloud: Cloud, ceph: Cluster, keyed: None
+) -> None:
     h1, h2 = cloud.lab.hosts
     os_image = cloud.os_image("fence-os", store=RBD_STORE)
     number = cloud.data_image("fence-data", b"", persistent=True, store=RBD_STORE)
@@ -101,7 +116,8 @@ def test_a_host_that_was_cut_off_and_fenced_writes_nothing_when_it_is_back(cloud
     finally:
         h1.join()
         cloud.oned.host("h1").state = MONITORED
-    # A write that was done before it was cut off may be answered only now, as late as TCP tries again; what comes after an error is new.
+    # A write that was done before it was cut off may be answered only now, as late as TCP tries again; what
+    # comes after an error is new.
     deadline = time.monotonic() + 120
     while not guest.loop_stat("vdb")["errors"]:
         assert time.monotonic() < deadline, "the guest is not told that it is shut out"
@@ -120,10 +136,19 @@ def test_a_host_that_was_cut_off_and_fenced_writes_nothing_when_it_is_back(cloud
     assert "its boot id is the one that is shut out" in fence(cloud, "h1", "--lift", code=1)
     h1.run(["virsh", "-q", "-c", "qemu:///system", "destroy", f"one-{vm}"])
     # The hosts of a lab share a kernel: this is what another one says, that has just been started.
-    h1.run(["bash", "-euc", f"echo 11111111-0000-4000-8000-000000000001 >/run/boot; mount --bind /run/boot {BOOT_ID}; "
-            "echo 0.50 0.10 >/run/uptime; mount --bind /run/uptime /proc/uptime"], user="root")  # fmt: skip
+    h1.run(
+        [
+            "bash",
+            "-euc",
+            f"echo 11111111-0000-4000-8000-000000000001 >/run/boot; mount --bind /run/boot {BOOT_ID}; "
+            "echo 0.50 0.10 >/run/uptime; mount --bind /run/uptime /proc/uptime",
+        ],
+        user="root",
+    )
     try:
-        assert "before it was started" not in fence(cloud, "h1", "--check"), "monitoring has not been there yet"
+        assert "before it was started" not in fence(cloud, "h1", "--check"), (
+            "monitoring has not been there yet"
+        )
         monitored(cloud, h1)
         assert "before it was started the last time" in fence(cloud, "h1", "--check", code=1)
         time.sleep(1)

@@ -57,10 +57,27 @@ def test_keys_are_made_of_the_printed_capabilities(ceph: Cluster) -> None:
 def test_the_printed_commands_make_those_keys(cloud: Cloud, ceph: Cluster) -> None:
     say = ["/var/lib/one/remotes/lib/semishared/semishared", "caps"]
     env = {"ONE_XMLRPC": cloud.oned.rpc.url} if cloud.oned.rpc else {}
-    assert cloud.lab.fe.run([*say, "semi_rbd"], env=env).stdout == cloud.lab.fe.run(
-        [*say, "--user", USER, "--reader", READER, "--bridge-user", BRIDGE, "--remote", REMOTE, "--pool", POOL]
+    assert (
+        cloud.lab.fe.run([*say, "semi_rbd"], env=env).stdout
+        == cloud.lab.fe.run(
+            [
+                *say,
+                "--user",
+                USER,
+                "--reader",
+                READER,
+                "--bridge-user",
+                BRIDGE,
+                "--remote",
+                REMOTE,
+                "--pool",
+                POOL,
+            ]
+        ).stdout
+    )
+    printed = cloud.lab.fe.run(
+        [*say, "--user", "a", "--reader", "b", "--bridge-user", "c", "--remote", "d", "--pool", POOL]
     ).stdout
-    printed = cloud.lab.fe.run([*say, "--user", "a", "--reader", "b", "--bridge-user", "c", "--remote", "d", "--pool", POOL]).stdout
     assert cloud.lab.ceph.node.run(["bash", "-eu"], user="root", input=printed, cwd="/").returncode == 0
     for key in ceph_caps.keys("a", POOL, "b", "c", remote="d"):
         assert ceph.command("auth get", entity=f"client.{key.user}")[0]["caps"] == dict(key.caps)
@@ -84,10 +101,17 @@ def test_a_reader_reads_and_cannot_write(cloud: Cloud, image: str) -> None:
     assert rbd(host, READER, "resize", "--size", "32M", f"{POOL}/{image}") != 0
 
 
-def test_who_reads_for_guests_opens_snapshots_as_qemu_does_and_writes_no_data(cloud: Cloud, ceph: Cluster, image: str) -> None:
+def test_who_reads_for_guests_opens_snapshots_as_qemu_does_and_writes_no_data(
+    cloud: Cloud, ceph: Cluster, image: str
+) -> None:
     host = cloud.lab.hosts[0]
     ceph.snapshot(image, "s")
-    assert host.run(["qemu-img", "info", "-f", "raw", f"rbd:{POOL}/{image}@s:id={REMOTE}"], check=False).returncode == 0
+    assert (
+        host.run(
+            ["qemu-img", "info", "-f", "raw", f"rbd:{POOL}/{image}@s:id={REMOTE}"], check=False
+        ).returncode
+        == 0
+    )
     # librbd caches what it cannot write, and rbd is none the wiser.
     rbd(host, REMOTE, *WRITES, "16M", "--io-pattern", "full-seq", f"{POOL}/{image}")
     assert ceph.read(image, 16 << 20) == bytes(16 << 20)

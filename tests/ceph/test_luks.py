@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encrypted images on Ceph: guests read and write them by libvirt's secret, in place, as clones, and as copies on the host."""
+"""Encrypted images on Ceph: guests read and write them by libvirt's secret, in place, as clones, and as
+copies on the host.
+"""
 
 from __future__ import annotations
 
@@ -27,23 +29,31 @@ def host(cloud: Cloud) -> Iterator[Node]:
 
 def upload(cloud: Cloud, path: str, name: str, persistent: bool, attributes: "dict[str, str]") -> int:
     own: dict[str, Any] = {"LUKS_SECRET": SECRET, **attributes}
-    return cloud.oned.image_create(RBD_STORE, name, path=path, type="DATABLOCK", persistent=persistent, prefix="vd", attributes=own)
+    return cloud.oned.image_create(
+        RBD_STORE, name, path=path, type="DATABLOCK", persistent=persistent, prefix="vd", attributes=own
+    )
 
 
 @pytest.mark.long
 def test_guest_on_encrypted_disks_of_ceph(cloud: Cloud, ceph: Cluster, host: Node) -> None:
     path = luks_image(cloud)
     images = [upload(cloud, path, f"luks-{name}", name == "vda", more) for name, more in PLACES.items()]
-    vm = cloud.oned.vm_create(cloud.template("luks", [{"IMAGE_ID": str(image)} for image in images], OS=DIRECT))
+    vm = cloud.oned.vm_create(
+        cloud.template("luks", [{"IMAGE_ID": str(image)} for image in images], OS=DIRECT)
+    )
     cloud.oned.vm_deploy(vm, host.name, SYSTEM)
     guest = cloud.guest(vm)
     for name in PLACES:
         guest.check(name, "luks", 0, KIB)
         guest.write(name, "old", 0, KIB)
-    # Below QEMU: Ceph copies ciphertext, so a running guest's disk may be snapshotted and saved; a copy on the host may not.
+    # Below QEMU: Ceph copies ciphertext, so a running guest's disk may be snapshotted and saved; a copy on
+    # the host may not.
     snapshots = [cloud.oned.disk_snapshot_create(vm, disk, "live") for disk in (0, 1)]
     saved = cloud.oned.disk_saveas(vm, 1, "luks-saved")
-    for action in (lambda: cloud.oned.disk_snapshot_create(vm, 2, "never"), lambda: cloud.oned.disk_saveas(vm, 2, "never")):
+    for action in (
+        lambda: cloud.oned.disk_snapshot_create(vm, 2, "never"),
+        lambda: cloud.oned.disk_saveas(vm, 2, "never"),
+    ):
         with pytest.raises(ActionFailed, match="SS074"):
             action()
     cloud.oned.image_delete(max(cloud.oned.images))

@@ -38,10 +38,15 @@ def there(host: Node) -> int:
 
 
 def test_delete_begins_while_thirty_clones_wait_for_one_base(cloud: Cloud, ceph: Cluster) -> None:
-    """A host takes a base from a cluster whose cable is slow; all of the clones end well, with one reading of the store."""
+    """A host takes a base from a cluster whose cable is slow; all of the clones end well, with one reading of
+    the store.
+    """
     image = cloud.data_image("many-cold", os.urandom(MIB << 20), mib=MIB, store=RBD_STORE)
     other = cloud.data_image("many-other", content("base", 0, 64))
-    paused: dict[str, Any] = {"RAW": {"TYPE": "kvm", "DATA": serial_xml("many-other") + PAUSED}, "MEMORY": "32"}
+    paused: dict[str, Any] = {
+        "RAW": {"TYPE": "kvm", "DATA": serial_xml("many-other") + PAUSED},
+        "MEMORY": "32",
+    }
     leaving = cloud.oned.vm_create({**cloud.template("many-other", [{"IMAGE_ID": str(other)}]), **paused})
     cloud.oned.vm_deploy(leaving, "h1", SYSTEM)
     cloud.oned.vm_poweroff(leaving, hard=True)
@@ -52,7 +57,12 @@ def test_delete_begins_while_thirty_clones_wait_for_one_base(cloud: Cloud, ceph:
         ceph.node.limit(2)
         try:
             waiting = [
-                pool.submit(transfer, cloud, vm, f"CLONE semishared fe:{cloud.source(image)} {place}/disk.0 {vm} {RBD_STORE}")
+                pool.submit(
+                    transfer,
+                    cloud,
+                    vm,
+                    f"CLONE semishared fe:{cloud.source(image)} {place}/disk.0 {vm} {RBD_STORE}",
+                )
                 for vm, place in places.items()
             ]
             limit = time.monotonic() + 60
@@ -62,17 +72,28 @@ def test_delete_begins_while_thirty_clones_wait_for_one_base(cloud: Cloud, ceph:
             ending = pool.submit(cloud.oned.vm_terminate, leaving)
             while not begun(cloud, since, "delete") and time.monotonic() < asked + PATIENCE_S:
                 time.sleep(0.1)
-            assert begun(cloud, since, "delete"), f"{CLONES} clones that wait keep a delete waiting for more than {PATIENCE_S} s"
+            assert begun(cloud, since, "delete"), (
+                f"{CLONES} clones that wait keep a delete waiting for more than {PATIENCE_S} s"
+            )
             ending.result(60)
             assert not any(clone.done() for clone in waiting), "so they waited all that time"
         finally:
             ceph.node.limit(None)
         for clone in waiting:
             clone.result(300)
-    read = sum(int(size) for call in begun(cloud, since, "clone") for size in re.findall(r"store_read (\d+)", call.stderr))
+    read = sum(
+        int(size)
+        for call in begun(cloud, since, "clone")
+        for size in re.findall(r"store_read (\d+)", call.stderr)
+    )
     assert MIB << 20 <= read < 1.1 * (MIB << 20)
     for vm, place in places.items():
         assert host.path(f"{place.partition(':')[2]}/disk.0").exists()
-        transfer(cloud, vm, f"DELETE semishared {place}/disk.0 {vm} {RBD_STORE}", f"DELETE semishared {place} {vm} {SYSTEM}")
+        transfer(
+            cloud,
+            vm,
+            f"DELETE semishared {place}/disk.0 {vm} {RBD_STORE}",
+            f"DELETE semishared {place} {vm} {SYSTEM}",
+        )
         cloud.oned.vm_terminate(vm)
     assert cloud.leftovers() == []

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks of images on Ceph on a pool of devices: all that is done to a VM finds them there, and its devices are emptied and evened out.
+"""Disks of images on Ceph on a pool of devices: all that is done to a VM finds them there, and its devices
+are emptied and evened out.
 
 The same with mounted stores: tests/pool, whose steps these are.
 """
@@ -51,7 +52,9 @@ def devices(cloud: Cloud, tmp_path: Path) -> Iterator[None]:
     disks = []
     try:
         for host, paths in PATHS.items():
-            disks += [Disk(cloud.lab.node(host), path, mib, tmp_path) for path, mib in zip(paths, DEVICES.values())]
+            disks += [
+                Disk(cloud.lab.node(host), path, mib, tmp_path) for path, mib in zip(paths, DEVICES.values())
+            ]
             cloud.oned.host_update(cloud.oned.host(host).id, {"SEMISHARED_POOL": " ".join(paths)})
         said(cloud, "pool", "add", "h1,h2")
         yield
@@ -59,7 +62,14 @@ def devices(cloud: Cloud, tmp_path: Path) -> Iterator[None]:
         cloud.delete_all()
         for node in cloud.lab.hosts:
             cloud.oned.host(node.name).template.pop("SEMISHARED_POOL", None)
-            node.run(["rm", "-rf", *(f"{DATASTORES}/{RECORDS}/{name}" for name in ("bases", "staging", "devices"))], user="root")
+            node.run(
+                [
+                    "rm",
+                    "-rf",
+                    *(f"{DATASTORES}/{RECORDS}/{name}" for name in ("bases", "staging", "devices")),
+                ],
+                user="root",
+            )
         for key in SLOW:
             cloud.oned.datastores[SYSTEM].template.pop(key, None)
         for disk in disks:
@@ -67,7 +77,9 @@ def devices(cloud: Cloud, tmp_path: Path) -> Iterator[None]:
 
 
 def emptied(mixed: Mixed, host: str, stays: Collection[int] = ()) -> None:
-    """Drain each device of a host in turn, and take it back: each disk moves, but for those that have to stay, and it is said why."""
+    """Drain each device of a host in turn, and take it back: each disk moves, but for those that have to
+    stay, and it is said why.
+    """
     cloud, seen = mixed.cloud, set()
     for path in PATHS[host]:
         rows = said(cloud, "status", f"vm:{mixed.vm}")["disks"]
@@ -99,13 +111,19 @@ def full(cloud: Cloud, host: str) -> Iterator[None]:
 
 
 def stays_while_it_runs(mixed: Mixed) -> None:
-    """See that it stays on its devices where it cannot move live, and that nothing is left on those it was to have."""
+    """See that it stays on its devices where it cannot move live, and that nothing is left on those it was to
+    have.
+    """
     cloud, vm = mixed.cloud, mixed.vm
     with full(cloud, "h2"), pytest.raises(ActionFailed, match="no space for .* in the pool of h2"):
         mixed.oned.vm_migrate(vm, "h2", how="live")
     with pytest.raises(ActionFailed, match=r"disk \d+ \(remote-first\) reads from Ceph"):
         mixed.oned.vm_migrate(vm, "h1", OTHER_SYSTEM, how="live")
-    in_its_midst(cloud, vm, lambda: cloud.lab.node("h1").run(["virsh", "-c", "qemu:///system", "domjobabort", f"one-{vm}"]))
+    in_its_midst(
+        cloud,
+        vm,
+        lambda: cloud.lab.node("h1").run(["virsh", "-c", "qemu:///system", "domjobabort", f"one-{vm}"]),
+    )
     assert mixed.oned.state(vm) == ("ACTIVE", 3)
     assert cloud.files(cloud.lab.node("h2"), cloud.vm_dir(vm)) == []
     assert cloud.files(cloud.lab.node("h1"), f"{DATASTORES}/{OTHER_SYSTEM}/{vm}") == []
@@ -122,7 +140,9 @@ def stays_while_it_is_off(mixed: Mixed) -> None:
 
 
 def let_go_while_it_runs(mixed: Mixed) -> None:
-    """Start it with two more disks that read from Ceph: one is detached, the other lets go, and moves under its guest from then on."""
+    """Start it with two more disks that read from Ceph: one is detached, the other lets go, and moves under
+    its guest from then on.
+    """
     cloud, vm = mixed.cloud, mixed.vm
     mixed.oned.vm_poweroff(vm, hard=True)
     disks = [mixed.oned.disk_attach(vm, mixed.images["remote-first", "rbd"]) for _ in range(2)]
@@ -182,8 +202,20 @@ def test_a_vm_of_images_on_ceph_through_all_that_is_done_to_it_on_a_pool(
     assert cloud.leftovers() == [] and cloud.left_in_pool() == []
     mixed.check_stored("three")
     ours = PLACES[:-1]
-    cell(("clone", "delete", "limit", "resize", "backup", "cpds", "snap_create", "snap_delete"), PLACES, "rbd", "off", "pool")
-    cell(("clone", "delete", "resize", "backup", "cpds", "snap_create", "snap_delete"), PLACES, "rbd", "live", "pool")
+    cell(
+        ("clone", "delete", "limit", "resize", "backup", "cpds", "snap_create", "snap_delete"),
+        PLACES,
+        "rbd",
+        "off",
+        "pool",
+    )
+    cell(
+        ("clone", "delete", "resize", "backup", "cpds", "snap_create", "snap_delete"),
+        PLACES,
+        "rbd",
+        "live",
+        "pool",
+    )
     cell("limit", [place for place in PLACES if place != "remote-first"], "rbd", "live", "pool")
     cell(("mv", "restore", "snap_revert"), PLACES, "rbd", "off", "pool")
     cell("migrate", PLACES, "rbd", "live", "pool")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each action of VMs with disks on Ceph is rehearsed before it is done: nothing changes on any machine, in a guest, or in Ceph."""
+"""Each action of VMs with disks on Ceph is rehearsed before it is done: nothing changes on any machine, in a
+guest, or in Ceph.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,14 @@ from lab.cloud import RBD_STORE, Cloud
 
 
 @pytest.mark.long  # tests/operate has the guests, tests/cephstore the images
-@pytest.mark.fault(21, "`semishared plan` of every action changes nothing on any machine, nor a guest, nor in Ceph")
+@pytest.mark.fault(
+    21, "`semishared plan` of every action changes nothing on any machine, nor a guest, nor in Ceph"
+)
 def test_every_action_is_rehearsed_and_then_done(cloud: Cloud, ceph: Cluster) -> None:
     places: dict[str, dict[str, Any]] = {
-        "mine": {"persistent": True}, "copy": {"SEMISHARED_LOCAL": "copy"}, "beside": {"SEMISHARED_PLACE": "shared"},
+        "mine": {"persistent": True},
+        "copy": {"SEMISHARED_LOCAL": "copy"},
+        "beside": {"SEMISHARED_PLACE": "shared"},
     }
     before = set(cloud.oned.images)
     with rehearsing.rehearsing(cloud) as found:

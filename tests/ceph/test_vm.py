@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mixed VM: persistent on RBD, non-persistent on the host, volatile, a disk of a mounted store, and the context ISO.
+"""The mixed VM: persistent on RBD, non-persistent on the host, volatile, a disk of a mounted store, and the
+context ISO.
 
 Real guests write and verify; at the end nothing is left, neither on hosts and front-end nor in the pool.
 """
@@ -32,9 +33,12 @@ DATA = content("base", 0, KIB)
 SLOW: dict[str, Any] = {"SEMISHARED_IO_CLASS": "scratch"}
 SCRATCH = Config().io_limits["scratch"]
 PLACES: dict[str, dict[str, Any]] = {
-    "in-place": {}, "overlay": {}, "copy": {"SEMISHARED_LOCAL": "copy"}, "store-clone": {"SEMISHARED_PLACE": "shared"},
+    "in-place": {},
+    "overlay": {},
+    "copy": {"SEMISHARED_LOCAL": "copy"},
+    "store-clone": {"SEMISHARED_PLACE": "shared"},
     "remote-first": {"SEMISHARED_LOCAL": "remote-first"},
-}  # fmt: skip
+}
 TARGETS = dict(zip(("vdb", "vdc", "vdd", "vde", "vdf"), PLACES))
 """Disks 1 to 5 of every VM here; the first boots from an image of the mounted store."""
 ON_CEPH = ("in-place", "store-clone")
@@ -45,13 +49,17 @@ def lent(cloud: Cloud) -> dict[str, int]:
     """An image on RBD for each place where a VM has a disk of its own: no VM changes them."""
     return {
         place: cloud.data_image(f"lent-{place}", DATA, store=RBD_STORE, **attributes)
-        for place, attributes in PLACES.items() if place != "in-place"
-    }  # fmt: skip
+        for place, attributes in PLACES.items()
+        if place != "in-place"
+    }
 
 
 def and_mine(cloud: Cloud, lent: dict[str, int], prefix: str) -> dict[str, int]:
     """Upload one more, which is attached in place; return all."""
-    return {"in-place": cloud.data_image(f"{prefix}-in-place", DATA, persistent=True, store=RBD_STORE), **lent}
+    return {
+        "in-place": cloud.data_image(f"{prefix}-in-place", DATA, persistent=True, store=RBD_STORE),
+        **lent,
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +72,9 @@ def only_this_test(cloud: Cloud, ceph: Cluster) -> Iterator[None]:
 def on_rbd(cloud: Cloud, prefix: str, **more: Any) -> dict[str, int]:
     """Upload one image to RBD for each place."""
     return {
-        place: cloud.data_image(f"{prefix}-{place}", DATA, persistent=place == "in-place", store=RBD_STORE, **attributes, **more)
+        place: cloud.data_image(
+            f"{prefix}-{place}", DATA, persistent=place == "in-place", store=RBD_STORE, **attributes, **more
+        )
         for place, attributes in PLACES.items()
     }
 
@@ -100,12 +110,16 @@ def running_disks(cloud: Cloud, vm: int) -> dict[str, ElementTree.Element]:
 
 
 def nothing_left(cloud: Cloud) -> None:
-    """See that no VM has left anything: files, leases; in the pool clones, snapshots that a user sees, locks, watchers."""
+    """See that no VM has left anything: files, leases; in the pool clones, snapshots that a user sees, locks,
+    watchers.
+    """
     assert cloud.leftovers() == [] and cloud.left_in_pool() == []
 
 
 def check_domain(cloud: Cloud, vm: int) -> None:
-    """See that each disk is where its record says, and that libvirt asks Ceph as nobody but CEPH_USER, or who only reads."""
+    """See that each disk is where its record says, and that libvirt asks Ceph as nobody but CEPH_USER, or who
+    only reads.
+    """
     disks = running_disks(cloud, vm)
     for disk in cloud.oned.vm(vm).disks:
         found, kept = disks[disk["TARGET"]], record(cloud, vm, int(disk["DISK_ID"]))
@@ -119,7 +133,11 @@ def check_domain(cloud: Cloud, vm: int) -> None:
             assert (found.get("type"), auth, found.find(".//auth")) == ("file", None, None)
             assert "rbd" not in ElementTree.tostring(found).decode()
             continue
-        assert (found.get("type"), source.get("protocol"), source.get("name")) == ("network", "rbd", network["name"])
+        assert (found.get("type"), source.get("protocol"), source.get("name")) == (
+            "network",
+            "rbd",
+            network["name"],
+        )
         assert auth is not None and auth.get("username") == USER
         secret = auth.find("secret")
         assert secret is not None and secret.get("uuid") == SECRET
@@ -132,7 +150,9 @@ def check_lowest(found: ElementTree.Element, kept: dict[str, object]) -> None:
     over = kept["over"]
     assert isinstance(over, dict) and found.get("type") == "file" and found.find("auth") is None
     (lowest,) = [below for below in found.iter("backingStore") if below.get("type") == "network"]
-    source, snapshot, auth, secret = (lowest.find(f"source{path}") for path in ("", "/snapshot", "/auth", "/auth/secret"))
+    source, snapshot, auth, secret = (
+        lowest.find(f"source{path}") for path in ("", "/snapshot", "/auth", "/auth/secret")
+    )
     assert source is not None and snapshot is not None and auth is not None and secret is not None
     assert (source.get("name"), snapshot.get("name")) == (over["name"], over["snapshot"])
     assert (auth.get("username"), secret.get("uuid")) == (REMOTE, REMOTE_SECRET)
@@ -152,22 +172,38 @@ def secrets_unseen(cloud: Cloud, ceph: Cluster) -> Iterator[None]:
 def test_mixed_vm_through_suspend_stop_undeploy_and_migration(
     cloud: Cloud, ceph: Cluster, os_image: int, secrets_unseen: None, cell: Callable[..., None]
 ) -> None:
-    """Every byte where it belongs after each way of not running, and nobody but CEPH_USER connected while it runs."""
+    """Every byte where it belongs after each way of not running, and nobody but CEPH_USER connected while it
+    runs.
+    """
     images = on_rbd(cloud, "life", **SLOW)
     beside = cloud.data_image("life-mounted", DATA, persistent=True)
     disc = cloud.data_image("life-disc", DATA, store=RBD_STORE, type="CDROM", **SLOW)
     generations = ceph.images()[name(cloud, disc)]["snaps"]
-    disks = mixed(cloud, os_image, images, {"IMAGE_ID": str(beside)}, {"TYPE": "fs", "SIZE": "16", "FORMAT": "raw"})
+    disks = mixed(
+        cloud, os_image, images, {"IMAGE_ID": str(beside)}, {"TYPE": "fs", "SIZE": "16", "FORMAT": "raw"}
+    )
     disks.append({"IMAGE_ID": str(disc), "DEV_PREFIX": "hd"})
     vm = cloud.deploy("life", disks)
     guest = cloud.guest(vm)
     assert guest.context()["SEMI"] == "life"
-    assert [record(cloud, vm, disk)["how"] for disk in range(9)] == ["overlay", *PLACES, "in-place", "volatile", "in-place"]
+    assert [record(cloud, vm, disk)["how"] for disk in range(9)] == [
+        "overlay",
+        *PLACES,
+        "in-place",
+        "volatile",
+        "in-place",
+    ]
     check_domain(cloud, vm)
     assert [cloud.limits(vm, target) for target in (*TARGETS, "hda", "vdg")] == [SCRATCH] * 6 + [(0, 0)]
     seeds = {
-        "vdb": "mine", "vdc": "cow", "vdd": "full", "vde": "beside", "vdf": "remote", "vdg": "mounted", "vdh": "volatile"
-    }  # fmt: skip
+        "vdb": "mine",
+        "vdc": "cow",
+        "vdd": "full",
+        "vde": "beside",
+        "vdf": "remote",
+        "vdg": "mounted",
+        "vdh": "volatile",
+    }
     for target in [*TARGETS, "vdg", "sr0"]:
         guest.check(target, "base", 0, KIB)
     for target, seed in seeds.items():
@@ -211,16 +247,27 @@ def test_mixed_vm_through_suspend_stop_undeploy_and_migration(
     assert ceph.images()[name(cloud, disc)]["snaps"] == generations
     for image in (*images.values(), disc):
         cloud.oned.image_delete(image)
-    assert set(ceph.images()) == {name(cloud, image.id) for image in cloud.oned.images.values() if image.datastore_id == RBD_STORE}
+    assert set(ceph.images()) == {
+        name(cloud, image.id) for image in cloud.oned.images.values() if image.datastore_id == RBD_STORE
+    }
     cell(("clone", "mv", "delete", "limit"), PLACES, "rbd", "off")
 
 
 def nobody_else(cloud: Cloud, ceph: Cluster) -> None:
-    """See that hosts and front-end are connected to the cluster as guests' users alone, and could not be as its admin."""
+    """See that hosts and front-end are connected to the cluster as guests' users alone, and could not be as
+    its admin.
+    """
     there = {node.ip for node in (cloud.lab.fe, *cloud.lab.hosts)}
-    assert {user for user, addresses in ceph.sessions().items() if there & set(addresses)} == {f"client.{USER}", f"client.{REMOTE}"}
+    assert {user for user, addresses in ceph.sessions().items() if there & set(addresses)} == {
+        f"client.{USER}",
+        f"client.{REMOTE}",
+    }
     for node in (cloud.lab.fe, *cloud.lab.hosts):
-        found = node.run(["find", "/etc/ceph", "/var/lib/one", "/root", "-name", "*admin*keyring*"], user="root", check=False).stdout
+        found = node.run(
+            ["find", "/etc/ceph", "/var/lib/one", "/root", "-name", "*admin*keyring*"],
+            user="root",
+            check=False,
+        ).stdout
         assert found == b""
         argv = node.run(["ps", "axww", "-o", "args"], user="root").stdout.decode()
         assert not re.search(r"client\.admin|id=admin|user.{1,4}admin", argv)
@@ -254,7 +301,9 @@ def test_disks_attached_and_detached_in_every_order(
             written[place] = turn
         check_domain(cloud, vm)
         for place in back:
-            target = next(row["TARGET"] for row in cloud.oned.vm(vm).disks if row["DISK_ID"] == str(disks[place]))
+            target = next(
+                row["TARGET"] for row in cloud.oned.vm(vm).disks if row["DISK_ID"] == str(disks[place])
+            )
             cloud.oned.disk_detach(vm, disks[place])
             guest.wait_disk(target, present=False)
             source = ceph.images()[name(cloud, images[place])]
@@ -276,7 +325,9 @@ def test_disks_attached_and_detached_in_every_order(
     assert f"{name(cloud, images['store-clone'])}-{vm}" not in " ".join(ceph.images())
     cloud.terminate(vm)
     nothing_left(cloud)
-    assert ceph.read(name(cloud, images["in-place"]), 16 << 10, 1024 << 10) == content(written["in-place"], 1024, 16)
+    assert ceph.read(name(cloud, images["in-place"]), 16 << 10, 1024 << 10) == content(
+        written["in-place"], 1024, 16
+    )
     cell(("clone", "delete", "limit"), [place for place in PLACES if place != "remote-first"], "rbd", "live")
 
 
@@ -284,7 +335,9 @@ def test_disk_that_reads_from_the_pool_copies_nothing_waits_for_it_and_is_not_at
     cloud: Cloud, ceph: Cluster, os_image: int, cell: Callable[..., None]
 ) -> None:
     far = content("far", 8192, KIB)
-    image = cloud.data_image("remote", DATA.ljust(8 << 20, b"\0") + far, store=RBD_STORE, SEMISHARED_LOCAL="remote-first")
+    image = cloud.data_image(
+        "remote", DATA.ljust(8 << 20, b"\0") + far, store=RBD_STORE, SEMISHARED_LOCAL="remote-first"
+    )
     first = cloud.deploy("remote", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}], context=False)
     cloud.guest(first).check("vdb", "base", 0, KIB)
     host, before = cloud.lab.node("h1"), ceph.bytes_read()
@@ -301,7 +354,9 @@ def test_disk_that_reads_from_the_pool_copies_nothing_waits_for_it_and_is_not_at
         reading.start()
         time.sleep(2)
         assert reading.is_alive()
-        with pytest.raises(ActionFailed, match=f"disk 1 reads from {POOL}/.*, which h1 does not have: .*no answer|no monitor"):
+        with pytest.raises(
+            ActionFailed, match=f"disk 1 reads from {POOL}/.*, which h1 does not have: .*no answer|no monitor"
+        ):
             cloud.oned.vm_resume(first)
     reading.join(120)
     assert not reading.is_alive()
@@ -321,9 +376,13 @@ def test_disk_that_reads_from_the_pool_copies_nothing_waits_for_it_and_is_not_at
     nothing_left(cloud)
 
 
-@pytest.mark.long  # tests/cephstore/test_images.py flips images for clones of both kinds, tests/system/test_vm.py has a guest
-def test_image_when_flipped_is_a_new_generation_and_never_an_old_base(cloud: Cloud, ceph: Cluster, os_image: int) -> None:
-    """persistent -> non-persistent -> persistent: no write lost, no stale base (one#6207); nor a stale clone on the store."""
+@pytest.mark.long  # tests/cephstore/test_images.py flips images for clones of both kinds, tests/system/test_vm.py has a guest  # noqa: E501
+def test_image_when_flipped_is_a_new_generation_and_never_an_old_base(
+    cloud: Cloud, ceph: Cluster, os_image: int
+) -> None:
+    """persistent -> non-persistent -> persistent: no write lost, no stale base (one#6207); nor a stale clone
+    on the store.
+    """
     image = cloud.data_image("flip", DATA, store=RBD_STORE)
     clone = cloud.data_image("flip-clone", DATA, store=RBD_STORE, SEMISHARED_PLACE="shared")
     host = cloud.lab.node("h1")
@@ -456,7 +515,9 @@ def test_snapshots_between_others_are_deleted_after_a_pull_by_qemu(cloud: Cloud,
 
     cloud.oned.disk_snapshot_delete(vm, 1, snapped("pulled"))
     _, second, third = [snapped(seed) for seed in ("a", "b", "c")]
-    with pytest.raises(ActionFailed, match="does not say as whom .* is read: the snapshot can be deleted while the VM is off"):
+    with pytest.raises(
+        ActionFailed, match="does not say as whom .* is read: the snapshot can be deleted while the VM is off"
+    ):
         cloud.oned.disk_snapshot_delete(vm, 1, second)
     cloud.oned.vm_poweroff(vm, hard=True)
     cloud.oned.disk_snapshot_delete(vm, 1, second)
@@ -549,7 +610,9 @@ def test_vm_on_ceph_when_migrated_live_loses_nothing(
     system = cloud.os_image(f"move{turns}-os", persistent=True, store=RBD_STORE)
     mine = cloud.data_image(f"move{turns}-mine", DATA, persistent=True)
     theirs = [lent[place] for place in ("store-clone", "overlay", "copy", "remote-first")]
-    vm = cloud.deploy(f"move{turns}", [{"IMAGE_ID": str(image)} for image in (system, mine, *theirs)], context=False)
+    vm = cloud.deploy(
+        f"move{turns}", [{"IMAGE_ID": str(image)} for image in (system, mine, *theirs)], context=False
+    )
     guest = cloud.guest(vm)
     written = ("vdb", "vdc", "vdd", "vde", "vdf")
     for disk in written:

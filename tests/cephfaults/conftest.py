@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a test itself asks of this machine is forked, too; what is killed is forked with all that it starts (lab/forks.py)."""
+"""What a test itself asks of this machine is forked, too; what is killed is forked with all that it starts
+(lab/forks.py).
+"""
 
 from __future__ import annotations
 

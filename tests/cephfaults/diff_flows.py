@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What actions do with a local disk of a persistent image on Ceph, as their plans have it: host and bridge are this machine.
+"""What actions do with a local disk of a persistent image on Ceph, as their plans have it: host and bridge
+are this machine.
 
-    SEMISHARED_KILL_AT=3 python3 -m cephfaults.diff_flows JOB      exit code 0: done; 1: an error, which is printed
+    SEMISHARED_KILL_AT=3 python3 -m cephfaults.diff_flows JOB      exit code 0: done; 1: an error, which is
+    printed
 
-Host and bridge are one process of the host side, so that its points are counted through all that the action does.
+Host and bridge are one process of the host side, so that its points are counted through all that the action
+does.
 """
 
 from __future__ import annotations
@@ -49,7 +52,11 @@ class Job(NamedTuple):
         def do(wanted: Exchange) -> Any:
             if isinstance(wanted, On):
                 return session.run(list(wanted.steps)) if wanted.steps else []
-            return {"vm": VM, "image": image, "datastore": datastore}[wanted.what] if isinstance(wanted, AskOned) else None
+            return (
+                {"vm": VM, "image": image, "datastore": datastore}[wanted.what]
+                if isinstance(wanted, AskOned)
+                else None
+            )
 
         return drive(FLOWS[self.flow](self), do)
 
@@ -72,7 +79,9 @@ def attached(job: Job) -> Part[Any]:
 
 def committed(job: Job) -> Part[Any]:
     """As `semishared commit`, of a VM that is off."""
-    place = DiskPlace(VmPlace(HERE, job.disk.vm_dir, job.disk.vm), layout.disk_name(job.disk.disk), job.disk.disk)
+    place = DiskPlace(
+        VmPlace(HERE, job.disk.vm_dir, job.disk.vm), layout.disk_name(job.disk.disk), job.disk.disk
+    )
     return (yield from commits.commit(place, VM, "", "NONE"))
 
 
@@ -88,7 +97,9 @@ def renewed(job: Job) -> Part[Any]:
     return (yield from settling.settled(HERE, c.RenewVm(job.disk.vm, job.disk.vm_dir, True)))
 
 
-FLOWS: Dict[str, Callable[[Job], Part[Any]]] = {flow.__name__: flow for flow in (attached, committed, ended, renewed)}
+FLOWS: Dict[str, Callable[[Job], Part[Any]]] = {
+    flow.__name__: flow for flow in (attached, committed, ended, renewed)
+}
 
 if __name__ == "__main__":
     try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Carry out pickled steps through the host side of this machine, in a process with an environment of its own.
 
-    SEMISHARED_KILL_AT=3 python3 -m cephfaults.once FILE      exit code 0: done; 1: an error, which is printed
+SEMISHARED_KILL_AT=3 python3 -m cephfaults.once FILE      exit code 0: done; 1: an error, which is printed
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local disks of persistent images on Ceph: what actions do with them is killed after each effect, on host and bridge, and repeated.
+"""Local disks of persistent images on Ceph: what actions do with them is killed after each effect, on host
+and bridge, and repeated.
 
-Whatever was killed: to whoever comes to the bridge the image is what it was, or what it is to be; the action done again ends as if
-nothing had happened; after the disk is gone nothing is left, on the host or in the pool, but one snapshot of the content.
+Whatever was killed: to whoever comes to the bridge the image is what it was, or what it is to be; the action
+done again ends as if nothing had happened; after the disk is gone nothing is left, on the host or in the
+pool, but one snapshot of the content.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ class Standing(NamedTuple):
         return f"one-{self.number}"
 
     def job(self, flow: str) -> Job:
-        return Job(flow, self.site.ref(self.number), self.world.disk(), self.site.datastore_xml(self.world.top))
+        return Job(
+            flow, self.site.ref(self.number), self.world.disk(), self.site.datastore_xml(self.world.top)
+        )
 
     def run(self, flow: str, **env: str) -> "subprocess.CompletedProcess[bytes]":
         """Do an action in a process of its own."""
@@ -72,7 +76,9 @@ class Standing(NamedTuple):
         job.write_bytes(pickle.dumps(self.job(flow)))
         path = os.pathsep.join([str(TESTS), str(TESTS.parent / "lib")])
         argv = [*forks.words("cephfaults.diff_flows"), str(job)]
-        return subprocess.run(argv, env={**os.environ, "PYTHONPATH": path, **env}, capture_output=True, check=False, timeout=240)
+        return subprocess.run(
+            argv, env={**os.environ, "PYTHONPATH": path, **env}, capture_output=True, check=False, timeout=240
+        )
 
     def write(self, *patterns: Tuple[int, str]) -> None:
         """Write as the guest does, in the disk's active layer: patterns, each with where."""
@@ -80,7 +86,9 @@ class Standing(NamedTuple):
         qemu_io(os.path.realpath(self.world.disk().path), "qcow2", *commands)
 
     def lent(self, begun: Session) -> Tuple[bytes, bytes]:
-        """Have the disk, with something committed and something that is not; return what the image is and what it is to be."""
+        """Have the disk, with something committed and something that is not; return what the image is and
+        what it is to be.
+        """
         self.job("attached").carry_out(begun)
         self.write((0x11, "3M"))
         self.job("committed").carry_out(begun)
@@ -96,16 +104,31 @@ class Standing(NamedTuple):
         begun.run([s.RemoveVm(self.world.disk().vm, self.world.disk().vm_dir)])
         found = self.world.leftovers() + self.world.leases()
         (*more, snapshot) = self.site.snapshots(self.name) or [""]
-        return found + more + ([] if re.match(r"semishared-([0-9a-f]{32}|new)\Z", snapshot) else [f"snapshot {snapshot!r}"])
+        return (
+            found
+            + more
+            + ([] if re.match(r"semishared-([0-9a-f]{32}|new)\Z", snapshot) else [f"snapshot {snapshot!r}"])
+        )
 
 
-def standings(site: Site, top: Path, flow: str, names: Sequence[object]) -> "List[Tuple[Standing, bytes, bytes]]":
-    """Have as many as there are names, each as an action finds it; with what the image is, and what it is to be."""
+def standings(
+    site: Site, top: Path, flow: str, names: Sequence[object]
+) -> "List[Tuple[Standing, bytes, bytes]]":
+    """Have as many as there are names, each as an action finds it; with what the image is, and what it is to
+    be.
+    """
     found = []
-    with session() as begun:  # one conversation: a host side takes longer to reach Ceph than to have a disk there
+    with (
+        session() as begun
+    ):  # one conversation: a host side takes longer to reach Ceph than to have a disk there
         for name in names:
             standing = Standing.made(site, top / str(name))
-            found.append((standing, *((site.content(standing.name),) * 2 if flow == "attached" else standing.lent(begun))))
+            found.append(
+                (
+                    standing,
+                    *((site.content(standing.name),) * 2 if flow == "attached" else standing.lent(begun)),
+                )
+            )
     return found
 
 
@@ -156,10 +179,13 @@ def killed(standing: Standing, old: bytes, wanted: bytes, flow: str, at: int) ->
 
 @pytest.mark.parametrize(
     "flow",
-    # Each begins with a commit like that at the end: the rest of their points is passed on a mounted store too.
+    # Each begins with a commit like that at the end: the rest of their points is passed on a mounted store
+    # too.
     ["attached", "ended", *(pytest.param(flow, marks=pytest.mark.long) for flow in ("committed", "renewed"))],
 )
-def test_killed_anywhere_the_image_is_whole_and_the_action_converges(site: Site, tmp_path: Path, flow: str) -> None:
+def test_killed_anywhere_the_image_is_whole_and_the_action_converges(
+    site: Site, tmp_path: Path, flow: str
+) -> None:
     ((whole, _, _),) = standings(site, tmp_path, flow, ["whole"])
     passed = points(whole, flow)
     # By default each kind of point, where it is passed for the last time.

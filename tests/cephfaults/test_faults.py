@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to VMs and actions when Ceph is away, full, or not as OpenNebula believes: real guests, a real cluster."""
+"""What happens to VMs and actions when Ceph is away, full, or not as OpenNebula believes: real guests, a real
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def only_this_test(cloud: Cloud) -> Iterator[None]:
     cloud.delete_all()
 
 
-def data(cloud: Cloud, name: str, *, persistent: bool = False, store: int = RBD_STORE, **attributes: Any) -> int:
+def data(
+    cloud: Cloud, name: str, *, persistent: bool = False, store: int = RBD_STORE, **attributes: Any
+) -> int:
     return cloud.data_image(name, DATA, persistent=persistent, store=store, **attributes)
 
 
@@ -54,7 +58,11 @@ def name(cloud: Cloud, image: int) -> str:
 
 def left(cloud: Cloud, ceph: Cluster) -> list[str]:
     """Return what is in the pool although oned does not know it, and what somebody still holds."""
-    known = {name(cloud, image.id) for image in cloud.oned.images.values() if image.datastore_id == RBD_STORE and image.source}
+    known = {
+        name(cloud, image.id)
+        for image in cloud.oned.images.values()
+        if image.datastore_id == RBD_STORE and image.source
+    }
     there = ceph.images()
     found = [image for image in there if image not in known]
     found += [f"{image} held by {one['watchers']}" for image, one in there.items() if one["watchers"]]
@@ -73,10 +81,16 @@ def fails(work: Callable[[], object], match: str = "") -> str:
     return line
 
 
-def test_guest_waits_for_ceph_and_goes_on_while_its_local_disks_do_not_notice(cloud: Cloud, os_image: int) -> None:
+def test_guest_waits_for_ceph_and_goes_on_while_its_local_disks_do_not_notice(
+    cloud: Cloud, os_image: int
+) -> None:
     """The OS disk lies on the host though its image is on Ceph; the data disk is attached in place."""
     mine = data(cloud, "mine", persistent=True)
-    disks = [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(mine)}, {"TYPE": "fs", "SIZE": "32", "FORMAT": "raw"}]
+    disks = [
+        {"IMAGE_ID": str(os_image)},
+        {"IMAGE_ID": str(mine)},
+        {"TYPE": "fs", "SIZE": "32", "FORMAT": "raw"},
+    ]
     vm = cloud.deploy("waits", disks, context=False)
     guest = cloud.guest(vm)
     guest.check("vdb", "base", 0, KIB)
@@ -105,15 +119,28 @@ def test_guest_waits_for_ceph_and_goes_on_while_its_local_disks_do_not_notice(cl
 def test_every_action_while_ceph_is_away_fails_in_time_in_one_line_and_works_when_repeated(
     cloud: Cloud, ceph: Cluster, os_image: int
 ) -> None:
-    """All at the same time: what takes long is the waiting. A disk on a warm base needs no cluster and is not among them."""
+    """All at the same time: what takes long is the waiting. A disk on a warm base needs no cluster and is not
+    among them.
+    """
     oned = cloud.oned
     made = {what: data(cloud, f"away-{what}") for what in ("clone", "rm", "copied")}
     made["beside"] = data(cloud, "away-beside", SEMISHARED_PLACE="shared")
-    held = {what: data(cloud, f"away-{what}", persistent=True) for what in ("ln", "snap", "resize", "saveas", "revert")}
-    vms = {what: cloud.create(f"away-{what}", [{"IMAGE_ID": str(image)}]) for what, image in (
-        ("clone", made["clone"]), ("beside", made["beside"]), ("ln", held["ln"]), ("snap", held["snap"]),
-        ("resize", held["resize"]), ("saveas", held["saveas"]), ("revert", held["revert"]),
-    )}  # fmt: skip
+    held = {
+        what: data(cloud, f"away-{what}", persistent=True)
+        for what in ("ln", "snap", "resize", "saveas", "revert")
+    }
+    vms = {
+        what: cloud.create(f"away-{what}", [{"IMAGE_ID": str(image)}])
+        for what, image in (
+            ("clone", made["clone"]),
+            ("beside", made["beside"]),
+            ("ln", held["ln"]),
+            ("snap", held["snap"]),
+            ("resize", held["resize"]),
+            ("saveas", held["saveas"]),
+            ("revert", held["revert"]),
+        )
+    }
     off = ("snap", "resize", "saveas", "revert")
     for what in off:
         oned.vm_deploy(vms[what], "h1", 101)
@@ -125,7 +152,9 @@ def test_every_action_while_ceph_is_away_fails_in_time_in_one_line_and_works_whe
         data(cloud, f"away-upload-{next(uploads)}")
 
     def blank() -> None:
-        oned.image_create(RBD_STORE, f"away-blank-{next(uploads)}", size=16, type="DATABLOCK", format="raw", prefix="vd")
+        oned.image_create(
+            RBD_STORE, f"away-blank-{next(uploads)}", size=16, type="DATABLOCK", format="raw", prefix="vd"
+        )
 
     first: dict[str, Callable[[], object]] = {
         "cp": upload,
@@ -173,7 +202,10 @@ def wait_for(condition: Callable[[], Any], seconds: float = 60) -> None:
 
 
 def test_terminate_while_ceph_is_away_saves_and_removes_when_repeated(cloud: Cloud, ceph: Cluster) -> None:
-    mine, beside = data(cloud, "end-mine", persistent=True), data(cloud, "end-beside", SEMISHARED_PLACE="shared")
+    mine, beside = (
+        data(cloud, "end-mine", persistent=True),
+        data(cloud, "end-beside", SEMISHARED_PLACE="shared"),
+    )
     vm = cloud.create("end", [{"IMAGE_ID": str(mine)}, {"IMAGE_ID": str(beside)}])
     cloud.oned.vm_deploy(vm, "h1", 101)
     cloud.oned.vm_poweroff(vm, hard=True)
@@ -219,14 +251,20 @@ def test_key_that_is_refused_and_pool_that_is_missing_are_named(cloud: Cloud, ce
         assert "AQAA" not in line
     finally:
         path.write_text(right)
-    fails(lambda: cloud.oned.datastore_create(ceph.datastore("nopool", POOL_NAME="nopool"), 120), "pool nopool")
+    fails(
+        lambda: cloud.oned.datastore_create(ceph.datastore("nopool", POOL_NAME="nopool"), 120), "pool nopool"
+    )
     fails(lambda: data(cloud, "poolless", store=120), "pool nopool")
     forget_failed(cloud)
     assert SECRET not in "".join(call.stderr for call in cloud.oned.calls)
 
 
 def test_image_removed_behind_our_back_is_missed_and_can_be_deleted(cloud: Cloud, ceph: Cluster) -> None:
-    images = [data(cloud, "gone"), data(cloud, "gone-mine", persistent=True), data(cloud, "gone-beside", SEMISHARED_PLACE="shared")]
+    images = [
+        data(cloud, "gone"),
+        data(cloud, "gone-mine", persistent=True),
+        data(cloud, "gone-beside", SEMISHARED_PLACE="shared"),
+    ]
     for image in images:
         ceph.remove(name(cloud, image))
         vm = cloud.create("gone", [{"IMAGE_ID": str(image)}], context=False)
@@ -238,7 +276,9 @@ def test_image_removed_behind_our_back_is_missed_and_can_be_deleted(cloud: Cloud
     assert left(cloud, ceph) == []
 
 
-def test_snapshot_that_the_stock_driver_left_is_no_base_and_goes_with_the_next_session(cloud: Cloud, ceph: Cluster, os_image: int) -> None:
+def test_snapshot_that_the_stock_driver_left_is_no_base_and_goes_with_the_next_session(
+    cloud: Cloud, ceph: Cluster, os_image: int
+) -> None:
     image = data(cloud, "stock", persistent=True)
     ceph.snapshot(name(cloud, image), "snap", protect=True)
     vm = cloud.deploy("stock", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}])
@@ -249,7 +289,9 @@ def test_snapshot_that_the_stock_driver_left_is_no_base_and_goes_with_the_next_s
     cloud.oned.image_persistent(image, False)
     vm = cloud.create("stock-2", [{"IMAGE_ID": str(image)}])
     cloud.oned.vm_deploy(vm, "h1", 101)
-    assert cloud.read(f"{cloud.vm_dir(vm)}/disk.0", "qcow2", KIB << 10, node=cloud.lab.hosts[0]) == content("session", 0, KIB)
+    assert cloud.read(f"{cloud.vm_dir(vm)}/disk.0", "qcow2", KIB << 10, node=cloud.lab.hosts[0]) == content(
+        "session", 0, KIB
+    )
     cloud.terminate(vm)
     cloud.oned.image_delete(image)
     assert cloud.leftovers() == []

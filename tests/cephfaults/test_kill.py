@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images on Ceph: each step is killed after every one of its effects; then it is repeated, or given up.
 
-Whatever was killed, the repetition succeeds, has the same result as if nothing had happened, and after the disk or image
-is deleted there is no image, snapshot, watcher or half-removed snapshot left. All kills of a case run at the same time,
-each on an image of its own: most of the time is the cluster's, which waits for watches of dead clients to end.
+Whatever was killed, the repetition succeeds, has the same result as if nothing had happened, and after the
+disk or image is deleted there is no image, snapshot, watcher or half-removed snapshot left. All kills of a
+case run at the same time, each on an image of its own: most of the time is the cluster's, which waits for
+watches of dead clients to end.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def site() -> Iterator[Site]:
 
 
 class Case(NamedTuple):
-    """What is there before, what is done, and what must be there after it; functions of the image's number."""
+    """What is there before, what is done, and what must be there after it; functions of the image's
+    number.
+    """
 
     before: Callable[[Site, int], List[s.Step]]
     """What makes it makes the image itself, and returns the steps for the rest."""
@@ -68,7 +71,9 @@ def run(steps: Sequence[s.Step], **env: str) -> "subprocess.CompletedProcess[byt
         file.flush()
         path = os.pathsep.join([str(TESTS), str(TESTS.parent / "lib")])
         argv = [*forks.words("cephfaults.once"), file.name]
-        return subprocess.run(argv, env={**os.environ, "PYTHONPATH": path, **env}, capture_output=True, check=False, timeout=240)
+        return subprocess.run(
+            argv, env={**os.environ, "PYTHONPATH": path, **env}, capture_output=True, check=False, timeout=240
+        )
 
 
 def traced(done: "subprocess.CompletedProcess[bytes]", trace: Path) -> List[str]:
@@ -79,15 +84,24 @@ def traced(done: "subprocess.CompletedProcess[bytes]", trace: Path) -> List[str]
 
 def there(site: Site, number: int) -> Dict[str, List[str]]:
     """Return the images of a number, with their snapshots."""
-    mine = [name for name in site.names() if name == f"one-{number}" or name.startswith((f"one-{number}-", f"one-{number}."))]
+    mine = [
+        name
+        for name in site.names()
+        if name == f"one-{number}" or name.startswith((f"one-{number}-", f"one-{number}."))
+    ]
     return {
-        name: sorted("*" if len(found) == 43 and found.startswith("semishared-") else found for found in site.snapshots(name))
+        name: sorted(
+            "*" if len(found) == 43 and found.startswith("semishared-") else found
+            for found in site.snapshots(name)
+        )
         for name in mine
     }
 
 
 def published(site: Site, number: int) -> Dict[str, List[str]]:
-    """The same without what a dead client has staged and still holds: who removes the image waits for it and removes it."""
+    """The same without what a dead client has staged and still holds: who removes the image waits for it and
+    removes it.
+    """
     return {name: snaps for name, snaps in there(site, number).items() if ".semishared-" not in name}
 
 
@@ -142,10 +156,16 @@ CASES = {
     ),
     "rm": Case(snapped, remove, lambda site, n: {}, remove),
     "freeze": Case(
-        image, lambda site, n: [i.FreezeImage(site.ref(n))], lambda site, n: {f"one-{n}": ["semishared-new"]}, remove
+        image,
+        lambda site, n: [i.FreezeImage(site.ref(n))],
+        lambda site, n: {f"one-{n}": ["semishared-new"]},
+        remove,
     ),
     "begin a session": Case(
-        frozen, lambda site, n: [i.BeginSession(site.ref(n), readonly=False)], lambda site, n: {f"one-{n}": []}, remove
+        frozen,
+        lambda site, n: [i.BeginSession(site.ref(n), readonly=False)],
+        lambda site, n: {f"one-{n}": []},
+        remove,
     ),
     "clone for a disk": Case(
         image,
@@ -154,22 +174,34 @@ CASES = {
         unclone,
     ),
     "delete a disk": Case(
-        cloned, lambda site, n: [i.RemoveImage(clone_of(site, n))], lambda site, n: {f"one-{n}": ["semishared-new"]}, unclone
+        cloned,
+        lambda site, n: [i.RemoveImage(clone_of(site, n))],
+        lambda site, n: {f"one-{n}": ["semishared-new"]},
+        unclone,
     ),
     "snap_create": Case(
         image, lambda site, n: [i.KeepSnapshot(site.ref(n), 0)], lambda site, n: {f"one-{n}": ["0"]}, remove
     ),
     "snap_delete": Case(
-        snapped, lambda site, n: [i.ForgetSnapshot(site.ref(n), 0)], lambda site, n: {f"one-{n}": ["1"]}, remove
+        snapped,
+        lambda site, n: [i.ForgetSnapshot(site.ref(n), 0)],
+        lambda site, n: {f"one-{n}": ["1"]},
+        remove,
     ),
     "snap_revert": Case(
-        snapped, lambda site, n: [i.RevertImage(site.ref(n), 0)], lambda site, n: {f"one-{n}": ["0", "1"]}, remove
+        snapped,
+        lambda site, n: [i.RevertImage(site.ref(n), 0)],
+        lambda site, n: {f"one-{n}": ["0", "1"]},
+        remove,
     ),
     "snap_flatten": Case(
         snapped, lambda site, n: [i.FlattenImage(site.ref(n), 0)], lambda site, n: {f"one-{n}": []}, remove
     ),
     "resize": Case(
-        snapped, lambda site, n: [i.GrowImage(site.ref(n), 96 * MiB)], lambda site, n: {f"one-{n}": ["0", "1"]}, remove
+        snapped,
+        lambda site, n: [i.GrowImage(site.ref(n), 96 * MiB)],
+        lambda site, n: {f"one-{n}": ["0", "1"]},
+        remove,
     ),
     "restore": Case(
         snapped,
@@ -177,7 +209,7 @@ CASES = {
         lambda site, n: {f"one-{n}": ["0", "1"]},
         remove,
     ),
-}  # fmt: skip
+}
 GIVEN_UP = ("mkfs", "clone of an image", "clone for a disk", "restore")
 """Which oned does not repeat: it deletes what they were to make, or goes on with what there was."""
 REVERTS = ("snap_revert", "snap_flatten")
@@ -241,14 +273,24 @@ def test_killed_at_every_point_leaves_nothing_and_converges(site: Site, name: st
     first = next(numbers)
     passed = points(site, CASES[name])
     assert passed
-    runs = [(at, again) for at in range(1, len(passed) + 1) for again in ((True, False) if name in GIVEN_UP else (True,))]
+    runs = [
+        (at, again)
+        for at in range(1, len(passed) + 1)
+        for again in ((True, False) if name in GIVEN_UP else (True,))
+    ]
     if not ALL:
         # Each point once: what may be given up is, at every other point.
         runs = [(at, again) for at, again in runs if name not in GIVEN_UP or again == bool(at % 2)]
     before = standing(site, CASES[name], len(runs))
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = list(pool.map(lambda number, one: killed(site, name, number, one[0], one[1], passed), before, runs))
-    wrong = [f"{'repeated' if again else 'given up'} after {at} {passed[at - 1]}: {what}" for (at, again), what in zip(runs, found) if what]
+        found = list(
+            pool.map(lambda number, one: killed(site, name, number, one[0], one[1], passed), before, runs)
+        )
+    wrong = [
+        f"{'repeated' if again else 'given up'} after {at} {passed[at - 1]}: {what}"
+        for (at, again), what in zip(runs, found)
+        if what
+    ]
     assert not wrong, "\n".join(wrong)
     assert site.held_after(WATCH_S + 50) == {}
     assert [found for found in site.names() if int(found.split("-")[1].split(".")[0]) >= first] == []
@@ -258,7 +300,9 @@ def test_killed_at_every_point_leaves_nothing_and_converges(site: Site, name: st
 
 
 class Layered(NamedTuple):
-    """A disk of four layers over an image on Ceph, the second of which is to go; each holds a pattern of its own."""
+    """A disk of four layers over an image on Ceph, the second of which is to go; each holds a pattern of its
+    own.
+    """
 
     world: World
     number: int
@@ -270,11 +314,15 @@ class Layered(NamedTuple):
         found, number = World(top), next(numbers)
         disk, image = found.disk(), site.make(number, 16 * MiB)
         (lent,) = site.on(i.LendContent(image))
-        create = s.CreateRemote(disk, image._replace(generation=lent["generation"]), 0, OVERLAY_OPTIONS, lent["snapshot"])
+        create = s.CreateRemote(
+            disk, image._replace(generation=lent["generation"]), 0, OVERLAY_OPTIONS, lent["snapshot"]
+        )
         found.on(s.PrepareVm(disk.vm, disk.vm_dir), create)
         for number_of in (1, 2, 3):
             qemu_io(os.path.realpath(disk.path), "qcow2", f"write -P {number_of} {number_of + 1}M 64k")
-            found.on(s.AddLayer(disk, number_of, number_of - 1, "qcow2"), s.ActivateLayer(disk, number_of, "qcow2"))
+            found.on(
+                s.AddLayer(disk, number_of, number_of - 1, "qcow2"), s.ActivateLayer(disk, number_of, "qcow2")
+            )
         return cls(found, number, layers.backing_of(f"{disk.path}.snap/0")[0])
 
     def layer(self, number: int) -> str:
@@ -293,11 +341,18 @@ class Layered(NamedTuple):
     def wrong(self, site: Site) -> str:
         """Return what is not as it is to be after the layer is gone; remove the disk and the image."""
         disk = self.world.disk()
-        found = {number: layers.backing_of(self.layer(number))[0] for number in layers.numbered(f"{disk.path}.snap")}
+        found = {
+            number: layers.backing_of(self.layer(number))[0]
+            for number in layers.numbered(f"{disk.path}.snap")
+        }
         if found != {0: self.named, 2: "0", 3: "2"}:
             return f"layers {found}"
         patterns = ((0xA1, 1), (1, 2), (2, 3), (3, 4))
-        qemu_io(os.path.realpath(disk.path), "qcow2", *(f"read -P {pattern} {at}M 64k" for pattern, at in patterns))
+        qemu_io(
+            os.path.realpath(disk.path),
+            "qcow2",
+            *(f"read -P {pattern} {at}M 64k" for pattern, at in patterns),
+        )
         site.on(s.RemoveVm(disk.vm, disk.vm_dir), i.RemoveImage(site.ref(self.number)))
         left = [*self.world.leftovers(), *there(site, self.number)]
         return f"left: {left}" if left else ""
@@ -336,7 +391,11 @@ def test_what_is_open_and_does_not_say_who_reads_it_is_left_as_it_is(site: Site,
     laid.as_qemu_leaves_it()
     before = {number: layers.backing_of(laid.layer(number)) for number in range(4)}
     done = laid.delete(copy=True)
-    assert done.returncode == 1 and b"which does not say as whom one/one-" in done.stderr and b"SS003" in done.stderr
+    assert (
+        done.returncode == 1
+        and b"which does not say as whom one/one-" in done.stderr
+        and b"SS003" in done.stderr
+    )
     assert {number: layers.backing_of(laid.layer(number)) for number in range(4)} == before
     disk = laid.world.disk()
     site.on(s.RemoveVm(disk.vm, disk.vm_dir), i.RemoveImage(site.ref(laid.number)))

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `dir` store on a file system that is really shared: CephFS, mounted by the front-end and each host for itself.
+"""The `dir` store on a file system that is really shared: CephFS, mounted by the front-end and each host for
+itself.
 
-What only shows here, a bind mount having one kernel's caches and locks: what one machine publishes is what another
-reads, locks hold between machines and end with their holder, and libvirt does not take the place for a local disk.
+What only shows here, a bind mount having one kernel's caches and locks: what one machine publishes is what
+another reads, locks hold between machines and end with their holder, and libvirt does not take the place for
+a local disk.
 """
 
 from __future__ import annotations
@@ -40,11 +42,15 @@ DISKS: List[Kind] = [
     ("full", "qcow2", False, {"SEMISHARED_LOCAL": "copy"}),
 ]
 SOME = [DISKS[0], DISKS[3], DISKS[4]]
-"""In place, beside the image and on the host, in either format: with `make test` tests/system has the others, without CephFS."""
+"""In place, beside the image and on the host, in either format: with `make test` tests/system has the others,
+without CephFS.
+"""
 
 
 def left_over(cloud: Cloud, *options: str) -> set[str]:
-    """Run `semishared gc`; return the kinds of what it found, but for bases of images that were deleted: those are due."""
+    """Run `semishared gc`; return the kinds of what it found, but for bases of images that were deleted:
+    those are due.
+    """
     done = cloud.lab.fe.run([COMMAND, "gc", "--json", "--now", *options], check=False)
     assert done.returncode in (0, 1), done.stderr
     return {finding["kind"] for finding in json.loads(done.stdout)["findings"]} - {"base"}
@@ -52,8 +58,21 @@ def left_over(cloud: Cloud, *options: str) -> set[str]:
 
 def opens(node: Node, path: str, format: str = "raw") -> bool:
     """Tell whether a second program on `node` gets the image for writing."""
-    words = ["timeout", "-k", "1", "10", "qemu-io", "-f", format, "-c", "read 0 512", path]  # a lock may be waited for
-    done = node.run(words, check=False, timeout=180)  # nor does a program end that waits for a dead client's session to
+    words = [
+        "timeout",
+        "-k",
+        "1",
+        "10",
+        "qemu-io",
+        "-f",
+        format,
+        "-c",
+        "read 0 512",
+        path,
+    ]  # a lock may be waited for
+    done = node.run(
+        words, check=False, timeout=180
+    )  # nor does a program end that waits for a dead client's session to
     return done.returncode == 0 and b"lock" not in done.stderr
 
 
@@ -66,7 +85,10 @@ def test_each_machine_has_a_mount_of_its_own(cloud: Cloud) -> None:
 
 def test_locks_hold_between_machines_and_end_with_their_holder(cloud: Cloud) -> None:
     here, there = cloud.lab.hosts
-    take = "import fcntl,sys,time; f=open(sys.argv[1],'a'); fcntl.flock(f, fcntl.LOCK_EX); print(1, flush=True); time.sleep(600)"
+    take = (
+        "import fcntl,sys,time; f=open(sys.argv[1],'a'); fcntl.flock(f, fcntl.LOCK_EX); print(1, "
+        "flush=True); time.sleep(600)"
+    )
     path = f"{STORE_DIR}/lock"
     holder = here.popen(["python3", "-c", take, path], stdout=subprocess.PIPE)
     assert holder.stdout and holder.stdout.readline() == b"1\n"
@@ -95,9 +117,12 @@ def wait_for(condition: Any, seconds: float = 30) -> None:
 
 
 @pytest.mark.parametrize("kinds", [SOME, pytest.param(DISKS, marks=pytest.mark.long)], ids=["some", "all"])
-def test_every_kind_of_disk_through_snapshots_save_as_undeploy_and_migration(cloud: Cloud, os_image: int, kinds: List[Kind]) -> None:
+def test_every_kind_of_disk_through_snapshots_save_as_undeploy_and_migration(
+    cloud: Cloud, os_image: int, kinds: List[Kind]
+) -> None:
     data = [
-        cloud.data_image(name, DATA, persistent=persistent, format=format, **attributes) for name, format, persistent, attributes in kinds
+        cloud.data_image(name, DATA, persistent=persistent, format=format, **attributes)
+        for name, format, persistent, attributes in kinds
     ]
     vm = cloud.deploy("life", [{"IMAGE_ID": str(image)} for image in (os_image, *data)])
     disks = {f"vd{'bcdefg'[number]}": number + 1 for number in range(len(kinds))}
@@ -151,7 +176,9 @@ def test_every_kind_of_disk_through_snapshots_save_as_undeploy_and_migration(clo
 
 
 def test_bases_are_sparse_although_the_store_tells_no_holes(cloud: Cloud, os_image: int) -> None:
-    """Every file looks full on ceph-fuse: what was written as zeros must not become blocks of a host's disk."""
+    """Every file looks full on ceph-fuse: what was written as zeros must not become blocks of a host's
+    disk.
+    """
     image = cloud.data_image("holes", DATA, 256)
     vm = cloud.create("holes", [{"IMAGE_ID": str(image)}])
     cloud.oned.vm_deploy(vm, "h1", 101)
@@ -161,19 +188,30 @@ def test_bases_are_sparse_although_the_store_tells_no_holes(cloud: Cloud, os_ima
     cloud.terminate(vm)
 
 
-@pytest.mark.parametrize("format", [pytest.param("raw", marks=pytest.mark.long), "qcow2"])  # the file is hashed, whatever is in it
+@pytest.mark.parametrize(
+    "format", [pytest.param("raw", marks=pytest.mark.long), "qcow2"]
+)  # the file is hashed, whatever is in it
 def test_one_image_cloned_at_once_by_two_hosts_is_one_generation(cloud: Cloud, format: str) -> None:
     """Both hosts are cold and hash the image; store clones are made beside it at the same time."""
     image = cloud.data_image(f"both-{format}", DATA, 64, format=format)
     beside = cloud.data_image(f"both-beside-{format}", DATA, format=format, SEMISHARED_PLACE="shared")
-    vms = [cloud.create(f"both-{format}-{number}", [{"IMAGE_ID": str(image)}, {"IMAGE_ID": str(beside)}]) for number in range(4)]
+    vms = [
+        cloud.create(f"both-{format}-{number}", [{"IMAGE_ID": str(image)}, {"IMAGE_ID": str(beside)}])
+        for number in range(4)
+    ]
     with ThreadPoolExecutor(len(vms)) as pool:
         list(pool.map(lambda vm, host: cloud.oned.vm_deploy(vm, host, 101), vms, ["h1", "h2"] * 2))
     names = set()
     for host in cloud.lab.hosts:
-        names |= {path.name for path in host.path(f"{DATASTORES}/.semishared/bases").glob(f"{STORE}-{image}-*")}
+        names |= {
+            path.name for path in host.path(f"{DATASTORES}/.semishared/bases").glob(f"{STORE}-{image}-*")
+        }
     assert len(names) == 1, names
-    header = json.loads(cloud.lab.fe.path(f"{STORE_DIR}/.semishared/{Path(cloud.source(image)).name}/generation.json").read_text())
+    header = json.loads(
+        cloud.lab.fe.path(
+            f"{STORE_DIR}/.semishared/{Path(cloud.source(image)).name}/generation.json"
+        ).read_text()
+    )
     assert names == {f"{STORE}-{image}-{header['generation']}"}
     for number, vm in enumerate(vms):
         host = cloud.lab.hosts[number % 2]
@@ -193,20 +231,26 @@ def test_what_one_machine_ends_no_other_takes_for_current(cloud: Cloud, os_image
     hosts = ["h1", "h2"]
     for turn in range(2):
         cloud.oned.image_persistent(image, True)
-        vm = cloud.deploy(f"flip-{turn}", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}], host=hosts[turn % 2])
+        vm = cloud.deploy(
+            f"flip-{turn}", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}], host=hosts[turn % 2]
+        )
         cloud.guest(vm).write("vdb", f"turn-{turn}", 0, KIB)
         cloud.terminate(vm)
         cloud.oned.image_persistent(image, False)
         for host in cloud.lab.hosts:
             vm = cloud.create(f"flop-{turn}", [{"IMAGE_ID": str(image)}])
             cloud.oned.vm_deploy(vm, host.name, 101)
-            assert cloud.read(f"{cloud.vm_dir(vm)}/disk.0", "qcow2", KIB << 10, node=host) == content(f"turn-{turn}", 0, KIB)
+            assert cloud.read(f"{cloud.vm_dir(vm)}/disk.0", "qcow2", KIB << 10, node=host) == content(
+                f"turn-{turn}", 0, KIB
+            )
             cloud.terminate(vm)
     cloud.oned.image_delete(image)
     assert cloud.leftovers() == []
 
 
-def test_a_disk_in_use_is_locked_for_other_hosts_until_its_qemu_or_its_host_is_gone(cloud: Cloud, os_image: int) -> None:
+def test_a_disk_in_use_is_locked_for_other_hosts_until_its_qemu_or_its_host_is_gone(
+    cloud: Cloud, os_image: int
+) -> None:
     here, there = cloud.lab.hosts
     image = cloud.data_image("held", DATA, persistent=True)
     vm = cloud.deploy("held", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}])
@@ -218,7 +262,8 @@ def test_a_disk_in_use_is_locked_for_other_hosts_until_its_qemu_or_its_host_is_g
     cloud.oned.vm_recover(vm, "delete")
     cloud.oned.image_enable(image)
 
-    # A host without power: nobody says so to the file system, and its locks stay until its client is shut out.
+    # A host without power: nobody says so to the file system, and its locks stay until its client is shut
+    # out.
     vm = cloud.deploy("held-2", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}])
     cloud.guest(vm).write("vdb", "last", 2048, 64)
     here.kill()
@@ -267,7 +312,9 @@ def test_store_that_is_not_mounted_on_one_host_is_named(cloud: Cloud) -> None:
 
 
 def test_uploads_clones_and_what_killed_ones_leave(cloud: Cloud) -> None:
-    """Staged files of a killed upload are found and removed from the front-end, which alone knows that nobody holds them."""
+    """Staged files of a killed upload are found and removed from the front-end, which alone knows that nobody
+    holds them.
+    """
     first = cloud.data_image("first", DATA, format="qcow2")
     second = cloud.oned.image_clone(first, "second")
     blank = cloud.oned.image_create(STORE, "blank", size=16, type="DATABLOCK", format="raw", prefix="vd")

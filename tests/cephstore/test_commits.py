@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commits to images on Ceph, beyond what every kind of store does (tests/store/diff_cases.py): hosts that are cut off, locks."""
+"""Commits to images on Ceph, beyond what every kind of store does (tests/store/diff_cases.py): hosts that are
+cut off, locks.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from tools.test_commits import points, stopped
 
 
 @pytest.mark.parametrize("where", ["change noted", "commit written"])
-def test_a_host_that_was_cut_off_writes_no_more(where: str, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_was_cut_off_writes_no_more(
+    where: str, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = RbdBench(site)
     at = points(lent(bench, tmp_path, 6), tmp_path / "trace").index(where) + 1
     it = lent(bench, tmp_path)
@@ -74,7 +78,9 @@ def test_an_image_that_cannot_be_locked_is_not_claimed(site: Site, tmp_path: Pat
     bench = RbdBench(site)
     it = lent(bench, tmp_path)
     made = ref(bench, 8)
-    site.rbd.create(site.ioctx, made.source.split("/")[1], 16 << 20, old_format=False, features=rbd.RBD_FEATURE_LAYERING)
+    site.rbd.create(
+        site.ioctx, made.source.split("/")[1], 16 << 20, old_format=False, features=rbd.RBD_FEATURE_LAYERING
+    )
     with pytest.raises(NotSupported, match="exclusive-lock"):
         of(bench).claim(made, it.owner)
 
@@ -108,6 +114,9 @@ def test_an_image_that_a_guest_has_open_is_neither_claimed_nor_committed_to(
     it = lent(bench, tmp_path)
     monkeypatch.setattr(rbd_image, "WATCH_S", 0)
     with bench.writing(it.image.source):
-        for ask in (lambda: of(bench).claim(it.image, it.owner), lambda: of(bench).commit(it.image, it.owner, it.diff)):
+        for ask in (
+            lambda: of(bench).claim(it.image, it.owner),
+            lambda: of(bench).commit(it.image, it.owner, it.diff),
+        ):
             with pytest.raises(ImageInUse):
                 ask()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images on a real Ceph cluster: bases streamed from them, sessions that end generations, clones, snapshots, and their ends."""
+"""Images on a real Ceph cluster: bases streamed from them, sessions that end generations, clones, snapshots,
+and their ends.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ if TYPE_CHECKING:
 @pytest.fixture(params=["v1", "v2"])
 def clones(request: pytest.FixtureRequest, site: Site) -> Iterator[str]:
     """Clones of protected snapshots (clients before Mimic are allowed), and of any."""
-    site.command("osd set-require-min-compat-client", version="mimic" if request.param == "v2" else "luminous")
+    site.command(
+        "osd set-require-min-compat-client", version="mimic" if request.param == "v2" else "luminous"
+    )
     yield request.param
 
 
@@ -43,7 +47,11 @@ def overlay(site: Site, world: World, image: s.ImageRef, vm: int) -> tuple[str, 
     """Do what tm/clone does for a local disk."""
     generation = site.base(world, image)
     moved, disk, pinned = site.moved, world.disk(vm), image._replace(generation=generation)
-    site.on(s.StageBase(str(world.root), pinned), s.PrepareVm(disk.vm, disk.vm_dir), s.CreateOverlay(disk, pinned, 0, ""))
+    site.on(
+        s.StageBase(str(world.root), pinned),
+        s.PrepareVm(disk.vm, disk.vm_dir),
+        s.CreateOverlay(disk, pinned, 0, ""),
+    )
     site.moved = moved
     return generation, Path(disk.path)
 
@@ -100,7 +108,9 @@ def remote(site: Site, world: World, image: s.ImageRef, vm: int) -> tuple[str, P
     return lent["snapshot"], Path(disk.path)
 
 
-def test_disk_over_a_content_that_nobody_has_hashed_reads_on_when_that_has_a_name(site: Site, world: World) -> None:
+def test_disk_over_a_content_that_nobody_has_hashed_reads_on_when_that_has_a_name(
+    site: Site, world: World
+) -> None:
     import rbd
 
     image = site.make()
@@ -173,7 +183,9 @@ def test_content_that_comes_back_is_the_same_generation_and_the_same_base(site: 
 
 
 def test_flips_never_lose_a_write_and_never_serve_a_stale_base(site: Site, world: World, clones: str) -> None:
-    """one#6207: persistent, not persistent, persistent again, with a leftover of the stock driver's as well."""
+    """one#6207: persistent, not persistent, persistent again, with a leftover of the stock driver's as
+    well.
+    """
     image = site.make()
     for round in range(3):
         pattern = 0xB0 + round
@@ -253,7 +265,9 @@ def test_full_copy_is_verified_and_comes_from_the_base_if_that_is_here(site: Sit
     assert site.moved["store_read"] == 8 * MiB
     generation = site.base(world, image)
     disk = world.disk(6)
-    site.on(s.PrepareVm(disk.vm, disk.vm_dir), s.CopyImage(disk, image._replace(generation=generation), 100 * MiB))
+    site.on(
+        s.PrepareVm(disk.vm, disk.vm_dir), s.CopyImage(disk, image._replace(generation=generation), 100 * MiB)
+    )
     assert "store_read" not in site.moved
     assert Path(disk.path).stat().st_size == 100 * MiB
 
@@ -270,7 +284,9 @@ def test_clone_on_the_store_is_named_as_stock_names_it_and_leaves_nothing(site: 
     site.write("one-7-23-1", MiB, b"\x55" * 4096)
     assert site.read("one-7", MiB, 4096) == b"\xa1" * 4096
     site.on(i.CloneStored(image, "one/one-7-23-1", 128 * MiB))
-    assert site.read("one-7-23-1", MiB, 4096) == b"\xa1" * 4096, "made anew: what was there belonged to an action given up"
+    assert site.read("one-7-23-1", MiB, 4096) == b"\xa1" * 4096, (
+        "made anew: what was there belonged to an action given up"
+    )
     assert site.size("one-7-23-1") == 128 * MiB
     site.on(i.RemoveImage(site.ref(7, "one/one-7-23-1")))
     site.on(i.RemoveImage(site.ref(7, "one/one-7-23-1")))
@@ -279,16 +295,25 @@ def test_clone_on_the_store_is_named_as_stock_names_it_and_leaves_nothing(site: 
     assert (site.snapshots("one-7"), site.trashed("one-7")) == ([], 0)
 
 
-@pytest.mark.fault(46, "what was planned before a VM was made anew changes nothing of its clone in a pool, whichever host it was for")
+@pytest.mark.fault(
+    46,
+    "what was planned before a VM was made anew changes nothing of its clone in a pool, whichever "
+    "host it was for",
+)
 def test_late_steps_leave_the_clone_of_a_vm_that_was_made_anew(site: Site) -> None:
     image, clone = site.make(), "one/one-7-23-1"
     made = site.ref(7, clone)
     site.on(i.CloneStored(image, clone, 0), i.KeepSnapshot(made, 0), seq=1)
     site.write("one-7-23-1", MiB, b"\x55" * 4096)
     late = (
-        i.CloneStored(image, clone, 0), i.RemoveImage(made), i.RevertImage(made, 0), i.ForgetSnapshot(made, 0), i.KeepSnapshot(made, 1),
-        i.GrowImage(made, 128 * MiB), i.BeginChange(made, 0),
-    )  # fmt: skip
+        i.CloneStored(image, clone, 0),
+        i.RemoveImage(made),
+        i.RevertImage(made, 0),
+        i.ForgetSnapshot(made, 0),
+        i.KeepSnapshot(made, 1),
+        i.GrowImage(made, 128 * MiB),
+        i.BeginChange(made, 0),
+    )
     for step in late:
         with pytest.raises(LateAction, match="was made at SEQ 1 of its VM's history, and this is of SEQ 0"):
             site.on(step, seq=0)
@@ -298,7 +323,9 @@ def test_late_steps_leave_the_clone_of_a_vm_that_was_made_anew(site: Site) -> No
     assert site.names() == ["one-7"]
 
 
-@pytest.mark.fault(47, "the undo of a clone in a pool takes back the one that it has made, not what has its name by then")
+@pytest.mark.fault(
+    47, "the undo of a clone in a pool takes back the one that it has made, not what has its name by then"
+)
 def test_undo_of_a_clone_leaves_the_one_that_has_its_name_by_then(site: Site) -> None:
     image, clone = site.make(), "one/one-7-23-1"
     (first,) = site.on(i.CloneStored(image, clone, 0))
@@ -312,7 +339,9 @@ def test_undo_of_a_clone_leaves_the_one_that_has_its_name_by_then(site: Site) ->
     assert site.names() == ["one-7"]
 
 
-def test_session_of_an_image_with_an_orphan_clone_still_ends_its_generations(site: Site, world: World, clones: str) -> None:
+def test_session_of_an_image_with_an_orphan_clone_still_ends_its_generations(
+    site: Site, world: World, clones: str
+) -> None:
     image = site.make()
     site.on(i.CloneStored(image, "one/one-7-23-1", 0))
     generation = site.base(world, image)
@@ -411,7 +440,9 @@ def test_killed_revert_is_undone_before_anything_else_happens(site: Site) -> Non
     assert site.snapshots("one-7") == ["0"]
 
 
-@pytest.mark.fault(47, "the end, or the undo, of a restore ends its own change of the image, and none that was begun since")
+@pytest.mark.fault(
+    47, "the end, or the undo, of a restore ends its own change of the image, and none that was begun since"
+)
 def test_restore_that_was_overtaken_ends_no_other_change(site: Site) -> None:
     image = site.make()
     site.write("one-7", MiB, b"\xb2" * 65536)
@@ -497,7 +528,11 @@ def test_missing_image_pool_key_and_configuration_are_said(site: Site, world: Wo
         (image._replace(source="one/one-99"), MissingImage, "one/one-99"),
         (image._replace(source="two/one-7"), MissingImage, "pool two"),
         (image._replace(access=access._replace(reader="nobody")), CephRefused, "client.nobody"),
-        (image._replace(access=access._replace(conf="/nowhere/ceph.conf")), CephUnavailable, "/nowhere/ceph.conf"),
+        (
+            image._replace(access=access._replace(conf="/nowhere/ceph.conf")),
+            CephUnavailable,
+            "/nowhere/ceph.conf",
+        ),
     ):
         with pytest.raises(error, match=words):
             site.on(i.SeeImage(changed))
@@ -515,7 +550,9 @@ def test_wrong_key_is_said(site: Site) -> None:
         keyring.write_text(was)
 
 
-def test_cluster_that_is_down_is_an_error_in_bounded_time(ceph: LocalCluster, site: Site, world: World) -> None:
+def test_cluster_that_is_down_is_an_error_in_bounded_time(
+    ceph: LocalCluster, site: Site, world: World
+) -> None:
     import time
 
     image = site.make()
@@ -550,10 +587,16 @@ def test_osd_that_is_down_is_an_error_in_bounded_time(ceph: LocalCluster, site: 
 
 def test_no_secret_is_on_a_command_line_or_in_what_is_said(site: Site, world: World, tmp_path: Path) -> None:
     image = site.make()
-    keys = [path.read_text().split("key = ")[1].strip() for path in Path(site.conf).parent.glob("ceph.client.*.keyring")]
+    keys = [
+        path.read_text().split("key = ")[1].strip()
+        for path in Path(site.conf).parent.glob("ceph.client.*.keyring")
+    ]
     assert len(keys) >= 4
     said = ""
-    for steps in ([i.SeeImage(image._replace(source="one/none"))], [i.SeeImage(image._replace(access=image.access._replace(reader="x")))]):
+    for steps in (
+        [i.SeeImage(image._replace(source="one/none"))],
+        [i.SeeImage(image._replace(access=image.access._replace(reader="x")))],
+    ):
         try:
             site.on(*steps)
         except SemisharedError as e:
@@ -574,7 +617,9 @@ def test_gc_sees_what_is_left_in_the_pool_and_removes_it(site: Site) -> None:
     site.make(8)
     (names,) = site.on(i.ListPool(image.access, "one"))
     pool = gc_pools.Pool("localhost", 105, "one", image.access, tuple(names))
-    known = Known({}, frozenset(), frozenset(), frozenset({"one/one-7"}), past=frozenset({(23, 1, "one/one-7")}))
+    known = Known(
+        {}, frozenset(), frozenset(), frozenset({"one/one-7"}), past=frozenset({(23, 1, "one/one-7")})
+    )
     (looks,) = site.on(i.LookAtImages(image.access, "one", (*gc_pools.suspicious(pool, known), "one-gone")))
     found = list(gc_pools.find(pool, looks, 0, known))
     assert sorted(item.kind for item in found) == ["clone", "staged"], "what somebody else made stays"
@@ -586,7 +631,9 @@ def test_gc_sees_what_is_left_in_the_pool_and_removes_it(site: Site) -> None:
 
 
 def test_gc_removes_snapshots_that_nobody_needs(site: Site, world: World) -> None:
-    """What a killed save-as or change has left, what guests read once, and what clones depended on; no generation."""
+    """What a killed save-as or change has left, what guests read once, and what clones depended on; no
+    generation.
+    """
     import rbd
 
     from semishared.plan import gc_pools
@@ -597,14 +644,22 @@ def test_gc_removes_snapshots_that_nobody_needs(site: Site, world: World) -> Non
     site.on(i.LendContent(image), i.FreezeImage(used), i.LendContent(used))
     (lent,) = [name for name in site.snapshots("one-8") if name != "semishared-new"]
     with rbd.Image(site.ioctx, "one-7") as opened:
-        for name in ("semishared-undo", "semishared-saved", "semishared-old-0a1b2c3d", "semishared-lent-1", "somebody"):
+        for name in (
+            "semishared-undo",
+            "semishared-saved",
+            "semishared-old-0a1b2c3d",
+            "semishared-lent-1",
+            "somebody",
+        ):
             opened.create_snap(name)
         for name in ("semishared-lent-1", "semishared-old-0a1b2c3d"):
             opened.protect_snap(name)
     site.rbd.clone(site.ioctx, "one-7", "semishared-old-0a1b2c3d", site.ioctx, "depends")
     (names,) = site.on(i.ListPool(image.access, "one"))
     pool = gc_pools.Pool("localhost", 105, "one", image.access, tuple(names))
-    known = Known({}, frozenset(), frozenset(), frozenset({"one/one-7", "one/one-8"}), idle=frozenset({"one/one-7"}))
+    known = Known(
+        {}, frozenset(), frozenset(), frozenset({"one/one-7", "one/one-8"}), idle=frozenset({"one/one-7"})
+    )
 
     def left() -> dict[str, bool]:
         (found,) = site.on(i.FindSnapshots(image.access, "one", (*gc_pools.with_snapshots(pool), "one-gone")))
@@ -616,9 +671,14 @@ def test_gc_removes_snapshots_that_nobody_needs(site: Site, world: World) -> Non
                 assert site.on(*item.steps()) == [{"removed": True}]
         return {item.path: bool(item.keep) for item in items}
 
-    passing = {f"one/one-7@semishared-{name}": name.startswith("old") for name in ("undo", "saved", "old-0a1b2c3d", "lent-1")}
+    passing = {
+        f"one/one-7@semishared-{name}": name.startswith("old")
+        for name in ("undo", "saved", "old-0a1b2c3d", "lent-1")
+    }
     assert left() == passing
-    assert site.snapshots("one-7") == sorted([f"semishared-{generation}", "semishared-old-0a1b2c3d", "somebody"])
+    assert site.snapshots("one-7") == sorted(
+        [f"semishared-{generation}", "semishared-old-0a1b2c3d", "somebody"]
+    )
     assert site.snapshots("one-8") == sorted(["semishared-new", lent]), "a VM has the image"
     with rbd.Image(site.ioctx, "depends") as opened:
         opened.flatten()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`semishared plan ACTION` of disks on a real Ceph cluster: it says what the action would do, and nothing changes anywhere."""
+"""`semishared plan ACTION` of disks on a real Ceph cluster: it says what the action would do, and nothing
+changes anywhere.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +34,21 @@ class CephSite:
     def __init__(self, ceph: Site, one: ActionSite) -> None:
         self.ceph, self.one = ceph, one
         one.oned.datastore_create(
-            f'NAME="ceph" TYPE="IMAGE_DS" DS_MAD="semishared" TM_MAD="semishared" DISK_TYPE="RBD" POOL_NAME="{POOL}" CEPH_USER="{USER}" '
-            f'CEPH_SECRET="{SECRET}" CEPH_CONF="{ceph.conf}" SEMISHARED_CEPH_READER="{READER}" SEMISHARED_CEPH_BRIDGE_USER="{BRIDGE}"',
+            f'NAME="ceph" TYPE="IMAGE_DS" DS_MAD="semishared" TM_MAD="semishared" DISK_TYPE="RBD" '
+            f'POOL_NAME="{POOL}" CEPH_USER="{USER}" '
+            f'CEPH_SECRET="{SECRET}" CEPH_CONF="{ceph.conf}" SEMISHARED_CEPH_READER="{READER}" '
+            f'SEMISHARED_CEPH_BRIDGE_USER="{BRIDGE}"',
             STORE,
-        )  # fmt: skip
+        )
 
     def image(self, persistent: bool = False, **attributes: str) -> int:
         """Have an image of 8 MiB on the cluster, as somebody else has made it; return its id."""
         number, known = len(self.one.oned.images), self.one.oned.datastore(STORE)
         source = self.ceph.make(number, size=8 << 20).source
         template: Template = {"DEV_PREFIX": "vd", **attributes}
-        held = objects.Image(number, "image", 0, persistent, STORE, known.name, template, source=source, format="raw", size=8)
+        held = objects.Image(
+            number, "image", 0, persistent, STORE, known.name, template, source=source, format="raw", size=8
+        )
         held.disk_type = known.disk_type
         held.set_state(Img.READY)
         self.one.oned.images[number] = held
@@ -55,16 +61,26 @@ class CephSite:
         return [f"fe:{self.one.oned.image(image).source}", f"{HERE}:{self.one.disk(vm)}", str(vm), str(STORE)]
 
     def state(self) -> Any:
-        """Return all there is, on this machine and in the pool: names, hashes, snapshots, who watches or locks, metadata."""
+        """Return all there is, on this machine and in the pool: names, hashes, snapshots, who watches or
+        locks, metadata.
+        """
         pool = {}
         for name in self.ceph.names():
             with rbd.Image(self.ceph.ioctx, name, read_only=True) as image:
                 pool[name] = (
-                    self.ceph.content(name), image.size(), image.list_lockers(), sorted(image.metadata_list()),
+                    self.ceph.content(name),
+                    image.size(),
+                    image.list_lockers(),
+                    sorted(image.metadata_list()),
                     sorted((found["id"], found["name"], found["size"]) for found in image.list_snaps()),
                     self.ceph.parent(name),
-                )  # fmt: skip
-        return things(self.one.location), pool, self.ceph.busy(), sorted(item["id"] for item in self.ceph.rbd.trash_list(self.ceph.ioctx))
+                )
+        return (
+            things(self.one.location),
+            pool,
+            self.ceph.busy(),
+            sorted(item["id"] for item in self.ceph.rbd.trash_list(self.ceph.ioctx)),
+        )
 
 
 @pytest.fixture
@@ -198,10 +214,14 @@ def grown(cloud: CephSite) -> Words:
 
 Image = Dict[str, Any]
 DATASTORE: Dict[str, Tuple[Callable[[CephSite], Image], List[str]]] = {}
-"""By action of datastores: what leads to it, and returns what oned says of the image; the steps that are said to follow."""
+"""By action of datastores: what leads to it, and returns what oned says of the image; the steps that are said
+to follow.
+"""
 
 
-def of_datastore(action: str, *steps: str) -> Callable[[Callable[[CephSite], Image]], Callable[[CephSite], Image]]:
+def of_datastore(
+    action: str, *steps: str
+) -> Callable[[Callable[[CephSite], Image]], Callable[[CephSite], Image]]:
     def add(made: Callable[[CephSite], Image]) -> Callable[[CephSite], Image]:
         DATASTORE[action] = made, list(steps)
         return made
@@ -247,24 +267,32 @@ def snapped(cloud: CephSite) -> Image:
 
 
 def _answer(action: str, stdout: str) -> Any:
-    """Return what two answers have in common: Ceph counts what a pool holds some seconds late, so numbers of monitor differ."""
+    """Return what two answers have in common: Ceph counts what a pool holds some seconds late, so numbers of
+    monitor differ.
+    """
     return re.findall(r"^(\w+)=\d+$", stdout, re.MULTILINE) if action == "monitor" else stdout
 
 
 @pytest.mark.parametrize("action", DATASTORE)
-@pytest.mark.fault(21, "`semishared plan` of a datastore action changes nothing in Ceph: no image, byte, snapshot or lock")
+@pytest.mark.fault(
+    21, "`semishared plan` of a datastore action changes nothing in Ceph: no image, byte, snapshot or lock"
+)
 def test_a_rehearsal_of_a_datastore_action_changes_nothing(cloud: CephSite, action: str) -> None:
     made, steps = DATASTORE[action]
     image, base, template = made(cloud), cloud.one.location / str(STORE), {"SAFE_DIRS": str(cloud.one.top)}
     stdin = cloud.ceph.request(base, template=template, **image)
     before = cloud.state()
-    said: Dict[str, Any] = json.loads(cloud.one.cli("plan", "--json", f"datastore/{action}", "7", stdin=stdin).stdout)
+    said: Dict[str, Any] = json.loads(
+        cloud.one.cli("plan", "--json", f"datastore/{action}", "7", stdin=stdin).stdout
+    )
     assert cloud.state() == before
     found = [step["step"] for part in said["plan"] if "answers" not in part for step in part["steps"]]
     assert found + ["..."] * said["open"] == steps
     done = cloud.ceph.run(action, base, template=template, **image)
     assert done.returncode == 0, done.stderr.decode()
-    assert said["open"] or _answer(action, said["stdout"]) == _answer(action, done.stdout.decode().rstrip("\n"))
+    assert said["open"] or _answer(action, said["stdout"]) == _answer(
+        action, done.stdout.decode().rstrip("\n")
+    )
     assert (cloud.state() != before) == bool(steps and action != "export")
 
 
@@ -273,7 +301,10 @@ def test_every_datastore_action_is_rehearsed_here() -> None:
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
-@pytest.mark.fault(21, "`semishared plan` changes nothing on any machine and nothing in Ceph: no image, byte, snapshot or lock")
+@pytest.mark.fault(
+    21,
+    "`semishared plan` changes nothing on any machine and nothing in Ceph: no image, byte, snapshot or lock",
+)
 def test_a_rehearsal_says_the_steps_and_changes_nothing(cloud: CephSite, name: str) -> None:
     made, steps = SITUATIONS[name]
     words = made(cloud)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An image datastore on a real Ceph cluster, hosts behind real ssh: every action for every place a disk can have there."""
+"""An image datastore on a real Ceph cluster, hosts behind real ssh: every action for every place a disk can
+have there.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def deployed(cloud: Cloud, name: str, os_image: int, data: list[int], host: str 
 
 def record(cloud: Cloud, vm: int, disk: int) -> dict[str, Any]:
     node = cloud.lab.node(cloud.oned.vm(vm).last.host.name)
-    found: dict[str, Any] = json.loads(node.path(f"{cloud.vm_dir(vm)}/.semishared/disk.{disk}.json").read_text())
+    found: dict[str, Any] = json.loads(
+        node.path(f"{cloud.vm_dir(vm)}/.semishared/disk.{disk}.json").read_text()
+    )
     return found
 
 
@@ -74,16 +78,23 @@ def in_pool(cloud: Cloud) -> dict[str, list[str]]:
 
 
 def check_nothing_left(cloud: Cloud, *sources: str) -> None:
-    """No directory, lease, clone, staged image, watcher or lock is there; only images, and generations of them."""
+    """No directory, lease, clone, staged image, watcher or lock is there; only images, and generations of
+    them.
+    """
     assert cloud.leftovers() == []
     pool = cloud.lab.ceph.images()
-    known = {image.source.split("/")[1] for image in cloud.oned.images.values() if image.source.startswith("one/")}
+    known = {
+        image.source.split("/")[1] for image in cloud.oned.images.values() if image.source.startswith("one/")
+    }
     assert set(pool) <= known, f"left in the pool: {set(pool) - known}"
     for name, image in pool.items():
         assert not image["watchers"], f"{name}: {image['watchers']}"
         assert not image["lockers"], f"{name}: {image['lockers']}"
         for snap in image["snaps"]:
-            assert snap["name"].isdigit() or len(snap["name"]) == 43 or snap["name"] == "semishared-new", (name, snap)
+            assert snap["name"].isdigit() or len(snap["name"]) == 43 or snap["name"] == "semishared-new", (
+                name,
+                snap,
+            )
 
 
 def test_upload_is_stored_raw_whatever_it_came_as_and_removed_without_a_trace(cloud: Cloud) -> None:
@@ -104,7 +115,9 @@ def test_upload_is_stored_raw_whatever_it_came_as_and_removed_without_a_trace(cl
 
 @pytest.mark.long  # tests/ceph has the same with more places in one VM
 def test_every_place_through_the_life_of_a_vm(cloud: Cloud, os_image: int) -> None:
-    """Deploy, write, snapshot live, save, power off, revert, resize, stop, undeploy, migrate cold, terminate."""
+    """Deploy, write, snapshot live, save, power off, revert, resize, stop, undeploy, migrate cold,
+    terminate.
+    """
     data = images(cloud, "life")
     sources = dict(zip(PLACES, map(cloud.source, data)))
     vm = deployed(cloud, "ceph-life", os_image, data)
@@ -200,7 +213,8 @@ def test_second_vm_of_an_image_reads_nothing_from_ceph(cloud: Cloud, os_image: i
     assert not any("store_read" in said for said in cloud.said("clone")[calls:])
     for vm in (first, second):
         cloud.guest(vm).check("vdb", "base", 0, KIB)
-    # A host without the bases has them from the one that has, or where that is quicker, as it may be with one extent, from the store.
+    # A host without the bases has them from the one that has, or where that is quicker, as it may be with one
+    # extent, from the store.
     calls, before = len(cloud.said("clone")), cloud.lab.ceph.bytes_read()
     third = cloud.deploy("warm-3", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}], host="h2")
     assert cloud.lab.ceph.bytes_read() - before < 256 << 10, "headers, and what there is in that extent"
@@ -216,13 +230,22 @@ def test_staged_image_is_read_once_for_all_hosts(cloud: Cloud) -> None:
     before = cloud.lab.ceph.bytes_read()
     done = cloud.lab.fe.run([COMMAND, "stage", str(image), "--hosts", "h1,h2", "--json"], timeout=120)
     found = json.loads(done.stdout.decode().splitlines()[-1])
-    assert found["complete"] and found["bytes"] == {"stream": 0, "peers": found["bytes"]["peers"], "store": EXTENT, "here": 0}
+    assert found["complete"] and found["bytes"] == {
+        "stream": 0,
+        "peers": found["bytes"]["peers"],
+        "store": EXTENT,
+        "here": 0,
+    }
     assert found["bytes"]["peers"] > 0 and cloud.lab.ceph.bytes_read() - before < EXTENT + (256 << 10)
     for host in cloud.lab.hosts:
-        health = host.run(["/usr/bin/python3", "-I", f"{SCRIPTS}/lib/semishared/host/host_probe.py"], input=b"").stdout.decode()
+        health = host.run(
+            ["/usr/bin/python3", "-I", f"{SCRIPTS}/lib/semishared/host/host_probe.py"], input=b""
+        ).stdout.decode()
         assert 'HEALTH = "OK"' in health, "a store that is mounted nowhere is not missed"
     # Written to behind our back: nobody knows what it is, until one host has read it.
-    cloud.lab.ceph.rbd("bench", "--io-type", "write", "--io-total", "1M", "--io-size", "1M", cloud.source(image))
+    cloud.lab.ceph.rbd(
+        "bench", "--io-type", "write", "--io-total", "1M", "--io-size", "1M", cloud.source(image)
+    )
     again = cloud.lab.fe.run([COMMAND, "stage", str(image), "--hosts", "h1,h2", "--json"], timeout=120)
     other = json.loads(again.stdout.decode().splitlines()[-1])
     assert other["complete"] and other["images"] != found["images"] and other["bytes"]["store"] == EXTENT
@@ -232,13 +255,18 @@ def test_staged_image_is_read_once_for_all_hosts(cloud: Cloud) -> None:
 def test_images_with_much_in_common_are_read_as_if_they_were_one(cloud: Cloud) -> None:
     """Nobody has a base of them: what they have in common is known by the manifests in their metadata."""
     common = random.Random(1).randbytes(3 * EXTENT)
-    numbers = [cloud.data_image(f"alike-{seed}", common + random.Random(seed).randbytes(EXTENT), 64, store=RBD_STORE) for seed in (2, 3)]
+    numbers = [
+        cloud.data_image(f"alike-{seed}", common + random.Random(seed).randbytes(EXTENT), 64, store=RBD_STORE)
+        for seed in (2, 3)
+    ]
     words = [f"{image}@h{place}" for place, image in enumerate(numbers, 1)]
     before = cloud.lab.ceph.bytes_read()
     done = cloud.lab.fe.run([COMMAND, "stage", *words, "--json"], timeout=120)
     found = json.loads(done.stdout.decode().splitlines()[-1])
     assert found["complete"] and (found["common"], found["unique"]) == (3 * EXTENT, 2 * EXTENT)
-    assert found["bytes"]["store"] == 5 * EXTENT and cloud.lab.ceph.bytes_read() - before < 5 * EXTENT + (512 << 10)
+    assert found["bytes"]["store"] == 5 * EXTENT and cloud.lab.ceph.bytes_read() - before < 5 * EXTENT + (
+        512 << 10
+    )
     for image in numbers:
         cloud.oned.image_delete(image)
 
@@ -273,7 +301,9 @@ def test_flips_of_persistent_lose_nothing_and_serve_nothing_stale(cloud: Cloud, 
         cloud.guest(vm).write("vdb", "gone", 0, KIB)
         cloud.terminate(vm)
         cloud.oned.image_persistent(image, True)
-        vm = cloud.deploy(f"flip-p-{round}", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}], host=f"h{round + 1}")
+        vm = cloud.deploy(
+            f"flip-p-{round}", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}], host=f"h{round + 1}"
+        )
         cloud.guest(vm).check("vdb", f"p{round - 1}" if round else "base", 0, KIB)
         cloud.guest(vm).write("vdb", f"p{round}", 0, KIB)
         cloud.terminate(vm)
@@ -284,7 +314,9 @@ def test_flips_of_persistent_lose_nothing_and_serve_nothing_stale(cloud: Cloud, 
 
 
 def test_bridge_list_host_does_what_the_front_end_cannot(cloud: Cloud, os_image: int) -> None:
-    """With BRIDGE_LIST the front-end needs no key: uploads cross to the bridge and nothing is staged there."""
+    """With BRIDGE_LIST the front-end needs no key: uploads cross to the bridge and nothing is staged
+    there.
+    """
     lab = cloud.lab
     from lab.ceph import BRIDGE
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands and their output in a page: blocks fenced by ```console, `user@fe$ command` (or #), `> ` more of it, output.
+"""Commands and their output in a page: blocks fenced by ```console, `user@fe$ command` (or #), `> ` more of
+it, output.
 
 `<!-- run: OTHER -->` runs the blocks of another page there, in the state that is reached.
 """
@@ -33,8 +34,12 @@ class Command:
         return [f"{self.user}@fe{self.prompt} {first}", *(f"> {line}" for line in more), *self.output]
 
 
-def rewrite(page: Path, execute: Callable[[Command], List[str]], changed: Callable[[Path, str], None]) -> None:
-    """Execute all commands of `page` in order, and hand it over with their real output in the place of the old."""
+def rewrite(
+    page: Path, execute: Callable[[Command], List[str]], changed: Callable[[Path, str], None]
+) -> None:
+    """Execute all commands of `page` in order, and hand it over with their real output in the place of the
+    old.
+    """
     lines: List[str] = []
     block: "List[Command] | None" = None
     for line in page.read_text().splitlines():
@@ -64,15 +69,21 @@ def rewrite(page: Path, execute: Callable[[Command], List[str]], changed: Callab
 
 
 VARIABLE = (
-    (re.compile(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"), "UUID"), (re.compile(r"\d{8}-\d{6}"), "DATE"),
-    (re.compile(r"\b[0-9a-f]{8}\b"), "HASH"), (re.compile(r"\b[0-9a-f]{32,}\b"), "HASH"),
-    (re.compile(r"\d+(\.\d+)? ([KMGT]i)?B\b"), "SIZE"), (re.compile(r"\b\d+(\.\d+){1,2}\b"), "VERSION"),
-    (re.compile(r"\b(bytes|needed =) \d+\b"), "SIZE"), (re.compile(r" +"), " "),
-)  # fmt: skip
+    (re.compile(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"), "UUID"),
+    (re.compile(r"\d{8}-\d{6}"), "DATE"),
+    (re.compile(r"\b[0-9a-f]{8}\b"), "HASH"),
+    (re.compile(r"\b[0-9a-f]{32,}\b"), "HASH"),
+    (re.compile(r"\d+(\.\d+)? ([KMGT]i)?B\b"), "SIZE"),
+    (re.compile(r"\b\d+(\.\d+){1,2}\b"), "VERSION"),
+    (re.compile(r"\b(bytes|needed =) \d+\b"), "SIZE"),
+    (re.compile(r" +"), " "),
+)
 
 
 def comparable(text: str) -> str:
-    """Return a page without what differs from run to run: hashes, sizes, versions, dates, the widths of columns."""
+    """Return a page without what differs from run to run: hashes, sizes, versions, dates, the widths of
+    columns.
+    """
     for pattern, word in VARIABLE:
         text = pattern.sub(word, text)
     return text

@@ -58,7 +58,11 @@ def test_tutorial() -> None:
                     assert words[1] == "PATH=$PATH:/var/lib/one/remotes/lib/semishared"
                     return []
                 done = lab.fe.run(
-                    ["sh", "-c", command.text], user=command.user, cwd=HOMES[command.user], env={"PATH": path[0]}, check=False
+                    ["sh", "-c", command.text],
+                    user=command.user,
+                    cwd=HOMES[command.user],
+                    env={"PATH": path[0]},
+                    check=False,
                 )
                 assert not done.stderr, (command.text, done.stderr)
                 assert done.returncode == 0, (command.text, done.stdout)
@@ -67,11 +71,15 @@ def test_tutorial() -> None:
             rewrite(DOCS / "tutorial" / "first-vm.md", execute, pages.__setitem__)
             assert cloud.leftovers() == []
             data = next(image for image in oned.images.values() if image.name == "data")
-            assert cloud.read(data.source, "raw", 4096)[:4096] != bytes(4096), "what the guest wrote is in the image"
+            assert cloud.read(data.source, "raw", 4096)[:4096] != bytes(4096), (
+                "what the guest wrote is in the image"
+            )
     for page, text in pages.items():
         if os.environ.get("REGENERATE") and comparable(page.read_text()) != comparable(text):
             page.write_text(text)
-        assert comparable(page.read_text()) == comparable(text), f"{page}: REGENERATE=1 writes what was printed"
+        assert comparable(page.read_text()) == comparable(text), (
+            f"{page}: REGENERATE=1 writes what was printed"
+        )
 
 
 def at_work(cloud: Cloud) -> None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest with QEMU's own guest agent, on Debian's kernel: it writes to a file system of its own, and writes nothing out by itself."""
+"""A guest with QEMU's own guest agent, on Debian's kernel: it writes to a file system of its own, and writes
+nothing out by itself.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ while echo "$number" >/mnt/count; do
 done
 """
 DEVICES = (
-    "<channel type='unix'><source mode='bind'/><target type='virtio' name='org.qemu.guest_agent.0'/></channel>"
+    "<channel type='unix'><source mode='bind'/><target type='virtio' "
+    "name='org.qemu.guest_agent.0'/></channel>"
     "<serial type='file'><source path='/var/tmp/guest.log'/><target port='0'/></serial>"
 )
 COMMAND_LINE = f"console=ttyS0 quiet loglevel=0 panic=1 audit=0 {initramfs.QUICK}"

@@ -87,7 +87,16 @@ def build(rig: Rig) -> None:
     shutil.rmtree(rig.store(".semishared/.uploads"))
     rig.store("kernel").write_bytes(KERNEL)
     (rig.top / "in/backup.raw").write_bytes(RESTORED)
-    words = ["qemu-img", "convert", "-f", "raw", "-O", "qcow2", str(rig.top / "in/backup.raw"), str(rig.top / "in/backup.qcow2")]
+    words = [
+        "qemu-img",
+        "convert",
+        "-f",
+        "raw",
+        "-O",
+        "qcow2",
+        str(rig.top / "in/backup.raw"),
+        str(rig.top / "in/backup.qcow2"),
+    ]
     subprocess.run(words, check=True)
     (rig.top / "in/image.gz").write_bytes(gzip.compress(RAW.content, 1))
     rig.save("base")
@@ -104,12 +113,14 @@ def from_image(rig: Rig, path: str, vm: int = VM, disk: str = "disk.0", machine:
     return args.FromImage.parse([f"fe:{path}", f"{machine}:{rig.inside(f'101/{vm}/{disk}')}", str(vm), "100"])
 
 
-def facts(image: Stored, size: int = 8, readonly: bool = False, **attributes: str) -> Tuple[Disk, Image, Datastore]:
+def facts(
+    image: Stored, size: int = 8, readonly: bool = False, **attributes: str
+) -> Tuple[Disk, Image, Datastore]:
     """Return what oned says of a disk of `size` MiB from an image of 8 MiB."""
     extra = "".join(f"<{name}>{value}</{name}>" for name, value in attributes.items())
-    disk = f"<DISK><DISK_ID>0</DISK_ID><IMAGE_ID>{image.id}</IMAGE_ID><SIZE>{size}</SIZE><ORIGINAL_SIZE>8</ORIGINAL_SIZE>"
+    disk = f"<DISK><DISK_ID>0</DISK_ID><IMAGE_ID>{image.id}</IMAGE_ID><SIZE>{size}</SIZE><ORIGINAL_SIZE>8</ORIGINAL_SIZE>"  # noqa: E501
     disk += f"<READONLY>{'YES' if readonly else 'NO'}</READONLY></DISK>"
-    text = f"<IMAGE><ID>{image.id}</ID><PERSISTENT>{int(image.persistent)}</PERSISTENT><FORMAT>{image.format}</FORMAT>"
+    text = f"<IMAGE><ID>{image.id}</ID><PERSISTENT>{int(image.persistent)}</PERSISTENT><FORMAT>{image.format}</FORMAT>"  # noqa: E501
     return (
         Disk(ElementTree.fromstring(disk)),
         Image.parse(f"{text}<TEMPLATE>{extra}</TEMPLATE></IMAGE>"),
@@ -118,7 +129,9 @@ def facts(image: Stored, size: int = 8, readonly: bool = False, **attributes: st
 
 
 def first(plan: Plan) -> List[s.Step]:
-    """Return the steps of a plan's first message; of these plans it is the only one. oned knows nothing of the system datastore."""
+    """Return the steps of a plan's first message; of these plans it is the only one. oned knows nothing of
+    the system datastore.
+    """
     wanted = next(plan)
     if isinstance(wanted, AskOned):
         wanted = plan.send(Datastore.parse("<DATASTORE><ID>101</ID></DATASTORE>"))
@@ -126,7 +139,9 @@ def first(plan: Plan) -> List[s.Step]:
     return list(wanted.steps)
 
 
-def clone_steps(rig: Rig, image: Stored, vm: int = VM, disk: int = 0, machine: str = "a", size: int = 8, **attributes: Any) -> List[s.Step]:
+def clone_steps(
+    rig: Rig, image: Stored, vm: int = VM, disk: int = 0, machine: str = "a", size: int = 8, **attributes: Any
+) -> List[s.Step]:
     request = from_image(rig, source(rig, image), vm, f"disk.{disk}", machine)
     return first(disks.clone(request, *facts(image, size, **attributes), OPTIONS))
 
@@ -139,32 +154,44 @@ def ln_steps(
 
 
 def new_disk(rig: Rig, size: int, format: str, disk: int = 0, fs: str = "") -> List[s.Step]:
-    request = args.NewDisk.parse([str(size), format, f"a:{rig.inside(f'101/{VM}/disk.{disk}')}", str(VM), "101"])
+    request = args.NewDisk.parse(
+        [str(size), format, f"a:{rig.inside(f'101/{VM}/disk.{disk}')}", str(VM), "101"]
+    )
     element = ElementTree.fromstring(f"<DISK><DISK_ID>{disk}</DISK_ID><FS>{fs}</FS></DISK>")
     return first(disks.mkimage(request, Disk(element)))
 
 
 def delete_steps(rig: Rig, what: str, vm: int = VM, store: int = 100) -> List[s.Step]:
-    return first(removals.delete(args.Delete.parse([f"a:{rig.inside(what)}", str(vm), str(store)]), is_here=False))
+    return first(
+        removals.delete(args.Delete.parse([f"a:{rig.inside(what)}", str(vm), str(store)]), is_here=False)
+    )
 
 
 def to_image(rig: Rig, disk: int, path: str) -> args.ToImage:
     return args.ToImage.parse([f"a:{rig.inside(f'101/{VM}/disk.{disk}')}", path, str(VM), "100"])
 
 
-def plan(rig: Rig, machine: str, steps: Iterable[s.Step], environment: Environment, data: bytes = b"") -> List[object]:
+def plan(
+    rig: Rig, machine: str, steps: Iterable[s.Step], environment: Environment, data: bytes = b""
+) -> List[object]:
     """Carry out steps on a machine through the host executor."""
     with rig.sessions(environment), ssh.Session(machine, "test", Config()) as session:
         chunks = [data[at : at + 65536] for at in range(0, len(data), 65536)]
         return session.run(steps, chunks, hashlib.sha256(data).hexdigest() if data else "")
 
 
-MOVED = Vm.parse(f"<VM><ID>{VM}</ID><LCM_STATE>8</LCM_STATE><HISTORY_RECORDS><HISTORY><SEQ>1</SEQ></HISTORY></HISTORY_RECORDS></VM>")
+MOVED = Vm.parse(
+    f"<VM><ID>{VM}</ID><LCM_STATE>8</LCM_STATE><HISTORY_RECORDS><HISTORY><SEQ>1</SEQ></HISTORY></HISTORY_RECORDS></VM>"
+)
 
 
-def move(rig: Rig, machine: str, target: str, environment: Environment, path: str = f"101/{VM}", to: str = "") -> None:
+def move(
+    rig: Rig, machine: str, target: str, environment: Environment, path: str = f"101/{VM}", to: str = ""
+) -> None:
     """Move the VM directory as tm/mv does, on machines without libvirt."""
-    request = args.Move.parse([f"{machine}:{rig.inside(path)}", f"{target}:{rig.inside(to or path)}", str(VM), "101"])
+    request = args.Move.parse(
+        [f"{machine}:{rig.inside(path)}", f"{target}:{rig.inside(to or path)}", str(VM), "101"]
+    )
     planned = moves.steps_of(request, MOVED, machine == "fe", target == "fe")
     assert planned
     action = front.Action("mv", [], Report("mv"))
@@ -183,12 +210,14 @@ def lost_vm(rig: Rig) -> Vm:
     made = [(0, RAW, "YES"), (2, PERSISTENT, "NO"), (4, QCOW2, "YES")]
     disks = "".join(
         f"<DISK><DISK_ID>{disk}</DISK_ID><IMAGE_ID>{image.id}</IMAGE_ID><DATASTORE_ID>100</DATASTORE_ID><CLONE>{clone}</CLONE>"
-        f"<SOURCE>{source(rig, image)}</SOURCE><TM_MAD>semishared</TM_MAD><SIZE>8</SIZE><ORIGINAL_SIZE>8</ORIGINAL_SIZE></DISK>"
+        f"<SOURCE>{source(rig, image)}</SOURCE><TM_MAD>semishared</TM_MAD><SIZE>8</SIZE><ORIGINAL_SIZE>8</ORIGINAL_SIZE></DISK>"  # noqa: E501
         for disk, image, clone in made
     )
     swap = "<DISK><DISK_ID>1</DISK_ID><TYPE>swap</TYPE><SIZE>8</SIZE><TM_MAD>semishared</TM_MAD></DISK>"
     history = "<HISTORY_RECORDS><HISTORY><SEQ>2</SEQ></HISTORY></HISTORY_RECORDS>"
-    return Vm.parse(f"<VM><ID>{VM}</ID><LCM_STATE>60</LCM_STATE><TEMPLATE>{disks}{swap}</TEMPLATE>{history}</VM>")
+    return Vm.parse(
+        f"<VM><ID>{VM}</ID><LCM_STATE>60</LCM_STATE><TEMPLATE>{disks}{swap}</TEMPLATE>{history}</VM>"
+    )
 
 
 def oned(rig: Rig, **attributes: str) -> Callable[[AskOned], object]:
@@ -197,7 +226,7 @@ def oned(rig: Rig, **attributes: str) -> Callable[[AskOned], object]:
     known = {
         image.id: Image.parse(
             f"<IMAGE><ID>{image.id}</ID><PERSISTENT>{int(image.persistent)}</PERSISTENT><DATASTORE_ID>100</DATASTORE_ID><FORMAT>{image.format}"
-            f"</FORMAT><SOURCE>{source(rig, image)}</SOURCE><VMS><ID>{VM}</ID></VMS><TEMPLATE>{extra}</TEMPLATE></IMAGE>"
+            f"</FORMAT><SOURCE>{source(rig, image)}</SOURCE><VMS><ID>{VM}</ID></VMS><TEMPLATE>{extra}</TEMPLATE></IMAGE>"  # noqa: E501
         )
         for image in IMAGES.values()
     }
@@ -206,12 +235,18 @@ def oned(rig: Rig, **attributes: str) -> Callable[[AskOned], object]:
 
 def take_over(rig: Rig, environment: Environment) -> None:
     """Move the VM from a, which is not asked, to b as tm/mv does in LCM 60, on machines without libvirt."""
-    request = args.Move.parse([f"a:{rig.inside(f'101/{VM}')}", f"b:{rig.inside(f'101/{VM}')}", str(VM), "101"])
+    request = args.Move.parse(
+        [f"a:{rig.inside(f'101/{VM}')}", f"b:{rig.inside(f'101/{VM}')}", str(VM), "101"]
+    )
     lost, told = lost_vm(rig), oned(rig, SEMISHARED_ON_HOST_FAILURE="recreate")
     action = front.Action("mv", [], Report("mv"))
     action.seq = lost.seq
 
-    with rig.sessions(environment), mock.patch.object(front, "ask_oned", told), mock.patch.object(disks, "running_domain", lambda _: ""):
+    with (
+        rig.sessions(environment),
+        mock.patch.object(front, "ask_oned", told),
+        mock.patch.object(disks, "running_domain", lambda _: ""),
+    ):
         front.carry_out(moves.mv(request, lost, moves.Told(False, False, overlay_options=OPTIONS)), action)
 
 
@@ -222,7 +257,9 @@ VM_XML = """<VM><ID>7</ID><LCM_STATE>3</LCM_STATE><TEMPLATE><DISK><DISK_ID>2</DI
 
 def premigrate(rig: Rig, environment: Environment) -> None:
     """Run tm/premigrate from a to b, machines without libvirt."""
-    action = front.Action("premigrate", ["a", "b", rig.inside(f"101/{VM}"), str(VM), "101"], Report("premigrate"))
+    action = front.Action(
+        "premigrate", ["a", "b", rig.inside(f"101/{VM}"), str(VM), "101"], Report("premigrate")
+    )
     stdin, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(base64.b64encode(VM_XML.encode())))
     try:
         told = mock.patch.object(front, "ask_oned", oned(rig))
@@ -276,10 +313,14 @@ class Case:
     snapshots: Dict[str, Dict[int, bytes]] = field(default_factory=dict)
     """What each snapshot of a disk holds, as long as it is there."""
     orphans: int = 0
-    """Complete images under a final name that a kill just before the answer may leave, oned never knowing of them."""
+    """Complete images under a final name that a kill just before the answer may leave, oned never knowing of
+    them.
+    """
 
 
-def _case(name: str, steps: Callable[[Rig], List[s.Step]], setup: Setup = nothing, data: bytes = b"", **rest: object) -> Case:
+def _case(
+    name: str, steps: Callable[[Rig], List[s.Step]], setup: Setup = nothing, data: bytes = b"", **rest: object
+) -> Case:
     return Case(name, lambda rig, env: plan(rig, "a", steps(rig), env, data), setup, **rest)  # type: ignore[arg-type]
 
 
@@ -300,7 +341,8 @@ def warm(image: Stored) -> Setup:
 
 def cloned(image: Stored, disk: int = 0, **attributes: Any) -> Setup:
     return do(
-        lambda rig: clone_steps(rig, image, OTHER), lambda rig: clone_steps(rig, image, VM, disk, **attributes)
+        lambda rig: clone_steps(rig, image, OTHER),
+        lambda rig: clone_steps(rig, image, VM, disk, **attributes),
     )
 
 
@@ -327,11 +369,16 @@ def grown(content: bytes, size: int) -> bytes:
 
 def receive_iso(rig: Rig, disk: int = 3) -> List[s.Step]:
     place = rig.inside(f"101/{VM}")
-    return [s.PrepareVm(VM, place), s.ReceiveFile(f"{place}/disk.{disk}", VM, len(ISO), hashlib.sha256(ISO).hexdigest())]
+    return [
+        s.PrepareVm(VM, place),
+        s.ReceiveFile(f"{place}/disk.{disk}", VM, len(ISO), hashlib.sha256(ISO).hexdigest()),
+    ]
 
 
 def whole_vm(rig: Rig) -> None:
-    """A VM with an overlay that was written to, a volatile disk, a disk in place, a clone on the store, a context ISO."""
+    """A VM with an overlay that was written to, a volatile disk, a disk in place, a clone on the store, a
+    context ISO.
+    """
     cloned(RAW)(rig)
     plan(rig, "a", new_disk(rig, 8, "raw", 1, "ext4"), {})
     plan(rig, "a", ln_steps(rig, PERSISTENT, VM, 2), {})
@@ -394,17 +441,23 @@ def _restore(name: str, disk: int, size: int = 8) -> Case:
 def _cp(name: str, path: str, attributes: str, setup: Setup = nothing) -> Case:
     image = "<ID>9</ID><TYPE>0</TYPE><PATH>{}</PATH><FORMAT></FORMAT>"
     return Case(
-        name, lambda rig, env: datastore(rig, env, "cp", image.format(f"{rig.top}/in/{path}"), attributes), setup,
-        killed=("fe",), orphans=1,
-    )  # fmt: skip
+        name,
+        lambda rig, env: datastore(rig, env, "cp", image.format(f"{rig.top}/in/{path}"), attributes),
+        setup,
+        killed=("fe",),
+        orphans=1,
+    )
 
 
 def _mkfs(format: str, fs: str) -> Case:
     image = f"<ID>9</ID><TYPE>2</TYPE><SIZE>8</SIZE><FORMAT>{format}</FORMAT><FS>{fs}</FS>"
     return Case(
-        f"datastore mkfs {format} {fs}".strip(), lambda rig, env: datastore(rig, env, "mkfs", image), killed=("fe",),
-        orphans=1, opaque=("store/IMAGE",) if fs else (),
-    )  # fmt: skip
+        f"datastore mkfs {format} {fs}".strip(),
+        lambda rig, env: datastore(rig, env, "mkfs", image),
+        killed=("fe",),
+        orphans=1,
+        opaque=("store/IMAGE",) if fs else (),
+    )
 
 
 ALL_GUEST = {f"{machine}/{ds}/{VM}/disk.0": bytes(DIRTY) for machine in ("a", "b", "fe") for ds in (101, 102)}
@@ -423,63 +476,175 @@ CASES = [
     _case("clone overlay cold, no manifest", lambda rig: clone_steps(rig, FRESH)),
     _case("clone overlay cold qcow2", lambda rig: clone_steps(rig, QCOW2)),
     _case("clone overlay warm", lambda rig: clone_steps(rig, RAW), warm(RAW)),
-    _case("clone overlay warm grown", lambda rig: clone_steps(rig, QCOW2, size=16), warm(QCOW2),
-          guest={f"a/101/{VM}/disk.0": grown(QCOW2.content, 16)}),
-    _case("clone overlay, base evicted", lambda rig: clone_steps(rig, RAW),
-          evicted),
+    _case(
+        "clone overlay warm grown",
+        lambda rig: clone_steps(rig, QCOW2, size=16),
+        warm(QCOW2),
+        guest={f"a/101/{VM}/disk.0": grown(QCOW2.content, 16)},
+    ),
+    _case("clone overlay, base evicted", lambda rig: clone_steps(rig, RAW), evicted),
     _case("clone overlay, new generation", lambda rig: clone_steps(rig, RAW), older_generation),
     _case("clone copy", lambda rig: clone_steps(rig, RAW, SEMISHARED_LOCAL="copy")),
-    _case("clone copy grown", lambda rig: clone_steps(rig, QCOW2, size=16, SEMISHARED_LOCAL="copy"),
-          guest={f"a/101/{VM}/disk.0": grown(QCOW2.content, 16)}),
+    _case(
+        "clone copy grown",
+        lambda rig: clone_steps(rig, QCOW2, size=16, SEMISHARED_LOCAL="copy"),
+        guest={f"a/101/{VM}/disk.0": grown(QCOW2.content, 16)},
+    ),
     _case("clone copy from base", lambda rig: clone_steps(rig, RAW, SEMISHARED_LOCAL="copy"), warm(RAW)),
     _case("clone remote-first", lambda rig: clone_steps(rig, RAW, SEMISHARED_LOCAL="remote-first")),
-    _case("clone remote-first grown, no manifest", lambda rig: clone_steps(rig, FRESH, size=16, SEMISHARED_LOCAL="remote-first"),
-          guest={f"a/101/{VM}/disk.0": grown(FRESH.content, 16)}),
+    _case(
+        "clone remote-first grown, no manifest",
+        lambda rig: clone_steps(rig, FRESH, size=16, SEMISHARED_LOCAL="remote-first"),
+        guest={f"a/101/{VM}/disk.0": grown(FRESH.content, 16)},
+    ),
     _case("clone on store", lambda rig: clone_steps(rig, RAW, SEMISHARED_PLACE="shared")),
-    _case("clone on store grown", lambda rig: clone_steps(rig, QCOW2, size=16, SEMISHARED_PLACE="shared"),
-          guest={f"a/101/{VM}/disk.0": grown(QCOW2.content, 16)}),
-    _case("clone kernel", lambda rig: first(disks.copy_kernel(from_image(rig, rig.inside("100/kernel"), VM, "kernel"), facts(RAW)[2]))),
+    _case(
+        "clone on store grown",
+        lambda rig: clone_steps(rig, QCOW2, size=16, SEMISHARED_PLACE="shared"),
+        guest={f"a/101/{VM}/disk.0": grown(QCOW2.content, 16)},
+    ),
+    _case(
+        "clone kernel",
+        lambda rig: first(
+            disks.copy_kernel(from_image(rig, rig.inside("100/kernel"), VM, "kernel"), facts(RAW)[2])
+        ),
+    ),
     _case("ln", lambda rig: ln_steps(rig, PERSISTENT)),
     _case("ln read-only", lambda rig: ln_steps(rig, PERSISTENT, readonly=True)),
     _case("mkimage raw", lambda rig: new_disk(rig, 8, "raw")),
     _case("mkimage qcow2", lambda rig: new_disk(rig, 8, "qcow2")),
     _case("mkimage raw ext4", lambda rig: new_disk(rig, 8, "raw", fs="ext4"), opaque=(f"/{VM}/disk.0$",)),
     _case("mkimage qcow2 ext4", lambda rig: new_disk(rig, 8, "qcow2", fs="ext4"), opaque=(f"/{VM}/disk.0$",)),
-    _case("mkswap", lambda rig: first(disks.mkswap(args.NewDisk.parse_swap(["8", f"a:{rig.inside(f'101/{VM}/disk.0')}", str(VM), "101"]))),
-          opaque=(f"/{VM}/disk.0$",)),
+    _case(
+        "mkswap",
+        lambda rig: first(
+            disks.mkswap(
+                args.NewDisk.parse_swap(["8", f"a:{rig.inside(f'101/{VM}/disk.0')}", str(VM), "101"])
+            )
+        ),
+        opaque=(f"/{VM}/disk.0$",),
+    ),
     _case("context", receive_iso, data=ISO),
-    _case("note I/O classes", lambda rig: [s.NoteIoClasses(VM, rig.inside(f"101/{VM}"), (0,), ("scratch",))], cloned(RAW)),
-    _case("mvds", lambda rig: first(removals.mvds(to_image(rig, 2, source(rig, PERSISTENT)), is_here=False)), in_place_vm),
-    _case("cpds overlay", lambda rig: [s.SaveDisk(s.DiskRef(VM, 0, rig.inside(f"101/{VM}")), rig.inside("100/saved"), "qcow2", "")],
-          whole_vm, guest=ALL_GUEST, opaque=VOLATILE),
-    _case("cpds in place", lambda rig: [s.SaveDisk(s.DiskRef(VM, 2, rig.inside(f"101/{VM}")), rig.inside("100/saved"), "raw", "")],
-          in_place_vm),
+    _case(
+        "note I/O classes",
+        lambda rig: [s.NoteIoClasses(VM, rig.inside(f"101/{VM}"), (0,), ("scratch",))],
+        cloned(RAW),
+    ),
+    _case(
+        "mvds",
+        lambda rig: first(removals.mvds(to_image(rig, 2, source(rig, PERSISTENT)), is_here=False)),
+        in_place_vm,
+    ),
+    _case(
+        "cpds overlay",
+        lambda rig: [
+            s.SaveDisk(s.DiskRef(VM, 0, rig.inside(f"101/{VM}")), rig.inside("100/saved"), "qcow2", "")
+        ],
+        whole_vm,
+        guest=ALL_GUEST,
+        opaque=VOLATILE,
+    ),
+    _case(
+        "cpds in place",
+        lambda rig: [
+            s.SaveDisk(s.DiskRef(VM, 2, rig.inside(f"101/{VM}")), rig.inside("100/saved"), "raw", "")
+        ],
+        in_place_vm,
+    ),
     _case("delete disk overlay", lambda rig: delete_steps(rig, f"101/{VM}/disk.0"), cloned(RAW)),
-    _case("delete disk on store", lambda rig: delete_steps(rig, f"101/{VM}/disk.0"), cloned(RAW, SEMISHARED_PLACE="shared")),
+    _case(
+        "delete disk on store",
+        lambda rig: delete_steps(rig, f"101/{VM}/disk.0"),
+        cloned(RAW, SEMISHARED_PLACE="shared"),
+    ),
     _case("delete disk in place", lambda rig: delete_steps(rig, f"101/{VM}/disk.2"), in_place_vm),
-    _case("delete vm", lambda rig: delete_steps(rig, f"101/{VM}", store=101), whole_vm, opaque=VOLATILE, guest=ALL_GUEST),
-    Case("mv host to host", lambda rig, env: move(rig, "a", "b", env), whole_vm, ("a", "b"), VOLATILE, ALL_GUEST),
-    Case("mv host to host, older copy there", lambda rig, env: move(rig, "a", "b", env), moved_before, ("a", "b"), VOLATILE, ALL_GUEST),
-    Case("mv host to front-end", lambda rig, env: move(rig, "a", "fe", env), whole_vm, ("a", "fe"), VOLATILE, ALL_GUEST),
-    Case("mv front-end to host", lambda rig, env: move(rig, "fe", "b", env), stopped_vm, ("fe", "b"), VOLATILE, ALL_GUEST),
-    Case("mv to another datastore", lambda rig, env: move(rig, "a", "a", env, to=f"102/{VM}"), second_datastore, ("a",), VOLATILE,
-         ALL_GUEST),
-    Case("take over from a lost host", take_over, whole_vm, ("b",), VOLATILE, {f"a/101/{VM}/disk.0": bytes(DIRTY)}),
+    _case(
+        "delete vm",
+        lambda rig: delete_steps(rig, f"101/{VM}", store=101),
+        whole_vm,
+        opaque=VOLATILE,
+        guest=ALL_GUEST,
+    ),
+    Case(
+        "mv host to host",
+        lambda rig, env: move(rig, "a", "b", env),
+        whole_vm,
+        ("a", "b"),
+        VOLATILE,
+        ALL_GUEST,
+    ),
+    Case(
+        "mv host to host, older copy there",
+        lambda rig, env: move(rig, "a", "b", env),
+        moved_before,
+        ("a", "b"),
+        VOLATILE,
+        ALL_GUEST,
+    ),
+    Case(
+        "mv host to front-end",
+        lambda rig, env: move(rig, "a", "fe", env),
+        whole_vm,
+        ("a", "fe"),
+        VOLATILE,
+        ALL_GUEST,
+    ),
+    Case(
+        "mv front-end to host",
+        lambda rig, env: move(rig, "fe", "b", env),
+        stopped_vm,
+        ("fe", "b"),
+        VOLATILE,
+        ALL_GUEST,
+    ),
+    Case(
+        "mv to another datastore",
+        lambda rig, env: move(rig, "a", "a", env, to=f"102/{VM}"),
+        second_datastore,
+        ("a",),
+        VOLATILE,
+        ALL_GUEST,
+    ),
+    Case(
+        "take over from a lost host",
+        take_over,
+        whole_vm,
+        ("b",),
+        VOLATILE,
+        {f"a/101/{VM}/disk.0": bytes(DIRTY)},
+    ),
     _case("prebackup", back_up, whole_vm, opaque=VOLATILE, guest=ALL_GUEST),
     _case("prebackup, an older one there", back_up, backed_up, opaque=VOLATILE, guest=ALL_GUEST),
-    _case("postbackup", lambda rig: [s.EndBackup(VM, rig.inside(f"101/{VM}"), rig.inside(f"101/{VM}/backup"), "")], backed_up,
-          opaque=VOLATILE, guest=ALL_GUEST),
-    _restore("restore overlay", 0), _restore("restore overlay, grown since", 0, 16), _restore("restore in place", 2),
+    _case(
+        "postbackup",
+        lambda rig: [s.EndBackup(VM, rig.inside(f"101/{VM}"), rig.inside(f"101/{VM}/backup"), "")],
+        backed_up,
+        opaque=VOLATILE,
+        guest=ALL_GUEST,
+    ),
+    _restore("restore overlay", 0),
+    _restore("restore overlay, grown since", 0, 16),
+    _restore("restore in place", 2),
     _restore("restore clone on the store", 4),
     Case("premigrate", premigrate, been_there, ("a", "b")),
     _cp("datastore cp raw", "image-raw.raw", ""),
     _cp("datastore cp compressed", "image.gz", ""),
     _cp("datastore cp convert", "image-qcow2.raw.qcow2", "<DRIVER>raw</DRIVER>"),
     _cp("datastore cp not sparse", "image-raw.raw", "<SPARSE>no</SPARSE>"),
-    _mkfs("raw", ""), _mkfs("qcow2", "ext4"),
-    Case("datastore clone", lambda rig, env: datastore(
-        rig, env, "clone", f"<ID>9</ID><PATH>{source(rig, QCOW2)}</PATH><FORMAT>qcow2</FORMAT>"),
-         killed=("fe",), orphans=1),
-    Case("datastore rm", lambda rig, env: datastore(rig, env, "rm", f"<ID>1</ID><SOURCE>{source(rig, RAW)}</SOURCE>"), killed=("fe",)),
-]  # fmt: skip
+    _mkfs("raw", ""),
+    _mkfs("qcow2", "ext4"),
+    Case(
+        "datastore clone",
+        lambda rig, env: datastore(
+            rig, env, "clone", f"<ID>9</ID><PATH>{source(rig, QCOW2)}</PATH><FORMAT>qcow2</FORMAT>"
+        ),
+        killed=("fe",),
+        orphans=1,
+    ),
+    Case(
+        "datastore rm",
+        lambda rig, env: datastore(rig, env, "rm", f"<ID>1</ID><SOURCE>{source(rig, RAW)}</SOURCE>"),
+        killed=("fe",),
+    ),
+]
 __all__ = ["CASES", "Case", "Path"]

@@ -45,7 +45,11 @@ class Answers:
                 parameters, method = xmlrpc.client.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 number = int(parameters[1]) if len(parameters) > 1 else -1  # type: ignore[arg-type]
                 text = answers.texts.get((str(method).split(".")[1], number))
-                reply = [True, text, 0] if text is not None else [False, f"Error getting {method} {number}", 0x400]
+                reply = (
+                    [True, text, 0]
+                    if text is not None
+                    else [False, f"Error getting {method} {number}", 0x400]
+                )
                 body = xmlrpc.client.dumps((reply,), methodresponse=True).encode()
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(body)))
@@ -76,14 +80,18 @@ class Cloud:
         self.h1, self.h2 = lab.hosts
         self.answers = Answers(lab.fe.pid)
         self._disks: Dict[int, Dict[int, int]] = {}
-        self.answers.texts["hostpool", -1] = "<HOST_POOL><HOST><NAME>h1</NAME></HOST><HOST><NAME>h2</NAME></HOST></HOST_POOL>"
+        self.answers.texts["hostpool", -1] = (
+            "<HOST_POOL><HOST><NAME>h1</NAME></HOST><HOST><NAME>h2</NAME></HOST></HOST_POOL>"
+        )
         for number in (100, 101):
             self.answers.texts["datastore", number] = f"<DATASTORE><ID>{number}</ID><TEMPLATE/></DATASTORE>"
 
     @classmethod
     @contextmanager
     def up(cls, forks: bool = False) -> "Iterator[Cloud]":
-        """Put it up; with `forks` the drivers are forked and not started (lab/forks.py), and copied and not installed."""
+        """Put it up; with `forks` the drivers are forked and not started (lab/forks.py), and copied and not
+        installed.
+        """
         with Lab.up(hosts=2) as lab:
             cloud = cls(lab)
             if forks:
@@ -126,7 +134,9 @@ class Cloud:
     def tm(self, action: str, *argv: str, stdin: bytes = b"", timeout: float = 60) -> "Done[bytes]":
         """Run a transfer action as one_tm does."""
         self._source(action, argv)
-        return self.fe.run([f"{REMOTES}/tm/semishared/{action}", *argv], input=stdin, check=False, timeout=timeout)
+        return self.fe.run(
+            [f"{REMOTES}/tm/semishared/{action}", *argv], input=stdin, check=False, timeout=timeout
+        )
 
     def _source(self, action: str, argv: Tuple[str, ...]) -> None:
         """Let oned know where the image is that an action is given: its SOURCE."""
@@ -143,8 +153,10 @@ class Cloud:
         self._source(action, argv)
         process = self.fe.popen(
             [f"{REMOTES}/tm/semishared/{action}", *argv],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         assert process.stdin
         process.stdin.write(stdin)
         process.stdin.close()
@@ -161,7 +173,9 @@ class Cloud:
     def node(self, name: str) -> Node:
         return self.lab.node(name)
 
-    def datastore(self, action: str, image: str, attributes: str = "", data: Optional[bytes] = None) -> "Done[bytes]":
+    def datastore(
+        self, action: str, image: str, attributes: str = "", data: Optional[bytes] = None
+    ) -> "Done[bytes]":
         """Run a datastore action as one_datastore does."""
         xml = (
             f"<DS_DRIVER_ACTION_DATA><IMAGE>{image}</IMAGE><DATASTORE><ID>100</ID><TYPE>0</TYPE><BASE_PATH>{STORE}</BASE_PATH>"
@@ -180,7 +194,9 @@ class Cloud:
         path.unlink()
         return done.stdout.decode().split()[0]
 
-    def clone(self, source: str, vm: int = 7, disk: int = 0, host: str = "h1", timeout: float = 60) -> "Done[bytes]":
+    def clone(
+        self, source: str, vm: int = 7, disk: int = 0, host: str = "h1", timeout: float = 60
+    ) -> "Done[bytes]":
         return self.tm("clone", *self.clone_words(source, vm, disk, host), timeout=timeout)
 
     def clone_words(self, source: str, vm: int = 7, disk: int = 0, host: str = "h1") -> List[str]:
@@ -206,7 +222,9 @@ class Cloud:
 
     def left_of(self, vm: int, *nodes: Node) -> List[str]:
         """Return what there is of a VM, or staged, on nodes and in the store."""
-        mine = re.compile(rf"/101/{vm}(/|$)|/(leases|clones)/{vm}-|/\.staged-|\.(incoming|outgoing|removed)-{vm}(-|/|$)")
+        mine = re.compile(
+            rf"/101/{vm}(/|$)|/(leases|clones)/{vm}-|/\.staged-|\.(incoming|outgoing|removed)-{vm}(-|/|$)"
+        )
         found: List[str] = []
         for node in nodes or (self.h1, self.h2, self.fe):
             for top in (SYSTEM, BASES, STORE):
@@ -220,7 +238,10 @@ class Cloud:
         """Return the files in the store that look like images, and what uploads have left."""
         store, uploads = self.fe.path(STORE), self.fe.path(f"{STORE}/.semishared/.uploads")
         found = [f"{STORE}/{path.name}" for path in store.iterdir() if path.is_file()]
-        found += [f"{STORE}/.semishared/.uploads/{path.name}" for path in (uploads.iterdir() if uploads.exists() else ())]
+        found += [
+            f"{STORE}/.semishared/.uploads/{path.name}"
+            for path in (uploads.iterdir() if uploads.exists() else ())
+        ]
         return sorted(found)
 
     def guest_sees(self, node: Node, path: str, format: str) -> bytes:
@@ -232,19 +253,26 @@ class Cloud:
             node.run(["rm", "/tmp/guest-sees"])
 
     def hostsides(self, node: Node) -> List[int]:
-        """Return the pids, inside the node, of host sides at work; of one that is forked also that of who asked for it."""
+        """Return the pids, inside the node, of host sides at work; of one that is forked also that of who
+        asked for it.
+        """
         words = ["sh", "-c", "pgrep -f '[s]emishared/hostside.py'; pgrep -x hostside.py"]
         return [int(word) for word in node.run(words, check=False).stdout.split()]
 
     def wait_for_hostside(self, node: Node) -> None:
-        """Wait until a host side has begun, and for at most 10 s until it does nothing: what it needs is held."""
+        """Wait until a host side has begun, and for at most 10 s until it does nothing: what it needs is
+        held.
+        """
         until(lambda: bool(self.hostsides(node)), 60, f"a host side on {node.name}")
         deadline = time.monotonic() + 10
         before = self._worked(node)
         while time.monotonic() < deadline:
             time.sleep(0.5)
             now = self._worked(node)
-            if all(state == "S" and ticks - before.get(pid, (state, 0))[1] <= 2 for pid, (state, ticks) in now.items()):
+            if all(
+                state == "S" and ticks - before.get(pid, (state, 0))[1] <= 2
+                for pid, (state, ticks) in now.items()
+            ):
                 break
             before = now
 
@@ -256,7 +284,9 @@ class Cloud:
         return {pid: (fields[0], int(fields[11]) + int(fields[12])) for pid, fields in rows}
 
     def stopped(self, node: Node, program: str, known: "Sequence[str]" = ()) -> "NodeProcess":
-        """Begin to stop, inside the node, whatever begins with these words and is none of `known`; it prints its pid and ends."""
+        """Begin to stop, inside the node, whatever begins with these words and is none of `known`; it prints
+        its pid and ends.
+        """
         script = (
             'while :; do for p in $(pgrep -f "^$0"); do case " $* " in *" $p "*) ;; '
             '*) kill -STOP "$p" && echo "$p" && exit;; esac; done; sleep 0.01; done'
@@ -270,7 +300,10 @@ class Cloud:
     def held(self, node: Node, lock: str) -> Iterator[None]:
         """Hold a lock of the host's base store, so that whoever needs it waits."""
         node.run(["mkdir", "-p", f"{BASES}/locks"])
-        holder = node.popen(["flock", f"{BASES}/locks/{lock}", "sh", "-c", "echo held; exec sleep 600"], stdout=subprocess.PIPE)
+        holder = node.popen(
+            ["flock", f"{BASES}/locks/{lock}", "sh", "-c", "echo held; exec sleep 600"],
+            stdout=subprocess.PIPE,
+        )
         assert holder.stdout
         try:
             assert holder.stdout.readline() == b"held\n"
@@ -287,13 +320,22 @@ class Cloud:
         node.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=777", "small", directory], user="root")
         try:
             if fill:
-                node.run(["dd", "if=/dev/zero", f"of={directory}/filler", "bs=4096", f"count={fill // 4096}"], check=False)
+                node.run(
+                    ["dd", "if=/dev/zero", f"of={directory}/filler", "bs=4096", f"count={fill // 4096}"],
+                    check=False,
+                )
             yield
         finally:
             # A host side that was turned away may still be ending.
             node.wait_for(["umount", directory], 30, user="root")
             # From now on it is a plain directory again, which nobody is to take for one that is not mounted.
-            node.run(["rm", "-f", f"{os.path.dirname(directory)}/.semishared/mounted/{os.path.basename(directory)}"])
+            node.run(
+                [
+                    "rm",
+                    "-f",
+                    f"{os.path.dirname(directory)}/.semishared/mounted/{os.path.basename(directory)}",
+                ]
+            )
 
 
 def until(true: Any, seconds: float, what: str, pause: float = 0.1) -> None:

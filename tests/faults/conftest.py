@@ -25,7 +25,9 @@ def pytest_collection_modifyitems(items: "list[pytest.Item]") -> None:
 
 @pytest.fixture(scope="session")
 def cloud() -> Iterator[Cloud]:
-    """One lab for all modules that start drivers as oned does; each lets oned know its own images and VMs, and leaves none."""
+    """One lab for all modules that start drivers as oned does; each lets oned know its own images and VMs,
+    and leaves none.
+    """
     with Cloud.up() as up:
         yield up
 
@@ -63,7 +65,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.line(
                 f"{name:34} {row['points']:6} {row['reruns']:6} {row['deletes']:7} {row['passed']:6}"
             )
-        total = {key: sum(row[key] for row in figures["actions"].values()) for key in ("points", "reruns", "deletes", "passed")}
+        total = {
+            key: sum(row[key] for row in figures["actions"].values())
+            for key in ("points", "reruns", "deletes", "passed")
+        }
         terminalreporter.line(
             f"{'all':34} {total['points']:6} {total['reruns']:6} {total['deletes']:7} {total['passed']:6}"
         )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each transfer action through real ssh, held up on its host, its front-end driver killed (for the kill suite)."""
+"""Each transfer action through real ssh, held up on its host, its front-end driver killed (for the kill
+suite).
+"""
 
 from __future__ import annotations
 
@@ -59,16 +61,26 @@ HELD = {
     "mvds": Held("mvds", lambda source: [TARGET, source, "7", "100"], 4, LN),
     "delete disk": Held("delete", lambda source: [TARGET, "7", "100"], 1, CLONE),
     "delete vm": Held("delete", lambda source: [f"h1:{SYSTEM}/7", "7", "101"], 1, CLONE),
-    "mv, target held": Held("mv", lambda source: [f"h1:{SYSTEM}/7", f"h2:{SYSTEM}/7", "7", "101"], 1, CLONE, host="h2"),
+    "mv, target held": Held(
+        "mv", lambda source: [f"h1:{SYSTEM}/7", f"h2:{SYSTEM}/7", "7", "101"], 1, CLONE, host="h2"
+    ),
     "mv, source held": Held("mv", lambda source: [f"h1:{SYSTEM}/7", f"h2:{SYSTEM}/7", "7", "101"], 1, CLONE),
-    "premigrate": Held("premigrate", lambda source: ["h1", "h2", f"{SYSTEM}/7", "7", "101"], 4, LN, host="h2",
-                       stdin=base64.b64encode(VM_XML.encode())),
+    "premigrate": Held(
+        "premigrate",
+        lambda source: ["h1", "h2", f"{SYSTEM}/7", "7", "101"],
+        4,
+        LN,
+        host="h2",
+        stdin=base64.b64encode(VM_XML.encode()),
+    ),
     "snap_create": Held("snap_create", snapshot, 1, CLONE, "vm-7-disks"),
     "snap_delete": Held("snap_delete", snapshot, 1, SNAPSHOT, "vm-7-disks"),
     "snap_revert": Held("snap_revert", snapshot, 1, SNAPSHOT, "vm-7-disks"),
     "prebackup": Held("prebackup", backup, 1, CLONE, "vm-7-disks", stdin=VM_XML.encode()),
-    "postbackup": Held("postbackup", backup, 1, {**CLONE, "prebackup": backup}, "vm-7-disks", stdin=VM_XML.encode()),
-}  # fmt: skip
+    "postbackup": Held(
+        "postbackup", backup, 1, {**CLONE, "prebackup": backup}, "vm-7-disks", stdin=VM_XML.encode()
+    ),
+}
 IMAGES = {
     1: "",
     2: "<SEMISHARED_LOCAL>copy</SEMISHARED_LOCAL>",
@@ -85,11 +97,28 @@ def prepare(cloud: Cloud) -> str:
 
 
 def listing(cloud: Cloud) -> List[str]:
-    """Return what there is of VM 7 and of its bases, with the content hashes of what is no qcow2 and not random."""
+    """Return what there is of VM 7 and of its bases, with the content hashes of what is no qcow2 and not
+    random.
+    """
     found = []
     for node in (cloud.h1, cloud.h2):
-        words = ["find", SYSTEM, "/var/lib/one/datastores/.semishared", f"{STORE}/.semishared", "-not", "-path", "*/locks*",
-                 "-not", "-path", "*/.uploads*", "-not", "-name", "staging", "-printf", "%p %y %m %l %s\\n"]  # fmt: skip
+        words = [
+            "find",
+            SYSTEM,
+            "/var/lib/one/datastores/.semishared",
+            f"{STORE}/.semishared",
+            "-not",
+            "-path",
+            "*/locks*",
+            "-not",
+            "-path",
+            "*/.uploads*",
+            "-not",
+            "-name",
+            "staging",
+            "-printf",
+            "%p %y %m %l %s\\n",
+        ]
         lines = node.run(words, check=False).stdout.decode().splitlines()
         found += [f"{node.name} {line}" for line in lines if " d " not in line]
     return sorted(found)

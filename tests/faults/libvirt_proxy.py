@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands between libvirt's clients and the real libvirtd of a machine, and lets one verb of theirs go wrong. Says "ready".
+"""Stands between libvirt's clients and the real libvirtd of a machine, and lets one verb of theirs go wrong.
+Says "ready".
 
     libvirt_proxy.py SOCKET VERB before|after|never|slow|SECONDS
 
-The call fails without reaching libvirtd (before), or having done its work (after); it is never answered (never); the
-job that it begins has far to go (slow); and the client is killed so many seconds after libvirtd has got it. All else passes
-to the byte. libvirt's packets: length, program, version, procedure, type, serial, status; 32 bits each.
+The call fails without reaching libvirtd (before), or having done its work (after); it is never answered
+(never); the job that it begins has far to go (slow); and the client is killed so many seconds after libvirtd
+has got it. All else passes to the byte. libvirt's packets: length, program, version, procedure, type, serial,
+status; 32 bits each.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ def string(text: str) -> bytes:
 def failed(head: "tuple[int, ...]", text: str) -> bytes:
     """Return the answer to a call that libvirtd could not carry out."""
     _, program, version, procedure, _, serial, _ = head
-    # An internal error of the QEMU driver: code, domain, message, level; no domain, strings, numbers, network.
+    # An internal error of the QEMU driver: code, domain, message, level; no domain, strings, numbers,
+    # network.
     body = struct.pack(">III", 1, 10, 1) + string(text) + struct.pack(">IIIIIIII", 2, 0, 0, 0, 0, 0, 0, 0)
     return struct.pack(">7I", 28 + len(body), program, version, procedure, REPLY, serial, ERROR) + body
 
@@ -67,7 +70,13 @@ def slowed(procedure: str, packet: bytes) -> bytes:
         return packet[:-12] + struct.pack(">QI", 1, struct.unpack(">I", packet[-4:])[0])
     if procedure == "domain_block_copy":
         # An empty list of parameters and the flags end it.
-        packet = packet[:-8] + struct.pack(">I", 1) + string("bandwidth") + struct.pack(">IQ", 4, 1 << 20) + packet[-4:]
+        packet = (
+            packet[:-8]
+            + struct.pack(">I", 1)
+            + string("bandwidth")
+            + struct.pack(">IQ", 4, 1 << 20)
+            + packet[-4:]
+        )
         return struct.pack(">I", len(packet)) + packet[4:]
     return packet
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running domain with a disk of each kind, for the kill suite: saved, killed and started again within a second.
+"""A running domain with a disk of each kind, for the kill suite: saved, killed and started again within a
+second.
 
-It has nothing to boot: no guest writes, so that what every disk must hold is known, and a domain costs 0.3 s. Its QEMU,
-libvirt and disks are real. Guests that write and verify are in tests/system.
+It has nothing to boot: no guest writes, so that what every disk must hold is known, and a domain costs 0.3 s.
+Its QEMU, libvirt and disks are real. Guests that write and verify are in tests/system.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ PROXY = "/var/tmp/libvirt-proxy"
 TRACE = "/var/tmp/trace"
 Environment = Dict[str, str]
 
+
 def written(*marks: int) -> bytes:
     """Return the image after writes: mark N is 512 KiB of byte N at N MiB."""
     changed = bytearray(CONTENT)
@@ -65,7 +67,9 @@ def written(*marks: int) -> bytes:
 class Live:
     """VM 7 on h1: disk 0 an overlay, 1 a copy, 2 a clone on the store, 3 in place."""
 
-    def __init__(self, cloud: Cloud, attributes: Optional[Dict[int, str]] = None, devices: Sequence[str] = ()) -> None:
+    def __init__(
+        self, cloud: Cloud, attributes: Optional[Dict[int, str]] = None, devices: Sequence[str] = ()
+    ) -> None:
         """`devices`: where the devices of the host's pool are mounted, if it is to have one."""
         self.cloud, self.host, self._devices = cloud, cloud.h1, tuple(devices)
         self.top = Path(tempfile.mkdtemp(prefix="semishared-live-"))
@@ -77,14 +81,21 @@ class Live:
         self._server, self._machine = self._power_on()
         if devices:
             self.run({}, SetDevices(BASE_STORE, self._devices))
-        for number, extra in enumerate(("", "<SEMISHARED_LOCAL>copy</SEMISHARED_LOCAL>", "<SEMISHARED_PLACE>shared</SEMISHARED_PLACE>")):
+        for number, extra in enumerate(
+            ("", "<SEMISHARED_LOCAL>copy</SEMISHARED_LOCAL>", "<SEMISHARED_PLACE>shared</SEMISHARED_PLACE>")
+        ):
             cloud.image(number + 1, attributes=(attributes or {}).get(number, extra))
         cloud.image(4, persistent=True, attributes=(attributes or {}).get(IN_PLACE, ""))
         cloud.vm(VM, {0: 1, 1: 2, 2: 3, 3: 4})
         source, self.mine = cloud.upload(CONTENT), cloud.upload(CONTENT)
         self._source = source
         for disk in range(4):
-            words = [f"fe:{self.mine if disk == IN_PLACE else source}", f"h1:{VM_DIR}/disk.{disk}", str(VM), "100"]
+            words = [
+                f"fe:{self.mine if disk == IN_PLACE else source}",
+                f"h1:{VM_DIR}/disk.{disk}",
+                str(VM),
+                "100",
+            ]
             done = cloud.tm("ln" if disk == IN_PLACE else "clone", *words)
             assert done.returncode == 0, done.stderr.decode()
         self.save("new")
@@ -103,7 +114,9 @@ class Live:
         """Start what starts host sides on h1, as the driver's user there."""
         self.host.path("/var/tmp/fork_server.py").write_text(Path(fork_server.__file__).read_text())
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        process = self.host.popen(["/usr/bin/python3", "-I", "/var/tmp/fork_server.py", "/var/tmp/one/lib"], stdin=theirs)
+        process = self.host.popen(
+            ["/usr/bin/python3", "-I", "/var/tmp/fork_server.py", "/var/tmp/one/lib"], stdin=theirs
+        )
         theirs.close()
         assert ours.recv(100) == b"ready"
         return ours, process
@@ -112,13 +125,17 @@ class Live:
 
     @contextmanager
     def session(self, env: Environment) -> Iterator[ssh.Session]:
-        """Talk to the host side on h1; `env`: its SEMISHARED_*, or what becomes of what it asks of libvirt, by virsh's VERB.
+        """Talk to the host side on h1; `env`: its SEMISHARED_*, or what becomes of what it asks of libvirt,
+        by virsh's VERB.
 
         DIE_IN=VERB and DIE_AFTER=SECONDS, or FAIL_IN=VERB and FAIL=before|after|never|slow: libvirt_proxy.py.
         """
         how = env.get("DIE_AFTER") or env.get("FAIL", "")
         with self._proxy(env.get("DIE_IN") or env["FAIL_IN"], how) if how else nullcontext():
-            extra = {**self.environment, **{key: value for key, value in env.items() if key.startswith("SEMISHARED_")}}
+            extra = {
+                **self.environment,
+                **{key: value for key, value in env.items() if key.startswith("SEMISHARED_")},
+            }
             ssh.subprocess = fork_server.Starter(self._server, extra)  # type: ignore[assignment, attr-defined]
             try:
                 session = ssh.Session("localhost", "test", Config())
@@ -135,7 +152,9 @@ class Live:
         script.write_text(Path(libvirt_proxy.__file__).read_text())
         kvmrc = self.host.path(KVMRC)
         before = kvmrc.read_text()
-        proxy = self.host.popen(["/usr/bin/python3", "-I", f"{PROXY}.py", PROXY, verb, how], stdout=subprocess.PIPE)
+        proxy = self.host.popen(
+            ["/usr/bin/python3", "-I", f"{PROXY}.py", PROXY, verb, how], stdout=subprocess.PIPE
+        )
         try:
             assert proxy.stdout and proxy.stdout.readline() == b"ready\n"
             kvmrc.write_text(f"{before}\nLIBVIRT_URI='qemu+unix:///system?socket={PROXY}'\n")
@@ -153,7 +172,15 @@ class Live:
     def ref(disk: int) -> s.DiskRef:
         return s.DiskRef(VM, disk, VM_DIR)
 
-    def change(self, env: Environment, what: str, disk: int, number: int, known: Sequence[int] = (), domain: str = DOMAIN) -> None:
+    def change(
+        self,
+        env: Environment,
+        what: str,
+        disk: int,
+        number: int,
+        known: Sequence[int] = (),
+        domain: str = DOMAIN,
+    ) -> None:
         """Do what tm/snap_* does: ask, plan, do, in one session."""
         request = args.SnapshotPlace.parse([f"h1:{VM_DIR}/disk.{disk}", str(number), str(VM), "100"])
         with self.session(env) as session:
@@ -181,8 +208,12 @@ class Live:
         with domains.libvirt_of(self.host) as connection:
             yield connection.lookupByName(DOMAIN)
 
-    def start(self, boot: str = "", devices: str = "", memory_mib: int = 16, without: Sequence[int] = ()) -> None:
-        """Start the domain as its records say; `boot`, `devices`: XML of what it boots, and of what it has beside the disks."""
+    def start(
+        self, boot: str = "", devices: str = "", memory_mib: int = 16, without: Sequence[int] = ()
+    ) -> None:
+        """Start the domain as its records say; `boot`, `devices`: XML of what it boots, and of what it has
+        beside the disks.
+        """
         disks = ""
         for disk in sorted(set(range(4)) - set(without)):
             record = self.record(disk)
@@ -191,8 +222,10 @@ class Live:
                 f"<source file='{record['path']}'/><target dev='vd{'abcd'[disk]}' bus='virtio'/></disk>"
             )
         xml = (
-            f"<domain type='{self.cloud.lab.virt}'><name>{DOMAIN}</name><memory unit='MiB'>{memory_mib}</memory><vcpu>1</vcpu>"
-            f"<os><type arch='x86_64' machine='pc'>hvm</type>{boot or layout.HALT_XML}</os><devices>{disks}{devices}"
+            f"<domain type='{self.cloud.lab.virt}'><name>{DOMAIN}</name><memory "
+            f"unit='MiB'>{memory_mib}</memory><vcpu>1</vcpu>"
+            f"<os><type arch='x86_64' "
+            f"machine='pc'>hvm</type>{boot or layout.HALT_XML}</os><devices>{disks}{devices}"
             "<controller type='usb' model='none'/><memballoon model='none'/></devices></domain>"
         )
         with domains.libvirt_of(self.host) as connection:
@@ -243,7 +276,9 @@ class Live:
     def write(self, disk: int, mark: int) -> None:
         """Write as the guest would, while the domain is off."""
         record = self.record(disk)
-        self.host.run(["qemu-io", "-f", record["format"], "-c", f"write -q -P {mark} {mark}M 512k", record["path"]])
+        self.host.run(
+            ["qemu-io", "-f", record["format"], "-c", f"write -q -P {mark} {mark}M 512k", record["path"]]
+        )
 
     def write_running(self, disk: int, mark: int) -> None:
         """Write as the guest would, while the domain runs, and let that be written out."""
@@ -283,7 +318,9 @@ class Live:
         return found
 
     def outside(self, path: str) -> Path:
-        """Return where a file of the host is on this machine: links of directories lead to where they do on the host."""
+        """Return where a file of the host is on this machine: links of directories lead to where they do on
+        the host.
+        """
         folder, *left = "/", *path.strip("/").split("/")
         while len(left) > 1:
             name = left.pop(0)
@@ -296,7 +333,9 @@ class Live:
         return self.host.path(os.path.join(folder, left[0]))
 
     def reads(self, path: str, format: str) -> str:
-        """Return the hash of what a guest would read from a file, through all below it; the same bytes are read once."""
+        """Return the hash of what a guest would read from a file, through all below it; the same bytes are
+        read once.
+        """
         key, file = [format], path
         while file:
             outside = str(self.outside(file))
@@ -319,7 +358,9 @@ class Live:
             self._checked.add(known)
 
     def check_running(self, disk: int, now: bytes) -> None:
-        """See that the running guest writes to what is recorded, and reads what it must: its QEMU copies the disk out."""
+        """See that the running guest writes to what is recorded, and reads what it must: its QEMU copies the
+        disk out.
+        """
         self.check_opened(disk)
         self.run({}, s.SaveDisk(self.ref(disk), f"{STORE}/seen", "raw", DOMAIN))
         seen = self.host.path(f"{STORE}/seen")
@@ -347,7 +388,11 @@ class Live:
         in_place = disk == IN_PLACE
         folder = f"{self.mine}.snap" if in_place else os.path.dirname(path)
         outside = str(self.outside(f"{folder}/0").parent)
-        tree = {} if in_place else layers.tree(outside, int(os.path.basename(path)), record["format"], record.get("raw_layer"))
+        tree = (
+            {}
+            if in_place
+            else layers.tree(outside, int(os.path.basename(path)), record["format"], record.get("raw_layer"))
+        )
         for number in layers.numbered(outside):
             if number in kept and f"{folder}/{number}" != path:
                 # One that is not in the tree is the active layer by another name.
@@ -358,10 +403,16 @@ class Live:
         """See that the guest runs, and that nothing of ours is under way in it."""
         with self._domain() as domain:
             targets = re.findall(r"<target dev='(\w+)'", domain.XMLDesc())
-            said = [domain.state()[0], *(domain.blockJobInfo(target) or None for target in targets), domain.jobInfo()[0]]
+            said = [
+                domain.state()[0],
+                *(domain.blockJobInfo(target) or None for target in targets),
+                domain.jobInfo()[0],
+            ]
         assert targets and said == [RUNNING, *(None for _ in targets), NO_JOB], said
         names = os.listdir(self.host.path(f"{VM_DIR}/.semishared"))
-        assert not [name for name in names if not name.startswith(("disk.", "clone.", "committed.", "vm."))], names
+        assert not [
+            name for name in names if not name.startswith(("disk.", "clone.", "committed.", "vm."))
+        ], names
 
     def points(self) -> List[str]:
         text = self.host.path(TRACE).read_text()

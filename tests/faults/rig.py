@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines for the kill suite: three mount namespaces that see their own disks, and one store, at the same paths.
+"""Machines for the kill suite: three mount namespaces that see their own disks, and one store, at the same
+paths.
 
     <rig>/live/a, b, fe     what each machine's <rig>/datastores is (bind mount)
     <rig>/live/store        what all of them see as <rig>/datastores/100
@@ -67,7 +68,16 @@ class Rig:
 
     def _power_on(self, name: str) -> None:
         live = self.top / "live"
-        words = ["unshare", "--mount", "--propagation", "private", "/usr/bin/python3", "-I", fork_server.__file__, str(CHECKOUT / "lib")]
+        words = [
+            "unshare",
+            "--mount",
+            "--propagation",
+            "private",
+            "/usr/bin/python3",
+            "-I",
+            fork_server.__file__,
+            str(CHECKOUT / "lib"),
+        ]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         words += [str(live / name), str(self.datastores), str(live / "store")]
         self._machines[name] = subprocess.Popen(words, stdin=theirs.fileno())
@@ -79,7 +89,10 @@ class Rig:
         return self
 
     def __exit__(
-        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
     ) -> None:
         if self._programs:
             self._programs.kill()
@@ -114,7 +127,9 @@ class Rig:
     def _within(self, machine: str) -> List[str]:
         return ["nsenter", f"--mount=/proc/{self._machines[machine].pid}/ns/mnt", "--wd=/", "--"]
 
-    def run(self, machine: str, argv: Sequence[str], check: bool = True, **options: object) -> "subprocess.CompletedProcess[bytes]":
+    def run(
+        self, machine: str, argv: Sequence[str], check: bool = True, **options: object
+    ) -> "subprocess.CompletedProcess[bytes]":
         """Run a program as seen by a machine."""
         done = subprocess.run([*self._within(machine), *argv], capture_output=True, check=False, **options)  # type: ignore[call-overload]
         assert not check or done.returncode == 0, f"{argv}: {done.stderr.decode(errors='replace')}"
@@ -123,7 +138,9 @@ class Rig:
     def save(self, name: str) -> None:
         """Keep the state of all machines and the store."""
         shutil.rmtree(self.top / "saved" / name, ignore_errors=True)
-        subprocess.run(["cp", "-a", "--sparse=always", self.top / "live", self.top / "saved" / name], check=True)
+        subprocess.run(
+            ["cp", "-a", "--sparse=always", self.top / "live", self.top / "saved" / name], check=True
+        )
 
     def restore(self, name: str) -> None:
         """Go back to a kept state. The mount points themselves stay."""
@@ -135,7 +152,9 @@ class Rig:
                     shutil.rmtree(entry.path)
                 else:
                     os.unlink(entry.path)
-        subprocess.run(["cp", "-a", "--sparse=always", f"{self.top}/saved/{name}/.", self.top / "live"], check=True)
+        subprocess.run(
+            ["cp", "-a", "--sparse=always", f"{self.top}/saved/{name}/.", self.top / "live"], check=True
+        )
         copied(self.top / "live" / "store")
 
     # -- programs of ours -----------------------------------------------------------------------
@@ -164,18 +183,24 @@ class Rig:
         finally:
             ssh.Session = real  # type: ignore[misc]
 
-    def datastore(self, action: str, xml: str, environment: Dict[str, str]) -> "subprocess.CompletedProcess[bytes]":
+    def datastore(
+        self, action: str, xml: str, environment: Dict[str, str]
+    ) -> "subprocess.CompletedProcess[bytes]":
         """Run a datastore action on the front-end as one_datastore does."""
         python = [f"{self.top}/forks/python3", "-IS"] if self._programs else []
         return self.run(
-            "fe", [*python, f"{CHECKOUT}/datastore/{action}", "1"], check=False, input=base64.b64encode(xml.encode()),
+            "fe",
+            [*python, f"{CHECKOUT}/datastore/{action}", "1"],
+            check=False,
+            input=base64.b64encode(xml.encode()),
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", **environment},
-        )  # fmt: skip
+        )
 
     # -- what is there --------------------------------------------------------------------------
 
     def listing(self, opaque: Sequence[str] = ()) -> Listing:
-        """List every file with mode, links and content; what is random by nature is replaced by what it must be.
+        """List every file with mode, links and content; what is random by nature is replaced by what it must
+        be.
 
         Content of paths that match `opaque` (file systems with a UUID) is replaced by the file system's name.
         """
@@ -216,7 +241,13 @@ class Rig:
             return ("a token", path.stat().st_size)
         if name == "generation.json":
             header = json.loads(path.read_bytes())
-            return ("generation", header["generation"], header["format"], header["size"], self._is_current(path))
+            return (
+                "generation",
+                header["generation"],
+                header["format"],
+                header["size"],
+                self._is_current(path),
+            )
         if name.startswith("vm-") and path.parent.name == "locks":
             return ("deletions of", *sorted(json.loads(path.read_bytes() or b"{}").get("epochs", ())))
         if name == "migration.json":
@@ -231,16 +262,23 @@ class Rig:
         session = header.parent / "session"
         return (
             known["session"] == (session.read_text().strip() if session.exists() else "")
-            and image.exists() and known["mtime_ns"] == image.stat().st_mtime_ns and known["size"] == image.stat().st_size
+            and image.exists()
+            and known["mtime_ns"] == image.stat().st_mtime_ns
+            and known["size"] == image.stat().st_size
             and (known["ctime_ns"], known["inode"]) == (image.stat().st_ctime_ns, image.stat().st_ino)
-        )  # fmt: skip
+        )
 
     def _target(self, machine: str, file: Path, name: str) -> Path:
         """Return where a link or a backing name in `file` leads, seen from outside."""
-        return self.outside(machine, name) if name.startswith("/") else Path(os.path.normpath(file.parent / name))
+        return (
+            self.outside(machine, name)
+            if name.startswith("/")
+            else Path(os.path.normpath(file.parent / name))
+        )
 
     def guest_sees(self, machine: str, path: str, format: str) -> str:
-        """Return the hash of what a guest would read from a disk, through all of its backing files, after a check.
+        """Return the hash of what a guest would read from a disk, through all of its backing files, after a
+        check.
 
         The same bytes over the same backing bytes are looked at only once.
         """
@@ -292,7 +330,9 @@ def _checked_file_system(path: Path) -> str:
         with path.open("rb") as file:
             format = "qcow2" if file.read(4) == b"QFI\xfb" else "raw"
         subprocess.run(["qemu-img", "convert", "-f", format, "-O", "raw", str(path), raw], check=True)
-        kind = subprocess.run(["blkid", "-p", "-o", "value", "-s", "TYPE", raw], capture_output=True, check=False).stdout
+        kind = subprocess.run(
+            ["blkid", "-p", "-o", "value", "-s", "TYPE", raw], capture_output=True, check=False
+        ).stdout
         name = kind.decode().strip()
         if name.startswith("ext"):
             subprocess.run(["e2fsck", "-fn", raw], check=True, capture_output=True)
@@ -314,7 +354,9 @@ def digest(data: bytes) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """Return the hash of a file's content; zeros count the same whether they are a hole or not, and cost nothing."""
+    """Return the hash of a file's content; zeros count the same whether they are a hole or not, and cost
+    nothing.
+    """
     fd = os.open(path, os.O_RDONLY)
     try:
         size = os.fstat(fd).st_size

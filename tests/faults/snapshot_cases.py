@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots and resize in the kill suite: each place, with a tree of layers; what a kill may not change is every content."""
+"""Snapshots and resize in the kill suite: each place, with a tree of layers; what a kill may not change is
+every content.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,20 @@ from semishared.opennebula import args
 from semishared.plan import snapshots
 from semishared.wire import session as ssh
 
-from .cases import PERSISTENT, RAW, VM, Case, Environment, MiB, Stored, clone_steps, datastore, ln_steps, plan, source
+from .cases import (
+    PERSISTENT,
+    RAW,
+    VM,
+    Case,
+    Environment,
+    MiB,
+    Stored,
+    clone_steps,
+    datastore,
+    ln_steps,
+    plan,
+    source,
+)
 from .rig import Rig
 
 Plan = Callable[[args.SnapshotPlace, snapshots.Facts], List[s.Step]]
@@ -84,11 +99,13 @@ def _case(what: str, number: int, place: str) -> Case:
     return Case(
         f"snap_{what} {place}{skipped}" + (f", snapshot {number}" if what == "delete" else ""),
         lambda rig, env: change(rig, env, what, number),
-        (lambda rig: _disk(rig, place)) if what == "create" and number == 0 else (lambda rig: _tree(rig, place)),
+        (lambda rig: _disk(rig, place))
+        if what == "create" and number == 0
+        else (lambda rig: _tree(rig, place)),
         guest={WHERE: contents.pop(-1)},
         restored=contents[number] if what == "revert" else b"",
         snapshots={WHERE: contents},
-    )  # fmt: skip
+    )
 
 
 def _grow(place: str) -> Case:
@@ -96,9 +113,14 @@ def _grow(place: str) -> Case:
     content = _written(image.content, 2)
     grown = content + bytes(8 * MiB)
     return Case(
-        f"resize {place}", lambda rig, env: plan(rig, "a", [s.GrowDisk(s.DiskRef(VM, 0, rig.inside(f"101/{VM}")), 16 * MiB)], env),
-        lambda rig: _disk(rig, place), guest={WHERE: content}, restored=grown,
-    )  # fmt: skip
+        f"resize {place}",
+        lambda rig, env: plan(
+            rig, "a", [s.GrowDisk(s.DiskRef(VM, 0, rig.inside(f"101/{VM}")), 16 * MiB)], env
+        ),
+        lambda rig: _disk(rig, place),
+        guest={WHERE: content},
+        restored=grown,
+    )
 
 
 def _image(action: str) -> Case:
@@ -111,9 +133,12 @@ def _image(action: str) -> Case:
         plan(rig, "a", [s.RemoveVm(VM, rig.inside(f"101/{VM}"))], {})
 
     return Case(
-        f"datastore {action}", lambda rig, env: datastore(rig, env, action, xml.format(source(rig, PERSISTENT))), setup, killed=("fe",),
+        f"datastore {action}",
+        lambda rig, env: datastore(rig, env, action, xml.format(source(rig, PERSISTENT))),
+        setup,
+        killed=("fe",),
         restored=_written(PERSISTENT.content, *TREE[number]) if action != "snap_delete" else b"",
-    )  # fmt: skip
+    )
 
 
 SNAPSHOT_CASES = [

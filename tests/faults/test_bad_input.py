@@ -60,7 +60,9 @@ def facts(cloud: Cloud) -> None:
 
 @pytest.fixture(autouse=True)
 def untouched(cloud: Cloud, source: str) -> Iterator[None]:
-    """Whatever the test asks: no shell runs its words, no image appears, the image there is stays as it is."""
+    """Whatever the test asks: no shell runs its words, no image appears, the image there is stays as it
+    is.
+    """
     before = cloud.images()
     yield
     facts(cloud)
@@ -74,7 +76,8 @@ def untouched(cloud: Cloud, source: str) -> Iterator[None]:
     assert not [path for path in left if "disk." in path or "staged" in path]
 
 
-# -- images ------------------------------------------------------------------------------------------------------
+# -- images
+# ------------------------------------------------------------------------------------------------------
 
 
 def qemu_img(*words: str) -> None:
@@ -102,8 +105,10 @@ def json_backed(path: Path) -> None:
 
 
 def vmdk_extents(path: Path) -> None:
-    path.write_text('# Disk DescriptorFile\nversion=1\nCID=1\nparentCID=ffffffff\ncreateType="monolithicFlat"\n'
-                    'RW 2048 FLAT "/etc/shadow" 0\n')  # fmt: skip
+    path.write_text(
+        '# Disk DescriptorFile\nversion=1\nCID=1\nparentCID=ffffffff\ncreateType="monolithicFlat"\n'
+        'RW 2048 FLAT "/etc/shadow" 0\n'
+    )
 
 
 def vmdk_split(path: Path) -> None:
@@ -132,7 +137,9 @@ def truncated_gzip(path: Path) -> None:
 
 
 def broken_qcow2(path: Path) -> None:
-    path.write_bytes(b"QFI\xfb\0\0\0\3" + bytes(16) + b"\0\0\0\0\0\1\0\0" + b"\xff" * 40 + bytes(8) + b"\xff" * 4000)
+    path.write_bytes(
+        b"QFI\xfb\0\0\0\3" + bytes(16) + b"\0\0\0\0\0\1\0\0" + b"\xff" * 40 + bytes(8) + b"\xff" * 4000
+    )
 
 
 def old_qcow(path: Path) -> None:
@@ -184,13 +191,16 @@ def test_sparse_raw_image_beyond_the_limit(cloud: Cloud) -> None:
     path.chmod(0o644)
     try:
         for action in ("cp", "stat"):
-            one_line(cloud.datastore(action, "<ID>9</ID><TYPE>0</TYPE><PATH>/var/tmp/huge.raw</PATH>"), "2.0 GiB")
+            one_line(
+                cloud.datastore(action, "<ID>9</ID><TYPE>0</TYPE><PATH>/var/tmp/huge.raw</PATH>"), "2.0 GiB"
+            )
     finally:
         conf.write_text(text)
         path.unlink()
 
 
-# -- paths -------------------------------------------------------------------------------------------------------
+# -- paths
+# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("action", ["cp", "stat"])
@@ -218,9 +228,18 @@ def test_sparse_raw_image_beyond_the_limit(cloud: Cloud) -> None:
     ],
 )
 def test_path_that_may_not_be_read(cloud: Cloud, path: str, word: str, action: str) -> None:
-    cloud.fe.run(["sh", "-c", "cd /var/tmp && touch unreadable && chmod 0 unreadable && ln -sfn /etc/passwd link-to-passwd"
-                  " && ln -sfn /etc linked-directory && { [ -p fifo ] || mkfifo fifo; }"])  # fmt: skip
-    cloud.fe.run(["sh", "-c", "mkdir -p /var/tmpfoo && cp /etc/hostname /var/tmpfoo/image && chmod 755 /var/tmpfoo"], user="root")
+    cloud.fe.run(
+        [
+            "sh",
+            "-c",
+            "cd /var/tmp && touch unreadable && chmod 0 unreadable && ln -sfn /etc/passwd link-to-passwd"
+            " && ln -sfn /etc linked-directory && { [ -p fifo ] || mkfifo fifo; }",
+        ]
+    )
+    cloud.fe.run(
+        ["sh", "-c", "mkdir -p /var/tmpfoo && cp /etc/hostname /var/tmpfoo/image && chmod 755 /var/tmpfoo"],
+        user="root",
+    )
     done = cloud.datastore(action, f"<ID>9</ID><TYPE>0</TYPE><PATH>{xml(path)}</PATH>")
     one_line(done, word)
 
@@ -232,7 +251,18 @@ def test_hostile_path(cloud: Cloud, kind: str, action: str) -> None:
         one_line(cloud.datastore(action, f"<ID>9</ID><TYPE>0</TYPE><PATH>{xml(path)}</PATH>"))
 
 
-@pytest.mark.parametrize("kind", ["spaces", "semicolon", "command substitution", "single quote", "double quote", "unicode", "leading dash"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "spaces",
+        "semicolon",
+        "command substitution",
+        "single quote",
+        "double quote",
+        "unicode",
+        "leading dash",
+    ],
+)
 def test_odd_file_name_that_is_there_is_read(cloud: Cloud, kind: str) -> None:
     """A name is only a name: what can be a file is uploaded like any other."""
     name = HOSTILE[kind].replace("/", "_").replace("\u202e", "")
@@ -249,8 +279,18 @@ def test_odd_file_name_that_is_there_is_read(cloud: Cloud, kind: str) -> None:
         path.unlink()
 
 
-@pytest.mark.parametrize("source_path", ["/etc/passwd", f"{STORE}/../101/x", f"{STORE}/.semishared", f"{STORE}/a/b", f"{STORE}",
-                                         "relative", *HOSTILE.values()])  # fmt: skip
+@pytest.mark.parametrize(
+    "source_path",
+    [
+        "/etc/passwd",
+        f"{STORE}/../101/x",
+        f"{STORE}/.semishared",
+        f"{STORE}/a/b",
+        f"{STORE}",
+        "relative",
+        *HOSTILE.values(),
+    ],
+)
 def test_rm_of_what_is_no_image_of_the_datastore(cloud: Cloud, source_path: str) -> None:
     one_line(cloud.datastore("rm", f"<ID>9</ID><SOURCE>{xml(source_path)}</SOURCE>"))
 
@@ -268,7 +308,11 @@ def test_hostile_attributes_of_a_datastore_action(cloud: Cloud, kind: str) -> No
         ("mkfs", f"<ID>9</ID><SIZE>8</SIZE><FORMAT>raw</FORMAT><FS>{evil}</FS>", ""),
         ("mkfs", f"<ID>9</ID><SIZE>{evil}</SIZE><FORMAT>raw</FORMAT>", ""),
         ("mkfs", "<ID>9</ID><SIZE>8</SIZE>", f"<DRIVER>{evil}</DRIVER>"),
-        ("cp", "<ID>9</ID><PATH>http://127.0.0.1:9/x</PATH>", f"<LIMIT_TRANSFER_BW>{evil}</LIMIT_TRANSFER_BW>"),
+        (
+            "cp",
+            "<ID>9</ID><PATH>http://127.0.0.1:9/x</PATH>",
+            f"<LIMIT_TRANSFER_BW>{evil}</LIMIT_TRANSFER_BW>",
+        ),
         ("clone", f"<ID>9</ID><PATH>{evil}</PATH><FORMAT>qcow2</FORMAT>", ""),
     ):
         one_line(cloud.datastore(action, image, attributes))
@@ -279,8 +323,12 @@ def test_hostile_image_name_is_only_a_name(cloud: Cloud, kind: str) -> None:
     path = in_var_tmp(cloud, "named.raw")
     path.write_bytes(CONTENT)
     path.chmod(0o644)
-    done = cloud.datastore("cp", f"<ID>9</ID><NAME>{xml(HOSTILE[kind])}</NAME><TYPE>0</TYPE><PATH>/var/tmp/named.raw</PATH>"
-                           "<FORMAT></FORMAT>", f"<NAME>{xml(HOSTILE[kind])}</NAME>")  # fmt: skip
+    done = cloud.datastore(
+        "cp",
+        f"<ID>9</ID><NAME>{xml(HOSTILE[kind])}</NAME><TYPE>0</TYPE><PATH>/var/tmp/named.raw</PATH>"
+        "<FORMAT></FORMAT>",
+        f"<NAME>{xml(HOSTILE[kind])}</NAME>",
+    )
     path.unlink()
     assert done.returncode == 0, done.stderr.decode()
     stored = done.stdout.decode().split()[0]
@@ -293,7 +341,7 @@ def test_wrong_checksum(cloud: Cloud) -> None:
     path.chmod(0o644)
     try:
         for name, value in (("MD5", "0" * 32), ("SHA1", "$(id)"), ("SHA256", "\n")):
-            image = f"<ID>9</ID><TYPE>0</TYPE><PATH>/var/tmp/sum.raw</PATH><TEMPLATE><{name}>{value}</{name}></TEMPLATE>"
+            image = f"<ID>9</ID><TYPE>0</TYPE><PATH>/var/tmp/sum.raw</PATH><TEMPLATE><{name}>{value}</{name}></TEMPLATE>"  # noqa: E501
             done = cloud.datastore("cp", image)
             if value.strip():
                 one_line(done, name.lower())
@@ -303,7 +351,8 @@ def test_wrong_checksum(cloud: Cloud) -> None:
         path.unlink()
 
 
-# -- standard input ----------------------------------------------------------------------------------------------
+# -- standard input
+# ----------------------------------------------------------------------------------------------
 
 BOMB = (
     '<?xml version="1.0"?><!DOCTYPE a [<!ENTITY a0 "aaaaaaaaaa">'
@@ -325,13 +374,30 @@ GARBAGE: List[bytes] = [
     base64.b64encode(b"\xff\xfe<DS_DRIVER_ACTION_DATA/>"),
     base64.b64encode(BOMB.encode()),
     base64.b64encode(EXTERNAL.encode()),
-    base64.b64encode(b"<DS_DRIVER_ACTION_DATA>" + b"<a>" * 200_000 + b"</a>" * 200_000 + b"</DS_DRIVER_ACTION_DATA>"),
+    base64.b64encode(
+        b"<DS_DRIVER_ACTION_DATA>" + b"<a>" * 200_000 + b"</a>" * 200_000 + b"</DS_DRIVER_ACTION_DATA>"
+    ),
 ]
 
 
 @pytest.mark.parametrize("action", ["stat", "cp", "mkfs", "clone", "rm", "monitor"])
-@pytest.mark.parametrize("garbage", GARBAGE, ids=["empty", "zeros", "no base64", "no xml", "other root", "cut", "nothing in it",
-                                                  "bytes", "bomb", "external entity", "deep"])  # fmt: skip
+@pytest.mark.parametrize(
+    "garbage",
+    GARBAGE,
+    ids=[
+        "empty",
+        "zeros",
+        "no base64",
+        "no xml",
+        "other root",
+        "cut",
+        "nothing in it",
+        "bytes",
+        "bomb",
+        "external entity",
+        "deep",
+    ],
+)
 def test_garbage_on_stdin_of_a_datastore_action(cloud: Cloud, action: str, garbage: bytes) -> None:
     if action == "rm" and garbage in (GARBAGE[6], GARBAGE[10]):
         assert cloud.datastore(action, "", data=garbage).returncode in (0, 1)  # no SOURCE: nothing to remove
@@ -342,14 +408,24 @@ def test_garbage_on_stdin_of_a_datastore_action(cloud: Cloud, action: str, garba
 VM_BOMB = BOMB.replace("DS_DRIVER_ACTION_DATA", "VM")
 
 
-@pytest.mark.parametrize("garbage", [b"", b"%%%", base64.b64encode(b"<VM>"), base64.b64encode(VM_BOMB.encode()),
-                                     base64.b64encode(b"<OTHER/>")], ids=["empty", "no base64", "cut", "bomb", "other root"])  # fmt: skip
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"",
+        b"%%%",
+        base64.b64encode(b"<VM>"),
+        base64.b64encode(VM_BOMB.encode()),
+        base64.b64encode(b"<OTHER/>"),
+    ],
+    ids=["empty", "no base64", "cut", "bomb", "other root"],
+)
 @pytest.mark.parametrize("action", ["premigrate", "postmigrate", "failmigrate"])
 def test_garbage_on_stdin_of_a_migration(cloud: Cloud, action: str, garbage: bytes) -> None:
     one_line(cloud.tm(action, "h1", "h2", f"{SYSTEM}/7", "7", "101", stdin=garbage))
 
 
-# -- arguments ---------------------------------------------------------------------------------------------------
+# -- arguments
+# ---------------------------------------------------------------------------------------------------
 
 GOOD: Dict[str, List[str]] = {
     "clone": [f"fe:{STORE}/x", f"h1:{SYSTEM}/7/disk.0", "7", "100"],
@@ -388,7 +464,9 @@ FULL = bool(os.environ.get("SEMISHARED_FULL"))
 
 @pytest.mark.parametrize("action", [name for name in GOOD if name != "monitor_ds"])
 def test_hostile_arguments(cloud: Cloud, action: str) -> None:
-    """Every argument, host and path in turn is replaced: by everything hostile, or (not in full) by two of them."""
+    """Every argument, host and path in turn is replaced: by everything hostile, or (not in full) by two of
+    them.
+    """
     kinds = list(HOSTILE.values())
     stdin = base64.b64encode(VM_XML.encode()) if "migrate" in action else b""
     failures = []
@@ -403,9 +481,13 @@ def test_hostile_arguments(cloud: Cloud, action: str) -> None:
 
 
 OUTSIDE = [
-    "/", "/7", "/etc/7/disk.0", f"{SYSTEM}/8/disk.0", f"{SYSTEM}/../7/disk.0",
+    "/",
+    "/7",
+    "/etc/7/disk.0",
+    f"{SYSTEM}/8/disk.0",
+    f"{SYSTEM}/../7/disk.0",
     *(f"{SYSTEM}/7/{name}" for name in ("disk.0/disk.0", ".semishared", "disk.x", "disk.99999999999")),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("path", OUTSIDE)
@@ -415,7 +497,8 @@ def test_delete_stays_in_the_vm_directory(cloud: Cloud, path: str) -> None:
 
 UUID = "11111111-2222-4333-8444-555555555555"
 
-# -- what oned says ----------------------------------------------------------------------------------------------
+# -- what oned says
+# ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["SEMISHARED_PLACE", "SEMISHARED_LOCAL"])
@@ -428,12 +511,22 @@ def test_hostile_attribute_values(cloud: Cloud, source: str, name: str, kind: st
 @pytest.mark.parametrize(
     ("attributes", "persistent", "word"),
     [
-        ("<SEMISHARED_PLACE>shared</SEMISHARED_PLACE><SEMISHARED_LOCAL>copy</SEMISHARED_LOCAL>", False, "contradicts"),
-        ("<SEMISHARED_PLACE>shared</SEMISHARED_PLACE><SEMISHARED_LOCAL>remote-first</SEMISHARED_LOCAL>", False, "contradicts"),
+        (
+            "<SEMISHARED_PLACE>shared</SEMISHARED_PLACE><SEMISHARED_LOCAL>copy</SEMISHARED_LOCAL>",
+            False,
+            "contradicts",
+        ),
+        (
+            "<SEMISHARED_PLACE>shared</SEMISHARED_PLACE><SEMISHARED_LOCAL>remote-first</SEMISHARED_LOCAL>",
+            False,
+            "contradicts",
+        ),
         (f"<SEMISHARED_PLACE>local</SEMISHARED_PLACE><LUKS_SECRET>{UUID}</LUKS_SECRET>", True, "encrypted"),
     ],
 )
-def test_values_that_do_not_go_together(cloud: Cloud, source: str, attributes: str, persistent: bool, word: str) -> None:
+def test_values_that_do_not_go_together(
+    cloud: Cloud, source: str, attributes: str, persistent: bool, word: str
+) -> None:
     cloud.image(1, persistent=persistent, attributes=attributes)
     cloud.image(1, persistent=persistent, attributes=attributes)
     one_line(cloud.tm("ln" if persistent else "clone", *cloud.clone_words(source)), word)
@@ -474,7 +567,8 @@ def test_oned_does_not_know_it(cloud: Cloud, source: str) -> None:
     one_line(cloud.clone(source, vm=12345), "one.vm.info 12345")
 
 
-# -- context -----------------------------------------------------------------------------------------------------
+# -- context
+# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
@@ -500,7 +594,8 @@ def test_context_name_does_not_climb(cloud: Cloud) -> None:
         one_line(cloud.tm("context", f"/etc/hostname:{name}", *GOOD["context"][1:]))
 
 
-# -- hands off ---------------------------------------------------------------------------------------------------
+# -- hands off
+# ---------------------------------------------------------------------------------------------------
 
 
 def test_persistent_disk_that_is_a_file_is_not_deleted(cloud: Cloud, source: str) -> None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running guest's local disk of a persistent image: commits that are refused, killed, and overlap; detached while it runs on."""
+"""A running guest's local disk of a persistent image: commits that are refused, killed, and overlap; detached
+while it runs on.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,15 @@ DISK = IN_PLACE
 """The one whose image is persistent, and local here."""
 LOCAL = "<SEMISHARED_PLACE>local</SEMISHARED_PLACE>"
 ALL = bool(os.environ.get("SEMISHARED_FULL"))
-ALWAYS = ("layer added", "guest frozen", "guest switched", "commit decided", "staged committed.3", "commit recorded", "layer merged")
+ALWAYS = (
+    "layer added",
+    "guest frozen",
+    "guest switched",
+    "commit decided",
+    "staged committed.3",
+    "commit recorded",
+    "layer merged",
+)
 """Points that are killed at in every run."""
 NOTE = f"{VM_DIR}/.semishared/frozen.json"
 
@@ -97,7 +107,9 @@ def test_guest_that_is_detached_from_its_disk_goes_on(live: Live) -> None:
     # What a killed action, and who watched it, have left in the guest, which lies over other disks.
     job = {"target": "vda", "run": live.virsh("domid", DOMAIN)}
     live.host.path(f"{VM_DIR}/.semishared/job.{OVERLAY}.json").write_text(json.dumps(job))
-    live.host.path(NOTE).write_text(json.dumps({"how": "SUSPEND", "run": live.virsh("domid", DOMAIN), "token": "00"}))
+    live.host.path(NOTE).write_text(
+        json.dumps({"how": "SUSPEND", "run": live.virsh("domid", DOMAIN), "token": "00"})
+    )
     live.virsh("suspend", DOMAIN)
     done = live.cloud.tm("mvds", f"h1:{VM_DIR}/disk.{DISK}", live.mine, str(VM), "100")
     assert done.returncode == 0, done.stderr.decode()
@@ -206,7 +218,12 @@ def stopped(live: Live, at: int) -> Iterator[List[int]]:
     thread = threading.Thread(target=lambda: found.append(commit(live, env)))
     thread.start()
     try:
-        until(lambda: live.host.path(TRACE).exists() and len(live.points()) == at, 30, "a commit that stands still", 0.05)
+        until(
+            lambda: live.host.path(TRACE).exists() and len(live.points()) == at,
+            30,
+            "a commit that stands still",
+            0.05,
+        )
         yield found
     finally:
         thread.join(60)
@@ -221,7 +238,9 @@ def test_domain_that_was_said_to_run_and_does_not(running: Live) -> None:
     running.check(DISK, written(1, 2), {})
 
 
-def test_nothing_is_committed_of_a_vm_that_oned_is_at_work_on(running: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_committed_of_a_vm_that_oned_is_at_work_on(
+    running: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts, before, then = running.cloud.answers.texts, layers_of(running), told(running)
     monkeypatch.setitem(texts, ("vm", VM), texts["vm", VM].replace("<LCM_STATE>3<", "<LCM_STATE>4<"))
     with pytest.raises(VmBusy, match="LCM state 4"):

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running guest that goes on in a copy of its VM directory, killed at every step of that; with and without its QEMU.
+"""A running guest that goes on in a copy of its VM directory, killed at every step of that; with and without
+its QEMU.
 
-Whichever of the two directories oned says is the VM's, the next action there has all that the guest had written.
+Whichever of the two directories oned says is the VM's, the next action there has all that the guest had
+written.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ def live() -> Iterator[Live]:
 
 
 def begin(live: Live) -> None:
-    """Have a guest on its deltas, a copy of its directory in the other datastore, and what the guest wrote since."""
+    """Have a guest on its deltas, a copy of its directory in the other datastore, and what the guest wrote
+    since.
+    """
     live.end_domain()
     live.host.run(["rm", "-rf", COPIED])
     live.restore("plain")
@@ -76,7 +80,11 @@ def check(live: Live, vm_dir: str, now: bytes) -> None:
 
 
 def check_opened(live: Live, vm_dir: str) -> None:
-    said = {line.split()[0]: line.split()[1] for line in live.virsh("domblklist", DOMAIN).splitlines() if line.strip()}
+    said = {
+        line.split()[0]: line.split()[1]
+        for line in live.virsh("domblklist", DOMAIN).splitlines()
+        if line.strip()
+    }
     assert live.virsh("domstate", DOMAIN) == "running"
     for disk in OWN:
         assert os.path.normpath(said[f"vd{'abcd'[disk]}"]) == record(live, vm_dir, disk)["path"]
@@ -96,7 +104,13 @@ def points(live: Live) -> List[str]:
 
 def test_killed_at_every_step_both_directories_are_whole_until_one_is_entered(live: Live) -> None:
     names, failures = points(live), []
-    assert {"delta is being mirrored", "mirrors equal", "guest has gone over", "copy entered", "deltas gone"} <= set(names)
+    assert {
+        "delta is being mirrored",
+        "mirrors equal",
+        "guest has gone over",
+        "copy entered",
+        "deltas gone",
+    } <= set(names)
     entered = names.index("guest has gone over")
     for number, name in enumerate(names, 1):
         if number % EVERY and name not in ("mirrors equal", "guest has gone over", "copy entered"):
@@ -131,7 +145,9 @@ def test_directory_that_a_guest_has_open_is_not_removed(live: Live) -> None:
     begin(live)
     with pytest.raises(SemisharedError, match="open"):
         live.run({}, s.CheckNotOpen(VM, VM_DIR, DOMAIN, disks=True))
-    live.run({}, s.CheckNotOpen(VM, VM_DIR, DOMAIN, disks=False), s.CheckNotOpen(VM, COPIED, DOMAIN, disks=True))
+    live.run(
+        {}, s.CheckNotOpen(VM, VM_DIR, DOMAIN, disks=False), s.CheckNotOpen(VM, COPIED, DOMAIN, disks=True)
+    )
     enter(live, {})
     live.run({}, s.CheckNotOpen(VM, VM_DIR, DOMAIN, disks=True))
     with pytest.raises(SemisharedError, match="open"):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks that let go of their store, killed at every step of that; with and without their QEMU, while the guest runs and off.
+"""Disks that let go of their store, killed at every step of that; with and without their QEMU, while the
+guest runs and off.
 
-Whatever was killed, the next action has all that the guest had written, and every snapshot; the disk lies over its base or over the
-image as before, never between.
+Whatever was killed, the next action has all that the guest had written, and every snapshot; the disk lies
+over its base or over the image as before, never between.
 """
 
 from __future__ import annotations
@@ -29,9 +30,16 @@ from .live import DOMAIN, OVERLAY, TRACE, VM, VM_DIR, Environment, Live, s, writ
 ALL = bool(os.environ.get("SEMISHARED_FULL"))
 EVERY = 1 if ALL else 1000
 ALWAYS = (
-    "detach noted", "leased", "switch noted", "layer kept",
-    "layers lie over bases", "layers ready", "mirrors equal", "guest has gone over", "switch ended",
-)  # fmt: skip
+    "detach noted",
+    "leased",
+    "switch noted",
+    "layer kept",
+    "layers lie over bases",
+    "layers ready",
+    "mirrors equal",
+    "guest has gone over",
+    "switch ended",
+)
 """Points that are killed at in every run."""
 DISK = OVERLAY
 """The one that is made remote-first here; the others have nothing to let go of."""
@@ -76,23 +84,31 @@ def put_right(live: Live, domain: str) -> None:
 
 
 def check(live: Live, now: bytes = NOW) -> str:
-    """See that the disk is whole, that nothing is under way or left, and that headers and record say the same; return which they say."""
+    """See that the disk is whole, that nothing is under way or left, and that headers and record say the
+    same; return which they say.
+    """
     live.check(DISK, now, KEPT)
     names = os.listdir(live.host.path(f"{VM_DIR}/.semishared"))
     assert not [name for name in names if not name.startswith(("disk.", "clone.", "vm.", ".staged-"))], names
     record = live.record(DISK)
     folder = live.host.path(f"{VM_DIR}/disk.{DISK}.snap")
     assert sorted(os.listdir(folder)) == ["0", "1", "2"]
-    lowest = live.host.run(["qemu-img", "info", "-U", "--output=json", f"{VM_DIR}/disk.{DISK}.snap/0"]).stdout.decode()
+    lowest = live.host.run(
+        ["qemu-img", "info", "-U", "--output=json", f"{VM_DIR}/disk.{DISK}.snap/0"]
+    ).stdout.decode()
     assert (f"{STORE}/.semishared" in lowest) is (record["how"] == "remote-first"), lowest
     assert ("/leases/" in lowest) is (record["how"] == "overlay"), lowest
-    leases = [path.name for path in live.host.path(BASES).glob("*/leases/*") if path.name.endswith(f"{VM}-{DISK}")]
+    leases = [
+        path.name for path in live.host.path(BASES).glob("*/leases/*") if path.name.endswith(f"{VM}-{DISK}")
+    ]
     assert leases == ([f"{VM}-{DISK}"] if record["how"] == "overlay" else []), leases
     return record["how"]
 
 
 def reads_store(live: Live) -> bool:
-    """Tell whether the guest's QEMU has the store's image open for the disk too: the clone on the store lies over it anyway."""
+    """Tell whether the guest's QEMU has the store's image open for the disk too: the clone on the store lies
+    over it anyway.
+    """
     pid = live.host.path(f"/run/libvirt/qemu/{DOMAIN}.pid").read_text().strip()
     said = live.host.run(["ls", "-l", f"/proc/{pid}/fd"], user="root").stdout.decode().splitlines()
     count = len([line for line in said if line.endswith(f" {live.image_of(DISK)}")])
@@ -151,7 +167,9 @@ def killed(live: Live, number: int, then: str, *, runs: bool) -> str:
 
 
 @pytest.mark.parametrize("runs", [True, False], ids=["running", "off"])
-def test_killed_at_every_step_the_disk_is_whole_over_its_base_or_over_the_image(live: Live, runs: bool) -> None:
+def test_killed_at_every_step_the_disk_is_whole_over_its_base_or_over_the_image(
+    live: Live, runs: bool
+) -> None:
     names, failures, ends = points(live, runs=runs), [], {}
     expected = set(ALWAYS) if runs else {"switch noted", "layer laid over its base", "switch ended"}
     assert expected <= set(names), names
@@ -185,7 +203,9 @@ FAILURES: Dict[str, Environment] = {
 
 
 @pytest.mark.parametrize("env", FAILURES.values(), ids=FAILURES)
-def test_what_libvirt_fails_at_leaves_the_guest_as_it_was_or_over_its_base(live: Live, env: Environment) -> None:
+def test_what_libvirt_fails_at_leaves_the_guest_as_it_was_or_over_its_base(
+    live: Live, env: Environment
+) -> None:
     begin(live)
     with pytest.raises(SemisharedError):
         detach(live, env)
@@ -199,7 +219,9 @@ def test_what_libvirt_fails_at_leaves_the_guest_as_it_was_or_over_its_base(live:
 
 @contextmanager
 def stopped_at(live: Live, name: str) -> Iterator[List[str]]:
-    """Have a driver stand still at the last point of this name; yield what it will have said when it has ended, with the block."""
+    """Have a driver stand still at the last point of this name; yield what it will have said when it has
+    ended, with the block.
+    """
     names = points(live, runs=True)
     number = len(names) - names[::-1].index(name)
     begin(live)
@@ -214,7 +236,12 @@ def stopped_at(live: Live, name: str) -> Iterator[List[str]]:
 
     at_work = threading.Thread(target=detached)
     at_work.start()
-    until(lambda: live.host.path(TRACE).exists() and len(live.points()) == number, 60, f"a driver at {name}", 0.05)
+    until(
+        lambda: live.host.path(TRACE).exists() and len(live.points()) == number,
+        60,
+        f"a driver at {name}",
+        0.05,
+    )
     time.sleep(0.1)
     yield said
     at_work.join(150)
@@ -222,8 +249,12 @@ def stopped_at(live: Live, name: str) -> Iterator[List[str]]:
 
 
 @pytest.mark.parametrize("name", ["layers ready", "mirrors equal", "guest has gone over"])
-def test_qemu_that_dies_on_the_way_leaves_a_whole_disk_that_the_next_start_opens(live: Live, name: str) -> None:
-    """Between the moment in which both hold the same, the record and the pivot too; the driver goes on, and finds no guest."""
+def test_qemu_that_dies_on_the_way_leaves_a_whole_disk_that_the_next_start_opens(
+    live: Live, name: str
+) -> None:
+    """Between the moment in which both hold the same, the record and the pivot too; the driver goes on, and
+    finds no guest.
+    """
     with stopped_at(live, name) as said:
         live.end_domain()
         go_on(live)
@@ -240,7 +271,15 @@ def go_on(live: Live) -> None:
 def waking(live: Live) -> NodeProcess:
     """Do what is done when the guest has rested for too long."""
     token = json.loads(live.host.path(f"{VM_DIR}/.semishared/frozen.json").read_text())["token"]
-    argv = ["/usr/bin/python3", "-I", "/var/tmp/one/lib/semishared/guest/watch.py", VM_DIR, DOMAIN, token, "0"]
+    argv = [
+        "/usr/bin/python3",
+        "-I",
+        "/var/tmp/one/lib/semishared/guest/watch.py",
+        VM_DIR,
+        DOMAIN,
+        token,
+        "0",
+    ]
     return live.host.popen(argv, stdin=subprocess.PIPE)
 
 
@@ -291,7 +330,9 @@ def test_guest_is_not_woken_while_libvirt_is_at_a_switch_for_a_driver_that_was_k
 
 
 def test_action_that_begins_meanwhile_goes_first(live: Live) -> None:
-    """OpenNebula knows nothing of what is under way: what it begins ends that, and finds the disk as it was."""
+    """OpenNebula knows nothing of what is under way: what it begins ends that, and finds the disk as it
+    was.
+    """
     with stopped_at(live, "layers lie over bases") as said, live.session({}) as session:
         session.run([s.DescribeDisk(live.ref(DISK), DOMAIN)])
     assert said
@@ -304,12 +345,19 @@ def test_action_that_begins_meanwhile_goes_first(live: Live) -> None:
 
 @pytest.mark.parametrize("name", ["layers ready", "mirrors equal", "guest has gone over"])
 def test_libvirtd_that_dies_on_the_way_and_is_started_anew(live: Live, name: str) -> None:
-    """It finds again what QEMU does; whoever has been told nothing any more leaves the guest to the next action."""
+    """It finds again what QEMU does; whoever has been told nothing any more leaves the guest to the next
+    action.
+    """
     with stopped_at(live, name):
         pid = live.host.run(["pgrep", "-x", "libvirtd"], user="root").stdout.decode().strip()
         live.host.run(["kill", "-KILL", pid], user="root")
         live.host.run(["/usr/sbin/libvirtd", "-d"], user="root")
-        until(lambda: live.virsh("domstate", DOMAIN, check=False) in ("running", "paused"), 20, "a libvirtd that knows the guest", 0.05)
+        until(
+            lambda: live.virsh("domstate", DOMAIN, check=False) in ("running", "paused"),
+            20,
+            "a libvirtd that knows the guest",
+            0.05,
+        )
         go_on(live)
     put_right(live, DOMAIN)
     live.at_rest()
@@ -324,7 +372,9 @@ VMM = "/var/tmp/one/vmm/semishared"
 
 
 def test_guest_that_is_saved_meanwhile_has_the_disk_it_had(live: Live) -> None:
-    """libvirt saves no guest of which a disk is being copied: OpenNebula would be told that it cannot be suspended."""
+    """libvirt saves no guest of which a disk is being copied: OpenNebula would be told that it cannot be
+    suspended.
+    """
     checkpoint = f"{VM_DIR}/checkpoint"
     with stopped_at(live, "layers ready") as said:
         live.host.run([f"{VMM}/save", DOMAIN, checkpoint, "h1", str(VM), "h1"])
@@ -363,7 +413,9 @@ def test_host_without_room_for_the_copies_says_how_much_is_missing(live: Live) -
     with live.cloud.small(live.host, SYSTEM, "16M"):
         begin(live)
         free = int(live.host.run(["df", "--output=avail", "-B1", SYSTEM]).stdout.split()[-1])
-        live.host.run(["dd", "if=/dev/zero", f"of={SYSTEM}/filler", "bs=4096", f"count={(free - 500_000) // 4096}"])
+        live.host.run(
+            ["dd", "if=/dev/zero", f"of={SYSTEM}/filler", "bs=4096", f"count={(free - 500_000) // 4096}"]
+        )
         with pytest.raises(SemisharedError, match=r"no space for .* are missing.*SS030"):
             detach(live, {})
         live.host.run(["rm", f"{SYSTEM}/filler"])

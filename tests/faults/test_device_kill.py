@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks that go to another device of their host's pool under a running guest, killed at every step of that; with and without their QEMU.
+"""Disks that go to another device of their host's pool under a running guest, killed at every step of that;
+with and without their QEMU.
 
-Whatever was killed, the next action has all that the guest had written, and every snapshot; the disk lies on one device or the other,
-whole, and nothing of it on any other. What gc does before that action takes nothing that the guest has open.
+Whatever was killed, the next action has all that the guest had written, and every snapshot; the disk lies on
+one device or the other, whole, and nothing of it on any other. What gc does before that action takes nothing
+that the guest has open.
 """
 
 from __future__ import annotations
@@ -33,10 +35,19 @@ DEVICES = ("/mnt/a", "/mnt/b")
 DISKS = {"layers": OVERLAY, "raw": COPY}
 """One with snapshots, and one that is a plain file to its guest."""
 ALWAYS = {
-    "deltas noted", "guest writes to deltas", "layers copied", "old device noted", "layers have their names on the new device",
-    "layers are being mirrored", "layers ready on the new device", "mirrors equal", "guest has gone over", "device switch ended",
-    "layers gone from the other device", "deltas gone",
-}  # fmt: skip
+    "deltas noted",
+    "guest writes to deltas",
+    "layers copied",
+    "old device noted",
+    "layers have their names on the new device",
+    "layers are being mirrored",
+    "layers ready on the new device",
+    "mirrors equal",
+    "guest has gone over",
+    "device switch ended",
+    "layers gone from the other device",
+    "deltas gone",
+}
 """Points that are killed at in every run."""
 WAYS = ("next action", "without its QEMU", "again")
 MARKS = {OVERLAY: (1, 2, 3, 5), COPY: (1, 5)}
@@ -90,9 +101,15 @@ def uuids(live: Live) -> List[str]:
 def move(live: Live, env: Environment, disk: int, domain: str = DOMAIN, rate: int = 0) -> str:
     """Move a disk to the device where it is not; return that one's UUID."""
     link = link_of(live, disk)
-    (target,) = {uuid for uuid in os.listdir(live.host.path(f"{BASE_STORE}/devices")) if uuid != link.uuid and not uuid.endswith(".json")}
+    (target,) = {
+        uuid
+        for uuid in os.listdir(live.host.path(f"{BASE_STORE}/devices"))
+        if uuid != link.uuid and not uuid.endswith(".json")
+    }
     with live.session(env) as session:
-        (answer,) = session.run([MoveLayers(live.ref(disk), domain, link.name, target, rate)], answer=lambda question: {"why": ""})
+        (answer,) = session.run(
+            [MoveLayers(live.ref(disk), domain, link.name, target, rate)], answer=lambda question: {"why": ""}
+        )
     assert isinstance(answer, dict)
     if answer["error"]:
         raise SemisharedError(str(answer["error"]))
@@ -132,14 +149,20 @@ def opened(live: Live, disk: int) -> Set[str]:
 
 
 def check_running(live: Live, disk: int) -> None:
-    """See that nothing is under way, and that the guest has open what its disk's names lead to, and nothing else."""
+    """See that nothing is under way, and that the guest has open what its disk's names lead to, and nothing
+    else.
+    """
     live.at_rest()
     live.check_opened(disk)
-    assert opened(live, disk) == {live.host.run(["realpath", f"{VM_DIR}/disk.{disk}.snap"]).stdout.decode().strip()}
+    assert opened(live, disk) == {
+        live.host.run(["realpath", f"{VM_DIR}/disk.{disk}.snap"]).stdout.decode().strip()
+    }
 
 
 def check(live: Live, disk: int, now: bytes) -> str:
-    """See that the disk is whole in one place, and that nothing is under way or left; return the UUID of its device."""
+    """See that the disk is whole in one place, and that nothing is under way or left; return the UUID of its
+    device.
+    """
     live.check(disk, now, KEPT[disk])
     names = os.listdir(live.host.path(f"{VM_DIR}/.semishared"))
     assert not [name for name in names if not name.startswith(("disk.", "clone.", "vm.", ".staged-"))], names
@@ -159,7 +182,9 @@ def points(live: Live, disk: int) -> List[str]:
 
 
 @pytest.mark.parametrize("disk", DISKS.values(), ids=DISKS)
-def test_disk_goes_to_another_device_and_back_under_its_guest_and_every_action_finds_it(live: Live, disk: int) -> None:
+def test_disk_goes_to_another_device_and_back_under_its_guest_and_every_action_finds_it(
+    live: Live, disk: int
+) -> None:
     begin(live)
     first = link_of(live, disk)
     for mark, there in ((6, False), (7, True)):
@@ -182,7 +207,9 @@ def test_disk_goes_to_another_device_and_back_under_its_guest_and_every_action_f
 
 
 def killed(live: Live, disk: int, number: int, then: str) -> Tuple[bool, bool]:
-    """Kill at a point, then do what is to follow; tell whether the disk has gone over, and whether its record had said so before."""
+    """Kill at a point, then do what is to follow; tell whether the disk has gone over, and whether its record
+    had said so before.
+    """
     begin(live)
     first = link_of(live, disk)
     with pytest.raises(SemisharedError):
@@ -251,7 +278,9 @@ def test_what_libvirt_fails_at_leaves_the_disk_on_one_device(live: Live, env: En
 
 @contextmanager
 def stopped_at(live: Live, disk: int, name: str) -> Iterator[List[str]]:
-    """Have a driver stand still at the last point of this name; yield what it will have said when it has ended, with the block."""
+    """Have a driver stand still at the last point of this name; yield what it will have said when it has
+    ended, with the block.
+    """
     names = points(live, disk)
     number = len(names) - names[::-1].index(name)
     begin(live)
@@ -266,7 +295,12 @@ def stopped_at(live: Live, disk: int, name: str) -> Iterator[List[str]]:
 
     at_work = threading.Thread(target=moved)
     at_work.start()
-    until(lambda: live.host.path(TRACE).exists() and len(live.points()) == number, 60, f"a driver at {name}", 0.05)
+    until(
+        lambda: live.host.path(TRACE).exists() and len(live.points()) == number,
+        60,
+        f"a driver at {name}",
+        0.05,
+    )
     time.sleep(0.1)
     yield said
     at_work.join(150)
@@ -280,7 +314,9 @@ def go_on(live: Live) -> None:
 
 @pytest.mark.parametrize("disk", DISKS.values(), ids=DISKS)
 @pytest.mark.parametrize("name", ["layers are being mirrored", "mirrors equal", "guest has gone over"])
-def test_qemu_that_dies_on_the_way_leaves_a_whole_disk_that_the_next_start_opens(live: Live, name: str, disk: int) -> None:
+def test_qemu_that_dies_on_the_way_leaves_a_whole_disk_that_the_next_start_opens(
+    live: Live, name: str, disk: int
+) -> None:
     """The driver goes on, and finds no guest."""
     with stopped_at(live, disk, name) as said:
         live.end_domain()
@@ -294,7 +330,9 @@ def test_qemu_that_dies_on_the_way_leaves_a_whole_disk_that_the_next_start_opens
 
 
 def test_action_that_begins_meanwhile_goes_first_and_two_do_not_wait_for_each_other(live: Live) -> None:
-    """OpenNebula knows nothing of what is under way: what it begins ends that, and finds the disk as it was."""
+    """OpenNebula knows nothing of what is under way: what it begins ends that, and finds the disk as it
+    was.
+    """
     disk = OVERLAY
     with stopped_at(live, disk, "layers are being mirrored") as said:
         was = live.host.run(["realpath", f"{VM_DIR}/disk.{disk}.left.snap"]).stdout.decode().strip()
@@ -315,7 +353,9 @@ def test_action_that_begins_meanwhile_goes_first_and_two_do_not_wait_for_each_ot
 
 
 def test_device_that_becomes_full_under_the_guest_meanwhile_keeps_it(live: Live) -> None:
-    """What the guest writes until it has moved goes to the device that is left: a guest that found it full would be paused."""
+    """What the guest writes until it has moved goes to the device that is left: a guest that found it full
+    would be paused.
+    """
     disk = OVERLAY
     begin(live)
     (first,) = opened(live, disk)

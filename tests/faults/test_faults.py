@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Full disks, dead and silent hosts, stores that are not there: one clear line each, nothing left, a rerun that works."""
+"""Full disks, dead and silent hosts, stores that are not there: one clear line each, nothing left, a rerun
+that works.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,11 @@ def test_host_disk_full(cloud: Cloud, source: str, where: str, free: int) -> Non
         else:
             done = cloud.clone(source, vm)
         one_line(done, "no space" if free == 0 or where != "VM directory, volatile" else "space", "h1")
-        left = [path for path in cloud.left_of(vm, cloud.h1) + cloud.left_of(10, cloud.h1) if "disk." in path or "staged" in path]
+        left = [
+            path
+            for path in cloud.left_of(vm, cloud.h1) + cloud.left_of(10, cloud.h1)
+            if "disk." in path or "staged" in path
+        ]
         assert not left
         assert not cloud.h1.run(["find", BASES, "-name", "image"], check=False).stdout
     works(cloud, source, vm)
@@ -224,7 +230,9 @@ def test_base_store_with_a_half_copy(cloud: Cloud, source: str) -> None:
 # -- overlap -------------------------------------------------------------------------------------------------
 
 
-def overlap(cloud: Cloud, action: str, words: "list[str]", lock: str, vm: int) -> "subprocess.CompletedProcess[bytes]":
+def overlap(
+    cloud: Cloud, action: str, words: "list[str]", lock: str, vm: int
+) -> "subprocess.CompletedProcess[bytes]":
     """Let an action wait, delete its VM, let it go on; return how it ended."""
     with cloud.held(cloud.h1, lock):
         driver = cloud.start(action, *words)

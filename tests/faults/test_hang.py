@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No action waits for ever: a black-holed host frees the driver in 30 s, and nothing that is said blocks it."""
+"""No action waits for ever: a black-holed host frees the driver in 30 s, and nothing that is said blocks
+it.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def freed(cloud: Cloud, name: str, action: str, words: Sequence[str], within: fl
     assert took < within, f"{took:.1f} s"
 
 
-@pytest.mark.parametrize("kind", ["own connection", pytest.param("shared connection", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "kind", ["own connection", pytest.param("shared connection", marks=pytest.mark.long)]
+)
 def test_host_cut_off_before_the_connection(cloud: Cloud, source: str, kind: str) -> None:
     with ssh_config(cloud, SHARED + SILENT if kind.startswith("shared") else "Host *\n"):
         if kind.startswith("shared"):
@@ -123,7 +127,9 @@ def test_host_cut_off_while_it_receives(cloud: Cloud) -> None:
     with ssh_config(cloud, SHARED + SILENT):
         cloud.fe.run(["ssh", "-fN", "h1"])
         with cloud.held(cloud.h1, "vm-7"):
-            driver = cloud.start("context", "/var/tmp/context.sh", "/var/tmp/big", f"h1:{SYSTEM}/7/disk.4", "7", "101")
+            driver = cloud.start(
+                "context", "/var/tmp/context.sh", "/var/tmp/big", f"h1:{SYSTEM}/7/disk.4", "7", "101"
+            )
             cloud.wait_for_hostside(cloud.h1)
             cloud.h1.cut()
             try:
@@ -171,7 +177,11 @@ def test_program_that_says_much_on_stderr() -> None:
     with pytest.raises(ToolFailed, match=r"exit code 3: x{500} \.\.\. x+$"):
         run(["sh", "-c", "head -c 1000000 /dev/zero | tr '\\0' x >&2; exit 3"], timeout_s=20)
     with pytest.raises(ToolFailed, match="exit code 3"):
-        list(stream(["sh", "-c", "head -c 1000000 /dev/zero | tr '\\0' x >&2; echo data; exit 3"], silence_s=20))
+        list(
+            stream(
+                ["sh", "-c", "head -c 1000000 /dev/zero | tr '\\0' x >&2; echo data; exit 3"], silence_s=20
+            )
+        )
 
 
 def test_tar_that_says_much_on_stderr(tmp_path: Path) -> None:

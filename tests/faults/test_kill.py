@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each action is killed at its steps, at every one of them with test-full (points.py); then it is issued again, or the VM is deleted."""
+"""Each action is killed at its steps, at every one of them with test-full (points.py); then it is issued
+again, or the VM is deleted.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,20 @@ from semishared.tools import extents, layers
 
 from . import conftest, driver_kills
 from .cases import CASES as OTHER_CASES
-from .cases import IMAGES, OTHER, PERSISTENT, RAW, VM, Case, build, clone_steps, datastore, delete_steps, ln_steps, plan
+from .cases import (
+    IMAGES,
+    OTHER,
+    PERSISTENT,
+    RAW,
+    VM,
+    Case,
+    build,
+    clone_steps,
+    datastore,
+    delete_steps,
+    ln_steps,
+    plan,
+)
 from .cloud import STORE, SYSTEM, Cloud, until
 from .rig import MACHINES, Listing, Rig, backing_of, file_digest, file_system, own_mounts, points
 from .rig import digest as digest_of
@@ -52,7 +67,9 @@ def generation(path: Path, format: str) -> str:
 
 
 def check_store(rig: Rig, case: Case, before: Dict[str, str]) -> None:
-    """Nobody touches a stored image; what is new under a final name is whole; what is called current is so."""
+    """Nobody touches a stored image; what is new under a final name is whole; what is called current is
+    so.
+    """
     for path in sorted(rig.store().iterdir()):
         if path.is_dir():
             continue
@@ -63,7 +80,9 @@ def check_store(rig: Rig, case: Case, before: Dict[str, str]) -> None:
         else:
             format = "qcow2" if path.open("rb").read(4) == b"QFI\xfb" else "raw"
             seen = rig.guest_sees("fe", rig.inside(f"100/{path.name}"), format)
-            known = {digest(image.content) for image in IMAGES.values()} | {digest(data) for data in case.guest.values()}
+            known = {digest(image.content) for image in IMAGES.values()} | {
+                digest(data) for data in case.guest.values()
+            }
             assert seen in known | {EMPTY}, f"{path.name} is half made"
     for header in rig.store(".semishared").glob("*/generation.json"):
         if not rig._is_current(header):
@@ -86,7 +105,9 @@ def check_bases(rig: Rig, machine: str) -> None:
 
 
 def check_disk(rig: Rig, case: Case, machine: str, vm_dir: Path, path: Path) -> None:
-    """A disk under its final name is what its record says, over the base it names, and its guest reads what it must."""
+    """A disk under its final name is what its record says, over the base it names, and its guest reads what
+    it must.
+    """
     number = int(path.name[5:])
     record_file = vm_dir / f".semishared/disk.{number}.json"
     if not record_file.exists():
@@ -113,7 +134,9 @@ def check_disk(rig: Rig, case: Case, machine: str, vm_dir: Path, path: Path) -> 
         base = f"{rig.datastores}/.semishared/bases/{image['store']}-{image['id']}-{image['generation']}"
         backing = lowest_backing(rig, machine, record["path"])
         lease = f"{base}/leases/{vm_dir.name}-{number}"
-        assert (case.restored and not backing) or backing == lease, f"{where} lies over {backing}, its record says {base}"
+        assert (case.restored and not backing) or backing == lease, (
+            f"{where} lies over {backing}, its record says {base}"
+        )
         if machine == "fe":
             return  # Without a lease there; its base is the image's generation in the store
         assert record["format"] == "qcow2", "what it says of itself is checked before its guest reads it"
@@ -130,7 +153,9 @@ def check_disk(rig: Rig, case: Case, machine: str, vm_dir: Path, path: Path) -> 
 
 
 def check_layers(rig: Rig, machine: str, path: Path, record: Dict[str, Any]) -> None:
-    """The record names a layer beside the disk (or beside its clone on the store); disk.N leads to one of them."""
+    """The record names a layer beside the disk (or beside its clone on the store); disk.N leads to one of
+    them.
+    """
     folder = os.path.dirname(record["path"])
     first = os.readlink(path)
     if record["how"] == "store-clone":
@@ -149,11 +174,19 @@ def check_snapshots(rig: Rig, machine: str, record: Dict[str, Any], wanted: Dict
     in_place = record["how"] == "in-place"
     folder = f"{record['image']['source']}.snap" if in_place else os.path.dirname(record["path"])
     outside = str(rig.outside(machine, folder))
-    known = {} if in_place else layers.tree(outside, int(os.path.basename(record["path"])), record["format"], record.get("raw_layer"))
+    known = (
+        {}
+        if in_place
+        else layers.tree(
+            outside, int(os.path.basename(record["path"])), record["format"], record.get("raw_layer")
+        )
+    )
     for number, content in wanted.items():
         if number in layers.numbered(outside) and f"{folder}/{number}" != record["path"]:
             format = record["format"] if in_place else str(known[number]["format"])
-            assert rig.guest_sees(machine, f"{folder}/{number}", format) == digest(content), f"snapshot {number} holds something else"
+            assert rig.guest_sees(machine, f"{folder}/{number}", format) == digest(content), (
+                f"snapshot {number} holds something else"
+            )
 
 
 def lowest_backing(rig: Rig, machine: str, path: str) -> str:
@@ -183,11 +216,15 @@ def check_whole(rig: Rig, case: Case) -> None:
     """A VM directory that is moved or removed is whole wherever it is, and one that is moved is somewhere."""
     if not case.name.startswith(("mv ", "delete vm")):
         return
-    wanted = {f"disk.{number}" for number in range(5)} | {f".semishared/disk.{number}.json" for number in (0, 1, 2, 4)}
+    wanted = {f"disk.{number}" for number in range(5)} | {
+        f".semishared/disk.{number}.json" for number in (0, 1, 2, 4)
+    }
     found = [vm_dir for machine in MACHINES for vm_dir in rig.on(machine).glob(f"10[12]/{VM}")]
     assert found or case.name == "delete vm", "the VM is nowhere"
     for vm_dir in found:
-        names = {str(path.relative_to(vm_dir)) for path in (*vm_dir.glob("disk.*"), *vm_dir.glob(".semishared/*"))}
+        names = {
+            str(path.relative_to(vm_dir)) for path in (*vm_dir.glob("disk.*"), *vm_dir.glob(".semishared/*"))
+        }
         assert wanted <= names, f"{vm_dir} lacks {sorted(wanted - names)}"
 
 
@@ -206,12 +243,16 @@ def check(rig: Rig, case: Case, before: Dict[str, str]) -> None:
 # -- leftovers --------------------------------------------------------------------------------------
 
 
-STAGED = re.compile(r"/\.staged-|/\.probe-|/\.uploads/|/\.semishared/staging/|/\.(incoming|outgoing|removed)-")
+STAGED = re.compile(
+    r"/\.staged-|/\.probe-|/\.uploads/|/\.semishared/staging/|/\.(incoming|outgoing|removed)-"
+)
 
 
 def split(listing: Listing) -> "tuple[Listing, Set[str]]":
     """Tell a listing from what is staged in it: names that nobody takes for anything finished."""
-    staged = {path for path in listing if STAGED.search(f"{path}/") and not path.endswith(("/.uploads", "/staging"))}
+    staged = {
+        path for path in listing if STAGED.search(f"{path}/") and not path.endswith(("/.uploads", "/staging"))
+    }
     return {path: what for path, what in listing.items() if path not in staged}, staged
 
 
@@ -223,12 +264,16 @@ def tidy(listing: Listing) -> Listing:
 
 def of_the_vm(listing: Listing) -> List[str]:
     """Return what belongs to the VM."""
-    mine = re.compile(rf"/10[12]/{VM}(/|$)|/\.(incoming|outgoing|removed)-{VM}(-|/|$)|/(leases|clones)/(\.staged-)?{VM}-")
+    mine = re.compile(
+        rf"/10[12]/{VM}(/|$)|/\.(incoming|outgoing|removed)-{VM}(-|/|$)|/(leases|clones)/(\.staged-)?{VM}-"
+    )
     return [path for path in listing if mine.search(path)]
 
 
 def next_actions(rig: Rig) -> None:
-    """What a working cloud does anyway, days later: clones of the same images, an upload. It removes what is staged."""
+    """What a working cloud does anyway, days later: clones of the same images, an upload. It removes what is
+    staged.
+    """
     for part in (*MACHINES, "store"):
         for folder, _, files in os.walk(rig.top / "live" / part):
             for name in files:
@@ -270,7 +315,9 @@ def difference(wanted: Listing, found: Listing) -> str:
     lines = [f"missing {path}" for path in sorted(wanted.keys() - found.keys())]
     lines += [f"left over {path}: {found[path]}" for path in sorted(found.keys() - wanted.keys())]
     both = sorted(wanted.keys() & found.keys())
-    lines += [f"{path}: {found[path]} instead of {wanted[path]}" for path in both if wanted[path] != found[path]]
+    lines += [
+        f"{path}: {found[path]} instead of {wanted[path]}" for path in both if wanted[path] != found[path]
+    ]
     return "; ".join(lines)
 
 
@@ -296,7 +343,8 @@ class Proof:
         for machine, trace in traces.items():
             names = points(trace)
             assert names, f"{machine} passed no point"
-            # What is done, and with what: a copy and an overlay are two, an overlay of raw and of qcow2 are not.
+            # What is done, and with what: a copy and an overlay are two, an overlay of raw and of qcow2 are
+            # not.
             action = " ".join(case.name.replace(",", "").split()[:2])
             for number in self.known.chosen(f"{action} on {machine}", case.name, names):
                 self.outcome.points += 1
@@ -304,7 +352,9 @@ class Proof:
         return self.outcome
 
     def attempt(self, machine: str, number: int, name: str) -> None:
-        """Kill at one point; then rerun, and from the same state delete (at every third point without SEMISHARED_FULL)."""
+        """Kill at one point; then rerun, and from the same state delete (at every third point without
+        SEMISHARED_FULL).
+        """
         where = f"killed on {machine} at {number} ({name})"
         failed = False
         try:
@@ -355,7 +405,9 @@ class Proof:
         if len(images) > 1:
             # Complete, but its name was never told: the older of the two.
             first = min(images, key=lambda path: path.stat().st_ctime_ns)
-            datastore(self.rig, {}, "rm", f"<ID>9</ID><SOURCE>{self.rig.inside(f'100/{first.name}')}</SOURCE>")
+            datastore(
+                self.rig, {}, "rm", f"<ID>9</ID><SOURCE>{self.rig.inside(f'100/{first.name}')}</SOURCE>"
+            )
 
     def delete(self) -> None:
         """Delete the disks and the VM: nothing of it is left anywhere."""
@@ -422,18 +474,23 @@ def _end(_: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Dict[str, Future[Outcome]]]":
+def outcomes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> "Iterator[Dict[str, Future[Outcome]]]":
     """Prove the selected cases, two at a time."""
     specs = [getattr(item, "callspec", None) for item in request.session.items]
     wanted = {spec.params["name"] for spec in specs if spec and "name" in spec.params}
     pools = [ProcessPoolExecutor(1) for _ in range(2)]
     for pool in pools:
-        # Their processes are there from now on: one that a thread forked later would have open what another thread just then
-        # starts a program with, which would wait for it to be closed.
+        # Their processes are there from now on: one that a thread forked later would have open what another
+        # thread just then starts a program with, which would wait for it to be closed.
         pool.submit(os.getpid).result()
     futures: "Dict[str, Future[Outcome]]" = {}
     # The long ones first; whoever is done takes the next.
-    queue = sorted((index for index, case in enumerate(CASES) if case.name in wanted), key=lambda index: CASES[index].name[:3] != "mv ")
+    queue = sorted(
+        (index for index, case in enumerate(CASES) if case.name in wanted),
+        key=lambda index: CASES[index].name[:3] != "mv ",
+    )
     waiting, known = iter(queue), Known(tmp_path_factory.mktemp("known"))
     futures = {CASES[index].name: Future() for index in queue}
 
@@ -487,7 +544,9 @@ def run_undisturbed(cloud: Cloud, held: driver_kills.Held, source: str) -> None:
 
 @pytest.mark.parametrize("action", driver_kills.HELD)
 def test_driver_killed_while_its_host_works(cloud: Cloud, source: str, action: str, outcomes: object) -> None:
-    """The host side and all it started are gone within seconds; issued again, the action ends as if undisturbed."""
+    """The host side and all it started are gone within seconds; issued again, the action ends as if
+    undisturbed.
+    """
     held = driver_kills.HELD[action]
     begin(cloud, held, source)
     run_undisturbed(cloud, held, source)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host's libvirt in trouble while actions want it for a running guest: no binding, a daemon that hangs, or is started anew.
+"""A host's libvirt in trouble while actions want it for a running guest: no binding, a daemon that hangs, or
+is started anew.
 
-In test_live_kill.py single calls fail, and the host side is killed; here it is all of libvirt. Who does not need it goes on.
+In test_live_kill.py single calls fail, and the host side is killed; here it is all of libvirt. Who does not
+need it goes on.
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ from .rig import image_bytes
 
 PACKAGES = "/usr/lib/python3/dist-packages"
 OTHER = 8
-ACTIONS = [(3, "snap_create_live", ["1"]), (snapshots.DELETE_RUNNING, "snap_delete", ["0"]), (26, "cpds", [SAVED, "-1"])]
+ACTIONS = [
+    (3, "snap_create_live", ["1"]),
+    (snapshots.DELETE_RUNNING, "snap_delete", ["0"]),
+    (26, "cpds", [SAVED, "-1"]),
+]
 NOW = written(*range(1, 8))
 
 
@@ -67,10 +73,16 @@ def test_host_without_the_binding_names_the_package_and_does_all_else(live: Live
         for lcm_state, action, words in ACTIONS:
             cloud.vm(VM, {0: 1, 1: 2, 2: 3, 3: 4}, lcm_state=lcm_state)
             said = one_line(cloud.tm(action, place, *words, str(VM), "100"))
-            assert f"python3-libvirt is not installed on {live.host.name}; install it on that machine [SS032]" in said, said
+            assert (
+                f"python3-libvirt is not installed on {live.host.name}; install it on that machine [SS032]"
+                in said
+            ), said
         cloud.image(1)
         cloud.vm(OTHER, {0: 1}, lcm_state=0)
-        done = [cloud.clone(other, OTHER), cloud.tm("snap_create", f"h1:{VM_DIR[:-1]}{OTHER}/disk.0", "0", str(OTHER), "100")]
+        done = [
+            cloud.clone(other, OTHER),
+            cloud.tm("snap_create", f"h1:{VM_DIR[:-1]}{OTHER}/disk.0", "0", str(OTHER), "100"),
+        ]
         assert [item.returncode for item in done] == [0, 0], [item.stderr.decode() for item in done]
         cloud.delete(OTHER)
     live.at_rest()

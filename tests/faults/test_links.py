@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fuzzer of links: each name below our roots becomes a symbolic link, each action is run; nothing outside may change or get in.
+"""A fuzzer of links: each name below our roots becomes a symbolic link, each action is run; nothing outside
+may change or get in.
 
-What whoever can write an export, or sends a VM directory, can do at best. A link leads to a directory that has all names an
-action could look for, to a private file, or (as one of our own would, but wrongly) to another VM's or another image's data.
+What whoever can write an export, or sends a VM directory, can do at best. A link leads to a directory that
+has all names an action could look for, to a private file, or (as one of our own would, but wrongly) to
+another VM's or another image's data.
 """
 
 from __future__ import annotations
@@ -24,7 +26,21 @@ from semishared.model import steps_base as b
 from semishared.plan import gc
 
 from .cases import CASES as OTHER_CASES
-from .cases import OTHER, PERSISTENT, RAW, VM, Case, MiB, build, clone_steps, datastore, ln_steps, nothing, plan, whole_vm
+from .cases import (
+    OTHER,
+    PERSISTENT,
+    RAW,
+    VM,
+    Case,
+    MiB,
+    build,
+    clone_steps,
+    datastore,
+    ln_steps,
+    nothing,
+    plan,
+    whole_vm,
+)
 from .rig import MACHINES, Rig, own_mounts
 from .snapshot_cases import SNAPSHOT_CASES
 
@@ -35,16 +51,55 @@ SAMPLE = 150
 """Trials of `make test`, beside the core; all of them: `make test-full`."""
 AT = f"a/101/{VM}"
 BAIT = (
-    "0", "1", "2", "3", "6", "image", "manifest", "session", "generation.json", "generation", "have", "lock", "damaged",
-    "disk.0", "disk.1", "disk.2", "disk.4", "disk.0.json", "disk.2.json", "disk.4.json", f"{OTHER}-0", f"{VM}-0", f"{VM}-4",
-    f"vm-{VM}", f"vm-{VM}-disks", f"vm-{OTHER}", "base-100-1", "migration.json", "backup.xml", ".staged-disk.0.0123456789ab",
-    f".staged-{VM}-0.0123456789ab", ".staged-0.0123456789ab", ".staged-image.0123456789ab", ".staged-restored.0123456789ab",
-    "vm.xml", "disk.0.0",
-)  # fmt: skip
+    "0",
+    "1",
+    "2",
+    "3",
+    "6",
+    "image",
+    "manifest",
+    "session",
+    "generation.json",
+    "generation",
+    "have",
+    "lock",
+    "damaged",
+    "disk.0",
+    "disk.1",
+    "disk.2",
+    "disk.4",
+    "disk.0.json",
+    "disk.2.json",
+    "disk.4.json",
+    f"{OTHER}-0",
+    f"{VM}-0",
+    f"{VM}-4",
+    f"vm-{VM}",
+    f"vm-{VM}-disks",
+    f"vm-{OTHER}",
+    "base-100-1",
+    "migration.json",
+    "backup.xml",
+    ".staged-disk.0.0123456789ab",
+    f".staged-{VM}-0.0123456789ab",
+    ".staged-0.0123456789ab",
+    ".staged-image.0123456789ab",
+    ".staged-restored.0123456789ab",
+    "vm.xml",
+    "disk.0.0",
+)
 """Names in the directory outside: files, one as old as what is swept."""
 FOLDERS = (
-    "leases", "clones", "0123456789abcdef0123456789abcdef", "image-raw", f"{VM}", "disk.0.snap", f"{VM}-4.snap", ".semishared", "101"
-)  # fmt: skip
+    "leases",
+    "clones",
+    "0123456789abcdef0123456789abcdef",
+    "image-raw",
+    f"{VM}",
+    "disk.0.snap",
+    f"{VM}-4.snap",
+    ".semishared",
+    "101",
+)
 
 
 class Trial(NamedTuple):
@@ -66,7 +121,9 @@ def collect(rig: Rig, _env: object) -> None:
     location = rig.inside("")[:-1]
     for machine in ("a", "fe"):
         (facts,) = plan(rig, machine, [s.LookAround(location, (101,), (rig.inside("100"),), False)], {})
-        sources = frozenset(rig.inside(f"100/{path.name}") for path in rig.store().iterdir() if not path.name.startswith("."))
+        sources = frozenset(
+            rig.inside(f"100/{path.name}") for path in rig.store().iterdir() if not path.name.startswith(".")
+        )
         known = gc.Known({OTHER: "a"}, frozenset({(100, 1), (100, 2)}), sources)
         for item in gc.find([gc.Machine(machine, location, facts, False)], known, 0, True):  # type: ignore[arg-type]
             if not item.keep:
@@ -93,7 +150,9 @@ def evictable(rig: Rig) -> None:
     whole_vm(rig)
     names = [path.name for path in rig.on("a", ".semishared/bases").iterdir()]
     (rig.top / "names").write_text("\n".join(names))
-    plan(rig, "a", [s.RemoveVm(OTHER, rig.inside(f"101/{OTHER}")), s.RemoveVm(VM, rig.inside(f"101/{VM}"))], {})
+    plan(
+        rig, "a", [s.RemoveVm(OTHER, rig.inside(f"101/{OTHER}")), s.RemoveVm(VM, rig.inside(f"101/{VM}"))], {}
+    )
 
 
 def monitor(rig: Rig, env: Dict[str, Dict[str, str]]) -> None:
@@ -101,12 +160,14 @@ def monitor(rig: Rig, env: Dict[str, Dict[str, str]]) -> None:
 
 
 def resize(rig: Rig, disk: int) -> Callable[[Rig, object], object]:
-    return lambda rig, env: plan(rig, "a", [s.GrowDisk(s.DiskRef(VM, disk, rig.inside(f"101/{VM}")), 12 * MiB)], {})
+    return lambda rig, env: plan(
+        rig, "a", [s.GrowDisk(s.DiskRef(VM, disk, rig.inside(f"101/{VM}")), 12 * MiB)], {}
+    )
 
 
 def image_action(name: str) -> Callable[[Rig, Dict[str, Dict[str, str]]], object]:
     def act(rig: Rig, env: Dict[str, Dict[str, str]]) -> object:
-        source = f"<ID>4</ID><SIZE>8</SIZE><FORMAT>raw</FORMAT><SOURCE>{rig.inside(f'100/{PERSISTENT.name}')}</SOURCE>"
+        source = f"<ID>4</ID><SIZE>8</SIZE><FORMAT>raw</FORMAT><SOURCE>{rig.inside(f'100/{PERSISTENT.name}')}</SOURCE>"  # noqa: E501
         return datastore(rig, env, name, f"{source}<TARGET_SNAPSHOT>0</TARGET_SNAPSHOT>")
 
     return act
@@ -133,15 +194,35 @@ EXTRA = [
     Case("bases", bases_care, whole_vm),
     Case("evict", evict, evictable),
     Case("datastore monitor", monitor, nothing),
-    *(Case(f"datastore {name}", image_action(name), with_image_snapshot)
-      for name in ("snap_delete", "snap_revert", "snap_flatten", "export", "rm")),
-    Case("upload after a killed one", lambda rig, env: datastore(rig, env, "cp", UPLOAD.format(rig.top)), killed_upload),
+    *(
+        Case(f"datastore {name}", image_action(name), with_image_snapshot)
+        for name in ("snap_delete", "snap_revert", "snap_flatten", "export", "rm")
+    ),
+    Case(
+        "upload after a killed one",
+        lambda rig, env: datastore(rig, env, "cp", UPLOAD.format(rig.top)),
+        killed_upload,
+    ),
     *(Case(f"resize disk {disk}", resize(None, disk), whole_vm) for disk in (0, 1, 2, 4)),  # type: ignore[arg-type]
-    *(Case(f"cpds disk {disk}", lambda rig, env, disk=disk: plan(  # type: ignore[misc]
-        rig, "a", [s.SaveDisk(s.DiskRef(VM, disk, rig.inside(f"101/{VM}")), rig.inside("100/saved"), "raw", "")], {}), whole_vm)
-      for disk in (0, 1, 2, 4)),
+    *(
+        Case(
+            f"cpds disk {disk}",
+            lambda rig, env, disk=disk: plan(  # type: ignore[misc]
+                rig,
+                "a",
+                [
+                    s.SaveDisk(
+                        s.DiskRef(VM, disk, rig.inside(f"101/{VM}")), rig.inside("100/saved"), "raw", ""
+                    )
+                ],
+                {},
+            ),
+            whole_vm,
+        )
+        for disk in (0, 1, 2, 4)
+    ),
     Case("clone once more", lambda rig, env: plan(rig, "a", clone_steps(rig, RAW), {}), whole_vm),
-]  # fmt: skip
+]
 CASES = {case.name: case for case in [*OTHER_CASES, *SNAPSHOT_CASES, *EXTRA]}
 CORE = [
     Trial("upload after a killed one", "store/.semishared/.uploads", "directory"),
@@ -223,12 +304,21 @@ def listing(top: Path) -> Dict[str, Tuple[object, ...]]:
             path = os.path.join(folder, name)
             info = os.lstat(path)
             times = (info.st_mtime_ns, info.st_ctime_ns)
-            found[os.path.relpath(path, top)] = (info.st_mode, info.st_uid, info.st_size, info.st_nlink, info.st_ino, *times)
+            found[os.path.relpath(path, top)] = (
+                info.st_mode,
+                info.st_uid,
+                info.st_size,
+                info.st_nlink,
+                info.st_ino,
+                *times,
+            )
     return found
 
 
 def names(rig: Rig) -> Iterator[str]:
-    """Yield every name below the roots (store, system datastores, base stores) as `machine/...` or `store/...`."""
+    """Yield every name below the roots (store, system datastores, base stores) as `machine/...` or
+    `store/...`.
+    """
     for part in (*MACHINES, "store"):
         top = rig.top / "live" / part
         for folder, folders, files in os.walk(top):
@@ -242,7 +332,9 @@ def replace(rig: Rig, trial: Trial) -> bool:
     """Put the link in the place of what is there; tell whether there is one to try."""
     path = next((rig.top / "live").glob(trial.name), rig.top / "live" / trial.name)
     there = path.is_symlink()
-    target = {"directory": f"{rig.top}/outside/directory", "private": f"{rig.top}/outside/private"}.get(trial.kind)
+    target = {"directory": f"{rig.top}/outside/directory", "private": f"{rig.top}/outside/private"}.get(
+        trial.kind
+    )
     if trial.kind == "wrong":
         if not there:
             return False
@@ -250,7 +342,9 @@ def replace(rig: Rig, trial: Trial) -> bool:
         if was.startswith("../../"):
             target = f"../../../../../../../../..{rig.top}/outside/private"
         elif was.startswith("/"):
-            target = f"{was}/../../../../../outside/private" if "/clones/" in was else f"{rig.top}/outside/private"
+            target = (
+                f"{was}/../../../../../outside/private" if "/clones/" in was else f"{rig.top}/outside/private"
+            )
         else:
             target = f"{os.path.dirname(was)}/../../../../../../../../../../../..{rig.top}/outside/private"
     if path.is_symlink() or path.is_file():
@@ -284,7 +378,11 @@ def with_private_bytes(rig: Rig) -> List[str]:
         for name in files:
             path = os.path.join(folder, name)
             info = os.lstat(path)
-            if stat.S_ISREG(info.st_mode) and info.st_blocks and any(MARK[:200] in data for data in written(path)):
+            if (
+                stat.S_ISREG(info.st_mode)
+                and info.st_blocks
+                and any(MARK[:200] in data for data in written(path))
+            ):
                 found.append(os.path.relpath(path, rig.top / "live"))
     return found
 
@@ -347,7 +445,9 @@ _fuzzer: List[Fuzzer] = []
 
 
 def _fuzz(trials: List[Trial], sample: int, whole: Tuple[str, ...]) -> Tuple[int, List[str]]:
-    """In a process of its own, whose mounts vanish with it: run trials, or a sample of all, or all of some cases."""
+    """In a process of its own, whose mounts vanish with it: run trials, or a sample of all, or all of some
+    cases.
+    """
     if not _fuzzer:
         _fuzzer.append(Fuzzer())
     fuzzer = _fuzzer[0]
@@ -395,5 +495,3 @@ def test_every_name(pool: ProcessPoolExecutor, case: str) -> None:
     count, wrong = pool.submit(_fuzz, [], 0, (case,)).result()
     assert count
     assert not wrong, f"{len(wrong)} of {count}:\n" + "\n".join(wrong)
-
-

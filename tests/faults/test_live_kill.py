@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Actions on a running guest's disks, killed at every step and in the midst of libvirt's work; then issued again.
+"""Actions on a running guest's disks, killed at every step and in the midst of libvirt's work; then issued
+again.
 
-Afterwards the guest runs, nothing is left in its QEMU or beside its disks, and after QEMU has been killed too every
-disk and every snapshot holds what it must. The same if QEMU dies with the action: whatever it had in memory only, what
-the next start opens holds all that the guest had written, and the action can be issued again while the VM is off.
+Afterwards the guest runs, nothing is left in its QEMU or beside its disks, and after QEMU has been killed too
+every disk and every snapshot holds what it must. The same if QEMU dies with the action: whatever it had in
+memory only, what the next start opens holds all that the guest had written, and the action can be issued
+again while the VM is off.
 """
 
 from __future__ import annotations
@@ -26,7 +28,23 @@ from semishared.model.record import Record
 
 from . import agent_guest, conftest
 from .cloud import Cloud, until
-from .live import COPY, DOMAIN, IN_PLACE, ON_STORE, OVERLAY, PLACES, SAVED, TRACE, VM, VM_DIR, Environment, Live, digest, s, written
+from .live import (
+    COPY,
+    DOMAIN,
+    IN_PLACE,
+    ON_STORE,
+    OVERLAY,
+    PLACES,
+    SAVED,
+    TRACE,
+    VM,
+    VM_DIR,
+    Environment,
+    Live,
+    digest,
+    s,
+    written,
+)
 
 ALL = bool(os.environ.get("SEMISHARED_FULL"))
 DELAYS = (0.005, 0.05) if ALL else (0.05,)
@@ -37,7 +55,9 @@ EVERY = 5
 
 @dataclass
 class Case:
-    """One action on one disk: what it starts from, what is there then and afterwards, which calls of virsh die."""
+    """One action on one disk: what it starts from, what is there then and afterwards, which calls of virsh
+    die.
+    """
 
     name: str
     disk: int
@@ -57,47 +77,70 @@ def _create(disk: int, start: str, number: int) -> Case:
     kept = {number: written(1, 2)} if start == "plain" else {0: KEPT[0], 1: KEPT[1], number: KEPT[-1]}
     verb = "blockcopy" if disk == IN_PLACE else "snapshot-create-as"
     return Case(
-        f"snap_create_live {PLACES[disk]}, snapshot {number}", disk, start,
-        lambda live, env: live.change(env, "create", disk, number, tuple(kept)), (verb,), kept,
+        f"snap_create_live {PLACES[disk]}, snapshot {number}",
+        disk,
+        start,
+        lambda live, env: live.change(env, "create", disk, number, tuple(kept)),
+        (verb,),
+        kept,
         written(1, 2) if start == "plain" else KEPT[-1],
         lambda live: live.change({}, "create", disk, number, tuple(kept), ""),
-    )  # fmt: skip
+    )
 
 
 def _delete(disk: int, number: int, dies_in: Sequence[str]) -> Case:
     return Case(
-        f"snap_delete running {PLACES[disk]}, snapshot {number}", disk, "tree",
-        lambda live, env: live.change(env, "delete", disk, number, (0, 1)), dies_in, {0: KEPT[0], 1: KEPT[1]}, KEPT[-1],
+        f"snap_delete running {PLACES[disk]}, snapshot {number}",
+        disk,
+        "tree",
+        lambda live, env: live.change(env, "delete", disk, number, (0, 1)),
+        dies_in,
+        {0: KEPT[0], 1: KEPT[1]},
+        KEPT[-1],
         lambda live: live.change({}, "delete", disk, number, (0, 1), ""),
-    )  # fmt: skip
+    )
 
 
 def _delete_again(disk: int) -> Case:
-    """Snapshot 2, after snapshot 0 was merged into 1: libvirt still knows its layer, which is not there any more."""
+    """Snapshot 2, after snapshot 0 was merged into 1: libvirt still knows its layer, which is not there any
+    more.
+    """
 
     def act(live: Live, env: Environment, domain: str = DOMAIN) -> None:
         live.change({}, "delete", disk, 0, (0, 1, 2), domain)
         live.change(env, "delete", disk, 2, (1, 2), domain)
 
     return Case(
-        f"snap_delete running {PLACES[disk]}, snapshot 2, after 0 merged", disk, "deep", act, ("blockpull",), {1: KEPT[1]},
-        written(1, 2, 3, 4, 5), lambda live: act(live, {}, ""),
-    )  # fmt: skip
+        f"snap_delete running {PLACES[disk]}, snapshot 2, after 0 merged",
+        disk,
+        "deep",
+        act,
+        ("blockpull",),
+        {1: KEPT[1]},
+        written(1, 2, 3, 4, 5),
+        lambda live: act(live, {}, ""),
+    )
 
 
 def _save(disk: int) -> Case:
     return Case(
-        f"cpds live {PLACES[disk]}", disk, "tree",
-        lambda live, env: live.run(env, s.SaveDisk(live.ref(disk), SAVED, "raw", DOMAIN, freeze="SUSPEND")), ("blockcopy",),
-        {0: KEPT[0], 1: KEPT[1]}, KEPT[-1],
-    )  # fmt: skip
+        f"cpds live {PLACES[disk]}",
+        disk,
+        "tree",
+        lambda live, env: live.run(env, s.SaveDisk(live.ref(disk), SAVED, "raw", DOMAIN, freeze="SUSPEND")),
+        ("blockcopy",),
+        {0: KEPT[0], 1: KEPT[1]},
+        KEPT[-1],
+    )
 
 
 OWN = (OVERLAY, COPY)
 
 
 def _delta(disk: int, start: str, killed: str, dies_in: Sequence[str]) -> Case:
-    """Deltas put on the guest's own disks and merged; of the two what dies is `killed`, before the merge the guest writes."""
+    """Deltas put on the guest's own disks and merged; of the two what dies is `killed`, before the merge the
+    guest writes.
+    """
     kept = {} if start == "plain" else {0: KEPT[0], 1: KEPT[1]}
     marks = (1, 2) if start == "plain" else (1, 2, 3, 4)
 
@@ -108,22 +151,44 @@ def _delta(disk: int, start: str, killed: str, dies_in: Sequence[str]) -> Case:
         live.run(env if killed == "merge" else {}, s.MergeDeltas(VM, VM_DIR, DOMAIN))
 
     return Case(
-        f"deltas {killed} {PLACES[disk]}, {start}", disk, start, act, dies_in, kept,
-        written(*marks, 5) if killed == "merge" else written(*marks), Live.put_right,
-    )  # fmt: skip
+        f"deltas {killed} {PLACES[disk]}, {start}",
+        disk,
+        start,
+        act,
+        dies_in,
+        kept,
+        written(*marks, 5) if killed == "merge" else written(*marks),
+        Live.put_right,
+    )
 
 
 CASES = [
-    _create(OVERLAY, "plain", 0), _create(COPY, "plain", 0), _create(ON_STORE, "plain", 3), _create(IN_PLACE, "plain", 0),
+    _create(OVERLAY, "plain", 0),
+    _create(COPY, "plain", 0),
+    _create(ON_STORE, "plain", 3),
+    _create(IN_PLACE, "plain", 0),
     _create(OVERLAY, "tree", 2),
-    _delete(OVERLAY, 1, ("blockpull", "suspend", "resume")), _delete(OVERLAY, 0, ()), _delete(COPY, 1, ("blockpull",)),
-    _delete(ON_STORE, 1, ("blockpull",)), _delete(IN_PLACE, 1, ()), _delete_again(OVERLAY),
-    _save(OVERLAY), _save(IN_PLACE),
-    Case("prebackup_live", OVERLAY, "plain", lambda live, env: live.back_up(env, "SUSPEND"), ("suspend", "resume", "backup-begin")),
+    _delete(OVERLAY, 1, ("blockpull", "suspend", "resume")),
+    _delete(OVERLAY, 0, ()),
+    _delete(COPY, 1, ("blockpull",)),
+    _delete(ON_STORE, 1, ("blockpull",)),
+    _delete(IN_PLACE, 1, ()),
+    _delete_again(OVERLAY),
+    _save(OVERLAY),
+    _save(IN_PLACE),
+    Case(
+        "prebackup_live",
+        OVERLAY,
+        "plain",
+        lambda live, env: live.back_up(env, "SUSPEND"),
+        ("suspend", "resume", "backup-begin"),
+    ),
     Case("postbackup_live", OVERLAY, "backed up", lambda live, env: live.end_backup(env)),
-    _delta(OVERLAY, "tree", "add", ("snapshot-create-as",)), _delta(COPY, "plain", "add", ("snapshot-create-as",)),
-    _delta(OVERLAY, "tree", "merge", ("blockcommit", "blockjob", "suspend", "resume")), _delta(COPY, "plain", "merge", ("blockcommit",)),
-]  # fmt: skip
+    _delta(OVERLAY, "tree", "add", ("snapshot-create-as",)),
+    _delta(COPY, "plain", "add", ("snapshot-create-as",)),
+    _delta(OVERLAY, "tree", "merge", ("blockcommit", "blockjob", "suspend", "resume")),
+    _delta(COPY, "plain", "merge", ("blockcommit",)),
+]
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +265,8 @@ class Proof:
         """Issue the action again, on the guest that still runs."""
         self.row["reruns"] += 1
         self.case.act(self.live, {})
-        # To read through QEMU may let it write what it knows, which it need not have done else: so at every other point.
+        # To read through QEMU may let it write what it knows, which it need not have done else: so at every
+        # other point.
         self.check(read=self.row["points"] % 2 == 0)
         assert self.live.listing() == self.wanted
 
@@ -234,7 +300,9 @@ class Proof:
 
 @pytest.mark.parametrize("at", ["mirrors equal", "guest has gone over"])
 def test_guest_that_goes_on_after_a_killed_merge_is_recorded_where_it_writes(live: Live, at: str) -> None:
-    """Some of its deltas merged, some not; before it is woken the records say which, and its QEMU may die any time."""
+    """Some of its deltas merged, some not; before it is woken the records say which, and its QEMU may die any
+    time.
+    """
     merge = s.MergeDeltas(VM, VM_DIR, DOMAIN)
     live.restore("plain")
     live.start()
@@ -296,7 +364,9 @@ def test_what_stands_in_for_a_merged_layer_goes_with_whatever_comes_next(live: L
 
 
 def test_clone_on_a_store_whose_host_died_in_a_pull(live: Live) -> None:
-    """The note in the VM's directory goes with its host; whoever takes the VM over has the one beside the clone."""
+    """The note in the VM's directory goes with its host; whoever takes the VM over has the one beside the
+    clone.
+    """
     _killed_at(live, "layer pulled", _delete(ON_STORE, 1, ()), "tree")
     record = live.record(ON_STORE)
     live.end_domain()
@@ -314,7 +384,11 @@ def test_disk_that_was_taken_away_with_its_delta_does_not_come_back(live: Live) 
     live.end_domain()
     live.run({}, s.RemoveDisk(live.ref(COPY), ""))
     live.put_right()
-    assert not [name for name in live.listing() if name.startswith(f"vm/{VM}/") and (f"disk.{COPY}" in name or "deltas" in name)]
+    assert not [
+        name
+        for name in live.listing()
+        if name.startswith(f"vm/{VM}/") and (f"disk.{COPY}" in name or "deltas" in name)
+    ]
     live.check(OVERLAY, written(1, 2, 6), {})
 
 
@@ -338,20 +412,31 @@ def test_guest_without_an_agent_is_told_of_and_goes_on(live: Live) -> None:
 
 FAILING = [
     # case, verb; the snapshot at each place, then what deletes and copies call
-    *((index, "blockcopy" if case.disk == IN_PLACE else "snapshot-create-as") for index, case in enumerate(CASES[:5])),
+    *(
+        (index, "blockcopy" if case.disk == IN_PLACE else "snapshot-create-as")
+        for index, case in enumerate(CASES[:5])
+    ),
     *((index, verb) for index, case in enumerate(CASES) if index >= 5 for verb in case.dies_in),
 ]
 
 
 @pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.long), "after"])
-@pytest.mark.parametrize(("index", "verb"), FAILING, ids=[f"{CASES[index].name}, {verb}" for index, verb in FAILING])
+@pytest.mark.parametrize(
+    ("index", "verb"), FAILING, ids=[f"{CASES[index].name}, {verb}" for index, verb in FAILING]
+)
 def test_action_that_libvirt_fails(live: Live, index: int, verb: str, when: str) -> None:
-    """One error; the guest goes on; the records name what it writes to; issued again, the action ends as undisturbed."""
+    """One error; the guest goes on; the records name what it writes to; issued again, the action ends as
+    undisturbed.
+    """
     case = CASES[index]
     live.restore(case.start)
     live.start()
     # A guest that runs has been resumed, whatever virsh says of it.
-    fails = nullcontext() if (verb, when) == ("resume", "after") else pytest.raises(SemisharedError, match="no mood")
+    fails = (
+        nullcontext()
+        if (verb, when) == ("resume", "after")
+        else pytest.raises(SemisharedError, match="no mood")
+    )
     with fails:
         case.act(live, {"FAIL_IN": verb, "FAIL": when})
     live.check_opened(case.disk)
@@ -363,10 +448,14 @@ def test_action_that_libvirt_fails(live: Live, index: int, verb: str, when: str)
 
 
 def test_action_that_is_stopped_in_its_midst_does_not_hold_up_the_next(live: Live) -> None:
-    """It may be at work for ever (its front-end cut off, its storage hung): whoever comes next ends it, and is then alone."""
+    """It may be at work for ever (its front-end cut off, its storage hung): whoever comes next ends it, and
+    is then alone.
+    """
     live.restore("plain")
     live.start()
-    stuck = threading.Thread(target=_ends, args=(lambda: live.back_up({"SEMISHARED_STOP_AT": "7"}, "SUSPEND"),))
+    stuck = threading.Thread(
+        target=_ends, args=(lambda: live.back_up({"SEMISHARED_STOP_AT": "7"}, "SUSPEND"),)
+    )
     stuck.start()
     until(lambda: live.host.path(f"{VM_DIR}/.semishared/frozen.json").exists(), 20, "a guest at rest", 0.02)
     started = time.monotonic()
@@ -384,7 +473,9 @@ def test_guest_at_rest_is_woken_when_the_front_end_dies(live: Live) -> None:
     """Nobody may ever come next: the host side's last act is to let the guest go on."""
     live.restore("plain")
     live.start()
-    stuck = threading.Thread(target=_ends, args=(lambda: live.back_up({"FAIL_IN": "backup-begin", "FAIL": "never"}, "SUSPEND"),))
+    stuck = threading.Thread(
+        target=_ends, args=(lambda: live.back_up({"FAIL_IN": "backup-begin", "FAIL": "never"}, "SUSPEND"),)
+    )
     stuck.start()
     until(lambda: live.virsh("domstate", DOMAIN) == "paused", 20, "a guest at rest", 0.05)
     stdin = live.talk._process.stdin
@@ -398,14 +489,22 @@ def test_guest_at_rest_is_woken_when_the_front_end_dies(live: Live) -> None:
 
 
 LIVE_ACTIONS = [
-    ("snap_create_live", 3, OVERLAY, ["0"]), ("snap_create_live", 3, ON_STORE, ["0"]), ("snap_create_live", 3, IN_PLACE, ["0"]),
+    ("snap_create_live", 3, OVERLAY, ["0"]),
+    ("snap_create_live", 3, ON_STORE, ["0"]),
+    ("snap_create_live", 3, IN_PLACE, ["0"]),
     ("cpds", 26, OVERLAY, [SAVED, "-1"]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.fault(16, "a running guest rests while a snapshot of its disk is taken, or the disk saved")
-@pytest.mark.parametrize(("action", "lcm_state", "disk", "words"), LIVE_ACTIONS, ids=[f"{a[0]} {PLACES[a[2]]}" for a in LIVE_ACTIONS])
-def test_guest_without_an_agent_is_suspended_for_the_moment(live: Live, action: str, lcm_state: int, disk: int, words: List[str]) -> None:
+@pytest.mark.parametrize(
+    ("action", "lcm_state", "disk", "words"),
+    LIVE_ACTIONS,
+    ids=[f"{a[0]} {PLACES[a[2]]}" for a in LIVE_ACTIONS],
+)
+def test_guest_without_an_agent_is_suspended_for_the_moment(
+    live: Live, action: str, lcm_state: int, disk: int, words: List[str]
+) -> None:
     live.restore("plain")
     live.start()
     live.cloud.vm(VM, {0: 1, 1: 2, 2: 3, 3: 4}, lcm_state=lcm_state)
@@ -431,7 +530,12 @@ def test_guest_goes_on_though_its_host_side_was_killed_while_it_rested(live: Liv
     with pytest.raises(SemisharedError):
         live.back_up({"SEMISHARED_KILL_AT": str(number)}, "SUSPEND")
     until(lambda: live.virsh("domstate", DOMAIN) == "running", 30, "a guest that goes on", 0.05)
-    until(lambda: not live.host.path(f"{VM_DIR}/.semishared/frozen.json").exists(), 30, "no note of a rest", 0.05)
+    until(
+        lambda: not live.host.path(f"{VM_DIR}/.semishared/frozen.json").exists(),
+        30,
+        "no note of a rest",
+        0.05,
+    )
     live.end_backup({})
     live.at_rest()
 
@@ -440,16 +544,23 @@ def boot_with_agent(live: Live) -> None:
     """Start the domain with a guest that has QEMU's agent and writes nothing out by itself."""
     for path, name in zip(agent_guest.build(), ("vmlinux", "initrd")):
         shutil.copy(path, live.host.path(f"/var/tmp/{name}"))
-    boot = f"<kernel>/var/tmp/vmlinux</kernel><initrd>/var/tmp/initrd</initrd><cmdline>{agent_guest.COMMAND_LINE}</cmdline>"
+    boot = f"<kernel>/var/tmp/vmlinux</kernel><initrd>/var/tmp/initrd</initrd><cmdline>{agent_guest.COMMAND_LINE}</cmdline>"  # noqa: E501
     live.start(boot, agent_guest.DEVICES, memory_mib=192)
     until(lambda: count(live) > 2, 90, "a guest that writes", 0.1)
-    until(lambda: "{}" in live.virsh("qemu-agent-command", DOMAIN, '{"execute":"guest-ping"}', check=False), 30, "its agent", 0.2)
+    until(
+        lambda: "{}" in live.virsh("qemu-agent-command", DOMAIN, '{"execute":"guest-ping"}', check=False),
+        30,
+        "its agent",
+        0.2,
+    )
 
 
 def count(live: Live) -> int:
     """Return how often the guest has written to its file system."""
     said = live.host.path("/var/tmp/guest.log").read_text(errors="replace")
-    numbers = [line.split()[1] for line in said.splitlines() if line.startswith("alive ") and len(line.split()) == 2]
+    numbers = [
+        line.split()[1] for line in said.splitlines() if line.startswith("alive ") and len(line.split()) == 2
+    ]
     return int(numbers[-1]) if numbers else 0
 
 
@@ -458,7 +569,9 @@ def goes_on(live: Live) -> None:
     until(lambda: count(live) > before + 2, 60, "a guest whose file system is thawed", 0.1)
 
 
-@pytest.mark.fault(16, "what a guest with an agent has written is in the live snapshot, though it has not written it out")
+@pytest.mark.fault(
+    16, "what a guest with an agent has written is in the live snapshot, though it has not written it out"
+)
 def test_agent_freezes_the_file_systems_for_a_live_snapshot(live: Live) -> None:
     live.restore("plain")
     boot_with_agent(live)
@@ -515,7 +628,12 @@ def test_rest_for_what_is_done_elsewhere_ends_with_its_front_end(live: Live) -> 
         assert session._process.stdin
         session._process.stdin.close()
         until(lambda: live.virsh("domstate", DOMAIN) == "running", 30, "a guest that goes on", 0.05)
-    until(lambda: not live.host.path(f"{VM_DIR}/.semishared/frozen.json").exists(), 30, "no note of a rest", 0.05)
+    until(
+        lambda: not live.host.path(f"{VM_DIR}/.semishared/frozen.json").exists(),
+        30,
+        "no note of a rest",
+        0.05,
+    )
     live.at_rest()
 
 

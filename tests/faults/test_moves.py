@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tm/mv` on real hosts, when it is cut, retried, done twice at once, or not wanted any more: no VM's disk is lost."""
+"""`tm/mv` on real hosts, when it is cut, retried, done twice at once, or not wanted any more: no VM's disk is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class Site:
     def is_whole(node: Node, system: str = SYSTEM) -> bool:
         """Tell whether a node has the VM, with all that it wrote."""
         pairs: List[Tuple[str, str]] = [("raw", "disk.0"), ("qcow2", "disk.1")]
-        reads = [["qemu-io", "-r", "-f", format, "-c", READ, f"{system}/{VM}/{name}"] for format, name in pairs]
+        reads = [
+            ["qemu-io", "-r", "-f", format, "-c", READ, f"{system}/{VM}/{name}"] for format, name in pairs
+        ]
         return all(node.run(words, check=False).returncode == 0 for words in reads)
 
     def clean(self) -> None:
@@ -100,7 +104,14 @@ for word in sorted(os.listdir("/proc")):
 def test_removal_cut_midway_then_retried(site: Site) -> None:
     h1, h2 = site.cloud.h1, site.cloud.h2
     # Enough to remove that it can be cut.
-    h1.run(["python3", "-c", f"import os\nfor n in range(9000): os.close(os.open('{SYSTEM}/{VM}/deployment.%d' % n, os.O_CREAT))"])
+    h1.run(
+        [
+            "python3",
+            "-c",
+            f"import os\nfor n in range(9000): os.close(os.open('{SYSTEM}/{VM}/deployment.%d' % "
+            f"n, os.O_CREAT))",
+        ]
+    )
     killer = h1.popen(["python3", "-c", CUT, f"{SYSTEM}/{VM}/disk.0"])
     first = site.move()
     assert first.returncode != 0, first.stderr.decode()
@@ -171,7 +182,11 @@ def test_move_between_hosts_that_share_the_directory(site: Site) -> None:
         assert done.returncode == 0, done.stderr.decode()
         assert b"WARN: mv: " in done.stderr
         assert b"are one directory" in done.stderr
-        assert not [name for name in h1.run(["ls", "-A", SYSTEM, f"{SYSTEM}/{VM}"]).stdout.split() if name.startswith(b".staged-")]
+        assert not [
+            name
+            for name in h1.run(["ls", "-A", SYSTEM, f"{SYSTEM}/{VM}"]).stdout.split()
+            if name.startswith(b".staged-")
+        ]
 
 
 @pytest.mark.fault(2, "a move to the same directory under another path is refused")
@@ -186,7 +201,10 @@ def test_move_to_the_same_directory_under_another_path(site: Site) -> None:
 # -- not wanted any more ------------------------------------------------------------------------------
 
 
-DOMAINS = "<node><domain type='test'><name>one-7</name><memory>8192</memory><os><type>hvm</type></os></domain></node>"
+DOMAINS = (
+    "<node><domain "
+    "type='test'><name>one-7</name><memory>8192</memory><os><type>hvm</type></os></domain></node>"
+)
 
 
 @pytest.mark.fault(3, "the source is kept where the VM runs again, in the libvirt that LIBVIRT_URI names")
@@ -223,7 +241,9 @@ def test_source_is_kept_when_oned_has_moved_on(site: Site) -> None:
     assert not h2.path(f"{SYSTEM}/{VM}").exists()
 
 
-@pytest.mark.fault(3, "oned cannot be asked whether the move is still wanted: both are kept, and it is no failure")
+@pytest.mark.fault(
+    3, "oned cannot be asked whether the move is still wanted: both are kept, and it is no failure"
+)
 def test_source_is_kept_when_oned_does_not_answer(site: Site) -> None:
     h1, h2 = site.cloud.h1, site.cloud.h2
     site.cloud.wait_for_no_hostside(h2)
@@ -262,7 +282,9 @@ def test_two_moves_at_once(site: Site) -> None:
         drivers.append(site.cloud.start("mv", *site.words()))
         stopped.append(stopper.communicate()[0].decode().strip())
         assert stopped[-1], "no tar at work"
-        until(lambda: bool(h2.run(["pgrep", "-x", "tar"], check=False).stdout), 20, "a tar at the target", 0.01)
+        until(
+            lambda: bool(h2.run(["pgrep", "-x", "tar"], check=False).stdout), 20, "a tar at the target", 0.01
+        )
     h1.run(["kill", "-CONT", stopped[0]])
     drivers[0].communicate(timeout=60)
     h1.run(["kill", "-CONT", stopped[1]])

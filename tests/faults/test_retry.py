@@ -110,7 +110,9 @@ class Site:
         node.run(["qemu-io", "-f", "qcow2", "-c", "write -q -P 0x5a 64k 64k", path])
 
     def clean(self) -> None:
-        """Take the VM away where there is anything of it: that nothing is removed twice, the sequences prove."""
+        """Take the VM away where there is anything of it: that nothing is removed twice, the sequences
+        prove.
+        """
         for host in ("h1", "h2", "fe"):
             if self.cloud.left_of(VM, self.cloud.node(host)):
                 self.do([*self.delete(host)[-1:]])
@@ -129,7 +131,9 @@ class Site:
         for node in (self.cloud.h1, self.cloud.h2, self.cloud.fe):
             for top in (f"{SYSTEM}/{VM}", BASES):
                 found.update(listing(node, top))
-        found["saved"] = (digest(self.cloud.fe.path(SAVED).read_bytes()),) if self.cloud.fe.path(SAVED).exists() else ()
+        found["saved"] = (
+            (digest(self.cloud.fe.path(SAVED).read_bytes()),) if self.cloud.fe.path(SAVED).exists() else ()
+        )
         found["image"] = (digest(self.cloud.fe.path(self.data).read_bytes()),)
         return found
 
@@ -139,7 +143,9 @@ def digest(data: bytes) -> str:
 
 
 def listing(node: Node, top: str) -> State:
-    """List a directory of a node: links with their targets, files with their content (not of what is random)."""
+    """List a directory of a node: links with their targets, files with their content (not of what is
+    random).
+    """
     found: State = {}
     start = node.path(top)
     for folder, folders, names in os.walk(start):
@@ -218,7 +224,9 @@ SEQUENCES: Dict[str, Tuple[Before, Callable[[Site], List[Line]]]] = {
 
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_sequence(site: Site, name: str) -> None:
-    """Each line twice in a row; and all from line 1 after a failure at line 1, then 2, then 3 ... (recover --retry)."""
+    """Each line twice in a row; and all from line 1 after a failure at line 1, then 2, then 3 ... (recover
+    --retry).
+    """
     before, lines_of = SEQUENCES[name]
     before(site)
     lines = lines_of(site)
@@ -271,7 +279,9 @@ def test_each_snapshot_and_resize_twice(site: Site) -> None:
 # -- where oned is wrong ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("lines", "host"), [("terminate", "alive"), ("delete", "alive"), ("terminate", "dead")])
+@pytest.mark.parametrize(
+    ("lines", "host"), [("terminate", "alive"), ("delete", "alive"), ("terminate", "dead")]
+)
 def test_stopped_vm_ended_on_its_last_host(site: Site, lines: str, host: str) -> None:
     """EPILOG retry, and delete of an undeployed VM: oned names h1, all is on the front-end."""
     stopped(site)
@@ -342,12 +352,20 @@ def test_clone_overlapping_its_own_delete(site: Site) -> None:
         assert not left, f"{held}: {done.stderr.decode()} {left}"
 
 
-@pytest.mark.parametrize("suffix", ["semishared", *(pytest.param(other, marks=pytest.mark.long) for other in ("ceph", "ssh"))])
+@pytest.mark.parametrize(
+    "suffix", ["semishared", *(pytest.param(other, marks=pytest.mark.long) for other in ("ceph", "ssh"))]
+)
 def test_suffix_of_another_disk(site: Site, suffix: str) -> None:
     """oned never clears the suffix between disks: any action may come with ours or a foreign one."""
     settings = Settings(front_end="fe")
     drivers = Drivers(settings, LabRunner(site.cloud.fe, settings.environment, 120))
-    for lines in (site.deploy(), site.save_as(), site.move("h1", "fe"), site.move("fe", "h1"), site.terminate()):
+    for lines in (
+        site.deploy(),
+        site.save_as(),
+        site.move("h1", "fe"),
+        site.move("fe", "h1"),
+        site.terminate(),
+    ):
         for action, words in lines:
             assert not site.cloud.fe.path(f"/var/lib/one/remotes/tm/semishared/{action}.{suffix}").exists()
             drivers.tm([f"{action.upper()}.{suffix}", "semishared", *words], any_driver=True)
@@ -377,4 +395,7 @@ def test_failures_of_the_drivers_are_seen_by_this_table(site: Site) -> None:
     with pytest.raises(ActionFailed):
         settings = Settings(front_end="fe")
         drivers = Drivers(settings, LabRunner(site.cloud.fe, settings.environment, 120))
-        drivers.tm(["clone", "semishared", f"fe:{STORE}/nothing", site.disk("h1", 1), str(VM), "100"], any_driver=True)
+        drivers.tm(
+            ["clone", "semishared", f"fe:{STORE}/nothing", site.disk("h1", 1), str(VM), "100"],
+            any_driver=True,
+        )

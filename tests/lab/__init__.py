@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lab: an OpenNebula front-end and hosts as namespaces of one machine, with real sshd, libvirtd, QEMU and guests."""
+"""The lab: an OpenNebula front-end and hosts as namespaces of one machine, with real sshd, libvirtd, QEMU and
+guests.
+"""
 
 from __future__ import annotations
 

@@ -42,7 +42,9 @@ def _one(wanted: str) -> Lab:
 
 def _status(labs: list[Lab]) -> None:
     for lab in labs:
-        print(f"lab {lab.id}  guests: {lab.virt}  shared stores: {' '.join(map(str, lab.stores))}  {lab.folder}")
+        print(
+            f"lab {lab.id}  guests: {lab.virt}  shared stores: {' '.join(map(str, lab.stores))}  {lab.folder}"
+        )
         for node in lab.nodes:
             print(f"  {node.name:4} {node.ip:15} {'up   pid ' + str(node.pid) if node.up else 'down'}")
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep in the checkout's build/lab what is slow to find out and safe to keep: the KVM probe, programs, byte code, kernel, capabilities."""
+"""Keep in the checkout's build/lab what is slow to find out and safe to keep: the KVM probe, programs, byte
+code, kernel, capabilities.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,15 @@ PARTS = ("tm", "datastore", "vmm", "etc", "lib", "bin", "im", "install.sh")
 """Of the checkout: what gets installed."""
 KVM_SECONDS = 8
 EMULATORS = ("/usr/bin/qemu-system-x86_64", "/usr/bin/qemu-kvm-one")
-"""libvirt's own and OpenNebula's, which it does not know for the same: by path each has capabilities of its own."""
+"""libvirt's own and OpenNebula's, which it does not know for the same: by path each has capabilities of its
+own.
+"""
 LZ4 = b"\x02\x21\x4c\x18"
 ASKED_ONE_BY_ONE = re.compile(r"^\s*<flag name='cpu-unavailable-features'/>\n", re.MULTILINE)
-"""With it libvirt asks each QEMU that starts for some 350 properties of its processor, one by one, and QEMU reads what it is told a
-byte at a time: 0.25 s of processor for each guest. Without it libvirt asks once, as with older QEMUs. Nothing here is about CPUs."""
+"""With it libvirt asks each QEMU that starts for some 350 properties of its processor, one by one, and QEMU
+reads what it is told a byte at a time: 0.25 s of processor for each guest. Without it libvirt asks once, as
+with older QEMUs. Nothing here is about CPUs.
+"""
 
 
 def newest_kernel() -> Path:
@@ -38,7 +44,8 @@ def newest_kernel() -> Path:
 
 
 def unpacked_kernel() -> Path:
-    """Return that kernel as the ELF file which is packed in it, and which QEMU starts too (PVH): guests need not unpack it.
+    """Return that kernel as the ELF file which is packed in it, and which QEMU starts too (PVH): guests need
+    not unpack it.
 
     The kernel itself where it is not packed by lz4, as Debian packs this one.
     """
@@ -46,12 +53,18 @@ def unpacked_kernel() -> Path:
     kept = CACHE / f"{kernel.name}-{kernel.stat().st_mtime_ns}.elf"
     if not kept.exists():
         data = kernel.read_bytes()
-        # The x86 boot protocol, 2.08 and newer: where the payload is, and how long; its last four bytes are its size unpacked.
+        # The x86 boot protocol, 2.08 and newer: where the payload is, and how long; its last four bytes are
+        # its size unpacked.
         offset, length = struct.unpack_from("<II", data, 0x248)
         start = (data[0x1F1] + 1) * 512 + offset
         if not data.startswith(LZ4, start):
             return kernel
-        put(kept, subprocess.run(["lz4", "-dc"], input=data[start : start + length - 4], stdout=subprocess.PIPE, check=True).stdout)
+        put(
+            kept,
+            subprocess.run(
+                ["lz4", "-dc"], input=data[start : start + length - 4], stdout=subprocess.PIPE, check=True
+            ).stdout,
+        )
     return kept
 
 
@@ -91,10 +104,22 @@ def kvm_works() -> bool:
     if answer.exists():
         return answer.read_text() == "yes"
     # With no root file system the kernel panics within a second or two, and with panic=-1 that ends QEMU.
-    words = ["qemu-system-x86_64", "-accel", "kvm", "-m", "128", "-nodefaults", "-display", "none", "-no-reboot"]
+    words = [
+        "qemu-system-x86_64",
+        "-accel",
+        "kvm",
+        "-m",
+        "128",
+        "-nodefaults",
+        "-display",
+        "none",
+        "-no-reboot",
+    ]
     words += ["-serial", "stdio", "-kernel", str(newest_kernel()), "-append", "console=ttyS0 quiet panic=-1"]
     try:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=KVM_SECONDS, check=False)
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=KVM_SECONDS, check=False
+        )
         works = done.returncode == 0 and b"Kernel panic" in done.stdout
     except subprocess.TimeoutExpired:
         works = False
@@ -108,18 +133,24 @@ def _content(places: Sequence[Path]) -> str:
     for place in places:
         for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
             if path.is_file() and path.parent.name != "__pycache__":
-                key.update(f"{path.relative_to(CHECKOUT)} {path.stat().st_mode:o} ".encode() + path.read_bytes())
+                key.update(
+                    f"{path.relative_to(CHECKOUT)} {path.stat().st_mode:o} ".encode() + path.read_bytes()
+                )
     return key.hexdigest()[:16]
 
 
 def package() -> Path:
-    """Return where the package is kept as install.sh leaves it, with its byte code: by the content of what it is made of."""
+    """Return where the package is kept as install.sh leaves it, with its byte code: by the content of what it
+    is made of.
+    """
     return CACHE / f"package-{_content([CHECKOUT / folder for folder in ('bin', 'lib')])}"
 
 
 @cache
 def installed() -> Path:
-    """Return where is kept what an installation leaves, by content: `0` the checkout, `1` the front-end's remotes, `2` a host's."""
+    """Return where is kept what an installation leaves, by content: `0` the checkout, `1` the front-end's
+    remotes, `2` a host's.
+    """
     return CACHE / f"installed-{_content([CHECKOUT / part for part in PARTS] + [HERE / 'stock'])}"
 
 

@@ -94,7 +94,9 @@ def _used(group: Path) -> float:
 
 
 def used() -> Optional[float]:
-    """Return the seconds of processor of the suite that this process belongs to so far, None if it belongs to none."""
+    """Return the seconds of processor of the suite that this process belongs to so far, None if it belongs to
+    none.
+    """
     group = _mine()
     return _used(group) if group else None
 
@@ -107,7 +109,9 @@ def _mine() -> Optional[Path]:
 
 
 def _top(hierarchy: Hierarchy, lab_id: str) -> Path:
-    """Return where a lab's groups are made: below the group of the suite that makes it, where there is one."""
+    """Return where a lab's groups are made: below the group of the suite that makes it, where there is
+    one.
+    """
     suite = hierarchy.mount / os.environ.get(VARIABLE, "")
     return (suite if suite.exists() else hierarchy.mount) / f"semishared-{lab_id}"
 
@@ -118,7 +122,8 @@ def create(lab_id: str, node: str) -> list[Path]:
     for hierarchy in hierarchies():
         top = _top(hierarchy, lab_id)
         group = top / node
-        # What an earlier start of the node left: in version 2 a group that hands controllers down takes no process.
+        # What an earlier start of the node left: in version 2 a group that hands controllers down takes no
+        # process.
         _remove([group], 5.0)
         try:
             group.mkdir(parents=True, exist_ok=True)
@@ -148,7 +153,12 @@ def release_parent(lab_id: str, parent: int) -> None:
 def leftovers(lab_id: str) -> list[Path]:
     """List the groups of this lab that still exist."""
     name = f"semishared-{lab_id}"
-    return [top for known in hierarchies() for top in (known.mount / name, *known.mount.glob(f"{SUITE}*/{name}")) if top.exists()]
+    return [
+        top
+        for known in hierarchies()
+        for top in (known.mount / name, *known.mount.glob(f"{SUITE}*/{name}"))
+        if top.exists()
+    ]
 
 
 def _remove(groups: list[Path], patience: float) -> None:

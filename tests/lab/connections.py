@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Have the machines of a lab share ssh connections, as OpenNebula's share/ssh has it, where how one is made is not the point.
+"""Have the machines of a lab share ssh connections, as OpenNebula's share/ssh has it, where how one is made
+is not the point.
 
-To connect takes ssh and sshd three times what a session on a connection does. One that is not there is made as ever: after a host
-has been started anew, or for what wants its own (ControlPath=none).
+To connect takes ssh and sshd three times what a session on a connection does. One that is not there is made
+as ever: after a host has been started anew, or for what wants its own (ControlPath=none).
 """
 
 from __future__ import annotations
@@ -20,7 +21,16 @@ Host *
     ControlPath {SOCKET}
 """
 # A host that is lost is to be missed soon, as by what connects to it.
-MASTER = ["ssh", "-N", "-o", "ControlMaster=yes", "-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=3"]
+MASTER = [
+    "ssh",
+    "-N",
+    "-o",
+    "ControlMaster=yes",
+    "-o",
+    "ServerAliveInterval=1",
+    "-o",
+    "ServerAliveCountMax=3",
+]
 
 
 def share(lab: Lab) -> None:
@@ -32,7 +42,12 @@ def share(lab: Lab) -> None:
         os.chown(config, lab.uid, lab.gid)
         for host in lab.hosts:
             if host is not node:
-                node.popen([*MASTER, host.name], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                node.popen(
+                    [*MASTER, host.name],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
                 made.append(node.path(SOCKET.replace("%h", host.name)))
     deadline = time.monotonic() + 60
     while not all(socket.exists() for socket in made):

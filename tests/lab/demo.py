@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make demo`: two hosts, one OS image, one data image, four VMs; where every disk lived and what it cost the store."""
+"""`make demo`: two hosts, one OS image, one data image, four VMs; where every disk lived and what it cost the
+store.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,10 @@ def images(cloud: Cloud) -> Tuple[int, int, int]:
         file.truncate(VIRTUAL_MIB << 20)
     cloud.give(path)
     os_image = cloud.oned.image_create(STORE, "debian", path="/var/tmp/debian.img", prefix="vd")
-    say(f"OS image uploaded: {VIRTUAL_MIB} MiB, {path.stat().st_blocks * 512 >> 20} MiB of data, non-persistent")
+    say(
+        f"OS image uploaded: {VIRTUAL_MIB} MiB, {path.stat().st_blocks * 512 >> 20} MiB of data, "
+        f"non-persistent"
+    )
     data = cloud.data_image("data", content("data", 0, 256), mib=64, persistent=True)
     say("data image uploaded: 64 MiB, persistent")
     copy = cloud.oned.image_clone(data, "data-2")
@@ -67,11 +72,18 @@ def images(cloud: Cloud) -> Tuple[int, int, int]:
 
 
 def full_copy(cloud: Cloud, source: str) -> float:
-    """Copy the OS image to a host as the stock ssh driver does (sparse tar through ssh); return the seconds."""
+    """Copy the OS image to a host as the stock ssh driver does (sparse tar through ssh); return the
+    seconds.
+    """
     name = source.rsplit("/", 1)[1]
     before = time.monotonic()
     cloud.lab.fe.run(
-        ["bash", "-c", f"tar -C {DATASTORES}/{STORE} -cSf - {name} | ssh h2 'tar -C /var/tmp -xSf - && rm /var/tmp/{name}'"],
+        [
+            "bash",
+            "-c",
+            f"tar -C {DATASTORES}/{STORE} -cSf - {name} | ssh h2 'tar -C /var/tmp -xSf - && rm "
+            f"/var/tmp/{name}'",
+        ],
         timeout=170,
     )
     return time.monotonic() - before
@@ -92,7 +104,9 @@ def guest_io(cloud: Cloud, row: Row) -> Tuple[int, int]:
         target, _, source = line.strip().partition(" ")
         if f"/{STORE}/" in source:
             text = node.run([*virsh, "domblkstat", domain, target]).stdout.decode()
-            values: Dict[str, int] = {key: int(value) for key, value in re.findall(r"(rd_bytes|wr_bytes) (\d+)", text)}
+            values: Dict[str, int] = {
+                key: int(value) for key, value in re.findall(r"(rd_bytes|wr_bytes) (\d+)", text)
+            }
             read, written = read + values["rd_bytes"], written + values["wr_bytes"]
     return read, written
 
@@ -116,7 +130,8 @@ def run_vm(cloud: Cloud, row: Row, disks: List[Dict[str, str]]) -> None:
     row.store_read += read
     row.store_written = written
     say(
-        f"{row.name} on {row.host}: OS disk in {row.deploy_s:.2f} s, guest up and verified after {time.monotonic() - before:.1f} s"
+        f"{row.name} on {row.host}: OS disk in {row.deploy_s:.2f} s, guest up and verified after "
+        f"{time.monotonic() - before:.1f} s"
     )
 
 
@@ -125,7 +140,8 @@ def main() -> int:
     say("a front-end and two hosts: namespaces with their own sshd, libvirtd and disks")
     with Cloud.up(hosts=2, installs=True) as cloud:
         say(
-            f"lab is up, drivers installed; guests run under {'KVM' if cloud.lab.virt == 'kvm' else 'TCG (KVM does not work here)'}"
+            f"lab is up, drivers installed; guests run under "
+            f"{'KVM' if cloud.lab.virt == 'kvm' else 'TCG (KVM does not work here)'}"
         )
         os_image, data, copy = images(cloud)
         os_source = cloud.source(os_image)
@@ -133,16 +149,22 @@ def main() -> int:
         root = {"IMAGE_ID": str(os_image)}
         volatile = {"TYPE": "fs", "SIZE": "64", "FORMAT": "raw"}
         wanted = [
-            ("first", "h1", [root, {"IMAGE_ID": str(data)}], True), ("second", "h1", [root, volatile], False),
-            ("third", "h2", [root, {"IMAGE_ID": str(copy)}], True), ("fourth", "h2", [root, volatile], False),
-        ]  # fmt: skip
+            ("first", "h1", [root, {"IMAGE_ID": str(data)}], True),
+            ("second", "h1", [root, volatile], False),
+            ("third", "h2", [root, {"IMAGE_ID": str(copy)}], True),
+            ("fourth", "h2", [root, volatile], False),
+        ]
         rows = []
         for name, host, disks, persistent in wanted:
             row = Row(name, cloud.create(name, disks), host, persistent)
             run_vm(cloud, row, disks)
             rows.append(row)
             for number in (0, 1):
-                target = cloud.lab.node(host).run(["readlink", "-f", f"{cloud.vm_dir(row.vm)}/disk.{number}"]).stdout.decode()
+                target = (
+                    cloud.lab.node(host)
+                    .run(["readlink", "-f", f"{cloud.vm_dir(row.vm)}/disk.{number}"])
+                    .stdout.decode()
+                )
                 row.places.append("shared" if f"/{STORE}/" in target else "local")
         copy_s = full_copy(cloud, os_source)
         say(f"for comparison, the OS image in full through ssh: {copy_s:.2f} s")
@@ -151,7 +173,9 @@ def main() -> int:
             say(f"{row.name} terminated")
         ok = cloud.leftovers() == []
         for row, image in ((rows[0], data), (rows[2], copy)):
-            there = cloud.read(cloud.source(image), "raw", WROTE[1] << 10, WROTE[0] << 10) == content(f"{row.name}-vdb", *WROTE)
+            there = cloud.read(cloud.source(image), "raw", WROTE[1] << 10, WROTE[0] << 10) == content(
+                f"{row.name}-vdb", *WROTE
+            )
             row.proof = "its data is in the image" if there else "ITS DATA IS LOST"
             ok = ok and there
         same = hashlib.sha256(cloud.lab.fe.path(os_source).read_bytes()).hexdigest() == os_before
@@ -168,21 +192,43 @@ def show(rows: List[Row], copy_s: float, same: bool) -> None:
     def mib(size: int) -> str:
         return f"{size / (1 << 20):.1f}"
 
-    head = ("VM", "host", "OS disk", "data disk", "OS disk ready", "of a full copy", "store read", "store written", "afterwards")
+    head = (
+        "VM",
+        "host",
+        "OS disk",
+        "data disk",
+        "OS disk ready",
+        "of a full copy",
+        "store read",
+        "store written",
+        "afterwards",
+    )
     lines = [head]
     for row in rows:
         kind = "persistent" if row.persistent else "volatile"
-        lines.append((
-            row.name, row.host, f"{row.places[0]} (overlay)", f"{row.places[1]} ({kind})", f"{row.deploy_s:.2f} s",
-            f"{100 * row.deploy_s / copy_s:.0f} %", f"{mib(row.store_read)} MiB", f"{mib(row.store_written)} MiB", row.proof,
-        ))  # fmt: skip
+        lines.append(
+            (
+                row.name,
+                row.host,
+                f"{row.places[0]} (overlay)",
+                f"{row.places[1]} ({kind})",
+                f"{row.deploy_s:.2f} s",
+                f"{100 * row.deploy_s / copy_s:.0f} %",
+                f"{mib(row.store_read)} MiB",
+                f"{mib(row.store_written)} MiB",
+                row.proof,
+            )
+        )
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     print()
     for number, line in enumerate(lines):
         print("  ".join(text.ljust(width) for text, width in zip(line, widths)).rstrip())
         if number == 0:
             print("  ".join("-" * width for width in widths))
-    print(f"\nFull copy of the OS image through ssh: {copy_s:.2f} s. OS image {'unchanged' if same else 'CHANGED'} at the end.")
+    print(
+        f"\nFull copy of the OS image through ssh: {copy_s:.2f} s. OS image "
+        f"{'unchanged' if same else 'CHANGED'} at the end."
+    )
     print("store read/written: our copies, and the hypervisor's block statistics of disks on the store.\n")
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ask a host's libvirt through its binding, from outside: who asks hundreds of times does not start a virsh for each."""
+"""Ask a host's libvirt through its binding, from outside: who asks hundreds of times does not start a virsh
+for each.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ def libvirt_of(node: Node) -> Iterator[Any]:
     """Yield a connection to the libvirtd of a host."""
     import libvirt  # here: most of the lab does without
 
-    libvirt.registerErrorHandler(lambda *_: None, None)  # what goes wrong is raised; nobody wants it on stderr, too
+    libvirt.registerErrorHandler(
+        lambda *_: None, None
+    )  # what goes wrong is raised; nobody wants it on stderr, too
     connection = libvirt.open(f"qemu+unix:///system?socket={node.path(SOCKET)}")
     try:
         yield connection
@@ -31,9 +35,16 @@ def names(node: Node) -> Set[str]:
 
 
 def described(node: Node) -> List[Tuple[object, ...]]:
-    """Return what it says of each: name, state, XML with every disk's chain and the jobs of the disks, snapshots."""
+    """Return what it says of each: name, state, XML with every disk's chain and the jobs of the disks,
+    snapshots.
+    """
     with libvirt_of(node) as connection:
         return sorted(
-            (domain.name(), tuple(domain.state()), domain.XMLDesc(), *sorted(one.getXMLDesc() for one in domain.listAllSnapshots()))
+            (
+                domain.name(),
+                tuple(domain.state()),
+                domain.XMLDesc(),
+                *sorted(one.getXMLDesc() for one in domain.listAllSnapshots()),
+            )
             for domain in connection.listAllDomains()
         )

@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that starts programs of ours by forking itself, in milliseconds, where the point of a test is not that one starts.
+"""A process that starts programs of ours by forking itself, in milliseconds, where the point of a test is not
+that one starts.
 
-    fork_server.py [--ceph] LIB [DISKS DATASTORES STORE]      with a socket as stdin; says "ready"; with mounts, if they are named
+    fork_server.py [--ceph] LIB [DISKS DATASTORES STORE]      with a socket as stdin; says "ready"; with
+    mounts, if they are named
     fork_server.py --listen SOCKET LIB [PYTHON]      says "ready" on stdout
 
-What runs is the program but for python's own start: everything it imports is here before, and nothing of it has run yet.
+What runs is the program but for python's own start: everything it imports is here before, and nothing of it
+has run yet.
 
-With a socket as stdin it starts host sides: each request is an environment (JSON) with four descriptors, stdin, stdout, stderr,
-and a socket that is told the pid and then the exit code. With --ceph they have what talks to Ceph, which takes as long to import as
-all else that a short step does, and makes each fork that does without a little dearer.
+With a socket as stdin it starts host sides: each request is an environment (JSON) with four descriptors,
+stdin, stdout, stderr, and a socket that is told the pid and then the exit code. With --ceph they have what
+talks to Ceph, which takes as long to import as all else that a short step does, and makes each fork that does
+without a little dearer.
 
-With --listen it serves a node of a lab, where fork_client.c is in the place of python3: driver actions, host sides, hypervisor
-actions. It takes what lies beside LIB, as long as LIB is as it was; the client runs all else itself. One that is killed takes
-its program along. Real starts stay in the suites system, faults, shell, staging and docs. So it serves tests of this machine,
-too; their programs start host sides by PYTHON, which is the client as well.
+With --listen it serves a node of a lab, where fork_client.c is in the place of python3: driver actions, host
+sides, hypervisor actions. It takes what lies beside LIB, as long as LIB is as it was; the client runs all
+else itself. One that is killed takes its program along. Real starts stay in the suites system, faults, shell,
+staging and docs. So it serves tests of this machine, too; their programs start host sides by PYTHON, which is
+the client as well.
 """
 
 from __future__ import annotations
@@ -92,7 +97,9 @@ class Starter:
         """`only`: what starts anything but this script is started as usual."""
         self._server, self._extra, self._only = server, extra or {}, only
 
-    def Popen(self, argv: Sequence[str], *, env: Dict[str, str], stderr: int, **more: Any) -> "HostSide | subprocess.Popen[bytes]":  # noqa: N802
+    def Popen(
+        self, argv: Sequence[str], *, env: Dict[str, str], stderr: int, **more: Any
+    ) -> "HostSide | subprocess.Popen[bytes]":  # noqa: N802
         """Start what `argv` says."""
         if self._only and self._only not in argv:
             return subprocess.Popen(argv, env=env, stderr=stderr, **more)
@@ -101,10 +108,14 @@ class Starter:
 
 @contextmanager
 def serving(lib: Path, *, ceph: bool = False) -> Iterator[socket.socket]:
-    """Have a server on this machine, of host sides of images on Ceph or of others; yield its socket. It ends with the block."""
+    """Have a server on this machine, of host sides of images on Ceph or of others; yield its socket. It ends
+    with the block.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        process = subprocess.Popen(["/usr/bin/python3", "-I", __file__, *["--ceph"] * ceph, str(lib)], stdin=theirs.fileno())
+        process = subprocess.Popen(
+            ["/usr/bin/python3", "-I", __file__, *["--ceph"] * ceph, str(lib)], stdin=theirs.fileno()
+        )
     try:
         if ours.recv(100) != b"ready":
             raise RuntimeError(f"{__file__} did not start")
@@ -174,7 +185,12 @@ RUN_BY_PATH = ("watch.py", "host_probe.py")
 
 
 def _host_modules(lib: str) -> List[Path]:
-    return [path for part in HOST for path in Path(lib, "semishared", part).glob("*.py") if path.name not in RUN_BY_PATH]
+    return [
+        path
+        for part in HOST
+        for path in Path(lib, "semishared", part).glob("*.py")
+        if path.name not in RUN_BY_PATH
+    ]
 
 
 # -- a node's ---------------------------------------------------------------------------------------
@@ -228,7 +244,10 @@ class NodeServer:
     def _version(self) -> "tuple[int, ...]":
         """Return what another version, or one of which a file was replaced, has otherwise."""
         with os.scandir(self._package) as entries:
-            folders = [self._package, *sorted(entry.path for entry in entries if entry.is_dir() and entry.name != "__pycache__")]
+            folders = [
+                self._package,
+                *sorted(entry.path for entry in entries if entry.is_dir() and entry.name != "__pycache__"),
+            ]
         return (os.stat(self._package).st_ino, *(os.stat(folder).st_mtime_ns for folder in folders))
 
     def serve(self) -> None:
@@ -256,7 +275,9 @@ class NodeServer:
 
     def _begin(self, client: Client) -> None:
         request, fds, _, _ = socket.recv_fds(client.line, 1 << 18, 4)
-        mask, nice, count, *words = request.decode(errors="surrogateescape").split("\0")[:-1] if request else ("0", "0", "0")
+        mask, nice, count, *words = (
+            request.decode(errors="surrogateescape").split("\0")[:-1] if request else ("0", "0", "0")
+        )
         argv, environment = words[: int(count)], words[int(count) :]
         is_ours = len(fds) == 4 and argv and argv[0].startswith(self._top) and self._version() == self._known
         if is_ours and client.took():
@@ -320,7 +341,9 @@ CRASH_POINTS, REACH = "semishared.tools.crash_points", "semishared.tools.binding
 
 
 def _bind(names: Sequence[str]) -> None:
-    """Import bindings, which do nothing until they are called; nothing that is there by then is looked through for garbage again."""
+    """Import bindings, which do nothing until they are called; nothing that is there by then is looked
+    through for garbage again.
+    """
     sys.modules[REACH].reach() if REACH in sys.modules else site.main()
     for name in names:
         try:
@@ -334,7 +357,9 @@ def _bind(names: Sequence[str]) -> None:
 def _listen(path: str, lib: str, python: str = "") -> None:
     sys.path.insert(0, lib)
     package = Path(lib, "semishared")
-    modules = [path for part in ACTIONS for path in (package / part).glob("*.py") if path.name not in RUN_BY_PATH]
+    modules = [
+        path for part in ACTIONS for path in (package / part).glob("*.py") if path.name not in RUN_BY_PATH
+    ]
     for module in sorted([*package.glob("*.py"), *modules]):
         importlib.import_module(".".join(module.relative_to(lib).with_suffix("").parts))
     if python:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fork programs of ours instead of starting them (fork_server.py), in the nodes of a lab and here: half of a suite is python's start."""
+"""Fork programs of ours instead of starting them (fork_server.py), in the nodes of a lab and here: half of a
+suite is python's start.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,18 @@ def _serve(node: Node, client: Path) -> None:
             target.write_bytes(source.read_bytes())
             target.chmod(0o755)
         node.run(["sh", "-euc", PLACE], user="root")
-    words = ["/usr/bin/python3", "-IS", "/opt/fork_server.py", "--listen", f"{SOCKETS}/{node.uid_of(layout.USER)}", lib]
+    words = [
+        "/usr/bin/python3",
+        "-IS",
+        "/opt/fork_server.py",
+        "--listen",
+        f"{SOCKETS}/{node.uid_of(layout.USER)}",
+        lib,
+    ]
     # As what sshd and oned start has it.
-    server = node.popen(["env", "-i", "PATH=/usr/bin:/bin", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    server = node.popen(
+        ["env", "-i", "PATH=/usr/bin:/bin", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+    )
     assert server.stdout
     if server.stdout.readline() != b"ready\n":
         raise RuntimeError(f"the fork server of {node.name} did not start")
@@ -51,17 +62,31 @@ def _client(real: str) -> Path:
 
 
 def serve(lab: Lab) -> None:
-    """Let front-end and hosts fork from now on, each until it is started anew; the drivers are installed. Once more for other ones."""
+    """Let front-end and hosts fork from now on, each until it is started anew; the drivers are installed.
+    Once more for other ones.
+    """
     client = _client(REAL)
     for node in (lab.fe, *lab.hosts):
         _serve(node, client)
 
 
-def start(folder: Path, within: Sequence[str] = (), checkout: Path = caches.CHECKOUT) -> "subprocess.Popen[bytes]":
-    """Start a server in a folder of this machine, where `python3` is the client that asks it; `within`: words that run it elsewhere."""
+def start(
+    folder: Path, within: Sequence[str] = (), checkout: Path = caches.CHECKOUT
+) -> "subprocess.Popen[bytes]":
+    """Start a server in a folder of this machine, where `python3` is the client that asks it; `within`: words
+    that run it elsewhere.
+    """
     python = folder / "python3"
     shutil.copy(_client("/usr/bin/python3"), python)
-    words = ["/usr/bin/python3", "-IS", fork_server.__file__, "--listen", str(folder / "server"), str(checkout / "lib"), str(python)]
+    words = [
+        "/usr/bin/python3",
+        "-IS",
+        fork_server.__file__,
+        "--listen",
+        str(folder / "server"),
+        str(checkout / "lib"),
+        str(python),
+    ]
     server = subprocess.Popen([*within, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     assert server.stdout
     if server.stdout.readline() != b"ready\n":
@@ -85,7 +110,9 @@ def _here(checkout: Path) -> Path:
 
 
 def python(checkout: Path = caches.CHECKOUT) -> list[str]:
-    """Return the words before the path of a program of a checkout that run it here; its host sides are forked too."""
+    """Return the words before the path of a program of a checkout that run it here; its host sides are forked
+    too.
+    """
     return [str(_here(checkout)), "-IS"]
 
 

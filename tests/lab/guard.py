@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keep one lab and take it down when its owner goes away, however the owner goes.
 
-Started by `Lab.up()` in a session of its own, so that Ctrl-C does not reach it. It starts the lab's keeper (the process
-everything in the lab descends from) and waits: for the end of its standard input, which is a pipe the owner holds open,
-for SIGTERM, or for the end of the keeper. Whichever comes, it removes the lab and ends. An owner that writes `stay` into
-the pipe leaves the lab standing.
+Started by `Lab.up()` in a session of its own, so that Ctrl-C does not reach it. It starts the lab's keeper
+(the process everything in the lab descends from) and waits: for the end of its standard input, which is a
+pipe the owner holds open, for SIGTERM, or for the end of the keeper. Whichever comes, it removes the lab and
+ends. An owner that writes `stay` into the pipe leaves the lab standing.
 
     python3 -m lab.guard STATE_DIRECTORY
 """

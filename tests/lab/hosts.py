@@ -20,7 +20,19 @@ from lab.ceph import Cluster
 from lab.node import Node, Site
 
 MOST_HOSTS = 17
-TOOLS = ("sshd", "libvirtd", "virsh", "qemu-system-x86_64", "qemu-kvm-one", "ip", "nsenter", "setpriv", "gcc", "lz4", "rsync")
+TOOLS = (
+    "sshd",
+    "libvirtd",
+    "virsh",
+    "qemu-system-x86_64",
+    "qemu-kvm-one",
+    "ip",
+    "nsenter",
+    "setpriv",
+    "gcc",
+    "lz4",
+    "rsync",
+)
 CEPH_TOOLS = ("ceph-mon", "ceph-mgr", "ceph-osd", "rbd")
 REMOTES = "/var/lib/one/remotes"
 SCRIPTS = "/var/tmp/one"
@@ -75,20 +87,33 @@ class Lab:
         found = []
         for folder in state.folders():
             record = state.read(folder)
-            if record.get("stay") and "nodes" in record and state.alive(record["keeper"], record["keeper_start"]):
+            if (
+                record.get("stay")
+                and "nodes" in record
+                and state.alive(record["keeper"], record["keeper_start"])
+            ):
                 found.append(cls(folder))
         return found
 
-    # -- up and down ----------------------------------------------------------------------------------------------
+    # -- up and down
+    # ----------------------------------------------------------------------------------------------
 
     @classmethod
-    def up(cls, hosts: int = 2, stores: Sequence[int] = (100,), stay: bool = False, ceph: bool = False) -> Lab:
-        """Put up a lab, with a Ceph cluster if told; with `stay` it remains when this process ends, until `lab down`."""
+    def up(
+        cls, hosts: int = 2, stores: Sequence[int] = (100,), stay: bool = False, ceph: bool = False
+    ) -> Lab:
+        """Put up a lab, with a Ceph cluster if told; with `stay` it remains when this process ends, until
+        `lab down`.
+        """
         if not 1 <= hosts <= MOST_HOSTS:
             raise ValueError(f"a lab has 1 to {MOST_HOSTS} hosts, not {hosts}")
         if os.geteuid():
             raise PermissionError("the lab needs root: it makes namespaces and mounts")
-        missing = [tool for tool in (*TOOLS, *(CEPH_TOOLS if ceph else ())) if not shutil.which(tool, path="/usr/sbin:/usr/bin:/sbin:/bin")]
+        missing = [
+            tool
+            for tool in (*TOOLS, *(CEPH_TOOLS if ceph else ()))
+            if not shutil.which(tool, path="/usr/sbin:/usr/bin:/sbin:/bin")
+        ]
         if missing:
             raise RuntimeError(f"not on this machine: {' '.join(missing)}; run tests/lab/provision.sh")
         state.sweep()
@@ -116,7 +141,9 @@ class Lab:
             names = {"fe": f"{record['subnet']}.1"}
             if ceph:
                 names["ceph"] = f"{record['subnet']}.2"
-            names.update({f"h{number}": f"{record['subnet']}.{10 + number}" for number in range(1, hosts + 1)})
+            names.update(
+                {f"h{number}": f"{record['subnet']}.{10 + number}" for number in range(1, hosts + 1)}
+            )
             record["nodes"] = names
             state.write(folder, record)
             lab = cls(folder)
@@ -151,7 +178,9 @@ class Lab:
         log.close()
         assert guard.stdout
         if not guard.stdout.readline():
-            raise RuntimeError("the lab's keeper did not start: are namespaces and bridges allowed on this machine?")
+            raise RuntimeError(
+                "the lab's keeper did not start: are namespaces and bridges allowed on this machine?"
+            )
         guard.stdout.close()
         return guard
 
@@ -182,9 +211,17 @@ class Lab:
         self._namespaces -= state.namespaces_of(os.getpid())
 
     def _ask_qemu(self) -> None:
-        """Have libvirtd ask QEMU what it can do, and keep the answers: what a libvirtd has asked itself, it does not read from a file."""
+        """Have libvirtd ask QEMU what it can do, and keep the answers: what a libvirtd has asked itself, it
+        does not read from a file.
+        """
         # `capabilities` asks for those of other processors too, as who looks at a host does.
-        asked = [["capabilities"], *(["domcapabilities", "--virttype", self.virt, "--emulatorbin", path] for path in caches.EMULATORS)]
+        asked = [
+            ["capabilities"],
+            *(
+                ["domcapabilities", "--virttype", self.virt, "--emulatorbin", path]
+                for path in caches.EMULATORS
+            ),
+        ]
         for words in asked:
             self.hosts[0].run(["virsh", "-q", "-c", "qemu:///system", *words])
         caches.keep_capabilities(self.hosts[0].path("/var/cache/libvirt/qemu/capabilities"))
@@ -213,12 +250,14 @@ class Lab:
         """Take the lab down, also after an error or Ctrl-C."""
         self.down()
 
-    # -- the drivers ----------------------------------------------------------------------------------------------
+    # -- the drivers
+    # ----------------------------------------------------------------------------------------------
 
     def install(self) -> None:
         """Install the checkout's drivers into the front-end's remotes, over the stand-ins for the stock ones.
 
-        The package is there already where another lab had the same one installed: to compile it takes longer than all the rest.
+        The package is there already where another lab had the same one installed: to compile it takes longer
+        than all the rest.
         """
         self.unpack()
         kept, package = caches.package(), self.fe.path(f"{REMOTES}/lib/semishared")
@@ -233,7 +272,9 @@ class Lab:
         self.sync()
 
     def put(self) -> None:
-        """Bring front-end and hosts what `install` has left in another lab with the same checkout; install where there was none."""
+        """Bring front-end and hosts what `install` has left in another lab with the same checkout; install
+        where there was none.
+        """
         kept = caches.installed()
         if not kept.exists():
             self.install()
@@ -252,7 +293,9 @@ class Lab:
         _each(one, (self.fe, *self.hosts))
 
     def unpack(self) -> None:
-        """Bring the stand-ins for the stock scripts and a copy of the checkout to the front-end; install nothing."""
+        """Bring the stand-ins for the stock scripts and a copy of the checkout to the front-end; install
+        nothing.
+        """
         uid, gid = self.uid, self.gid
         remotes = self.fe.path(REMOTES)
         stock = caches.HERE / "stock"
@@ -262,14 +305,17 @@ class Lab:
         for folder, _, files in os.walk(remotes):
             for path in (folder, *(os.path.join(folder, name) for name in files)):
                 os.chown(path, uid, gid, follow_symlinks=False)
-        # A copy, because the checkout may be where oneadmin cannot read (below /root) and is not in the nodes anyway.
+        # A copy, because the checkout may be where oneadmin cannot read (below /root) and is not in the nodes
+        # anyway.
         target = self.fe.path("/opt/semishared")
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir()
         for part in caches.PARTS:
             source = caches.CHECKOUT / part
             if source.is_dir():
-                shutil.copytree(source, target / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(
+                    source, target / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+                )
             elif source.exists():
                 shutil.copy2(source, target / part)
         self.fe.run(["chmod", "-R", "a+rX", "/opt/semishared"], user="root")

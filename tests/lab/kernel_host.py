@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts with a kernel of their own: Debian's, in an emulated machine, with this machine's programs and files.
 
-What this machine's kernel cannot do (NFS, CephFS, AppArmor ...) a kernel host can. Its root is this machine's root,
-read-only, under a tmpfs: nothing is installed, nothing is written here; the checkout is at its own path. It is up
-after 7 to 20 s on an idle machine and takes 40 MB of its memory to be there.
+What this machine's kernel cannot do (NFS, CephFS, AppArmor ...) a kernel host can. Its root is this machine's
+root, read-only, under a tmpfs: nothing is installed, nothing is written here; the checkout is at its own
+path. It is up after 7 to 20 s on an idle machine and takes 40 MB of its memory to be there.
 
     with Wire() as wire, KernelHost("h1", wire) as h1, KernelHost("h2", wire) as h2:    # both boot at once
         h1.run(["mount", "-t", "nfs4", ...])
@@ -37,8 +37,9 @@ MODULES = ["virtio_pci", "virtio_net", "virtio_blk", "virtio_console", "virtiofs
 VIRTIOFSD = "/usr/lib/qemu/virtiofsd"
 BOOT_S = 240
 """Boot takes 20 s where a processor is free; this is for a machine on which everything is slow."""
-# What costs an emulated processor most is to start programs: half of it goes with `max`, whose wide registers and deep page
-# tables are emulated too, and with addresses that differ each time, since what was translated for one serves no other.
+# What costs an emulated processor most is to start programs: half of it goes with `max`, whose wide registers
+# and deep page tables are emulated too, and with addresses that differ each time, since what was translated
+# for one serves no other.
 CPU = "qemu64,+rdrand"
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/root"}
 ROOT = None
@@ -58,12 +59,15 @@ class Done(NamedTuple):
 
 
 class Wire:
-    """An Ethernet segment for kernel hosts: a multicast group on the loopback of this machine. To reach a lab: lab/switch.py."""
+    """An Ethernet segment for kernel hosts: a multicast group on the loopback of this machine. To reach a
+    lab: lab/switch.py.
+    """
 
     def __init__(self) -> None:
         self.enter: list[str] = []
         """The words to run QEMU by, in another network namespace."""
-        # Groups of other tests on the same machine are others with near certainty; a MAC address says whose a packet is.
+        # Groups of other tests on the same machine are others with near certainty; a MAC address says whose a
+        # packet is.
         self._tag = secrets.token_bytes(3)
         self._group = f"239.{self._tag[0]}.{self._tag[1]}.{self._tag[2]}:{20000 + secrets.randbelow(20000)}"
         self._names: list[str] = []
@@ -80,7 +84,12 @@ class Wire:
         number = len(self._names)
         mac = "52:54:" + ":".join(f"{byte:02x}" for byte in (*self._tag, number))
         device = f"virtio-net-pci,netdev=wire,mac={mac},id=nic,romfile="
-        return f"10.99.7.{number}", ["-netdev", f"socket,id=wire,mcast={self._group},localaddr=127.0.0.1", "-device", device]
+        return f"10.99.7.{number}", [
+            "-netdev",
+            f"socket,id=wire,mcast={self._group},localaddr=127.0.0.1",
+            "-device",
+            device,
+        ]
 
 
 class Program:
@@ -137,7 +146,10 @@ class Program:
         deadline = time.monotonic() + timeout
         while text not in self.out:
             if self._code is not None or not self._take(deadline - time.monotonic()):
-                raise KernelHostError(f"{self._host.name}: {self.argv} did not say {text!r}: {self._result()}{self._host.says()}")
+                raise KernelHostError(
+                    f"{self._host.name}: {self.argv} did not say {text!r}: "
+                    f"{self._result()}{self._host.says()}"
+                )
         return self.out
 
     def _result(self) -> Done:
@@ -149,7 +161,10 @@ class Program:
         deadline = time.monotonic() + timeout
         while self._code is None:
             if not self._take(deadline - time.monotonic()):
-                raise KernelHostError(f"{self._host.name}: {self.argv} has not ended in {timeout} s: {self._result()}{self._host.says()}")
+                raise KernelHostError(
+                    f"{self._host.name}: {self.argv} has not ended in {timeout} s: "
+                    f"{self._result()}{self._host.says()}"
+                )
         return self._result()
 
 
@@ -160,10 +175,19 @@ class KernelHost:
     """One emulated machine; `with` starts it, the first use waits until it is up."""
 
     def __init__(
-        self, name: str, wire: Optional[Wire] = None, *, memory_mib: int = 512, disks: Mapping[str, int] | None = None,
-        kernel_arguments: str = "", qemu_arguments: Sequence[str] = (), processors: int = 1,
-    ) -> None:  # fmt: skip
-        """Describe it. `disks`: name -> MiB, each an empty XFS that `mount_disk` mounts, sparse on this machine."""
+        self,
+        name: str,
+        wire: Optional[Wire] = None,
+        *,
+        memory_mib: int = 512,
+        disks: Mapping[str, int] | None = None,
+        kernel_arguments: str = "",
+        qemu_arguments: Sequence[str] = (),
+        processors: int = 1,
+    ) -> None:
+        """Describe it. `disks`: name -> MiB, each an empty XFS that `mount_disk` mounts, sparse on this
+        machine.
+        """
         self.name = name
         self.memory_mib = memory_mib
         self.address = ""
@@ -184,13 +208,16 @@ class KernelHost:
         self.boot_s = 0.0
         """How long it took to come up."""
 
-    # -- up and down ----------------------------------------------------------------------------------------------
+    # -- up and down
+    # ----------------------------------------------------------------------------------------------
 
     def __enter__(self: _Self) -> _Self:
         self.start()
         return self
 
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], tb: Optional[TracebackType]) -> None:
+    def __exit__(
+        self, kind: Optional[type[BaseException]], error: Optional[BaseException], tb: Optional[TracebackType]
+    ) -> None:
         self.end()
 
     def start(self) -> None:
@@ -201,14 +228,44 @@ class KernelHost:
         kernel, packed = _boot_files()
         self._folder = Path(tempfile.mkdtemp(prefix="kernel-host-", dir="/var/tmp"))
         self._started = time.monotonic()
-        words = ["qemu-system-x86_64", "-name", self.name, "-machine", "q35,accel=tcg", "-cpu", CPU, "-smp", str(self._processors)]
+        words = [
+            "qemu-system-x86_64",
+            "-name",
+            self.name,
+            "-machine",
+            "q35,accel=tcg",
+            "-cpu",
+            CPU,
+            "-smp",
+            str(self._processors),
+        ]
         words += ["-display", "none", "-nodefaults", "-no-reboot", "-no-user-config"]
-        words += ["-object", f"memory-backend-memfd,id=memory,size={self.memory_mib}M,share=on", "-m", f"{self.memory_mib}M"]
+        words += [
+            "-object",
+            f"memory-backend-memfd,id=memory,size={self.memory_mib}M,share=on",
+            "-m",
+            f"{self.memory_mib}M",
+        ]
         words += ["-numa", "node,memdev=memory", "-serial", f"file:{self._folder}/console"]
-        words += ["-chardev", f"socket,id=files,path={self._folder}/files", "-device", "vhost-user-fs-pci,chardev=files,tag=machine"]
-        words += ["-device", "virtio-serial-pci", "-chardev", f"socket,id=agent,path={self._folder}/agent,server=on,wait=off"]
+        words += [
+            "-chardev",
+            f"socket,id=files,path={self._folder}/files",
+            "-device",
+            "vhost-user-fs-pci,chardev=files,tag=machine",
+        ]
+        words += [
+            "-device",
+            "virtio-serial-pci",
+            "-chardev",
+            f"socket,id=agent,path={self._folder}/agent,server=on,wait=off",
+        ]
         words += ["-device", "virtserialport,chardev=agent,name=kernel-host"]
-        words += ["-chardev", f"socket,id=qmp,path={self._folder}/qmp,server=on,wait=off", "-mon", "chardev=qmp,mode=control"]
+        words += [
+            "-chardev",
+            f"socket,id=qmp,path={self._folder}/qmp,server=on,wait=off",
+            "-mon",
+            "chardev=qmp,mode=control",
+        ]
         if self._wire:
             self.address, more = self._wire.join(self.name)
             words += more
@@ -220,11 +277,29 @@ class KernelHost:
             words += ["-drive", f"file={path},format=raw,if=none,id=d-{name},cache=unsafe,discard=unmap"]
             words += ["-device", f"virtio-blk-pci,drive=d-{name},serial={name}"]
         uid, gid = ONEADMIN
-        says = f"kh_checkout={caches.CHECKOUT} kh_address={self.address} kh_uid={uid} kh_gid={gid} kh_name={self.name}"
+        says = (
+            f"kh_checkout={caches.CHECKOUT} kh_address={self.address} kh_uid={uid} kh_gid={gid} "
+            f"kh_name={self.name}"
+        )
         append = f"console=ttyS0 quiet loglevel=4 panic=-1 norandmaps {initramfs.QUICK} {says}"
-        words += ["-kernel", str(kernel), "-initrd", str(packed), "-append", f"{append} {self._kernel_arguments}".strip()]
+        words += [
+            "-kernel",
+            str(kernel),
+            "-initrd",
+            str(packed),
+            "-append",
+            f"{append} {self._kernel_arguments}".strip(),
+        ]
         try:
-            self._spawn([VIRTIOFSD, f"--socket-path={self._folder}/files", "-o", "source=/,cache=always,sandbox=chroot,xattr"], "virtiofsd")
+            self._spawn(
+                [
+                    VIRTIOFSD,
+                    f"--socket-path={self._folder}/files",
+                    "-o",
+                    "source=/,cache=always,sandbox=chroot,xattr",
+                ],
+                "virtiofsd",
+            )
             self._wait_for("files", "virtiofsd", _is_listened_to)
             self._spawn([*(self._wire.enter if self._wire else ()), *words, *self._qemu_arguments], "qemu")
             self._line = socket.socket(socket.AF_UNIX)
@@ -238,7 +313,11 @@ class KernelHost:
         with open(self._folder / f"{name}.log", "wb") as log:
             self._processes.append(
                 subprocess.Popen(
-                    ["setpriv", "--pdeathsig", "KILL", *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                    ["setpriv", "--pdeathsig", "KILL", *words],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
                 )
             )
 
@@ -255,7 +334,10 @@ class KernelHost:
         deadline = time.monotonic() + 30
         while not is_there(self._folder / name):
             if self._processes[-1].poll() is not None or time.monotonic() > deadline:
-                raise KernelHostError(f"{self.name}: {program} does not start: {(self._folder / f'{program}.log').read_text()[-2000:]}")
+                raise KernelHostError(
+                    f"{self.name}: {program} does not start: "
+                    f"{(self._folder / f'{program}.log').read_text()[-2000:]}"
+                )
             time.sleep(0.02)
 
     def wait_up(self, timeout: float = BOOT_S) -> KernelHost:
@@ -290,7 +372,8 @@ class KernelHost:
         if self._folder != Path():
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    # -- programs and files ---------------------------------------------------------------------------------------
+    # -- programs and files
+    # ---------------------------------------------------------------------------------------
 
     def _number(self) -> int:
         with self._sending:
@@ -322,26 +405,42 @@ class KernelHost:
                     self._programs[event["id"]].events.put(event)
 
     def start_program(
-        self, argv: Sequence[str], *, user: Optional[tuple[int, int]] = ROOT, env: Mapping[str, str] | None = None, cwd: str = "/"
+        self,
+        argv: Sequence[str],
+        *,
+        user: Optional[tuple[int, int]] = ROOT,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "/",
     ) -> Program:
         """Start a program there; its standard input stays open until `close`."""
         program = Program(self, argv)
         self._programs[program.number] = program
         environment = {**ENVIRONMENT, **(env or {})}
-        self._send(id=program.number, start=list(argv), env=environment, user=list(user) if user else None, cwd=cwd)
+        self._send(
+            id=program.number, start=list(argv), env=environment, user=list(user) if user else None, cwd=cwd
+        )
         return program
 
     def run(
-        self, argv: Sequence[str], *, stdin: bytes = b"", user: Optional[tuple[int, int]] = ROOT, env: Mapping[str, str] | None = None,
-        cwd: str = "/", timeout: float = 180, check: bool = True,
-    ) -> Done:  # fmt: skip
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        user: Optional[tuple[int, int]] = ROOT,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "/",
+        timeout: float = 180,
+        check: bool = True,
+    ) -> Done:
         """Run a program there to its end; with `check`, another exit code than 0 is a KernelHostError."""
         program = self.start_program(argv, user=user, env=env, cwd=cwd)
         program.write(stdin)
         program.close()
         done = program.wait(timeout)
         if check and done.code:
-            raise KernelHostError(f"{self.name}: {list(argv)} ended with {done.code}: {done.out[-1500:]}{done.err[-1500:]}")
+            raise KernelHostError(
+                f"{self.name}: {list(argv)} ended with {done.code}: {done.out[-1500:]}{done.err[-1500:]}"
+            )
         return done
 
     def script(self, text: str, **options: Any) -> Done:
@@ -369,7 +468,8 @@ class KernelHost:
         device, (uid, gid) = f"/dev/vd{chr(ord('a') + number)}", ONEADMIN
         self.script(f"modprobe xfs; mkdir -p {path}; mount -t xfs {device} {path}; chown {uid}:{gid} {path}")
 
-    # -- faults ---------------------------------------------------------------------------------------------------
+    # -- faults
+    # ---------------------------------------------------------------------------------------------------
 
     def _command(self, command: str, **arguments: object) -> Any:
         with self._asking, socket.socket(socket.AF_UNIX) as line:
@@ -406,7 +506,9 @@ class KernelHost:
 
 
 def _is_listened_to(path: Path) -> bool:
-    """Return whether somebody of this network namespace listens there, without the one connection it takes (proc(5), net/unix)."""
+    """Return whether somebody of this network namespace listens there, without the one connection it takes
+    (proc(5), net/unix).
+    """
     sockets = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
     return any(words[-1] == str(path) and words[3] == "00010000" for words in sockets)
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lay out the files a node has of its own: /etc, /var, /root and /opt, with keys, users and service settings."""
+"""Lay out the files a node has of its own: /etc, /var, /root and /opt, with keys, users and service
+settings.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,15 @@ UNREAD = {"X11", "apparmor.d", "apt", "fonts", "init.d", "java-17-openjdk", "log
 """Of /etc: what nothing in a node reads, a third of all its files."""
 HALT = "/var/lib/libvirt/boot/halt.rom"
 HALT_XML = f"<loader type='rom'>{HALT}</loader>"
-"""For <os> of a guest without a system: an emulated BIOS takes 0.1 s of processor each time to find out that nothing boots."""
+"""For <os> of a guest without a system: an emulated BIOS takes 0.1 s of processor each time to find out that
+nothing boots.
+"""
 # At the last 16 bytes, where a processor begins: cli, hlt, and back to hlt.
 HALT_ROM = bytes(0xFFF0) + bytes.fromhex("faf4ebfd").ljust(16, b"\0")
 
-# The key exchange is what costs a tenth of a second and more of processor with the algorithm that is the default. P-256 (here and
-# of the keys) is OpenSSL's, and quick; for the others ssh and sshd have C of their own.
+# The key exchange is what costs a tenth of a second and more of processor with the algorithm that is the
+# default. P-256 (here and of the keys) is OpenSSL's, and quick; for the others ssh and sshd have C of their
+# own.
 SSHD = """\
 Port 22
 HostKey /etc/ssh/ssh_host_lab
@@ -96,7 +101,20 @@ def make_keys(folder: Path) -> None:
     folder.mkdir()
     for name in ("host", "user"):
         subprocess.run(
-            ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "256", "-N", "", "-C", f"{name}@lab", "-f", str(folder / name)],
+            [
+                "ssh-keygen",
+                "-q",
+                "-t",
+                "ecdsa",
+                "-b",
+                "256",
+                "-N",
+                "",
+                "-C",
+                f"{name}@lab",
+                "-f",
+                str(folder / name),
+            ],
             check=True,
             stdin=subprocess.DEVNULL,
         )
@@ -134,7 +152,13 @@ def lay_out(folder: Path, keys: Path, name: str, names: dict[str, str], stores: 
     os.chmod(folder / "var/tmp", 0o1777)
     os.symlink("/run", folder / "var/run")
     os.symlink("/run/lock", folder / "var/lock")
-    owned = [folder / "var/log/one", folder / "var/log/libvirt/qemu", home, home / "datastores", home / ".ssh"]
+    owned = [
+        folder / "var/log/one",
+        folder / "var/log/libvirt/qemu",
+        home,
+        home / "datastores",
+        home / ".ssh",
+    ]
     for part in ("lib/libvirt/qemu", "cache/libvirt/qemu"):
         owned.append(folder / "var" / part)
     owned += [home / "datastores" / str(store) for store in (*stores, 101)]

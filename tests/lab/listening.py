@@ -15,7 +15,9 @@ HEARD = "/var/tmp/events"
 
 @contextmanager
 def events(node: Node, domain: str) -> Iterator[Callable[[], str]]:
-    """Yield what returns the events of a domain since. Its listener listens: it has heard of a change that was made for that."""
+    """Yield what returns the events of a domain since. Its listener listens: it has heard of a change that
+    was made for that.
+    """
     path = node.path(HEARD)
     path.unlink(missing_ok=True)
     words = " ".join(["virsh", *VIRSH[2:], "event", "--domain", domain, "--all", "--loop"])

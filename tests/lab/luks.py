@@ -48,13 +48,25 @@ def secret(passphrase: bytes) -> List[str]:
 
 
 def container(path: Path, size: int, passphrase: bytes) -> Path:
-    """Write an empty LUKS image to `path`. Made once, since QEMU times its key derivation for a second or two each time."""
+    """Write an empty LUKS image to `path`. Made once, since QEMU times its key derivation for a second or two
+    each time.
+    """
     kept = caches.CACHE / f"luks-{size}-{hashlib.sha256(passphrase).hexdigest()[:16]}"
     if not kept.exists():
         with tempfile.TemporaryDirectory() as folder:
             made = Path(folder) / "made"
             options = ["-o", "key-secret=key,iter-time=10"]
-            argv = ["qemu-img", "create", "-q", "-f", "luks", *secret(passphrase), *options, str(made), str(size)]
+            argv = [
+                "qemu-img",
+                "create",
+                "-q",
+                "-f",
+                "luks",
+                *secret(passphrase),
+                *options,
+                str(made),
+                str(size),
+            ]
             for left in range(20, -1, -1):
                 # It gives up where a busy machine gives it no CPU just then.
                 done = subprocess.run(argv, stderr=subprocess.PIPE, check=False)
@@ -73,7 +85,10 @@ def luks_image(cloud: Cloud) -> str:
     path, key = "/var/tmp/luks.img", secret(PASSPHRASE)
     container(cloud.upload_file("luks.img"), 16 << 20, PASSPHRASE)
     into = f"driver=luks,key-secret=key,file.driver=file,file.filename={path}"
-    cloud.lab.fe.run(["qemu-img", "convert", "-n", "-f", "raw", *key, "--target-image-opts", "/var/tmp/luks-plain", into], user="root")
+    cloud.lab.fe.run(
+        ["qemu-img", "convert", "-n", "-f", "raw", *key, "--target-image-opts", "/var/tmp/luks-plain", into],
+        user="root",
+    )
     plain.unlink()
     cloud.give(cloud.upload_file("luks.img"))
     return path

@@ -69,7 +69,8 @@ class Node:
         """Name the node for test output."""
         return f"<Node {self.name} {self.ip} {'up' if self.up else 'down'}>"
 
-    # -- power and cable ------------------------------------------------------------------------------------------
+    # -- power and cable
+    # ------------------------------------------------------------------------------------------
 
     @property
     def pid(self) -> int:
@@ -114,7 +115,20 @@ class Node:
         join = 'for f in $LAB_GROUPS; do echo 0 >"$f" || exit; done; exec "$@"'
         env["LAB_GROUPS"] = " ".join(str(path) for path in files)
         words = ["nsenter", "-t", str(site.keeper), "-p", "-n", "--"]
-        words += ["bash", "-c", join, "join", "unshare", "--mount", "--uts", "--ipc", "--cgroup", "--pid", "--net", "--fork"]
+        words += [
+            "bash",
+            "-c",
+            join,
+            "join",
+            "unshare",
+            "--mount",
+            "--uts",
+            "--ipc",
+            "--cgroup",
+            "--pid",
+            "--net",
+            "--fork",
+        ]
         words += ["--propagation", "private", "bash", str(HERE / "node-init.sh"), str(self.folder)]
         log = (self.folder / "boot.log").open("ab")
         self._parent = subprocess.Popen(
@@ -126,11 +140,14 @@ class Node:
         try:
             line = self._parent.stdout.readline()
             if not line:
-                raise RuntimeError(f"{self.name} did not start: {(self.folder / 'boot.log').read_text()[-2000:]}")
+                raise RuntimeError(
+                    f"{self.name} did not start: {(self.folder / 'boot.log').read_text()[-2000:]}"
+                )
             pid = int(line)
             (self.folder / "init").write_text(f"{pid} {state.started(pid)}")
             cgroups.release_parent(site.lab_id, state.parent(pid))
-            # The same hardware address after each start, as a machine has: the others keep it in their ARP tables.
+            # The same hardware address after each start, as a machine has: the others keep it in their ARP
+            # tables.
             card = "02:00:" + ":".join(f"{int(part):02x}" for part in self.ip.split("."))
             self._switch(
                 f"link add {self.name} type veth peer name eth0 address {card} netns {pid}",
@@ -180,9 +197,11 @@ class Node:
                 raise RuntimeError(f"cannot limit {self.name}: {done.stderr.decode().strip()}")
 
     def stay_on(self, core: int) -> None:
-        """Let all that runs in the node, until it is killed, and what its card receives, use this core of the machine only.
+        """Let all that runs in the node, until it is killed, and what its card receives, use this core of the
+        machine only.
 
-        Hosts do not share their cores: without this each packet for many nodes wakes them on other cores than it is on.
+        Hosts do not share their cores: without this each packet for many nodes wakes them on other cores than
+        it is on.
         """
         network = os.readlink(f"/proc/{self.pid}/ns/net")
         for entry in os.scandir("/proc"):
@@ -196,19 +215,28 @@ class Node:
         self._core = core
 
     def drop(self, rule: str) -> None:
-        """Lose what comes in and fits an nft rule: `udp dport 9000-9300`, `numgen random mod 1000 < 10`; '' loses nothing."""
+        """Lose what comes in and fits an nft rule: `udp dport 9000-9300`, `numgen random mod 1000 < 10`; ''
+        loses nothing.
+        """
         inside = ["nsenter", "-t", str(self.pid), "-n", "--"]
         text = "table netdev lab { }\ndelete table netdev lab\n"
         if rule:
-            text += f"table netdev lab {{ chain in {{ type filter hook ingress device eth0 priority 0; {rule} drop; }}; }}\n"
-        done = subprocess.run([*inside, "nft", "-f", "-"], input=text.encode(), capture_output=True, check=False)
+            text += (
+                f"table netdev lab {{ chain in {{ type filter hook ingress device eth0 priority 0; "
+                f"{rule} drop; }}; }}\n"
+            )
+        done = subprocess.run(
+            [*inside, "nft", "-f", "-"], input=text.encode(), capture_output=True, check=False
+        )
         if done.returncode:
             raise RuntimeError(f"cannot drop at {self.name}: {done.stderr.decode().strip()}")
 
-    # -- programs and files ---------------------------------------------------------------------------------------
+    # -- programs and files
+    # ---------------------------------------------------------------------------------------
 
     def path(self, inside: Union[str, Path]) -> Path:
-        """Return where a file of the node is reached from outside, also while the node is down (its disks only).
+        """Return where a file of the node is reached from outside, also while the node is down (its disks
+        only).
 
         Absolute symbolic links on the way are resolved outside: do not `resolve()` such a path.
         """
@@ -245,8 +273,8 @@ class Node:
         """Start a program in the node, as `user`, with a clean environment plus `env`."""
         words, full = self._command(argv, user, env, cwd)
         popen_kwargs.setdefault("start_new_session", True)
-        # A pipe belongs to whoever made it, and opening /dev/stdin or /dev/stderr anew asks for that: without this the
-        # program could not, as it can below the real oned.
+        # A pipe belongs to whoever made it, and opening /dev/stdin or /dev/stderr anew asks for that: without
+        # this the program could not, as it can below the real oned.
         uid = self.uid_of(user)
         mine = {}
         for number, name in enumerate(("stdin", "stdout", "stderr")):
@@ -290,7 +318,9 @@ class Node:
         stdout: Union[int, IO[bytes]] = subprocess.PIPE,
     ) -> subprocess.CompletedProcess[bytes]:
         """Run a program in the node to its end; with `check` a failure is an error that shows its stderr."""
-        process = self.popen(argv, user, env, cwd, stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE)
+        process = self.popen(
+            argv, user, env, cwd, stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE
+        )
         try:
             out, err = process.communicate(input, timeout=timeout)
         except BaseException:

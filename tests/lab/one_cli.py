@@ -19,9 +19,12 @@ class Cli:
     def __init__(self, lab: Lab, oned: Oned, host: str = "h1") -> None:
         self.lab, self.oned, self.host = lab, oned, host
         self.commands: Dict[str, Callable[[List[str]], str]] = {
-            "onehost sync": self.onehost_sync, "systemctl restart": self.restart, "oneimage create": self.oneimage_create,
-            "onevm create": self.onevm_create, "onevm terminate": self.onevm_terminate,
-        }  # fmt: skip
+            "onehost sync": self.onehost_sync,
+            "systemctl restart": self.restart,
+            "oneimage create": self.oneimage_create,
+            "onevm create": self.onevm_create,
+            "onevm terminate": self.onevm_terminate,
+        }
 
     def knows(self, words: List[str]) -> bool:
         """Tell whether a command is one of these."""
@@ -41,7 +44,11 @@ class Cli:
         """Read oned.conf and note that, as oned does when it starts."""
         assert words == ["opennebula"]
         read = oned_reads(self.lab.fe.path("/etc/one/oned.conf").read_text())
-        ours = [row for name, row in read if name == "TM_MAD_CONF" and isinstance(row, dict) and row["NAME"] == "semishared"]
+        ours = [
+            row
+            for name, row in read
+            if name == "TM_MAD_CONF" and isinstance(row, dict) and row["NAME"] == "semishared"
+        ]
         self.oned.tm_mad_conf = dict(ours[0])
         self.lab.fe.run(["touch", "/var/lib/one/config"])
         return ""
@@ -56,8 +63,13 @@ class Cli:
         given = parser.parse_args(words)
         store = next(ds.id for ds in self.oned.datastores.values() if ds.name == given.datastore)
         image = self.oned.image_create(
-            store, given.name, path=given.path, type=given.type, persistent=given.persistent, prefix=given.prefix
-        )  # fmt: skip
+            store,
+            given.name,
+            path=given.path,
+            type=given.type,
+            persistent=given.persistent,
+            prefix=given.prefix,
+        )
         return f"ID: {image}\n"
 
     def onevm_create(self, words: List[str]) -> str:
@@ -67,7 +79,10 @@ class Cli:
         ids = {image.name: image.id for image in self.oned.images.values()}
         disks = [{"IMAGE_ID": str(ids[disk["IMAGE"]])} for disk in vectors(template, "DISK")]
         # A console for the guest's verifier; nobody who follows the tutorial needs one.
-        console = {"RAW": {"TYPE": "kvm", "DATA": serial_xml(name)}, "OS": {"ARCH": "x86_64", "MACHINE": "pc"}}
+        console = {
+            "RAW": {"TYPE": "kvm", "DATA": serial_xml(name)},
+            "OS": {"ARCH": "x86_64", "MACHINE": "pc"},
+        }
         vm = self.oned.vm_create({**template, **console, "DISK": disks})
         system = next(ds.id for ds in self.oned.datastores.values() if ds.type == 1)
         self.oned.vm_deploy(vm, self.host, system, by_scheduler=True)

@@ -22,8 +22,9 @@ from lab import cgroups
 BASE = Path(os.environ.get("SEMISHARED_LAB_DIR", "/var/tmp/semishared-lab"))
 MEMORY = Path("/dev/shm/semishared-lab")
 MEMORY_NEEDED = 2 << 30
-"""Labs have their many small files in memory where so many bytes are free. An ext4 on which much was just removed looks at each such
-inode for each new file: some thousands of them cost a second of processor."""
+"""Labs have their many small files in memory where so many bytes are free. An ext4 on which much was just
+removed looks at each such inode for each new file: some thousands of them cost a second of processor.
+"""
 RECORD = "lab.json"
 YOUNG = 60.0  # seconds a directory without a record may be one that is just being made
 GET_FLAGS, SET_FLAGS, TOP = 0x80086601, 0x40086602, 0x20000
@@ -81,10 +82,12 @@ def write(folder: Path, record: dict[str, Any]) -> None:
 
 
 def spread(folder: Path) -> None:
-    """Have ext4 put each directory that is made in this one elsewhere on its disk, as it does with those of a root.
+    """Have ext4 put each directory that is made in this one elsewhere on its disk, as it does with those of a
+    root.
 
-    It takes no inode that was given back less than some minutes ago, and looks at all of them, for each file that is made: where
-    tests have just removed thousands of files, to make thousands takes it five times as long.
+    It takes no inode that was given back less than some minutes ago, and looks at all of them, for each file
+    that is made: where tests have just removed thousands of files, to make thousands takes it five times as
+    long.
     """
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -128,7 +131,9 @@ def create(record: dict[str, Any]) -> Path:
 
 
 def _make_memory(lab_id: str) -> None:
-    """Make a directory in memory for a lab, if this machine has enough of it, and files that can be executed there."""
+    """Make a directory in memory for a lab, if this machine has enough of it, and files that can be executed
+    there.
+    """
     try:
         found = os.statvfs(MEMORY.parent)
     except OSError:
@@ -171,8 +176,11 @@ def remove(folder: Path) -> None:
     deadline = time.monotonic() + 10.0
     places = [place for place in (MEMORY / folder.name, folder) if place.exists()]
     while places:
-        # Files may be immutable to nobody here; what can delay is only a mount namespace that is still going away.
-        subprocess.run(["rm", "-rf", "--one-file-system", "--", *map(str, places)], check=False, capture_output=True)
+        # Files may be immutable to nobody here; what can delay is only a mount namespace that is still going
+        # away.
+        subprocess.run(
+            ["rm", "-rf", "--one-file-system", "--", *map(str, places)], check=False, capture_output=True
+        )
         places = [place for place in places if place.exists()]
         if not places or time.monotonic() > deadline:
             break
@@ -235,8 +243,8 @@ def _leftovers(lab_id: str, namespaces: set[str]) -> list[str]:
         pid = int(entry.name)
         if not started(pid):
             continue  # dead, and only waiting for the machine's pid 1 to notice
-        # Whatever a lab starts is in one of its pid or net namespaces, from outside by nsenter too. A mount namespace that another test has
-        # made for itself may have the number of one of ours that is gone.
+        # Whatever a lab starts is in one of its pid or net namespaces, from outside by nsenter too. A mount
+        # namespace that another test has made for itself may have the number of one of ours that is gone.
         inside = {name for name in namespaces_of(pid) & namespaces if name.startswith(("pid:", "net:"))}
         try:
             words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
@@ -246,7 +254,9 @@ def _leftovers(lab_id: str, namespaces: set[str]) -> list[str]:
             words, mounts, handles = "", "", set()
         if inside or str(folder) in words:
             found.append(f"process {pid}: {words or '?'}")
-        found += [f"mount of {place} seen by process {pid}" for place in (folder, memory) if str(place) in mounts]
+        found += [
+            f"mount of {place} seen by process {pid}" for place in (folder, memory) if str(place) in mounts
+        ]
         found += [f"{name} held open by process {pid}" for name in sorted(handles & namespaces)]
     found += [f"cgroup {group}" for group in cgroups.leftovers(lab_id)]
     found += [f"directory {place}" for place in (folder, memory) if place.exists()]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernel hosts beside the nodes of a lab of namespaces, on its switch: so they reach what runs there, as its Ceph.
+"""Kernel hosts beside the nodes of a lab of namespaces, on its switch: so they reach what runs there, as its
+Ceph.
 
-    with Lab.up(hosts=1, ceph=True) as lab, KernelHost("k1", Switch(lab)) as k1:
-        k1.run(["bash", "-c", f"</dev/tcp/{lab.ceph.node.ip}/6789"])
+with Lab.up(hosts=1, ceph=True) as lab, KernelHost("k1", Switch(lab)) as k1:
+    k1.run(["bash", "-c", f"</dev/tcp/{lab.ceph.node.ip}/6789"])
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ FIRST = 101
 
 
 class Switch(Wire):
-    """The switch of a lab, as the wire of kernel hosts: QEMU runs in its network namespace, each host on a tap of its own."""
+    """The switch of a lab, as the wire of kernel hosts: QEMU runs in its network namespace, each host on a
+    tap of its own.
+    """
 
     def __init__(self, lab: Lab) -> None:
         super().__init__()

@@ -3,12 +3,14 @@
 
     python3 -m mutants [--count 200] [--seed 1] [--suites unit,tools,...] [--again]
 
-Of all places in lib/ where one could be (mutate.py), `count` are drawn by the seed. First, once per content of lib/ and tests/, those
-suites (REACH) are run in copies of the checkout to see which lines each test reaches. A mutant is then tried by those tests only that
-reach its line: unit tests first, of each suite the quickest first, as many as MOST_S allows, until one fails. Two copies work at a time.
+Of all places in lib/ where one could be (mutate.py), `count` are drawn by the seed. First, once per content
+of lib/ and tests/, those suites (REACH) are run in copies of the checkout to see which lines each test
+reaches. A mutant is then tried by those tests only that reach its line: unit tests first, of each suite the
+quickest first, as many as MOST_S allows, until one fails. Two copies work at a time.
 
-All is kept in build/mutants: who starts it again goes on where it stopped; --again begins anew. It ends with the table of survivors
-and the part that was killed; exit code 0 whatever it finds, since a survivor has to be judged by a person.
+All is kept in build/mutants: who starts it again goes on where it stopped; --again begins anew. It ends with
+the table of survivors and the part that was killed; exit code 0 whatever it finds, since a survivor has to be
+judged by a person.
 """
 
 from __future__ import annotations
@@ -38,10 +40,29 @@ from suites import ROOT, SUITES
 FOLDER = ROOT / "build/mutants"
 PYTHON = "/usr/bin/python3"
 REACH = (
-    "unit", "tools", "tools-more", "store", "kill", "faults", "replay", "retry", "cephstore", "operate", "live", "staging", "upgrade",
-    "pool", "shares", "cephfaults", "system", "ceph", "cephfs",
-)  # fmt: skip
-"""Suites of which it is seen what they reach: all but those of bats and of emulated machines. In this order their tests are tried."""
+    "unit",
+    "tools",
+    "tools-more",
+    "store",
+    "kill",
+    "faults",
+    "replay",
+    "retry",
+    "cephstore",
+    "operate",
+    "live",
+    "staging",
+    "upgrade",
+    "pool",
+    "shares",
+    "cephfaults",
+    "system",
+    "ceph",
+    "cephfs",
+)
+"""Suites of which it is seen what they reach: all but those of bats and of emulated machines. In this order
+their tests are tried.
+"""
 COPIES = 2
 PATIENCE = 4.0
 """By how much more than usual, and LEAST_S, tests may take before a mutant counts as one that hangs."""
@@ -53,7 +74,9 @@ LEFT_OUT = "not long and not reads_checkout"
 
 def _content() -> str:
     """Return a name of what the last commit has in lib/ and tests/."""
-    said = subprocess.run(["git", "rev-parse", "HEAD:lib", "HEAD:tests"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    said = subprocess.run(
+        ["git", "rev-parse", "HEAD:lib", "HEAD:tests"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
     return "-".join(tree[:8] for tree in said.split())
 
 
@@ -62,16 +85,46 @@ def copied(name: str) -> Path:
     copy = FOLDER / name
     shutil.rmtree(copy, ignore_errors=True)
     subprocess.run(["git", "clone", "--quiet", "--shared", str(ROOT), str(copy)], check=True)
-    subprocess.run([PYTHON, "-m", "compileall", "-q", "lib", "tests"], cwd=copy, check=True)  # else each start does, in seconds
+    subprocess.run(
+        [PYTHON, "-m", "compileall", "-q", "lib", "tests"], cwd=copy, check=True
+    )  # else each start does, in seconds
     return copy
 
 
-def run(copy: Path, plugin: str, paths: List[str], timeout: float, *options: str, **env: str) -> Tuple[int, str]:
+def run(
+    copy: Path, plugin: str, paths: List[str], timeout: float, *options: str, **env: str
+) -> Tuple[int, str]:
     """Run pytest in a copy; return its exit code (-1: it took too long) and what it said."""
-    words = [PYTHON, "-m", "pytest", "-q", "-p", plugin, "-p", "no:cacheprovider", "-m", LEFT_OUT, *options, *paths]
+    words = [
+        PYTHON,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        plugin,
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        LEFT_OUT,
+        *options,
+        *paths,
+    ]
     cache = str(ROOT / "build/lab")
-    variables = {**os.environ, "PYTHONPATH": "tests:lib", "PYTHONDONTWRITEBYTECODE": "1", "SEMISHARED_LAB_CACHE": cache, **env}
-    process = subprocess.Popen(words, cwd=copy, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    variables = {
+        **os.environ,
+        "PYTHONPATH": "tests:lib",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "SEMISHARED_LAB_CACHE": cache,
+        **env,
+    }
+    process = subprocess.Popen(
+        words,
+        cwd=copy,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
     try:
         said, _ = process.communicate(timeout=timeout)
         return process.returncode, said.decode(errors="replace")
@@ -89,7 +142,13 @@ def reached(content: str, suites: Sequence[str]) -> Dict[str, Dict[str, Any]]:
     found: Dict[str, Dict[str, Any]] = {}
     for suite, part in parts.items():
         tests = json.loads(part.read_text())
-        found.update({name: {**test, "suite": REACH.index(suite)} for name, test in tests.items() if not test.get("failed")})
+        found.update(
+            {
+                name: {**test, "suite": REACH.index(suite)}
+                for name, test in tests.items()
+                if not test.get("failed")
+            }
+        )
     return found
 
 
@@ -101,7 +160,14 @@ def _look(suite: str, part: Path) -> None:
     folder.chmod(0o777)
     reach.hook(copy, folder)
     try:
-        run(copy, "mutants.reach", SUITES[suite]["paths"], 3600, MUTANTS_REACH=str(made), **{reach.FOLDER: str(folder)})
+        run(
+            copy,
+            "mutants.reach",
+            SUITES[suite]["paths"],
+            3600,
+            MUTANTS_REACH=str(made),
+            **{reach.FOLDER: str(folder)},
+        )
         made.rename(part)
     finally:
         shutil.rmtree(folder)
@@ -126,7 +192,9 @@ def tried(copy: Path, mutant: Mutant, tests: Dict[str, Dict[str, Any]]) -> Dict[
     verdict = {"tests": len(names), "killed": "" if names else None}
     wanted = FOLDER / f"{copy.name}.tests"
     file.write_text(apply(mutant, before))
-    Path(cache_from_source(file)).unlink(missing_ok=True)  # of as many bytes in the same second it would do for the mutant, too
+    Path(cache_from_source(file)).unlink(
+        missing_ok=True
+    )  # of as many bytes in the same second it would do for the mutant, too
     try:
         for suite in range(len(REACH)):
             part = _within(MOST_S, tests, [name for name in names if tests[name]["suite"] == suite])
@@ -139,7 +207,13 @@ def tried(copy: Path, mutant: Mutant, tests: Dict[str, Dict[str, Any]]) -> Dict[
             code, said = run(copy, "mutants.only", paths, limit, "-x", MUTANTS_TESTS=str(wanted))
             if code:
                 failed = [line for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-                verdict["killed"] = failed[0].split(" - ")[0] if failed else "hangs" if code == -1 else f"{REACH[suite]} does not run"
+                verdict["killed"] = (
+                    failed[0].split(" - ")[0]
+                    if failed
+                    else "hangs"
+                    if code == -1
+                    else f"{REACH[suite]} does not run"
+                )
                 break
     finally:
         file.write_text(before)
@@ -160,8 +234,10 @@ def report(rows: List[Dict[str, Any]]) -> None:
         print(f"{row['path']}:{row['line']}: {row['what']}: {how}")
     killers = Counter("unit" if "tests/unit/" in row["killed"] else "others" for row in rows if row["killed"])
     print(
-        f"{len(rows)} mutants, {len(rows) - len(survivors)} killed ({(len(rows) - len(survivors)) / max(len(rows), 1):.1%}:"
-        f" {killers['unit']} by unit tests), {len(survivors)} left; {sum(row['seconds'] for row in rows) / COPIES / 60:.0f} minutes"
+        f"{len(rows)} mutants, {len(rows) - len(survivors)} killed "
+        f"({(len(rows) - len(survivors)) / max(len(rows), 1):.1%}:"
+        f" {killers['unit']} by unit tests), {len(survivors)} left; "
+        f"{sum(row['seconds'] for row in rows) / COPIES / 60:.0f} minutes"
     )
 
 
@@ -169,7 +245,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="mutants", description=__doc__)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--suites", default=",".join(REACH), help=f"those whose tests try them, of {','.join(REACH)}")
+    parser.add_argument(
+        "--suites", default=",".join(REACH), help=f"those whose tests try them, of {','.join(REACH)}"
+    )
     parser.add_argument("--again", action="store_true", help="forget what was found before")
     arguments = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -178,7 +256,10 @@ def main() -> int:
     if set(suites) - set(REACH):
         parser.error(f"no such suite here: {', '.join(sorted(set(suites) - set(REACH)))}")
     tests = reached(content, suites)
-    ledger = FOLDER / f"ledger-{content}-{arguments.seed}-{'all' if tuple(suites) == REACH else '+'.join(suites)}.jsonl"
+    ledger = (
+        FOLDER
+        / f"ledger-{content}-{arguments.seed}-{'all' if tuple(suites) == REACH else '+'.join(suites)}.jsonl"
+    )
     if arguments.again:
         ledger.unlink(missing_ok=True)
     rows = [json.loads(line) for line in ledger.read_text().splitlines()] if ledger.exists() else []
@@ -202,9 +283,17 @@ def main() -> int:
         rows.append(row)
         with ledger.open("a") as out:
             out.write(json.dumps(row) + "\n")
-        print(f"{len(rows)}: {mutant.path}:{mutant.line}: {mutant.what}: {row['killed'] or 'SURVIVED'} ({row['seconds']} s)", flush=True)
+        print(
+            f"{len(rows)}: {mutant.path}:{mutant.line}: {mutant.what}: "
+            f"{row['killed'] or 'SURVIVED'} ({row['seconds']} s)",
+            flush=True,
+        )
 
-    left = [mutant for mutant in drawn(arguments.count, arguments.seed) if (mutant.path, mutant.begin, mutant.what) not in known]
+    left = [
+        mutant
+        for mutant in drawn(arguments.count, arguments.seed)
+        if (mutant.path, mutant.begin, mutant.what) not in known
+    ]
     with ThreadPoolExecutor(COPIES) as pool:
         list(pool.map(one, left))
     report(rows)

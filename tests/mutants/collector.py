@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Note which lines of the package a process runs: what mutants/reach.py puts into a copy of the package, to be loaded with it.
+"""Note which lines of the package a process runs: what mutants/reach.py puts into a copy of the package, to
+be loaded with it.
 
-Each line is written to `hits` in a folder the first time: a process that is killed, or that becomes another program, has told all. A
-fork, and a test that begins (`forget`), tell anew.
+Each line is written to `hits` in a folder the first time: a process that is killed, or that becomes another
+program, has told all. A fork, and a test that begins (`forget`), tell anew.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Collector:
         try:
             if self._fd < 0:
                 self._fd = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            os.write(self._fd, f"{code.co_filename[len(self._top):]}:{line}\n".encode())
+            os.write(self._fd, f"{code.co_filename[len(self._top) :]}:{line}\n".encode())
         except OSError:
             self._fd = -1  # the process has closed what it does not know, or may not write there
 

@@ -24,13 +24,28 @@ class Mutant(NamedTuple):
 
 
 COMPARED: Dict[Type[ast.cmpop], List[Type[ast.cmpop]]] = {
-    ast.Eq: [ast.NotEq], ast.NotEq: [ast.Eq], ast.Lt: [ast.LtE, ast.GtE], ast.LtE: [ast.Lt, ast.Gt], ast.Gt: [ast.GtE, ast.LtE],
-    ast.GtE: [ast.Gt, ast.Lt], ast.Is: [ast.IsNot], ast.IsNot: [ast.Is], ast.In: [ast.NotIn], ast.NotIn: [ast.In],
-}  # fmt: skip
+    ast.Eq: [ast.NotEq],
+    ast.NotEq: [ast.Eq],
+    ast.Lt: [ast.LtE, ast.GtE],
+    ast.LtE: [ast.Lt, ast.Gt],
+    ast.Gt: [ast.GtE, ast.LtE],
+    ast.GtE: [ast.Gt, ast.Lt],
+    ast.Is: [ast.IsNot],
+    ast.IsNot: [ast.Is],
+    ast.In: [ast.NotIn],
+    ast.NotIn: [ast.In],
+}
 COMPUTED: Dict[Type[ast.operator], Type[ast.operator]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv,
-    ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr, ast.LShift: ast.RShift, ast.RShift: ast.LShift,
-}  # fmt: skip
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.FloorDiv,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+    ast.BitOr: ast.BitAnd,
+    ast.BitAnd: ast.BitOr,
+    ast.LShift: ast.RShift,
+    ast.RShift: ast.LShift,
+}
 Change = Tuple[str, ast.AST, str]
 """What it is called, the node that is replaced, and by what."""
 
@@ -40,17 +55,31 @@ def changes(node: ast.AST) -> List[Change]:
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         before = type(node.ops[0])
         return [
-            (f"{before.__name__} is {other.__name__}", node, ast.unparse(ast.Compare(node.left, [other()], node.comparators)))
+            (
+                f"{before.__name__} is {other.__name__}",
+                node,
+                ast.unparse(ast.Compare(node.left, [other()], node.comparators)),
+            )
             for other in COMPARED[before]
         ]
     if isinstance(node, ast.BoolOp):
         swapped: ast.boolop = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-        return [(f"{type(node.op).__name__} is {type(swapped).__name__}", node, ast.unparse(ast.BoolOp(swapped, node.values)))]
+        return [
+            (
+                f"{type(node.op).__name__} is {type(swapped).__name__}",
+                node,
+                ast.unparse(ast.BoolOp(swapped, node.values)),
+            )
+        ]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return [("without not", node, ast.unparse(node.operand))]
     if isinstance(node, (ast.BinOp, ast.AugAssign)) and type(node.op) in COMPUTED and not _joins_text(node):
         other = COMPUTED[type(node.op)]
-        made = ast.BinOp(node.left, other(), node.right) if isinstance(node, ast.BinOp) else ast.AugAssign(node.target, other(), node.value)
+        made = (
+            ast.BinOp(node.left, other(), node.right)
+            if isinstance(node, ast.BinOp)
+            else ast.AugAssign(node.target, other(), node.value)
+        )
         return [(f"{type(node.op).__name__} is {other.__name__}", node, ast.unparse(made))]
     if isinstance(node, ast.Constant) and isinstance(node.value, bool):
         return [(f"{node.value} is {not node.value}", node, str(not node.value))]
@@ -58,7 +87,11 @@ def changes(node: ast.AST) -> List[Change]:
         return [(f"{node.value} is {node.value + 1}", node, str(node.value + 1))]
     if isinstance(node, (ast.If, ast.While, ast.IfExp)):
         return [("the condition is its opposite", node.test, f"not ({ast.unparse(node.test)})")]
-    if isinstance(node, ast.Return) and node.value is not None and not (isinstance(node.value, ast.Constant) and node.value.value is None):
+    if (
+        isinstance(node, ast.Return)
+        and node.value is not None
+        and not (isinstance(node.value, ast.Constant) and node.value.value is None)
+    ):
         return [("returns None", node.value, "None")]
     if isinstance(node, ast.Raise) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
         return [("raises nothing" if isinstance(node, ast.Raise) else "the call is left out", node, "pass")]
@@ -76,7 +109,9 @@ def _joins_text(node: ast.AST) -> bool:
 
 
 def _left_out(tree: ast.Module) -> "set[int]":
-    """Return the ids of nodes that no test can judge: annotations, what only type checkers read, what has no place of its own."""
+    """Return the ids of nodes that no test can judge: annotations, what only type checkers read, what has no
+    place of its own.
+    """
     found: "set[int]" = set()
 
     def skip(node: Optional[ast.AST]) -> None:
@@ -86,7 +121,13 @@ def _left_out(tree: ast.Module) -> "set[int]":
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             skip(node.returns)
-            for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg):
+            for argument in (
+                *node.args.posonlyargs,
+                *node.args.args,
+                *node.args.kwonlyargs,
+                node.args.vararg,
+                node.args.kwarg,
+            ):
                 skip(argument.annotation if argument else None)
         elif isinstance(node, ast.AnnAssign):
             skip(node.annotation)
@@ -96,10 +137,18 @@ def _left_out(tree: ast.Module) -> "set[int]":
 
 
 def mutants(path: str, source: str) -> Iterator[Mutant]:
-    """Yield all mutants within the functions of a module: what is outside of them runs whenever it is loaded, and is mostly words."""
+    """Yield all mutants within the functions of a module: what is outside of them runs whenever it is loaded,
+    and is mostly words.
+    """
     tree = ast.parse(source)
     left_out = _left_out(tree)
-    within = {id(part) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) for stmt in node.body for part in ast.walk(stmt)}
+    within = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        for stmt in node.body
+        for part in ast.walk(stmt)
+    }
     begins: Dict[int, int] = {}
     for statement in ast.walk(tree):  # from the outside to the inside
         if isinstance(statement, ast.stmt):
@@ -111,10 +160,17 @@ def mutants(path: str, source: str) -> Iterator[Mutant]:
         if id(node) not in within or id(node) in left_out:
             continue
         for what, place, text in changes(node):
-            assert isinstance(place, (ast.expr, ast.stmt)) and place.end_lineno and place.end_col_offset is not None
+            assert (
+                isinstance(place, (ast.expr, ast.stmt))
+                and place.end_lineno
+                and place.end_col_offset is not None
+            )
             lines = "\n" * (place.end_lineno - place.lineno)
             text = f"({text}{lines})" if isinstance(place, ast.expr) else f"{text}{lines}"
-            begin, end = starts[place.lineno - 1] + place.col_offset, starts[place.end_lineno - 1] + place.end_col_offset
+            begin, end = (
+                starts[place.lineno - 1] + place.col_offset,
+                starts[place.end_lineno - 1] + place.end_col_offset,
+            )
             yield Mutant(path, place.lineno, begins[id(place)], what, begin, end, text)
 
 

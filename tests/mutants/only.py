@@ -12,5 +12,7 @@ import pytest
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item]) -> None:
-    wanted = {name: number for number, name in enumerate(Path(os.environ["MUTANTS_TESTS"]).read_text().splitlines())}
+    wanted = {
+        name: number for number, name in enumerate(Path(os.environ["MUTANTS_TESTS"]).read_text().splitlines())
+    }
     items[:] = sorted((item for item in items if item.nodeid in wanted), key=lambda item: wanted[item.nodeid])

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pytest plugin for a copy of this checkout: which lines of the package each test reaches, in all processes, those of labs' nodes too.
+"""A pytest plugin for a copy of this checkout: which lines of the package each test reaches, in all
+processes, those of labs' nodes too.
 
 What emulated machines run (suite nfs) is not seen.
 """
@@ -16,7 +17,9 @@ from typing import Any, Dict, List
 import pytest
 
 FOLDER = "MUTANTS_FOLDER"
-"""In the environment, where hits are told: below /tmp, where unit tests may write as well; nodes of labs have it by the same path."""
+"""In the environment, where hits are told: below /tmp, where unit tests may write as well; nodes of labs have
+it by the same path.
+"""
 COLLECTOR = "_collector"
 HOOK = f"""
 from os.path import dirname as _dirname
@@ -63,7 +66,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Any:
     _forget()
     began = time.monotonic()
     yield
-    TESTS[item.nodeid] = {**TESTS.get(item.nodeid, {}), "seconds": round(time.monotonic() - began, 3), "lines": _taken()}
+    TESTS[item.nodeid] = {
+        **TESTS.get(item.nodeid, {}),
+        "seconds": round(time.monotonic() - began, 3),
+        "lines": _taken(),
+    }
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

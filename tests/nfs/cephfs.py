@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same front-end and hosts with their store on CephFS: each mounts it by its kernel's client, from a real cluster."""
+"""The same front-end and hosts with their store on CephFS: each mounts it by its kernel's client, from a real
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -41,4 +43,7 @@ class CephSite(Site):
     def mount(self, host: Host) -> None:
         """Mount the store on a host."""
         options = f"name={fs.USER},secretfile={SECRET},fs={fs.NAME}"
-        host.script(f"mkdir -p {STORE}; mount -t ceph {self.cluster.node.ip}:6789:/ {STORE} -o {options}", timeout=PATIENCE_S)
+        host.script(
+            f"mkdir -p {STORE}; mount -t ceph {self.cluster.node.ip}:6789:/ {STORE} -o {options}",
+            timeout=PATIENCE_S,
+        )

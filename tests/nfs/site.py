@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A front-end and two hosts that mount one image store, each with a kernel of its own; for NFS the front-end is the server too.
+"""A front-end and two hosts that mount one image store, each with a kernel of its own; for NFS the front-end
+is the server too.
 
-What is tested is the real host side (hostside.py) as oneadmin there, under root_squash, and the real qemu-io as guests.
+What is tested is the real host side (hostside.py) as oneadmin there, under root_squash, and the real qemu-io
+as guests.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ PATIENCE_S = 180
 """What takes seconds on an idle machine."""
 PROMPT = "qemu-io> "
 LEASE_S = 90
-"""What nfsd gives by itself. A client renews after two thirds of it at the latest; of 20 s, on a machine that does forty things at once,
-too little was left, and guests lost their locks."""
+"""What nfsd gives by itself. A client renews after two thirds of it at the latest; of 20 s, on a machine that
+does forty things at once, too little was left, and guests lost their locks.
+"""
 FULL = bool(os.environ.get("SEMISHARED_FULL"))
 GRACE_S = 20
 """After a restart of the server, for all clients to reclaim what they hold."""
@@ -54,16 +57,24 @@ class HostSide:
 
     def __init__(self, host: KernelHost, env: dict[str, str] | None = None) -> None:
         self._host = host
-        self._program = host.start_program(["/usr/bin/python3", "-IS", "-B", HOSTSIDE], user=ONEADMIN, env=env)
+        self._program = host.start_program(
+            ["/usr/bin/python3", "-IS", "-B", HOSTSIDE], user=ONEADMIN, env=env
+        )
         self._read = 0
         self.moved: dict[str, int] = {}
 
     def begin(self, *steps: s.Step) -> None:
         """Send a plan; `planned` is for the version before SEQs."""
         plan = {
-            "version": VERSION, "action": "test", "seq": -1, "answers": False, "last": False, "standstill_s": PATIENCE_S,
-            "planned": time.time() + 3600, "steps": [s.to_data(step) for step in steps],
-        }  # fmt: skip
+            "version": VERSION,
+            "action": "test",
+            "seq": -1,
+            "answers": False,
+            "last": False,
+            "standstill_s": PATIENCE_S,
+            "planned": time.time() + 3600,
+            "steps": [s.to_data(step) for step in steps],
+        }
         self._program.write(json.dumps({"plan": plan}).encode() + b"\n")
 
     def finish(self, timeout: float = PATIENCE_S) -> list[Any]:
@@ -101,7 +112,9 @@ class Guest:
     """A qemu-io that has an image open, as a guest's QEMU would: past the page cache, with QEMU's locks."""
 
     def __init__(self, host: Host, path: str, format: str = "raw", *words: str) -> None:
-        self._program: Program = host.start_program(["stdbuf", "-oL", "qemu-io", "-t", "none", "-f", format, *words, path], user=ONEADMIN)
+        self._program: Program = host.start_program(
+            ["stdbuf", "-oL", "qemu-io", "-t", "none", "-f", format, *words, path], user=ONEADMIN
+        )
         self._done = 0
         self._host = host
         self.path = path
@@ -125,7 +138,9 @@ class Guest:
         deadline = time.monotonic() + timeout
         while self.is_waiting():
             if self._program.ended or time.monotonic() > deadline:
-                raise KernelHostError(f"qemu-io {self.path} has not ended its command in {timeout} s: {self._program.wait(0)}")
+                raise KernelHostError(
+                    f"qemu-io {self.path} has not ended its command in {timeout} s: {self._program.wait(0)}"
+                )
             time.sleep(0.02)
         self._done += 1
         return self._program.out.split(PROMPT)[self._done]
@@ -243,11 +258,15 @@ class Site:
         raise NotImplementedError
 
     def tear(self, image: s.ImageRef) -> None:
-        """Change a byte of an image by other means than a client's writes where there are any; its size and times stay."""
+        """Change a byte of an image by other means than a client's writes where there are any; its size and
+        times stay.
+        """
         self.fe.python(TEAR, self.origin(image))
 
     def expire(self, host: Host) -> None:
-        """Let pass the time after which the servers give up a host that is cut off, where that can be; else it is waited for."""
+        """Let pass the time after which the servers give up a host that is cut off, where that can be; else
+        it is waited for.
+        """
 
     def origin(self, image: s.ImageRef) -> str:
         """Return the path of an image on the front-end, past the client where that can be."""
@@ -258,7 +277,10 @@ class Site:
         self._images += 1
         path = f"{STORE}/image{self._images}"
         if format == "raw":
-            fill = f"head -c 64k /dev/zero | tr '\\0' '\\{pattern:03o}' | dd of={path} bs=64k seek=16 iflag=fullblock status=none"
+            fill = (
+                f"head -c 64k /dev/zero | tr '\\0' '\\{pattern:03o}' | dd of={path} bs=64k seek=16 "
+                f"iflag=fullblock status=none"
+            )
             self.fe.script(f"{fill}; truncate -s {SIZE} {path}; chmod 660 {path}", user=ONEADMIN)
         else:
             self.fe.script(f"qemu-img create -q -f {format} {path} {SIZE}; chmod 660 {path}", user=ONEADMIN)
@@ -279,7 +301,8 @@ class NfsSite(Site):
         self.fe.mount_disk("export", EXPORT)
         # Its state does not survive a reboot; nor does this server.
         self.fe.script(
-            "mount -t tmpfs tmpfs /var/lib/nfs; mkdir -p /var/lib/nfs/sm /var/lib/nfs/sm.bak /var/lib/nfs/v4recovery\n"
+            "mount -t tmpfs tmpfs /var/lib/nfs; mkdir -p /var/lib/nfs/sm /var/lib/nfs/sm.bak "
+            "/var/lib/nfs/v4recovery\n"
             "touch /var/lib/nfs/etab /var/lib/nfs/rmtab; modprobe nfsd; mount -t nfsd nfsd /proc/fs/nfsd\n"
             f"echo '{EXPORT} *(rw,sync,no_subtree_check,root_squash,fsid=0)' >/etc/exports\n"
             f"echo {LEASE_S} >/proc/fs/nfsd/nfsv4leasetime; echo {GRACE_S} >/proc/fs/nfsd/nfsv4gracetime\n"
@@ -295,8 +318,13 @@ class NfsSite(Site):
         host.mount(self.fe.address)
 
     def mount_anew(self, host: Host) -> None:
-        """Let a host be another client of the server than the one whose lease has ended: that may find it out late, and lose more."""
-        host.script(f"for _ in $(seq 60); do umount {STORE} && exit 0; sleep 1; done; umount -l {STORE}", timeout=PATIENCE_S)
+        """Let a host be another client of the server than the one whose lease has ended: that may find it out
+        late, and lose more.
+        """
+        host.script(
+            f"for _ in $(seq 60); do umount {STORE} && exit 0; sleep 1; done; umount -l {STORE}",
+            timeout=PATIENCE_S,
+        )
         self.mount(host)
 
     def serve(self, *, grace: bool = True) -> None:
@@ -311,7 +339,8 @@ class NfsSite(Site):
         """End the lease of a host that is cut off (not in full runs: there it ends by itself)."""
         if not FULL:
             self.fe.script(
-                'for info in $(grep -l "address: .$ADDRESS:" /proc/fs/nfsd/clients/*/info); do echo expire >"${info%/*}/ctl"; done',
+                'for info in $(grep -l "address: .$ADDRESS:" /proc/fs/nfsd/clients/*/info); do '
+                'echo expire >"${info%/*}/ctl"; done',
                 env={"ADDRESS": host.address},
             )
 

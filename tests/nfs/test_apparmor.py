@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debian's kernel with Debian's AppArmor profiles enforcing: libvirtd, virt-aa-helper and QEMU are confined as on a stock host.
+"""Debian's kernel with Debian's AppArmor profiles enforcing: libvirtd, virt-aa-helper and QEMU are confined
+as on a stock host.
 
-QEMU shows its firmware and nothing more (a guest's kernel would take minutes to boot, so none lets go of a disk either); its disks
-are opened, switched, pulled and copied all the same, and what AppArmor denies is in the kernel's log. The disks are made on this
-machine, by the same host side.
+QEMU shows its firmware and nothing more (a guest's kernel would take minutes to boot, so none lets go of a
+disk either); its disks are opened, switched, pulled and copied all the same, and what AppArmor denies is in
+the kernel's log. The disks are made on this machine, by the same host side.
 """
 
 from __future__ import annotations
@@ -49,31 +50,46 @@ DENIED = 'apparmor="DENIED"'
 
 
 class Confined:
-    """A host whose libvirt is confined, with disks, and our hypervisor directory beside stand-ins for the stock one."""
+    """A host whose libvirt is confined, with disks, and our hypervisor directory beside stand-ins for the
+    stock one.
+    """
 
     def __init__(self, top: Path) -> None:
         self.top = top
         self.remotes = top / "remotes"
         self.world = World(top)
         self.vm_dir = f"{self.world.location}/101/7"
-        # What libvirtd keeps open, QEMU and the compiler of profiles: half of it is too little.
-        # Its clock goes by what it has done: whatever else this machine does, no time limit of ours or of libvirt is reached.
+        # What libvirtd keeps open, QEMU and the compiler of profiles: half of it is too little. Its clock
+        # goes by what it has done: whatever else this machine does, no time limit of ours or of libvirt is
+        # reached.
         clock = ["-icount", "shift=1"]
-        self.host = KernelHost("h1", memory_mib=1024, kernel_arguments="apparmor=1 security=apparmor", qemu_arguments=clock)
+        self.host = KernelHost(
+            "h1", memory_mib=1024, kernel_arguments="apparmor=1 security=apparmor", qemu_arguments=clock
+        )
 
     def disk(self, number: int) -> s.DiskRef:
         return self.world.disk(7, number)
 
     def prepare(self) -> None:
-        """Install the hypervisor directory, and make an overlay with a snapshot, a clone on the store, and one more overlay."""
+        """Install the hypervisor directory, and make an overlay with a snapshot, a clone on the store, and
+        one more overlay.
+        """
         shutil.copytree(Path(__file__).resolve().parents[1] / "lab/stock", self.remotes, symlinks=True)
         kvmrc = self.remotes / "etc/vmm/kvm/kvmrc"
-        kvmrc.write_text(kvmrc.read_text().replace("DEFAULT_ATTACH_CACHE=none", f"DEFAULT_ATTACH_CACHE={CACHE}"))
-        subprocess.run([caches.CHECKOUT / "install.sh", "--remotes", self.remotes], check=True, capture_output=True)
+        kvmrc.write_text(
+            kvmrc.read_text().replace("DEFAULT_ATTACH_CACHE=none", f"DEFAULT_ATTACH_CACHE={CACHE}")
+        )
+        subprocess.run(
+            [caches.CHECKOUT / "install.sh", "--remotes", self.remotes], check=True, capture_output=True
+        )
         raw, qcow2 = self.world.image("raw"), self.world.image("q", "qcow2")
         overlay, clone, attached = (self.disk(number) for number in range(3))
         self.world.clone(raw, overlay)
-        self.world.on(s.AddLayer(overlay, 1, 0, "qcow2"), s.ActivateLayer(overlay, 1, "qcow2"), s.CloneOnStore(clone, qcow2, 0))
+        self.world.on(
+            s.AddLayer(overlay, 1, 0, "qcow2"),
+            s.ActivateLayer(overlay, 1, "qcow2"),
+            s.CloneOnStore(clone, qcow2, 0),
+        )
         self.world.clone(raw, attached)
         subprocess.run(["chmod", "-R", "a+rX", str(self.remotes)], check=True)
         subprocess.run(["chown", "-Rh", f"{ONEADMIN[0]}:{ONEADMIN[1]}", str(self.world.location)], check=True)
@@ -85,32 +101,44 @@ class Confined:
         host.put("/etc/libvirt/libvirtd.conf", LIBVIRTD_CONF)
         # The same rules, compiled faster.
         host.put("/etc/apparmor/parser.conf", b"Optimize=no-expr-simplify\n")
-        known, owned = caches.capabilities(), "/var/lib/libvirt/qemu /var/cache/libvirt/qemu /var/log/libvirt/qemu"
+        known, owned = (
+            caches.capabilities(),
+            "/var/lib/libvirt/qemu /var/cache/libvirt/qemu /var/log/libvirt/qemu",
+        )
         host.script(
             "mount -t securityfs s /sys/kernel/security; mount -t cgroup2 c /sys/fs/cgroup\n"
             "sysctl -qw kernel.printk_ratelimit=0; ln -sfn /proc/self/fd /dev/fd\n"
-            "apparmor_parser -r /etc/apparmor.d/usr.sbin.libvirtd /etc/apparmor.d/usr.lib.libvirt.virt-aa-helper\n"
+            "apparmor_parser -r /etc/apparmor.d/usr.sbin.libvirtd "
+            "/etc/apparmor.d/usr.lib.libvirt.virt-aa-helper\n"
             f"mkdir -p {owned}; {f'cp -r {known} /var/cache/libvirt/qemu/capabilities' if known else ''}\n"
             f"chown -R {ONEADMIN[0]}:{ONEADMIN[1]} {owned}; /usr/sbin/libvirtd -d",
             timeout=LONG_S,
         )
 
     def virsh(self, *argv: str) -> str:
-        return self.host.run(["virsh", "-q", "-c", "qemu:///system", *argv], user=ONEADMIN, timeout=LONG_S).out
+        return self.host.run(
+            ["virsh", "-q", "-c", "qemu:///system", *argv], user=ONEADMIN, timeout=LONG_S
+        ).out
 
     def on(self, *steps: s.Step) -> list[object]:
         """Carry out steps by the host side, as the transfer actions do."""
         data = json.dumps([s.to_data(step) for step in steps]).encode()
-        found: list[object] = json.loads(self.host.python(ON_HOST, stdin=data, user=ONEADMIN, timeout=LONG_S).out)
+        found: list[object] = json.loads(
+            self.host.python(ON_HOST, stdin=data, user=ONEADMIN, timeout=LONG_S).out
+        )
         return found
 
     def action(self, name: str, *argv: str, stdin: bytes = b"") -> None:
         """Do a hypervisor action as one_vmm_exec starts it; nothing of it may be denied."""
-        self.host.run([f"{self.remotes}/vmm/semishared/{name}", *argv], stdin=stdin, user=ONEADMIN, timeout=LONG_S)
+        self.host.run(
+            [f"{self.remotes}/vmm/semishared/{name}", *argv], stdin=stdin, user=ONEADMIN, timeout=LONG_S
+        )
 
     def denied(self) -> list[str]:
         """Return what was denied since the last look, and forget it."""
-        return [line for line in self.host.run(["dmesg", "-c"], timeout=LONG_S).out.splitlines() if DENIED in line]
+        return [
+            line for line in self.host.run(["dmesg", "-c"], timeout=LONG_S).out.splitlines() if DENIED in line
+        ]
 
     def chain(self, target: str) -> list[str]:
         """Return the files of a running guest's disk, the active one first."""
@@ -145,7 +173,9 @@ def site() -> Iterator[Confined]:
         shutil.rmtree(top)
 
 
-@pytest.mark.fault(20, "under Debian's AppArmor profiles a default disk boots and has live snapshots, nothing is denied")
+@pytest.mark.fault(
+    20, "under Debian's AppArmor profiles a default disk boots and has live snapshots, nothing is denied"
+)
 def test_default_disks_boot_and_have_live_snapshots_under_the_stock_profiles(site: Confined) -> None:
     site.deploy()
     assert site.denied() == []
@@ -165,7 +195,11 @@ def test_default_disks_boot_and_have_live_snapshots_under_the_stock_profiles(sit
 
 
 @pytest.mark.long
-@pytest.mark.fault(20, "under Debian's AppArmor profiles hot attach, save-as, backup, checkpoint and resume work, nothing is denied")
+@pytest.mark.fault(
+    20,
+    "under Debian's AppArmor profiles hot attach, save-as, backup, checkpoint and resume work, "
+    "nothing is denied",
+)
 def test_the_rest_of_a_guests_life_under_the_stock_profiles(site: Confined) -> None:
     if "one-7" not in site.virsh("list", "--name").split():
         site.deploy()
@@ -193,10 +227,14 @@ def test_the_rest_of_a_guests_life_under_the_stock_profiles(site: Confined) -> N
     for number in range(3):
         check = f"qemu-io -f qcow2 -r -c 'read -P 0xa1 1M 64k' {backup}/disk.{number}.0"
         assert "verification failed" not in site.host.script(check, timeout=LONG_S).out
-    # When the copy of one disk is done libvirt makes all rules anew from its XML, where no copy is named. What QEMU has open
-    # it keeps; that it may not open the copies of the others once more, only to read, when theirs are done, nobody needs.
+    # When the copy of one disk is done libvirt makes all rules anew from its XML, where no copy is named.
+    # What QEMU has open it keeps; that it may not open the copies of the others once more, only to read, when
+    # theirs are done, nobody needs.
     said = site.denied()
-    assert all(".staged-backup/disk." in line and 'operation="open"' in line and 'requested_mask="r"' in line for line in said), said
+    assert all(
+        ".staged-backup/disk." in line and 'operation="open"' in line and 'requested_mask="r"' in line
+        for line in said
+    ), said
     site.on(s.EndBackup(7, site.vm_dir, backup, "one-7"))
     site.action("save", "one-7", f"{site.vm_dir}/checkpoint", "h1", "7", "h1")
     site.action("restore", f"{site.vm_dir}/checkpoint", "h1", "one-7", "7", "h1")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CephFS by the kernel's client, besides what test_store.py has for each file system: what it is, and a host that is cut off."""
+"""CephFS by the kernel's client, besides what test_store.py has for each file system: what it is, and a host
+that is cut off.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def test_each_machine_is_a_client_of_its_own_kernel(cephfs_site: CephSite) -> No
     machines = (cephfs_site.fe, *cephfs_site.hosts)
     clients = [client["client_metadata"] for client in cephfs_site.cluster.mds("session ls")]
     kernel = machines[0].run(["uname", "-r"]).out.strip()
-    assert {(client["hostname"], client["kernel_version"]) for client in clients} == {(host.name, kernel) for host in machines}
+    assert {(client["hostname"], client["kernel_version"]) for client in clients} == {
+        (host.name, kernel) for host in machines
+    }
     for host in machines:
         assert host.run(["stat", "-f", "-c", "%T", STORE]).out.strip() == "ceph"
     assert examined(cephfs_site, STORE)[STORE] == []
@@ -31,7 +35,8 @@ def test_a_host_that_was_cut_off_cannot_write_when_it_is_back(cephfs_site: CephS
     assert "wrote 65536/65536" in old.do("write -P 1 1M 64k")
     h1.cut()
     try:
-        # Who opens the file waits until the metadata server has given up the client that has it, and shut it out.
+        # Who opens the file waits until the metadata server has given up the client that has it, and shut it
+        # out.
         wait_for("h2 may write", lambda: not h2.has_lock_refused(image.source), PATIENCE_S)
         new = Guest(h2, image.source, "qcow2")
         assert "wrote 65536/65536" in new.do("write -P 8 1M 64k")

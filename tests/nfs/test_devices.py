@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device of a pool whose middle answers with errors (dm-error, by Debian's kernel): it is said, and the rest of the host goes on."""
+"""A device of a pool whose middle answers with errors (dm-error, by Debian's kernel): it is said, and the
+rest of the host goes on.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,13 @@ class Device(KernelHost):
         self.mount_disk("local", LOCATION)
         self.mount_disk("b", "/mnt/b")
         mount = "dmsetup mknodes; mkdir -p /mnt/a; mount -t xfs /dev/mapper/a /mnt/a"
-        self.script(f"modprobe dm-mod; echo '{self._table()}' | {self.dmsetup('create a')}; {mount}; chown {ONEADMIN[0]} /mnt/a")
-        self.script(f"mkdir -p {STORE} {LOCATION}/101; chown {ONEADMIN[0]}:{ONEADMIN[1]} {STORE} {LOCATION}/101")
+        self.script(
+            f"modprobe dm-mod; echo '{self._table()}' | {self.dmsetup('create a')}; {mount}; "
+            f"chown {ONEADMIN[0]} /mnt/a"
+        )
+        self.script(
+            f"mkdir -p {STORE} {LOCATION}/101; chown {ONEADMIN[0]}:{ONEADMIN[1]} {STORE} {LOCATION}/101"
+        )
         self.side = HostSide(self)
 
     @staticmethod
@@ -60,7 +67,9 @@ class Device(KernelHost):
     def have_errors(self, *bad: tuple[int, int]) -> None:
         """Answer with errors between these sectors, and as it should everywhere else."""
         change = f"printf '{self._table(*bad)}\\n' | {self.dmsetup('load a')}; {self.dmsetup('resume a')}"
-        self.script(f"{self.dmsetup('suspend --nolockfs --noflush a')}; {change}; echo 3 >/proc/sys/vm/drop_caches")
+        self.script(
+            f"{self.dmsetup('suspend --nolockfs --noflush a')}; {change}; echo 3 >/proc/sys/vm/drop_caches"
+        )
 
     def where(self, path: str) -> list[tuple[int, int]]:
         """Return on which sectors a file lies."""
@@ -91,7 +100,9 @@ class Device(KernelHost):
         return {row["path"]: row["state"] for row in answer["devices"]}
 
     def reads(self, path: str, format: str, pattern: int) -> bool:
-        done = self.run(["qemu-io", "-r", "-f", format, "-c", f"read -P {pattern} 0 1M", path], user=ONEADMIN, check=False)
+        done = self.run(
+            ["qemu-io", "-r", "-f", format, "-c", f"read -P {pattern} 0 1M", path], user=ONEADMIN, check=False
+        )
         return done.code == 0 and "failed" not in done.out + done.err and "error" not in done.out + done.err
 
     def can_boot(self, disk: s.DiskRef) -> None:
@@ -116,7 +127,8 @@ def test_a_device_that_fails_from_its_middle(host: Device) -> None:
     assert host.device_of(base) == host.device_of(f"{first.path}.snap") == "/mnt/a"
     host.on(d.SetDevices(ROOT, ("/mnt/a", "/mnt/b")))
 
-    # Only what a base lies on: the file system is well, its label can be read and written, and nobody knows until it is read.
+    # Only what a base lies on: the file system is well, its label can be read and written, and nobody knows
+    # until it is read.
     host.have_errors(*host.where(f"{base}/image"))
     assert host.states() == {"/mnt/a": "", "/mnt/b": ""}
     assert not host.reads(first.path, "qcow2", 0xA1)
@@ -137,11 +149,15 @@ def test_a_device_that_fails_from_its_middle(host: Device) -> None:
         assert host.device_of(f"{disk.path}.snap") == "/mnt/b"
         assert host.reads(disk.path, "qcow2", pattern)
         host.can_boot(disk)
-    with pytest.raises(KernelHostError, match=f"{DeviceMissing.__name__}.*on the device /mnt/a of devices, which is broken"):
+    with pytest.raises(
+        KernelHostError, match=f"{DeviceMissing.__name__}.*on the device /mnt/a of devices, which is broken"
+    ):
         host.can_boot(first)
     (listed,) = host.on(b.ListBases(ROOT))
     assert isinstance(listed, dict)
-    host.on(s.LookAround(LOCATION, (101,), (), False), s.RemoveVm(3, third.vm_dir), s.RemoveVm(1, first.vm_dir))
+    host.on(
+        s.LookAround(LOCATION, (101,), (), False), s.RemoveVm(3, third.vm_dir), s.RemoveVm(1, first.vm_dir)
+    )
 
     # It comes back whole: what it has is used again.
     host.script("umount -l /mnt/a")

@@ -108,7 +108,8 @@ def test_an_image_that_was_replaced_on_the_server_is_read_anew(nfs_site: NfsSite
     path = image.source.replace(STORE, EXPORT)
     # The file that h1 knows is gone for good: its handle is stale.
     fe.script(
-        f"new={path}.new; head -c 64k /dev/zero | tr '\\0' '\\006' | dd of=$new bs=64k seek=16 iflag=fullblock status=none\n"
+        f"new={path}.new; head -c 64k /dev/zero | tr '\\0' '\\006' | dd of=$new bs=64k seek=16 "
+        f"iflag=fullblock status=none\n"
         f"truncate -s {SIZE} $new; chown --reference={path} $new; chmod 660 $new; mv $new {path}"
     )
     after = h1.stage(image)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What locks over real NFSv4.2 (and CephFS, at length) say of a host that is to be fenced: held, they forbid; gone, they prove nothing."""
+"""What locks over real NFSv4.2 (and CephFS, at length) say of a host that is to be fenced: held, they forbid;
+gone, they prove nothing.
+"""
 
 from __future__ import annotations
 
@@ -53,11 +55,12 @@ end = time.monotonic() + wait_s
 while wait_s and fence(True, "none")[1] and time.monotonic() < end:
     time.sleep(0.5)
 print(json.dumps([fence(*case) for case in cases]))
-"""
+"""  # noqa: E501
 
 
 def fence(front_end: Host, path: str, *cases: tuple[bool, str], wait_s: int = 0) -> list[tuple[str, str]]:
-    """Fence h1 from the front-end, (somebody said that it is off, fencing command) each; return how it is known to be off, or why not.
+    """Fence h1 from the front-end, (somebody said that it is off, fencing command) each; return how it is
+    known to be off, or why not.
 
     With `wait_s`, the locks on the image may go until then.
     """
@@ -67,14 +70,20 @@ def fence(front_end: Host, path: str, *cases: tuple[bool, str], wait_s: int = 0)
 
 
 def cut_off(site: Site, path: str) -> None:
-    """Have h1, whose guest has an image open, cut off until nobody sees its lock any more; none of that is enough."""
+    """Have h1, whose guest has an image open, cut off until nobody sees its lock any more; none of that is
+    enough.
+    """
     fe, h1 = site.fe, site.hosts[0]
     for off, why in fence(fe, path, (True, "none"), (False, "/bin/true")):
-        assert not off and f"{path} is written to by another client of the {site.kind} file system" in why, "it is not off"
+        assert not off and f"{path} is written to by another client of the {site.kind} file system" in why, (
+            "it is not off"
+        )
     h1.cut()
     site.expire(h1)
     try:
-        found = fence(fe, path, (False, "none"), (False, "/bin/false"), (True, "none"), wait_s=LEASE_S + PATIENCE_S)
+        found = fence(
+            fe, path, (False, "none"), (False, "/bin/false"), (True, "none"), wait_s=LEASE_S + PATIENCE_S
+        )
     finally:
         h1.mend()
     assert "a host writes to a mounted store until it is off" in found[0][1]

@@ -29,9 +29,15 @@ def test_a_kernel_host_runs_programs_of_this_machine_and_leaves_nothing() -> Non
         assert one.run(["head", "-n1", f"{caches.CHECKOUT}/README.md"]).out
         assert one.run(["touch", f"{caches.CHECKOUT}/x"], check=False).code
         one.put("/etc/semishared-lab/x", b"hello")
-        assert one.run(["cat", "/etc/semishared-lab/x"]).out == "hello" and not os.path.exists("/etc/semishared-lab")
+        assert one.run(["cat", "/etc/semishared-lab/x"]).out == "hello" and not os.path.exists(
+            "/etc/semishared-lab"
+        )
         one.mount_disk("d", "/srv/d")
-        one.run(["qemu-io", "-t", "none", "-f", "raw", "-c", "write 0 64k", "/srv/d/f"], user=ONEADMIN, check=False)
+        one.run(
+            ["qemu-io", "-t", "none", "-f", "raw", "-c", "write 0 64k", "/srv/d/f"],
+            user=ONEADMIN,
+            check=False,
+        )
         knock = ["bash", "-c", f"</dev/tcp/{one.address}/9"]
         assert "refused" in two.run(knock, check=False).err
         two.cut()
@@ -50,7 +56,8 @@ def test_a_kernel_host_runs_programs_of_this_machine_and_leaves_nothing() -> Non
 @pytest.mark.long
 def test_a_kernel_host_does_not_outlive_its_test() -> None:
     code = (
-        "import os, time; from lab.kernel_host import KernelHost; h = KernelHost('k'); h.start(); print(h._folder, *"
+        "import os, time; from lab.kernel_host import KernelHost; h = KernelHost('k'); h.start(); "
+        "print(h._folder, *"
         "(p.pid for p in h._processes), flush=True); time.sleep(100)"
     )
     env = {**os.environ, "PYTHONPATH": f"{caches.CHECKOUT}/tests:{caches.CHECKOUT}/lib"}

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A guest of libvirt fills real memory (zram and XFS of Debian's kernel) with what cannot be compressed.
 
-The guest is a boot sector: its firmware's driver writes to virtio-blk past the page cache, and nobody but the error policy of its
-disk holds it back when a write fails. Kernels take minutes to boot in emulation in emulation.
+The guest is a boot sector: its firmware's driver writes to virtio-blk past the page cache, and nobody but the
+error policy of its disk holds it back when a write fails. Kernels take minutes to boot in emulation in
+emulation.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ WRITTEN = 48 * MiB
 BLOCK = 32 << 10
 """Bytes that the guest writes at once."""
 BALLAST = 195 * MiB
-"""What somebody else takes of the 237 MiB that XFS has of 320, but of zram none: so the guest needs less time."""
+"""What somebody else takes of the 237 MiB that XFS has of 320, but of zram none: so the guest needs less
+time.
+"""
 WATCH = ["/usr/local/sbin/semishared-ram", "watch"]
 DEVICE = "/mnt/device"
 SOURCE = Path(caches.CHECKOUT, "tests/lab/guest/writer.S")
@@ -42,13 +45,27 @@ DOMAIN = """<domain type='qemu'><name>one-{vm}</name><memory>32768</memory><os><
 <disk type='file' device='disk'><source file='{vm_dir}/disk.0'/><target dev='vda' bus='virtio'/>
 <driver name='qemu' type='qcow2' cache='none'/></disk>
 <serial type='file'><source path='/var/tmp/serial.{vm}'/><target port='0'/></serial></devices></domain>
-"""
+"""  # noqa: E501
 
 
 def boot_sector(folder: Path, size: int) -> bytes:
     """Return the guest that writes so many bytes."""
     subprocess.run(["as", "--32", "-o", folder / "o", SOURCE], check=True)
-    subprocess.run(["ld", "-m", "elf_i386", "-Ttext", "0x7c00", "--oformat", "binary", "-o", folder / "sector", folder / "o"], check=True)
+    subprocess.run(
+        [
+            "ld",
+            "-m",
+            "elf_i386",
+            "-Ttext",
+            "0x7c00",
+            "--oformat",
+            "binary",
+            "-o",
+            folder / "sector",
+            folder / "o",
+        ],
+        check=True,
+    )
     sector = bytearray((folder / "sector").read_bytes())
     sector[504:508] = struct.pack("<I", size // BLOCK)
     return bytes(sector)
@@ -65,7 +82,9 @@ class GuestHost(MemoryHost):
     def prepare(self) -> s.ImageRef:
         remotes = self._top / "remotes"
         shutil.copytree(Path(caches.CHECKOUT, "tests/lab/stock"), remotes, symlinks=True)
-        subprocess.run([f"{caches.CHECKOUT}/install.sh", "--remotes", remotes], check=True, capture_output=True)
+        subprocess.run(
+            [f"{caches.CHECKOUT}/install.sh", "--remotes", remotes], check=True, capture_output=True
+        )
         subprocess.run(["chmod", "-R", "a+rX", self._top], check=True)
         self.mount_disk("local", LOCATION)
         self.mount_disk("device", DEVICE)
@@ -85,7 +104,13 @@ class GuestHost(MemoryHost):
     def deploy(self, disk: s.DiskRef) -> None:
         """Let a guest boot as one_vmm_exec does."""
         domain = DOMAIN.format(vm=disk.vm, vm_dir=disk.vm_dir).encode()
-        words = [f"{self._top}/remotes/vmm/semishared/deploy", f"{disk.vm_dir}/deployment.0", "full", str(disk.vm), "full"]
+        words = [
+            f"{self._top}/remotes/vmm/semishared/deploy",
+            f"{disk.vm_dir}/deployment.0",
+            "full",
+            str(disk.vm),
+            "full",
+        ]
         self.run(words, stdin=domain, user=ONEADMIN)
 
     def virsh(self, *argv: str) -> str:
@@ -99,16 +124,23 @@ class GuestHost(MemoryHost):
         return self.run(["cat", f"/var/tmp/serial.{disk.vm}"]).out.replace(".", "")
 
     def at_fault(self, disk: s.DiskRef) -> str:
-        """Return, of a guest that has read another block than it wrote: which, where it differs in its memory, and what the disk has."""
+        """Return, of a guest that has read another block than it wrote: which, where it differs in its
+        memory, and what the disk has.
+        """
         registers = self.virsh("qemu-monitor-command", f"one-{disk.vm}", "--hmp", "info registers")
         (block,) = (int(found, 16) for found in re.findall(r"EBP=(\w+)", registers))
         for name, at in (("written", 0x10000), ("read", 0x20000)):
-            self.virsh("qemu-monitor-command", f"one-{disk.vm}", "--hmp", f'pmemsave {at} {BLOCK} "/var/tmp/{name}"')
+            self.virsh(
+                "qemu-monitor-command", f"one-{disk.vm}", "--hmp", f'pmemsave {at} {BLOCK} "/var/tmp/{name}"'
+            )
         self.virsh("destroy", f"one-{disk.vm}")
         self.run(["qemu-img", "convert", "-O", "raw", disk.path, "/var/tmp/disk"])
         seen = []
         for name, at in (("read", 0), ("disk", MiB + block * BLOCK)):
-            done = self.run(["cmp", "-l", "-n", str(BLOCK), "-i", f"0:{at}", "/var/tmp/written", f"/var/tmp/{name}"], check=False)
+            done = self.run(
+                ["cmp", "-l", "-n", str(BLOCK), "-i", f"0:{at}", "/var/tmp/written", f"/var/tmp/{name}"],
+                check=False,
+            )
             found = done.out.splitlines()
             seen.append(f"{name}: {len(found)} bytes differ, {found[:4]} to {found[-1:]} {done.err}")
         return f"block {block}; {'; '.join(seen)}; {self.run(['qemu-img', 'map', disk.path]).out}"
@@ -137,7 +169,9 @@ def until(is_so: Callable[[], bool], what: str, seconds: float = 300) -> None:
 
 @contextmanager
 def watching(host: GuestHost) -> Iterator[Program]:
-    """Have memory looked after as the unit does, within the block; what is under way then goes on to its end."""
+    """Have memory looked after as the unit does, within the block; what is under way then goes on to its
+    end.
+    """
     watcher = host.start_program(WATCH)
     try:
         yield watcher
@@ -155,7 +189,10 @@ def test_a_guest_that_fills_memory_goes_on_where_there_is_room(host: GuestHost) 
     assert host.home(disk) == MEMORY
     # Who looks after memory has been there, to keep some of it for the move, and is away while it gets full.
     with watching(host):
-        until(lambda: host.run(["test", "-e", f"{MEMORY}/.semishared/spare/3"], check=False).code == 0, "room that is kept")
+        until(
+            lambda: host.run(["test", "-e", f"{MEMORY}/.semishared/spare/3"], check=False).code == 0,
+            "room that is kept",
+        )
     host.script(f"fallocate -l {BALLAST} {MEMORY}/ballast")
     host.deploy(disk)
     until(lambda: host.state(disk) == "paused (I/O error)", "guest that waits")
@@ -165,6 +202,8 @@ def test_a_guest_that_fills_memory_goes_on_where_there_is_room(host: GuestHost) 
         until(lambda: bool(host.said(disk)), "guest that goes on")
         until(lambda: len(host.said(disk)) > 1, "guest that has read all again")
         assert host.said(disk) != "wx", host.at_fault(disk)
-        assert host.said(disk) == "wv" and host.home(disk) == DEVICE and host.state(disk).startswith("running")
+        assert (
+            host.said(disk) == "wv" and host.home(disk) == DEVICE and host.state(disk).startswith("running")
+        )
         assert host.run(["ls", f"{MEMORY}/.semishared/layers"]).out == ""
         until(lambda: host.zram()[1] < 16 * MiB, "memory that is free again", 60)

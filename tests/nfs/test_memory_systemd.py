@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The units of memory under systemd itself: enabled, at boot, killed, stopped in the order in which a host goes down, disabled."""
+"""The units of memory under systemd itself: enabled, at boot, killed, stopped in the order in which a host
+goes down, disabled.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class Machine(MemoryHost):
     """A host on which systemd runs, with libvirt to be started at boot."""
 
     def __init__(self) -> None:
-        KernelHost.__init__(self, "ram", memory_mib=1400, disks={"local": 400}, kernel_arguments="kh_systemd=1")
+        KernelHost.__init__(
+            self, "ram", memory_mib=1400, disks={"local": 400}, kernel_arguments="kh_systemd=1"
+        )
         self._side = None
 
     def systemctl(self, *words: str, check: bool = True) -> str:
@@ -34,7 +38,9 @@ class Machine(MemoryHost):
         return self.systemctl("show", "--value", "-p", what, unit)
 
     def at(self, unit: str, what: str) -> int:
-        """Return when a unit was last what is said, in microseconds since the boot (systemd's D-Bus interface)."""
+        """Return when a unit was last what is said, in microseconds since the boot (systemd's D-Bus
+        interface).
+        """
         return int(self.shown(unit, f"{what}TimestampMonotonic"))
 
     def enable(self, *words: str) -> None:
@@ -64,15 +70,23 @@ def check_boot(host: Machine) -> None:
     host.systemctl("enable", LIBVIRT)
     host.systemctl("start", LIBVIRT)
     # What is active already is in no cycle: so the whole order of a boot, too.
-    boot = host.run(["systemd-analyze", "--man=no", "verify", "multi-user.target"], timeout=LONG_S, check=False)
+    boot = host.run(
+        ["systemd-analyze", "--man=no", "verify", "multi-user.target"], timeout=LONG_S, check=False
+    )
     assert "cycle" not in boot.err and "semishared" not in boot.err, boot.err
     host.systemctl("isolate", "rescue.target")
     # It waits for the target alone, which comes up while the others go down.
     until(lambda: host.shown(MEMORY_UNIT, "ActiveState") in ("inactive", "failed"), "end of memory")
     assert not host.is_mounted() and host.shown(MEMORY_UNIT, "Result") == "success", host.journal()
-    assert host.at(LIBVIRT, "InactiveEnter") <= host.at(MEMORY_UNIT, "ActiveExit"), "who runs guests ends before"
+    assert host.at(LIBVIRT, "InactiveEnter") <= host.at(MEMORY_UNIT, "ActiveExit"), (
+        "who runs guests ends before"
+    )
     host.systemctl("isolate", "multi-user.target")
-    until(lambda: host.systemctl("is-active", MEMORY_UNIT, WATCH, LIBVIRT, check=False).split() == ["active"] * 3, "boot")
+    until(
+        lambda: host.systemctl("is-active", MEMORY_UNIT, WATCH, LIBVIRT, check=False).split()
+        == ["active"] * 3,
+        "boot",
+    )
     assert host.at(MEMORY_UNIT, "ActiveEnter") <= host.at(LIBVIRT, "InactiveExit"), "and begins after"
     assert host.at(LIBVIRT, "ActiveEnter") <= host.at(WATCH, "InactiveExit")
 
@@ -82,7 +96,10 @@ def check_watcher(host: Machine) -> None:
     until(lambda: host.row()["watched"] is True, "watcher")
     was, again = host.shown(WATCH, "MainPID"), int(host.shown(WATCH, "NRestarts"))
     host.systemctl("kill", "-s", "KILL", WATCH)
-    until(lambda: int(host.shown(WATCH, "NRestarts")) > again and host.shown(WATCH, "SubState") == "running", "start of it")
+    until(
+        lambda: int(host.shown(WATCH, "NRestarts")) > again and host.shown(WATCH, "SubState") == "running",
+        "start of it",
+    )
     until(lambda: host.row()["watched"] is True, "watcher")
     assert host.shown(WATCH, "MainPID") not in (was, "0")
     time.sleep(5)
@@ -97,7 +114,10 @@ def test_systemd_makes_memory_at_boot_and_takes_it_away_after_its_guests() -> No
         host.prepare()
         host.enable("320M", "zram", "2")
         assert host.systemctl("is-enabled", MEMORY_UNIT, WATCH).split() == ["enabled"] * 2
-        assert host.run(["findmnt", "-n", "-o", "SOURCE,FSTYPE", MEMORY]).out.split() == ["/dev/mapper/semishared-ram", "xfs"]
+        assert host.run(["findmnt", "-n", "-o", "SOURCE,FSTYPE", MEMORY]).out.split() == [
+            "/dev/mapper/semishared-ram",
+            "xfs",
+        ]
         host.on(d.SetDevices(ROOT, (f"{MEMORY}=ram:2",)))
         uuid = host.row()["uuid"]
         check_boot(host)
@@ -105,19 +125,30 @@ def test_systemd_makes_memory_at_boot_and_takes_it_away_after_its_guests() -> No
         check_watcher(host)
 
         # As systemd does when the host goes down: guests are scopes of that slice, and end when they like.
-        guest = host.start_program(["systemd-run", "-q", "--scope", "--slice=machine.slice", "--unit=guest", "bash", "-c", GUEST])
+        guest = host.start_program(
+            ["systemd-run", "-q", "--scope", "--slice=machine.slice", "--unit=guest", "bash", "-c", GUEST]
+        )
         until(lambda: host.run(["test", "-e", f"{MEMORY}/open"], check=False).code == 0, "guest")
         # systemctl does not tell of an ExecStop that fails.
         host.systemctl("stop", MEMORY_UNIT)
-        assert host.is_mounted() and host.shown(MEMORY_UNIT, "Result") == "exit-code", "a guest has a disk open there"
+        assert host.is_mounted() and host.shown(MEMORY_UNIT, "Result") == "exit-code", (
+            "a guest has a disk open there"
+        )
         host.systemctl("start", MEMORY_UNIT)
         host.systemctl("stop", "machine.slice", MEMORY_UNIT, LIBVIRT)
-        assert guest.wait().code == 0 and not host.is_mounted() and host.shown(MEMORY_UNIT, "Result") == "success", host.journal()
+        assert (
+            guest.wait().code == 0
+            and not host.is_mounted()
+            and host.shown(MEMORY_UNIT, "Result") == "success"
+        ), host.journal()
         host.systemctl("start", MEMORY_UNIT)
 
         # By hand, past systemd: enabled once more it is there.
         # Somebody looks there for a moment, and at the device, as a round of the watcher does and udev.
-        look_at(host, f"exec 8</dev/zram0 9<{MEMORY}/.semishared/device.json; echo open; sleep 3; exec 9<&-; sleep 3")
+        look_at(
+            host,
+            f"exec 8</dev/zram0 9<{MEMORY}/.semishared/device.json; echo open; sleep 3; exec 9<&-; sleep 3",
+        )
         host.run(["/usr/local/sbin/semishared-ram", "stop"])
         look_at(host, "exec 8</dev/zram0; echo open; sleep 3")
         host.enable("330M")
@@ -126,4 +157,7 @@ def test_systemd_makes_memory_at_boot_and_takes_it_away_after_its_guests() -> No
         assert not host.is_mounted() and host.systemctl("is-active", MEMORY_UNIT, check=False) == "inactive"
         assert "could not be found" in host.systemctl("status", MEMORY_UNIT, check=False)
         host.enable("320M")
-        assert host.is_mounted() and host.systemctl("list-units", "--failed", "--plain", "--no-legend", "semishared-ram*") == ""
+        assert (
+            host.is_mounted()
+            and host.systemctl("list-units", "--failed", "--plain", "--no-legend", "semishared-ram*") == ""
+        )

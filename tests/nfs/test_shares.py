@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares on NFS: directories without a quota (`plain`), made by a machine whose root the server takes for root, given to guests by one
-whose root it does not. That they need SEMISHARED_FS_QUOTA = no, whatever they are on, is in shares/test_btrfs.py."""
+"""Shares on NFS: directories without a quota (`plain`), made by a machine whose root the server takes for
+root, given to guests by one whose root it does not. That they need SEMISHARED_FS_QUOTA = no, whatever they
+are on, is in shares/test_btrfs.py.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ MOUNT = """
 grep -q ^oneadmin: /etc/shadow || echo 'oneadmin:*:19000::::::' >>/etc/shadow # sudo takes who is in passwd alone for locked
 mkdir -p "$1"
 mount -t nfs4 -o vers=4.2,hard,nosuid,nodev "$0:/shares" "$1"
-"""
+"""  # noqa: E501
 MAY = """
 import contextlib, os, sys
 from semishared.errors import SemisharedError
@@ -76,7 +78,8 @@ def squashed(site: NfsSite) -> Host:
 
 @pytest.fixture(scope="module")
 def drivers() -> Iterator[str]:
-    """Return where the package is its user's, as it is on hosts: what that user has in the root of shares is to be trusted.
+    """Return where the package is its user's, as it is on hosts: what that user has in the root of shares is
+    to be trusted.
 
     It lies on this machine, whose files all hosts have: to copy it takes an emulated one seconds.
     """
@@ -108,12 +111,16 @@ def may(host: Host, drivers: str, image: int, user: "tuple[int, int] | None") ->
 
 def left(host: Host) -> str:
     """Return what there is in the root besides what is ours."""
-    return host.run(["find", ROOT, "-mindepth", "1", "-not", "-path", f"{ROOT}/.semishared*"], user=ONEADMIN).out
+    return host.run(
+        ["find", ROOT, "-mindepth", "1", "-not", "-path", f"{ROOT}/.semishared*"], user=ONEADMIN
+    ).out
 
 
 def test_where_root_is_nobody_no_share_is_made_and_one_line_says_why(nfs_site: NfsSite, maker: Host) -> None:
     host = squashed(nfs_site)
-    with pytest.raises(NotPermitted, match=f"{ROOT}/share-1 on h1 is on NFS, .*no_root_squash.* Operation not permitted") as caught:
+    with pytest.raises(
+        NotPermitted, match=f"{ROOT}/share-1 on h1 is on NFS, .*no_root_squash.* Operation not permitted"
+    ) as caught:
         host.on(s.MakeShare(TREE, Share(1, 5, 1, 8 * MiB)))
     assert "\n" not in caught.value.line()
     # As oned has the image deleted then, there; nobody but oneadmin has had what there is yet.
@@ -123,18 +130,25 @@ def test_where_root_is_nobody_no_share_is_made_and_one_line_says_why(nfs_site: N
     assert host.on(s.ListShares(TREE)) == [{"shares": []}] and left(maker) == ""
 
 
-def test_one_machine_makes_it_and_another_gives_it_at_once(nfs_site: NfsSite, maker: Host, drivers: str) -> None:
+def test_one_machine_makes_it_and_another_gives_it_at_once(
+    nfs_site: NfsSite, maker: Host, drivers: str
+) -> None:
     host, owner = squashed(nfs_site), 5
     before = may(host, drivers, 2, ONEADMIN)
     assert before.startswith("SS175 "), before
-    made = maker.on(s.MakeShare(TREE, Share(2, owner, 1, 8 * MiB)), s.MakeShare(TREE, Share(3, 9, 1, 8 * MiB)))
+    made = maker.on(
+        s.MakeShare(TREE, Share(2, owner, 1, 8 * MiB)), s.MakeShare(TREE, Share(3, 9, 1, 8 * MiB))
+    )
     assert [row["source"] for row in made] == [f"{ROOT}/share-2", f"{ROOT}/share-3"]
     # This host knows, from a moment ago, that it is not there.
     assert may(host, drivers, 2, ONEADMIN) == may(host, drivers, 2, None) == str(first_uid(owner))
     said = host.python(GUEST, str(first_uid(owner)), f"{ROOT}/share-2").out.splitlines()
     # For the server root of a guest is an ordinary user.
     assert said == ["Operation not permitted", "Invalid argument"]
-    assert maker.run(["stat", "-c", "%a:%u:%g:%s", f"{ROOT}/share-2/file"]).out.strip() == f"6700:{first_uid(5)}:{first_uid(5)}:{MiB}"
+    assert (
+        maker.run(["stat", "-c", "%a:%u:%g:%s", f"{ROOT}/share-2/file"]).out.strip()
+        == f"6700:{first_uid(5)}:{first_uid(5)}:{MiB}"
+    )
     other = GUEST.replace('open("file", "wb")', 'open("../share-2/file", "rb")')
     assert "Permission denied" in host.python(other, str(first_uid(9)), f"{ROOT}/share-3", check=False).err
     rows = {row["image"]: row for row in maker.on(s.ListShares(TREE))[0]["shares"]}
@@ -146,7 +160,7 @@ def test_one_machine_makes_it_and_another_gives_it_at_once(nfs_site: NfsSite, ma
         maker.on(s.ResizeShare(TREE, 2, 8 * MiB))
 
 
-@pytest.mark.long  # a process of its own for each point, in emulation; on a file system of the machine itself: shares/test_btrfs.py
+@pytest.mark.long  # a process of its own for each point, in emulation; on a file system of the machine itself: shares/test_btrfs.py  # noqa: E501
 def test_killed_at_every_point_gc_removes_what_is_left(maker: Host) -> None:
     make_it, remove_it = s.MakeShare(TREE, Share(7, 3, 1, 8 * MiB)), s.RemoveShare(TREE, 7, f"{ROOT}/share-7")
     points = {}

@@ -23,8 +23,10 @@ mkfifo /tmp/never
 exec 9<>/tmp/never
 until { mapfile -t lines <"$FILE"; } 2>/dev/null && [[ " ${lines[*]-}" == *" $SAID"* ]]; do read -r -t 0.2 -u 9 || true; done
 rm /tmp/never
+"""  # noqa: E501
+"""Waits until a file has a line that begins so, without a program of its own for each look: to start them is
+what costs there.
 """
-"""Waits until a file has a line that begins so, without a program of its own for each look: to start them is what costs there."""
 EXAMINE = f"PYTHONPATH={caches.CHECKOUT}/lib /usr/bin/python3 -m semishared.install.preflight"
 
 
@@ -46,7 +48,9 @@ def test_a_generation_is_what_all_hosts_take_and_a_session_ends_it_for_all(site:
     guest.write(0xB2)
     # Still open there, written past its cache a moment ago.
     second = h2.stage(image)
-    assert second != first and h2.holds(h2.base(image, second), 0xB2) and h2.holds(h2.base(image, first), 0xA1)
+    assert (
+        second != first and h2.holds(h2.base(image, second), 0xB2) and h2.holds(h2.base(image, first), 0xA1)
+    )
     guest.write(0xC3)
     third = h2.stage(image)
     assert third not in (first, second) and h2.holds(h2.base(image, third), 0xC3)
@@ -54,9 +58,15 @@ def test_a_generation_is_what_all_hosts_take_and_a_session_ends_it_for_all(site:
     assert h1.stage(image) == third
 
 
-@pytest.mark.fault(13, "a base of an image that is written to, by a host whose clock is behind, is taken for current by nobody later")
+@pytest.mark.fault(
+    13,
+    "a base of an image that is written to, by a host whose clock is behind, is taken for current "
+    "by nobody later",
+)
 def test_writes_of_a_host_whose_clock_is_behind_are_in_the_next_base(site: Site) -> None:
-    """CephFS keeps the later of two times of a file: what that host writes changes neither its time nor its size."""
+    """CephFS keeps the later of two times of a file: what that host writes changes neither its time nor its
+    size.
+    """
     h1, h2 = site.hosts
     image = site.image()
     h1.link(image)
@@ -66,14 +76,20 @@ def test_writes_of_a_host_whose_clock_is_behind_are_in_the_next_base(site: Site)
         for pattern in (0xB2, 0xC3):
             guest.write(pattern)
             generation = h2.stage(image)
-            assert h2.holds(h2.base(image, generation), pattern), "the base of an earlier content was taken for that of now"
+            assert h2.holds(h2.base(image, generation), pattern), (
+                "the base of an earlier content was taken for that of now"
+            )
         guest.end()
     finally:
         h1.script("date -s @$(($(date +%s) + 3600))")
     assert h1.stage(image) == generation
 
 
-@pytest.mark.fault(18, "a session that began while another host copied ends the generation on NFS too, whatever that host had seen absent")
+@pytest.mark.fault(
+    18,
+    "a session that began while another host copied ends the generation on NFS too, whatever that "
+    "host had seen absent",
+)
 def test_a_session_that_began_while_another_host_copied_is_seen(site: Site) -> None:
     h1, h2 = site.hosts
     image = site.image()
@@ -99,7 +115,10 @@ def test_a_session_that_began_while_another_host_copied_is_seen(site: Site) -> N
 def test_a_snapshot_made_elsewhere_a_moment_ago_is_flattened_to(site: Site) -> None:
     (h1, _), fe = site.hosts, site.fe
     image = site.image()
-    flatten = "import sys; from semishared.store import dir_snapshots; dir_snapshots.flatten(sys.argv[1], 0, 'raw', 0)"
+    flatten = (
+        "import sys; from semishared.store import dir_snapshots; dir_snapshots.flatten(sys.argv[1], "
+        "0, 'raw', 0)"
+    )
     # As one without snapshots; now this machine knows that there are none.
     fe.python(flatten, image.source, user=ONEADMIN)
     disk = h1.link(image)
@@ -123,7 +142,12 @@ def test_what_another_machine_made_or_removed_is_seen_at_once(site: Site) -> Non
     h2.on(s.PrepareVm(31, disk.vm_dir), s.CloneOnStore(disk, image, 0))
     # h1 has never seen it, and looks where it is not yet; as for a VM that is made anew on another host.
     h1.on(s.PrepareVm(31, disk.vm_dir), s.RemoveDisk(h1.disk(31), STORE))
-    assert h2.run(["ls", "-A", f"{STORE}/.semishared/{image.source.rpartition('/')[2]}/clones"], user=ONEADMIN).out == ""
+    assert (
+        h2.run(
+            ["ls", "-A", f"{STORE}/.semishared/{image.source.rpartition('/')[2]}/clones"], user=ONEADMIN
+        ).out
+        == ""
+    )
 
 
 def test_link_and_rename_are_atomic_between_hosts(site: Site) -> None:
@@ -160,7 +184,10 @@ for i in range(20):
 print("won", won, "torn", torn)
 """
     racers = [
-        host.start_program(["/usr/bin/python3", "-IS", "-c", race, STORE, str(number), f"{caches.CHECKOUT}/lib", h1.address], user=ONEADMIN)
+        host.start_program(
+            ["/usr/bin/python3", "-IS", "-c", race, STORE, str(number), f"{caches.CHECKOUT}/lib", h1.address],
+            user=ONEADMIN,
+        )
         for number, host in enumerate(site.hosts, 1)
     ]
     for racer in racers:
@@ -230,7 +257,9 @@ def examined(site: Site, *stores: str) -> "dict[str, list[diagnosis.Finding]]":
     answer = json.loads(site.hosts[1].script(f"{EXAMINE} {word}", user=ONEADMIN).out)
     for store in stores:
         answer["stores"][store]["same"] = True
-    found = diagnosis_machines.of_machines({"h2": answer}, diagnosis.Site("fe"), diagnosis.Cloud(), ("none", "none"))
+    found = diagnosis_machines.of_machines(
+        {"h2": answer}, diagnosis.Site("fe"), diagnosis.Cloud(), ("none", "none")
+    )
     return {store: [item for item in found if f"store {store}:" in item.what] for store in stores}
 
 
@@ -241,7 +270,9 @@ def test_doctor_reads_the_real_mount(nfs_site: NfsSite) -> None:
     found = examined(nfs_site, STORE, "/mnt/positive")
     h2.run(["umount", "/mnt/positive"])
     assert found["/mnt/positive"] == []
-    assert [(item.severity, "lookupcache=positive" in item.what) for item in found[STORE]] == [(diagnosis.WARNING, True)]
+    assert [(item.severity, "lookupcache=positive" in item.what) for item in found[STORE]] == [
+        (diagnosis.WARNING, True)
+    ]
 
 
 @pytest.mark.fault(9, "what lies below the mount point of an NFS store that is not mounted is no image")
@@ -250,13 +281,20 @@ def test_a_store_that_is_not_mounted_is_no_store(site: Site) -> None:
     image = site.image()
     if hasattr(image.access, "marker"):
         word = "0123456789abcdef" * 2
-        fe.python("import sys; from semishared.store import marker; marker.write(*sys.argv[1:])", STORE, word, user=ONEADMIN)
+        fe.python(
+            "import sys; from semishared.store import marker; marker.write(*sys.argv[1:])",
+            STORE,
+            word,
+            user=ONEADMIN,
+        )
         image = image._replace(access=image.access._replace(marker=word))
     h2.stage(image)
     h2.run(["umount", "-l", STORE])
     try:
         # What somebody has put there when it was not mounted either.
-        h2.script(f"mkdir -p {STORE}; head -c {SIZE} /dev/zero >{image.source}; chown -R {ONEADMIN[0]} {STORE}")
+        h2.script(
+            f"mkdir -p {STORE}; head -c {SIZE} /dev/zero >{image.source}; chown -R {ONEADMIN[0]} {STORE}"
+        )
         disk = h2.disk(51)
         with pytest.raises(SemisharedError, match="h2.*marker"):
             h2.stage(image)

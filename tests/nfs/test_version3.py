@@ -10,7 +10,10 @@ from nfs.site import Guest, NfsSite
 from nfs.test_store import examined
 from semishared.plan import diagnosis
 
-RPC = "mkdir -p /run/rpcbind /var/lib/nfs/sm /var/lib/nfs/sm.bak; chmod 777 /run/rpcbind; rpcbind -w; rpc.statd; modprobe nfsv3"
+RPC = (
+    "mkdir -p /run/rpcbind /var/lib/nfs/sm /var/lib/nfs/sm.bak; chmod 777 /run/rpcbind; rpcbind -w; "
+    "rpc.statd; modprobe nfsv3"
+)
 V3 = "/mnt/version3"
 
 

@@ -17,7 +17,7 @@ from lab.oned.states import Vm as State
 
 EXTENT = 4 << 20
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
-LABEL = "it's \"ours\" $(touch /tmp/x)"
+LABEL = 'it\'s "ours" $(touch /tmp/x)'
 
 
 def run(cloud: Cloud, *words: str, code: int = 0) -> Tuple[Dict[str, Any], List[Dict[str, Any]], str]:
@@ -34,7 +34,9 @@ def rows(found: Dict[str, Any]) -> Dict[int, Tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def cluster(cloud: Cloud) -> Iterator[List[int]]:
-    """Four VMs of one image on two hosts, with a label; a service of OneFlow and a VM group name them, and one that is no more."""
+    """Four VMs of one image on two hosts, with a label; a service of OneFlow and a VM group name them, and
+    one that is no more.
+    """
     image = cloud.data_image("cluster", b"cluster" * 4096)
     vms = []
     for number in range(4):
@@ -44,11 +46,19 @@ def cluster(cloud: Cloud) -> Iterator[List[int]]:
     assert rpc
     body = json.dumps({"roles": [{"nodes": [{"deploy_id": vm} for vm in (*vms[:3], 9999)]}, {"nodes": []}]})
     rpc.documents = [
-        (100, f"<DOCUMENT><ID>1</ID><UID>0</UID><NAME>flow</NAME><TEMPLATE><BODY><![CDATA[{body}]]></BODY></TEMPLATE></DOCUMENT>"),
-        (100, "<DOCUMENT><ID>2</ID><NAME>odd</NAME><TYPE>100</TYPE><TEMPLATE><BODY>{</BODY></TEMPLATE></DOCUMENT>"),
+        (
+            100,
+            f"<DOCUMENT><ID>1</ID><UID>0</UID><NAME>flow</NAME><TEMPLATE><BODY><![CDATA[{body}]]></BODY></TEMPLATE></DOCUMENT>",
+        ),
+        (
+            100,
+            "<DOCUMENT><ID>2</ID><NAME>odd</NAME><TYPE>100</TYPE><TEMPLATE><BODY>{</BODY></TEMPLATE></DOCUMENT>",
+        ),
         (101, "<DOCUMENT><ID>3</ID><NAME>template</NAME><TYPE>101</TYPE><TEMPLATE/></DOCUMENT>"),
-    ]  # fmt: skip
-    rpc.vm_groups = [f"<VM_GROUP><ID>5</ID><NAME>group</NAME><ROLES><ROLE><VMS>{vms[0]},{vms[3]}</VMS></ROLE></ROLES></VM_GROUP>"]
+    ]
+    rpc.vm_groups = [
+        f"<VM_GROUP><ID>5</ID><NAME>group</NAME><ROLES><ROLE><VMS>{vms[0]},{vms[3]}</VMS></ROLE></ROLES></VM_GROUP>"
+    ]
     yield vms
     for vm in vms:
         cloud.oned.vm_recover(vm, "delete")
@@ -62,21 +72,30 @@ def off(cloud: Cloud, vms: List[int]) -> None:
 
 def test_status_by_each_way_to_name_a_set(cloud: Cloud, cluster: List[int]) -> None:
     for words, meant in (
-        (["--label", LABEL], cluster), (["--service", "flow"], cluster[:3]), (["--service", "1"], cluster[:3]),
-        (["--vmgroup", "group"], [cluster[0], cluster[3]]), (["--vms", f"cluster-1,{cluster[2]}"], cluster[1:3]),
-    ):  # fmt: skip
+        (["--label", LABEL], cluster),
+        (["--service", "flow"], cluster[:3]),
+        (["--service", "1"], cluster[:3]),
+        (["--vmgroup", "group"], [cluster[0], cluster[3]]),
+        (["--vms", f"cluster-1,{cluster[2]}"], cluster[1:3]),
+    ):
         found, events, _ = run(cloud, "status", *words)
         assert [row["vm"] for row in found["rows"]] == meant and found["failed"] == 0, words
         assert [event["vm"] for event in events] == meant
-        assert all(disk["how"] == "overlay" and disk["base"] for row in found["rows"] for disk in row["disks"])
+        assert all(
+            disk["how"] == "overlay" and disk["base"] for row in found["rows"] for disk in row["disks"]
+        )
 
 
-def test_set_that_is_off_runs_after_boot_and_what_runs_is_left_alone(cloud: Cloud, cluster: List[int]) -> None:
+def test_set_that_is_off_runs_after_boot_and_what_runs_is_left_alone(
+    cloud: Cloud, cluster: List[int]
+) -> None:
     off(cloud, cluster[:3])
     found, events, _ = run(cloud, "boot", "--label", LABEL)
     assert rows(found) == {**{vm: ("booted", "") for vm in cluster[:3]}, cluster[3]: ("running", "")}
     assert {event["vm"] for event in events if event["event"] == "vm"} == set(cluster)
-    assert all((cloud.oned.vms[vm].state, cloud.oned.vms[vm].lcm) == (State.ACTIVE, Lcm.RUNNING) for vm in cluster)
+    assert all(
+        (cloud.oned.vms[vm].state, cloud.oned.vms[vm].lcm) == (State.ACTIVE, Lcm.RUNNING) for vm in cluster
+    )
     asked = [parameters[1:] for method, parameters in cloud.oned.rpc.requests if method == "one.vm.action"]  # type: ignore[union-attr]
     assert sorted(asked) == sorted(("resume", vm) for vm in cluster[:3])
 
@@ -92,7 +111,9 @@ def test_undeployed_vms_come_up_over_bases_that_came_first(cloud: Cloud, cluster
 
     def scheduled(number: int) -> None:
         """The simulated oned has no scheduler: this is one."""
-        threading.Thread(target=lambda: cloud.oned.vm_deploy(number, "h2", SYSTEM, by_scheduler=True), daemon=True).start()
+        threading.Thread(
+            target=lambda: cloud.oned.vm_deploy(number, "h2", SYSTEM, by_scheduler=True), daemon=True
+        ).start()
 
     rpc.actions["resume"] = scheduled
     try:
@@ -100,8 +121,12 @@ def test_undeployed_vms_come_up_over_bases_that_came_first(cloud: Cloud, cluster
     finally:
         rpc.actions["resume"] = resume
     assert rows(found) == {vm: ("booted", ""), moved: ("booted", "")}
-    staged = [event for event in events if event["event"] == "host" and event["host"] == "h2" and event["done"]]
-    assert staged and events.index(staged[0]) < events.index(next(event for event in events if event["event"] == "vm"))
+    staged = [
+        event for event in events if event["event"] == "host" and event["host"] == "h2" and event["done"]
+    ]
+    assert staged and events.index(staged[0]) < events.index(
+        next(event for event in events if event["event"] == "vm")
+    )
     root = cloud.lab.node("h2").path("/var/lib/one/datastores/.semishared/bases")
     assert [path.name for path in root.iterdir() if path.name.startswith(f"{STORE}-{other}-")]
     cloud.terminate(moved)
@@ -110,49 +135,90 @@ def test_undeployed_vms_come_up_over_bases_that_came_first(cloud: Cloud, cluster
 
 
 def test_set_lets_go_of_its_store_with_one_session_for_all_bases(cloud: Cloud, cluster: List[int]) -> None:
-    """Two images that differ in one extent of three, each for its own host; the others have nothing to let go of."""
+    """Two images that differ in one extent of three, each for its own host; the others have nothing to let go
+    of.
+    """
     common = random.Random(1).randbytes(2 * EXTENT)
     images = [
-        cloud.data_image(f"remote-{seed}", common + random.Random(seed).randbytes(EXTENT), 64, SEMISHARED_LOCAL="remote-first")
+        cloud.data_image(
+            f"remote-{seed}",
+            common + random.Random(seed).randbytes(EXTENT),
+            64,
+            SEMISHARED_LOCAL="remote-first",
+        )
         for seed in (2, 3)
-    ]  # fmt: skip
-    vms = [cloud.deploy(f"remote-{place}", [{"IMAGE_ID": str(image)}], f"h{place}") for place, image in enumerate(images, 1)]
+    ]
+    vms = [
+        cloud.deploy(f"remote-{place}", [{"IMAGE_ID": str(image)}], f"h{place}")
+        for place, image in enumerate(images, 1)
+    ]
     words = ["--vms", ",".join(map(str, [*vms, cluster[0]]))]
     found, _, _ = run(cloud, "status", *words)
-    assert [disk["how"] for row in found["rows"] for disk in row["disks"]] == ["remote-first", "remote-first", "overlay"]
+    assert [disk["how"] for row in found["rows"] for disk in row["disks"]] == [
+        "remote-first",
+        "remote-first",
+        "overlay",
+    ]
     found, events, _ = run(cloud, "detach", *words, "--rate", "200M")
-    assert rows(found) == {**{vm: ("detached", "") for vm in vms}, cluster[0]: ("skipped", "no disk of it reads from a store")}
+    assert rows(found) == {
+        **{vm: ("detached", "") for vm in vms},
+        cluster[0]: ("skipped", "no disk of it reads from a store"),
+    }
     assert [event["transport"] for event in events if event["event"] == "plan"] == ["unicast"], "one session"
     found, _, _ = run(cloud, "status", *words)
     assert [disk["how"] for row in found["rows"] for disk in row["disks"]] == ["overlay"] * 3
     off(cloud, vms[:1])
     found, _, _ = run(cloud, "detach", *words)
-    assert {how for how, _ in rows(found).values()} == {"skipped"} and found["failed"] == 0, "repeated, it finds nothing to do"
+    assert {how for how, _ in rows(found).values()} == {"skipped"} and found["failed"] == 0, (
+        "repeated, it finds nothing to do"
+    )
     for vm in vms:
         cloud.oned.vm_recover(vm, "delete")
 
 
-def test_set_is_committed_and_boots_again_over_what_it_has_in_common(cloud: Cloud, cluster: List[int]) -> None:
-    """Two persistent images on their hosts, written to by each VM; then bases of both for a second boot, elsewhere."""
+def test_set_is_committed_and_boots_again_over_what_it_has_in_common(
+    cloud: Cloud, cluster: List[int]
+) -> None:
+    """Two persistent images on their hosts, written to by each VM; then bases of both for a second boot,
+    elsewhere.
+    """
     common = random.Random(7).randbytes(2 * EXTENT)
     images = [
-        cloud.data_image(f"diff-{number}", common, 64, persistent=True, SEMISHARED_PLACE="local") for number in (1, 2)
-    ]  # fmt: skip
-    vms = [cloud.deploy(f"diff-{place}", [{"IMAGE_ID": str(image)}], f"h{place}") for place, image in enumerate(images, 1)]
+        cloud.data_image(f"diff-{number}", common, 64, persistent=True, SEMISHARED_PLACE="local")
+        for number in (1, 2)
+    ]
+    vms = [
+        cloud.deploy(f"diff-{place}", [{"IMAGE_ID": str(image)}], f"h{place}")
+        for place, image in enumerate(images, 1)
+    ]
     off(cloud, vms)
     for place, vm in enumerate(vms, 1):
-        argv = ["qemu-io", "-f", "qcow2", "-c", f"write -P {place} {place * 12}M 64k", f"{cloud.vm_dir(vm)}/disk.0"]
+        argv = [
+            "qemu-io",
+            "-f",
+            "qcow2",
+            "-c",
+            f"write -P {place} {place * 12}M 64k",
+            f"{cloud.vm_dir(vm)}/disk.0",
+        ]
         cloud.lab.node(f"h{place}").run(argv)
     words = ["--vms", ",".join(map(str, [*vms, cluster[0]]))]
     found, _, _ = run(cloud, "commit", *words)
-    assert {vm: how for vm, (how, _) in rows(found).items()} == {**{vm: "committed" for vm in vms}, cluster[0]: "skipped"}
+    assert {vm: how for vm, (how, _) in rows(found).items()} == {
+        **{vm: "committed" for vm in vms},
+        cluster[0]: "skipped",
+    }
     for place, image in enumerate(images, 1):
         with cloud.lab.fe.path(cloud.source(image)).open("rb") as file:
             file.seek(place * 12 << 20)
             assert file.read(65536) == bytes([place]) * 65536
     found, _, _ = run(cloud, "commit", *words)
     assert {row["said"] for row in found["rows"] if row["how"] == "committed"} == {"nothing new to commit"}
-    for path in [path for node in cloud.lab.hosts for path in node.path("/var/lib/one/datastores/.semishared/bases").iterdir()]:
+    for path in [
+        path
+        for node in cloud.lab.hosts
+        for path in node.path("/var/lib/one/datastores/.semishared/bases").iterdir()
+    ]:
         if path.name.startswith(tuple(f"{STORE}-{image}-" for image in images)):
             shutil.rmtree(path)
     argv = [COMMAND, "stage", f"{images[0]}@h2", f"{images[1]}@h1", "--json"]
@@ -204,14 +270,21 @@ def test_vms_of_other_drivers_are_left_alone_and_said(cloud: Cloud, cluster: Lis
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["boot", "--vms", "99999"], "no VM '99999'"), (["boot", "--vms", ""], "no VM ''"),
+        (["boot", "--vms", "99999"], "no VM '99999'"),
+        (["boot", "--vms", ""], "no VM ''"),
         (["boot", "--label", "x' --"], "no VM has the label"),
-        (["status", "--service", "nothing"], "no service of OneFlow 'nothing'"), (["status", "--service", "odd"], "is no service"),
-        (["status", "--service", "template"], "no service of OneFlow 'template'"), (["status", "--vmgroup", "7"], "no VM group '7'"),
-        (["boot", "--vms", "cluster-0", "--hosts", "h9"], "no such host"), (["boot", "--vms", "cluster-0", "--rate", "fast"], "not a rate"),
-        (["commit", "--vms", "cluster-0", "--rate", "fast"], "not a rate"), (["status", "--vms", "cluster-0", "--rate", "4M"], "no --rate"),
+        (["status", "--service", "nothing"], "no service of OneFlow 'nothing'"),
+        (["status", "--service", "odd"], "is no service"),
+        (["status", "--service", "template"], "no service of OneFlow 'template'"),
+        (["status", "--vmgroup", "7"], "no VM group '7'"),
+        (["boot", "--vms", "cluster-0", "--hosts", "h9"], "no such host"),
+        (["boot", "--vms", "cluster-0", "--rate", "fast"], "not a rate"),
+        (["commit", "--vms", "cluster-0", "--rate", "fast"], "not a rate"),
+        (["status", "--vms", "cluster-0", "--rate", "4M"], "no --rate"),
     ],
-)  # fmt: skip
-def test_what_is_not_there_is_one_line_and_nothing_is_begun(cloud: Cloud, cluster: List[int], words: List[str], said: str) -> None:
+)
+def test_what_is_not_there_is_one_line_and_nothing_is_begun(
+    cloud: Cloud, cluster: List[int], words: List[str], said: str
+) -> None:
     _, events, text = run(cloud, *words, code=2)
     assert said in text and len(text.splitlines()) == 1 and not events, text

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`semishared doctor` on a sound cloud, and with each of these faults planted: found, named, and with what mends it."""
+"""`semishared doctor` on a sound cloud, and with each of these faults planted: found, named, and with what
+mends it.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,14 @@ def test_sound_cloud(cloud: Cloud) -> None:
     assert (code, answer["result"], answer["findings"]) == (0, "ok", [])
     assert set(answer["machines"]) == {"fe", "h1", "h2"}
     for row in answer["machines"].values():
-        assert row["semishared"] and row["qemu"].startswith("7.") and row["libvirt"] and row["zstd"] and row["lzop"] and row["udpcast"]
+        assert (
+            row["semishared"]
+            and row["qemu"].startswith("7.")
+            and row["libvirt"]
+            and row["zstd"]
+            and row["lzop"]
+            and row["udpcast"]
+        )
     said = cloud.lab.fe.run([COMMAND, "doctor"]).stdout.decode()
     assert "3 machines: all is well" in said
     # Nothing of it is left on the store.
@@ -122,7 +131,9 @@ def no_binding(node: Node) -> ContextManager[None]:
 
 @contextmanager
 def one_directory(cloud: Cloud) -> Iterator[None]:
-    """Give both hosts one directory for their system datastore, as an export of all of the datastores directory does."""
+    """Give both hosts one directory for their system datastore, as an export of all of the datastores
+    directory does.
+    """
     place, own = f"{STORE_DIR}/.one", f"{DATASTORES}/{SYSTEM}"
     begin = f"install -d -o oneadmin -g oneadmin {place} {own}; mount --bind {place} {own}"
     with commands(cloud.lab.node("h1"), begin, f"umount {own}"), commands(H2(cloud), begin, f"umount {own}"):
@@ -149,66 +160,185 @@ OWN_DIR = f"install -d -o oneadmin -g oneadmin {FULL}"
 FILL = f"head -c 2M /dev/zero >{FULL}/fill || true"
 FAULTS: Dict[str, Fault] = {
     # name: how to plant it, severity, machine, what is said, what mends it
-    "oned.conf of a new package": (lambda c: edited(FE(c), "/etc/one/oned.conf", oned_conf()), "broken", "fe", "TM_MAD", "install.sh"),
-    "vmm_execrc of a new package":
-        (lambda c: edited(FE(c), "/etc/one/vmm_exec/vmm_execrc", vmm_execrc()), "broken", "fe", "LIVE_DISK_SNAPSHOTS", "install.sh"),
-    "oned.conf that nobody can read":
-        (lambda c: edited(FE(c), "/etc/one/oned.conf", "A = [\n"), "broken", "fe", "oned.conf line", "install.sh"),
-    "oned not restarted":
-        (lambda c: commands(FE(c), "touch -d '1 hour ago' /var/lib/one/config", "touch /var/lib/one/config"),
-         "warning", "fe", "newer than the running oned", "restart opennebula"),
-    "action that a new OpenNebula brought":
-        (lambda c: commands(FE(c), f"cp {REMOTES}/vmm/kvm/cancel {REMOTES}/vmm/kvm/brandnew", f"rm {REMOTES}/vmm/kvm/brandnew"),
-         "broken", "fe", "brandnew of this OpenNebula is not handed over to", "install.sh"),
-    "misspelt key":
-        (lambda c: edited(FE(c), f"{REMOTES}/etc/semishared.conf", "[hosts]\nscript_dir = /x\n"),
-         "broken", "fe", "unknown key 'script_dir'", "edit"),
-    "host not synced":
-        (lambda c: edited(H2(c), f"{SCRIPTS}/tm/semishared/clone", "#!/bin/sh\n"),
-         "broken", "h2", "not synced: tm/semishared", "onehost sync"),
-    "host of another version":
-        (lambda c: edited(H2(c), f"{SCRIPTS}/lib/semishared/__init__.py", 'VERSION = "0.0.9"\n'),
-         "broken", "h2", "0.0.9 is there", "onehost sync"),
-    "host never synced":
-        (lambda c: commands(H2(c), f"mv {SCRIPTS}/lib/semishared /tmp/away", f"mv /tmp/away {SCRIPTS}/lib/semishared"),
-         "broken", "h2", "semishared is not there", "onehost sync"),
+    "oned.conf of a new package": (
+        lambda c: edited(FE(c), "/etc/one/oned.conf", oned_conf()),
+        "broken",
+        "fe",
+        "TM_MAD",
+        "install.sh",
+    ),
+    "vmm_execrc of a new package": (
+        lambda c: edited(FE(c), "/etc/one/vmm_exec/vmm_execrc", vmm_execrc()),
+        "broken",
+        "fe",
+        "LIVE_DISK_SNAPSHOTS",
+        "install.sh",
+    ),
+    "oned.conf that nobody can read": (
+        lambda c: edited(FE(c), "/etc/one/oned.conf", "A = [\n"),
+        "broken",
+        "fe",
+        "oned.conf line",
+        "install.sh",
+    ),
+    "oned not restarted": (
+        lambda c: commands(FE(c), "touch -d '1 hour ago' /var/lib/one/config", "touch /var/lib/one/config"),
+        "warning",
+        "fe",
+        "newer than the running oned",
+        "restart opennebula",
+    ),
+    "action that a new OpenNebula brought": (
+        lambda c: commands(
+            FE(c), f"cp {REMOTES}/vmm/kvm/cancel {REMOTES}/vmm/kvm/brandnew", f"rm {REMOTES}/vmm/kvm/brandnew"
+        ),
+        "broken",
+        "fe",
+        "brandnew of this OpenNebula is not handed over to",
+        "install.sh",
+    ),
+    "misspelt key": (
+        lambda c: edited(FE(c), f"{REMOTES}/etc/semishared.conf", "[hosts]\nscript_dir = /x\n"),
+        "broken",
+        "fe",
+        "unknown key 'script_dir'",
+        "edit",
+    ),
+    "host not synced": (
+        lambda c: edited(H2(c), f"{SCRIPTS}/tm/semishared/clone", "#!/bin/sh\n"),
+        "broken",
+        "h2",
+        "not synced: tm/semishared",
+        "onehost sync",
+    ),
+    "host of another version": (
+        lambda c: edited(H2(c), f"{SCRIPTS}/lib/semishared/__init__.py", 'VERSION = "0.0.9"\n'),
+        "broken",
+        "h2",
+        "0.0.9 is there",
+        "onehost sync",
+    ),
+    "host never synced": (
+        lambda c: commands(
+            H2(c), f"mv {SCRIPTS}/lib/semishared /tmp/away", f"mv /tmp/away {SCRIPTS}/lib/semishared"
+        ),
+        "broken",
+        "h2",
+        "semishared is not there",
+        "onehost sync",
+    ),
     "dead host": (lambda c: dead(H2(c)), "broken", "h2", "does not answer", "onehost offline h2"),
-    "store not mounted": (lambda c: hidden(H2(c), STORE_DIR), "broken", "h2", "is not mounted", f"mount {STORE_DIR}"),
+    "store not mounted": (
+        lambda c: hidden(H2(c), STORE_DIR),
+        "broken",
+        "h2",
+        "is not mounted",
+        f"mount {STORE_DIR}",
+    ),
     "store hangs": (lambda c: hung(H2(c), STORE_DIR), "broken", "h2", "hangs", f"mount {STORE_DIR}"),
-    "another tree in the store's place":
-        (lambda c: commands(H2(c), f"mount -t tmpfs -o mode=777 none {STORE_DIR}; touch {STORE_DIR}/a", f"umount {STORE_DIR}"),
-         "broken", "h2", "another file system than on the front-end", f"mount {STORE_DIR}"),
-    "store read-only":
-        (lambda c: commands(H2(c), f"mount -o remount,bind,ro {STORE_DIR}", f"mount -o remount,bind,rw {STORE_DIR}"),
-         "broken", "h2", "cannot be written by oneadmin", "read-write"),
-    "misspelt attribute of an image": (wrong_image, "broken", "fe", "is SEMISHARED_PLACE meant?", "oneimage update"),
-    "wrong value of a datastore":
-        (lambda c: attribute(c.oned.datastores[STORE].template, "SEMISHARED_LOCAL", "ovrelay"),
-         "broken", "fe", "'ovrelay'", "onedatastore update 100"),
-    "shared system datastore":
-        (lambda c: attribute(c.oned.datastores[SYSTEM].template, "SHARED", "YES"),
-         "broken", "fe", "SHARED = NO", "onedatastore update 101"),
-    "datastore older than a setting":
-        (lambda c: attribute(c.oned.datastores[STORE].template, "LN_TARGET", "SYSTEM"),
-         "warning", "fe", "LN_TARGET is SYSTEM", "onedatastore update 100"),
-    "libvirt away":
-        (lambda c: commands(H2(c), "mv /run/libvirt/libvirt-sock /run/libvirt/away", "mv /run/libvirt/away /run/libvirt/libvirt-sock"),
-         "broken", "h2", "libvirt does not answer", "restart libvirtd"),
-    "system datastore of two hosts":
-        (one_directory, "broken", "h1", f"{DATASTORES}/{SYSTEM} is one directory on h1, h2", "mount a disk of its own"),
-    "no python3-libvirt":
-        (lambda c: no_binding(H2(c)), "warning", "h2", "python3-libvirt is not installed", "apt-get install python3-libvirt"),
-    "no lzop": (lambda c: no_program(H2(c), "lzop"), "warning", "h2", "lzop is not installed", "apt-get install lzop"),
-    "no qemu-img": (lambda c: no_program(H2(c), "qemu-img"), "broken", "h2", "qemu-img is not installed", "apt-get install qemu-utils"),
-    "local disk full":
-        (lambda c: commands(H2(c), f"{OWN_DIR}; mount -t tmpfs -o size=1m,mode=777 none {FULL}; {FILL}", f"umount {FULL}"),
-         "broken", "h2", "0 MiB free", "base prune --hosts h2"),
-    "local disk read-only":
-        (lambda c: commands(H2(c), f"{OWN_DIR}; mount -t tmpfs -o ro none {FULL}", f"umount {FULL}"),
-         "broken", "h2", "mounted read-only", "rw"),
-    "leftover of a dead VM":
-        (leftover, "warning", "fe", "1 leftovers", "semishared gc"),
-}  # fmt: skip
+    "another tree in the store's place": (
+        lambda c: commands(
+            H2(c), f"mount -t tmpfs -o mode=777 none {STORE_DIR}; touch {STORE_DIR}/a", f"umount {STORE_DIR}"
+        ),
+        "broken",
+        "h2",
+        "another file system than on the front-end",
+        f"mount {STORE_DIR}",
+    ),
+    "store read-only": (
+        lambda c: commands(
+            H2(c), f"mount -o remount,bind,ro {STORE_DIR}", f"mount -o remount,bind,rw {STORE_DIR}"
+        ),
+        "broken",
+        "h2",
+        "cannot be written by oneadmin",
+        "read-write",
+    ),
+    "misspelt attribute of an image": (
+        wrong_image,
+        "broken",
+        "fe",
+        "is SEMISHARED_PLACE meant?",
+        "oneimage update",
+    ),
+    "wrong value of a datastore": (
+        lambda c: attribute(c.oned.datastores[STORE].template, "SEMISHARED_LOCAL", "ovrelay"),
+        "broken",
+        "fe",
+        "'ovrelay'",
+        "onedatastore update 100",
+    ),
+    "shared system datastore": (
+        lambda c: attribute(c.oned.datastores[SYSTEM].template, "SHARED", "YES"),
+        "broken",
+        "fe",
+        "SHARED = NO",
+        "onedatastore update 101",
+    ),
+    "datastore older than a setting": (
+        lambda c: attribute(c.oned.datastores[STORE].template, "LN_TARGET", "SYSTEM"),
+        "warning",
+        "fe",
+        "LN_TARGET is SYSTEM",
+        "onedatastore update 100",
+    ),
+    "libvirt away": (
+        lambda c: commands(
+            H2(c),
+            "mv /run/libvirt/libvirt-sock /run/libvirt/away",
+            "mv /run/libvirt/away /run/libvirt/libvirt-sock",
+        ),
+        "broken",
+        "h2",
+        "libvirt does not answer",
+        "restart libvirtd",
+    ),
+    "system datastore of two hosts": (
+        one_directory,
+        "broken",
+        "h1",
+        f"{DATASTORES}/{SYSTEM} is one directory on h1, h2",
+        "mount a disk of its own",
+    ),
+    "no python3-libvirt": (
+        lambda c: no_binding(H2(c)),
+        "warning",
+        "h2",
+        "python3-libvirt is not installed",
+        "apt-get install python3-libvirt",
+    ),
+    "no lzop": (
+        lambda c: no_program(H2(c), "lzop"),
+        "warning",
+        "h2",
+        "lzop is not installed",
+        "apt-get install lzop",
+    ),
+    "no qemu-img": (
+        lambda c: no_program(H2(c), "qemu-img"),
+        "broken",
+        "h2",
+        "qemu-img is not installed",
+        "apt-get install qemu-utils",
+    ),
+    "local disk full": (
+        lambda c: commands(
+            H2(c), f"{OWN_DIR}; mount -t tmpfs -o size=1m,mode=777 none {FULL}; {FILL}", f"umount {FULL}"
+        ),
+        "broken",
+        "h2",
+        "0 MiB free",
+        "base prune --hosts h2",
+    ),
+    "local disk read-only": (
+        lambda c: commands(H2(c), f"{OWN_DIR}; mount -t tmpfs -o ro none {FULL}", f"umount {FULL}"),
+        "broken",
+        "h2",
+        "mounted read-only",
+        "rw",
+    ),
+    "leftover of a dead VM": (leftover, "warning", "fe", "1 leftovers", "semishared gc"),
+}
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -231,7 +361,9 @@ def test_setup_says_too_that_two_hosts_have_one_system_datastore(cloud: Cloud) -
     words = [COMMAND, "setup", "--apply", "--system", f"semi_sys_{SYSTEM}"]
     with one_directory(cloud):
         done = cloud.lab.fe.run(words, check=False)
-    assert done.returncode == 1 and f"{DATASTORES}/{SYSTEM} is one directory on h1, h2" in done.stderr.decode(), done.stderr
+    assert (
+        done.returncode == 1 and f"{DATASTORES}/{SYSTEM} is one directory on h1, h2" in done.stderr.decode()
+    ), done.stderr
     assert cloud.lab.fe.run(words).stderr == b""
 
 
@@ -241,15 +373,21 @@ def test_findings_for_people(cloud: Cloud) -> None:
     lines = done.stdout.decode().splitlines()
     assert done.returncode == 2 and lines[-1] == "3 machines: 1 broken, 1 warnings"
     at = lines.index("broken  h2: semishared is not there")
-    assert lines[at + 1].strip() == "-> as oneadmin: onehost sync --force" and lines[at + 2].startswith("warning fe: ")
+    assert lines[at + 1].strip() == "-> as oneadmin: onehost sync --force" and lines[at + 2].startswith(
+        "warning fe: "
+    )
 
 
 def test_installer_looks_at_hosts_first(cloud: Cloud) -> None:
-    """With --hosts nothing is touched where a host lacks what it needs, or does not answer; what is nice to have is a warning."""
+    """With --hosts nothing is touched where a host lacks what it needs, or does not answer; what is nice to
+    have is a warning.
+    """
     front_end, h2 = cloud.lab.fe, cloud.lab.node("h2")
 
     def install(hosts: str) -> Tuple[int, str]:
-        done = front_end.run(["/opt/semishared/install.sh", "--hosts", hosts], user="root", check=False, timeout=60)
+        done = front_end.run(
+            ["/opt/semishared/install.sh", "--hosts", hosts], user="root", check=False, timeout=60
+        )
         return done.returncode, (done.stdout + done.stderr).decode()
 
     front_end.path(f"{REMOTES}/tm/semishared/gone").write_text("")
@@ -273,14 +411,17 @@ def test_installer_looks_at_hosts_first(cloud: Cloud) -> None:
 
 APPLY = {
     # What the installer runs, as OpenNebula has it: each notes that it ran, and who ran it.
-    "onehost": 'echo "onehost $* as $(id -un) home $HOME" >>/tmp/ran; [ ! -e /tmp/no-sync ] || { echo no answer >&2; exit 255; }',
+    "onehost": 'echo "onehost $* as $(id -un) home $HOME" >>/tmp/ran; [ ! -e /tmp/no-sync ] || { echo no '
+    "answer >&2; exit 255; }",
     "one": 'echo "one $* as $(id -un)" >>/tmp/ran',
 }
 
 
 def test_apply_does_the_next_steps_in_their_order_and_stops_at_the_first_that_fails(cloud: Cloud) -> None:
     front_end = cloud.lab.fe
-    front_end.run(["sh", "-c", "mkdir -p /opt/one; chmod 755 /opt/one; : >/tmp/ran; chmod 666 /tmp/ran"], user="root")
+    front_end.run(
+        ["sh", "-c", "mkdir -p /opt/one; chmod 755 /opt/one; : >/tmp/ran; chmod 666 /tmp/ran"], user="root"
+    )
     for name, body in APPLY.items():
         front_end.path(f"/opt/one/{name}").write_text(f"#!/bin/sh\n{body}\n")
         front_end.path(f"/opt/one/{name}").chmod(0o755)
@@ -294,7 +435,10 @@ def test_apply_does_the_next_steps_in_their_order_and_stops_at_the_first_that_fa
 
     before = len(cloud.oned.datastores)
     code, said, ran = apply()
-    assert code == 0 and ran == ["onehost sync --force as oneadmin home /var/lib/one", "one restart as oneadmin"]
+    assert code == 0 and ran == [
+        "onehost sync --force as oneadmin home /var/lib/one",
+        "one restart as oneadmin",
+    ]
     # The system datastore has another name than the usual one: it is found, and no second one is made.
     assert f"image datastore semi_img: id {STORE}" in said and f"semi_sys_{SYSTEM}: id {SYSTEM}" in said
     assert apply()[0] == 0 and len(cloud.oned.datastores) == before
@@ -306,6 +450,12 @@ def test_apply_does_the_next_steps_in_their_order_and_stops_at_the_first_that_fa
 
 
 def test_no_oned(cloud: Cloud) -> None:
-    done = cloud.lab.fe.run([COMMAND, "doctor", "--json"], check=False, env={"ONE_XMLRPC": "http://127.0.0.1:1/RPC2"})
+    done = cloud.lab.fe.run(
+        [COMMAND, "doctor", "--json"], check=False, env={"ONE_XMLRPC": "http://127.0.0.1:1/RPC2"}
+    )
     (finding,) = json.loads(done.stdout)["findings"]
-    assert done.returncode == 2 and "one.datastorepool.info" in finding["what"] and "start opennebula" in finding["mend"]
+    assert (
+        done.returncode == 2
+        and "one.datastorepool.info" in finding["what"]
+        and "start opennebula" in finding["mend"]
+    )

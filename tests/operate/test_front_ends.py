@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The key of front-ends where there are two, which know each other by oned's zone and speak over ssh: h1 plays the second."""
+"""The key of front-ends where there are two, which know each other by oned's zone and speak over ssh: h1
+plays the second.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def two(cloud: Cloud) -> Iterator[Cloud]:
     rpc = cloud.oned.rpc
     assert rpc
     before = rpc.zones
-    servers = "".join(f"<SERVER><ENDPOINT>http://{name}:2633/RPC2</ENDPOINT></SERVER>" for name in ("fe", "h1"))
+    servers = "".join(
+        f"<SERVER><ENDPOINT>http://{name}:2633/RPC2</ENDPOINT></SERVER>" for name in ("fe", "h1")
+    )
     rpc.zones = f"<ZONE><ID>0</ID><NAME>OpenNebula</NAME><SERVER_POOL>{servers}</SERVER_POOL></ZONE>"
     cloud.lab.node("h1").run(["mkdir", "-p", "-m", "700", "/var/lib/one/.one"])
     yield cloud
@@ -33,10 +37,16 @@ def of_key(cloud: Cloud) -> "list[tuple[str, str, str]]":
     """Return what doctor says of the key: machine, what, and the words after the user in what mends it."""
     done = cloud.lab.fe.run([COMMAND, "doctor", "--json"], check=False, timeout=60)
     rows: Any = json.loads(done.stdout)["findings"]
-    return [(row["machine"], row["what"], row["mend"].partition(": ")[2]) for row in rows if KEY in row["what"]]
+    return [
+        (row["machine"], row["what"], row["mend"].partition(": ")[2]) for row in rows if KEY in row["what"]
+    ]
 
 
-@pytest.mark.fault(27, "front-ends of one group have one key: setup makes no second, doctor names who has none, another, or an open one")
+@pytest.mark.fault(
+    27,
+    "front-ends of one group have one key: setup makes no second, doctor names who has none, "
+    "another, or an open one",
+)
 def test_front_ends_have_one_key(two: Cloud) -> None:
     fe, h1 = two.lab.fe, two.lab.node("h1")
     ((machine, what, mend),) = of_key(two)

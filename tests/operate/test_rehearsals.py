@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each action of VMs with disks of every place is rehearsed before it is done, with guests that run: nothing changes anywhere."""
+"""Each action of VMs with disks of every place is rehearsed before it is done, with guests that run: nothing
+changes anywhere.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,24 @@ from lab.cloud import STORE, Cloud
 from semishared.plan import hypervisor
 
 OF_GUESTS = {
-    "snap_create_live", "prebackup_live", "postbackup_live", "premigrate", "postmigrate", "failmigrate", "restore",
+    "snap_create_live",
+    "prebackup_live",
+    "postbackup_live",
+    "premigrate",
+    "postmigrate",
+    "failmigrate",
+    "restore",
     *(f"vmm/{name}" for name in hypervisor.PLANNERS),
-}  # fmt: skip
+}
 """What no machine without guests can show (tests/tools and tests/cephstore have all others)."""
 
 
 @pytest.mark.fault(21, "`semishared plan` of every action changes nothing on any machine, nor a guest")
 def test_every_action_is_rehearsed_and_then_done(cloud: Cloud) -> None:
     places: dict[str, dict[str, Any]] = {
-        "mine": {"persistent": True}, "copy": {"SEMISHARED_LOCAL": "copy"}, "beside": {"SEMISHARED_PLACE": "shared"},
+        "mine": {"persistent": True},
+        "copy": {"SEMISHARED_LOCAL": "copy"},
+        "beside": {"SEMISHARED_PLACE": "shared"},
     }
     with rehearsing.rehearsing(cloud) as found:
         rehearsing.life(cloud, STORE, **places)

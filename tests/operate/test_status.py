@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`semishared status` and `semishared plan` on VMs of every place: what they say is what is there, and plan does nothing."""
+"""`semishared status` and `semishared plan` on VMs of every place: what they say is what is there, and plan
+does nothing.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,11 @@ def status(cloud: Cloud, *words: str, code: int = 0) -> Dict[str, Any]:
 def standing(cloud: Cloud) -> int:
     """A VM on h1 with a disk of each place, off: its guest does not matter here."""
     images = [
-        cloud.data_image("st-mine", DATA, persistent=True), cloud.data_image("st-cow", DATA),
-        cloud.data_image("st-copy", DATA, SEMISHARED_LOCAL="copy"), cloud.data_image("st-beside", DATA, SEMISHARED_PLACE="shared"),
-    ]  # fmt: skip
+        cloud.data_image("st-mine", DATA, persistent=True),
+        cloud.data_image("st-cow", DATA),
+        cloud.data_image("st-copy", DATA, SEMISHARED_LOCAL="copy"),
+        cloud.data_image("st-beside", DATA, SEMISHARED_PLACE="shared"),
+    ]
     disks = [{"IMAGE_ID": str(image)} for image in images]
     return cloud.deploy("st", [*disks, {"TYPE": "fs", "SIZE": "16", "FORMAT": "raw"}])
 
@@ -43,8 +47,18 @@ def test_every_place_and_why(cloud: Cloud, standing: int) -> None:
     assert seen == {
         "st-mine": ("shared", "in-place", "h1", "persistent: attached in place"),
         "st-cow": ("local", "overlay", "h1", "not persistent: the default"),
-        "st-copy": ("local", "copy", "h1", f"not persistent, SEMISHARED_LOCAL = copy of image {number['st-copy']}"),
-        "st-beside": ("shared", "store-clone", "h1", f"SEMISHARED_PLACE = shared of image {number['st-beside']}"),
+        "st-copy": (
+            "local",
+            "copy",
+            "h1",
+            f"not persistent, SEMISHARED_LOCAL = copy of image {number['st-copy']}",
+        ),
+        "st-beside": (
+            "shared",
+            "store-clone",
+            "h1",
+            f"SEMISHARED_PLACE = shared of image {number['st-beside']}",
+        ),
         None: ("local", "volatile", "h1", "volatile: its VM's own"),
     }
     (base,) = answer["bases"]
@@ -92,21 +106,38 @@ def test_plan_says_the_steps_and_does_nothing(cloud: Cloud, standing: int) -> No
     image = next(image for image in cloud.oned.images.values() if image.name == "st-cow")
     place = f"{DATASTORES}/{SYSTEM}/{vm}"
     before = cloud.files(cloud.lab.node("h2"), DATASTORES)
-    plan, _ = run(cloud, "plan", "--json", "clone", f"fe:{image.source}", f"h2:{place}/disk.1", str(vm), str(STORE))
+    plan, _ = run(
+        cloud, "plan", "--json", "clone", f"fe:{image.source}", f"h2:{place}/disk.1", str(vm), str(STORE)
+    )
     (part,) = plan["plan"]
-    assert part["host"] == "h2" and [step["step"] for step in part["steps"]] == ["StageBase", "PrepareVm", "CreateOverlay"]
+    assert part["host"] == "h2" and [step["step"] for step in part["steps"]] == [
+        "StageBase",
+        "PrepareVm",
+        "CreateOverlay",
+    ]
     plan, _ = run(cloud, "plan", "--json", "delete", f"h1:{place}", str(vm), str(SYSTEM))
     assert [step["step"] for step in plan["plan"][0]["steps"]] == ["RemoveVm"]
     plan, _ = run(cloud, "plan", "--json", "mv", f"h1:{place}", f"h2:{place}", str(vm), str(SYSTEM))
     looks = [("h1", "MarkVm"), ("h2", "LookForVm")]
     assert [(part["host"], part["steps"][0]["step"]) for part in plan["plan"]] == [
-        *looks, ("h2", "MakeRoom"), ("h1", "SendVm"), ("h2", "ReceiveVm")
-    ]  # fmt: skip
+        *looks,
+        ("h2", "MakeRoom"),
+        ("h1", "SendVm"),
+        ("h2", "ReceiveVm"),
+    ]
     assert ["answers" in part for part in plan["plan"]] == [True, True, False, False, False] and plan["open"]
     plan, _ = run(cloud, "plan", "--json", "snap_create_live", f"h1:{place}/disk.1", "0", str(vm), str(STORE))
     described, made = plan["plan"]
-    assert described["answers"][0]["target"] and [step["step"] for step in made["steps"]] == ["AddLayer", "SwitchLayer"]
-    assert run(cloud, "plan", "--json", "mv", f"h1:{place}/disk.1", f"h2:{place}/disk.1", str(vm), str(STORE))[0]["plan"] == []
+    assert described["answers"][0]["target"] and [step["step"] for step in made["steps"]] == [
+        "AddLayer",
+        "SwitchLayer",
+    ]
+    assert (
+        run(cloud, "plan", "--json", "mv", f"h1:{place}/disk.1", f"h2:{place}/disk.1", str(vm), str(STORE))[
+            0
+        ]["plan"]
+        == []
+    )
     assert cloud.files(cloud.lab.node("h2"), DATASTORES) == before and status(cloud, "st")["disks"]
 
 
@@ -116,7 +147,9 @@ def test_plan_refuses_as_the_action_would(cloud: Cloud, standing: int) -> None:
     mine = next(image for image in cloud.oned.images.values() if image.name == "st-mine")
     said = run(cloud, "plan", "clone", f"fe:{mine.source}", f"{place}/disk.0", str(vm), str(STORE), code=1)[1]
     assert said.startswith("clone: ") and said.count("\n") == 1
-    assert "is no disk" in run(cloud, "plan", "snap_create", f"{place}/kernel", "0", str(vm), "100", code=1)[1]
+    assert (
+        "is no disk" in run(cloud, "plan", "snap_create", f"{place}/kernel", "0", str(vm), "100", code=1)[1]
+    )
     assert "is no transfer action" in run(cloud, "plan", "explode", code=1)[1]
 
 

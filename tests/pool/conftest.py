@@ -20,7 +20,9 @@ class Site(Cloud):
     """A cloud whose hosts have devices."""
 
     disks: dict[tuple[str, str], Disk]
-    """By host and path. /mnt/a of h1 can fail, its /mnt/b is ext4, which becomes read-only when something is wrong."""
+    """By host and path. /mnt/a of h1 can fail, its /mnt/b is ext4, which becomes read-only when something is
+    wrong.
+    """
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +33,9 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         try:
             for host, (path, mib) in product(up.lab.hosts, DEVICES.items()):
                 kind = "ext4" if path == "/mnt/b" else "xfs"
-                up.disks[host.name, path] = Disk(host, path, mib, folder, kind, can_fail=(host.name, path) == ("h1", "/mnt/a"))
+                up.disks[host.name, path] = Disk(
+                    host, path, mib, folder, kind, can_fail=(host.name, path) == ("h1", "/mnt/a")
+                )
             yield up
         finally:
             up.delete_all()

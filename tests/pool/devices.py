@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The devices of a lab host: file systems on block devices, which can go away, fail, and come back with what they hold."""
+"""The devices of a lab host: file systems on block devices, which can go away, fail, and come back with what
+they hold.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,25 @@ from typing import Optional
 from lab import Node
 
 MADE = {"xfs": ["mkfs.xfs", "-q"], "ext4": ["mkfs.ext4", "-q", "-F", "-e", "remount-ro"]}
-"""How a file system is made. An ext4 of which something cannot be trusted becomes read-only, under all that is open."""
+"""How a file system is made. An ext4 of which something cannot be trusted becomes read-only, under all that
+is open.
+"""
 
 
 def _run(*words: object) -> str:
-    return subprocess.run([str(word) for word in words], check=True, stdout=subprocess.PIPE, timeout=60, text=True).stdout.strip()
+    return subprocess.run(
+        [str(word) for word in words], check=True, stdout=subprocess.PIPE, timeout=60, text=True
+    ).stdout.strip()
 
 
 class Disk:
-    """A device of a host, mounted there: a loop device over a sparse file; one that can `fail` over a file that a process exports."""
+    """A device of a host, mounted there: a loop device over a sparse file; one that can `fail` over a file
+    that a process exports.
+    """
 
-    def __init__(self, node: Node, path: str, mib: int, folder: Path, kind: str = "xfs", can_fail: bool = False) -> None:
+    def __init__(
+        self, node: Node, path: str, mib: int, folder: Path, kind: str = "xfs", can_fail: bool = False
+    ) -> None:
         self.node, self.path, self.mib, self.kind = node, path, mib, kind
         self.file = folder / f"{node.name}{path.replace('/', '-')}"
         self.seen = self.file.with_suffix(".seen") if can_fail else self.file

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool of unequal devices under running guests: everything that is done to a VM finds its disks, wherever each host has them."""
+"""A pool of unequal devices under running guests: everything that is done to a VM finds its disks, wherever
+each host has them.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,11 @@ AT = 1024
 DATA = content("base", 0, KIB)
 OTHER_SYSTEM = 102
 PLACES: dict[str, dict[str, Any]] = {
-    "overlay": {}, "copy": {"SEMISHARED_LOCAL": "copy"}, "remote-first": {"SEMISHARED_LOCAL": "remote-first"},
+    "overlay": {},
+    "copy": {"SEMISHARED_LOCAL": "copy"},
+    "remote-first": {"SEMISHARED_LOCAL": "remote-first"},
     "diff": {"SEMISHARED_PLACE": "local"},
-}  # fmt: skip
+}
 LOCAL = [(place, more) for place, more in PLACES.items() if place != "diff"]
 FORMATS = ("raw", "qcow2")
 DECLARED = "/mnt/a /mnt/b /mnt/c=fast:1"
@@ -54,7 +58,11 @@ def of_pool(cloud: Cloud) -> list[str]:
 
 def layers(node: Node) -> list[str]:
     """Return the directories of layers on the devices of a host."""
-    return sorted(f"{path}/{name}" for path in (*DEVICES, *ELSEWHERE) for name in names(node, f"{path}/.semishared/layers"))
+    return sorted(
+        f"{path}/{name}"
+        for path in (*DEVICES, *ELSEWHERE)
+        for name in names(node, f"{path}/.semishared/layers")
+    )
 
 
 def names(node: Node, directory: str) -> list[str]:
@@ -72,7 +80,9 @@ def device_of(cloud: Cloud, vm: int, disk: int) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def declared(cloud: Site) -> Iterator[None]:
-    """Declare the pools of both hosts and make them so; those of h2 are mounted at other paths, until this module ends."""
+    """Declare the pools of both hosts and make them so; those of h2 are mounted at other paths, until this
+    module ends.
+    """
     assert of_pool(cloud) == []
     h2 = cloud.lab.node("h2")
     move(h2, dict(zip(DEVICES, ELSEWHERE)))
@@ -107,14 +117,18 @@ def target(disk: int) -> str:
 
 
 class Mixed:
-    """A VM with a disk of each place and format on the pool, and what its guest has written. `rbd`: of images on Ceph."""
+    """A VM with a disk of each place and format on the pool, and what its guest has written. `rbd`: of images
+    on Ceph.
+    """
 
     def __init__(self, cloud: Cloud, formats: Sequence[str] = FORMATS) -> None:
         self.cloud, self.oned, self.formats = cloud, cloud.oned, formats
         self.numbers = {cell: disk for disk, cell in enumerate(product(PLACES, formats), 1)}
         """The number of the disk of each place and format, after the one it boots from."""
         self.of_images = {disk: format for (_, format), disk in self.numbers.items()}
-        self.with_snapshots = {disk: format for (place, format), disk in self.numbers.items() if place != "diff"}
+        self.with_snapshots = {
+            disk: format for (place, format), disk in self.numbers.items() if place != "diff"
+        }
         self.os = cloud.os_image("os")
         self.images = {cell: self.image(f"{cell[0]}-{cell[1]}", *cell) for cell in self.numbers}
         cloud.oned.datastore_update(SYSTEM, SLOW)
@@ -133,7 +147,9 @@ class Mixed:
     def image(self, name: str, place: str, format: str) -> int:
         how: dict[str, Any] = {"format": format} if format != "rbd" else {}
         store = RBD_STORE if format == "rbd" else STORE
-        return self.cloud.data_image(name, DATA, persistent=place == "diff", store=store, **how, **SLOW, **PLACES[place])
+        return self.cloud.data_image(
+            name, DATA, persistent=place == "diff", store=store, **how, **SLOW, **PLACES[place]
+        )
 
     def stored(self, image: int, format: str, at: int) -> bytes:
         """Return so many KiB of an image on its store, at an offset in KiB."""
@@ -142,11 +158,17 @@ class Mixed:
         return self.cloud.read(self.cloud.source(image), format, KIB << 10, at << 10)
 
     def lies_on(self, host: str) -> None:
-        """See that its layers are on devices of this host, and on none of the other; and status, when there are others."""
+        """See that its layers are on devices of this host, and on none of the other; and status, when there
+        are others.
+        """
         found = {node.name: len(layers(node)) for node in self.cloud.lab.hosts}
         assert found == {host: len(self.own), "h2" if host == "h1" else "h1": 0}
         node = self.cloud.lab.node(host)
-        of_layers = {name.split("-")[1] for name in map(os.path.basename, layers(node)) if name.startswith(f"{self.vm}-")}
+        of_layers = {
+            name.split("-")[1]
+            for name in map(os.path.basename, layers(node))
+            if name.startswith(f"{self.vm}-")
+        }
         assert of_layers == set(map(str, self.own))
         if (host, self.own) == self.said:
             return
@@ -165,7 +187,9 @@ class Mixed:
         for disk in self.numbers.values():
             guest.check(target(disk), seed, at, KIB)
 
-    def save(self, disks: dict[int, str], seed: str, at: int = AT, snapshot: Callable[[int], int] = lambda disk: -1) -> None:
+    def save(
+        self, disks: dict[int, str], seed: str, at: int = AT, snapshot: Callable[[int], int] = lambda disk: -1
+    ) -> None:
         for disk, format in disks.items():
             image = self.oned.disk_saveas(self.vm, disk, f"saved-{len(self.saved)}", snapshot(disk))
             self.saved.append((image, format, seed, at))
@@ -188,7 +212,9 @@ class Mixed:
         return sorted(row["disk"] for row in rows)
 
     def check_stored(self, last: str) -> None:
-        """See that each image has what it was made of, and the persistent ones `last`, what the guest had when the VM ended."""
+        """See that each image has what it was made of, and the persistent ones `last`, what the guest had
+        when the VM ended.
+        """
         for image, format, seed, at in self.saved:
             assert self.stored(image, format, at) == content(seed, at, KIB)
         for format in self.formats:
@@ -196,7 +222,9 @@ class Mixed:
 
 
 def kept(format: str) -> int:
-    """Return which of the two snapshots of a disk is not deleted: below what the guest has, or below a layer that took it over."""
+    """Return which of the two snapshots of a disk is not deleted: below what the guest has, or below a layer
+    that took it over.
+    """
     return int(format == "qcow2")
 
 
@@ -204,7 +232,9 @@ def test_a_mixed_vm_on_a_pool_through_all_that_is_done_to_it(cloud: Site, cell: 
     mixed = Mixed(cloud)
     guest = cloud.guest(mixed.vm)
     mixed.lies_on("h1")
-    assert [cloud.limits(mixed.vm, target(disk)) for disk in mixed.numbers.values()] == [SCRATCH] * len(mixed.numbers)
+    assert [cloud.limits(mixed.vm, target(disk)) for disk in mixed.numbers.values()] == [SCRATCH] * len(
+        mixed.numbers
+    )
     mixed.write("one")
     for disk in mixed.of_images:
         guest.loop(target(disk), f"loop-{disk}", 4096, 4096, 2)
@@ -278,7 +308,9 @@ def attached_and_detached(mixed: Mixed) -> None:
         else:
             # One that another disk's image cannot be, and one of which its host has no base yet.
             anew = place in ("diff", "overlay")
-            image = mixed.image(f"hot-{place}-{format}", place, format) if anew else mixed.images[place, format]
+            image = (
+                mixed.image(f"hot-{place}-{format}", place, format) if anew else mixed.images[place, format]
+            )
             disk = mixed.oned.disk_attach(vm, image)
         assert len(layers(cloud.lab.node("h1"))) == len(mixed.own) + 1
         guest.wait_disk(hot)
@@ -335,7 +367,10 @@ def while_it_is_off(mixed: Mixed) -> None:
         mixed.oned.disk_snapshot_revert(vm, disk, kept(format))
         record = json.loads(h1.path(f"{cloud.vm_dir(vm)}/.semishared/disk.{disk}.json").read_text())
         read = [cloud.read(record["path"], "qcow2", KIB << 10, at << 10, h1) for at in (AT, 2048)]
-        assert read == [content("one", AT, KIB), content("between", 2048, KIB) if kept(format) else bytes(KIB << 10)]
+        assert read == [
+            content("one", AT, KIB),
+            content("between", 2048, KIB) if kept(format) else bytes(KIB << 10),
+        ]
     more = [mixed.oned.disk_attach(vm, mixed.images["remote-first", format]) for format in mixed.formats]
     mixed.own |= set(more)
     mixed.lies_on("h1")
@@ -364,7 +399,10 @@ def taken_back_from_a_backup(mixed: Mixed) -> None:
 def lets_go_while_it_runs(mixed: Mixed) -> None:
     """Let its guest go on over bases of its host."""
     guest = mixed.cloud.guest(mixed.vm)
-    more = {mixed.oned.disk_attach(mixed.vm, mixed.images["remote-first", format]): format for format in mixed.formats}
+    more = {
+        mixed.oned.disk_attach(mixed.vm, mixed.images["remote-first", format]): format
+        for format in mixed.formats
+    }
     letters = [target(len(mixed.numbers) + number) for number in (1, 2)]
     for letter in letters:
         guest.wait_disk(letter)

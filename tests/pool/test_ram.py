@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests with disks in the memory of their host: all that is done to a VM finds them there, and a restart costs theirs and no others."""
+"""Guests with disks in the memory of their host: all that is done to a VM finds them there, and a restart
+costs theirs and no others.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,9 @@ def test_a_guest_in_memory_through_all_that_is_done_to_it(cloud: Cloud) -> None:
     for disk in written:
         cloud.guest(vm).wait_written(disk)
     counts = [cloud.guest(vm).loop_stop(disk) for disk in written]
-    assert all((found["errors"], found["mismatches"]) == (0, 0) and found["writes"] > 10 for found in counts), counts
+    assert all(
+        (found["errors"], found["mismatches"]) == (0, 0) and found["writes"] > 10 for found in counts
+    ), counts
     cloud.oned.vm_suspend(vm)
     cloud.oned.vm_resume(vm)
     cloud.guest(vm).check("vdb", "later", 2 * KIB, 64)
@@ -125,12 +129,18 @@ def test_a_guest_in_memory_through_all_that_is_done_to_it(cloud: Cloud) -> None:
 def test_a_restart_loses_what_is_in_memory_and_costs_nobody_else(cloud: Cloud) -> None:
     h1 = cloud.lab.node("h1")
     os, usual = cloud.os_image("lost-os", SEMISHARED_CLASS="ram"), cloud.os_image("usual-os")
-    lost, other = (cloud.deploy(name, [{"IMAGE_ID": str(image)}], context=False) for name, image in (("lost", os), ("other", usual)))
+    lost, other = (
+        cloud.deploy(name, [{"IMAGE_ID": str(image)}], context=False)
+        for name, image in (("lost", os), ("other", usual))
+    )
     cloud.guest(lost).write("vda", "mine", 2 * KIB, 64)
     cloud.guest(other).loop("vda", "on", 2 * KIB, 64, 5)
     cloud.oned.vm_poweroff(lost)
     restart(h1)
-    why = rf"the layers of disk.0 lay in memory of h1, {MEMORY}, which is empty since the host was started again.*SS168"
+    why = (
+        rf"the layers of disk.0 lay in memory of h1, {MEMORY}, which is empty since the host was "
+        rf"started again.*SS168"
+    )
     with pytest.raises(ActionFailed, match=why):
         cloud.oned.vm_resume(lost)
     assert rows(cloud)[MEMORY]["lost"] == [f"{lost}-0"]
@@ -153,7 +163,10 @@ def test_a_restart_loses_what_is_in_memory_and_costs_nobody_else(cloud: Cloud) -
 def test_one_too_many_is_refused_or_goes_where_it_may(cloud: Cloud) -> None:
     large = cloud.data_image("large", DATA, 100, SEMISHARED_CLASS="ram")
     first = cloud.deploy("first", [{"IMAGE_ID": str(large)}], context=False)
-    why = rf"no device of class ram on h1 for a disk of up to 100.0 MiB: {MEMORY} has [0-9.]+ MiB that are not promised.*SS166"
+    why = (
+        rf"no device of class ram on h1 for a disk of up to 100.0 MiB: {MEMORY} has [0-9.]+ MiB that "
+        rf"are not promised.*SS166"
+    )
     with pytest.raises(ActionFailed, match=why):
         cloud.deploy("refused", [{"IMAGE_ID": str(large)}], context=False)
     either = cloud.data_image("either", DATA, 100, SEMISHARED_CLASS="ram any")
@@ -178,8 +191,13 @@ def test_a_guest_waits_where_memory_that_was_promised_twice_is_full(cloud: Cloud
     assert rows(cloud)[MEMORY]["weight"] == 3
     image = cloud.data_image("over", DATA, 150, SEMISHARED_CLASS="ram")
     os = cloud.os_image("over-os")
-    vms = [cloud.deploy(f"over{number}", [{"IMAGE_ID": str(os)}, {"IMAGE_ID": str(image)}], context=False) for number in range(2)]
-    assert [device_of(cloud, vm, 1) for vm in vms] == [MEMORY] * 2 and int(str(rows(cloud)[MEMORY]["promised"])) == 300 << 20
+    vms = [
+        cloud.deploy(f"over{number}", [{"IMAGE_ID": str(os)}, {"IMAGE_ID": str(image)}], context=False)
+        for number in range(2)
+    ]
+    assert [device_of(cloud, vm, 1) for vm in vms] == [MEMORY] * 2 and int(
+        str(rows(cloud)[MEMORY]["promised"])
+    ) == 300 << 20
     for vm in vms:
         cloud.guest(vm).write("vdb", "first", 2 * KIB, 32)
     cloud.guest(vms[0]).write("vdb", "much", 10 * KIB, 120 * KIB)
@@ -188,7 +206,11 @@ def test_a_guest_waits_where_memory_that_was_promised_twice_is_full(cloud: Cloud
         writing = pool.submit(cloud.guest(vms[1]).write, "vdb", "more", 10 * KIB, 120 * KIB, 200)
         state = ""
         for _ in range(600):
-            state = h1.run(["virsh", "-c", "qemu:///system", "domstate", "--reason", waiting]).stdout.decode().strip()
+            state = (
+                h1.run(["virsh", "-c", "qemu:///system", "domstate", "--reason", waiting])
+                .stdout.decode()
+                .strip()
+            )
             if state.startswith("paused") or writing.done():
                 break
             time.sleep(0.2)
@@ -201,20 +223,32 @@ def test_a_guest_waits_where_memory_that_was_promised_twice_is_full(cloud: Cloud
     cloud.guest(vms[1]).check("vdb", "more", 10 * KIB, 120 * KIB)
     cloud.guest(vms[1]).check("vdb", "first", 2 * KIB, 32)
     xml = h1.run(["virsh", "-c", "qemu:///system", "dumpxml", waiting]).stdout
-    drivers = [dict(driver.attrib) for driver in ElementTree.fromstring(xml).iterfind("devices/disk[@device='disk']/driver")]
-    assert [driver.get("error_policy") == driver.get("rerror_policy") == "stop" for driver in drivers] == [False, True]
+    drivers = [
+        dict(driver.attrib)
+        for driver in ElementTree.fromstring(xml).iterfind("devices/disk[@device='disk']/driver")
+    ]
+    assert [driver.get("error_policy") == driver.get("rerror_policy") == "stop" for driver in drivers] == [
+        False,
+        True,
+    ]
 
 
 @pytest.mark.long
 def test_guests_read_their_base_from_memory_through_all_that_is_done_to_them(cloud: Cloud) -> None:
     h1, h2 = cloud.lab.hosts
     hot: dict[str, Any] = {"SEMISHARED_BASES": "ram"}
-    images = [cloud.os_image("hot-os", **hot), cloud.data_image("hot-qcow2", DATA, format="qcow2", **hot), cloud.data_image("cold", DATA)]
+    images = [
+        cloud.os_image("hot-os", **hot),
+        cloud.data_image("hot-qcow2", DATA, format="qcow2", **hot),
+        cloud.data_image("cold", DATA),
+    ]
     vm = cloud.deploy("hot", [{"IMAGE_ID": str(image)} for image in images])
     guest = cloud.guest(vm)
     in_memory, on_disk = f"{MEMORY}/.semishared/hot/", f"{DATASTORES}/.semishared/bases/"
     reads = below(cloud, vm, h1)
-    assert [path.startswith(in_memory) for path in reads] == [True, True, False] and reads[2].startswith(on_disk)
+    assert [path.startswith(in_memory) for path in reads] == [True, True, False] and reads[2].startswith(
+        on_disk
+    )
     said_of = {row["disk"]: row["hot"] for row in said(cloud, "status", f"vm:{vm}")["disks"]}
     assert [bool(said_of[disk] and said_of[disk]["path"]) for disk in range(3)] == [True, True, False]
     guest.write("vdb", "before", 2 * KIB, 64)
@@ -222,7 +256,9 @@ def test_guests_read_their_base_from_memory_through_all_that_is_done_to_them(clo
     one = cloud.oned.disk_snapshot_create(vm, 1, "one")
     two = cloud.oned.disk_snapshot_create(vm, 1, "two")
     cloud.oned.disk_snapshot_delete(vm, 1, two)
-    with pytest.raises(ActionFailed, match="reads the base of disk 1 from memory.*can be deleted while the VM is off.*SS003"):
+    with pytest.raises(
+        ActionFailed, match="reads the base of disk 1 from memory.*can be deleted while the VM is off.*SS003"
+    ):
         cloud.oned.disk_snapshot_delete(vm, 1, one)
     saved = cloud.oned.disk_saveas(vm, 1, "hot-saved")
     cloud.oned.vm_migrate(vm, "h2", SYSTEM, how="live")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices are emptied, and evened out again, under guests that write and verify all the while; then those VMs have a power cycle."""
+"""Devices are emptied, and evened out again, under guests that write and verify all the while; then those VMs
+have a power cycle.
+"""
 
 from __future__ import annotations
 
@@ -66,12 +68,18 @@ def test_devices_are_drained_and_evened_out_under_guests_that_write(cloud: Cloud
     h1 = cloud.lab.node("h1")
     images = [
         cloud.os_image("running-os"),
-        *(cloud.data_image(f"running-{place}-{format}", DATA, format=format, **more) for place, more in LOCAL for format in FORMATS),
+        *(
+            cloud.data_image(f"running-{place}-{format}", DATA, format=format, **more)
+            for place, more in LOCAL
+            for format in FORMATS
+        ),
         cloud.data_image("running-diff", DATA, persistent=True, SEMISHARED_PLACE="local"),
     ]
     disks = (images, images[:3])
     vms = {
-        cloud.deploy(f"running{at}", [{"IMAGE_ID": str(image)} for image in of], context=False): WRITTEN[: len(of) - 1]
+        cloud.deploy(f"running{at}", [{"IMAGE_ID": str(image)} for image in of], context=False): WRITTEN[
+            : len(of) - 1
+        ]
         for at, of in enumerate(disks)
     }
     for vm, written in vms.items():
@@ -93,7 +101,9 @@ def test_devices_are_drained_and_evened_out_under_guests_that_write(cloud: Cloud
     assert held(cloud, drained) == (0, 0) and not [place for place in layers(h1) if place.startswith(drained)]
     # Nobody has a disk open there any more; a base only who is said to.
     left = opened(cloud, list(vms), drained)
-    assert all("/bases/" in path and path.endswith("(deleted)") for path in left) and bool(left) is bool(notes), (left, notes)
+    assert all("/bases/" in path and path.endswith("(deleted)") for path in left) and bool(left) is bool(
+        notes
+    ), (left, notes)
     # Elsewhere what was moved is less, or even: the device is brought back, and is to be filled again.
     said(cloud, "pool", "add", "h1")
     summary, _ = moved(cloud, "rebalance", "h1")
@@ -103,7 +113,11 @@ def test_devices_are_drained_and_evened_out_under_guests_that_write(cloud: Cloud
         for disk in written:
             guest.wait_written(disk)
             counts = guest.loop_stop(disk)
-            assert (counts["errors"], counts["mismatches"]) == (0, 0) and counts["writes"] > 10, (vm, disk, counts)
+            assert (counts["errors"], counts["mismatches"]) == (0, 0) and counts["writes"] > 10, (
+                vm,
+                disk,
+                counts,
+            )
             guest.check(disk, "before", 2 * KIB, 64)
     for vm, written in vms.items():
         cloud.oned.vm_poweroff(vm)
@@ -131,11 +145,16 @@ def test_a_raw_layer_moves_at_its_rate_from_the_first_moment_on(cloud: Cloud) ->
         seen = []
         while not command.done():
             for place in set(of_disk(h1, vm)) - {was}:
-                seen.append((time.monotonic(), sum(file.stat().st_blocks * 512 for file in h1.path(place).iterdir())))
+                seen.append(
+                    (time.monotonic(), sum(file.stat().st_blocks * 512 for file in h1.path(place).iterdir()))
+                )
             time.sleep(0.02)
         summary, _ = command.result()
-    assert {row["how"] for row in summary["rows"]} == {"moved"} and len({size for _, size in seen if size < 24 << 20}) > 10, seen
-    # QEMU copies 16 MiB at once if nobody tells it otherwise, and whoever reads from the device waits for that.
+    assert {row["how"] for row in summary["rows"]} == {"moved"} and len(
+        {size for _, size in seen if size < 24 << 20}
+    ) > 10, seen
+    # QEMU copies 16 MiB at once if nobody tells it otherwise, and whoever reads from the device waits for
+    # that.
     early = [(at - seen[0][0], size) for at, size in seen if size > rate * (at - seen[0][0]) + rate / 2]
     assert not early, early
     guest.check("vdb", "paced", 0, 24 * KIB)
@@ -146,7 +165,9 @@ def test_a_raw_layer_moves_at_its_rate_from_the_first_moment_on(cloud: Cloud) ->
 def of_disk(node: Node, vm: int) -> list[str]:
     """Return where the layers of a VM's disk 1 lie, and are about to."""
     places = [f"{path}/.semishared/layers" for path in DEVICES]
-    return [f"{place}/{name}" for place in places for name in names(node, place) if name.startswith(f"{vm}-1-")]
+    return [
+        f"{place}/{name}" for place in places for name in names(node, place) if name.startswith(f"{vm}-1-")
+    ]
 
 
 def test_what_is_under_way_in_a_vm_leaves_its_disks_where_they_are_and_says_so(cloud: Cloud) -> None:
@@ -167,7 +188,9 @@ def test_what_is_under_way_in_a_vm_leaves_its_disks_where_they_are_and_says_so(c
     summary, _ = moved(cloud, "drain", "h1", drained, code=1)
     known.state, known.lcm = was
     (row,) = [row for row in summary["rows"] if row["vm"] == vm]
-    assert row["how"] == "failed" and row["id"] == "SS164" and f" of VM {vm} is running on h1" in row["why"], row
+    assert (
+        row["how"] == "failed" and row["id"] == "SS164" and f" of VM {vm} is running on h1" in row["why"]
+    ), row
     summary, _ = moved(cloud, "drain", "h1", drained)
     assert {row["how"] for row in summary["rows"]} == {"moved"}
     cloud.guest(vm)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encrypted copies on a device of a pool: nothing moves them under their guest, where QEMU would write them decrypted; off they move."""
+"""Encrypted copies on a device of a pool: nothing moves them under their guest, where QEMU would write them
+decrypted; off they move.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from semishared.model.steps_device import MoveLayers
 vm, vm_dir, target = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 name = os.path.basename(os.readlink(vm_dir + "/disk.0.snap"))
 print(json.dumps(moved_layers.spill(MoveLayers(DiskRef(vm, 0, vm_dir), f"one-{vm}", name, target, 0), lambda **_: None)))
-"""
+"""  # noqa: E501
 """What who looks after memory does with a disk (host/watching.py), which asks no plan."""
 
 
@@ -44,7 +46,12 @@ def _declared(cloud: Cloud) -> Iterator[None]:
 
 def check_ciphertext(node: Node) -> None:
     """See that no file of a host's datastores and devices holds what its guest reads."""
-    held = [path for top in (DATASTORES, *DEVICES) for path in node.path(top).rglob("*") if path.is_file() and not path.is_symlink()]
+    held = [
+        path
+        for top in (DATASTORES, *DEVICES)
+        for path in node.path(top).rglob("*")
+        if path.is_file() and not path.is_symlink()
+    ]
     found = [path.read_bytes() for path in held]
     assert any(data[:6] == b"LUKS\xba\xbe" for data in found), "no encrypted file was found to look at"
     assert not [path for path, data in zip(held, found) if DATA[:64] in data]
@@ -54,7 +61,9 @@ def test_an_encrypted_disk_stays_on_its_device_while_its_guest_runs(cloud: Cloud
     h1 = cloud.lab.node("h1")
     own: dict[str, Any] = {"LUKS_SECRET": SECRET, "SEMISHARED_LOCAL": "copy"}
     path = luks_image(cloud)
-    image = cloud.oned.image_create(STORE, "luks-pool", path=path, type="DATABLOCK", persistent=False, prefix="vd", attributes=own)
+    image = cloud.oned.image_create(
+        STORE, "luks-pool", path=path, type="DATABLOCK", persistent=False, prefix="vd", attributes=own
+    )
     vm = cloud.oned.vm_create(cloud.template("luks-pool", [{"IMAGE_ID": str(image)}]))
     cloud.oned.vm_deploy(vm, "h1", SYSTEM)
     domain, was, before = cloud.oned.vm(vm).deploy_id, device_of(cloud, vm, 0), layers(h1)
@@ -68,9 +77,13 @@ def test_an_encrypted_disk_stays_on_its_device_while_its_guest_runs(cloud: Cloud
     argv = ["/usr/bin/python3", "-IS", "-c", SPILL, str(vm), cloud.vm_dir(vm), other]
     answer = json.loads(h1.run(argv, user="oneadmin", timeout=120).stdout)
     assert answer["id"] == "SS164" and "is encrypted (LUKS_SECRET)" in answer["error"], answer
-    assert layers(h1) == before and h1.run(["ls", f"{cloud.vm_dir(vm)}/disk.0.snap/"]).stdout.split() == [b"0"]
+    assert layers(h1) == before and h1.run(["ls", f"{cloud.vm_dir(vm)}/disk.0.snap/"]).stdout.split() == [
+        b"0"
+    ]
     xml = h1.run([*VIRSH, "dumpxml", domain], user="root").stdout.decode()
-    assert "<encryption format='luks'" in xml and "<mirror" not in xml and f"/{layout_delta.NUMBER}'" not in xml
+    assert (
+        "<encryption format='luks'" in xml and "<mirror" not in xml and f"/{layout_delta.NUMBER}'" not in xml
+    )
     assert seen_by_qemu(h1, domain) == [DATA]
     check_ciphertext(h1)
     cloud.oned.vm_poweroff(vm)

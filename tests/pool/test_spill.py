@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that is promised three times over gets full: its disks go to other devices under their guests, which notice nothing, or wait."""
+"""Memory that is promised three times over gets full: its disks go to other devices under their guests, which
+notice nothing, or wait.
+"""
 
 from __future__ import annotations
 
@@ -78,9 +80,17 @@ def state(cloud: Cloud, vm: int) -> str:
 def start_libvirtd_anew(node: Node) -> None:
     pid = node.run(["pgrep", "-x", "libvirtd"], user="root").stdout.decode().strip()
     node.run(["kill", pid], user="root")
-    until(lambda: not node.run(["pgrep", "-x", "libvirtd"], user="root", check=False).stdout, "end of libvirtd", 20)
+    until(
+        lambda: not node.run(["pgrep", "-x", "libvirtd"], user="root", check=False).stdout,
+        "end of libvirtd",
+        20,
+    )
     node.run(["/usr/sbin/libvirtd", "-d"], user="root")
-    until(lambda: node.run(["virsh", "-c", "qemu:///system", "list"], check=False).returncode == 0, "libvirtd", 20)
+    until(
+        lambda: node.run(["virsh", "-c", "qemu:///system", "list"], check=False).returncode == 0,
+        "libvirtd",
+        20,
+    )
 
 
 def deploy(cloud: Cloud, count: int) -> "list[int]":
@@ -103,7 +113,9 @@ def check(cloud: Cloud, vm: int, much: "tuple[int, int]" = MUCH) -> None:
 def test_guests_fill_memory_that_is_promised_to_both_and_go_on(cloud: Cloud) -> None:
     h1 = cloud.lab.node("h1")
     (found,) = said(cloud, "pool", "check", "h1", code=1)["hosts"]
-    assert any("nothing moves disks away when it is full" in wrong for wrong in found["wrong"]), found["wrong"]
+    assert any("nothing moves disks away when it is full" in wrong for wrong in found["wrong"]), found[
+        "wrong"
+    ]
     vms = deploy(cloud, 2)
     for vm in vms:
         cloud.guest(vm).loop("vdb", f"loop{vm}", 4 * KIB, 4 * KIB, 5)
@@ -119,7 +131,11 @@ def test_guests_fill_memory_that_is_promised_to_both_and_go_on(cloud: Cloud) -> 
         assert (counts["errors"], counts["mismatches"]) == (0, 0) and counts["writes"] > 10, counts
         check(cloud, vm)
     left = [vm for vm in vms if device_of(cloud, vm, 1) in DEVICES]
-    assert left and len(layers(h1)) == len(vms) - len(left) and len(names(h1, f"{MEMORY}/.semishared/spare")) == 4
+    assert (
+        left
+        and len(layers(h1)) == len(vms) - len(left)
+        and len(names(h1, f"{MEMORY}/.semishared/spare")) == 4
+    )
     for vm in vms:
         cloud.oned.vm_poweroff(vm)
         cloud.oned.vm_resume(vm)
@@ -131,7 +147,9 @@ def test_guests_fill_memory_that_is_promised_to_both_and_go_on(cloud: Cloud) -> 
 
 def test_a_guest_waits_while_who_looks_after_memory_is_killed_again_and_again(cloud: Cloud) -> None:
     h1 = cloud.lab.node("h1")
-    assert once(h1) == 1 and len(names(h1, f"{MEMORY}/.semishared/spare")) == 4, "nothing to do, but to keep room"
+    assert once(h1) == 1 and len(names(h1, f"{MEMORY}/.semishared/spare")) == 4, (
+        "nothing to do, but to keep room"
+    )
     other, waiting, paused = vms = deploy(cloud, 3)
     h1.run(["virsh", "-c", "qemu:///system", "suspend", cloud.oned.vm(paused).deploy_id])
     cloud.guest(other).write("vdb", f"much{other}", *LITTLE)
@@ -145,7 +163,10 @@ def test_a_guest_waits_while_who_looks_after_memory_is_killed_again_and_again(cl
         assert len([code for code in killed if code in (-9, 137)]) > len(POINTS) // 2, killed
         with watching(cloud):
             writing.result()
-            until(lambda: not any(name.startswith("deltas") for vm in vms for name in records(h1, vm)), "end of what was begun")
+            until(
+                lambda: not any(name.startswith("deltas") for vm in vms for name in records(h1, vm)),
+                "end of what was begun",
+            )
     assert state(cloud, paused) == "paused (user)", "nobody else wakes whom somebody has paused"
     h1.run(["virsh", "-c", "qemu:///system", "resume", cloud.oned.vm(paused).deploy_id])
     cloud.guest(paused).check("vdb", "first", 2 * KIB, 32)

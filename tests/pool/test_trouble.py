@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices that die, and a host that does, under running guests: VMs of that device stop, and no others; it is said which."""
+"""Devices that die, and a host that does, under running guests: VMs of that device stop, and no others; it is
+said which.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ def test_devices_that_die_under_running_guests_cost_their_own_vms_and_no_others(
     for path in DEVICES:
         images[path] = cloud.os_image(f"on{path.replace('/', '-')}")
         with alone(cloud, path):
-            vms[path] = cloud.deploy(f"on{path.replace('/', '-')}", [{"IMAGE_ID": str(images[path])}], context=False)
+            vms[path] = cloud.deploy(
+                f"on{path.replace('/', '-')}", [{"IMAGE_ID": str(images[path])}], context=False
+            )
         assert device_of(cloud, vms[path], 0) == path
     guests = {path: cloud.guest(vm) for path, vm in vms.items()}
     for path, guest in guests.items():
@@ -91,17 +95,25 @@ def test_devices_that_die_under_running_guests_cost_their_own_vms_and_no_others(
     cloud.disks["h1", failing].fail()
     until_it_errs(guests[failing])
     goes_on(guests[faulty])
-    is_broken = f"broken h1 pool: {failing} is broken: Input/output error: disks on it cannot start, and it takes no new ones"
+    is_broken = (
+        f"broken h1 pool: {failing} is broken: Input/output error: disks on it cannot start, and it "
+        f"takes no new ones"
+    )
     assert of_pool(cloud) == [is_broken]
     cloud.disks["h1", faulty].become_read_only()
     until_it_errs(guests[faulty])
     goes_on(guests[sound])
     assert wrong(cloud) == {failing: "broken: Input/output error", faulty: "read-only"}
-    assert set(of_pool(cloud)) == {is_broken, is_broken.replace(failing, faulty).replace("broken: Input/output error", "read-only")}
+    assert set(of_pool(cloud)) == {
+        is_broken,
+        is_broken.replace(failing, faulty).replace("broken: Input/output error", "read-only"),
+    }
 
     # All that is done to others goes on, and what is new goes to what is left, with its base.
     for path in (failing, faulty):
-        other = cloud.deploy(f"other{path.replace('/', '-')}", [{"IMAGE_ID": str(images[path])}], context=False)
+        other = cloud.deploy(
+            f"other{path.replace('/', '-')}", [{"IMAGE_ID": str(images[path])}], context=False
+        )
         assert device_of(cloud, other, 0) == sound
         cloud.guest(other).write("vda", "other", 12288, 64)
         cloud.guest(other).check("vda", "other", 12288, 64)
@@ -167,7 +179,17 @@ def test_a_lost_host_with_a_pool_is_taken_over_and_starts_before_its_devices_do(
     cloud.oned.vm_migrate(moves, "h2", SYSTEM)
     assert device_of(cloud, moves, 0) in DEVICES and device_of(cloud, moves, 1) in DEVICES
     for disk, image in enumerate(images):
-        words = ["qemu-img", "compare", "-U", "-f", "qcow2", "-F", "raw", f"{cloud.vm_dir(moves)}/disk.{disk}", cloud.source(image)]
+        words = [
+            "qemu-img",
+            "compare",
+            "-U",
+            "-f",
+            "qcow2",
+            "-F",
+            "raw",
+            f"{cloud.vm_dir(moves)}/disk.{disk}",
+            cloud.source(image),
+        ]
         cloud.lab.node("h2").run(words)
 
     # It comes back, and what is below its mount points is there later than the rest of it.

@@ -23,7 +23,8 @@ MEASURED: Dict[str, str] = {
 }
 # Calls that a recording may lack altogether; every entry says why.
 UNRECORDED: Dict[str, str] = {
-    "datastore/monitor": "oned asks for it after cp, mkfs and rm (01); most recordings were made without these calls",
+    "datastore/monitor": "oned asks for it after cp, mkfs and rm (01); most recordings were made without "
+    "these calls",
 }
 _TOKENS = re.compile(
     r"(?P<uuid>(?<![0-9a-f])[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?![0-9a-f]))"
@@ -56,7 +57,10 @@ class Bijection:
             return False
         if _TOKENS.sub("\0", recorded) != _TOKENS.sub("\0", generated):
             return False
-        return all(one.lastgroup == "time" or self.agree(one.group(), other.group()) for one, other in zip(left, right))
+        return all(
+            one.lastgroup == "time" or self.agree(one.group(), other.group())
+            for one, other in zip(left, right)
+        )
 
 
 def flatten(text: str) -> Dict[str, str]:

@@ -60,7 +60,9 @@ def check(node: Machine, path: str, format_: str, content: Content) -> None:
 
 
 def check_files(node: Machine, images: Sequence[Tuple[str, str, Content]]) -> None:
-    """Fail unless every expected pattern is read back from images in files: path, format, content. What is raw is read as it is."""
+    """Fail unless every expected pattern is read back from images in files: path, format, content. What is
+    raw is read as it is.
+    """
     commands = []
     for path, format_, content in images:
         if format_ != "raw":
@@ -69,7 +71,9 @@ def check_files(node: Machine, images: Sequence[Tuple[str, str, Content]]) -> No
         with node.path(path).open("rb") as file:
             for offset, pattern in content.items():
                 file.seek(offset)
-                assert file.read(KIB64) == bytes([pattern]) * KIB64, f"{node.name}: {path}: verification failed at {offset}"
+                assert file.read(KIB64) == bytes([pattern]) * KIB64, (
+                    f"{node.name}: {path}: verification failed at {offset}"
+                )
     if commands:
         _shell(node, commands)
 
@@ -78,7 +82,9 @@ def check_on_ceph(cluster: Cluster, images: Dict[str, Content]) -> None:
     """Fail unless every expected pattern is read back from images in a pool, POOL/NAME each."""
     found = cluster.patterns({image: list(content) for image, content in images.items()}, KIB64)
     for image, content in images.items():
-        assert found[image] == list(content.values()), f"{image}: verification failed: {content}, not {found[image]}"
+        assert found[image] == list(content.values()), (
+            f"{image}: verification failed: {content}, not {found[image]}"
+        )
 
 
 def _reader(path: str, format_: str, content: Content, running: bool) -> str:
@@ -121,7 +127,10 @@ class Guest:
             record = self.record(node, directory, number)
             if not record.get("network"):
                 # What the domain names and what the driver noted must be one file.
-                ends = [f'"$(readlink -e {shlex.quote(path)})"' for path in (f"{directory}/disk.{number}", record["path"])]
+                ends = [
+                    f'"$(readlink -e {shlex.quote(path)})"'
+                    for path in (f"{directory}/disk.{number}", record["path"])
+                ]
                 commands.append(f"[ {ends[0]} = {ends[1]} ]")
             commands.append(_reader(place(record), record["format"], content, bool(self.running)))
         _shell(node, commands)
@@ -144,7 +153,9 @@ class Guest:
             import libvirt_qemu  # here: most of the lab does without
 
             with domains.libvirt_of(node) as connection:  # type: ignore[arg-type]
-                look_up = connection.lookupByUUIDString if UUID.fullmatch(self.running) else connection.lookupByName
+                look_up = (
+                    connection.lookupByUUIDString if UUID.fullmatch(self.running) else connection.lookupByName
+                )
                 domain = look_up(self.running)
                 # What qemu-io prints goes to QEMU's own log.
                 said = [libvirt_qemu.qemuMonitorCommand(domain, command, HMP).strip() for command in commands]
@@ -153,5 +164,7 @@ class Guest:
     @staticmethod
     def record(node: Machine, directory: str, number: int) -> Dict[str, Any]:
         """Read what the driver noted about a disk."""
-        record: Dict[str, Any] = json.loads(node.path(f"{directory}/.semishared/disk.{number}.json").read_text())
+        record: Dict[str, Any] = json.loads(
+            node.path(f"{directory}/.semishared/disk.{number}.json").read_text()
+        )
         return record

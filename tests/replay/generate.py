@@ -56,7 +56,9 @@ def generate(recording: Recording, root: Path) -> List[Outcome]:
         oned.host_create("h2")
         Seed(recording, oned).plant()
         every = [call for step in recording["steps"] for call in step["calls"] if call["action"] != "monitor"]
-        recorder.fail(log, {n: (call["rc"], _stderr(call), call["argv"]) for n, call in enumerate(every) if call["rc"]})
+        recorder.fail(
+            log, {n: (call["rc"], _stderr(call), call["argv"]) for n, call in enumerate(every) if call["rc"]}
+        )
         outcomes = []
         for number, step in enumerate(recording["steps"]):
             outcome, before = Outcome(), len(recorder.read(log))
@@ -65,7 +67,9 @@ def generate(recording: Recording, root: Path) -> List[Outcome]:
             except Refused as refusal:
                 outcome.rc, outcome.output = 255, str(refusal)
             except ActionFailed:
-                outcome.output = step["output"]  # the command itself succeeds, the object is in a failure state
+                outcome.output = step[
+                    "output"
+                ]  # the command itself succeeds, the object is in a failure state
             outcome.calls = recorder.read(log)[before:]
             for path in step["files"]:
                 written = root / "fe" / path.lstrip("/")
@@ -103,7 +107,9 @@ class _Command:
     def run(self, words: List[str]) -> str:
         """Run a command; return what it would print."""
         flags = {
-            word for word in words if word in ("--hard", "--live", "--poff", "--poff-hard", "--hold", "--persistent", *RECOVERIES)
+            word
+            for word in words
+            if word in ("--hard", "--live", "--poff", "--poff-hard", "--hold", "--persistent", *RECOVERIES)
         }
         options: Dict[str, str] = {}
         plain: List[str] = []
@@ -206,9 +212,15 @@ class _Command:
 
     def oneimage_create(self, _: Any, options: Dict[str, str], flags: "set[str]") -> str:
         number = self.oned.image_create(
-            int(options["d"]), options["name"], options.get("path", ""), int(options.get("size", "0")),
-            options["type"], options["format"], "--persistent" in flags, options.get("prefix", ""),
-        )  # fmt: skip
+            int(options["d"]),
+            options["name"],
+            options.get("path", ""),
+            int(options.get("size", "0")),
+            options["type"],
+            options["format"],
+            "--persistent" in flags,
+            options.get("prefix", ""),
+        )
         return f"ID: {number}"
 
     def oneimage_update(self, plain: List[str], *_: Any) -> None:

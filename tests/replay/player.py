@@ -2,8 +2,8 @@
 """Feed recorded calls straight to our drivers in a lab, and check what is on disk afterwards.
 
 Ids and host names are the recorded ones; the places of images are mapped to those our own `cp` and `mkfs`
-chose. The API serves the recorded bodies. Domains are real but have no guest system: in its place the disks are
-written and checked through the running QEMU, and by QEMU's block layer where no domain runs.
+chose. The API serves the recorded bodies. Domains are real but have no guest system: in its place the disks
+are written and checked through the running QEMU, and by QEMU's block layer where no domain runs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,24 @@ from lab.ceph import BRIDGE, POOL, READER, SECRET, USER
 from lab.layout import HALT_XML
 from lab.oned import ActionFailed, LabRunner, Rpc, Settings, Step
 from lab.oned.core import Core
-from replay.contents import EMPTY, KIB64, UPLOADED, Content, Guest, check, check_files, check_on_ceph, place, upload
+from replay.contents import (
+    EMPTY,
+    KIB64,
+    UPLOADED,
+    Content,
+    Guest,
+    check,
+    check_files,
+    check_on_ceph,
+    place,
+    upload,
+)
 from traces import Recording, body
 
 _SOURCE = re.compile(r"/var/lib/one//datastores/\d+/[0-9a-f]{32}")
 _MONITOR, _SECRET = "10.77.0.1:6791", "00000000-0000-4000-8000-0000000000cc"
 _CEPH_USER = "<CEPH_USER><![CDATA[libvirt]]></CEPH_USER>"
-_KEYS = f"<SEMISHARED_CEPH_READER>{READER}</SEMISHARED_CEPH_READER><SEMISHARED_CEPH_BRIDGE_USER>{BRIDGE}</SEMISHARED_CEPH_BRIDGE_USER>"
+_KEYS = f"<SEMISHARED_CEPH_READER>{READER}</SEMISHARED_CEPH_READER><SEMISHARED_CEPH_BRIDGE_USER>{BRIDGE}</SEMISHARED_CEPH_BRIDGE_USER>"  # noqa: E501
 
 
 class Served:
@@ -66,7 +77,16 @@ class Player:
         source = self.lab.fe.path("/var/tmp/olab-src.img")
         upload(source)
         source.chmod(0o644)
-        words = ["qemu-img", "convert", "-f", "raw", "-O", "qcow2", "/var/tmp/olab-src.img", "/var/tmp/olab-src.qcow2"]
+        words = [
+            "qemu-img",
+            "convert",
+            "-f",
+            "raw",
+            "-O",
+            "qcow2",
+            "/var/tmp/olab-src.img",
+            "/var/tmp/olab-src.qcow2",
+        ]
         self.lab.fe.run(words, user="oneadmin")
 
     def play(self, name: str) -> None:
@@ -82,7 +102,10 @@ class Player:
             if step["cmd"].startswith("onevm restore"):
                 self._serve(step)  # what the driver asks for was made by the step before
             for call in step["calls"]:
-                where = f"step {number} `{step['cmd']}` {call['kind']}/{call['action']} {' '.join(call['argv'])[:160]}"
+                where = (
+                    f"step {number} `{step['cmd']}` {call['kind']}/{call['action']} "
+                    f"{' '.join(call['argv'])[:160]}"
+                )
                 try:
                     self._call(call)
                 except (AssertionError, ActionFailed, OSError) as error:
@@ -109,7 +132,9 @@ class Player:
             for store in (101, 103):
                 directory = node.path(f"/var/lib/one/datastores/{store}")
                 if directory.is_dir():
-                    found += [f"{node.name}:{store}/{p.name}" for p in directory.iterdir() if p.name != ".monitor"]
+                    found += [
+                        f"{node.name}:{store}/{p.name}" for p in directory.iterdir() if p.name != ".monitor"
+                    ]
             for path in node.path("/var/lib/one/datastores/.semishared").glob("bases/*/leases/*"):
                 found.append(f"{node.name}:{path.name}")
         store = self.lab.fe.path("/var/lib/one/datastores/100/.semishared")
@@ -123,12 +148,20 @@ class Player:
 
     def mapped(self, text: str) -> str:
         """Put our places of images, and our Ceph, into a recorded text."""
-        text = text.replace("10.77.0.1:6789", _MONITOR).replace(_MONITOR, self.lab.ceph.node.ip).replace(_SECRET, SECRET)
+        text = (
+            text.replace("10.77.0.1:6789", _MONITOR)
+            .replace(_MONITOR, self.lab.ceph.node.ip)
+            .replace(_SECRET, SECRET)
+        )
         text = text.replace(_CEPH_USER, _CEPH_USER.replace("libvirt", USER) + _KEYS)
         return _SOURCE.sub(lambda match: self.sources.get(match.group(), match.group()), text)
 
     def _serve(self, step: Dict[str, Any]) -> None:
-        pools: Dict[str, Any] = {"vm": self.core.vms, "image": self.core.images, "datastore": self.core.datastores}
+        pools: Dict[str, Any] = {
+            "vm": self.core.vms,
+            "image": self.core.images,
+            "datastore": self.core.datastores,
+        }
         with self.core.data:
             for key, value in step["info_after"].items():
                 kind, number = key.split(".")
@@ -147,10 +180,18 @@ class Player:
             if image in self.images or not source:
                 continue
             if source.startswith(f"{POOL}/"):
-                self.lab.fe.run(["rbd", "--id", BRIDGE, "import", "--no-progress", "/var/tmp/olab-src.img", source], user="oneadmin")
-            elif element.findtext("DATASTORE_ID") == "100" and not self.lab.fe.path(os.path.normpath(source)).exists():
+                self.lab.fe.run(
+                    ["rbd", "--id", BRIDGE, "import", "--no-progress", "/var/tmp/olab-src.img", source],
+                    user="oneadmin",
+                )
+            elif (
+                element.findtext("DATASTORE_ID") == "100"
+                and not self.lab.fe.path(os.path.normpath(source)).exists()
+            ):
                 kind = "qcow2" if element.findtext("FORMAT") == "qcow2" else "img"
-                self.lab.fe.run(["cp", f"/var/tmp/olab-src.{kind}", os.path.normpath(source)], user="oneadmin")
+                self.lab.fe.run(
+                    ["cp", f"/var/tmp/olab-src.{kind}", os.path.normpath(source)], user="oneadmin"
+                )
             else:
                 continue
             self.images[image] = dict(UPLOADED)
@@ -200,7 +241,12 @@ class Player:
             fresh = {"cp": UPLOADED, "clone": self.images.get(original, {})}.get(action, EMPTY)
             if message.findtext("IMAGE/FORMAT") != "save_as":
                 self.images[image] = dict(fresh)
-                check(self.lab.fe, answer[0], recorded[1] if recorded[1:] else self._format(message), self.images[image])
+                check(
+                    self.lab.fe,
+                    answer[0],
+                    recorded[1] if recorded[1:] else self._format(message),
+                    self.images[image],
+                )
         elif action in ("snap_revert", "snap_delete"):
             source = os.path.normpath(message.findtext("IMAGE/SOURCE") or "")
             number = int(message.findtext("IMAGE/TARGET_SNAPSHOT") or "-1")
@@ -304,7 +350,9 @@ class Player:
         return base64.b64encode(text.encode()).decode()
 
     def _domain(self, xml: str) -> str:
-        """Let the recorded domain start here: the lab's virtualisation, no kernel file of the other machine, nor a BIOS."""
+        """Let the recorded domain start here: the lab's virtualisation, no kernel file of the other machine,
+        nor a BIOS.
+        """
         xml = re.sub(r"\s*<(kernel|initrd|cmdline)>.*?</\1>", "", xml)
         xml = xml if "<loader" in xml else xml.replace("<os>", f"<os>{HALT_XML}")
         return xml.replace("<domain type='qemu'", f"<domain type='{self.lab.virt}'")
@@ -312,7 +360,7 @@ class Player:
     def _directory(self, vm: int, before: bool = False) -> str:
         """Return the VM's directory; `before` the migration that is under way."""
         served = ElementTree.fromstring(self.core.vms[vm].to_xml())
-        return f"/var/lib/one/datastores/{served.findall('HISTORY_RECORDS/HISTORY')[-2 if before else -1].findtext('DS_ID')}/{vm}"
+        return f"/var/lib/one/datastores/{served.findall('HISTORY_RECORDS/HISTORY')[-2 if before else -1].findtext('DS_ID')}/{vm}"  # noqa: E501
 
     # -- what must be true after an action ------------------------------------------------------------
 
@@ -394,12 +442,18 @@ class Player:
                 assert is_there == ((other.name, directory) == (node.name, path)), f"{other.name}:{directory}"
 
     def _place(self, guest: Guest, word: str) -> "tuple[Any, Dict[str, Any], str]":
-        """Return the node of a disk, its record, and the key of its snapshots: those of a disk in place are its image's."""
+        """Return the node of a disk, its record, and the key of its snapshots: those of a disk in place are
+        its image's.
+        """
         node, path = self._target(word)
         number = int(path.rsplit(".", 1)[1])
         record = guest.record(node, os.path.dirname(path), number)
         own = f"{guest.vm}.{number}"
-        return node, record, os.path.normpath(record["image"]["source"]) if record["how"] == "in-place" else own
+        return (
+            node,
+            record,
+            os.path.normpath(record["image"]["source"]) if record["how"] == "in-place" else own,
+        )
 
     def _after_snap_create(self, guest: Guest, argv: List[str]) -> None:
         node, record, key = self._place(guest, argv[0])

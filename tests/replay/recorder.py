@@ -64,7 +64,7 @@ elif action == "monitor":
     print("USED_MB=300\nTOTAL_MB=1000\nFREE_MB=700")
 elif action == "deploy":
     print(found("<uuid>(.*?)</uuid>"))
-"""
+"""  # noqa: E501
 
 _TM = (
     "clone ln mkimage mkswap context mv mvds cpds delete resize premigrate postmigrate failmigrate"
@@ -74,7 +74,9 @@ _DATASTORE = "stat cp mkfs clone rm monitor snap_delete snap_revert snap_flatten
 _VMM = "deploy cancel shutdown save restore reset reboot attach_disk detach_disk migrate resize_disk"
 
 
-def plant(root: Path, hosts: Sequence[str], drivers: Sequence[str] = ("semishared",), vmm: str = "kvm") -> None:
+def plant(
+    root: Path, hosts: Sequence[str], drivers: Sequence[str] = ("semishared",), vmm: str = "kvm"
+) -> None:
     """Fill a tree with recorders, as `<root>/<node>/...`."""
     places = [("fe/var/lib/one/remotes/tm/" + driver, _TM) for driver in drivers]
     places += [("fe/var/lib/one/remotes/datastore/" + driver, _DATASTORE) for driver in drivers]

@@ -35,12 +35,16 @@ class Seed:
     def plant(self) -> None:
         """Set up datastores, images and the next ids."""
         creates = [step["cmd"] for step in self.recording["steps"]]
-        fresh = {int(step["output"].split()[-1]) for step in self.recording["steps"] if self._makes(step, "image")}
+        fresh = {
+            int(step["output"].split()[-1]) for step in self.recording["steps"] if self._makes(step, "image")
+        }
         for element in self._elements("DATASTORE"):
             if element.find("ID") is None:
                 continue  # the name of a datastore inside an image or disk
             number = int(text(element, "ID"))
-            if number not in self.oned.datastores and not (number == 104 and creates[0].startswith("onedatastore")):
+            if number not in self.oned.datastores and not (
+                number == 104 and creates[0].startswith("onedatastore")
+            ):
                 self.oned.datastores[number] = self._datastore(element, fresh)
         for element in self._elements("IMAGE"):
             if element.find("ID") is not None and int(text(element, "ID")) not in fresh:
@@ -49,7 +53,9 @@ class Seed:
             if disk.find("IMAGE_ID") is not None and int(text(disk, "IMAGE_ID")) not in fresh:
                 self._image_of_disk(disk)
         self.oned.next_datastore = 104
-        stats = [call for step in self.recording["steps"] for call in step["calls"] if call["action"] == "stat"]
+        stats = [
+            call for step in self.recording["steps"] for call in step["calls"] if call["action"] == "stat"
+        ]
         if stats:
             self.oned.next_request = int(stats[0]["argv"][0])  # counts requests since oned started
         self.oned.next_image = min(fresh, default=0)
@@ -62,7 +68,10 @@ class Seed:
     def _makes(step: Dict[str, Any], kind: str) -> bool:
         if step["rc"] != 0:
             return False
-        verbs = {"vm": ("onevm create",), "image": ("oneimage create", "oneimage clone", "onevm disk-saveas")}[kind]
+        verbs = {
+            "vm": ("onevm create",),
+            "image": ("oneimage create", "oneimage clone", "onevm disk-saveas"),
+        }[kind]
         return str(step["cmd"]).startswith(verbs)
 
     def _elements(self, tag: str) -> Iterator[ElementTree.Element]:
@@ -79,10 +88,18 @@ class Seed:
         images = [int(item.text or "0") for item in element.findall("IMAGES/ID")]
         template = from_xml(need(element, "TEMPLATE"))
         return Datastore(
-            int(get("ID")), get("NAME"), int(get("TYPE")), get("DS_MAD"), get("TM_MAD"), get("BASE_PATH"), template,
+            int(get("ID")),
+            get("NAME"),
+            int(get("TYPE")),
+            get("DS_MAD"),
+            get("TM_MAD"),
+            get("BASE_PATH"),
+            template,
             [number for number in images if number not in fresh],
-            int(get("TOTAL_MB")), int(get("FREE_MB")), int(get("USED_MB")),
-        )  # fmt: skip
+            int(get("TOTAL_MB")),
+            int(get("FREE_MB")),
+            int(get("USED_MB")),
+        )
 
     def _image(self, element: ElementTree.Element) -> None:
         get = partial(text, element)
@@ -90,10 +107,23 @@ class Seed:
         if number in self.oned.images:
             return
         self.oned.images[number] = Image(
-            number, get("NAME"), int(get("TYPE")), get("PERSISTENT") == "1", int(get("DATASTORE_ID")),
-            get("DATASTORE"), from_xml(need(element, "TEMPLATE")), get("PATH"), get("SOURCE"), get("FORMAT"),
-            get("FS"), int(get("DISK_TYPE")), int(get("SIZE")), Img.READY, Img.READY, snapshots=from_xml(need(element, "SNAPSHOTS")),
-        )  # fmt: skip
+            number,
+            get("NAME"),
+            int(get("TYPE")),
+            get("PERSISTENT") == "1",
+            int(get("DATASTORE_ID")),
+            get("DATASTORE"),
+            from_xml(need(element, "TEMPLATE")),
+            get("PATH"),
+            get("SOURCE"),
+            get("FORMAT"),
+            get("FS"),
+            int(get("DISK_TYPE")),
+            int(get("SIZE")),
+            Img.READY,
+            Img.READY,
+            snapshots=from_xml(need(element, "SNAPSHOTS")),
+        )
 
     def _image_of_disk(self, element: ElementTree.Element) -> None:
         """Reconstruct an image nobody asked the API for from a disk made of it."""
@@ -102,8 +132,19 @@ class Seed:
         if number in self.oned.images:
             return
         self.oned.images[number] = Image(
-            number, get("IMAGE"), 2, get("PERSISTENT") == "YES", int(get("DATASTORE_ID")), get("DATASTORE"),
-            {"DEV_PREFIX": get("DEV_PREFIX")}, "", get("SOURCE"), get("FORMAT"), "",
-            DISK_TYPES.index(get("TYPE")), int(get("ORIGINAL_SIZE")),
-            Img.READY, Img.READY,
-        )  # fmt: skip
+            number,
+            get("IMAGE"),
+            2,
+            get("PERSISTENT") == "YES",
+            int(get("DATASTORE_ID")),
+            get("DATASTORE"),
+            {"DEV_PREFIX": get("DEV_PREFIX")},
+            "",
+            get("SOURCE"),
+            get("FORMAT"),
+            "",
+            DISK_TYPES.index(get("TYPE")),
+            int(get("ORIGINAL_SIZE")),
+            Img.READY,
+            Img.READY,
+        )

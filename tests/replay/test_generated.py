@@ -33,7 +33,11 @@ def compare(recording: traces.Recording, generated: List[Outcome]) -> List[str]:
     mapping = Bijection()
     # One sequence for the whole recording: calls that oned makes in the background were noted with
     # whatever command came next.
-    recorded = [(f"step {n} `{step['cmd']}`", call) for n, step in enumerate(recording["steps"], 1) for call in step["calls"]]
+    recorded = [
+        (f"step {n} `{step['cmd']}`", call)
+        for n, step in enumerate(recording["steps"], 1)
+        for call in step["calls"]
+    ]
     made = [call for outcome in generated for call in outcome.calls]
     kinds = {f"{call['kind']}/{call['action']}" for _, call in recorded}
     absent = set(UNRECORDED) - kinds
@@ -53,7 +57,9 @@ def compare(recording: traces.Recording, generated: List[Outcome]) -> List[str]:
             texts = traces.body(recording, key), outcome.files[path]
             found += differences(f"{where} file {path}", *texts, mapping)
         for key, value in step["info_after"].items():
-            found += differences(f"{where} after {key}", traces.body(recording, value), outcome.info[key], mapping)
+            found += differences(
+                f"{where} after {key}", traces.body(recording, value), outcome.info[key], mapping
+            )
         if step["vm_states_after"] != outcome.states:
             found.append(f"{where}: states recorded {step['vm_states_after']}, generated {outcome.states}")
     return found
@@ -80,7 +86,9 @@ def _call(where: str, recording: traces.Recording, call: Any, made: Any, mapping
         stdin = decode(stdin)
     found += differences(f"{where} stdin", traces.body(recording, call.get("stdin") or ""), stdin, mapping)
     if call.get("vm_info"):
-        found += differences(f"{where} one.vm.info", traces.body(recording, call["vm_info"]), made["vm_info"], mapping)
+        found += differences(
+            f"{where} one.vm.info", traces.body(recording, call["vm_info"]), made["vm_info"], mapping
+        )
     for name in ("env", "cwd", "script"):
         # Of hypervisor calls only the directory was recorded, and that on the host is the ssh login's own.
         if name in call and call["kind"] != "vmm" and call[name] != made[name]:
@@ -139,7 +147,9 @@ def _environment(recording: Any) -> None:
 
 def _stdin(recording: Any) -> None:
     call = next(call for call in recording["steps"][1]["calls"] if call["action"] == "deploy")
-    recording["bodies"][call["stdin"]] = recording["bodies"][call["stdin"]].replace("type='raw'", "type='qcow2'", 1)
+    recording["bodies"][call["stdin"]] = recording["bodies"][call["stdin"]].replace(
+        "type='raw'", "type='qcow2'", 1
+    )
 
 
 def _source_of_another(recording: Any) -> None:
@@ -158,7 +168,9 @@ def _source_of_another(recording: Any) -> None:
         pytest.param(_stdin, id="stdin"),
         pytest.param(_source_of_another, id="hash of another image"),
         pytest.param(_bodies("<SAVE><![CDATA[NO]]>", "<SAVE><![CDATA[YES]]>"), id="field"),
-        pytest.param(_bodies("<PETIME>0</PETIME>", "<PETIME>1795171170</PETIME>"), id="moment instead of none"),
+        pytest.param(
+            _bodies("<PETIME>0</PETIME>", "<PETIME>1795171170</PETIME>"), id="moment instead of none"
+        ),
         pytest.param(_bodies("<RESCHED>0</RESCHED>", ""), id="missing field"),
     ],
 )

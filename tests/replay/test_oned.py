@@ -54,8 +54,14 @@ def one(oned: Oned) -> Any:
 
 def test_template_text_becomes_the_xml_of_the_api() -> None:
     text = 'NAME = "a \\"b\\""\n# comment\nCPU=1 DISK=[ IMAGE_ID=1, SIZE = "5" ]\nDISK = [ TYPE=fs ]\n'
-    assert parse(text) == {"NAME": 'a "b"', "CPU": "1", "DISK": [{"IMAGE_ID": "1", "SIZE": "5"}, {"TYPE": "fs"}]}
-    assert render({"B": "x ]]> y", "A": [{"K": "1"}]}) == ("<A><K><![CDATA[1]]></K></A><B><![CDATA[x ]]]]><![CDATA[> y]]></B>")
+    assert parse(text) == {
+        "NAME": 'a "b"',
+        "CPU": "1",
+        "DISK": [{"IMAGE_ID": "1", "SIZE": "5"}, {"TYPE": "fs"}],
+    }
+    assert render({"B": "x ]]> y", "A": [{"K": "1"}]}) == (
+        "<A><K><![CDATA[1]]></K></A><B><![CDATA[x ]]]]><![CDATA[> y]]></B>"
+    )
     for wrong in ("DISK=[A=1", "what is this"):
         with pytest.raises(ValueError, match="near|at"):
             parse(wrong)
@@ -110,7 +116,9 @@ def test_action_with_suffix_is_preferred_where_it_exists(oned: Oned) -> None:
 
 
 def test_image_store_of_another_mode_is_refused_before_any_driver_runs(oned: Oned) -> None:
-    other = oned.datastore_create('NAME=o TYPE=IMAGE_DS DS_MAD=semishared TM_MAD=other CLONE_TARGET_SEMISHARED="SYSTEM"', 110)
+    other = oned.datastore_create(
+        'NAME=o TYPE=IMAGE_DS DS_MAD=semishared TM_MAD=other CLONE_TARGET_SEMISHARED="SYSTEM"', 110
+    )
     image = oned.image_create(other, "data", size=4, type="DATABLOCK", format="raw")
     vm = oned.vm_create({"NAME": "one", "DISK": [{"IMAGE_ID": str(image)}]})
     before = len(oned.calls)
@@ -181,7 +189,9 @@ def test_disks_are_written_as_in_the_recordings_with_ceph(name: str) -> None:
     recording = traces.load(name)
     step = next(step for step in recording["steps"] if any("/deployment." in path for path in step["files"]))
     (domain,) = (traces.body(recording, key) for path, key in step["files"].items() if "/deployment." in path)
-    (served,) = (traces.body(recording, key) for what, key in step["info_after"].items() if what.startswith("vm."))
+    (served,) = (
+        traces.body(recording, key) for what, key in step["info_after"].items() if what.startswith("vm.")
+    )
     element = ElementTree.fromstring(served)
     vm = Vm(int(element.findtext("ID") or ""), name, {}, {}, 3)
     wanted = domain[domain.index("\t\t<disk ") : domain.index("\t\t<controller ")].split("\t\t</disk>\n")[:-1]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cloud with shares on CephFS: a cluster and a metadata server of our own, the keys that the page has, the drivers as oned calls them."""
+"""A cloud with shares on CephFS: a cluster and a metadata server of our own, the keys that the page has, the
+drivers as oned calls them.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ AS_HOST = "/srv/as-host"
 
 
 class CephShares:
-    """A cloud of host h1, which makes shares and has no guests, and two that have some; all mount the group of subvolumes."""
+    """A cloud of host h1, which makes shares and has no guests, and two that have some; all mount the group
+    of subvolumes.
+    """
 
     def __init__(self, cloud: Cloud) -> None:
         self.cloud, self.lab, self.oned, self.host = cloud, cloud.lab, cloud.oned, cloud.lab.hosts[0]
@@ -39,8 +43,12 @@ class CephShares:
         """Put one up."""
         with Cloud.up(hosts=3, ceph=True, forks=True) as up:
             cls.provide(up.lab)
-            more: dict[str, Any] = {"SEMISHARED_FS_VOLUME": f"{fs.NAME}/one", "CEPH_USER": "shares", "BRIDGE_LIST": up.lab.hosts[0].name,
-                                    "SEMISHARED_FS_POOLS": "none"}  # fmt: skip
+            more: dict[str, Any] = {
+                "SEMISHARED_FS_VOLUME": f"{fs.NAME}/one",
+                "CEPH_USER": "shares",
+                "BRIDGE_LIST": up.lab.hosts[0].name,
+                "SEMISHARED_FS_POOLS": "none",
+            }
             up.oned.datastore_create(template("cephfs", Path(ROOT), **more), SHARES)
             made = cls(up)
             made.cli("init", str(SHARES))
@@ -54,7 +62,9 @@ class CephShares:
     @property
     def tree(self) -> Tree:
         """Return where the shares are."""
-        marker, cloud = (str(self.oned.datastores[SHARES].template[f"SEMISHARED_{name}"]) for name in ("STORE", "CLOUD"))
+        marker, cloud = (
+            str(self.oned.datastores[SHARES].template[f"SEMISHARED_{name}"]) for name in ("STORE", "CLOUD")
+        )
         return Tree("cephfs", ROOT, marker, f"{fs.NAME}/one", "shares", cloud=cloud)
 
     @classmethod
@@ -71,16 +81,27 @@ class CephShares:
             lab.ceph.give_key(host, user, lab.ceph.key(user))
         for mount, where in zip(mounts, (ROOT, AS_HOST)):
             host.run(["mkdir", "-p", where], user="root")
-            host.run([*mount.replace("cephfs", fs.NAME).replace(ROOT, where).split(), *fs.OPTIONS], user="root", cwd="/")
+            host.run(
+                [*mount.replace("cephfs", fs.NAME).replace(ROOT, where).split(), *fs.OPTIONS],
+                user="root",
+                cwd="/",
+            )
         host.run(["chown", "oneadmin:oneadmin", ROOT], user="root")
         for host in lab.hosts[1:]:
             lab.ceph.give_key(host, "shares-mount", lab.ceph.key("shares-mount"))
             cls.mount(host)
 
     def second_group(self) -> Tree:
-        """Make another OpenNebula's group of subvolumes on the same file system, by what the page says, mounted on h1; return its root."""
-        root, text = "/srv/second", PAGE.read_text().replace("client.shares", "client.second").replace("--id shares", "--id second")
-        commands = "\n".join(re.findall(r"(?m)^    ((?:ceph fs|ceph auth|verbs=|caps=).*)$", text)).replace("cephfs", fs.NAME)
+        """Make another OpenNebula's group of subvolumes on the same file system, by what the page says,
+        mounted on h1; return its root.
+        """
+        root, text = (
+            "/srv/second",
+            PAGE.read_text().replace("client.shares", "client.second").replace("--id shares", "--id second"),
+        )
+        commands = "\n".join(re.findall(r"(?m)^    ((?:ceph fs|ceph auth|verbs=|caps=).*)$", text)).replace(
+            "cephfs", fs.NAME
+        )
         script = re.sub(r"\bone\b", "two", commands.replace(f"tag {fs.NAME}", "tag cephfs"))
         self.lab.ceph.node.run(["bash", "-euc", script], user="root", cwd="/")
         for user in ("second", "second-maker"):
@@ -96,7 +117,11 @@ class CephShares:
     @staticmethod
     def mount(host: Node) -> None:
         """Mount the group of subvolumes on a host that has guests, as the page says."""
-        words = re.findall(r"(?m)^    (ceph-fuse .*?) +# on hosts", PAGE.read_text())[0].replace("cephfs", fs.NAME).split()
+        words = (
+            re.findall(r"(?m)^    (ceph-fuse .*?) +# on hosts", PAGE.read_text())[0]
+            .replace("cephfs", fs.NAME)
+            .split()
+        )
         host.run(["mkdir", "-p", ROOT], user="root")
         host.run([*words, *fs.OPTIONS], user="root", cwd="/")
 
@@ -108,7 +133,9 @@ class CephShares:
 
     def image(self, name: str, path: str, **attributes: str) -> int:
         """Make a share as `oneimage create --type FILESYSTEM --path` does."""
-        return int(self.oned.image_create(SHARES, name, path=path, type="FILESYSTEM", attributes=dict(attributes)))
+        return int(
+            self.oned.image_create(SHARES, name, path=path, type="FILESYSTEM", attributes=dict(attributes))
+        )
 
     def source(self, image: int) -> str:
         """Return where a share is."""
@@ -121,7 +148,11 @@ class CephShares:
     def gc(self) -> dict[str, str]:
         """Return what became of what `semishared gc` found of shares and keys, '' of what it keeps."""
         done = self.lab.fe.run([COMMAND, "gc", "--json", "--now"], timeout=120)
-        return {row["path"]: row["result"] for row in json.loads(done.stdout)["findings"] if row["kind"] in ("share", "key")}
+        return {
+            row["path"]: row["result"]
+            for row in json.loads(done.stdout)["findings"]
+            if row["kind"] in ("share", "key")
+        }
 
     def does(self, words: list[str], owner: int = 0, check: bool = True) -> tuple[str, str]:
         """Run a program as root of a guest of an owner's."""
@@ -132,7 +163,9 @@ class CephShares:
 
     def subvolumes(self) -> list[str]:
         """Return what the manager knows; it takes each directory of the group for one."""
-        said = self.lab.ceph.node.run(["ceph", "fs", "subvolume", "ls", fs.NAME, "one", "--format", "json"], user="root", cwd="/").stdout
+        said = self.lab.ceph.node.run(
+            ["ceph", "fs", "subvolume", "ls", fs.NAME, "one", "--format", "json"], user="root", cwd="/"
+        ).stdout
         return sorted(row["name"] for row in json.loads(said) if row["name"] != ".semishared")
 
     def step(self, step: Step, at: int = 0) -> tuple[int, Any]:
@@ -140,7 +173,13 @@ class CephShares:
         for name, text in (("job", json.dumps(to_data(step))), ("once.py", Path(once.__file__).read_text())):
             self.host.path(f"/var/tmp/{name}").write_text(text)
             self.host.path(f"/var/tmp/{name}").chmod(0o644)
-        env = {"PYTHONPATH": "/var/tmp/one/lib", "PYTHONDONTWRITEBYTECODE": "1", **({"SEMISHARED_KILL_AT": str(at)} if at else {})}
-        done = self.host.run(["/usr/bin/python3", "/var/tmp/once.py", "/var/tmp/job"], env=env, check=False, timeout=120)
+        env = {
+            "PYTHONPATH": "/var/tmp/one/lib",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **({"SEMISHARED_KILL_AT": str(at)} if at else {}),
+        }
+        done = self.host.run(
+            ["/usr/bin/python3", "/var/tmp/once.py", "/var/tmp/job"], env=env, check=False, timeout=120
+        )
         assert at or not done.returncode, done
         return done.returncode, None if done.returncode else json.loads(done.stdout)

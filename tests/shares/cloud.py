@@ -25,9 +25,15 @@ MiB = 1 << 20
 def template(fs: str, root: Path, **more: str) -> str:
     """Return the template of a datastore of shares."""
     values = {
-        "NAME": "shares", "DS_MAD": "semishared", "TM_MAD": "semishared", "TYPE": "IMAGE_DS", "DISK_TYPE": "FILESYSTEM",
-        "SEMISHARED_FS": fs, "SEMISHARED_FS_ROOT": str(root), **more,
-    }  # fmt: skip
+        "NAME": "shares",
+        "DS_MAD": "semishared",
+        "TM_MAD": "semishared",
+        "TYPE": "IMAGE_DS",
+        "DISK_TYPE": "FILESYSTEM",
+        "SEMISHARED_FS": fs,
+        "SEMISHARED_FS_ROOT": str(root),
+        **more,
+    }
     return " ".join(f'{name}="{value}"' for name, value in values.items())
 
 
@@ -84,10 +90,15 @@ class Killed:
         self.job.write_text(json.dumps(to_data(step)))
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         env.update({"SEMISHARED_KILL_AT": str(at)} if at else {"SEMISHARED_TRACE": str(self.trace)})
-        return subprocess.run([*forks.words("shares.once"), str(self.job)], env=env, check=False, timeout=120).returncode
+        return subprocess.run(
+            [*forks.words("shares.once"), str(self.job)], env=env, check=False, timeout=120
+        ).returncode
 
 
 def on(*steps: Step) -> list[Any]:
     """Carry out steps through the host side of this machine, which is forked."""
-    with patch.object(session, "PYTHON", forks.python()[0]), session.Session("localhost", "test", Config()) as to:
+    with (
+        patch.object(session, "PYTHON", forks.python()[0]),
+        session.Session("localhost", "test", Config()) as to,
+    ):
         return list(to.run(steps))

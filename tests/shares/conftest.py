@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Roots of shares on file systems of their own: btrfs on a loop device, and CephFS; clouds whose hosts have them."""
+"""Roots of shares on file systems of their own: btrfs on a loop device, and CephFS; clouds whose hosts have
+them.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,18 @@ from shares.guests import Shares
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run what needs the cluster last: its daemons take processor as long as they are up, whether or not anybody asks them."""
+    """Run what needs the cluster last: its daemons take processor as long as they are up, whether or not
+    anybody asks them.
+    """
     here = Path(__file__).parent
     items.sort(key=lambda item: here in item.path.parents and "cloud" in getattr(item, "fixturenames", ()))
 
 
 def run(*words: object) -> str:
     """Run a program to its end."""
-    return subprocess.run([str(word) for word in words], check=True, capture_output=True, text=True, timeout=120).stdout
+    return subprocess.run(
+        [str(word) for word in words], check=True, capture_output=True, text=True, timeout=120
+    ).stdout
 
 
 def make_btrfs(file: Path, mib: int = 512) -> None:
@@ -63,7 +69,9 @@ def btrfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def hosts(btrfs: Path) -> Iterator[Shares]:
-    """Return a cloud whose two hosts have that one mounted; each file leaves it so, without VMs and shares."""
+    """Return a cloud whose two hosts have that one mounted; each file leaves it so, without VMs and
+    shares.
+    """
     with Shares.up(loop_of(btrfs)) as shares:
         yield shares
 

@@ -28,7 +28,9 @@ PROGRAM = "/var/tmp/one/lib/semishared/share/as_root.py"
 def give_program(host: Node) -> None:
     """Give root of a host its own copy of the program, as the page says."""
     there, name = os.path.split(btrfs.PROGRAM)
-    script = 'mkdir -p /run/sbin; install -o root -g root -m 755 "$1" "/run/sbin/$3"; mount --bind /run/sbin "$2"'
+    script = (
+        'mkdir -p /run/sbin; install -o root -g root -m 755 "$1" "/run/sbin/$3"; mount --bind /run/sbin "$2"'
+    )
     host.run(["sh", "-euc", script, "sh", PROGRAM, there, name], user="root")
 
 
@@ -48,7 +50,9 @@ class Guests:
 
     def create(self, name: str, *images: int, **more: str) -> int:
         """Create a VM that boots, and has shares; the tag of each is its image's name."""
-        tags = [{"IMAGE_ID": str(image), "MOUNT_TAG": self.oned.image(image).name, **more} for image in images]
+        tags = [
+            {"IMAGE_ID": str(image), "MOUNT_TAG": self.oned.image(image).name, **more} for image in images
+        ]
         return self.cloud.create(name, [{"IMAGE_ID": str(self.os)}, *tags])
 
     def deploy(self, name: str, *images: int, host: str = "h1", **more: str) -> int:
@@ -75,7 +79,10 @@ class Guests:
     def of_daemons(self, name: str, host: int = 0) -> list[str]:
         """Return what /proc says of each of those."""
         node = self.cloud.lab.hosts[host]
-        return [node.run(["cat", f"/proc/{pid}/{name}"], user="root").stdout.decode() for pid in self.daemons(host)]
+        return [
+            node.run(["cat", f"/proc/{pid}/{name}"], user="root").stdout.decode()
+            for pid in self.daemons(host)
+        ]
 
     def says(self, *words: str, codes: Sequence[int] = (0,)) -> Any:
         """Run `semishared ... --json` on the front-end; return what it says."""
@@ -110,7 +117,9 @@ class Shares(Guests):
             yield cls(cloud, device)
 
     def clear(self) -> None:
-        """Remove what the tests of a file have left, if one of them has failed, so that the next file is judged for itself."""
+        """Remove what the tests of a file have left, if one of them has failed, so that the next file is
+        judged for itself.
+        """
         self.cloud.delete_all()
         for image in [image.id for image in self.oned.images.values() if image.datastore_id == SHARES]:
             self.oned.image_delete(image)
@@ -119,4 +128,6 @@ class Shares(Guests):
         """Mount the root of shares on a host."""
         major, minor = os.major(os.stat(self.device).st_rdev), os.minor(os.stat(self.device).st_rdev)
         script = 'mkdir -p "$1"; [ -e "$2" ] || mknod "$2" b $3 $4; mount -t btrfs -o "$5" "$2" "$1"'
-        host.run(["sh", "-euc", script, "sh", ROOT, self.device, str(major), str(minor), options], user="root")
+        host.run(
+            ["sh", "-euc", script, "sh", ROOT, self.device, str(major), str(minor), options], user="root"
+        )

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carry out a step, in JSON, through the host side of this machine, in a process with an environment of its own.
+"""Carry out a step, in JSON, through the host side of this machine, in a process with an environment of its
+own.
 
-    SEMISHARED_KILL_AT=3 python3 -m shares.once FILE      exit code 0: done, what it found out is printed; 1: an error, which is
+SEMISHARED_KILL_AT=3 python3 -m shares.once FILE      exit code 0: done, what it found out is printed; 1: an
+error, which is
 """
 
 from __future__ import annotations

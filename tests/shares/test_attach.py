@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares in real guests, in the lab: what they see of each other, what a hostile one can do to its host and to others, and their life."""
+"""Shares in real guests, in the lab: what they see of each other, what a hostile one can do to its host and
+to others, and their life.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +38,16 @@ for at in $(pgrep -x virtiofsd | sed 's|.*|/proc/&/fd/*|'); do
     [ -f "$at" ] || continue
     printf '%s %s\n' "$(sed -n 's/^flags:.*\\(.\\)$/\\1/p' "${at%/fd/*}/fdinfo/${at##*/}")" "$(readlink "$at")"
 done
+"""  # noqa: E501
+"""Names the regular files that daemons have open, each after the last octal digit of its flags: 0 if it is
+not for writing.
 """
-"""Names the regular files that daemons have open, each after the last octal digit of its flags: 0 if it is not for writing."""
 
 
 class Tenants(NamedTuple):
-    """User 5 has two guests on h1: a share in both, one that the second may only read, a small one; user 9 has one each on h2."""
+    """User 5 has two guests on h1: a share in both, one that the second may only read, a small one; user 9
+    has one each on h2.
+    """
 
     shares: Shares
     both: int
@@ -64,7 +70,9 @@ class Tenants(NamedTuple):
 @pytest.fixture(scope="module")
 def tenants(hosts: Shares) -> Iterator[Tenants]:
     shares, before = hosts, len(hosts.oned.calls)
-    both, read, small = (shares.image(name, size, uid=5) for name, size in (("both", "32M"), ("read", "16M"), ("small", "1M")))
+    both, read, small = (
+        shares.image(name, size, uid=5) for name, size in (("both", "32M"), ("read", "16M"), ("small", "1M"))
+    )
     alone = shares.image("alone", "32M", uid=9, persistent=True)
     one, two = shares.deploy("one", both, read, small), shares.create("two", both, read)
     shares.oned.vm(two).disks[2]["READONLY"] = "YES"
@@ -79,7 +87,10 @@ def tenants(hosts: Shares) -> Iterator[Tenants]:
 def test_two_guests_see_what_the_other_writes(tenants: Tenants) -> None:
     one, two = tenants.guest(tenants.one), tenants.guest(tenants.two)
     assert one.run("echo first >/both/file && chown 1000:1000 /both/file")[0] == 0
-    assert two.run("cat /both/file; stat -c %u:%g /both/file; echo second >>/both/file") == (0, "first\n1000:1000\n")
+    assert two.run("cat /both/file; stat -c %u:%g /both/file; echo second >>/both/file") == (
+        0,
+        "first\n1000:1000\n",
+    )
     assert one.run("sleep 1; cat /both/file") == (0, "first\nsecond\n")
     found = tenants.path("file").stat()
     assert (found.st_uid, found.st_gid, found.st_size) == (FIRST + 1000, FIRST + 1000, 13)
@@ -108,15 +119,21 @@ def test_locks_of_several_guests_are_the_hosts_and_of_one_alone_its_own(tenants:
 def test_read_only_is_so_whatever_the_guest_tries(tenants: Tenants) -> None:
     one, two = tenants.guest(tenants.one), tenants.guest(tenants.two)
     assert one.run("echo text >/read/file")[0] == 0
-    assert two.run("cat /read/file; mount -o remount,rw /read; echo more >>/read/file; rm /read/file; mkdir /read/new") == (
-        1, "text\nsh: can't create /read/file: Read-only file system\nrm: can't remove '/read/file': Read-only file system\n"
+    assert two.run(
+        "cat /read/file; mount -o remount,rw /read; echo more >>/read/file; rm /read/file; mkdir /read/new"
+    ) == (
+        1,
+        "text\nsh: can't create /read/file: Read-only file system\nrm: can't remove '/read/file': "
+        "Read-only file system\n"
         "mkdir: can't create directory '/read/new': Read-only file system\n",
-    )  # fmt: skip
+    )
     assert os.listdir(tenants.shares.path(tenants.read)) == ["file"]
 
 
 class Row(NamedTuple):
-    """What root of a hostile guest does in /both, what it is told, and what then has to be true of the host."""
+    """What root of a hostile guest does in /both, what it is told, and what then has to be true of the
+    host.
+    """
 
     script: str
     said: str
@@ -142,33 +159,52 @@ def in_range(path: Path) -> bool:
 
 ROWS = {
     "setuid": Row(
-        "cp /bin/busybox /both/id; chmod 6755 /both/id; stat -c %a:%u /both/id", "6755:0\n",
-        lambda t: in_range(t.path("id")) and as_user(t, 65534, "/srv/shares/" + t.shares.path(t.both).name + "/id", "-u") == "65534",
+        "cp /bin/busybox /both/id; chmod 6755 /both/id; stat -c %a:%u /both/id",
+        "6755:0\n",
+        lambda t: in_range(t.path("id"))
+        and as_user(t, 65534, "/srv/shares/" + t.shares.path(t.both).name + "/id", "-u") == "65534",
     ),
-    "block device": Row("mknod /both/disk b 7 0", "mknod: /both/disk: Operation not permitted\n", lambda t: stat.S_IFBLK not in kinds(t)),
-    "character device": Row("mknod /both/mem c 1 1", "mknod: /both/mem: Operation not permitted\n", lambda t: stat.S_IFCHR not in kinds(t)),
+    "block device": Row(
+        "mknod /both/disk b 7 0",
+        "mknod: /both/disk: Operation not permitted\n",
+        lambda t: stat.S_IFBLK not in kinds(t),
+    ),
+    "character device": Row(
+        "mknod /both/mem c 1 1",
+        "mknod: /both/mem: Operation not permitted\n",
+        lambda t: stat.S_IFCHR not in kinds(t),
+    ),
     "chown to the last user": Row(
-        "echo >/both/last; chown 65534:65535 /both/last; stat -c %u:%g /both/last", "65534:65535\n",
-        lambda t: (t.path("last").stat().st_uid, t.path("last").stat().st_gid) == (FIRST + 65534, FIRST + 65535),
+        "echo >/both/last; chown 65534:65535 /both/last; stat -c %u:%g /both/last",
+        "65534:65535\n",
+        lambda t: (t.path("last").stat().st_uid, t.path("last").stat().st_gid)
+        == (FIRST + 65534, FIRST + 65535),
     ),
     "chown beyond the range": Row(
         "echo >/both/far; chown 70000 /both/far; chown 0:65536 /both/far; chown 4294901760 /both/far",
-        "chown: /both/far: Invalid argument\n" * 3, lambda t: in_range(t.path("far")),
+        "chown: /both/far: Invalid argument\n" * 3,
+        lambda t: in_range(t.path("far")),
     ),
-    "..": Row("cd /both; ls ..//../../both/../proc/1/comm", "..//../../both/../proc/1/comm\n", lambda t: True),
+    "..": Row(
+        "cd /both; ls ..//../../both/../proc/1/comm", "..//../../both/../proc/1/comm\n", lambda t: True
+    ),
     "symbolic link": Row(
         "ln -s /etc/passwd /both/link; cat /both/link; ln -s ../share-0 /both/up; ls /both/up/",
         "cat: can't open '/both/link': No such file or directory\nls: /both/up/: No such file or directory\n",
         lambda t: os.lstat(t.path("link")).st_uid == FIRST,
     ),
     "hard link to another share": Row(
-        "echo >/read/mine; ln /read/mine /both/mine", "ln: /both/mine: Invalid cross-device link\n", lambda t: not t.path("mine").exists()
+        "echo >/read/mine; ln /read/mine /both/mine",
+        "ln: /both/mine: Invalid cross-device link\n",
+        lambda t: not t.path("mine").exists(),
     ),
     "private file": Row(
-        "mkdir -m 700 /both/private; echo secret >/both/private/file; stat -c %u /both/private", "0\n",
-        lambda t: "Permission denied" in as_user(t, SECOND, "cat", "/srv/shares/" + t.shares.path(t.both).name + "/private/file"),
+        "mkdir -m 700 /both/private; echo secret >/both/private/file; stat -c %u /both/private",
+        "0\n",
+        lambda t: "Permission denied"
+        in as_user(t, SECOND, "cat", "/srv/shares/" + t.shares.path(t.both).name + "/private/file"),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -182,9 +218,17 @@ def test_root_of_a_hostile_guest_is_nobody_on_the_host(tenants: Tenants, name: s
 def test_the_guest_of_another_owner_gets_at_nothing_of_the_first_from_inside(tenants: Tenants) -> None:
     """Its daemon sees its own share alone, and is a user of its own owner's."""
     one, other, name = tenants.guest(tenants.one), tenants.guest(tenants.other), tenants.path(".").name
-    assert one.run("mkdir -p /both/theirs; echo secret >/both/theirs/file; chmod 666 /both/theirs/file; sync")[0] == 0
+    assert (
+        one.run("mkdir -p /both/theirs; echo secret >/both/theirs/file; chmod 666 /both/theirs/file; sync")[0]
+        == 0
+    )
     before = sorted(path.name for path in tenants.path(".").iterdir())
-    for path in (f"/alone/../{name}", f"/alone/up/{name}", f"/alone/above/{name}", f"/alone/root{ROOT}/{name}"):
+    for path in (
+        f"/alone/../{name}",
+        f"/alone/up/{name}",
+        f"/alone/above/{name}",
+        f"/alone/root{ROOT}/{name}",
+    ):
         links = f"ln -sfn .. /alone/up; ln -sfn {ROOT} /alone/above; ln -sfn / /alone/root"
         code, said = other.run(f"{links}; cat {path}/theirs/file; echo mine >{path}/theirs/new")
         assert code and "secret" not in said, said
@@ -200,7 +244,9 @@ def test_extended_attributes_are_the_guests_alone(tenants: Tenants) -> None:
     guest, path = tenants.guest(tenants.one), tenants.path("attributes")
     assert guest.run("cp /bin/busybox /both/attributes")[0] == 0
     assert guest.set_attribute("/both/attributes", "user.mine", b"1") == ""
-    assert guest.set_attribute("/both/attributes", "trusted.overlay.opaque", b"y") == "Operation not permitted"
+    assert (
+        guest.set_attribute("/both/attributes", "trusted.overlay.opaque", b"y") == "Operation not permitted"
+    )
     guest.set_attribute("/both/attributes", "security.capability", NET_RAW)
     assert "trusted.overlay.opaque" not in os.listxattr(path)
     if "security.capability" in os.listxattr(path):
@@ -230,16 +276,26 @@ def test_what_a_taken_over_daemon_could_do(tenants: Tenants) -> None:
     shares = tenants.shares
     for host, first, count in ((0, FIRST, 10), (1, SECOND, 2)):
         for name in ("uid_map", "gid_map"):
-            assert [text.split() for text in shares.of_daemons(name, host)] == [["0", str(first), "65536"]] * count
+            assert [text.split() for text in shares.of_daemons(name, host)] == [
+                ["0", str(first), "65536"]
+            ] * count
         for text in shares.of_daemons("status", host):
             rows = dict(line.split(":\t") for line in text.splitlines() if ":\t" in line)
-            assert set(rows["Uid"].split()) == set(rows["Gid"].split()) == {str(first)} and not rows["Groups"].strip()
+            assert (
+                set(rows["Uid"].split()) == set(rows["Gid"].split()) == {str(first)}
+                and not rows["Groups"].strip()
+            )
     h1 = shares.cloud.lab.hosts[0]
-    roots = [h1.run(["ls", "-di", f"/proc/{pid}/root/"], user="root").stdout.split()[0] for pid in shares.daemons()]
+    roots = [
+        h1.run(["ls", "-di", f"/proc/{pid}/root/"], user="root").stdout.split()[0] for pid in shares.daemons()
+    ]
     # Of what it sees its share is the root (256: of a subvolume).
     assert roots == [b"256"] * 10
     for node in shares.cloud.lab.hosts:
-        files = [line.split(" ", 1) for line in node.run(["sh", "-euc", OPEN], user="root").stdout.decode().splitlines()]
+        files = [
+            line.split(" ", 1)
+            for line in node.run(["sh", "-euc", OPEN], user="root").stdout.decode().splitlines()
+        ]
         assert any(name.endswith("-fs.pid") for _, name in files), files
         # But for the guest's memory.
         assert not [name for mode, name in files if mode != "0" and not name.startswith("/memfd:")], files
@@ -250,15 +306,22 @@ def test_a_full_share_is_full_in_the_guest_and_its_neighbour_notices_nothing(ten
     code, said = one.run("dd if=/dev/urandom of=/both/big bs=1M count=64; sync", 240)
     assert "Disk quota exceeded" in said or "No space left" in said, said
     assert 8 * MiB < tenants.path("big").stat().st_size <= 32 * MiB
-    assert one.run("mkdir /both/more")[1] == "mkdir: can't create directory '/both/more': Disk quota exceeded\n"
-    assert other.run("dd if=/dev/zero of=/alone/file bs=1M count=16 conv=fsync && rm /alone/file", 240)[0] == 0
+    assert (
+        one.run("mkdir /both/more")[1] == "mkdir: can't create directory '/both/more': Disk quota exceeded\n"
+    )
+    assert (
+        other.run("dd if=/dev/zero of=/alone/file bs=1M count=16 conv=fsync && rm /alone/file", 240)[0] == 0
+    )
     code, said = one.run("rm /both/big", 240)
     assert code == 0, said
 
 
 def test_files_without_data_are_counted_too(tenants: Tenants) -> None:
     # With long names, which the file system counts: it is full of fewer.
-    script = "cd /small; n=$(printf %0200d 0); i=0; while [ $i -lt 9999 ] && : >$n$i; do i=$((i+1)); done; echo made $i"
+    script = (
+        "cd /small; n=$(printf %0200d 0); i=0; while [ $i -lt 9999 ] && : >$n$i; do i=$((i+1)); done; "
+        "echo made $i"
+    )
     said = tenants.guest(tenants.one).run(script, 240)[1]
     assert "Disk quota exceeded" in said and "made 9999" not in said, said
     assert tenants.guest(tenants.other).run("echo >/alone/small")[0] == 0
@@ -284,7 +347,11 @@ def test_a_daemon_that_is_killed_is_one_guests_loss_until_it_is_started_again(te
 def test_what_oned_refuses_leaves_the_guest_as_it_was(tenants: Tenants) -> None:
     oned, vm = tenants.shares.oned, tenants.other
     asked = {
-        "Filesystem disks are not supported": (lambda: oned.vm_suspend(vm), lambda: oned.vm_stop(vm), lambda: oned.vm_migrate(vm, "h2")),
+        "Filesystem disks are not supported": (
+            lambda: oned.vm_suspend(vm),
+            lambda: oned.vm_stop(vm),
+            lambda: oned.vm_migrate(vm, "h2"),
+        ),
         "cannot be live-migrated": (lambda: oned.vm_migrate(vm, "h2", how="live"),),
         "Can not attach disks FILESYSTEM": (lambda: oned.disk_attach(vm, tenants.both),),
         "can not be detached": (lambda: oned.disk_detach(vm, 1),),
@@ -303,7 +370,9 @@ def test_libvirt_saves_no_guest_with_a_share_and_moves_none(tenants: Tenants) ->
     domain = oned.vm(tenants.other).deploy_id
     for words in (["save", domain, "/var/tmp/saved"], ["migrate", "--live", domain, "qemu+ssh://h2/system"]):
         done = h1.run(["virsh", "-c", "qemu:///system", *words], check=False)
-        assert done.returncode and re.search("vhost-user-fs|virtiofs", done.stderr.decode()), done.stderr.decode()
+        assert done.returncode and re.search("vhost-user-fs|virtiofs", done.stderr.decode()), (
+            done.stderr.decode()
+        )
     assert tenants.guest(tenants.other).run("cat /alone/mounts")[0] == 0
 
 
@@ -321,7 +390,10 @@ def test_a_host_whose_mount_is_not_safe_gives_no_share(tenants: Tenants) -> None
     h2 = shares.cloud.lab.hosts[1]
     oned.vm_poweroff(vm, hard=True)
     assert shares.daemons(1) == []
-    for options, said in (("remount,bind,suid,nodev", "without nosuid"), ("remount,bind,nosuid,dev", "without nodev")):
+    for options, said in (
+        ("remount,bind,suid,nodev", "without nosuid"),
+        ("remount,bind,nosuid,dev", "without nodev"),
+    ):
         h2.run(["mount", "-o", options, ROOT], user="root")
         with pytest.raises(ActionFailed, match=said) as caught:
             oned.vm_resume(vm)

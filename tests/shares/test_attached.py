@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which directories are given to guests, and as whom: the real daemon of this machine, started as libvirt starts it."""
+"""Which directories are given to guests, and as whom: the real daemon of this machine, started as libvirt
+starts it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ from typing import IO, Callable
 
 import pytest
 
-from semishared.errors import BadRecord, MissingImage, OtherStore, RestrictedPath, SemisharedError, ShareRefused
+from semishared.errors import (
+    BadRecord,
+    MissingImage,
+    OtherStore,
+    RestrictedPath,
+    SemisharedError,
+    ShareRefused,
+)
 from semishared.model import steps_share as s
 from semishared.model.shares import Share, Tree, first_uid
 from semishared.model.steps import NoteClients
@@ -37,7 +46,9 @@ MARKER = "0123456789abcdef" * 2
 
 @pytest.fixture()
 def root() -> Iterator[Path]:
-    """Return a root of shares with share-7 of owner 3 and share-8 of owner 4; all may pass on the way to it."""
+    """Return a root of shares with share-7 of owner 3 and share-8 of owner 4; all may pass on the way to
+    it.
+    """
     top = Path(tempfile.mkdtemp(dir="/srv"))
     top.chmod(0o711)
     root = top / "root"
@@ -45,7 +56,10 @@ def root() -> Iterator[Path]:
     run("mount", "-t", "tmpfs", "-o", "nosuid,nodev,mode=711", "shares", root)
     try:
         tree = Tree("plain", str(root), MARKER)
-        on(s.MarkRoot(tree, MARKER), *(s.MakeShare(tree, Share(image, image - 4, 1, 8 * MiB)) for image in (7, 8)))
+        on(
+            s.MarkRoot(tree, MARKER),
+            *(s.MakeShare(tree, Share(image, image - 4, 1, 8 * MiB)) for image in (7, 8)),
+        )
         yield root
     finally:
         run("umount", root)
@@ -69,7 +83,9 @@ def is_guests(root: Path) -> None:
     os.chown(root / ".semishared/.shares", 100000, 100000)
 
 
-def registered(root: Path, options: str = "nosuid,nodev", then: Callable[[Path], object] = lambda top: None) -> None:
+def registered(
+    root: Path, options: str = "nosuid,nodev", then: Callable[[Path], object] = lambda top: None
+) -> None:
     """Register way/theirs beside the root as share-5 of owner 3, on a mount of its own."""
     top = root.parent / "way"
     top.mkdir()
@@ -85,10 +101,25 @@ def is_link_by_now(top: Path) -> None:
 
 
 CASES: dict[str, tuple[Callable[[Path], object], str, type[SemisharedError], str]] = {
-    "not a share": (lambda root: (root / "other").mkdir(), "other", ShareRefused, "no share that semishared has made"),
+    "not a share": (
+        lambda root: (root / "other").mkdir(),
+        "other",
+        ShareRefused,
+        "no share that semishared has made",
+    ),
     "of the system": (lambda root: None, "/etc", ShareRefused, "no share that semishared has made"),
-    "called like one": (lambda root: (root / "share-9").mkdir(), "share-9", ShareRefused, "no share that semishared has made"),
-    "in another share": (lambda root: (root / "share-7/share-7").mkdir(), "share-7/share-7", BadRecord, "can be written to by others"),
+    "called like one": (
+        lambda root: (root / "share-9").mkdir(),
+        "share-9",
+        ShareRefused,
+        "no share that semishared has made",
+    ),
+    "in another share": (
+        lambda root: (root / "share-7/share-7").mkdir(),
+        "share-7/share-7",
+        BadRecord,
+        "can be written to by others",
+    ),
     "a way around": (lambda root: None, "share-8/../share-7", ShareRefused, "no share"),
     "a comma": (lambda root: None, "share-7,source=", ShareRefused, "no share"),
     "another image's": (lambda root: None, "share-8", ShareRefused, "made for image 7"),
@@ -100,25 +131,69 @@ CASES: dict[str, tuple[Callable[[Path], object], str, type[SemisharedError], str
         BadRecord,
         "can be written to by others",
     ),
-    "a root that all can write": (lambda root: root.chmod(0o777), "share-7", BadRecord, "can be written to by others"),
-    "a way that others may not go": (lambda root: root.parent.chmod(0o750), "share-7", ShareRefused, "lets no others pass"),
-    "not ready": (lambda root: on(s.RemoveShare(Tree("plain", str(root), MARKER), 7, "")), "share-7", ShareRefused, "no root of shares"),
+    "a root that all can write": (
+        lambda root: root.chmod(0o777),
+        "share-7",
+        BadRecord,
+        "can be written to by others",
+    ),
+    "a way that others may not go": (
+        lambda root: root.parent.chmod(0o750),
+        "share-7",
+        ShareRefused,
+        "lets no others pass",
+    ),
+    "not ready": (
+        lambda root: on(s.RemoveShare(Tree("plain", str(root), MARKER), 7, "")),
+        "share-7",
+        ShareRefused,
+        "no root of shares",
+    ),
     "gone": (lambda root: (root / "share-7").rename(root / "gone"), "share-7", MissingImage, "is not there"),
     "setuid": (lambda root: remounted(root, "suid"), "share-7", ShareRefused, "without nosuid"),
     "devices": (lambda root: remounted(root, "dev"), "share-7", ShareRefused, "without nodev"),
-    "registered, then a link": (lambda root: registered(root, then=is_link_by_now), "share-5", ShareRefused, "way/theirs .* is a link"),
+    "registered, then a link": (
+        lambda root: registered(root, then=is_link_by_now),
+        "share-5",
+        ShareRefused,
+        "way/theirs .* is a link",
+    ),
     "registered, then gone": (
-        lambda root: registered(root, then=lambda top: (top / "theirs").rmdir()), "share-5", MissingImage, "not there",
+        lambda root: registered(root, then=lambda top: (top / "theirs").rmdir()),
+        "share-5",
+        MissingImage,
+        "not there",
     ),
     "registered, then not for others": (
-        lambda root: registered(root, then=lambda top: top.chmod(0o700)), "share-5", ShareRefused, "way on .* lets no others pass",
+        lambda root: registered(root, then=lambda top: top.chmod(0o700)),
+        "share-5",
+        ShareRefused,
+        "way on .* lets no others pass",
     ),
     "registered, then ours": (
-        lambda root: registered(root, then=lambda top: (top / ".semishared").mkdir()), "share-5", RestrictedPath, "which is ours",
+        lambda root: registered(root, then=lambda top: (top / ".semishared").mkdir()),
+        "share-5",
+        RestrictedPath,
+        "which is ours",
     ),
-    "registered, setuid": (lambda root: registered(root, "nodev"), "share-5", ShareRefused, "way/theirs .* without nosuid"),
-    "registered, devices": (lambda root: registered(root, "nosuid"), "share-5", ShareRefused, "way/theirs .* without nodev"),
-    "nobody's users": (lambda root: (root / ".semishared/.uids/3").unlink(), "share-7", BadRecord, "which users"),
+    "registered, setuid": (
+        lambda root: registered(root, "nodev"),
+        "share-5",
+        ShareRefused,
+        "way/theirs .* without nosuid",
+    ),
+    "registered, devices": (
+        lambda root: registered(root, "nosuid"),
+        "share-5",
+        ShareRefused,
+        "way/theirs .* without nodev",
+    ),
+    "nobody's users": (
+        lambda root: (root / ".semishared/.uids/3").unlink(),
+        "share-7",
+        BadRecord,
+        "which users",
+    ),
 }
 
 
@@ -137,15 +212,24 @@ def test_what_is_given_to_no_guest(root: Path, name: str) -> None:
 
 
 def test_each_share_has_the_users_of_its_owner(root: Path) -> None:
-    assert [attached.check(image, f"{root}/share-{image}")[:2] for image in (7, 8)] == [(first_uid(3), ""), (first_uid(4), "")]
+    assert [attached.check(image, f"{root}/share-{image}")[:2] for image in (7, 8)] == [
+        (first_uid(3), ""),
+        (first_uid(4), ""),
+    ]
 
 
 def test_a_share_has_to_be_of_the_root_and_the_image_that_oned_means(root: Path, tmp_path: Path) -> None:
-    """Another datastore's root, which a host has mounted there, has a share of that number, too: of somebody else."""
+    """Another datastore's root, which a host has mounted there, has a share of that number, too: of somebody
+    else.
+    """
     registered(root)
     for image, directory in ((7, ""), (5, f"{root.parent}/way/theirs")):
         path = f"{root}/share-{image}"
-        assert attached.check(image, path, MARKER, 1) == attached.check(image, path) == (first_uid(3), directory, False)
+        assert (
+            attached.check(image, path, MARKER, 1)
+            == attached.check(image, path)
+            == (first_uid(3), directory, False)
+        )
         with pytest.raises(OtherStore, match="another datastore's"):
             attached.check(image, path, MARKER[::-1], 1)
         with pytest.raises(ShareRefused, match=f"of another image {image}"):
@@ -181,7 +265,19 @@ def test_what_a_guest_calls_as_it_likes_closes_a_directory_to_nobody(root: Path)
     # It renames what others have put there, too.
     (theirs / "open/public").mkdir()
     script = "cd $1/open && mv public .semishared && mkdir in && mkdir in/.semishared"
-    run("setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups", "sh", "-euc", script, "sh", theirs)
+    run(
+        "setpriv",
+        "--reuid",
+        str(uid),
+        "--regid",
+        str(uid),
+        "--clear-groups",
+        "sh",
+        "-euc",
+        script,
+        "sh",
+        theirs,
+    )
     for directory in (theirs, theirs / "open", theirs / "open/in"):
         os.close(opened(str(directory)))
     assert attached.check(5, f"{root}/share-5").directory == str(theirs)
@@ -197,8 +293,11 @@ def test_deploy_compares_it_with_what_the_context_has_noted(root: Path, tmp_path
     # A VM whose context came before there was such a note.
     host.do(check)
     for roots, refused in (
-        ({"7": [MARKER, 1]}, ""), ({"8": ["f" * 32, 1]}, ""), ({"7": ["f" * 32, 1]}, "another"), ({"7": [MARKER, 9]}, "another"),
-    ):  # fmt: skip
+        ({"7": [MARKER, 1]}, ""),
+        ({"8": ["f" * 32, 1]}, ""),
+        ({"7": ["f" * 32, 1]}, "another"),
+        ({"7": [MARKER, 9]}, "another"),
+    ):
         on(NoteClients(7, str(vm_dir), (), roots))
         with pytest.raises(SemisharedError, match=refused) if refused else nullcontext():
             host.do(check)
@@ -206,14 +305,19 @@ def test_deploy_compares_it_with_what_the_context_has_noted(root: Path, tmp_path
     (vm_dir / ".semishared/clients.json").write_text('{"version": 1, "disks": [3]}')
     host.do(check)
     assert host.do(ReadClients(str(vm_dir))) == [3]
-    for bad in ('{"version": 1, "disks": [], "roots": [7]}', '{"version": 1, "disks": [], "roots": {"7": 1}}'):
+    for bad in (
+        '{"version": 1, "disks": [], "roots": [7]}',
+        '{"version": 1, "disks": [], "roots": {"7": 1}}',
+    ):
         (vm_dir / ".semishared/clients.json").write_text(bad)
         with pytest.raises(BadRecord, match="no note"):
             host.do(check)
 
 
 def test_who_may_read_alone_is_said_by_the_image_and_not_by_the_vm(root: Path, tmp_path: Path) -> None:
-    """DISK of a VM is any user's to write. oned is asked of the image before a boot; without CONTEXT what it said at first holds."""
+    """DISK of a VM is any user's to write. oned is asked of the image before a boot; without CONTEXT what it
+    said at first holds.
+    """
     vm_dir, host = tmp_path / "7", OnHost()
     (vm_dir / ".semishared").mkdir(parents=True)
     on(s.MakeShare(Tree("plain", str(root), MARKER), Share(9, 3, 1, 8 * MiB, readonly=True)))
@@ -223,11 +327,19 @@ def test_who_may_read_alone_is_said_by_the_image_and_not_by_the_vm(root: Path, t
         program, is_registered = host.do(CheckShare(image, f"{root}/share-{image}", readonly, str(vm_dir)))
         return os.path.basename(program), is_registered
 
-    assert [given(image) for image in (7, 9, 5)] == [("virtiofsd", False), ("virtiofsd_read_only", False), ("virtiofsd", True)]
+    assert [given(image) for image in (7, 9, 5)] == [
+        ("virtiofsd", False),
+        ("virtiofsd_read_only", False),
+        ("virtiofsd", True),
+    ]
     assert given(7, readonly=True) == ("virtiofsd_read_only", False)
     # Since they were made one has become read-only, and one may be written to.
     on(NoteClients(7, str(vm_dir), (), {"7": [MARKER, 1, True], "9": [MARKER, 1], "5": ["", 1, True]}))
-    assert [given(image)[0] for image in (7, 9, 5)] == ["virtiofsd_read_only", "virtiofsd", "virtiofsd_read_only"]
+    assert [given(image)[0] for image in (7, 9, 5)] == [
+        "virtiofsd_read_only",
+        "virtiofsd",
+        "virtiofsd_read_only",
+    ]
     assert given(9, readonly=True)[0] == "virtiofsd_read_only"
 
 
@@ -239,9 +351,12 @@ def daemon(name: str, *words: str, vmm: Path = VMM) -> Iterator[subprocess.Popen
         listening.listen(1)
         argv = [f"{vmm}/{name}", f"--fd={listening.fileno()}", *words]
         process = subprocess.Popen(
-            argv, pass_fds=[listening.fileno(), pidfile.fileno()], stderr=subprocess.PIPE, text=True,
+            argv,
+            pass_fds=[listening.fileno(), pidfile.fileno()],
+            stderr=subprocess.PIPE,
+            text=True,
             preexec_fn=lambda: fcntl.lockf(pidfile, fcntl.LOCK_EX | fcntl.LOCK_NB, 1),
-        )  # fmt: skip
+        )
         try:
             until = time.monotonic() + 30
             while process.poll() is None and not is_daemon(process) and time.monotonic() < until:
@@ -278,11 +393,17 @@ def is_daemon(process: subprocess.Popen[str]) -> bool:
 
 
 @pytest.mark.parametrize("name", ["virtiofsd", "virtiofsd_read_only"])
-def test_the_process_that_libvirt_has_started_is_the_daemon_and_no_real_root_is_left(root: Path, name: str) -> None:
+def test_the_process_that_libvirt_has_started_is_the_daemon_and_no_real_root_is_left(
+    root: Path, name: str
+) -> None:
     uid = str(first_uid(4))
     with daemon(name, "-o", f"source={root}/share-8,xattr,posix_lock,flock,sandbox=namespace") as process:
         proc = Path(f"/proc/{process.pid}")
-        assert (proc / "uid_map").read_text().split() == (proc / "gid_map").read_text().split() == ["0", uid, "65536"]
+        assert (
+            (proc / "uid_map").read_text().split()
+            == (proc / "gid_map").read_text().split()
+            == ["0", uid, "65536"]
+        )
         assert "\t".join(["Uid:", *[uid] * 4]) in (proc / "status").read_text()
         assert written(process) == []
         assert not (proc / "task" / str(process.pid) / "children").read_text()
@@ -293,7 +414,9 @@ def test_the_process_that_libvirt_has_started_is_the_daemon_and_no_real_root_is_
 
 
 def test_where_the_drivers_are_their_users_as_on_hosts_the_daemon_is_the_same(root: Path) -> None:
-    """It asks as that user, as root of a host may be nobody for a server of NFS (nfs/test_shares.py), and is root again."""
+    """It asks as that user, as root of a host may be nobody for a server of NFS (nfs/test_shares.py), and is
+    root again.
+    """
     drivers = root.parent / "drivers"
     for name in ("lib", "vmm"):
         shutil.copytree(VMM.parent / name, drivers / name, symlinks=True)
@@ -302,7 +425,9 @@ def test_where_the_drivers_are_their_users_as_on_hosts_the_daemon_is_the_same(ro
     run("chown", "9869:9869", root)
     uid = str(first_uid(4))
     try:
-        with daemon("virtiofsd", "-o", f"source={root}/share-8,sandbox=namespace", vmm=drivers / "vmm") as process:
+        with daemon(
+            "virtiofsd", "-o", f"source={root}/share-8,sandbox=namespace", vmm=drivers / "vmm"
+        ) as process:
             assert "\t".join(["Uid:", *[uid] * 4]) in Path(f"/proc/{process.pid}/status").read_text()
             assert Path(f"/proc/{process.pid}/uid_map").read_text().split() == ["0", uid, "65536"]
             assert written(process) == []
@@ -311,7 +436,9 @@ def test_where_the_drivers_are_their_users_as_on_hosts_the_daemon_is_the_same(ro
 
 
 @pytest.mark.parametrize("name", ["virtiofsd", "virtiofsd_read_only"])
-def test_a_directory_that_was_there_before_is_what_the_daemon_has_and_no_other_process_sees_it_there(root: Path, name: str) -> None:
+def test_a_directory_that_was_there_before_is_what_the_daemon_has_and_no_other_process_sees_it_there(
+    root: Path, name: str
+) -> None:
     registered(root)
     theirs = root.parent / "way/theirs"
     (theirs / "below").mkdir()
@@ -333,10 +460,19 @@ def test_a_directory_that_was_there_before_is_what_the_daemon_has_and_no_other_p
 
 
 @pytest.mark.parametrize(
-    "words", [["-o", "xattr"], ["-o", "source=/a,source=/b"], ["-o", "source=/a", "--shared-dir", "/b"], ["--shared-dir"], []]
+    "words",
+    [
+        ["-o", "xattr"],
+        ["-o", "source=/a,source=/b"],
+        ["-o", "source=/a", "--shared-dir", "/b"],
+        ["--shared-dir"],
+        [],
+    ],
 )
 def test_arguments_of_none_or_two_directories_are_refused(words: list[str]) -> None:
-    done = subprocess.run([VMM / "virtiofsd", *words], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [VMM / "virtiofsd", *words], capture_output=True, text=True, check=False, timeout=60
+    )
     assert done.returncode == 1 and ("SS001" in done.stderr or "SS175" in done.stderr), done.stderr
 
 
@@ -345,7 +481,12 @@ def test_the_daemon_in_rust_is_not_given_the_locks_that_it_ends_at() -> None:
     names = "xattrmap=:bad:all:ceph.:ceph.::ok:all:::"
     assert virtiofsd.understood(QEMUS, words) == [*words, "-o", names]
     for program in set(DAEMONS) - {QEMUS}:
-        assert virtiofsd.understood(program, words) == ["--fd=3", "-o", "source=/srv/shares/share-7,xattr,sandbox=namespace", f"--{names}"]
+        assert virtiofsd.understood(program, words) == [
+            "--fd=3",
+            "-o",
+            "source=/srv/shares/share-7,xattr,sandbox=namespace",
+            f"--{names}",
+        ]
 
 
 def test_who_is_not_root_becomes_no_daemon(root: Path) -> None:
@@ -361,7 +502,11 @@ def test_who_is_not_root_becomes_no_daemon(root: Path) -> None:
     [
         ("echo 0 >/proc/sys/user/max_user_namespaces", "unshare: No space left on device"),
         # Nobody but the host itself has the owner's users: the map cannot be written.
-        ("", f"no user namespace for the users {first_uid(3)} to {first_uid(4) - 1}: the map could not be written"),
+        (
+            "",
+            f"no user namespace for the users {first_uid(3)} to {first_uid(4) - 1}: the map could "
+            f"not be written",
+        ),
     ],
     ids=["no-namespaces", "no-map"],
 )
@@ -371,8 +516,20 @@ def test_without_a_namespace_and_its_map_there_is_no_daemon(root: Path, before: 
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"\0{os.urandom(8).hex()}")
         listening.listen(1)
-        argv = ["unshare", "--user", "--map-root-user", "sh", "-euc", script, "sh", f"{VMM}/virtiofsd", f"--fd={listening.fileno()}"]
+        argv = [
+            "unshare",
+            "--user",
+            "--map-root-user",
+            "sh",
+            "-euc",
+            script,
+            "sh",
+            f"{VMM}/virtiofsd",
+            f"--fd={listening.fileno()}",
+        ]
         argv += ["-o", f"source={root}/share-7,sandbox=namespace"]
-        done = subprocess.run(argv, pass_fds=[listening.fileno()], capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            argv, pass_fds=[listening.fileno()], capture_output=True, text=True, check=False, timeout=60
+        )
     (line,) = done.stderr.splitlines()
     assert done.returncode == 1 and not done.stdout and said in line and "[SS" in line, done

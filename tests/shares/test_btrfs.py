@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares on btrfs, and on a directory that nothing holds to a size: the executables, oned simulated as its source has it."""
+"""Shares on btrfs, and on a directory that nothing holds to a size: the executables, oned simulated as its
+source has it.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +50,19 @@ def shares(site: ActionSite, root: Path) -> Shares:
 def test_an_image_is_the_share_and_oned_counts_it(shares: Shares) -> None:
     image = shares.image("scratch", "new:32M")
     found, tree = shares.oned.image(image), shares.tree(image)
-    assert (found.size, found.format, found.state, tree) == (32, "dir", Img.READY, shares.root / f"share-{image}")
+    assert (found.size, found.format, found.state, tree) == (
+        32,
+        "dir",
+        Img.READY,
+        shares.root / f"share-{image}",
+    )
     status = tree.stat()
     assert (status.st_uid, status.st_gid, status.st_mode & 0o7777) == (100000, 100000, 0o755)
-    assert [call.action for call in shares.oned.calls if call.kind == "datastore"][-3:] == ["stat", "cp", "monitor"]
+    assert [call.action for call in shares.oned.calls if call.kind == "datastore"][-3:] == [
+        "stat",
+        "cp",
+        "monitor",
+    ]
     assert shares.oned.datastore(SHARES).total_mb == 512
     shares.oned.image_delete(image)
     assert not tree.exists() and not shares.listed() and os.listdir(shares.root) == [".semishared"]
@@ -67,7 +78,10 @@ def test_a_full_share_gets_an_error_and_its_neighbour_notices_nothing(shares: Sh
     assert 31 * MiB < rows[mine]["used"] <= 32 * MiB and 48 * MiB <= rows[other]["used"] <= 49 * MiB
     assert "64.0 MiB" in shares.site.cli("share", "usage", str(other)).stdout
     shares.site.cli("share", "resize", str(mine), "48M")
-    assert shares.listed()[mine]["size"] == 48 * MiB and fill(shares.tree(mine) / "more", 12) == (12 * MiB, "")
+    assert shares.listed()[mine]["size"] == 48 * MiB and fill(shares.tree(mine) / "more", 12) == (
+        12 * MiB,
+        "",
+    )
     said = shares.site.cli("share", "resize", str(mine), "8M", code=2).stderr
     assert "cannot be held to 8.0 MiB" in said
     for image in (mine, other):
@@ -77,10 +91,16 @@ def test_a_full_share_gets_an_error_and_its_neighbour_notices_nothing(shares: Sh
 def test_what_is_refused_says_why_and_leaves_nothing(shares: Shares, tmp_path: Path) -> None:
     before = sorted(shares.root.rglob("*"))
     for path, error, word in (
-        ("new:10", "SS002", "with M, G or T"), ("new:0G", "SS002", "'0G'"), ("new:10G;reboot", "SS002", "reboot"),
-        ("new:10G,stripes=4", "SS002", "stripes=4"), ("new:99999999T", "SS002", "at most"), ("10G", "SS003", "new:SIZE"),
-        ("/etc", "SS022", "SAFE_DIRS"), ("relative/x", "SS003", "absolute"), (f"{tmp_path}/../etc", "SS001", "plain"),
-    ):  # fmt: skip
+        ("new:10", "SS002", "with M, G or T"),
+        ("new:0G", "SS002", "'0G'"),
+        ("new:10G;reboot", "SS002", "reboot"),
+        ("new:10G,stripes=4", "SS002", "stripes=4"),
+        ("new:99999999T", "SS002", "at most"),
+        ("10G", "SS003", "new:SIZE"),
+        ("/etc", "SS022", "SAFE_DIRS"),
+        ("relative/x", "SS003", "absolute"),
+        (f"{tmp_path}/../etc", "SS001", "plain"),
+    ):
         with pytest.raises(ActionFailed, match=word) as caught:
             shares.image("bad", path)
         assert f"[{error}]" in str(caught.value), path
@@ -123,7 +143,9 @@ def allowed() -> Iterator[Path]:
         shutil.rmtree(top)
 
 
-def test_a_directory_that_is_there_is_registered_below_safe_dirs_only_and_stays(shares: Shares, allowed: Path) -> None:
+def test_a_directory_that_is_there_is_registered_below_safe_dirs_only_and_stays(
+    shares: Shares, allowed: Path
+) -> None:
     shares.oned.datastore_update(SHARES, f'SAFE_DIRS="{allowed} {shares.root}"')
     theirs, other = allowed / "theirs", shares.image("other", "new:16M")
     theirs.mkdir()
@@ -138,21 +160,33 @@ def test_a_directory_that_is_there_is_registered_below_safe_dirs_only_and_stays(
     row = shares.listed()[image]
     assert (row["directory"], row["used"], row["state"]) == (str(theirs), -1, "")
     assert f"ok, is {theirs}" in shares.site.cli("share", "list").stdout
-    for words in (("usage", str(image)), ("resize", str(image), "32M"), ("snapshot", "create", str(image), "x")):
+    for words in (
+        ("usage", str(image)),
+        ("resize", str(image), "32M"),
+        ("snapshot", "create", str(image), "x"),
+    ):
         assert "[SS003]" in shares.site.cli("share", *words, code=2).stderr
     shares.oned.image_delete(image)
     assert theirs.stat() == before and (theirs / "file").read_text() == "theirs"
-    assert sorted(os.listdir(shares.root)) == [".semishared", f"share-{other}"] and set(shares.listed()) == {other}
+    assert sorted(os.listdir(shares.root)) == [".semishared", f"share-{other}"] and set(shares.listed()) == {
+        other
+    }
     closed, ours, above = allowed / "closed", allowed / "ours", allowed / "above"
     shares.oned.datastore_create(template("btrfs", above / "their/root"), SHARES + 1)
     for made in (closed / "in", ours / ".semishared", ours / "in", above / "their/root/in"):
         made.mkdir(parents=True)
     closed.chmod(0o700)
     for path, said in (
-        (allowed / "link", "SAFE_DIRS"), (shares.tree(other), "no guest may be given"), (shares.root, "no guest may be given"),
-        (allowed / "none", "is no directory"), (closed / "in", "closed .* lets no others pass"), (ours / "in", "which is ours"),
-        (ours, "which is ours"), (above, "above has to do with .*/their/root,"), (above / "their/root/in", "in has to do with"),
-    ):  # fmt: skip
+        (allowed / "link", "SAFE_DIRS"),
+        (shares.tree(other), "no guest may be given"),
+        (shares.root, "no guest may be given"),
+        (allowed / "none", "is no directory"),
+        (closed / "in", "closed .* lets no others pass"),
+        (ours / "in", "which is ours"),
+        (ours, "which is ours"),
+        (above, "above has to do with .*/their/root,"),
+        (above / "their/root/in", "in has to do with"),
+    ):
         with pytest.raises(ActionFailed, match=said):
             shares.image("bad", str(path))
     # What oned writes there by itself; hosts have its scripts below.
@@ -163,12 +197,16 @@ def test_a_directory_that_is_there_is_registered_below_safe_dirs_only_and_stays(
     shares.oned.image_delete(other)
 
 
-def test_a_registered_directory_without_its_image_is_forgotten_and_stays(shares: Shares, allowed: Path) -> None:
+def test_a_registered_directory_without_its_image_is_forgotten_and_stays(
+    shares: Shares, allowed: Path
+) -> None:
     tree = shares.known()
     on(s.MakeShare(tree, Share(777, 0, 1, 0, directory=str(allowed))))
     place = shares.root / "share-777"
     (place / "file").write_text("somebody's")
-    assert "[SS043]" in shares.site.cli("share", "drop", str(SHARES), "777", code=2).stderr and allowed.is_dir()
+    assert (
+        "[SS043]" in shares.site.cli("share", "drop", str(SHARES), "777", code=2).stderr and allowed.is_dir()
+    )
     (place / "file").unlink()
     shares.site.cli("share", "drop", str(SHARES), "777")
     assert allowed.is_dir() and not place.exists() and not shares.listed()
@@ -225,11 +263,16 @@ def test_what_a_killed_action_leaves_is_listed_and_dropped(shares: Shares) -> No
     shares.oned.image_delete(image)
 
 
-def test_of_another_image_is_a_share_whose_id_oned_has_given_anew_and_it_can_be_dropped(shares: Shares) -> None:
+def test_of_another_image_is_a_share_whose_id_oned_has_given_anew_and_it_can_be_dropped(
+    shares: Shares,
+) -> None:
     """As after its database was restored: in another datastore, or made at another time."""
     on(s.MakeShare(shares.known(), Share(shares.site.image(), 0, 1, 16 * MiB)))
     other, image = sorted(shares.listed())[-1], shares.image("scratch", "new:16M")
-    assert [row["state"] for row in shares.listed().values()] == [f"it is of another image {other} than OpenNebula has", ""]
+    assert [row["state"] for row in shares.listed().values()] == [
+        f"it is of another image {other} than OpenNebula has",
+        "",
+    ]
     shares.site.cli("share", "drop", str(SHARES), str(other))
     shares.oned.image(image).regtime += 1
     assert shares.listed()[image]["state"] == f"it is of another image {image} than OpenNebula has"
@@ -242,8 +285,13 @@ def test_a_share_that_is_not_held_to_its_size_says_so_and_is_held_anew(shares: S
     run("btrfs", "qgroup", "limit", str(8 * MiB), shares.tree(other))
     run("btrfs", "qgroup", "limit", "none", shares.tree(image))
     rows = shares.listed()
-    assert f"image {image} is held to nothing, not to 16.0 MiB: `semishared share resize {image} 16M`" in rows[image]["state"]
-    assert "held to 8.0 MiB, not to 32.0 MiB" in rows[other]["state"] and all("[SS170]" in row["state"] for row in rows.values())
+    assert (
+        f"image {image} is held to nothing, not to 16.0 MiB: `semishared share resize {image} 16M`"
+        in rows[image]["state"]
+    )
+    assert "held to 8.0 MiB, not to 32.0 MiB" in rows[other]["state"] and all(
+        "[SS170]" in row["state"] for row in rows.values()
+    )
     assert all(row["used"] >= 0 for row in rows.values())
     said = shares.site.cli("share", "usage", str(image)).stdout
     assert "of 16.0 MiB" in said and "held to nothing" in said
@@ -261,7 +309,10 @@ def test_a_share_that_is_not_held_to_its_size_says_so_and_is_held_anew(shares: S
 
 def test_what_has_a_record_that_says_nothing_can_be_dropped(shares: Shares, allowed: Path) -> None:
     tree = shares.known()
-    on(s.MakeShare(tree, Share(777, 0, 1, 16 * MiB)), s.MakeShare(tree, Share(778, 0, 1, 0, directory=str(allowed))))
+    on(
+        s.MakeShare(tree, Share(777, 0, 1, 16 * MiB)),
+        s.MakeShare(tree, Share(778, 0, 1, 0, directory=str(allowed))),
+    )
     (shares.root / "share-777/file").write_text("text")
     for image in (777, 778):
         (shares.root / f".semishared/.shares/{image}.json").write_text("")
@@ -271,12 +322,19 @@ def test_what_has_a_record_that_says_nothing_can_be_dropped(shares: Shares, allo
             on(step)
     for image in (777, 778):
         shares.site.cli("share", "drop", str(SHARES), str(image))
-    assert os.listdir(shares.root) == [".semishared"] and os.listdir(shares.root / ".semishared/.shares") == [] and allowed.is_dir()
+    assert (
+        os.listdir(shares.root) == [".semishared"]
+        and os.listdir(shares.root / ".semishared/.shares") == []
+        and allowed.is_dir()
+    )
 
 
 def test_each_owner_has_users_of_their_own(root: Path) -> None:
     tree = Tree("btrfs", str(root), on(s.MarkRoot(Tree("btrfs", str(root)), MARKER))[0]["marker"])
-    paths = [on(s.MakeShare(tree, Share(number, owner, 1, 8 * MiB)))[0]["source"] for number, owner in ((1, 5), (2, 9), (3, 5))]
+    paths = [
+        on(s.MakeShare(tree, Share(number, owner, 1, 8 * MiB)))[0]["source"]
+        for number, owner in ((1, 5), (2, 9), (3, 5))
+    ]
     assert [os.stat(path).st_uid for path in paths] == [first_uid(owner) for owner in (5, 9, 5)]
     with pytest.raises(NoSpace, match="user 32766 of OpenNebula"):
         on(s.MakeShare(tree, Share(4, 32766, 1, 8 * MiB)))
@@ -293,7 +351,10 @@ def test_a_root_whose_ranges_were_given_in_turn_goes_on_so(root: Path) -> None:
     ranges.mkdir()
     for number, owner in ((0, 0), (1, 7)):
         (ranges / str(number)).write_text(json.dumps({"version": 1, "owner": owner}))
-    paths = [on(s.MakeShare(tree, Share(number, owner, 1, 8 * MiB)))[0]["source"] for number, owner in ((1, 7), (2, 1), (3, 0))]
+    paths = [
+        on(s.MakeShare(tree, Share(number, owner, 1, 8 * MiB)))[0]["source"]
+        for number, owner in ((1, 7), (2, 1), (3, 0))
+    ]
     assert [os.stat(path).st_uid for path in paths] == [first_uid(number) for number in (1, 2, 0)]
 
 
@@ -302,7 +363,11 @@ def test_a_broken_range_costs_nobody_whose_range_is_known(root: Path) -> None:
     on(s.MarkRoot(tree, MARKER))
     on(s.MakeShare(tree, Share(1, 4, 1, 8 * MiB)))
     (root / ".semishared/.uids/5").write_text("")
-    assert os.stat(on(s.MakeShare(tree, Share(2, 4, 1, 8 * MiB)))[0]["source"]).st_uid == first_uid(4) == owners.known_uid_of(str(root), 4)
+    assert (
+        os.stat(on(s.MakeShare(tree, Share(2, 4, 1, 8 * MiB)))[0]["source"]).st_uid
+        == first_uid(4)
+        == owners.known_uid_of(str(root), 4)
+    )
     # It may be theirs.
     for owner in (5, 6):
         with pytest.raises(BadRecord, match=r"\.uids/5 .* whose users"):
@@ -351,7 +416,9 @@ def test_a_share_that_is_broken_hides_no_other(shares: Shares) -> None:
     assert not shares.listed()
 
 
-def test_a_directory_is_registered_and_forgotten_whole_wherever_that_is_killed(root: Path, tmp_path: Path) -> None:
+def test_a_directory_is_registered_and_forgotten_whole_wherever_that_is_killed(
+    root: Path, tmp_path: Path
+) -> None:
     tree = Tree("plain", str(root), MARKER)
     on(s.MarkRoot(tree, MARKER))
     theirs, place = tmp_path / "theirs", f"{root}/share-7"
@@ -365,7 +432,9 @@ def test_a_directory_is_registered_and_forgotten_whole_wherever_that_is_killed(r
                 on(make)
             code = killed.run(step, at)
             if step is make:
-                assert on(make) == [{"source": place}] and on(s.ListShares(tree))[0]["shares"][0]["directory"] == str(theirs)
+                assert on(make) == [{"source": place}] and on(s.ListShares(tree))[0]["shares"][0][
+                    "directory"
+                ] == str(theirs)
                 run("rm", "-r", root / ".semishared/.uids")
             on(remove)
             assert on(s.ListShares(tree)) == [{"shares": []}] and os.listdir(root) == [".semishared"]

@@ -22,7 +22,9 @@ MiB = 1 << 20
 LATE_S = 15
 """Within how long a client notices that a share is full: docs/how-to/shares.md says seconds."""
 BEYOND = 64 * MiB
-"""How much one client may have written by then: the page says what was measured, which the lab's disks limit too."""
+"""How much one client may have written by then: the page says what was measured, which the lab's disks limit
+too.
+"""
 WRITE = """
 import os, sys, time
 path, full, late, written, since = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), 0, 0.0
@@ -46,8 +48,13 @@ def tree(cloud: CephShares) -> Tree:
 def test_an_image_is_a_subvolume_with_the_layout_that_it_asks_for(cloud: CephShares) -> None:
     image = cloud.image("scratch", "new:32M,stripes=4,object=1M")
     source = cloud.source(image)
-    assert re.fullmatch(rf"{ROOT}/share-{image}/[0-9a-f-]{{36}}", source) and cloud.oned.image(image).size == 32
-    code = "import os, sys; s = os.stat(sys.argv[1]); print(s.st_uid, s.st_gid, oct(s.st_mode), os.getxattr(sys.argv[1], sys.argv[2]))"
+    assert (
+        re.fullmatch(rf"{ROOT}/share-{image}/[0-9a-f-]{{36}}", source) and cloud.oned.image(image).size == 32
+    )
+    code = (
+        "import os, sys; s = os.stat(sys.argv[1]); print(s.st_uid, s.st_gid, oct(s.st_mode), "
+        "os.getxattr(sys.argv[1], sys.argv[2]))"
+    )
     said, _ = cloud.does(["python3", "-c", code, source, "ceph.dir.layout"])
     assert said == (
         "100000 100000 0o40755 b'stripe_unit=262144 stripe_count=4 object_size=1048576 "
@@ -64,7 +71,11 @@ def test_a_full_share_is_refused_writes_and_its_neighbour_notices_nothing(cloud:
     words = ["python3", "-c", WRITE, f"{cloud.source(mine)}/below/file", str(32 * MiB), str(LATE_S)]
     written, late, said = cloud.does(words)[0].split(" ", 2)
     print(f"full share: {int(written) / MiB:.1f} of 32 MiB, refused after {late} s")
-    assert said == "Disk quota exceeded\n" and 31 * MiB <= int(written) <= 32 * MiB + BEYOND and float(late) <= LATE_S
+    assert (
+        said == "Disk quota exceeded\n"
+        and 31 * MiB <= int(written) <= 32 * MiB + BEYOND
+        and float(late) <= LATE_S
+    )
     fill = ["dd", "if=/dev/urandom", "bs=1M", "count=32", "conv=fsync", "status=none"]
     assert cloud.does([*fill, f"of={cloud.source(other)}/file"]) == ("", "")
     assert "quota exceeded" in cloud.does([*fill, f"of={cloud.source(mine)}/more"], check=False)[1]
@@ -85,21 +96,33 @@ def test_what_the_cluster_refuses_says_why_and_can_be_dropped(cloud: CephShares)
     assert cloud.gc() == {f"{ROOT}/share-{image}": "removed"} and not cloud.listed()
 
 
-def test_a_maker_whose_mount_lets_guests_programs_be_setuid_makes_nothing_and_doctor_says_so(cloud: CephShares) -> None:
+def test_a_maker_whose_mount_lets_guests_programs_be_setuid_makes_nothing_and_doctor_says_so(
+    cloud: CephShares,
+) -> None:
     cloud.host.run(["mount", "-o", "remount,bind,suid,nodev", ROOT], user="root", cwd="/")
     try:
         with pytest.raises(ActionFailed, match=rf"{ROOT} on h1 is mounted without nosuid.*\[SS175\]"):
             cloud.image("early", "new:16M")
-        said = cloud.lab.fe.run(["/var/lib/one/remotes/lib/semishared/semishared", "doctor", "--json"], check=False, timeout=120)
-        rows = [row for row in json.loads(said.stdout)["findings"] if row["what"].startswith(f"datastore {SHARES} ")]
-        assert [(row["severity"], row["machine"], "without nosuid" in row["what"]) for row in rows] == [("broken", "h1", True)]
+        said = cloud.lab.fe.run(
+            ["/var/lib/one/remotes/lib/semishared/semishared", "doctor", "--json"], check=False, timeout=120
+        )
+        rows = [
+            row
+            for row in json.loads(said.stdout)["findings"]
+            if row["what"].startswith(f"datastore {SHARES} ")
+        ]
+        assert [(row["severity"], row["machine"], "without nosuid" in row["what"]) for row in rows] == [
+            ("broken", "h1", True)
+        ]
     finally:
         cloud.host.run(["mount", "-o", "remount,bind,nosuid,nodev", ROOT], user="root", cwd="/")
     image = cloud.image("later", "new:16M")
     cloud.oned.image_delete(image)
 
 
-def test_a_share_that_may_hold_data_is_kept_until_it_is_dropped_by_hand(cloud: CephShares, tree: Tree) -> None:
+def test_a_share_that_may_hold_data_is_kept_until_it_is_dropped_by_hand(
+    cloud: CephShares, tree: Tree
+) -> None:
     _, made = cloud.step(s.MakeShare(tree, Share(777, 0, 1, 8 * MiB)))
     code = "from semishared.share import attached; import sys; print(attached.check(777, sys.argv[1]).first)"
     done = cloud.host.run(["python3", "-c", code, made["source"]], env={"PYTHONPATH": "/var/tmp/one/lib"})
@@ -116,14 +139,20 @@ def namespace_of(cloud: CephShares, path: str) -> str:
 
 
 def test_a_key_for_one_share_opens_no_other(cloud: CephShares) -> None:
-    """Also not the one that the image of the same number has in another OpenNebula, which has a group of its own."""
+    """Also not the one that the image of the same number has in another OpenNebula, which has a group of its
+    own.
+    """
     mine, other = cloud.image("mine", "new:16M"), cloud.image("other", "new:16M,stripes=2,object=1M")
     second = cloud.second_group()
     theirs = str(cloud.step(s.MakeShare(second, Share(mine, 0, 1, 16 * MiB)))[1]["source"])
     sources = {name: cloud.source(image) for name, image in (("mine", mine), ("other", other))}
     for path in (*sources.values(), theirs):
         cloud.does(["dd", "if=/dev/zero", f"of={path}/file", "bs=1M", "count=1", "conv=fsync", "status=none"])
-    cloud.lab.ceph.node.run(["ceph", "fs", "subvolume", "authorize", fs.NAME, f"share-{mine}", "tenant", "one"], user="root", cwd="/")
+    cloud.lab.ceph.node.run(
+        ["ceph", "fs", "subvolume", "authorize", fs.NAME, f"share-{mine}", "tenant", "one"],
+        user="root",
+        cwd="/",
+    )
     cloud.lab.ceph.give_key(cloud.host, "tenant", cloud.lab.ceph.key("tenant"))
 
     def objects(namespace: str) -> tuple[int, str]:
@@ -133,10 +162,18 @@ def test_a_key_for_one_share_opens_no_other(cloud: CephShares) -> None:
 
     code, said = objects(namespace_of(cloud, sources["mine"]))
     assert code == 0 and said.count("\n") == 1
-    for namespace in (namespace_of(cloud, sources["other"]), namespace_of(cloud, theirs), f"fsvolumens_share-{mine}", ""):
+    for namespace in (
+        namespace_of(cloud, sources["other"]),
+        namespace_of(cloud, theirs),
+        f"fsvolumens_share-{mine}",
+        "",
+    ):
         code, said = objects(namespace)
         assert code and "Operation not permitted" in said, namespace
-    paths = [*(path.replace(ROOT, "/volumes/one") for path in (*sources.values(), ROOT)), theirs.replace(second.root, "/volumes/two")]
+    paths = [
+        *(path.replace(ROOT, "/volumes/one") for path in (*sources.values(), ROOT)),
+        theirs.replace(second.root, "/volumes/two"),
+    ]
     for number, path in enumerate(paths):
         at = f"/srv/as-tenant-{number}"
         cloud.host.run(["mkdir", at], user="root")
@@ -191,7 +228,9 @@ def test_files_without_data_end_in_a_guest_and_a_neighbour_still_makes_some(clou
     small, other = guests.image("small", "1M", uid=5), guests.image("other", "1M", uid=9)
     vms = [guests.deploy(name, image, host="h2") for name, image in (("many", small), ("few", other))]
     many, few = map(guests.mounted, vms)
-    said = many.run("cd /small; i=0; while [ $i -lt 9999 ] && : >$i; do i=$((i+1)); done; echo made $i", 540)[1]
+    said = many.run("cd /small; i=0; while [ $i -lt 9999 ] && : >$i; do i=$((i+1)); done; echo made $i", 540)[
+        1
+    ]
     print(f"files of 1024: {said.split()[-1]}")
     assert "Disk quota exceeded" in said and "made 9999" not in said, said
     assert few.run("echo >/other/one")[0] == 0

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests that are clients of CephFS themselves: by the key in the context of their VM, on Debian's own kernel, beside another tenant.
+"""Guests that are clients of CephFS themselves: by the key in the context of their VM, on Debian's own
+kernel, beside another tenant.
 
-The VMs are real, and boot nothing; their guest is a kernel host on the lab's network, which has the ISO of the context and nothing else.
+The VMs are real, and boot nothing; their guest is a kernel host on the lab's network, which has the ISO of
+the context and nothing else.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ from shares.page import PAGE, ROOT
 MiB = 1 << 20
 CLIENT = {"SEMISHARED_SHARE_ACCESS": "client"}
 KEYS = f"{ROOT}/.semishared/.keys"
-READ_ISO = "modprobe -a loop isofs; mkdir -p /context; umount /context 2>/dev/null || true; mount -o loop,ro /context.iso /context"
+READ_ISO = (
+    "modprobe -a loop isofs; mkdir -p /context; umount /context 2>/dev/null || true; mount -o loop,ro "
+    "/context.iso /context"
+)
 SHUT_OUT_S = 60
 
 
@@ -54,14 +59,36 @@ class Tenants:
 
     def __init__(self, cloud: CephShares, guest: KernelHost) -> None:
         self.cloud, self.guest, self.host, self.oned = cloud, guest, cloud.host, cloud.oned
-        self.mine, self.theirs = cloud.image("mine", "new:24M", **CLIENT), cloud.image("theirs", "new:16M", **CLIENT)
+        self.mine, self.theirs = (
+            cloud.image("mine", "new:24M", **CLIENT),
+            cloud.image("theirs", "new:16M", **CLIENT),
+        )
         self.secret = cloud.image("secret", "new:16M")
-        cloud.does(["sh", "-c", f"echo secret >{cloud.source(self.secret)}/file; sync {cloud.source(self.secret)}/file"])
-        self.one = self.deploy("one", {"IMAGE_ID": str(self.mine)}, {"IMAGE_ID": str(self.theirs), "MOUNT_TAG": "read"}, read_only=(1,))
+        cloud.does(
+            [
+                "sh",
+                "-c",
+                f"echo secret >{cloud.source(self.secret)}/file; sync {cloud.source(self.secret)}/file",
+            ]
+        )
+        self.one = self.deploy(
+            "one",
+            {"IMAGE_ID": str(self.mine)},
+            {"IMAGE_ID": str(self.theirs), "MOUNT_TAG": "read"},
+            read_only=(1,),
+        )
         self.other = self.deploy("other", {"IMAGE_ID": str(self.theirs)})
 
-    def deploy(self, name: str, *disks: dict[str, str], read_only: Sequence[int] = (), host: str = "h1") -> int:
-        template: dict[str, Any] = {"NAME": name, "CPU": "0.1", "MEMORY": "32", "DISK": list(disks), "CONTEXT": {"NETWORK": "NO"}}
+    def deploy(
+        self, name: str, *disks: dict[str, str], read_only: Sequence[int] = (), host: str = "h1"
+    ) -> int:
+        template: dict[str, Any] = {
+            "NAME": name,
+            "CPU": "0.1",
+            "MEMORY": "32",
+            "DISK": list(disks),
+            "CONTEXT": {"NETWORK": "NO"},
+        }
         vm = int(self.oned.vm_create(template))
         for number in read_only:
             self.oned.vm(vm).disks[number]["READONLY"] = "YES"
@@ -120,12 +147,29 @@ def tenants(cloud: CephShares) -> Iterator[Tenants]:
 def test_the_key_is_in_the_context_of_its_vm_and_nowhere_else(tenants: Tenants) -> None:
     one, read = tenants.shares(tenants.one)
     (other,) = tenants.shares(tenants.other)
-    assert tenants.users() == {f"client.{share.of('USER')}" for share in (one, read, other)} and len(tenants.users()) == 3
+    assert (
+        tenants.users() == {f"client.{share.of('USER')}" for share in (one, read, other)}
+        and len(tenants.users()) == 3
+    )
     assert (one.of("ACCESS"), read.of("ACCESS"), read.of("TAG")) == ("rw", "ro", "read")
     iso = tenants.host.path(tenants.iso(tenants.one))
     assert iso.stat().st_mode & 0o007 == 0
-    search = ["grep", "-rslF", "-e", one.of("KEY"), "/var/lib/one", "/var/log", "/var/tmp", "/tmp", "/run", "/etc", ROOT]
-    assert tenants.host.run(search, user="root", check=False).stdout.decode().split() == [tenants.iso(tenants.one)]
+    search = [
+        "grep",
+        "-rslF",
+        "-e",
+        one.of("KEY"),
+        "/var/lib/one",
+        "/var/log",
+        "/var/tmp",
+        "/tmp",
+        "/run",
+        "/etc",
+        ROOT,
+    ]
+    assert tenants.host.run(search, user="root", check=False).stdout.decode().split() == [
+        tenants.iso(tenants.one)
+    ]
     assert tenants.cloud.lab.fe.run(search, user="root", check=False).stdout == b""
     assert one.of("KEY") not in json.dumps(tenants.oned.vm(tenants.one).template)
     assert one.of("KEY") not in tenants.oned.vm(tenants.one).to_xml()
@@ -139,17 +183,29 @@ def test_the_host_gives_such_a_share_to_nobody(tenants: Tenants) -> None:
 
 
 @pytest.mark.parametrize("holder", ["image", "datastore"])
-def test_a_vm_without_context_is_refused_and_not_given_the_share_by_its_host(tenants: Tenants, holder: str) -> None:
+def test_a_vm_without_context_is_refused_and_not_given_the_share_by_its_host(
+    tenants: Tenants, holder: str
+) -> None:
     oned, users = tenants.oned, tenants.users()
     said = CLIENT if holder == "image" else {}
     oned.datastore_update(SHARES, f'SEMISHARED_SHARE_ACCESS="{"" if said else "client"}"')
     image = tenants.cloud.image(f"of-{holder}", "new:16M", **said)
-    vm = int(oned.vm_create({"NAME": f"none-{holder}", "CPU": "0.1", "MEMORY": "32", "DISK": [{"IMAGE_ID": str(image)}]}))
+    vm = int(
+        oned.vm_create(
+            {"NAME": f"none-{holder}", "CPU": "0.1", "MEMORY": "32", "DISK": [{"IMAGE_ID": str(image)}]}
+        )
+    )
     try:
-        with pytest.raises(ActionFailed, match=r"disk 0 is a share whose client .*without CONTEXT.*make the VM anew.*\[SS003\]") as caught:
+        with pytest.raises(
+            ActionFailed,
+            match=r"disk 0 is a share whose client .*without CONTEXT.*make the VM anew.*\[SS003\]",
+        ) as caught:
             oned.vm_deploy(vm, "h1", SYSTEM)
         assert "\n" not in str(caught.value).strip()
-        assert tenants.host.run(["pgrep", "-x", "virtiofsd"], user="root", check=False).returncode == 1 and tenants.users() == users
+        assert (
+            tenants.host.run(["pgrep", "-x", "virtiofsd"], user="root", check=False).returncode == 1
+            and tenants.users() == users
+        )
     finally:
         oned.vm_recover(vm, "delete")
         oned.datastore_update(SHARES, 'SEMISHARED_SHARE_ACCESS=""')
@@ -163,11 +219,19 @@ def test_a_guest_mounts_what_it_was_told_writes_reads_and_is_held_to_the_size(te
     tenants.boot(tenants.one)
     mine = f"/mnt/one-tag-{tenants.mine}"
     assert tenants.does("stat -c %a /context/context.sh").out == "600\n"
-    assert tenants.does(f"stat -f -c %T {mine}; df -m --output=size {mine} | tail -1").out.split() == ["ceph", "24"]
-    assert tenants.does(f"echo mine >{mine}/file && sync && cat {mine}/file /mnt/read/file").out == "mine\ntheirs\n"
+    assert tenants.does(f"stat -f -c %T {mine}; df -m --output=size {mine} | tail -1").out.split() == [
+        "ceph",
+        "24",
+    ]
+    assert (
+        tenants.does(f"echo mine >{mine}/file && sync && cat {mine}/file /mnt/read/file").out
+        == "mine\ntheirs\n"
+    )
     assert "Read-only file system" in tenants.does("echo >/mnt/read/file").err
     assert tenants.cloud.does(["cat", f"{tenants.cloud.source(tenants.mine)}/file"])[0] == "mine\n"
-    full = tenants.does(f"mkdir {mine}/below && dd if=/dev/zero of={mine}/below/big bs=1M count=200 conv=fsync", 300)
+    full = tenants.does(
+        f"mkdir {mine}/below && dd if=/dev/zero of={mine}/below/big bs=1M count=200 conv=fsync", 300
+    )
     assert full.code and "Disk quota exceeded" in full.err, full
     assert tenants.does(f"rm -r {mine}/below; echo more >{mine}/file; sync").code == 0
 
@@ -176,7 +240,10 @@ def test_a_key_that_reads_writes_nothing_however_it_is_mounted(tenants: Tenants)
     _, read = tenants.shares(tenants.one)
     words = read.mount(read.of("PATH"))
     words[-1] = words[-1].replace("ro,", "rw,", 1)
-    done = tenants.does(f"mkdir -p /other; {shlex.join(words)} && cat /other/file; echo >/other/file; rm /other/file; umount /other")
+    done = tenants.does(
+        f"mkdir -p /other; {shlex.join(words)} && cat /other/file; echo >/other/file; rm "
+        f"/other/file; umount /other"
+    )
     assert done.out == "theirs\n" and done.err.count("Permission denied") == 2, done
     namespace = tenants.namespace(tenants.theirs)
     code, said = tenants.tries(["rados", "-p", f"{fs.NAME}.data", "-N", namespace, "create", "mine"], read)
@@ -188,9 +255,20 @@ def test_no_other_directory_is_opened_by_it(tenants: Tenants, path: str) -> None
     one, cloud = tenants.shares(tenants.one)[0], tenants.cloud
     images = {"secret": tenants.secret, "theirs": tenants.theirs}
     other = {name: cloud.source(image).replace(ROOT, "/volumes/one") for name, image in images.items()}
-    paths = {**other, "above": one.of("PATH").rpartition("/")[0], "root": "/", "up": f"{one.of('PATH')}/../../{other['secret'][13:]}"}
-    done = tenants.does(f"mkdir -p /other; {shlex.join(one.mount(paths[path]))}; mountpoint -q /other && ls /other /other/*")
-    assert done.code and done.out == "" and re.search("error 13|Permission denied|No such file|Invalid", done.err), done
+    paths = {
+        **other,
+        "above": one.of("PATH").rpartition("/")[0],
+        "root": "/",
+        "up": f"{one.of('PATH')}/../../{other['secret'][13:]}",
+    }
+    done = tenants.does(
+        f"mkdir -p /other; {shlex.join(one.mount(paths[path]))}; mountpoint -q /other && ls /other /other/*"
+    )
+    assert (
+        done.code
+        and done.out == ""
+        and re.search("error 13|Permission denied|No such file|Invalid", done.err)
+    ), done
 
 
 def test_no_other_objects_users_quotas_or_layouts_are_open_to_it(tenants: Tenants) -> None:
@@ -198,41 +276,73 @@ def test_no_other_objects_users_quotas_or_layouts_are_open_to_it(tenants: Tenant
     objects = ["rados", "-p", f"{fs.NAME}.data", "-N"]
     code, said = tenants.tries([*objects, tenants.namespace(tenants.mine), "ls"], one)
     assert code == 0 and said.strip(), said
-    refused = [[*objects, tenants.namespace(tenants.secret), "ls"], [*objects, "", "ls"], ["rados", "-p", f"{fs.NAME}.meta", "ls"],
-               ["ceph", "auth", "ls"], ["ceph", "auth", "get", "client.shares"], ["ceph", "config-key", "dump"],
-               ["ceph", "fs", "subvolume", "ls", fs.NAME, "one"]]  # fmt: skip
+    refused = [
+        [*objects, tenants.namespace(tenants.secret), "ls"],
+        [*objects, "", "ls"],
+        ["rados", "-p", f"{fs.NAME}.meta", "ls"],
+        ["ceph", "auth", "ls"],
+        ["ceph", "auth", "get", "client.shares"],
+        ["ceph", "config-key", "dump"],
+        ["ceph", "fs", "subvolume", "ls", fs.NAME, "one"],
+    ]
     for words in refused:
         code, said = tenants.tries(words, one)
-        assert code and re.search("Operation not permitted|Permission denied|EACCES|EPERM", said), (words, said)
+        assert code and re.search("Operation not permitted|Permission denied|EACCES|EPERM", said), (
+            words,
+            said,
+        )
     set_it = "import os, sys; os.setxattr(sys.argv[1], sys.argv[2], sys.argv[3].encode())"
-    for name, value in (("ceph.quota.max_bytes", "0"), ("ceph.dir.layout.pool_namespace", tenants.namespace(tenants.secret))):
-        done = tenants.guest.run(["/usr/bin/python3", "-c", set_it, f"/mnt/one-tag-{tenants.mine}", name, value], check=False)
+    for name, value in (
+        ("ceph.quota.max_bytes", "0"),
+        ("ceph.dir.layout.pool_namespace", tenants.namespace(tenants.secret)),
+    ):
+        done = tenants.guest.run(
+            ["/usr/bin/python3", "-c", set_it, f"/mnt/one-tag-{tenants.mine}", name, value], check=False
+        )
         assert "PermissionError" in done.err, done
 
 
 def test_what_a_key_sees_of_the_cluster_is_what_the_page_says(tenants: Tenants) -> None:
     one, ceph = tenants.shares(tenants.one)[0], tenants.cloud.lab.ceph.node
-    page = re.sub("(?<=[ .])cephfs(?=[ :])", fs.NAME, PAGE.read_text()).replace("share-43", f"share-{tenants.secret}")
-    rows = {name: re.findall("`(ceph [^`]+)`", said) for name, said in re.findall(r"(?m)^\| (answered|refused) \| (.*) \|$", page)}
+    page = re.sub("(?<=[ .])cephfs(?=[ :])", fs.NAME, PAGE.read_text()).replace(
+        "share-43", f"share-{tenants.secret}"
+    )
+    rows = {
+        name: re.findall("`(ceph [^`]+)`", said)
+        for name, said in re.findall(r"(?m)^\| (answered|refused) \| (.*) \|$", page)
+    }
     option, secret = ["mgr", "mgr/dashboard/GRAFANA_API_PASSWORD"], "not-for-tenants"
     ceph.run(["ceph", "config", "set", *option, secret, "--force"], user="root", cwd="/")
     ceph.run(["ceph", "config-key", "set", "lab/secret", "not-for-anybody"], user="root", cwd="/")
     try:
         seen = {command: tenants.tries(shlex.split(command), one) for command in rows["answered"]}
         assert [command for command, (code, _) in seen.items() if code] == [] and len(seen) > 8
-        assert [command for command, (_, said) in seen.items() if secret in said] == ["ceph config dump", "ceph config log"]
+        assert [command for command, (_, said) in seen.items() if secret in said] == [
+            "ceph config dump",
+            "ceph config log",
+        ]
         # Of another tenant: the user of its key, so its image and VM.
         other = f"share-one-{tenants.theirs}-{tenants.other}"
-        assert [command for command, (_, said) in seen.items() if other in said] == ["ceph log last 500 debug audit"]
-        keys = ["not-for-anybody", *(share.of("KEY") for vm in (tenants.one, tenants.other) for share in tenants.shares(vm))]
+        assert [command for command, (_, said) in seen.items() if other in said] == [
+            "ceph log last 500 debug audit"
+        ]
+        keys = [
+            "not-for-anybody",
+            *(share.of("KEY") for vm in (tenants.one, tenants.other) for share in tenants.shares(vm)),
+        ]
         assert [command for command, (_, said) in seen.items() if any(key in said for key in keys)] == []
-        # One program is told them, but for those of which it takes no other beside; what it says is a line for each that is refused.
+        # One program is told them, but for those of which it takes no other beside; what it says is a line
+        # for each that is refused.
         told = [command for command in rows["refused"] if command.startswith("ceph tell ")]
         refused = [command.removeprefix("ceph ") for command in rows["refused"] if command not in told]
         for command, expected in (("ceph", len(refused)), *((command, 1) for command in told)):
-            _, said = tenants.tries(shlex.split(command), one, "\n".join(refused) if command == "ceph" else "")
+            _, said = tenants.tries(
+                shlex.split(command), one, "\n".join(refused) if command == "ceph" else ""
+            )
             errors = [line for line in said.splitlines() if line.startswith("Error ")]
-            assert len(errors) == expected and all("EACCES" in error for error in errors) and secret not in said, (command, said)
+            assert (
+                len(errors) == expected and all("EACCES" in error for error in errors) and secret not in said
+            ), (command, said)
         assert len(rows["refused"]) > 8
     finally:
         ceph.run(["ceph", "config", "rm", *option], user="root", cwd="/")
@@ -246,19 +356,29 @@ def test_doctor_tells_of_clients_whose_pool_nothing_bounds_or_others_have(tenant
     def found() -> list[str]:
         done = tenants.cloud.lab.fe.run([COMMAND, "doctor", "--json"], check=False, timeout=120)
         rows = [row for row in json.loads(done.stdout)["findings"] if f" pool {pool} " in row["what"]]
-        assert all((row["severity"], row["machine"]) == ("warning", "h1") and row["what"].startswith(writes) for row in rows), rows
+        assert all(
+            (row["severity"], row["machine"]) == ("warning", "h1") and row["what"].startswith(writes)
+            for row in rows
+        ), rows
         assert all("What bounds a client that means harm" in row["mend"] for row in rows), rows
         return [row["what"][len(writes) :].partition(":")[0] for row in rows]
 
     def admin(*commands: tuple[str, dict[str, Any]]) -> None:
-        ceph.ask(*(["command", [f"osd pool {prefix}"], {"pool": pool, **words}] for prefix, words in commands))
+        ceph.ask(
+            *(["command", [f"osd pool {prefix}"], {"pool": pool, **words}] for prefix, words in commands)
+        )
 
     assert found() == ["it has no quota (max_bytes and max_objects)"]
-    other = tenants.oned.image_create(SHARES, "another", path="new:16M", type="FILESYSTEM", uid=9, attributes={})
+    other = tenants.oned.image_create(
+        SHARES, "another", path="new:16M", type="FILESYSTEM", uid=9, attributes={}
+    )
     try:
         rbd = {"app": "rbd", "yes_i_really_mean_it": True}
         admin(("set-quota", {"field": "max_bytes", "val": str(64 << 30)}), ("application enable", rbd))
-        assert found() == ["it has no quota (max_objects)", "it is not one tenant's alone (rbd; users 0, 9 of OpenNebula)"]
+        assert found() == [
+            "it has no quota (max_objects)",
+            "it is not one tenant's alone (rbd; users 0, 9 of OpenNebula)",
+        ]
         admin(("application disable", rbd), ("set-quota", {"field": "max_objects", "val": "1000000"}))
         assert found() == ["it is not one tenant's alone (users 0, 9 of OpenNebula)"]
         tenants.oned.image_delete(other)
@@ -268,16 +388,23 @@ def test_doctor_tells_of_clients_whose_pool_nothing_bounds_or_others_have(tenant
 
 
 def test_what_a_key_writes_as_bare_objects_outlives_no_purge_of_the_page(tenants: Tenants) -> None:
-    """No deletion of the share removes it: so what the page has an admin do must, all of it, and nothing of others."""
+    """No deletion of the share removes it: so what the page has an admin do must, all of it, and nothing of
+    others.
+    """
     one, lab = tenants.shares(tenants.one)[0], tenants.cloud.lab
     pool, mine, theirs = f"{fs.NAME}.data", tenants.namespace(tenants.mine), tenants.namespace(tenants.theirs)
     names = ("alien", "a b")
     for name in names:
         code, said = tenants.tries(["rados", "-p", pool, "-N", mine, "create", name], one)
         assert code == 0, said
-    (script,) = re.findall(r"(?ms)^    python3 - cephfs.clients \$namespace <<'END'\n(.*?)^    END$", PAGE.read_text())
+    (script,) = re.findall(
+        r"(?ms)^    python3 - cephfs.clients \$namespace <<'END'\n(.*?)^    END$", PAGE.read_text()
+    )
     (called,) = re.findall(r"(?m)^    namespace=(\S+) ", PAGE.read_text())
-    assert called.replace("42", str(tenants.mine)).replace("0123456789abcdef" * 2, tenants.cloud.tree.marker) == mine
+    assert (
+        called.replace("42", str(tenants.mine)).replace("0123456789abcdef" * 2, tenants.cloud.tree.marker)
+        == mine
+    )
     listed = ["rados", "-p", pool, "-N"]
     before = lab.ceph.node.run([*listed, theirs, "ls"], user="root", cwd="/").stdout
     # Its files' objects are there as well, and needed: of others than these copies are not made.
@@ -285,13 +412,28 @@ def test_what_a_key_writes_as_bare_objects_outlives_no_purge_of_the_page(tenants
     assert only != script
     lab.ceph.node.run(["/usr/bin/python3", "-c", textwrap.dedent(only), pool, mine], user="root", cwd="/")
     left = lab.ceph.node.run([*listed, mine, "ls"], user="root", cwd="/").stdout.decode().splitlines()
-    assert left and not set(left) & set(names) and lab.ceph.node.run([*listed, theirs, "ls"], user="root", cwd="/").stdout == before
+    assert (
+        left
+        and not set(left) & set(names)
+        and lab.ceph.node.run([*listed, theirs, "ls"], user="root", cwd="/").stdout == before
+    )
 
 
 def test_who_makes_keys_is_told_none_of_others(tenants: Tenants) -> None:
     share = f"share-{tenants.mine}"
     for user in ("admin", "shares-mount", f"share-two-{tenants.mine}"):
-        words = ["fs", "subvolume", "authorize", fs.NAME, share, user, "one", "rw", "tenant", "--allow_existing_id"]
+        words = [
+            "fs",
+            "subvolume",
+            "authorize",
+            fs.NAME,
+            share,
+            user,
+            "one",
+            "rw",
+            "tenant",
+            "--allow_existing_id",
+        ]
         done = tenants.host.run(["ceph", "--id", "shares", *words], cwd="/", check=False, timeout=60)
         assert done.returncode and b"EACCES" in done.stderr and not done.stdout.strip(), (user, done)
 
@@ -312,7 +454,9 @@ def test_a_vm_that_ends_on_a_host_that_does_not_answer_has_no_key_any_more(tenan
     h3.cut()
     try:
         words = [f"{h3.name}:/var/lib/one/datastores/{SYSTEM}/{vm}", str(vm), str(SYSTEM)]
-        done = tenants.cloud.lab.fe.run(["/var/lib/one/remotes/tm/semishared/delete", *words], check=False, timeout=120)
+        done = tenants.cloud.lab.fe.run(
+            ["/var/lib/one/remotes/tm/semishared/delete", *words], check=False, timeout=120
+        )
         assert done.returncode and b"[SS010]" in done.stderr, done
         assert tenants.users() == before
     finally:
@@ -334,7 +478,9 @@ def test_an_action_of_an_earlier_boot_neither_gives_nor_takes_a_key(tenants: Ten
 def test_an_operator_has_a_key_until_it_is_taken_back(tenants: Tenants) -> None:
     cloud, image = tenants.cloud, str(tenants.secret)
     found = json.loads(cloud.cli("credentials", image, "--json"))["credentials"]
-    assert f"key {found['key']}\n" in cloud.cli("credentials", image) and "secret" in cloud.cli("credentials", image)
+    assert f"key {found['key']}\n" in cloud.cli("credentials", image) and "secret" in cloud.cli(
+        "credentials", image
+    )
     operator = Share("0", {f"SEMISHARED_SHARE_0_{name.upper()}": value for name, value in found.items()})
     mounted = tenants.does(f"mkdir -p /other; {shlex.join(operator.mount(found['path']))} && cat /other/file")
     assert mounted.out == "secret\n", mounted
@@ -342,10 +488,17 @@ def test_an_operator_has_a_key_until_it_is_taken_back(tenants: Tenants) -> None:
     reads = json.loads(cloud.cli("credentials", image, "--readonly", "--json"))["credentials"]
     assert reads["user"] != operator.of("USER") and (reads["access"], found["access"]) == ("ro", "rw")
     assert tenants.does("echo more >/other/more && sync && cat /other/more && rm /other/more").out == "more\n"
-    assert "not there" not in (said := cloud.cli("credentials", image, "--revoke")) and "session evict" in said
-    assert "not there" in cloud.cli("credentials", image, "--revoke") and f"client.{reads['user']}" not in tenants.users()
+    assert (
+        "not there" not in (said := cloud.cli("credentials", image, "--revoke")) and "session evict" in said
+    )
+    assert (
+        "not there" in cloud.cli("credentials", image, "--revoke")
+        and f"client.{reads['user']}" not in tenants.users()
+    )
     # Also who has it mounted.
-    gone = tenants.does(f"timeout {SHUT_OUT_S} dd if=/other/file of=/dev/null iflag=direct status=none; umount -f /other")
+    gone = tenants.does(
+        f"timeout {SHUT_OUT_S} dd if=/other/file of=/dev/null iflag=direct status=none; umount -f /other"
+    )
     assert re.search("Cannot send after|Input/output|Stale|Permission", gone.err), gone
     assert tenants.does(shlex.join(operator.mount(found["path"]))).code
     said = cloud.cli("credentials", str(tenants.mine), "--vm", str(tenants.one))
@@ -383,7 +536,10 @@ def test_where_the_manager_may_not_make_keys_nothing_boots_and_a_line_says_why(t
     ceph.run([*set_caps, less], user="root", cwd="/")
     try:
         assert "[SS028]" in tenants.cloud.cli("credentials", str(tenants.secret), code=2)
-        assert tenants.cloud.step(look)[1]["lacking"] == ["fs subvolume authorize", "fs subvolume deauthorize"]
+        assert tenants.cloud.step(look)[1]["lacking"] == [
+            "fs subvolume authorize",
+            "fs subvolume deauthorize",
+        ]
         tenants.oned.vm_poweroff(tenants.other, hard=True)
         with pytest.raises(ActionFailed, match="SS028"):
             tenants.oned.vm_resume(tenants.other)
@@ -401,7 +557,10 @@ def test_what_holds_at_a_boot_is_what_the_attribute_says_then(tenants: Tenants) 
         oned.image_update(tenants.theirs, {"SEMISHARED_SHARE_ACCESS": access})
         oned.vm_poweroff(vm, hard=True)
         oned.vm_resume(vm)
-        assert json.loads(note.read_text())["disks"] == [0] * (1 - given) and len(tenants.shares(vm)) == 1 - given
+        assert (
+            json.loads(note.read_text())["disks"] == [0] * (1 - given)
+            and len(tenants.shares(vm)) == 1 - given
+        )
         said = tenants.host.run(["virsh", "-c", "qemu:///system", "dumpxml", oned.vm(vm).deploy_id]).stdout
         assert said.count(b"<filesystem") == given
 
@@ -413,7 +572,9 @@ def test_when_the_vm_is_gone_its_key_is_and_whoever_has_it_still_is_shut_out(ten
     tenants.oned.vm_terminate(tenants.one, hard=True)
     assert tenants.users() == {f"client.{tenants.shares(tenants.other)[0].of('USER')}"}
     assert tenants.keys() == [f"{tenants.theirs}-{tenants.other}.json"]
-    late = tenants.does(f"timeout {SHUT_OUT_S} sh -c 'echo late >{mine}/late && sync {mine}/late'; umount -f {mine} /mnt/read")
+    late = tenants.does(
+        f"timeout {SHUT_OUT_S} sh -c 'echo late >{mine}/late && sync {mine}/late'; umount -f {mine} /mnt/read"
+    )
     assert re.search("Cannot send after|Input/output|Stale|Permission", late.err), late
     assert tenants.does(shlex.join(one.mount(one.of("PATH")))).code
     source = tenants.cloud.source(tenants.mine)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Guests that have a share of CephFS by their host.
 
-What root of one can do to the host, what two of them on two hosts see of each other, and what becomes of one when the cluster goes away.
+What root of one can do to the host, what two of them on two hosts see of each other, and what becomes of one
+when the cluster goes away.
 """
 
 from __future__ import annotations
@@ -59,9 +60,21 @@ def test_root_of_a_hostile_guest_is_nobody_on_a_host_with_cephfs_either(tenant: 
     for name, row in ROWS.items():
         assert tenant.guest.run(row.script)[1] == row.said, name
     found = {path.name: os.lstat(path) for path in tenant.path().rglob("*")}
-    assert {"id", "last", "far", "link", "up", "private", "file"} <= set(found) and not {"disk", "mem", "mine"} & set(found)
-    assert {stat.S_IFMT(status.st_mode) for status in found.values()} == {stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR}
-    assert all(FIRST <= number < FIRST + UIDS for status in found.values() for number in (status.st_uid, status.st_gid))
+    assert {"id", "last", "far", "link", "up", "private", "file"} <= set(found) and not {
+        "disk",
+        "mem",
+        "mine",
+    } & set(found)
+    assert {stat.S_IFMT(status.st_mode) for status in found.values()} == {
+        stat.S_IFREG,
+        stat.S_IFLNK,
+        stat.S_IFDIR,
+    }
+    assert all(
+        FIRST <= number < FIRST + UIDS
+        for status in found.values()
+        for number in (status.st_uid, status.st_gid)
+    )
     assert (found["last"].st_uid, found["last"].st_gid) == (FIRST + 65534, FIRST + 65535)
 
     def does(uid: int, *words: str) -> str:
@@ -78,7 +91,11 @@ def test_attributes_that_the_host_or_ceph_goes_by_are_not_the_guests(tenant: Ten
     guest = tenant.guest
     assert guest.run("cp /bin/busybox /both/attributes")[0] == 0
     assert guest.set_attribute("/both/attributes", "user.mine", b"1") == ""
-    for name, value in (("trusted.overlay.opaque", b"y"), ("ceph.quota.max_bytes", b"0"), ("ceph.dir.layout.pool_namespace", b"x")):
+    for name, value in (
+        ("trusted.overlay.opaque", b"y"),
+        ("ceph.quota.max_bytes", b"0"),
+        ("ceph.dir.layout.pool_namespace", b"x"),
+    ):
         for path in ("/both/attributes", "/both"):
             assert guest.set_attribute(path, name, value) == "Operation not permitted", (name, path)
     assert os.listxattr(tenant.path("attributes")) == ["user.mine"]
@@ -91,7 +108,10 @@ def test_guests_of_two_hosts_have_one_share_with_its_locks_and_what_it_was(tenan
     vm = guests.deploy("second", tenant.both, alone, host="h3")
     two = guests.mounted(vm)
     assert one.run("echo first >/both/shared && chown 1000 /both/shared") == (0, "")
-    assert two.run("cat /both/shared; stat -c %u /both/shared; echo second >>/both/shared") == (0, "first\n1000\n")
+    assert two.run("cat /both/shared; stat -c %u /both/shared; echo second >>/both/shared") == (
+        0,
+        "first\n1000\n",
+    )
     assert one.run("sleep 1; cat /both/shared") == (0, "first\nsecond\n")
     for how in ("posix", "flock"):
         assert one.lock(f"/both/{how}", how) == ""
@@ -100,13 +120,20 @@ def test_guests_of_two_hosts_have_one_share_with_its_locks_and_what_it_was(tenan
         assert two.lock(f"/both/{how}", how) == ""
         two.unlock()
 
-    script = "mkdir -m 700 /both/closed && chown 1000 /both/closed && echo x >/both/closed/file && cat /both/closed/file"
+    script = (
+        "mkdir -m 700 /both/closed && chown 1000 /both/closed && echo x >/both/closed/file && cat "
+        "/both/closed/file"
+    )
     assert one.run(script) == (0, "x\n")
     made = json.loads(cloud.cli("snapshot", "create", str(tenant.both), "before", "--json"))["snapshot"]
     assert one.run("echo third >/both/shared") == (0, "")
     for guest in (one, two):
         assert guest.run(f"cat /both/{made['in_guest']}/shared") == (0, "first\nsecond\n")
-        for script in (f"rm /both/{made['in_guest']}/shared", "mkdir /both/.snap/mine", f"rmdir /both/{made['in_guest']}"):
+        for script in (
+            f"rm /both/{made['in_guest']}/shared",
+            "mkdir /both/.snap/mine",
+            f"rmdir /both/{made['in_guest']}",
+        ):
             assert guest.run(script)[0], script
 
     # Late, as the page says, and then for the guest of the other host too; the other share has its room.
@@ -122,8 +149,12 @@ def test_guests_of_two_hosts_have_one_share_with_its_locks_and_what_it_was(tenan
     guests.oned.vm_poweroff(vm, hard=True)
     with pytest.raises(ActionFailed, match=rf"{ROOT}\S* on h3.*\[SS"):
         guests.oned.vm_resume(vm)
-    found = json.loads(cloud.lab.fe.run([COMMAND, "doctor", "--json"], check=False, timeout=120).stdout)["findings"]
-    assert f"shares of datastore {SHARES}: {ROOT} is not mounted" in [row["what"] for row in found if row["machine"] == "h3"]
+    found = json.loads(cloud.lab.fe.run([COMMAND, "doctor", "--json"], check=False, timeout=120).stdout)[
+        "findings"
+    ]
+    assert f"shares of datastore {SHARES}: {ROOT} is not mounted" in [
+        row["what"] for row in found if row["machine"] == "h3"
+    ]
     assert not [row for row in found if row["machine"] == "h2" and "shares" in row["what"]]
     CephShares.mount(h3)
     guests.oned.vm_resume(vm)
@@ -137,7 +168,9 @@ def test_guests_of_two_hosts_have_one_share_with_its_locks_and_what_it_was(tenan
 
 @pytest.mark.long
 @pytest.mark.parametrize("daemon", ["osd", "mds"])
-def test_a_cluster_that_goes_away_under_a_guest_and_comes_back_costs_it_the_time_alone(tenant: Tenant, daemon: str) -> None:
+def test_a_cluster_that_goes_away_under_a_guest_and_comes_back_costs_it_the_time_alone(
+    tenant: Tenant, daemon: str
+) -> None:
     guest, ceph = tenant.guest, tenant.cloud.lab.ceph
     assert guest.run("echo before >/both/before; sync", 120)[0] == 0
     ceph.stop(daemon)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is promised to shares of btrfs, and what becomes of it when the kernel stops counting: on a file system of its own."""
+"""What is promised to shares of btrfs, and what becomes of it when the kernel stops counting: on a file
+system of its own.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,17 @@ def shares(tmp_path: Path) -> Iterator[Shares]:
 def doctor(shares: Shares) -> list[Finding]:
     """Return what doctor makes of the root."""
     (seen,) = on(s.LookAtRoot(shares.known()))
-    store = Datastore(ElementTree.fromstring(f"<DATASTORE><ID>{SHARES}</ID><NAME>shares</NAME><TEMPLATE/></DATASTORE>"))
+    store = Datastore(
+        ElementTree.fromstring(f"<DATASTORE><ID>{SHARES}</ID><NAME>shares</NAME><TEMPLATE/></DATASTORE>")
+    )
     made = Made(store, shares.known(), "h1", lapsed=seen["lapsed"], promised=seen["promised"])
     return of_roots([made], "fe")
 
 
 def stop_counting(shares: Shares, image: int) -> None:
-    """Have the kernel do what it does for the sake of speed when a snapshot goes that has much in common with its share."""
+    """Have the kernel do what it does for the sake of speed when a snapshot goes that has much in common with
+    its share.
+    """
     (uuid,) = run("findmnt", "-n", "-o", "UUID", shares.root).split()
     threshold = Path(f"/sys/fs/btrfs/{uuid}/qgroups/drop_subtree_threshold")
     if not threshold.exists():

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the drivers' user may do: by the real sudo, with the lines for sudoers that the page has, in a mount namespace of its own."""
+"""What the drivers' user may do: by the real sudo, with the lines for sudoers that the page has, in a mount
+namespace of its own.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ class Unprivileged:
         # Others than root may not be let pass to where the checkout lies.
         env["CHECKOUT"], env["PYTHONPATH"] = str(CHECKOUT), "/srv/checkout/lib:/srv/checkout/tests"
         argv = ["unshare", "-m", "sh", "-c", ENTER, "enter", sys.executable, "-B", *words]
-        return subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=120, cwd="/")
+        return subprocess.run(
+            argv, env=env, capture_output=True, text=True, check=False, timeout=120, cwd="/"
+        )
 
 
 WORKS = """
@@ -92,7 +96,9 @@ with locks.exclusive("{ROOT}/lock"):
 """
 
 
-def test_what_root_does_for_us_may_take_as_long_as_it_works_and_has_the_lock_until_it_ends(tmp_path: Path) -> None:
+def test_what_root_does_for_us_may_take_as_long_as_it_works_and_has_the_lock_until_it_ends(
+    tmp_path: Path,
+) -> None:
     made = tmp_path / "made"
     made.mkdir()
     user = Unprivileged(made, tmp_path)
@@ -103,15 +109,22 @@ def test_what_root_does_for_us_may_take_as_long_as_it_works_and_has_the_lock_unt
     assert "sudo has done nothing" in said and held == "held True" and after == "True"
 
 
-def test_what_only_root_may_do_goes_by_the_lines_of_the_page_and_by_nothing_less(btrfs: Path, tmp_path: Path) -> None:
+def test_what_only_root_may_do_goes_by_the_lines_of_the_page_and_by_nothing_less(
+    btrfs: Path, tmp_path: Path
+) -> None:
     made = btrfs / tmp_path.name
     made.mkdir()
     user, tree = Unprivileged(made, tmp_path), Tree("btrfs", ROOT, MARKER)
     steps: list[Step] = [
-        s.MarkRoot(tree, MARKER), s.MakeShare(tree, Share(7, 0, 1, 8 * MiB)), s.ListShares(tree), s.ResizeShare(tree, 7, 16 * MiB),
-        s.MakeSnapshot(tree, 7, "one"), s.MakeSnapshot(tree, 7, "a.two-3"), s.RemoveSnapshot(tree, 7, "one"),
+        s.MarkRoot(tree, MARKER),
+        s.MakeShare(tree, Share(7, 0, 1, 8 * MiB)),
+        s.ListShares(tree),
+        s.ResizeShare(tree, 7, 16 * MiB),
+        s.MakeSnapshot(tree, 7, "one"),
+        s.MakeSnapshot(tree, 7, "a.two-3"),
+        s.RemoveSnapshot(tree, 7, "one"),
         s.RemoveShare(tree, 7, f"{ROOT}/share-7"),
-    ]  # fmt: skip
+    ]
     assert "[SS171]" in user.does(steps[0])
     lines = rule(USER).splitlines(keepends=True)
     user.allow("".join(line for line in lines if "/chown" not in line))
@@ -136,7 +149,9 @@ for argv in of(Tree("btrfs", "{ROOT}", "{MARKER}")).commands():
 """What root does for the drivers' user, when that has put links in the place of all that it is told of."""
 
 
-@pytest.mark.fault(32, "no link in a root of shares leads root to another subvolume, to remove, limit or copy it")
+@pytest.mark.fault(
+    32, "no link in a root of shares leads root to another subvolume, to remove, limit or copy it"
+)
 def test_root_follows_no_link_that_the_drivers_user_has_made(btrfs: Path, tmp_path: Path) -> None:
     made = btrfs / tmp_path.name
     made.mkdir()
@@ -148,6 +163,10 @@ def test_root_follows_no_link_that_the_drivers_user_has_made(btrfs: Path, tmp_pa
     assert len(said) == 8 and (made / "victim/file").read_text() == "precious", said
     assert os.listdir(made / "victim") == ["file"] and os.stat(made / "victim").st_uid == 0
     limit = ["btrfs", "qgroup", "show", "--raw", "-re", "-F", str(made / "victim")]
-    assert " none " in subprocess.run(limit, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
-    assert [name for name in os.listdir(made) if name.startswith("snapshot-") and not (made / name).is_symlink()] == []
+    assert (
+        " none " in subprocess.run(limit, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+    )
+    assert [
+        name for name in os.listdir(made) if name.startswith("snapshot-") and not (made / name).is_symlink()
+    ] == []
     subprocess.run(["btrfs", "-q", "subvolume", "delete", str(made / "victim")], check=True)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same shares given by the virtiofsd in Rust, which Debian 12 does not have: built here by cargo, at length only."""
+"""The same shares given by the virtiofsd in Rust, which Debian 12 does not have: built here by cargo, at
+length only.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the daemon, built once and kept; it links to what QEMU's is linked to, for which Debian's packages have no plain names."""
+    """Return the daemon, built once and kept; it links to what QEMU's is linked to, for which Debian's
+    packages have no plain names.
+    """
     kept = caches.CACHE / f"virtiofsd-{hashlib.sha256(VERSION.encode()).hexdigest()[:16]}"
     if not kept.exists():
         top = tmp_path_factory.mktemp("cargo")
@@ -71,9 +75,13 @@ def test_guests_have_their_share_and_the_host_its_peace(shares: Shares) -> None:
     shares.oned.vm_deploy(other, "h1", 101)
     first, second = shares.mounted(one), shares.mounted(other)
     h1 = shares.cloud.lab.hosts[0]
-    programs = [h1.run(["readlink", f"/proc/{pid}/exe"], user="root").stdout.strip() for pid in shares.daemons()]
+    programs = [
+        h1.run(["readlink", f"/proc/{pid}/exe"], user="root").stdout.strip() for pid in shares.daemons()
+    ]
     assert programs and all(program.endswith(b"libexec/virtiofsd") for program in programs)
-    assert {text.split()[1] for name in ("uid_map", "gid_map") for text in shares.of_daemons(name)} == {str(FIRST)}
+    assert {text.split()[1] for name in ("uid_map", "gid_map") for text in shares.of_daemons(name)} == {
+        str(FIRST)
+    }
     assert first.run("echo first >/both/file && chown 1000 /both/file")[0] == 0
     assert second.run("sleep 1; cat /both/file; stat -c %u /both/file") == (0, "first\n1000\n")
     assert (shares.path(both) / "file").stat().st_uid == FIRST + 1000
@@ -81,7 +89,11 @@ def test_guests_have_their_share_and_the_host_its_peace(shares: Shares) -> None:
     assert (shares.path(both) / "id").stat().st_uid == FIRST
     assert first.run("mknod /both/disk b 7 0")[1] == "mknod: /both/disk: Operation not permitted\n"
     assert first.run("chown 70000 /both/file")[1] == "chown: /both/file: Invalid argument\n"
-    assert first.set_attribute("/both/file", "user.mine", b"1") == first.attribute("/both/file", "user.mine") == ""
+    assert (
+        first.set_attribute("/both/file", "user.mine", b"1")
+        == first.attribute("/both/file", "user.mine")
+        == ""
+    )
     assert first.set_attribute("/both/file", "ceph.quota.max_bytes", b"0") == "Operation not permitted"
     assert first.attribute("/both/file", "ceph.quota.max_bytes") == "No data available"
     assert "Disk quota exceeded" in first.run("dd if=/dev/urandom of=/both/big bs=1M count=64; sync", 240)[1]

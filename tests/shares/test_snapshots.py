@@ -73,7 +73,9 @@ def test_a_snapshot_keeps_what_was_counts_nowhere_and_goes_with_its_share(shares
     assert os.listdir(shares.root) == [".semishared"]
 
 
-def test_what_is_wanted_back_comes_as_the_page_says_and_no_link_of_a_guest_leads_anywhere(shares: Shares, tmp_path: Path) -> None:
+def test_what_is_wanted_back_comes_as_the_page_says_and_no_link_of_a_guest_leads_anywhere(
+    shares: Shares, tmp_path: Path
+) -> None:
     page = PAGE.read_text()
     assert not [line for line in page.splitlines() if "cp -a" in line and "/share-42" in line]
     (block,) = re.findall(r"(?m)^    oneimage disable 43 .*\n((?:    .*\n)+?)    oneimage enable 43\n", page)
@@ -87,7 +89,11 @@ def test_what_is_wanted_back_comes_as_the_page_says_and_no_link_of_a_guest_leads
     shares.site.cli("share", "snapshot", "create", str(image), "one")
     (tree / "below/file").unlink()
     (tree / "below/file").symlink_to(victim)
-    words = block.replace("/srv/shares", str(shares.root)).replace("-42-NAME", f"-{image}-one").replace("share-43", back.name)
+    words = (
+        block.replace("/srv/shares", str(shares.root))
+        .replace("-42-NAME", f"-{image}-one")
+        .replace("share-43", back.name)
+    )
     run("sh", "-euc", words)
     found = back / "below/file"
     assert (found.read_text(), found.stat().st_uid, back.stat().st_uid) == ("what was", 101000, 100000)
@@ -109,7 +115,10 @@ def test_a_directory_that_is_called_like_a_snapshot_is_none_and_in_nobodys_way(s
     (theirs / "file").write_text("theirs")
     cli("share", "snapshot", "create", str(image), "one")
     assert "[SS043]" in cli("share", "snapshot", "create", str(image), "theirs", code=2).stderr
-    assert [row["name"] for row in json.loads(cli("share", "snapshot", "list", str(image), "--json").stdout)["snapshots"]] == ["one"]
+    assert [
+        row["name"]
+        for row in json.loads(cli("share", "snapshot", "list", str(image), "--json").stdout)["snapshots"]
+    ] == ["one"]
     assert "[SS020]" in cli("share", "snapshot", "remove", str(image), "theirs", code=2).stderr
     assert shares.listed()[image]["snapshots"] == ["one"]
     shares.oned.image_delete(image)
@@ -121,7 +130,9 @@ NAMES = ("", ".", "..", "../share-8", "a/b", "-r", "_x", "a b", "a\n", "ä", "x"
 
 def test_what_a_snapshot_may_not_be_called(shares: Shares) -> None:
     image = shares.image("scratch", "new:16M")
-    marker, cloud = (str(shares.oned.datastores[110].template[f"SEMISHARED_{name}"]) for name in ("STORE", "CLOUD"))
+    marker, cloud = (
+        str(shares.oned.datastores[110].template[f"SEMISHARED_{name}"]) for name in ("STORE", "CLOUD")
+    )
     tree = Tree("btrfs", str(shares.root), marker, cloud=cloud)
     for name in NAMES:
         for step in (s.MakeSnapshot(tree, image, name), s.RemoveSnapshot(tree, image, name)):
@@ -157,15 +168,25 @@ def test_the_share_of_another_is_not_made_where_a_snapshot_has_outlived_its_own(
     run("btrfs", "subvolume", "delete", root / "snapshot-7-old")
 
 
-def test_killed_at_every_point_a_snapshot_is_there_or_not_and_none_outlives_its_share(root: Path, tmp_path: Path) -> None:
+def test_killed_at_every_point_a_snapshot_is_there_or_not_and_none_outlives_its_share(
+    root: Path, tmp_path: Path
+) -> None:
     tree = Tree("btrfs", str(root), MARKER)
     on(s.MarkRoot(tree, MARKER))
     killed = Killed(tmp_path)
-    steps = (s.MakeSnapshot(tree, 7, "two"), s.RemoveSnapshot(tree, 7, "one"), s.RemoveShare(tree, 7, f"{root}/share-7"))
+    steps = (
+        s.MakeSnapshot(tree, 7, "two"),
+        s.RemoveSnapshot(tree, 7, "one"),
+        s.RemoveShare(tree, 7, f"{root}/share-7"),
+    )
     points = []
     for step in steps:
         for at in range(1, 100):
-            on(s.MakeShare(tree, Share(7, 0, 1, 8 * MiB)), s.MakeSnapshot(tree, 7, "one"), s.MakeSnapshot(tree, 7, "other"))
+            on(
+                s.MakeShare(tree, Share(7, 0, 1, 8 * MiB)),
+                s.MakeSnapshot(tree, 7, "one"),
+                s.MakeSnapshot(tree, 7, "other"),
+            )
             (root / "share-7/file").write_text("x")
             code = killed.run(step, at)
             if step is steps[2]:
@@ -173,7 +194,10 @@ def test_killed_at_every_point_a_snapshot_is_there_or_not_and_none_outlives_its_
             else:
                 names = {row["name"] for row in on(s.ListSnapshots(tree, 7))[0]["snapshots"]}
                 wanted = {"one", "other", "two"} if step is steps[0] else {"other"}
-                assert names in (wanted, {"one", "other"}) and sorted(names) == on(s.ListShares(tree))[0]["shares"][0]["snapshots"]
+                assert (
+                    names in (wanted, {"one", "other"})
+                    and sorted(names) == on(s.ListShares(tree))[0]["shares"][0]["snapshots"]
+                )
                 on(s.RemoveShare(tree, 7, ""))
             assert os.listdir(root) == [".semishared"] and on(s.ListShares(tree)) == [{"shares": []}]
             if not code:

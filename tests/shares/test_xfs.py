@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares on XFS with project quotas, as oneadmin with the lines for sudoers of the page, in a kernel host: few machines' own kernels
-have such quotas."""
+"""Shares on XFS with project quotas, as oneadmin with the lines for sudoers of the page, in a kernel host:
+few machines' own kernels have such quotas.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ mount /dev/vdb /srv/off
 chown "$1:$2" "$0" /srv/off
 chmod 711 "$0"
 grep -q ^oneadmin: /etc/shadow || echo 'oneadmin:*:19000::::::' >>/etc/shadow # sudo takes who is in passwd alone for locked
-"""
+"""  # noqa: E501
 EMPTY = """
 import os, sys
 made = 0
@@ -64,7 +65,9 @@ except OSError as e:
     said = e.strerror
 print(made, said)
 """
-"""What root of a guest can do at worst: with its daemon, in whose namespace this is, it can do whatever the kernel lets that."""
+"""What root of a guest can do at worst: with its daemon, in whose namespace this is, it can do whatever the
+kernel lets that.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +109,9 @@ def projects(host: KernelHost) -> list[str]:
     return [line for line in said.splitlines() if line.startswith(f"#{FIRST_PROJECT // 10**9}")]
 
 
-def test_a_full_share_gets_an_error_and_its_neighbour_notices_nothing(host: KernelHost, side: HostSide) -> None:
+def test_a_full_share_gets_an_error_and_its_neighbour_notices_nothing(
+    host: KernelHost, side: HostSide
+) -> None:
     mine, other = make(side, 1, 5, 32), make(side, 2, 9, 64)
     assert fill(host, f"{mine}/file", 5, 40) == (32, "No space left on device")
     assert fill(host, f"{other}/file", 9, 48) == (48, "")
@@ -135,7 +140,9 @@ def test_empty_files_end_too_and_a_neighbour_still_makes_some(host: KernelHost, 
     drop(side, 3, 4)
 
 
-def test_a_daemon_that_a_guest_has_taken_over_is_held_to_the_share_too(host: KernelHost, side: HostSide) -> None:
+def test_a_daemon_that_a_guest_has_taken_over_is_held_to_the_share_too(
+    host: KernelHost, side: HostSide
+) -> None:
     mine, other = make(side, 5, 5, 16), make(side, 6, 9, 16)
     found = host.python(TAKEN_OVER, mine, str(first_uid(5)), str(FIRST_PROJECT + 6)).out.splitlines()
     assert found == ["Invalid argument", "Invalid argument", "16 No space left on device"]
@@ -153,13 +160,16 @@ def test_projects_of_others_are_left_alone_and_quotas_have_to_be_on(host: Kernel
     with pytest.raises(NoQuota, match=f"project {theirs}, in which 1 other"):
         make(side, 99, 5, 8)
     assert side.on(s.ListShares(TREE)) == [{"shares": []}]
-    # Nor where somebody has put them there since the share was begun; what is left of it goes, and no limit of theirs with it.
+    # Nor where somebody has put them there since the share was begun; what is left of it goes, and no limit
+    # of theirs with it.
     began = {"version": 1, "share": Share(99, 5, 1, 8 * MiB).to_data(), "source": ""}
     host.put(f"{ROOT}/.semishared/.shares/99.json", json.dumps(began).encode())
     with pytest.raises(NoQuota, match=f"project {theirs}, in which 1 other"):
         make(side, 99, 5, 8)
     drop(side, 99)
-    assert [row.split() for row in projects(host)] == [limit.split()] and host.run(["ls", ROOT]).out == "theirs\n"
+    assert [row.split() for row in projects(host)] == [limit.split()] and host.run(
+        ["ls", ROOT]
+    ).out == "theirs\n"
     with pytest.raises(NoQuota, match=f"is in project {theirs} itself"):
         side.on(s.MarkRoot(Tree("xfs", f"{ROOT}/theirs"), MARKER))
     host.run(["rm", "-r", f"{ROOT}/theirs"])
@@ -173,14 +183,21 @@ def test_projects_of_others_are_left_alone_and_quotas_have_to_be_on(host: Kernel
         side.on(s.MarkRoot(Tree("xfs", "/srv/off"), MARKER))
 
 
-def test_a_tree_that_has_come_out_of_its_project_is_told_and_not_taken_for_held(host: KernelHost, side: HostSide) -> None:
-    """As one that was brought over to another file system, by what keeps no projects: its limit would hold nothing, however it is set."""
+def test_a_tree_that_has_come_out_of_its_project_is_told_and_not_taken_for_held(
+    host: KernelHost, side: HostSide
+) -> None:
+    """As one that was brought over to another file system, by what keeps no projects: its limit would hold
+    nothing, however it is set.
+    """
     path, project = make(side, 7, 5, 8), FIRST_PROJECT + 7
     fill(host, f"{path}/a", 5, 2)
     host.run(["xfs_quota", "-x", "-c", f"project -C -p {path} {project}", ROOT])
     mend = f"xfs_quota -x -c 'project -s -p {path} {project}' {ROOT}"
     ((row,),) = (answer["shares"] for answer in side.on(s.ListShares(TREE)))
-    assert row["wrong"]["id"] == NoQuota.id and f"(as root, while no VM has it: {mend})" in row["wrong"]["detail"]
+    assert (
+        row["wrong"]["id"] == NoQuota.id
+        and f"(as root, while no VM has it: {mend})" in row["wrong"]["detail"]
+    )
     with pytest.raises(NoQuota, match=f"is not in project {project}: no limit holds it"):
         side.on(s.ResizeShare(TREE, 7, 16 * MiB))
     host.run(["bash", "-ec", mend])

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`semishared base`, as an operator runs it: all hosts at once, damage mended under VMs, limits kept, a dead host reported."""
+"""`semishared base`, as an operator runs it: all hosts at once, damage mended under VMs, limits kept, a dead
+host reported.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ def test_bases_are_listed_pruned_and_evicted_on_all_hosts(staging: Staging) -> N
         staging.deploy(f"one-{host}", first, host)
     staging.cloud.terminate(staging.deploy("short", second, "h1"))
     listed = staging.command("base", "list")
-    assert sorted((row["host"], row["name"].split("-")[1], len(row["leases"])) for row in listed["bases"]) == [
-        ("h1", str(first), 1), ("h1", str(second), 0), ("h2", str(first), 1)
-    ]  # fmt: skip
+    assert sorted(
+        (row["host"], row["name"].split("-")[1], len(row["leases"])) for row in listed["bases"]
+    ) == [("h1", str(first), 1), ("h1", str(second), 0), ("h2", str(first), 1)]
     conf = staging.lab.fe.path("/var/lib/one/remotes/etc/semishared.conf")
     text = conf.read_text()
     try:

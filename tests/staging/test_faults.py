@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions with a fault in the middle: the healthy hosts have the image, nobody takes a wrong byte, and nothing outlives them.
+"""Sessions with a fault in the middle: the healthy hosts have the image, nobody takes a wrong byte, and
+nothing outlives them.
 
 The rate limit makes each transfer last some seconds, so that there is a middle.
 """
@@ -45,7 +46,9 @@ def ended(staging: Staging, within_s: float = 20) -> None:
 
 
 def pids(staging: Staging, host: str, name: str) -> List[str]:
-    done = staging.lab.node(host).run(["pgrep", "-x" if name.startswith("udp") else "-f", name], user="root", check=False)
+    done = staging.lab.node(host).run(
+        ["pgrep", "-x" if name.startswith("udp") else "-f", name], user="root", check=False
+    )
     return done.stdout.decode().split()
 
 
@@ -86,7 +89,9 @@ def die_midway(staging: Staging, fault: str) -> None:
     good(staging, image, "h1 h2 h4" if lost else "h1 h2 h3 h4")
     if fault == "ended":
         assert found["hosts"]["h3"]["sources"]["stream"]["extents"] > 0
-        assert any(source.startswith("h") for source in found["hosts"]["h3"]["sources"]), "the rest came from a peer"
+        assert any(source.startswith("h") for source in found["hosts"]["h3"]["sources"]), (
+            "the rest came from a peer"
+        )
     assert found["bytes"]["store"] == 0
     # Who is cut off finds nobody any more, and ends.
     ended(staging, 90)
@@ -97,15 +102,19 @@ def test_slow_receiver_leaves_the_stream_and_gets_the_rest_from_a_peer(staging: 
     staging.lab.node("h3").limit(8)
     run = staging.begin("stage", str(image), "--transport", "multicast", "--rate", "8M", "--compress", "none")
     for host in ("h2", "h4"):
-        run.wait_for(lambda event, host=host: event["event"] == "host" and event["host"] == host and event["done"])  # type: ignore[misc]
+        run.wait_for(
+            lambda event, host=host: event["event"] == "host" and event["host"] == host and event["done"]
+        )  # type: ignore[misc]
     healthy = time.monotonic()
     found = run.summary(timeout=200)
     assert time.monotonic() - healthy > 5, "it was slow, and the others did not wait for it"
-    assert any(event["event"] == "note" and event["host"] == "h3" and "leaves the stream" in event["text"] for event in run.events)
+    assert any(
+        event["event"] == "note" and event["host"] == "h3" and "leaves the stream" in event["text"]
+        for event in run.events
+    )
     assert found["hosts"]["h3"]["sources"].keys() - {"stream"}
     good(staging, image, "h1 h2 h3 h4")
     ended(staging)
-
 
 
 def test_sender_that_dies_midway_is_replaced_and_the_store_gives_only_the_rest(staging: Staging) -> None:
@@ -135,24 +144,30 @@ def test_lost_sender_is_replaced_by_one_that_reads_only_the_rest_from_the_store(
     ended(staging)
 
 
-BLOCKED = [pytest.param("udp dport 9000-9300", id="ports"), pytest.param("ip daddr 224.0.0.0/4", id="group", marks=pytest.mark.long)]
+BLOCKED = [
+    pytest.param("udp dport 9000-9300", id="ports"),
+    pytest.param("ip daddr 224.0.0.0/4", id="group", marks=pytest.mark.long),
+]
 
 
 @pytest.mark.parametrize("rule", BLOCKED)
-def test_network_without_multicast_is_noticed_in_seconds_and_a_chain_takes_over(staging: Staging, rule: str) -> None:
+def test_network_without_multicast_is_noticed_in_seconds_and_a_chain_takes_over(
+    staging: Staging, rule: str
+) -> None:
     image = prepared(staging, f"blocked-{len(rule)}")
     for host in ("h2", "h3", "h4"):
         staging.lab.node(host).drop(rule)
     started = time.monotonic()
     run = staging.begin("stage", str(image), *SLOWLY)
-    run.wait_for(lambda event: event["event"] == "host" and event["source"].startswith("h") and event["have"] > 0)
+    run.wait_for(
+        lambda event: event["event"] == "host" and event["source"].startswith("h") and event["have"] > 0
+    )
     assert time.monotonic() - started < 45, "seconds, on an idle machine"
     found = run.summary()
     assert found["complete"] and found["bytes"]["store"] == 0 and found["bytes"]["peers"] > 0
     assert "stream" in why(found, "h2")
     good(staging, image, "h1 h2 h3 h4")
     ended(staging)
-
 
 
 def test_loss_of_packets_costs_nothing_but_time(staging: Staging) -> None:
@@ -175,9 +190,14 @@ def test_foreign_stream_on_the_port_is_not_taken(staging: Staging) -> None:
             staging.cloud.give(locks / f"port-{9000 + 2 * number}")
             fcntl.flock(file, fcntl.LOCK_EX)
         foreign = staging.lab.fe.popen(
-            ["sh", "-c", "head -c 20000000 /dev/urandom | udp-sender --nokbd --interface eth0 --portbase 9000 --min-receivers 3"
-             " --max-wait 5 --start-timeout 30 --max-bitrate 40m"]
-        )  # fmt: skip
+            [
+                "sh",
+                "-c",
+                "head -c 20000000 /dev/urandom | udp-sender --nokbd --interface eth0 --portbase "
+                "9000 --min-receivers 3"
+                " --max-wait 5 --start-timeout 30 --max-bitrate 40m",
+            ]
+        )
         deadline = time.monotonic() + 60
         while staging.lab.fe.run(["pgrep", "-x", "udp-sender"], check=False).returncode:
             assert time.monotonic() < deadline and foreign.poll() is None
@@ -200,7 +220,9 @@ def test_concurrent_sessions_do_not_meet(staging: Staging) -> None:
     with ThreadPoolExecutor(2) as pool:
         for found in pool.map(stage, images):
             assert found["complete"] and found["bytes"]["stream"] > 24 * MiB and found["bytes"]["store"] == 0
-            assert not any("session" in why(found, host) for host in found["hosts"]), "each has got its own stream"
+            assert not any("session" in why(found, host) for host in found["hosts"]), (
+                "each has got its own stream"
+            )
     for image in images:
         good(staging, image, "h1 h2 h3 h4")
     ended(staging)
@@ -217,7 +239,9 @@ def test_second_session_for_the_same_image_says_busy_or_waits(staging: Staging) 
     assert sum(waiting.summary()["bytes"].values()) == 0, "nothing was sent twice"
 
 
-@pytest.mark.parametrize("who", ["command", *(pytest.param(who, marks=pytest.mark.long) for who in ("receiver", "sender"))])
+@pytest.mark.parametrize(
+    "who", ["command", *(pytest.param(who, marks=pytest.mark.long) for who in ("receiver", "sender"))]
+)
 def test_nothing_outlives_its_session_whoever_is_killed(staging: Staging, who: str) -> None:
     image = prepared(staging, f"outlives-{who}")
     run = staging.begin("stage", str(image), "--transport", "multicast", "--rate", "1M", "--compress", "none")
@@ -268,7 +292,6 @@ def test_slow_host_in_a_chain_is_gone_round(staging: Staging) -> None:
     good(staging, image, "h1 h2 h3 h4")
 
 
-
 def test_rate_limit_is_kept(staging: Staging) -> None:
     keeps_rate(staging, "multicast")
 
@@ -277,7 +300,9 @@ def keeps_rate(staging: Staging, transport: str) -> None:
     """Look at what the sender's network card sends."""
     image = prepared(staging, f"rate-{transport}")
     rate, sent = 4 * MiB, staging.lab.node("h1").path("/sys/class/net/eth0/statistics/tx_bytes")
-    run: Run = staging.begin("stage", str(image), "--transport", transport, "--rate", "4M", "--compress", "none")
+    run: Run = staging.begin(
+        "stage", str(image), "--transport", transport, "--rate", "4M", "--compress", "none"
+    )
     run.midway("stream" if transport == "multicast" else "h1", "h2")
     first, begun = int(sent.read_text()), time.monotonic()
     time.sleep(2)

@@ -36,7 +36,18 @@ def test_host_with_a_full_disk_is_said_and_the_others_have_it(staging: Staging) 
     image = prepared(staging, "full")
     host, place = staging.lab.node("h3"), f"{DATASTORES}/{RECORDS}"
     host.run(["mkdir", "-p", place])
-    host.run(["mount", "-t", "tmpfs", "-o", f"size=12m,mode=755,uid={staging.lab.uid},gid={staging.lab.gid}", "small", place], user="root")
+    host.run(
+        [
+            "mount",
+            "-t",
+            "tmpfs",
+            "-o",
+            f"size=12m,mode=755,uid={staging.lab.uid},gid={staging.lab.gid}",
+            "small",
+            place,
+        ],
+        user="root",
+    )
     conf = staging.lab.fe.path("/var/lib/one/remotes/etc/semishared.conf")
     text = conf.read_text()
     try:
@@ -44,7 +55,9 @@ def test_host_with_a_full_disk_is_said_and_the_others_have_it(staging: Staging) 
         conf.write_text(text.replace("free_floor = 5%", "free_floor = none"))
         found = staging.begin("stage", str(image), *SLOWLY).summary(code=1)
         assert "SS030" in found["hosts"]["h3"]["why"]
-        assert not list((staging.root("h3") / "staging").glob("*/image")), "what has come does not fill the disk for others"
+        assert not list((staging.root("h3") / "staging").glob("*/image")), (
+            "what has come does not fill the disk for others"
+        )
     finally:
         conf.write_text(text)
         host.run(["umount", "-l", place], user="root")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deploys on cold hosts: the base comes from a peer, many at once are one chain, the store is read once, faults cost little."""
+"""Deploys on cold hosts: the base comes from a peer, many at once are one chain, the store is read once,
+faults cost little.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def moved(staging: Staging, calls: int) -> Dict[str, Dict[str, int]]:
 
 def right(staging: Staging, host: str, vm: int, image: int) -> None:
     disk = f"{DATASTORES}/{SYSTEM}/{vm}/disk.0"
-    staging.lab.node(host).run(["qemu-img", "compare", "-U", "-f", "qcow2", "-F", "raw", disk, staging.cloud.source(image)])
+    staging.lab.node(host).run(
+        ["qemu-img", "compare", "-U", "-f", "qcow2", "-F", "raw", disk, staging.cloud.source(image)]
+    )
 
 
 def test_second_host_takes_the_base_from_the_first_and_the_store_is_read_once(staging: Staging) -> None:
@@ -45,8 +49,13 @@ def test_second_host_takes_the_base_from_the_first_and_the_store_is_read_once(st
 
 
 def test_source_that_has_become_dear_is_left_and_the_next_clone_knows(staging: Staging) -> None:
-    """A peer whose cable is slow for the store, and the store for the peer when that has its cable back and the store is slow."""
-    images = [staging.image(name, mib=128, data=data) for name, data in (("dear", 64), ("known", 24), ("flipped", 48))]
+    """A peer whose cable is slow for the store, and the store for the peer when that has its cable back and
+    the store is slow.
+    """
+    images = [
+        staging.image(name, mib=128, data=data)
+        for name, data in (("dear", 64), ("known", 24), ("flipped", 48))
+    ]
     vms = [staging.deploy(f"on-h1-{image}", image, "h1") for image in images]
     calls = len(staging.cloud.oned.calls)
     staging.lab.node("h1").limit(16)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images of a cluster, each for its own host: what they have in common is sent once to all, the rest to who lacks it."""
+"""Images of a cluster, each for its own host: what they have in common is sent once to all, the rest to who
+lacks it.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def words(images: List[int]) -> List[str]:
 
 def sent(staging: Staging) -> int:
     """Return what the network cards of all hosts have sent."""
-    return sum(int(host.path("/sys/class/net/eth0/statistics/tx_bytes").read_text()) for host in staging.lab.hosts)
+    return sum(
+        int(host.path("/sys/class/net/eth0/statistics/tx_bytes").read_text()) for host in staging.lab.hosts
+    )
 
 
 def good(staging: Staging, images: List[int], but: str = "") -> None:
@@ -62,14 +66,19 @@ def test_common_part_is_sent_once_and_each_own_part_to_its_host(staging: Staging
     assert (found["common"], found["unique"]) == (COMMON * 4 * MiB, 4 * OWN * 4 * MiB)
     assert found["bytes"]["store"] == ideal(found), "each extent once"
     assert found["stream"]["plain"] == found["common"]
-    # What the sender read for the stream is not sent a second time; what each has for itself comes from the store.
+    # What the sender read for the stream is not sent a second time; what each has for itself comes from the
+    # store.
     read = found["bytes"]["store"]
     unique = read - found["stream"]["plain"]
     ratio = (between - resent + unique) / ideal(found)
-    # With what the sender read: the common part is moved twice, from the store to it and from it to the others.
+    # With what the sender read: the common part is moved twice, from the store to it and from it to the
+    # others.
     moved = (between + read) / ideal(found)
     at_least = (ideal(found) + found["common"]) / ideal(found)
-    print(f"sent {between + unique} of ideally {ideal(found)}: {ratio:.3f}; with the sender's reading {between + read}: {moved:.3f}")
+    print(
+        f"sent {between + unique} of ideally {ideal(found)}: {ratio:.3f}; with the sender's "
+        f"reading {between + read}: {moved:.3f}"
+    )
     assert ratio <= 1.1, (between, unique, found)
     assert at_least <= moved <= 1.1 * at_least + resent / ideal(found), (between, read, found)
     good(staging, images)
@@ -91,12 +100,20 @@ def test_hosts_that_have_the_template_get_only_what_is_new(staging: Staging) -> 
 def test_host_that_has_the_template_sends_it_and_hosts_may_want_several(staging: Staging) -> None:
     images = cluster(staging, "several", count=5)
     staging.command("stage", str(images[0]), "--hosts", "h4")
-    found = staging.command("stage", f"{images[1]},{images[2]}@h1", f"{images[2]}@h2", f"{images[3]}@h3", f"{images[4]}@h4")[-1]
+    found = staging.command(
+        "stage", f"{images[1]},{images[2]}@h1", f"{images[2]}@h2", f"{images[3]}@h3", f"{images[4]}@h4"
+    )[-1]
     assert found["complete"] and found["sender"] == "h4"
     # Both h1 and h2 want the whole of the third image.
     assert (found["common"], found["unique"]) == ((COMMON + OWN) * 4 * MiB, 3 * OWN * 4 * MiB)
     assert found["bytes"]["store"] <= found["unique"] + OWN * 4 * MiB, "the template is not read"
-    for host, image in (("h1", images[1]), ("h1", images[2]), ("h2", images[2]), ("h3", images[3]), ("h4", images[4])):
+    for host, image in (
+        ("h1", images[1]),
+        ("h1", images[2]),
+        ("h2", images[2]),
+        ("h3", images[3]),
+        ("h4", images[4]),
+    ):
         assert any(path.name.startswith(f"{STORE}-{image}-") for path in staging.bases(host)), (host, image)
     assert staging.leftovers() == []
 
@@ -174,4 +191,6 @@ def test_image_that_cannot_be_had_is_no_reason_to_have_no_other(staging: Staging
     source.chmod(0)
     found = staging.command("stage", f"{images[0]}@h3,h4", f"{images[1]}@h3", code=1)[-1]
     assert not found["complete"] and found["hosts"]["h4"]["ok"] and staging.has("h3", images[0])
-    assert f"image {images[1]}" in found["hosts"]["h3"]["why"] and found["hosts"]["h3"]["lacks"] == [f"{STORE}-{images[1]}"]
+    assert f"image {images[1]}" in found["hosts"]["h3"]["why"] and found["hosts"]["h3"]["lacks"] == [
+        f"{STORE}-{images[1]}"
+    ]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions of several bases for one host: each is in use as soon as it is whole, and sessions that overlap help each other.
+"""Sessions of several bases for one host: each is in use as soon as it is whole, and sessions that overlap
+help each other.
 
 What is told when is the order of events; how long it takes is no matter.
 """
@@ -15,7 +16,9 @@ CRAWLING = ("--rate", "512K", "--compress", "none", "--transport", "unicast")
 
 
 def first_of_two(staging: Staging, name: str, hosts: str = "h1") -> tuple[int, int, Run]:
-    """Begin a session of two bases of which the first is small and the second will not be there soon; return when the first is."""
+    """Begin a session of two bases of which the first is small and the second will not be there soon; return
+    when the first is.
+    """
     first, second = staging.image(f"{name}-first", mib=8, data=4), staging.image(f"{name}-second", data=40)
     run = staging.begin("stage", f"{first},{second}@{hosts}", *CRAWLING)
     for host in hosts.split(","):
@@ -53,6 +56,8 @@ def test_two_sessions_with_overlapping_sets_in_opposite_order(staging: Staging) 
     assert all(summary["complete"] for summary in found)
     for image in images:
         good(staging, image, "h1 h2")
-    assert sum(summary["bytes"]["store"] for summary in found) == 3 * 16 * MiB, "each image is read once, whoever of the two did"
+    assert sum(summary["bytes"]["store"] for summary in found) == 3 * 16 * MiB, (
+        "each image is read once, whoever of the two did"
+    )
     ended(staging)
     assert staging.leftovers() == []

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`semishared stage` by every transport: verified bases on all hosts, the store read once, nothing sent twice, exit codes."""
+"""`semishared stage` by every transport: verified bases on all hosts, the store read once, nothing sent
+twice, exit codes.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,12 @@ def check(staging: Staging, image: int, hosts: str) -> None:
     assert staging.leftovers() == []
 
 
-@pytest.mark.parametrize(("transport", "compress"), [("multicast", "zstd"), ("chain", "none"), ("unicast", "lzop")])
-def test_image_comes_to_all_hosts_and_the_store_is_read_once(staging: Staging, transport: str, compress: str) -> None:
+@pytest.mark.parametrize(
+    ("transport", "compress"), [("multicast", "zstd"), ("chain", "none"), ("unicast", "lzop")]
+)
+def test_image_comes_to_all_hosts_and_the_store_is_read_once(
+    staging: Staging, transport: str, compress: str
+) -> None:
     image = staging.image(f"{transport}-{compress}")
     events = staging.command("stage", str(image), "--all", "--transport", transport, "--compress", compress)
     found = summary(events)
@@ -120,13 +126,20 @@ def wished(staging: Staging) -> Dict[str, int]:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nothing"], "no image 'nothing'"), ([], "images are wanted"), (["1", "--due"], "images are wanted"),
-        (["{image},nothing@h1"], "no image 'nothing'"), (["{image}@h1,x9"], "no such host in OpenNebula: x9"),
-        (["{image}", "--hosts", "h1,x9"], "no such host in OpenNebula: x9"), (["{image}", "--cluster", "none"], "no cluster"),
-        (["{image}", "--rate", "fast"], "not a rate"), (["{persistent}"], "it is persistent"),
+        (["nothing"], "no image 'nothing'"),
+        ([], "images are wanted"),
+        (["1", "--due"], "images are wanted"),
+        (["{image},nothing@h1"], "no image 'nothing'"),
+        (["{image}@h1,x9"], "no such host in OpenNebula: x9"),
+        (["{image}", "--hosts", "h1,x9"], "no such host in OpenNebula: x9"),
+        (["{image}", "--cluster", "none"], "no cluster"),
+        (["{image}", "--rate", "fast"], "not a rate"),
+        (["{persistent}"], "it is persistent"),
     ],
-)  # fmt: skip
-def test_bad_wishes_get_one_line_and_exit_code_2(staging: Staging, wished: Dict[str, int], words: List[str], said: str) -> None:
+)
+def test_bad_wishes_get_one_line_and_exit_code_2(
+    staging: Staging, wished: Dict[str, int], words: List[str], said: str
+) -> None:
     argv = [word.format(**wished) for word in words]
     done = staging.lab.fe.run([COMMAND, "stage", *argv], check=False)
     assert done.returncode == 2 and done.stdout == b""
@@ -139,7 +152,9 @@ def test_images_that_are_due_are_staged_and_no_others(staging: Staging) -> None:
     staging.cloud.oned.images[due].template["SEMISHARED_STAGE"] = "on-upload"
     try:
         lines = staging.command("stage", "--due", "--hosts", "h1,h2")
-        assert [image["id"] for line in lines if line["event"] == "summary" for image in line["images"]] == [due]
+        assert [image["id"] for line in lines if line["event"] == "summary" for image in line["images"]] == [
+            due
+        ]
         check(staging, due, "h1 h2")
         assert not staging.has("h1", other)
     finally:

@@ -43,9 +43,16 @@ class Staging:
     # -- commands ------------------------------------------------------------------------------------
 
     def command(self, *words: str, code: int = 0, timeout: float = 120) -> Any:
-        """Run `semishared WORDS --json` as an operator does; return its JSON (a list, where it prints lines)."""
+        """Run `semishared WORDS --json` as an operator does; return its JSON (a list, where it prints
+        lines).
+        """
         done = self.lab.fe.run([COMMAND, *words, "--json"], check=False, timeout=timeout)
-        assert done.returncode == code, (words, done.returncode, done.stdout.decode()[-3000:], done.stderr.decode()[-3000:])
+        assert done.returncode == code, (
+            words,
+            done.returncode,
+            done.stdout.decode()[-3000:],
+            done.stderr.decode()[-3000:],
+        )
         text = done.stdout.decode()
         try:
             return json.loads(text)
@@ -54,10 +61,14 @@ class Staging:
 
     def begin(self, *words: str) -> "Run":
         """Start `semishared WORDS --json` and go on."""
-        return Run(self.lab.fe.popen([COMMAND, *words, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        return Run(
+            self.lab.fe.popen([COMMAND, *words, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        )
 
     def image(self, name: str, mib: int = 64, data: int = 24, seed: int = 1, format: str = "raw") -> int:
-        """Upload an image of `mib` MiB with `data` MiB of random content in extents of 4 MiB, and holes between them."""
+        """Upload an image of `mib` MiB with `data` MiB of random content in extents of 4 MiB, and holes
+        between them.
+        """
         path = self.cloud.upload_file(f"{name}.img")
         dice = random.Random(f"{name} {seed}")
         pieces = data // 4
@@ -89,7 +100,9 @@ class Staging:
         return sorted(root.iterdir()) if root.is_dir() else []
 
     def stored(self, image: int) -> str:
-        """Return the hash of the image on the store; what nobody has written to since is not read again for the next host."""
+        """Return the hash of the image on the store; what nobody has written to since is not read again for
+        the next host.
+        """
         path = self.lab.fe.path(self.cloud.source(image))
         stat = path.stat()
         key = (path, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
@@ -99,7 +112,11 @@ class Staging:
 
     def has(self, host: str, image: int) -> bool:
         """Tell whether a host has a base of the image that is, to the byte, the image."""
-        found = [path for path in self.bases(host) if path.name.startswith(f"{STORE}-{image}-") and (path / "image").exists()]
+        found = [
+            path
+            for path in self.bases(host)
+            if path.name.startswith(f"{STORE}-{image}-") and (path / "image").exists()
+        ]
         return bool(found) and file_digest(found[0] / "image") == self.stored(image)
 
     def processes(self, *words: str) -> List[str]:
@@ -117,7 +134,9 @@ class Staging:
 
     def leftovers(self) -> List[str]:
         """Return what no session may leave: staged files, partial bases, processes."""
-        found = self.processes("udp-sender", "udp-receiver", "hostside.py", "semishared stage", "zstd", "lzop")
+        found = self.processes(
+            "udp-sender", "udp-receiver", "hostside.py", "semishared stage", "zstd", "lzop"
+        )
         for node in [self.lab.fe, *self.lab.hosts]:
             for name in self.cloud.files(node, f"{DATASTORES}/{RECORDS}"):
                 if ".staged-" in name or name.startswith("staging/"):
@@ -173,7 +192,10 @@ class Run:
     def midway(self, source: str = "stream", host: str = "") -> Dict[str, Any]:
         """Wait until some of the image has come."""
         return self.wait_for(
-            lambda e: e["event"] == "host" and e.get("source") == source and e["have"] > 1 and host in ("", e["host"])
+            lambda e: e["event"] == "host"
+            and e.get("source") == source
+            and e["have"] > 1
+            and host in ("", e["host"])
         )
 
     def summary(self, code: int = 0, timeout: float = 120) -> Dict[str, Any]:
@@ -185,7 +207,9 @@ class Run:
 
 
 def command_line(process: Path) -> str:
-    """Return the words of a process, by its directory in a node's /proc; of a dead one its name, as ps has it; '' of one that is gone."""
+    """Return the words of a process, by its directory in a node's /proc; of a dead one its name, as ps has
+    it; '' of one that is gone.
+    """
     try:
         line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         return line or f"[{(process / 'comm').read_text().strip()}]"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of stores that there are, each with its real tools: a directory of this machine, and a Ceph cluster of its own."""
+"""The kinds of stores that there are, each with its real tools: a directory of this machine, and a Ceph
+cluster of its own.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def killed_replacing(image: ImageRef, size: int, path: Path) -> None:
     job = path.with_suffix(".job")
     job.write_bytes(pickle.dumps((image, size, str(path))))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent / "lib")])}
-    done = subprocess.run([*forks.words("store.half"), job], env=env, capture_output=True, check=False, timeout=120)
+    done = subprocess.run(
+        [*forks.words("store.half"), job], env=env, capture_output=True, check=False, timeout=120
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
 
 
@@ -67,7 +71,12 @@ class DirBench:
     def write(self, source: str, offset: int, data: bytes) -> None:
         """Write a pattern by QEMU: a clone is a qcow2 file, an image is raw."""
         command = f"write -P {data[0]} {offset} {len(data)}"
-        subprocess.run(["qemu-io", "-f", self._format(source), "-c", command, source], check=True, stdout=subprocess.DEVNULL, timeout=300)
+        subprocess.run(
+            ["qemu-io", "-f", self._format(source), "-c", command, source],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            timeout=300,
+        )
 
     def read(self, source: str, offset: int, count: int) -> bytes:
         """Read by way of a raw copy."""

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every kind of store must do, asked in the same words: one case per function, and what a kind must be able to for it.
+"""What every kind of store must do, asked in the same words: one case per function, and what a kind must be
+able to for it.
 
-A `Bench` is a kind under test: an empty store, and what a guest, a process that dies or another machine would do there. The
-cases run over kinds with their real tools (test_stores.py), and over one in memory (tests/unit/test_memory_store.py).
+A `Bench` is a kind under test: an empty store, and what a guest, a process that dies or another machine would
+do there. The cases run over kinds with their real tools (test_stores.py), and over one in memory
+(tests/unit/test_memory_store.py).
 """
 
 from __future__ import annotations
@@ -14,7 +16,14 @@ from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Protoc
 import pytest
 
 from semishared import store
-from semishared.errors import AnotherWriter, MissingImage, Overtaken, SemisharedError, TransferCorrupt, UploadTooLarge
+from semishared.errors import (
+    AnotherWriter,
+    MissingImage,
+    Overtaken,
+    SemisharedError,
+    TransferCorrupt,
+    UploadTooLarge,
+)
 from semishared.model import stores
 from semishared.model.refs import ImageRef
 from semishared.model.stores import Access
@@ -77,7 +86,13 @@ def of(bench: Bench) -> store.Store:
 
 
 def ref(bench: Bench, number: int = 7) -> ImageRef:
-    return ImageRef(105, number, "raw", stores.new_source(bench.access, bench.root, number, os.urandom(16).hex()), access=bench.access)
+    return ImageRef(
+        105,
+        number,
+        "raw",
+        stores.new_source(bench.access, bench.root, number, os.urandom(16).hex()),
+        access=bench.access,
+    )
 
 
 def raw_file(path: Path, pattern: int = 0xA1, size: int = SIZE) -> Path:
@@ -104,7 +119,9 @@ def receive(bench: Bench, made: ImageRef, path: Path, said: str = "") -> str:
 
 
 def content(bench: Bench, stored: ImageRef, top: Path, *, name: bool = True) -> "tuple[bytes, str]":
-    """Return what a host that makes a base reads, and the generation that it is known by afterwards (or was, without `name`)."""
+    """Return what a host that makes a base reads, and the generation that it is known by afterwards (or was,
+    without `name`).
+    """
     of(bench).freeze(stored)
     found = of(bench).content(stored)
     seen, target = found.see(), top / "base"
@@ -155,7 +172,9 @@ def what_was_published_is_read_back(bench: Bench, top: Path) -> None:
     (last,) = found.read([SIZE // extents.EXTENT - 1])
     assert last == (SIZE // extents.EXTENT - 1, data[-extents.EXTENT :])
     expected = found.expected(generation)
-    assert expected is not None or not bench.outlives_processes, "whoever stages it knows what it has in common with others"
+    assert expected is not None or not bench.outlives_processes, (
+        "whoever stages it knows what it has in common with others"
+    )
     assert expected is None or expected.generation == generation
     of(bench).check(made)
     nothing_left(bench)
@@ -541,10 +560,16 @@ def what_is_not_there_is_said(bench: Bench, top: Path) -> None:
     stored = of(bench)
     of(bench).reach(bench.root)
     for ask in (
-        lambda: stored.check(gone), lambda: stored.freeze(gone), lambda: stored.begin_session(gone), lambda: stored.grow(gone, SIZE),
-        lambda: stored.keep(gone, 0), lambda: stored.revert(gone, 0), lambda: stored.copy(ref(bench, 8), gone.source),
-        lambda: stored.clone(gone, stored.clone_of(gone, 1, 1), 0), lambda: stored.replaced(gone, SIZE).__enter__(),
-    ):  # fmt: skip
+        lambda: stored.check(gone),
+        lambda: stored.freeze(gone),
+        lambda: stored.begin_session(gone),
+        lambda: stored.grow(gone, SIZE),
+        lambda: stored.keep(gone, 0),
+        lambda: stored.revert(gone, 0),
+        lambda: stored.copy(ref(bench, 8), gone.source),
+        lambda: stored.clone(gone, stored.clone_of(gone, 1, 1), 0),
+        lambda: stored.replaced(gone, SIZE).__enter__(),
+    ):
         with pytest.raises(MissingImage):
             ask()
     stored.remove(gone)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commit a diff to its image in a process of its own, which is killed where SEMISHARED_KILL_AT says.
 
-    python3 -m store.committing FILE      FILE: (image, owner, diff), pickled; exit code 1: an error, which is printed
+python3 -m store.committing FILE      FILE: (image, owner, diff), pickled; exit code 1: an error, which is
+printed
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from semishared.store.diffs import Committed, Diff
 
 
 def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
-    """Commit as an action does: settle, on the bridge if there is one, and on the host; and settle, as who comes next."""
+    """Commit as an action does: settle, on the bridge if there is one, and on the host; and settle, as who
+    comes next.
+    """
     at = store.of(image.access)
     at.settle(image)
     done = at.commit(image, owner, diff)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every kind of store must do with diffs: asked with the other cases (cases.py), where processes and qemu-img are."""
+"""What every kind of store must do with diffs: asked with the other cases (cases.py), where processes and
+qemu-img are.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +46,17 @@ class Lent(NamedTuple):
     def write(self, *commands: str, layer: int = -1) -> None:
         """Let the guest write, by commands of qemu-io."""
         words = [word for command in commands for word in ("-c", command)]
-        subprocess.run(["qemu-io", "-f", "qcow2", *words, self.diff.layers[layer]], check=True, stdout=subprocess.DEVNULL, timeout=300)
+        subprocess.run(
+            ["qemu-io", "-f", "qcow2", *words, self.diff.layers[layer]],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            timeout=300,
+        )
 
     def over(self, *, below: int = -1, size: int = 0) -> "Lent":
-        """Lay a new active layer over one of the chain: what a snapshot does, or, over a lower one, going back to it."""
+        """Lay a new active layer over one of the chain: what a snapshot does, or, over a lower one, going
+        back to it.
+        """
         layers = self.diff.layers[: len(self.diff.layers) + 1 + below]
         path = f"{self.top}/layer-{os.urandom(4).hex()}"
         words = ["qemu-img", "create", "-q", "-f", "qcow2", "-o", "extended_l2=on,cluster_size=128k"]
@@ -58,7 +67,11 @@ class Lent(NamedTuple):
     def wanted(self) -> bytes:
         """Return what the guest sees."""
         target = f"{self.top}/seen-{os.urandom(4).hex()}"
-        subprocess.run(["qemu-img", "convert", "-f", "qcow2", "-O", "raw", self.diff.layers[-1], target], check=True, timeout=300)
+        subprocess.run(
+            ["qemu-img", "convert", "-f", "qcow2", "-O", "raw", self.diff.layers[-1], target],
+            check=True,
+            timeout=300,
+        )
         return Path(target).read_bytes()
 
     def commit(self) -> Committed:
@@ -82,7 +95,9 @@ class Lent(NamedTuple):
 
 
 def lent(bench: Bench, top: Path, number: int = 7) -> Lent:
-    """Publish an image, stage its base, and claim it for a diff: a write, one in pieces, a hole where data was, more at the end."""
+    """Publish an image, stage its base, and claim it for a diff: a write, one in pieces, a hole where data
+    was, more at the end.
+    """
     own = top / f"vm-{number}"
     own.mkdir()
     made = image(bench, own, number)
@@ -92,7 +107,9 @@ def lent(bench: Bench, top: Path, number: int = 7) -> Lent:
     owner = Owner(VM, DISK, SEQ, generation, "h1", bench.access.cloud)
     assert of(bench).claim(made, owner) is None
     assert of(bench).owner(made) == owner
-    found = Lent(made, owner, Diff((), str(own / "base"), "raw", str(manifest), str(own / "last")), own).over(below=0)
+    found = Lent(made, owner, Diff((), str(own / "base"), "raw", str(manifest), str(own / "last")), own).over(
+        below=0
+    )
     found.write("write -P 1 3M 4k", "write -P 2 5M 1M", f"write -z {MiB} 32k", "discard 9M 1M")
     return found
 
@@ -123,10 +140,14 @@ def a_diff_comes_into_its_image(bench: Bench, top: Path) -> None:
     assert (again.how, again.written, again.generation) == ("", 0, done.generation), "nothing to do"
     it.write("write -P 3 3077k 8k")
     more = it.commit()
-    assert 8192 <= more.written <= 2 * 16384 + 100, "only the extents of 4 MiB that the image does not have, and what is dirty of them"
+    assert 8192 <= more.written <= 2 * 16384 + 100, (
+        "only the extents of 4 MiB that the image does not have, and what is dirty of them"
+    )
     is_content(bench, it, it.wanted(), more.generation)
     kept = of(bench).content(it.image).expected(more.generation)
-    assert kept and kept.generation == more.generation, "whoever stages it knows what it has in common with others"
+    assert kept and kept.generation == more.generation, (
+        "whoever stages it knows what it has in common with others"
+    )
     of(bench).disown(it.image, it.owner)
     assert of(bench).owner(it.image) is None
     nothing_left(bench)
@@ -249,7 +270,9 @@ def a_diff_that_is_written_to_is_not_committed(bench: Bench, top: Path) -> None:
 
 
 def killed(bench: Bench, top: Path, number: int, at: int) -> Tuple[bool, str]:
-    """Kill a commit at a point, look, and commit again; return whether it was the new content, and what is wrong."""
+    """Kill a commit at a point, look, and commit again; return whether it was the new content, and what is
+    wrong.
+    """
     it = lent(bench, top, number)
     old, new = (it.top / "base").read_bytes(), it.wanted()
     layers = [Path(layer).read_bytes() for layer in it.diff.layers]
@@ -276,9 +299,13 @@ def killed(bench: Bench, top: Path, number: int, at: int) -> Tuple[bool, str]:
 
 
 def chosen(bench: Bench, top: Path, passed: Sequence[str]) -> List[int]:
-    """Return at which points a commit is killed: at all on its way, and after it at those where none that went another way was."""
+    """Return at which points a commit is killed: at all on its way, and after it at those where none that
+    went another way was.
+    """
     way = next((number for number, name in enumerate(passed, 1) if name in WAYS), len(passed))
-    after = Known(top.parent).chosen(type(bench).__name__, passed[way - 1], passed[way:]) if passed[way:] else []
+    after = (
+        Known(top.parent).chosen(type(bench).__name__, passed[way - 1], passed[way:]) if passed[way:] else []
+    )
     return [*range(1, way + 1), *(way + at for at in after)]
 
 
@@ -290,7 +317,11 @@ def who_is_killed_while_committing_leaves_the_old_or_the_new(bench: Bench, top: 
     assert "commit decided" in passed
     looks = (1, 0) if FULL else (1,)
     runs = [(100 + 2 * at + look, at) for at in chosen(bench, top, passed) for look in looks]
-    runs += [] if FULL else [(2 * at, at) for at in (passed.index("commit decided"), passed.index("commit decided") + 1)]
+    runs += (
+        []
+        if FULL
+        else [(2 * at, at) for at in (passed.index("commit decided"), passed.index("commit decided") + 1)]
+    )
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = list(pool.map(lambda one: killed(bench, top, *one), runs))
     wrong = [f"killed after {at} {passed[at - 1]}: {what}" for (_, at), (_, what) in zip(runs, found) if what]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Begin to replace the content of an image, in a process of its own, and die when the new content is there.
 
-    python3 -m store.half FILE      FILE: (image, size, path of a raw file), pickled
+python3 -m store.half FILE      FILE: (image, size, path of a raw file), pickled
 """
 
 from __future__ import annotations

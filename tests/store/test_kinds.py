@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every kind of store, asked all cases that its capabilities allow: one list for all (cases.py, diff_cases.py)."""
+"""Every kind of store, asked all cases that its capabilities allow: one list for all (cases.py,
+diff_cases.py).
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def test_every_kind(bench: Bench, name: str, tmp_path: Path) -> None:
     asked.ask(bench, tmp_path)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].ask.__module__ == diff_cases.__name__])
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if CASES[name].ask.__module__ == diff_cases.__name__]
+)
 def test_diffs_where_files_are_cloned(cloning: Path, name: str, tmp_path: Path) -> None:
     top = cloning / name.replace(" ", "-")
     top.mkdir()

@@ -17,9 +17,11 @@ from lab.cloud import Cloud
 from lab.guest import content
 
 PLACES: dict[str, dict[str, Any]] = {
-    "overlay": {}, "copy": {"SEMISHARED_LOCAL": "copy"}, "remote-first": {"SEMISHARED_LOCAL": "remote-first"},
+    "overlay": {},
+    "copy": {"SEMISHARED_LOCAL": "copy"},
+    "remote-first": {"SEMISHARED_LOCAL": "remote-first"},
     "store-clone": {"SEMISHARED_PLACE": "shared"},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="session")
@@ -37,11 +39,15 @@ def os_image(cloud: Cloud) -> int:
 
 @pytest.fixture(scope="session")
 def image_for(cloud: Cloud) -> Callable[[str, str], int]:
-    """Images that are not persistent, one for each place and format: they are uploaded, and staged on each host, once for all files."""
+    """Images that are not persistent, one for each place and format: they are uploaded, and staged on each
+    host, once for all files.
+    """
 
     @cache
     def made(place: str, format: str) -> int:
-        return cloud.data_image(f"{place}-{format}-for-all", content("base", 0, 1024), format=format, **PLACES[place])
+        return cloud.data_image(
+            f"{place}-{format}-for-all", content("base", 0, 1024), format=format, **PLACES[place]
+        )
 
     return made
 

@@ -18,19 +18,31 @@ COPIES = 4
 
 
 def vm_xml(cloud: Cloud, vm: int, freeze: str, mode: str = "FULL") -> bytes:
-    config = f"<BACKUPS><BACKUP_CONFIG><FS_FREEZE>{freeze}</FS_FREEZE><MODE>{mode}</MODE></BACKUP_CONFIG></BACKUPS></VM>"
+    config = f"<BACKUPS><BACKUP_CONFIG><FS_FREEZE>{freeze}</FS_FREEZE><MODE>{mode}</MODE></BACKUP_CONFIG></BACKUPS></VM>"  # noqa: E501
     return cloud.oned.vm(vm).to_xml().replace("</VM>", config).encode()
 
 
 def argv(cloud: Cloud, vm: int, action: str, disks: str = "0:1:2") -> List[str]:
     record = cloud.oned.vm(vm)
     script = f"/var/lib/one/remotes/tm/semishared/{action}"
-    return [script, f"{record.last.host.name}:{cloud.vm_dir(vm)}", disks, record.deploy_id, "-", str(vm), "101"]
+    return [
+        script,
+        f"{record.last.host.name}:{cloud.vm_dir(vm)}",
+        disks,
+        record.deploy_id,
+        "-",
+        str(vm),
+        "101",
+    ]
 
 
-def call(cloud: Cloud, vm: int, action: str, freeze: str = "NONE", mode: str = "FULL") -> "subprocess.CompletedProcess[bytes]":
+def call(
+    cloud: Cloud, vm: int, action: str, freeze: str = "NONE", mode: str = "FULL"
+) -> "subprocess.CompletedProcess[bytes]":
     words = argv(cloud, vm, action)
-    return cloud.lab.fe.run(words, user="oneadmin", input=vm_xml(cloud, vm, freeze, mode), check=False, timeout=120)
+    return cloud.lab.fe.run(
+        words, user="oneadmin", input=vm_xml(cloud, vm, freeze, mode), check=False, timeout=120
+    )
 
 
 def ok(done: "subprocess.CompletedProcess[bytes]") -> None:
@@ -58,7 +70,9 @@ def test_backup_of_a_writing_guest(cloud: Cloud) -> None:
             guest.write("vdb", f"n{written[0] + 1}", 0, KIB)
             guest.write("vdc", f"n{written[0] + 1}", 0, KIB)
             written[0] += 1
-            time.sleep(0.005)  # what comes between two moments is seen by fewer writes than a processor can do
+            time.sleep(
+                0.005
+            )  # what comes between two moments is seen by fewer writes than a processor can do
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -68,12 +82,17 @@ def test_backup_of_a_writing_guest(cloud: Cloud) -> None:
             before = written[0]
             ok(call(cloud, vm, "prebackup_live", freeze))
             copies = [f"{directory}/backup/disk.{disk}.0" for disk in (1, 2)]
-            first, second = (number(cloud.read(path, "qcow2", KIB << 10, node=guest.node), written[0] + 1) for path in copies)
+            first, second = (
+                number(cloud.read(path, "qcow2", KIB << 10, node=guest.node), written[0] + 1)
+                for path in copies
+            )
             # The guest writes to the first, then to the second: any other pair is two moments.
             assert second in (first, first - 1), f"{first} on one disk, {second} on the other"
             assert before <= second + 1
             ok(call(cloud, vm, "postbackup_live", freeze))
-            assert not [name for name in cloud.files(guest.node, directory) if "backup" in name or "frozen" in name]
+            assert not [
+                name for name in cloud.files(guest.node, directory) if "backup" in name or "frozen" in name
+            ]
         caught = []
         for how, seconds in (("killed", random.random()), ("cancelled", 0.0)) * 2:
             caught.append(cut_short(cloud, vm, seconds, how))
@@ -107,11 +126,15 @@ def test_backup_of_a_writing_guest(cloud: Cloud) -> None:
 
 def is_cancellable(cloud: Cloud) -> bool:
     """Tell whether there is what OpenNebula's backup_cancel looks for."""
-    return b"/prebackup_live " in cloud.lab.fe.run(["ps", "-C", "ruby", "--no-headers", "-o", "cmd"], check=False).stdout
+    return (
+        b"/prebackup_live "
+        in cloud.lab.fe.run(["ps", "-C", "ruby", "--no-headers", "-o", "cmd"], check=False).stdout
+    )
 
 
 def cut_short(cloud: Cloud, vm: int, seconds: float, how: str) -> bool:
-    """Kill a backup, or cancel it as OpenNebula does, so long after it has begun; what oned calls then puts everything right.
+    """Kill a backup, or cancel it as OpenNebula does, so long after it has begun; what oned calls then puts
+    everything right.
 
     Return whether it was under way.
     """

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backup of a running and of a switched-off guest, and restore: every place and format, called as OpenNebula calls."""
+"""Backup of a running and of a switched-off guest, and restore: every place and format, called as OpenNebula
+calls.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,21 @@ from lab.oned.objects import Datastore, Image
 
 FORMATS = ("raw", "qcow2")
 PLACES: Dict[str, Dict[str, Any]] = {
-    "in-place": {}, "diff": {"SEMISHARED_PLACE": "local"}, "overlay": {}, "copy": {"SEMISHARED_LOCAL": "copy"},
-    "remote-first": {"SEMISHARED_LOCAL": "remote-first"}, "store-clone": {"SEMISHARED_PLACE": "shared"}
-}  # fmt: skip
+    "in-place": {},
+    "diff": {"SEMISHARED_PLACE": "local"},
+    "overlay": {},
+    "copy": {"SEMISHARED_LOCAL": "copy"},
+    "remote-first": {"SEMISHARED_LOCAL": "remote-first"},
+    "store-clone": {"SEMISHARED_PLACE": "shared"},
+}
 DATA = content("base", 0, 64)
 REPOSITORY, NAME = 107, "8e4cbd"
 
 
 def restored_as_an_image(cloud: Cloud, url: str) -> None:
-    """Upload a disk from the backup, as `oneimage restore` lets oned ask (the size is the backup driver's affair)."""
+    """Upload a disk from the backup, as `oneimage restore` lets oned ask (the size is the backup driver's
+    affair).
+    """
 
     def upload(path: str, template: str, user: int = 0) -> "subprocess.CompletedProcess[bytes]":
         xml = (
@@ -50,9 +58,11 @@ def restored_as_an_image(cloud: Cloud, url: str) -> None:
     assert format == "qcow2"
     assert cloud.read(source, format, 64 << 10, 1024 << 10) == content("one", 1024, 64)
     assert cloud.read(source, format, 64 << 10) == DATA
-    xml = f"<DS_DRIVER_ACTION_DATA><IMAGE><ID>999</ID><SOURCE>{source}</SOURCE></IMAGE><DATASTORE><ID>{STORE}</ID>"
+    xml = f"<DS_DRIVER_ACTION_DATA><IMAGE><ID>999</ID><SOURCE>{source}</SOURCE></IMAGE><DATASTORE><ID>{STORE}</ID>"  # noqa: E501
     xml += f"<BASE_PATH>{DATASTORES}/{STORE}</BASE_PATH></DATASTORE></DS_DRIVER_ACTION_DATA>"
-    cloud.lab.fe.run(["/var/lib/one/remotes/datastore/semishared/rm", "999"], input=base64.b64encode(xml.encode()))
+    cloud.lab.fe.run(
+        ["/var/lib/one/remotes/datastore/semishared/rm", "999"], input=base64.b64encode(xml.encode())
+    )
 
 
 def check_copies(cloud: Cloud, vm: int, disks: int, seed: str) -> None:
@@ -77,8 +87,12 @@ def keep(cloud: Cloud, vm: int) -> str:
 def in_repository(cloud: Cloud, vm: int) -> Iterator[int]:
     """Let oned know what was kept of the VM; yield the number of that image."""
     oned, image = cloud.oned, max(cloud.oned.images) + 1
-    oned.datastores[REPOSITORY] = Datastore(REPOSITORY, "repository", 3, "rsync", "-", f"{DATASTORES}/{REPOSITORY}", {"TYPE": "BACKUP_DS"})
-    oned.images[image] = Image(image, "backup", 6, False, REPOSITORY, "repository", {}, source=NAME, format="raw", vms=[vm])
+    oned.datastores[REPOSITORY] = Datastore(
+        REPOSITORY, "repository", 3, "rsync", "-", f"{DATASTORES}/{REPOSITORY}", {"TYPE": "BACKUP_DS"}
+    )
+    oned.images[image] = Image(
+        image, "backup", 6, False, REPOSITORY, "repository", {}, source=NAME, format="raw", vms=[vm]
+    )
     try:
         yield image
     finally:
@@ -91,9 +105,11 @@ def test_backup_running_and_off_and_restore(
 ) -> None:
     images = [
         cloud.data_image(f"places-{place}-{format}", DATA, persistent=True, format=format, **attributes)
-        if place in ("in-place", "diff") else image_for(place, format)
-        for place, attributes in PLACES.items() for format in FORMATS
-    ]  # fmt: skip
+        if place in ("in-place", "diff")
+        else image_for(place, format)
+        for place, attributes in PLACES.items()
+        for format in FORMATS
+    ]
     disks = [{"IMAGE_ID": str(image)} for image in (os_image, *images)]
     disks += [{"TYPE": "fs", "SIZE": "16", "FORMAT": format} for format in FORMATS]
     vm = cloud.deploy("places", disks, context=False)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Persistent disks that live on the host, with real guests: committed while they write and at the end, moved, kept, refused."""
+"""Persistent disks that live on the host, with real guests: committed while they write and at the end, moved,
+kept, refused.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,13 @@ class Standing:
 
     def __init__(self, cloud: Cloud, name: str, os_image: int, context: bool = False) -> None:
         self.cloud = cloud
-        self.images = [cloud.data_image(f"{name}-{format}", DATA, persistent=True, format=format, **LOCAL) for format in FORMATS]
-        self.vm = cloud.deploy(name, [{"IMAGE_ID": str(image)} for image in (os_image, *self.images)], context=context)
+        self.images = [
+            cloud.data_image(f"{name}-{format}", DATA, persistent=True, format=format, **LOCAL)
+            for format in FORMATS
+        ]
+        self.vm = cloud.deploy(
+            name, [{"IMAGE_ID": str(image)} for image in (os_image, *self.images)], context=context
+        )
 
     @property
     def guest(self) -> Guest:
@@ -68,7 +75,9 @@ class Standing:
             guest.check(target, seed, offset, KIB)
 
 
-def test_a_guest_that_writes_is_committed_and_moves(cloud: Cloud, os_image: int, cell: Callable[..., None]) -> None:
+def test_a_guest_that_writes_is_committed_and_moves(
+    cloud: Cloud, os_image: int, cell: Callable[..., None]
+) -> None:
     standing = Standing(cloud, "commits", os_image)
     vm, zeros = standing.vm, bytes(KIB << 10)
     standing.check("base", 0)
@@ -113,7 +122,13 @@ def test_a_guest_that_writes_is_committed_and_moves(cloud: Cloud, os_image: int,
     assert cloud.files(cloud.lab.node("h1"), cloud.vm_dir(vm)) == []
     assert standing.stored((32 << 10) - KIB) == [content("late", (32 << 10) - KIB, KIB)] * 2
     cloud.oned.vm_deploy(vm, "h2", SYSTEM)
-    for seed, offset in (("base", 0), ("one", 1024), ("three", 1024 + 2 * KIB), ("end", (24 << 10) - KIB), ("late", (32 << 10) - KIB)):
+    for seed, offset in (
+        ("base", 0),
+        ("one", 1024),
+        ("three", 1024 + 2 * KIB),
+        ("end", (24 << 10) - KIB),
+        ("late", (32 << 10) - KIB),
+    ):
         standing.check(seed, offset)
     standing.write("last", 2048)
     cloud.terminate(vm)
@@ -130,7 +145,11 @@ def test_what_is_deleted_before_it_was_committed_is_kept(cloud: Cloud, os_image:
     vm = standing.vm
     standing.write("one", 1024)
     cloud.oned.vm_recover(vm, "delete")
-    kept = [name for name in cloud.files(cloud.lab.node("h1"), f"{DATASTORES}/{SYSTEM}") if re.match(r"\.kept-[^/]*\Z", name)]
+    kept = [
+        name
+        for name in cloud.files(cloud.lab.node("h1"), f"{DATASTORES}/{SYSTEM}")
+        if re.match(r"\.kept-[^/]*\Z", name)
+    ]
     assert len(kept) == 2 and all(name.startswith(f".kept-{vm}-") for name in kept)
     listed = json.loads(said(cloud, "status", "--json"))["kept"]
     assert sorted((item["vm"], item["disk"]) for item in listed) == [(vm, 1), (vm, 2)]
@@ -140,7 +159,9 @@ def test_what_is_deleted_before_it_was_committed_is_kept(cloud: Cloud, os_image:
     for image in standing.images:
         cloud.oned.image_enable(image)
     # Another VM takes the second image: what was kept of it is its no more.
-    other = cloud.deploy("takes", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(standing.images[1])}], context=False)
+    other = cloud.deploy(
+        "takes", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(standing.images[1])}], context=False
+    )
     assert "SS140" in said(cloud, "commit", str(vm), code=1)
     first, second = standing.stored(1024)
     assert (first, second) == (content("one", 1024, KIB), bytes(KIB << 10))
@@ -159,7 +180,10 @@ def test_an_image_that_changed_stops_nothing_but_the_commit(cloud: Cloud, os_ima
     standing = Standing(cloud, "changed", os_image)
     vm = standing.vm
     standing.write("one", 1024)
-    cloud.lab.fe.run(["qemu-io", "-f", "raw", "-c", "write -P 0x99 8M 64k", cloud.source(standing.images[0])], user="oneadmin")
+    cloud.lab.fe.run(
+        ["qemu-io", "-f", "raw", "-c", "write -P 0x99 8M 64k", cloud.source(standing.images[0])],
+        user="oneadmin",
+    )
     assert "SS141" in said(cloud, "commit", str(vm), "1", code=1)
     assert "onevm disk-saveas" in said(cloud, "commit", str(vm), "1", "--as-new-image", "another")
     # Nobody else has what it lies over, so that goes along: to the front-end, to another host, and back.
@@ -180,21 +204,29 @@ def test_an_image_that_changed_stops_nothing_but_the_commit(cloud: Cloud, os_ima
         cloud.terminate(vm)
     cloud.oned.vm_recover(vm, "delete")
     assert [item["disk"] for item in json.loads(said(cloud, "status", "--json"))["kept"]] == [1]
-    (kept,) = [item["path"].rpartition("/")[2] for item in json.loads(said(cloud, "status", "--json"))["kept"]]
+    (kept,) = [
+        item["path"].rpartition("/")[2] for item in json.loads(said(cloud, "status", "--json"))["kept"]
+    ]
     said(cloud, "gc", "--now", "--discard", kept)
     said(cloud, "gc", "--now")
     assert cloud.leftovers() == []
 
 
 def test_a_migration_that_fails_after_its_commit_leaves_a_vm_that_boots(cloud: Cloud, os_image: int) -> None:
-    # What the migration that failed leaves beside the VM's directory, the next that is made there removes: its context.
+    # What the migration that failed leaves beside the VM's directory, the next that is made there removes:
+    # its context.
     standing = Standing(cloud, "stays", os_image, context=True)
     vm = standing.vm
     standing.write("one", 1024)
     said(cloud, "commit", str(vm))
     standing.write("two", 2048)
     # Nothing is renewed below a guest: not by a move of a VM that oned has given back to its host meanwhile.
-    words = ["/var/lib/one/remotes/tm/semishared/mv", *(f"{host}:{cloud.vm_dir(vm)}" for host in ("h1", "h2")), str(vm), str(SYSTEM)]
+    words = [
+        "/var/lib/one/remotes/tm/semishared/mv",
+        *(f"{host}:{cloud.vm_dir(vm)}" for host in ("h1", "h2")),
+        str(vm),
+        str(SYSTEM),
+    ]
     done = cloud.lab.fe.run(words, input=cloud.oned.vm(vm).to_xml().encode(), check=False, timeout=120)
     assert done.returncode and re.search("is not moved: domain .* runs there", done.stderr.decode())
     assert standing.stored(2048) == [bytes(KIB << 10)] * 2
@@ -224,7 +256,10 @@ def test_a_stopped_guest_goes_on_over_the_base_that_came_along(cloud: Cloud, os_
     standing.write("one", 1024)
     said(cloud, "commit", str(vm))
     standing.write("two", 2048)
-    cloud.lab.fe.run(["qemu-io", "-f", "raw", "-c", "write -P 0x99 8M 64k", cloud.source(standing.images[0])], user="oneadmin")
+    cloud.lab.fe.run(
+        ["qemu-io", "-f", "raw", "-c", "write -P 0x99 8M 64k", cloud.source(standing.images[0])],
+        user="oneadmin",
+    )
     cloud.oned.vm_stop(vm)
     assert standing.stored(2048) == [bytes(KIB << 10), content("two", 2048, KIB)]
     for image in standing.images:
@@ -254,8 +289,12 @@ def test_a_stopped_guest_goes_on_over_the_base_that_came_along(cloud: Cloud, os_
 
 
 @pytest.mark.long  # ssh gives a dead host its time for each file that oned has removed
-def test_what_a_host_has_that_was_away_while_its_vm_was_made_anew_is_kept_there(cloud: Cloud, os_image: int) -> None:
-    """`onevm recover --recreate` while the host is away: nobody cleans up there, and the VM comes up elsewhere without what was written."""
+def test_what_a_host_has_that_was_away_while_its_vm_was_made_anew_is_kept_there(
+    cloud: Cloud, os_image: int
+) -> None:
+    """`onevm recover --recreate` while the host is away: nobody cleans up there, and the VM comes up
+    elsewhere without what was written.
+    """
     standing = Standing(cloud, "anew", os_image)
     vm, lost = standing.vm, cloud.lab.node("h1")
     standing.write("lost", 1024)
@@ -271,13 +310,23 @@ def test_what_a_host_has_that_was_away_while_its_vm_was_made_anew_is_kept_there(
     said(cloud, "gc", "--now")
     assert f"{SYSTEM}/{vm}" not in "\n".join(cloud.files(lost, f"{DATASTORES}/{SYSTEM}"))
     listed = json.loads(said(cloud, "status", "--json"))["kept"]
-    assert sorted((item["host"], item["vm"], item["disk"]) for item in listed) == [("h1", vm, 1), ("h1", vm, 2)]
+    assert sorted((item["host"], item["vm"], item["disk"]) for item in listed) == [
+        ("h1", vm, 1),
+        ("h1", vm, 2),
+    ]
     cloud.terminate(vm)
     assert standing.stored(2048) == [content("anew", 2048, KIB)] * 2
     assert standing.stored(1024) == [bytes(KIB << 10)] * 2
     command = re.search(r"--source (\S+)", said(cloud, "commit", str(vm), "2", "--as-new-image", "rescued"))
-    assert command and cloud.read(command.group(1), "qcow2", KIB << 10, 1024 << 10) == content("lost", 1024, KIB)
+    assert command and cloud.read(command.group(1), "qcow2", KIB << 10, 1024 << 10) == content(
+        "lost", 1024, KIB
+    )
     cloud.lab.fe.path(command.group(1)).unlink()
-    said(cloud, "gc", "--now", *(word for item in listed for word in ("--discard", item["path"].rpartition("/")[2])))
+    said(
+        cloud,
+        "gc",
+        "--now",
+        *(word for item in listed for word in ("--discard", item["path"].rpartition("/")[2])),
+    )
     said(cloud, "gc", "--now")
     assert cloud.leftovers() == []

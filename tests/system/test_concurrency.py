@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many VMs at once on two hosts from three images: right disks, every base staged once, and nothing left of them.
+"""Many VMs at once on two hosts from three images: right disks, every base staged once, and nothing left of
+them.
 
-Three guests run and verify; the others are created paused, since two cores do not carry as many busy guests, and their disks
-are verified from outside.
+Three guests run and verify; the others are created paused, since two cores do not carry as many busy guests,
+and their disks are verified from outside.
 """
 
 from __future__ import annotations
@@ -41,24 +42,32 @@ def gc(cloud: Cloud, *options: str, code: int = 0) -> dict[str, Any]:
 
 # Of 12, two are created at once on each host from each image, as of 30.
 @pytest.mark.parametrize("count", [12, pytest.param(30, marks=pytest.mark.long)])
-def test_many_vms_at_once_are_right_and_leave_nothing(cloud: Cloud, count: int, figure: Callable[[str, object], None]) -> None:
+def test_many_vms_at_once_are_right_and_leave_nothing(
+    cloud: Cloud, count: int, figure: Callable[[str, object], None]
+) -> None:
     cloud.lab.fe.run([COMMAND, "gc", "--now"])  # bases of images that other tests have deleted
-    images = [cloud.os_image("many-os"), cloud.data_image("many-raw", content("raw", 0, 64), 32),
-              cloud.data_image("many-cow", content("cow", 0, 64), 32, format="qcow2")]  # fmt: skip
+    images = [
+        cloud.os_image("many-os"),
+        cloud.data_image("many-raw", content("raw", 0, 64), 32),
+        cloud.data_image("many-cow", content("cow", 0, 64), 32, format="qcow2"),
+    ]
     formats = ["raw", "raw", "qcow2"]
     calls = len(cloud.oned.calls)
     vms = []
     for number in range(count):
         name = f"many-{number}"
         verifies = number in (0, 3, 6)
-        more: dict[str, Any] = {} if verifies else {"RAW": {"TYPE": "kvm", "DATA": serial_xml(name) + PAUSED}, "MEMORY": "32"}
+        more: dict[str, Any] = (
+            {} if verifies else {"RAW": {"TYPE": "kvm", "DATA": serial_xml(name) + PAUSED}, "MEMORY": "32"}
+        )
         template = cloud.template(name, [{"IMAGE_ID": str(images[number % 3])}], context=verifies)
         vms.append(cloud.oned.vm_create({**template, **more}))
     hosts = [cloud.lab.hosts[number % 2] for number in range(count)]
     at_once(lambda n: cloud.oned.vm_deploy(vms[n], hosts[n].name, 101), range(count))
     assert {cloud.oned.state(vm) for vm in vms} == {("ACTIVE", 3)}
 
-    # Each base came to each host exactly once, whoever was first there: from the store, from the other host, or from a base of it.
+    # Each base came to each host exactly once, whoever was first there: from the store, from the other host,
+    # or from a base of it.
     staged: Counter[tuple[str, str]] = Counter()
     clones = [call for call in cloud.oned.calls[calls:] if call.action == "clone"]
     assert len(clones) == count
@@ -69,7 +78,9 @@ def test_many_vms_at_once_are_right_and_leave_nothing(cloud: Cloud, count: int, 
     assert staged == {(host.name, name): 1 for host in cloud.lab.hosts for name in names}
     read = sum(int(size) for call in clones for size in re.findall(r"store_read (\d+)", call.stderr))
     allocated = sum(cloud.lab.fe.path(cloud.source(image)).stat().st_blocks * 512 for image in images)
-    figure(f"{count} VMs: bytes read from the store by their images' allocated bytes", round(read / allocated, 2))
+    figure(
+        f"{count} VMs: bytes read from the store by their images' allocated bytes", round(read / allocated, 2)
+    )
 
     for number in (0, 3, 6):
         guest = cloud.guest(vms[number])
@@ -104,7 +115,8 @@ def test_gc_removes_leftovers_on_all_machines_and_spares_what_is_in_use(cloud: C
     disks = [{"IMAGE_ID": str(image)}, {"IMAGE_ID": str(beside)}]
     template: dict[str, Any] = {"RAW": {"TYPE": "kvm", "DATA": PAUSED}, "MEMORY": "32"}
     lives, zombie, done = (
-        cloud.oned.vm_create({**cloud.template(name, disks, context=False), **template}) for name in ("lives", "zombie", "done")
+        cloud.oned.vm_create({**cloud.template(name, disks, context=False), **template})
+        for name in ("lives", "zombie", "done")
     )
     for vm in (lives, zombie, done):
         cloud.oned.vm_deploy(vm, "h1", 101)
@@ -122,17 +134,24 @@ def test_gc_removes_leftovers_on_all_machines_and_spares_what_is_in_use(cloud: C
         seen = gc(cloud, "--dry-run", "--now", code=1)
         what = {(item["machine"], item["kind"], name(item)) for item in seen["findings"] if not item["keep"]}
         assert what == {
-            ("h1", "vm", str(done)), ("fe", "vm", str(done)), ("fe", "clone", f"{done}-1"),
+            ("h1", "vm", str(done)),
+            ("fe", "vm", str(done)),
+            ("fe", "clone", f"{done}-1"),
             ("fe", "clone", f"{done}-1.snap"),
-            ("h2", "incoming", f".incoming-{done}"), ("h2", "staging", "100-99"), ("fe", "upload", "a" * 32),
-        }  # fmt: skip
+            ("h2", "incoming", f".incoming-{done}"),
+            ("h2", "staging", "100-99"),
+            ("fe", "upload", "a" * 32),
+        }
         kept = {(item["kind"], name(item)) for item in seen["findings"] if item["keep"]}
         assert kept == {("vm", str(zombie)), ("clone", f"{zombie}-1"), ("clone", f"{zombie}-1.snap")}
         files = cloud.files(h1, f"{DATASTORES}/101/{lives}"), cloud.files(h1, f"{DATASTORES}/101/{zombie}")
         answer = gc(cloud, "--now")
         assert (answer["totals"]["removed"], answer["errors"]) == (7, [])
         assert gc(cloud, "--dry-run", "--now")["totals"]["found"] == 0
-        assert files == (cloud.files(h1, f"{DATASTORES}/101/{lives}"), cloud.files(h1, f"{DATASTORES}/101/{zombie}"))
+        assert files == (
+            cloud.files(h1, f"{DATASTORES}/101/{lives}"),
+            cloud.files(h1, f"{DATASTORES}/101/{zombie}"),
+        )
         h1.run(["virsh", "-q", "-c", "qemu:///system", "destroy", f"one-{zombie}"])
         assert gc(cloud, "--now")["totals"]["removed"] == 3
     finally:

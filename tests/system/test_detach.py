@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running VMs that let go of the store their disks read from: their guests lose nothing, and afterwards their disks are overlays."""
+"""Running VMs that let go of the store their disks read from: their guests lose nothing, and afterwards their
+disks are overlays.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,11 @@ def open_images(node: Node, cloud: Cloud, vm: int) -> list[str]:
     """Return which images of the store a guest's QEMU has open."""
     pid = node.path(f"/run/libvirt/qemu/one-{vm}.pid").read_text().strip()
     said = node.run(["ls", "-l", f"/proc/{pid}/fd"], user="root").stdout.decode()
-    return [image.name for image in cloud.oned.images.values() if image.source and f"/{os.path.basename(image.source)}" in said]
+    return [
+        image.name
+        for image in cloud.oned.images.values()
+        if image.source and f"/{os.path.basename(image.source)}" in said
+    ]
 
 
 def start(guest: Guest, disks: str) -> None:
@@ -69,12 +75,19 @@ def images(cloud: Cloud, name: str, **more: Any) -> list[int]:
 def test_running_vms_let_go_of_the_store_and_their_disks_are_overlays_to_every_action(
     cloud: Cloud, os_image: int, cell: Callable[..., None], figure: Callable[[str, object], None]
 ) -> None:
-    """Ten disks of two VMs on two hosts: with snapshots, of both formats, beside disks that have nothing to let go of."""
+    """Ten disks of two VMs on two hosts: with snapshots, of both formats, beside disks that have nothing to
+    let go of.
+    """
     raw, qcow2 = images(cloud, "letgo")
     mine = cloud.data_image("letgo-mine", DATA, persistent=True)
     disks = [{"IMAGE_ID": str(image)} for image in (os_image, raw, qcow2, raw, qcow2, raw, mine)]
     first = cloud.deploy("letgo", disks)
-    second = cloud.deploy("letgo-2", [{"IMAGE_ID": str(image)} for image in (os_image, raw, qcow2, raw, qcow2, raw)], "h2", context=False)
+    second = cloud.deploy(
+        "letgo-2",
+        [{"IMAGE_ID": str(image)} for image in (os_image, raw, qcow2, raw, qcow2, raw)],
+        "h2",
+        context=False,
+    )
     h1, h2 = (cloud.lab.node(name) for name in ("h1", "h2"))
     guest, other = cloud.guest(first), cloud.guest(second)
     for disk, letter in ((1, "b"), (2, "c")):
@@ -97,7 +110,11 @@ def test_running_vms_let_go_of_the_store_and_their_disks_are_overlays_to_every_a
     for now, letters in ((guest, "bcdefg"), (other, "bcdef")):
         for letter in letters:
             now.check(f"vd{letter}", "base", 0, KIB)
-    assert [name for name in cloud.files(h1, cloud.vm_dir(first)) if ".kept" in name or "1000000" in name or "deltas" in name] == []
+    assert [
+        name
+        for name in cloud.files(h1, cloud.vm_dir(first))
+        if ".kept" in name or "1000000" in name or "deltas" in name
+    ] == []
     (again,) = detach(cloud, str(first))
     assert (again["how"], again["disk"], again["why"]) == ("skipped", -1, "no disk of it reads from a store")
     lives_on(cloud, first, guest)
@@ -108,7 +125,9 @@ def test_running_vms_let_go_of_the_store_and_their_disks_are_overlays_to_every_a
 
 
 def lives_on(cloud: Cloud, vm: int, guest: Guest) -> None:
-    """Do to a VM what is done to one with overlays: snapshots, a backup, a migration, a restart, a way back."""
+    """Do to a VM what is done to one with overlays: snapshots, a backup, a migration, a restart, a way
+    back.
+    """
     start(guest, "bcdef")
     cloud.oned.disk_snapshot_create(vm, 1, "after")
     cloud.oned.disk_snapshot_delete(vm, 1, 0)
@@ -136,7 +155,9 @@ def lives_on(cloud: Cloud, vm: int, guest: Guest) -> None:
 def test_vm_that_is_off_lets_go_by_its_headers_and_one_in_between_is_left_alone(
     cloud: Cloud, os_image: int, cell: Callable[..., None]
 ) -> None:
-    vm = cloud.deploy("off", [{"IMAGE_ID": str(image)} for image in (os_image, *images(cloud, "off"))], context=False)
+    vm = cloud.deploy(
+        "off", [{"IMAGE_ID": str(image)} for image in (os_image, *images(cloud, "off"))], context=False
+    )
     guest = cloud.guest(vm)
     for letter in "bc":
         guest.write(f"vd{letter}", "mine", 2 * KIB, 64)
@@ -146,7 +167,10 @@ def test_vm_that_is_off_lets_go_by_its_headers_and_one_in_between_is_left_alone(
     assert (row["how"], row["disk"]) == ("skipped", -1) and "neither running nor powered off" in row["why"]
     cloud.oned.vm_resume(vm)
     cloud.oned.vm_poweroff(vm)
-    assert {(row["disk"], row["how"]) for row in detach(cloud, "--host", "h1") if row["vm"] == vm} == {(1, "detached"), (2, "detached")}
+    assert {(row["disk"], row["how"]) for row in detach(cloud, "--host", "h1") if row["vm"] == vm} == {
+        (1, "detached"),
+        (2, "detached"),
+    }
     assert how(cloud, vm) == dict.fromkeys(range(3), "overlay")
     cloud.oned.vm_resume(vm)
     guest = cloud.guest(vm)
@@ -163,12 +187,17 @@ def test_timer_detaches_what_its_image_wants_after_its_boot(cloud: Cloud, os_ima
     (soon, _), (asked, _) = images(cloud, "due", SEMISHARED_DETACH="after-boot"), images(cloud, "due-not")
     vm = cloud.deploy("due", [{"IMAGE_ID": str(image)} for image in (os_image, soon, asked)], context=False)
     cloud.guest(vm)
-    assert [(row["disk"], row["how"]) for row in detach(cloud, "--due") if row["vm"] == vm] == [(1, "detached")]
+    assert [(row["disk"], row["how"]) for row in detach(cloud, "--due") if row["vm"] == vm] == [
+        (1, "detached")
+    ]
     assert how(cloud, vm) == {0: "overlay", 1: "overlay", 2: "remote-first"}
     assert {row["how"] for row in detach(cloud, "--due")} <= {"skipped"}
     cloud.oned.image_update(asked, {"SEMISHARED_DETACH": "soon"})
     done = cloud.lab.fe.run([COMMAND, "detach", "--due", "--json"], check=False)
-    assert b"SEMISHARED_DETACH of image" in done.stderr and b"'soon', not one of on-request, after-boot" in done.stderr
+    assert (
+        b"SEMISHARED_DETACH of image" in done.stderr
+        and b"'soon', not one of on-request, after-boot" in done.stderr
+    )
     cloud.guest(vm).check("vdc", "base", 0, KIB)
     cloud.terminate(vm)
 

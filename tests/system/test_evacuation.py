@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host is evacuated, as `onehost flush` does it: eight VMs, each another mix of disks, move at once while their guests write and verify.
+"""A host is evacuated, as `onehost flush` does it: eight VMs, each another mix of disks, move at once while
+their guests write and verify.
 
-There and back again twenty times is for `make test-full`; else two of them go once, and a mixed VM in test_migration.py.
+There and back again twenty times is for `make test-full`; else two of them go once, and a mixed VM in
+test_migration.py.
 """
 
 from __future__ import annotations
@@ -22,14 +24,22 @@ KIB = 64
 DATA = content("base", 0, KIB)
 FORMATS = ("raw", "qcow2")
 PLACES: Dict[str, Dict[str, Any]] = {
-    "overlay": {}, "copy": {"SEMISHARED_LOCAL": "copy"}, "store-clone": {"SEMISHARED_PLACE": "shared"}, "in-place": {},
-}  # fmt: skip
+    "overlay": {},
+    "copy": {"SEMISHARED_LOCAL": "copy"},
+    "store-clone": {"SEMISHARED_PLACE": "shared"},
+    "in-place": {},
+}
 MIXES: Dict[str, Sequence[str]] = {
     # what a VM boots from, and has two disks more of, one in each format
-    "overlays": ("overlay",), "snapshots": ("overlay",), "copies": ("copy",), "volatile": ("copy", "volatile"),
-    "clones": ("store-clone",), "in-place": ("in-place",), "own": ("overlay", "copy", "volatile"),
+    "overlays": ("overlay",),
+    "snapshots": ("overlay",),
+    "copies": ("copy",),
+    "volatile": ("copy", "volatile"),
+    "clones": ("store-clone",),
+    "in-place": ("in-place",),
+    "own": ("overlay", "copy", "volatile"),
     "mixed": ("in-place", "overlay", "copy", "store-clone", "volatile"),
-}  # fmt: skip
+}
 SOME = ("snapshots", "own")
 """All that does not stay on the store."""
 BEFORE_KIB, LOOP_KIB = 8 << 10, 4 << 10
@@ -71,7 +81,10 @@ class Vm:
 
     def __init__(self, cloud: Cloud, mix: str, images: Images) -> None:
         places = MIXES[mix]
-        disks = [images.disk(places[0], "os", mix), *(images.disk(place, format, mix) for place in places for format in FORMATS)]
+        disks = [
+            images.disk(places[0], "os", mix),
+            *(images.disk(place, format, mix) for place in places for format in FORMATS),
+        ]
         self._cloud, self.mix = cloud, mix
         self._written = [f"vd{chr(ord('a') + number)}" for number in range(1, len(disks))]
         self.id = cloud.create(f"evacuated-{mix}", disks)
@@ -128,8 +141,12 @@ def is_empty(cloud: Cloud, host: str) -> None:
     assert [name for name in cloud.files(node, f"{DATASTORES}/{SYSTEM}") if not name.startswith(".m")] == []
 
 
-@pytest.mark.parametrize(("mixes", "turns"), [(SOME, 1), pytest.param(tuple(MIXES), 20, marks=pytest.mark.long)])
-def test_evacuated_host_gives_its_vms_away_and_gets_them_back(cloud: Cloud, mixes: Sequence[str], turns: int) -> None:
+@pytest.mark.parametrize(
+    ("mixes", "turns"), [(SOME, 1), pytest.param(tuple(MIXES), 20, marks=pytest.mark.long)]
+)
+def test_evacuated_host_gives_its_vms_away_and_gets_them_back(
+    cloud: Cloud, mixes: Sequence[str], turns: int
+) -> None:
     images = Images(cloud)
     vms = [Vm(cloud, mix, images) for mix in mixes]
     at_once(lambda vm: vm.start("h1"), vms)
@@ -148,7 +165,8 @@ def test_evacuated_host_gives_its_vms_away_and_gets_them_back(cloud: Cloud, mixe
 
 
 def test_memory_that_a_guest_writes_while_it_moves_goes_with_it(cloud: Cloud) -> None:
-    """If not, then by QEMU (lab/cloud.odd_memory): its kernel panics there, or it takes what it has written before for lost.
+    """If not, then by QEMU (lab/cloud.odd_memory): its kernel panics there, or it takes what it has written
+    before for lost.
 
     That does not happen at each move, so QEMU is asked how much memory it gives the guest, too.
     """
@@ -171,7 +189,9 @@ def test_guest_that_panics_does_not_begin_anew_and_its_console_says_why(cloud: C
     with pytest.raises(GuestError):
         guest.run("echo c >/proc/sysrq-trigger", timeout=20)
     until_gone(cloud, vm)
-    with pytest.raises(GuestError, match="console on h1: .*Kernel panic - not syncing: sysrq triggered crash"):
+    with pytest.raises(
+        GuestError, match="console on h1: .*Kernel panic - not syncing: sysrq triggered crash"
+    ):
         guest.wait_up(1)
     cloud.oned.vm_recover(vm, "delete")
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host is lost and shut out: its VMs come up elsewhere, or wait; when it comes back, what it has of them is nobody's."""
+"""A host is lost and shut out: its VMs come up elsewhere, or wait; when it comes back, what it has of them is
+nobody's.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,17 @@ def hook(cloud: Cloud, host: str, code: int) -> str:
     printed = cloud.lab.fe.run([COMMAND, "failover", "--print-hook"]).stdout.decode()
     command = next(line for line in printed.splitlines() if line.startswith("COMMAND")).split('"')[1]
     stdin = base64.b64encode(cloud.oned.host(host).to_xml().encode())
-    done = cloud.lab.fe.run(["sh", "-c", f"{command} --wait 1"], user="oneadmin", input=stdin, check=False, timeout=120)
+    done = cloud.lab.fe.run(
+        ["sh", "-c", f"{command} --wait 1"], user="oneadmin", input=stdin, check=False, timeout=120
+    )
     assert done.returncode == code, (done.stdout, done.stderr)
     return done.stdout.decode() + done.stderr.decode()
 
 
 def stale(cloud: Cloud, vm: int, source: str) -> str:
-    """Try everything that would make what h1 has of the VM its own again; return what was said, one line each."""
+    """Try everything that would make what h1 has of the VM its own again; return what was said, one line
+    each.
+    """
     h1, directory = cloud.lab.node("h1"), f"{DATASTORES}/101/{vm}"
     (deployment,) = [name for name in cloud.files(h1, directory) if name.startswith("deployment.")]
     tm = "/var/lib/one/remotes/tm/semishared"
@@ -61,7 +67,13 @@ def images(cloud: Cloud) -> Iterator[dict[str, int]]:
         "beside": cloud.data_image("over-beside", DATA, format="qcow2", SEMISHARED_PLACE="shared"),
         "local": cloud.data_image("over-local", DATA),
         "off": cloud.data_image("over-off", DATA, persistent=True),
-        "diff": cloud.data_image("over-diff", DATA, persistent=True, SEMISHARED_PLACE="local", SEMISHARED_ON_HOST_FAILURE="recreate"),
+        "diff": cloud.data_image(
+            "over-diff",
+            DATA,
+            persistent=True,
+            SEMISHARED_PLACE="local",
+            SEMISHARED_ON_HOST_FAILURE="recreate",
+        ),
     }
     cloud.oned.host("h1").state = MONITORED
     cloud.oned.forget_fences()
@@ -69,17 +81,24 @@ def images(cloud: Cloud) -> Iterator[dict[str, int]]:
 
 
 def test_lost_host_is_taken_over_and_comes_back_to_nothing(cloud: Cloud, images: dict[str, int]) -> None:
-    """Three VMs: one on the store, whose guest goes on with its data; one on an overlay, which waits, then begins anew; one that is off."""
+    """Three VMs: one on the store, whose guest goes on with its data; one on an overlay, which waits, then
+    begins anew; one that is off.
+    """
     h1, h2 = cloud.lab.node("h1"), cloud.lab.node("h2")
-    store = [{"IMAGE_ID": str(images[name])} for name in ("os", "mine", "beside", "diff")] + [{"TYPE": "swap", "SIZE": "8"}]
+    store = [{"IMAGE_ID": str(images[name])} for name in ("os", "mine", "beside", "diff")] + [
+        {"TYPE": "swap", "SIZE": "8"}
+    ]
     guest_of = cloud.deploy("over", store)
     waits, off = (
-        cloud.oned.vm_create({
-            **cloud.template(name, [{"IMAGE_ID": str(images[image])}, {"TYPE": "swap", "SIZE": "8"}]),
-            "RAW": {"TYPE": "kvm", "DATA": serial_xml(name) + PAUSED}, "MEMORY": "32",
-        })
+        cloud.oned.vm_create(
+            {
+                **cloud.template(name, [{"IMAGE_ID": str(images[image])}, {"TYPE": "swap", "SIZE": "8"}]),
+                "RAW": {"TYPE": "kvm", "DATA": serial_xml(name) + PAUSED},
+                "MEMORY": "32",
+            }
+        )
         for name, image in (("waits", "local"), ("off", "off"))
-    )  # fmt: skip
+    )
     for vm in (waits, off):
         cloud.oned.vm_deploy(vm, "h1", 101)
     cloud.oned.vm_poweroff(off, hard=True)
@@ -145,7 +164,19 @@ def test_lost_host_is_taken_over_and_comes_back_to_nothing(cloud: Cloud, images:
     cloud.oned.images[images["local"]].template["SEMISHARED_ON_HOST_FAILURE"] = "recreate"
     cloud.oned.vm_recover(waits, "retry")
     assert cloud.oned.state(waits) == ("ACTIVE", Lcm.RUNNING)
-    h2.run(["qemu-img", "compare", "-U", "-f", "qcow2", "-F", "raw", f"{DATASTORES}/101/{waits}/disk.0", cloud.source(images["local"])])
+    h2.run(
+        [
+            "qemu-img",
+            "compare",
+            "-U",
+            "-f",
+            "qcow2",
+            "-F",
+            "raw",
+            f"{DATASTORES}/101/{waits}/disk.0",
+            cloud.source(images["local"]),
+        ]
+    )
 
     # The host comes back with all that it had.
     h1.start()
@@ -154,30 +185,48 @@ def test_lost_host_is_taken_over_and_comes_back_to_nothing(cloud: Cloud, images:
         said = stale(cloud, vm, f"{DATASTORES}/{STORE}/{'c' * 32}")
         assert said.count("another host took the VM over") == 3, said
     done = json.loads(cloud.lab.fe.run([COMMAND, "gc", "--json", "--now"], timeout=60).stdout)
-    removed = {item["path"] for item in done["findings"] if item["machine"] == "h1" and item["result"] == "removed"}
+    removed = {
+        item["path"] for item in done["findings"] if item["machine"] == "h1" and item["result"] == "removed"
+    }
     assert {f"{DATASTORES}/101/{vm}" for vm in (guest_of, waits, off)} <= removed
     guest.check("vdb", "mine", 4096, 128)
-    # What it alone had of the local disk is kept, comes into the image no more, and can be had as another one.
+    # What it alone had of the local disk is kept, comes into the image no more, and can be had as another
+    # one.
     (kept,) = json.loads(cloud.lab.fe.run([COMMAND, "status", "--json"], timeout=60).stdout)["kept"]
     assert (kept["vm"], kept["disk"]) == (guest_of, 3)
     refused = cloud.lab.fe.run([COMMAND, "commit", str(guest_of)], user="oneadmin", timeout=120, check=False)
     assert refused.returncode == 1 and b"SS142" in refused.stderr
     other = [COMMAND, "commit", str(guest_of), "3", "--as-new-image", "another"]
-    command = re.search(r"--source (\S+)", cloud.lab.fe.run(other, user="oneadmin", timeout=120).stdout.decode())
-    assert command and cloud.read(command.group(1), "raw", 128 << 10, 8192 << 10) == content("lost", 8192, 128)
+    command = re.search(
+        r"--source (\S+)", cloud.lab.fe.run(other, user="oneadmin", timeout=120).stdout.decode()
+    )
+    assert command and cloud.read(command.group(1), "raw", 128 << 10, 8192 << 10) == content(
+        "lost", 8192, 128
+    )
     cloud.lab.fe.path(command.group(1)).unlink()
-    for words in (["--discard", kept["path"].rpartition("/")[2]], []):  # then the lease that nobody needs any more
+    for words in (
+        ["--discard", kept["path"].rpartition("/")[2]],
+        [],
+    ):  # then the lease that nobody needs any more
         cloud.lab.fe.run([COMMAND, "gc", "--now", *words], timeout=60)
     # And is as good as any other from now on.
     cloud.oned.vm_migrate(waits, "h1", how="poweroff-hard")
     for vm in (guest_of, waits, off):
         cloud.terminate(vm)
-    assert cloud.read(cloud.source(images["diff"]), "raw", 128 << 10, 12288 << 10) == content("after", 12288, 128)
+    assert cloud.read(cloud.source(images["diff"]), "raw", 128 << 10, 12288 << 10) == content(
+        "after", 12288, 128
+    )
     assert cloud.leftovers() == []
 
 
-@pytest.mark.fault(46, "a late delete on the host that a VM was on leaves its clone on the store, to which its guest writes elsewhere")
-def test_late_delete_leaves_the_clone_that_a_guest_has_elsewhere(cloud: Cloud, os_image: int, image_for: Callable[[str, str], int]) -> None:
+@pytest.mark.fault(
+    46,
+    "a late delete on the host that a VM was on leaves its clone on the store, to which its guest "
+    "writes elsewhere",
+)
+def test_late_delete_leaves_the_clone_that_a_guest_has_elsewhere(
+    cloud: Cloud, os_image: int, image_for: Callable[[str, str], int]
+) -> None:
     image = image_for("store-clone", "raw")
     vm = cloud.oned.vm_create(cloud.template("late", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}]))
     h1, directory = cloud.lab.node("h1"), f"{DATASTORES}/101/{vm}"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guest has beside its disks goes along too: UEFI variables, a file in its directory, and its TPM, which QEMU and swtpm hand on."""
+"""What a guest has beside its disks goes along too: UEFI variables, a file in its directory, and its TPM,
+which QEMU and swtpm hand on.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def until(is_so: object) -> None:
 
 def deploy(cloud: Cloud) -> int:
     image = cloud.os_image("firmware", system=LINUX)
-    template = cloud.template("firmware of a guest", [{"IMAGE_ID": str(image)}], machine="q35", TPM={"MODEL": "tpm-crb"})
+    template = cloud.template(
+        "firmware of a guest", [{"IMAGE_ID": str(image)}], machine="q35", TPM={"MODEL": "tpm-crb"}
+    )
     template["OS"] = {**template["OS"], "KERNEL": f"{BOOT}/vmlinuz", "FIRMWARE": OVMF}
     vm = cloud.oned.vm_create({**template, "MEMORY": "256"})
     cloud.oned.vm_deploy(vm, "h1", 101)
@@ -77,7 +81,9 @@ def deploy(cloud: Cloud) -> int:
 def has_both(cloud: Cloud, vm: int) -> None:
     """See that the guest has its variables, and that they are in the file it will boot with next."""
     guest, record = cloud.guest(vm, timeout=1800), cloud.oned.vm(vm)
-    kept = cloud.lab.node(record.last.host.name).path(f"{cloud.vm_dir(vm)}/{record.name}_VARS.fd").read_bytes()
+    kept = (
+        cloud.lab.node(record.last.host.name).path(f"{cloud.vm_dir(vm)}/{record.name}_VARS.fd").read_bytes()
+    )
     for variable, value in ((BEFORE, b"written before"), (MEANWHILE, b"written meanwhile")):
         assert guest.file(variable) == ATTRIBUTES + value
         assert value in kept

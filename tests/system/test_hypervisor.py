@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hypervisor directory against real libvirts, called as one_vmm_exec does; the records are written by hand."""
+"""The hypervisor directory against real libvirts, called as one_vmm_exec does; the records are written by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,15 @@ class Vm:
 
     def record(self, disk: int, how: str, format: str, path: str, host: Node | None = None) -> None:
         place = "shared" if how == "in-place" else "local"
-        data = {"version": 1, "disk": disk, "place": place, "how": how, "format": format, "path": path, "readonly": False}
+        data = {
+            "version": 1,
+            "disk": disk,
+            "place": place,
+            "how": how,
+            "format": format,
+            "path": path,
+            "readonly": False,
+        }
         self.shell('printf %s "$2" >".semishared/disk.$1.json"', str(disk), json.dumps(data), host=host)
 
     def add(self, disk: int, device: str = "disk") -> None:
@@ -64,7 +74,9 @@ class Vm:
         link = f"{PLAIN}/100/.semishared/{image}/image"
         for host in self.lab.hosts:
             self.shell(
-                f'mkdir -p "{os.path.dirname(link)}"; ln -sfn "../../{image}" "{link}"; ln -sfn "{link}" disk.{disk}', host=host
+                f'mkdir -p "{os.path.dirname(link)}"; ln -sfn "../../{image}" "{link}"; ln -sfn '
+                f'"{link}" disk.{disk}',
+                host=host,
             )
             self.record(disk, "in-place", "raw", link, host)
         self.add(disk)
@@ -82,13 +94,16 @@ class Vm:
     def xml(self) -> bytes:
         serial = serial_xml(self.name)
         return (
-            f"<domain type='{self.lab.virt}'>\n<name>{self.name}</name>\n<memory unit='MiB'>128</memory><vcpu>1</vcpu>"
+            f"<domain type='{self.lab.virt}'>\n<name>{self.name}</name>\n<memory "
+            f"unit='MiB'>128</memory><vcpu>1</vcpu>"
             "<os><type arch='x86_64' machine='pc'>hvm</type><boot dev='hd'/></os><features><acpi/></features>"
-            f"<devices><emulator><![CDATA[/usr/bin/qemu-kvm-one]]></emulator>{''.join(self.disks)}<memballoon model='none'/>"
+            f"<devices><emulator><![CDATA[/usr/bin/qemu-kvm-one]]></emulator>{''.join(self.disks)}<memballoon model='none'/>"  # noqa: E501
             f"</devices>{serial}</domain>\n"
         ).encode()
 
-    def call(self, action: str, *argv: str, stdin: bytes = b"", host: Node | None = None) -> "subprocess.CompletedProcess[bytes]":
+    def call(
+        self, action: str, *argv: str, stdin: bytes = b"", host: Node | None = None
+    ) -> "subprocess.CompletedProcess[bytes]":
         """Run an action on a host, through ssh from the front-end."""
         where = host or self.host
         words = ["ssh", where.name, "--", f"{VMM}/{action}", *argv, str(self.number), where.name]
@@ -190,7 +205,9 @@ def test_mixed_vm_boots_attaches_sleeps_and_stays_where_it_is(lab: Lab) -> None:
     vm.guest.check("vdc", "zero", 0, 1024)
 
     refused = vm.migrate(h2)
-    assert refused.returncode == 1 and b"disk 0 (overlay)" in refused.stderr and refused.stderr.count(b"\n") == 1
+    assert (
+        refused.returncode == 1 and b"disk 0 (overlay)" in refused.stderr and refused.stderr.count(b"\n") == 1
+    )
     assert vm.state(h1) == "running" and vm.state(h2) == ""
 
     # save and restore are forwarders: the checkpoint names the right files and formats by itself.
@@ -205,7 +222,10 @@ def test_mixed_vm_boots_attaches_sleeps_and_stays_where_it_is(lab: Lab) -> None:
     vm.does("detach_disk", vm.id, f"{vm.dir}/disk.5", "vdf", "5")
     vm.guest.wait_disk("vdc", present=False)
     vm.cancel()
-    assert json.loads(h1.run(["qemu-img", "info", "--output=json", f"{vm.dir}/disk.5"]).stdout)["format"] == "qcow2"
+    assert (
+        json.loads(h1.run(["qemu-img", "info", "--output=json", f"{vm.dir}/disk.5"]).stdout)["format"]
+        == "qcow2"
+    )
     assert no_stock_migration(lab)
 
 
@@ -227,7 +247,9 @@ def test_vm_in_place_moves_live_there_and_back(lab: Lab) -> None:
     vm.moved(h2)
 
     # A defined domain stays defined, and on one host only.
-    h2.run(["sh", "-euc", f"{' '.join(VIRSH)} dumpxml {vm.id} >/tmp/8.xml; {' '.join(VIRSH)} define /tmp/8.xml"])
+    h2.run(
+        ["sh", "-euc", f"{' '.join(VIRSH)} dumpxml {vm.id} >/tmp/8.xml; {' '.join(VIRSH)} define /tmp/8.xml"]
+    )
     done = vm.migrate(h1)
     assert done.returncode == 0, done.stderr
     assert vm.state(h2) == "" and vm.state(h1) == "running"
@@ -241,13 +263,19 @@ def test_vm_in_place_moves_live_there_and_back(lab: Lab) -> None:
     vm.shell("rm disk.1", host=h2)
     failed = vm.migrate(h2)
     assert failed.returncode == 1
-    plain = [line for line in failed.stderr.decode().splitlines() if not line.startswith(("WARN: ", "INFO: ", "ERROR: "))]
+    plain = [
+        line
+        for line in failed.stderr.decode().splitlines()
+        if not line.startswith(("WARN: ", "INFO: ", "ERROR: "))
+    ]
     assert len(plain) == 1 and "libvirt on h1: migrate" in plain[0]
     assert vm.state(h1) == "running" and vm.state(h2) == ""
     vm.guest.write("vdb", "after", 0, 64)
 
     # Somebody else's domain of that name over there is not ours to touch.
-    other = vm.xml.replace("".join(vm.disks).encode(), b"").replace(b"<name>", f"<uuid>{vm.id}</uuid><name>".encode())
+    other = vm.xml.replace("".join(vm.disks).encode(), b"").replace(
+        b"<name>", f"<uuid>{vm.id}</uuid><name>".encode()
+    )
     h2.run([*VIRSH, "create", "/dev/stdin"], input=other)
     failed = vm.migrate(h2)
     assert failed.returncode == 1 and b"already has a domain" in failed.stderr

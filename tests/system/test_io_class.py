@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SEMISHARED_IO_CLASS: what a guest's disks may read and write, as libvirt says it and as the guest feels it."""
+"""SEMISHARED_IO_CLASS: what a guest's disks may read and write, as libvirt says it and as the guest feels
+it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ NONE = 0, 0
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
 CONF = "[io_class]\nscratch_bytes = 1M\nscratch_iops = 4\n"
 BLOCKS = 60
-"""How many blocks of 64 KiB a second a guest is to write and verify: far more than the limits let through, two requests each."""
+"""How many blocks of 64 KiB a second a guest is to write and verify: far more than the limits let through,
+two requests each.
+"""
 
 
 @pytest.fixture
@@ -43,7 +47,9 @@ def test_scratch_disk_is_limited_and_production_disk_is_not(cloud: Cloud, slow: 
     mine = cloud.data_image("mine", b"", persistent=True, SEMISHARED_IO_CLASS="Scratch")
     production = cloud.data_image("production", b"", SEMISHARED_IO_CLASS="production")
     own = {"IMAGE_ID": str(scratch), "TOTAL_IOPS_SEC": "400"}
-    vm = cloud.deploy("classes", [{"IMAGE_ID": str(image)} for image in (cloud.os_image(), scratch, production)] + [own])
+    vm = cloud.deploy(
+        "classes", [{"IMAGE_ID": str(image)} for image in (cloud.os_image(), scratch, production)] + [own]
+    )
     guest = cloud.guest(vm)
     assert [cloud.limits(vm, name) for name in ("vda", "vdb", "vdc")] == [NONE, LIMITS, NONE]
     # What OpenNebula itself is told of a disk is neither replaced nor completed.
@@ -53,7 +59,14 @@ def test_scratch_disk_is_limited_and_production_disk_is_not(cloud: Cloud, slow: 
     guest.wait_disk("vde")
 
     shown = json.loads(status(cloud, "--json", f"vm:{vm}"))["disks"]
-    assert [row["io_class"] for row in shown] == ["normal", "scratch", "production", "scratch", "scratch", "production"]
+    assert [row["io_class"] for row in shown] == [
+        "normal",
+        "scratch",
+        "production",
+        "scratch",
+        "scratch",
+        "production",
+    ]
     assert "local, overlay, scratch" in status(cloud, f"vm:{vm}")
 
     # One guest, side by side: what slows the machine down slows both down.
@@ -85,7 +98,10 @@ def test_scratch_disk_is_limited_and_production_disk_is_not(cloud: Cloud, slow: 
     assert [cloud.limits(vm, name) for name in ("vda", "vdb", "vdc")] == [NONE, NONE, LIMITS]
 
     cloud.oned.image_update(mine, {"SEMISHARED_IO_CLASS": "fast"})
-    with pytest.raises(ActionFailed, match=rf"SEMISHARED_IO_CLASS of image {mine} is 'fast', not one of production, normal, scratch"):
+    with pytest.raises(
+        ActionFailed,
+        match=rf"SEMISHARED_IO_CLASS of image {mine} is 'fast', not one of production, normal, scratch",
+    ):
         cloud.oned.disk_attach(vm, mine)
     cloud.terminate(vm)
     assert cloud.leftovers() == []

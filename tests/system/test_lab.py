@@ -16,14 +16,26 @@ from typing import Callable
 import pytest
 
 from lab import Lab, Node, NodeError, state
-from lab.guest import LINUX, METAL, Guest, GuestError, System, content, serial_path, serial_xml, write_guest_image
+from lab.guest import (
+    LINUX,
+    METAL,
+    Guest,
+    GuestError,
+    System,
+    content,
+    serial_path,
+    serial_xml,
+    write_guest_image,
+)
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root")
 
 STORE = "/var/lib/one/datastores/100"
 LOCAL = "/var/lib/one/datastores/101"
 URI = ["virsh", "-q", "-c", "qemu:///system"]
-ROOT_PORTS = "<controller type='pci' model='pcie-root'/>" + "<controller type='pci' model='pcie-root-port'/>" * 10
+ROOT_PORTS = (
+    "<controller type='pci' model='pcie-root'/>" + "<controller type='pci' model='pcie-root-port'/>" * 10
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,19 +48,23 @@ def disk_xml(path: str, target: str) -> str:
     bus = {"v": "virtio", "h": "ide", "s": "sata"}[target[0]]
     device, mark = ("disk", "") if bus == "virtio" else ("cdrom", "<readonly/>")
     return (
-        f"<disk type='file' device='{device}'><driver name='qemu' type='raw' cache='none'/><source file='{path}'/>"
+        f"<disk type='file' device='{device}'><driver name='qemu' type='raw' "
+        f"cache='none'/><source file='{path}'/>"
         f"<target dev='{target}' bus='{bus}'/>{mark}</disk>"
     )
 
 
 def domain_xml(lab: Lab, name: str, machine: str, disks: list[str]) -> str:
-    """Write a domain as oned does: its emulator path, its cputune shares, its controllers, RAW data at the end."""
+    """Write a domain as oned does: its emulator path, its cputune shares, its controllers, RAW data at the
+    end.
+    """
     return (
-        f"<domain type='{lab.virt}'><name>{name}</name><cputune><shares>103</shares></cputune><memory unit='MiB'>128</memory>"
+        f"<domain type='{lab.virt}'><name>{name}</name><cputune><shares>103</shares></cputune><memory unit='MiB'>128</memory>"  # noqa: E501
         f"<vcpu>1</vcpu><os><type arch='x86_64' machine='{machine}'>hvm</type><boot dev='hd'/></os>"
         "<features><acpi/></features><on_poweroff>destroy</on_poweroff>"
         f"<devices><emulator>/usr/bin/qemu-kvm-one</emulator>{''.join(disks)}"
-        f"{ROOT_PORTS if machine == 'q35' else ''}<memballoon model='none'/></devices>{serial_xml(name)}</domain>"
+        f"{ROOT_PORTS if machine == 'q35' else ''}<memballoon "
+        f"model='none'/></devices>{serial_xml(name)}</domain>"
     ).replace(f"</devices>{serial_xml(name)}", serial_xml(name).replace("<devices>", ""))
 
 
@@ -75,7 +91,8 @@ def wait_off(node: Node, name: str, timeout: float = 30) -> None:
         time.sleep(0.1)
 
 
-# -- nodes -------------------------------------------------------------------------------------------------------------
+# -- nodes
+# -------------------------------------------------------------------------------------------------------------  # noqa: E501
 
 
 def test_oneadmin_reaches_every_node_by_ssh(lab: Lab) -> None:
@@ -103,7 +120,9 @@ def test_a_node_has_its_own_files_and_cannot_touch_the_machine(lab: Lab) -> None
 
 
 def test_run_passes_input_environment_and_failure(lab: Lab) -> None:
-    done = lab.fe.run(["sh", "-c", "cat; echo $WORD; pwd"], input=b"in ", env={"WORD": "two words"}, cwd="/tmp")
+    done = lab.fe.run(
+        ["sh", "-c", "cat; echo $WORD; pwd"], input=b"in ", env={"WORD": "two words"}, cwd="/tmp"
+    )
     assert done.stdout == b"in two words\n/tmp\n"
     with pytest.raises(NodeError, match="no such luck"):
         lab.fe.run(["sh", "-c", "echo no such luck >&2; exit 3"])
@@ -130,7 +149,8 @@ def test_sync_makes_the_hosts_equal_to_the_front_end(lab: Lab) -> None:
     assert not lab.hosts[0].path("/var/tmp/one/tm/x").exists()
 
 
-# -- guests ------------------------------------------------------------------------------------------------------------
+# -- guests
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_verifier_finds_a_corrupted_sector(lab: Lab) -> None:
@@ -173,7 +193,9 @@ def test_the_background_load_finds_what_changes_under_it(lab: Lab) -> None:
     h1 = lab.node("h1")
     make_os(lab, h1, f"{LOCAL}/os2.raw")
     make_disk(lab, h1, f"{LOCAL}/load.raw")
-    guest = boot(lab, h1, "load", "pc", [disk_xml(f"{LOCAL}/os2.raw", "vda"), disk_xml(f"{LOCAL}/load.raw", "vdb")])
+    guest = boot(
+        lab, h1, "load", "pc", [disk_xml(f"{LOCAL}/os2.raw", "vda"), disk_xml(f"{LOCAL}/load.raw", "vdb")]
+    )
     guest.loop("vdb", "load", 0, 1024, 100)
     deadline = time.monotonic() + 60
     while (counts := guest.loop_stat("vdb"))["writes"] <= 20 or counts["reads"] <= 10:
@@ -189,8 +211,12 @@ def test_the_background_load_finds_what_changes_under_it(lab: Lab) -> None:
 
 
 # Where OpenNebula puts the context: on the machine's own controller, IDE or SATA.
-@pytest.mark.parametrize(("machine", "target", "system"), [("q35", "sda", LINUX), ("pc", "hdb", METAL)], ids=["q35", "pc"])
-def test_a_guest_sees_disks_come_and_go_and_reads_its_context(lab: Lab, machine: str, target: str, system: System) -> None:
+@pytest.mark.parametrize(
+    ("machine", "target", "system"), [("q35", "sda", LINUX), ("pc", "hdb", METAL)], ids=["q35", "pc"]
+)
+def test_a_guest_sees_disks_come_and_go_and_reads_its_context(
+    lab: Lab, machine: str, target: str, system: System
+) -> None:
     h2, name = lab.node("h2"), f"hot-{machine}"
     make_os(lab, h2, f"{LOCAL}/{name}.raw", system)
     make_disk(lab, h2, f"{LOCAL}/{name}-2.raw", 4)
@@ -201,7 +227,10 @@ def test_a_guest_sees_disks_come_and_go_and_reads_its_context(lab: Lab, machine:
     guest = boot(lab, h2, name, machine, disks)
     assert guest.context() == {"NAME": 'a \\ "b"', "TEXT": "two\nlines"}
     for _ in range(2):
-        h2.run([*URI, "attach-device", name, "/dev/stdin"], input=disk_xml(f"{LOCAL}/{name}-2.raw", "vdb").encode())
+        h2.run(
+            [*URI, "attach-device", name, "/dev/stdin"],
+            input=disk_xml(f"{LOCAL}/{name}-2.raw", "vdb").encode(),
+        )
         guest.wait_disk("vdb")
         guest.write("vdb", "hot", 0, 64)
         guest.check("vdb", "hot", 0, 64)
@@ -244,7 +273,8 @@ def test_a_guest_on_local_disks_is_not_taken_for_shared(lab: Lab) -> None:
     h1.run([*URI, "destroy", "stay"])
 
 
-# -- accidents ---------------------------------------------------------------------------------------------------------
+# -- accidents
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_power_cut_and_return(lab: Lab) -> None:
@@ -277,7 +307,8 @@ def test_cable_cut_and_joined(lab: Lab) -> None:
     lab.fe.wait_for(words, timeout=20)
 
 
-# -- nothing left ------------------------------------------------------------------------------------------------------
+# -- nothing left
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long  # suites run several at a time
@@ -302,10 +333,15 @@ with Lab.up(hosts=1) as lab:
 """
 
 
-@pytest.mark.parametrize("how", [*(pytest.param(how, marks=pytest.mark.long) for how in (signal.SIGINT, signal.SIGTERM)), signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how",
+    [*(pytest.param(how, marks=pytest.mark.long) for how in (signal.SIGINT, signal.SIGTERM)), signal.SIGKILL],
+)
 def test_nothing_is_left_when_the_owner_is_ended(how: signal.Signals) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env
+    )
     assert owner.stdout
     lab_id, namespaces = json.loads(owner.stdout.readline())
     assert state.leftovers(lab_id, set(namespaces))
@@ -320,7 +356,9 @@ def test_nothing_is_left_when_the_owner_is_ended(how: signal.Signals) -> None:
 
 def test_a_lab_whose_owner_and_guard_died_is_swept() -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env
+    )
     assert owner.stdout
     lab_id, namespaces = json.loads(owner.stdout.readline())
     record = state.read(state.BASE / lab_id)
@@ -341,12 +379,16 @@ def test_a_lab_from_the_command_line_stays_until_down() -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
     def command(*words: str) -> str:
-        done = subprocess.run([sys.executable, "-m", "lab", *words], env=env, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-m", "lab", *words], env=env, capture_output=True, text=True, timeout=60
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     lab_id = command("up", "1").split()[1]
-    namespaces = state.namespaces_of(state.read(state.BASE / lab_id)["keeper"]) - state.namespaces_of(os.getpid())
+    namespaces = state.namespaces_of(state.read(state.BASE / lab_id)["keeper"]) - state.namespaces_of(
+        os.getpid()
+    )
     try:
         assert "down" not in command("--lab", lab_id, "status")
         assert command("--lab", lab_id, "exec", "fe", "ssh", "h1", "hostname") == "h1\n"

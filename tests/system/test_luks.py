@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encrypted images under real libvirts with real secrets: guests read and write plaintext, and nobody else finds any."""
+"""Encrypted images under real libvirts with real secrets: guests read and write plaintext, and nobody else
+finds any.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def encrypted(cloud: Cloud) -> str:
 
 def upload(cloud: Cloud, path: str, name: str, *, persistent: bool = False, **attributes: str) -> int:
     own: dict[str, Any] = {"LUKS_SECRET": SECRET, **attributes}
-    return cloud.oned.image_create(STORE, name, path=path, type="DATABLOCK", persistent=persistent, prefix="vd", attributes=own)
+    return cloud.oned.image_create(
+        STORE, name, path=path, type="DATABLOCK", persistent=persistent, prefix="vd", attributes=own
+    )
 
 
 def check_ciphertext(cloud: Cloud, *seeds: str) -> None:
@@ -48,7 +52,9 @@ def check_ciphertext(cloud: Cloud, *seeds: str) -> None:
                     with open(path, "rb") as file:
                         held = file.read()
                     looked += held[:6] == b"LUKS\xba\xbe"
-                    assert not [seed for seed in seeds if content(seed, 0, 1)[:64] in held], f"plaintext in {node.name}:{path}"
+                    assert not [seed for seed in seeds if content(seed, 0, 1)[:64] in held], (
+                        f"plaintext in {node.name}:{path}"
+                    )
     assert looked, "no encrypted file was found to look at"
 
 
@@ -59,10 +65,22 @@ def files(cloud: Cloud, node: Node) -> List[str]:
 
 def backup(cloud: Cloud, vm: int) -> "subprocess.CompletedProcess[bytes]":
     record = cloud.oned.vm(vm)
-    config = "<BACKUPS><BACKUP_CONFIG><FS_FREEZE>NONE</FS_FREEZE><MODE>FULL</MODE></BACKUP_CONFIG></BACKUPS></VM>"
-    argv = ["/var/lib/one/remotes/tm/semishared/prebackup_live", f"{record.last.host.name}:{cloud.vm_dir(vm)}", "0:1"]
+    config = (
+        "<BACKUPS><BACKUP_CONFIG><FS_FREEZE>NONE</FS_FREEZE><MODE>FULL</MODE></BACKUP_CONFIG></BACKUPS></VM>"
+    )
+    argv = [
+        "/var/lib/one/remotes/tm/semishared/prebackup_live",
+        f"{record.last.host.name}:{cloud.vm_dir(vm)}",
+        "0:1",
+    ]
     xml = record.to_xml().replace("</VM>", config).encode()
-    return cloud.lab.fe.run([*argv, record.deploy_id, "-", str(vm), str(SYSTEM)], user="oneadmin", input=xml, check=False, timeout=120)
+    return cloud.lab.fe.run(
+        [*argv, record.deploy_id, "-", str(vm), str(SYSTEM)],
+        user="oneadmin",
+        input=xml,
+        check=False,
+        timeout=120,
+    )
 
 
 def qmp(node: Node, domain: str, command: str, **arguments: object) -> Any:
@@ -79,7 +97,12 @@ def seen_by_qemu(node: Node, domain: str) -> List[bytes]:
     for entry in qmp(node, domain, "query-named-block-nodes", flat=True):
         if entry["drv"] == "luks":
             name = entry["node-name"]
-            qmp(node, domain, "block-export-add", **{"type": "nbd", "id": name, "name": name, "node-name": name})
+            qmp(
+                node,
+                domain,
+                "block-export-add",
+                **{"type": "nbd", "id": name, "name": name, "node-name": name},
+            )
             url = f"if=nbd+unix:///{name}?socket={socket}"
             node.run(["qemu-img", "dd", "-f", "raw", "-O", "raw", f"bs={KIB}k", "count=1", url, f"of={out}"])
             found.append(node.path(out).read_bytes())
@@ -109,8 +132,12 @@ def check_refused(cloud: Cloud, vm: int, *disks: int) -> None:
     assert files(cloud, host) == before
 
 
-@pytest.mark.fault(11, "QEMU runs on encrypted disks with libvirt's secret, and no action writes what it decrypts")
-def test_qemu_opens_encrypted_disks_and_nobody_else_has_plaintext(cloud: Cloud, hosts: List[Node], encrypted: str) -> None:
+@pytest.mark.fault(
+    11, "QEMU runs on encrypted disks with libvirt's secret, and no action writes what it decrypts"
+)
+def test_qemu_opens_encrypted_disks_and_nobody_else_has_plaintext(
+    cloud: Cloud, hosts: List[Node], encrypted: str
+) -> None:
     mine = upload(cloud, encrypted, "luks-mine", persistent=True)
     full = upload(cloud, encrypted, "luks-full", SEMISHARED_LOCAL="copy")
     later = upload(cloud, encrypted, "luks-later", persistent=True)
@@ -138,7 +165,8 @@ def test_guest_reads_and_writes_encrypted_disks(cloud: Cloud, hosts: List[Node],
     vm = cloud.oned.vm_create(cloud.template("luks", disks, OS=DIRECT))
     host = hosts[0]
 
-    # Without the secret, and with a wrong one, libvirt does not start it; with the right one nothing else has to be done.
+    # Without the secret, and with a wrong one, libvirt does not start it; with the right one nothing else has
+    # to be done.
     with pytest.raises(ActionFailed, match="no secret with matching uuid"):
         cloud.oned.vm_deploy(vm, host.name, SYSTEM)
     know(host, b"another")
@@ -181,8 +209,12 @@ def test_guest_reads_and_writes_encrypted_disks(cloud: Cloud, hosts: List[Node],
 
 @pytest.mark.long
 @pytest.mark.parametrize("known", [True, False], ids=["secret-known", "secret-unknown"])
-def test_live_migration_of_an_encrypted_disk(cloud: Cloud, hosts: List[Node], encrypted: str, known: bool) -> None:
-    """To a host that has the secret; one that has not is refused by libvirt, and the guest goes on where it is."""
+def test_live_migration_of_an_encrypted_disk(
+    cloud: Cloud, hosts: List[Node], encrypted: str, known: bool
+) -> None:
+    """To a host that has the secret; one that has not is refused by libvirt, and the guest goes on where it
+    is.
+    """
     mine = upload(cloud, encrypted, "luks-moving", persistent=True)
     for host in hosts[: 2 if known else 1]:
         know(host, PASSPHRASE)

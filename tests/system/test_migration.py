@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running VMs that move with disks of their own: everything the guest has written is there, and nothing is left behind."""
+"""Running VMs that move with disks of their own: everything the guest has written is there, and nothing is
+left behind.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,11 @@ def test_mixed_vm_when_moved_live_loses_nothing(
         assert cloud.oned.state(vm) == ("ACTIVE", 3)
         assert cloud.files(*before) == []
         shapes.append(cloud.files(cloud.lab.node(target), cloud.vm_dir(vm)))
-        xml = cloud.lab.node(target).run(["virsh", "-q", "-c", "qemu:///system", "dumpxml", f"one-{vm}"]).stdout.decode()
+        xml = (
+            cloud.lab.node(target)
+            .run(["virsh", "-q", "-c", "qemu:///system", "dumpxml", f"one-{vm}"])
+            .stdout.decode()
+        )
         assert f"/{SYSTEM if system == OTHER_SYSTEM else OTHER_SYSTEM}/{vm}" not in xml
         guest = cloud.guest(vm)
         guest.check("vdb", "before", 2 * KIB, 64)
@@ -108,7 +114,8 @@ def of_another_driver(cloud: Cloud, vm: int, number: int, driver: str, source: s
     h1 = cloud.lab.node("h1")
     kind = "network" if "protocol" in source else "file"
     h1.path("/var/tmp/disk.xml").write_text(
-        f"<disk type='{kind}' device='disk'><driver name='qemu' type='raw' cache='none'/><source {source}</source>"
+        f"<disk type='{kind}' device='disk'><driver name='qemu' type='raw' cache='none'/><source "
+        f"{source}</source>"
         f"<target dev='{target}' bus='virtio'/></disk>"
     )
     h1.run(["virsh", "-q", "-c", "qemu:///system", "attach-device", f"one-{vm}", "/var/tmp/disk.xml"])
@@ -118,12 +125,21 @@ def of_another_driver(cloud: Cloud, vm: int, number: int, driver: str, source: s
 
 def forgotten(cloud: Cloud, vm: int, number: int) -> None:
     node = cloud.lab.node(cloud.oned.vm(vm).last.host.name)
-    node.run(["virsh", "-q", "-c", "qemu:///system", "detach-disk", f"one-{vm}", f"vd{chr(ord('a') + number)}"], check=False)
-    cloud.oned.vm(vm).template["DISK"] = [disk for disk in cloud.oned.vm(vm).disks if disk["DISK_ID"] != str(number)]
+    node.run(
+        ["virsh", "-q", "-c", "qemu:///system", "detach-disk", f"one-{vm}", f"vd{chr(ord('a') + number)}"],
+        check=False,
+    )
+    cloud.oned.vm(vm).template["DISK"] = [
+        disk for disk in cloud.oned.vm(vm).disks if disk["DISK_ID"] != str(number)
+    ]
 
 
-def test_disks_of_other_drivers_move_where_both_hosts_see_them_and_are_named_else(cloud: Cloud, os_image: int) -> None:
-    """What is on the network, or in a directory in which each host reads what the other writes; nothing else."""
+def test_disks_of_other_drivers_move_where_both_hosts_see_them_and_are_named_else(
+    cloud: Cloud, os_image: int
+) -> None:
+    """What is on the network, or in a directory in which each host reads what the other writes; nothing
+    else.
+    """
     vm = cloud.deploy("others", [{"IMAGE_ID": str(os_image)}], context=False)
     fe, h1, h2 = cloud.lab.fe, cloud.lab.node("h1"), cloud.lab.node("h2")
     shared, alone = f"{DATASTORES}/{STORE}/other-disk", f"{OTHERS}/other-disk"
@@ -136,8 +152,13 @@ def test_disks_of_other_drivers_move_where_both_hosts_see_them_and_are_named_els
     try:
         of_another_driver(cloud, vm, 5, "shared", f"file='{shared}'>")
         h1.run(["ln", "-s", shared, f"{cloud.vm_dir(vm)}/disk.5"])
-        of_another_driver(cloud, vm, 6, "iscsi_libvirt", f"protocol='nbd' name=''><host name='{fe.ip}' port='10809'/>")
-        refused = ((7, f"{cloud.vm_dir(vm)}/disk.7", "disk 7.*qcow2.*own directory"), (8, alone, f"{OTHERS} on h2 is not the same"))
+        of_another_driver(
+            cloud, vm, 6, "iscsi_libvirt", f"protocol='nbd' name=''><host name='{fe.ip}' port='10809'/>"
+        )
+        refused = (
+            (7, f"{cloud.vm_dir(vm)}/disk.7", "disk 7.*qcow2.*own directory"),
+            (8, alone, f"{OTHERS} on h2 is not the same"),
+        )
         for number, file, why in refused:
             of_another_driver(cloud, vm, number, "qcow2", f"file='{file}'>")
             is_refused(cloud, vm, why)
@@ -147,7 +168,11 @@ def test_disks_of_other_drivers_move_where_both_hosts_see_them_and_are_named_els
         said = h2.run(["virsh", "-q", "-c", "qemu:///system", "domblklist", f"one-{vm}"]).stdout.decode()
         assert shared in said
         assert "vdg" in said
-        assert not [name for name in cloud.files(fe, f"{DATASTORES}/{STORE}") + cloud.files(h1, OTHERS) if "probe" in name]
+        assert not [
+            name
+            for name in cloud.files(fe, f"{DATASTORES}/{STORE}") + cloud.files(h1, OTHERS)
+            if "probe" in name
+        ]
     finally:
         server.kill()
         for number in (5, 6):
@@ -164,7 +189,9 @@ def test_disks_of_other_drivers_move_where_both_hosts_see_them_and_are_named_els
 @pytest.fixture(scope="module")
 def own(cloud: Cloud, os_image: int) -> Iterator[int]:
     """A running VM on h1 with an overlay of its own, which writes all the time; nothing of it is on h2."""
-    vm = cloud.deploy("own", [{"IMAGE_ID": str(os_image)}, {"TYPE": "fs", "SIZE": "64", "FORMAT": "qcow2"}], context=False)
+    vm = cloud.deploy(
+        "own", [{"IMAGE_ID": str(os_image)}, {"TYPE": "fs", "SIZE": "64", "FORMAT": "qcow2"}], context=False
+    )
     guest = cloud.guest(vm)
     start(guest, "vda", "vdb")
     yield vm
@@ -204,7 +231,9 @@ def in_its_midst(cloud: Cloud, vm: int, then: Callable[[], object]) -> None:
         moving.start()
         until_moving(cloud, vm)
         then()
-        cloud.lab.node("h1").run(["virsh", "-q", "-c", "qemu:///system", "migrate-setspeed", f"one-{vm}", "1000"], check=False)
+        cloud.lab.node("h1").run(
+            ["virsh", "-q", "-c", "qemu:///system", "migrate-setspeed", f"one-{vm}", "1000"], check=False
+        )
         moving.join(400)
         assert not moving.is_alive()
     finally:
@@ -219,7 +248,11 @@ def _ends(cloud: Cloud, vm: int) -> None:
 def until_moving(cloud: Cloud, vm: int) -> None:
     said, deadline = "", time.monotonic() + 120
     while time.monotonic() < deadline:
-        said = cloud.lab.node("h1").run(["virsh", "-q", "-c", "qemu:///system", "domjobinfo", f"one-{vm}"], check=False).stdout.decode()
+        said = (
+            cloud.lab.node("h1")
+            .run(["virsh", "-q", "-c", "qemu:///system", "domjobinfo", f"one-{vm}"], check=False)
+            .stdout.decode()
+        )
         if re.search(r"(Data|File|Memory) processed: *[1-9]", said):
             return
         time.sleep(0.1)
@@ -258,7 +291,9 @@ def test_directory_that_is_there_already_is_neither_replaced_nor_removed(cloud: 
     h2.run(["sh", "-c", f"mkdir -p {place}/.semishared; echo all that there is of it > {place}/disk.7"])
     is_refused(cloud, own, "SS063")
     assert cloud.files(h2, place) == [".semishared", "disk.7"]
-    assert any("is kept: it is not what this migration has brought" in said for said in cloud.said("failmigrate"))
+    assert any(
+        "is kept: it is not what this migration has brought" in said for said in cloud.said("failmigrate")
+    )
     h2.run(["rm", "-r", place])
     is_untouched(cloud, own)
 
@@ -290,7 +325,11 @@ def test_target_that_is_cut_off_in_the_midst(cloud: Cloud, own: int) -> None:
 
 
 def test_migration_that_is_given_up_in_its_midst(cloud: Cloud, own: int) -> None:
-    in_its_midst(cloud, own, lambda: cloud.lab.node("h1").run(["virsh", "-c", "qemu:///system", "domjobabort", f"one-{own}"]))
+    in_its_midst(
+        cloud,
+        own,
+        lambda: cloud.lab.node("h1").run(["virsh", "-c", "qemu:///system", "domjobabort", f"one-{own}"]),
+    )
     is_untouched(cloud, own)
 
 

@@ -27,12 +27,19 @@ Settings = Callable[..., None]
 def settings(cloud: Cloud) -> Iterator[Settings]:
     """Return a function that gives all machines a [migration] section, as `onehost sync` would."""
     nodes = [cloud.lab.fe, *cloud.lab.hosts]
-    paths = [node.path(f"/var/{'lib/one/remotes' if node is cloud.lab.fe else 'tmp/one'}/etc/semishared.conf") for node in nodes]
+    paths = [
+        node.path(f"/var/{'lib/one/remotes' if node is cloud.lab.fe else 'tmp/one'}/etc/semishared.conf")
+        for node in nodes
+    ]
     before = [path.read_text() for path in paths]
 
     def write(**keys: object) -> None:
         for path, text in zip(paths, before):
-            path.write_text(text.split("[migration]")[0] + "[migration]\n" + "".join(f"{key} = {keys[key]}\n" for key in keys))
+            path.write_text(
+                text.split("[migration]")[0]
+                + "[migration]\n"
+                + "".join(f"{key} = {keys[key]}\n" for key in keys)
+            )
 
     yield write
     for path, text in zip(paths, before):
@@ -94,7 +101,9 @@ def refuses(cloud: Cloud, vm: int, settings: Settings) -> None:
     assert cloud.files(cloud.lab.node("h2"), cloud.vm_dir(vm)) == []
 
 
-def test_busy_guest_is_given_up_in_time_and_with_post_copy_arrives(cloud: Cloud, settings: Settings, post_copy: None) -> None:
+def test_busy_guest_is_given_up_in_time_and_with_post_copy_arrives(
+    cloud: Cloud, settings: Settings, post_copy: None
+) -> None:
     rate, limit_s = 16, 5
     vm = deploy(cloud, "busy")
     refuses(cloud, vm, settings)
@@ -122,8 +131,8 @@ def test_busy_guest_is_given_up_in_time_and_with_post_copy_arrives(cloud: Cloud,
 @pytest.mark.long
 def test_busy_guest_is_slowed_down_until_it_arrives(cloud: Cloud, settings: Settings) -> None:
     vm = deploy(cloud, "slowed")
-    # A guest that stands still for 99 % of each second has something to catch up with in the rest: that has to fit into the downtime,
-    # and all of the memory that it writes to must not.
+    # A guest that stands still for 99 % of each second has something to catch up with in the rest: that has
+    # to fit into the downtime, and all of the memory that it writes to must not.
     settings(rate="32M", downtime_ms=600, auto_converge="yes", timeout_s=300)
     cloud.oned.vm_migrate(vm, "h2", how="live")
     said = cloud.said("migrate")[-1]

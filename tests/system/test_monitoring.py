@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What OpenNebula's monitoring of a host gets from us, run as its probes are; with stores that hang or are not mounted."""
+"""What OpenNebula's monitoring of a host gets from us, run as its probes are; with stores that hang or are
+not mounted.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,10 @@ def sizes(node: Node, vm: int) -> list[str]:
 
 def test_host_when_a_store_hangs_or_is_gone_is_still_monitored_and_says_so(cloud: Cloud) -> None:
     host, store = cloud.lab.node("h2"), f"{DATASTORES}/{STORE}"
-    mine, cow = cloud.data_image("seen-mine", b"x", persistent=True), cloud.data_image("seen-cow", b"y" * (3 << 20))
+    mine, cow = (
+        cloud.data_image("seen-mine", b"x", persistent=True),
+        cloud.data_image("seen-cow", b"y" * (3 << 20)),
+    )
     beside = cloud.data_image("seen-beside", b"z", SEMISHARED_PLACE="shared")
     earlier = template(host)
     vm = cloud.create("seen", [{"IMAGE_ID": str(image)} for image in (mine, cow, beside)])
@@ -85,7 +90,9 @@ def test_host_when_a_store_hangs_or_is_gone_is_still_monitored_and_says_so(cloud
     assert int(found["BASES_MB"]) - int(earlier["BASES_MB"]) in (3, 4)
     assert 0 < int(found["FREE_MB"]) < int(found["TOTAL_MB"])
     before = sizes(host, vm)
-    assert {line.split("SIZE")[1].split("ID=")[1].split(",")[0] for line in before if line.startswith("DISK")} >= {"0", "1", "2"}
+    assert {
+        line.split("SIZE")[1].split("ID=")[1].split(",")[0] for line in before if line.startswith("DISK")
+    } >= {"0", "1", "2"}
     host.run(["mkdir", f"{DATASTORES}/101/999"])
     host.run(["ln", "-s", "/nowhere/at/all", f"{DATASTORES}/101/999/disk.0"])
     try:

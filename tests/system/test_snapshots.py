@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots and sizes of a running guest's disks: one guest per test, every place, while it writes and verifies."""
+"""Snapshots and sizes of a running guest's disks: one guest per test, every place, while it writes and
+verifies.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,17 @@ DISKS = [
 PLACES = ("overlay", "copy", "remote-first", "store-clone", "in-place")
 FORMATS = ("raw", "qcow2")
 MERGED = ("vdb", "vdg", "vdh", "vdi", "vdk")
-"""Disks whose first snapshot is deleted under the guest: a frozen layer takes it over. Of the others, the one right below."""
+"""Disks whose first snapshot is deleted under the guest: a frozen layer takes it over. Of the others, the one
+right below.
+"""
 NAMES = {target: disk for disk, (target, _, _) in enumerate(DISKS, 1)}
 
 
 def images(cloud: Cloud, prefix: str, image_for: Callable[[str, str], int]) -> list[int]:
     return [
-        cloud.data_image(f"{prefix}-{format}", DATA, persistent=True, format=format) if place == "in-place" else image_for(place, format)
+        cloud.data_image(f"{prefix}-{format}", DATA, persistent=True, format=format)
+        if place == "in-place"
+        else image_for(place, format)
         for _, place, format in DISKS
     ]
 
@@ -58,7 +64,9 @@ def layers(cloud: Cloud, vm: int, disk: int) -> list[str]:
 def test_live_snapshots_of_every_kind_of_disk_under_a_guest_that_writes(
     cloud: Cloud, os_image: int, image_for: Callable[[str, str], int], cell: Callable[..., None]
 ) -> None:
-    """Snapshot, write, delete and revert: what a snapshot holds is what the guest had written, and no write errs."""
+    """Snapshot, write, delete and revert: what a snapshot holds is what the guest had written, and no write
+    errs.
+    """
     data = images(cloud, "live", image_for)
     vm = deployed(cloud, "live-snap", os_image, data)
     guest = cloud.guest(vm)
@@ -78,7 +86,9 @@ def test_live_snapshots_of_every_kind_of_disk_under_a_guest_that_writes(
     # From a snapshot of the running guest.
     for target, disk in NAMES.items():
         saved = cloud.oned.disk_saveas(vm, disk, f"from-0-{target}", snapshot=0)
-        assert cloud.read(cloud.source(saved), DISKS[disk - 1][2], 64 << 10, 1024 << 10) == content("one", 1024, 64)
+        assert cloud.read(cloud.source(saved), DISKS[disk - 1][2], 64 << 10, 1024 << 10) == content(
+            "one", 1024, 64
+        )
         assert cloud.read(cloud.source(saved), DISKS[disk - 1][2], KIB << 10) == DATA
     for target, disk in NAMES.items():
         cloud.oned.disk_snapshot_delete(vm, disk, 0 if target in MERGED else 1)
@@ -99,7 +109,9 @@ def test_live_snapshots_of_every_kind_of_disk_under_a_guest_that_writes(
     for target, disk in NAMES.items():
         number, seed = (1, "two") if target in MERGED else (0, "one")
         saved = cloud.oned.disk_saveas(vm, disk, f"off-{target}", snapshot=number)
-        assert cloud.read(cloud.source(saved), DISKS[disk - 1][2], 64 << 10, 1024 << 10) == content(seed, 1024, 64)
+        assert cloud.read(cloud.source(saved), DISKS[disk - 1][2], 64 << 10, 1024 << 10) == content(
+            seed, 1024, 64
+        )
         cloud.oned.disk_snapshot_revert(vm, disk, number)
     cloud.oned.vm_resume(vm)
     guest = cloud.guest(vm)
@@ -137,11 +149,19 @@ def test_live_snapshots_of_every_kind_of_disk_under_a_guest_that_writes(
     cell(("snap_revert", "cpds-snapshot"), PLACES, FORMATS, "off")
 
 
-def test_snapshots_of_a_suspended_guest(cloud: Cloud, os_image: int, image_for: Callable[[str, str], int]) -> None:
+def test_snapshots_of_a_suspended_guest(
+    cloud: Cloud, os_image: int, image_for: Callable[[str, str], int]
+) -> None:
     """The memory image names layers that are frozen, merged and gone when the guest comes back."""
-    cow, full, beside, remote = (image_for(place, "raw") for place in ("overlay", "copy", "store-clone", "remote-first"))
+    cow, full, beside, remote = (
+        image_for(place, "raw") for place in ("overlay", "copy", "store-clone", "remote-first")
+    )
     mine = cloud.data_image("susp-mine", DATA, persistent=True)
-    vm = cloud.deploy("susp", [{"IMAGE_ID": str(image)} for image in (os_image, cow, full, beside, mine, remote)], context=False)
+    vm = cloud.deploy(
+        "susp",
+        [{"IMAGE_ID": str(image)} for image in (os_image, cow, full, beside, mine, remote)],
+        context=False,
+    )
     guest = cloud.guest(vm)
     disks = {"vdb": 1, "vdc": 2, "vdd": 3, "vde": 4, "vdf": 5}
     for target in disks:
@@ -177,7 +197,7 @@ def test_snapshots_of_a_suspended_guest(cloud: Cloud, os_image: int, image_for: 
     assert cloud.leftovers() == []
 
 
-@pytest.mark.long  # tests/faults/test_live_kill.py has an overlay of which 2 goes after 0, killed at points of it, too
+@pytest.mark.long  # tests/faults/test_live_kill.py has an overlay of which 2 goes after 0, killed at points of it, too  # noqa: E501
 def test_snapshots_are_deleted_while_the_guest_runs_after_others_were(cloud: Cloud, os_image: int) -> None:
     """libvirt goes on to know layers that were merged away, and looks into each when the next is pulled."""
     places: list[dict[str, Any]] = [{}, {"SEMISHARED_LOCAL": "copy"}, {"SEMISHARED_PLACE": "shared"}]
@@ -203,13 +223,15 @@ def test_snapshots_are_deleted_while_the_guest_runs_after_others_were(cloud: Clo
     assert cloud.leftovers() == []
 
 
-def test_snapshot_of_the_whole_vm_with_a_disk_that_cannot_is_refused_in_one_line(cloud: Cloud, os_image: int) -> None:
+def test_snapshot_of_the_whole_vm_with_a_disk_that_cannot_is_refused_in_one_line(
+    cloud: Cloud, os_image: int
+) -> None:
     mine = cloud.data_image("whole-mine", DATA, persistent=True)
     vm = cloud.deploy("whole", [{"IMAGE_ID": str(image)} for image in (os_image, mine)], context=False)
     cloud.guest(vm)
     before = layers(cloud, vm, 0)
     host = cloud.lab.node("h1")
-    message = f"<VMM_DRIVER_ACTION_DATA><DATASTORE><BASE_PATH>{DATASTORES}/101</BASE_PATH></DATASTORE></VMM_DRIVER_ACTION_DATA>"
+    message = f"<VMM_DRIVER_ACTION_DATA><DATASTORE><BASE_PATH>{DATASTORES}/101</BASE_PATH></DATASTORE></VMM_DRIVER_ACTION_DATA>"  # noqa: E501
     argv = ["/var/tmp/one/vmm/semishared/snapshot_create", f"one-{vm}", "0", str(vm), "h1"]
     done = host.run(argv, input=message.encode(), check=False)
     assert done.returncode == 1
@@ -268,7 +290,9 @@ def test_disks_grow_running_off_and_undeployed(
         guest.check(target, "base", 0, KIB)
         guest.check(target, "zero", ((sizes[target] - 32) << 10) - 64, 64)
     cloud.terminate(vm)
-    info = json.loads(cloud.lab.fe.run(["qemu-img", "info", "--output=json", "-f", "raw", cloud.source(data[3])]).stdout)
+    info = json.loads(
+        cloud.lab.fe.run(["qemu-img", "info", "--output=json", "-f", "raw", cloud.source(data[3])]).stdout
+    )
     assert info["virtual-size"] == sizes["vde"] << 20
     assert cloud.leftovers() == []
     cell("resize", (*PLACES, "volatile"), FORMATS, ("off", "live"))

@@ -52,7 +52,9 @@ def scratch_system(cloud: Cloud) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def hot(cloud: Cloud) -> Guest:
-    """One long-lived guest to which disks are attached, as Linux takes them (a boot per cell would cost minutes)."""
+    """One long-lived guest to which disks are attached, as Linux takes them (a boot per cell would cost
+    minutes).
+    """
     vm = cloud.deploy("hot", [{"IMAGE_ID": str(cloud.os_image("hot-os", system=LINUX))}])
     guest = cloud.guest(vm)
     guest.vm = vm  # type: ignore[attr-defined]
@@ -62,10 +64,18 @@ def hot(cloud: Cloud) -> Guest:
 @pytest.mark.parametrize("format", ["raw", "qcow2"])
 @pytest.mark.parametrize(("place", "persistent", "attributes"), CELLS, ids=[cell[0] for cell in CELLS])
 def test_disk_when_attached_holds_the_image_and_keeps_what_is_written(
-    cloud: Cloud, hot: Guest, place: str, persistent: bool, attributes: dict[str, Any], format: str, cell: Callable[..., None]
+    cloud: Cloud,
+    hot: Guest,
+    place: str,
+    persistent: bool,
+    attributes: dict[str, Any],
+    format: str,
+    cell: Callable[..., None],
 ) -> None:
     vm = hot.vm  # type: ignore[attr-defined]
-    image = cloud.data_image(f"{place}-{format}", DATA, persistent=persistent, format=format, **SLOW, **attributes)
+    image = cloud.data_image(
+        f"{place}-{format}", DATA, persistent=persistent, format=format, **SLOW, **attributes
+    )
     before = sha(cloud, cloud.source(image))
     disk = cloud.oned.disk_attach(vm, image)
     assert record(cloud, vm, disk)["how"] == place
@@ -89,7 +99,9 @@ def test_disk_when_attached_holds_the_image_and_keeps_what_is_written(
     cell(("clone", "delete", "limit"), place, format, "live")
 
 
-@pytest.mark.parametrize(("type", "format", "fs"), [("fs", "raw", ""), ("fs", "qcow2", "ext4"), ("swap", "raw", "")])
+@pytest.mark.parametrize(
+    ("type", "format", "fs"), [("fs", "raw", ""), ("fs", "qcow2", "ext4"), ("swap", "raw", "")]
+)
 def test_volatile_disk_when_attached_is_there_and_gone_after(
     cloud: Cloud, hot: Guest, type: str, format: str, fs: str, scratch_system: None, cell: Callable[..., None]
 ) -> None:
@@ -123,19 +135,28 @@ def test_terminated_vm_leaves_nothing_behind(cloud: Cloud, hot: Guest) -> None:
 def test_mixed_vm_through_power_off_undeploy_and_migration(
     cloud: Cloud, os_image: int, scratch_system: None, cell: Callable[..., None]
 ) -> None:
-    """One VM, all kinds of disk in both formats: every byte where it belongs after each way of not running."""
+    """One VM, all kinds of disk in both formats: every byte where it belongs after each way of not
+    running.
+    """
     formats = ("raw", "qcow2")
     places: list[tuple[str, dict[str, Any]]] = [("mine", {}), ("local", {"SEMISHARED_PLACE": "local"})]
     mine = [
         cloud.data_image(f"{place}-{format}", DATA, persistent=True, format=format, **SLOW, **attributes)
-        for place, attributes in places for format in formats
-    ]  # fmt: skip
+        for place, attributes in places
+        for format in formats
+    ]
     others: list[int] = []
     for format in formats:
         others.append(cloud.data_image(f"cow-{format}", DATA, format=format, **SLOW))
-        others.append(cloud.data_image(f"full-{format}", DATA, format=format, **SLOW, SEMISHARED_LOCAL="copy"))
-        others.append(cloud.data_image(f"beside-{format}", DATA, format=format, **SLOW, SEMISHARED_PLACE="shared"))
-        others.append(cloud.data_image(f"remote-{format}", DATA, format=format, **SLOW, SEMISHARED_LOCAL="remote-first"))
+        others.append(
+            cloud.data_image(f"full-{format}", DATA, format=format, **SLOW, SEMISHARED_LOCAL="copy")
+        )
+        others.append(
+            cloud.data_image(f"beside-{format}", DATA, format=format, **SLOW, SEMISHARED_PLACE="shared")
+        )
+        others.append(
+            cloud.data_image(f"remote-{format}", DATA, format=format, **SLOW, SEMISHARED_LOCAL="remote-first")
+        )
     disks = [{"IMAGE_ID": str(image)} for image in (os_image, *mine, *others)]
     disks += [{"TYPE": "fs", "SIZE": "16", "FORMAT": format} for format in formats]
     vm = cloud.deploy("mixed", disks)
@@ -197,8 +218,11 @@ def test_image_when_flipped_is_a_new_generation_and_never_an_old_base(cloud: Clo
     host = cloud.lab.node("h1")
 
     def bases() -> list[str]:
-        return [name for name in cloud.files(host, f"{DATASTORES}/.semishared/bases") if name.startswith(f"{STORE}-{image}-")
-                and "/" not in name]  # fmt: skip
+        return [
+            name
+            for name in cloud.files(host, f"{DATASTORES}/.semishared/bases")
+            if name.startswith(f"{STORE}-{image}-") and "/" not in name
+        ]
 
     vm = cloud.deploy("flip", [{"IMAGE_ID": str(os_image)}, {"IMAGE_ID": str(image)}], context=False)
     guest = cloud.guest(vm)
@@ -227,9 +251,11 @@ def test_saved_disk_when_running_or_off_is_what_the_guest_wrote(
     formats = ("raw", "qcow2") * len(CELLS)
     images = [
         cloud.data_image(f"save-{place}-{format}", DATA, persistent=True, format=format, **attributes)
-        if persistent else image_for(place, format)
-        for place, persistent, attributes in CELLS for format in ("raw", "qcow2")
-    ]  # fmt: skip
+        if persistent
+        else image_for(place, format)
+        for place, persistent, attributes in CELLS
+        for format in ("raw", "qcow2")
+    ]
     vm = cloud.deploy("save", [{"IMAGE_ID": str(image)} for image in (os_image, *images)], context=False)
     guest = cloud.guest(vm)
     disks = range(1, len(images) + 1)
@@ -335,7 +361,11 @@ def test_image_from_another_machine_only_where_the_datastore_says_so(cloud: Clou
     cloud.oned.datastore_update(STORE, {"SAFE_DIRS": "/var/tmp ssh://h1:/var/tmp"})
     image = cloud.oned.image_create(STORE, "there-2", path="ssh://h1:/var/tmp/there.img", prefix="vd")
     assert cloud.read(cloud.source(image), "raw", len(DATA)) == DATA
-    for other in ("ssh://h2:/var/tmp/there.img", "ssh://h1:/var/tmp/../lib/one/.ssh/id_ecdsa", "ssh://h1:/var/tmpx/there.img"):
+    for other in (
+        "ssh://h2:/var/tmp/there.img",
+        "ssh://h1:/var/tmp/../lib/one/.ssh/id_ecdsa",
+        "ssh://h1:/var/tmpx/there.img",
+    ):
         with pytest.raises(ActionFailed):
             cloud.oned.image_create(STORE, "there-3", path=other, prefix="vd")
     cloud.oned.datastore_update(STORE, {"SAFE_DIRS": "/var/tmp"})

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Ceph cluster of this machine's own, below one directory: monitor, manager and one OSD on loopback, as plain processes."""
+"""A Ceph cluster of this machine's own, below one directory: monitor, manager and one OSD on loopback, as
+plain processes.
+"""
 
 from __future__ import annotations
 
@@ -75,13 +77,14 @@ osd crush initial weight = 1
 osd max pg log entries = 200
 osd min pg log entries = 100
 bdev aio max queue depth = 256
-"""
+"""  # noqa: E501
 
 
 class LocalCluster:
     """Made by the constructor, which takes about 5 s; `end` stops it and removes nothing.
 
-    `watch_s`: after how many seconds a client that was killed loses the images it had open (30 on real clusters).
+    `watch_s`: after how many seconds a client that was killed loses the images it had open (30 on real
+    clusters).
     """
 
     def __init__(self, top: Path, watch_s: int = 30) -> None:
@@ -94,16 +97,37 @@ class LocalCluster:
         fsid, osd = str(uuid.uuid4()), str(uuid.uuid4())
         Path(self.conf).write_text(CONF.format(fsid=fsid, port=port, top=top, watch_s=watch_s))
         self._keys()
-        self._run("monmaptool", "--create", "--fsid", fsid, "--addv", "a", f"[v2:127.0.0.1:{port}]", f"{top}/monmap")
-        self._run("ceph-mon", "-c", self.conf, "--mkfs", "-i", "a", "--monmap", f"{top}/monmap", "--keyring", f"{top}/seed")
+        self._run(
+            "monmaptool", "--create", "--fsid", fsid, "--addv", "a", f"[v2:127.0.0.1:{port}]", f"{top}/monmap"
+        )
+        self._run(
+            "ceph-mon",
+            "-c",
+            self.conf,
+            "--mkfs",
+            "-i",
+            "a",
+            "--monmap",
+            f"{top}/monmap",
+            "--keyring",
+            f"{top}/seed",
+        )
         self._run("ceph-mon", "-c", self.conf, "-i", "a")
         # Every key is in the keyring the monitor is made with, and the OSD's store needs no monitor.
         make = ["--mkfs", "-i", "0", "--osd-uuid", osd, "--no-mon-config", "--monmap", f"{top}/monmap"]
         self._run("ceph-osd", "-c", self.conf, *make)
-        self._admin(("config set", {"who": "mgr", "name": "mgr/devicehealth/enable_monitoring", "value": "false", "force": True}),
-                    ("osd new", {"uuid": osd, "id": 0}))  # fmt: skip
+        self._admin(
+            (
+                "config set",
+                {"who": "mgr", "name": "mgr/devicehealth/enable_monitoring", "value": "false", "force": True},
+            ),
+            ("osd new", {"uuid": osd, "id": 0}),
+        )
         self.start("mgr", "osd")
-        self._admin(("osd pool create", {"pool": "one", "pg_num": 8}), ("osd pool application enable", {"pool": "one", "app": "rbd"}))
+        self._admin(
+            ("osd pool create", {"pool": "one", "pg_num": 8}),
+            ("osd pool application enable", {"pool": "one", "app": "rbd"}),
+        )
         self.wait()
 
     def _keys(self) -> None:
@@ -128,7 +152,15 @@ class LocalCluster:
 
     def _run(self, *argv: str) -> None:
         with open(f"{self.top}/log", "ab") as log:
-            done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._env(), check=False, timeout=60)
+            done = subprocess.run(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._env(),
+                check=False,
+                timeout=60,
+            )
         assert done.returncode == 0, f"{argv}: {Path(self.top / 'log').read_text()[-1000:]}"
 
     def _admin(self, *commands: Any) -> List[Any]:
@@ -137,7 +169,9 @@ class LocalCluster:
         try:
             answers = []
             for prefix, words in commands:
-                code, out, said = cluster.mon_command(json.dumps({"prefix": prefix, "format": "json", **words}), b"", timeout=30)
+                code, out, said = cluster.mon_command(
+                    json.dumps({"prefix": prefix, "format": "json", **words}), b"", timeout=30
+                )
                 assert code == 0, said
                 answers.append(json.loads(out) if out.strip() else None)
             return answers
@@ -151,9 +185,13 @@ class LocalCluster:
                 # Its modules print, and die without a stderr: it stays in the foreground.
                 with open(f"{self.top}/log", "ab") as log:
                     self._mgr = subprocess.Popen(
-                        ["ceph-mgr", "-f", "-c", self.conf, "-i", "a"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                        env=self._env(), start_new_session=True,
-                    )  # fmt: skip
+                        ["ceph-mgr", "-f", "-c", self.conf, "-i", "a"],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        env=self._env(),
+                        start_new_session=True,
+                    )
             else:
                 self._run(f"ceph-{daemon}", "-c", self.conf, "-i", "0" if daemon == "osd" else "a")
 
@@ -188,7 +226,9 @@ class LocalCluster:
 
 
 def _free_port() -> int:
-    """Return a port that nobody has, nor is given while the monitor is made: below those of outgoing connections."""
+    """Return a port that nobody has, nor is given while the monitor is made: below those of outgoing
+    connections.
+    """
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         port = random.randrange(lowest - 10000, lowest)

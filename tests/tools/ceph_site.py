@@ -52,7 +52,9 @@ class Site:
         self.cluster.shutdown()
 
     def command(self, prefix: str, **words: Any) -> Any:
-        code, out, said = self.cluster.mon_command(json.dumps({"prefix": prefix, "format": "json", **words}), b"", timeout=30)
+        code, out, said = self.cluster.mon_command(
+            json.dumps({"prefix": prefix, "format": "json", **words}), b"", timeout=30
+        )
         assert code == 0, said
         return json.loads(out) if out.strip() else None
 
@@ -123,7 +125,9 @@ class Site:
         return found
 
     def held_after(self, seconds: float) -> Dict[str, List[str]]:
-        """Return what is held of images when dead clients have had so long to let go; looked at one by one, since that opens them."""
+        """Return what is held of images when dead clients have had so long to let go; looked at one by one,
+        since that opens them.
+        """
         deadline = time.monotonic() + seconds
         for name in self.names():
             while self.busy([name]) and time.monotonic() < deadline:
@@ -185,27 +189,45 @@ class Site:
 
     def datastore_xml(self, base: Path, **template: str) -> str:
         values = {
-            "DISK_TYPE": "RBD", "POOL_NAME": POOL, "CEPH_USER": USER, "SEMISHARED_CEPH_READER": READER, "CEPH_CONF": self.conf,
-            "SEMISHARED_CEPH_BRIDGE_USER": BRIDGE, "CEPH_SECRET": SECRET, "RESTRICTED_DIRS": "/", **template,
-        }  # fmt: skip
+            "DISK_TYPE": "RBD",
+            "POOL_NAME": POOL,
+            "CEPH_USER": USER,
+            "SEMISHARED_CEPH_READER": READER,
+            "CEPH_CONF": self.conf,
+            "SEMISHARED_CEPH_BRIDGE_USER": BRIDGE,
+            "CEPH_SECRET": SECRET,
+            "RESTRICTED_DIRS": "/",
+            **template,
+        }
         inside = "".join(f"<{name}>{escape(value)}</{name}>" for name, value in values.items())
-        return f"<DATASTORE><ID>105</ID><TYPE>0</TYPE><BASE_PATH>{escape(str(base))}</BASE_PATH><TEMPLATE>{inside}</TEMPLATE></DATASTORE>"
+        return f"<DATASTORE><ID>105</ID><TYPE>0</TYPE><BASE_PATH>{escape(str(base))}</BASE_PATH><TEMPLATE>{inside}</TEMPLATE></DATASTORE>"  # noqa: E501
 
     def request(self, base: Path, *, template: Optional[Dict[str, str]] = None, **image: Any) -> str:
         """Return what oned gives a datastore action on stdin."""
-        fields = "".join(f"<{name}>{escape(str(value))}</{name}>" for name, value in {"ID": 7, "TYPE": 0, **image}.items())
+        fields = "".join(
+            f"<{name}>{escape(str(value))}</{name}>" for name, value in {"ID": 7, "TYPE": 0, **image}.items()
+        )
         store = self.datastore_xml(base, **(template or {}))
         data = f"<DS_DRIVER_ACTION_DATA><IMAGE>{fields}<TEMPLATE/></IMAGE>{store}</DS_DRIVER_ACTION_DATA>"
         return base64.b64encode(data.encode()).decode()
 
     def run(
-        self, action: str, base: Path, *, template: Optional[Dict[str, str]] = None, env: Optional[Dict[str, str]] = None, **image: Any
+        self,
+        action: str,
+        base: Path,
+        *,
+        template: Optional[Dict[str, str]] = None,
+        env: Optional[Dict[str, str]] = None,
+        **image: Any,
     ) -> "subprocess.CompletedProcess[bytes]":
         """Run a datastore executable of this checkout as one_datastore does, forked."""
         data = self.request(base, template=template, **image)
         return subprocess.run(
-            [*forks.python(), str(ROOT / "datastore" / action), "7"], input=data.encode(), capture_output=True, check=False,
-            timeout=120, cwd="/", env={"HOME": "/var/lib/no-home", "PATH": "/usr/bin:/bin:/usr/sbin", **(env or {})},
-        )  # fmt: skip
-
-
+            [*forks.python(), str(ROOT / "datastore" / action), "7"],
+            input=data.encode(),
+            capture_output=True,
+            check=False,
+            timeout=120,
+            cwd="/",
+            env={"HOME": "/var/lib/no-home", "PATH": "/usr/bin:/bin:/usr/sbin", **(env or {})},
+        )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A fresh machine for each test.
 
-Its host sides are forks of one process (lab/fork_server.py): a thousand starts of python would cost four times as much as all that
-they do. A test whose point is what a process is started with is marked `starts`.
+Its host sides are forks of one process (lab/fork_server.py): a thousand starts of python would cost four
+times as much as all that they do. A test whose point is what a process is started with is marked `starts`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def usual_priority() -> Iterator[None]:
-    """What a test asks of the library itself, and not of a program, does not leave all that come after it behind the others."""
+    """What a test asks of the library itself, and not of a program, does not leave all that come after it
+    behind the others.
+    """
     before = os.getpriority(os.PRIO_PROCESS, 0)
     yield
     now = os.getpriority(os.PRIO_PROCESS, 0)
@@ -51,7 +53,9 @@ def _host_sides(_usual_io_class: None) -> Iterator[fork_server.Starter]:
 
 
 @pytest.fixture(autouse=True)
-def forked(request: pytest.FixtureRequest, _host_sides: fork_server.Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+def forked(
+    request: pytest.FixtureRequest, _host_sides: fork_server.Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Let what asks this machine's host side in the test's own process get a fork."""
     if not request.node.get_closest_marker("starts"):
         monkeypatch.setattr(session, "subprocess", _host_sides)

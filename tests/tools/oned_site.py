@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The executables of this checkout, forked (lab/forks.py), under a simulated oned: datastores 100 and 101 below a temporary directory."""
+"""The executables of this checkout, forked (lab/forks.py), under a simulated oned: datastores 100 and 101
+below a temporary directory.
+"""
 
 from __future__ import annotations
 
@@ -51,18 +53,24 @@ class ActionSite:
             oned.datastore_create(SYSTEM_DS, SYSTEM)
             yield site
 
-    def cli(self, *words: str, code: Optional[int] = 0, stdin: str = "") -> "subprocess.CompletedProcess[str]":
+    def cli(
+        self, *words: str, code: Optional[int] = 0, stdin: str = ""
+    ) -> "subprocess.CompletedProcess[str]":
         """Run the operator's command."""
         assert self.oned.rpc
         env = {"PATH": os.environ["PATH"], "ONE_XMLRPC": self.oned.rpc.url, "ONE_AUTH": str(self.auth)}
         argv = [*forks.python(), str(ROOT / "bin/semishared"), *words]
-        done = subprocess.run(argv, input=stdin, env=env, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            argv, input=stdin, env=env, capture_output=True, text=True, check=False, timeout=60
+        )
         assert code is None or done.returncode == code, (done.returncode, done.stdout, done.stderr)
         return done
 
     # -- images -------------------------------------------------------------------------------------
 
-    def image(self, name: str = "image", format: str = "raw", persistent: bool = False, **attributes: str) -> int:
+    def image(
+        self, name: str = "image", format: str = "raw", persistent: bool = False, **attributes: str
+    ) -> int:
         """Upload an image of 8 MiB; return its id."""
         path = self.top / f"{name}.img"
         make_image(path, format, 8 << 20, "write -P 0xa1 1M 64k")

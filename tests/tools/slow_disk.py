@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file system on a disk that is as slow as wanted, or hangs: ext4 on a loop device over QEMU's own throttle, through FUSE.
+"""A file system on a disk that is as slow as wanted, or hangs: ext4 on a loop device over QEMU's own
+throttle, through FUSE.
 
-Not a cgroup's throttle: what is written out belongs to whoever writes it out, which differs between the two versions.
+Not a cgroup's throttle: what is written out belongs to whoever writes it out, which differs between the two
+versions.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ def wait_until_copying(directory: Path) -> None:
 
 
 class SlowDisk:
-    """A mounted file system of `size` bytes; `limits` as QEMU's throttle group has them (x-bps-write, x-iops-read...)."""
+    """A mounted file system of `size` bytes; `limits` as QEMU's throttle group has them (x-bps-write,
+    x-iops-read...).
+    """
 
     def __init__(self, top: Path, size: int, limits: dict[str, int], *mkfs: str) -> None:
         self.mount = top / "mounted"
@@ -46,11 +50,16 @@ class SlowDisk:
         subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", *mkfs, str(self._file)], check=True)
         self._seen.touch()
         argv = [
-            "qemu-storage-daemon", "--object", json.dumps({"qom-type": "throttle-group", "id": "limits", **limits}),
-            "--blockdev", f"driver=file,filename={self._file},node-name=file",
-            "--blockdev", "driver=throttle,node-name=slow,throttle-group=limits,file=file",
-            "--export", f"type=fuse,id=seen,node-name=slow,mountpoint={self._seen},writable=on",
-        ]  # fmt: skip
+            "qemu-storage-daemon",
+            "--object",
+            json.dumps({"qom-type": "throttle-group", "id": "limits", **limits}),
+            "--blockdev",
+            f"driver=file,filename={self._file},node-name=file",
+            "--blockdev",
+            "driver=throttle,node-name=slow,throttle-group=limits,file=file",
+            "--export",
+            f"type=fuse,id=seen,node-name=slow,mountpoint={self._seen},writable=on",
+        ]
         self._daemon = subprocess.Popen(argv)
         self.device = ""
         try:
@@ -64,12 +73,16 @@ class SlowDisk:
             raise
 
     def _mount(self) -> None:
-        said = subprocess.run(["losetup", "--find", "--show", str(self._seen)], check=True, stdout=subprocess.PIPE)
+        said = subprocess.run(
+            ["losetup", "--find", "--show", str(self._seen)], check=True, stdout=subprocess.PIPE
+        )
         self.device = said.stdout.decode().strip()
         subprocess.run(["mount", self.device, str(self.mount)], check=True)
 
     def forget_cached(self) -> None:
-        """Let everything be read from the disk again; FUSE forgets what it knows of a file when that is opened."""
+        """Let everything be read from the disk again; FUSE forgets what it knows of a file when that is
+        opened.
+        """
         subprocess.run(["umount", str(self.mount)], check=True)
         subprocess.run(["losetup", "--detach", self.device], check=True)
         self._mount()
@@ -87,7 +100,10 @@ class SlowDisk:
         self.go_on()
         for _ in range(100):
             # What was killed while the disk hung has yet to end.
-            if not os.path.ismount(self.mount) or subprocess.run(["umount", str(self.mount)], check=False).returncode == 0:
+            if (
+                not os.path.ismount(self.mount)
+                or subprocess.run(["umount", str(self.mount)], check=False).returncode == 0
+            ):
                 break
             time.sleep(0.1)
         if self.device:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cannot even be looked at (ENOTCONN, EIO, ESTALE of a stat) is not absent: nothing is removed, given up or taken for done by that."""
+"""What cannot even be looked at (ENOTCONN, EIO, ESTALE of a stat) is not absent: nothing is removed, given up
+or taken for done by that.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def test_the_lease_of_a_kept_diff(world: World) -> None:
     qemu_io(str(layer), "qcow2", "read -P 0x77 3M 64k", "read -P 0xa1 1M 64k")
 
 
-@pytest.mark.fault(30, "what a guest that died wrote last is not dropped because its delta cannot be looked at")
+@pytest.mark.fault(
+    30, "what a guest that died wrote last is not dropped because its delta cannot be looked at"
+)
 def test_what_a_guest_that_died_wrote_last(world: World) -> None:
     begun = Begun(world, "delta")
     with dead(begun.folder / "1000000"), pytest.raises((SemisharedError, OSError)):
@@ -78,7 +82,9 @@ def test_a_decided_commit(world: World) -> None:
         dir_diffs.settle(stored)
 
 
-@pytest.mark.fault(30, "a layer that is to be put back and cannot be looked at is not taken for one that is gone")
+@pytest.mark.fault(
+    30, "a layer that is to be put back and cannot be looked at is not taken for one that is gone"
+)
 def test_a_layer_that_is_to_be_put_back_on_a_store(world: World) -> None:
     stored = Stored(world.image().source)
     clone = stored.clone(5, 1)
@@ -95,7 +101,9 @@ def test_a_layer_that_is_to_be_put_back_on_a_store(world: World) -> None:
     assert not note.exists()
 
 
-@pytest.mark.fault(30, "the clones of an image that cannot be looked at do not go with what a killed upload has left")
+@pytest.mark.fault(
+    30, "the clones of an image that cannot be looked at do not go with what a killed upload has left"
+)
 def test_the_clones_of_an_image_that_an_upload_was_killed_over(world: World) -> None:
     name = "ab" * 16
     image = world.image(name)
@@ -107,7 +115,9 @@ def test_the_clones_of_an_image_that_an_upload_was_killed_over(world: World) -> 
     assert not (uploads / name).exists() and (side / name / "clones").exists()
 
 
-@pytest.mark.fault(30, "a stopped VM whose directory cannot be looked at is where it is, not on its last host")
+@pytest.mark.fault(
+    30, "a stopped VM whose directory cannot be looked at is where it is, not on its last host"
+)
 def test_where_a_stopped_vm_is(tmp_path: Path) -> None:
     path = tmp_path / "101/5"
     path.parent.mkdir()
@@ -118,7 +128,9 @@ def test_where_a_stopped_vm_is(tmp_path: Path) -> None:
         assert vm_location.source_of_copy(VmPlace("localhost", str(path), 5), "h1.example") == "localhost"
         assert vm_location.is_on_front_end(str(path))
     path.unlink()
-    assert vm_location.source_of_copy(place, "h1.example") == "h1.example" and not vm_location.is_on_front_end(str(path))
+    assert vm_location.source_of_copy(
+        place, "h1.example"
+    ) == "h1.example" and not vm_location.is_on_front_end(str(path))
 
 
 @pytest.mark.fault(30, "the tree of a share that cannot be looked at is not taken for removed")
@@ -137,7 +149,9 @@ def test_absence_is_enoent_alone(tmp_path: Path) -> None:
     there.touch()
     os.symlink(gone, tmp_path / "link")
     os.symlink("loop", tmp_path / "loop")
-    assert not files.is_absent(str(there)) and files.is_absent(str(gone)) and files.is_absent(f"{there}/below")
+    assert (
+        not files.is_absent(str(there)) and files.is_absent(str(gone)) and files.is_absent(f"{there}/below")
+    )
     assert not files.is_absent(f"{tmp_path}/link") and files.is_absent(f"{tmp_path}/link", follow=True)
     assert not files.is_absent(f"{tmp_path}/loop", follow=True)
     with dead(there):

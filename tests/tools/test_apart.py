@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bases by a TCP connection beside ssh: only where both ends trust the network, to who has the key, and else as ever."""
+"""Bases by a TCP connection beside ssh: only where both ends trust the network, to who has the key, and else
+as ever.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,11 @@ def trusting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(Path(session.HERE).parent, there / "lib" / "semishared")
     # Which of both ways is taken is not to depend on how busy this machine is.
     source = there / "lib" / "semishared" / "base" / "apart.py"
-    patient = source.read_text().replace("LISTEN_S = 4.0", "LISTEN_S = 15.0").replace("SAYS_S = 1.0", "SAYS_S = 30.0")
+    patient = (
+        source.read_text()
+        .replace("LISTEN_S = 4.0", "LISTEN_S = 15.0")
+        .replace("SAYS_S = 1.0", "SAYS_S = 30.0")
+    )
     assert "= 15.0" in patient and "= 30.0" in patient
     source.write_text(patient)
     monkeypatch.setattr(peers, "STALL_S", 60.0)
@@ -106,7 +112,12 @@ def test_nothing_goes_in_clear_where_one_of_both_does_not_trust_it(
 
 
 def test_base_comes_over_ssh_where_the_connection_cannot_be_made(
-    world: World, image: s.ImageRef, tmp_path: Path, trusting: None, connected: List[bool], monkeypatch: pytest.MonkeyPatch
+    world: World,
+    image: s.ImageRef,
+    tmp_path: Path,
+    trusting: None,
+    connected: List[bool],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refused(*_: object) -> socket.socket:
         raise ConnectionRefusedError
@@ -172,14 +183,19 @@ class Peer:
 
     def __init__(self) -> None:
         self.server = socket.create_server(("", 0))
-        self.said: List[object] = [{"event": "done"}, {"event": "listening", "port": self.server.getsockname()[1]}]
+        self.said: List[object] = [
+            {"event": "done"},
+            {"event": "listening", "port": self.server.getsockname()[1]},
+        ]
 
     def read_into(self, room: object, within_s: float) -> object:
         return self.said.pop()
 
 
 def test_a_connection_that_is_reset_is_one_that_was_not_made() -> None:
-    """As of a receiver that waits to be let in when its sender has listened long enough: four others before it can do that."""
+    """As of a receiver that waits to be let in when its sender has listened long enough: four others before
+    it can do that.
+    """
     peer, keys = Peer(), packets.Session.new()
     source = apart.Source(peer, keys)  # type: ignore[arg-type]
     buffer = memoryview(bytearray(100))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What AppArmor would let QEMU open: libvirt's own virt-aa-helper on the XML that the installed vmm/deploy hands on.
+"""What AppArmor would let QEMU open: libvirt's own virt-aa-helper on the XML that the installed vmm/deploy
+hands on.
 
-As nobody, to whom no layer is readable: under its own profile the helper may not read layers either. That QEMU then
-starts, under a kernel that enforces it, is shown in tests/nfs/test_apparmor.py.
+As nobody, to whom no layer is readable: under its own profile the helper may not read layers either. That
+QEMU then starts, under a kernel that enforces it, is shown in tests/nfs/test_apparmor.py.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ DISK = """
 			<target dev='vd{}' bus='virtio'/>
 			<driver name='qemu' type='raw' cache='none' discard='unmap'/>
 		</disk>"""
-pytestmark = pytest.mark.skipif(not os.access(HELPER, os.X_OK) or os.geteuid() != 0, reason="no virt-aa-helper, or not root")
+pytestmark = pytest.mark.skipif(
+    not os.access(HELPER, os.X_OK) or os.geteuid() != 0, reason="no virt-aa-helper, or not root"
+)
 
 
 class Site:
@@ -48,7 +51,7 @@ class Site:
         """Return the XML that the stock script would give to libvirt."""
         text = "".join(DISK.format(self.host.spelled, number, "abcdefgh"[number]) for number in range(disks))
         before = (
-            f"<domain type='qemu'>\n\t<name>one-7</name>\n\t<uuid>{UUID}</uuid>\n\t<memory>8192</memory>\n\t<os>"
+            f"<domain type='qemu'>\n\t<name>one-7</name>\n\t<uuid>{UUID}</uuid>\n\t<memory>8192</memory>\n\t<os>"  # noqa: E501
             f"<type arch='x86_64' machine='q35'>hvm</type></os>\n\t<devices>{text}\n\t</devices>\n</domain>\n"
         )
         return self.host.passes("deploy", *self.host.deploy_argv(), stdin=before.encode()).stdin
@@ -56,7 +59,8 @@ class Site:
     def rules(self, domain: bytes) -> dict[str, str]:
         """Return what the helper lets QEMU do with files of ours.
 
-        On the host's own disk it may go everywhere and read no layer; on the store it is who a squashed root is: nobody.
+        On the host's own disk it may go everywhere and read no layer; on the store it is who a squashed root
+        is: nobody.
         """
         for top in (self.world.location / "101", self.world.root):
             for folder, _, files in os.walk(top):
@@ -65,9 +69,12 @@ class Site:
                     if not os.path.islink(os.path.join(folder, name)):
                         os.chmod(os.path.join(folder, name), 0o600)
         done = subprocess.run(
-            [*AS_NOBODY, HELPER, "-d", "-c", "-u", f"libvirt-{UUID}"], input=domain, check=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            [*AS_NOBODY, HELPER, "-d", "-c", "-u", f"libvirt-{UUID}"],
+            input=domain,
+            check=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         found = re.findall(r'^  "([^"]+)" (\w+),$', done.stdout.decode(), re.MULTILINE)
         return {path: permitted for path, permitted in found if path.startswith(str(self.world.location))}
 
@@ -96,7 +103,9 @@ def test_rules_of_apparmor_name_the_whole_chain_though_no_layer_can_be_read(site
     assert rules == {layers[2]: "rwk", layers[1]: "rk", layers[0]: "rk", str(lease): "rk"}
 
 
-@pytest.mark.fault(20, "where the export squashes root, AppArmor's rules are for the image and not for our link to it")
+@pytest.mark.fault(
+    20, "where the export squashes root, AppArmor's rules are for the image and not for our link to it"
+)
 def test_rules_of_apparmor_are_for_the_image_where_root_is_squashed(site: Site) -> None:
     world = site.world
     raw, qcow2 = world.image("r"), world.image("q", "qcow2")
@@ -110,7 +119,9 @@ def test_rules_of_apparmor_are_for_the_image_where_root_is_squashed(site: Site) 
         # A hot attach and a live snapshot ask for this, as root.
         subprocess.run([*AS_NOBODY, "stat", path], check=True, stdout=subprocess.DEVNULL)
     # It may go through what is ours there, and see nothing.
-    assert subprocess.run([*AS_NOBODY, "ls", os.path.dirname(clone)], capture_output=True, check=False).returncode
+    assert subprocess.run(
+        [*AS_NOBODY, "ls", os.path.dirname(clone)], capture_output=True, check=False
+    ).returncode
 
 
 def test_raw_copy_with_a_snapshot_names_its_raw_layer_as_raw(site: Site) -> None:
@@ -119,12 +130,32 @@ def test_raw_copy_with_a_snapshot_names_its_raw_layer_as_raw(site: Site) -> None
     disk = world.disk(7, 0)
     image = world.image()
     world.on(s.PrepareVm(7, disk.vm_dir), s.CopyImage(disk, image, 0))
-    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-b", "/etc/shadow", "-F", "raw", f"{world.top}/evil", "1M"], check=True)
-    subprocess.run(["dd", f"if={world.top}/evil", f"of={disk.path}.snap/0", "conv=notrunc", "status=none"], check=True)
+    subprocess.run(
+        [
+            "qemu-img",
+            "create",
+            "-q",
+            "-f",
+            "qcow2",
+            "-b",
+            "/etc/shadow",
+            "-F",
+            "raw",
+            f"{world.top}/evil",
+            "1M",
+        ],
+        check=True,
+    )
+    subprocess.run(
+        ["dd", f"if={world.top}/evil", f"of={disk.path}.snap/0", "conv=notrunc", "status=none"], check=True
+    )
     world.on(s.AddLayer(disk, 1, 0, "raw"), s.ActivateLayer(disk, 1, "qcow2"))
     domain = site.deployed(1)
     below = ElementTree.fromstring(domain).find("devices/disk/backingStore")
-    assert below is not None and [child.tag for child in below.iter("backingStore")] == ["backingStore", "backingStore"]
+    assert below is not None and [child.tag for child in below.iter("backingStore")] == [
+        "backingStore",
+        "backingStore",
+    ]
     assert b"/etc/shadow" not in domain
     assert site.rules(domain) == {f"{disk.path}.snap/1": "rwk", f"{disk.path}.snap/0": "rk"}
 
@@ -137,7 +168,11 @@ def test_a_disk_whose_chain_is_not_plain_is_refused_before_anything_starts(site:
     (lease,) = world.root.glob("bases/*/leases/7-0")
 
     def lies_over(name: str, *words: str) -> None:
-        subprocess.run(["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", name, *words, layer], check=True, cwd=host.vm_dir)
+        subprocess.run(
+            ["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", name, *words, layer],
+            check=True,
+            cwd=host.vm_dir,
+        )
 
     def refused() -> str:
         domain = f"<domain><devices>{DISK.format(host.spelled, 0, 'a')}</devices></domain>"
@@ -169,6 +204,11 @@ def test_image_in_place_that_lies_over_a_file_is_refused(site: Site) -> None:
     image = world.image("q", "qcow2")
     world.on(s.PrepareVm(7, world.disk(7, 0).vm_dir))
     world.link(image, world.disk(7, 0))
-    subprocess.run(["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", "/etc/passwd", "-F", "raw", image.source], check=True)
+    subprocess.run(
+        ["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", "/etc/passwd", "-F", "raw", image.source],
+        check=True,
+    )
     domain = f"<domain><devices>{DISK.format(site.host.spelled, 0, 'a')}</devices></domain>"
-    assert "has a backing file" in site.host.refuses("deploy", *site.host.deploy_argv(), stdin=domain.encode())
+    assert "has a backing file" in site.host.refuses(
+        "deploy", *site.host.deploy_argv(), stdin=domain.encode()
+    )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A backup that is cancelled or refused: the real prebackup and host side, and a stand-in for OpenNebula's backup_cancel."""
+"""A backup that is cancelled or refused: the real prebackup and host side, and a stand-in for OpenNebula's
+backup_cancel.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,14 @@ VM = 5
 def vm_xml(bridge: str = "") -> bytes:
     config = f"<MODE>FULL</MODE><LAST_DATASTORE_ID>110</LAST_DATASTORE_ID>{bridge}"
     disk = "<DISK><DISK_ID>0</DISK_ID><TM_MAD>semishared</TM_MAD></DISK>"
-    return f"<VM><ID>{VM}</ID><TEMPLATE>{disk}</TEMPLATE><BACKUPS><BACKUP_CONFIG>{config}</BACKUP_CONFIG></BACKUPS></VM>".encode()
+    return f"<VM><ID>{VM}</ID><TEMPLATE>{disk}</TEMPLATE><BACKUPS><BACKUP_CONFIG>{config}</BACKUP_CONFIG></BACKUPS></VM>".encode()  # noqa: E501
 
 
 def told(said: bytes) -> list[bytes]:
     """Return what the user is told: all lines but those for the log."""
-    return [line for line in said.splitlines() if not line.startswith((b"INFO:", b"WARN:", b"DEBUG:", b"ERROR:"))]
+    return [
+        line for line in said.splitlines() if not line.startswith((b"INFO:", b"WARN:", b"DEBUG:", b"ERROR:"))
+    ]
 
 
 class Backup:
@@ -42,8 +46,18 @@ class Backup:
         Path(ref.path).write_bytes(os.urandom(MiB) * 64)
 
     def begin(self, action: str, bridge: str = "") -> subprocess.Popen[bytes]:
-        argv = [str(ROOT / "tm" / action), f"localhost:{self.directory}", "0", f"one-{VM}", "-", str(VM), "101"]
-        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        argv = [
+            str(ROOT / "tm" / action),
+            f"localhost:{self.directory}",
+            "0",
+            f"one-{VM}",
+            "-",
+            str(VM),
+            "101",
+        ]
+        process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
         assert process.stdin
         process.stdin.write(vm_xml(bridge))
         process.stdin.close()
@@ -115,5 +129,7 @@ def test_a_backup_is_called_as_it_was_when_it_is_over() -> None:
         "with cancellable(): print(name())\n"
         "print(name() == was)"
     )
-    done = subprocess.run(["/usr/bin/python3", "-c", code, str(ROOT / "lib")], check=True, stdout=subprocess.PIPE)
+    done = subprocess.run(
+        ["/usr/bin/python3", "-c", code, str(ROOT / "lib")], check=True, stdout=subprocess.PIPE
+    )
     assert done.stdout == b"ruby\nTrue\n"

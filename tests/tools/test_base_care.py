@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bases at rest: listed, verified against what is on the disk, taken out of use and mended, evicted but never under a lease."""
+"""Bases at rest: listed, verified against what is on the disk, taken out of use and mended, evicted but never
+under a lease.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,9 @@ def test_only_bases_can_be_named(world: World, name: str) -> None:
             world.on(step)
 
 
-def test_lease_taken_while_its_base_is_being_evicted_brings_it_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lease_taken_while_its_base_is_being_evicted_brings_it_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     image = world.image()
     base = ensure(root(world), image, None).base
     real = files.unlink
@@ -119,7 +123,9 @@ def test_lease_taken_while_its_base_is_being_evicted_brings_it_back(world: World
     assert os.path.samefile(base.image, base.lease(5, 1))
 
 
-def test_clone_that_comes_to_an_evicted_base_waits_and_stages_it_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clone_that_comes_to_an_evicted_base_waits_and_stages_it_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     image = world.image()
     base = ensure(root(world), image, None).base
     leased: list[str] = []

@@ -19,14 +19,19 @@ from tools.world import World, qemu_io
 
 def staged_by_another_process(world: World, *through: str) -> str:
     """Return the name under which a process that has ended would have staged an image."""
-    program = "import sys; sys.path.insert(0, sys.argv[1]); from semishared.tools import files; print(files.staged_name(sys.argv[2]))"
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from semishared.tools import files; "
+        "print(files.staged_name(sys.argv[2]))"
+    )
     lib = str(Path(files.__file__).parents[2])
     argv = [*through, sys.executable, "-I", "-c", program, lib, str(world.store / "image")]
     return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.mark.fault(13, "a front-end whose clock was a day ahead does not lock a VM out of its host")
-def test_deletion_by_a_clock_that_was_a_day_ahead_stops_nothing_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deletion_by_a_clock_that_was_a_day_ahead_stops_nothing_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     image, disk, now = world.image(), world.disk(), time.time
     world.clone(image, disk)
     monkeypatch.setattr(time, "time", lambda: now() + 86400)
@@ -36,7 +41,9 @@ def test_deletion_by_a_clock_that_was_a_day_ahead_stops_nothing_later(world: Wor
     qemu_io(world.clone(image, disk), "qcow2", "read -P 0xa1 1M 64k")
 
 
-@pytest.mark.fault(46, "a clock that was set ahead makes nobody forget what was deleted: what is late stays so")
+@pytest.mark.fault(
+    46, "a clock that was set ahead makes nobody forget what was deleted: what is late stays so"
+)
 def test_clock_that_is_set_ahead_forgets_no_deletion(world: World) -> None:
     image, disk, other = world.image(), world.disk(5), world.disk(6)
     with world.begun(disk) as late:
@@ -51,9 +58,13 @@ def test_clock_that_is_set_ahead_forgets_no_deletion(world: World) -> None:
 
 
 @pytest.mark.fault(13, "what another machine is writing now is not stale, whatever the clock says")
-def test_what_is_being_staged_on_another_machine_is_left_alone_a_day_ahead(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_being_staged_on_another_machine_is_left_alone_a_day_ahead(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The other machine is one of another name: its processes cannot be looked for here."""
-    theirs = staged_by_another_process(world, "unshare", "--uts", "sh", "-c", 'hostname other; exec "$@"', "sh")
+    theirs = staged_by_another_process(
+        world, "unshare", "--uts", "sh", "-c", 'hostname other; exec "$@"', "sh"
+    )
     mine = files.staged_name(str(world.store / "image"))
     for name in (theirs, mine):
         with open(name, "xb") as file:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local disks of persistent images, through the real host side: claimed, committed, kept, refused; no guest runs."""
+"""Local disks of persistent images, through the real host side: claimed, committed, kept, refused; no guest
+runs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ from typing import Any, Callable
 
 import pytest
 
-from semishared.errors import AnotherWriter, CommitRefused, NoSpace, NotOwner, SemisharedError, StaleDiff, UnknownClaim
+from semishared.errors import (
+    AnotherWriter,
+    CommitRefused,
+    NoSpace,
+    NotOwner,
+    SemisharedError,
+    StaleDiff,
+    UnknownClaim,
+)
 from semishared.model import steps as s
 from semishared.model import steps_commit as c
 from semishared.model.steps_base import EvictBase
@@ -33,7 +43,11 @@ def attach(world: World, image: s.ImageRef, disk: s.DiskRef, seq: int = 0, size:
     left = left_behind(world, image, disk, seq)
     if left:
         world.on(NoteEpoch(image, disk.vm, left["epoch"]))
-    steps = (s.StageBase(str(world.root), image), s.PrepareVm(disk.vm, disk.vm_dir), c.CreateDiff(disk, image, size, OVERLAY_OPTIONS))
+    steps = (
+        s.StageBase(str(world.root), image),
+        s.PrepareVm(disk.vm, disk.vm_dir),
+        c.CreateDiff(disk, image, size, OVERLAY_OPTIONS),
+    )
     return world.on(*steps, seq=seq)[-1]  # type: ignore[return-value]
 
 
@@ -137,9 +151,13 @@ def test_a_store_without_room_for_what_a_disk_has_grown_by_is_not_begun_on(world
         subprocess.run(["umount", str(world.store)], check=True)
 
 
-@pytest.mark.fault(49, "a disk that fills its host is committed and goes, though there is no byte for a layer over it")
+@pytest.mark.fault(
+    49, "a disk that fills its host is committed and goes, though there is no byte for a layer over it"
+)
 def test_a_disk_that_fills_its_host_is_committed(world: World) -> None:
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m,mode=755", "small", str(world.system)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16m,mode=755", "small", str(world.system)], check=True
+    )
     try:
         image, disk = world.image(size=16 * MiB), world.disk()
         attach(world, image, disk)
@@ -183,7 +201,9 @@ def test_the_layer_that_is_written_is_not_committed_on_request(world: World) -> 
         world.on(c.CommitDisk(disk, 0))
 
 
-def test_what_a_guest_writes_to_meanwhile_is_not_said_to_be_committed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_guest_writes_to_meanwhile_is_not_said_to_be_committed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trace = world.top / "trace"
     monkeypatch.setenv("SEMISHARED_TRACE", str(trace))
     at = 0
@@ -195,7 +215,9 @@ def test_what_a_guest_writes_to_meanwhile_is_not_said_to_be_committed(world: Wor
         trace.unlink()
         if not at:
             world.on(c.CommitDisk(disk, 0))
-            at = [line.partition(" ")[2] for line in trace.read_text().splitlines()].index("image committed") + 1
+            at = [line.partition(" ")[2] for line in trace.read_text().splitlines()].index(
+                "image committed"
+            ) + 1
     monkeypatch.setenv("SEMISHARED_STOP_AT", str(at))
     with ThreadPoolExecutor(1) as pool:
         committing = pool.submit(world.on, c.CommitDisk(disk, 0))
@@ -328,8 +350,12 @@ def test_what_a_lost_host_has_is_not_committed_and_kept_when_it_goes(world: Worl
 
 
 @pytest.mark.parametrize("is_local", [True, False], ids=["local again", "in place"])
-def test_what_a_host_has_that_was_away_while_its_vm_was_made_anew_is_kept_when_it_goes(world: World, is_local: bool) -> None:
-    """`onevm recover --recreate` while the host is away: nobody has cleaned up there, and nobody has taken anything over."""
+def test_what_a_host_has_that_was_away_while_its_vm_was_made_anew_is_kept_when_it_goes(
+    world: World, is_local: bool
+) -> None:
+    """`onevm recover --recreate` while the host is away: nobody has cleaned up there, and nobody has taken
+    anything over.
+    """
     image, disk, anew = world.image(), world.disk(), world.disk(system=103)
     attach(world, image, disk, seq=1)
     qemu_io(active(disk), "qcow2", "write -P 0x55 3M 64k")
@@ -423,7 +449,9 @@ def gone(world: World) -> None:
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("written", [True, False], ids=["written", "empty"])
-def test_a_disk_that_cannot_be_committed_takes_its_base_along(world: World, format: str, written: bool) -> None:
+def test_a_disk_that_cannot_be_committed_takes_its_base_along(
+    world: World, format: str, written: bool
+) -> None:
     image, disk = world.image(format=format), world.disk()
     attach(world, image, disk)
     if written:
@@ -445,7 +473,9 @@ def test_a_disk_that_cannot_be_committed_takes_its_base_along(world: World, form
         (said,) = moved(world, place, rest, keep_bases=False)
         assert said["why"]
     world.on(s.RemoveVm(5, rest))
-    found: list[Path | None] = [path for path in (world.top / "fe" / "101").iterdir() if path.name.startswith(".kept-")]
+    found: list[Path | None] = [
+        path for path in (world.top / "fe" / "101").iterdir() if path.name.startswith(".kept-")
+    ]
     (left,) = found or [None]
     assert (left is not None) == written
     if left:
@@ -540,11 +570,17 @@ def test_a_base_that_came_along_before_is_not_taken_for_another(world: World) ->
     moved(world, disk.vm_dir, rest, keep_bases=False)
     gone(world)
     carry(rest, disk.vm_dir, 5)
-    qemu_io(active(disk), "qcow2", *(f"read -P {value} {at}M 64k" for value, at in ((0x55, 3), (0x56, 4), (0xA1, 1), (0, 8))))
+    qemu_io(
+        active(disk),
+        "qcow2",
+        *(f"read -P {value} {at}M 64k" for value, at in ((0x55, 3), (0x56, 4), (0xA1, 1), (0, 8))),
+    )
 
 
 def test_what_is_left_elsewhere_is_not_put_under_a_guest(world: World) -> None:
-    """An image that is not what this disk has left, though nothing waits to be committed: nor is it taken from whom it waits for now."""
+    """An image that is not what this disk has left, though nothing waits to be committed: nor is it taken
+    from whom it waits for now.
+    """
     image, disk = world.image(), world.disk()
     attach(world, image, disk)
     qemu_io(active(disk), "qcow2", "write -P 0x55 3M 64k")
@@ -590,20 +626,36 @@ def deleting_all(world: World, image: s.ImageRef, disk: s.DiskRef) -> None:
 
 
 KILLED: dict[str, Callable[[World, s.ImageRef, s.DiskRef], None]] = {
-    function.__name__: function for function in (attaching, finishing, on_request, renewing, deleting, deleting_all)
+    function.__name__: function
+    for function in (attaching, finishing, on_request, renewing, deleting, deleting_all)
 }
 
 
 OWN = {
-    "claim written", "image claimed", "disk.1 layer renamed", "kept directory made", "diff kept", "disk unlinked", "disk removed",
-    "commit decided", "image committed", "commit recorded", "empty layer made", "layer recorded", "committed layer removed",
+    "claim written",
+    "image claimed",
+    "disk.1 layer renamed",
+    "kept directory made",
+    "diff kept",
+    "disk unlinked",
+    "disk removed",
+    "commit decided",
+    "image committed",
+    "commit recorded",
+    "empty layer made",
+    "layer recorded",
+    "committed layer removed",
     "record removed",
 }
-"""Points between which something else may be true; what the store does to an image is killed in tests/store and test_commits.py."""
+"""Points between which something else may be true; what the store does to an image is killed in tests/store
+and test_commits.py.
+"""
 
 
 def ready(world: World, number: int, what: str) -> tuple[s.ImageRef, s.DiskRef]:
-    """Return an image and a disk of a VM of this number, as the action finds it: written to, frozen for a commit on request."""
+    """Return an image and a disk of a VM of this number, as the action finds it: written to, frozen for a
+    commit on request.
+    """
     image, disk = world.image(f"image{number}", size=4 * MiB), world.disk(number)
     image = image._replace(id=number)
     if what != "attaching":
@@ -622,7 +674,9 @@ def pattern(path: str, at: int) -> int:
 
 
 @pytest.mark.parametrize("what", KILLED)
-def test_killed_at_every_point_and_done_again(world: World, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_at_every_point_and_done_again(
+    world: World, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     act, trace = KILLED[what], world.top / "trace"
     image, disk = ready(world, 1000, what)
     monkeypatch.setenv("SEMISHARED_TRACE", str(trace))
@@ -660,13 +714,20 @@ def test_killed_at_every_point_and_done_again(world: World, what: str, monkeypat
         assert not [lease for lease in world.leases() if lease.endswith(f"/{number}-1")], name
 
 
-def passed(world: World, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object], among: set[str]) -> dict[str, int]:
-    """Return the numbers of these points, which one process of an action passes, if it does more than once the last."""
+def passed(
+    world: World, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object], among: set[str]
+) -> dict[str, int]:
+    """Return the numbers of these points, which one process of an action passes, if it does more than once
+    the last.
+    """
     trace = world.top / "trace"
     monkeypatch.setenv("SEMISHARED_TRACE", str(trace))
     act()
     monkeypatch.delenv("SEMISHARED_TRACE")
-    found = {name: int(number) for number, _, name in (line.partition(" ") for line in trace.read_text().splitlines())}
+    found = {
+        name: int(number)
+        for number, _, name in (line.partition(" ") for line in trace.read_text().splitlines())
+    }
     return {name: found[name] for name in sorted(among)}
 
 
@@ -677,12 +738,23 @@ def killed(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], objec
     monkeypatch.delenv("SEMISHARED_KILL_AT")
 
 
-RENEWED = {"commit recorded", "leased", "layer recorded", "image claimed", "committed layer removed", "lease released"}
+RENEWED = {
+    "commit recorded",
+    "leased",
+    "layer recorded",
+    "image claimed",
+    "committed layer removed",
+    "lease released",
+}
 
 
-def test_a_vm_starts_where_it_was_after_a_renewal_that_was_killed_anywhere(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vm_starts_where_it_was_after_a_renewal_that_was_killed_anywhere(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The move that it was for failed: the guest goes on there, and what it writes then is committed too."""
-    renewing(world, *ready(world, 1000, "renewing"))  # from now on their content is on the host, under another name
+    renewing(
+        world, *ready(world, 1000, "renewing")
+    )  # from now on their content is on the host, under another name
     it = ready(world, 1001, "renewing")
     numbers = passed(world, monkeypatch, lambda: renewing(world, *it), RENEWED)
     for at, number in numbers.items():

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`semishared commit` of a VM at rest on the front-end: what it prints, and its exit codes. Running guests: tests/system/test_commit.py."""
+"""`semishared commit` of a VM at rest on the front-end: what it prints, and its exit codes. Running guests:
+tests/system/test_commit.py.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,11 @@ def written(site: ActionSite) -> "tuple[int, Path]":
     vm = site.vm(image)
     at_rest(site, vm)
     disk = site.make("ln", vm)
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -P 0x55 3M 64k", str(disk)], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        ["qemu-io", "-f", "qcow2", "-c", "write -P 0x55 3M 64k", str(disk)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     return vm, site.source(image)
 
 
@@ -46,7 +52,9 @@ def test_what_was_written_is_committed_once(site: ActionSite, capsys: pytest.Cap
     assert capsys.readouterr().out == f"VM {vm} disk 0: nothing new to commit\n"
 
 
-def test_a_machine_that_may_have_kept_disks_and_cannot_be_asked_is_said(site: ActionSite, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_machine_that_may_have_kept_disks_and_cannot_be_asked_is_said(
+    site: ActionSite, capsys: pytest.CaptureFixture[str]
+) -> None:
     vm, _ = written(site)
     site.oned.host_create("nowhere.invalid")
     assert main.main(["commit", str(vm)]) == 2
@@ -55,7 +63,9 @@ def test_a_machine_that_may_have_kept_disks_and_cannot_be_asked_is_said(site: Ac
     assert "nowhere.invalid: what it may have kept is not known: " in said.err and "[SS010]" in said.err
 
 
-def test_what_was_kept_is_not_put_under_the_disks_of_others(site: ActionSite, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_kept_is_not_put_under_the_disks_of_others(
+    site: ActionSite, capsys: pytest.CaptureFixture[str]
+) -> None:
     """By now its image is one that is cloned: what it holds is what disks of other VMs lie over."""
     vm, image = written(site)
     site.tm("delete", f"{HERE}:{site.disk(vm).parent}", vm, SYSTEM)
@@ -70,8 +80,12 @@ def test_what_was_kept_is_not_put_under_the_disks_of_others(site: ActionSite, ca
     assert image.read_bytes()[3 << 20 : (3 << 20) + 65536] == b"\x55" * 65536
 
 
-@pytest.mark.fault(43, "a refused commit can be resolved by the command that its line names, when the VM cannot end")
-def test_a_refused_commit_becomes_another_image_when_the_vm_cannot_end(site: ActionSite, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.fault(
+    43, "a refused commit can be resolved by the command that its line names, when the VM cannot end"
+)
+def test_a_refused_commit_becomes_another_image_when_the_vm_cannot_end(
+    site: ActionSite, capsys: pytest.CaptureFixture[str]
+) -> None:
     vm, image = written(site)
     with image.open("r+b") as file:
         file.write(b"another")
@@ -83,12 +97,16 @@ def test_a_refused_commit_becomes_another_image_when_the_vm_cannot_end(site: Act
     said = capsys.readouterr().out
     assert "--name 'two words'" in said and f"onevm recover --delete {vm}" in said
     words = shlex.split(said.partition("`")[2].partition("`")[0])
-    assert Path(words[words.index("--source") + 1]).read_bytes()[3 << 20 : (3 << 20) + 65536] == b"\x55" * 65536
+    assert (
+        Path(words[words.index("--source") + 1]).read_bytes()[3 << 20 : (3 << 20) + 65536] == b"\x55" * 65536
+    )
     site.tm("delete", f"{HERE}:{site.disk(vm).parent}", vm, SYSTEM)
     assert any(name.startswith(".kept-") for name in os.listdir(site.system))
 
 
-def test_a_vm_that_opennebula_is_at_work_on_is_left_alone(site: ActionSite, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_vm_that_opennebula_is_at_work_on_is_left_alone(
+    site: ActionSite, capsys: pytest.CaptureFixture[str]
+) -> None:
     vm, _ = written(site)
     known = site.oned.vm(vm)
     known.state, known.lcm = 3, 99

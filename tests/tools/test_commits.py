@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commits to images of mounted stores, beyond what every kind of store does (tests/store/diff_cases.py): locks, room, formats."""
+"""Commits to images of mounted stores, beyond what every kind of store does (tests/store/diff_cases.py):
+locks, room, formats.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +116,9 @@ def test_who_was_cut_off_decides_nothing_any_more(bench: DirBench, tmp_path: Pat
 SINCE = ("claimed by another disk", "committed to again", "given to a guest")
 
 
-@pytest.mark.fault(34, "a commit that a host decides after it has lost the image to somebody is carried out by nobody")
+@pytest.mark.fault(
+    34, "a commit that a host decides after it has lost the image to somebody is carried out by nobody"
+)
 @pytest.mark.parametrize("since", SINCE)
 def test_what_is_decided_late_is_thrown_away(since: str, bench: DirBench, tmp_path: Path) -> None:
     passed = points(lent(bench, tmp_path, 6), tmp_path / "trace")
@@ -142,7 +146,11 @@ def test_what_is_decided_late_is_thrown_away(since: str, bench: DirBench, tmp_pa
     nothing_left(bench)
 
 
-@pytest.mark.fault(34, "who has lost the image while he ended a commit takes neither its record nor its journal from who has it now")
+@pytest.mark.fault(
+    34,
+    "who has lost the image while he ended a commit takes neither its record nor its journal from "
+    "who has it now",
+)
 def test_what_is_ended_late_takes_nothing_from_who_came_after(bench: DirBench, tmp_path: Path) -> None:
     passed = points(lent(bench, tmp_path, 6), tmp_path / "trace")
     it = lent(bench, tmp_path)
@@ -167,15 +175,21 @@ def test_a_journal_of_an_older_version_is_carried_out(bench: DirBench, tmp_path:
     at = points(lent(bench, tmp_path, 6), tmp_path / "trace").index("commit decided") + 1
     it = lent(bench, tmp_path)
     assert it.run(SEMISHARED_KILL_AT=str(at)).returncode == -signal.SIGKILL
-    journal = Path(f"{bench.root}/{layout_store.side(os.path.basename(it.image.source))}/{layout_store.COMMIT}/journal.json")
+    journal = Path(
+        f"{bench.root}/{layout_store.side(os.path.basename(it.image.source))}/{layout_store.COMMIT}/journal.json"
+    )
     said = json.loads(journal.read_text())
     journal.write_text(json.dumps({"version": 1, **{key: said[key] for key in ("size", "digest", "claim")}}))
     is_content(bench, it, it.wanted())
 
 
-@pytest.mark.fault(35, "an image that was changed, and has its size and time of before, is not committed to, and has no name")
+@pytest.mark.fault(
+    35, "an image that was changed, and has its size and time of before, is not committed to, and has no name"
+)
 @pytest.mark.parametrize("how", ["written", "replaced"])
-def test_an_image_that_was_changed_and_dated_back_is_not_committed_to(how: str, bench: DirBench, tmp_path: Path) -> None:
+def test_an_image_that_was_changed_and_dated_back_is_not_committed_to(
+    how: str, bench: DirBench, tmp_path: Path
+) -> None:
     it = lent(bench, tmp_path)
     source = Path(it.image.source)
     was, at = source.stat(), of(bench).content(it.image)
@@ -195,7 +209,9 @@ def test_an_image_that_was_changed_and_dated_back_is_not_committed_to(how: str, 
 
 
 @pytest.mark.parametrize("how", ["another mode", "copied with its time"])
-def test_an_image_that_was_touched_and_has_what_it_had_is_committed_to(how: str, bench: DirBench, tmp_path: Path) -> None:
+def test_an_image_that_was_touched_and_has_what_it_had_is_committed_to(
+    how: str, bench: DirBench, tmp_path: Path
+) -> None:
     it = lent(bench, tmp_path)
     source = Path(it.image.source)
     for _ in range(2):
@@ -217,7 +233,9 @@ def test_what_older_versions_noted_of_an_image_is_understood(bench: DirBench, tm
     said = json.loads(claim.read_text())
     claim.write_text(json.dumps({**said, "state": said["state"][:3]}))
     said = json.loads(generation.read_text())
-    generation.write_text(json.dumps({key: value for key, value in said.items() if key not in ("ctime_ns", "inode")}))
+    generation.write_text(
+        json.dumps({key: value for key, value in said.items() if key not in ("ctime_ns", "inode")})
+    )
     at = of(bench).content(it.image)
     assert at.generation(at.see()) == it.owner.generation
     it.commit()
@@ -240,7 +258,11 @@ def test_a_journal_that_is_not_whole_is_not_carried_out(bench: DirBench, tmp_pat
     with open(layout_store.journal_data(journal), "r+b") as data:
         data.write(b"\xff")
     before = Path(it.image.source).read_bytes()
-    for ask in (lambda: of(bench).check(it.image), lambda: of(bench).begin_session(it.image), lambda: of(bench).freeze(it.image)):
+    for ask in (
+        lambda: of(bench).check(it.image),
+        lambda: of(bench).begin_session(it.image),
+        lambda: of(bench).freeze(it.image),
+    ):
         with pytest.raises(JournalDamaged):
             ask()
     assert Path(it.image.source).read_bytes() == before
@@ -253,7 +275,11 @@ exec /usr/bin/qemu-img "$@"
 """What `qemu-img map` of QEMU before 6.1 says: that of now, without what it did not say."""
 
 
-@pytest.mark.fault(50, "a grown local disk of a persistent image is committed where qemu-img does not say what is present (before 6.1)")
+@pytest.mark.fault(
+    50,
+    "a grown local disk of a persistent image is committed where qemu-img does not say what is "
+    "present (before 6.1)",
+)
 def test_commit_by_an_older_qemu(bench: DirBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     it = lent(bench, tmp_path).over(size=SIZE + 5 * MiB)
     it.write("write -P 4 3074k 1k", "write -z 5M 64k")
@@ -261,7 +287,9 @@ def test_commit_by_an_older_qemu(bench: DirBench, tmp_path: Path, monkeypatch: p
     old.mkdir()
     (old / "qemu-img").write_text(OLD_MAP)
     (old / "qemu-img").chmod(0o755)
-    monkeypatch.setattr(run, "environment", lambda keep=(): {**os.environ, "PATH": f"{old}:{os.environ['PATH']}"})
+    monkeypatch.setattr(
+        run, "environment", lambda keep=(): {**os.environ, "PATH": f"{old}:{os.environ['PATH']}"}
+    )
     chain = qemu_img.chain(it.diff.layers, it.diff.base, "raw")
     assert not any("present" in entry for entry in qemu_img.mapped(chain))
     done = it.commit()
@@ -269,7 +297,11 @@ def test_commit_by_an_older_qemu(bench: DirBench, tmp_path: Path, monkeypatch: p
     is_content(bench, it, it.wanted(), done.generation)
 
 
-@pytest.mark.fault(41, "two commits in a row of scattered writes copy at most twice what the guest changed, beside where that goes")
+@pytest.mark.fault(
+    41,
+    "two commits in a row of scattered writes copy at most twice what the guest changed, beside "
+    "where that goes",
+)
 def test_scattered_writes_are_copied_twice_at_most(bench: DirBench, tmp_path: Path) -> None:
     it = lent(bench, tmp_path)
     it.commit()
@@ -277,11 +309,17 @@ def test_scattered_writes_are_copied_twice_at_most(bench: DirBench, tmp_path: Pa
         it = it.over()
         it.write(*(f"write -P {1 + again + at % 250} {at * 32}k 4k" for at in range(SIZE // (32 << 10))))
         done = it.commit()
-        table = 2 * done.dirty // 4096 * dir_redo.RANGE.size  # where it goes: a line each, and one for what lies between
+        table = (
+            2 * done.dirty // 4096 * dir_redo.RANGE.size
+        )  # where it goes: a line each, and one for what lies between
         assert 0 < done.written <= 2 * done.dirty + table, "to the journal, and from there"
 
 
-@pytest.mark.fault(40, "a commit that is decided can be read and ended, however many extents its record names, and wherever they are")
+@pytest.mark.fault(
+    40,
+    "a commit that is decided can be read and ended, however many extents its record names, and "
+    "wherever they are",
+)
 def test_a_decided_commit_can_be_read_however_much_it_touched(bench: DirBench, tmp_path: Path) -> None:
     it = lent(bench, tmp_path)
     stored, chance = dir_image.Stored(it.image.source), random.Random(7).randbytes(1_400_000)
@@ -290,7 +328,12 @@ def test_a_decided_commit_can_be_read_however_much_it_touched(bench: DirBench, t
     assert claim
     with dir_journal.settled(stored), dir_journal.draft(stored) as directory:
         after_it = claim._replace(touched=touched)
-        dir_journal.decide(stored, directory, dir_journal.Decided(claim.size, "", after_it, dir_journal.named(claim), "a" * 32), None)
+        dir_journal.decide(
+            stored,
+            directory,
+            dir_journal.Decided(claim.size, "", after_it, dir_journal.named(claim), "a" * 32),
+            None,
+        )
         with dir_image.side(stored) as side:
             assert os.stat(layout_store.journal(layout_store.commit(side))).st_size > layout.JSON_BYTES
     dir_journal.settle(stored)
@@ -376,13 +419,17 @@ def test_an_image_that_is_qcow2_is_made_anew(killed: bool, bench: DirBench, tmp_
 
 
 def scattered(it: Lent, chance: random.Random) -> Lent:
-    """Have a guest write, zero and discard anything anywhere, over two layers, of which the last ends within a page."""
+    """Have a guest write, zero and discard anything anywhere, over two layers, of which the last ends within
+    a page.
+    """
     for layer in (it, it.over(size=SIZE + 9 * MiB + 512)):
         end = SIZE if layer is it else SIZE + 9 * MiB + 512
         commands = []
         for _ in range(25):
             size = min(chance.choice([512, 4096, 65536, 300 << 10, MiB, 4 * MiB, 6 * MiB]), end)
-            what = chance.choice(["write -P 1", "write -P 77", "write -P 200", "write -P 0", "write -z", "discard"])
+            what = chance.choice(
+                ["write -P 1", "write -P 77", "write -P 200", "write -P 0", "write -z", "discard"]
+            )
             commands.append(f"{what} {chance.randrange(0, end - size + 1, 512)} {size}")
         layer.write(*commands, f"write -P 5 {end - 512} 512")
     return layer
@@ -390,7 +437,9 @@ def scattered(it: Lent, chance: random.Random) -> Lent:
 
 @pytest.mark.parametrize("how", ["journal", "reflink", "network"])
 def test_whatever_a_guest_wrote_comes(how: str, tmp_path: Path) -> None:
-    """Memory is used for one extent after the other: nothing of one comes into the next; and the hash is that of what is there."""
+    """Memory is used for one extent after the other: nothing of one comes into the next; and the hash is that
+    of what is there.
+    """
     from store.benches import reflinking
 
     with ExitStack() as stack:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The context ISO on this machine: what of it lies where other programs read, and what a process that dies leaves of it."""
+"""The context ISO on this machine: what of it lies where other programs read, and what a process that dies
+leaves of it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,12 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def build(tmp_path: Path, at: int) -> int:
     """Build an ISO in a process that is killed at a point; return its exit code."""
     (tmp_path / "context.sh").write_text("A='1'\n")
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path / "tmp"), "SEMISHARED_KILL_AT": str(at)}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "TMPDIR": str(tmp_path / "tmp"),
+        "SEMISHARED_KILL_AT": str(at),
+    }
     words = [sys.executable, "-c", BUILD, str(tmp_path / "context.sh"), SECRET, str(tmp_path / "out.iso")]
     return subprocess.run(words, env=env, check=False, timeout=60).returncode
 
@@ -71,7 +78,9 @@ def test_a_link_in_a_datastore_is_not_followed(temporary: Path, tmp_path: Path, 
     assert list(temporary.iterdir()) == []
 
 
-def test_what_a_killed_writer_leaves_goes_when_the_next_iso_is_written(temporary: Path, tmp_path: Path) -> None:
+def test_what_a_killed_writer_leaves_goes_when_the_next_iso_is_written(
+    temporary: Path, tmp_path: Path
+) -> None:
     points = 0
     while build(tmp_path, points + 1):
         points += 1
@@ -79,16 +88,29 @@ def test_what_a_killed_writer_leaves_goes_when_the_next_iso_is_written(temporary
         assert left == (points == 1)
         with context_iso.built((str(tmp_path / "context.sh"),)):
             assert list(temporary.iterdir()) == []
-    assert points == 2 and SECRET.encode() in (tmp_path / "out.iso").read_bytes() and list(temporary.iterdir()) == []
+    assert (
+        points == 2
+        and SECRET.encode() in (tmp_path / "out.iso").read_bytes()
+        and list(temporary.iterdir()) == []
+    )
 
 
 def test_only_what_nobody_writes_any_more_is_removed(temporary: Path, tmp_path: Path) -> None:
     mine = owner.suffix()
     machine, boot, dead = mine[:8], mine[8:16], "1-1-0123456789ab"
     prefix = context_iso.PREFIX
-    kept = {f"{prefix}a.{mine}", f"{prefix}b.{'0' * 16}-{dead}", f"{prefix}c", f"other.{machine}{boot}-{dead}"}
+    kept = {
+        f"{prefix}a.{mine}",
+        f"{prefix}b.{'0' * 16}-{dead}",
+        f"{prefix}c",
+        f"other.{machine}{boot}-{dead}",
+    }
     # Of this boot, and of one before.
-    for name in (*kept, f"{prefix}d.{machine}{boot}-{dead}", f"{context_iso.PREFIX}e.{machine}{'0' * 8}-{dead}"):
+    for name in (
+        *kept,
+        f"{prefix}d.{machine}{boot}-{dead}",
+        f"{context_iso.PREFIX}e.{machine}{'0' * 8}-{dead}",
+    ):
         (temporary / name).mkdir()
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs/file").write_text("")
@@ -96,12 +118,19 @@ def test_only_what_nobody_writes_any_more_is_removed(temporary: Path, tmp_path: 
     context_iso.remove_stale()
     # Elsewhere a name of before the boot may be another machine's of this name.
     assert not owner.is_gone(f"x.{machine}{'0' * 8}-{dead}") and owner.is_gone(f"x.{machine}{boot}-{dead}")
-    assert set(os.listdir(temporary)) == {*kept, f"{prefix}f.{machine}{boot}-{dead}"} and (tmp_path / "theirs/file").exists()
+    assert (
+        set(os.listdir(temporary)) == {*kept, f"{prefix}f.{machine}{boot}-{dead}"}
+        and (tmp_path / "theirs/file").exists()
+    )
 
 
-@pytest.mark.fault(49, "what fails since /tmp is full, or read-only, says that and not that the file is missing")
+@pytest.mark.fault(
+    49, "what fails since /tmp is full, or read-only, says that and not that the file is missing"
+)
 @pytest.mark.parametrize(("options", "error"), [("size=64k", NoSpace), ("ro", ReadOnly)])
-def test_no_room_for_an_iso_is_no_missing_file(temporary: Path, tmp_path: Path, options: str, error: type[SemisharedError]) -> None:
+def test_no_room_for_an_iso_is_no_missing_file(
+    temporary: Path, tmp_path: Path, options: str, error: type[SemisharedError]
+) -> None:
     (tmp_path / "file").write_bytes(b"x" * (1 << 20))
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "small", str(temporary)], check=True)
     try:
@@ -109,5 +138,9 @@ def test_no_room_for_an_iso_is_no_missing_file(temporary: Path, tmp_path: Path, 
             pass
     finally:
         subprocess.run(["umount", str(temporary)], check=True)
-    said = caught.value if isinstance(caught.value, SemisharedError) else of_system(caught.value, str(caught.value))  # type: ignore[arg-type]
+    said = (
+        caught.value
+        if isinstance(caught.value, SemisharedError)
+        else of_system(caught.value, str(caught.value))
+    )  # type: ignore[arg-type]
     assert type(said) is error and str(temporary) in said.detail

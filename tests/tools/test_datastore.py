@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The datastore actions: the executables of this checkout, called as one_datastore calls them, on local files and http."""
+"""The datastore actions: the executables of this checkout, called as one_datastore calls them, on local files
+and http.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class Store:
 
     def message(self, attributes: dict[str, str] | None = None, **image: Any) -> str:
         """Return what oned says of an image and of the datastore."""
-        fields = "".join(f"<{name}>{escape(str(value))}</{name}>" for name, value in {"ID": 7, "TYPE": 0, **image}.items())
+        fields = "".join(
+            f"<{name}>{escape(str(value))}</{name}>" for name, value in {"ID": 7, "TYPE": 0, **image}.items()
+        )
         more = "".join(f"<{name}>{escape(value)}</{name}>" for name, value in (attributes or {}).items())
         template = "".join(f"<{name}>{escape(value)}</{name}>" for name, value in self.template.items())
         return (
@@ -52,12 +56,19 @@ class Store:
             f"<BASE_PATH>{escape(str(self.base))}</BASE_PATH><TEMPLATE>{template}</TEMPLATE></DATASTORE></DS_DRIVER_ACTION_DATA>"
         )
 
-    def run(self, action: str, *, attributes: dict[str, str] | None = None, **image: Any) -> subprocess.CompletedProcess[bytes]:
+    def run(
+        self, action: str, *, attributes: dict[str, str] | None = None, **image: Any
+    ) -> subprocess.CompletedProcess[bytes]:
         data = self.message(attributes, **image)
         return subprocess.run(
-            [str(self.executables / action), "7"], input=base64.b64encode(data.encode()), capture_output=True, check=False,
-            timeout=self.timeout_s, cwd="/", env={"HOME": "/var/lib/no-home", "PATH": self.path},
-        )  # fmt: skip
+            [str(self.executables / action), "7"],
+            input=base64.b64encode(data.encode()),
+            capture_output=True,
+            check=False,
+            timeout=self.timeout_s,
+            cwd="/",
+            env={"HOME": "/var/lib/no-home", "PATH": self.path},
+        )
 
     def ok(self, action: str, **image: Any) -> str:
         done = self.run(action, **image)
@@ -76,7 +87,11 @@ class Store:
         done = self.run(action, **image)
         assert done.returncode == 1, done.stderr.decode()
         assert done.stdout == b""
-        plain = [line for line in done.stderr.decode().splitlines() if not line.startswith(("INFO: ", "WARN: ", "ERROR: "))]
+        plain = [
+            line
+            for line in done.stderr.decode().splitlines()
+            if not line.startswith(("INFO: ", "WARN: ", "ERROR: "))
+        ]
         assert len(plain) == 1, plain
         assert plain[0].startswith(f"{action}: ")
         assert plain[0].endswith(f"[{error_id}]"), plain[0]
@@ -147,16 +162,25 @@ def test_compressed_upload_is_unpacked(store: Store, packer: Any, format: str) -
 @pytest.mark.parametrize(
     ("action", "packer", "how"),
     [
-        ("cp", gzip, "cut"), ("cp", bz2, "cut"), ("cp", lzma, "cut"), ("cp", gzip, "spoiled"), ("cp", bz2, "spoiled"),
-        ("cp", lzma, "spoiled"), ("cp", gzip, "head only"), ("stat", gzip, "spoiled"), ("stat", lzma, "cut"),
+        ("cp", gzip, "cut"),
+        ("cp", bz2, "cut"),
+        ("cp", lzma, "cut"),
+        ("cp", gzip, "spoiled"),
+        ("cp", bz2, "spoiled"),
+        ("cp", lzma, "spoiled"),
+        ("cp", gzip, "head only"),
+        ("stat", gzip, "spoiled"),
+        ("stat", lzma, "cut"),
         ("stat", bz2, "head only"),
     ],
-)  # fmt: skip
+)
 def test_broken_compressed_data_is_refused(store: Store, packer: Any, how: str, action: str) -> None:
     data = packer.compress(os.urandom(200000))
-    broken = {"cut": data[: len(data) // 2], "spoiled": data[:90000] + b"\xff" * 60000 + data[150000:], "head only": data[:7]}[
-        how
-    ]
+    broken = {
+        "cut": data[: len(data) // 2],
+        "spoiled": data[:90000] + b"\xff" * 60000 + data[150000:],
+        "head only": data[:7],
+    }[how]
     path = store.uploads / "packed"
     path.write_bytes(broken)
     store.fails(action, "SS021", "cannot be decompressed", PATH=path)
@@ -175,11 +199,18 @@ def test_checksum_is_checked(store: Store, kind: str) -> None:
     path = store.image()
     good = hashlib.new(kind, path.read_bytes()).hexdigest()
     store.cp(path, attributes={kind.upper(): good.upper()})
-    store.fails("cp", "SS023", kind, PATH=path, attributes={kind.upper(): good[:-1] + ("0" if good[-1] != "0" else "1")})
+    store.fails(
+        "cp",
+        "SS023",
+        kind,
+        PATH=path,
+        attributes={kind.upper(): good[:-1] + ("0" if good[-1] != "0" else "1")},
+    )
 
 
 @pytest.mark.parametrize(
-    ("uploaded", "driver"), [("raw", "qcow2"), ("qcow2", "raw"), ("vmdk", "raw"), ("vdi", ""), ("vpc", "qcow2")]
+    ("uploaded", "driver"),
+    [("raw", "qcow2"), ("qcow2", "raw"), ("vmdk", "raw"), ("vdi", ""), ("vpc", "qcow2")],
 )
 def test_image_is_converted_to_the_driver_of_the_datastore(store: Store, uploaded: str, driver: str) -> None:
     path = store.image(format=uploaded)
@@ -229,9 +260,14 @@ def test_path_outside_of_the_safe_directories_is_refused(store: Store, tmp_path:
     (store.uploads / "link").symlink_to(secret)
     (store.uploads / "directory").symlink_to(tmp_path)
     for path in (
-        secret, beside / "image", store.uploads / "link", store.uploads / "directory" / "secret", f"{store.uploads}/../secret",
-        "/etc/passwd", f"{store.uploads}/directory/uploads/../secret",
-    ):  # fmt: skip
+        secret,
+        beside / "image",
+        store.uploads / "link",
+        store.uploads / "directory" / "secret",
+        f"{store.uploads}/../secret",
+        "/etc/passwd",
+        f"{store.uploads}/directory/uploads/../secret",
+    ):
         store.fails(action, "SS022", "may not be read by this datastore", PATH=path)
 
 
@@ -252,7 +288,18 @@ def test_what_is_no_readable_file_is_a_missing_image(store: Store, action: str) 
 
 
 @pytest.mark.parametrize(
-    "path", ["", "/x\ny", "/x\ty", "http://h/$(reboot)", "http://h/a b", "ftp://h/x", "-x", "file:///etc/passwd", "http://-o/;x"]
+    "path",
+    [
+        "",
+        "/x\ny",
+        "/x\ty",
+        "http://h/$(reboot)",
+        "http://h/a b",
+        "ftp://h/x",
+        "-x",
+        "file:///etc/passwd",
+        "http://-o/;x",
+    ],
 )
 def test_hostile_path_is_refused(store: Store, path: str) -> None:
     done = store.run("cp", PATH=path)
@@ -271,12 +318,18 @@ def test_scheme_that_only_the_downloader_knows_is_refused(store: Store, action: 
 @pytest.mark.parametrize("action", ["stat", "cp"])
 @pytest.mark.parametrize(
     ("url", "error"),
-    [("ssh://h:/etc/shadow", "SS022"), ("ssh://h&reboot:/x", "SS001"), ("ssh://-oProxyCommand=x:/y", "SS001"),
-     ("ssh://h:/a/../b", "SS001"), ("ssh://h:relative", "SS001")],
-)  # fmt: skip
-def test_ssh_url_is_refused_unless_safe_dirs_names_its_machine(store: Store, action: str, url: str, error: str) -> None:
+    [
+        ("ssh://h:/etc/shadow", "SS022"),
+        ("ssh://h&reboot:/x", "SS001"),
+        ("ssh://-oProxyCommand=x:/y", "SS001"),
+        ("ssh://h:/a/../b", "SS001"),
+        ("ssh://h:relative", "SS001"),
+    ],
+)
+def test_ssh_url_is_refused_unless_safe_dirs_names_its_machine(
+    store: Store, action: str, url: str, error: str
+) -> None:
     store.fails(action, error, PATH=url)
-
 
 
 def test_backup_without_the_downloader_is_refused(store: Store) -> None:
@@ -293,7 +346,18 @@ def test_hostile_rate_limit_is_refused(store: Store) -> None:
 def test_qcow2_with_a_backing_file_is_refused_even_packed(store: Store, driver: str) -> None:
     (store.uploads / "secret").write_bytes(b"s" * MiB)
     path = store.uploads / "evil"
-    argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(store.uploads / "secret"), str(path)]
+    argv = [
+        "qemu-img",
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-F",
+        "raw",
+        "-b",
+        str(store.uploads / "secret"),
+        str(path),
+    ]
     subprocess.run(argv, check=True)
     if driver:
         store.template["DRIVER"] = driver
@@ -307,13 +371,17 @@ def test_huge_virtual_size_is_refused(store: Store) -> None:
     store.fails("cp", "SS021", "1024.0 TiB", PATH=store.uploads / "huge")
 
 
-@pytest.mark.parametrize(("format", "fs"), [("raw", ""), ("qcow2", ""), ("raw", "ext4"), ("qcow2", "ext4"), ("", "")])
+@pytest.mark.parametrize(
+    ("format", "fs"), [("raw", ""), ("qcow2", ""), ("raw", "ext4"), ("qcow2", "ext4"), ("", "")]
+)
 def test_mkfs_makes_an_empty_image(store: Store, tmp_path: Path, format: str, fs: str) -> None:
     source = Path(store.ok("mkfs", SIZE=16, FORMAT=format, FS=fs))
     assert source.parent == store.base
     actual = format or "raw"
     qemu_io(source, actual, "read -P 0 8M 64k" if not fs else "read 8M 64k")
-    subprocess.run(["qemu-img", "convert", "-f", actual, "-O", "raw", str(source), str(tmp_path / "raw")], check=True)
+    subprocess.run(
+        ["qemu-img", "convert", "-f", actual, "-O", "raw", str(source), str(tmp_path / "raw")], check=True
+    )
     assert os.path.getsize(tmp_path / "raw") == 16 * MiB
     if fs:
         subprocess.run(["fsck.ext4", "-fn", str(tmp_path / "raw")], check=True, capture_output=True)
@@ -359,7 +427,8 @@ def test_raw_image_whose_guest_made_it_look_like_qcow2_is_cloned_as_raw(store: S
     source, _ = store.cp(store.image())
     evil = store.uploads / "evil"
     subprocess.run(
-        ["qemu-img", "create", "-q", "-f", "qcow2", "-u", "-F", "raw", "-b", "/etc/passwd", str(evil), "1M"], check=True
+        ["qemu-img", "create", "-q", "-f", "qcow2", "-u", "-F", "raw", "-b", "/etc/passwd", str(evil), "1M"],
+        check=True,
     )
     source.write_bytes(evil.read_bytes())
     copy, format = store.ok("clone", PATH=source, FORMAT="raw").split(" ")
@@ -384,7 +453,14 @@ def test_rm_of_what_is_no_image_of_the_datastore_is_refused(store: Store, tmp_pa
     victim = tmp_path / "victim"
     victim.write_bytes(b"x")
     (store.base / ".hidden").write_bytes(b"x")
-    for source in (victim, store.base, f"{store.base}/.semishared", f"{store.base}/.hidden", f"{store.base}/sub/x", "/"):
+    for source in (
+        victim,
+        store.base,
+        f"{store.base}/.semishared",
+        f"{store.base}/.hidden",
+        f"{store.base}/sub/x",
+        "/",
+    ):
         store.fails("rm", "SS022", "no image of datastore 100", SOURCE=source)
     for source in (f"{store.base}/../victim", "victim", "-rf"):
         store.fails("rm", "SS001", "SOURCE", SOURCE=source)
@@ -434,14 +510,19 @@ def url(store: Store) -> Iterator[str]:
 
 def test_http_upload(store: Store, url: str) -> None:
     path = store.image(format="qcow2")
-    source, format = store.cp(f"{url}/image?x=1&y=2", attributes={"SHA256": hashlib.sha256(path.read_bytes()).hexdigest()})
+    source, format = store.cp(
+        f"{url}/image?x=1&y=2", attributes={"SHA256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    )
     assert (source.read_bytes(), format) == (path.read_bytes(), "qcow2")
     store.fails("cp", "SS023", PATH=f"{url}/image", attributes={"MD5": "0" * 32})
 
 
 def test_size_of_a_download_is_that_of_the_disk(store: Store, url: str) -> None:
     path = store.image(format="qcow2")
-    size = str(json.loads(subprocess.check_output(["qemu-img", "info", "--output=json", str(path)]))["virtual-size"] // MiB)
+    size = str(
+        json.loads(subprocess.check_output(["qemu-img", "info", "--output=json", str(path)]))["virtual-size"]
+        // MiB
+    )
     assert store.ok("stat", PATH=f"{url}/image") == size
     for name, pack in (("packed", gzip.compress), ("xz", lzma.compress)):
         (store.uploads / name).write_bytes(pack(path.read_bytes()))
@@ -471,7 +552,20 @@ def test_http_errors_and_redirects_to_files_are_refused(store: Store, url: str) 
 
 def test_downloaded_image_is_inspected_too(store: Store, url: str) -> None:
     subprocess.run(
-        ["qemu-img", "create", "-q", "-f", "qcow2", "-u", "-F", "raw", "-b", "/etc/passwd", str(store.uploads / "evil"), "1M"],
+        [
+            "qemu-img",
+            "create",
+            "-q",
+            "-f",
+            "qcow2",
+            "-u",
+            "-F",
+            "raw",
+            "-b",
+            "/etc/passwd",
+            str(store.uploads / "evil"),
+            "1M",
+        ],
         check=True,
     )
     store.fails("cp", "SS021", "a backing file", PATH=f"{url}/evil")
@@ -503,7 +597,9 @@ def test_image_when_reverted_keeps_the_size_that_oned_knows(store: Store, action
     qemu_io(source, format, "write -P 0x11 4M 64k")
     store.ok(action, SOURCE=source, FORMAT=format, SIZE=12, TARGET_SNAPSHOT=0)
     qemu_io(source, format, "read -P 0x5a 4M 64k", "read -P 0 8M 4M")
-    info = json.loads(subprocess.check_output(["qemu-img", "info", "--output=json", "-f", format, str(source)]))
+    info = json.loads(
+        subprocess.check_output(["qemu-img", "info", "--output=json", "-f", format, str(source)])
+    )
     assert info["virtual-size"] == 12 * MiB
 
 
@@ -521,7 +617,11 @@ def test_export_tells_a_marketplace_where_the_image_is_and_what(store: Store) ->
     source, _ = store.cp(store.image(format="qcow2"))
     answer = ElementTree.fromstring(store.ok("export", SOURCE=source, SIZE=7, FORMAT="qcow2"))
     assert {element.tag: element.text for element in answer} == {
-        "IMPORT_SOURCE": str(source), "MD5": hashlib.md5(source.read_bytes()).hexdigest(), "SIZE": "7", "FORMAT": "qcow2", "DISPOSE": "NO",
-    }  # fmt: skip
+        "IMPORT_SOURCE": str(source),
+        "MD5": hashlib.md5(source.read_bytes()).hexdigest(),
+        "SIZE": "7",
+        "FORMAT": "qcow2",
+        "DISPOSE": "NO",
+    }
     store.fails("export", "SS022", SOURCE="/etc/passwd")
     store.fails("export", "SS020", SOURCE=source.with_name("gone"))

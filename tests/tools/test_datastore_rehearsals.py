@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`semishared plan datastore/ACTION` for a mounted store: it says what the action would do, and nothing changes."""
+"""`semishared plan datastore/ACTION` for a mounted store: it says what the action would do, and nothing
+changes.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def rehearsed(action: str, stdin: bytes) -> Dict[str, Any]:
 
 
 @pytest.mark.parametrize("action", SITUATIONS)
-@pytest.mark.fault(21, "`semishared plan` of a datastore action changes nothing: no name, byte, time or attribute")
+@pytest.mark.fault(
+    21, "`semishared plan` of a datastore action changes nothing: no name, byte, time or attribute"
+)
 def test_a_rehearsal_says_the_steps_and_changes_nothing(tmp_path: Path, action: str) -> None:
     store = Store(tmp_path)
     made, steps = SITUATIONS[action]
@@ -75,7 +79,9 @@ def test_a_rehearsal_says_the_steps_and_changes_nothing(tmp_path: Path, action: 
     before = things(tmp_path)
     said = rehearsed(action, base64.b64encode(store.message(**image).encode()))
     assert things(tmp_path) == before
-    assert [step["step"] for part in said["plan"] if "answers" not in part for step in part["steps"]] + ["..."] * said["open"] == steps
+    assert [step["step"] for part in said["plan"] if "answers" not in part for step in part["steps"]] + [
+        "..."
+    ] * said["open"] == steps
     answer = store.ok(action, **image)
     assert said["open"] or NEW.sub("NEW", said["stdout"]) == NEW.sub("NEW", answer)
     if steps and action != "monitor":

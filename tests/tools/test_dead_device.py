@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device of a host's pool that has died for good: let go of when no disk needs it, also with another one in its place."""
+"""A device of a host's pool that has died for good: let go of when no disk needs it, also with another one in
+its place.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,11 @@ def is_well(world: World, pool: Pool, *paths: object) -> bool:
 
 
 def links(world: World, part: str) -> "list[Path]":
-    return [path for path in (world.root / part).iterdir() if path.is_symlink()] if (world.root / part).is_dir() else []
+    return (
+        [path for path in (world.root / part).iterdir() if path.is_symlink()]
+        if (world.root / part).is_dir()
+        else []
+    )
 
 
 def test_one_that_held_nothing_is_let_go_of_and_taken_again_when_it_is_back(world: World, pool: Pool) -> None:
@@ -57,7 +63,9 @@ def test_one_that_held_nothing_is_let_go_of_and_taken_again_when_it_is_back(worl
     assert pool.rows()[str(dead)]["uuid"] == uuid and is_well(world, pool, *pool.paths)
 
 
-def test_another_one_in_its_place_is_all_that_is_left_once_its_vms_are_deleted(world: World, pool: Pool) -> None:
+def test_another_one_in_its_place_is_all_that_is_left_once_its_vms_are_deleted(
+    world: World, pool: Pool
+) -> None:
     pool.set()
     world.clone(world.image(), world.disk())
     dead = Path(device_of(f"{world.disk().path}.snap"))
@@ -77,7 +85,9 @@ def test_another_one_in_its_place_is_all_that_is_left_once_its_vms_are_deleted(w
 def test_a_base_over_which_a_disk_lies_is_waited_for_until_that_has_it_from_elsewhere(
     world: World, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed at every point of letting go, too; and not while somebody is about to make a base whose link leads there."""
+    """Killed at every point of letting go, too; and not while somebody is about to make a base whose link
+    leads there.
+    """
     pool.set()
     image, lost = apart(world, pool)
     world.on(s.RemoveVm(6, world.disk(6).vm_dir))
@@ -94,11 +104,15 @@ def test_a_base_over_which_a_disk_lies_is_waited_for_until_that_has_it_from_else
     left = [str(path) for path in pool.paths if str(path) != lost]
     die(lost)
     world.on(s.RemoveVm(20, world.disk(20).vm_dir))
-    assert pool.set(*left)["closed"] == [lost] and len(links(world, "bases")) == 2, "VM 5 would miss one of them"
+    assert pool.set(*left)["closed"] == [lost] and len(links(world, "bases")) == 2, (
+        "VM 5 would miss one of them"
+    )
     assert about_to_boot(world) == []
     can_boot(world)
     with locks.exclusive(layout_base.image_lock(str(world.root), "100-9"), 1):
-        assert pool.set(*left)["closed"] == [lost] and [path.name for path in links(world, "staging")] == ["100-9"]
+        assert pool.set(*left)["closed"] == [lost] and [path.name for path in links(world, "staging")] == [
+            "100-9"
+        ]
     assert f"device {lost} is not there" in host_probe.report(str(world.location))
     for at in range(1, 30):
         monkeypatch.setenv("SEMISHARED_KILL_AT", str(at))
@@ -131,14 +145,20 @@ def test_what_is_kept_of_a_deleted_vm_is_waited_for_until_it_is_given_up(world: 
     assert pool.set(*left)["gone"] == [dead] and is_well(world, pool, *left)
 
 
-def test_what_is_kept_of_a_deleted_vm_is_not_taken_for_gone_since_its_device_is_away(world: World, pool: Pool) -> None:
+def test_what_is_kept_of_a_deleted_vm_is_not_taken_for_gone_since_its_device_is_away(
+    world: World, pool: Pool
+) -> None:
     """Its image has another VM by now, so that all that is known of it is what lies there."""
     pool.set()
     persistent = world.image()
     world.on(s.PrepareVm(9, world.disk(9).vm_dir), CreateDiff(world.disk(9), persistent, 0, ""))
     qemu_io(f"{world.disk(9).path}.snap/0", "qcow2", "write -P 0x77 2M 64k")
     device = device_of(f"{world.disk(9).path}.snap")
-    world.on(s.RemoveVm(9, world.disk(9).vm_dir), s.PrepareVm(10, world.disk(10).vm_dir), CreateDiff(world.disk(10), persistent, 0, ""))
+    world.on(
+        s.RemoveVm(9, world.disk(9).vm_dir),
+        s.PrepareVm(10, world.disk(10).vm_dir),
+        CreateDiff(world.disk(10), persistent, 0, ""),
+    )
     (kept,) = world.system.glob(".kept-9-*")
     finish = FinishDisk(s.DiskRef(9, 1, str(kept)), "", 0)
     subprocess.run(["mount", "--make-private", device], check=True)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks of VMs that are off let go of their store: by their headers and their record, whatever killed it on the way."""
+"""Disks of VMs that are off let go of their store: by their headers and their record, whatever killed it on
+the way.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ class Vm:
         world.on(s.PrepareVm(5, self.ref.vm_dir), s.CreateRemote(self.ref, self.image, 0, OVERLAY_OPTIONS))
         for number in (0, 1):
             self.write(number + 2)
-            steps = (s.AddLayer(self.ref, number + 1, number, "qcow2"), s.ActivateLayer(self.ref, number + 1, "qcow2"))
+            steps = (
+                s.AddLayer(self.ref, number + 1, number, "qcow2"),
+                s.ActivateLayer(self.ref, number + 1, "qcow2"),
+            )
             world.on(s.DescribeDisk(self.ref, ""), *steps)
         self.write(4)
 
@@ -57,12 +62,24 @@ class Vm:
 
     def check(self) -> str:
         """See that the disk is whole and what its record says; return that."""
-        qemu_io(self.record["path"], "qcow2", *(f"read -P {at} {at}M 64k" for at in (2, 3, 4)), "read -P 0xA1 1M 64k")
-        leases, how = [str(path) for path in (self.world.root / "bases").glob("*/leases/*")], self.record["how"]
+        qemu_io(
+            self.record["path"],
+            "qcow2",
+            *(f"read -P {at} {at}M 64k" for at in (2, 3, 4)),
+            "read -P 0xA1 1M 64k",
+        )
+        leases, how = (
+            [str(path) for path in (self.world.root / "bases").glob("*/leases/*")],
+            self.record["how"],
+        )
         assert (self.lowest() in leases) is (how == "overlay")
         assert self.world.leftovers() == []
         assert sorted(os.listdir(f"{self.ref.path}.snap")) == ["0", "1", "2"]
-        notes = [name for name in os.listdir(f"{self.ref.vm_dir}/.semishared") if not name.startswith(("disk.", "vm."))]
+        notes = [
+            name
+            for name in os.listdir(f"{self.ref.vm_dir}/.semishared")
+            if not name.startswith(("disk.", "vm."))
+        ]
         assert notes == []
         return str(how)
 
@@ -80,9 +97,18 @@ def points(vm: Vm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> List[str]
     return [line.partition(" ")[2] for line in trace.read_text().splitlines()]
 
 
-def test_off_the_layers_lie_over_the_lease_and_the_record_says_so(vm: Vm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_off_the_layers_lie_over_the_lease_and_the_record_says_so(
+    vm: Vm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = points(vm, tmp_path, monkeypatch)
-    assert {"leased", "switch noted", "layer laid over its base", "layer recorded", "switch ended", "deltas gone"} <= set(names)
+    assert {
+        "leased",
+        "switch noted",
+        "layer laid over its base",
+        "layer recorded",
+        "switch ended",
+        "deltas gone",
+    } <= set(names)
     assert vm.check() == "overlay"
     record = vm.record
     assert record["image"]["generation"] and "over" not in record
@@ -166,8 +192,12 @@ def powered_off(site: ActionSite, image: int) -> int:
     return number
 
 
-def test_disk_that_is_removed_meanwhile_leaves_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenNebula takes a disk from a VM that is off with one action of ours alone, and knows nothing of what is under way in it."""
+def test_disk_that_is_removed_meanwhile_leaves_no_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenNebula takes a disk from a VM that is off with one action of ours alone, and knows nothing of what
+    is under way in it.
+    """
     number = points(Vm(World(tmp_path / "whole"), "raw"), tmp_path, monkeypatch).index("leased")
     trace, vm = tmp_path / "trace", Vm(World(tmp_path / "other"), "raw")
     trace.unlink()
@@ -199,7 +229,9 @@ def test_disk_that_is_removed_meanwhile_leaves_no_lease(tmp_path: Path, monkeypa
     vm.world.on(s.DescribeVm(5, vm.ref.vm_dir))
 
 
-def test_interrupted_it_ends_with_the_vm_that_it_is_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_it_ends_with_the_vm_that_it_is_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with ActionSite.up(tmp_path) as site:
         assert site.oned.rpc
         monkeypatch.setenv("ONE_XMLRPC", site.oned.rpc.url)
@@ -221,7 +253,9 @@ def test_interrupted_it_ends_with_the_vm_that_it_is_at(tmp_path: Path, monkeypat
         assert [row["how"] for row in rows] == ["skipped", *["detached"] * 3]
 
 
-def test_what_ends_one_vm_ends_no_other_and_each_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ends_one_vm_ends_no_other_and_each_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: List[Dict[str, object]] = []
     with ActionSite.up(tmp_path) as site:
         assert site.oned.rpc
@@ -246,5 +280,8 @@ def test_what_ends_one_vm_ends_no_other_and_each_is_told_of(tmp_path: Path, monk
         site.oned.vm(first).state = 5
         again = detach([first, *vms], lambda **event: None)
         assert [(row["vm"], row["how"]) for row in again] == [
-            (first, "skipped"), (vms[0], "skipped"), (vms[1], "detached"), (vms[2], "skipped")
+            (first, "skipped"),
+            (vms[0], "skipped"),
+            (vms[1], "detached"),
+            (vms[2], "skipped"),
         ]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lets go of a store, or is committed, has the room and the memory that it takes where its layers lie: on a device of the pool.
+"""What lets go of a store, or is committed, has the room and the memory that it takes where its layers lie:
+on a device of the pool.
 
 All but the guest is real; what QEMU would do to it is not begun here (tests/pool/test_pool.py does that).
 """
@@ -62,7 +63,9 @@ class Guest:
         self.seen.append(self.promised())
 
     def detach(self, *disks: s.DiskRef) -> Dict[str, Any]:
-        step = DetachVm(5, disks[0].vm_dir, "one-5", tuple(disk.disk for disk in disks), ("",) * len(disks), 0)
+        step = DetachVm(
+            5, disks[0].vm_dir, "one-5", tuple(disk.disk for disk in disks), ("",) * len(disks), 0
+        )
         return detach.detach(step, epochs.arrived(UNKNOWN, [step], {}), None)
 
 
@@ -72,7 +75,9 @@ def guest(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> Guest:
     return Guest(pool, monkeypatch)
 
 
-def test_memory_is_promised_to_the_delta_and_the_copies_while_a_disk_lets_go(world: World, guest: Guest) -> None:
+def test_memory_is_promised_to_the_delta_and_the_copies_while_a_disk_lets_go(
+    world: World, guest: Guest
+) -> None:
     disk = world.disk()
     remote(world, disk, "ram")
     write(disk, 8)
@@ -90,11 +95,16 @@ def test_a_snapshot_over_the_image_has_a_copy_as_well(world: World, guest: Guest
     assert guest.promised() == [128]
     # It would be five: two, a delta, and copies of both.
     answer = guest.detach(disk)
-    assert answer["id"] == "SS150" and "disk.1: 5 layers of up to 64.0 MiB each are more than the 243.2 MiB" in answer["error"], answer
+    assert (
+        answer["id"] == "SS150"
+        and "disk.1: 5 layers of up to 64.0 MiB each are more than the 243.2 MiB" in answer["error"]
+    ), answer
     assert guest.seen == [] and guest.promised() == [128]
 
 
-def test_a_detach_for_which_memory_has_nothing_left_is_refused_and_changes_nothing(world: World, guest: Guest) -> None:
+def test_a_detach_for_which_memory_has_nothing_left_is_refused_and_changes_nothing(
+    world: World, guest: Guest
+) -> None:
     disks = [world.disk(5, number) for number in (1, 2)]
     for disk in disks:
         remote(world, disk, "ram")
@@ -118,7 +128,9 @@ def test_what_a_killed_detach_was_promised_the_next_action_gives_back(world: Wor
     assert guest.promised() == [64] and not os.path.exists(layout_delta.delta(disk.vm_dir, 1))
 
 
-def test_copies_that_do_not_fit_beside_the_layers_are_refused_before_the_guest_is_asked(world: World, guest: Guest) -> None:
+def test_copies_that_do_not_fit_beside_the_layers_are_refused_before_the_guest_is_asked(
+    world: World, guest: Guest
+) -> None:
     disk = world.disk()
     remote(world, disk)
     write(disk, 16)
@@ -141,4 +153,6 @@ def test_idle_bases_beside_a_diff_go_for_its_last_commit(world: World, pool: Poo
     fill(str(pool.paths[0]), 4096)
     world.on(FinishDisk(disk))
     qemu_io(image.source, "raw", "read -P 0x77 2M 64k")
-    assert not [base for base in world.bases() if base.name.startswith("100-8-") and (base / "image").exists()]
+    assert not [
+        base for base in world.bases() if base.name.startswith("100-8-") and (base / "image").exists()
+    ]

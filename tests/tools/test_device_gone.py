@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices that are unmounted, or let go of, while something is made on them: nothing is made where they are not."""
+"""Devices that are unmounted, or let go of, while something is made on them: nothing is made where they are
+not.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from tools.world import MiB, World
 
 
 class Going:
-    """Devices that are not there from the N-th moment on: each is behind a look at them, or where this process could be killed."""
+    """Devices that are not there from the N-th moment on: each is behind a look at them, or where this
+    process could be killed.
+    """
 
     def __init__(self, world: World, paths: "list[Path]", how: str, at: int) -> None:
         self.devices, self.paths, self.how, self.at, self.seen = world.root / "devices", paths, how, at, 0
@@ -130,7 +134,9 @@ def move_layers(world: World, pool: Pool) -> None:
     link = devices.link_of(f"{disk.path}.snap")
     assert link
     where = uuid_of(world, next(path for path in pool.paths if str(path) != device_of(f"{disk.path}.snap")))
-    answer = moved_layers.move(d.MoveLayers(disk, "", link.name, where, 0), Planned(), lambda **_: {"why": ""}, lambda **_: None)
+    answer = moved_layers.move(
+        d.MoveLayers(disk, "", link.name, where, 0), Planned(), lambda **_: {"why": ""}, lambda **_: None
+    )
     assert not answer["error"], answer
 
 
@@ -179,22 +185,38 @@ def nothing(world: World) -> None:
 
 
 MOVED: "dict[object, Callable[[World], object]]" = {
-    move_base: lambda world: world.bases()[0], move_layers: lambda world: f"{world.disk().path}.snap",
-}  # fmt: skip
+    move_base: lambda world: world.bases()[0],
+    move_layers: lambda world: f"{world.disk().path}.snap",
+}
 CASES = (
-    (place, remove, 4), (place_in_memory, remove, 5), (stage, forget_base, 8), (move_base, nothing, 8), (move_layers, nothing, 6),
-    (copy_base, drop_copy, 4), (keep_spare, drop_spare, 1),
-)  # fmt: skip
+    (place, remove, 4),
+    (place_in_memory, remove, 5),
+    (stage, forget_base, 8),
+    (move_base, nothing, 8),
+    (move_layers, nothing, 6),
+    (copy_base, drop_copy, 4),
+    (keep_spare, drop_spare, 1),
+)
 
 
 @pytest.mark.parametrize(
     "act, undo, least, how",
-    [*((*case, how) for case in CASES for how in ("unmounted", "let go of")), (label, unlabel, 4, "unmounted")],
+    [
+        *((*case, how) for case in CASES for how in ("unmounted", "let go of")),
+        (label, unlabel, 4, "unmounted"),
+    ],
 )
 def test_nothing_is_made_where_a_device_is_not(
-    world: World, pool: Pool, act: "Callable[[World, Pool], None]", undo: "Callable[[World], None]", least: int, how: str
+    world: World,
+    pool: Pool,
+    act: "Callable[[World, Pool], None]",
+    undo: "Callable[[World], None]",
+    least: int,
+    how: str,
 ) -> None:
-    """From each moment of an action on all devices are gone, but for that from where something is moved: when they are back it is done."""
+    """From each moment of an action on all devices are gone, but for that from where something is moved: when
+    they are back it is done.
+    """
     in_memory = act in (place_in_memory, copy_base, keep_spare)
     if act is not label:
         pool.set(*map(str, pool.paths[:2]), f"{pool.paths[2]}={MEMORY if in_memory else 'fast'}")
@@ -204,7 +226,10 @@ def test_nothing_is_made_where_a_device_is_not(
     for at in range(1, 60):
         stays = device_of(MOVED[act](world)) if act in MOVED else ""
         goes = [path for path in pool.paths if str(path) != stays]
-        with contextlib.suppress(SemisharedError, OSError, AssertionError), going(world, goes, how, at) as gone:
+        with (
+            contextlib.suppress(SemisharedError, OSError, AssertionError),
+            going(world, goes, how, at) as gone,
+        ):
             act(world, pool)
         assert not gone.stray, f"{how} at moment {at}"
         act(world, pool)
@@ -215,12 +240,18 @@ def test_nothing_is_made_where_a_device_is_not(
 
 
 def test_who_finds_devices_gone_says_so(world: World, pool: Pool) -> None:
-    with going(world, pool.paths, "unmounted", 1), pytest.raises(BadPool, match=f"{pool.paths[0]} on .* is not mounted"):
+    with (
+        going(world, pool.paths, "unmounted", 1),
+        pytest.raises(BadPool, match=f"{pool.paths[0]} on .* is not mounted"),
+    ):
         label(world, pool)
     pool.set()
     with going(world, pool.paths[1:], "let go of", 1):
         place(world, pool)
         assert device_of(f"{world.disk().path}.snap") == str(pool.paths[0]), "that which is left takes it"
     remove(world)
-    with going(world, pool.paths, "unmounted", 1), pytest.raises(NoDevice, match=r"no device takes anything \(.*device0.* not there\)"):
+    with (
+        going(world, pool.paths, "unmounted", 1),
+        pytest.raises(NoDevice, match=r"no device takes anything \(.*device0.* not there\)"),
+    ):
         place(world, pool)

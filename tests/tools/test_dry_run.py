@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""--dry-run, over the whole command line: the real command, a simulated oned, the real host side; nothing on disk changes."""
+"""--dry-run, over the whole command line: the real command, a simulated oned, the real host side; nothing on
+disk changes.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,16 @@ RUNS = {
 
 
 class Site:
-    """A machine that is front-end and host: a damaged base that a VM leases, a base nobody leases, and a killed clone's rest."""
+    """A machine that is front-end and host: a damaged base that a VM leases, a base nobody leases, and a
+    killed clone's rest.
+    """
 
     def __init__(self, world: World, oned: Oned) -> None:
         self.world, self.oned = world, oned
-        used, free = world.image("a" * 32, size=4 * MiB), world.image("b" * 32, size=4 * MiB, pattern=0xB2)._replace(id=8)
+        used, free = (
+            world.image("a" * 32, size=4 * MiB),
+            world.image("b" * 32, size=4 * MiB, pattern=0xB2)._replace(id=8),
+        )
         world.clone(used, world.disk(5, 0))
         world.on(s.StageBase(str(world.root), free))
         damaged = next(path for path in world.bases() if path.name.startswith("100-7-")) / "image"
@@ -57,7 +64,9 @@ class Site:
         return main(list(words))
 
     def in_a_pool(self, pool: Pool) -> str:
-        """Have what comes from now on lie on devices, and a disk there that fills one of them; return that one."""
+        """Have what comes from now on lie on devices, and a disk there that fills one of them; return that
+        one.
+        """
         pool.set()
         image, disk = self.world.image("d" * 32, size=32 * MiB), self.world.disk(8, 0)
         qemu_io(self.world.clone(image, disk), "qcow2", "write -P 0x66 4M 24M")
@@ -110,7 +119,11 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 def dry(command: str) -> bool:
     """Tell whether a subcommand has --dry-run."""
-    choices = next(action.choices for action in parser(command)._actions if isinstance(action, argparse._SubParsersAction))
+    choices = next(
+        action.choices
+        for action in parser(command)._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
     return "--dry-run" in choices[command]._option_string_actions
 
 
@@ -120,8 +133,12 @@ def test_every_subcommand_with_a_dry_run_is_run_here() -> None:
 
 
 @pytest.mark.fault(21, "--dry-run changes nothing on any machine: no name, byte, time or attribute")
-@pytest.mark.parametrize("words", [[command, *words] for command, runs in RUNS.items() for words in runs], ids=" ".join)
-def test_a_dry_run_changes_nothing_on_disk(site: Site, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "words", [[command, *words] for command, runs in RUNS.items() for words in runs], ids=" ".join
+)
+def test_a_dry_run_changes_nothing_on_disk(
+    site: Site, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     lost = site.lose_a_host() if words[0] == "failover" else None
     pool = Pool(site.world) if words[0] == "pool" else None
     try:
@@ -139,8 +156,12 @@ def test_a_dry_run_changes_nothing_on_disk(site: Site, words: list[str], capsys:
         assert not any(vm.resched for vm in site.oned.vms.values())
 
 
-@pytest.mark.parametrize("words", [["base", "verify"], ["base", "prune"], ["base", "evict", "free"]], ids=" ".join)
-def test_the_same_without_does_what_was_said(site: Site, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "words", [["base", "verify"], ["base", "prune"], ["base", "evict", "free"]], ids=" ".join
+)
+def test_the_same_without_does_what_was_said(
+    site: Site, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     site.run(*words, "--dry-run", "--json")
     said = json.loads(capsys.readouterr().out)["bases"]
     before = things(site.world.top)
@@ -153,7 +174,9 @@ def test_the_same_without_does_what_was_said(site: Site, words: list[str], capsy
     assert any(row.get("evicted") or row.get("damaged") for row in done)
 
 
-def test_a_dry_run_says_which_base_is_damaged_and_exits_with_1(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_says_which_base_is_damaged_and_exits_with_1(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert site.run("base", "verify", "--dry-run") == 1
     said = capsys.readouterr().out
     assert "DAMAGED (extent 0), would be taken out of use" in said and "VMs 5, 77" in said
@@ -174,26 +197,49 @@ def test_no_step_that_changes_anything_is_sent_by_a_session_that_only_looks(worl
 def test_planning_a_clone_on_ceph_touches_no_machine(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     oned, world = site.oned, site.world
     store = oned.datastore_create(
-        'NAME="ceph" TYPE="IMAGE_DS" DS_MAD="semishared" TM_MAD="semishared" DISK_TYPE="RBD" CEPH_USER="libvirt" '
-        'CEPH_SECRET="4b9c1c37-e95e-4b4c-a1ee-ecbb1ba2e3b2" CEPH_HOST="mon" BRIDGE_LIST="localhost" SEMISHARED_PLACE="shared"', 103
-    )  # fmt: skip
+        'NAME="ceph" TYPE="IMAGE_DS" DS_MAD="semishared" TM_MAD="semishared" DISK_TYPE="RBD" '
+        'CEPH_USER="libvirt" '
+        'CEPH_SECRET="4b9c1c37-e95e-4b4c-a1ee-ecbb1ba2e3b2" CEPH_HOST="mon" '
+        'BRIDGE_LIST="localhost" SEMISHARED_PLACE="shared"',
+        103,
+    )
     image = oned.images[oned.image_create(100, "remote", path="/var/tmp/x")]
     image.datastore_id, image.source, image.format = store, "one/one-9", "raw"
     vm = oned.vm_create({"NAME": "a", "CPU": "1", "MEMORY": "64", "DISK": [{"IMAGE_ID": str(image.id)}]})
     before = things(world.top)
-    code = site.run("plan", "--json", "clone", "fe:one/one-9", f"localhost:{world.system}/{vm}/disk.0", str(vm), str(store))
+    code = site.run(
+        "plan",
+        "--json",
+        "clone",
+        "fe:one/one-9",
+        f"localhost:{world.system}/{vm}/disk.0",
+        str(vm),
+        str(store),
+    )
     assert things(world.top) == before
     assert code == 0
     said: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert [step["step"] for part in said["plan"] for step in part["steps"]] == ["PrepareVm", "RecordNetwork", "CloneStored", "ConfirmDisk"]
+    assert [step["step"] for part in said["plan"] for step in part["steps"]] == [
+        "PrepareVm",
+        "RecordNetwork",
+        "CloneStored",
+        "ConfirmDisk",
+    ]
 
 
 WITHOUT_EFFECT = [
-    ["base", "list", "--dry-run"], ["base", "list", "--rate", "40M"], ["base", "prune", "--rate", "40M"], ["base", "prune", "os"],
-    ["base", "evict", "free", "--rate", "40M"], ["caps", "103", "--user", "one"], ["caps", "103", "--pool", "one"],
-    ["setup", "--is-store"], ["setup", "--kind", "rbd", "--apply", "--is-store"], ["gc", "--now", "--older-than", "2h"],
+    ["base", "list", "--dry-run"],
+    ["base", "list", "--rate", "40M"],
+    ["base", "prune", "--rate", "40M"],
+    ["base", "prune", "os"],
+    ["base", "evict", "free", "--rate", "40M"],
+    ["caps", "103", "--user", "one"],
+    ["caps", "103", "--pool", "one"],
+    ["setup", "--is-store"],
+    ["setup", "--kind", "rbd", "--apply", "--is-store"],
+    ["gc", "--now", "--older-than", "2h"],
     ["stage", "os", "--due"],
-]  # fmt: skip
+]
 
 
 @pytest.mark.fault(21, "an option that has no effect is a usage error")

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No job of QEMU writes elsewhere what it decrypts for a running guest, whoever asks for it: told by the XML of the domain.
+"""No job of QEMU writes elsewhere what it decrypts for a running guest, whoever asks for it: told by the XML
+of the domain.
 
-libvirt's own test driver has the domain, so nobody but us can refuse anything here. Real guests: tests/pool/test_encrypted.py.
+libvirt's own test driver has the domain, so nobody but us can refuse anything here. Real guests:
+tests/pool/test_encrypted.py.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ from semishared.model.record import Record
 from tools.test_libvirt import ended
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("libvirt") is None, reason="no python3-libvirt")
-SECRET = "<encryption format='luks'><secret type='passphrase' uuid='8f2c1a4e-5d0b-4b3e-9a57-0c6f3e2d1b40'/></encryption>"
+SECRET = (
+    "<encryption format='luks'><secret type='passphrase' "
+    "uuid='8f2c1a4e-5d0b-4b3e-9a57-0c6f3e2d1b40'/></encryption>"
+)
 DISKS = """<disk type='file' device='disk'><driver name='qemu' type='raw'/>
   <source file='{top}/disk.0'>{secret}</source><target dev='vda'/></disk>
 <disk type='file' device='disk'><driver name='qemu' type='raw'/>
@@ -28,7 +33,7 @@ DISKS = """<disk type='file' device='disk'><driver name='qemu' type='raw'/>
   <backingStore type='file'><format type='raw'/><source file='{top}/below'>{secret}</source><backingStore/></backingStore>
   <target dev='vdc'/></disk>
 <disk type='file' device='disk'><driver name='qemu' type='raw'/>
-  <source file='{top}/disk.3'/><target dev='vdd'/></disk>"""
+  <source file='{top}/disk.3'/><target dev='vdd'/></disk>"""  # noqa: E501
 """Encrypted as OpenNebula says it, as libvirt did before, below an overlay; and one that is not."""
 NODE = """<node><domain type='test'><name>one-5</name><memory>32768</memory><os><type>hvm</type></os>
 <devices>{disks}</devices></domain></node>"""
@@ -71,7 +76,11 @@ def vm_dir(tmp_path: Path) -> Path:
 
 
 def test_which_disks_are_decrypted_the_xml_says_wherever_it_does(vm_dir: Path) -> None:
-    assert asked(vm_dir, "import json; print(json.dumps(sorted(domain.encrypted('one-5'))))") == ["vda", "vdb", "vdc"]
+    assert asked(vm_dir, "import json; print(json.dumps(sorted(domain.encrypted('one-5'))))") == [
+        "vda",
+        "vdb",
+        "vdc",
+    ]
 
 
 def test_every_job_that_writes_a_disk_elsewhere_is_refused(vm_dir: Path) -> None:
@@ -85,14 +94,16 @@ jobs = {'copy': copy, 'switch': switch, 'pull': pull, 'mirror': lambda target: m
 found = {what: {target: said(job, target)[0] for target in ('vda', 'vdb', 'vdc')} for what, job in jobs.items()}
 found['mirror']['plain'] = said(jobs['mirror'], 'vdd')
 print(json.dumps(found))
-"""
+"""  # noqa: E501
     before = sorted(path.name for path in vm_dir.rglob("*"))
     found = asked(vm_dir, code)
     # What is not encrypted is refused by the driver, which knows no such jobs: it was asked.
     id, detail = found["mirror"].pop("plain")
     assert id != "SS074" and "blockcopy vdd" in detail
     assert {word for said in found.values() for word in said.values()} == {"SS074"}, found
-    assert sorted(path.name for path in vm_dir.rglob("*")) == sorted([*before, "node.xml"]), "nothing was made, nor noted"
+    assert sorted(path.name for path in vm_dir.rglob("*")) == sorted([*before, "node.xml"]), (
+        "nothing was made, nor noted"
+    )
 
 
 def test_no_delta_is_put_on_an_encrypted_disk_nor_on_the_others_with_it(vm_dir: Path) -> None:
@@ -112,7 +123,7 @@ def test_a_disk_goes_to_another_device_under_its_guest_unless_it_is_encrypted(vm
 import json
 links = [Link(uuid, 'layers', '5-0-0123456789ab') for uuid in ('a', 'b')]
 print(json.dumps([said(moved_live._check, MoveLayers(disk(number), 'one-5', links[0].name, 'b', 0), top, *links) for number in (0, 3)]))
-"""
+"""  # noqa: E501
     (id, detail), plain = asked(vm_dir, code)
     assert id == "SS164" and "disk 0 of VM 5 is encrypted (LUKS_SECRET)" in detail
     assert plain == ["", ""]

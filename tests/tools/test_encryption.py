@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encrypted disks (LUKS_SECRET): what lies anywhere is ciphertext, and QEMU opens it with its secret, or it is refused.
+"""Encrypted disks (LUKS_SECRET): what lies anywhere is ciphertext, and QEMU opens it with its secret, or it
+is refused.
 
 The executables of this checkout under a simulated oned, real LUKS images, and the XML that libvirt gets.
 """
@@ -38,7 +39,14 @@ def luks(path: Path, size: int = 4 * MiB) -> Path:
 
 def opened(path: object, command: str) -> None:
     """Do what a guest would, through the decryption of QEMU."""
-    argv = ["qemu-io", *PASSPHRASE, "--image-opts", "-c", command, f"driver=luks,key-secret=key,file.driver=file,file.filename={path}"]
+    argv = [
+        "qemu-io",
+        *PASSPHRASE,
+        "--image-opts",
+        "-c",
+        command,
+        f"driver=luks,key-secret=key,file.driver=file,file.filename={path}",
+    ]
     done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     said = done.stdout.decode()
     assert done.returncode == 0 and "verification failed" not in said, said
@@ -52,7 +60,9 @@ def site(tmp_path: Path) -> Iterator[ActionSite]:
 
 def encrypted(site: ActionSite, *, persistent: bool = False, **attributes: str) -> int:
     path = luks(site.top / "luks.img")
-    return site.oned.image_create(STORE, "luks", path=str(path), persistent=persistent, attributes={**NUMBERS, **attributes})
+    return site.oned.image_create(
+        STORE, "luks", path=str(path), persistent=persistent, attributes={**NUMBERS, **attributes}
+    )
 
 
 def at(site: ActionSite, vm: int) -> str:
@@ -74,7 +84,9 @@ def test_secret_in_the_vms_own_template_counts_as_well(site: ActionSite) -> None
     site.refused("SS074", site.make, "clone", vm)
 
 
-@pytest.mark.parametrize("text", ["x", "8f2c1a4e-5d0b-4b3e-9a57-0c6f3e2d1b40'/><source file='/etc/shadow'/>", "../" + SECRET])
+@pytest.mark.parametrize(
+    "text", ["x", "8f2c1a4e-5d0b-4b3e-9a57-0c6f3e2d1b40'/><source file='/etc/shadow'/>", "../" + SECRET]
+)
 @pytest.mark.parametrize("action", ["clone", "ln"])
 def test_secret_that_is_no_uuid_is_refused(site: ActionSite, action: str, text: str) -> None:
     vm = site.vm(site.image(persistent=action == "ln"))
@@ -114,7 +126,9 @@ def test_snapshot_that_would_put_an_overlay_over_ciphertext_is_refused(site: Act
 
 
 @pytest.mark.parametrize(("action", "words"), [("snap_create_live", (0,)), ("cpds", ("{store}/saved", -1))])
-def test_what_a_running_qemu_would_copy_decrypted_is_refused(site: ActionSite, action: str, words: tuple[object, ...]) -> None:
+def test_what_a_running_qemu_would_copy_decrypted_is_refused(
+    site: ActionSite, action: str, words: tuple[object, ...]
+) -> None:
     vm = site.vm(encrypted(site, persistent=True))
     site.make("ln", vm)
     site.oned.vm(vm).lcm = Lcm.SAVEAS if action == "cpds" else Lcm.RUNNING
@@ -125,7 +139,9 @@ def test_what_a_running_qemu_would_copy_decrypted_is_refused(site: ActionSite, a
 
 
 def test_volatile_disk_with_a_secret_is_refused(site: ActionSite) -> None:
-    vm = site.oned.vm_create({"NAME": "v", "DISK": [{"TYPE": "fs", "SIZE": "4", "FORMAT": "raw", "LUKS_SECRET": SECRET}]})
+    vm = site.oned.vm_create(
+        {"NAME": "v", "DISK": [{"TYPE": "fs", "SIZE": "4", "FORMAT": "raw", "LUKS_SECRET": SECRET}]}
+    )
     site.refused("SS074", site.tm, "mkimage", 4, "raw", at(site, vm), vm, 101)
 
 
@@ -137,7 +153,9 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path)
 
 
-@pytest.mark.fault(11, "an encrypted image is stored raw, as libvirt wants it, also where others become qcow2")
+@pytest.mark.fault(
+    11, "an encrypted image is stored raw, as libvirt wants it, also where others become qcow2"
+)
 def test_encrypted_upload_stays_raw(store: Store) -> None:
     store.template["DRIVER"] = "qcow2"
     path = luks(store.uploads / "luks")
@@ -145,8 +163,12 @@ def test_encrypted_upload_stays_raw(store: Store) -> None:
     assert (source.read_bytes(), format) == (path.read_bytes(), "raw")
 
 
-@pytest.mark.parametrize(("with_header", "with_secret", "word"), [(True, False, "no LUKS_SECRET"), (False, True, "no LUKS header")])
-def test_header_and_secret_that_do_not_go_together_are_named(store: Store, with_header: bool, with_secret: bool, word: str) -> None:
+@pytest.mark.parametrize(
+    ("with_header", "with_secret", "word"), [(True, False, "no LUKS_SECRET"), (False, True, "no LUKS header")]
+)
+def test_header_and_secret_that_do_not_go_together_are_named(
+    store: Store, with_header: bool, with_secret: bool, word: str
+) -> None:
     path = luks(store.uploads / "image") if with_header else store.image()
     done = store.run("cp", PATH=path, SIZE=40, attributes=NUMBERS if with_secret else {})
     assert done.returncode == 0
@@ -156,7 +178,9 @@ def test_header_and_secret_that_do_not_go_together_are_named(store: Store, with_
 # -- what libvirt is told
 
 
-ENCRYPTION = f"<encryption format='luks'>\n\t\t\t\t<secret type='passphrase' uuid='{SECRET}'/>\n\t\t\t</encryption>"
+ENCRYPTION = (
+    f"<encryption format='luks'>\n\t\t\t\t<secret type='passphrase' uuid='{SECRET}'/>\n\t\t\t</encryption>"
+)
 
 
 @pytest.fixture
@@ -175,7 +199,9 @@ def test_domain_keeps_the_secret_of_a_disk(host: Host, how: str) -> None:
         host.add_local(0, "copy", "raw")
     else:
         host.add_in_place(0)
-    got = ElementTree.fromstring(host.passes("deploy", *host.deploy_argv(), stdin=with_encryption(host, "vda")).stdin)
+    got = ElementTree.fromstring(
+        host.passes("deploy", *host.deploy_argv(), stdin=with_encryption(host, "vda")).stdin
+    )
     disk = got.find("devices/disk")
     assert disk is not None
     secret, driver = disk.find("encryption/secret"), disk.find("driver")
@@ -200,7 +226,18 @@ def test_hot_attach_keeps_the_secret(host: Host) -> None:
     host.add_in_place(3)
     words = {"DISK_ID": "3", "ATTACH": "YES", "TM_MAD": "semishared", "TYPE": "FILE", "LUKS_SECRET": SECRET}
     disk = f"<DISK>{''.join(f'<{name}>{text}</{name}>' for name, text in words.items())}</DISK>"
-    message = f"<VMM_DRIVER_ACTION_DATA><VM><ID>7</ID><TEMPLATE>{disk}</TEMPLATE></VM></VMM_DRIVER_ACTION_DATA>"
-    got = host.passes("attach_disk", "one-7", f"{host.spelled}/disk.3", "vdc", "2", base64.b64encode(message.encode()).decode(), "7", "h1")
+    message = (
+        f"<VMM_DRIVER_ACTION_DATA><VM><ID>7</ID><TEMPLATE>{disk}</TEMPLATE></VM></VMM_DRIVER_ACTION_DATA>"
+    )
+    got = host.passes(
+        "attach_disk",
+        "one-7",
+        f"{host.spelled}/disk.3",
+        "vdc",
+        "2",
+        base64.b64encode(message.encode()).decode(),
+        "7",
+        "h1",
+    )
     attached = ElementTree.fromstring(base64.b64decode(got.argv[4]))
     assert attached.findtext("VM/TEMPLATE/DISK/LUKS_SECRET") == SECRET

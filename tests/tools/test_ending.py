@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process ends at once, with its own exit code, and what it printed is out; also beside threads of librados."""
+"""A process ends at once, with its own exit code, and what it printed is out; also beside threads of
+librados.
+"""
 
 from __future__ import annotations
 
@@ -43,4 +45,9 @@ def test_nothing_is_unwound(tmp_path: Path, conf: str) -> None:
 def test_what_could_not_be_written_is_not_taken_for_said(code: int, ends: int) -> None:
     words = [sys.executable, "-c", f"{PROGRAM.replace('ended(3)', f'ended({code})')}", LIB, ""]
     with open("/dev/full", "w") as full:
-        assert subprocess.run(words, stdout=full, stderr=subprocess.DEVNULL, env={"PYTHONUNBUFFERED": ""}).returncode == ends
+        assert (
+            subprocess.run(
+                words, stdout=full, stderr=subprocess.DEVNULL, env={"PYTHONUNBUFFERED": ""}
+            ).returncode
+            == ends
+        )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What another machine sends says what it likes: only the image that oned has acquired for a disk is opened, and it ends some time."""
+"""What another machine sends says what it likes: only the image that oned has acquired for a disk is opened,
+and it ends some time.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,14 @@ from tools.world import MiB, World, qemu_io
 
 VM = 5
 EVIL: Dict[str, Any] = {
-    "kind": "rbd", "user": "libvirt", "reader": "libvirt", "bridge_user": "libvirt", "hosts": ["10.0.0.1"],
-    "secret": "00000000-0000-4000-8000-0000000000cc", "data_pool": "",
-}  # fmt: skip
+    "kind": "rbd",
+    "user": "libvirt",
+    "reader": "libvirt",
+    "bridge_user": "libvirt",
+    "hosts": ["10.0.0.1"],
+    "secret": "00000000-0000-4000-8000-0000000000cc",
+    "data_pool": "",
+}
 
 
 def carry(source_dir: str, target_dir: str, given: Dict[int, Given]) -> None:
@@ -72,12 +79,20 @@ LIES: Dict[str, Callable[[World, Dict[str, Any]], object]] = {
     "any file": lambda world, image: image.update(source="/var/lib/one/.one/one_auth"),
     "another id": lambda world, image: image.update(id=77),
     "another datastore": lambda world, image: image.update(store=177),
-    "another format": lambda world, image: image.update(format="qcow2" if image["format"] == "raw" else "raw"),
-    "a store on the network": lambda world, image: image.update(source="one/one-36", access={**EVIL, "conf": ""}),
+    "another format": lambda world, image: image.update(
+        format="qcow2" if image["format"] == "raw" else "raw"
+    ),
+    "a store on the network": lambda world, image: image.update(
+        source="one/one-36", access={**EVIL, "conf": ""}
+    ),
 }
 
 
-@pytest.mark.fault(26, "a VM directory that arrives with a record of another image than oned's is refused, and nothing of it stays")
+@pytest.mark.fault(
+    26,
+    "a VM directory that arrives with a record of another image than oned's is refused, and "
+    "nothing of it stays",
+)
 @pytest.mark.parametrize("disk", [0, 1])
 @pytest.mark.parametrize("lie", LIES)
 def test_another_image_does_not_arrive(world: World, given: Dict[int, Given], lie: str, disk: int) -> None:
@@ -101,21 +116,39 @@ def in_place_of(world: World, disk: int, image: s.ImageRef) -> None:
 
 
 DIFFERENT: Dict[str, Callable[[World, Dict[int, Given]], object]] = {
-    "a volatile disk that is an image": lambda world, given: in_place_of(world, 2, world.image("of-another-tenant")),
-    "a volatile disk of a VM without images": lambda world, given: (
-        in_place_of(world, 2, world.image("of-another-tenant")), given.pop(0), given.pop(1),
-        [Path(world.disk(VM).vm_dir, name).unlink() for name in (".semishared/disk.0.json", ".semishared/disk.1.json", "disk.0")],
+    "a volatile disk that is an image": lambda world, given: in_place_of(
+        world, 2, world.image("of-another-tenant")
     ),
-    "a disk that oned does not have": lambda world, given: in_place_of(world, 9, world.image("of-another-tenant")),
-    "the image of a disk of its own": lambda world, given: in_place_of(world, 1, given[1].image or world.image()),
-    "a disk of its own for an image": lambda world, given: given.update({0: given[0]._replace(is_clone=True)}),
+    "a volatile disk of a VM without images": lambda world, given: (
+        in_place_of(world, 2, world.image("of-another-tenant")),
+        given.pop(0),
+        given.pop(1),
+        [
+            Path(world.disk(VM).vm_dir, name).unlink()
+            for name in (".semishared/disk.0.json", ".semishared/disk.1.json", "disk.0")
+        ],
+    ),
+    "a disk that oned does not have": lambda world, given: in_place_of(
+        world, 9, world.image("of-another-tenant")
+    ),
+    "the image of a disk of its own": lambda world, given: in_place_of(
+        world, 1, given[1].image or world.image()
+    ),
+    "a disk of its own for an image": lambda world, given: given.update(
+        {0: given[0]._replace(is_clone=True)}
+    ),
     "an image that is only read": lambda world, given: given.update({0: given[0]._replace(is_readonly=True)}),
     "no record": lambda world, given: Path(world.disk(VM).vm_dir, ".semishared/disk.1.json").unlink(),
-    "no record of a volatile disk": lambda world, given: Path(world.disk(VM).vm_dir, ".semishared/disk.2.json").unlink(),
-}  # fmt: skip
+    "no record of a volatile disk": lambda world, given: Path(
+        world.disk(VM).vm_dir, ".semishared/disk.2.json"
+    ).unlink(),
+}
 
 
-@pytest.mark.fault(26, "a disk that arrives is what oned has given the VM: volatile, made from an image, or that image itself")
+@pytest.mark.fault(
+    26,
+    "a disk that arrives is what oned has given the VM: volatile, made from an image, or that image itself",
+)
 @pytest.mark.parametrize("what", DIFFERENT)
 def test_what_oned_has_not_given_does_not_arrive(world: World, given: Dict[int, Given], what: str) -> None:
     DIFFERENT[what](world, given)
@@ -132,12 +165,22 @@ def test_what_is_so_arrives(world: World, given: Dict[int, Given]) -> None:
     assert json.loads((target / ".semishared/disk.0.json").read_text())["image"]["id"] == 36
 
 
-@pytest.mark.fault(25, "no configuration that a record names is opened on the front-end: Ceph's library would write where it says")
+@pytest.mark.fault(
+    25,
+    "no configuration that a record names is opened on the front-end: Ceph's library would write "
+    "where it says",
+)
 def test_a_configuration_that_a_record_names_is_not_opened(world: World, given: Dict[int, Given]) -> None:
     written = world.top / "authorized_keys"
     conf = Path(world.disk(VM).vm_dir, "evil.conf")
     conf.write_text(f"[global]\nlog_file = {written}\nmon_host = 127.0.0.1:1\nclient_mount_timeout = 1\n")
-    change(world, 0, lambda image: image.update(source="one/one-36", access={**EVIL, "user": "x\nssh-ed25519 AAAA", "conf": str(conf)}))
+    change(
+        world,
+        0,
+        lambda image: image.update(
+            source="one/one-36", access={**EVIL, "user": "x\nssh-ed25519 AAAA", "conf": str(conf)}
+        ),
+    )
     with Session("localhost", "mv", Config()) as source:
         source.seq, source.given = 1, {VM: given}
         with pytest.raises((ForeignImage, SemisharedError)):
@@ -162,7 +205,9 @@ def relayed(source_dir: str, target_dir: str, limits: streams.Limits, *, stopped
             os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.fault(29, "a host that sends more than the disks and the memory of a VM can be is listened to no longer")
+@pytest.mark.fault(
+    29, "a host that sends more than the disks and the memory of a VM can be is listened to no longer"
+)
 def test_a_host_that_sends_without_end_is_ended(world: World, given: Dict[int, Given]) -> None:
     Path(world.disk(VM).vm_dir, "more").write_bytes(os.urandom(3 * MiB))
     target = world.location / "103" / str(VM)
@@ -171,19 +216,30 @@ def test_a_host_that_sends_without_end_is_ended(world: World, given: Dict[int, G
     assert not target.exists()
 
 
-@pytest.mark.fault(29, "a host that is to send and sends nothing holds a transfer no longer than a standstill may last")
+@pytest.mark.fault(
+    29, "a host that is to send and sends nothing holds a transfer no longer than a standstill may last"
+)
 def test_a_host_that_sends_nothing_is_ended(world: World, given: Dict[int, Given]) -> None:
     with pytest.raises(ToolTimeout, match="no byte"):
-        relayed(world.disk(VM).vm_dir, str(world.location / "103" / str(VM)), streams.Limits(0, 0, 0.3), stopped=True)
+        relayed(
+            world.disk(VM).vm_dir,
+            str(world.location / "103" / str(VM)),
+            streams.Limits(0, 0, 0.3),
+            stopped=True,
+        )
 
 
 def test_what_a_vm_can_be_is_by_oned() -> None:
-    disks = "<DISK><DISK_ID>0</DISK_ID><SIZE>100</SIZE></DISK><DISK><DISK_ID>1</DISK_ID><SIZE>1_000</SIZE></DISK>"
+    disks = (
+        "<DISK><DISK_ID>0</DISK_ID><SIZE>100</SIZE></DISK><DISK><DISK_ID>1</DISK_ID><SIZE>1_000</SIZE></DISK>"
+    )
     vm = Vm.parse(f"<VM><ID>{VM}</ID><TEMPLATE><MEMORY>64</MEMORY>{disks}</TEMPLATE></VM>")
     assert arrivals.most(vm) == (300 + 64) * MiB * 11 // 10 + arrivals.LITTLE
 
 
-@pytest.mark.fault(28, "a share's record that leads to what no guest may be given is refused on the VM's host, too")
+@pytest.mark.fault(
+    28, "a share's record that leads to what no guest may be given is refused on the VM's host, too"
+)
 @pytest.mark.parametrize("path", ["/", "/run/user", "/var/lib/one/.ssh", "/var/lib", "/etc"])
 def test_a_record_leads_to_nothing_that_no_guest_may_have(path: str) -> None:
     with pytest.raises(RestrictedPath, match="has to do with"):
@@ -192,13 +248,19 @@ def test_a_record_leads_to_nothing_that_no_guest_may_have(path: str) -> None:
 
 @pytest.mark.fault(29, "what a label or a name on a host says begins no attribute of the host's template")
 def test_a_label_ends_no_value(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_probe, "lost", lambda root: ['device /d is of h"\n], SEMISHARED_FENCED = [ STATE = "fenced\\'])
+    monkeypatch.setattr(
+        host_probe, "lost", lambda root: ['device /d is of h"\n], SEMISHARED_FENCED = [ STATE = "fenced\\']
+    )
     said = host_probe.report(str(world.location))
     assert "\n" not in said and said.count("[") - said.count("]") <= 1
     assert 'HEALTH = "device /d is of h??], SEMISHARED_FENCED = [ STATE = ?fenced?"' in said
 
 
-@pytest.mark.fault(26, "what is kept of a disk that oned has no more is in nobody's way when another disk has its number: the VM moves")
+@pytest.mark.fault(
+    26,
+    "what is kept of a disk that oned has no more is in nobody's way when another disk has its "
+    "number: the VM moves",
+)
 def test_a_kept_disk_whose_number_another_one_has(world: World) -> None:
     disk = world.disk(VM)
     attach(world, world.image(size=8 * MiB), disk)

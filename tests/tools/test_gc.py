@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """gc on a real tree: what killed actions leave is found and removed, and nothing else is touched.
 
-The trees are made by the real steps (clones, copies, in-place disks) and by planting what a kill leaves; oned is a set
-of ids. Only libvirt is left out: its part is a unit test of the plan and the system suite's lab.
+The trees are made by the real steps (clones, copies, in-place disks) and by planting what a kill leaves; oned
+is a set of ids. Only libvirt is left out: its part is a unit test of the plan and the system suite's lab.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def machine(world: World) -> gc.Machine:
     return gc.Machine("here", str(world.location), facts, False)
 
 
-def find(world: World, older_than: int = 0, vms: Iterable[int] = KNOWN, all_seen: bool = True) -> list[gc.Finding]:
+def find(
+    world: World, older_than: int = 0, vms: Iterable[int] = KNOWN, all_seen: bool = True
+) -> list[gc.Finding]:
     sources = frozenset(str(path) for path in world.store.iterdir() if not path.name.startswith("."))
     past = frozenset((vm, 2, f"{world.store}/{HEX}") for vm in (5, 6, 70, 71, 72, 77))
     known = gc.Known({vm: "here" for vm in vms}, frozenset({(100, 7)}), sources, past=past)
@@ -78,7 +80,9 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plant(world: World, kind: str, vm: int) -> None:
-    """Leave what a kill of some action leaves, for VM `vm` (unknown to oned) or a known one where that makes no difference."""
+    """Leave what a kill of some action leaves, for VM `vm` (unknown to oned) or a known one where that makes
+    no difference.
+    """
     image = s.ImageRef(100, 7, "raw", str(world.store / HEX))
     side = world.store / ".semishared" / HEX
     (base,) = [path for path in world.bases() if path.name.startswith("100-7-")]
@@ -114,21 +118,46 @@ def plant(world: World, kind: str, vm: int) -> None:
         (gone / "image").write_bytes(b"x")
     else:
         where = {
-            "staged in a VM": world.system / "5", "staged record": world.system / "5" / ".semishared",
-            "staged in a system datastore": world.system, "staged on the store": world.store, "staged beside an image": side,
-            "staged clone": side / "clones", "staged layer": world.system / "6" / "disk.0.snap",
-            "staged layer of a clone": side / "clones" / "5-2.snap", "staged lease": base / "leases",
-        }[kind]  # fmt: skip
+            "staged in a VM": world.system / "5",
+            "staged record": world.system / "5" / ".semishared",
+            "staged in a system datastore": world.system,
+            "staged on the store": world.store,
+            "staged beside an image": side,
+            "staged clone": side / "clones",
+            "staged layer": world.system / "6" / "disk.0.snap",
+            "staged layer of a clone": side / "clones" / "5-2.snap",
+            "staged lease": base / "leases",
+        }[kind]
         (where / f".staged-thing.{vm}").write_bytes(b"x")
 
 
 KINDS = [
-    "vm", "lease", "lease of a known VM", "staging", "incoming", "outgoing", "incoming of a known VM", "outgoing of a known VM",
-    "removed", "removed of a known VM", "incoming of a known VM, as of 0.1.0",
-    "clone", "side", "upload", "snapshots", "base", "staged in a VM", "staged record", "staged in a system datastore",
-    "staged on the store", "staged beside an image", "staged clone", "staged lease", "staged layer",
+    "vm",
+    "lease",
+    "lease of a known VM",
+    "staging",
+    "incoming",
+    "outgoing",
+    "incoming of a known VM",
+    "outgoing of a known VM",
+    "removed",
+    "removed of a known VM",
+    "incoming of a known VM, as of 0.1.0",
+    "clone",
+    "side",
+    "upload",
+    "snapshots",
+    "base",
+    "staged in a VM",
+    "staged record",
+    "staged in a system datastore",
+    "staged on the store",
+    "staged beside an image",
+    "staged clone",
+    "staged lease",
+    "staged layer",
     "staged layer of a clone",
-]  # fmt: skip
+]
 
 
 def without_locks(names: set[str]) -> set[str]:
@@ -153,7 +182,9 @@ def test_leftover_of_each_kind_is_found_and_removed_and_nothing_else(busy: World
 def test_random_mixture_of_leftovers_is_removed_and_nothing_else(busy: World, seed: int) -> None:
     dice = random.Random(seed)
     before = without_locks(snapshot(busy.top))
-    planted = [(kind, vm) for kind in KINDS if "known" not in kind for vm in (70, 71, 72) if dice.random() < 0.4]
+    planted = [
+        (kind, vm) for kind in KINDS if "known" not in kind for vm in (70, 71, 72) if dice.random() < 0.4
+    ]
     for kind, vm in planted:
         plant(busy, kind, vm)
     assert not [item for item in find(busy, vms={*KNOWN, 70, 71, 72}) if item.kind in ("vm", "clone")]
@@ -169,9 +200,11 @@ def test_what_is_in_use_is_left_alone(busy: World) -> None:
     uploaded = busy.store / ".semishared" / ".uploads" / f"{77:032x}"
     (busy.root / "locks" / "base-100-77").touch()
     with (
-        open(uploaded / "lock", "w") as one, open(busy.root / "locks" / "base-100-77") as two,
-        open(busy.store / ".staged-thing.77", "rb"), open(busy.system / ".incoming-77-0123456789ab" / "disk.0", "w"),
-    ):  # fmt: skip
+        open(uploaded / "lock", "w") as one,
+        open(busy.root / "locks" / "base-100-77") as two,
+        open(busy.store / ".staged-thing.77", "rb"),
+        open(busy.system / ".incoming-77-0123456789ab" / "disk.0", "w"),
+    ):
         fcntl.flock(one, fcntl.LOCK_EX)
         fcntl.flock(two, fcntl.LOCK_EX)
         found = {(item.kind, bool(item.keep)) for item in find(busy)}
@@ -201,7 +234,9 @@ def test_data_that_might_be_the_only_copy_is_kept_and_said(busy: World) -> None:
     (busy.store / ("a" * 32)).write_bytes(b"somebody's")
     found = find(busy)
     assert {(item.kind, item.keep.split(" ")[0]) for item in found} == {("outgoing", "it")}
-    known = gc.Known(KNOWN, frozenset({(100, 7)}), frozenset({str(busy.store / HEX), str(busy.store / ("f" * 32))}))
+    known = gc.Known(
+        KNOWN, frozenset({(100, 7)}), frozenset({str(busy.store / HEX), str(busy.store / ("f" * 32))})
+    )
     kept = [item for item in gc.find([machine(busy)], known, 0, True) if item.kind == "image"]
     assert [(Path(item.path).name, item.vm) for item in kept] == [("a" * 32, -1)]
     assert kept[0].keep.startswith("it may hold")
@@ -230,9 +265,17 @@ def test_what_a_living_process_has_staged_is_left_alone(busy: World) -> None:
     """Between two files it has neither open; and its host's clock was set meanwhile."""
     living = [files.staged_name(f"{where}/disk.9") for where in (busy.system, busy.system / "5", busy.store)]
     gone = subprocess.run(
-        [sys.executable, "-c", "import sys; from semishared.tools import files; print(files.staged_name(sys.argv[1]))", f"{busy.store}/x"],
-        check=True, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(Path(files.__file__).parents[2])},
-    ).stdout.strip()  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            "import sys; from semishared.tools import files; print(files.staged_name(sys.argv[1]))",
+            f"{busy.store}/x",
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(files.__file__).parents[2])},
+    ).stdout.strip()
     for path in (*living, gone):
         Path(path).write_bytes(b"x")
         os.utime(path, (1, 1))

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gc where oned knows less than there is (a restored database), where another cloud has the same store, and where a VM is twice.
+"""gc where oned knows less than there is (a restored database), where another cloud has the same store, and
+where a VM is twice.
 
-The simulated oned and the executables of this checkout; `gc` looks, asks and removes as the command does, on this machine.
+The simulated oned and the executables of this checkout; `gc` looks, asks and removes as the command does, on
+this machine.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ def collect() -> "list[tuple[str, str, str]]":
     """Do what `semishared gc --now` does; return (kind, name, what was said)."""
     found, survey = find()
     results = command.remove(found, Config(), survey)
-    return sorted((item.kind, Path(item.path).name, item.keep or result) for item, result in zip(found, results))
+    return sorted(
+        (item.kind, Path(item.path).name, item.keep or result) for item, result in zip(found, results)
+    )
 
 
 def at_rest(site: ActionSite, vm: int, state: int = UNDEPLOYED, system: int = 101) -> None:
@@ -117,7 +121,10 @@ def test_clones_of_another_cloud_are_left_alone(site: ActionSite, other: ActionS
     if named:
         set_cloud(site, "a")
         set_cloud(other, "b")
-    mine, theirs = site.image("mine", SEMISHARED_PLACE="shared"), other.image("theirs", SEMISHARED_PLACE="shared")
+    mine, theirs = (
+        site.image("mine", SEMISHARED_PLACE="shared"),
+        other.image("theirs", SEMISHARED_PLACE="shared"),
+    )
     for cloud, image in ((site, mine), (other, theirs)):
         for _ in range(3):
             vm = cloud.vm(image)
@@ -126,7 +133,9 @@ def test_clones_of_another_cloud_are_left_alone(site: ActionSite, other: ActionS
     assert len(clones(site)) == 12  # each with its layers
     done(site, 1)
     said = collect()
-    assert {text for kind, name, text in said if kind in ("clone", "vm") and "might" not in text} == {"removed"}
+    assert {text for kind, name, text in said if kind in ("clone", "vm") and "might" not in text} == {
+        "removed"
+    }
     left = clones(site)
     assert len(left) == 10 and all(other.disk(vm).exists() for vm in range(3)) and site.disk(0).exists()
 
@@ -155,7 +164,9 @@ def test_clone_that_was_never_recorded_is_removed_with_its_disk(site: ActionSite
     assert clones(site) == [] and not list((site.system / str(vm) / ".semishared").glob("*.0.json"))
 
 
-def test_store_that_is_not_there_is_not_looked_through(site: ActionSite, capsys: pytest.CaptureFixture[str]) -> None:
+def test_store_that_is_not_there_is_not_looked_through(
+    site: ActionSite, capsys: pytest.CaptureFixture[str]
+) -> None:
     site.oned.datastore_update(STORE, {"SEMISHARED_STORE": "e" * 32})
     upload = site.store / ".semishared/.uploads" / ("0" * 32)
     upload.mkdir(parents=True)
@@ -167,7 +178,9 @@ def test_store_that_is_not_there_is_not_looked_through(site: ActionSite, capsys:
 # -- hosts that have nothing to do with us ----------------------------------------------------------
 
 
-def test_hosts_to_which_none_of_our_vms_comes_are_no_reason_to_fail(site: ActionSite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_to_which_none_of_our_vms_comes_are_no_reason_to_fail(
+    site: ActionSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They need not have anything of ours: gc does not count them, doctor and setup do not examine them."""
     (site.top / "ssh").write_text("#!/bin/sh\necho 'No route to host' >&2\nexit 255\n")
     (site.top / "ssh").chmod(0o755)
@@ -178,7 +191,9 @@ def test_hosts_to_which_none_of_our_vms_comes_are_no_reason_to_fail(site: Action
     for store in site.oned.datastores.values():
         store.clusters = [0, 100]
     survey = command.survey_cloud(Oned(), Config())
-    assert [error["machine"] for error in survey.errors] == ["h9"] and [machine.name for machine in survey.machines] == [HERE]
+    assert [error["machine"] for error in survey.errors] == ["h9"] and [
+        machine.name for machine in survey.machines
+    ] == [HERE]
     assert [host.name for host in doctor._cloud()[0].hosts] == ["h9"]
     for store in site.oned.datastores.values():
         store.clusters = [100]
@@ -240,7 +255,9 @@ def test_stray_that_is_newer_than_what_is_where_oned_has_the_vm_is_kept(site: Ac
     vm = doubled(site)
     noted = site.location / f"103/{vm}/.semishared/vm.json"
     noted.write_text('{"version": 1, "seq": 99}')
-    assert [text for kind, _, text in collect() if kind == "stray"][0].startswith("it is of SEQ 99 of the VM's history")
+    assert [text for kind, _, text in collect() if kind == "stray"][0].startswith(
+        "it is of SEQ 99 of the VM's history"
+    )
     assert (site.location / f"103/{vm}/disk.0").exists()
 
 

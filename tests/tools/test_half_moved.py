@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk that was about to leave its device under its guest when the move was killed, and the guest ended with nobody to see to it.
+"""A disk that was about to leave its device under its guest when the move was killed, and the guest ended
+with nobody to see to it.
 
-Its names lead to the new device, where a copy of what lay below its delta is; all that was written since is on the old one. Whatever is
-done to the VM next is done to the latter.
+Its names lead to the new device, where a copy of what lay below its delta is; all that was written since is
+on the old one. Whatever is done to the VM next is done to the latter.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class HalfMoved:
         qemu_io(str(self.folder / "0"), "qcow2", "write -P 0x77 2M 64k")
         self.was, (other, target) = os.readlink(self.folder), elsewhere(pool, self.folder)
         delta, before = self.folder / "1000000", json.loads(self.record.read_text())
-        subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-b", "0", "-F", "qcow2", str(delta)], check=True)
+        subprocess.run(
+            ["qemu-img", "create", "-q", "-f", "qcow2", "-b", "0", "-F", "qcow2", str(delta)], check=True
+        )
         qemu_io(str(delta), "qcow2", "write -P 0x78 3M 64k")
         self.note = Path(disk.vm_dir, ".semishared/deltas.json")
         self.note.write_text(json.dumps({"version": 1, "disks": [before]}))
@@ -56,8 +59,13 @@ class HalfMoved:
 
     def check_settled(self, directory: "str | Path") -> None:
         """See that nothing is left of the move."""
-        assert not Path(directory, ".semishared/deltas.json").exists() and not Path(directory, "disk.1.left.snap").is_symlink()
-        assert json.loads(Path(directory, ".semishared/disk.1.json").read_text())["path"].endswith("disk.1.snap/0")
+        assert (
+            not Path(directory, ".semishared/deltas.json").exists()
+            and not Path(directory, "disk.1.left.snap").is_symlink()
+        )
+        assert json.loads(Path(directory, ".semishared/disk.1.json").read_text())["path"].endswith(
+            "disk.1.snap/0"
+        )
 
 
 @pytest.mark.parametrize("what", ["all of its VM", "it alone"])
@@ -65,7 +73,9 @@ def test_a_diff_that_is_deleted_is_kept(world: World, pool: Pool, what: str) -> 
     half = HalfMoved(world, pool, is_diff=True)
     world.on(s.RemoveDisk(half.disk, "") if what == "it alone" else s.RemoveVm(5, half.disk.vm_dir))
     (kept,) = world.system.glob(".kept-5-*")
-    assert os.readlink(kept / "disk.1.snap") == half.was and not half.new.exists() and not half.left.is_symlink()
+    assert (
+        os.readlink(kept / "disk.1.snap") == half.was and not half.new.exists() and not half.left.is_symlink()
+    )
     half.check(kept, "1000000")
 
 

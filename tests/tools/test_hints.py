@@ -29,12 +29,25 @@ JOINS = """if True:
 """
 
 
-def test_driver_that_was_killed_brings_nothing_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It never says how it went: for an hour who came next was in a chain with it, and had no choice of its own."""
+def test_driver_that_was_killed_brings_nothing_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It never says how it went: for an hour who came next was in a chain with it, and had no choice of its
+    own.
+    """
     monkeypatch.setattr(base_tracker, "_limits", lambda *_: Limits(-1, 0))
     root = str(tmp_path)
-    asked: dict[str, object] = {"question": "base", "name": NAME, "bases": [], "free": 100, "total": 1000, "needed": 1}
-    with subprocess.Popen([sys.executable, "-I", "-c", JOINS, str(LIB), root, NAME], stdout=subprocess.PIPE) as driver:
+    asked: dict[str, object] = {
+        "question": "base",
+        "name": NAME,
+        "bases": [],
+        "free": 100,
+        "total": 1000,
+        "needed": 1,
+    }
+    with subprocess.Popen(
+        [sys.executable, "-I", "-c", JOINS, str(LIB), root, NAME], stdout=subprocess.PIPE
+    ) as driver:
         assert driver.stdout and driver.stdout.readline() == b"joined\n"
         answer = base_tracker.answer(root, asked, "h2", Config())
         assert (answer["sources"], answer["from_store"]) == (["h1"], "last")
@@ -47,7 +60,14 @@ def test_driver_that_was_killed_brings_nothing_any_more(tmp_path: Path, monkeypa
 def test_a_front_end_that_is_full_fails_no_deploy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are hints: the host has room, and the store has the base."""
     monkeypatch.setattr(base_tracker, "_limits", lambda *_: Limits(-1, 0))
-    asked: dict[str, object] = {"question": "base", "name": NAME, "bases": [], "free": 100, "total": 1000, "needed": 1}
+    asked: dict[str, object] = {
+        "question": "base",
+        "name": NAME,
+        "bases": [],
+        "free": 100,
+        "total": 1000,
+        "needed": 1,
+    }
     full = tmp_path / "full"
     full.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "full", str(full)], check=True)
@@ -64,7 +84,9 @@ def test_a_front_end_that_is_full_fails_no_deploy(tmp_path: Path, monkeypatch: p
         base_tracker.leave(str(full), NAME, {"h2": True})
         with contextlib.suppress(OSError):
             (full / "all").write_bytes(bytes(1 << 20))
-        assert base_tracker.answer(str(full), asked, "h1", Config())["sources"] == ["h2"], "what is known is told"
+        assert base_tracker.answer(str(full), asked, "h1", Config())["sources"] == ["h2"], (
+            "what is known is told"
+        )
         with pytest.raises(BadArguments):
             base_tracker.holders_of(str(full), "../locks")
     finally:

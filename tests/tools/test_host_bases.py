@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base store of a host, through the real host side: staged once, verified, leased, never a wrong generation."""
+"""The base store of a host, through the real host side: staged once, verified, leased, never a wrong
+generation.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +54,21 @@ def test_record_says_what_the_disk_is(world: World) -> None:
     record = json.loads(Path(disk.vm_dir, ".semishared", "disk.1.json").read_text())
     (base,) = world.bases()
     assert record == {
-        "version": 1, "disk": 1, "place": "local", "how": "overlay", "format": "qcow2", "path": f"{top}.snap/0", "readonly": False,
-        "image": {"store": 100, "id": 7, "format": "raw", "source": image.source, "generation": base.name.split("-")[2]},
-    }  # fmt: skip
+        "version": 1,
+        "disk": 1,
+        "place": "local",
+        "how": "overlay",
+        "format": "qcow2",
+        "path": f"{top}.snap/0",
+        "readonly": False,
+        "image": {
+            "store": 100,
+            "id": 7,
+            "format": "raw",
+            "source": image.source,
+            "generation": base.name.split("-")[2],
+        },
+    }
     assert (world.system / ".monitor").read_text() == "semishared\n"
 
 
@@ -75,7 +89,11 @@ def test_thirty_concurrent_clones_stage_the_base_once(world: World) -> None:
         try:
             with session:
                 session.run(
-                    [s.StageBase(str(world.root), image), s.PrepareVm(vm, disk.vm_dir), s.CreateOverlay(disk, image, 0, "")]
+                    [
+                        s.StageBase(str(world.root), image),
+                        s.PrepareVm(vm, disk.vm_dir),
+                        s.CreateOverlay(disk, image, 0, ""),
+                    ]
                 )
         except BaseException as e:
             errors.append(e)
@@ -232,12 +250,16 @@ def test_generation_that_is_asked_for_is_never_replaced_by_another(world: World)
 def test_content_without_format_has_one_generation_whoever_asks(world: World) -> None:
     image = world.image(format="qcow2")
     store = Datastore.parse("<DATASTORE><ID>100</ID><TEMPLATE><DRIVER>qcow2</DRIVER></TEMPLATE></DATASTORE>")
-    told = Image.parse(f"<IMAGE><ID>7</ID><DATASTORE_ID>100</DATASTORE_ID><SOURCE>{image.source}</SOURCE><FORMAT/></IMAGE>")
+    told = Image.parse(
+        f"<IMAGE><ID>7</ID><DATASTORE_ID>100</DATASTORE_ID><SOURCE>{image.source}</SOURCE><FORMAT/></IMAGE>"
+    )
     command = SimpleNamespace(images={(100, 7): told}, oned=SimpleNamespace(datastore=lambda _: store))
     (staged,) = world.on(s.StageBase(str(world.root), image_ref(told, store)))
     generation = staged["generation"]  # type: ignore[index]
     request = FromImage.parse([f"fe:{image.source}", f"localhost:{world.disk().path}", "5", "100"])
-    clone = disks.clone(request, Disk(parse("<DISK><DISK_ID>1</DISK_ID></DISK>", "DISK")), told, store, OVERLAY_OPTIONS)
+    clone = disks.clone(
+        request, Disk(parse("<DISK><DISK_ID>1</DISK_ID></DISK>", "DISK")), told, store, OVERLAY_OPTIONS
+    )
     asked = next(clone)
     assert isinstance(asked, On)
     world.on(*asked.steps)
@@ -315,7 +337,9 @@ def test_image_read_past_the_page_cache_is_the_same_whatever_its_size(tmp_path: 
     assert (tmp_path / "copy").read_bytes() == source.read_bytes()
 
 
-def test_a_store_that_answers_with_an_error_is_one_that_is_not_there(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_answers_with_an_error_is_one_that_is_not_there(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else the peers that have the base are never asked."""
     image = world.image()
 

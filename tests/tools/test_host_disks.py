@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks on a host, through the real host side: in place, on the store, volatile, saved, removed, and races with delete."""
+"""Disks on a host, through the real host side: in place, on the store, volatile, saved, removed, and races
+with delete.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ def test_clone_on_the_store_is_gone_with_its_disk(world: World, format: str) -> 
     qemu_io(image.source, format, "read -P 0xa1 1M 64k")
 
 
-def test_clone_that_is_not_published_whole_leaves_no_layer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clone_that_is_not_published_whole_leaves_no_layer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stored = Stored(world.image().source)
     clone = stored.clone(5, 1)
     dir_image.make_link(stored)
@@ -117,7 +121,9 @@ def test_clone_that_is_not_published_whole_leaves_no_layer(world: World, monkeyp
         ("raw", "swap", "swap"),
     ],
 )
-def test_volatile_disk_has_its_format_size_and_file_system(world: World, format: str, fs: str, kind: str) -> None:
+def test_volatile_disk_has_its_format_size_and_file_system(
+    world: World, format: str, fs: str, kind: str
+) -> None:
     disk = world.disk()
     size = (320 if fs == "xfs" else 32) * MiB
     world.on(s.PrepareVm(5, disk.vm_dir), s.CreateVolatile(disk, size, format, fs))
@@ -188,7 +194,9 @@ STEPS = {
 
 @pytest.mark.parametrize("how", STEPS)
 @pytest.mark.parametrize("directory", ["gone", "made again"])
-def test_a_disk_begun_before_the_delete_of_its_vm_is_not_published(world: World, how: str, directory: str) -> None:
+def test_a_disk_begun_before_the_delete_of_its_vm_is_not_published(
+    world: World, how: str, directory: str
+) -> None:
     image, disk = world.image(), world.disk()
     with world.begun(disk) as late:
         world.on(s.RemoveVm(5, disk.vm_dir))
@@ -220,7 +228,9 @@ def test_a_disk_begun_before_its_own_delete_is_not_published_and_others_are(worl
 
 @pytest.mark.fault(13, "a deletion is told of also after the file that counts them was old, and removed")
 @pytest.mark.parametrize("key", ["disk", "vm"])
-def test_a_disk_begun_before_its_delete_is_not_published_though_the_count_began_anew(world: World, key: str) -> None:
+def test_a_disk_begun_before_its_delete_is_not_published_though_the_count_began_anew(
+    world: World, key: str
+) -> None:
     image, disk = world.image(), world.disk(5, 2)
     delete = s.RemoveDisk(disk, "") if key == "disk" else s.RemoveVm(5, disk.vm_dir)
     world.on(s.PrepareVm(5, disk.vm_dir), delete)
@@ -345,7 +355,13 @@ def test_plan_that_is_none_is_a_clear_error() -> None:
     from semishared.wire.session import Session
 
     late, unknown = {"seq": "1", "steps": []}, {"seq": 1, "steps": [{"step": "Reboot"}]}
-    for plan in (None, 3, {"version": "0.1.0"}, {"version": "0.1.0", **late}, {"version": "0.1.0", **unknown}):
+    for plan in (
+        None,
+        3,
+        {"version": "0.1.0"},
+        {"version": "0.1.0", **late},
+        {"version": "0.1.0", **unknown},
+    ):
         with Session("localhost", "test", Config()) as session:
             session.send(plan=plan)
             with pytest.raises(SemisharedError):
@@ -362,7 +378,10 @@ def test_what_is_attached_read_only_is_not_grown(world: World) -> None:
     assert os.path.getsize(image.source) == 64 * MiB
 
 
-@pytest.mark.fault(49, "a copy of an image that was replaced meanwhile says so, and nobody is looked for who has written to it")
+@pytest.mark.fault(
+    49,
+    "a copy of an image that was replaced meanwhile says so, and nobody is looked for who has written to it",
+)
 def test_an_image_that_is_replaced_while_it_is_copied(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     image, disk = world.image(size=4 * MiB), world.disk()
     world.on(s.PrepareVm(disk.vm, disk.vm_dir))
@@ -380,7 +399,9 @@ def test_an_image_that_is_replaced_while_it_is_copied(world: World, monkeypatch:
         create.copy_image(s.CopyImage(disk, image, 0), Planned(), None)
 
 
-@pytest.mark.fault(49, "a host's file system that takes no writes is called that, and has a remedy of its own")
+@pytest.mark.fault(
+    49, "a host's file system that takes no writes is called that, and has a remedy of its own"
+)
 def test_a_host_whose_datastores_are_read_only(world: World) -> None:
     disk = world.disk()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "broken", str(world.system)], check=True)

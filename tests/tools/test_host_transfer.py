@@ -34,10 +34,19 @@ from tools.world import MiB, World, allocated, qemu_io
 
 
 def carry(
-    source_dir: str, target_dir: str, vm: int, *, keep_bases: bool = True, spoil: str = "", arrived: bool = True, seq: int = -1,
+    source_dir: str,
+    target_dir: str,
+    vm: int,
+    *,
+    keep_bases: bool = True,
+    spoil: str = "",
+    arrived: bool = True,
+    seq: int = -1,
     answer: Callable[[Dict[str, object]], object] | None = None,
-) -> object:  # fmt: skip
-    """Relay a VM directory as `tm/mv` does, each end with its own session; `spoil` a chunk or the hash on the way."""
+) -> object:
+    """Relay a VM directory as `tm/mv` does, each end with its own session; `spoil` a chunk or the hash on the
+    way.
+    """
     with Session("localhost", "mv", Config()) as source, Session("localhost", "mv", Config()) as target:
         source.seq = target.seq = seq
         (found,) = source.run([s.MarkVm(vm, source_dir)])
@@ -65,7 +74,9 @@ def carry(
 
 
 def prepared(world: World) -> tuple[s.ImageRef, str, str]:
-    """Make VM 5 with an overlay, a disk in place, a sparse volatile disk, odd names; return image, source and target."""
+    """Make VM 5 with an overlay, a disk in place, a sparse volatile disk, odd names; return image, source and
+    target.
+    """
     image = world.image(size=64 * MiB)
     top = world.clone(image, world.disk(5, 1))
     qemu_io(top, "qcow2", "write -P 0x31 2M 64k")
@@ -186,14 +197,18 @@ def test_older_directory_at_the_target_is_replaced_not_merged(world: World) -> N
 
 
 @pytest.mark.parametrize(("noted", "seq"), [(None, 4), (None, -1), (4, 4), (3, -1)])
-def test_whole_directory_is_never_replaced_by_one_that_has_less(world: World, noted: int | None, seq: int) -> None:
+def test_whole_directory_is_never_replaced_by_one_that_has_less(
+    world: World, noted: int | None, seq: int
+) -> None:
     _, source, target = prepared(world)
     carry(source, target, 5, arrived=False, seq=-1)
     if noted is not None:
         Path(target, ".semishared/vm.json").write_text(json.dumps({"version": 1, "seq": noted}))
     for name in ("disk.2", ".semishared/disk.2.json"):
         os.unlink(f"{source}/{name}")
-    with pytest.raises(WholeDirectoryThere, match=r"has what did not arrive: \.semishared/disk\.2\.json, disk\.2"):
+    with pytest.raises(
+        WholeDirectoryThere, match=r"has what did not arrive: \.semishared/disk\.2\.json, disk\.2"
+    ):
         carry(source, target, 5, seq=seq)
     with pytest.raises(WholeDirectoryThere):
         rename(world, 5, source, target, seq=seq)
@@ -220,7 +235,9 @@ def test_source_that_was_written_to_since_it_was_sent_is_kept(world: World) -> N
     qemu_io(world.disk(5, 2).path, "raw", "read -P 0x77 10M 64k")
 
 
-def test_of_two_moves_at_once_the_one_that_began_last_publishes_and_each_cleans_up_its_own(world: World) -> None:
+def test_of_two_moves_at_once_the_one_that_began_last_publishes_and_each_cleans_up_its_own(
+    world: World,
+) -> None:
     _, source, target = prepared(world)
     with Session("localhost", "mv", Config()) as one, Session("localhost", "mv", Config()) as other:
         sent = {}
@@ -270,7 +287,10 @@ def test_one_directory_is_known_again_under_another_name(world: World, tmp_path:
     token, seen = found["token"], found["seen"]
     again = f"{other}/101/5"
     for words in ((token, ""), ("", seen)):
-        assert [answer["same"] for answer in world.on(s.LookForVm(5, again, *words), s.LookForVm(5, target, *words))] == [True, False]  # type: ignore[index]
+        assert [
+            answer["same"]
+            for answer in world.on(s.LookForVm(5, again, *words), s.LookForVm(5, target, *words))
+        ] == [True, False]  # type: ignore[index]
     world.on(s.UnmarkVm(5, source, token))
     assert world.leftovers() == []
     (looked,) = world.on(s.LookForVm(5, again, token, ""))
@@ -324,20 +344,28 @@ def with_data_file(path: Path) -> None:
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda source, secret: (os.unlink(source / "disk.1.snap/0"), os.symlink(secret, source / "disk.1.snap/0")),
+        lambda source, secret: (
+            os.unlink(source / "disk.1.snap/0"),
+            os.symlink(secret, source / "disk.1.snap/0"),
+        ),
         lambda source, secret: (os.unlink(source / "disk.2"), os.symlink(secret, source / "disk.2")),
         lambda source, secret: (os.unlink(source / "disk.0"), os.symlink(secret, source / "disk.0")),
         lambda source, secret: os.symlink(secret.parent, source / "disk.3.snap"),
         lambda source, secret: os.mknod(source / "disk.9", 0o600 | stat.S_IFCHR, os.makedev(1, 3)),
         lambda source, secret: subprocess.run(
-            ["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", source / "disk.1.snap/0"], check=True
+            ["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", secret, "-F", "raw", source / "disk.1.snap/0"],
+            check=True,
         ),
         lambda source, secret: with_data_file(source / "disk.1.snap/0"),
     ],
     ids=["layer", "disk", "other place", "folder", "device", "backing file", "data file, over its lease"],
 )
-@pytest.mark.fault(7, "a VM directory that arrives holds no link, device or backing name that leads out of it")
-def test_directory_with_a_way_out_is_refused_where_it_arrives(world: World, tmp_path: Path, spoil: Any) -> None:
+@pytest.mark.fault(
+    7, "a VM directory that arrives holds no link, device or backing name that leads out of it"
+)
+def test_directory_with_a_way_out_is_refused_where_it_arrives(
+    world: World, tmp_path: Path, spoil: Any
+) -> None:
     _, source, target = prepared(world)
     secret = tmp_path / "outside" / "secret"
     secret.parent.mkdir()
@@ -353,17 +381,26 @@ def test_directory_with_a_way_out_is_refused_where_it_arrives(world: World, tmp_
 
 def test_what_arrives_has_no_set_user_id_and_not_everybody_writes_it(tmp_path: Path) -> None:
     vm_dir = tmp_path / "5"
-    modes = {"disk.1": (0o4755, 0o755), "disk.2": (0o2660, 0o660), "disk.3": (0o666, 0o664), "disk.4": (0o757, 0o755)}
+    modes = {
+        "disk.1": (0o4755, 0o755),
+        "disk.2": (0o2660, 0o660),
+        "disk.3": (0o666, 0o664),
+        "disk.4": (0o757, 0o755),
+    }
     vm_dir.mkdir()
     for name, (sent, _) in modes.items():
         (vm_dir / name).touch()
         (vm_dir / name).chmod(sent)
     guard.check_received(str(vm_dir), 5, str(vm_dir), ())
-    assert {name: stat.S_IMODE((vm_dir / name).stat().st_mode) for name in modes} == {name: mode for name, (_, mode) in modes.items()}
+    assert {name: stat.S_IMODE((vm_dir / name).stat().st_mode) for name in modes} == {
+        name: mode for name, (_, mode) in modes.items()
+    }
 
 
 def over_the_store(world: World) -> tuple[s.ImageRef, str, str]:
-    """Make VM 5 with a disk over the image on the store, and a snapshot of it; return image, source and target."""
+    """Make VM 5 with a disk over the image on the store, and a snapshot of it; return image, source and
+    target.
+    """
     image, disk = world.image(), world.disk(5, 1)
     world.on(s.PrepareVm(5, disk.vm_dir), s.CreateRemote(disk, image, 0, ""))
     qemu_io(disk.path, "qcow2", "write -P 0x31 2M 64k")
@@ -385,7 +422,9 @@ def test_disk_over_the_store_is_there_where_the_store_is(world: World) -> None:
 
 
 @pytest.mark.parametrize("data_file", [False, True], ids=["another file", "a data file"])
-def test_disk_over_the_store_that_arrives_over_anything_else_is_refused(world: World, tmp_path: Path, data_file: bool) -> None:
+def test_disk_over_the_store_that_arrives_over_anything_else_is_refused(
+    world: World, tmp_path: Path, data_file: bool
+) -> None:
     image, source, target = over_the_store(world)
     link = f"{world.store}/.semishared/image/image"
     (tmp_path / "secret").write_bytes(b"private" * 1000)
@@ -399,7 +438,10 @@ def test_disk_over_the_store_that_arrives_over_anything_else_is_refused(world: W
         head[60000 : 60000 + len(name)] = name
         Path(lowest).write_bytes(head)
     else:
-        subprocess.run(["qemu-img", "rebase", "-u", "-q", "-f", "qcow2", "-b", tmp_path / "secret", "-F", "raw", lowest], check=True)
+        subprocess.run(
+            ["qemu-img", "rebase", "-u", "-q", "-f", "qcow2", "-b", tmp_path / "secret", "-F", "raw", lowest],
+            check=True,
+        )
     with pytest.raises(SemisharedError) as refused:
         carry(source, target, 5)
     assert refused.value.id in ("SS070", "SS071"), refused.value.detail
@@ -416,9 +458,13 @@ def test_disk_of_another_driver_leads_where_it_does(world: World) -> None:
     assert os.readlink(f"{target}/disk.4") == "/dev/null"
 
 
-@pytest.mark.fault(1, "the whole VM that a move made is not replaced by what was made anew where its source had gone")
+@pytest.mark.fault(
+    1, "the whole VM that a move made is not replaced by what was made anew where its source had gone"
+)
 def test_last_copy_is_not_replaced_because_it_is_older(world: World) -> None:
-    """The move succeeded, oned was told that it had failed, and the VM was tried, and given its CONTEXT, where it had been."""
+    """The move succeeded, oned was told that it had failed, and the VM was tried, and given its CONTEXT,
+    where it had been.
+    """
     _, source, target = prepared(world)
     rename(world, 5, source, target, seq=1)
     world.on(s.PrepareVm(5, source), s.CreateVolatile(s.DiskRef(5, 3, source), MiB, "raw", ""), seq=2)
@@ -430,7 +476,9 @@ def test_last_copy_is_not_replaced_because_it_is_older(world: World) -> None:
     assert world.leftovers() == []
 
 
-@pytest.mark.fault(3, "what is published while the removal of an older source waits is not removed in its place")
+@pytest.mark.fault(
+    3, "what is published while the removal of an older source waits is not removed in its place"
+)
 def test_source_that_is_replaced_while_its_removal_waits_is_kept(world: World) -> None:
     _, source, target = prepared(world)
     (found,) = world.on(s.RenameVm(5, source, target, True, ""), seq=1)

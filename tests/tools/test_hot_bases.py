@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of bases in memory (SEMISHARED_BASES = ram): had before a boot, let go of for what needs their room; nothing is lost with them."""
+"""Copies of bases in memory (SEMISHARED_BASES = ram): had before a boot, let go of for what needs their room;
+nothing is lost with them.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,11 @@ def pool(pool: Pool) -> Pool:
 
 def clone(world: World, disk: s.DiskRef, image: "s.ImageRef | None" = None) -> s.ImageRef:
     """Clone as `tm/clone` plans it for an image with SEMISHARED_BASES = ram."""
-    image = image or (world.image() if not (world.store / "image").exists() else s.ImageRef(100, 7, "raw", str(world.store / "image")))
+    image = image or (
+        world.image()
+        if not (world.store / "image").exists()
+        else s.ImageRef(100, 7, "raw", str(world.store / "image"))
+    )
     world.on(*world.cloning(image, disk), d.NoteHot(disk))
     return image
 
@@ -72,7 +78,10 @@ def said(world: World, disk: s.DiskRef) -> "dict[str, str]":
 @contextlib.contextmanager
 def booting(world: World, name: str) -> Iterator[None]:
     """Hold a copy as `vmm/deploy` does, in a process that then becomes another program."""
-    code = "import os, sys; from semishared.base import hot; print(hot.hold(*sys.argv[1:]), flush=True); os.execvp('sleep', ['sleep', '9'])"
+    code = (
+        "import os, sys; from semishared.base import hot; print(hot.hold(*sys.argv[1:]), flush=True); "
+        "os.execvp('sleep', ['sleep', '9'])"
+    )
     words, env = [sys.executable, "-c", code, str(world.root), name], {**os.environ, "PYTHONPATH": LIB}
     with subprocess.Popen(words, env=env, stdout=subprocess.PIPE) as process:
         assert process.stdout and process.stdout.readline().strip()
@@ -102,18 +111,26 @@ def test_a_guest_reads_from_memory_and_after_a_restart_from_what_there_is(world:
     assert said(world, disk) == {"path": "", "why": "from the next boot on"}
     assert about_to_boot(world) == []
     copy = f"{memory(pool)}/.semishared/hot/{base.name}/image"
-    assert bottom(disk) == copy and os.stat(copy).st_mode & 0o777 == 0o440 and said(world, disk) == {"path": copy, "why": ""}
+    assert (
+        bottom(disk) == copy
+        and os.stat(copy).st_mode & 0o777 == 0o440
+        and said(world, disk) == {"path": copy, "why": ""}
+    )
     assert world.content(copy) == world.content(base / "image") and os.stat(copy).st_blocks * 512 < MiB
     assert promised(pool) == SIZE and pool.rows()[memory(pool)]["bases"] == 1
     assert about_to_boot(world) == [] and promised(pool) == SIZE, "once more is as good as once"
     clone(world, world.disk(6))
-    assert about_to_boot(world, 6) == [] and bottom(world.disk(6)) == copy and promised(pool) == SIZE, "one copy for all"
+    assert about_to_boot(world, 6) == [] and bottom(world.disk(6)) == copy and promised(pool) == SIZE, (
+        "one copy for all"
+    )
     restart(pool)
     assert bottom(disk) == f"{base}/leases/5-1" and promised(pool) == 0
     qemu_io(disk.path, "qcow2", "read -P 0xa1 1M 64k")
     assert about_to_boot(world) == [] and bottom(disk) == copy
     subprocess.run(["umount", "-l", memory(pool)], check=True)
-    assert about_to_boot(world) == ["the base of disk 1 is read from disk, not from memory: no device of class ram takes it"]
+    assert about_to_boot(world) == [
+        "the base of disk 1 is read from disk, not from memory: no device of class ram takes it"
+    ]
     assert bottom(disk) == f"{base}/leases/5-1" and os.listdir(memory(pool)) == []
 
 
@@ -123,7 +140,12 @@ def test_disks_that_do_not_say_so_and_diffs_read_from_disk(world: World, pool: P
     world.clone(world.image(), world.disk())
     image = world.image("mine")._replace(id=8)
     diff = world.disk(6)
-    world.on(s.StageBase(str(world.root), image), s.PrepareVm(6, diff.vm_dir), CreateDiff(diff, image, 0, ""), d.NoteHot(diff))
+    world.on(
+        s.StageBase(str(world.root), image),
+        s.PrepareVm(6, diff.vm_dir),
+        CreateDiff(diff, image, 0, ""),
+        d.NoteHot(diff),
+    )
     assert about_to_boot(world) == about_to_boot(world, 6) == [] and copies(pool) == []
     assert not records.record_of(diff).reads_hot
 
@@ -142,7 +164,10 @@ def test_a_copy_that_nobody_reads_from_goes_for_what_needs_its_room(world: World
     assert copies(pool) == [name] and bottom(world.disk()) == copy
     clone_into_memory(world, world.disk(8))
     assert where(world.disk(8)) == memory(pool) and copies(pool) == [] and promised(pool) == 3 * SIZE
-    why = "the base of disk 1 is read from disk, not from memory: it has 64.0 MiB, and memory 51.2 MiB that are not promised"
+    why = (
+        "the base of disk 1 is read from disk, not from memory: it has 64.0 MiB, and memory 51.2 MiB "
+        "that are not promised"
+    )
     assert about_to_boot(world) == [why] and said(world, world.disk())["why"] in why
     world.on(s.RemoveVm(8, world.disk(8).vm_dir))
     assert about_to_boot(world) == [] and copies(pool) == [name]
@@ -152,7 +177,9 @@ def test_a_copy_that_nobody_reads_from_goes_for_what_needs_its_room(world: World
 
 
 def test_the_copy_that_was_used_longest_ago_goes_first(world: World, pool: Pool) -> None:
-    images = [world.image(f"image{number}", pattern=number + 1)._replace(id=20 + number) for number in range(4)]
+    images = [
+        world.image(f"image{number}", pattern=number + 1)._replace(id=20 + number) for number in range(4)
+    ]
     for number, image in enumerate(images[:3]):
         clone(world, world.disk(10 + number), image)
         about_to_boot(world, 10 + number)
@@ -209,7 +236,9 @@ def test_a_base_that_is_damaged_on_disk_is_not_copied(world: World, pool: Pool) 
         file.seek(MiB)
         file.write(b"x")
     (warned,) = about_to_boot(world)
-    assert "is not what it was: semishared base verify" in warned and copies(pool) == [] and promised(pool) == 0
+    assert (
+        "is not what it was: semishared base verify" in warned and copies(pool) == [] and promised(pool) == 0
+    )
 
 
 def test_a_device_that_is_drained_lets_its_copies_go(world: World, pool: Pool) -> None:
@@ -222,7 +251,9 @@ def test_a_device_that_is_drained_lets_its_copies_go(world: World, pool: Pool) -
     assert warned.endswith("no device of class ram takes it")
 
 
-def test_killed_at_every_point_and_done_again(world: World, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_at_every_point_and_done_again(
+    world: World, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trace = world.top / "trace"
     disk = world.disk()
     clone(world, disk)
@@ -230,7 +261,11 @@ def test_killed_at_every_point_and_done_again(world: World, pool: Pool, monkeypa
     about_to_boot(world)
     monkeypatch.delenv("SEMISHARED_TRACE")
     own = {"hot base begun", "memory promised", "staged image", "published image"}
-    points = {int(number): name for number, _, name in (line.partition(" ") for line in trace.read_text().splitlines()) if name in own}
+    points = {
+        int(number): name
+        for number, _, name in (line.partition(" ") for line in trace.read_text().splitlines())
+        if name in own
+    }
     assert set(points.values()) == own
     for number, name in points.items():
         hot.drop(str(world.root), copies(pool)[0])
@@ -239,6 +274,10 @@ def test_killed_at_every_point_and_done_again(world: World, pool: Pool, monkeypa
             about_to_boot(world)
         monkeypatch.delenv("SEMISHARED_KILL_AT")
         assert promised(pool) in (0, SIZE), f"killed at {name}"
-        assert bottom(disk).endswith("/leases/5-1" if name != "published image" else "/image"), f"killed at {name}"
-        assert about_to_boot(world) == [] and bottom(disk) == hot.found(str(world.root), copies(pool)[0]), f"killed at {name}"
+        assert bottom(disk).endswith("/leases/5-1" if name != "published image" else "/image"), (
+            f"killed at {name}"
+        )
+        assert about_to_boot(world) == [] and bottom(disk) == hot.found(str(world.root), copies(pool)[0]), (
+            f"killed at {name}"
+        )
         assert promised(pool) == SIZE and not pool.leftovers(), f"killed at {name}"

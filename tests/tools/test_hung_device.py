@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device of a host's pool that hangs: whoever touches it waits for ever. It costs its own VMs, and nobody else waits with them."""
+"""A device of a host's pool that hangs: whoever touches it waits for ever. It costs its own VMs, and nobody
+else waits with them.
+"""
 
 from __future__ import annotations
 
@@ -48,14 +50,17 @@ ALL_PROBES_S = 90
 """Seconds that oned gives the first round of all probes of a host (IM_MAD in monitord.conf, -w)."""
 LIB = str(Path(__file__).parents[2] / "lib")
 # As HANG, and what has begun to ask it cannot be killed: it is in a request that its server has read.
-HOLD = HANG.replace("time.sleep(600)", """
+HOLD = HANG.replace(
+    "time.sleep(600)",
+    """
 import struct
 unique = struct.unpack_from("<IIQ", os.read(fd, 1 << 17))[2]
 init = struct.pack("<IIIIHHIIHHI28x", 7, 31, 1 << 16, 0, 12, 9, 1 << 16, 1, 16, 0, 0)
 os.write(fd, struct.pack("<IiQ", 16 + len(init), 0, unique) + init)
 while os.read(fd, 1 << 17):
     pass
-""")
+""",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -92,8 +97,12 @@ def test_the_hosts_probe_tells_of_a_device_that_has_just_begun_to_hang(world: Wo
     with hanging(world, lost):
         for limit_s in (ALL_PROBES_S, 20):
             started = time.monotonic()
-            told = subprocess.run([str(probe), "kvm"], input=asked, stdout=subprocess.PIPE, check=True).stdout.decode()
-            assert f"device {lost} is hung" in told and 'POOL = "2"' in told and told.count("DS = [") == 1, told
+            told = subprocess.run(
+                [str(probe), "kvm"], input=asked, stdout=subprocess.PIPE, check=True
+            ).stdout.decode()
+            assert f"device {lost} is hung" in told and 'POOL = "2"' in told and told.count("DS = [") == 1, (
+                told
+            )
             assert time.monotonic() - started < limit_s
             asked_long_ago(world)
 
@@ -138,10 +147,14 @@ def test_a_device_that_hangs_costs_its_own_vms_and_nobody_waits_for_it(world: Wo
             assert device_of(f"{world.disk(vm).path}.snap") in set(map(str, pool.paths)) - {lost}
             can_boot(world, vm)
         can_boot(world, number)
-        with pytest.raises(DeviceMissing, match=f"the layers of disk.1: on the device {lost} of .*, which is hung"):
+        with pytest.raises(
+            DeviceMissing, match=f"the layers of disk.1: on the device {lost} of .*, which is hung"
+        ):
             can_boot(world)
         world.on(s.AddLayer(world.disk(40), 1, 0, "qcow2"))
-        world.on(ReportDisks(str(world.location), (101,)), ListBases(str(world.root)), d.ListHeld(str(world.root)))
+        world.on(
+            ReportDisks(str(world.location), (101,)), ListBases(str(world.root)), d.ListHeld(str(world.root))
+        )
         world.on(s.LookAround(str(world.location), (101,), (), libvirt=False))
         assert f"device {lost} is hung" in host_probe.report(str(world.location))
         assert vm_sizes.report(str(world.system)).count("VM = ") >= 3
@@ -157,7 +170,9 @@ def test_a_device_that_hangs_costs_its_own_vms_and_nobody_waits_for_it(world: Wo
 
 
 def clone_elsewhere(world: World, vm: int, lost: str) -> bool:
-    """Make a disk of a VM over an image of its own; tell whether neither it nor its base is on that device."""
+    """Make a disk of a VM over an image of its own; tell whether neither it nor its base is on that
+    device.
+    """
     world.clone(world.image(f"image{vm}")._replace(id=vm), world.disk(vm))
     (base,) = [base for base in world.bases() if base.name.startswith(f"100-{vm}-")]
     return lost not in (device_of(base), device_of(f"{world.disk(vm).path}.snap"))
@@ -166,7 +181,9 @@ def clone_elsewhere(world: World, vm: int, lost: str) -> bool:
 def link_to(world: World, device: str) -> Path:
     """Return the link to a device, whether it is aside or not."""
     links = [link for link in (world.root / "devices").iterdir() if link.is_symlink()]
-    (link,) = [link for link in links if os.readlink(link) in (f"{device}/.semishared", f"hung:{device}/.semishared")]
+    (link,) = [
+        link for link in links if os.readlink(link) in (f"{device}/.semishared", f"hung:{device}/.semishared")
+    ]
     return link
 
 
@@ -254,7 +271,9 @@ def test_a_device_that_hangs_holds_one_program_however_often_it_is_asked(world: 
             hung.look(str(world.root))
             assert os.readlink(link) == f"hung:{lost}/.semishared"
             assert len(asking(lost)) == 1
-            assert turn == 0 or time.monotonic() - started < 1, "who cannot be killed waits still: that is an answer"
+            assert turn == 0 or time.monotonic() - started < 1, (
+                "who cannot be killed waits still: that is an answer"
+            )
         with pytest.raises(BadPool, match=f"{lost} on .* is hung: it does not answer"):
             pool.set()
         assert len(asking(lost)) == 1

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A share, or a store, that hangs so that even SIGKILL ends nobody in it: the action ends, and whoever reads what it says is told so."""
+"""A share, or a store, that hangs so that even SIGKILL ends nobody in it: the action ends, and whoever reads
+what it says is told so.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def test_a_deploy_ends_while_its_share_hangs(tmp_path: Path) -> None:
 
 
 def test_doctor_and_gc_go_on_where_a_store_of_the_front_end_hangs(tmp_path: Path) -> None:
-    """Its server is away; another store is well. With and without an id: its marker is read, or the directory itself."""
+    """Its server is away; another store is well. With and without an id: its marker is read, or the directory
+    itself.
+    """
     hangs, well = tmp_path / "datastores/100", tmp_path / "datastores/102"
     for path in (hangs, well):
         path.mkdir(parents=True)
@@ -77,13 +81,21 @@ def test_doctor_and_gc_go_on_where_a_store_of_the_front_end_hangs(tmp_path: Path
         assert server.stdout
         try:
             assert server.stdout.readline() == b"mounted\n"
-            done = subprocess.run(["/usr/bin/python3", "-c", look], capture_output=True, text=True, check=False, timeout=20)
+            done = subprocess.run(
+                ["/usr/bin/python3", "-c", look], capture_output=True, text=True, check=False, timeout=20
+            )
         finally:
             server.kill()
             subprocess.run(["umount", "-l", hangs], check=True)
     lines = done.stdout.splitlines()
     assert lines[0] == "True" and not done.stderr and not list(well.iterdir())
-    assert all(line.startswith(f"1 SS024: {hangs} on ") and "hangs: no answer within" in line for line in lines[1:]) and len(lines) == 3
+    assert (
+        all(
+            line.startswith(f"1 SS024: {hangs} on ") and "hangs: no answer within" in line
+            for line in lines[1:]
+        )
+        and len(lines) == 3
+    )
 
 
 def test_what_is_asked_apart_is_what_is_answered() -> None:

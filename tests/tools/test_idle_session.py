@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host side that has waited for its next plan, or for who takes what it sends, longer than a plan may stand still."""
+"""A host side that has waited for its next plan, or for who takes what it sends, longer than a plan may stand
+still.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def test_a_plan_that_comes_late_has_not_stood_still(tmp_path: Path) -> None:
     steps = [s.to_data(d.ListDevices(str(tmp_path)))] * 4000
     plan = {"version": RELEASE, "action": "test", "seq": -1, "answers": False, "last": True, "steps": steps}
     words = [sys.executable, "-I", "-c", WAITED]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as host:
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    ) as host:
         assert host.stdin and host.stdout
         host.stdin.write(json.dumps({"plan": plan}).encode() + b"\n")
         host.stdin.flush()
@@ -42,7 +46,9 @@ def test_a_plan_that_comes_late_has_not_stood_still(tmp_path: Path) -> None:
 
 
 def test_a_sender_to_whom_nobody_has_listened_has_not_been_silent(world: World) -> None:
-    """Whoever passes on what it sends waits for who takes it, perhaps for long; meanwhile it cannot even say that it is alive."""
+    """Whoever passes on what it sends waits for who takes it, perhaps for long; meanwhile it cannot even say
+    that it is alive.
+    """
     world.clone(world.image(), world.disk())
     qemu_io(f"{world.disk().path}.snap/0", "qcow2", "write -P 0x41 0 32M")
     vm_dir, limit = world.disk().vm_dir, 2

@@ -34,8 +34,12 @@ def install(remotes: Path, *options: str, script: Optional[Path] = None, code: i
     """Run that of a small checkout, where it is not said which."""
     done = subprocess.run(
         [str(script or small_checkout.script()), "--remotes", str(remotes), *options],
-        cwd="/", env={"PATH": os.environ["PATH"], **env}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd="/",
+        env={"PATH": os.environ["PATH"], **env},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == code, done.stderr
     if code:
         assert done.stderr.startswith("install.sh: ") and done.stderr.count("\n") == 1
@@ -49,8 +53,14 @@ def snapshot(tree: Path) -> dict[str, tuple[int, int, bytes]]:
     found = {}
     for path in sorted(tree.rglob("*")):
         status = path.lstat()
-        content = os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""
-        found[str(path.relative_to(tree))] = (status.st_mode, 0 if path.is_dir() else status.st_mtime_ns, content)
+        content = (
+            os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""
+        )
+        found[str(path.relative_to(tree))] = (
+            status.st_mode,
+            0 if path.is_dir() else status.st_mtime_ns,
+            content,
+        )
     return found
 
 
@@ -84,7 +94,9 @@ def test_installs_everything_with_modes_and_byte_code(remotes: Path) -> None:
         target = package / source.relative_to(ROOT / "lib" / "semishared")
         assert target.read_bytes() == source.read_bytes() and target.stat().st_mode & 0o777 == 0o644
         assert list((target.parent / "__pycache__").glob(f"{target.stem}.*.pyc"))
-    assert (remotes / "etc" / "semishared.conf").read_bytes() == (ROOT / "etc" / "semishared.conf").read_bytes()
+    assert (remotes / "etc" / "semishared.conf").read_bytes() == (
+        ROOT / "etc" / "semishared.conf"
+    ).read_bytes()
     assert not list(remotes.glob(".semishared-install.*"))
 
 
@@ -92,7 +104,10 @@ def test_package_is_known_from_any_other_by_its_build(remotes: Path, checkout: P
     """Front-end and hosts compare it: two packages of one VERSION need not understand each other."""
 
     def installed() -> str:
-        program = "import sys; sys.path.insert(0, sys.argv[1]); from semishared.wire.messages import RELEASE; print(RELEASE)"
+        program = (
+            "import sys; sys.path.insert(0, sys.argv[1]); from semishared.wire.messages import "
+            "RELEASE; print(RELEASE)"
+        )
         argv = ["/usr/bin/python3", "-I", "-B", "-c", program, str(remotes / "lib")]
         return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -101,7 +116,9 @@ def test_package_is_known_from_any_other_by_its_build(remotes: Path, checkout: P
     assert re.fullmatch(rf"{re.escape(VERSION)}\+[0-9a-f]{{12}}", first)
     install(remotes, script=checkout / "install.sh")
     assert installed() == first, "the same files, from elsewhere"
-    (checkout / "lib/semishared/units.py").write_text((ROOT / "lib/semishared/units.py").read_text() + "# one line more\n")
+    (checkout / "lib/semishared/units.py").write_text(
+        (ROOT / "lib/semishared/units.py").read_text() + "# one line more\n"
+    )
     install(remotes, script=checkout / "install.sh")
     assert installed() not in (first, VERSION)
     assert release(str(ROOT / "lib/semishared")) == VERSION, "a checkout has no build"
@@ -114,8 +131,10 @@ def test_byte_code_is_valid_after_the_copy_to_a_host(remotes: Path, tmp_path: Pa
     program = f"import sys; sys.path.insert(0, {str(host / 'lib')!r}); import semishared.errors"
     done = subprocess.run(
         ["/usr/bin/python3", "-I", "-v", "-c", program],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert f"matches {host / 'lib/semishared/errors.py'}" in done.stderr
 
 
@@ -134,7 +153,11 @@ def test_dry_run_changes_nothing_and_tells(remotes: Path) -> None:
     (remotes / "vmm/semishared/deploy").write_text("old")
     before = snapshot(remotes)
     told = install(remotes, "--dry-run")
-    assert f"would replace {remotes}/vmm/semishared" in told and "tm/semishared" not in told and "deploy differ" in told
+    assert (
+        f"would replace {remotes}/vmm/semishared" in told
+        and "tm/semishared" not in told
+        and "deploy differ" in told
+    )
     assert snapshot(remotes) == before
     assert "would remove" in install(remotes, "--dry-run", "--uninstall")
     assert snapshot(remotes) == before
@@ -142,7 +165,15 @@ def test_dry_run_changes_nothing_and_tells(remotes: Path) -> None:
 
 def test_files_of_an_older_version_go(remotes: Path) -> None:
     install(remotes)
-    old = [remotes / name for name in ("lib/semishared/plan/old.py", "tm/semishared/old", "vmm/semishared/old", "vmm/semishared/x/y")]
+    old = [
+        remotes / name
+        for name in (
+            "lib/semishared/plan/old.py",
+            "tm/semishared/old",
+            "vmm/semishared/old",
+            "vmm/semishared/x/y",
+        )
+    ]
     for path in old:
         path.parent.mkdir(exist_ok=True)
         path.write_text("")
@@ -152,11 +183,19 @@ def test_files_of_an_older_version_go(remotes: Path) -> None:
 
 def test_changed_file_or_mode_is_put_right(remotes: Path) -> None:
     install(remotes)
-    before = {name: (mode, content) for name, (mode, _, content) in snapshot(remotes).items() if "__pycache__" not in name}
+    before = {
+        name: (mode, content)
+        for name, (mode, _, content) in snapshot(remotes).items()
+        if "__pycache__" not in name
+    }
     (remotes / "vmm/semishared/deploy").chmod(0o644)
     (remotes / "lib/semishared/errors.py").write_text("")
     assert "replace" in install(remotes)
-    after = {name: (mode, content) for name, (mode, _, content) in snapshot(remotes).items() if "__pycache__" not in name}
+    after = {
+        name: (mode, content)
+        for name, (mode, _, content) in snapshot(remotes).items()
+        if "__pycache__" not in name
+    }
     assert after == before
 
 
@@ -211,20 +250,34 @@ def test_link_out_of_remotes_is_not_followed(remotes: Path, tmp_path: Path, name
     assert not list(outside.iterdir())
 
 
-def test_what_apply_runs_finds_its_opennebula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """One below ONE_LOCATION has its session, its address and its gems elsewhere; nothing else of ours goes along."""
-    wanted = {"ONE_LOCATION": "/opt/one", "ONE_XMLRPC": "http://fe/RPC2", "ONE_AUTH": "/opt/one/auth", "GEM_HOME": "/g", "GEM_PATH": "/g"}
+def test_what_apply_runs_finds_its_opennebula(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One below ONE_LOCATION has its session, its address and its gems elsewhere; nothing else of ours goes
+    along.
+    """
+    wanted = {
+        "ONE_LOCATION": "/opt/one",
+        "ONE_XMLRPC": "http://fe/RPC2",
+        "ONE_AUTH": "/opt/one/auth",
+        "GEM_HOME": "/g",
+        "GEM_PATH": "/g",
+    }
     for name, value in {**wanted, "SECRET": "x"}.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "onehost").write_text("#!/bin/sh\nenv\n")
     (tmp_path / "onehost").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    next_steps.carry_out([next_steps.Command(pwd.getpwuid(os.geteuid()).pw_name, ("onehost", "sync", "--force"))])
+    next_steps.carry_out(
+        [next_steps.Command(pwd.getpwuid(os.geteuid()).pw_name, ("onehost", "sync", "--force"))]
+    )
     told = dict(line.strip().split("=", 1) for line in capsys.readouterr().out.splitlines()[1:])
     assert {name: told.get(name) for name in wanted} == wanted and "SECRET" not in told
 
 
-def test_the_end_of_what_somebody_types_is_a_no(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_end_of_what_somebody_types_is_a_no(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Ctrl-D at `Go on?`: the terminal is there, and nothing more comes from it."""
     for stream in (sys.stdin, sys.stdout):
         monkeypatch.setattr(stream, "isatty", lambda: True)
@@ -247,7 +300,9 @@ def test_where_nobody_is_whose_opennebula_it_is_no_host_is_asked(monkeypatch: py
         installer.check_machines("h1", place)
 
 
-def test_programs_are_started_only_for_their_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_are_started_only_for_their_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """install.sh asks whether they are there, doctor also for what QEMU it is."""
     (tmp_path / "qemu-img").write_text(f"#!/bin/sh\ntouch {tmp_path}/started\necho qemu-img version 9.8.7\n")
     (tmp_path / "qemu-img").chmod(0o755)
@@ -269,7 +324,11 @@ def test_neither_drivers_nor_their_version_are_taken_from_vms(remotes: Path, tmp
         same = installed.read_text()
         site.oned.vm(vm).history.append(History(0, 0, site.oned.host(HERE), "semishared", SYSTEM))
         refused = install(remotes, "--uninstall", code=1, **env)
-        assert f"1 VMs have disks of semishared ({vm}): without the drivers they can be neither started" in refused and "--force" in refused
+        assert (
+            f"1 VMs have disks of semishared ({vm}): without the drivers they can be neither started"
+            in refused
+            and "--force" in refused
+        )
         # What the datastore is called by now says nothing: the VM has its driver from when it was deployed.
         site.oned.datastores[SYSTEM].tm_mad = "ssh"
         assert f"1 VMs have disks of semishared ({vm})" in install(remotes, "--uninstall", code=1, **env)
@@ -277,17 +336,35 @@ def test_neither_drivers_nor_their_version_are_taken_from_vms(remotes: Path, tmp
         install(remotes, **env)
         installed.write_text(same.replace(VERSION, "9.0.0"))
         refused = install(remotes, code=1, **env)
-        assert f"with the drivers of {VERSION}, which need not understand what those of 9.0.0 wrote" in refused
+        assert (
+            f"with the drivers of {VERSION}, which need not understand what those of 9.0.0 wrote" in refused
+        )
         site.oned.rpc.close()
-        assert "which VMs have disks of semishared is not known" in install(remotes, "--no-config", "--uninstall", code=1, **env)
-        words = [str(small_checkout.script()), "--remotes", str(remotes), "--uninstall", "--no-config", "--force"]
-        done = subprocess.run(words, env={"PATH": os.environ["PATH"], **env}, capture_output=True, text=True, check=True)
+        assert "which VMs have disks of semishared is not known" in install(
+            remotes, "--no-config", "--uninstall", code=1, **env
+        )
+        words = [
+            str(small_checkout.script()),
+            "--remotes",
+            str(remotes),
+            "--uninstall",
+            "--no-config",
+            "--force",
+        ]
+        done = subprocess.run(
+            words, env={"PATH": os.environ["PATH"], **env}, capture_output=True, text=True, check=True
+        )
         assert "warning: which VMs" in done.stderr and not installed.exists()
 
 
 @pytest.mark.fault(42, "who does not see all VMs takes no drivers away: of others' nobody would know")
-def test_a_user_who_does_not_see_all_vms_takes_no_drivers_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place, said = SimpleNamespace(remotes=str(tmp_path)), {"one.vmpool.info": "<VM_POOL/>", "one.datastorepool.info": "<DATASTORE_POOL/>"}
+def test_a_user_who_does_not_see_all_vms_takes_no_drivers_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, said = (
+        SimpleNamespace(remotes=str(tmp_path)),
+        {"one.vmpool.info": "<VM_POOL/>", "one.datastorepool.info": "<DATASTORE_POOL/>"},
+    )
     (tmp_path / "lib/semishared").mkdir(parents=True)
     (tmp_path / "lib/semishared/__init__.py").write_text('VERSION = "0.2.0"\n')
 
@@ -296,7 +373,9 @@ def test_a_user_who_does_not_see_all_vms_takes_no_drivers_away(tmp_path: Path, m
             self.group = 0
 
         def _call(self, method: str, *words: object) -> bytes:
-            return said.get(method, f"<USER><ID>4</ID><NAME>ann</NAME><GID>{self.group}</GID></USER>").encode()
+            return said.get(
+                method, f"<USER><ID>4</ID><NAME>ann</NAME><GID>{self.group}</GID></USER>"
+            ).encode()
 
     asked = Asked()
     monkeypatch.setattr(in_use, "_oned", lambda _: asked)
@@ -309,9 +388,13 @@ def test_a_user_who_does_not_see_all_vms_takes_no_drivers_away(tmp_path: Path, m
 @pytest.mark.parametrize(
     ("one", "other", "older"),
     [
-        ("0.2.0.dev0", "0.2.0", True), ("0.2.0", "0.2.0.dev3", False), ("0.2.0", "0.10.0", True), ("0.2.0", "0.2.0", False),
-        ("0.2.0", "", False), ("0.2.0", "of somebody else's", False),
+        ("0.2.0.dev0", "0.2.0", True),
+        ("0.2.0", "0.2.0.dev3", False),
+        ("0.2.0", "0.10.0", True),
+        ("0.2.0", "0.2.0", False),
+        ("0.2.0", "", False),
+        ("0.2.0", "of somebody else's", False),
     ],
-)  # fmt: skip
+)
 def test_which_version_is_older(one: str, other: str, older: bool) -> None:
     assert in_use._is_older(one, other) == older

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """install.sh against whole front-ends in a directory: every configuration, twice, and interrupted anywhere.
 
-That it brings all of the package, and how it starts, is for test_install.py: here it is that of a small checkout, mostly forked.
+That it brings all of the package, and how it starts, is for test_install.py: here it is that of a small
+checkout, mostly forked.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class FrontEnd:
         shutil.copytree(self.root, root, symlinks=True)
         other = copy.copy(self)
         other.root, other.etc, other.remotes, other.conf, other.execrc = (
-            root / path.relative_to(self.root) for path in (self.root, self.etc, self.remotes, self.conf, self.execrc)
+            root / path.relative_to(self.root)
+            for path in (self.root, self.etc, self.remotes, self.conf, self.execrc)
         )
         return other
 
@@ -60,8 +62,12 @@ class FrontEnd:
         words = [*forks.python(script.parent), str(script.parent / MAIN)] if self.forks else [str(script)]
         done = subprocess.run(
             [*words, *where, *options],
-            cwd="/", env={"PATH": os.environ["PATH"], **env}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        )  # fmt: skip
+            cwd="/",
+            env={"PATH": os.environ["PATH"], **env},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == code, done.stdout + done.stderr
         if code > 0:
             said = [line for line in done.stderr.splitlines() if ": warning: " not in line]
@@ -70,14 +76,27 @@ class FrontEnd:
         return done.stdout + done.stderr
 
     def tree(self) -> Tree:
-        """Return everything there is: mode, owner, content; byte code and times do not count, nor where all of it is."""
+        """Return everything there is: mode, owner, content; byte code and times do not count, nor where all
+        of it is.
+        """
         found = {}
         for path in sorted(self.root.rglob("*")):
             if "__pycache__" in str(path):
                 continue
             status = path.lstat()
-            content = path.read_bytes() if path.is_file() else os.readlink(path).encode() if path.is_symlink() else b""
-            found[str(path.relative_to(self.root))] = (status.st_mode, status.st_uid, status.st_gid, content.replace(bytes(self.root), b""))
+            content = (
+                path.read_bytes()
+                if path.is_file()
+                else os.readlink(path).encode()
+                if path.is_symlink()
+                else b""
+            )
+            found[str(path.relative_to(self.root))] = (
+                status.st_mode,
+                status.st_uid,
+                status.st_gid,
+                content.replace(bytes(self.root), b""),
+            )
         return found
 
     def without_backups(self) -> Tree:
@@ -111,7 +130,16 @@ def test_every_configuration_twice(installed: FrontEnd, name: str) -> None:
     assert installed.tree() == after
 
 
-@pytest.mark.parametrize("name", ["stock 7.4", "no newline at the end", "another add-on", "migrate and more on the front-end", "not UTF-8"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "stock 7.4",
+        "no newline at the end",
+        "another add-on",
+        "migrate and more on the front-end",
+        "not UTF-8",
+    ],
+)
 def test_out_again_to_the_byte(front_end: FrontEnd, name: str) -> None:
     front_end.conf.write_bytes(SOUND[name].encode("utf-8", "surrogateescape"))
     before = front_end.tree()
@@ -177,7 +205,11 @@ def test_upgrade_of_opennebula_that_brought_its_own_files_again(front_end: Front
 def test_dry_run_and_diff_change_nothing(front_end: FrontEnd) -> None:
     before = front_end.tree()
     said = front_end.run("--dry-run")
-    assert f"would edit {front_end.conf}\n  TM_MAD: semishared into the list -d\n" in said and "\n+" not in said and "next" not in said
+    assert (
+        f"would edit {front_end.conf}\n  TM_MAD: semishared into the list -d\n" in said
+        and "\n+" not in said
+        and "next" not in said
+    )
     said = front_end.run("--diff")
     assert '+    ARGUMENTS      = "-t 15 -r 0 semishared -p",' in said and "+LIVE_DISK_SNAPSHOTS" in said
     assert front_end.tree() == before
@@ -215,7 +247,9 @@ def test_root_installs_for_the_owner_of_remotes_and_configuration_stays_roots(fr
     os.chown(front_end.conf, 0, 9869)
     os.chown(front_end.execrc, 0, 9869)
     front_end.run()
-    assert {what[1] for name, what in front_end.tree().items() if "remotes/" in name and "semishared" in name} == {9869}
+    assert {
+        what[1] for name, what in front_end.tree().items() if "remotes/" in name and "semishared" in name
+    } == {9869}
     assert front_end.conf.stat().st_uid == 0 and front_end.conf.stat().st_gid == 9869
 
 
@@ -224,7 +258,9 @@ TIMER = {SYSTEMD: ["semishared-detach.service", "semishared-detach.timer"], CRON
 
 
 @pytest.mark.parametrize("folder", TIMER)
-def test_timer_is_made_when_asked_for_stays_in_an_upgrade_and_goes_with_the_rest(front_end: FrontEnd, folder: str) -> None:
+def test_timer_is_made_when_asked_for_stays_in_an_upgrade_and_goes_with_the_rest(
+    front_end: FrontEnd, folder: str
+) -> None:
     where = front_end.root / folder
     where.mkdir(parents=True)
     before = front_end.without_backups()
@@ -232,10 +268,14 @@ def test_timer_is_made_when_asked_for_stays_in_an_upgrade_and_goes_with_the_rest
     assert front_end.without_backups() == before
     assert "install.sh --detach-timer" in front_end.run() and os.listdir(where) == []
     said = front_end.run("--detach-timer")
-    assert f"make {where}/{TIMER[folder][-1]}" in said and "systemctl enable" not in said, "it is not this machine's"
+    assert f"make {where}/{TIMER[folder][-1]}" in said and "systemctl enable" not in said, (
+        "it is not this machine's"
+    )
     assert sorted(os.listdir(where)) == TIMER[folder]
     texts = [(where / name).read_text() for name in TIMER[folder]]
-    assert sum(text.count("/var/lib/one/remotes/lib/semishared/semishared detach --due") for text in texts) == 1
+    assert (
+        sum(text.count("/var/lib/one/remotes/lib/semishared/semishared detach --due") for text in texts) == 1
+    )
     assert not any(str(front_end.root) in text for text in texts)
     assert {(where / name).stat().st_mode & 0o777 for name in TIMER[folder]} == {0o644}
     for options in ((), ("--detach-timer",)):
@@ -261,7 +301,11 @@ def test_timer_that_cannot_be_made_is_refused_before_anything_is_touched(front_e
     assert "not allowed with" in front_end.run("--detach-timer", "--uninstall", code=1)
     (front_end.root / CRON).rmdir()
     assert front_end.tree() == before
-    for command, user in (("/a b/semishared", "oneadmin"), ("/a/semi%h", "oneadmin"), ("/a/semishared", "one;admin")):
+    for command, user in (
+        ("/a b/semishared", "oneadmin"),
+        ("/a/semi%h", "oneadmin"),
+        ("/a/semishared", "one;admin"),
+    ):
         with pytest.raises(CannotInstall, match="no timer can name"):
             timer.units(command, user)
         with pytest.raises(CannotInstall, match="no timer can name"):
@@ -271,7 +315,10 @@ def test_timer_that_cannot_be_made_is_refused_before_anything_is_touched(front_e
 def test_systemd_is_told_of_a_timer_on_this_machine_alone(front_end: FrontEnd) -> None:
     texts = timer.units("/semishared", "oneadmin")
     lines = [command.line() for command in timer.Timer("", texts, ()).commands()]
-    assert lines == ["as root: systemctl daemon-reload", "as root: systemctl enable --now semishared-detach.timer"]
+    assert lines == [
+        "as root: systemctl daemon-reload",
+        "as root: systemctl enable --now semishared-detach.timer",
+    ]
     gone = [command.line() for command in timer.Timer("", {}, timer.PATHS).commands()]
     assert gone == ["as root: systemctl stop semishared-detach.timer", "as root: systemctl daemon-reload"]
     assert timer.Timer("", timer.crontab("/semishared", "oneadmin"), ()).commands() == []
@@ -281,7 +328,9 @@ def test_systemd_is_told_of_a_timer_on_this_machine_alone(front_end: FrontEnd) -
 def test_two_installers_at_once(front_end: FrontEnd) -> None:
     front_end.forks = False
     env = {**os.environ, "SEMISHARED_STOP_AT": "2"}
-    first = subprocess.Popen([str(small_checkout.script()), "--root", str(front_end.root)], env=env, stdout=subprocess.DEVNULL)
+    first = subprocess.Popen(
+        [str(small_checkout.script()), "--root", str(front_end.root)], env=env, stdout=subprocess.DEVNULL
+    )
     try:
         os.waitpid(first.pid, os.WUNTRACED)
         assert "another install.sh is at work" in front_end.run(code=1)
@@ -300,7 +349,9 @@ def older(front_end: FrontEnd) -> None:
 
 @pytest.mark.parametrize("what", ["install", "upgrade", "uninstall"])
 def test_killed_anywhere_the_second_run_converges(tmp_path: Path, what: str) -> None:
-    """After a kill at each step the files are sound, and a second run ends it: as if nobody had been killed."""
+    """After a kill at each step the files are sound, and a second run ends it: as if nobody had been
+    killed.
+    """
     options = ["--uninstall"] if what == "uninstall" else ["--detach-timer"]
     model = FrontEnd(tmp_path / "model")
     (model.root / SYSTEMD).mkdir(parents=True)
@@ -314,7 +365,11 @@ def test_killed_anywhere_the_second_run_converges(tmp_path: Path, what: str) -> 
     names = (tmp_path / "trace").read_text().splitlines()
     assert len(names) >= {"install": 14, "upgrade": 5, "uninstall": 11}[what], names
     # Without SEMISHARED_FULL every third point, another third for each.
-    first, every = (1, 1) if os.environ.get("SEMISHARED_FULL") else (1 + ("install", "upgrade", "uninstall").index(what), 3)
+    first, every = (
+        (1, 1)
+        if os.environ.get("SEMISHARED_FULL")
+        else (1 + ("install", "upgrade", "uninstall").index(what), 3)
+    )
     for number, name in list(enumerate(names, 1))[first - 1 :: every]:
         front_end = model.copy(tmp_path / str(number))
         front_end.run(*options, code=-signal.SIGKILL, SEMISHARED_KILL_AT=str(number))
@@ -325,7 +380,9 @@ def test_killed_anywhere_the_second_run_converges(tmp_path: Path, what: str) -> 
         shutil.rmtree(front_end.root)
 
 
-def test_upgrade_where_directories_cannot_change_places(front_end: FrontEnd, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upgrade_where_directories_cannot_change_places(
+    front_end: FrontEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on a file system without RENAME_EXCHANGE; and here the whole package goes in."""
     assert main(["--root", str(front_end.root)]) == 0
     after = front_end.without_backups()
@@ -340,7 +397,9 @@ def test_upgrade_where_directories_cannot_change_places(front_end: FrontEnd, mon
 def sound(front_end: FrontEnd) -> None:
     """Both files are whole, and no configuration names drivers that are not there."""
     read = oned_reads(front_end.conf.read_text())
-    assert any(key == "DS_MAD_CONF" for key, _ in read) and "VNMAD_LOCAL_ACTIONS" in front_end.execrc.read_text()
+    assert (
+        any(key == "DS_MAD_CONF" for key, _ in read) and "VNMAD_LOCAL_ACTIONS" in front_end.execrc.read_text()
+    )
     if any(value.get("NAME") == "semishared" for key, value in read if key == "TM_MAD_CONF"):  # type: ignore[union-attr]
         for part in ("lib", "tm", "datastore", "vmm"):
             assert (front_end.remotes / part / "semishared").is_dir()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The idle class of I/O on a disk whose scheduler gives it nothing beside others: a copy leaves it, and goes on."""
+"""The idle class of I/O on a disk whose scheduler gives it nothing beside others: a copy leaves it, and goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,23 @@ from tools.world import MiB
 
 LIB = Path(__file__).resolve().parents[2] / "lib"
 GUESTS = 64
-"""Writes of a guest that the disk has at once. It does no more than 20 of them in a burst (a tenth of its rate, as QEMU's throttle
-has it), so that at no moment it has none of them, however busy this machine is."""
-# No libaio: how many of its requests there may be at once is a limit of the whole machine (fs.aio-max-nr), which others have used up.
-ALWAYS = ["nice", "-n", "-20", "fio", "--name=guest", "--rw=randwrite", "--bs=4k", "--direct=1", "--ioengine=psync", "--thread"]
+"""Writes of a guest that the disk has at once. It does no more than 20 of them in a burst (a tenth of its
+rate, as QEMU's throttle has it), so that at no moment it has none of them, however busy this machine is.
+"""
+# No libaio: how many of its requests there may be at once is a limit of the whole machine (fs.aio-max-nr),
+# which others have used up.
+ALWAYS = [
+    "nice",
+    "-n",
+    "-20",
+    "fio",
+    "--name=guest",
+    "--rw=randwrite",
+    "--bs=4k",
+    "--direct=1",
+    "--ioengine=psync",
+    "--thread",
+]
 ALWAYS += ["--time_based", "--runtime=120", f"--numjobs={GUESTS}"]
 CHUNKS = 12
 COPY = """if True:
@@ -38,13 +53,17 @@ COPY = """if True:
                 os.pwrite(fd, content, number * len(content))
         print(run(["ionice"]))
     print(run(["ionice"]))
-"""
+"""  # noqa: E501
 
 
 def looks(rate: float, waits: float, seconds: float = WINDOW_S) -> list[Look]:
-    """Return what is seen of a copy of that rate, as the kernel counts it, which waits for its device that part of the time."""
+    """Return what is seen of a copy of that rate, as the kernel counts it, which waits for its device that
+    part of the time.
+    """
     count = int(seconds / LOOK_S) + 1
-    return [Look(n * LOOK_S, int(rate * n * LOOK_S), int(n * waits) != int((n - 1) * waits)) for n in range(count)]
+    return [
+        Look(n * LOOK_S, int(rate * n * LOOK_S), int(n * waits) != int((n - 1) * waits)) for n in range(count)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +88,9 @@ def waiting(disk: SlowDisk) -> int:
 
 @pytest.fixture()
 def disk(tmp_path: Path) -> Iterator[SlowDisk]:
-    """A slow disk with a guest that always writes to it, both in the usual class; its scheduler is Debian's for what is no NVMe."""
+    """A slow disk with a guest that always writes to it, both in the usual class; its scheduler is Debian's
+    for what is no NVMe.
+    """
     disk, guest = SlowDisk(tmp_path, 256 * MiB, {"x-iops-total": 200}), None
     try:
         scheduler = Path(f"/sys/block/{os.path.basename(disk.device)}/queue/scheduler")
@@ -83,7 +104,9 @@ def disk(tmp_path: Path) -> Iterator[SlowDisk]:
         guest = subprocess.Popen(argv)
         deadline = time.monotonic() + 30
         while waiting(disk) < GUESTS * 3 // 4:
-            assert guest.poll() is None and time.monotonic() < deadline, f"no guest that writes: {guest.poll()}"
+            assert guest.poll() is None and time.monotonic() < deadline, (
+                f"no guest that writes: {guest.poll()}"
+            )
             time.sleep(0.1)
         yield disk
     finally:

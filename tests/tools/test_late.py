@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was planned before a VM was made anew comes after it: whatever it removes, reverts or replaces, the newer one stays as it is."""
+"""What was planned before a VM was made anew comes after it: whatever it removes, reverts or replaces, the
+newer one stays as it is.
+"""
 
 from __future__ import annotations
 
@@ -37,27 +39,43 @@ def seen(top: Path) -> Dict[str, object]:
     found: Dict[str, object] = {}
     for path in sorted(top.rglob("*")):
         name = str(path.relative_to(top))
-        found[name] = os.readlink(path) if path.is_symlink() else (path.stat().st_ino, path.read_bytes()) if path.is_file() else None
+        found[name] = (
+            os.readlink(path)
+            if path.is_symlink()
+            else (path.stat().st_ino, path.read_bytes())
+            if path.is_file()
+            else None
+        )
     return found
 
 
-@pytest.mark.fault(46, "what an action of an earlier SEQ removes, reverts or makes is none of the VM that was made anew")
+@pytest.mark.fault(
+    46, "what an action of an earlier SEQ removes, reverts or makes is none of the VM that was made anew"
+)
 @pytest.mark.parametrize("late", LATE)
 def test_of_a_vm_that_was_made_anew(world: World, late: str) -> None:
     image, disk = world.image(), world.disk()
-    steps = (s.StageBase(str(world.root), image), s.PrepareVm(disk.vm, disk.vm_dir), s.CreateOverlay(disk, image, 0, OVERLAY_OPTIONS))
+    steps = (
+        s.StageBase(str(world.root), image),
+        s.PrepareVm(disk.vm, disk.vm_dir),
+        s.CreateOverlay(disk, image, 0, OVERLAY_OPTIONS),
+    )
     world.on(*steps, seq=1)
     before, leases = seen(Path(disk.vm_dir)), world.leases()
     with pytest.raises(LateAction, match="SEQ 1"):
         world.on(LATE[late](world, disk, image), seq=0)
     assert (seen(Path(disk.vm_dir)), world.leases()) == (before, leases)
-    assert not [name for name in os.listdir(os.path.dirname(disk.vm_dir)) if name.startswith(f".removed-{disk.vm}-")]
+    assert not [
+        name for name in os.listdir(os.path.dirname(disk.vm_dir)) if name.startswith(f".removed-{disk.vm}-")
+    ]
 
 
 @contextmanager
 def guest(path: str) -> Iterator[None]:
     """Have a QEMU write to an image."""
-    with subprocess.Popen(["qemu-io", "-f", "qcow2", path], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        ["qemu-io", "-f", "qcow2", path], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as process:
         try:
             for _ in range(500):
                 try:

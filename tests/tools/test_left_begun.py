@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device of a disk is not there, or not for a moment, when it is seen what there is of it: none of that is taken for gone."""
+"""The device of a disk is not there, or not for a moment, when it is seen what there is of it: none of that
+is taken for gone.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,11 @@ def away(world: World, pool: Pool, path: str, how: str) -> Iterator[None]:
             yield
         hung.look(str(world.root))
     elif how == "aside":
-        (link,) = [link for link in (world.root / "devices").glob("*-*[!n]") if os.readlink(link) == f"{path}/.semishared"]
+        (link,) = [
+            link
+            for link in (world.root / "devices").glob("*-*[!n]")
+            if os.readlink(link) == f"{path}/.semishared"
+        ]
         files.symlink(f"hung:{path}/.semishared", str(link))
         try:
             yield
@@ -49,7 +55,9 @@ def away(world: World, pool: Pool, path: str, how: str) -> Iterator[None]:
 
 
 class Begun:
-    """Disk 1 of a VM, two layers: 0x76 at 2 MiB in the lower, 0x77 at 3 MiB in the upper, and what a guest that died has left."""
+    """Disk 1 of a VM, two layers: 0x76 at 2 MiB in the lower, 0x77 at 3 MiB in the upper, and what a guest
+    that died has left.
+    """
 
     def __init__(self, world: World, what: str, vm: int = 5) -> None:
         self.disk, image = world.disk(vm), world.image(f"image{vm}")._replace(id=vm)
@@ -63,19 +71,35 @@ class Begun:
             self._over("1000000", "1")
             qemu_io(str(self.folder / "1000000"), "qcow2", "write -P 0x78 4M 64k")
             record = self.records / "disk.1.json"
-            (self.records / "deltas.json").write_text(json.dumps({"version": 1, "disks": [json.loads(record.read_text())]}))
+            (self.records / "deltas.json").write_text(
+                json.dumps({"version": 1, "disks": [json.loads(record.read_text())]})
+            )
             record.write_text(record.read_text().replace(".snap/1", ".snap/1000000"))
         elif what == "pull":
             # QEMU has named another file below, and what it had pulled until then died with it.
             self._over("2", "1")
             world.on(s.ActivateLayer(self.disk, 2, "qcow2"))
             qemu_io(str(self.folder / "2"), "qcow2", "write -P 0x78 4M 64k")
-            subprocess.run(["qemu-img", "rebase", "-u", "-b", "0", "-F", "qcow2", "-f", "qcow2", str(self.folder / "2")], check=True)
-            job = {"target": "vda", "run": "5", "layer": "2", "below": "1", "below_format": "qcow2", "stand_ins": []}
+            subprocess.run(
+                ["qemu-img", "rebase", "-u", "-b", "0", "-F", "qcow2", "-f", "qcow2", str(self.folder / "2")],
+                check=True,
+            )
+            job = {
+                "target": "vda",
+                "run": "5",
+                "layer": "2",
+                "below": "1",
+                "below_format": "qcow2",
+                "stand_ins": [],
+            }
             (self.records / "job.1.json").write_text(json.dumps(job))
 
     def _over(self, number: str, below: str) -> None:
-        subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-b", below, "-F", "qcow2", number], check=True, cwd=self.folder)
+        subprocess.run(
+            ["qemu-img", "create", "-q", "-f", "qcow2", "-b", below, "-F", "qcow2", number],
+            check=True,
+            cwd=self.folder,
+        )
 
     def noted(self) -> "dict[str, bytes]":
         return {path.name: path.read_bytes() for path in self.records.iterdir()}
@@ -97,7 +121,9 @@ ACTS: "dict[str, Callable[[World, s.DiskRef], object]]" = {
 
 @pytest.mark.parametrize("how", ["hung", "absent"])
 @pytest.mark.parametrize("what", ["delta", "pull"])
-def test_what_is_left_begun_on_a_device_that_is_away_stays_begun(world: World, pool: Pool, what: str, how: str) -> None:
+def test_what_is_left_begun_on_a_device_that_is_away_stays_begun(
+    world: World, pool: Pool, what: str, how: str
+) -> None:
     pool.set()
     begun = Begun(world, what)
     noted, link = begun.noted(), os.readlink(begun.folder)
@@ -143,12 +169,17 @@ def test_who_has_nothing_begun_there_is_not_refused(world: World, pool: Pool, ho
 
 
 @pytest.mark.parametrize("how", ["hung", "absent"])
-def test_a_half_moved_disk_needs_the_device_that_it_was_to_leave_alone(world: World, pool: Pool, how: str) -> None:
+def test_a_half_moved_disk_needs_the_device_that_it_was_to_leave_alone(
+    world: World, pool: Pool, how: str
+) -> None:
     half = HalfMoved(world, pool, is_diff=False)
     noted, old, new = half.note.read_bytes(), device_of(half.left), device_of(half.folder)
     target = str(world.location / "103" / "5")
     with away(world, pool, old, how):
-        for act in (lambda: recovery.recover(half.disk.vm_dir, ""), lambda: carry(half.disk.vm_dir, target, 5, (1,))):
+        for act in (
+            lambda: recovery.recover(half.disk.vm_dir, ""),
+            lambda: carry(half.disk.vm_dir, target, 5, (1,)),
+        ):
             with pytest.raises(DeviceMissing, match=f"the layers of disk.1: on the device {old} "):
                 act()
             assert half.note.read_bytes() == noted and os.readlink(half.left) == half.was
@@ -159,7 +190,9 @@ def test_a_half_moved_disk_needs_the_device_that_it_was_to_leave_alone(world: Wo
 
 
 @pytest.mark.parametrize("how", ["hung", "absent"])
-def test_a_moved_disk_needs_the_device_that_it_was_to_leave_no_more(world: World, pool: Pool, how: str) -> None:
+def test_a_moved_disk_needs_the_device_that_it_was_to_leave_no_more(
+    world: World, pool: Pool, how: str
+) -> None:
     """The guest had gone over, and wrote to the new device, when both were ended."""
     half = HalfMoved(world, pool, is_diff=False)
     half.record.write_text(half.record.read_text().replace(".snap/1000000", ".snap/0"))
@@ -212,7 +245,9 @@ def test_a_diff_whose_device_is_put_aside_for_a_moment_is_kept(
 
 
 @pytest.mark.parametrize("how", ["hung", "absent", ""])
-def test_of_a_diff_that_waits_for_nothing_nothing_is_kept_if_that_is_seen(world: World, pool: Pool, how: str) -> None:
+def test_of_a_diff_that_waits_for_nothing_nothing_is_kept_if_that_is_seen(
+    world: World, pool: Pool, how: str
+) -> None:
     pool.set()
     disk = world.disk()
     world.on(s.PrepareVm(5, disk.vm_dir), CreateDiff(disk, world.image(), 0, ""))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a killed or failed run has left of a base, and a second fault on top of it: the next run has the base, or says why not."""
+"""What a killed or failed run has left of a base, and a second fault on top of it: the next run has the base,
+or says why not.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,13 @@ def staging(world: World, image: s.ImageRef) -> str:
 
 
 @pytest.mark.parametrize("inodes", [1, 3])
-def test_without_space_to_begin_with_nobody_is_told_that_the_base_is_there(world: World, images: List[s.ImageRef], inodes: int) -> None:
+def test_without_space_to_begin_with_nobody_is_told_that_the_base_is_there(
+    world: World, images: List[s.ImageRef], inodes: int
+) -> None:
     """Of bytes there are enough, of inodes there are not; a clone would try for ever."""
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200m,nr_inodes=16", "small", str(world.root)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=200m,nr_inodes=16", "small", str(world.root)], check=True
+    )
     try:
         for name in ("bases", "locks", "staging", "holders"):
             (world.root / name).mkdir()
@@ -47,7 +53,9 @@ def test_without_space_to_begin_with_nobody_is_told_that_the_base_is_there(world
         subprocess.run(["umount", "-l", str(world.root)], check=True)
 
 
-def test_of_a_removal_that_was_killed_only_the_name_of_the_generation_is_left(world: World, images: List[s.ImageRef]) -> None:
+def test_of_a_removal_that_was_killed_only_the_name_of_the_generation_is_left(
+    world: World, images: List[s.ImageRef]
+) -> None:
     abandoned(world, images[0], 2)
     left = Path(staging(world, images[0]))
     for path in left.iterdir():
@@ -91,7 +99,9 @@ def test_killed_while_it_reads_again_what_was_left_it_has_that_the_next_time(
     good(world, images[0])
 
 
-def test_extent_that_cannot_be_read_again_is_fetched(world: World, images: List[s.ImageRef], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extent_that_cannot_be_read_again_is_fetched(
+    world: World, images: List[s.ImageRef], monkeypatch: pytest.MonkeyPatch
+) -> None:
     abandoned(world, images[0], EXTENTS)
     real = os.pread
 
@@ -119,4 +129,6 @@ def test_store_that_has_lost_a_manifest_is_read_whole_and_has_it_again(world: Wo
         flip(manifest, 30)
     assert ensure(str(world.root), image, None, (5, 0)).base.generation == generation
     good(world, image._replace(generation=generation))
-    assert manifest.read_bytes() == text and os.path.exists(of(world, image._replace(generation=generation)).lease(5, 0))
+    assert manifest.read_bytes() == text and os.path.exists(
+        of(world, image._replace(generation=generation)).lease(5, 0)
+    )

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of libvirt's binding: one that hangs, fails or loses its libvirtd ends in time, with one line; its words for options.
+"""Calls of libvirt's binding: one that hangs, fails or loses its libvirtd ends in time, with one line; its
+words for options.
 
-What hangs is a socket on which nobody answers; what answers is libvirt's own test driver. Guests are in tests/faults.
+What hangs is a socket on which nobody answers; what answers is libvirt's own test driver. Guests are in
+tests/faults.
 """
 
 from __future__ import annotations
@@ -58,7 +60,10 @@ def test_libvirtd_that_does_not_answer_costs_the_limit_and_the_process_ends(sile
     status, said, errors = ended(code.format(uri=silent, test=TEST))
     assert time.monotonic() - before < 10
     line, other = said.splitlines()
-    assert line.startswith(f"libvirt at {silent} did not answer within 1 s: suspend one-7; ") and "[SS033]" in line
+    assert (
+        line.startswith(f"libvirt at {silent} did not answer within 1 s: suspend one-7; ")
+        and "[SS033]" in line
+    )
     assert (status, other, errors) == (0, "1", "")
 
 
@@ -71,10 +76,15 @@ def test_failure_is_one_line_of_libvirts_words_and_nothing_is_printed() -> None:
         f"print(domain.state('nobody', {TEST!r}), domain.state('test', {TEST!r}), domain.state('test', 'qemu+unix:///system?socket=/no'))\n"
     )
     assert (code, errors) == (0, "")
-    assert said.splitlines() == [f"libvirt at {TEST}: suspend nobody: error: Domain not found", "absent running unknown"]
+    assert said.splitlines() == [
+        f"libvirt at {TEST}: suspend nobody: error: Domain not found",
+        "absent running unknown",
+    ]
 
 
-@pytest.mark.fault(46, "what a migration that failed would remove on the target is left if it runs there by now")
+@pytest.mark.fault(
+    46, "what a migration that failed would remove on the target is left if it runs there by now"
+)
 def test_domain_that_runs_by_now_is_no_arrival_to_be_removed() -> None:
     code, said, errors = ended(
         "from semishared.tools import bindings\n"
@@ -122,7 +132,9 @@ def test_host_without_the_binding_names_the_package_and_asks_the_rest_all_the_sa
     assert (code, errors) == (0, "")
     first, *others = said.splitlines()
     assert first == "True domain test runs there True"
-    assert len(others) == 2 and all("python3-libvirt is not installed on" in line and "[SS032]" in line for line in others)
+    assert len(others) == 2 and all(
+        "python3-libvirt is not installed on" in line and "[SS032]" in line for line in others
+    )
 
 
 def test_deltas_of_a_guest_that_may_run_are_not_merged_under_it(world: World) -> None:
@@ -160,7 +172,9 @@ def test_every_option_of_virsh_migrate_is_understood_or_refused_by_name() -> Non
         except NotSupported as e:
             assert name in e.detail
             refused.add(name)
-    storage = {name for name, _ in options if name.startswith(("--copy-storage", "--migrate-disks", "--disks-"))}
+    storage = {
+        name for name, _ in options if name.startswith(("--copy-storage", "--migrate-disks", "--disks-"))
+    }
     assert refused == storage | {"--direct", "--dname", "--xml", "--persistent-xml"}
     ours = {"--verbose", "--timeout-suspend", "--timeout-postcopy", "--postcopy-after-precopy"}
     assert {name for name, kind in options if not kind} - refused == {*migrate_options.FLAGS, *ours}

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is longer, deeper or another thing than what a reader expects: it is judged, and stops nobody's report."""
+"""What is longer, deeper or another thing than what a reader expects: it is judged, and stops nobody's
+report.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ from tools.world import World
 DEEP = "[" * 100_000
 
 
-@pytest.mark.fault(40, "a plain file with a number for its name in a system datastore is nobody's VM, and the host's status goes on")
+@pytest.mark.fault(
+    40,
+    "a plain file with a number for its name in a system datastore is nobody's VM, and the host's "
+    "status goes on",
+)
 def test_a_file_among_vms_stops_no_report(world: World) -> None:
     disk = world.disk()
     world.on(s.PrepareVm(5, disk.vm_dir))
@@ -36,7 +42,11 @@ def test_a_file_among_vms_stops_no_report(world: World) -> None:
     assert {row["vm"]: bool(row["error"]) for row in found["vms"]} == {5: False, 6: True}  # type: ignore[index]
 
 
-@pytest.mark.fault(40, "what is nested 100,000 deep is no record, no claim, no marker, no note and no signature, and nobody's traceback")
+@pytest.mark.fault(
+    40,
+    "what is nested 100,000 deep is no record, no claim, no marker, no note and no signature, and "
+    "nobody's traceback",
+)
 def test_what_is_nested_without_end_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "disk.0.json"
     path.write_text(DEEP)
@@ -56,7 +66,9 @@ def test_what_is_nested_without_end_is_damaged(tmp_path: Path) -> None:
     assert signatures.signature(str(tmp_path), "a" * 16)["count"] == 0
 
 
-@pytest.mark.fault(40, "a record, marker or note that its reader would cut off is not written, and what was there stays")
+@pytest.mark.fault(
+    40, "a record, marker or note that its reader would cut off is not written, and what was there stays"
+)
 def test_what_would_be_cut_off_is_not_written(tmp_path: Path) -> None:
     path = str(tmp_path / "record")
     fits = {"x": "y" * (layout.JSON_BYTES - 10)}
@@ -75,7 +87,9 @@ def test_what_would_be_cut_off_is_not_written(tmp_path: Path) -> None:
     assert marker.read(str(tmp_path)) == ""
 
 
-@pytest.mark.fault(40, "a record with paths of 4,096 bytes, in any alphabet, is read by whoever reads records")
+@pytest.mark.fault(
+    40, "a record with paths of 4,096 bytes, in any alphabet, is read by whoever reads records"
+)
 def test_the_longest_paths_of_a_record(tmp_path: Path) -> None:
     source = "/" + "/".join(["\u00e4" * 127] * 16)
     assert 4000 < len(source.encode()) <= 4096

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links and names in headers, planted by whoever can write the export: nothing outside is read, written or removed."""
+"""Links and names in headers, planted by whoever can write the export: nothing outside is read, written or
+removed.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,9 @@ def make_nested(top: Path, depth: int = 1500) -> None:
 
 @pytest.mark.fault(7, "no FIFO and no endless directory planted beside images holds up an upload")
 @pytest.mark.parametrize("what", ["fifo", "nested"])
-def test_what_is_planted_among_uploads_holds_up_none(store: Store, nested: Callable[[Path], None], what: str) -> None:
+def test_what_is_planted_among_uploads_holds_up_none(
+    store: Store, nested: Callable[[Path], None], what: str
+) -> None:
     store.timeout_s = 20
     planted = store.base / ".semishared" / ".uploads" / ("a" * 32)
     if what == "fifo":
@@ -182,16 +186,24 @@ def test_clone_on_the_store_is_saved_with_all_that_it_lies_over(world: World, cl
 
 
 @pytest.mark.fault(7, "save-as of a clone on the store follows no name and no link that was planted there")
-@pytest.mark.parametrize("where", ["header of the layer", "header of the one below", "link to the image", "layer", "image"])
-def test_planted_name_below_a_clone_is_not_saved(world: World, clone: s.DiskRef, outside: Path, where: str) -> None:
+@pytest.mark.parametrize(
+    "where", ["header of the layer", "header of the one below", "link to the image", "layer", "image"]
+)
+def test_planted_name_below_a_clone_is_not_saved(
+    world: World, clone: s.DiskRef, outside: Path, where: str
+) -> None:
     folder = Path(os.path.realpath(clone.path)).parent
     side = folder.parents[1]
     private = outside / "private"
     if where.startswith("header"):
         layer = folder / ("1" if where.endswith("layer") else "0")
-        subprocess.run(["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", private, "-F", "raw", layer], check=True)
+        subprocess.run(
+            ["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", private, "-F", "raw", layer], check=True
+        )
     else:
-        path = {"link to the image": side / "image", "layer": folder / "0", "image": world.store / "image"}[where]
+        path = {"link to the image": side / "image", "layer": folder / "0", "image": world.store / "image"}[
+            where
+        ]
         path.unlink()
         path.symlink_to(private)
     with pytest.raises(SemisharedError) as refused:
@@ -201,7 +213,9 @@ def test_planted_name_below_a_clone_is_not_saved(world: World, clone: s.DiskRef,
 
 
 @pytest.mark.parametrize("layer", ["0", "1"])
-def test_planted_data_file_of_a_clone_is_not_saved(world: World, clone: s.DiskRef, outside: Path, layer: str) -> None:
+def test_planted_data_file_of_a_clone_is_not_saved(
+    world: World, clone: s.DiskRef, outside: Path, layer: str
+) -> None:
     """All else in the header is as it was: what the layer lies over, in the format that it has."""
     path = Path(os.path.realpath(clone.path)).with_name(layer)
     over, format = layers.backing_of(str(path))
@@ -254,11 +268,13 @@ def test_roots_may_be_links(tmp_path: Path) -> None:
     world.store, world.system, world.root = (world.location / name for name in ("100", "101", ".semishared"))
     world.system.mkdir()
     image = world.image()
-    for number, make in enumerate((
-        lambda disk: world.clone(image, disk),
-        lambda disk: world.on(s.PrepareVm(disk.vm, disk.vm_dir), s.CloneOnStore(disk, image, 0)),
-        lambda disk: world.link(image, disk),
-    )):
+    for number, make in enumerate(
+        (
+            lambda disk: world.clone(image, disk),
+            lambda disk: world.on(s.PrepareVm(disk.vm, disk.vm_dir), s.CloneOnStore(disk, image, 0)),
+            lambda disk: world.link(image, disk),
+        )
+    ):
         disk = world.disk(5, number)
         make(disk)
         qemu_io(save(world, disk), "raw", "read -P 0xa1 1M 64k")
@@ -280,8 +296,6 @@ def test_record_that_names_another_place_is_refused(world: World, outside: Path)
         save(world, disk)
     assert refused.value.id in ("SS042", "SS070")
     assert not (world.store / "saved").exists()
-
-
 
 
 def test_staged_link_of_a_killed_action_is_in_nobodys_way(world: World) -> None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A link in the place of anything below a datastore, to what looks just like it: whatever works there refuses, or passes it by.
+"""A link in the place of anything below a datastore, to what looks just like it: whatever works there
+refuses, or passes it by.
 
 The kernel says (inotify) whether anything was opened, read or changed where the link leads.
 """
@@ -63,7 +64,9 @@ def watched(top: Path) -> Iterator[Callable[[], Set[str]]]:
 
 
 class Site:
-    """A marked store with an image that has a snapshot, a manifest, clones, an owner, an epoch; and what reads it."""
+    """A marked store with an image that has a snapshot, a manifest, clones, an owner, an epoch; and what
+    reads it.
+    """
 
     def __init__(self, world: World) -> None:
         self.world, self.outside = world, world.top / "outside"
@@ -72,7 +75,11 @@ class Site:
         self.image = made._replace(access=access)
         clone = self.clone = world.disk(5)
         world.on(s.PrepareVm(5, clone.vm_dir), s.CloneOnStore(clone, self.image, 0))
-        world.on(i.KeepSnapshot(self.image, 1), i.NoteEpoch(self.image, 9, 3), s.StageBase(str(world.root), self.image))
+        world.on(
+            i.KeepSnapshot(self.image, 1),
+            i.NoteEpoch(self.image, 9, 3),
+            s.StageBase(str(world.root), self.image),
+        )
         diff = self.diff = world.disk(6)
         world.on(s.PrepareVm(6, diff.vm_dir), c.CreateDiff(diff, self.image, 0, ""))
         in_place = self.in_place = world.disk(7)
@@ -91,7 +98,9 @@ class Site:
 
     def places(self) -> List[str]:
         """Return all below the datastore that is no link itself: those of ours are read, and not followed."""
-        return sorted(str(path.relative_to(self.saved)) for path in self.saved.rglob("*") if not path.is_symlink())
+        return sorted(
+            str(path.relative_to(self.saved)) for path in self.saved.rglob("*") if not path.is_symlink()
+        )
 
     def planted(self, place: str) -> None:
         """Put a link in the place of something, to itself elsewhere."""
@@ -139,7 +148,10 @@ class Site:
             "fence": lambda: writers.of_disk(image.source),
             "fence of a clone": lambda: writers.of_disk(self.on_store),
         }
-        return {**{name: (lambda step: lambda: world.on(step()))(step) for name, step in steps.items()}, **found}
+        return {
+            **{name: (lambda step: lambda: world.on(step()))(step) for name, step in steps.items()},
+            **found,
+        }
 
 
 @pytest.fixture(scope="module")
@@ -148,11 +160,29 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 
 PLACES = (
-    ".semishared", ".semishared/.epochs", ".semishared/.epochs/9-3", ".semishared/NAME", ".semishared/NAME/clones",
-    ".semishared/NAME/clones/5-1.snap", ".semishared/NAME/clones/5-1.snap/0", ".semishared/NAME/generation.json",
-    ".semishared/NAME/manifest", ".semishared/NAME/owner.json", ".semishared/store", "NAME", "NAME.snap", "NAME.snap/1",
-)  # fmt: skip
-USUAL = (".semishared", ".semishared/.epochs", ".semishared/NAME", ".semishared/NAME/clones", "NAME", "NAME.snap")
+    ".semishared",
+    ".semishared/.epochs",
+    ".semishared/.epochs/9-3",
+    ".semishared/NAME",
+    ".semishared/NAME/clones",
+    ".semishared/NAME/clones/5-1.snap",
+    ".semishared/NAME/clones/5-1.snap/0",
+    ".semishared/NAME/generation.json",
+    ".semishared/NAME/manifest",
+    ".semishared/NAME/owner.json",
+    ".semishared/store",
+    "NAME",
+    "NAME.snap",
+    "NAME.snap/1",
+)
+USUAL = (
+    ".semishared",
+    ".semishared/.epochs",
+    ".semishared/NAME",
+    ".semishared/NAME/clones",
+    "NAME",
+    "NAME.snap",
+)
 """Those of which others are parts, or are read as they are."""
 
 
@@ -164,8 +194,14 @@ def test_the_places_are_all_that_there_are(site: Site) -> None:
     assert not (site.world.store / NAME).exists()
 
 
-@pytest.mark.fault(33, "nothing that works on a datastore, on the front-end either, follows a link in the place of anything below it")
-@pytest.mark.parametrize("place", [place if place in USUAL else pytest.param(place, marks=pytest.mark.long) for place in PLACES])
+@pytest.mark.fault(
+    33,
+    "nothing that works on a datastore, on the front-end either, follows a link in the place of "
+    "anything below it",
+)
+@pytest.mark.parametrize(
+    "place", [place if place in USUAL else pytest.param(place, marks=pytest.mark.long) for place in PLACES]
+)
 def test_no_link_below_a_datastore_is_followed(site: Site, place: str) -> None:
     site.restored()
     site.planted(place.replace("NAME", NAME))

@@ -30,7 +30,9 @@ def site(tmp_path: Path) -> Iterator[ActionSite]:
 
 
 def open_to_others(top: Path) -> List[str]:
-    """Return what below a directory another user can read, write to, or look for names in; a directory closed to him hides all in it."""
+    """Return what below a directory another user can read, write to, or look for names in; a directory closed
+    to him hides all in it.
+    """
     found: List[str] = []
     for folder, names, files in os.walk(top):
         for name in files:
@@ -42,7 +44,11 @@ def open_to_others(top: Path) -> List[str]:
 
 
 def test_another_user_reads_nothing_that_guests_wrote_or_were_told(site: ActionSite) -> None:
-    vm = site.vm(site.image("a"), site.image("b", persistent=True), site.image("c", format="qcow2", SEMISHARED_LOCAL="copy"))
+    vm = site.vm(
+        site.image("a"),
+        site.image("b", persistent=True),
+        site.image("c", format="qcow2", SEMISHARED_LOCAL="copy"),
+    )
     for number, action in enumerate(("clone", "ln", "clone")):
         site.make(action, vm, number)
     context = site.top / "context.sh"

@@ -25,7 +25,9 @@ def old_lock(world: World, name: str) -> str:
     return str(path)
 
 
-@pytest.mark.fault(14, "the removal of one VM leaves the lock file of another that an action holds, however old it is")
+@pytest.mark.fault(
+    14, "the removal of one VM leaves the lock file of another that an action holds, however old it is"
+)
 @pytest.mark.parametrize("name", ["vm-9", "vm-9-disks"])
 def test_removing_a_vm_leaves_the_held_lock_of_another(world: World, name: str) -> None:
     held, unused = old_lock(world, name), old_lock(world, "vm-8")
@@ -54,10 +56,16 @@ def test_who_waited_on_a_forgotten_lock_takes_the_new_file(world: World) -> None
     assert holder
     with holder:
         waiting = subprocess.Popen(
-            ["/usr/bin/python3", "-c", "import sys; from semishared.tools import locks\n"
-             "with locks.exclusive(sys.argv[1]) as f: print('held', locks.is_held(sys.argv[1]))", path],
-            env={**os.environ, "PYTHONPATH": "lib"}, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            [
+                "/usr/bin/python3",
+                "-c",
+                "import sys; from semishared.tools import locks\n"
+                "with locks.exclusive(sys.argv[1]) as f: print('held', locks.is_held(sys.argv[1]))",
+                path,
+            ],
+            env={**os.environ, "PYTHONPATH": "lib"},
+            stdout=subprocess.PIPE,
+        )
         time.sleep(0.2)
         os.unlink(path)
     assert waiting.communicate(timeout=20)[0] == b"held True\n"

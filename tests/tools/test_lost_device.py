@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device of a host's pool that is gone, or is going: it costs the VMs whose layers it has, and no others."""
+"""A device of a host's pool that is gone, or is going: it costs the VMs whose layers it has, and no
+others.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +30,25 @@ from tools.world import MiB, World, qemu_io
 
 
 def uuid_of(root: Path, path: str) -> str:
-    return next(entry.name for entry in (root / "devices").glob("*-*[!n]") if os.readlink(entry) == f"{path}/.semishared")
+    return next(
+        entry.name
+        for entry in (root / "devices").glob("*-*[!n]")
+        if os.readlink(entry) == f"{path}/.semishared"
+    )
 
 
 def apart(world: World, pool: Pool) -> "tuple[s.ImageRef, str]":
-    """Make a disk of VM 5 over a base on another device; return the image, and on which device the base lies."""
+    """Make a disk of VM 5 over a base on another device; return the image, and on which device the base
+    lies.
+    """
     image = world.image(size=4 * MiB)
     world.clone(image, world.disk(6))
     lost = device_of(world.bases()[0])
     filler = Path(lost, "filler")
     with filler.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, pool.sizes[[str(path) for path in pool.paths].index(lost)] // 2 * MiB)
+        os.posix_fallocate(
+            file.fileno(), 0, pool.sizes[[str(path) for path in pool.paths].index(lost)] // 2 * MiB
+        )
     world.clone(image, world.disk())
     assert device_of(f"{world.disk().path}.snap") != lost, "it is too full"
     filler.unlink()
@@ -61,7 +71,9 @@ def can_boot(world: World, vm: int = 5) -> None:
         vmm_records.read_chain(record.path, record)
 
 
-def test_a_disk_whose_base_was_on_a_lost_device_boots_over_the_same_base_from_the_store(world: World, pool: Pool) -> None:
+def test_a_disk_whose_base_was_on_a_lost_device_boots_over_the_same_base_from_the_store(
+    world: World, pool: Pool
+) -> None:
     pool.set()
     image, lost = apart(world, pool)
     subprocess.run(["umount", "-l", lost], check=True)
@@ -73,7 +85,9 @@ def test_a_disk_whose_base_was_on_a_lost_device_boots_over_the_same_base_from_th
     assert device_of(base) != lost and os.listdir(lost) == []
     qemu_io(world.disk().path, "qcow2", "read -P 0xa1 1M 64k", "read -P 0x31 2M 64k")
     assert not pool.leftovers()
-    assert about_to_boot(world) == [] and about_to_boot(world, 6) == [], "of a VM whose own layers are gone nothing is fetched"
+    assert about_to_boot(world) == [] and about_to_boot(world, 6) == [], (
+        "of a VM whose own layers are gone nothing is fetched"
+    )
     with pytest.raises(DeviceMissing, match=f"the layers of disk.1: on the device {lost} "):
         can_boot(world, 6)
 
@@ -84,7 +98,9 @@ def test_a_base_that_nobody_has_any_more_is_lost_with_its_device(world: World, p
     subprocess.run(["umount", "-l", lost], check=True)
     qemu_io(image.source, "raw", "write -P 0x99 0 64k")
     (said,) = about_to_boot(world)
-    assert said.startswith("the base of disk 1 lay on a device that is not there, and cannot be had again: "), said
+    assert said.startswith(
+        "the base of disk 1 lay on a device that is not there, and cannot be had again: "
+    ), said
     with pytest.raises(DeviceMissing, match=f"the base of disk.1: on the device {lost} "):
         can_boot(world)
     assert os.listdir(lost) == [] and not pool.leftovers()
@@ -110,7 +126,9 @@ def test_replacing_a_lost_base_killed_at_every_point_and_done_again(
         can_boot(world)
         qemu_io(world.disk().path, "qcow2", "read -P 0xa1 1M 64k")
         for left in pool.leftovers():
-            assert os.path.dirname(left).endswith("/staging") and not os.path.exists(left), f"killed at {number}: a link is left, for gc"
+            assert os.path.dirname(left).endswith("/staging") and not os.path.exists(left), (
+                f"killed at {number}: a link is left, for gc"
+            )
             os.unlink(left)
         # As it was: its link leads to the lost device again.
         (base,) = world.bases()
@@ -120,7 +138,9 @@ def test_replacing_a_lost_base_killed_at_every_point_and_done_again(
     assert 5 < number < 59
 
 
-def writing(world: World, image: s.ImageRef, overlay: s.DiskRef, outside: s.DiskRef) -> "dict[str, Callable[[], object]]":
+def writing(
+    world: World, image: s.ImageRef, overlay: s.DiskRef, outside: s.DiskRef
+) -> "dict[str, Callable[[], object]]":
     """Return what writes, of disks that are on the pool and outside, and would on devices."""
     root, other = str(world.root), world.image("other", size=4 * MiB, pattern=0x44)._replace(id=8)
     backup, links = f"{overlay.vm_dir}/backup", list((world.root / "devices").glob("*-*[!n]"))
@@ -130,17 +150,31 @@ def writing(world: World, image: s.ImageRef, overlay: s.DiskRef, outside: s.Disk
     return {
         "clone": lambda: world.clone(image, world.disk(20)),
         "clone of another": lambda: world.clone(other, world.disk(21)),
-        "copy": lambda: world.on(s.PrepareVm(22, world.disk(22).vm_dir), s.CopyImage(world.disk(22), image, 0)),
-        "diff": lambda: world.on(s.PrepareVm(23, world.disk(23).vm_dir), CreateDiff(world.disk(23), other, 0, "")),
+        "copy": lambda: world.on(
+            s.PrepareVm(22, world.disk(22).vm_dir), s.CopyImage(world.disk(22), image, 0)
+        ),
+        "diff": lambda: world.on(
+            s.PrepareVm(23, world.disk(23).vm_dir), CreateDiff(world.disk(23), other, 0, "")
+        ),
         "stage": lambda: world.on(s.StageBase(root, other)),
-        "session": lambda: world.on(b.FetchBases(root, (b.Part(known),), (), "rest", "", "none", 0, 0, (), ())),
+        "session": lambda: world.on(
+            b.FetchBases(root, (b.Part(known),), (), "rest", "", "none", 0, 0, (), ())
+        ),
         "move in": lambda: carry(outside.vm_dir, target, outside.vm, (outside.disk,)),
-        "other datastore": lambda: world.on(s.RenameVm(outside.vm, outside.vm_dir, target, True, "", (outside.disk,))),
-        "snapshot": lambda: world.on(s.AddLayer(overlay, 1, 0, "qcow2"), s.ActivateLayer(overlay, 1, "qcow2")),
+        "other datastore": lambda: world.on(
+            s.RenameVm(outside.vm, outside.vm_dir, target, True, "", (outside.disk,))
+        ),
+        "snapshot": lambda: world.on(
+            s.AddLayer(overlay, 1, 0, "qcow2"), s.ActivateLayer(overlay, 1, "qcow2")
+        ),
         "resize": lambda: world.on(s.GrowDisk(overlay, 128 * MiB)),
         "save-as": lambda: world.on(s.SaveDisk(overlay, str(world.store / "saved"), "raw", "")),
-        "backup": lambda: world.on(s.BackUp(overlay.vm, overlay.vm_dir, backup, (str(overlay.disk),), "", "NONE", "<VM/>")),
-        "label": lambda: world.on(d.SetDevices(root, tuple(os.path.dirname(os.readlink(link)) for link in links))),
+        "backup": lambda: world.on(
+            s.BackUp(overlay.vm, overlay.vm_dir, backup, (str(overlay.disk),), "", "NONE", "<VM/>")
+        ),
+        "label": lambda: world.on(
+            d.SetDevices(root, tuple(os.path.dirname(os.readlink(link)) for link in links))
+        ),
     }
 
 
@@ -218,10 +252,11 @@ class Disks(Pool):
     def make_read_only(self, path: str) -> None:
         subprocess.run(["mount", "-o", "remount,ro", path], check=True)
 
-
     def have_doubts(self, path: str) -> None:
         """Let ext4 find an error, which makes it read-only under all that is open."""
-        device = subprocess.run(["findmnt", "-no", "SOURCE", path], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+        device = subprocess.run(
+            ["findmnt", "-no", "SOURCE", path], check=True, stdout=subprocess.PIPE, text=True
+        ).stdout.strip()
         Path(f"/sys/fs/ext4/{os.path.basename(device)}/trigger_fs_error").write_text("1")
 
 
@@ -235,7 +270,9 @@ def disks(world: World, how: str) -> Iterator[Disks]:
 
 
 @pytest.mark.parametrize("how", ["fail", "shut_down", "make_read_only", "have_doubts"])
-def test_a_dying_device_takes_nothing_new_and_holds_nobody_else_up(world: World, disks: Disks, how: str) -> None:
+def test_a_dying_device_takes_nothing_new_and_holds_nobody_else_up(
+    world: World, disks: Disks, how: str
+) -> None:
     disks.set()
     image = world.image(size=4 * MiB)
     world.clone(image, world.disk())
@@ -252,7 +289,9 @@ def test_a_dying_device_takes_nothing_new_and_holds_nobody_else_up(world: World,
     wrong = "broken: Input/output error" if how in ("fail", "shut_down") else "read-only"
     assert disks.rows()[dying]["state"] == wrong and disks.rows()[other]["state"] == ""
     assert f"device {dying} is {wrong}" in host_probe.report(str(world.location))
-    with pytest.raises(DeviceMissing, match=f"the layers of disk.1: on the device {dying} of .*, which is {wrong}"):
+    with pytest.raises(
+        DeviceMissing, match=f"the layers of disk.1: on the device {dying} of .*, which is {wrong}"
+    ):
         can_boot(world)
     for number in (6, 7):
         can_boot(world, number)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A session with hundreds of hosts has files whose numbers select(2) does not know, and more of them than a process usually may have."""
+"""A session with hundreds of hosts has files whose numbers select(2) does not know, and more of them than a
+process usually may have.
+"""
 
 from __future__ import annotations
 

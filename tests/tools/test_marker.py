@@ -73,7 +73,9 @@ def test_monitor_of_an_unmounted_store(site: ActionSite) -> None:
     assert everything(site.store) == []
 
 
-@pytest.mark.fault(9, "nothing is uploaded, made or removed below the mount point of a store that is not mounted")
+@pytest.mark.fault(
+    9, "nothing is uploaded, made or removed below the mount point of a store that is not mounted"
+)
 def test_datastore_actions_on_an_unmounted_store(site: ActionSite) -> None:
     image = site.image()
     mark(site)
@@ -93,7 +95,9 @@ def test_datastore_actions_on_an_unmounted_store(site: ActionSite) -> None:
     assert not source.exists()
 
 
-@pytest.mark.fault(9, "no disk is linked, cloned or saved below the mount point of a store that is not mounted")
+@pytest.mark.fault(
+    9, "no disk is linked, cloned or saved below the mount point of a store that is not mounted"
+)
 @pytest.mark.parametrize("action", ["ln", "clone", "clone shared", "clone copy", "cpds"])
 def test_transfer_actions_on_an_unmounted_store(site: ActionSite, action: str) -> None:
     attributes = {"clone shared": {"SEMISHARED_PLACE": "shared"}, "clone copy": {"SEMISHARED_LOCAL": "copy"}}
@@ -164,7 +168,11 @@ def test_another_store(site: ActionSite) -> None:
     image = site.image(persistent=True)
     mark(site, store=B, said=A)
     vm = site.vm(image)
-    for work in (lambda: site.make("ln", vm), lambda: site.oned.datastore_monitor(STORE), lambda: site.image("other")):
+    for work in (
+        lambda: site.make("ln", vm),
+        lambda: site.oned.datastore_monitor(STORE),
+        lambda: site.image("other"),
+    ):
         assert B in site.refused("SS085", work)
     (site.store / ".semishared/store").write_text("not a marker")
     site.refused("SS024", site.oned.datastore_monitor, STORE)
@@ -177,7 +185,10 @@ def test_store_without_a_marker_works_and_warns(site: ActionSite) -> None:
     assert disk.exists() and "setup --apply" in site.warnings()[0]
 
 
-@pytest.mark.fault(49, "also without a marker nothing is uploaded or removed where a store with images of ours is not mounted")
+@pytest.mark.fault(
+    49,
+    "also without a marker nothing is uploaded or removed where a store with images of ours is not mounted",
+)
 def test_a_store_without_a_marker_that_is_not_mounted(site: ActionSite) -> None:
     one, other = site.image("one"), site.image("other")
     kept = everything(site.top / "disk")

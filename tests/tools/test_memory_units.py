@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What semishared-ram.sh installs, and refuses to: its units, and where it finds the drivers. What it makes of memory: tests/nfs."""
+"""What semishared-ram.sh installs, and refuses to: its units, and where it finds the drivers. What it makes
+of memory: tests/nfs.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,18 @@ code=0
 "$@" || code=$?
 echo "code $code"
 cat /etc/semishared-ram.conf /run/said 2>/dev/null || true
-"""
+"""  # noqa: E501
 
 
 def machine(top: Path, directory: Path, *argv: str) -> str:
-    """Run a command as root of a machine with systemd; return what it says, its code, its settings and what systemd is told."""
+    """Run a command as root of a machine with systemd; return what it says, its code, its settings and what
+    systemd is told.
+    """
     (top / "machine").mkdir()
     words = ["unshare", "-m", "sh", "-c", MACHINE, "sh", str(top / "machine"), str(directory), *argv]
-    return subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True, timeout=60).stdout.decode()
+    return subprocess.run(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True, timeout=60
+    ).stdout.decode()
 
 
 def test_who_ends_the_watcher_does_not_end_what_is_under_way_nor_who_wakes_its_guest() -> None:
@@ -72,7 +78,9 @@ def test_memory_that_was_stopped_by_hand_is_none_that_systemd_need_not_start(tmp
 
 
 def test_what_is_disabled_is_nothing_that_systemd_takes_for_started(tmp_path: Path) -> None:
-    told = machine(tmp_path, INSTALL, "sh", "-c", f"sh {SCRIPT} enable 400M && sh {SCRIPT} disable").splitlines()
+    told = machine(
+        tmp_path, INSTALL, "sh", "-c", f"sh {SCRIPT} enable 400M && sh {SCRIPT} disable"
+    ).splitlines()
     assert "disable --now semishared-ram.service" in told, told
 
 
@@ -81,7 +89,12 @@ def test_without_the_drivers_memory_is_promised_once(tmp_path: Path) -> None:
     alone.mkdir()
     shutil.copy(INSTALL / SCRIPT, alone)
     told = machine(tmp_path, alone, "sh", SCRIPT, "enable", "400M", "zram", "2")
-    assert told == f"semishared-ram: TIMES = 2: watch needs the drivers, and there are none beside {SCRIPT}\ncode 1\n"
+    assert (
+        told
+        == f"semishared-ram: TIMES = 2: watch needs the drivers, and there are none beside {SCRIPT}\ncode 1\n"
+    )
     shutil.rmtree(tmp_path / "machine")
     told = machine(tmp_path, alone, "sh", SCRIPT, "enable", "400M")
-    assert "code 0\n" in told and "add /run/semishared-ram=ram to SEMISHARED_POOL" in told, "there is no unit yet that could be disabled"
+    assert "code 0\n" in told and "add /run/semishared-ram=ram to SEMISHARED_POOL" in told, (
+        "there is no unit yet that could be disabled"
+    )

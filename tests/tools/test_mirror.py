@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""QEMU mirrors a layer into a copy of what that lies over, in our units, while somebody writes to it: both are equal then.
+"""QEMU mirrors a layer into a copy of what that lies over, in our units, while somebody writes to it: both
+are equal then.
 
-What lies below is slow to read. So with units that are smaller than clusters what was read of a cluster before a write comes into
-the copy behind what was written, within seconds: so it did with those that QEMU takes by itself.
+What lies below is slow to read. So with units that are smaller than clusters what was read of a cluster
+before a write comes into the copy behind what was written, within seconds: so it did with those that QEMU
+takes by itself.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ BEFORE = 256
 SLOW = """--object throttle-group,id=slow,limits.iops-total=400 --blockdev file,node-name=f0,filename=base
 --blockdev raw,node-name=r0,file=f0 --blockdev throttle,node-name=t0,file=r0,throttle-group=slow"""
 SERVED = """--chardev socket,id=c,path=qmp,server=on,wait=off --monitor chardev=c --nbd-server addr.type=unix,addr.path=nbd
---export nbd,id=e,node-name=delta,name=delta,writable=on"""
+--export nbd,id=e,node-name=delta,name=delta,writable=on"""  # noqa: E501
 
 
 class Daemon:
@@ -38,9 +40,16 @@ class Daemon:
     def __init__(self, directory: Path) -> None:
         layers = []
         for name, below in (("layer", "t0"), ("delta", "layer"), ("copy", None)):
-            opened = {"driver": "qcow2", "node-name": name, "file": {"driver": "file", "filename": name}, "backing": below}
+            opened = {
+                "driver": "qcow2",
+                "node-name": name,
+                "file": {"driver": "file", "filename": name},
+                "backing": below,
+            }
             layers += ["--blockdev", json.dumps(opened)]
-        self.process = subprocess.Popen(["qemu-storage-daemon", *SLOW.split(), *layers, *SERVED.split()], cwd=directory)
+        self.process = subprocess.Popen(
+            ["qemu-storage-daemon", *SLOW.split(), *layers, *SERVED.split()], cwd=directory
+        )
         while not (directory / "nbd").exists():
             assert self.process.poll() is None
             time.sleep(0.02)
@@ -70,7 +79,9 @@ def write(directory: Path, blocks: range, then: Callable[[], object] = lambda: N
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdin and writer.stdout
         for number in blocks:
-            writer.stdin.write(f"write {'-q' if number > blocks[0] else ''} -P {1 + number % 250} {number * BLOCK} {BLOCK}\n")
+            writer.stdin.write(
+                f"write {'-q' if number > blocks[0] else ''} -P {1 + number % 250} {number * BLOCK} {BLOCK}\n"
+            )
             if number == blocks[0]:
                 writer.stdin.flush()
                 assert writer.stdout.readline()
@@ -82,7 +93,11 @@ def write(directory: Path, blocks: range, then: Callable[[], object] = lambda: N
 @pytest.mark.parametrize("options", ["extended_l2=on,cluster_size=128k", "extended_l2=on,cluster_size=256k"])
 def test_what_is_written_while_it_is_mirrored_is_in_the_copy(tmp_path: Path, options: str) -> None:
     (tmp_path / "base").write_bytes(os.urandom(MiB) * (SIZE // MiB))
-    for name, below, kind, how in (("layer", "base", "raw", options), ("copy", "base", "raw", options), ("delta", "layer", "qcow2", "")):
+    for name, below, kind, how in (
+        ("layer", "base", "raw", options),
+        ("copy", "base", "raw", options),
+        ("delta", "layer", "qcow2", ""),
+    ):
         qemu_img.create_overlay(str(tmp_path / name), below, kind, SIZE, how, look=False)
     daemon = Daemon(tmp_path)
     try:

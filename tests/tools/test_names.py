@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each action on a host under each kind of name: what leads to the front-end is done there, all else is asked of that host by ssh.
+"""Each action on a host under each kind of name: what leads to the front-end is done there, all else is asked
+of that host by ssh.
 
-The front-end is a machine called x9 in a network of its own (test_this_machine.py), which oned may call by any name (HOSTNAME of
-oned.conf). There `ssh` only notes whom it was to reach. The usual run has each action with one name of the front-end's and one of
-another machine's, such that each name comes up; the long one has all.
+The front-end is a machine called x9 in a network of its own (test_this_machine.py), which oned may call by
+any name (HOSTNAME of oned.conf). There `ssh` only notes whom it was to reach. The usual run has each action
+with one name of the front-end's and one of another machine's, such that each name comes up; the long one has
+all.
 """
 
 from __future__ import annotations
@@ -23,12 +25,24 @@ from tools.oned_site import HERE, ActionSite
 from tools.test_rehearsals import SITUATIONS, on_stdin
 from tools.test_this_machine import OURS, namespace
 
-OTHERS = ("x9.siteb.example", "x9b", "h1", "10.9.0.2", "H1.Storage.Example", "x9.sitec.example", "x", "other-six.example")
+OTHERS = (
+    "x9.siteb.example",
+    "x9b",
+    "h1",
+    "10.9.0.2",
+    "H1.Storage.Example",
+    "x9.sitec.example",
+    "x",
+    "other-six.example",
+)
 MINE = tuple(name for name in OURS if ":" not in name)  # oned puts a colon after it
 ENDS = ("delete", "delete of a VM", "mvds")
 """After these there is nothing that another action could be asked of."""
 Cells = Dict[str, Tuple[List[str], List[str]]]
-SSH = '#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done; echo "$2" >> "$NAMES_ASKED"; echo "No route to host" >&2; exit 255\n'
+SSH = (
+    '#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done; echo "$2" >> "$NAMES_ASKED"; echo "No route to '
+    'host" >&2; exit 255\n'
+)
 
 
 def cells(full: bool) -> Cells:
@@ -45,7 +59,9 @@ class _Site:
         self.site, self.asked = site, asked
 
     def told(self, situation: str, words: List[str], name: str) -> Dict[str, Any]:
-        """Do an action on a host that is called so; return whom ssh was to reach, and how the action failed."""
+        """Do an action on a host that is called so; return whom ssh was to reach, and how the action
+        failed.
+        """
         self.asked.write_text("")
         stdin = on_stdin(self.site, words)
         words = [f"{name}:{word[len(HERE) + 1 :]}" if word.startswith(f"{HERE}:") else word for word in words]
@@ -69,7 +85,8 @@ def inside(wanted: Cells) -> Dict[str, List[Dict[str, Any]]]:
         site = _Site(up, asked)
         for situation, (ours, others) in wanted.items():
             make, _ = SITUATIONS[situation]
-            # Nothing that another host was asked in vain stands in the way; of the front-end's each has a VM of its own.
+            # Nothing that another host was asked in vain stands in the way; of the front-end's each has a VM
+            # of its own.
             words = make(up)
             first = [] if situation in ENDS else [site.told(situation, words, name) for name in others]
             mine = [site.told(situation, words if not at else make(up), name) for at, name in enumerate(ours)]
@@ -79,12 +96,19 @@ def inside(wanted: Cells) -> Dict[str, List[Dict[str, Any]]]:
 
 
 def _run(wanted: Cells, folder: Path) -> Dict[str, List[Dict[str, Any]]]:
-    program = "import json, sys; from tools.test_names import inside; print(json.dumps(inside(json.load(sys.stdin))))"
+    program = (
+        "import json, sys; from tools.test_names import inside; "
+        "print(json.dumps(inside(json.load(sys.stdin))))"
+    )
     words, env = namespace(folder)
     done = subprocess.run(
-        [*words, sys.executable, "-c", program], input=json.dumps(wanted).encode(), env={**env, "TMPDIR": str(folder)},
-        capture_output=True, check=False, timeout=600,
-    )  # fmt: skip
+        [*words, sys.executable, "-c", program],
+        input=json.dumps(wanted).encode(),
+        env={**env, "TMPDIR": str(folder)},
+        capture_output=True,
+        check=False,
+        timeout=600,
+    )
     assert not done.returncode, done.stderr.decode()[-3000:]
     found: Dict[str, List[Dict[str, Any]]] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -95,7 +119,8 @@ def _judge(situation: str, rows: List[Dict[str, Any]]) -> None:
         if row["name"] in MINE:
             assert (row["asked"], row["failed"]) == ([], ""), row
         else:
-            # Of what is removed the front-end has all there was, and OpenNebula goes on without a host that does not answer.
+            # Of what is removed the front-end has all there was, and OpenNebula goes on without a host that
+            # does not answer.
             assert row["asked"] == [row["name"]] and (row["failed"] or situation in ENDS), row
 
 
@@ -104,9 +129,14 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, List[Dict[str, A
     return _run(cells(full=False), tmp_path_factory.mktemp("names"))
 
 
-@pytest.mark.fault(31, "each action is done by the machine to which the name leads that oned gives, whatever that begins with")
+@pytest.mark.fault(
+    31,
+    "each action is done by the machine to which the name leads that oned gives, whatever that begins with",
+)
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_an_action_is_done_where_its_host_s_name_leads(told: Dict[str, List[Dict[str, Any]]], situation: str) -> None:
+def test_an_action_is_done_where_its_host_s_name_leads(
+    told: Dict[str, List[Dict[str, Any]]], situation: str
+) -> None:
     assert len(told[situation]) == 2
     _judge(situation, told[situation])
 

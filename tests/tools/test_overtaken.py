@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host that was given up for lost has of a VM, in real directories: known by the epoch in the VM's stores."""
+"""What a host that was given up for lost has of a VM, in real directories: known by the epoch in the VM's
+stores.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,9 @@ def test_a_store_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
 
 
 def taking(world: World) -> dict[str, s.Step]:
-    """Return the steps by which what a host has of VM 5 becomes the VM's elsewhere, or somebody's image; its disk 0 is in place."""
+    """Return the steps by which what a host has of VM 5 becomes the VM's elsewhere, or somebody's image; its
+    disk 0 is in place.
+    """
     image, directory = world.image(), world.disk(5, 0).vm_dir
     world.clone(image, world.disk(5, 1))
     world.link(world.image("in-place"), world.disk(5, 0))
@@ -117,11 +121,17 @@ def taking(world: World) -> dict[str, s.Step]:
 
 def files_of(world: World) -> dict[str, tuple[int, int]]:
     """Return size and time of all files that there are, but for locks."""
-    found = (path for path in world.top.rglob("*") if path.is_file() and not path.is_symlink() and "locks" not in path.parts)
+    found = (
+        path
+        for path in world.top.rglob("*")
+        if path.is_file() and not path.is_symlink() and "locks" not in path.parts
+    )
     return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
 
 
-def test_what_a_stale_directory_holds_is_neither_moved_nor_saved_backed_up_or_restored_into(world: World) -> None:
+def test_what_a_stale_directory_holds_is_neither_moved_nor_saved_backed_up_or_restored_into(
+    world: World,
+) -> None:
     steps = taking(world)
     dir_epochs.note(s.ImageRef(100, 7, "raw", f"{world.store}/image"), 5, 4)
     before = files_of(world)
@@ -132,7 +142,9 @@ def test_what_a_stale_directory_holds_is_neither_moved_nor_saved_backed_up_or_re
     assert files_of(world) == before
 
 
-def test_what_cannot_be_told_of_a_directory_is_in_the_log(world: World, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_told_of_a_directory_is_in_the_log(
+    world: World, capfd: pytest.CaptureFixture[str]
+) -> None:
     """As deploy says it, and goes on."""
     steps = taking(world)
     epochs = f"{world.store}/{layout_store.epochs()}"
@@ -151,7 +163,11 @@ def test_what_cannot_be_told_of_a_directory_is_in_the_log(world: World, capfd: p
     assert "WARN: cpds: whether another host has taken VM 5 over cannot be told" in capfd.readouterr().err
 
 
-@pytest.mark.fault(30, "a store that is not mounted, and a record that cannot be read, do not say that nobody has taken the VM over")
+@pytest.mark.fault(
+    30,
+    "a store that is not mounted, and a record that cannot be read, do not say that nobody has "
+    "taken the VM over",
+)
 @pytest.mark.parametrize("away", ["not mounted", "damaged record"])
 def test_what_waits_in_a_directory_of_which_nothing_is_known_is_kept(world: World, away: str) -> None:
     image, disk = world.image(), world.disk()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bases from a peer and from the store, whole and in part: only what the manifest says is taken, and nothing twice."""
+"""Bases from a peer and from the store, whole and in part: only what the manifest says is taken, and nothing
+twice.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def image(world: World, staged: "tuple[World, s.ImageRef]") -> s.ImageRef:
     return found._replace(source=str(world.store / Path(found.source).name))
 
 
-def serve(world: World, image: s.ImageRef, wanted: tuple[tuple[int, int], ...] = (), name: str = "none") -> b.ServeBase:
+def serve(
+    world: World, image: s.ImageRef, wanted: tuple[tuple[int, int], ...] = (), name: str = "none"
+) -> b.ServeBase:
     base = f"100-7-{image.generation}"
     return b.ServeBase(str(world.root), base, wanted, packets.Session.new().text, name, 0)
 
@@ -74,7 +78,9 @@ def whole(world: World, target: Partial) -> bool:
 
 
 @pytest.mark.parametrize("name", ["none", "zstd", "lzop", "auto"])
-def test_base_comes_whole_and_sparse_from_a_peer(world: World, image: s.ImageRef, tmp_path: Path, name: str) -> None:
+def test_base_comes_whole_and_sparse_from_a_peer(
+    world: World, image: s.ImageRef, tmp_path: Path, name: str
+) -> None:
     target = Partial(str(tmp_path / "other"), image)
     packed = fetch(serve(world, image, name=name), target)
     assert target.is_complete and whole(world, target)
@@ -138,7 +144,9 @@ def test_peer_is_told_whether_to_send_the_manifest(
     targets.add(target)
     if knows:
         targets.begin((world.bases()[0] / "manifest").read_bytes())
-    filling = Filling(wanted(world), targets, Account(targets, lambda **_: None), Orders(lambda: None), Config())
+    filling = Filling(
+        wanted(world), targets, Account(targets, lambda **_: None), Orders(lambda: None), Config()
+    )
     asked: list[b.ServeBase] = []
     monkeypatch.setattr(peers, "fetch", lambda host, step, *_: asked.append(step))
     with pytest.raises(TransferCorrupt):
@@ -156,10 +164,14 @@ def test_what_comes_takes_nothing_of_the_page_cache(world: World, image: s.Image
         argv = ["fincore", "--bytes", "--noheadings", "--output", "RES", path]
         return int(subprocess.run(argv, capture_output=True, check=True).stdout)
 
-    assert target.is_complete and resident() == 0, "guests lose their caches (does the file system below have O_DIRECT?)"
+    assert target.is_complete and resident() == 0, (
+        "guests lose their caches (does the file system below have O_DIRECT?)"
+    )
     # Memory that does not begin at a page, as librbd's, is no reason to go through it.
     with open(path, "rb") as file:
-        content = {index: os.pread(file.fileno(), extents.EXTENT, index * extents.EXTENT) for index in target.have}
+        content = {
+            index: os.pread(file.fileno(), extents.EXTENT, index * extents.EXTENT) for index in target.have
+        }
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     target.have.clear()
     for index, part in content.items():
@@ -167,7 +179,9 @@ def test_what_comes_takes_nothing_of_the_page_cache(world: World, image: s.Image
     assert resident() == 0 and whole(world, target)
 
 
-def test_what_rotted_in_a_partial_base_is_fetched_again(world: World, image: s.ImageRef, tmp_path: Path) -> None:
+def test_what_rotted_in_a_partial_base_is_fetched_again(
+    world: World, image: s.ImageRef, tmp_path: Path
+) -> None:
     target = Partial(str(tmp_path / "other"), image)
     fetch(serve(world, image, ((0, 30),)), target)
     index = max(target.have)
@@ -181,7 +195,9 @@ def test_what_rotted_in_a_partial_base_is_fetched_again(world: World, image: s.I
     assert whole(world, again)
 
 
-def test_extent_that_is_damaged_at_the_peer_is_not_taken(world: World, image: s.ImageRef, tmp_path: Path) -> None:
+def test_extent_that_is_damaged_at_the_peer_is_not_taken(
+    world: World, image: s.ImageRef, tmp_path: Path
+) -> None:
     (base,) = world.bases()
     flip(base / "image", 21 * MiB)
     target = Partial(str(tmp_path / "other"), image)
@@ -189,8 +205,13 @@ def test_extent_that_is_damaged_at_the_peer_is_not_taken(world: World, image: s.
     assert target.missing() == [5]
 
 
-@pytest.mark.fault(39, "a base that a peer has seen to be rotten is out of use on the host that has it, before its next lease")
-def test_who_has_sent_what_is_damaged_takes_it_out_of_use(world: World, image: s.ImageRef, tmp_path: Path) -> None:
+@pytest.mark.fault(
+    39,
+    "a base that a peer has seen to be rotten is out of use on the host that has it, before its next lease",
+)
+def test_who_has_sent_what_is_damaged_takes_it_out_of_use(
+    world: World, image: s.ImageRef, tmp_path: Path
+) -> None:
     (base,) = world.bases()
     fetch(serve(world, image), Partial(str(tmp_path / "first"), image))
     assert (base / "image").exists(), "what is as it should be stays"
@@ -200,7 +221,9 @@ def test_who_has_sent_what_is_damaged_takes_it_out_of_use(world: World, image: s
     qemu_io(world.clone(image, world.disk()), "qcow2", "read -P 0xa1 1M 64k")
 
 
-def test_extent_that_was_something_else_at_first_has_its_zeros(world: World, image: s.ImageRef, tmp_path: Path) -> None:
+def test_extent_that_was_something_else_at_first_has_its_zeros(
+    world: World, image: s.ImageRef, tmp_path: Path
+) -> None:
     """It is written while it is hashed: what turns out to be wrong stays there until the right one comes."""
     (base,) = world.bases()
     target = Partial(str(tmp_path / "other"), image)
@@ -224,12 +247,16 @@ def test_manifest_of_another_generation_is_not_taken(world: World, image: s.Imag
         fetch(serve(world, image), Partial(str(tmp_path / "other"), wrong))
 
 
-def test_peer_without_the_base_says_so_soon(world: World, image: s.ImageRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peer_without_the_base_says_so_soon(
+    world: World, image: s.ImageRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started = time.monotonic()
     wrong = image._replace(generation="0" * 32)
     with pytest.raises(MissingImage):
         fetch(serve(world, wrong), Partial(str(tmp_path / "other"), wrong))
-    assert time.monotonic() - started < peers.FOLLOW_S, "it waits for what is about to begin, not for what arrives"
+    assert time.monotonic() - started < peers.FOLLOW_S, (
+        "it waits for what is about to begin, not for what arrives"
+    )
 
 
 def test_source_is_left_when_the_front_end_says_so(world: World, image: s.ImageRef, tmp_path: Path) -> None:
@@ -237,7 +264,9 @@ def test_source_is_left_when_the_front_end_says_so(world: World, image: s.ImageR
         fetch(serve(world, image), Partial(str(tmp_path / "other"), image), skip=True)
 
 
-def test_base_that_is_still_arriving_is_served_as_it_comes(world: World, image: s.ImageRef, tmp_path: Path) -> None:
+def test_base_that_is_still_arriving_is_served_as_it_comes(
+    world: World, image: s.ImageRef, tmp_path: Path
+) -> None:
     """The peer gets it from the store, slowly, and we get it from the peer: a chain of two."""
     root, text = str(world.root), (world.bases()[0] / "manifest").read_bytes()
     cache.forget(cache.at(root, world.bases()[0].name))
@@ -268,7 +297,9 @@ def test_base_that_is_still_arriving_is_served_as_it_comes(world: World, image: 
     assert early == set(first), "it comes before the peer has all"
 
 
-def test_receiver_has_it_from_the_peer_and_the_store_is_the_last_resort(world: World, image: s.ImageRef) -> None:
+def test_receiver_has_it_from_the_peer_and_the_store_is_the_last_resort(
+    world: World, image: s.ImageRef
+) -> None:
     (base,) = world.bases()
 
     def have(sources: tuple[str, ...], from_store: str) -> dict[str, object]:
@@ -303,9 +334,10 @@ def test_clone_asks_the_front_end_when_it_is_cold_and_only_then(world: World, im
     def clone(vm: int) -> None:
         disk = world.disk(vm)
         steps = [
-            s.StageBase(str(world.root), image._replace(generation="")), s.PrepareVm(vm, disk.vm_dir),
+            s.StageBase(str(world.root), image._replace(generation="")),
+            s.PrepareVm(vm, disk.vm_dir),
             s.CreateOverlay(disk, image, 0, ""),
-        ]  # fmt: skip
+        ]
         with Session("localhost", "clone", Config()) as session:
             session.run(steps, answer=answer)
         qemu_io(disk.path, "qcow2", "read -P 0xa1 1M 64k")
@@ -330,9 +362,13 @@ def test_compressors_of_this_machine() -> None:
         compress.unpack("zstd", compress.pack("zstd", data), len(data) + 1)
 
 
-def test_reception_killed_at_any_step_is_gone_on_with(world: World, image: s.ImageRef, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reception_killed_at_any_step_is_gone_on_with(
+    world: World, image: s.ImageRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (base,) = world.bases()
-    peer = Partial(str(world.root), image)  # what a peer has passed on before: three extents of a killed reception
+    peer = Partial(
+        str(world.root), image
+    )  # what a peer has passed on before: three extents of a killed reception
     peer.begin((base / "manifest").read_bytes())
     with open(image.source, "rb") as file:
         for index in peer.missing()[:3]:
@@ -355,7 +391,9 @@ def test_reception_killed_at_any_step_is_gone_on_with(world: World, image: s.Ima
         killed += is_killed
         world.on(step)
         assert extents.copy(str(base / "image"), None, "raw", "test").generation == image.generation
-        assert (base / "leases").is_dir() and not (base / "have").exists() and not (base / "generation").exists()
+        assert (
+            (base / "leases").is_dir() and not (base / "have").exists() and not (base / "generation").exists()
+        )
         assert world.leftovers() == []
         if not is_killed:
             break
@@ -383,24 +421,37 @@ def test_what_another_base_has_is_not_fetched(world: World, image: s.ImageRef) -
     (old,) = [base for base in world.bases() if base.name.startswith("100-7-")]
     data = len(extents.parse((old / "manifest").read_bytes()).extents)
     sources = found["sources"]  # type: ignore[index]
-    assert sources["store"] == {"extents": 1, "bytes": extents.EXTENT} and sources["here"]["extents"] == data - 1
+    assert (
+        sources["store"] == {"extents": 1, "bytes": extents.EXTENT} and sources["here"]["extents"] == data - 1
+    )
     made = cache.named(str(world.root), other, other.generation)
     assert extents.copy(made.image, None, "raw", "test").generation == other.generation
     assert world.leftovers() == []
 
 
-@pytest.mark.fault(39, "a base of which another one was to be made, and that was seen to be rotten, is out of use")
+@pytest.mark.fault(
+    39, "a base of which another one was to be made, and that was seen to be rotten, is out of use"
+)
 def test_what_has_rotted_in_another_base_comes_from_the_store(world: World, image: s.ImageRef) -> None:
     other = second(world, image, "other", 22 * MiB)
     (old,) = world.bases()
     flip(old / "image", 101 * MiB)
     (found,) = world.on(wanted(world, b.Part(other)))
     assert found["sources"]["store"]["extents"] == 2  # type: ignore[index]
-    assert ((old / "image").exists(), (old / "damaged").exists()) == (False, True), "no guest is given it any more"
-    assert extents.copy(cache.named(str(world.root), other, other.generation).image, None, "raw", "test").generation == other.generation
+    assert ((old / "image").exists(), (old / "damaged").exists()) == (False, True), (
+        "no guest is given it any more"
+    )
+    assert (
+        extents.copy(
+            cache.named(str(world.root), other, other.generation).image, None, "raw", "test"
+        ).generation
+        == other.generation
+    )
 
 
-def test_extents_of_several_bases_come_by_their_hashes(world: World, image: s.ImageRef, tmp_path: Path) -> None:
+def test_extents_of_several_bases_come_by_their_hashes(
+    world: World, image: s.ImageRef, tmp_path: Path
+) -> None:
     """A peer that has one base gives what it has of another one."""
     from semishared.base.account import Account, Orders
     from semishared.base.filling import Filling
@@ -420,11 +471,15 @@ def test_extents_of_several_bases_come_by_their_hashes(world: World, image: s.Im
     filling._ask(step.sources, lambda: not targets.has_shared, filling._shared)
     lacking = [target.shared() for target in targets.all]
     assert lacking == [[5], []], "what it does not have"
-    assert account.sources["localhost"]["bytes"] < (targets.count / 2 + 1) * extents.EXTENT * 1.01, "each once, for both"
+    assert account.sources["localhost"]["bytes"] < (targets.count / 2 + 1) * extents.EXTENT * 1.01, (
+        "each once, for both"
+    )
     targets.close()
 
 
-def test_who_was_left_for_a_faster_source_is_asked_for_the_next_base_all_the_same(world: World, tmp_path: Path) -> None:
+def test_who_was_left_for_a_faster_source_is_asked_for_the_next_base_all_the_same(
+    world: World, tmp_path: Path
+) -> None:
     """Unlike who was not reached."""
     from semishared.base.account import Account, Orders
     from semishared.base.filling import Filling
@@ -448,7 +503,9 @@ def test_who_was_left_for_a_faster_source_is_asked_for_the_next_base_all_the_sam
 
 
 @pytest.mark.parametrize("holder", ["localhost", "nowhere"])
-def test_peer_that_nobody_knows_is_tried_while_the_store_is_read(world: World, tmp_path: Path, holder: str) -> None:
+def test_peer_that_nobody_knows_is_tried_while_the_store_is_read(
+    world: World, tmp_path: Path, holder: str
+) -> None:
     from semishared.base import pricing
     from semishared.base.account import Account, Orders
     from semishared.base.filling import Filling

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks and bases on the devices of a host's pool, through the real host side: file systems of their own, mounted here."""
+"""Disks and bases on the devices of a host's pool, through the real host side: file systems of their own,
+mounted here.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,16 @@ from semishared.base import devices, placed
 from semishared.config import Config
 from semishared.disk import on_devices, vm_dir
 from semishared.disk.epochs import Planned
-from semishared.errors import BadPool, DeviceMissing, NoDevice, NoDeviceOfClass, NoSpace, NotSupported, SemisharedError, UnexpectedLink
+from semishared.errors import (
+    BadPool,
+    DeviceMissing,
+    NoDevice,
+    NoDeviceOfClass,
+    NoSpace,
+    NotSupported,
+    SemisharedError,
+    UnexpectedLink,
+)
 from semishared.host import host_probe
 from semishared.model import layout_devices
 from semishared.model import steps as s
@@ -77,7 +88,9 @@ class Pool:
         return sorted(str(found) for path in self.paths for found in path.glob(".semishared/layers/*"))
 
     def leftovers(self) -> "list[str]":
-        return [str(found) for path in self.paths for found in path.rglob("*") if ".staged-" in found.name] + self.world.leftovers()
+        return [
+            str(found) for path in self.paths for found in path.rglob("*") if ".staged-" in found.name
+        ] + self.world.leftovers()
 
 
 def device_of(path: object) -> str:
@@ -85,7 +98,9 @@ def device_of(path: object) -> str:
     return os.path.realpath(str(path)).split("/.semishared/")[0]
 
 
-def test_a_disk_and_its_base_lie_on_a_device_and_by_their_paths_where_they_always_do(world: World, pool: Pool) -> None:
+def test_a_disk_and_its_base_lie_on_a_device_and_by_their_paths_where_they_always_do(
+    world: World, pool: Pool
+) -> None:
     pool.set()
     disk = world.disk()
     top = world.clone(world.image(), disk)
@@ -96,7 +111,11 @@ def test_a_disk_and_its_base_lie_on_a_device_and_by_their_paths_where_they_alway
     assert device_of(base) == device_of(folder), "near what it lies over"
     record = json.loads(Path(disk.vm_dir, ".semishared/disk.1.json").read_text())
     assert (record["version"], record["path"]) == (1, f"{disk.path}.snap/0")
-    named = json.loads(subprocess.run(["qemu-img", "info", "--output=json", str(top)], check=True, stdout=subprocess.PIPE).stdout)
+    named = json.loads(
+        subprocess.run(
+            ["qemu-img", "info", "--output=json", str(top)], check=True, stdout=subprocess.PIPE
+        ).stdout
+    )
     assert named["backing-filename"] == f"{base}/leases/5-1"
     qemu_io(top, "qcow2", "read -P 0xa1 1M 64k")
     assert not pool.leftovers()
@@ -125,7 +144,13 @@ def test_without_a_pool_nothing_lies_elsewhere(world: World) -> None:
 # -- moves ------------------------------------------------------------------------------------------
 
 
-def carry(source_dir: str, target_dir: str, vm: int, disks: "tuple[int, ...]", wants: "dict[str, object] | None" = None) -> None:
+def carry(
+    source_dir: str,
+    target_dir: str,
+    vm: int,
+    disks: "tuple[int, ...]",
+    wants: "dict[str, object] | None" = None,
+) -> None:
     """Relay a VM directory as `tm/mv` does, each end with its own session; `wants`: of devices there."""
     with Session("localhost", "mv", Config()) as source, Session("localhost", "mv", Config()) as target:
         (found,) = source.run([s.MarkVm(vm, source_dir)])
@@ -144,7 +169,9 @@ def carry(source_dir: str, target_dir: str, vm: int, disks: "tuple[int, ...]", w
 
 
 def prepared(world: World) -> "tuple[str, str]":
-    """Make VM 5 with two overlays, one of them with a snapshot, a disk in place and a volatile one; return where it is and goes."""
+    """Make VM 5 with two overlays, one of them with a snapshot, a disk in place and a volatile one; return
+    where it is and goes.
+    """
     image = world.image()
     for number in (1, 3):
         qemu_io(world.clone(image, world.disk(5, number)), "qcow2", f"write -P 0x3{number} 2M 64k")
@@ -156,7 +183,13 @@ def prepared(world: World) -> "tuple[str, str]":
 
 
 def check_content(directory: str) -> None:
-    qemu_io(f"{directory}/disk.1.snap/1", "qcow2", "read -P 0x31 2M 64k", "read -P 0x41 3M 64k", "read -P 0xa1 1M 64k")
+    qemu_io(
+        f"{directory}/disk.1.snap/1",
+        "qcow2",
+        "read -P 0x31 2M 64k",
+        "read -P 0x41 3M 64k",
+        "read -P 0xa1 1M 64k",
+    )
     qemu_io(f"{directory}/disk.3", "qcow2", "read -P 0x33 2M 64k")
     assert os.path.isfile(f"{directory}/disk.2") and os.path.islink(f"{directory}/disk.0")
 
@@ -178,7 +211,9 @@ def test_a_directory_is_carried_into_a_pool_and_out_of_it(world: World, pool: Po
     pool.set()
     carry(source, target, 5, (0, 1, 2, 3))
     check_content(target)
-    assert len(pool.layers()) == 2 and not os.path.islink(f"{target}/disk.2"), "a volatile disk of before stays a plain file"
+    assert len(pool.layers()) == 2 and not os.path.islink(f"{target}/disk.2"), (
+        "a volatile disk of before stays a plain file"
+    )
     devices = world.root / "devices"
     aside = {name: os.readlink(devices / name) for name in os.listdir(devices) if not name.endswith(".json")}
     # As on a host that has no pool: but its own links still lead somewhere.
@@ -188,7 +223,9 @@ def test_a_directory_is_carried_into_a_pool_and_out_of_it(world: World, pool: Po
     assert len(pool.layers()) == 4 and aside
 
 
-def test_a_killed_receiver_leaves_nothing_that_the_next_one_does_not_take_away(world: World, pool: Pool) -> None:
+def test_a_killed_receiver_leaves_nothing_that_the_next_one_does_not_take_away(
+    world: World, pool: Pool
+) -> None:
     pool.set()
     source, target = prepared(world)
     with Session("localhost", "mv", Config()) as host:
@@ -200,16 +237,24 @@ def test_a_killed_receiver_leaves_nothing_that_the_next_one_does_not_take_away(w
 
 
 def test_a_link_that_arrives_is_none_of_ours(world: World, pool: Pool) -> None:
-    """Another host says what is in its stream: a link into the layers of another VM would cost that VM its disk."""
+    """Another host says what is in its stream: a link into the layers of another VM would cost that VM its
+    disk.
+    """
     pool.set()
     victim = world.disk(6)
     world.clone(world.image(), victim)
     carry_in = world.top / "made"
     (carry_in / ".semishared").mkdir(parents=True)
     (carry_in / "disk.1.snap").symlink_to(os.readlink(f"{victim.path}.snap"))
-    stream = subprocess.run(["tar", "-C", str(carry_in), "-cf", "-", "."], check=True, stdout=subprocess.PIPE).stdout
+    stream = subprocess.run(
+        ["tar", "-C", str(carry_in), "-cf", "-", "."], check=True, stdout=subprocess.PIPE
+    ).stdout
     with pytest.raises(UnexpectedLink):
-        world.on(s.ReceiveVm(5, world.disk(5).vm_dir, True, "", (1,)), data=[stream], sha256=hashlib.sha256(stream).hexdigest())
+        world.on(
+            s.ReceiveVm(5, world.disk(5).vm_dir, True, "", (1,)),
+            data=[stream],
+            sha256=hashlib.sha256(stream).hexdigest(),
+        )
     qemu_io(victim.path, "qcow2", "read -P 0xa1 1M 64k")
     assert len(pool.layers()) == 1 and not pool.leftovers()
 
@@ -217,7 +262,9 @@ def test_a_link_that_arrives_is_none_of_ours(world: World, pool: Pool) -> None:
 # -- devices come and go ------------------------------------------------------------------------------
 
 
-def test_an_unmounted_directory_is_no_device_and_nothing_is_written_below_it(world: World, pool: Pool) -> None:
+def test_an_unmounted_directory_is_no_device_and_nothing_is_written_below_it(
+    world: World, pool: Pool
+) -> None:
     pool.set()
     disk = world.disk()
     world.clone(world.image(), disk)
@@ -232,7 +279,9 @@ def test_an_unmounted_directory_is_no_device_and_nothing_is_written_below_it(wor
     assert os.listdir(lost) == []
     (base,) = world.bases()
     assert device_of(base) != str(lost), "its base is made again elsewhere"
-    assert "100-7" in base.name and f"{base.name}/5-1" in world.leases(), "and who lay over it still does, when its device is back"
+    assert "100-7" in base.name and f"{base.name}/5-1" in world.leases(), (
+        "and who lay over it still does, when its device is back"
+    )
     world.on(s.RemoveVm(5, disk.vm_dir))
     assert not os.path.exists(disk.vm_dir)
     for path in pool.paths:
@@ -265,10 +314,17 @@ def test_the_hosts_monitoring_tells_of_its_pool(world: World, pool: Pool) -> Non
     pool.set()
     told = dict(re.findall(r'([A-Z_]+) = "([^"]*)"', host_probe.report(str(world.location))))
     sizes = (int(told["POOL_LARGEST_MB"]), int(told["POOL_FREE_MB"]), int(told["POOL_TOTAL_MB"]))
-    assert told["HEALTH"] == "OK" and told["POOL"] == "3" and 250 < sizes[0] <= 256 < sizes[1] <= sizes[2] == sum(pool.sizes)
+    assert (
+        told["HEALTH"] == "OK"
+        and told["POOL"] == "3"
+        and 250 < sizes[0] <= 256 < sizes[1] <= sizes[2] == sum(pool.sizes)
+    )
     subprocess.run(["umount", str(pool.paths[2])], check=True)
     told = dict(re.findall(r'([A-Z_]+) = "([^"]*)"', host_probe.report(str(world.location))))
-    assert told["HEALTH"] == f"device {pool.paths[2]} is not there" and (told["POOL"], told["POOL_TOTAL_MB"]) == ("2", "192")
+    assert told["HEALTH"] == f"device {pool.paths[2]} is not there" and (
+        told["POOL"],
+        told["POOL_TOTAL_MB"],
+    ) == ("2", "192")
 
 
 PROBE = Path(__file__).resolve().parents[2] / "im/semishared"
@@ -283,13 +339,20 @@ def probe(location: Path) -> "list[str]":
         (place / "lib").symlink_to(at / "lib")
         (place / "im/kvm-probes.d/host/system").mkdir(parents=True)
         shutil.copy(PROBE, place / "im/kvm-probes.d/host/system/semishared")
-        done = subprocess.run([str(place / "im/kvm-probes.d/host/system/semishared")], input=told, check=True, stdout=subprocess.PIPE)
+        done = subprocess.run(
+            [str(place / "im/kvm-probes.d/host/system/semishared")],
+            input=told,
+            check=True,
+            stdout=subprocess.PIPE,
+        )
     first, *others = done.stdout.decode().splitlines()
     assert first.startswith("SEMISHARED = [ ")
     return others
 
 
-def test_oned_is_told_what_is_free_on_the_pool_for_each_system_datastore_of_ours(world: World, pool: Pool) -> None:
+def test_oned_is_told_what_is_free_on_the_pool_for_each_system_datastore_of_ours(
+    world: World, pool: Pool
+) -> None:
     for system, driver in (("101", "semishared"), ("103", "semishared"), ("104", "ssh")):
         (world.location / system).mkdir(exist_ok=True)
         (world.location / system / ".monitor").write_text(f"{driver}\n")
@@ -304,19 +367,25 @@ def test_oned_is_told_what_is_free_on_the_pool_for_each_system_datastore_of_ours
         assert total == sum(pool.sizes) and used + free == total and 32 <= used < 36
     (world.location / "103").rename(world.top / "away")
     (world.location / "103").symlink_to(world.top / "away")
-    assert [line.split(",")[0] for line in probe(world.location)] == ["DS = [ ID = 101"], "of a link monitor_ds.rb says what is true"
+    assert [line.split(",")[0] for line in probe(world.location)] == ["DS = [ ID = 101"], (
+        "of a link monitor_ds.rb says what is true"
+    )
     (world.location / "103").unlink()
     (world.top / "away").rename(world.location / "103")
     for path in pool.paths:
         subprocess.run(["umount", str(path)], check=True)
-    assert [line.split(", ")[1:] for line in probe(world.location)] == [["USED_MB = 0", "TOTAL_MB = 0", "FREE_MB = 0 ]"]] * 2
+    assert [line.split(", ")[1:] for line in probe(world.location)] == [
+        ["USED_MB = 0", "TOTAL_MB = 0", "FREE_MB = 0 ]"]
+    ] * 2
 
 
 def test_the_probe_comes_after_that_of_opennebula_whose_figures_it_corrects() -> None:
     from semishared.install.tree import PROBES
 
     for path in PROBES:
-        assert os.path.basename(path) > "monitor_ds.rb" and os.path.basename(os.path.dirname(path)) == "system"
+        assert (
+            os.path.basename(path) > "monitor_ds.rb" and os.path.basename(os.path.dirname(path)) == "system"
+        )
 
 
 def test_a_device_that_cannot_be_written_to_takes_nothing(world: World, pool: Pool) -> None:
@@ -348,7 +417,11 @@ def test_what_a_device_held_while_it_was_away_is_found_when_it_is_back(world: Wo
     world.clone(world.image(), disk)
     lost = Path(device_of(f"{disk.path}.snap"))
     aside = world.root / "devices" / "aside"
-    link = next(entry for entry in (world.root / "devices").glob("*-*[!n]") if os.readlink(entry).startswith(f"{lost}/"))
+    link = next(
+        entry
+        for entry in (world.root / "devices").glob("*-*[!n]")
+        if os.readlink(entry).startswith(f"{lost}/")
+    )
     link.rename(aside)
     world.on(s.RemoveVm(5, disk.vm_dir))
     world.clone(world.image(), world.disk(6))
@@ -376,7 +449,9 @@ def test_what_killed_actions_left_in_a_base_on_a_device_is_removed_there(world: 
     lease = next(item for item in found["leases"] if item["vm"] == 9)
     for kind, item in [("lease", lease), *(("staged", item) for item in found["staged"])]:
         vm = 9 if kind == "lease" else -1
-        assert world.on(s.Discard(kind, item["path"], str(world.location), vm, item.get("seen", ""))) == [{"removed": True}]
+        assert world.on(s.Discard(kind, item["path"], str(world.location), vm, item.get("seen", ""))) == [
+            {"removed": True}
+        ]
     assert not any(map(os.path.lexists, left)) and world.leases() == [f"{base.name}/5-1"]
     # Any other link there is followed by nobody.
     elsewhere = world.top / "elsewhere"
@@ -389,7 +464,9 @@ def test_what_killed_actions_left_in_a_base_on_a_device_is_removed_there(world: 
 
 
 def test_an_unpublished_link_to_a_base_goes_alone(world: World, pool: Pool) -> None:
-    """Who is killed between making a link and naming it leaves one more that leads to what another is making."""
+    """Who is killed between making a link and naming it leaves one more that leads to what another is
+    making.
+    """
     pool.set()
     world.clone(world.image(), world.disk())
     (base,) = world.bases()
@@ -425,7 +502,9 @@ def test_bases_of_one_session_come_to_the_devices_whose_room_was_judged(world: W
     assert sum(needed for _, needed in judged) == sum(answer["needed"] for answer in answers)
     for listed, needed in judged:
         same = [answer for answer in answers if answer["where"] == listed["where"]]
-        assert needed == sum(answer["needed"] for answer in same) and all(answer["free"] == listed["free"] for answer in same)
+        assert needed == sum(answer["needed"] for answer in same) and all(
+            answer["free"] == listed["free"] for answer in same
+        )
     assert {listed["total"] for listed, _ in judged} <= {size * MiB for size in pool.sizes}
     parts = tuple(Part(image, device=answer["where"]) for image, answer in zip(images, answers))
     world.on(FetchBases(str(world.root), parts, (), "rest", "", "none", 0, 0, (), ()))
@@ -434,7 +513,11 @@ def test_bases_of_one_session_come_to_the_devices_whose_room_was_judged(world: W
 
 
 def uuid_of(world: World, path: Path) -> str:
-    return next(entry.name for entry in (world.root / "devices").glob("*-*[!n]") if os.readlink(entry) == f"{path}/.semishared")
+    return next(
+        entry.name
+        for entry in (world.root / "devices").glob("*-*[!n]")
+        if os.readlink(entry) == f"{path}/.semishared"
+    )
 
 
 # -- what is declared ---------------------------------------------------------------------------------
@@ -464,7 +547,9 @@ def test_a_copy_of_a_device_is_refused(world: World, pool: Pool) -> None:
         pool.set()
 
 
-def test_a_device_that_is_not_declared_any_more_takes_nothing_and_goes_when_it_is_empty(world: World, pool: Pool) -> None:
+def test_a_device_that_is_not_declared_any_more_takes_nothing_and_goes_when_it_is_empty(
+    world: World, pool: Pool
+) -> None:
     assert sorted(pool.set()["labelled"]) == sorted(map(str, pool.paths))
     disk = world.disk()
     world.clone(world.image(), disk)
@@ -484,9 +569,22 @@ def test_a_device_that_is_not_declared_any_more_takes_nothing_and_goes_when_it_i
 # -- killed at every point ----------------------------------------------------------------------------
 
 OWN = {
-    "staged disk.1.snap", "published disk.1.snap", "directory on a device made", "base linked", "base renamed on its device", "leased",
-    "directory on a device removed", "disk.1 layer renamed", "base published", "incoming adopted", "vm directory published",
-    "removed directory gone", "partial made", "partial finished", "base unlinked", "base forgotten",
+    "staged disk.1.snap",
+    "published disk.1.snap",
+    "directory on a device made",
+    "base linked",
+    "base renamed on its device",
+    "leased",
+    "directory on a device removed",
+    "disk.1 layer renamed",
+    "base published",
+    "incoming adopted",
+    "vm directory published",
+    "removed directory gone",
+    "partial made",
+    "partial finished",
+    "base unlinked",
+    "base forgotten",
 }
 """Points between which something of a pool may be half made."""
 
@@ -514,21 +612,30 @@ def moving(world: World, number: int) -> None:
 
 
 def renaming(world: World, number: int) -> None:
-    world.on(s.RenameVm(number, world.disk(number).vm_dir, str(world.location / "103" / str(number)), True, "", (1,)))
+    world.on(
+        s.RenameVm(
+            number, world.disk(number).vm_dir, str(world.location / "103" / str(number)), True, "", (1,)
+        )
+    )
 
 
 def evicting(world: World, number: int) -> None:
     world.on(EvictBase(str(world.root), base_name(world, number)))
 
 
-KILLED = {function.__name__: function for function in (cloning, cloning_again, deleting, removing, moving, renaming, evicting)}
+KILLED = {
+    function.__name__: function
+    for function in (cloning, cloning_again, deleting, removing, moving, renaming, evicting)
+}
 
 
 def of_its_own(world: World, number: int) -> s.ImageRef:
     """Return an image of other content than all others: what bases have in common is not copied again."""
     path, pattern = world.store / f"image{number}", number % 251
     made = s.ImageRef(100, number, "raw", str(path))
-    return made if path.exists() else world.image(path.name, size=4 * MiB, pattern=pattern)._replace(id=number)
+    return (
+        made if path.exists() else world.image(path.name, size=4 * MiB, pattern=pattern)._replace(id=number)
+    )
 
 
 def base_name(world: World, number: int) -> str:
@@ -547,7 +654,9 @@ def ready(world: World, what: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("what", KILLED)
-def test_killed_at_every_point_and_done_again(world: World, pool: Pool, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_at_every_point_and_done_again(
+    world: World, pool: Pool, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool.set()
     act, trace = KILLED[what], world.top / "trace"
     for number in (999, 1000):  # what the first one makes for all is not made again
@@ -566,7 +675,10 @@ def test_killed_at_every_point_and_done_again(world: World, pool: Pool, what: st
             act(world, number)
         monkeypatch.delenv("SEMISHARED_TRACE")
         monkeypatch.delenv("SEMISHARED_KILL_AT")
-        assert "moving" in what or trace.with_name(f"trace-{number}").read_text().splitlines()[-1] == f"{number} {name}"
+        assert (
+            "moving" in what
+            or trace.with_name(f"trace-{number}").read_text().splitlines()[-1] == f"{number} {name}"
+        )
         act(world, number)
         there = [world.disk(number, system=system).vm_dir for system in (101, 103)]
         found = [path for path in there if os.path.exists(f"{path}/disk.1")]
@@ -575,7 +687,10 @@ def test_killed_at_every_point_and_done_again(world: World, pool: Pool, what: st
         for path in found:
             qemu_io(f"{path}/disk.1.snap/0", "qcow2", f"read -P {number % 251} 1M 64k")
         assert len([path for path in pool.layers() if f"/{number}-1-" in path]) == wanted, f"killed at {name}"
-        *_, seen = world.on(*(s.RemoveVm(number, path) for path in there), s.LookAround(str(world.location), (101, 103), (), False))
+        *_, seen = world.on(
+            *(s.RemoveVm(number, path) for path in there),
+            s.LookAround(str(world.location), (101, 103), (), False),
+        )
         assert isinstance(seen, dict) and seen["unlinked"] == [], f"killed at {name}"
         for item in seen["root"]["staging"]:
             assert name in ("base linked", "base renamed on its device"), "its link is left, for gc"
@@ -583,7 +698,9 @@ def test_killed_at_every_point_and_done_again(world: World, pool: Pool, what: st
         assert not pool.leftovers(), f"killed at {name}"
 
 
-def test_labelling_killed_at_every_point_and_done_again(world: World, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labelling_killed_at_every_point_and_done_again(
+    world: World, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(1, 40):
         monkeypatch.setenv("SEMISHARED_KILL_AT", str(number))
         try:
@@ -598,7 +715,9 @@ def test_labelling_killed_at_every_point_and_done_again(world: World, pool: Pool
     assert 3 < number < 39
 
 
-def test_closing_a_device_killed_at_every_point_and_done_again(world: World, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_a_device_killed_at_every_point_and_done_again(
+    world: World, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool.set()
     world.clone(world.image(), world.disk())
     closed = device_of(f"{world.disk().path}.snap")
@@ -617,7 +736,9 @@ def test_closing_a_device_killed_at_every_point_and_done_again(world: World, poo
             monkeypatch.delenv("SEMISHARED_KILL_AT")
             monkeypatch.delenv("SEMISHARED_TRACE")
         row = pool.rows()[closed]
-        assert row["state"] == "" and row["weight"] == (0 if "device closed" in passed or f"published {row['uuid']}.json" in passed else 1)
+        assert row["state"] == "" and row["weight"] == (
+            0 if "device closed" in passed or f"published {row['uuid']}.json" in passed else 1
+        )
         qemu_io(world.disk().path, "qcow2", "read -P 0xa1 1M 64k")
         assert pool.set(*others) == {"labelled": [], "closed": [closed], "gone": []}
         assert pool.rows()[closed]["weight"] == 0 and not pool.leftovers()
@@ -639,7 +760,11 @@ def test_who_arrives_is_placed_by_what_comes_with_each_disk(world: World, pool: 
     directory = world.disk(50).vm_dir
     os.makedirs(directory)
     on_devices.prepare(directory, 50, (1, 2, 3), sizes=dict.fromkeys((1, 2, 3), 100 * MiB))
-    assert sorted(device_of(f"{directory}/disk.{number}.snap") for number in (1, 2, 3)) == [middle, large, large]
+    assert sorted(device_of(f"{directory}/disk.{number}.snap") for number in (1, 2, 3)) == [
+        middle,
+        large,
+        large,
+    ]
     sizes = {"1": 100 * MiB, "2": 100 * MiB, "3": 100 * MiB}
     world.on(s.MakeRoom(60, world.disk(60).vm_dir, 300 * MiB, (), sizes))
     for too_much in ({"1": 260 * MiB}, {**sizes, "4": 100 * MiB}):
@@ -647,7 +772,9 @@ def test_who_arrives_is_placed_by_what_comes_with_each_disk(world: World, pool: 
             world.on(s.MakeRoom(60, world.disk(60).vm_dir, sum(too_much.values()), (), too_much))
 
 
-@pytest.mark.parametrize(("format", "fs"), [("raw", ""), ("qcow2", ""), ("raw", "ext4"), ("qcow2", "xfs"), ("raw", "swap")])
+@pytest.mark.parametrize(
+    ("format", "fs"), [("raw", ""), ("qcow2", ""), ("raw", "ext4"), ("qcow2", "xfs"), ("raw", "swap")]
+)
 def test_a_volatile_disk_lies_on_a_device(world: World, pool: Pool, format: str, fs: str) -> None:
     pool.set()
     disk, size = world.disk(), 400 * MiB
@@ -655,11 +782,19 @@ def test_a_volatile_disk_lies_on_a_device(world: World, pool: Pool, format: str,
     # What holds records and checkpoints is not filled by it.
     with of_size(world.system, "2M"):
         world.on(s.PrepareVm(5, disk.vm_dir), make)
-        assert len(pool.layers()) == 1 and device_of(disk.path) in map(str, pool.paths[1:]), "where a tenth of it has room"
+        assert len(pool.layers()) == 1 and device_of(disk.path) in map(str, pool.paths[1:]), (
+            "where a tenth of it has room"
+        )
         assert os.readlink(disk.path) == "disk.1.snap/0" and os.path.islink(f"{disk.path}.snap")
         record = json.loads(Path(disk.vm_dir, ".semishared/disk.1.json").read_text())
-        assert (record["how"], record["format"], record["path"]) == ("volatile", format, f"{disk.path}.snap/0")
-        told = subprocess.run(["qemu-img", "info", "-f", format, "--output=json", disk.path], check=True, stdout=subprocess.PIPE).stdout
+        assert (record["how"], record["format"], record["path"]) == (
+            "volatile",
+            format,
+            f"{disk.path}.snap/0",
+        )
+        told = subprocess.run(
+            ["qemu-img", "info", "-f", format, "--output=json", disk.path], check=True, stdout=subprocess.PIPE
+        ).stdout
         assert json.loads(told)["virtual-size"] == size and os.stat(disk.path).st_mode & 0o777 == 0o660
         world.on(make)
         assert len(pool.layers()) == 1 and not pool.leftovers(), "once more is as good as once"
@@ -697,14 +832,23 @@ def of_size(directory: Path, size: str) -> Iterator[None]:
 def test_what_comes_to_no_device_is_to_fit_where_the_directory_is(world: World, pool: Pool) -> None:
     pool.set()
     vm_dir, more = world.disk(60).vm_dir, sum(pool.sizes) * MiB
-    seen = {"bytes": 2 * more + 8 * MiB, "bases": (), "sizes": {"1": 8 * MiB, "2": more}, "classes": {"2": ["ram"]}}
+    seen = {
+        "bytes": 2 * more + 8 * MiB,
+        "bases": (),
+        "sizes": {"1": 8 * MiB, "2": more},
+        "classes": {"2": ["ram"]},
+    }
     asked = arrivals.room(args.VmPlace("h1", vm_dir, 60), seen)
     assert (asked.sizes, asked.apart) == ({"1": 8 * MiB}, more)
     with of_size(world.system, "1G"):
-        # A checkpoint that is larger than the pool; and a disk that wants memory has a place there, or is refused by itself.
+        # A checkpoint that is larger than the pool; and a disk that wants memory has a place there, or is
+        # refused by itself.
         world.on(s.MakeRoom(60, vm_dir, more + 8 * MiB, (), {"1": 8 * MiB}), asked)
     with of_size(world.system, "32M"):
-        world.on(s.MakeRoom(60, vm_dir, 80 * MiB, (), {"1": 60 * MiB}), s.MakeRoom(60, vm_dir, 100 * MiB, (), {"1": 60 * MiB}, 20 * MiB))
+        world.on(
+            s.MakeRoom(60, vm_dir, 80 * MiB, (), {"1": 60 * MiB}),
+            s.MakeRoom(60, vm_dir, 100 * MiB, (), {"1": 60 * MiB}, 20 * MiB),
+        )
         for too_much in (s.MakeRoom(60, vm_dir, 100 * MiB, (), {"1": 60 * MiB}), asked):
             with pytest.raises(NoSpace, match=f"no space for .* in {vm_dir} on"):
                 world.on(too_much)
@@ -744,7 +888,11 @@ def test_in_a_datastore_that_is_a_link_disks_lie_as_without_a_pool(world: World,
     top = world.clone(world.image(), world.disk())
     qemu_io(top, "qcow2", "read -P 0xa1 1M 64k")
     world.on(s.CreateVolatile(world.disk(5, 2), MiB, "raw", ""))
-    assert not pool.layers() and not os.path.islink(f"{world.disk().path}.snap") and not os.path.islink(world.disk(5, 2).path)
+    assert (
+        not pool.layers()
+        and not os.path.islink(f"{world.disk().path}.snap")
+        and not os.path.islink(world.disk(5, 2).path)
+    )
     with pytest.raises(NoDeviceOfClass, match="is a symbolic link"):
         on_devices.place(world.disk().vm_dir, 5, 7, MiB, want=Want(("slow",), MiB))
 
@@ -770,7 +918,10 @@ def test_a_burst_from_one_image_is_spread_over_the_devices(world: World) -> None
 
 def pending(world: World) -> "dict[str, int]":
     root = str(world.root)
-    return {devices.mount(root, uuid): size for uuid, size in placed.pending(root, devices.registered(root)).items()}
+    return {
+        devices.mount(root, uuid): size
+        for uuid, size in placed.pending(root, devices.registered(root)).items()
+    }
 
 
 def test_what_is_pending_is_what_is_not_there_yet(world: World, pool: Pool) -> None:
@@ -784,7 +935,9 @@ def test_what_is_pending_is_what_is_not_there_yet(world: World, pool: Pool) -> N
     assert pending(world) == {where: 8 * MiB}
     Path(folder, "0").write_bytes(os.urandom(3 * MiB))
     assert pending(world) == {where: 5 * MiB}
-    assert on_devices.place(vm_dir, 5, 1, 8 * MiB) == folder and pending(world) == {where: 5 * MiB}, "once more is as good as once"
+    assert on_devices.place(vm_dir, 5, 1, 8 * MiB) == folder and pending(world) == {where: 5 * MiB}, (
+        "once more is as good as once"
+    )
     Path(folder, "1").write_bytes(os.urandom(9 * MiB))
     assert pending(world) == {where: 0}
     file = world.root / "locks" / "placed"
@@ -816,7 +969,12 @@ def test_a_place_that_has_no_room_after_all_is_given_up(world: World, pool: Pool
     pool.set()
     disk = world.disk()
     world.on(s.PrepareVm(disk.vm, disk.vm_dir))
-    with pytest.raises(NoSpace), vm_dir.published(disk.vm, disk.vm_dir, "disk.1", Planned(), layered=vm_dir.Layered(MiB, "")) as staged:
+    with (
+        pytest.raises(NoSpace),
+        vm_dir.published(
+            disk.vm, disk.vm_dir, "disk.1", Planned(), layered=vm_dir.Layered(MiB, "")
+        ) as staged,
+    ):
         assert device_of(os.path.dirname(staged)) in map(str, pool.paths)
         Path(staged).write_bytes(bytes(300 * MiB))
     assert not pool.layers() and not os.path.lexists(f"{disk.path}.snap") and not pool.leftovers()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is taken for a device of a pool: whose it is, of which there is a copy, what is one file system; and how one is closed."""
+"""What is taken for a device of a pool: whose it is, of which there is a copy, what is one file system; and
+how one is closed.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def test_a_device_of_a_host_with_the_same_name_is_refused(world: World, pool: Po
     said = json.loads(label(pool.paths[0]).read_text())
     note = world.root / "devices" / f"{said['uuid']}.json"
     note.unlink()  # so it is on a host to which the device has come
-    with pytest.raises(BadPool, match=r"is in the pool of \S+:\S+ \(host 5 in OpenNebula\): take it out there"):
+    with pytest.raises(
+        BadPool, match=r"is in the pool of \S+:\S+ \(host 5 in OpenNebula\): take it out there"
+    ):
         world.on(d.SetDevices(str(world.root), words, 6))
     assert not note.exists() and json.loads(label(pool.paths[0]).read_text()) == said
     world.on(d.SetDevices(str(world.root), words, 5))
@@ -76,7 +80,9 @@ def test_a_renamed_host_keeps_its_devices(world: World, pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_label_that_says_no_id_is_its_hosts_and_says_one_from_then_on(world: World, pool: Pool, lost: bool) -> None:
+def test_a_label_that_says_no_id_is_its_hosts_and_says_one_from_then_on(
+    world: World, pool: Pool, lost: bool
+) -> None:
     pool.set()
     said = json.loads(label(pool.paths[0]).read_text())
     assert "host_id" not in said
@@ -84,7 +90,9 @@ def test_a_label_that_says_no_id_is_its_hosts_and_says_one_from_then_on(world: W
         (world.root / "devices" / f"{said['uuid']}.json").unlink()
     world.on(d.SetDevices(str(world.root), tuple(map(str, pool.paths)), 5))
     now = json.loads(label(pool.paths[0]).read_text())
-    assert (now["host_id"], now["uuid"]) == (5, said["uuid"]) and pool.rows()[str(pool.paths[0])]["state"] == ""
+    assert (now["host_id"], now["uuid"]) == (5, said["uuid"]) and pool.rows()[str(pool.paths[0])][
+        "state"
+    ] == ""
 
 
 @pytest.mark.parametrize("without", [("host_id",), ("host_id", "host", "owner")], ids=["no id", "no owner"])
@@ -94,7 +102,9 @@ def test_a_full_device_keeps_a_label_of_before(
     pool.set()
     side = label(pool.paths[0]).parent
     said = device_label.without_padding(json.loads(label(pool.paths[0]).read_text())) | {"host_id": 5}
-    label(pool.paths[0]).write_text(json.dumps({key: value for key, value in said.items() if key not in without}))
+    label(pool.paths[0]).write_text(
+        json.dumps({key: value for key, value in said.items() if key not in without})
+    )
 
     def full(*_: object) -> None:
         raise NoSpace("no space left")
@@ -124,7 +134,9 @@ def test_a_label_of_before_is_taken_over_and_let_go_of_with_its_device(world: Wo
     ["1" + "0" * 400, "NaN", "Infinity", "-1", "1000", '{"a":' * 5000 + "1" + "}" * 5000],
     ids=["overflows", "nan", "infinite", "negative", "more than is declared", "nested"],
 )
-def test_a_label_with_what_is_no_weight_is_none_and_all_else_goes_on(world: World, pool: Pool, weight: str) -> None:
+def test_a_label_with_what_is_no_weight_is_none_and_all_else_goes_on(
+    world: World, pool: Pool, weight: str
+) -> None:
     pool.set(*map(str, pool.paths[:2]))
     broken, declared = label(pool.paths[0]), plan.declared(f"{pool.paths[0]} {pool.paths[1]}")
     said = json.loads(broken.read_text())
@@ -153,7 +165,9 @@ def test_a_directory_in_the_place_of_a_link_is_named_and_stays(world: World, poo
     assert pool.rows()[str(pool.paths[0])]["state"] == ""
 
 
-def test_a_copy_in_the_place_of_its_original_is_refused_while_that_is_mounted(world: World, pool: Pool) -> None:
+def test_a_copy_in_the_place_of_its_original_is_refused_while_that_is_mounted(
+    world: World, pool: Pool
+) -> None:
     pool.set(*map(str, pool.paths[:2]))
     label(pool.paths[2]).parent.mkdir()
     label(pool.paths[2]).write_bytes(label(pool.paths[0]).read_bytes())
@@ -197,9 +211,15 @@ def test_two_subvolumes_of_btrfs_are_one_file_system(world: World, pool: Pool) -
     subprocess.run(["mkfs.btrfs", "-q", str(image)], check=True)
     subprocess.run(["umount", str(whole)], check=True)
     subprocess.run(["mount", "-o", "loop", str(image), str(whole)], check=True)
-    source = subprocess.run(["findmnt", "-n", "-o", "SOURCE", str(whole)], check=True, stdout=subprocess.PIPE).stdout.decode().strip()
+    source = (
+        subprocess.run(["findmnt", "-n", "-o", "SOURCE", str(whole)], check=True, stdout=subprocess.PIPE)
+        .stdout.decode()
+        .strip()
+    )
     for path in pool.paths[1:]:
-        subprocess.run(["btrfs", "subvolume", "create", str(whole / path.name)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            ["btrfs", "subvolume", "create", str(whole / path.name)], check=True, stdout=subprocess.DEVNULL
+        )
         subprocess.run(["umount", str(path)], check=True)
         subprocess.run(["mount", "-o", f"subvol={path.name}", source, str(path)], check=True)
     with pytest.raises(BadPool, match="are one file system"):
@@ -216,7 +236,11 @@ def mounted(world: World, path: Path, make: "tuple[str, ...]") -> Path:
     subprocess.run([*make, str(image)], check=True)
     subprocess.run(["umount", str(path)], check=True)
     subprocess.run(["mount", "-o", "loop", str(image), str(path)], check=True)
-    source = subprocess.run(["findmnt", "-n", "-o", "SOURCE", str(path)], check=True, stdout=subprocess.PIPE).stdout.decode().strip()
+    source = (
+        subprocess.run(["findmnt", "-n", "-o", "SOURCE", str(path)], check=True, stdout=subprocess.PIPE)
+        .stdout.decode()
+        .strip()
+    )
     return Path("/sys/block", os.path.basename(source), "stat")
 
 
@@ -242,7 +266,11 @@ def directly(path: Path) -> "dict[str, object]":
     return found
 
 
-@pytest.mark.parametrize("make", [("mkfs.btrfs", "-q"), ("mkfs.ext4", "-q", "-O", "inline_data", "-I", "512")], ids=["btrfs", "ext4"])
+@pytest.mark.parametrize(
+    "make",
+    [("mkfs.btrfs", "-q"), ("mkfs.ext4", "-q", "-O", "inline_data", "-I", "512")],
+    ids=["btrfs", "ext4"],
+)
 def test_a_label_of_before_is_found_and_written_anew_so_that_looks_ask_the_disk(
     world: World, pool: Pool, make: "tuple[str, ...]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,4 +326,9 @@ def test_a_label_of_before_is_found_and_written_anew_so_that_looks_ask_the_disk(
     assert 2 < number < 19
     assert not pool.rows()[str(path)]["is_old"] and looks_that_read(world, path, stat) == 5
     now = directly(own)
-    assert {key: now[key] for key in old} == old and now["host"] == said["host"] and now["owner"] and now["padding"]
+    assert (
+        {key: now[key] for key in old} == old
+        and now["host"] == said["host"]
+        and now["owner"]
+        and now["padding"]
+    )

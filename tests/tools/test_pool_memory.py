@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks in memory (class ram) through the real host side: only what fits at its largest, nothing after a restart. Real zram: tests/nfs."""
+"""Disks in memory (class ram) through the real host side: only what fits at its largest, nothing after a
+restart. Real zram: tests/nfs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ import pytest
 
 from semishared.base import devices, overcommitted
 from semishared.disk import in_memory, moved_layers, moved_live, records
-from semishared.errors import BadPool, CannotMove, LostWithMemory, MemoryPromised, NoDeviceOfClass, SemisharedError
+from semishared.errors import (
+    BadPool,
+    CannotMove,
+    LostWithMemory,
+    MemoryPromised,
+    NoDeviceOfClass,
+    SemisharedError,
+)
 from semishared.guest import active_layer, domain, waiting
 from semishared.host import host_probe, watching
 from semishared.model import layout_devices
@@ -41,9 +50,15 @@ def memory(pool: Pool) -> str:
 
 
 def clone(
-    world: World, disk: s.DiskRef, classes: "tuple[str, ...]" = ("ram",), size: int = SIZE, image: "s.ImageRef | None" = None
+    world: World,
+    disk: s.DiskRef,
+    classes: "tuple[str, ...]" = ("ram",),
+    size: int = SIZE,
+    image: "s.ImageRef | None" = None,
 ) -> None:
-    """Clone as `tm/clone` plans it for an image with SEMISHARED_CLASS, of which oned says that it is of `size`."""
+    """Clone as `tm/clone` plans it for an image with SEMISHARED_CLASS, of which oned says that it is of
+    `size`.
+    """
     image = image or s.ImageRef(100, 7, "raw", str(world.store / "image"))
     image = image if os.path.exists(image.source) else world.image()
     world.on(s.PrepareVm(disk.vm, disk.vm_dir), d.PlaceLayers(disk, classes, size, size // 10))
@@ -78,7 +93,10 @@ def test_memory_takes_what_is_to_lie_there_and_nothing_else(world: World, pool: 
 def test_what_would_not_fit_at_its_largest_is_refused_or_goes_elsewhere(world: World, pool: Pool) -> None:
     for number in range(FIT):
         clone(world, world.disk(5, number))
-    why = rf"no device of class ram on \S+ for a disk of up to 64.0 MiB: {memory(pool)} has 51.2 MiB that are not promised"
+    why = (
+        rf"no device of class ram on \S+ for a disk of up to 64.0 MiB: {memory(pool)} has 51.2 MiB "
+        rf"that are not promised"
+    )
     with pytest.raises(NoDeviceOfClass, match=why):
         clone(world, world.disk(6, 0))
     assert os.listdir(world.disk(6).vm_dir) == [".semishared"]
@@ -97,7 +115,9 @@ def test_each_layer_counts_and_so_does_what_a_disk_grows_by(world: World, pool: 
     for layer in (1, 2):
         world.on(s.AddLayer(disk, layer, layer - 1, "qcow2"), s.ActivateLayer(disk, layer, "qcow2"))
     assert promised(pool) == FIT * SIZE
-    with pytest.raises(MemoryPromised, match=r"disk.1: 4 layers of up to 64.0 MiB each are more than the 243.2 MiB"):
+    with pytest.raises(
+        MemoryPromised, match=r"disk.1: 4 layers of up to 64.0 MiB each are more than the 243.2 MiB"
+    ):
         world.on(s.AddLayer(disk, 3, 2, "qcow2"))
     for growing in (s.GrowDisk, s.AllowGrowth):
         with pytest.raises(MemoryPromised):
@@ -113,7 +133,9 @@ def test_each_layer_counts_and_so_does_what_a_disk_grows_by(world: World, pool: 
     qemu_io(f"{disk.path}.snap/2", "qcow2", "read -P 0xa1 1M 64k")
 
 
-def test_memory_that_is_drained_has_room_for_the_layer_of_a_disk_that_leaves_it(world: World, pool: Pool) -> None:
+def test_memory_that_is_drained_has_room_for_the_layer_of_a_disk_that_leaves_it(
+    world: World, pool: Pool
+) -> None:
     for number in range(2):
         clone(world, world.disk(5, number))
     folders = [f"{world.disk(5, number).path}.snap" for number in range(2)]
@@ -134,7 +156,9 @@ def test_a_disk_that_is_larger_than_oned_says_is_counted_as_it_is(world: World, 
         clone(world, world.disk(5, number), size=MiB)
     assert promised(pool) == 2 * SIZE
     clone(world, world.disk(6, 0), size=MiB)
-    with pytest.raises(MemoryPromised, match="disk.1: 1 layers of up to 64.0 MiB each are more than the 51.2 MiB that"):
+    with pytest.raises(
+        MemoryPromised, match="disk.1: 1 layers of up to 64.0 MiB each are more than the 51.2 MiB that"
+    ):
         clone(world, world.disk(6, 1), size=MiB)
     with pytest.raises(NoDeviceOfClass):
         clone(world, world.disk(6, 2), size=0)
@@ -157,10 +181,16 @@ def test_a_pool_of_memory_alone_leaves_all_else_where_it_would_be_without_one(wo
                 subprocess.run(["umount", "-l", str(alone.paths[0])], check=True)
             world.clone(world.image(), world.disk(6))
             clone(world, world.disk(), ("ram", "any"))
-            assert not os.path.islink(f"{world.disk(6).path}.snap") and not any(base.is_symlink() for base in world.bases())
+            assert not os.path.islink(f"{world.disk(6).path}.snap") and not any(
+                base.is_symlink() for base in world.bases()
+            )
             assert os.path.islink(f"{world.disk().path}.snap") == memory_is_there
             told = host_probe.report(str(world.location))
-            assert ("RAM_TOTAL_MB" in told) == memory_is_there and "POOL" not in told and host_probe.capacity(str(world.location)) == []
+            assert (
+                ("RAM_TOTAL_MB" in told) == memory_is_there
+                and "POOL" not in told
+                and host_probe.capacity(str(world.location)) == []
+            )
             world.on(s.RemoveVm(5, world.disk().vm_dir), s.RemoveVm(6, world.disk(6).vm_dir))
     finally:
         alone.close()
@@ -169,7 +199,11 @@ def test_a_pool_of_memory_alone_leaves_all_else_where_it_would_be_without_one(wo
 def test_memory_is_nothing_to_which_the_last_device_could_be_drained(world: World, pool: Pool) -> None:
     root, uuids = str(world.root), [str(pool.rows()[str(path)]["uuid"]) for path in pool.paths]
     world.on(d.CloseDevice(root, uuids[0]))
-    with pytest.raises(BadPool, match=f"{pool.paths[1]} on .* cannot be drained: no other device of its pool takes what is not for memory"):
+    with pytest.raises(
+        BadPool,
+        match=f"{pool.paths[1]} on .* cannot be drained: no other device of its pool takes what is "
+        f"not for memory",
+    ):
         world.on(d.CloseDevice(root, uuids[1]))
     world.clone(world.image(), world.disk())
     assert where(world.disk()) == str(pool.paths[1])
@@ -184,7 +218,9 @@ def test_memory_that_is_all_of_a_pool_can_be_drained(world: World) -> None:
         clone(world, world.disk(), ("ram", "any"))
         world.on(d.CloseDevice(str(world.root), str(alone.rows()[str(alone.paths[0])]["uuid"])))
         clone(world, world.disk(6), ("ram", "any"))
-        assert os.path.islink(f"{world.disk().path}.snap") and not os.path.islink(f"{world.disk(6).path}.snap")
+        assert os.path.islink(f"{world.disk().path}.snap") and not os.path.islink(
+            f"{world.disk(6).path}.snap"
+        )
     finally:
         alone.close()
 
@@ -240,7 +276,10 @@ def test_after_a_restart_its_vms_are_refused_and_others_run(world: World, pool: 
     clone(world, world.disk())
     world.clone(world.image(), world.disk(6))
     restart(pool)
-    with pytest.raises(LostWithMemory, match=f"disk.1 lay in memory of .*, {memory(pool)}, which is empty since the host was started"):
+    with pytest.raises(
+        LostWithMemory,
+        match=f"disk.1 lay in memory of .*, {memory(pool)}, which is empty since the host was started",
+    ):
         started.check_disk(world.disk().vm_dir, records.record_of(world.disk()))
     started.check_disk(world.disk(6).vm_dir, records.record_of(world.disk(6)))
     with pytest.raises(LostWithMemory):
@@ -257,7 +296,10 @@ def test_memory_that_was_drained_takes_nothing_after_a_restart_until_it_is_added
     world: World, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed at every point of that, too."""
-    file, declared = pool.paths[2] / ".semishared" / "device.json", (*map(str, pool.paths[:2]), f"{memory(pool)}=ram")
+    file, declared = (
+        pool.paths[2] / ".semishared" / "device.json",
+        (*map(str, pool.paths[:2]), f"{memory(pool)}=ram"),
+    )
     label, close = file.read_bytes(), d.CloseDevice(str(world.root), str(pool.rows()[memory(pool)]["uuid"]))
     for number in range(1, 30):
         monkeypatch.setenv("SEMISHARED_KILL_AT", str(number))
@@ -298,7 +340,9 @@ def test_the_hosts_monitoring_tells_of_its_memory_apart(world: World, pool: Pool
     assert int(told["RAM_RESERVED_KB"]) == (256 + 16 + 64) * 1024
 
 
-def test_memory_that_was_promised_more_than_once_is_watched_while_it_is_drained(world: World, pool: Pool) -> None:
+def test_memory_that_was_promised_more_than_once_is_watched_while_it_is_drained(
+    world: World, pool: Pool
+) -> None:
     words = [*map(str, pool.paths[:2])]
     pool.set(*words, f"{memory(pool)}=ram:2")
     for number in range(FIT + 1):
@@ -308,7 +352,9 @@ def test_memory_that_was_promised_more_than_once_is_watched_while_it_is_drained(
     root, uuid = str(world.root), str(pool.rows()[memory(pool)]["uuid"])
     assert host_probe.unwatched(root) == [unwatched]
     world.on(d.CloseDevice(root, uuid))
-    assert [device.uuid for device in overcommitted.present(root)] == [uuid] and host_probe.unwatched(root) == [unwatched]
+    assert [device.uuid for device in overcommitted.present(root)] == [uuid] and host_probe.unwatched(
+        root
+    ) == [unwatched]
     disk, link = world.disk(5, 0), devices.link_of(f"{world.disk(5, 0).path}.snap")
     assert link
     step = d.MoveLayers(disk, "one-5", link.name, str(pool.rows()[words[0]]["uuid"]), 0)
@@ -320,7 +366,9 @@ def test_memory_that_was_promised_more_than_once_is_watched_while_it_is_drained(
     (move, *_) = overcommitted.leaving(root, uuid, moved_layers.held(d.ListHeld(root)), {})
     assert overcommitted.is_due(device) and move.target in {str(pool.rows()[word]["uuid"]) for word in words}
     world.on(s.RemoveDisk(world.disk(5, FIT), ""))
-    assert overcommitted.present(root) == [] and [device.uuid for device in overcommitted.memory(root)] == [uuid]
+    assert overcommitted.present(root) == [] and [device.uuid for device in overcommitted.memory(root)] == [
+        uuid
+    ]
     with pytest.raises(CannotMove, match="in memory that is promised once"):
         moved_live._check(step, root, link, link._replace(uuid=step.target))
 
@@ -337,12 +385,17 @@ def test_a_device_with_disks_does_not_become_memory_nor_memory_a_device(world: W
 
 
 @pytest.mark.parametrize("word", ["", "=fast", "=slow:0.5"])
-def test_memory_of_which_its_class_was_not_said_is_refused_though_it_is_empty(world: World, pool: Pool, word: str) -> None:
+def test_memory_of_which_its_class_was_not_said_is_refused_though_it_is_empty(
+    world: World, pool: Pool, word: str
+) -> None:
     """By its label, as semishared-ram.sh writes it before anybody has declared it."""
     label = Path(memory(pool), ".semishared", "device.json")
     said = label.read_bytes()
     assert b"owner" not in said
-    why = f"{memory(pool)} on .* has the label of memory, and is declared as (fast|slow): {memory(pool)}=ram; or, "
+    why = (
+        f"{memory(pool)} on .* has the label of memory, and is declared as (fast|slow): "
+        f"{memory(pool)}=ram; or, "
+    )
     for words in ((*map(str, pool.paths[:2]), memory(pool) + word), (memory(pool) + word,)):
         with pytest.raises(BadPool, match=why):
             pool.set(*words)
@@ -372,9 +425,14 @@ def test_what_a_restart_empties_is_a_device_of_class_ram_or_none(world: World, p
 # -- killed -----------------------------------------------------------------------------------------
 
 OWN = {
-    "staged disk.1.snap", "published disk.1.snap", "memory promised", "directory on a device made", "class noted", "layer added",
+    "staged disk.1.snap",
+    "published disk.1.snap",
+    "memory promised",
+    "directory on a device made",
+    "class noted",
+    "layer added",
     "layer removed",
-}  # fmt: skip
+}
 
 
 def cloning(world: World, number: int) -> None:
@@ -388,7 +446,9 @@ def layering(world: World, number: int) -> None:
 
 
 @pytest.mark.parametrize("act", [cloning, layering])
-def test_killed_at_every_point_and_done_again(world: World, pool: Pool, act: "object", monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_at_every_point_and_done_again(
+    world: World, pool: Pool, act: "object", monkeypatch: pytest.MonkeyPatch
+) -> None:
     trace = world.top / "trace"
     assert callable(act)
 
@@ -401,7 +461,11 @@ def test_killed_at_every_point_and_done_again(world: World, pool: Pool, act: "ob
     act(world, 999)
     monkeypatch.delenv("SEMISHARED_TRACE")
     world.on(s.RemoveVm(999, world.disk(999).vm_dir))
-    points = {int(number): name for number, _, name in (line.partition(" ") for line in trace.read_text().splitlines()) if name in OWN}
+    points = {
+        int(number): name
+        for number, _, name in (line.partition(" ") for line in trace.read_text().splitlines())
+        if name in OWN
+    }
     assert "memory promised" in points.values(), trace.read_text()
     for number, name in points.items():
         ready(number)
@@ -417,7 +481,9 @@ def test_killed_at_every_point_and_done_again(world: World, pool: Pool, act: "ob
         assert promised(pool) == 0 and not pool.leftovers() and not pool.layers(), f"killed at {name}"
 
 
-def test_labelling_killed_at_every_point_and_done_again(world: World, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labelling_killed_at_every_point_and_done_again(
+    world: World, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usual = [*map(str, pool.paths[:2])]
     notes = world.root / "devices"
     for number in range(1, 40):
@@ -429,7 +495,11 @@ def test_labelling_killed_at_every_point_and_done_again(world: World, pool: Pool
             break
         monkeypatch.delenv("SEMISHARED_KILL_AT")
         pool.set(*usual, f"{memory(pool)}=ram")
-        assert pool.rows()[memory(pool)]["class"] == "ram" and len(list(notes.glob("*.json"))) == 3 and not pool.leftovers()
+        assert (
+            pool.rows()[memory(pool)]["class"] == "ram"
+            and len(list(notes.glob("*.json"))) == 3
+            and not pool.leftovers()
+        )
     monkeypatch.delenv("SEMISHARED_KILL_AT")
     assert 3 < number < 39
 
@@ -448,7 +518,9 @@ def test_notes_without_layers_count_for_nothing_and_go(world: World, pool: Pool)
 
 
 class Waiting:
-    """What libvirt would say of a guest: it stands still by an error of one disk, until it is told to go on. Real ones: tests/pool."""
+    """What libvirt would say of a guest: it stands still by an error of one disk, until it is told to go on.
+    Real ones: tests/pool.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
         self.state, self.path = "paused", path
@@ -458,12 +530,16 @@ class Waiting:
         monkeypatch.setattr(active_layer, "opened", lambda *_: {os.path.realpath(self.path): "vdb"})
 
 
-def test_a_guest_goes_on_though_who_knew_why_it_stands_still_was_killed(world: World, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guest_goes_on_though_who_knew_why_it_stands_still_was_killed(
+    world: World, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool.set(*map(str, pool.paths[:2]), f"{memory(pool)}=ram:2")
     disk, root = world.disk(), str(world.root)
     clone(world, disk, ("ram", "any"))
     guest, folder = Waiting(monkeypatch, disk.path), f"{disk.path}.snap"
-    place = layout_devices.Link(str(pool.rows()[str(pool.paths[0])]["uuid"]), "layers", layout_devices.layers_name(5, 1, "0" * 12))
+    place = layout_devices.Link(
+        str(pool.rows()[str(pool.paths[0])]["uuid"]), "layers", layout_devices.layers_name(5, 1, "0" * 12)
+    )
     elsewhere = layout_devices.directory(root, place)
     # As in a move under the guest: noted, copied, and switched.
     moved_live.note_leaving(disk.vm_dir, 1, place)

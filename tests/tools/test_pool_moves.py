@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks and bases go from device to device: file systems of their own, the real host side, killed wherever it can be."""
+"""Disks and bases go from device to device: file systems of their own, the real host side, killed wherever it
+can be.
+"""
 
 from __future__ import annotations
 
@@ -51,12 +53,16 @@ def elsewhere(pool: Pool, path: object) -> "tuple[Path, str]":
     return other, uuid_of(pool, other)
 
 
-def move_disk(world: World, target: str, vm: int = 5, disk: int = 1, *, why: str = "", rate: int = 0) -> "dict[str, Any]":
+def move_disk(
+    world: World, target: str, vm: int = 5, disk: int = 1, *, why: str = "", rate: int = 0
+) -> "dict[str, Any]":
     """Move the layers of a disk to a device; oned has the VM as it was, or `why` it has not."""
     row = of_disk(world, vm, disk)
     step = d.MoveLayers(s.DiskRef(vm, disk, str(row["vm_dir"])), "", str(row["name"]), target, rate)
     with Session("localhost", "pool", Config()) as session:
-        (answer,) = session.run([step], answer=lambda question: {"why": why if question["question"] == "vm" else "?"})
+        (answer,) = session.run(
+            [step], answer=lambda question: {"why": why if question["question"] == "vm" else "?"}
+        )
     assert isinstance(answer, dict)
     return answer
 
@@ -83,13 +89,19 @@ def test_layers_go_to_another_device_whole_and_their_paths_stay(world: World, po
     after = {name: os.stat(f"{directory}/disk.1.snap/{name}") for name in ("0", "1", "7")}
     assert after["0"].st_ino == after["7"].st_ino != after["1"].st_ino
     for name, found in after.items():
-        assert (found.st_mode, found.st_size, found.st_mtime_ns) == (before[name].st_mode, before[name].st_size, before[name].st_mtime_ns)
+        assert (found.st_mode, found.st_size, found.st_mtime_ns) == (
+            before[name].st_mode,
+            before[name].st_size,
+            before[name].st_mtime_ns,
+        )
         assert found.st_blocks * 512 < MiB, "holes stay holes"
     assert Path(directory, ".semishared/disk.1.json").read_bytes() == record
     assert len(pool.layers()) == 3 and not pool.leftovers()
     again = d.MoveLayers(s.DiskRef(5, 1, directory), "", "5-1-0123456789ab", target, 0)
     (refused,) = world.on(again)
-    assert isinstance(refused, dict) and refused["id"] == "SS164", "what was planned of another place is not done"
+    assert isinstance(refused, dict) and refused["id"] == "SS164", (
+        "what was planned of another place is not done"
+    )
 
 
 def test_a_volatile_disk_goes_too(world: World, pool: Pool) -> None:
@@ -97,7 +109,10 @@ def test_a_volatile_disk_goes_too(world: World, pool: Pool) -> None:
     Path(f"{directory}/disk.2").write_bytes(b"v" * MiB)
     other, target = elsewhere(pool, f"{directory}/disk.2.snap")
     assert move_disk(world, target, disk=2)["error"] == ""
-    assert device_of(f"{directory}/disk.2.snap") == str(other) and Path(f"{directory}/disk.2").read_bytes() == b"v" * MiB
+    assert (
+        device_of(f"{directory}/disk.2.snap") == str(other)
+        and Path(f"{directory}/disk.2").read_bytes() == b"v" * MiB
+    )
     assert len(pool.layers()) == 3 and not pool.leftovers()
 
 
@@ -117,7 +132,9 @@ def test_a_disk_that_is_written_to_while_it_is_copied_stays_where_it_was(world: 
     _, target = elsewhere(pool, f"{directory}/disk.1.snap")
     row = of_disk(world, 5, 1)
     with Session("localhost", "pool", Config()) as session:
-        session.begin([d.MoveLayers(s.DiskRef(5, 1, directory), "", row["name"], target, 1 << 20)], answers=True)
+        session.begin(
+            [d.MoveLayers(s.DiskRef(5, 1, directory), "", row["name"], target, 1 << 20)], answers=True
+        )
         assert session.read() == {"event": "ask", "question": "vm", "vm": 5}
         session.send(answer={})
         while len(pool.layers()) < 4:
@@ -130,7 +147,9 @@ def test_a_disk_that_is_written_to_while_it_is_copied_stays_where_it_was(world: 
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_a_disk_that_a_guest_has_open_stays_though_oned_has_its_vm_off(world: World, pool: Pool, when: str) -> None:
+def test_a_disk_that_a_guest_has_open_stays_though_oned_has_its_vm_off(
+    world: World, pool: Pool, when: str
+) -> None:
     """One that is idle changes nothing while its disk is copied: only QEMU's locks tell of it."""
     directory, _ = prepared(world)
     was = os.readlink(f"{directory}/disk.1.snap")
@@ -139,7 +158,9 @@ def test_a_disk_that_a_guest_has_open_stays_though_oned_has_its_vm_off(world: Wo
     with contextlib.ExitStack() as opened, Session("localhost", "pool", Config()) as session:
 
         def open_it() -> subprocess.Popen[bytes]:
-            guest = opened.enter_context(subprocess.Popen(opening, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            guest = opened.enter_context(
+                subprocess.Popen(opening, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            )
             assert guest.stdin and guest.stdout
             guest.stdin.write(b"read 0 512\n")
             guest.stdin.flush()
@@ -148,7 +169,9 @@ def test_a_disk_that_a_guest_has_open_stays_though_oned_has_its_vm_off(world: Wo
 
         guest = open_it() if when == "before" else None
         # Some seconds for what is copied in the second case.
-        session.begin([d.MoveLayers(s.DiskRef(5, 1, directory), "", row["name"], target, 8 << 20)], answers=True)
+        session.begin(
+            [d.MoveLayers(s.DiskRef(5, 1, directory), "", row["name"], target, 8 << 20)], answers=True
+        )
         session.read()
         session.send(answer={"why": "", "is_off": True})
         while guest is None and len(pool.layers()) < 4:
@@ -156,7 +179,11 @@ def test_a_disk_that_a_guest_has_open_stays_though_oned_has_its_vm_off(world: Wo
         guest = guest or open_it()
         (answer,) = session.finish()
         guest.communicate(b"write -P 0x77 10M 64k\nflush\n")
-    assert isinstance(answer, dict) and answer["id"] == "SS164" and "has disk 1 of VM 5 open, which is to be off" in answer["error"]
+    assert (
+        isinstance(answer, dict)
+        and answer["id"] == "SS164"
+        and "has disk 1 of VM 5 open, which is to be off" in answer["error"]
+    )
     assert os.readlink(f"{directory}/disk.1.snap") == was and len(pool.layers()) == 3
     qemu_io(f"{directory}/disk.1.snap/1", "qcow2", "read -P 0x77 10M 64k")
     assert move_disk(world, target)["error"] == ""
@@ -167,7 +194,9 @@ def test_what_oned_begins_ends_a_move_and_is_done(world: World, pool: Pool, what
     directory, elsewhere_dir = prepared(world)
     row, (_, target) = of_disk(world, 5, 1), elsewhere(pool, f"{directory}/disk.1.snap")
     with Session("localhost", "pool", Config()) as session:
-        session.begin([d.MoveLayers(s.DiskRef(5, 1, directory), "", row["name"], target, 8 << 10)], answers=True)
+        session.begin(
+            [d.MoveLayers(s.DiskRef(5, 1, directory), "", row["name"], target, 8 << 10)], answers=True
+        )
         session.read()
         session.send(answer={})
         while len(pool.layers()) < 4:
@@ -215,7 +244,9 @@ def test_a_kept_diff_goes_too(world: World, pool: Pool) -> None:
 def test_what_has_no_room_stays(world: World, pool: Pool) -> None:
     directory, _ = prepared(world)
     full, target = elsewhere(pool, f"{directory}/disk.1.snap")
-    subprocess.run(["fallocate", "-l", str(os.statvfs(full).f_bavail * 4096 - 65536), str(full / "full")], check=True)
+    subprocess.run(
+        ["fallocate", "-l", str(os.statvfs(full).f_bavail * 4096 - 65536), str(full / "full")], check=True
+    )
     answer = move_disk(world, target)
     assert answer["id"] == "SS031" or "no space" in answer["error"].lower()
     check_content(directory)
@@ -236,7 +267,10 @@ def test_a_base_goes_to_another_device_with_its_leases(world: World, pool: Pool)
         assert (answer["error"], answer["leases"]) == ("", ["5-1", "6-1"])
         assert os.pread(opened.fileno(), 1, MiB) == b"\xa1", "who has it open reads on"
     assert device_of(base) == str(other) and not was.exists()
-    assert len({os.stat(path).st_ino for path in (base / "image", base / "leases/5-1", base / "leases/6-1")}) == 1
+    assert (
+        len({os.stat(path).st_ino for path in (base / "image", base / "leases/5-1", base / "leases/6-1")})
+        == 1
+    )
     for vm in (5, 6):
         qemu_io(world.disk(vm).path, "qcow2", "read -P 0xa1 1M 64k")
     world.clone(world.image(), world.disk(7))
@@ -326,7 +360,9 @@ def act(world: World, pool: Pool, what: str, number: int, target: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["disk", "base"])
-def test_killed_at_every_point_and_done_again(world: World, pool: Pool, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_at_every_point_and_done_again(
+    world: World, pool: Pool, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trace, killed, number = world.top / "trace", [], 100
     while True:
         number += 1
@@ -362,13 +398,33 @@ def test_killed_at_every_point_and_done_again(world: World, pool: Pool, what: st
         (seen,) = world.on(s.LookAround(str(world.location), (101, 103), (), False))
         assert isinstance(seen, dict)
         for item in seen["unlinked"]:
-            assert name.startswith("published") or "switched" in name or "gone from" in name, f"killed at {name}: the old place"
+            assert name.startswith("published") or "switched" in name or "gone from" in name, (
+                f"killed at {name}: the old place"
+            )
             world.on(s.Discard("unlinked", item["path"], str(world.location), item["vm"], item["seen"]))
-        world.on(s.RemoveVm(number, world.disk(number).vm_dir), EvictBase(str(world.root), base_of(world, number).name))
+        world.on(
+            s.RemoveVm(number, world.disk(number).vm_dir),
+            EvictBase(str(world.root), base_of(world, number).name),
+        )
         assert pool.leftovers() == [] and pool.layers() == []
-        assert not [found for device in pool.paths for found in device.glob(".semishared/[bs]*/*")], f"killed at {name}"
-    own = {"layers being copied", "file copied", "layers copied", "layers switched", "layers gone from their old device"}
+        assert not [found for device in pool.paths for found in device.glob(".semishared/[bs]*/*")], (
+            f"killed at {name}"
+        )
+    own = {
+        "layers being copied",
+        "file copied",
+        "layers copied",
+        "layers switched",
+        "layers gone from their old device",
+    }
     if what == "base":
-        own = {"base being copied", "file copied", "base copied to its new device", "base renamed on its new device", "leases taken along",
-               "base switched", "base gone from its old device"}  # fmt: skip
+        own = {
+            "base being copied",
+            "file copied",
+            "base copied to its new device",
+            "base renamed on its new device",
+            "leases taken along",
+            "base switched",
+            "base gone from its old device",
+        }
     assert own <= set(killed), killed

@@ -13,7 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def monitor(directory: Path) -> dict[int, list[str]]:
-    done = subprocess.run([str(ROOT / "tm" / "monitor_ds"), str(directory)], capture_output=True, check=True, timeout=30)
+    done = subprocess.run(
+        [str(ROOT / "tm" / "monitor_ds"), str(directory)], capture_output=True, check=True, timeout=30
+    )
     assert done.stderr == b""
     lines = done.stdout.decode().splitlines()
     matches = [re.fullmatch(r'VM = \[ ID = (\d+), MONITOR = "([A-Za-z0-9+/=]+)" \]', line) for line in lines]

@@ -17,7 +17,9 @@ from tools.world import MiB, allocated, qemu_io
 
 
 def info(path: Path) -> dict[str, object]:
-    answer: dict[str, object] = json.loads(subprocess.check_output(["qemu-img", "info", "--output=json", str(path)]))
+    answer: dict[str, object] = json.loads(
+        subprocess.check_output(["qemu-img", "info", "--output=json", str(path)])
+    )
     return answer
 
 
@@ -56,7 +58,8 @@ def test_raw_image_that_looks_like_qcow2_is_raw_when_we_say_so(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("source", "target"), [("raw", "qcow2"), ("qcow2", "raw"), ("vmdk", "raw"), ("vdi", "qcow2"), ("vpc", "raw"), ("vhdx", "raw")]
+    ("source", "target"),
+    [("raw", "qcow2"), ("qcow2", "raw"), ("vmdk", "raw"), ("vdi", "qcow2"), ("vpc", "raw"), ("vhdx", "raw")],
 )
 def test_convert_keeps_the_data_and_holes(tmp_path: Path, source: str, target: str) -> None:
     subprocess.run(["qemu-img", "create", "-q", "-f", source, str(tmp_path / "in"), "64M"], check=True)
@@ -89,7 +92,9 @@ def test_resize_grows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("size", "made"), [(0, 3), (2, 3), (3, 3), (4, 4)])
-def test_a_draft_is_at_least_as_large_as_it_is_to_be_and_not_cut_off(tmp_path: Path, size: int, made: int) -> None:
+def test_a_draft_is_at_least_as_large_as_it_is_to_be_and_not_cut_off(
+    tmp_path: Path, size: int, made: int
+) -> None:
     qemu_img.create(str(tmp_path / "source"), "raw", 3 * MiB)
     DirDraft(str(tmp_path / "made"), "qcow2", size * MiB).fill(str(tmp_path / "source"), "raw")
     assert qemu_img.virtual_size(str(tmp_path / "made"), "qcow2") == made * MiB
@@ -129,8 +134,15 @@ def dangerous(directory: Path, kind: str) -> Path:
 
 
 KINDS = [
-    "qcow2 v2", "qcow2 v3", "qcow2 json", "qcow2 data file", "vmdk with a parent", "vmdk flat", "vmdk split", "qed",
-]  # fmt: skip
+    "qcow2 v2",
+    "qcow2 v3",
+    "qcow2 json",
+    "qcow2 data file",
+    "vmdk with a parent",
+    "vmdk flat",
+    "vmdk split",
+    "qed",
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -148,7 +160,9 @@ def test_huge_virtual_size_is_unsafe(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backing", ["", "base"])
 def test_rebased_copy_takes_over_what_lay_between(tmp_path: Path, backing: str) -> None:
-    """base <- middle <- top: without `middle` the copy of `top` reads as before, and `top`, which a guest may have open, is as it was."""
+    """base <- middle <- top: without `middle` the copy of `top` reads as before, and `top`, which a guest may
+    have open, is as it was.
+    """
     base, middle, top, new = (tmp_path / name for name in ("base", "middle", "top", "new"))
     qemu_img.create(str(base), "raw", 8 * MiB)
     qemu_io(base, "raw", "write -P 0x11 0 3M")
@@ -163,7 +177,15 @@ def test_rebased_copy_takes_over_what_lay_between(tmp_path: Path, backing: str) 
     middle.unlink()
     if not backing:
         base.unlink()
-    held = "0x11 0 1M", "0x22 1M 1M", "0x33 2M 64k", "0x11 2112k 448k", "0 2560k 64k", "0x11 2624k 448k", "0 3M 9M"
+    held = (
+        "0x11 0 1M",
+        "0x22 1M 1M",
+        "0x33 2M 64k",
+        "0x11 2112k 448k",
+        "0 2560k 64k",
+        "0x11 2624k 448k",
+        "0 3M 9M",
+    )
     for part in held:
         qemu_io(new, "qcow2", f"read -P {part}")
     assert info(new).get("backing-filename", "") == backing
@@ -179,7 +201,9 @@ def test_layer_is_put_over_another_without_a_change_of_its_data(tmp_path: Path) 
     qemu_io(top, "qcow2", "read -P 0x22 1M 1M")
 
 
-def test_limit_of_a_foreign_image_is_for_its_tables_and_not_for_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_of_a_foreign_image_is_for_its_tables_and_not_for_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A conversion whose every write waits for another thread fits into a quarter of what is allowed."""
     raw, packed = tmp_path / "raw", tmp_path / "image.vmdk"
     raw.write_bytes(os.urandom(96 * MiB))
@@ -191,11 +215,22 @@ def test_limit_of_a_foreign_image_is_for_its_tables_and_not_for_threads(tmp_path
     assert (tmp_path / "converted").read_bytes() == raw.read_bytes()
 
 
-@pytest.mark.fault(50, "a map of another QEMU that lacks what a commit goes by is refused in one line, and not taken for an empty one")
-@pytest.mark.parametrize("told", ["", "{}", "null", "[3]", '[{"start": 0, "length": 9, "depth": 0, "zero": true}]', '[{"depth": 0}]'])
-def test_a_map_that_is_not_understood_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str) -> None:
+@pytest.mark.fault(
+    50,
+    "a map of another QEMU that lacks what a commit goes by is refused in one line, and not taken "
+    "for an empty one",
+)
+@pytest.mark.parametrize(
+    "told",
+    ["", "{}", "null", "[3]", '[{"start": 0, "length": 9, "depth": 0, "zero": true}]', '[{"depth": 0}]'],
+)
+def test_a_map_that_is_not_understood_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
     (tmp_path / "qemu-img").write_text(f"#!/bin/sh\necho '{told}'\n")
     (tmp_path / "qemu-img").chmod(0o755)
-    monkeypatch.setattr(run, "environment", lambda keep=(): {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    monkeypatch.setattr(
+        run, "environment", lambda keep=(): {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    )
     with pytest.raises(ToolFailed, match="not understood"):
         qemu_img.mapped("json:{}")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of records, notes, journals, labels and listings, and seven damages to what each reads; in one process.
+"""Readers of records, notes, journals, labels and listings, and seven damages to what each reads; in one
+process.
 
 That these are all, and what readers of less weight make of it: tests/unit/test_readers.py.
 """
@@ -71,29 +72,63 @@ def made(world: World) -> Dict[str, Reader]:
     job = {"version": 1, "run": "7"}
     of_share = {"version": 1, "source": f"{tree.root}/share-7", "share": Share(7, 3, 1, 16 * MiB).to_data()}
     of: Dict[str, Reader] = {
-        "a disk's record": Reader(put(Path(layout.record(own, 1)), record.to_data()), lambda: records.as_found(own, 1), system, None),
-        "the same at the start": Reader(Path(layout.record(own, 1)), lambda: at_start.read_records(own, [1]), system, []),
-        "a VM's history": Reader(
-            put(Path(layout.history_note(own)), {"version": 1, "seq": 3}), lambda: history.refuse_late(5, own, 4), system, None
+        "a disk's record": Reader(
+            put(Path(layout.record(own, 1)), record.to_data()), lambda: records.as_found(own, 1), system, None
         ),
-        "deltas": Reader(put(Path(layout_delta.note(own)), {"version": 1, "disks": []}), lambda: active_layer.noted(own), system, []),
-        "a job": Reader(put(Path(layout.job_note(own, 1)), job), lambda: recovery.check_there(own), system, None),
-        "a rest": Reader(put(Path(layout.rest_note(own)), {"how": "AGENT"}), lambda: rest.wake(own, ""), system, True),
+        "the same at the start": Reader(
+            Path(layout.record(own, 1)), lambda: at_start.read_records(own, [1]), system, []
+        ),
+        "a VM's history": Reader(
+            put(Path(layout.history_note(own)), {"version": 1, "seq": 3}),
+            lambda: history.refuse_late(5, own, 4),
+            system,
+            None,
+        ),
+        "deltas": Reader(
+            put(Path(layout_delta.note(own)), {"version": 1, "disks": []}),
+            lambda: active_layer.noted(own),
+            system,
+            [],
+        ),
+        "a job": Reader(
+            put(Path(layout.job_note(own, 1)), job), lambda: recovery.check_there(own), system, None
+        ),
+        "a rest": Reader(
+            put(Path(layout.rest_note(own)), {"how": "AGENT"}), lambda: rest.wake(own, ""), system, True
+        ),
         "a clone that is to be": Reader(
-            put(Path(layout.clone_note(own, 1)), {"clone": ""}), lambda: vm_dir._clones(disk, None), system, []
+            put(Path(layout.clone_note(own, 1)), {"clone": ""}),
+            lambda: vm_dir._clones(disk, None),
+            system,
+            [],
         ),
         "shares at the start": Reader(
-            put(Path(layout_share.clients(own)), {"version": 1, "disks": []}), lambda: at_start.share_note(own)[0], system, []
+            put(Path(layout_share.clients(own)), {"version": 1, "disks": []}),
+            lambda: at_start.share_note(own)[0],
+            system,
+            [],
         ),
         "a layer": Reader(folder / "1", lambda: layers.is_empty(str(folder / "1")), system),
-        "a share": Reader(put(Path(f"{tree.root}/{layout_share.record(7)}"), of_share), lambda: life.read(tree, 7), Path(tree.root), None),
-        "a claim": Reader(put(Path(layout_store.owner(str(side))), "{}"), lambda: dir_journal.claim(stored), world.store, None),
+        "a share": Reader(
+            put(Path(f"{tree.root}/{layout_share.record(7)}"), of_share),
+            lambda: life.read(tree, 7),
+            Path(tree.root),
+            None,
+        ),
+        "a claim": Reader(
+            put(Path(layout_store.owner(str(side))), "{}"),
+            lambda: dir_journal.claim(stored),
+            world.store,
+            None,
+        ),
         "a journal": Reader(
             put(Path(layout_store.journal(layout_store.commit(str(side)))), "{}"),
             lambda: dir_journal._read(layout_store.commit(str(side))),
             world.store,
         ),
-        "a marker": Reader(Path(marker.path_in(str(world.store))), lambda: marker.check(str(world.store), ID), world.store),
+        "a marker": Reader(
+            Path(marker.path_in(str(world.store))), lambda: marker.check(str(world.store), ID), world.store
+        ),
         "a pull": Reader(
             put(Path(layout_store.pull_note(str(pulled))), {"layer": ""}),
             lambda: files.read_json(layout_store.pull_note(str(pulled))),
@@ -101,24 +136,56 @@ def made(world: World) -> Dict[str, Reader]:
             None,
         ),
         "a session": Reader(
-            put(Path(layout_store.session(str(side))), f"{ID}\n"), lambda: dir_image.session(stored) == ID, world.store, False, torn=False
+            put(Path(layout_store.session(str(side))), f"{ID}\n"),
+            lambda: dir_image.session(stored) == ID,
+            world.store,
+            False,
+            torn=False,
         ),
-        "a manifest": Reader(put(Path(layout_store.manifest(str(side))), "1"), lambda: dir_image.manifest(stored, ID), world.store),
+        "a manifest": Reader(
+            put(Path(layout_store.manifest(str(side))), "1"),
+            lambda: dir_image.manifest(stored, ID),
+            world.store,
+        ),
         "epochs": Reader(
-            put(epochs / layout_store.epoch_name(5, 4, ""), ""), lambda: dir_epochs.read(image, 5), world.store, -1, "refused", 4
+            put(epochs / layout_store.epoch_name(5, 4, ""), ""),
+            lambda: dir_epochs.read(image, 5),
+            world.store,
+            -1,
+            "refused",
+            4,
         ),
         "a lock": Reader(
-            put(world.root / "locks/vm-5", "{}"), lambda: locks.is_held(str(world.root / "locks/vm-5")), world.root, False, torn=False
+            put(world.root / "locks/vm-5", "{}"),
+            lambda: locks.is_held(str(world.root / "locks/vm-5")),
+            world.root,
+            False,
+            torn=False,
         ),
     }
     return of
 
 
 READERS = (
-    "a disk's record", "the same at the start", "a VM's history", "deltas", "a job", "a rest", "a clone that is to be",
-    "shares at the start", "a layer", "a share", "a claim", "a journal", "a marker", "a pull", "a session", "a manifest", "epochs",
+    "a disk's record",
+    "the same at the start",
+    "a VM's history",
+    "deltas",
+    "a job",
+    "a rest",
+    "a clone that is to be",
+    "shares at the start",
+    "a layer",
+    "a share",
+    "a claim",
+    "a journal",
+    "a marker",
+    "a pull",
+    "a session",
+    "a manifest",
+    "epochs",
     "a lock",
-)  # fmt: skip
+)
 
 
 def outcome(read: Callable[[], object]) -> object:
@@ -136,7 +203,10 @@ def test_the_table_is_whole(world: World) -> None:
     assert tuple(made(world)) == READERS
 
 
-@pytest.mark.fault(30, "no reader takes what is zeroed, cut, a directory, unreadable, not to be asked or not mounted for absent")
+@pytest.mark.fault(
+    30,
+    "no reader takes what is zeroed, cut, a directory, unreadable, not to be asked or not mounted for absent",
+)
 @pytest.mark.parametrize("name", READERS)
 def test_seven_damages(world: World, name: str) -> None:
     reader = made(world)[name]
@@ -151,7 +221,9 @@ def test_seven_damages(world: World, name: str) -> None:
     expected: Dict[str, Any] = dict.fromkeys(found, reader.torn)
     with eio(path):
         found["EIO"] = outcome(reader.read)
-    expected["EIO"] = {"epochs": 4, "a lock": False}.get(name, "refused")  # these are names: they are not read
+    expected["EIO"] = {"epochs": 4, "a lock": False}.get(
+        name, "refused"
+    )  # these are names: they are not read
     with dead(path):
         found["no answer"] = outcome(reader.read)
     expected["no answer"] = {"epochs": 4, "a lock": True}.get(name, "refused")
@@ -162,7 +234,10 @@ def test_seven_damages(world: World, name: str) -> None:
     expected["a directory"] = {"epochs": 4, "a lock": True}.get(name, "refused")
     reader.root.rename(world.top / "elsewhere")
     reader.root.mkdir(parents=True)
-    found["not mounted"], expected["not mounted"] = outcome(reader.read), reader.gone if reader.away is None else reader.away
+    found["not mounted"], expected["not mounted"] = (
+        outcome(reader.read),
+        reader.gone if reader.away is None else reader.away,
+    )
     assert found == expected
 
 

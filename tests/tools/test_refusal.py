@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts whose sshd turns some of us away when many come at once: ssh is begun again, and what was said is not lost with it."""
+"""Hosts whose sshd turns some of us away when many come at once: ssh is begun again, and what was said is not
+lost with it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin")
 HOST = "turning-away"
 AT_ONCE = 30
-REFUSAL = "kex_exchange_identification: Connection closed by remote host\nConnection closed by 10.0.0.1 port 22"
+REFUSAL = (
+    "kex_exchange_identification: Connection closed by remote host\nConnection closed by 10.0.0.1 port 22"
+)
 CONFIG = Config(hosts_scripts_dir=str(ROOT))
 
 
@@ -42,7 +46,9 @@ def put_in_path(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) -
 
 @pytest.fixture()
 def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], int]]:
-    """Return what makes an sshd with its defaults known to `ssh` as HOST, with more lines of its configuration, and returns its port."""
+    """Return what makes an sshd with its defaults known to `ssh` as HOST, with more lines of its
+    configuration, and returns its port.
+    """
     if not SSHD:
         pytest.skip("no sshd here")
     keys = tmp_path / "keys"
@@ -52,9 +58,11 @@ def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # KexAlgorithms as in the lab: the default takes a tenth of a second of processor. HOME: so may what a shell reads there.
+    # KexAlgorithms as in the lab: the default takes a tenth of a second of processor. HOME: so may what a
+    # shell reads there.
     (keys / "sshd_config").write_text(
-        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {keys}/host\nAuthorizedKeysFile {keys}/key.pub\nStrictModes no\nUsePAM no\n"
+        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {keys}/host\nAuthorizedKeysFile "
+        f"{keys}/key.pub\nStrictModes no\nUsePAM no\n"
         f"PidFile none\nKexAlgorithms ecdh-sha2-nistp256\nSetEnv HOME={keys}\n"
     )
     Path("/run/sshd").mkdir(exist_ok=True)
@@ -70,7 +78,8 @@ def sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
 
         def known(more: str) -> int:
             (keys / "ssh_config").write_text(
-                f"Host {HOST}\nHostName 127.0.0.1\nPort {port}\nUser {getpass.getuser()}\nIdentityFile {keys}/key\nIdentitiesOnly yes\n"
+                f"Host {HOST}\nHostName 127.0.0.1\nPort {port}\nUser "
+                f"{getpass.getuser()}\nIdentityFile {keys}/key\nIdentitiesOnly yes\n"
                 f"StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\n{more}\n"
             )
             put_in_path(tmp_path / "bin", monkeypatch, f'exec /usr/bin/ssh -F {keys}/ssh_config "$@"')
@@ -106,9 +115,12 @@ def at_once(number: int) -> list[str]:
     return wrong
 
 
-def test_thirty_actions_at_once_all_reach_a_host_whose_sshd_has_its_defaults(sshd: Callable[[str], int], tmp_path: Path) -> None:
+def test_thirty_actions_at_once_all_reach_a_host_whose_sshd_has_its_defaults(
+    sshd: Callable[[str], int], tmp_path: Path
+) -> None:
     port, log = sshd(""), tmp_path / "keys/log"
-    # On a machine that is slow to begin thirty, ten are never there at once: as many who say nothing are, until one is turned away.
+    # On a machine that is slow to begin thirty, ten are never there at once: as many who say nothing are,
+    # until one is turned away.
     silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(11)]
     wrong: list[str] = []
     actions = threading.Thread(target=lambda: wrong.extend(at_once(AT_ONCE)))
@@ -123,7 +135,9 @@ def test_thirty_actions_at_once_all_reach_a_host_whose_sshd_has_its_defaults(ssh
 
 
 def test_more_than_ten_at_once_through_one_connection(sshd: Callable[[str], int], tmp_path: Path) -> None:
-    """What is more than MaxSessions the master hands back, and ssh connects by itself: it is heard as ever."""
+    """What is more than MaxSessions the master hands back, and ssh connects by itself: it is heard as
+    ever.
+    """
     sshd(f"ControlMaster auto\nControlPath {tmp_path}/master\nControlPersist 60")
     subprocess.run(["ssh", HOST, "true"], check=True, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     open_ones = [Session(HOST, "test", CONFIG) for _ in range(12)]
@@ -135,20 +149,28 @@ def test_more_than_ten_at_once_through_one_connection(sshd: Callable[[str], int]
             session.close()
 
 
-def refusing(top: Path, monkeypatch: pytest.MonkeyPatch, times: int, said: str = REFUSAL, before: str = "") -> Path:
-    """Have `ssh` end so for some `times`, then start this machine's host side; return the file with a byte for each start."""
+def refusing(
+    top: Path, monkeypatch: pytest.MonkeyPatch, times: int, said: str = REFUSAL, before: str = ""
+) -> Path:
+    """Have `ssh` end so for some `times`, then start this machine's host side; return the file with a byte
+    for each start.
+    """
     starts = top / "starts"
     starts.write_text("")
     put_in_path(
-        top / "bin", monkeypatch,
-        f'echo -n x >> {starts}\n[ $(stat -c %s {starts}) -gt {times} ] && exec /bin/sh -c "${{@: -1}}"\n{before}\n'
+        top / "bin",
+        monkeypatch,
+        f'echo -n x >> {starts}\n[ $(stat -c %s {starts}) -gt {times} ] && exec /bin/sh -c "${{@: '
+        f'-1}}"\n{before}\n'
         f'echo "{said}" >&2\nexit 255',
-    )  # fmt: skip
+    )
     monkeypatch.setattr(refusal, "PAUSES_S", (0.1, 0.1, 0.2, 0.2, 0.2))
     return starts
 
 
-def test_what_was_said_before_ssh_is_let_in_arrives_whole(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_said_before_ssh_is_let_in_arrives_whole(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A plan, and more data behind it than a pipe holds."""
     disk, raw, backup = world.disk(), world.top / "raw", world.top / "backup"
     world.on(s.PrepareVm(disk.vm, disk.vm_dir), s.CopyImage(disk, world.image(size=2 * MiB), 0))
@@ -163,7 +185,9 @@ def test_what_was_said_before_ssh_is_let_in_arrives_whole(world: World, monkeypa
     assert Path(disk.path).read_bytes() == raw.read_bytes()
 
 
-def test_a_plan_that_comes_when_ssh_has_been_turned_away_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_comes_when_ssh_has_been_turned_away_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     starts = refusing(tmp_path, monkeypatch, 2)
     with Session(HOST, "test", CONFIG) as session:
         session._process.wait()
@@ -191,13 +215,22 @@ def test_who_waits_for_several_hosts_is_not_held_up_by_one_that_turns_it_away(
         ("oneadmin@h: Permission denied (publickey).", ""),
         # It has read: the host may have heard that.
         ("client_loop: send disconnect: Connection reset by peer", "head -c 1 > /dev/null"),
-        ("channel 0: open failed: connect failed: Connection refused\nkex_exchange_identification: Connection closed", ""),
+        (
+            "channel 0: open failed: connect failed: Connection "
+            "refused\nkex_exchange_identification: Connection closed",
+            "",
+        ),
     ],
     ids=["refused", "denied", "heard", "refused behind a jump host"],
 )
-def test_what_is_no_refusal_for_now_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, before: str) -> None:
+def test_what_is_no_refusal_for_now_is_said_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, before: str
+) -> None:
     starts = refusing(tmp_path, monkeypatch, 9, said, before)
-    with pytest.raises(HostUnreachable, match=said.splitlines()[0][:20]), Session(HOST, "test", CONFIG) as session:
+    with (
+        pytest.raises(HostUnreachable, match=said.splitlines()[0][:20]),
+        Session(HOST, "test", CONFIG) as session,
+    ):
         session.agree()
     assert starts.stat().st_size == 1
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`semishared plan ACTION`, over its whole command line: it says what the action would do, and nothing changes anywhere."""
+"""`semishared plan ACTION`, over its whole command line: it says what the action would do, and nothing
+changes anywhere.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from tools.oned_site import HERE, STORE, SYSTEM, ActionSite
 Words = List[str]
 Situation = Callable[[ActionSite], Words]
 SITUATIONS: Dict[str, Tuple[Situation, List[str]]] = {}
-"""By name (its first word is the action): what leads to it, and returns the arguments; the steps that are said to follow.
+"""By name (its first word is the action): what leads to it, and returns the arguments; the steps that are
+said to follow.
 
 `...` at the end of these: what comes next depends on what the last of them answers.
 """
@@ -215,5 +218,13 @@ def test_a_rehearsal_says_the_steps_and_changes_nothing(site: ActionSite, name: 
 
 def test_every_action_is_rehearsed_here() -> None:
     # A guest that runs, or must be known not to: tests/system.
-    of_guests = {"snap_create_live", "prebackup_live", "postbackup_live", "premigrate", "postmigrate", "failmigrate", "restore"}
+    of_guests = {
+        "snap_create_live",
+        "prebackup_live",
+        "postbackup_live",
+        "premigrate",
+        "postmigrate",
+        "failmigrate",
+        "restore",
+    }
     assert {name.split()[0] for name in SITUATIONS} | of_guests == set(transfer.PLANNED)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Room on a host's disk: idle bases go for whatever needs it, leased ones never, and the disk is never driven full in vain.
+"""Room on a host's disk: idle bases go for whatever needs it, leased ones never, and the disk is never driven
+full in vain.
 
 The host's own disk is a real file system that holds two bases and no third one; the store is another one.
 """
@@ -83,7 +84,9 @@ class Host:
         return iter([path for path in self.world.bases() if path.name.startswith(f"100-{number}-")])
 
     def numbers(self) -> list[int]:
-        return sorted(int(path.name.split("-")[1]) for path in self.world.bases() if (path / "image").exists())
+        return sorted(
+            int(path.name.split("-")[1]) for path in self.world.bases() if (path / "image").exists()
+        )
 
     def free(self) -> int:
         found = os.statvfs(self.world.location)
@@ -101,7 +104,9 @@ def host(world: World, tmp_path: Path, request: pytest.FixtureRequest) -> Iterat
     disk = tmp_path / "disk"
     disk.touch()
     os.truncate(disk, DISK)
-    subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", "-N", "2000", "-O", "^has_journal", str(disk)], check=True)
+    subprocess.run(
+        ["mkfs.ext4", "-q", "-F", "-m", "0", "-N", "2000", "-O", "^has_journal", str(disk)], check=True
+    )
     store = tmp_path / "store"
     store.mkdir()
     subprocess.run(["mount", "-o", "loop", str(disk), str(world.location)], check=True)
@@ -153,13 +158,16 @@ def test_leased_bases_stay_and_nothing_is_written_in_vain(host: Host, is_known: 
         qemu_io(host.world.disk(number).path, "qcow2", "read 0 16M")
 
 
-def test_what_a_killed_stage_has_left_is_not_in_its_own_way(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_killed_stage_has_left_is_not_in_its_own_way(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     image = host.known(3)
     for number in (1, 2):
         host.world.clone(host.image(number), host.world.disk(number))
     host.world.on(s.RemoveDisk(host.world.disk(1), ""))
     half_made = host.world.root / "staging" / "100-3" / "image"
-    # While base 1 goes, when staging is made, and at last, by the run that goes on with that, when all is copied.
+    # While base 1 goes, when staging is made, and at last, by the run that goes on with that, when all is
+    # copied.
     for kill_at in (1, 2, 3, 2):
         monkeypatch.setenv("SEMISHARED_KILL_AT", str(kill_at))
         with pytest.raises(HostFailed):
@@ -173,7 +181,9 @@ def test_what_a_killed_stage_has_left_is_not_in_its_own_way(host: Host, monkeypa
 
 
 def arriving(host: Host) -> tuple[str, str]:
-    """Make VM 5 with an overlay over image 3, as it lies where the image's base is not; return it and where it goes."""
+    """Make VM 5 with an overlay over image 3, as it lies where the image's base is not; return it and where
+    it goes.
+    """
     disk, source = host.world.disk(), host.world.top / "elsewhere" / "101" / "5"
     host.world.clone(host.known(3), disk)
     qemu_io(disk.path, "qcow2", "write -P 0x31 2M 64k")
@@ -272,7 +282,9 @@ def test_guests_disks_may_have_what_bases_must_leave_free(host: Host) -> None:
     assert host.free() < FLOOR * DISK
 
 
-@pytest.mark.parametrize(("format", "fs"), [("raw", "ext4"), ("qcow2", "ext4"), ("qcow2", ""), ("raw", "swap")])
+@pytest.mark.parametrize(
+    ("format", "fs"), [("raw", "ext4"), ("qcow2", "ext4"), ("qcow2", ""), ("raw", "swap")]
+)
 def test_volatile_disk_makes_room(host: Host, format: str, fs: str) -> None:
     host.fill()
     filler = Path(host.world.location) / "filler"
@@ -296,7 +308,9 @@ def test_volatile_disk_with_room_asks_nobody(host: Host) -> None:
 
 def test_disks_on_another_file_system_leave_bases_alone(host: Host) -> None:
     host.fill()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=755", "none", str(host.world.system)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m,mode=755", "none", str(host.world.system)], check=True
+    )
     try:
         disk = host.world.disk()
         with pytest.raises(NoSpace):
@@ -310,7 +324,9 @@ def test_disks_on_another_file_system_leave_bases_alone(host: Host) -> None:
 
 
 def elsewhere(host: Host, size: int) -> str:
-    """Make VM 5 with a full copy of an image of `size` bytes, as it lies on another machine's disk; return where."""
+    """Make VM 5 with a full copy of an image of `size` bytes, as it lies on another machine's disk; return
+    where.
+    """
     disk, source = host.world.disk(), host.world.top / "elsewhere" / "101" / "5"
     host.on(s.PrepareVm(5, disk.vm_dir), s.CopyImage(disk, host.image(9, size), 0))
     source.parent.mkdir(parents=True)
@@ -320,7 +336,9 @@ def elsewhere(host: Host, size: int) -> str:
 
 
 def make_room(host: Host, source: str, target: str) -> dict[str, object]:
-    """Ask the target of a move for room, as plan/moves.py does; return what the source says of the directory."""
+    """Ask the target of a move for room, as plan/moves.py does; return what the source says of the
+    directory.
+    """
     (found,) = host.on(s.LookAtVm(5, source))
     assert isinstance(found, dict)
     host.on(s.MakeRoom(5, target, found["bytes"], tuple(found["bases"])))
@@ -449,7 +467,9 @@ def test_restore_that_does_not_fit_leaves_disk_and_space_alone(host: Host) -> No
     host.on(s.PrepareVm(5, disk.vm_dir), s.CopyImage(disk, host.image(9, 20 * MiB), 0))
     content = Path(os.path.realpath(disk.path)).read_bytes()
     made = host.world.store / "backup"
-    subprocess.run(["qemu-img", "convert", "-O", "qcow2", str(host.image(8, 20 * MiB).source), str(made)], check=True)
+    subprocess.run(
+        ["qemu-img", "convert", "-O", "qcow2", str(host.image(8, 20 * MiB).source), str(made)], check=True
+    )
     free = host.free()
     with pytest.raises(NoSpace, match="are missing"):
         restored(host, disk, made.read_bytes())
@@ -469,7 +489,11 @@ def test_what_all_bases_may_take_they_may_on_all_devices_together(
 
     def stage(number: int) -> None:
         image = host.image(number)
-        ask = (lambda **asked: base_tracker.answer(host.front_end, asked, "h1", config)) if is_answered else None
+        ask = (
+            (lambda **asked: base_tracker.answer(host.front_end, asked, "h1", config))
+            if is_answered
+            else None
+        )
         room.for_base(str(world.root), image, IMAGE, ask, room.FOR_ALL)
         host.world.on(s.StageBase(str(world.root), image))
         os.utime(next(host.bases(number)) / "leases", (number, number))
@@ -484,6 +508,8 @@ def test_what_all_bases_may_take_they_may_on_all_devices_together(
     (listed,) = world.on(b.ListBases(str(world.root)))
     assert isinstance(listed, dict) and len({row["device"] for row in listed["bases"]}) == 2
     held = [eviction.Held.of(row) for row in listed["bases"]]
-    assert eviction.choose(held, eviction.limits_of(None, "40M", "5%", listed), listed["free"]) == [], "base prune has nothing to remove"
+    assert eviction.choose(held, eviction.limits_of(None, "40M", "5%", listed), listed["free"]) == [], (
+        "base prune has nothing to remove"
+    )
     with pytest.raises(NoSpace, match="over its size limit"):
         room.for_base(str(world.root), host.image(4), 41 * MiB, None, room.FOR_ALL)

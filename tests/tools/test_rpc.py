@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions to oned, against the library's server of XML-RPC and against servers that answer wrongly, all by real sockets."""
+"""Questions to oned, against the library's server of XML-RPC and against servers that answer wrongly, all by
+real sockets.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,14 @@ from semishared.opennebula import rpc
 from semishared.opennebula.rpc import Endpoint, RpcFailed
 
 WORDS = [
-    "", "plain", "<VM><NAME>a &amp; b</NAME></VM>", "]]> & < > \" '", "ümläut \U0001f600", "two\nlines\tand more", "x" * 300_000,
-]  # fmt: skip
+    "",
+    "plain",
+    "<VM><NAME>a &amp; b</NAME></VM>",
+    "]]> & < > \" '",
+    "ümläut \U0001f600",
+    "two\nlines\tand more",
+    "x" * 300_000,
+]
 
 
 class Handler(SimpleXMLRPCRequestHandler):
@@ -43,7 +51,9 @@ class Server(SimpleXMLRPCServer):
     def get_request(self):
         """Take a connection."""
         connection, address = super().get_request()
-        return (self.context.wrap_socket(connection, server_side=True) if self.context else connection), address
+        return (
+            self.context.wrap_socket(connection, server_side=True) if self.context else connection
+        ), address
 
     def handle_error(self, *_: object) -> None:
         """Say nothing: a client that does not trust us has gone."""
@@ -75,8 +85,11 @@ def test_lists_and_paths_and_users(server: Server) -> None:
     assert at(server, after="").ask("nested") == at(server, after="/else").ask("nested")
     assert at(server, before="http://one%40x:secret@").ask("echo") == [True]
     assert Handler.seen == [
-        "/RPC2 None", "/RPC2 None", "/else None", f"/RPC2 Basic {base64.b64encode(b'one@x:secret').decode()}",
-    ]  # fmt: skip
+        "/RPC2 None",
+        "/RPC2 None",
+        "/else None",
+        f"/RPC2 Basic {base64.b64encode(b'one@x:secret').decode()}",
+    ]
 
 
 def test_faults_and_kinds_that_oned_has_not(server: Server) -> None:
@@ -88,13 +101,34 @@ def test_faults_and_kinds_that_oned_has_not(server: Server) -> None:
         at(server, after="/nowhere").ask("echo")
 
 
-def test_https_only_with_a_certificate_that_is_trusted(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_https_only_with_a_certificate_that_is_trusted(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key, certificate = tmp_path / "key", tmp_path / "certificate"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=oned",
-         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)],
-        check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=oned",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+            "-keyout",
+            str(key),
+            "-out",
+            str(certificate),
+        ],
+        check=True,
+        capture_output=True,
+    )
     server.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.context.load_cert_chain(certificate, key)
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -105,7 +139,9 @@ def test_https_only_with_a_certificate_that_is_trusted(server: Server, tmp_path:
 
 @pytest.fixture()
 def answering() -> Iterator[Callable[[bytes], Endpoint]]:
-    """Return an endpoint whose every question is answered with these bytes, and its connection closed; b'' for never."""
+    """Return an endpoint whose every question is answered with these bytes, and its connection closed; b''
+    for never.
+    """
     listeners: List[socket.socket] = []
     kept: List[socket.socket] = []
 
@@ -146,15 +182,22 @@ ANSWER = b"<methodResponse><params><param><value>%s</value></param></params></me
         (OK + b"\r\n" + ANSWER % b"<i4>seven</i4>", "<i4> of 'seven'"),
         (OK + b"\r\n" + ANSWER % b"<boolean>2</boolean>", "<boolean> of '2'"),
         (OK + b"\r\n" + ANSWER % b"<double>1.5</double>", "<double>"),
-        (OK + b"\r\n" + ANSWER.replace(b"?>", b'encoding="odd"?>') % b"<string>\xff</string>", "does not parse"),
+        (
+            OK + b"\r\n" + ANSWER.replace(b"?>", b'encoding="odd"?>') % b"<string>\xff</string>",
+            "does not parse",
+        ),
     ],
 )
-def test_what_is_no_answer_is_refused(answering: Callable[[bytes], Endpoint], answer: bytes, said: str) -> None:
+def test_what_is_no_answer_is_refused(
+    answering: Callable[[bytes], Endpoint], answer: bytes, said: str
+) -> None:
     with pytest.raises(RpcFailed, match=said):
         answering(answer).ask("one.vm.info", "oneadmin:secret", 7)
 
 
-def test_an_answer_without_its_length_ends_with_the_connection(answering: Callable[[bytes], Endpoint]) -> None:
+def test_an_answer_without_its_length_ends_with_the_connection(
+    answering: Callable[[bytes], Endpoint],
+) -> None:
     assert answering(OK + b"\r\n" + ANSWER % b"<i8>-7</i8>").ask("x") == -7
     assert answering(OK + b"\r\n" + ANSWER % b"untyped").ask("x") == "untyped"
 
@@ -164,10 +207,21 @@ def test_silence_has_an_end(answering: Callable[[bytes], Endpoint]) -> None:
         answering(b"").ask("x")
 
 
-@pytest.mark.parametrize("url", [
-    "", "localhost:2633", "ftp://h/RPC2", "http://", "http://h:port/", "http://h h/", "http://h/a b", "http://h/a\r\nX: y",
-    "http://\u00fc/", "http://127.0.0.1:99999/",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "localhost:2633",
+        "ftp://h/RPC2",
+        "http://",
+        "http://h:port/",
+        "http://h h/",
+        "http://h/a b",
+        "http://h/a\r\nX: y",
+        "http://\u00fc/",
+        "http://127.0.0.1:99999/",
+    ],
+)
 def test_an_endpoint_that_is_none(url: str) -> None:
     with pytest.raises(RpcFailed):
         Endpoint(url, 1).ask("x")
@@ -197,7 +251,9 @@ def test_a_whole_answer_is_not_waited_for_any_longer() -> None:
 
 
 def test_what_a_long_answer_costs_grows_as_it_does() -> None:
-    """Of many thousand VMs, without its length: each piece was looked for the end of the head in all that had come before it."""
+    """Of many thousand VMs, without its length: each piece was looked for the end of the head in all that had
+    come before it.
+    """
 
     class Connection:
         pieces = [b"x" * 4096] * 3000 + [b"\n" + b"x" * 4096, b"\r\n\r", OK[:-1]]

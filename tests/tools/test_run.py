@@ -55,12 +55,16 @@ def test_failure_says_command_code_and_stderr() -> None:
     assert "sh -c 'echo it broke" in caught.value.detail
 
 
-@pytest.mark.fault(50, "of much that a program says the first words and the last are in its error, and in the user's line")
+@pytest.mark.fault(
+    50, "of much that a program says the first words and the last are in its error, and in the user's line"
+)
 @pytest.mark.parametrize("said", ["echo THE REASON; seq 2000", "seq 2000; echo THE REASON"])
 def test_neither_a_first_nor_a_last_reason_is_lost(said: str) -> None:
     with pytest.raises(ToolFailed) as caught:
         run(["sh", "-c", f"({said}) >&2; exit 7"])
-    assert caught.value.detail.count("THE REASON") == 2 and caught.value.line().count("THE REASON") == 2, "once in the command"
+    assert caught.value.detail.count("THE REASON") == 2 and caught.value.line().count("THE REASON") == 2, (
+        "once in the command"
+    )
     assert len(caught.value.line()) < 2000
 
 
@@ -76,7 +80,12 @@ def test_killed_program_is_told_from_a_failed_one() -> None:
 def test_more_stderr_than_a_pipe_holds_does_not_hang_and_its_end_is_told() -> None:
     with pytest.raises(ToolFailed, match="the end$") as caught:
         run(
-            ["sh", "-c", "head -c 300000 /dev/zero | tr '\\0' x >&2; head -c 300000 /dev/zero; echo the end >&2; exit 1"],
+            [
+                "sh",
+                "-c",
+                "head -c 300000 /dev/zero | tr '\\0' x >&2; head -c 300000 /dev/zero; echo the "
+                "end >&2; exit 1",
+            ],
             timeout_s=20,
         )
     assert len(caught.value.detail) < 2500
@@ -152,7 +161,10 @@ def test_program_dies_with_us(tmp_path: Path, how: signal.Signals) -> None:
     assert wait_until_gone(killed_once_it_told(code, tmp_path / "pid", how))
 
 
-WRITES = "import sys, time\nfor i in range(int(sys.argv[1])):\n    open('/dev/null', 'wb').write(b'x' * 9000)\n    time.sleep(0.1)\n"
+WRITES = (
+    "import sys, time\nfor i in range(int(sys.argv[1])):\n    open('/dev/null', 'wb').write(b'x' * "
+    "9000)\n    time.sleep(0.1)\n"
+)
 
 
 def test_who_works_may_take_as_long_as_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +176,13 @@ def test_who_works_may_take_as_long_as_it_does(monkeypatch: pytest.MonkeyPatch) 
 
 def test_who_only_computes_works_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standstill, "limit_s", 1.0)
-    work(["/usr/bin/python3", "-c", "import time\nend = time.monotonic() + 2.5\nwhile time.monotonic() < end: pass"])
+    work(
+        [
+            "/usr/bin/python3",
+            "-c",
+            "import time\nend = time.monotonic() + 2.5\nwhile time.monotonic() < end: pass",
+        ]
+    )
 
 
 def test_who_stands_still_is_ended_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +201,9 @@ def test_signs_count_in_place_of_the_program_s_own_work(monkeypatch: pytest.Monk
     work(["sleep", "1.5"], signs=lambda: next(changing))
 
 
-def test_what_is_still_to_be_written_out_gives_longer_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_still_to_be_written_out_gives_longer_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(standstill, "FLOOR", 1)
     Path("/var/tmp").joinpath(f"semishared-dirty-{os.getpid()}").write_bytes(b"x" * (1 << 20))
     try:

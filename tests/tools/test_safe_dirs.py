@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which directories that are there already users may register as shares: what they name is looked at only below SAFE_DIRS."""
+"""Which directories that are there already users may register as shares: what they name is looked at only
+below SAFE_DIRS.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,22 @@ def test_what_is_not_below_safe_dirs_is_not_even_looked_at(tree: Tree, top: Path
 
 
 @pytest.mark.parametrize("where", ["safe/theirs/below/root", "link/below", "safe/theirs", "safe"])
-def test_what_is_above_or_in_a_directory_of_another_datastore_no_guest_is_given(tree: Tree, top: Path, where: str) -> None:
+def test_what_is_above_or_in_a_directory_of_another_datastore_no_guest_is_given(
+    tree: Tree, top: Path, where: str
+) -> None:
     theirs, safe = f"{top}/safe/theirs", (f"{top}/safe",)
-    assert registered.found(tree, theirs, safe, (f"{top}/safe/their", f"{top}/elsewhere")) == {"source": theirs}
-    with pytest.raises(RestrictedPath, match=rf"{theirs} has to do with {top}/safe.*, which no guest may be given"):
+    assert registered.found(tree, theirs, safe, (f"{top}/safe/their", f"{top}/elsewhere")) == {
+        "source": theirs
+    }
+    with pytest.raises(
+        RestrictedPath, match=rf"{theirs} has to do with {top}/safe.*, which no guest may be given"
+    ):
         registered.found(tree, theirs, safe, (f"{top}/elsewhere", f"{top}/{where}"))
 
 
-def test_what_hangs_below_them_is_not_waited_for_for_ever(tree: Tree, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_hangs_below_them_is_not_waited_for_for_ever(
+    tree: Tree, top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     never = threading.Event()
     monkeypatch.setattr(os.path, "realpath", lambda _: never.wait(60))
     monkeypatch.setattr(registered, "unless_it_hangs", partial(unless_it_hangs, limit_s=0.2))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""As much as a cloud may have: images of a datastore, VMs of a host, extents of an image, and the longest names and paths."""
+"""As much as a cloud may have: images of a datastore, VMs of a host, extents of an image, and the longest
+names and paths.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def test_a_datastore_with_many_images_is_looked_through(tmp_path: Path) -> None:
     found: Any = dir_leftovers.look(str(tmp_path))
     assert [len(found[key]) for key in ("images", "sides", "staged")] == [IMAGES, IMAGES, 1]
     assert found["staged"][0]["path"] == f"{side}/{image_name(7)}/{layout.staged('manifest', 'x')}"
-    assert {row["path"] for row in found["sides"]} == {f"{side}/{image_name(number)}" for number in range(IMAGES)}
+    assert {row["path"] for row in found["sides"]} == {
+        f"{side}/{image_name(number)}" for number in range(IMAGES)
+    }
 
 
 @pytest.mark.fault(40, "2,000 VMs of a host are all in its report, and all seen by gc")
@@ -54,13 +58,16 @@ def test_a_host_with_many_vms_reports_them_all(world: World) -> None:
         os.makedirs(layout.records(vm_dir))
         Path(layout.record(vm_dir, 0)).write_text(json.dumps(record))
     report, around = world.on(
-        b.ReportDisks(str(world.location), (101,)), s.LookAround(str(world.location), (101,), (str(world.store),), False)
+        b.ReportDisks(str(world.location), (101,)),
+        s.LookAround(str(world.location), (101,), (str(world.store),), False),
     )
     assert {row["vm"] for row in report["vms"]} == set(range(VMS))  # type: ignore[index]
     assert {row["vm"] for row in around["vms"]} == set(range(VMS))  # type: ignore[index]
 
 
-@pytest.mark.fault(40, "the manifest of an image of 100,000 extents, all with data, is written, sent and read again")
+@pytest.mark.fault(
+    40, "the manifest of an image of 100,000 extents, all with data, is written, sent and read again"
+)
 def test_a_manifest_of_many_extents(tmp_path: Path) -> None:
     made = extents.Manifest("raw", EXTENTS * extents.EXTENT, {at: f"{at:064x}" for at in range(EXTENTS)})
     path = str(tmp_path / "manifest")
@@ -94,25 +101,69 @@ def item(path: str, **more: Any) -> Dict[str, Any]:
 
 
 def left_over(images: int, vms: int) -> "tuple[List[gc.Finding], int]":
-    """Return what gc finds of so many images, each with a clone of a VM that is no more and a staged file, and VMs; and what it asked."""
+    """Return what gc finds of so many images, each with a clone of a VM that is no more and a staged file,
+    and VMs; and what it asked.
+    """
     side, system = f"{LOCATION}/100/.semishared", f"{LOCATION}/101"
     sides = [
-        {**item(f"{side}/{image_name(at)}"), "name": image_name(at), "image": True, "clones": [
-            {**item(f"{side}/{image_name(at)}/clones/{vms + at}-0"), "vm": vms + at, "disk": 0, "cloud": ""}]}
+        {
+            **item(f"{side}/{image_name(at)}"),
+            "name": image_name(at),
+            "image": True,
+            "clones": [
+                {
+                    **item(f"{side}/{image_name(at)}/clones/{vms + at}-0"),
+                    "vm": vms + at,
+                    "disk": 0,
+                    "cloud": "",
+                }
+            ],
+        }
         for at in range(images)
-    ]  # fmt: skip
+    ]
     staged = [item(f"{side}/{image_name(at)}/.staged-manifest.x") for at in range(images)]
-    store = {"path": f"{LOCATION}/100", "images": [], "sides": sides, "staged": staged, "uploads": [], "epochs": []}
-    own = [{**item(f"{system}/{vm}"), "system": 101, "vm": vm, "kind": "dir", "entries": ["disk.0"], "staged": []} for vm in range(vms)]
-    leases = [{**item(f"{LOCATION}/.semishared/bases/100-1-a/leases/{vm}-0"), "vm": vm, "disk": 0} for vm in range(vms)]
-    base = {**item(f"{LOCATION}/.semishared/bases/100-1-a"), "name": "100-1-a", "leases": leases, "staged": []}
+    store = {
+        "path": f"{LOCATION}/100",
+        "images": [],
+        "sides": sides,
+        "staged": staged,
+        "uploads": [],
+        "epochs": [],
+    }
+    own = [
+        {
+            **item(f"{system}/{vm}"),
+            "system": 101,
+            "vm": vm,
+            "kind": "dir",
+            "entries": ["disk.0"],
+            "staged": [],
+        }
+        for vm in range(vms)
+    ]
+    leases = [
+        {**item(f"{LOCATION}/.semishared/bases/100-1-a/leases/{vm}-0"), "vm": vm, "disk": 0}
+        for vm in range(vms)
+    ]
+    base = {
+        **item(f"{LOCATION}/.semishared/bases/100-1-a"),
+        "name": "100-1-a",
+        "leases": leases,
+        "staged": [],
+    }
     used = [Counted(f"{system}/{vm}/disk.0") for vm in range(vms // 2)]
     facts = {
-        "open": used, "root": {"bases": [base], "staging": [], "locks": []}, "vms": own, "staged": [], "stores": [store],
+        "open": used,
+        "root": {"bases": [base], "staging": [], "locks": []},
+        "vms": own,
+        "staged": [],
+        "stores": [store],
         "domains": {"names": [], "files": used},
-    }  # fmt: skip
+    }
     Counted.asked = 0
-    return gc.find([gc.Machine("h1", LOCATION, facts)], gc.Known({}, frozenset(), frozenset()), 0, True), Counted.asked
+    return gc.find(
+        [gc.Machine("h1", LOCATION, facts)], gc.Known({}, frozenset(), frozenset()), 0, True
+    ), Counted.asked
 
 
 @pytest.mark.fault(41, "what gc asks of what is in use grows no faster than what it finds")
@@ -129,7 +180,10 @@ def made(world: World, image: s.ImageRef) -> "Dict[str, List[s.Step]]":
     return {
         "overlay": world.cloning(image, world.disk(5)),
         "clone on the store": [s.PrepareVm(8, world.disk(8).vm_dir), s.CloneOnStore(world.disk(8), image, 0)],
-        "in place": [s.PrepareVm(7, world.disk(7).vm_dir), s.LinkInPlace(world.disk(7), image, False, session=True)],
+        "in place": [
+            s.PrepareVm(7, world.disk(7).vm_dir),
+            s.LinkInPlace(world.disk(7), image, False, session=True),
+        ],
         "snapshot": [i.KeepSnapshot(image, 1)],
         "revert": [d.RevertImage(image, 1)],
         "copy": [d.CopyStored(image._replace(source=copied), image.source)],
@@ -139,7 +193,9 @@ def made(world: World, image: s.ImageRef) -> "Dict[str, List[s.Step]]":
     }
 
 
-@pytest.mark.fault(40, "an image has the longest name beside which there is room for its snapshots, and all is done with it")
+@pytest.mark.fault(
+    40, "an image has the longest name beside which there is room for its snapshots, and all is done with it"
+)
 @pytest.mark.parametrize("length", [190, 250])
 def test_the_longest_names(world: World, length: int) -> None:
     image = world.image("n" * length, size=8 << 20)
@@ -148,7 +204,9 @@ def test_the_longest_names(world: World, length: int) -> None:
     assert world.leftovers() == [] and not Path(image.source).exists()
 
 
-@pytest.mark.fault(40, "an image with a name of 255 bytes is refused in a line that says it, and stays as it is")
+@pytest.mark.fault(
+    40, "an image with a name of 255 bytes is refused in a line that says it, and stays as it is"
+)
 def test_a_name_that_is_too_long(world: World) -> None:
     image = world.image("n" * 255, size=8 << 20)
     before = world.content(image.source)
@@ -160,7 +218,11 @@ def test_a_name_that_is_too_long(world: World) -> None:
     assert world.content(image.source) == before and world.leftovers() == []
 
 
-@pytest.mark.fault(40, "where a path is longer than qcow2 can name, an overlay is refused with that reason, and what needs none is made")
+@pytest.mark.fault(
+    40,
+    "where a path is longer than qcow2 can name, an overlay is refused with that reason, and what "
+    "needs none is made",
+)
 def test_a_path_that_no_overlay_can_name(tmp_path: Path) -> None:
     deep = tmp_path.joinpath(*["d" * 220] * 16)
     world = World(Path(str(deep)[:3900].rstrip("/")))

@@ -59,23 +59,36 @@ def test_nothing_is_made_over_what_is_there(site: Site) -> None:
     site.oned.datastore_create('NAME="semi_sys" TYPE="SYSTEM_DS" TM_MAD="ssh"', 7)
     assert "semi_sys (id 7) of another kind" in site.setup("--apply", code=1).stderr
     site.setup("--apply", "--system", "other")
-    assert "with another SEMISHARED_PLACE" in site.setup("--apply", "--system", "other", "--set", "SEMISHARED_PLACE=shared", code=1).stderr
+    assert (
+        "with another SEMISHARED_PLACE"
+        in site.setup("--apply", "--system", "other", "--set", "SEMISHARED_PLACE=shared", code=1).stderr
+    )
     assert len(site.oned.datastores) == 3
 
 
 def test_what_is_there_under_another_name_is_found_and_no_second_pair_is_made(site: Site) -> None:
     """An upgrade says `setup --apply` and nothing else."""
-    site.oned.datastore_create('NAME="shares" TYPE="IMAGE_DS" DS_MAD="semishared" TM_MAD="semishared" DISK_TYPE="FILESYSTEM"', 119)
+    site.oned.datastore_create(
+        'NAME="shares" TYPE="IMAGE_DS" DS_MAD="semishared" TM_MAD="semishared" DISK_TYPE="FILESYSTEM"', 119
+    )
     site.setup("--apply", "--image", "nvme_images", "--system", "nvme_system")
-    assert [row["ID"] for row in json.loads(site.setup("--apply", "--json").stdout)["datastores"]] == [120, 121]
+    assert [row["ID"] for row in json.loads(site.setup("--apply", "--json").stdout)["datastores"]] == [
+        120,
+        121,
+    ]
     assert len(site.oned.datastores) == 3
     # Another kind is another datastore; then there are two, and none is meant.
     ceph = ["--set", "CEPH_USER=libvirt", "--set", f"CEPH_SECRET={UUID}", "--set", "BRIDGE_LIST=h1"]
     site.setup("--apply", "--kind", "rbd", "--image", "fast", *ceph)
     said = site.setup("--apply", code=1).stderr
-    assert "several image datastores of semishared, fast, nvme_images: say which by --image NAME" in said and said.count("\n") == 1
+    assert (
+        "several image datastores of semishared, fast, nvme_images: say which by --image NAME" in said
+        and said.count("\n") == 1
+    )
     assert "keys and libvirt secrets" in site.setup("--apply", "--image", "fast").stdout
-    assert [row["ID"] for row in json.loads(site.setup("--apply", "--json", "--kind", "dir").stdout)["datastores"]] == [120, 121]
+    assert [
+        row["ID"] for row in json.loads(site.setup("--apply", "--json", "--kind", "dir").stdout)["datastores"]
+    ] == [120, 121]
     site.setup("--apply", "--image", "nvme_images", "--system", "other")
     assert "say which by --system NAME" in site.setup("--apply", "--image", "fast", code=1).stderr
     assert len(site.oned.datastores) == 5
@@ -85,7 +98,10 @@ def test_what_is_there_under_another_name_is_found_and_no_second_pair_is_made(si
 
 
 def test_wrong_attributes_never_reach_oned(site: Site) -> None:
-    assert "is SEMISHARED_LOCAL meant?" in site.setup("--apply", "--set", "SEMISHARED_LOCALS=copy", code=1).stderr
+    assert (
+        "is SEMISHARED_LOCAL meant?"
+        in site.setup("--apply", "--set", "SEMISHARED_LOCALS=copy", code=1).stderr
+    )
     assert site.oned.rpc and not site.oned.rpc.requests
 
 
@@ -109,8 +125,14 @@ with waiting.Waiting("hosts", 1):
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
 def test_nothing_is_mistaken_for_a_stream_that_is_closed(tmp_path: Path, closed: tuple[int, ...]) -> None:
     """As of a shell's `>&-`: nobody reads what is said, and all is done."""
-    text = CLOSED.format(lib=str(COMMAND.parents[1] / "lib"), out=str(tmp_path / "out"), there=dict.fromkeys(closed, "/dev/null"))
+    text = CLOSED.format(
+        lib=str(COMMAND.parents[1] / "lib"),
+        out=str(tmp_path / "out"),
+        there=dict.fromkeys(closed, "/dev/null"),
+    )
     words = " ".join(f"{fd}>&-" for fd in closed)
-    done = subprocess.run(["/bin/sh", "-c", f'exec /usr/bin/python3 -c "$0" {words}', text], capture_output=True, text=True)
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'exec /usr/bin/python3 -c "$0" {words}', text], capture_output=True, text=True
+    )
     assert done.returncode == 0 and not done.stderr
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"semi_img.ds", "semi_sys.ds"}

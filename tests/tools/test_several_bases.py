@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several bases in one step: each is in use and free for others as soon as it is whole, and nobody waits who holds a lock.
+"""Several bases in one step: each is in use and free for others as soon as it is whole, and nobody waits who
+holds a lock.
 
-That one is slow is the store's rate, of one byte per second: what is to happen before it ends happens before, or never.
+That one is slow is the store's rate, of one byte per second: what is to happen before it ends happens before,
+or never.
 """
 
 from __future__ import annotations
@@ -26,7 +28,15 @@ from semishared.base.filling import Filling
 from semishared.base.partial import Partial
 from semishared.base.targets import Targets
 from semishared.config import Config
-from semishared.errors import BaseBusy, HostFailed, HostUnreachable, ImageChanged, MissingImage, NoSpace, ToolTimeout
+from semishared.errors import (
+    BaseBusy,
+    HostFailed,
+    HostUnreachable,
+    ImageChanged,
+    MissingImage,
+    NoSpace,
+    ToolTimeout,
+)
 from semishared.model import layout_base
 from semishared.model import steps as s
 from semishared.model import steps_base as b
@@ -44,7 +54,9 @@ SLOWLY = 1
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> "tuple[World, List[s.ImageRef]]":
-    """Three images that have nothing in common, of EXTENTS extents each; the store knows their hashes, and nobody has a base."""
+    """Three images that have nothing in common, of EXTENTS extents each; the store knows their hashes, and
+    nobody has a base.
+    """
     world, found = World(tmp_path_factory.mktemp("stored")), []
     for number in (1, 2, 3):
         path = world.store / f"image-{number}"
@@ -73,7 +85,9 @@ def lock(world: World, image: s.ImageRef) -> str:
     return layout_base.image_lock(str(world.root), image.base_prefix)
 
 
-def step(world: World, *parts: b.Part, rate: int = 0, wait: bool = True, sources: tuple[str, ...] = ()) -> b.FetchBases:
+def step(
+    world: World, *parts: b.Part, rate: int = 0, wait: bool = True, sources: tuple[str, ...] = ()
+) -> b.FetchBases:
     return b.FetchBases(str(world.root), parts, sources, "rest", "", "none", 0, rate, (), (), wait)
 
 
@@ -122,7 +136,9 @@ def holding(path: str) -> Iterator[Callable[[], None]]:
         yield held.close
 
 
-def test_first_base_is_in_use_while_the_second_one_still_comes(world: World, images: List[s.ImageRef]) -> None:
+def test_first_base_is_in_use_while_the_second_one_still_comes(
+    world: World, images: List[s.ImageRef]
+) -> None:
     first, second, _ = images
     with begun(step(world, b.Part(first, first=ALL), b.Part(second), rate=SLOWLY)) as run:
         run.base(first)
@@ -147,8 +163,12 @@ def test_peer_has_the_first_base_from_here_while_the_second_one_still_comes(
         assert not cache.is_published(of(world, second))
 
 
-def test_base_that_another_action_is_at_is_had_after_the_others(world: World, images: List[s.ImageRef]) -> None:
-    """Whatever the order in which they are named: no lock is waited for before the rest is done, or by who holds one."""
+def test_base_that_another_action_is_at_is_had_after_the_others(
+    world: World, images: List[s.ImageRef]
+) -> None:
+    """Whatever the order in which they are named: no lock is waited for before the rest is done, or by who
+    holds one.
+    """
     first, _, third = images
     for busy in (first, third):
         for image in images:
@@ -164,7 +184,9 @@ def test_base_that_another_action_is_at_is_had_after_the_others(world: World, im
         good(world, *images)
 
 
-def test_two_that_want_the_same_in_opposite_order_have_each_base_once(world: World, images: List[s.ImageRef]) -> None:
+def test_two_that_want_the_same_in_opposite_order_have_each_base_once(
+    world: World, images: List[s.ImageRef]
+) -> None:
     first, second, third = images
     with begun(step(world, b.Part(first, first=ALL), b.Part(second, first=((0, 2),)), rate=SLOWLY)) as slow:
         slow.until(lambda said: said.get("have") == EXTENTS + 2)
@@ -173,17 +195,26 @@ def test_two_that_want_the_same_in_opposite_order_have_each_base_once(world: Wor
             other.until(lambda said: said.get("source") == "another session")
             assert locks.is_held(lock(world, second)) and not locks.is_held(lock(world, third))
             # The one that has it in work is killed; the other one goes on with what has come.
-            had = len(Path(layout_base.have(layout_base.staging(str(world.root), second.base_prefix))).read_text().split())
+            had = len(
+                Path(layout_base.have(layout_base.staging(str(world.root), second.base_prefix)))
+                .read_text()
+                .split()
+            )
             os.killpg(slow.session._process.pid, signal.SIGKILL)
             sources = other.done()["sources"]
     good(world, *images)
-    assert had == 2 and sources["store"]["extents"] == EXTENTS + EXTENTS - had, "its own, and the rest of the other's"
+    assert had == 2 and sources["store"]["extents"] == EXTENTS + EXTENTS - had, (
+        "its own, and the rest of the other's"
+    )
     assert world.leftovers() == []
 
 
 def test_what_is_busy_is_said_when_the_others_are_here(world: World, images: List[s.ImageRef]) -> None:
     first, second, _ = images
-    with locks.exclusive(lock(world, first)), begun(step(world, b.Part(first), b.Part(second), wait=False)) as run:
+    with (
+        locks.exclusive(lock(world, first)),
+        begun(step(world, b.Part(first), b.Part(second), wait=False)) as run,
+    ):
         run.base(second)
         came = run.until(lambda said: said["event"] == "came")
         assert came["sources"]["store"]["extents"] == EXTENTS
@@ -206,7 +237,9 @@ def test_look_at_a_lock_makes_nobody_busy(world: World, images: List[s.ImageRef]
 
 def test_disk_that_is_full_keeps_what_was_whole_before(world: World, images: List[s.ImageRef]) -> None:
     first, second, third = images
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={EXTENTS * 4 * 3 // 2}m", "small", str(world.root)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={EXTENTS * 4 * 3 // 2}m", "small", str(world.root)], check=True
+    )
     try:
         with begun(step(world, b.Part(first), b.Part(second), b.Part(third))) as run:
             run.base(first)
@@ -220,7 +253,9 @@ def test_disk_that_is_full_keeps_what_was_whole_before(world: World, images: Lis
         subprocess.run(["umount", "-l", str(world.root)], check=True)
 
 
-def test_base_that_cannot_be_had_is_given_up_before_the_next_one_is_begun(world: World, images: List[s.ImageRef]) -> None:
+def test_base_that_cannot_be_had_is_given_up_before_the_next_one_is_begun(
+    world: World, images: List[s.ImageRef]
+) -> None:
     first, second, third = images
     flip(Path(first.source), 5)
     parts = (b.Part(first), b.Part(second, first=ALL), b.Part(third))
@@ -238,7 +273,9 @@ def there(staging: str) -> int:
     """Return how many extents a killed reception has left."""
     if os.path.exists(layout_base.have(staging)):
         return len(Path(layout_base.have(staging)).read_text().split())
-    is_finished = os.path.exists(layout_base.manifest(staging)) and not os.path.exists(layout_base.generation(staging))
+    is_finished = os.path.exists(layout_base.manifest(staging)) and not os.path.exists(
+        layout_base.generation(staging)
+    )
     return EXTENTS if is_finished else 0
 
 
@@ -261,7 +298,11 @@ def test_reception_of_two_killed_at_any_step_is_gone_on_with(
         whole = [image for image in (first, second) if cache.is_published(of(world, image))]
         good(world, *whole)
         alone += len(whole) == 1
-        had = sum(there(layout_base.staging(root, image.base_prefix)) for image in (first, second) if image not in whole)
+        had = sum(
+            there(layout_base.staging(root, image.base_prefix))
+            for image in (first, second)
+            if image not in whole
+        )
         (found,) = world.on(what)
         assert isinstance(found, dict)
         read = found["sources"].get("store", {"extents": 0})["extents"]
@@ -319,7 +360,9 @@ def test_what_nobody_is_at_any_more_is_served_and_not_waited_for(
 def test_stream_reads_itself_what_somebody_else_does_not_get_on_with(
     world: World, images: List[s.ImageRef], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A base is read whole on the sender: it may have what is to be sent, or not; its being long is no reason to fail."""
+    """A base is read whole on the sender: it may have what is to be sent, or not; its being long is no reason
+    to fail.
+    """
     for limit in ("FOLLOW_S", "STALL_S"):
         monkeypatch.setattr(peers, limit, 0)
     digest = extents.copy(images[0].source, None, "raw", "test").extents[0]
@@ -334,11 +377,15 @@ def test_stream_reads_itself_what_somebody_else_does_not_get_on_with(
 def test_who_has_no_more_is_not_asked_again_in_vain(world: World) -> None:
     asked: List[str] = []
     targets = Targets(lambda target: None)
-    filling = Filling(step(world), targets, Account(targets, lambda **_: None), Orders(lambda: None), Config())
+    filling = Filling(
+        step(world), targets, Account(targets, lambda **_: None), Orders(lambda: None), Config()
+    )
     answers = {
-        "none": MissingImage("no more of it"), "lost": HostUnreachable("gone"), "slow": ToolTimeout("slow"),
+        "none": MissingImage("no more of it"),
+        "lost": HostUnreachable("gone"),
+        "slow": ToolTimeout("slow"),
         "bad": ImageChanged("once more"),
-    }  # fmt: skip
+    }
 
     def ask(host: str) -> None:
         asked.append(host)
@@ -355,7 +402,9 @@ def test_who_has_no_more_is_not_asked_again_in_vain(world: World) -> None:
     assert asked == ["slow"]
 
 
-def test_what_is_published_under_a_look_is_found_where_it_is_then(world: World, images: List[s.ImageRef]) -> None:
+def test_what_is_published_under_a_look_is_found_where_it_is_then(
+    world: World, images: List[s.ImageRef]
+) -> None:
     first = images[0]
     abandoned(world, first, EXTENTS)
     digests = list(extents.copy(first.source, None, "raw", "test").extents.values())
@@ -370,18 +419,26 @@ def test_what_is_published_under_a_look_is_found_where_it_is_then(world: World, 
     there.close()
 
 
-def test_another_generation_in_the_same_place_is_read_from_its_own_file(world: World, images: List[s.ImageRef]) -> None:
+def test_another_generation_in_the_same_place_is_read_from_its_own_file(
+    world: World, images: List[s.ImageRef]
+) -> None:
     first = images[0]
     abandoned(world, first, 1)
     old, new = os.urandom(extents.EXTENT), os.urandom(extents.EXTENT)
     path = world.store / "anew"
     path.write_bytes(new + old)
-    wanted = [digest for name in (first.source, str(path)) for digest in extents.copy(name, None, "raw", "test").extents.values()]
+    wanted = [
+        digest
+        for name in (first.source, str(path))
+        for digest in extents.copy(name, None, "raw", "test").extents.values()
+    ]
     there = held.Held(str(world.root), wanted)
     there.look(arriving=True)
     memory = mmap.mmap(-1, extents.EXTENT)
     assert there.read(wanted[0], memory)
-    again = first._replace(source=str(path), generation=extents.copy(str(path), None, "raw", "test").generation)
+    again = first._replace(
+        source=str(path), generation=extents.copy(str(path), None, "raw", "test").generation
+    )
     abandoned(world, again, 2)
     there.look(arriving=True)
     assert there.read(wanted[EXTENTS], memory) == new and there.read(wanted[EXTENTS + 1], memory) == old
@@ -389,8 +446,12 @@ def test_another_generation_in_the_same_place_is_read_from_its_own_file(world: W
     there.close()
 
 
-def test_manifest_of_what_still_arrives_is_read_once(world: World, images: List[s.ImageRef], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever passes it on looks at it again for each extent; of a large base the manifest alone is megabytes."""
+def test_manifest_of_what_still_arrives_is_read_once(
+    world: World, images: List[s.ImageRef], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever passes it on looks at it again for each extent; of a large base the manifest alone is
+    megabytes.
+    """
     first, root, parse = images[0], str(world.root), extents.parse
     looked: List[str] = []
 
@@ -428,7 +489,9 @@ def test_manifest_of_what_still_arrives_is_read_once(world: World, images: List[
         partial.close()
 
 
-def test_whole_partial_is_published_without_a_byte_from_anywhere(world: World, images: List[s.ImageRef]) -> None:
+def test_whole_partial_is_published_without_a_byte_from_anywhere(
+    world: World, images: List[s.ImageRef]
+) -> None:
     first = images[0]
     abandoned(world, first, EXTENTS)
     subprocess.run(["mv", first.source, f"{first.source}.away"], check=True)
@@ -437,7 +500,9 @@ def test_whole_partial_is_published_without_a_byte_from_anywhere(world: World, i
     assert cache.is_published(of(world, first)) and world.leftovers() == []
 
 
-def test_finished_base_that_was_not_published_is_verified_and_not_fetched(world: World, images: List[s.ImageRef]) -> None:
+def test_finished_base_that_was_not_published_is_verified_and_not_fetched(
+    world: World, images: List[s.ImageRef]
+) -> None:
     first, root = images[0], str(world.root)
     for rotten in (False, True):
         cache.forget(of(world, first))
@@ -451,10 +516,14 @@ def test_finished_base_that_was_not_published_is_verified_and_not_fetched(world:
         (found,) = world.on(step(world, b.Part(first)))
         good(world, first)
         assert os.stat(of(world, first).image).st_mode & 0o777 == 0o440
-        assert isinstance(found, dict) and found["sources"].get("store", {"extents": 0})["extents"] == (1 if rotten else 0)
+        assert isinstance(found, dict) and found["sources"].get("store", {"extents": 0})["extents"] == (
+            1 if rotten else 0
+        )
 
 
-def test_file_that_others_have_is_not_gone_on_with(world: World, images: List[s.ImageRef], tmp_path: Path) -> None:
+def test_file_that_others_have_is_not_gone_on_with(
+    world: World, images: List[s.ImageRef], tmp_path: Path
+) -> None:
     first, root = images[0], str(world.root)
     abandoned(world, first, EXTENTS)
     place = layout_base.staging(root, first.base_prefix)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two OpenNebulas that mean the same root of shares: whose it is it says itself, and the other one is told so, and removes nothing."""
+"""Two OpenNebulas that mean the same root of shares: whose it is it says itself, and the other one is told
+so, and removes nothing.
+"""
 
 from __future__ import annotations
 
@@ -95,8 +97,11 @@ def test_a_root_of_before_goes_on_and_init_has_it_say_whose_it_is(
 ) -> None:
     image, template_ = shares.image("mine", "new:16M"), shares.oned.datastores[SHARES].template
     marker, cloud = forget(shares.root), template_.pop("SEMISHARED_CLOUD")
-    # Who comes later takes it neither over nor in; who has it goes on with what it has, and removes nothing that oned does not know.
-    assert "SEMISHARED_STORE" in theirs.cli("share", "init", str(SHARES), code=2).stderr and "cloud" not in says(shares.root)
+    # Who comes later takes it neither over nor in; who has it goes on with what it has, and removes nothing
+    # that oned does not know.
+    assert "SEMISHARED_STORE" in theirs.cli(
+        "share", "init", str(SHARES), code=2
+    ).stderr and "cloud" not in says(shares.root)
     other = shares.image("other", "new:16M")
     shares.oned.image_delete(other)
     (shares.root / ".semishared/.shares/77.json").write_text(
@@ -116,15 +121,22 @@ def test_a_root_of_before_goes_on_and_init_has_it_say_whose_it_is(
 def test_a_datastore_that_is_made_anew_finds_its_root_again(shares: Shares) -> None:
     marker = says(shares.root)
     shares.oned.datastore_delete(SHARES)
-    shares.oned.datastore_create(template("plain", shares.root, SEMISHARED_FS_QUOTA="no", SEMISHARED_CLOUD=marker["cloud"]), SHARES)
+    shares.oned.datastore_create(
+        template("plain", shares.root, SEMISHARED_FS_QUOTA="no", SEMISHARED_CLOUD=marker["cloud"]), SHARES
+    )
     shares.site.cli("share", "init", str(SHARES))
-    assert says(shares.root) == marker and shares.oned.datastores[SHARES].template["SEMISHARED_STORE"] == marker["id"]
+    assert (
+        says(shares.root) == marker
+        and shares.oned.datastores[SHARES].template["SEMISHARED_STORE"] == marker["id"]
+    )
 
 
 def test_a_root_that_was_copied_elsewhere_is_not_that_of_its_images(
     shares: Shares, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What their guests write goes to where SOURCE says, which OpenNebula never changes: the copy is to be taken for nobody's."""
+    """What their guests write goes to where SOURCE says, which OpenNebula never changes: the copy is to be
+    taken for nobody's.
+    """
     image = shares.image("mine", "new:16M")
     (shares.tree(image) / "theirs").write_text("live")
     copy = tmp_path / "copy"
@@ -133,10 +145,16 @@ def test_a_root_that_was_copied_elsewhere_is_not_that_of_its_images(
     wrong = shares.listed()[image]["wrong"]
     assert f"is of {shares.root}/share-{image}: a root of shares keeps its path" in wrong["detail"]
     found, _ = of_shares(shares.site, monkeypatch)
-    assert not [finding for finding in found if not finding.keep], "a copy is no left-over of an image that there is"
+    assert not [finding for finding in found if not finding.keep], (
+        "a copy is no left-over of an image that there is"
+    )
     with pytest.raises(ActionFailed, match="a root of shares keeps its path"):
         shares.oned.image_delete(image)
-    assert (copy / f"share-{image}" / "theirs").read_text() == (shares.root / f"share-{image}" / "theirs").read_text() == "live"
+    assert (
+        (copy / f"share-{image}" / "theirs").read_text()
+        == (shares.root / f"share-{image}" / "theirs").read_text()
+        == "live"
+    )
 
 
 @pytest.mark.fault(42, "`share drop` says what would go, and removes nothing, with --dry-run")
@@ -146,7 +164,10 @@ def test_what_would_be_dropped_is_said_and_stays(shares: Shares) -> None:
     (tree / "precious").write_text("x")
     del shares.oned.images[image]
     words = ("share", "drop", str(SHARES), str(image))
-    assert f"the share of image {image} in {shares.root}, with all in it" in shares.site.cli(*words, "--dry-run").stdout
+    assert (
+        f"the share of image {image} in {shares.root}, with all in it"
+        in shares.site.cli(*words, "--dry-run").stdout
+    )
     assert (tree / "precious").exists()
     assert "for drop and snapshot remove" in shares.site.cli("share", "list", "--yes", code=2).stderr
     assert "is gone" in shares.site.cli(*words, "--yes").stdout and not tree.exists()

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose keys for shares are given and taken, by the notes in the root: what the manager of a real cluster does is in tests/shares."""
+"""Whose keys for shares are given and taken, by the notes in the root: what the manager of a real cluster
+does is in tests/shares.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ MARKER = "0123456789abcdef" * 2
 
 
 class Root:
-    """A root of shares 5 and 6 that are ready, and what the manager is asked; it does not answer for the images in `silent`."""
+    """A root of shares 5 and 6 that are ready, and what the manager is asked; it does not answer for the
+    images in `silent`.
+    """
 
     def __init__(self, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.tree = Tree("cephfs", str(top), MARKER, "cephfs/one", "shares")
@@ -44,7 +48,9 @@ class Root:
         return "AQBY0/pViX+wBBAAUpPs9swy7rey1qPhzmDVGQ=="
 
     def give(self, image: int, vm: int, seq: int = -1, readonly: bool = False) -> None:
-        assert keys.give(self.tree, image, f"{self.tree.root}/share-{image}", vm, readonly, seq)["access"] == ("ro" if readonly else "rw")
+        assert keys.give(self.tree, image, f"{self.tree.root}/share-{image}", vm, readonly, seq)[
+            "access"
+        ] == ("ro" if readonly else "rw")
 
     def notes(self) -> list[Key]:
         return ceph_clients.listed(self.tree.root)
@@ -64,7 +70,11 @@ def test_the_key_of_a_vm_that_runs_again_is_not_taken_by_an_action_of_before(roo
     root.asked.clear()
     assert keys.take(root.tree, -1, 7, 3) == {"taken": 0} and not root.asked
     assert root.notes() == [Key(5, 7, False, 4)]
-    assert keys.take(root.tree, -1, 7, 4) == {"taken": 1} and root.asked == [("deauthorize", 5), ("evict", 5)] and not root.notes()
+    assert (
+        keys.take(root.tree, -1, 7, 4) == {"taken": 1}
+        and root.asked == [("deauthorize", 5), ("evict", 5)]
+        and not root.notes()
+    )
 
 
 @pytest.mark.parametrize("seq", [-1, 3, 4])
@@ -96,7 +106,9 @@ def test_an_operator_who_looks_at_a_key_leaves_its_seq(root: Root) -> None:
     assert root.notes() == [Key(5, 7, False, 4)]
 
 
-def test_what_another_action_has_taken_meanwhile_is_not_taken_twice(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_another_action_has_taken_meanwhile_is_not_taken_twice(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root.give(5, 7, 3)
     found = root.notes()
     monkeypatch.setattr(ceph_clients, "listed", lambda _: found)
@@ -136,7 +148,9 @@ def test_notes_that_cannot_be_read_are_not_taken_for_none(root: Root) -> None:
         keys.take(root.tree, -1, 7, 3)
 
 
-@pytest.mark.fault(30, "a key whose note cannot be read is named, hides no other one, and is taken by nobody but who says so")
+@pytest.mark.fault(
+    30, "a key whose note cannot be read is named, hides no other one, and is taken by nobody but who says so"
+)
 @pytest.mark.parametrize("text", ["", "\0\0", '{"version": 1, "seq": "3"}'])
 def test_a_note_that_cannot_be_read_hides_no_other(root: Root, text: str) -> None:
     root.give(5, 7, 3)
@@ -146,7 +160,9 @@ def test_a_note_that_cannot_be_read_hides_no_other(root: Root, text: str) -> Non
     path.write_text(text)
     wrong = {(row["image"], row["vm"]): row.get("wrong") for row in keys.listed(root.tree)["keys"]}
     said: Any = wrong.pop((5, 7))
-    assert wrong == {(5, 8): None, (6, 7): None} and said["id"] == BadRecord.id and str(path) in said["detail"]
+    assert (
+        wrong == {(5, 8): None, (6, 7): None} and said["id"] == BadRecord.id and str(path) in said["detail"]
+    )
     for remove in (lambda: ceph_clients.of(root.tree).take_all(5), lambda: keys.take(root.tree, 5, 7, 3)):
         root.asked.clear()
         with pytest.raises(BadRecord, match=str(path)):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a share on a plain directory, in this process: removed durably, and what is damaged removes nothing of others."""
+"""The record of a share on a plain directory, in this process: removed durably, and what is damaged removes
+nothing of others.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def test_the_removal_of_a_record_is_durable(tree: Tree, monkeypatch: pytest.Monk
     assert not os.path.exists(path) and os.path.dirname(path) in synced
 
 
-@pytest.mark.fault(30, "a share whose record cannot be read is not removed for who knows whose it is, and hides no other")
+@pytest.mark.fault(
+    30, "a share whose record cannot be read is not removed for who knows whose it is, and hides no other"
+)
 @pytest.mark.parametrize("damage", ["zeroed", "cut", "a directory", "EIO"])
 def test_a_share_whose_record_cannot_be_read_stays(tree: Tree, damage: str) -> None:
     path = Path(f"{tree.root}/{layout_share.record(7)}")

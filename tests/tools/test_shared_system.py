@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""System datastores that two machines share: told by what machines write there. Machines here differ in their UTS namespace."""
+"""System datastores that two machines share: told by what machines write there. Machines here differ in their
+UTS namespace.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ def on(machine: str, argv: list[str], data: bytes) -> str:
 
 def probe(machine: str, location: Path) -> str:
     """Run what OpenNebula's monitoring runs on a host; return HEALTH."""
-    said = on(machine, ["/usr/bin/python3", "-I", str(ROOT / "lib/semishared/host/host_probe.py")], INPUT.format(location).encode())
+    said = on(
+        machine,
+        ["/usr/bin/python3", "-I", str(ROOT / "lib/semishared/host/host_probe.py")],
+        INPUT.format(location).encode(),
+    )
     return said.split('HEALTH = "')[1].split('"')[0]
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks that are slow and disks that hang: the host side, its limits scaled down, on file systems that are really slow."""
+"""Disks that are slow and disks that hang: the host side, its limits scaled down, on file systems that are
+really slow.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from tools.world import MiB, World
 
 LIB = Path(__file__).resolve().parents[2] / "lib"
 LIMIT_S = 4
-"""In place of each limit there is, or was: half an hour without progress, two minutes, five minutes, six hours.
+"""In place of each limit there is, or was: half an hour without progress, two minutes, five minutes, six
+hours.
 
 A busy machine, which gives python seconds to start, is no slow disk.
 """
@@ -74,7 +77,9 @@ class SlowWorld(World):
         self.disk_below = disk
 
     def on(self, *steps: s.Step, **more: object) -> list[object]:
-        limit: dict[str, Any] = {"hosts_standstill_timeout_s": LIMIT_S} if "hosts_standstill_timeout_s" in Config._fields else {}
+        limit: dict[str, Any] = (
+            {"hosts_standstill_timeout_s": LIMIT_S} if "hosts_standstill_timeout_s" in Config._fields else {}
+        )
         with ssh.Session("localhost", "test", Config(**limit)) as session:
             return session.run(steps, **more)  # type: ignore[arg-type]
 
@@ -138,9 +143,11 @@ def test_a_long_fsync_is_no_standstill(slow_to_write: SlowWorld) -> None:
     path, digest = world.system / "5" / "disk.0", hashlib.sha256(content).hexdigest()
     began = time.monotonic()
     world.on(
-        s.PrepareVm(5, str(path.parent)), s.ReceiveFile(str(path), 5, len(content), digest),
-        data=chunks(content), sha256=digest,
-    )  # fmt: skip
+        s.PrepareVm(5, str(path.parent)),
+        s.ReceiveFile(str(path), 5, len(content), digest),
+        data=chunks(content),
+        sha256=digest,
+    )
     assert time.monotonic() - began > LIMIT_S, "that was not slow"
     assert path.read_bytes() == content
 
@@ -168,7 +175,9 @@ def test_a_save_as_may_take_as_long_as_it_reads(tmp_path: Path, scaled: None) ->
 @pytest.mark.fault(5, "the removal of a VM may take as long as it makes progress")
 def test_a_removal_may_take_as_long_as_it_goes_on(tmp_path: Path, scaled: None) -> None:
     # Without extents, the blocks of a file are found block by block.
-    disk = SlowDisk(tmp_path, 200 * MiB, {"x-iops-read": 30}, "-b", "1024", "-O", "^extent,^64bit,^has_journal")
+    disk = SlowDisk(
+        tmp_path, 200 * MiB, {"x-iops-read": 30}, "-b", "1024", "-O", "^extent,^64bit,^has_journal"
+    )
     try:
         world = SlowWorld(disk)
         world.on(s.PrepareVm(5, str(world.system / "5")))
@@ -198,7 +207,10 @@ def test_a_hung_disk_ends_a_copy_with_one_clear_line(tmp_path: Path, scaled: Non
 
         threading.Thread(target=hang).start()
         began = time.monotonic()
-        with pytest.raises(ToolTimeout, match="has done nothing for .* is its storage hung|no progress on .* is its storage hung"):
+        with pytest.raises(
+            ToolTimeout,
+            match="has done nothing for .* is its storage hung|no progress on .* is its storage hung",
+        ):
             world.on(s.SaveDisk(ref, str(world.store / "saved"), "raw", ""))
         assert time.monotonic() - began < 60
     finally:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of disks that are off, through the real plan and the real host side: place x format, trees, reruns, moves."""
+"""Snapshots of disks that are off, through the real plan and the real host side: place x format, trees,
+reruns, moves.
+"""
 
 from __future__ import annotations
 
@@ -42,17 +44,23 @@ class Disk:
         image, ref = self.image, self.ref
         prepare = s.PrepareVm(ref.vm, ref.vm_dir)
         steps: Dict[str, List[Any]] = {
-            "overlay": [s.StageBase(str(self.world.root), image), prepare, s.CreateOverlay(ref, image, 0, OVERLAY_OPTIONS)],
+            "overlay": [
+                s.StageBase(str(self.world.root), image),
+                prepare,
+                s.CreateOverlay(ref, image, 0, OVERLAY_OPTIONS),
+            ],
             "copy": [prepare, s.CopyImage(ref, image, 0)],
             "remote-first": [prepare, s.CreateRemote(ref, image, 0, OVERLAY_OPTIONS)],
             "store-clone": [prepare, s.CloneOnStore(ref, image, 0)],
             "in-place": [prepare, s.LinkInPlace(ref, image, False, session=True)],
-        }  # fmt: skip
+        }
         self.world.on(*steps[self.place])
 
     @property
     def record(self) -> Dict[str, object]:
-        found: Dict[str, object] = json.loads(Path(self.ref.vm_dir, f".semishared/disk.{self.ref.disk}.json").read_text())
+        found: Dict[str, object] = json.loads(
+            Path(self.ref.vm_dir, f".semishared/disk.{self.ref.disk}.json").read_text()
+        )
         return found
 
     def facts(self) -> snapshots.Facts:
@@ -85,7 +93,9 @@ class Disk:
         qemu_io(path, format, *(f"read -P {content.get(at, 0)} {at}M 64k" for at in range(SIZE // MiB - 1)))
 
     def check(self) -> None:
-        """Read every snapshot, as cpds saves it, and the present content; the image too where it is not the disk."""
+        """Read every snapshot, as cpds saves it, and the present content; the image too where it is not the
+        disk.
+        """
         self._read(self.record["path"], str(self.record["format"]), self.now)
         assert os.path.samefile(self.ref.path, str(self.record["path"]))
         saved = {number: self.world.store / f"saved-{number}" for number in self.kept}
@@ -97,7 +107,11 @@ class Disk:
         assert self.world.leftovers() == []
 
     def layers(self) -> List[str]:
-        folder = f"{self.image.source}.snap" if self.place == "in-place" else os.path.dirname(str(self.record["path"]))
+        folder = (
+            f"{self.image.source}.snap"
+            if self.place == "in-place"
+            else os.path.dirname(str(self.record["path"]))
+        )
         return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
 
 
@@ -208,7 +222,9 @@ def test_every_action_twice_is_as_good_as_once(world: World, place: str) -> None
 
 @pytest.mark.parametrize("place", ["overlay", "copy", "store-clone"])
 def test_number_that_was_skipped_after_a_failure(world: World, place: str) -> None:
-    """oned counts on after a snapshot that failed: the active layer's own number is then not the one asked for."""
+    """oned counts on after a snapshot that failed: the active layer's own number is then not the one asked
+    for.
+    """
     disk = Disk(world, place, "raw")
     disk.write(2, 0x22)
     disk.next = 3
@@ -311,7 +327,9 @@ def test_in_place_snapshots_outlive_the_vm_and_serve_the_next(world: World, form
 
 @pytest.mark.parametrize("noted", ["what it was", "9", "../../image"])
 def test_clone_whose_host_died_in_a_pull_lies_over_what_it_lay_over(world: World, noted: str) -> None:
-    """QEMU has named another backing file in the header of the active layer; what it copied before that died with it."""
+    """QEMU has named another backing file in the header of the active layer; what it copied before that died
+    with it.
+    """
     disk = Disk(world, "store-clone", "raw")
     for at in (2, 3, 4):
         disk.create()

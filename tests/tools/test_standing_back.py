@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What reads or writes as much as a disk holds does so in the idle class of I/O, and what comes before and after does not."""
+"""What reads or writes as much as a disk holds does so in the idle class of I/O, and what comes before and
+after does not.
+"""
 
 from __future__ import annotations
 
@@ -63,11 +65,18 @@ def test_who_stands_back_for_good_does_not_come_back() -> None:
         print(run(["ionice"]))
     """
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "lib")}
-    assert "idle" in subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=env).stdout
+    assert (
+        "idle"
+        in subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=env
+        ).stdout
+    )
 
 
 class Watch:
-    """Sees, within the block, in which classes of I/O the host side of this machine is, and programs that are called so."""
+    """Sees, within the block, in which classes of I/O the host side of this machine is, and programs that are
+    called so.
+    """
 
     def __init__(self) -> None:
         self.seen: dict[str, set[int]] = {}
@@ -146,7 +155,11 @@ def save(world: World) -> list[s.Step]:
 def commit(world: World) -> list[s.Step]:
     image, disk = world.image(size=SIZE), world.disk()
     attach(world, image, disk)
-    subprocess.run(["qemu-io", "-f", "qcow2", "-c", f"write -P 7 0 {SIZE}", active(disk)], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        ["qemu-io", "-f", "qcow2", "-c", f"write -P 7 0 {SIZE}", active(disk)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     return [c.FinishDisk(disk)]
 
 
@@ -157,10 +170,18 @@ def send(world: World) -> list[s.Step]:
 @pytest.mark.starts  # what is looked for is found by its name
 @pytest.mark.parametrize(
     ("work", "who"),
-    [(staging, "hostside.py"), (copy, "hostside.py"), (commit, "hostside.py"), (backup, "qemu-img\0convert"),
-     (save, "qemu-img\0convert"), (send, "tar\0--create")],
-)  # fmt: skip
-def test_a_copy_stands_back_and_the_host_side_comes_back(world: World, work: Callable[[World], list[s.Step]], who: str) -> None:
+    [
+        (staging, "hostside.py"),
+        (copy, "hostside.py"),
+        (commit, "hostside.py"),
+        (backup, "qemu-img\0convert"),
+        (save, "qemu-img\0convert"),
+        (send, "tar\0--create"),
+    ],
+)
+def test_a_copy_stands_back_and_the_host_side_comes_back(
+    world: World, work: Callable[[World], list[s.Step]], who: str
+) -> None:
     steps, disk = work(world), world.disk(8)
     with Watch() as watch, world.begun(disk) as do:
         do(*steps)

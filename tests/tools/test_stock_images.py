@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images of a datastore whose driver was changed to ours: with the stock drivers' snapshots they are refused, by each action."""
+"""Images of a datastore whose driver was changed to ours: with the stock drivers' snapshots they are refused,
+by each action.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,12 @@ def site(tmp_path: Path) -> Iterator[ActionSite]:
 
 
 def shell(script: str, **env: str) -> None:
-    subprocess.run(["bash", "-ec", script], check=True, env={"PATH": os.environ["PATH"], **env}, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        ["bash", "-ec", script],
+        check=True,
+        env={"PATH": os.environ["PATH"], **env},
+        stdout=subprocess.DEVNULL,
+    )
 
 
 def attach(source: Path, disk: Path) -> None:
@@ -43,8 +50,9 @@ def attach(source: Path, disk: Path) -> None:
         if [ -z "${SNAP}" ]; then SNAP=0; ln -sf "$SRC_PATH" "$SNAP_DIR/0"; fi
         rm -f "${DST_PATH}"; ln -sf "$SNAP_DIR/$SNAP" "$DST_PATH"; rm -rf "${DST_PATH}.snap"
         """,
-        SRC_PATH=str(source), DST_PATH=str(disk),
-    )  # fmt: skip
+        SRC_PATH=str(source),
+        DST_PATH=str(disk),
+    )
 
 
 def snapshot(source: Path, disk: Path, number: int) -> None:
@@ -56,12 +64,16 @@ def snapshot(source: Path, disk: Path, number: int) -> None:
         qemu-img create -q -f qcow2 -o backing_fmt=qcow2 -b "${PREVIOUS_SNAP}" "${SNAP_PATH}"
         ln -sf $SNAP_PATH $DISK
         """,
-        SRC_PATH=str(source), DISK=str(disk), SNAP_ID=str(number),
-    )  # fmt: skip
+        SRC_PATH=str(source),
+        DISK=str(disk),
+        SNAP_ID=str(number),
+    )
 
 
 def stock(site: ActionSite, name: str = "stock", snapshots: int = 2) -> int:
-    """Return a persistent image as the stock qcow2 driver leaves it: in snapshot 0 0xa1, in 1 0xb1, now 0xc1 is at 1 MiB."""
+    """Return a persistent image as the stock qcow2 driver leaves it: in snapshot 0 0xa1, in 1 0xb1, now 0xc1
+    is at 1 MiB.
+    """
     image = site.image(name, "qcow2", persistent=True)
     source, disk = site.source(image), site.top / "stock-host" / name
     subprocess.run(["rm", "-r", str(site.store / ".semishared" / source.name)], check=True)
@@ -71,7 +83,8 @@ def stock(site: ActionSite, name: str = "stock", snapshots: int = 2) -> int:
         qemu_io(disk, "qcow2", f"write -P {0xB1 + 0x10 * number} 1M 64k")
     disk.unlink()
     site.oned.image(image).snapshots.update(
-        NEXT_SNAPSHOT=str(snapshots), SNAPSHOT=[{"ID": str(n), "SIZE": "8", "DATE": "1", "PARENT": "-1"} for n in range(snapshots)]
+        NEXT_SNAPSHOT=str(snapshots),
+        SNAPSHOT=[{"ID": str(n), "SIZE": "8", "DATE": "1", "PARENT": "-1"} for n in range(snapshots)],
     )
     return image
 
@@ -90,7 +103,10 @@ def test_disk_of_a_layered_image_is_refused(site: ActionSite, action: str) -> No
     image = stock(site)
     if action != "ln":
         site.oned.image_persistent(image, False)
-        attributes = {"clone shared": {"SEMISHARED_PLACE": "shared"}, "clone copy": {"SEMISHARED_LOCAL": "copy"}}.get(action, {})
+        attributes = {
+            "clone shared": {"SEMISHARED_PLACE": "shared"},
+            "clone copy": {"SEMISHARED_LOCAL": "copy"},
+        }.get(action, {})
         site.oned.image_update(image, dict(attributes))
     vm = site.vm(image)
     before = content(site)
@@ -114,7 +130,9 @@ def test_image_actions_on_a_layered_image_are_refused(site: ActionSite) -> None:
 
 
 def test_stock_images_of_one_file_work(site: ActionSite) -> None:
-    """Attached once under the stock driver, without snapshots: what that left beside it means nothing, and no snapshot of ours."""
+    """Attached once under the stock driver, without snapshots: what that left beside it means nothing, and no
+    snapshot of ours.
+    """
     image = stock(site, snapshots=0)
     source = site.source(image)
     assert sorted(os.listdir(f"{source}.snap")) == sorted(["0", f"{source.name}.snap"])
@@ -135,7 +153,10 @@ def test_content_of_a_raw_snapshot_is_no_sign_of_layers(site: ActionSite) -> Non
     """What a guest writes into its raw disk may look like a layer: no reason to refuse the image."""
     image = site.image(persistent=True)
     source = site.source(image)
-    shell(f'qemu-img create -q -f qcow2 {site.top}/b 8M; qemu-img create -q -f qcow2 -b {site.top}/b -F qcow2 {site.top}/evil')
+    shell(
+        f"qemu-img create -q -f qcow2 {site.top}/b 8M; qemu-img create -q -f qcow2 -b "
+        f"{site.top}/b -F qcow2 {site.top}/evil"
+    )
     vm = site.vm(image)
     disk = site.make("ln", vm)
     subprocess.run(["dd", f"if={site.top}/evil", f"of={disk}", "conv=notrunc", "status=none"], check=True)
@@ -148,7 +169,11 @@ def test_after_a_deleted_snapshot_doubt_is_refused(site: ActionSite) -> None:
     """The stock driver may have left one standalone layer that is not SOURCE."""
     image = stock(site, snapshots=1)
     layers = Path(f"{site.source(image)}.snap")
-    subprocess.run(["qemu-img", "rebase", "-f", "qcow2", "-b", "", str(layers / "1")], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        ["qemu-img", "rebase", "-f", "qcow2", "-b", "", str(layers / "1")],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     (layers / "0").unlink()
     site.refused("SS086", site.make, "ln", site.vm(image))
 
@@ -159,7 +184,10 @@ def test_the_page_takes_one_over_with_its_snapshots(site: ActionSite) -> None:
     # Snapshot 1 was deleted while the guest ran: 2 was committed into it.
     layers = f"{source}.snap"
     subprocess.run(["qemu-img", "commit", "-q", "-f", "qcow2", f"{layers}/2"], check=True)
-    subprocess.run(["qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", f"{layers}/1", f"{layers}/3"], check=True)
+    subprocess.run(
+        ["qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", f"{layers}/1", f"{layers}/3"],
+        check=True,
+    )
     Path(f"{layers}/2.current").write_text(f"{layers}/1\n")
     os.unlink(f"{layers}/2")
     first = re.findall(r"(?ms)^```sh\n(.*?)^```", PAGE.read_text())[0]
@@ -174,7 +202,9 @@ def test_the_page_takes_one_over_with_its_snapshots(site: ActionSite) -> None:
     for number, pattern in ((2, 0xC1), (0, 0xA1)):
         site.oned.image_snapshot(image, "snap_revert", number)
         qemu_io(source, "qcow2", f"read -P {pattern} 1M 64k")
-    assert sorted(os.listdir(source.parent)) == sorted([".semishared", source.name, f"{source.name}.old", f"{source.name}.snap"])
+    assert sorted(os.listdir(source.parent)) == sorted(
+        [".semishared", source.name, f"{source.name}.old", f"{source.name}.snap"]
+    )
 
 
 def test_doctor_lists_them(site: ActionSite) -> None:
@@ -182,7 +212,10 @@ def test_doctor_lists_them(site: ActionSite) -> None:
     site.image("other", "qcow2", persistent=True)
     images = [Image.parse(held.to_xml()) for held in site.oned.images.values()]
     (found,) = diagnosis.of_stock_images(doctor_stores.stock_images(diagnosis.Cloud(images=images)), "fe")
-    assert f"image {image} (stock) has snapshots of OpenNebula's own drivers" in found.what and found.severity == diagnosis.BROKEN
+    assert (
+        f"image {image} (stock) has snapshots of OpenNebula's own drivers" in found.what
+        and found.severity == diagnosis.BROKEN
+    )
 
 
 def test_the_old_way_of_failing_is_known(site: ActionSite) -> None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Image datastores are mounted beside system datastores, and one of them hangs: who moves disks between devices does not wait with it."""
+"""Image datastores are mounted beside system datastores, and one of them hangs: who moves disks between
+devices does not wait with it.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,11 @@ def test_one_that_is_not_mounted_any_more_is_not_an_empty_one(world: World, pool
         assert world.on(step) == [{"removed": False}]
     moved_layers._discard_unlinked(str(world.root), diff)
     with bound(aside, system):
-        assert devices.layers_links(str(world.location)) == before and world.leases() == leases and not found(world)
+        assert (
+            devices.layers_links(str(world.location)) == before
+            and world.leases() == leases
+            and not found(world)
+        )
         (kept,) = system.glob(".kept-9-*")
         qemu_io(kept / "disk.1.snap" / "0", "qcow2", "read -P 0x77 2M 64k")
     note.unlink()
@@ -121,7 +127,9 @@ def test_one_that_is_not_mounted_any_more_is_not_an_empty_one(world: World, pool
     assert not note.exists(), "it is a plain directory from now on"
 
 
-def test_what_cannot_be_read_is_not_taken_for_somebody_elses(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_is_not_taken_for_somebody_elses(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (world.system / ".monitor").write_text("semishared\n")
 
     def killed(*_: object, **__: object) -> str:

@@ -86,7 +86,9 @@ TWO = (
 
 
 def namespace(folder: Path) -> Tuple[List[str], Dict[str, str]]:
-    """Return the words before a program that runs it on a machine called x9, with these names and addresses, and its environment."""
+    """Return the words before a program that runs it on a machine called x9, with these names and addresses,
+    and its environment.
+    """
     hosts, resolv = folder / "hosts", folder / "resolv.conf"
     hosts.write_text(NAMES)
     resolv.write_text("")
@@ -105,11 +107,15 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> "dict[str, bool]":
     """Return what a machine called x9 says of all these names."""
     asked = (*OURS, *OTHERS, *ONE, *TWO)
     words, env = namespace(tmp_path_factory.mktemp("names"))
-    done = subprocess.run([*words, sys.executable, "-c", ASK, *asked], env=env, capture_output=True, check=True, timeout=60)
+    done = subprocess.run(
+        [*words, sys.executable, "-c", ASK, *asked], env=env, capture_output=True, check=True, timeout=60
+    )
     return dict(zip(asked, (word == b"1" for word in done.stdout.split())))
 
 
-@pytest.mark.fault(31, "a machine's own are its names, its addresses and HOSTNAME of oned.conf, whatever leads there")
+@pytest.mark.fault(
+    31, "a machine's own are its names, its addresses and HOSTNAME of oned.conf, whatever leads there"
+)
 @pytest.mark.parametrize("name", OURS)
 def test_its_name_and_all_that_lead_to_it_are_its_own(told: "dict[str, bool]", name: str) -> None:
     assert told[name]
@@ -121,7 +127,11 @@ def test_a_name_that_begins_alike_is_another_machine(told: "dict[str, bool]", na
     assert not told[name]
 
 
-@pytest.mark.fault(31, "two names are one machine's if they lead to one address, or are the same full name, and not for how they begin")
+@pytest.mark.fault(
+    31,
+    "two names are one machine's if they lead to one address, or are the same full name, and not "
+    "for how they begin",
+)
 @pytest.mark.parametrize("names", [*ONE, *TWO])
 def test_two_names_are_one_machine_if_they_lead_to_one(told: "dict[str, bool]", names: str) -> None:
     assert told[names] is (names in ONE)

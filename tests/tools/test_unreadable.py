@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cannot be read is not absent: a damaged record, and every action that removes what it is of; no guest runs."""
+"""What cannot be read is not absent: a damaged record, and every action that removes what it is of; no guest
+runs.
+"""
 
 from __future__ import annotations
 
@@ -74,12 +76,18 @@ def test_no_uncommitted_byte_goes_with_a_damaged_record(
         assert os.path.realpath(disk.path) and os.stat(active(disk)).st_ino == layer.st_ino
     else:
         (found,) = kept(world)
-        (held,) = [path for path in Path(found["path"]).rglob("*") if path.is_file() and path.stat().st_ino == layer.st_ino]
+        (held,) = [
+            path
+            for path in Path(found["path"]).rglob("*")
+            if path.is_file() and path.stat().st_ino == layer.st_ino
+        ]
         qemu_io(str(held), "qcow2", "read -P 0x77 3M 64k")
 
 
 @pytest.mark.parametrize("damage", (zeroed, cut, gone))
-def test_a_disk_that_holds_nothing_goes_whatever_its_record_says(world: World, damage: Callable[[Path], None]) -> None:
+def test_a_disk_that_holds_nothing_goes_whatever_its_record_says(
+    world: World, damage: Callable[[Path], None]
+) -> None:
     image, disk = world.image(), world.disk()
     attach(world, image, disk)
     damage(Path(disk.vm_dir, ".semishared/disk.1.json"))

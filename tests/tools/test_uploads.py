@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What comes from outside is judged where nobody else can change it, and is never more than was approved.
 
-The executables of this checkout on files that change under them and on servers that lie; and the host side, on images
-that no upload of ours has seen.
+The executables of this checkout on files that change under them and on servers that lie; and the host side,
+on images that no upload of ours has seen.
 """
 
 from __future__ import annotations
@@ -40,7 +40,20 @@ def store(tmp_path: Path) -> Store:
 def qcow2_over(path: Path, backing: Path) -> Path:
     """Make a qcow2 that reads what is in another file."""
     path.unlink(missing_ok=True)
-    argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-u", "-F", "raw", "-b", str(backing), str(path), str(MiB)]
+    argv = [
+        "qemu-img",
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-u",
+        "-F",
+        "raw",
+        "-b",
+        str(backing),
+        str(path),
+        str(MiB),
+    ]
     subprocess.run(argv, check=True)
     return path
 
@@ -53,7 +66,9 @@ def names_another_file(path: object) -> bool:
 
 
 def swapping(top: Path, target: Path, evil: Path) -> str:
-    """Return a PATH on which qemu-img comes after `target` has become `evil`, as if their owner had done that at this moment."""
+    """Return a PATH on which qemu-img comes after `target` has become `evil`, as if their owner had done that
+    at this moment.
+    """
     directory = top / "bin"
     directory.mkdir()
     program = directory / "qemu-img"
@@ -91,8 +106,12 @@ def test_image_that_is_swapped_while_it_is_cloned(store: Store, tmp_path: Path) 
 ON_HOST: dict[str, Callable[[World, s.ImageRef, s.DiskRef], object]] = {
     "base staged": lambda world, image, disk: world.on(s.StageBase(str(world.root), image)),
     "linked": lambda world, image, disk: world.link(image, disk),
-    "cloned on the store": lambda world, image, disk: world.on(s.PrepareVm(disk.vm, disk.vm_dir), s.CloneOnStore(disk, image, 0)),
-    "copied": lambda world, image, disk: world.on(s.PrepareVm(disk.vm, disk.vm_dir), s.CopyImage(disk, image, 0)),
+    "cloned on the store": lambda world, image, disk: world.on(
+        s.PrepareVm(disk.vm, disk.vm_dir), s.CloneOnStore(disk, image, 0)
+    ),
+    "copied": lambda world, image, disk: world.on(
+        s.PrepareVm(disk.vm, disk.vm_dir), s.CopyImage(disk, image, 0)
+    ),
 }
 
 
@@ -157,7 +176,12 @@ def test_image_is_not_reverted_to_what_names_other_files(store: Store, tmp_path:
     source, _ = store.cp(store.image(format="qcow2", size=MiB * 8))
     before = source.read_bytes()
     (store.base / f"{source.name}.snap").mkdir()
-    words = ["-o", f"data_file={tmp_path}/secret,data_file_raw=on", str(store.base / f"{source.name}.snap" / "0"), str(MiB)]
+    words = [
+        "-o",
+        f"data_file={tmp_path}/secret,data_file_raw=on",
+        str(store.base / f"{source.name}.snap" / "0"),
+        str(MiB),
+    ]
     subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *words], check=True)
     store.fails(action, "SS021", "a data file", SOURCE=source, FORMAT="qcow2", SIZE=8, TARGET_SNAPSHOT=0)
     assert source.read_bytes() == before
@@ -273,7 +297,9 @@ def test_less_than_a_mib_more_is_rounding(store: Store) -> None:
 
 
 def _used_s() -> float:
-    """Return what the drivers have used of the processors until now: how long they took says more about this machine's load."""
+    """Return what the drivers have used of the processors until now: how long they took says more about this
+    machine's load.
+    """
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -314,7 +340,8 @@ def test_compressed_zeros_stay_holes(store: Store, server: str) -> None:
     raw = store.image(size=32 * MiB)
     for name, packer in (("z.gz", gzip), ("z.bz2", bz2)):
         (store.uploads / name).write_bytes(packer.compress(raw.read_bytes()))
-        # A limit on the bytes that any file may hold at once would not tell; what the upload's own directory takes does.
+        # A limit on the bytes that any file may hold at once would not tell; what the upload's own directory
+        # takes does.
         watched = Watched(store.base)
         source, _ = store.cp(store.uploads / name, SIZE=64)
         assert watched.most() < 4 * MiB
@@ -366,10 +393,18 @@ def test_streams_in_a_row_are_one_file(store: Store, packer: Any, streams: int) 
 
 @pytest.mark.parametrize(
     ("at", "value", "format"),
-    [(36, 0x7FFFFFFF, ">I"), (56, 0x7FFFFFFF, ">I"), (40, 1 << 62, ">Q"), (48, 1 << 62, ">Q"), (60, 0x7FFFFFFF, ">I")],
+    [
+        (36, 0x7FFFFFFF, ">I"),
+        (56, 0x7FFFFFFF, ">I"),
+        (40, 1 << 62, ">Q"),
+        (48, 1 << 62, ">Q"),
+        (60, 0x7FFFFFFF, ">I"),
+    ],
 )
 def test_giant_tables_are_refused_quickly(store: Store, at: int, value: int, format: str) -> None:
-    """L1 table, refcount table, snapshots: their sizes and places in the header are whatever somebody wrote there."""
+    """L1 table, refcount table, snapshots: their sizes and places in the header are whatever somebody wrote
+    there.
+    """
     path = store.image(format="qcow2", size=8 * MiB)
     with open(path, "r+b") as file:
         file.seek(at)
@@ -380,11 +415,22 @@ def test_giant_tables_are_refused_quickly(store: Store, at: int, value: int, for
     if done.returncode == 0:
         assert at in (40, 48), done.stdout
     else:
-        assert len([line for line in done.stderr.decode().splitlines() if not line.startswith(("ERROR: ", "WARN: "))]) == 1
+        assert (
+            len(
+                [
+                    line
+                    for line in done.stderr.decode().splitlines()
+                    if not line.startswith(("ERROR: ", "WARN: "))
+                ]
+            )
+            == 1
+        )
 
 
 @pytest.mark.parametrize("format", ["vdi", "vpc", "vmdk"])
-def test_size_of_a_foreign_format_is_that_of_the_disk_wherever_it_is(store: Store, server: str, format: str) -> None:
+def test_size_of_a_foreign_format_is_that_of_the_disk_wherever_it_is(
+    store: Store, server: str, format: str
+) -> None:
     path = store.image(format=format, size=32 * MiB)
     told = int(store.ok("stat", PATH=path))
     Server.bodies["foreign"] = path.read_bytes()
@@ -440,7 +486,9 @@ def test_rate_that_the_datastore_wants_is_no_drip(tmp_path: Path, server: str) -
 @pytest.mark.long
 @pytest.mark.fault(8, "a server that drips does not hold stat, nor cp, for ever")
 @pytest.mark.parametrize(("action", "limit_s"), [("stat", 90), ("cp", 200)])
-def test_server_that_drips_is_given_up_by_default(store: Store, server: str, action: str, limit_s: int) -> None:
+def test_server_that_drips_is_given_up_by_default(
+    store: Store, server: str, action: str, limit_s: int
+) -> None:
     found: list[Any] = []
     store.timeout_s = limit_s
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The installed hypervisor directory, called as one_vmm_exec calls it, beside stock scripts that record what they get."""
+"""The installed hypervisor directory, called as one_vmm_exec calls it, beside stock scripts that record what
+they get.
+"""
 
 from __future__ import annotations
 
@@ -69,14 +71,27 @@ class Got(NamedTuple):
 
 @functools.cache
 def installed() -> "tempfile.TemporaryDirectory[str]":
-    """Return a directory with `one`: the drivers beside actions of the stock driver that record how they are called."""
+    """Return a directory with `one`: the drivers beside actions of the stock driver that record how they are
+    called.
+    """
     top = tempfile.TemporaryDirectory(prefix="installed-")
     kvm = Path(top.name) / "one" / "vmm" / "kvm"
     kvm.mkdir(parents=True)
-    for action in ("deploy", "attach_disk", "detach_disk", "migrate", "save", "restore", "snapshot_create", "cancel"):
+    for action in (
+        "deploy",
+        "attach_disk",
+        "detach_disk",
+        "migrate",
+        "save",
+        "restore",
+        "snapshot_create",
+        "cancel",
+    ):
         (kvm / action).write_text(RECORDER)
         (kvm / action).chmod(0o755)
-    subprocess.run([str(ROOT / "install.sh"), "--remotes", f"{top.name}/one"], check=True, capture_output=True)
+    subprocess.run(
+        [str(ROOT / "install.sh"), "--remotes", f"{top.name}/one"], check=True, capture_output=True
+    )
     return top
 
 
@@ -105,13 +120,29 @@ class Host:
         (self.vm_dir / f"disk.{disk}").symlink_to(self.image)
         self.add_record(disk, "shared", "in-place", format, str(self.image), **changes)
 
-    def add_record(self, disk: int, place: str, how: str, format: str, path: str, /, **changes: object) -> None:
-        record = {"version": 1, "disk": disk, "place": place, "how": how, "format": format, "path": path, "readonly": False}
+    def add_record(
+        self, disk: int, place: str, how: str, format: str, path: str, /, **changes: object
+    ) -> None:
+        record = {
+            "version": 1,
+            "disk": disk,
+            "place": place,
+            "how": how,
+            "format": format,
+            "path": path,
+            "readonly": False,
+        }
         (self.vm_dir / ".semishared").mkdir(exist_ok=True)
         (self.vm_dir / ".semishared" / f"disk.{disk}.json").write_text(json.dumps({**record, **changes}))
 
     def add_on_ceph(self, disk: int, how: str = "in-place", **changes: object) -> None:
-        network = {"protocol": "rbd", "name": "one/one-4", "hosts": ["10.0.0.1:6789"], "user": "guests", "secret": SECRET}
+        network = {
+            "protocol": "rbd",
+            "name": "one/one-4",
+            "hosts": ["10.0.0.1:6789"],
+            "user": "guests",
+            "secret": SECRET,
+        }
         network["conf"] = ""
         self.add_record(disk, "shared", how, "raw", "", network={**network, **changes})
 
@@ -128,8 +159,11 @@ class Host:
             (self.kvm / name).unlink(missing_ok=True)
         return subprocess.run(
             [str(self.remotes / "vmm" / "semishared" / action), *argv],
-            input=stdin, capture_output=True, cwd="/", env={"PATH": os.environ["PATH"], "PYTHONPATH": "/none"},
-        )  # fmt: skip
+            input=stdin,
+            capture_output=True,
+            cwd="/",
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": "/none"},
+        )
 
     def got(self, action: str) -> Optional[Got]:
         if not (self.kvm / "argv").exists():
@@ -182,13 +216,20 @@ def test_deploy_writes_what_the_records_say(host: Host) -> None:
 
 def test_deploy_with_an_empty_record_directory_changes_nothing(host: Host) -> None:
     (host.vm_dir / ".semishared").mkdir()
-    assert host.passes("deploy", *host.deploy_argv(), stdin=host.domain) == Got(host.deploy_argv(), host.domain)
+    assert host.passes("deploy", *host.deploy_argv(), stdin=host.domain) == Got(
+        host.deploy_argv(), host.domain
+    )
 
 
 def test_deploy_without_records_is_the_stock_one_unless_the_domain_has_a_directory(host: Host) -> None:
-    assert host.passes("deploy", *host.deploy_argv(), stdin=host.domain) == Got(host.deploy_argv(), host.domain)
+    assert host.passes("deploy", *host.deploy_argv(), stdin=host.domain) == Got(
+        host.deploy_argv(), host.domain
+    )
     source = f"{host.stores}/shares/share-42"
-    shared = f"<filesystem><driver type='virtiofs'/><source dir='{source}'/><target dir='a'/></filesystem></devices>"
+    shared = (
+        f"<filesystem><driver type='virtiofs'/><source dir='{source}'/><target "
+        f"dir='a'/></filesystem></devices>"
+    )
     domain = host.domain.replace(b"</devices>", shared.encode())
     # Neither without a vm.xml, nor with one that says nothing.
     assert "[SS042]" in host.refuses("deploy", *host.deploy_argv(), stdin=domain)
@@ -201,16 +242,22 @@ def test_deploy_without_records_is_the_stock_one_unless_the_domain_has_a_directo
 
 
 def test_deploy_first_puts_right_what_died_with_the_guests_last_run(host: Host) -> None:
-    """A pull had ended, and QEMU had named the new backing file, but not yet written where the pulled data is."""
+    """A pull had ended, and QEMU had named the new backing file, but not yet written where the pulled data
+    is.
+    """
     folder = host.vm_dir / "disk.0.snap"
     folder.mkdir()
     for layer, below in ((0, ""), (1, "0"), (2, "0")):
         words = ["-b", below, "-F", "qcow2"] if below else []
-        subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *words, str(layer), "1M"], check=True, cwd=folder)
+        subprocess.run(
+            ["qemu-img", "create", "-q", "-f", "qcow2", *words, str(layer), "1M"], check=True, cwd=folder
+        )
     (host.vm_dir / "disk.0").symlink_to("disk.0.snap/2")
     host.add_record(0, "local", "copy", "qcow2", str(folder / "2"))
     notes = [host.vm_dir / ".semishared" / name for name in ("job.0.json", "frozen.json")]
-    notes[0].write_text(json.dumps({"target": "vda", "run": "5", "layer": "2", "below": "1", "below_format": "qcow2"}))
+    notes[0].write_text(
+        json.dumps({"target": "vda", "run": "5", "layer": "2", "below": "1", "below_format": "qcow2"})
+    )
     notes[1].write_text(json.dumps({"how": "SUSPEND", "run": "5"}))
     host.passes("deploy", *host.deploy_argv(), stdin=host.domain)
     assert not [note for note in notes if note.exists()]
@@ -278,7 +325,18 @@ def clone(host: Host) -> Path:
 
 
 def lay_over(path: Path, backing: str, format: str = "") -> None:
-    argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-u", "-F", format or ("qcow2" if backing.isdigit() else "raw"), "-b", backing]
+    argv = [
+        "qemu-img",
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-u",
+        "-F",
+        format or ("qcow2" if backing.isdigit() else "raw"),
+        "-b",
+        backing,
+    ]
     subprocess.run([*argv, str(path), "1M"], check=True)
 
 
@@ -288,9 +346,13 @@ def test_deploy_says_all_that_a_clone_on_the_store_lies_over(host: Host, clone: 
     assert f"<source file='{host.image}'/>" in got
 
 
-@pytest.mark.fault(6, "what a clone on the store lies over is a layer of it or its image, or no guest gets it")
+@pytest.mark.fault(
+    6, "what a clone on the store lies over is a layer of it or its image, or no guest gets it"
+)
 @pytest.mark.parametrize("layer", ["0", "1"])
-def test_deploy_refuses_a_clone_on_the_store_over_anything_else(host: Host, clone: Path, layer: str, tmp_path: Path) -> None:
+def test_deploy_refuses_a_clone_on_the_store_over_anything_else(
+    host: Host, clone: Path, layer: str, tmp_path: Path
+) -> None:
     (tmp_path / "secret").write_bytes(b"secret" * 1000)
     for name in (str(tmp_path / "secret"), "../../../../abc"):
         (clone.parent / layer).unlink()
@@ -299,22 +361,34 @@ def test_deploy_refuses_a_clone_on_the_store_over_anything_else(host: Host, clon
         assert f"lies over {name}" in said or f"lies over {clone.parent}/{name}" in said
 
 
-def test_deploy_refuses_a_clone_on_the_store_whose_image_lies_over_a_file(host: Host, clone: Path, tmp_path: Path) -> None:
+def test_deploy_refuses_a_clone_on_the_store_whose_image_lies_over_a_file(
+    host: Host, clone: Path, tmp_path: Path
+) -> None:
     (tmp_path / "secret").write_bytes(b"secret" * 1000)
     lay_over(host.stores / "100" / "abc", str(tmp_path / "secret"))
     for name, below in (("0", str(host.image)), ("1", "0")):
         (clone.parent / name).unlink()
         lay_over(clone.parent / name, below, "qcow2")
-    assert f"lies over {tmp_path}/secret, which is neither" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
+    assert f"lies over {tmp_path}/secret, which is neither" in host.refuses(
+        "deploy", *host.deploy_argv(), stdin=host.domain
+    )
 
 
 @pytest.fixture()
 def remote(host: Host) -> Path:
-    """A disk on the host over the image on the store as disk 1, with one snapshot; the path of its active layer."""
+    """A disk on the host over the image on the store as disk 1, with one snapshot; the path of its active
+    layer.
+    """
     snap = host.vm_dir / "disk.1.snap"
     snap.mkdir()
     (host.vm_dir / "disk.1").symlink_to("disk.1.snap/1")
-    image = {"store": 100, "id": 4, "format": "raw", "source": str(host.stores / "100" / "abc"), "generation": ""}
+    image = {
+        "store": 100,
+        "id": 4,
+        "format": "raw",
+        "source": str(host.stores / "100" / "abc"),
+        "generation": "",
+    }
     host.add_record(1, "local", "remote-first", "qcow2", str(snap / "1"), image=image)
     lay_over(snap / "0", str(host.image))
     lay_over(snap / "1", "0")
@@ -323,20 +397,28 @@ def remote(host: Host) -> Path:
 
 def test_deploy_says_all_that_a_disk_over_the_store_lies_over(host: Host, remote: Path) -> None:
     got = host.passes("deploy", *host.deploy_argv(), stdin=host.domain).stdin.decode()
-    chain = f"<backingStore type='file'><format type='raw'/><source file='{host.image}'/><backingStore/></backingStore></backingStore>"
+    chain = (
+        f"<backingStore type='file'><format type='raw'/><source "
+        f"file='{host.image}'/><backingStore/></backingStore></backingStore>"
+    )
     assert f"<source file='{host.spelled}/disk.1.snap/0'/>{chain}" in got
 
 
 def test_deploy_of_a_disk_over_a_store_that_is_not_there_says_so_in_a_line(host: Host, remote: Path) -> None:
     (host.stores / "100").rename(host.stores / "away")
     said = host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
-    assert f"disk 1 reads from {host.stores}/100/abc, which {os.uname().nodename} does not have" in said and "is not mounted" in said
+    assert (
+        f"disk 1 reads from {host.stores}/100/abc, which {os.uname().nodename} does not have" in said
+        and "is not mounted" in said
+    )
     (host.stores / "away").rename(host.stores / "100")
     (host.stores / "100" / "abc").unlink()
     assert "is not there" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
 
 
-def test_deploy_refuses_a_disk_over_anything_but_the_image_of_its_record(host: Host, remote: Path, tmp_path: Path) -> None:
+def test_deploy_refuses_a_disk_over_anything_but_the_image_of_its_record(
+    host: Host, remote: Path, tmp_path: Path
+) -> None:
     (tmp_path / "secret").write_bytes(b"secret" * 1000)
     lay_over(remote.parent / "0", str(tmp_path / "secret"))
     assert "which is neither" in host.refuses("deploy", *host.deploy_argv(), stdin=host.domain)
@@ -373,7 +455,8 @@ def on_ceph(domain: bytes) -> bytes:
     """Return `domain` with its disk 1 as oned writes one of an RBD datastore."""
     text, count = re.subn(
         rb"<disk type='file'( device='disk'>\s*)<source file='[^']*/disk\.1'/>",
-        rb"<disk type='network'\1<source protocol='rbd' name='one/one-4-7-1'><host name='10.0.0.1' port='6789'/></source>"
+        rb"<disk type='network'\1<source protocol='rbd' name='one/one-4-7-1'><host "
+        rb"name='10.0.0.1' port='6789'/></source>"
         rb"<auth username='guests'><secret type='ceph' uuid='00000000-0000-4000-8000-0000000000cc'/></auth>",
         domain,
     )
@@ -412,7 +495,13 @@ def test_attach_of_a_disk_on_ceph(host: Host) -> None:
     got = host.passes("attach_disk", *argv)
     assert got.argv[:4] == argv[:4]
     (disk,) = ElementTree.fromstring(base64.b64decode(got.argv[4])).findall("VM/TEMPLATE/DISK[ATTACH='YES']")
-    wanted = {"SOURCE": "one/one-4-7-1", "CLONE": "NO", "CEPH_USER": "guests", "CEPH_SECRET": SECRET, "TYPE": "RBD"}
+    wanted = {
+        "SOURCE": "one/one-4-7-1",
+        "CLONE": "NO",
+        "CEPH_USER": "guests",
+        "CEPH_SECRET": SECRET,
+        "TYPE": "RBD",
+    }
     assert {name: disk.findtext(name) for name in wanted} == wanted
 
 
@@ -441,7 +530,15 @@ def attach_argv(host: Host, number: int, more: str = "", attach: str = "YES") ->
         f"<FORMAT><![CDATA[raw]]></FORMAT><TYPE><![CDATA[FILE]]></TYPE><DISK_TYPE><![CDATA[FILE]]></DISK_TYPE>{more}</DISK>"
     )
     text = f"<VMM_DRIVER_ACTION_DATA><VM><ID>7</ID><TEMPLATE>{disk}</TEMPLATE></VM></VMM_DRIVER_ACTION_DATA>"
-    return ["252e", f"{host.spelled}/disk.{number}", "vde", "4", base64.b64encode(text.encode()).decode(), "7", "h1"]
+    return [
+        "252e",
+        f"{host.spelled}/disk.{number}",
+        "vde",
+        "4",
+        base64.b64encode(text.encode()).decode(),
+        "7",
+        "h1",
+    ]
 
 
 def test_attach_of_an_overlay_over_a_raw_image(host: Host) -> None:
@@ -450,7 +547,9 @@ def test_attach_of_an_overlay_over_a_raw_image(host: Host) -> None:
     got = host.passes("attach_disk", *argv, stdin=b"message")
     assert got.argv[:4] + got.argv[5:] == argv[:4] + argv[5:] and got.stdin == b"message"
     text = base64.b64decode(argv[4]).decode().replace("<![CDATA[raw]]>", "qcow2")
-    assert base64.b64decode(got.argv[4]).decode() == text.replace("<DISK_TYPE><![CDATA[FILE]]>", "<DISK_TYPE><![CDATA[FILE]]>")
+    assert base64.b64decode(got.argv[4]).decode() == text.replace(
+        "<DISK_TYPE><![CDATA[FILE]]>", "<DISK_TYPE><![CDATA[FILE]]>"
+    )
 
 
 def test_attach_in_place_names_what_deploy_would(host: Host) -> None:
@@ -534,19 +633,23 @@ def libvirt(host: Host, *disks: str) -> None:
     """Give the host a libvirt (its test driver) that runs the VM, and a kvmrc that leads there."""
     node = host.remotes / "node.xml"
     domain = (
-        "<domain type='test'><name>252e</name><uuid>75b33178-6a6b-4667-b9b8-64da283038a7</uuid><memory>8192</memory>"
+        "<domain type='test'><name>252e</name><uuid>75b33178-6a6b-4667-b9b8-64da283038a7</uuid><memory>8192</memory>"  # noqa: E501
         f"<os><type>hvm</type></os><devices>{''.join(disks)}</devices></domain>"
     )
     node.write_text(f"<node>{domain}</node>")
     kvmrc = host.remotes / "etc" / "vmm" / "kvm" / "kvmrc"
     kvmrc.parent.mkdir(parents=True)
     kvmrc.write_text(
-        f"export LIBVIRT_URI='test://{node}'\nexport QEMU_PROTOCOL=qemu+unix\nMIGRATE_OPTIONS='--verbose \"--timeout\" 5'\n"
+        f"export LIBVIRT_URI='test://{node}'\nexport "
+        f"QEMU_PROTOCOL=qemu+unix\nMIGRATE_OPTIONS='--verbose \"--timeout\" 5'\n"
     )
 
 
 def live_disk(path: object, dev: str, more: str = "") -> str:
-    return f"<disk type='file' device='disk'><source file='{path}'/><target dev='{dev}' bus='virtio'/>{more}</disk>"
+    return (
+        f"<disk type='file' device='disk'><source file='{path}'/><target dev='{dev}' "
+        f"bus='virtio'/>{more}</disk>"
+    )
 
 
 needs_libvirt = pytest.mark.skipif(importlib.util.find_spec("libvirt") is None, reason="no python3-libvirt")
@@ -568,7 +671,9 @@ def test_migration_with_an_unknown_file_names_it_and_does_nothing(host: Host) ->
     foreign = live_disk("/var/lib/one/datastores/102/foreign", "vdb")
     context = live_disk(f"{host.spelled}/disk.2", "vdc", "<readonly/>")
     libvirt(host, live_disk(host.image, "vda"), foreign, context)
-    assert "disk vdb (/var/lib/one/datastores/102/foreign)" in host.refuses("migrate", *MIGRATE_ARGV, stdin=migrate_stdin(host))
+    assert "disk vdb (/var/lib/one/datastores/102/foreign)" in host.refuses(
+        "migrate", *MIGRATE_ARGV, stdin=migrate_stdin(host)
+    )
 
 
 @needs_libvirt
@@ -580,7 +685,9 @@ def test_migration_refuses_what_it_cannot_do(host: Host) -> None:
     stdin = migrate_stdin(host)
     lost = migrate_stdin(host, "<DISK><DISK_ID>3</DISK_ID><TM_MAD>semishared</TM_MAD></DISK>")
     assert "disk 3 of" in host.refuses("migrate", *MIGRATE_ARGV, stdin=lost)
-    assert "not a host name" in host.refuses("migrate", "252e", "-oProxyCommand=x", "h1", "7", "h1", stdin=stdin)
+    assert "not a host name" in host.refuses(
+        "migrate", "252e", "-oProxyCommand=x", "h1", "7", "h1", stdin=stdin
+    )
     assert "not the arguments" in host.refuses("migrate", "--help", "h2", "h1", "7", "h1", stdin=stdin)
     assert proof.exists()
     # All is well up to the other libvirtd, which is not there: nothing was started, and the proof is used up.
@@ -594,13 +701,17 @@ def test_what_kvmrc_does_not_say_has_its_default(tmp_path: Path) -> None:
     assert Site.read(str(kvmrc)) == Site()
     kvmrc.write_text("MIGRATE_OPTIONS='--bandwidth 1'\n")
     assert Site.read(str(kvmrc)) == Site(migrate_options=("--bandwidth", "1"))
-    kvmrc.write_text("LIBVIRT_URI=qemu:///session\nQEMU_PROTOCOL=qemu+tls\nVIRSH_TRIES=5\nSYNC_TIME=yes\nCLEANUP_MEMORY_ON_STOP=yes\n")
+    kvmrc.write_text(
+        "LIBVIRT_URI=qemu:///session\nQEMU_PROTOCOL=qemu+tls\nVIRSH_TRIES=5\nSYNC_TIME=yes\nCLEANUP_MEMORY_ON_STOP=yes\n"
+    )
     assert Site.read(str(kvmrc)) == Site("qemu:///session", "qemu+tls", (), 5, True, True)
 
 
 Situation = Callable[[Host], "tuple[list[str], bytes]"]
 REHEARSED: dict[str, tuple[Situation, list[str]]] = {}
-"""By name (its first word is the action): what leads to it, and returns arguments and stdin; the steps that are said to follow."""
+"""By name (its first word is the action): what leads to it, and returns arguments and stdin; the steps that
+are said to follow.
+"""
 
 
 def situation(name: str, *steps: str) -> Callable[[Situation], Situation]:
@@ -666,7 +777,10 @@ def moved(host: Host) -> tuple[list[str], bytes]:
     return list(MIGRATE_ARGV), migrate_stdin(host)
 
 
-COMMAND = "import sys; sys.path.insert(0, sys.argv.pop(1)); from semishared.cli.main import main; sys.exit(main(sys.argv[1:]))"
+COMMAND = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); from semishared.cli.main import main; "
+    "sys.exit(main(sys.argv[1:]))"
+)
 
 
 @pytest.mark.parametrize("name", REHEARSED)
@@ -677,8 +791,20 @@ def test_a_rehearsal_says_what_the_stock_script_gets_and_changes_nothing(host: H
     argv[-1] = "localhost"
     action = name.split()[0]
     before = things(host.remotes.parent)
-    words = [sys.executable, "-I", "-c", COMMAND, str(host.remotes / "lib"), "plan", "--json", f"vmm/{action}", *argv]
-    done = subprocess.run(words, input=stdin, capture_output=True, cwd="/", env={"PATH": os.environ["PATH"]}, check=True)
+    words = [
+        sys.executable,
+        "-I",
+        "-c",
+        COMMAND,
+        str(host.remotes / "lib"),
+        "plan",
+        "--json",
+        f"vmm/{action}",
+        *argv,
+    ]
+    done = subprocess.run(
+        words, input=stdin, capture_output=True, cwd="/", env={"PATH": os.environ["PATH"]}, check=True
+    )
     said = json.loads(done.stdout)
     assert things(host.remotes.parent) == before
     found = [step for part in said["plan"] if "answers" not in part for step in part["steps"]]
@@ -698,23 +824,33 @@ def test_a_rehearsal_shows_of_the_xml_what_differs(host: Host) -> None:
     words = [sys.executable, "-I", "-c", COMMAND, str(host.remotes / "lib"), "plan", "vmm/attach_disk", *argv]
     said = subprocess.check_output(words, cwd="/", env={"PATH": os.environ["PATH"]}, text=True)
     assert said[said.index("  BecomeStock") :].splitlines() == [
-        "  BecomeStock", "    action = attach_disk", f"    argv = 252e {host.image} vde 4  7 localhost",
-        "    message -<DRIVER><![CDATA[qcow2]]></DRIVER>", "    message -<FORMAT><![CDATA[qcow2]]></FORMAT>",
-        "    message +<DRIVER>raw</DRIVER>", "    message +<FORMAT>raw</FORMAT>",
-    ]  # fmt: skip
+        "  BecomeStock",
+        "    action = attach_disk",
+        f"    argv = 252e {host.image} vde 4  7 localhost",
+        "    message -<DRIVER><![CDATA[qcow2]]></DRIVER>",
+        "    message -<FORMAT><![CDATA[qcow2]]></FORMAT>",
+        "    message +<DRIVER>raw</DRIVER>",
+        "    message +<FORMAT>raw</FORMAT>",
+    ]
 
 
 def test_a_rehearsal_is_refused_as_the_action_would_be(host: Host) -> None:
     host.add_local(0, version=2)
     argv = [*host.deploy_argv()[:-1], "localhost"]
     words = [sys.executable, "-I", "-c", COMMAND, str(host.remotes / "lib"), "plan", "vmm/deploy", *argv]
-    done = subprocess.run(words, input=host.domain, capture_output=True, cwd="/", env={"PATH": os.environ["PATH"]}, check=False)
+    done = subprocess.run(
+        words, input=host.domain, capture_output=True, cwd="/", env={"PATH": os.environ["PATH"]}, check=False
+    )
     assert done.returncode == 1 and done.stdout == b""
     assert done.stderr.decode().rstrip("\n") == host.refuses("deploy", *argv, stdin=host.domain)
 
 
-@pytest.mark.fault(50, "libvirt is told what the daemon can do, whoever it asks as, before it has a share to name")
+@pytest.mark.fault(
+    50, "libvirt is told what the daemon can do, whoever it asks as, before it has a share to name"
+)
 @pytest.mark.parametrize("name", ["virtiofsd", "virtiofsd_read_only"])
 def test_the_daemon_says_what_it_can_do(name: str) -> None:
-    done = subprocess.run([ROOT / "vmm" / name, "--print-capabilities"], capture_output=True, check=False, timeout=60)
+    done = subprocess.run(
+        [ROOT / "vmm" / name, "--print-capabilities"], capture_output=True, check=False, timeout=60
+    )
     assert (done.returncode, json.loads(done.stdout)["type"]) == (0, "fs"), done.stderr

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a restart of its host empties: zram, brd, tmpfs and ramfs, also with others in between. dm-crypt over zram: tests/nfs."""
+"""What a restart of its host empties: zram, brd, tmpfs and ramfs, also with others in between. dm-crypt over
+zram: tests/nfs.
+"""
 
 from __future__ import annotations
 
@@ -47,13 +49,25 @@ def test_a_file_system_on_zram_is_a_device_of_class_ram_or_none(world: World, po
 BLOCK = "devices/virtual/block"
 # device: what it is on, as its directory of slaves has it; /p1: a partition.
 DEVICES = {
-    "zram0": (), "ram0": (), "ram0/ram0p1": (), "sda": (), "sda/sda1": (), "rambler0": (), "dm-0": ("zram0",), "dm-1": ("dm-0",),
-    "md0": ("sda/sda1", "ram0/ram0p1"), "md0/md0p1": (), "dm-2": ("sda/sda1",), "loop0": (),
-}  # fmt: skip
+    "zram0": (),
+    "ram0": (),
+    "ram0/ram0p1": (),
+    "sda": (),
+    "sda/sda1": (),
+    "rambler0": (),
+    "dm-0": ("zram0",),
+    "dm-1": ("dm-0",),
+    "md0": ("sda/sda1", "ram0/ram0p1"),
+    "md0/md0p1": (),
+    "dm-2": ("sda/sda1",),
+    "loop0": (),
+}
 MEMORY = {"zram0", "ram0", "ram0/ram0p1", "dm-0", "dm-1", "md0", "md0/md0p1"}
 
 
-def test_devices_over_devices_are_followed_down_to_what_they_are_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_over_devices_are_followed_down_to_what_they_are_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(volatile, "SYSFS", str(tmp_path))
     (tmp_path / "dev/block").mkdir(parents=True)
     for number, name in enumerate(DEVICES):
@@ -67,11 +81,20 @@ def test_devices_over_devices_are_followed_down_to_what_they_are_on(tmp_path: Pa
             (tmp_path / BLOCK / name / "slaves").mkdir()
         for other in below:
             os.symlink(tmp_path / BLOCK / other, tmp_path / BLOCK / name / "slaves" / os.path.basename(other))
-    found = {name for number, name in enumerate(DEVICES) if volatile.is_volatile(mounts.Mount("/mnt/a", "xfs", device=f"252:{number}"))}
+    found = {
+        name
+        for number, name in enumerate(DEVICES)
+        if volatile.is_volatile(mounts.Mount("/mnt/a", "xfs", device=f"252:{number}"))
+    }
     assert found == MEMORY
 
 
 def test_what_has_no_block_device_or_is_gone_is_none() -> None:
-    for mounted in (mounts.Mount("/mnt/a", "nfs4", device="0:61", source="h:/a"), mounts.Mount("/mnt/a", "xfs", device="252:9999")):
+    for mounted in (
+        mounts.Mount("/mnt/a", "nfs4", device="0:61", source="h:/a"),
+        mounts.Mount("/mnt/a", "xfs", device="252:9999"),
+    ):
         assert not volatile.is_volatile(mounted)
-    assert not volatile.is_volatile(mounts.Mount("/mnt/a", "btrfs", device="0:61", source="/dev/no-such-device"))
+    assert not volatile.is_volatile(
+        mounts.Mount("/mnt/a", "btrfs", device="0:61", source="/dev/no-such-device")
+    )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who looks after memory, as a program: it notices that the drivers are others by now, and that a round hangs. With guests: tests/pool."""
+"""Who looks after memory, as a program: it notices that the drivers are others by now, and that a round
+hangs. With guests: tests/pool.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,15 @@ def lock(world: World) -> Iterator[str]:
 @contextmanager
 def drivers(world: World) -> Iterator[Path]:
     """Yield what is run as the program, of drivers that others may change, and that look more often."""
-    lib = shutil.copytree(PACKAGE, world.top / "lib" / "semishared", ignore=shutil.ignore_patterns("__pycache__"))
+    lib = shutil.copytree(
+        PACKAGE, world.top / "lib" / "semishared", ignore=shutil.ignore_patterns("__pycache__")
+    )
     program = Path(lib, "host", "watching.py")
-    program.write_text(program.read_text().replace("\nIDLE_S = 10.0\n", "\nIDLE_S = 0.5\n").replace("\nLOOK_S = 1.0\n", "\nLOOK_S = 0.1\n"))
+    program.write_text(
+        program.read_text()
+        .replace("\nIDLE_S = 10.0\n", "\nIDLE_S = 0.5\n")
+        .replace("\nLOOK_S = 1.0\n", "\nLOOK_S = 0.1\n")
+    )
     words = ["/usr/bin/python3", "-IS", str(program), str(world.location), "0"]
     with subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as watcher:
         try:
@@ -58,25 +66,33 @@ def until(is_so: Callable[[], bool], what: str) -> None:
         time.sleep(0.1)
 
 
-def test_the_next_round_is_one_of_the_drivers_as_they_are_by_then(world: World, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_round_is_one_of_the_drivers_as_they_are_by_then(
+    world: World, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool.set(*map(str, pool.paths[:2]), f"{pool.paths[2]}=ram:2")
     root, marker = str(world.root), world.top / "marker"
     with drivers(world) as program:
         until(lambda: overcommitted.is_watched(root), "watcher")
         until(pool.paths[2].joinpath(".semishared", "spare", "3").exists, "round")
-        program.write_text(program.read_text().replace(ROUND, f"{ROUND}        open({str(marker)!r}, 'w').close()\n"))
+        program.write_text(
+            program.read_text().replace(ROUND, f"{ROUND}        open({str(marker)!r}, 'w').close()\n")
+        )
         until(marker.exists, "round of the other drivers")
         assert overcommitted.is_watched(root)
         monkeypatch.setattr(overcommitted, "STUCK_S", 2.0)
         time.sleep(2.5)
         assert overcommitted.is_watched(root), "it is said again and again"
-        program.write_text(program.read_text().replace(ROUND, f"{ROUND}        raise OSError('none of it works')\n"))
+        program.write_text(
+            program.read_text().replace(ROUND, f"{ROUND}        raise OSError('none of it works')\n")
+        )
         until(lambda: not overcommitted.is_watched(root), "sign that it fails each time")
         assert locks.is_held(layout_devices.watch_lock(root))
     assert not overcommitted.is_watched(root)
 
 
-def test_nobody_watches_who_has_said_nothing_for_long(world: World, lock: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_watches_who_has_said_nothing_for_long(
+    world: World, lock: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = str(world.root)
     assert not overcommitted.is_watched(root)
     file = locks.attempt(lock)
@@ -172,7 +188,9 @@ def test_a_round_that_hangs_is_ended_and_one_that_outlives_the_watcher_watches(
     world: World, lock: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program, told = world.top / "round.py", world.top / "told"
-    program.write_text(f"import sys, time\nopen({str(told)!r}, 'w').write(' '.join(sys.argv[1:]))\ntime.sleep(100)\n")
+    program.write_text(
+        f"import sys, time\nopen({str(told)!r}, 'w').write(' '.join(sys.argv[1:]))\ntime.sleep(100)\n"
+    )
     monkeypatch.setattr(watching, "__file__", str(program))
     monkeypatch.setattr(standstill, "limit_s", 2.0)
     file = locks.attempt(lock)

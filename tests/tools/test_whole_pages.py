@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are read and written past the page cache: the same bytes as through it, whatever the pieces are."""
+"""Files that are read and written past the page cache: the same bytes as through it, whatever the pieces
+are.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def is_cached(path: Path, offset: int) -> bool:
 
 
 def test_what_was_written_is_read(disk: Path) -> None:
-    """Sizes and places that fit direct I/O, and others beside them, from memory that was used before, by several threads."""
+    """Sizes and places that fit direct I/O, and others beside them, from memory that was used before, by
+    several threads.
+    """
     chance, buffers, path = random.Random(7), whole_pages.Buffers(), disk / "file"
     pieces, at = [], 0
     for number in range(60):
@@ -74,7 +78,11 @@ def test_what_was_written_is_read(disk: Path) -> None:
 
 def test_large_pieces_go_past_the_page_cache_of_a_disk(disk: Path) -> None:
     path = disk / "file"
-    with open(path, "w+b", 0) as opened, whole_pages.opened(opened.fileno()) as file, whole_pages.Buffers().one() as memory:
+    with (
+        open(path, "w+b", 0) as opened,
+        whole_pages.opened(opened.fileno()) as file,
+        whole_pages.Buffers().one() as memory,
+    ):
         file.write([memory[: 128 * KiB]], 0)
         file.write([memory[: 4 * KiB]], 128 * KiB)
         os.fsync(opened.fileno())

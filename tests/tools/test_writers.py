@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two writers of one image: refused where the first can be seen, by QEMU's own locks and by Ceph's; nobody else is."""
+"""Two writers of one image: refused where the first can be seen, by QEMU's own locks and by Ceph's; nobody
+else is.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,18 @@ def exported(path: str, format: str, *, writable: bool = True) -> Iterator[int]:
     """Have a QEMU hold an image open as a guest's would."""
     with tempfile.TemporaryDirectory() as top:
         argv = [
-            "qemu-storage-daemon", "--blockdev", f"driver=file,node-name=file,filename={path}",
-            "--blockdev", f"driver={format},node-name=disk,file=file,read-only={'off' if writable else 'on'}",
-            "--nbd-server", f"addr.type=unix,addr.path={top}/nbd", "--pidfile", f"{top}/pid",
-            "--export", f"type=nbd,id=export,node-name=disk,writable={'on' if writable else 'off'}",
-        ]  # fmt: skip
+            "qemu-storage-daemon",
+            "--blockdev",
+            f"driver=file,node-name=file,filename={path}",
+            "--blockdev",
+            f"driver={format},node-name=disk,file=file,read-only={'off' if writable else 'on'}",
+            "--nbd-server",
+            f"addr.type=unix,addr.path={top}/nbd",
+            "--pidfile",
+            f"{top}/pid",
+            "--export",
+            f"type=nbd,id=export,node-name=disk,writable={'on' if writable else 'off'}",
+        ]
         with subprocess.Popen(argv) as process:
             try:
                 deadline = time.monotonic() + 20
@@ -71,9 +80,25 @@ def test_file_that_somebody_writes_to_is_not_attached(world: World, format: str)
 def test_the_domain_of_a_writer_is_named(world: World) -> None:
     """By what libvirt starts QEMU with."""
     image = world.image()
-    argv = ["qemu-system-x86_64", "-name", "guest=one-77,debug-threads=on", "-machine", "pc", "-accel", "tcg", "-m", "32", "-nodefaults",
-            "-display", "none", "-S", "-qmp", "unix:qmp,server=on,wait=off",
-            "-drive", f"if=virtio,format=raw,file={image.source}"]  # fmt: skip
+    argv = [
+        "qemu-system-x86_64",
+        "-name",
+        "guest=one-77,debug-threads=on",
+        "-machine",
+        "pc",
+        "-accel",
+        "tcg",
+        "-m",
+        "32",
+        "-nodefaults",
+        "-display",
+        "none",
+        "-S",
+        "-qmp",
+        "unix:qmp,server=on,wait=off",
+        "-drive",
+        f"if=virtio,format=raw,file={image.source}",
+    ]
     with subprocess.Popen(argv, cwd=world.top) as process:
         try:
             deadline = time.monotonic() + 20
@@ -98,14 +123,21 @@ def hung(path: Path) -> Iterator[None]:
     """Have a file lie on a file system that hangs, and a process that has it open."""
     path.touch()
     own = os.stat(path).st_dev
-    words = ["--blockdev", "driver=null-co,node-name=none,size=4096", "--export", f"type=fuse,id=it,node-name=none,mountpoint={path}"]
+    words = [
+        "--blockdev",
+        "driver=null-co,node-name=none,size=4096",
+        "--export",
+        f"type=fuse,id=it,node-name=none,mountpoint={path}",
+    ]
     with subprocess.Popen(["qemu-storage-daemon", *words]) as daemon:
         deadline = time.monotonic() + 20
         while os.stat(path).st_dev == own:
             assert daemon.poll() is None and time.monotonic() < deadline
             time.sleep(0.01)
         # Nobody else may have it open: what closes it, as a program does that is started, hangs too.
-        with subprocess.Popen(["sh", "-c", 'exec 3<"$0"; echo open; exec sleep 100', path], stdout=subprocess.PIPE) as user:
+        with subprocess.Popen(
+            ["sh", "-c", 'exec 3<"$0"; echo open; exec sleep 100', path], stdout=subprocess.PIPE
+        ) as user:
             assert user.stdout and user.stdout.readline() == b"open\n"
             daemon.send_signal(signal.SIGSTOP)
             try:
@@ -117,11 +149,19 @@ def hung(path: Path) -> Iterator[None]:
         daemon.terminate()
 
 
-def test_a_file_on_a_store_that_hangs_holds_up_no_question_about_another(world: World, tmp_path: Path) -> None:
+def test_a_file_on_a_store_that_hangs_holds_up_no_question_about_another(
+    world: World, tmp_path: Path
+) -> None:
     image = world.image()
     ask = "import sys; from semishared.store import writers; print(writers.of_disk(sys.argv[1]))"
     with hung(tmp_path / "hung"), exported(image.source, "raw") as pid:
-        said = subprocess.run([sys.executable, "-c", ask, image.source], stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout
+        said = subprocess.run(
+            [sys.executable, "-c", ask, image.source],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
     assert f"is written to by process {pid} on" in said
 
 
@@ -178,7 +218,9 @@ image.close()
 @contextmanager
 def client(site: Site, name: str, how: str) -> "Iterator[subprocess.Popen[bytes]]":
     """Have an image open as guests do: `write` has written, `open` could, `read` may not."""
-    process = subprocess.Popen([sys.executable, "-c", CLIENT, site.conf, name, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", CLIENT, site.conf, name, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     try:
         assert process.stdout and process.stdout.readline().startswith(b"open")
         yield process

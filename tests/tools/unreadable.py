@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that answer every read with EIO: QEMU's own error injection (blkdebug), through FUSE over them; or that cannot even be asked."""
+"""Files that answer every read with EIO: QEMU's own error injection (blkdebug), through FUSE over them; or
+that cannot even be asked.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,18 @@ from semishared.tools import mounts
 
 @contextmanager
 def eio(*paths: Path) -> Iterator[None]:
-    """Have each read of the files at these paths fail within the block; what was at them is as before afterwards."""
+    """Have each read of the files at these paths fail within the block; what was at them is as before
+    afterwards.
+    """
     with _over(*paths):
         yield
 
 
 @contextmanager
 def dead(*paths: Path) -> Iterator[None]:
-    """Have nobody able to tell within the block whether the files at these paths are there: whose file system they are is gone."""
+    """Have nobody able to tell within the block whether the files at these paths are there: whose file system
+    they are is gone.
+    """
     with _over(*paths) as daemon:
         daemon.kill()
         daemon.wait(20)
@@ -47,8 +53,14 @@ def _answers(path: Path) -> bool:
 
 @contextmanager
 def _over(*paths: Path) -> "Iterator[subprocess.Popen[bytes]]":
-    bad = '{"driver":"blkdebug","node-name":"bad","image":"none","inject-error":[{"event":"none","iotype":"read","errno":5}]}'
-    argv = ["qemu-storage-daemon", "--blockdev", "driver=null-co,node-name=none,size=4096,read-zeroes=on", "--blockdev", bad]
+    bad = '{"driver":"blkdebug","node-name":"bad","image":"none","inject-error":[{"event":"none","iotype":"read","errno":5}]}'  # noqa: E501
+    argv = [
+        "qemu-storage-daemon",
+        "--blockdev",
+        "driver=null-co,node-name=none,size=4096,read-zeroes=on",
+        "--blockdev",
+        bad,
+    ]
     for number, path in enumerate(paths):
         argv += ["--export", f"type=fuse,id=of{number},node-name=bad,mountpoint={path},writable=off"]
     with subprocess.Popen(argv) as daemon:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One machine with a shared store and host directories, all below a temporary directory; every tool is the real one."""
+"""One machine with a shared store and host directories, all below a temporary directory; every tool is the
+real one.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,26 @@ def _parsed(command: str) -> "tuple[str, int, bytes]":
 
 
 def qemu_io(path: object, format: str, *commands: str) -> None:
-    """Write (`write -P 0xab 4M 64k`) or check (`read -P ...`) patterns as a guest would see them; what is raw is read as it is."""
+    """Write (`write -P 0xab 4M 64k`) or check (`read -P ...`) patterns as a guest would see them; what is raw
+    is read as it is.
+    """
     reads = all(command.startswith("read -P") for command in commands)
     if format == "raw" and reads:
         with open(str(path), "rb") as file:
             for _, at, wanted in map(_parsed, commands):
-                assert wanted and os.pread(file.fileno(), len(wanted), at) == wanted, f"{path}: verification failed at {at}"
+                assert wanted and os.pread(file.fileno(), len(wanted), at) == wanted, (
+                    f"{path}: verification failed at {at}"
+                )
         return
     how = ["-r"] if reads else []
-    argv = ["qemu-io", *how, "-f", format, *(word for command in commands for word in ("-c", command)), str(path)]
+    argv = [
+        "qemu-io",
+        *how,
+        "-f",
+        format,
+        *(word for command in commands for word in ("-c", command)),
+        str(path),
+    ]
     done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=60)
     said = done.stdout.decode()
     failed = done.returncode != 0 or "verification failed" in said or "error" in said.lower()
@@ -65,12 +78,16 @@ def _made(format: str, size: int, *writes: str) -> "tuple[int, tuple[tuple[int, 
                     at = os.lseek(file.fileno(), at, os.SEEK_DATA)
                 except OSError:
                     return os.path.getsize(path), tuple(found)
-                found.append((at, os.pread(file.fileno(), os.lseek(file.fileno(), at, os.SEEK_HOLE) - at, at)))
+                found.append(
+                    (at, os.pread(file.fileno(), os.lseek(file.fileno(), at, os.SEEK_HOLE) - at, at))
+                )
                 at += len(found[-1][1])
 
 
 def make_image(path: Path, format: str, size: int, *writes: str) -> None:
-    """Make an image with some patterns in it; one that is not raw as QEMU's programs made it once, which cost 50 ms."""
+    """Make an image with some patterns in it; one that is not raw as QEMU's programs made it once, which cost
+    50 ms.
+    """
     length, data = _made(format, size, *writes)
     with path.open("wb") as file:
         file.truncate(length)
@@ -95,7 +112,9 @@ class World:
         for directory in (self.store, self.system):
             directory.mkdir(parents=True)
 
-    def image(self, name: str = "image", format: str = "raw", size: int = 64 * MiB, pattern: int = 0xA1) -> s.ImageRef:
+    def image(
+        self, name: str = "image", format: str = "raw", size: int = 64 * MiB, pattern: int = 0xA1
+    ) -> s.ImageRef:
         """Make an image with a pattern at 1 MiB and at its end."""
         path = self.store / name
         make_image(path, format, size, f"write -P {pattern} 1M 64k", f"write -P {pattern} {size - 65536} 64k")
@@ -122,9 +141,10 @@ class World:
     def cloning(self, image: s.ImageRef, disk: s.DiskRef, min_size: int = 0) -> list[s.Step]:
         """Return the steps of `tm/clone`."""
         return [
-            s.StageBase(str(self.root), image), s.PrepareVm(disk.vm, disk.vm_dir),
+            s.StageBase(str(self.root), image),
+            s.PrepareVm(disk.vm, disk.vm_dir),
             s.CreateOverlay(disk, image, min_size, OVERLAY_OPTIONS),
-        ]  # fmt: skip
+        ]
 
     def clone(self, image: s.ImageRef, disk: s.DiskRef, min_size: int = 0) -> Path:
         """Clone as `tm/clone` plans it; return the overlay."""
@@ -140,12 +160,18 @@ class World:
         return sorted((self.root / "bases").glob("*")) if (self.root / "bases").is_dir() else []
 
     def leases(self) -> list[str]:
-        return sorted(f"{path.parent.parent.name}/{path.name}" for path in (self.root / "bases").glob("*/leases/*"))
+        return sorted(
+            f"{path.parent.parent.name}/{path.name}" for path in (self.root / "bases").glob("*/leases/*")
+        )
 
     def leftovers(self) -> list[str]:
         """Return what no finished action may leave: staged files and staging directories."""
         beside = (".incoming-", ".outgoing-", ".removed-")
-        found = [str(path) for path in self.top.rglob("*") if ".staged-" in path.name or path.name.startswith(beside)]
+        found = [
+            str(path)
+            for path in self.top.rglob("*")
+            if ".staged-" in path.name or path.name.startswith(beside)
+        ]
         return found + [str(path) for path in (self.root / "staging").glob("*")]
 
     def content(self, path: object) -> extents.Manifest:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands where ssh stands: a host with system datastores and bases of its own, whose host side is the real one, or lies as it was told.
+"""Stands where ssh stands: a host with system datastores and bases of its own, whose host side is the real
+one, or lies as it was told.
 
 <TOP>/hosts/<HOST>/101, .semishared    what that host sees below <TOP>/datastores
-<TOP>/hosts/<HOST>/lie.json            {"step", "at": where in the answer, "by": what stands there instead} and its like: lies.py
+<TOP>/hosts/<HOST>/lie.json            {"step", "at": where in the answer, "by": what stands there instead}
+and its like: lies.py
 <TOP>/hosts/<HOST>/said.jsonl          what it has answered truly: (step, answer)
 <TOP>/hosts/<HOST>/heard               all that it was sent
 """
@@ -26,22 +28,36 @@ SENT = 24 << 20
 NESTED = b"[" * 100_000 + b"]" * 100_000
 RAW: Dict[str, bytes] = {
     "nested": b'{"event": "done", "results": ' + NESTED + b"}\n",
-    "nested as far as goes": b'{"event": "done", "results": [' + b'{"kept": ' * 400 + b"1" + b"}" * 400 + b"]}\n",
+    "nested as far as goes": b'{"event": "done", "results": ['
+    + b'{"kept": ' * 400
+    + b"1"
+    + b"}" * 400
+    + b"]}\n",
     "NaN": b'{"event": "done", "results": [NaN, -Infinity], "moved": {"read": NaN}}\n',
     "no answers": b'{"event": "done"}\n',
     "answers to more": b'{"event": "done", "results": [{}, {}, {}, {}, {}, {}, {}]}\n',
-    "an error of no kind": b'{"event": "error", "id": ["SS011"], "detail": ' + NESTED[:300] + NESTED[-300:] + b"}\n",
-    "an error with ESC": json.dumps({"event": "error", "id": "SS011", "detail": "\x1b]0;x\x07\x9b2J\r\n12 \ud800"}).encode() + b"\n",
-    "a question for what is none": b'{"event": "ask", "question": "base", "name": "../../../x", "bases": [7], "needed": "all"}\n',
+    "an error of no kind": b'{"event": "error", "id": ["SS011"], "detail": '
+    + NESTED[:300]
+    + NESTED[-300:]
+    + b"}\n",
+    "an error with ESC": json.dumps(
+        {"event": "error", "id": "SS011", "detail": "\x1b]0;x\x07\x9b2J\r\n12 \ud800"}
+    ).encode()
+    + b"\n",
+    "a question for what is none": b'{"event": "ask", "question": "base", "name": "../../../x", '
+    b'"bases": [7], '
+    b'"needed": "all"}\n',
     "no message": b"no message\n",
     "a line without end": b'{"event": "' + b"x" * (5 << 20),
-}  # fmt: skip
+}
 
 
 def apart(top: Path, host: str) -> None:
     """Give this process the directories of that host."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(0x00020000) or libc.mount(b"none", b"/", None, 0x4000 | 0x40000, None):  # CLONE_NEWNS; MS_REC, MS_PRIVATE
+    if libc.unshare(0x00020000) or libc.mount(
+        b"none", b"/", None, 0x4000 | 0x40000, None
+    ):  # CLONE_NEWNS; MS_REC, MS_PRIVATE
         raise OSError(ctypes.get_errno(), "unshare")
     for name in OWN:
         own, place = top / "hosts" / host / name, top / "datastores" / name
@@ -134,7 +150,11 @@ class Lying:
             self.out.send(**{**message, "results": lied(message["results"], [number], answer)})
         else:
             # It has failed, and says that it has not.
-            self.out.send(event="done", moved={}, results=[self.lie["by"] if name == wanted else {} for name in self.steps])
+            self.out.send(
+                event="done",
+                moved={},
+                results=[self.lie["by"] if name == wanted else {} for name in self.steps],
+            )
 
     def misbehave(self, how: str) -> None:
         """Say what is no answer."""
@@ -157,7 +177,9 @@ def examined(folder: Path, lie: Dict[str, Any]) -> int:
 
     from semishared.install import preflight
 
-    answer = preflight.examine(preflight.Question(*json.loads(base64.b64decode(sys.argv[-1].rpartition(" ")[2]))))
+    answer = preflight.examine(
+        preflight.Question(*json.loads(base64.b64decode(sys.argv[-1].rpartition(" ")[2])))
+    )
     with open(folder / "said.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(["examine", answer]) + "\n")
     if lie.get("step") == "examine" and lie.get("how") == "data":
@@ -166,7 +188,12 @@ def examined(folder: Path, lie: Dict[str, Any]) -> int:
     elif lie.get("step") == "examine" and "how" in lie:
         os.write(1, RAW[lie["how"]][:60_000] + b"\n")
     else:
-        os.write(1, json.dumps(lied(answer, lie["at"], lie["by"]) if lie.get("step") == "examine" else answer).encode())
+        os.write(
+            1,
+            json.dumps(
+                lied(answer, lie["at"], lie["by"]) if lie.get("step") == "examine" else answer
+            ).encode(),
+        )
     return 0
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A front-end with two hosts, of which one lies, and what belongs to others: that is as it was, whatever has been answered."""
+"""A front-end with two hosts, of which one lies, and what belongs to others: that is as it was, whatever has
+been answered.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,13 @@ class LyingSite(ActionSite):
 
     def _furnish(self) -> None:
         self.home, self.bin = self.top / "fe/var/lib/one", self.top / "bin"
-        for folder in (self.bin, self.home / ".ssh", self.home / ".one", self.location / str(OTHERS), self.location / "103"):
+        for folder in (
+            self.bin,
+            self.home / ".ssh",
+            self.home / ".one",
+            self.location / str(OTHERS),
+            self.location / "103",
+        ):
             folder.mkdir(parents=True, exist_ok=True)
         (self.location / ".semishared").mkdir(exist_ok=True)
         for host in (LIAR, HONEST):
@@ -48,13 +56,22 @@ class LyingSite(ActionSite):
         ssh.write_text(f'#!/bin/sh\nexec {" ".join(forks.words("trust.lying_host"))} {self.top} "$@"\n')
         ssh.chmod(0o755)
         path = f"{self.bin}:{os.environ['PATH']}"
-        self.environment = {"PATH": path, "HOME": str(self.home), "ONE_AUTH": str(self.auth), "ONE_XMLRPC": self.oned.rpc.url}  # type: ignore
+        self.environment = {
+            "PATH": path,
+            "HOME": str(self.home),
+            "ONE_AUTH": str(self.auth),
+            "ONE_XMLRPC": self.oned.rpc.url,
+        }  # type: ignore
         self.oned.runner.extra.update(self.environment)  # type: ignore[attr-defined]
         self.oned.hosts.clear()
         for host in (LIAR, HONEST):
             self.oned.host_create(host)
         # What doctor takes for an OpenNebula.
-        for name in ("var/lib/one/remotes/vmm/kvm/deploy", "etc/one/oned.conf", "var/lib/one/remotes/etc/vmm/kvm/kvmrc"):
+        for name in (
+            "var/lib/one/remotes/vmm/kvm/deploy",
+            "etc/one/oned.conf",
+            "var/lib/one/remotes/etc/vmm/kvm/kvmrc",
+        ):
             file = self.top / "fe" / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text("")
@@ -67,7 +84,13 @@ class LyingSite(ActionSite):
         (self.home / ".one/one_auth").write_bytes(SECRET)
         (self.home / "one.db").write_bytes(SECRET)
         self.oned.datastores[OTHERS] = Datastore(
-            OTHERS, "others", 0, "semishared", "semishared", str(self.location / str(OTHERS)), {"TYPE": "IMAGE_DS"}
+            OTHERS,
+            "others",
+            0,
+            "semishared",
+            "semishared",
+            str(self.location / str(OTHERS)),
+            {"TYPE": "IMAGE_DS"},
         )
         for store in (OTHERS, STORE):
             path = self.location / str(store) / ("e" * 32)
@@ -79,7 +102,16 @@ class LyingSite(ActionSite):
                 Path(part).parent.mkdir(parents=True, exist_ok=True)
                 Path(part).write_bytes(SECRET)
             self.oned.images[900 + store] = Image(
-                900 + store, f"of-others-{store}", 2, True, store, "others", {}, source=str(path), format="raw", uid=7
+                900 + store,
+                f"of-others-{store}",
+                2,
+                True,
+                store,
+                "others",
+                {},
+                source=str(path),
+                format="raw",
+                uid=7,
             )
         for folder in self.vms_of_others():
             (folder / ".semishared").mkdir(parents=True)
@@ -122,7 +154,11 @@ class LyingSite(ActionSite):
     def truth(self) -> List[Tuple[str, Any]]:
         """Return what it has answered."""
         path = self.top / "hosts" / LIAR / "said.jsonl"
-        return [(name, answer) for name, answer in map(json.loads, path.read_text().splitlines())] if path.exists() else []
+        return (
+            [(name, answer) for name, answer in map(json.loads, path.read_text().splitlines())]
+            if path.exists()
+            else []
+        )
 
     def heard(self) -> bytes:
         path = self.top / "hosts" / LIAR / "heard"
@@ -133,10 +169,19 @@ class LyingSite(ActionSite):
     def of_others(self) -> Dict[str, Any]:
         """Return all that no action on a VM of the host may change: by path its kind, rights and content."""
         tops = [
-            self.home, self.location / str(OTHERS), *self.vms_of_others(), self.bin, self.auth,
-            *self.location.glob(f"{STORE}/{'e' * 32}*"), *self.location.glob(f"{STORE}/.semishared/{'e' * 32}*"),
-        ]  # fmt: skip
-        found: Dict[str, Any] = {str(self.location): sorted(name for name in os.listdir(self.location) if not name.startswith(".semi"))}
+            self.home,
+            self.location / str(OTHERS),
+            *self.vms_of_others(),
+            self.bin,
+            self.auth,
+            *self.location.glob(f"{STORE}/{'e' * 32}*"),
+            *self.location.glob(f"{STORE}/.semishared/{'e' * 32}*"),
+        ]
+        found: Dict[str, Any] = {
+            str(self.location): sorted(
+                name for name in os.listdir(self.location) if not name.startswith(".semi")
+            )
+        }
         for top in tops:
             for path in (top, *sorted(top.rglob("*"))):
                 info = os.lstat(path)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each file that a removing action looks at, damaged, by the action: no uncommitted byte goes, and a line says what and where.
+"""Each file that a removing action looks at, damaged, by the action: no uncommitted byte goes, and a line
+says what and where.
 
-A local disk of a persistent image with two layers, each of which holds something that its image does not; no guest runs.
+A local disk of a persistent image with two layers, each of which holds something that its image does not; no
+guest runs.
 """
 
 from __future__ import annotations
@@ -43,7 +45,10 @@ def cut(path: Path) -> None:
     with path.open("rb") as file:
         try:
             while True:
-                at, end = end, os.lseek(file.fileno(), os.lseek(file.fileno(), end, os.SEEK_DATA), os.SEEK_HOLE)
+                at, end = (
+                    end,
+                    os.lseek(file.fileno(), os.lseek(file.fileno(), end, os.SEEK_DATA), os.SEEK_HOLE),
+                )
         except OSError:
             pass
         at = os.lseek(file.fileno(), at, os.SEEK_DATA)
@@ -58,7 +63,12 @@ def one_page(path: Path) -> None:
     os.truncate(path, min(4096, path.stat().st_size // 4))
 
 
-DAMAGES: Dict[str, Callable[[Path], None]] = {"zeroed": zeroed, "cut": cut, "gone": gone, "one page": one_page}
+DAMAGES: Dict[str, Callable[[Path], None]] = {
+    "zeroed": zeroed,
+    "cut": cut,
+    "gone": gone,
+    "one page": one_page,
+}
 
 
 class Case(NamedTuple):
@@ -73,10 +83,16 @@ class Case(NamedTuple):
         side, base = self.world.store / ".semishared/image", self.world.bases()[0]
         own, layers = Path(self.disk.vm_dir, ".semishared"), Path(f"{self.disk.path}.snap")
         of = {
-            "record": own / "disk.1.json", "history": own / "vm.json", "link": Path(self.disk.path), "active layer": layers / "1",
-            "layer below": layers / "0", "claim": side / "owner.json", "generation": side / "generation.json",
-            "manifest of the base": base / "manifest", "lease": base / "leases/5-1",
-        }  # fmt: skip
+            "record": own / "disk.1.json",
+            "history": own / "vm.json",
+            "link": Path(self.disk.path),
+            "active layer": layers / "1",
+            "layer below": layers / "0",
+            "claim": side / "owner.json",
+            "generation": side / "generation.json",
+            "manifest of the base": base / "manifest",
+            "lease": base / "leases/5-1",
+        }
         return of[name]
 
 
@@ -114,17 +130,41 @@ def evict(case: Case) -> Any:
 
 
 ACTIONS: Dict[str, Callable[[Case], Any]] = {
-    "mvds": mvds, "delete disk": delete_disk, "delete VM": delete_vm, "made anew": made_anew, "commit": commit, "undeploy": undeploy,
-    "gc": gc, "evict": evict,
-}  # fmt: skip
-FILES = ("record", "history", "link", "active layer", "layer below", "claim", "generation", "manifest of the base", "lease")
-CELLS = [cell for cell in itertools.product(FILES, DAMAGES, ACTIONS) if cell[0] != "link" or cell[1] == "gone"]
+    "mvds": mvds,
+    "delete disk": delete_disk,
+    "delete VM": delete_vm,
+    "made anew": made_anew,
+    "commit": commit,
+    "undeploy": undeploy,
+    "gc": gc,
+    "evict": evict,
+}
+FILES = (
+    "record",
+    "history",
+    "link",
+    "active layer",
+    "layer below",
+    "claim",
+    "generation",
+    "manifest of the base",
+    "lease",
+)
+CELLS = [
+    cell for cell in itertools.product(FILES, DAMAGES, ACTIONS) if cell[0] != "link" or cell[1] == "gone"
+]
 USUAL = {
-    *itertools.product(("active layer", "layer below"), DAMAGES, ("mvds",)), ("active layer", "gone", "delete VM"),
-    ("layer below", "gone", "delete disk"), ("record", "gone", "mvds"), ("record", "zeroed", "made anew"), ("record", "gone", "made anew"),
+    *itertools.product(("active layer", "layer below"), DAMAGES, ("mvds",)),
+    ("active layer", "gone", "delete VM"),
+    ("layer below", "gone", "delete disk"),
+    ("record", "gone", "mvds"),
+    ("record", "zeroed", "made anew"),
+    ("record", "gone", "made anew"),
     ("history", "zeroed", "delete VM"),
-    ("claim", "zeroed", "mvds"), ("lease", "cut", "mvds"), ("manifest of the base", "cut", "commit"),
-}  # fmt: skip
+    ("claim", "zeroed", "mvds"),
+    ("lease", "cut", "mvds"),
+    ("manifest of the base", "cut", "commit"),
+}
 
 
 def made(world: World) -> Case:
@@ -156,7 +196,11 @@ def in_image(image: s.ImageRef, at: int, pattern: int) -> bool:
     return found[0] == pattern
 
 
-@pytest.mark.fault(30, "no uncommitted byte goes because a file that says of it is zeroed, cut or gone, and one line says what and where")
+@pytest.mark.fault(
+    30,
+    "no uncommitted byte goes because a file that says of it is zeroed, cut or gone, and one line "
+    "says what and where",
+)
 @pytest.mark.parametrize(
     ("file", "damage", "action"),
     [pytest.param(*cell, marks=[] if cell in USUAL else [pytest.mark.long]) for cell in CELLS],
@@ -167,7 +211,8 @@ def test_each_file_by_each_action(world: World, file: str, damage: str, action: 
     path = case.file(file)
     DAMAGES[damage](path)
     before = [there(world.location, number) for number in (0, 1)]
-    # What lies behind the end of a layer only a commit sees, which reads it; and a note that is gone may never have been there.
+    # What lies behind the end of a layer only a commit sees, which reads it; and a note that is gone may
+    # never have been there.
     if (
         file in ("record", "history", "active layer", "layer below")
         and (file, damage) != ("history", "gone")
@@ -186,7 +231,9 @@ def test_each_file_by_each_action(world: World, file: str, damage: str, action: 
         assert found["bytes"] > 0
 
 
-@pytest.mark.fault(30, "a disk with a layer that is shorter than its header says is neither saved nor started from")
+@pytest.mark.fault(
+    30, "a disk with a layer that is shorter than its header says is neither saved nor started from"
+)
 @pytest.mark.parametrize("file", ["active layer", "layer below"])
 def test_a_layer_that_ends_early(world: World, file: str) -> None:
     case = made(world)
@@ -198,14 +245,22 @@ def test_a_layer_that_ends_early(world: World, file: str) -> None:
         layers.below(f"{case.disk.path}.snap/1", "qcow2")
 
 
-@pytest.mark.fault(30, "a layer that says it lies over itself, over what lies over it or over no name of ours hides none below it")
+@pytest.mark.fault(
+    30,
+    "a layer that says it lies over itself, over what lies over it or over no name of ours hides "
+    "none below it",
+)
 @pytest.mark.parametrize("over", ["2", "3", "q"])
 def test_a_layer_that_says_something_else_of_what_is_below(world: World, over: str) -> None:
     case = made(world)
     frozen(world, case.disk, 1)
     if over == "3":
         frozen(world, case.disk, 2)
-    subprocess.run(["qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", over, "2"], check=True, cwd=f"{case.disk.path}.snap")
+    subprocess.run(
+        ["qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", over, "2"],
+        check=True,
+        cwd=f"{case.disk.path}.snap",
+    )
     wrong = unreadable.listed(case.disk.vm_dir)
     delete_vm(case)
     assert len(there(world.location, 0)) == len(there(world.location, 1)) == 1
@@ -229,10 +284,15 @@ ON_DEVICES = {"drain": drain, "delete VM": delete_vm, "mvds": mvds}
 POOL_CELLS = list(itertools.product(("record", "active layer", "layer below"), DAMAGES, ON_DEVICES))
 
 
-@pytest.mark.fault(30, "no uncommitted byte of a disk on a device goes because a file of it is zeroed, cut or gone")
+@pytest.mark.fault(
+    30, "no uncommitted byte of a disk on a device goes because a file of it is zeroed, cut or gone"
+)
 @pytest.mark.parametrize(
     ("file", "damage", "action"),
-    [pytest.param(*cell, marks=[] if cell == ("active layer", "gone", "drain") else [pytest.mark.long]) for cell in POOL_CELLS],
+    [
+        pytest.param(*cell, marks=[] if cell == ("active layer", "gone", "drain") else [pytest.mark.long])
+        for cell in POOL_CELLS
+    ],
     ids=["-".join(cell).replace(" ", "_") for cell in POOL_CELLS],
 )
 def test_of_a_disk_on_a_device(world: World, pool: Pool, file: str, damage: str, action: str) -> None:
@@ -256,7 +316,11 @@ def test_of_a_disk_on_a_device(world: World, pool: Pool, file: str, damage: str,
 
 def everywhere(world: World, pool: Pool, number: int) -> List[bytes]:
     """Return what there is of a layer on devices."""
-    return [found.read_bytes() for found in (Path(folder, str(number)) for folder in pool.layers()) if found.is_file()]
+    return [
+        found.read_bytes()
+        for found in (Path(folder, str(number)) for folder in pool.layers())
+        if found.is_file()
+    ]
 
 
 @pytest.mark.fault(30, "a kept diff that is damaged is named, and hides no other")
@@ -272,5 +336,6 @@ def test_what_is_kept_and_damaged(world: World, damage: str) -> None:
     (answer,) = world.on(c.FindKept(-1, str(world.location), (101,)))
     rows = {row["vm"]: row for row in answer["kept"]}  # type: ignore[index]
     assert rows[6]["bytes"] > 0 and "error" not in rows[6]
-    # One of which nothing is left holds nothing; one that is cut behind its tables says so when it is committed.
+    # One of which nothing is left holds nothing; one that is cut behind its tables says so when it is
+    # committed.
     assert damage in ("gone", "cut") or "disk.1.snap/0" in rows[5]["error"]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each transfer action does last on a host, held at each of its points while its VM is made anew: that stays as it is.
+"""What each transfer action does last on a host, held at each of its points while its VM is made anew: that
+stays as it is.
 
-The pairs come from the list of actions: one that is added says what it does, or why it cannot be held here (test_late_pairs.py has the
-steps that begin too late).
+The pairs come from the list of actions: one that is added says what it does, or why it cannot be held here
+(test_late_pairs.py has the steps that begin too late).
 """
 
 from __future__ import annotations
@@ -67,30 +68,51 @@ ACTIONS: Dict[str, Held] = {
     "ln": Held(("in place",), made("in place")),
     "mkimage": Held(("volatile",), made("volatile")),
     "mvds": Held(("in place",), lambda world, disk, image: (s.EndSession(disk),)),
-    "cpds": Held(tuple(PLACES), lambda world, disk, image: (s.SaveDisk(disk, f"{world.store}/saved", "raw", ""),)),
+    "cpds": Held(
+        tuple(PLACES), lambda world, disk, image: (s.SaveDisk(disk, f"{world.store}/saved", "raw", ""),)
+    ),
     "delete: disk": Held(tuple(PLACES), lambda world, disk, image: (s.RemoveDisk(disk, str(world.store)),)),
     "delete: vm": Held(tuple(PLACES), lambda world, disk, image: (s.RemoveVm(disk.vm, disk.vm_dir),)),
     "snap_create": Held(LAYERED, second),
     "snap_create: in place": Held(("in place",), kept),
     "snap_delete": Held(LAYERED, merged, second),
-    "snap_delete: in place": Held(("in place",), lambda world, disk, image: (i.ForgetSnapshot(image, 0),), kept),
+    "snap_delete: in place": Held(
+        ("in place",), lambda world, disk, image: (i.ForgetSnapshot(image, 0),), kept
+    ),
     "snap_revert": Held(LAYERED, second, second),
     "snap_revert: in place": Held(("in place",), lambda world, disk, image: (i.RevertImage(image, 0),), kept),
     "resize": Held(tuple(PLACES), lambda world, disk, image: (s.GrowDisk(disk, 2 * SIZE),)),
     "restore": Held(tuple(PLACES), lambda world, disk, image: (s.RestoreDisk(disk, SIZE),)),
-    "prebackup": Held(tuple(PLACES), lambda world, disk, image: (
-        s.BackUp(disk.vm, disk.vm_dir, f"{disk.vm_dir}/backup", (str(disk.disk),), "", "NONE", "<VM/>"),
-    )),
-    "postbackup": Held(tuple(PLACES), lambda world, disk, image: (s.EndBackup(disk.vm, disk.vm_dir, f"{disk.vm_dir}/backup", ""),)),
-    "mv": Held(tuple(PLACES), lambda world, disk, image: (
-        s.RenameVm(disk.vm, disk.vm_dir, str(world.location / "103" / str(disk.vm)), True, "", (disk.disk,)),
-    )),
-}  # fmt: skip
+    "prebackup": Held(
+        tuple(PLACES),
+        lambda world, disk, image: (
+            s.BackUp(disk.vm, disk.vm_dir, f"{disk.vm_dir}/backup", (str(disk.disk),), "", "NONE", "<VM/>"),
+        ),
+    ),
+    "postbackup": Held(
+        tuple(PLACES),
+        lambda world, disk, image: (s.EndBackup(disk.vm, disk.vm_dir, f"{disk.vm_dir}/backup", ""),),
+    ),
+    "mv": Held(
+        tuple(PLACES),
+        lambda world, disk, image: (
+            s.RenameVm(
+                disk.vm, disk.vm_dir, str(world.location / "103" / str(disk.vm)), True, "", (disk.disk,)
+            ),
+        ),
+    ),
+}
 ELSEWHERE = {
     "mkswap": "as mkimage",
     "context": "a file that comes by ssh, as what is restored does",
-    **dict.fromkeys(("snap_create_live", "prebackup_live", "postbackup_live"), "of a guest that runs, whose turn ends another action's"),
-    **dict.fromkeys(("premigrate", "postmigrate", "failmigrate"), "of two hosts (tests/tools/test_late.py, test_half_moved.py)"),
+    **dict.fromkeys(
+        ("snap_create_live", "prebackup_live", "postbackup_live"),
+        "of a guest that runs, whose turn ends another action's",
+    ),
+    **dict.fromkeys(
+        ("premigrate", "postmigrate", "failmigrate"),
+        "of two hosts (tests/tools/test_late.py, test_half_moved.py)",
+    ),
 }
 CELLS = [(action, place) for action, held in ACTIONS.items() for place in held.places]
 
@@ -101,13 +123,23 @@ def test_all_actions_are_held() -> None:
     assert sorted({place for _, place in CELLS}) == sorted(PLACES)
 
 
-def held_at(number: int, world: World, steps: Steps, pool: ThreadPoolExecutor) -> "Tuple[int, Future[List[object]]]":
-    """Carry out steps at SEQ 0 until their process stops itself at that point; return it, or 0 if it has no such point."""
+def held_at(
+    number: int, world: World, steps: Steps, pool: ThreadPoolExecutor
+) -> "Tuple[int, Future[List[object]]]":
+    """Carry out steps at SEQ 0 until their process stops itself at that point; return it, or 0 if it has no
+    such point.
+    """
     make_image(world.top / "backup", "qcow2", SIZE, "write -P 0x11 1M 64k")
     data = (world.top / "backup").read_bytes() if isinstance(steps[0], s.RestoreDisk) else b""
     with pytest.MonkeyPatch.context() as env:
         env.setenv("SEMISHARED_STOP_AT", str(number))
-        late = pool.submit(world.on, *steps, seq=0, data=[data] if data else (), sha256=hashlib.sha256(data).hexdigest() if data else "")
+        late = pool.submit(
+            world.on,
+            *steps,
+            seq=0,
+            data=[data] if data else (),
+            sha256=hashlib.sha256(data).hexdigest() if data else "",
+        )
         while not late.done():
             for pid in descendants():
                 try:
@@ -123,7 +155,12 @@ def anew_elsewhere(world: World, image: s.ImageRef, place: str) -> s.DiskRef:
     """Have the VM made anew on another host, which has the same store; its guest has written."""
     other = World(world.top / "another host")
     newer = other.disk()
-    other.on(s.StageBase(str(other.root), image), s.PrepareVm(newer.vm, newer.vm_dir), PLACES[place](newer, image), seq=1)
+    other.on(
+        s.StageBase(str(other.root), image),
+        s.PrepareVm(newer.vm, newer.vm_dir),
+        PLACES[place](newer, image),
+        seq=1,
+    )
     return newer
 
 
@@ -132,7 +169,9 @@ def anew_here(world: World, image: s.ImageRef, place: str) -> s.DiskRef:
     disk = world.disk()
     with Session("localhost", "test", Config(hosts_standstill_timeout_s=4)) as session:
         session.seq = 1
-        session.run((s.RemoveVm(disk.vm, disk.vm_dir), s.PrepareVm(disk.vm, disk.vm_dir), PLACES[place](disk, image)))
+        session.run(
+            (s.RemoveVm(disk.vm, disk.vm_dir), s.PrepareVm(disk.vm, disk.vm_dir), PLACES[place](disk, image))
+        )
     return disk
 
 
@@ -163,22 +202,38 @@ def tried(top: Path, action: str, place: str, first: str, number: int) -> bool:
         said = late.exception(60)
     after = seen(Path(newer.vm_dir), world.store)
     # A new token takes nothing from anybody: it says that the image's content is known to nobody.
-    names = {path for path in before if not layout.is_staged(os.path.basename(path)) and os.path.basename(path) != "session"}
+    names = {
+        path
+        for path in before
+        if not layout.is_staged(os.path.basename(path)) and os.path.basename(path) != "session"
+    }
     changed = {path for path in names if before[path] != after.get(path)}
     assert changed == set(), f"held at point {number}: {said!r}"
     assert said is None or isinstance(said, SemisharedError)
     return True
 
 
-USUAL = (("restore", "in place"), ("clone: clone on the store", "clone on the store"), ("delete: disk", "clone on the store"))
+USUAL = (
+    ("restore", "in place"),
+    ("clone: clone on the store", "clone on the store"),
+    ("delete: disk", "clone on the store"),
+)
 """The worst cells, on stores; the others run with `make test-full`."""
 TABLE = [
-    pytest.param(action, place, first, marks=() if (action, place) in USUAL and first == "another host" else pytest.mark.long)
-    for action, place in CELLS for first in FIRST
-]  # fmt: skip
+    pytest.param(
+        action,
+        place,
+        first,
+        marks=() if (action, place) in USUAL and first == "another host" else pytest.mark.long,
+    )
+    for action, place in CELLS
+    for first in FIRST
+]
 
 
-@pytest.mark.fault(46, "an action that is held in its midst while its VM is made anew changes nothing of the newer one")
+@pytest.mark.fault(
+    46, "an action that is held in its midst while its VM is made anew changes nothing of the newer one"
+)
 @pytest.mark.parametrize(("action", "place", "first"), TABLE)
 def test_held(tmp_path: Path, action: str, place: str, first: str) -> None:
     number = 1

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each step that changes something, late, by what came first and where the disk lies: what came first stays as it is.
+"""Each step that changes something, late, by what came first and where the disk lies: what came first stays
+as it is.
 
-The pairs come from the vocabulary of steps: one that is added to it is tried, and each has its row in TABLE, with what it
-compares.
+The pairs come from the vocabulary of steps: one that is added to it is tried, and each has its row in TABLE,
+with what it compares.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ import pytest
 
 from semishared.errors import LateAction, SemisharedError, VmGone
 from semishared.model import steps as s
-from semishared.model import steps_base, steps_commit, steps_device, steps_hypervisor, steps_image, steps_live, steps_share
+from semishared.model import (
+    steps_base,
+    steps_commit,
+    steps_device,
+    steps_hypervisor,
+    steps_image,
+    steps_live,
+    steps_share,
+)
 from semishared.model.network_disk import NetworkDisk
 from tools.world import OVERLAY_OPTIONS, MiB, World
 
@@ -25,10 +34,20 @@ VOCABULARY: Dict[str, Any] = {
     name: cls
     for module in (s, steps_commit, steps_image, steps_device, steps_base, steps_share, steps_live)
     for name, cls in vars(module).items()
-    if hasattr(cls, "_fields") and name not in ("ImageRef", "DiskRef", "Access", "NetworkDisk", "Part", "Share", "Tree", "MigrateOptions")
+    if hasattr(cls, "_fields")
+    and name
+    not in ("ImageRef", "DiskRef", "Access", "NetworkDisk", "Part", "Share", "Tree", "MigrateOptions")
 }
-ACTING = {name: cls for name, cls in VOCABULARY.items() if name not in s.LOOKS | steps_hypervisor.LOOKS and not name.startswith("Look")}
-TRIED = sorted(name for name, cls in ACTING.items() if {"disk", "vm_dir"} & set(cls._fields) and cls.__module__ != steps_live.__name__)
+ACTING = {
+    name: cls
+    for name, cls in VOCABULARY.items()
+    if name not in s.LOOKS | steps_hypervisor.LOOKS and not name.startswith("Look")
+}
+TRIED = sorted(
+    name
+    for name, cls in ACTING.items()
+    if {"disk", "vm_dir"} & set(cls._fields) and cls.__module__ != steps_live.__name__
+)
 
 
 class Compared(NamedTuple):
@@ -48,48 +67,120 @@ CLONE = "the SEQ on the clone (dir_clones.refuse_late, rbd_pool.refuse_late)"
 OWN = "the directory is this host's alone"
 TABLE = (
     Compared(COUNTS, "the VM's", CLONE, "AddLayer ActivateLayer SwitchLayer NameLayer DropLayer DropStrays"),
-    Compared(COUNTS, "the VM's, before; the turn (job_lock)", CLONE, "MergeLayer PullLayer GrowDisk BackUp SaveDisk FillImage"),
+    Compared(
+        COUNTS,
+        "the VM's, before; the turn (job_lock)",
+        CLONE,
+        "MergeLayer PullLayer GrowDisk BackUp SaveDisk FillImage",
+    ),
     Compared(COUNTS, "the VM's", CLONE, "CloneOnStore AdoptClone"),
     Compared(COUNTS, "the VM's", "epochs of the image, its writers", "LinkInPlace CreateDiff RestoreImage"),
-    Compared(COUNTS, "the VM's", "the session of the image (dir_snapshots.refuse_newer)", "RestoreDisk CopyOut"),
-    Compared(COUNTS, "the VM's", OWN, "PrepareVm CreateOverlay CreateRemote CreateVolatile CopyImage CopyFile ReceiveFile RecordNetwork "
-             "ConfirmDisk NoteIoClasses NoteClients NoteClasses NoteHot PlaceLayers AddDeltas"),
-    Compared(f"{GUARD}, and whether the disk was made after what its removal was planned for (epochs.check_removal)", "the VM's", CLONE,
-             "RemoveDisk EndSession ForgetDisk"),
+    Compared(
+        COUNTS, "the VM's", "the session of the image (dir_snapshots.refuse_newer)", "RestoreDisk CopyOut"
+    ),
+    Compared(
+        COUNTS,
+        "the VM's",
+        OWN,
+        "PrepareVm CreateOverlay CreateRemote CreateVolatile CopyImage CopyFile ReceiveFile RecordNetwork "
+        "ConfirmDisk NoteIoClasses NoteClients NoteClasses NoteHot PlaceLayers AddDeltas",
+    ),
+    Compared(
+        f"{GUARD}, and whether the disk was made after what its removal was planned for "
+        f"(epochs.check_removal)",
+        "the VM's",
+        CLONE,
+        "RemoveDisk EndSession ForgetDisk",
+    ),
     Compared(GUARD, "the VM's", OWN, "RemoveVm"),
-    Compared("claim: owner, epoch, generation, state (store/claims.py)", "the image's", "it is on the store", "CommitDisk FinishDisk"),
-    Compared("the move's number, the SEQ of what it replaces", "the VM's", "the mark, and the source's fingerprint", "ReceiveVm RenameVm"),
+    Compared(
+        "claim: owner, epoch, generation, state (store/claims.py)",
+        "the image's",
+        "it is on the store",
+        "CommitDisk FinishDisk",
+    ),
+    Compared(
+        "the move's number, the SEQ of what it replaces",
+        "the VM's",
+        "the mark, and the source's fingerprint",
+        "ReceiveVm RenameVm",
+    ),
     Compared("the fingerprint of what was sent", "the VM's", OWN, "ReleaseVm KeepStale"),
     Compared("the SEQ that the migration has brought", "the VM's", OWN, "ClearVm"),
     Compared("the mark's token", "", OWN, "MarkVm UnmarkVm SendVm"),
     Compared("inode and link of what was copied", "the VM's, the turn", OWN, "MoveLayers"),
-    Compared(f"{GUARD}, and libvirt: what the guest has open", "the turn", OWN, "MergeDeltas DetachVm RestGuest TakeTurn EndBackup RenewVm "
-             "ReplaceLostBases"),
+    Compared(
+        f"{GUARD}, and libvirt: what the guest has open",
+        "the turn",
+        OWN,
+        "MergeDeltas DetachVm RestGuest TakeTurn EndBackup RenewVm ReplaceLostBases",
+    ),
     Compared(GUARD, "", OWN, "CheckDiff AllowGrowth AllowMigration DescribeDisk MakeRoom"),
-    Compared("what gc has seen of it: inode, times", "the VM's", "all machines are asked which processes live", "Discard"),
-    Compared("the manifest's hashes; leases", "the image's bases'", OWN, "StageBase FetchBases StreamBases MendBase EvictBase DescribeBase "
-             "ServeBase ServeExtents SendManifest"),
+    Compared(
+        "what gc has seen of it: inode, times",
+        "the VM's",
+        "all machines are asked which processes live",
+        "Discard",
+    ),
+    Compared(
+        "the manifest's hashes; leases",
+        "the image's bases'",
+        OWN,
+        "StageBase FetchBases StreamBases MendBase EvictBase DescribeBase "
+        "ServeBase ServeExtents SendManifest",
+    ),
     Compared("the inode of the base", "the image's bases'", OWN, "VerifyBase MoveBase"),
     Compared("the device's label", "the devices'", "whose host the label says", "SetDevices CloseDevice"),
-    Compared("names and texts of their own", "", "each name is made once", "WriteProbe AnswerProbe CheckProbe"),
-    Compared("names that are made once", "", "each name is made once", "StageImage PublishImage CopyStored CopyHeld HoldMoment CreateImage "
-             "ReceiveImage"),
-    Compared("the id of the image, of the snapshot, of the change", "Ceph's on the image", "ids of a pool are given once",
-             "TakeBackClone DropSnapshot NameGeneration EndChange"),
-    Compared("the SEQ on the clone; who has it open", "Ceph's on the image", CLONE, "CloneStored RemoveImage KeepSnapshot GrowImage "
-             "BeginChange"),
-    Compared("the session of the image, the SEQ on the clone; who has it open; oned", "Ceph's on the image", "it is on the store",
-             "ForgetSnapshot RevertImage"),
-    Compared("who has it open; oned lets one action at a time act on an image", "the image's", "on the store",
-             "BeginSession FlattenImage FreezeImage LendContent SettleImage"),
+    Compared(
+        "names and texts of their own", "", "each name is made once", "WriteProbe AnswerProbe CheckProbe"
+    ),
+    Compared(
+        "names that are made once",
+        "",
+        "each name is made once",
+        "StageImage PublishImage CopyStored CopyHeld HoldMoment CreateImage ReceiveImage",
+    ),
+    Compared(
+        "the id of the image, of the snapshot, of the change",
+        "Ceph's on the image",
+        "ids of a pool are given once",
+        "TakeBackClone DropSnapshot NameGeneration EndChange",
+    ),
+    Compared(
+        "the SEQ on the clone; who has it open",
+        "Ceph's on the image",
+        CLONE,
+        "CloneStored RemoveImage KeepSnapshot GrowImage BeginChange",
+    ),
+    Compared(
+        "the session of the image, the SEQ on the clone; who has it open; oned",
+        "Ceph's on the image",
+        "it is on the store",
+        "ForgetSnapshot RevertImage",
+    ),
+    Compared(
+        "who has it open; oned lets one action at a time act on an image",
+        "the image's",
+        "on the store",
+        "BeginSession FlattenImage FreezeImage LendContent SettleImage",
+    ),
     Compared("nothing: they change nothing, or say what is so", "", "", "CheckWriters DigestImage"),
     Compared("an epoch: a lower one is not noted", "", "on the store", "NoteEpoch"),
-    Compared("the image's number, which oned gives once; the birth, the SOURCE", "the share's", "on the file system",
-             "MakeShare RemoveShare ResizeShare MakeSnapshot RemoveSnapshot MarkRoot"),
+    Compared(
+        "the image's number, which oned gives once; the birth, the SOURCE",
+        "the share's",
+        "on the file system",
+        "MakeShare RemoveShare ResizeShare MakeSnapshot RemoveSnapshot MarkRoot",
+    ),
     Compared("the SEQ of the VM's history", "the share's", "in the cluster", "GiveKey TakeKeys ShowKey"),
     Compared("the state of the domain: it never ran", "", "that host's libvirtd is asked", "RemoveArrival"),
-    Compared("the guest that runs here", "the turn", OWN, "MigrateDomain CopyDeltas TakeProof SyncTime CompactMemory Wait"),
-)  # fmt: skip
+    Compared(
+        "the guest that runs here",
+        "the turn",
+        OWN,
+        "MigrateDomain CopyDeltas TakeProof SyncTime CompactMemory Wait",
+    ),
+)
 """A step that is added has no row: say what it compares, so that it loses to what came first."""
 
 
@@ -105,12 +196,27 @@ PLACES: Dict[str, Callable[[s.DiskRef, s.ImageRef], s.Step]] = {
 def any_of(cls: Any, disk: s.DiskRef, image: s.ImageRef) -> s.Step:
     """Return a step with plausible words: it is to be refused before they count."""
     of: Dict[str, Any] = {
-        "disk": disk, "vm": disk.vm, "vm_dir": disk.vm_dir, "source": disk.vm_dir, "image": image, "directory": f"{disk.vm_dir}/backup",
-        "format": "qcow2", "over_format": "qcow2", "backing_format": "qcow2", "size": 2 * MiB, "min_size": 2 * MiB, "options": "",
-        "to": 1, "over": 0, "layer": 0, "how": "store-clone",
+        "disk": disk,
+        "vm": disk.vm,
+        "vm_dir": disk.vm_dir,
+        "source": disk.vm_dir,
+        "image": image,
+        "directory": f"{disk.vm_dir}/backup",
+        "format": "qcow2",
+        "over_format": "qcow2",
+        "backing_format": "qcow2",
+        "size": 2 * MiB,
+        "min_size": 2 * MiB,
+        "options": "",
+        "to": 1,
+        "over": 0,
+        "layer": 0,
+        "how": "store-clone",
         "network": NetworkDisk("one/one-7", (), "libvirt", "0" * 8 + "-0000-4000-8000-" + "0" * 12),
-        "fs": "", "path": f"{image.source}-other", "store_dir": image.root,
-    }  # fmt: skip
+        "fs": "",
+        "path": f"{image.source}-other",
+        "store_dir": image.root,
+    }
     kinds: Dict[str, Any] = {"int": 0, "str": "", "bool": False}
     values = []
     for name in cls._fields:
@@ -121,7 +227,9 @@ def any_of(cls: Any, disk: s.DiskRef, image: s.ImageRef) -> s.Step:
 
 
 def seen(*tops: Path) -> Dict[str, object]:
-    """Return the files and links below directories, each file by its inode and content; not what all images have noted."""
+    """Return the files and links below directories, each file by its inode and content; not what all images
+    have noted.
+    """
     found: Dict[str, object] = {}
     for path in (path for top in tops for path in sorted(top.rglob("*"))):
         if path.is_symlink() and not str(path).endswith("/.semishared/image/image"):
@@ -131,7 +239,9 @@ def seen(*tops: Path) -> Dict[str, object]:
     return found
 
 
-def tried(steps: List[str], carry_out: Callable[[s.Step], object], make: Callable[[Any], s.Step]) -> Dict[str, str]:
+def tried(
+    steps: List[str], carry_out: Callable[[s.Step], object], make: Callable[[Any], s.Step]
+) -> Dict[str, str]:
     """Carry out each; return how each ended."""
     found = {}
     for name in steps:
@@ -147,7 +257,9 @@ def on_disk(name: str) -> bool:
     return "disk" in ACTING[name]._fields
 
 
-@pytest.mark.fault(46, "of each step it is said what it compares with what came first, under which lock, and on another host")
+@pytest.mark.fault(
+    46, "of each step it is said what it compares with what came first, under which lock, and on another host"
+)
 def test_each_step_has_an_answer() -> None:
     said = Counter(name for row in TABLE for name in row.steps.split())
     assert sorted(set(ACTING) - set(said)) == [], "say what these compare when they come late"
@@ -162,16 +274,25 @@ ALONE = [name for name in TRIED if not name.startswith(("Receive", "Rest"))]
 """Without those that wait for what follows the plan, or for an answer."""
 
 
-@pytest.mark.fault(46, "no step that was planned for a host before its VM was made anew on another changes anything of the newer one")
-@pytest.mark.parametrize("place", [
-    place if place in ON_STORE else pytest.param(place, marks=pytest.mark.long) for place in PLACES
-])  # fmt: skip
+@pytest.mark.fault(
+    46,
+    "no step that was planned for a host before its VM was made anew on another changes anything "
+    "of the newer one",
+)
+@pytest.mark.parametrize(
+    "place", [place if place in ON_STORE else pytest.param(place, marks=pytest.mark.long) for place in PLACES]
+)
 def test_of_a_vm_that_was_made_anew_on_another_host(world: World, tmp_path: Path, place: str) -> None:
     image, disk, steps = prepared(world, place)
     world.on(*steps, seq=0)
     other = World(tmp_path / "another host")
     newer = other.disk()
-    other.on(s.StageBase(str(other.root), image), s.PrepareVm(newer.vm, newer.vm_dir), PLACES[place](newer, image), seq=1)
+    other.on(
+        s.StageBase(str(other.root), image),
+        s.PrepareVm(newer.vm, newer.vm_dir),
+        PLACES[place](newer, image),
+        seq=1,
+    )
     as_it_was = tmp_path / "as it was"
     shutil.copytree(world.system, as_it_was, symlinks=True)
     before = seen(Path(newer.vm_dir), world.store)
@@ -188,10 +309,16 @@ def test_of_a_vm_that_was_made_anew_on_another_host(world: World, tmp_path: Path
 
 def prepared(world: World, place: str) -> Tuple[s.ImageRef, s.DiskRef, Tuple[s.Step, ...]]:
     image, disk = world.image(size=4 * MiB), world.disk()
-    return image, disk, (s.StageBase(str(world.root), image), s.PrepareVm(disk.vm, disk.vm_dir), PLACES[place](disk, image))
+    return (
+        image,
+        disk,
+        (s.StageBase(str(world.root), image), s.PrepareVm(disk.vm, disk.vm_dir), PLACES[place](disk, image)),
+    )
 
 
-@pytest.mark.fault(46, "no step that was planned before its VM was made anew changes anything of the newer one")
+@pytest.mark.fault(
+    46, "no step that was planned before its VM was made anew changes anything of the newer one"
+)
 @pytest.mark.parametrize("place", PLACES)
 def test_of_a_vm_that_was_made_anew(world: World, place: str) -> None:
     image, disk, steps = prepared(world, place)
@@ -223,7 +350,9 @@ def test_of_a_disk_that_was_made_anew(world: World, place: str) -> None:
 
 
 @pytest.mark.fault(46, "a late removal is refused, and one that is only the second is not")
-@pytest.mark.parametrize("make", [lambda disk: s.RemoveDisk(disk, ""), lambda disk: s.EndSession(disk)], ids=["delete", "mvds"])
+@pytest.mark.parametrize(
+    "make", [lambda disk: s.RemoveDisk(disk, ""), lambda disk: s.EndSession(disk)], ids=["delete", "mvds"]
+)
 @pytest.mark.parametrize("place", ["clone on the store", "in place"])
 def test_late_removal_of_a_disk(world: World, place: str, make: Callable[[s.DiskRef], s.Step]) -> None:
     image, disk, steps = prepared(world, place)
@@ -241,7 +370,11 @@ def test_late_removal_of_a_disk(world: World, place: str, make: Callable[[s.Disk
 
 
 @pytest.mark.fault(46, "a late deletion of a snapshot is none of the disk that has its number by now")
-@pytest.mark.parametrize("step", [lambda disk: s.DropLayer(disk, 0), lambda disk: s.GrowDisk(disk, 8 * MiB)], ids=["delete", "resize"])
+@pytest.mark.parametrize(
+    "step",
+    [lambda disk: s.DropLayer(disk, 0), lambda disk: s.GrowDisk(disk, 8 * MiB)],
+    ids=["delete", "resize"],
+)
 def test_late_change_of_layers(world: World, step: Callable[[s.DiskRef], s.Step]) -> None:
     image, disk, steps = prepared(world, "overlay")
     world.on(*steps, seq=1)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host that answers what it likes, against every action that a front-end leads and every verb: nothing of others changes or is read.
+"""A host that answers what it likes, against every action that a front-end leads and every verb: nothing of
+others changes or is read.
 
-The front-end's process, its stores and the host's are real; between it and one host's side stands who answers falsely (lying_host.py).
-What is on Ceph is answered outright: the datastore's machine is the one that lies.
+The front-end's process, its stores and the host's are real; between it and one host's side stands who answers
+falsely (lying_host.py). What is on Ceph is answered outright: the datastore's machine is the one that lies.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from trust.lying_site import HONEST, LIAR, SECRET, LyingSite
 from trust.verb import AS
 
 A_FEW, MANY = 3, int(os.environ.get("SEMISHARED_LIES", "10"))
-"""Lies of each situation in the usual run, and in that at length; there are some hundred of each, SEMISHARED_LIES=1000 tells them all."""
+"""Lies of each situation in the usual run, and in that at length; there are some hundred of each,
+SEMISHARED_LIES=1000 tells them all.
+"""
 
 
 class Done(NamedTuple):
@@ -80,8 +83,12 @@ def tm(site: LyingSite, action: str, *words: object, stdin: str = "") -> Callabl
 def verb(site: LyingSite, *words: str) -> Callable[[], Done]:
     def do() -> Done:
         argv = [*forks.words("trust.verb"), *words]
-        done = subprocess.run(argv, input="", env=site.environment, capture_output=True, check=False, timeout=60)
-        return Done(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+        done = subprocess.run(
+            argv, input="", env=site.environment, capture_output=True, check=False, timeout=60
+        )
+        return Done(
+            done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+        )
 
     return do
 
@@ -94,7 +101,9 @@ def made(site: LyingSite, action: str, persistent: bool = False, **attributes: s
     return vm
 
 
-def from_image(site: LyingSite, action: str, persistent: bool = False, **attributes: str) -> Callable[[], Done]:
+def from_image(
+    site: LyingSite, action: str, persistent: bool = False, **attributes: str
+) -> Callable[[], Done]:
     image = site.image(persistent=persistent, **attributes)
     vm = site.vm(image)
     return tm(site, action, f"fe:{site.source(image)}", site.place(vm), vm, STORE)
@@ -109,15 +118,23 @@ def directory(site: LyingSite, vm: int, host: str = LIAR, system: int = SYSTEM) 
 
 
 for name, how in {
-    "clone": {}, "clone as a copy": {"SEMISHARED_LOCAL": "copy"}, "clone over the store": {"SEMISHARED_LOCAL": "remote-first"},
+    "clone": {},
+    "clone as a copy": {"SEMISHARED_LOCAL": "copy"},
+    "clone over the store": {"SEMISHARED_LOCAL": "remote-first"},
     "clone on the store": {"SEMISHARED_PLACE": "shared"},
-}.items():  # fmt: skip
+}.items():
     situation(name)(lambda site, how=how: from_image(site, "CLONE", **how))  # type: ignore[misc]
 situation("ln")(lambda site: from_image(site, "LN", persistent=True))
-situation("ln of a local disk")(lambda site: from_image(site, "LN", persistent=True, SEMISHARED_PLACE="local"))
+situation("ln of a local disk")(
+    lambda site: from_image(site, "LN", persistent=True, SEMISHARED_PLACE="local")
+)
 situation("delete")(lambda site: on_disk(site, "DELETE", made(site, "CLONE")))
-situation("delete of a clone on the store")(lambda site: on_disk(site, "DELETE", made(site, "CLONE", SEMISHARED_PLACE="shared")))
-situation("delete of a VM")(lambda site: (lambda vm: tm(site, "DELETE", directory(site, vm), vm, SYSTEM))(made(site, "CLONE")))
+situation("delete of a clone on the store")(
+    lambda site: on_disk(site, "DELETE", made(site, "CLONE", SEMISHARED_PLACE="shared"))
+)
+situation("delete of a VM")(
+    lambda site: (lambda vm: tm(site, "DELETE", directory(site, vm), vm, SYSTEM))(made(site, "CLONE"))
+)
 situation("resize")(lambda site: on_disk(site, "RESIZE", made(site, "CLONE"), 16))
 situation("cpds")(lambda site: on_disk(site, "CPDS", made(site, "CLONE"), f"{site.store}/{'f' * 32}", -1))
 
@@ -158,14 +175,28 @@ def with_snapshots(site: LyingSite, action: str, persistent: bool = False) -> in
 
 
 situation("snap_create")(lambda site: on_disk(site, "SNAP_CREATE", made(site, "CLONE"), 0))
-situation("snap_create of an image")(lambda site: on_disk(site, "SNAP_CREATE", made(site, "LN", persistent=True), 0))
+situation("snap_create of an image")(
+    lambda site: on_disk(site, "SNAP_CREATE", made(site, "LN", persistent=True), 0)
+)
 DESCRIBED: Dict[str, Any] = {
-    "how": "overlay", "format": "qcow2", "image": None, "active": 0, "snapshots": [], "aliases": [], "target": "vda",
-    "system_snapshots": 0, "layers": {"0": {"parent": -1, "format": "qcow2", "backing": "/b", "backing_format": "raw"}},
-}  # fmt: skip
+    "how": "overlay",
+    "format": "qcow2",
+    "image": None,
+    "active": 0,
+    "snapshots": [],
+    "aliases": [],
+    "target": "vda",
+    "system_snapshots": 0,
+    "layers": {"0": {"parent": -1, "format": "qcow2", "backing": "/b", "backing_format": "raw"}},
+}
 situation(
-    "snap_create_live", DescribeDisk=DESCRIBED, DropStrays=None, AddLayer=None, SwitchLayer={"rest": "SUSPEND", "why": ""}, NameLayer=None,
-)(lambda site: on_disk(site, "SNAP_CREATE_LIVE", made(site, "CLONE"), 0))  # fmt: skip
+    "snap_create_live",
+    DescribeDisk=DESCRIBED,
+    DropStrays=None,
+    AddLayer=None,
+    SwitchLayer={"rest": "SUSPEND", "why": ""},
+    NameLayer=None,
+)(lambda site: on_disk(site, "SNAP_CREATE_LIVE", made(site, "CLONE"), 0))
 
 
 def changed(site: LyingSite, action: str, how: str) -> Callable[[], Done]:
@@ -178,7 +209,9 @@ for action in ("snap_delete", "snap_revert"):
 
 
 def moved(site: LyingSite, source: str, target: str, lcm: int) -> Callable[[], Done]:
-    """Return an mv of a directory that is on the host that lies, if it comes from there; else on the other."""
+    """Return an mv of a directory that is on the host that lies, if it comes from there; else on the
+    other.
+    """
     vm = made(site, "CLONE")
     if source == HONEST:
         tm(site, "MV", directory(site, vm), directory(site, vm, HONEST), vm, SYSTEM)()
@@ -208,17 +241,33 @@ def migration(site: LyingSite, action: str, source: str, target: str) -> Callabl
 
 
 NO_DOMAIN = {
-    "CheckNotRunning": None, "ClearVm": {"kept": ""}, "MergeDeltas": None, "UnmarkVm": None,
-    "LookAtVm": {"present": True, "whole": True, "disks": 1, "seq": 0, "token": "", "seen": "5", "bytes": 5, "bases": []},
-}  # fmt: skip
+    "CheckNotRunning": None,
+    "ClearVm": {"kept": ""},
+    "MergeDeltas": None,
+    "UnmarkVm": None,
+    "LookAtVm": {
+        "present": True,
+        "whole": True,
+        "disks": 1,
+        "seq": 0,
+        "token": "",
+        "seen": "5",
+        "bytes": 5,
+        "bases": [],
+    },
+}
 for action in ("premigrate", "postmigrate", "failmigrate"):
     for name, hosts in ((action, (LIAR, HONEST)), (f"{action} to the host that lies", (HONEST, LIAR))):
-        situation(name, **NO_DOMAIN)(lambda site, action=action, hosts=hosts: migration(site, action.upper(), *hosts))  # type: ignore[misc]
+        situation(name, **NO_DOMAIN)(
+            lambda site, action=action, hosts=hosts: migration(site, action.upper(), *hosts)
+        )  # type: ignore[misc]
 
 
 def backup(site: LyingSite, action: str) -> Callable[[], Done]:
     vm = made(site, "CLONE")
-    return tm(site, action, directory(site, vm), "0", f"one-{vm}", "-", vm, SYSTEM, stdin=site.oned.vm(vm).to_xml())
+    return tm(
+        site, action, directory(site, vm), "0", f"one-{vm}", "-", vm, SYSTEM, stdin=site.oned.vm(vm).to_xml()
+    )
 
 
 for action in ("prebackup", "postbackup", "prebackup_live", "postbackup_live"):
@@ -232,7 +281,15 @@ cat > /dev/null; echo '{"0": "file://backup"}'
 """
 
 
-HAS = {"version": 1, "disk": 0, "place": "local", "how": "copy", "format": "raw", "path": "/d/101/5/disk.0", "readonly": False}
+HAS = {
+    "version": 1,
+    "disk": 0,
+    "place": "local",
+    "how": "copy",
+    "format": "raw",
+    "path": "/d/101/5/disk.0",
+    "readonly": False,
+}
 
 
 @situation("restore", CheckNotRunning=None, DescribeVm={"present": True, "records": [HAS]})
@@ -244,8 +301,12 @@ def restored(site: LyingSite) -> Callable[[], Done]:
         (remotes / name).write_text(text)
         (remotes / name).chmod(0o755)
     place = str(site.location / str(REPOSITORY))
-    site.oned.datastores[REPOSITORY] = Datastore(REPOSITORY, "repository", 3, "keeps", "-", place, {"TYPE": "BACKUP_DS"})
-    site.oned.images[907] = Image(907, "backup", 6, False, REPOSITORY, "repository", {}, source="kept", format="raw", size=8, state=1)
+    site.oned.datastores[REPOSITORY] = Datastore(
+        REPOSITORY, "repository", 3, "keeps", "-", place, {"TYPE": "BACKUP_DS"}
+    )
+    site.oned.images[907] = Image(
+        907, "backup", 6, False, REPOSITORY, "repository", {}, source="kept", format="raw", size=8, state=1
+    )
     vm = made(site, "CLONE")
     do = tm(site, "RESTORE", site.place(vm).rpartition("/")[0], vm, 907, -1, -1)
 
@@ -261,25 +322,61 @@ def restored(site: LyingSite) -> Callable[[], Done]:
 
 BRIDGED = 300
 DONE = (
-    "CheckStore", "CreateImage", "CopyStored", "RemoveImage", "ForgetSnapshot", "RevertImage", "FlattenImage", "RemoveShare",
-)  # fmt: skip
+    "CheckStore",
+    "CreateImage",
+    "CopyStored",
+    "RemoveImage",
+    "ForgetSnapshot",
+    "RevertImage",
+    "FlattenImage",
+    "RemoveShare",
+)
 STORED = {
-    **dict.fromkeys(DONE), "StageImage": "one/one-5.semishared-0123456789ab", "MeasureStore": [1 << 30, 1 << 40, 1 << 39],
-    "DigestImage": ["0" * 32, 1 << 20], "ReceiveImage": {"generation": "0" * 32}, "CheckWriters": [],
-    "MakeShare": {"source": "/shares/share-5"}, "FindDirectory": {"source": "/shares/five"}, "MeasureRoot": [1 << 30, 1 << 40, 1 << 39],
-}  # fmt: skip
+    **dict.fromkeys(DONE),
+    "StageImage": "one/one-5.semishared-0123456789ab",
+    "MeasureStore": [1 << 30, 1 << 40, 1 << 39],
+    "DigestImage": ["0" * 32, 1 << 20],
+    "ReceiveImage": {"generation": "0" * 32},
+    "CheckWriters": [],
+    "MakeShare": {"source": "/shares/share-5"},
+    "FindDirectory": {"source": "/shares/five"},
+    "MeasureRoot": [1 << 30, 1 << 40, 1 << 39],
+}
 CEPH = {
-    "DISK_TYPE": "RBD", "CEPH_USER": "libvirt", "CEPH_SECRET": "0" * 8 + "-0000-4000-8000-" + "0" * 12, "POOL_NAME": "one",
-}  # fmt: skip
-SHARES = {"DISK_TYPE": "FILESYSTEM", "SEMISHARED_FS": "btrfs", "SEMISHARED_FS_ROOT": "/shares", "SEMISHARED_STORE": "0" * 32}
+    "DISK_TYPE": "RBD",
+    "CEPH_USER": "libvirt",
+    "CEPH_SECRET": "0" * 8 + "-0000-4000-8000-" + "0" * 12,
+    "POOL_NAME": "one",
+}
+SHARES = {
+    "DISK_TYPE": "FILESYSTEM",
+    "SEMISHARED_FS": "btrfs",
+    "SEMISHARED_FS_ROOT": "/shares",
+    "SEMISHARED_STORE": "0" * 32,
+}
 
 
 def stored(site: LyingSite, action: str, kind: Dict[str, str]) -> Callable[[], Done]:
     attributes: Dict[str, Any] = {"TYPE": "IMAGE_DS", "BRIDGE_LIST": LIAR, "SAFE_DIRS": str(site.top), **kind}
-    held = Datastore(BRIDGED, "bridged", 0, "semishared", "semishared", str(site.location / str(BRIDGED)), attributes)
+    held = Datastore(
+        BRIDGED, "bridged", 0, "semishared", "semishared", str(site.location / str(BRIDGED)), attributes
+    )
     path = site.top / "upload.img"
     path.write_bytes(b"u" * (1 << 20))
-    image = Image(5, "five", 2, True, BRIDGED, "bridged", {}, path=str(path), source="one/one-5", format="raw", size=1, state=1)
+    image = Image(
+        5,
+        "five",
+        2,
+        True,
+        BRIDGED,
+        "bridged",
+        {},
+        path=str(path),
+        source="one/one-5",
+        format="raw",
+        size=1,
+        state=1,
+    )
     if action == "clone":
         image.path = "one/one-4"
     if action.startswith("snap_"):
@@ -287,7 +384,12 @@ def stored(site: LyingSite, action: str, kind: Dict[str, str]) -> Callable[[], D
     if action == "mkfs":
         image.template = {"FORMAT": "raw"}
     if kind is SHARES:
-        image.type, image.path, image.source, image.fs = 7, "" if action == "mkfs" else "/shares/five", "/shares/share-5", "btrfs"
+        image.type, image.path, image.source, image.fs = (
+            7,
+            "" if action == "mkfs" else "/shares/five",
+            "/shares/share-5",
+            "btrfs",
+        )
     xml = f"<DS_DRIVER_ACTION_DATA>{image.to_xml()}{held.to_xml()}</DS_DRIVER_ACTION_DATA>"
 
     def do() -> Done:
@@ -304,47 +406,98 @@ def stored(site: LyingSite, action: str, kind: Dict[str, str]) -> Callable[[], D
 for action in datastore.ACTIONS:
     situation(f"datastore/{action}", **STORED)(lambda site, action=action: stored(site, action, CEPH))  # type: ignore[misc]
 for action in shares.ACTIONS:
-    situation(f"datastore/{action} of a share", **STORED)(lambda site, action=action: stored(site, action, SHARES))  # type: ignore[misc]
+    situation(f"datastore/{action} of a share", **STORED)(
+        lambda site, action=action: stored(site, action, SHARES)
+    )  # type: ignore[misc]
 
 
 # -- verbs ----------------------------------------------------------------------------------------------
 
 WORDS: Dict[str, Tuple[str, ...]] = {
-    "base list": (), "base verify": (), "base evict": ("IMAGE",), "base prune": (), "commit": ("VM",), "doctor": ("--root", "ROOT"),
-    "fence": (LIAR, "--check"), "fence --lift": (LIAR,), "gc": ("--dry-run", "--now"), "gc that removes": ("--now", "--yes"),
-    "status": (), "pool list": (LIAR,), "pool drain": (LIAR, "/dev/none"), "stage": ("IMAGE", "--hosts", f"{LIAR},{HONEST}"),
-    "detach": ("VM",), "cluster status": ("--vms", "VM"), "cluster commit": ("--vms", "VM"), "failover": (LIAR,),
-    "plan": ("snap_create", "PLACE", "0", "VM", str(STORE)), "setup": (), "share list": (str(BRIDGED),), "share usage": ("905",),
-    "share resize": ("905", "20G"), "share drop": (str(BRIDGED), "905", "--yes"), "share init": (str(BRIDGED),),
-    "share snapshot list": ("905",), "share snapshot create": ("905", "two"), "share snapshot remove": ("905", "one", "--yes"),
+    "base list": (),
+    "base verify": (),
+    "base evict": ("IMAGE",),
+    "base prune": (),
+    "commit": ("VM",),
+    "doctor": ("--root", "ROOT"),
+    "fence": (LIAR, "--check"),
+    "fence --lift": (LIAR,),
+    "gc": ("--dry-run", "--now"),
+    "gc that removes": ("--now", "--yes"),
+    "status": (),
+    "pool list": (LIAR,),
+    "pool drain": (LIAR, "/dev/none"),
+    "stage": ("IMAGE", "--hosts", f"{LIAR},{HONEST}"),
+    "detach": ("VM",),
+    "cluster status": ("--vms", "VM"),
+    "cluster commit": ("--vms", "VM"),
+    "failover": (LIAR,),
+    "plan": ("snap_create", "PLACE", "0", "VM", str(STORE)),
+    "setup": (),
+    "share list": (str(BRIDGED),),
+    "share usage": ("905",),
+    "share resize": ("905", "20G"),
+    "share drop": (str(BRIDGED), "905", "--yes"),
+    "share init": (str(BRIDGED),),
+    "share snapshot list": ("905",),
+    "share snapshot create": ("905", "two"),
+    "share snapshot remove": ("905", "one", "--yes"),
     "gc of shares": ("--dry-run", "--now"),
-}  # fmt: skip
+}
 NO_HOST = {"caps": "prints what a datastore needs"}
 
 
 LAID: Dict[str, Tuple[str, bool, Dict[str, str]]] = {
-    "commit": ("LN", True, {"SEMISHARED_PLACE": "local"}), "cluster commit": ("LN", True, {"SEMISHARED_PLACE": "local"}),
+    "commit": ("LN", True, {"SEMISHARED_PLACE": "local"}),
+    "cluster commit": ("LN", True, {"SEMISHARED_PLACE": "local"}),
     "detach": ("CLONE", False, {"SEMISHARED_LOCAL": "remote-first"}),
-}  # fmt: skip
+}
 """How the disk of the VM lies that a verb is about; an overlay, if nothing is said."""
 
 
-SHARE = {"image": 905, "owner": 0, "born": 5, "size": 1 << 30, "source": "/shares/share-905", "used": 5, "snapshots": ["one"]}
+SHARE = {
+    "image": 905,
+    "owner": 0,
+    "born": 5,
+    "size": 1 << 30,
+    "source": "/shares/share-905",
+    "used": 5,
+    "snapshots": ["one"],
+}
 SNAPSHOT = {"made": 5, "alone": 5, "path": "/shares/.x", "in_guest": ""}
 TOLD: Dict[str, Any] = {
-    "ListShares": {"shares": [SHARE], "cloud": ""}, "ListKeys": {"keys": []}, "MarkRoot": {"marker": "0" * 32}, "MeasureRoot": [1, 2, 3],
-    "RemoveShare": {"removed": True}, "ResizeShare": {"before": 5}, "MakeSnapshot": {"name": "two", **SNAPSHOT}, "RemoveSnapshot": None,
+    "ListShares": {"shares": [SHARE], "cloud": ""},
+    "ListKeys": {"keys": []},
+    "MarkRoot": {"marker": "0" * 32},
+    "MeasureRoot": [1, 2, 3],
+    "RemoveShare": {"removed": True},
+    "ResizeShare": {"before": 5},
+    "MakeSnapshot": {"name": "two", **SNAPSHOT},
+    "RemoveSnapshot": None,
     "ListSnapshots": {"snapshots": [{"name": "one", **SNAPSHOT}]},
     "LookAtRoot": {"lacking": [], "cloud": "", "lapsed": ["", ""], "promised": [1, 2], "pools": {}},
-}  # fmt: skip
+}
 
 
 def with_shares(site: LyingSite) -> None:
     attributes: Dict[str, Any] = {"TYPE": "IMAGE_DS", "BRIDGE_LIST": LIAR, **SHARES}
     place = str(site.location / str(BRIDGED))
-    site.oned.datastores[BRIDGED] = Datastore(BRIDGED, "shares", 0, "semishared", "semishared", place, attributes)
+    site.oned.datastores[BRIDGED] = Datastore(
+        BRIDGED, "shares", 0, "semishared", "semishared", place, attributes
+    )
     site.oned.images[905] = Image(
-        905, "share", 7, True, BRIDGED, "shares", {}, source="/shares/share-905", format="raw", size=1024, state=1, regtime=5
+        905,
+        "share",
+        7,
+        True,
+        BRIDGED,
+        "shares",
+        {},
+        source="/shares/share-905",
+        format="raw",
+        size=1024,
+        state=1,
+        regtime=5,
     )
 
 
@@ -355,10 +508,17 @@ def told(site: LyingSite, name: str) -> Callable[[], Done]:
         with mock.patch.dict(os.environ, site.environment), mock.patch("os.geteuid", lambda: AS):
             (host,) = [host for host in Oned().hosts() if host.name == LIAR]
             Marks(Oned()).note(host, Mark("fenced", 1, since=1, off="confirmed"))
-    words = {"VM": str(vm), "IMAGE": site.oned.vm(vm).disks[0]["IMAGE_ID"], "PLACE": site.place(vm), "ROOT": str(site.top / "fe")}
+    words = {
+        "VM": str(vm),
+        "IMAGE": site.oned.vm(vm).disks[0]["IMAGE_ID"],
+        "PLACE": site.place(vm),
+        "ROOT": str(site.top / "fe"),
+    }
     if "share" in name:
         with_shares(site)
-    return verb(site, *re.split(" that| of", name)[0].split(), *(words.get(word, word) for word in WORDS[name]))
+    return verb(
+        site, *re.split(" that| of", name)[0].split(), *(words.get(word, word) for word in WORDS[name])
+    )
 
 
 for name in WORDS:
@@ -368,31 +528,43 @@ for name in WORDS:
 # -- the proofs -----------------------------------------------------------------------------------------
 
 ARRIVAL = "tools/test_foreign_host.py::test_what_oned_has_not_given_does_not_arrive"
-"""What mv and premigrate let come: records of all disks that oned has given the VM, and of no others, as oned has given them."""
+"""What mv and premigrate let come: records of all disks that oned has given the VM, and of no others, as oned
+has given them.
+"""
 LOST = "unit/plan/cases/vmm_{}/disk-that-lost-its-record.json"
 CHECKPOINT = (
-    "test_no_checkpoint_is_read_without_the_records_of_its_disks", "test_a_checkpoint_opens_nothing_that_is_not_the_vm_s",
-    "test_a_checkpoint_is_of_this_vm", "test_a_disk_of_a_checkpoint_is_opened_as_its_record_says",
-)  # fmt: skip
+    "test_no_checkpoint_is_read_without_the_records_of_its_disks",
+    "test_a_checkpoint_opens_nothing_that_is_not_the_vm_s",
+    "test_a_checkpoint_is_of_this_vm",
+    "test_a_disk_of_a_checkpoint_is_opened_as_its_record_says",
+)
 ON_THE_HOST: Dict[str, Tuple[str, Tuple[str, ...]]] = {
-    "deploy": ("the disks of vm.xml, which oned has just written, and of the domain", (ARRIVAL, LOST.format("deploy"))),
+    "deploy": (
+        "the disks of vm.xml, which oned has just written, and of the domain",
+        (ARRIVAL, LOST.format("deploy")),
+    ),
     "attach_disk": ("DISK of the driver message: its number, driver and path", (LOST.format("attach_disk"),)),
     "migrate": ("the disks of the VM in the driver message", (ARRIVAL, LOST.format("migrate"))),
-    "restore": ("the VM in the driver message, and both with the checkpoint", (
-        ARRIVAL, *(f"unit/test_checkpoint.py::{name}" for name in CHECKPOINT)
-    )),
+    "restore": (
+        "the VM in the driver message, and both with the checkpoint",
+        (ARRIVAL, *(f"unit/test_checkpoint.py::{name}" for name in CHECKPOINT)),
+    ),
     "detach_disk": ("exempt, nothing is opened: the target that oned names leaves the domain", ()),
     "save": ("exempt, nothing is opened: who reads the checkpoint compares it (restore)", ()),
     "snapshot_create": ("exempt, nothing is opened: a record can only have it refused", ()),
-}  # fmt: skip
-"""Actions that a hypervisor carries out itself, by records that another machine may have sent: with what of oned's those are compared at
-the action, and the tests of that and of their arrival. What a machine says of disks of its own it could open without us."""
+}
+"""Actions that a hypervisor carries out itself, by records that another machine may have sent: with what of
+oned's those are compared at the action, and the tests of that and of their arrival. What a machine says of
+disks of its own it could open without us.
+"""
 
 
 def test_every_action_and_every_verb_is_lied_to() -> None:
     names = {name.split()[0] for name in SITUATIONS}
     assert names - {"verb"} == set(transfer.PLANNED) | {f"datastore/{name}" for name in datastore.ACTIONS}
-    assert {name.split()[1] for name in SITUATIONS if name.startswith("verb ")} | set(NO_HOST) == set(COMMANDS)
+    assert {name.split()[1] for name in SITUATIONS if name.startswith("verb ")} | set(NO_HOST) == set(
+        COMMANDS
+    )
 
 
 def test_what_records_are_compared_with_is_said_of_every_hypervisor_action() -> None:
@@ -441,7 +613,9 @@ def lied_to(site: LyingSite, name: str, count: int) -> None:
         check(site, before, lie, done)
         if not name.startswith("verb "):
             assert done.code in (0, 1), (lie, done)
-            plain = [line for line in done.err.splitlines() if not line.startswith(("INFO: ", "WARN: ", "ERROR: "))]
+            plain = [
+                line for line in done.err.splitlines() if not line.startswith(("INFO: ", "WARN: ", "ERROR: "))
+            ]
             assert len(plain) == done.code, (lie, done)
         if not done.code:
             do = None
@@ -451,7 +625,9 @@ SILENT = ("datastore/stat", "verb pool list", "verb failover", "verb fence", "ve
 """Of these nothing is asked of a host that is as this one."""
 
 
-@pytest.mark.fault(25, "whatever a host answers to an action or a verb, nothing of others is changed, read or written")
+@pytest.mark.fault(
+    25, "whatever a host answers to an action or a verb, nothing of others is changed, read or written"
+)
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_what_a_host_answers_does_no_harm(site: LyingSite, name: str) -> None:
     lied_to(site, name, A_FEW)

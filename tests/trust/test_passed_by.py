@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who has a lock and has been stopped: it is ended, or passed by, with a line, and publishes nothing when it is let go on."""
+"""Who has a lock and has been stopped: it is ended, or passed by, with a line, and publishes nothing when it
+is let go on.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,16 @@ from trust.test_undo import points, stopped
 LIB = str(Path(__file__).resolve().parents[2] / "lib")
 
 
-@pytest.mark.fault(37, "a filling that was stopped holds up no other clone of its image, and publishes nothing when it goes on")
+@pytest.mark.fault(
+    37,
+    "a filling that was stopped holds up no other clone of its image, and publishes nothing when it goes on",
+)
 def test_filling_that_was_stopped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     image, disk, other = world.image(), world.disk(5), world.disk(6)
     elsewhere = world.image("other")._replace(id=8)
-    number = points(world, disk, s.StageBase(str(world.root), elsewhere), monkeypatch).index("base staged") + 1
+    number = (
+        points(world, disk, s.StageBase(str(world.root), elsewhere), monkeypatch).index("base staged") + 1
+    )
     with ThreadPoolExecutor(1) as pool:
         with monkeypatch.context() as env:
             env.setenv("SEMISHARED_STOP_AT", str(number))
@@ -38,7 +45,11 @@ def test_filling_that_was_stopped(world: World, monkeypatch: pytest.MonkeyPatch)
         with Session("localhost", "test", Config(hosts_standstill_timeout_s=4)) as session:
             session.run(world.cloning(image, other))
             said = session.warnings
-        assert [text for text in said if f"process {pid} on " in text and "has shown no life for 4 s: it is killed" in text]
+        assert [
+            text
+            for text in said
+            if f"process {pid} on " in text and "has shown no life for 4 s: it is killed" in text
+        ]
         base = next(path for path in world.bases() if "-7-" in path.name)
         inode = (base / "image").stat().st_ino
         with pytest.raises(ProcessLookupError):
@@ -76,7 +87,9 @@ SAME = PASSER.replace("os.setgid(65534), os.setuid(65534)", "")
 @contextmanager
 def started(program: str, *words: str) -> "Iterator[subprocess.Popen[str]]":
     pipe, env = subprocess.PIPE, {**os.environ, "PYTHONPATH": LIB}
-    with subprocess.Popen(["/usr/bin/python3", "-c", program, *words], env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+    with subprocess.Popen(
+        ["/usr/bin/python3", "-c", program, *words], env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    ) as process:
         try:
             yield process
         finally:
@@ -88,7 +101,11 @@ def line(file: "IO[str] | None") -> str:
     return file.readline()
 
 
-@pytest.mark.fault(37, "a stopped holder that cannot be ended is passed by: its lock has another generation, and it publishes nothing")
+@pytest.mark.fault(
+    37,
+    "a stopped holder that cannot be ended is passed by: its lock has another generation, and it "
+    "publishes nothing",
+)
 def test_holder_of_another_user_that_was_stopped(tmp_path: Path) -> None:
     for top in tmp_path.parents:
         top.chmod(top.stat().st_mode | 0o111) if str(top).count("/") > 1 else None
@@ -111,7 +128,11 @@ def test_holder_of_another_user_that_was_stopped(tmp_path: Path) -> None:
             passer.communicate("\n", timeout=20)
 
 
-@pytest.mark.fault(37, "who was passed by publishes nothing, and removes nothing, when the other has done its work and removed the lock")
+@pytest.mark.fault(
+    37,
+    "who was passed by publishes nothing, and removes nothing, when the other has done its work "
+    "and removed the lock",
+)
 @pytest.mark.parametrize("late", ["publishes", "removes a disk", "removes the lock"])
 def test_lock_that_is_gone_when_its_holder_goes_on(tmp_path: Path, late: str) -> None:
     for top in tmp_path.parents:
@@ -123,12 +144,16 @@ def test_lock_that_is_gone_when_its_holder_goes_on(tmp_path: Path, late: str) ->
     disk.parent.mkdir(parents=True)
     disk.write_text("of the VM made anew")
     does = {
-        "removes a disk": f"from semishared.disk import vm_dir; vm_dir._unlink_disk(vm_dir.DiskRef(5, 1, {str(disk.parent)!r}))",
-        "removes the lock": "locks.remove(sys.argv[1]); files.refuse(); print('nothing was published', flush=True)",
+        "removes a disk": f"from semishared.disk import vm_dir; vm_dir._unlink_disk(vm_dir.DiskRef(5, 1, "
+        f"{str(disk.parent)!r}))",
+        "removes the lock": "locks.remove(sys.argv[1]); files.refuse(); print('nothing was published', "
+        "flush=True)",
     }.get(late, 'files.write(sys.argv[2], b"late")')
     program, passes = HOLDER.replace('files.write(sys.argv[2], b"late")', does), PASSER.replace("1.6)", "30)")
     if late != "removes the lock":
-        passes += "    import os; os.unlink(sys.argv[1])\n    print('gone', flush=True)\n    sys.stdin.readline()\n"
+        passes += (
+            "    import os; os.unlink(sys.argv[1])\n    print('gone', flush=True)\n    sys.stdin.readline()\n"
+        )
     with started(program, str(lock), str(tmp_path / "late")) as holder:
         assert line(holder.stdout) == "held\n"
         holder.send_signal(signal.SIGSTOP)
@@ -151,7 +176,9 @@ def test_lock_that_is_gone_when_its_holder_goes_on(tmp_path: Path, late: str) ->
 
 @pytest.mark.fault(37, "whose lock cannot be looked at publishes nothing")
 def test_lock_that_cannot_be_looked_at(tmp_path: Path) -> None:
-    with started(HOLDER.replace("e.id, e.detail", "e"), str(tmp_path / "lock"), str(tmp_path / "late")) as holder:
+    with started(
+        HOLDER.replace("e.id, e.detail", "e"), str(tmp_path / "lock"), str(tmp_path / "late")
+    ) as holder:
         assert line(holder.stdout) == "held\n"
         with dead(tmp_path / "lock"):
             said = holder.communicate("go on\n", timeout=20)[0]
@@ -176,7 +203,9 @@ def test_lock_that_its_holder_has_removed(tmp_path: Path) -> None:
 
 @pytest.mark.fault(37, "a holder that is only slow is waited for")
 def test_holder_that_lives(tmp_path: Path) -> None:
-    slow = HOLDER.replace("    sys.stdin.readline()\n", "    import time\n    for _ in range(40): time.sleep(0.1)\n", 1)
+    slow = HOLDER.replace(
+        "    sys.stdin.readline()\n", "    import time\n    for _ in range(40): time.sleep(0.1)\n", 1
+    )
     assert slow != HOLDER
     with started(slow, str(tmp_path / "lock"), str(tmp_path / "late")) as holder:
         assert line(holder.stdout) == "held\n"
@@ -186,7 +215,9 @@ def test_holder_that_lives(tmp_path: Path) -> None:
         assert (line(holder.stdout), (tmp_path / "late").read_text()) == ("published\n", "late")
 
 
-@pytest.mark.fault(37, "who moves between devices and was stopped makes the pool busy for minutes, not for ever")
+@pytest.mark.fault(
+    37, "who moves between devices and was stopped makes the pool busy for minutes, not for ever"
+)
 def test_who_is_refused_at_once_waits_for_who_was_stopped(tmp_path: Path) -> None:
     asks = SAME.partition("with ")[0] + "print(locks.unless_busy(sys.argv[1]) is not None)"
     with started(HOLDER, str(tmp_path / "lock"), str(tmp_path / "late")) as holder:
@@ -198,16 +229,30 @@ def test_who_is_refused_at_once_waits_for_who_was_stopped(tmp_path: Path) -> Non
             assert line(waits.stdout) == "True\n"
 
 
-@pytest.mark.fault(37, "a lock that a process of another machine, or in a container, has is said to be, within minutes")
+@pytest.mark.fault(
+    37, "a lock that a process of another machine, or in a container, has is said to be, within minutes"
+)
 def test_holder_that_is_not_seen_is_named(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     lock.touch()
-    argv = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "/usr/bin/python3", "-c", SAME.replace("1.6)", "30)"), str(lock)]
+    argv = [
+        "unshare",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "/usr/bin/python3",
+        "-c",
+        SAME.replace("1.6)", "30)"),
+        str(lock),
+    ]
     pipe = subprocess.PIPE
     holder = ["flock", str(lock), "sh", "-c", "echo held; read line"]
     with subprocess.Popen(holder, stdin=pipe, stdout=pipe, text=True) as has:
         assert line(has.stdout) == "held\n"
-        with subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": LIB}, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as waits:
+        with subprocess.Popen(
+            argv, env={**os.environ, "PYTHONPATH": LIB}, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+        ) as waits:
             assert "is held, since 2 s, by a process that" in line(waits.stderr)
             has.communicate("\n", timeout=20)
             assert line(waits.stdout) == "held {}\n"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What fails late takes nothing away but what it has made: steps that are held in their midst while their VM is made anew."""
+"""What fails late takes nothing away but what it has made: steps that are held in their midst while their VM
+is made anew.
+"""
 
 from __future__ import annotations
 
@@ -54,12 +56,21 @@ def points(world: World, disk: s.DiskRef, step: s.Step, monkeypatch: pytest.Monk
     return [line.partition(" ")[2] for line in trace.read_text().splitlines()]
 
 
-@pytest.mark.fault(47, "a clone that comes too late, or ends too late, leaves the lease of the one that a VM made anew has")
+@pytest.mark.fault(
+    47, "a clone that comes too late, or ends too late, leaves the lease of the one that a VM made anew has"
+)
 @pytest.mark.parametrize("at", ["leased", "disk.1 staged", "disk.1 published"])
-def test_overlay_that_hangs_while_its_vm_is_made_anew(world: World, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlay_that_hangs_while_its_vm_is_made_anew(
+    world: World, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     image, disk, other = world.image(), world.disk(), world.disk(number=2)
     anew = world.image("anew", pattern=0xC3)
-    world.on(s.StageBase(str(world.root), image), s.StageBase(str(world.root), anew), s.PrepareVm(disk.vm, disk.vm_dir), seq=0)
+    world.on(
+        s.StageBase(str(world.root), image),
+        s.StageBase(str(world.root), anew),
+        s.PrepareVm(disk.vm, disk.vm_dir),
+        seq=0,
+    )
     passed = points(world, other, s.CreateOverlay(other, image, 0, OVERLAY_OPTIONS), monkeypatch)
     number = next(number for number, name in enumerate(passed, 1) if name == at.replace("disk.1", "disk.2"))
     again = anew if at == "disk.1 published" else image
@@ -80,7 +91,10 @@ def test_overlay_that_hangs_while_its_vm_is_made_anew(world: World, at: str, mon
     qemu_io(disk.path, "qcow2", f"read -P {0xC3 if again is anew else 0xA1} 1M 64k")
 
 
-@pytest.mark.fault(47, "a lease that a late clone has given up by its name is there again when the disk of the VM made anew is")
+@pytest.mark.fault(
+    47,
+    "a lease that a late clone has given up by its name is there again when the disk of the VM made anew is",
+)
 def test_overlay_whose_lease_a_late_one_gives_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     image, disk, other = world.image(), world.disk(), world.disk(number=2)
     world.on(s.StageBase(str(world.root), image), s.PrepareVm(disk.vm, disk.vm_dir), seq=0)
@@ -89,7 +103,9 @@ def test_overlay_whose_lease_a_late_one_gives_up(world: World, monkeypatch: pyte
     def hang(at: str, seq: int, but: int = -1) -> "tuple[Future[list[object]], int]":
         with monkeypatch.context() as env:
             env.setenv("SEMISHARED_STOP_AT", str(passed.index(at) + 1))
-            return pool.submit(world.on, s.CreateOverlay(disk, image, 0, OVERLAY_OPTIONS), seq=seq), stopped(but)
+            return pool.submit(world.on, s.CreateOverlay(disk, image, 0, OVERLAY_OPTIONS), seq=seq), stopped(
+                but
+            )
 
     with ThreadPoolExecutor(2) as pool:
         late, pid = hang("disk.2 staged", 0)
@@ -106,7 +122,9 @@ def test_overlay_whose_lease_a_late_one_gives_up(world: World, monkeypatch: pyte
 
 @pytest.mark.fault(47, "a clone that comes too late leaves the one that a VM made anew has at its name")
 @pytest.mark.parametrize("at", ["store clone staged", "disk.1 staged"])
-def test_clone_that_hangs_while_its_vm_is_made_anew(world: World, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clone_that_hangs_while_its_vm_is_made_anew(
+    world: World, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     image, disk, other = world.image(), world.disk(), world.disk(number=2)
     # What the first clone of an image makes beside it is a point of its own.
     world.on(s.PrepareVm(disk.vm, disk.vm_dir), s.CloneOnStore(world.disk(number=3), image, 0), seq=0)
@@ -125,7 +143,11 @@ def test_clone_that_hangs_while_its_vm_is_made_anew(world: World, at: str, monke
         os.kill(pid, signal.SIGCONT)
         with pytest.raises(SemisharedError):
             hangs.result(60)
-    assert (os.path.realpath(disk.path), os.stat(clone).st_ino, os.readlink(disk.path)) == (clone, inode, link)
+    assert (os.path.realpath(disk.path), os.stat(clone).st_ino, os.readlink(disk.path)) == (
+        clone,
+        inode,
+        link,
+    )
     qemu_io(clone, "qcow2", "read -P 0x5a 2M 64k")
     assert not [name for name in os.listdir(Path(clone).parents[1]) if layout.is_staged(name)]
     world.on(s.RemoveDisk(disk, str(world.store)), seq=1)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unit tests cannot touch the machine: no program, no network, no file outside of temporary directories.
 
-An audit hook sees what Python does wherever it does it, so that no module has to be patched. It raises, and because
-code under test may catch that, it also remembers: the test fails when it ends.
+An audit hook sees what Python does wherever it does it, so that no module has to be patched. It raises, and
+because code under test may catch that, it also remembers: the test fails when it ends.
 """
 
 from __future__ import annotations
@@ -17,9 +17,28 @@ from typing import Iterator
 import pytest
 
 CHECKOUT = str(Path(__file__).resolve().parents[2])
-STARTS = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "os.spawn", "os.system", "pty.spawn")
+STARTS = (
+    "subprocess.Popen",
+    "os.exec",
+    "os.posix_spawn",
+    "os.fork",
+    "os.forkpty",
+    "os.spawn",
+    "os.system",
+    "pty.spawn",
+)
 CONNECTS = ("socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")
-CHANGES = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod", "os.chown")
+CHANGES = (
+    "os.remove",
+    "os.rename",
+    "os.mkdir",
+    "os.rmdir",
+    "os.symlink",
+    "os.link",
+    "os.truncate",
+    "os.chmod",
+    "os.chown",
+)
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 REGENERATED = f"{CHECKOUT}/tests/unit/" if os.environ.get("REGENERATE") else ""
 READ = ("/usr/", "/proc/self", "/proc/sys/kernel/random/boot_id", "/dev/urandom", "/etc/localtime")
@@ -56,7 +75,10 @@ class Watch:
             return self.outside(path, "write") if flags & WRITING else self.outside(path, "read")
         # With a directory's descriptor the path says little; that directory was opened, and judged, before.
         if event in CHANGES and not isinstance(args[0], int):
-            name, has_directory = os.fsdecode(args[0]), any(isinstance(arg, int) and arg >= 0 for arg in args[1:])  # type: ignore[arg-type]
+            name, has_directory = (
+                os.fsdecode(args[0]),
+                any(isinstance(arg, int) and arg >= 0 for arg in args[1:]),
+            )  # type: ignore[arg-type]
             return "" if has_directory and not os.path.isabs(name) else self.outside(name, "change")
         return ""
 
@@ -66,7 +88,11 @@ class Watch:
         name = os.path.abspath(os.fsdecode(path))  # type: ignore[arg-type]
         # A checkout may itself lie in a directory for temporary files.
         in_checkout = name.startswith(f"{CHECKOUT}/")
-        if (name.startswith(self.temporary) and not in_checkout) or any(part in name for part in OWN_FILES) or name == "/dev/null":
+        if (
+            (name.startswith(self.temporary) and not in_checkout)
+            or any(part in name for part in OWN_FILES)
+            or name == "/dev/null"
+        ):
             return ""
         if REGENERATED and name.startswith(REGENERATED):
             return ""

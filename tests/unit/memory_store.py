@@ -13,7 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Tuple
 
-from semishared.errors import AnotherWriter, ImageInUse, MissingImage, Overtaken, StoreUnavailable, TransferCorrupt, UploadTooLarge
+from semishared.errors import (
+    AnotherWriter,
+    ImageInUse,
+    MissingImage,
+    Overtaken,
+    StoreUnavailable,
+    TransferCorrupt,
+    UploadTooLarge,
+)
 from semishared.model import stores
 from semishared.model.network_disk import NetworkDisk
 from semishared.model.refs import ImageRef
@@ -26,7 +34,9 @@ KIND = stores.Kind("memory", has_bridge=False, formats=("raw",), source="memory/
 
 
 class Image:
-    """The content of an image, its snapshots, who writes to it, and which content of it is known by which generation."""
+    """The content of an image, its snapshots, who writes to it, and which content of it is known by which
+    generation.
+    """
 
     def __init__(self, data: bytes | bytearray) -> None:
         self.data = bytearray(data)
@@ -168,11 +178,15 @@ class MemoryStore:
 
     # -- images -------------------------------------------------------------------------------------
 
-    def publish(self, image: ImageRef, path: str, known: Manifest | None = None, *, sparse: bool = True) -> str:
+    def publish(
+        self, image: ImageRef, path: str, known: Manifest | None = None, *, sparse: bool = True
+    ) -> str:
         data = Path(path).read_bytes()
         return self.receive(image, len(data), pieces(data), str)
 
-    def receive(self, image: ImageRef, size: int, arriving: Iterable[tuple[int, bytes]], said: Callable[[], str]) -> str:
+    def receive(
+        self, image: ImageRef, size: int, arriving: Iterable[tuple[int, bytes]], said: Callable[[], str]
+    ) -> str:
         data, made = bytearray(size), extents.Copy(None, size)
         for index, content in arriving:
             made.add(index, content)
@@ -245,7 +259,11 @@ class MemoryStore:
     # -- snapshots and clones -----------------------------------------------------------------------
 
     def keep(
-        self, image: ImageRef, snapshot: int, fill: Callable[[str], None] | None = None, check: Callable[[], None] | None = None
+        self,
+        image: ImageRef,
+        snapshot: int,
+        fill: Callable[[str], None] | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
         data = self._at(image, -1)
         if check:

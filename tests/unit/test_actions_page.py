@@ -21,7 +21,11 @@ NO_ACTIONS = {f"vmm/{name}" for name in edits.NO_ACTIONS}
 
 
 def test_every_action_has_a_row_and_every_row_an_action() -> None:
-    files = {f"{path.parent.name}/{path.name}" for kind in ("tm", "datastore", "vmm") for path in (ROOT / kind).iterdir()}
+    files = {
+        f"{path.parent.name}/{path.name}"
+        for kind in ("tm", "datastore", "vmm")
+        for path in (ROOT / kind).iterdir()
+    }
     files = {name for name in files if not name.endswith("__pycache__")}
     assert all("No action." in (ROOT / name).read_text(encoding="utf-8") for name in NO_ACTIONS)
     assert set(ROWS) == files - NO_ACTIONS
@@ -42,4 +46,6 @@ def test_arguments_are_as_many_as_the_executable_names(name: str) -> None:
     wanted = set(re.findall(r"\b(SOURCE_HOST|TARGET_HOST|SNAPSHOT|SIZE_MIB|FORMAT|DIRECTORY)\b", said))
     row = ROWS[name][2]
     if row.strip() not in ("the same", "as premigrate"):
-        assert wanted <= set(re.findall(r"[A-Z_]+", row)), f"{name}: {wanted} in the executable, {row} on the page"
+        assert wanted <= set(re.findall(r"[A-Z_]+", row)), (
+            f"{name}: {wanted} in the executable, {row} on the page"
+        )

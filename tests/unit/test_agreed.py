@@ -20,7 +20,14 @@ class Terminal(io.StringIO):
 @pytest.mark.fault(42, "what removes data asks at a terminal, unless --yes")
 @pytest.mark.parametrize(
     ("typed", "yes", "may"),
-    [("y\n", False, True), ("yes\n", False, True), ("n\n", False, False), ("\n", False, False), ("", False, False), ("", True, True)],
+    [
+        ("y\n", False, True),
+        ("yes\n", False, True),
+        ("n\n", False, False),
+        ("\n", False, False),
+        ("", False, False),
+        ("", True, True),
+    ],
 )
 def test_a_terminal_is_asked(typed: str, yes: bool, may: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     out = Terminal()

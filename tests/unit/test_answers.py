@@ -48,7 +48,9 @@ def abridged(shape: Any) -> Any:
     if isinstance(shape, list):
         return list(map(abridged, shape))
     if isinstance(shape, dict):
-        return {name if name in "*#" else f"{name.rstrip('?')}?": abridged(inner) for name, inner in shape.items()}
+        return {
+            name if name in "*#" else f"{name.rstrip('?')}?": abridged(inner) for name, inner in shape.items()
+        }
     return shape
 
 
@@ -64,12 +66,20 @@ def test_what_plans_are_told_in_their_cases_could_be_said() -> None:
 def returning(module: str) -> Iterator[str]:
     """Yield the steps that a module of the host side carries out and answers."""
     for node in ast.walk(ast.parse((LIB / module).read_text())):
-        if isinstance(node, ast.FunctionDef) and node.name[0].isupper() and ast.unparse(node.returns or ast.Constant(None)) != "None":
+        if (
+            isinstance(node, ast.FunctionDef)
+            and node.name[0].isupper()
+            and ast.unparse(node.returns or ast.Constant(None)) != "None"
+        ):
             yield node.name
 
 
 MODULES = [
-    f"host/{name}.py" for name in ("execute", *(f"{part}_steps" for part in ("base", "commit", "device", "move", "snapshot", "store")))
+    f"host/{name}.py"
+    for name in (
+        "execute",
+        *(f"{part}_steps" for part in ("base", "commit", "device", "move", "snapshot", "store")),
+    )
 ]
 NOTHING = {"SendManifest": "its data is the answer"}
 
@@ -100,7 +110,22 @@ def a(shape: Any) -> Any:
         return {name.rstrip("?") if name not in "*#" else "0": a(inner) for name, inner in there.items()}
     if shape is None:
         return None
-    words = ["x", "5", 7, True, {}, "0" * 32, "/a/b", "a/b", "1-2", f"1-2-{'0' * 32}", ".staged-x", ["0" * 32, 7], [1, 2, 3], ["x", "y"]]
+    words = [
+        "x",
+        "5",
+        7,
+        True,
+        {},
+        "0" * 32,
+        "/a/b",
+        "a/b",
+        "1-2",
+        f"1-2-{'0' * 32}",
+        ".staged-x",
+        ["0" * 32, 7],
+        [1, 2, 3],
+        ["x", "y"],
+    ]
     return next(word for word in words if shapes.FORMS[shape](word))
 
 
@@ -110,9 +135,15 @@ LONG = "x" * (2 << 20)
 def spoilt(value: Any, shape: Any) -> Iterator[Any]:
     """Yield what a value of a shape is when one place of it is false."""
     if isinstance(shape, tuple):
-        yield from (one for one in spoilt(value, shape[0]) if all(shapes.wrong(one, other) is not None for other in shape[1:]))
+        yield from (
+            one
+            for one in spoilt(value, shape[0])
+            if all(shapes.wrong(one, other) is not None for other in shape[1:])
+        )
         return
-    yield from (one for one in (object(), float("nan"), float("inf"), 1 << 70, LONG, "\ud800") if shape != "json")
+    yield from (
+        one for one in (object(), float("nan"), float("inf"), 1 << 70, LONG, "\ud800") if shape != "json"
+    )
     if isinstance(shape, list):
         yield from ([one] for one in spoilt(value[0], shape[0]))
         yield {}
@@ -127,7 +158,11 @@ def spoilt(value: Any, shape: Any) -> Iterator[Any]:
                 yield {other: one for other, one in value.items() if other != key}
 
 
-@pytest.mark.fault(25, "no answer is looked at that has another kind, a size that is none, or a path or name that leads elsewhere")
+@pytest.mark.fault(
+    25,
+    "no answer is looked at that has another kind, a size that is none, or a path or name that "
+    "leads elsewhere",
+)
 @pytest.mark.parametrize("name", answers.ANSWERS)
 def test_an_answer_that_is_none_is_refused(name: str) -> None:
     right = a(answers.ANSWERS[name])
@@ -138,13 +173,21 @@ def test_an_answer_that_is_none_is_refused(name: str) -> None:
 
 
 FALSE: List[Tuple[str, Any]] = [
-    ("StageImage", "../one-5"), ("StageImage", "one/one-5@x"), ("StageImage", "one/one-5:conf=/x"),
+    ("StageImage", "../one-5"),
+    ("StageImage", "one/one-5@x"),
+    ("StageImage", "one/one-5:conf=/x"),
     ("LendContent", {"generation": "", "snapshot": "a@b"}),
-    ("MakeShare", {"source": "/a/../etc"}), ("MakeShare", {"source": "/a\n/../etc"}), ("FindDirectory", {"source": "etc"}),
-    ("WriteProbe", {"name": "../.staged-x"}), ("WriteProbe", {"name": ".semishared/.staged-x/../../y"}),
-    ("MeasureStore", [1, 2]), ("MeasureStore", [1, -2, 3]), ("DigestImage", ["<x>", 5]), ("SeeImage", {"frozen": 1, "generation": ""}),
+    ("MakeShare", {"source": "/a/../etc"}),
+    ("MakeShare", {"source": "/a\n/../etc"}),
+    ("FindDirectory", {"source": "etc"}),
+    ("WriteProbe", {"name": "../.staged-x"}),
+    ("WriteProbe", {"name": ".semishared/.staged-x/../../y"}),
+    ("MeasureStore", [1, 2]),
+    ("MeasureStore", [1, -2, 3]),
+    ("DigestImage", ["<x>", 5]),
+    ("SeeImage", {"frozen": 1, "generation": ""}),
     ("ListBases", {"bases": [{**a(answers.BASE), "name": "1-2-../x"}], "total": 1, "free": 1, "whole": 1}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "answer"), FALSE)
@@ -163,12 +206,19 @@ def test_nothing_is_nested_without_end() -> None:
         deep = [deep]
     with pytest.raises(FalseAnswer):
         answers.one("h", "DescribeVm", {"records": [deep]})
-    for message in ({"event": "progress", "have": deep}, {"event": "error", "id": deep, "detail": ""}, {"event": deep}, {"x": deep}):
+    for message in (
+        {"event": "progress", "have": deep},
+        {"event": "error", "id": deep, "detail": ""},
+        {"event": deep},
+        {"x": deep},
+    ):
         with pytest.raises(FalseAnswer):
             Hearing("h", ["PrepareVm"]).check(message, 0)
 
 
-@pytest.mark.fault(29, "a host that talks without end, or sends what nobody has asked for, is listened to no longer")
+@pytest.mark.fault(
+    29, "a host that talks without end, or sends what nobody has asked for, is listened to no longer"
+)
 def test_a_host_that_talks_without_end_is_heard_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     hearing = Hearing("h", ["PrepareVm"])
     with pytest.raises(FalseAnswer, match="data that nobody has asked for"):

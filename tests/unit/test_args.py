@@ -58,10 +58,17 @@ HOSTILE = [
 ]
 text = st.one_of(st.text(), st.sampled_from(HOSTILE))
 path = st.builds(
-    "/".join, st.lists(st.one_of(st.sampled_from(["", ".", "..", "disk.1", "kernel", "2", "101", "a b"]), st.text(max_size=5)))
+    "/".join,
+    st.lists(
+        st.one_of(
+            st.sampled_from(["", ".", "..", "disk.1", "kernel", "2", "101", "a b"]), st.text(max_size=5)
+        )
+    ),
 )
 location = st.one_of(text, st.builds("{}:{}".format, st.sampled_from(["h1", "fe", "-h", "h 1", ""]), path))
-argument = st.one_of(text, location, path, st.sampled_from(["2", "101", "-1", "raw", f"h1:{VM_DIR}", f"h1:{VM_DIR}/disk.1"]))
+argument = st.one_of(
+    text, location, path, st.sampled_from(["2", "101", "-1", "raw", f"h1:{VM_DIR}", f"h1:{VM_DIR}/disk.1"])
+)
 PARSERS: list[Callable[[list[str]], Any]] = [
     args.FromImage.parse,
     args.NewDisk.parse,
@@ -86,9 +93,13 @@ def is_plain(text: str) -> bool:
     return text.startswith("/") and ".." not in text.split("/") and "//" not in text and text.isprintable()
 
 
-@pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: f"{parser.__self__.__name__}.{parser.__name__}")
+@pytest.mark.parametrize(
+    "parser", PARSERS, ids=lambda parser: f"{parser.__self__.__name__}.{parser.__name__}"
+)
 @given(argv=st.lists(argument, max_size=7))
-def test_arbitrary_arguments_are_a_safe_request_or_bad_arguments(parser: Callable[[list[str]], Any], argv: list[str]) -> None:
+def test_arbitrary_arguments_are_a_safe_request_or_bad_arguments(
+    parser: Callable[[list[str]], Any], argv: list[str]
+) -> None:
     try:
         request = parser(argv)
     except BadArguments:
@@ -120,7 +131,9 @@ def test_absolute_is_a_plain_path_or_bad_arguments(value: str) -> None:
         assert "source" in e.detail
         return
     assert is_plain(found)
-    assert [part for part in value.split("/") if part not in ("", ".")] == [part for part in found.split("/") if part]
+    assert [part for part in value.split("/") if part not in ("", ".")] == [
+        part for part in found.split("/") if part
+    ]
 
 
 @given(location)
@@ -144,7 +157,23 @@ def test_hostile_locations_of_a_vm_are_refused(value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["", "-oProxyCommand=x", "--", "h 1", "h\n1", "h1\n", "h;reboot", "$(x)", "ü", "u@h", "h:1", "/h", ".h", "\0"]
+    "host",
+    [
+        "",
+        "-oProxyCommand=x",
+        "--",
+        "h 1",
+        "h\n1",
+        "h1\n",
+        "h;reboot",
+        "$(x)",
+        "ü",
+        "u@h",
+        "h:1",
+        "/h",
+        ".h",
+        "\0",
+    ],
 )
 def test_hosts_that_ssh_or_a_shell_might_misread_are_refused(host: str) -> None:
     for argv in ([host, "h2", VM_DIR, "2", "101"], ["h1", host, VM_DIR, "2", "101"]):
@@ -160,7 +189,8 @@ def test_double_slashes_of_oned_are_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/1/2", "/2", "/datastores/2", "/var/datastores/x/2", "/var/101/3", "/var/101/02", "/var/101/2/3"]
+    "path",
+    ["/1/2", "/2", "/datastores/2", "/var/datastores/x/2", "/var/101/3", "/var/101/02", "/var/101/2/3"],
 )
 def test_vm_place_is_a_directory_of_that_vm_in_a_system_datastore(path: str) -> None:
     with pytest.raises(BadArguments, match="VM 2"):
@@ -172,13 +202,17 @@ def test_vm_place_knows_where_its_datastores_lie() -> None:
     assert place.datastore_location == "/srv/one"
 
 
-@pytest.mark.parametrize(("name", "disk"), [("disk.0", 0), ("disk.12", 12), ("kernel", None), ("initrd", None)])
+@pytest.mark.parametrize(
+    ("name", "disk"), [("disk.0", 0), ("disk.12", 12), ("kernel", None), ("initrd", None)]
+)
 def test_disk_place_is_a_disk_or_a_kernel(name: str, disk: object) -> None:
     place = args.DiskPlace.at(args.Location("h1", f"{VM_DIR}/{name}"), "2")
     assert (place.disk, place.path, place.host) == (disk, f"{VM_DIR}/{name}", "h1")
 
 
-@pytest.mark.parametrize("name", ["disk", "disk.a", "disk.1.snap", ".disk.1", "context.sh", "disk.1234567890"])
+@pytest.mark.parametrize(
+    "name", ["disk", "disk.a", "disk.1.snap", ".disk.1", "context.sh", "disk.1234567890"]
+)
 def test_disk_place_is_nothing_else(name: str) -> None:
     with pytest.raises(BadArguments, match="neither a disk nor a kernel"):
         args.DiskPlace.at(args.Location("h1", f"{VM_DIR}/{name}"), "2")

@@ -34,6 +34,9 @@ def test_ticks_in_which_this_host_was_busy_elsewhere_are_left_out() -> None:
 
 
 def test_counters_are_the_kernels() -> None:
-    text = b"TcpExt: A B\nTcpExt: 1 2\nIpExt: InOctets InMcastOctets InBcastOctets\nIpExt: 9 40 2\nMPTcpExt: C\nMPTcpExt: 7\n"
+    text = (
+        b"TcpExt: A B\nTcpExt: 1 2\nIpExt: InOctets InMcastOctets InBcastOctets\nIpExt: 9 40 "
+        b"2\nMPTcpExt: C\nMPTcpExt: 7\n"
+    )
     assert octets(text) == 42
     assert octets(b"") == octets(b"TcpExt: A\nTcpExt: 1\n") == 0

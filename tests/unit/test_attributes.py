@@ -13,31 +13,47 @@ from semishared.cli import setup
 from semishared.plan import attributes
 
 CEPH = {
-    "DISK_TYPE": "RBD", "CEPH_USER": "libvirt", "CEPH_SECRET": "1d2a6b1e-5f0c-4e0b-9a57-6f2f0e7a5c11", "CEPH_HOST": "mon1 mon2:6789"
-}  # fmt: skip
+    "DISK_TYPE": "RBD",
+    "CEPH_USER": "libvirt",
+    "CEPH_SECRET": "1d2a6b1e-5f0c-4e0b-9a57-6f2f0e7a5c11",
+    "CEPH_HOST": "mon1 mon2:6789",
+}
 CEPHFS = {"SEMISHARED_FS": "cephfs", "SEMISHARED_FS_VOLUME": "fs/one", "CEPH_USER": "shares"}
 SHARES = {"DISK_TYPE": "FILESYSTEM", "SEMISHARED_FS": "btrfs", "SEMISHARED_FS_ROOT": "/srv/shares"}
 SOUND = [
     ("image datastore", {**SHARES, "BRIDGE_LIST": "h1"}),
     ("image datastore", {**SHARES, "SEMISHARED_FS": "plain", "SEMISHARED_FS_QUOTA": "no"}),
-    ("image datastore", {**SHARES, **CEPHFS}), ("image datastore", {**SHARES, **CEPHFS, "SEMISHARED_SHARE_ACCESS": "Client"}),
+    ("image datastore", {**SHARES, **CEPHFS}),
+    ("image datastore", {**SHARES, **CEPHFS, "SEMISHARED_SHARE_ACCESS": "Client"}),
     ("image", {"SEMISHARED_SHARE_ACCESS": "client"}),
-    ("image", {}), ("image", {"SEMISHARED_PLACE": "Shared", "OTHER": "x"}), ("image datastore", {"SEMISHARED_LOCAL": "copy"}),
-    ("image", {"SEMISHARED_LOCAL": "remote-first"}), ("image datastore", {"SEMISHARED_DETACH": "After-Boot"}),
-    ("image datastore", {**CEPH, "SEMISHARED_CEPH_REMOTE": "m", "SEMISHARED_CEPH_REMOTE_SECRET": CEPH["CEPH_SECRET"]}),
-    ("image datastore", CEPH), ("image datastore", {**CEPH, "SEMISHARED_CEPH_READER": "r", "SEMISHARED_PLACE": "local"}),
-    ("image", {"SEMISHARED_IO_CLASS": "Scratch"}), ("image datastore", {"SEMISHARED_IO_CLASS": "production"}),
+    ("image", {}),
+    ("image", {"SEMISHARED_PLACE": "Shared", "OTHER": "x"}),
+    ("image datastore", {"SEMISHARED_LOCAL": "copy"}),
+    ("image", {"SEMISHARED_LOCAL": "remote-first"}),
+    ("image datastore", {"SEMISHARED_DETACH": "After-Boot"}),
+    (
+        "image datastore",
+        {**CEPH, "SEMISHARED_CEPH_REMOTE": "m", "SEMISHARED_CEPH_REMOTE_SECRET": CEPH["CEPH_SECRET"]},
+    ),
+    ("image datastore", CEPH),
+    ("image datastore", {**CEPH, "SEMISHARED_CEPH_READER": "r", "SEMISHARED_PLACE": "local"}),
+    ("image", {"SEMISHARED_IO_CLASS": "Scratch"}),
+    ("image datastore", {"SEMISHARED_IO_CLASS": "production"}),
     ("system datastore", {"SHARED": "no", "SEMISHARED_IO_CLASS": "normal"}),
-    ("image", {"SEMISHARED_BASES": "RAM"}), ("image datastore", {"SEMISHARED_BASES": "disk"}),
-    ("image", {"SEMISHARED_CLASS": "RAM"}), ("image datastore", {"SEMISHARED_CLASS": "ram, any"}),
+    ("image", {"SEMISHARED_BASES": "RAM"}),
+    ("image datastore", {"SEMISHARED_BASES": "disk"}),
+    ("image", {"SEMISHARED_CLASS": "RAM"}),
+    ("image datastore", {"SEMISHARED_CLASS": "ram, any"}),
     ("host", {"SEMISHARED_POOL": "/mnt/a /run/semishared-ram=ram"}),
     ("host", {"SEMISHARED_BASES_LIMIT": "200G", "SEMISHARED_BASES_FLOOR": "5%"}),
-]  # fmt: skip
+]
 WRONG = [
     ("image datastore", {**SHARES, "SEMISHARED_FS": "zfs"}, "'zfs', not one of btrfs, xfs, cephfs, plain"),
     ("image datastore", {"DISK_TYPE": "FILESYSTEM", "SEMISHARED_FS": "btrfs"}, "has no SEMISHARED_FS_ROOT"),
-    *[("image datastore", {**SHARES, "SEMISHARED_FS_ROOT": path}, "not a plain absolute path")
-      for path in ("srv", "/", "/srv/a b", "/srv/../etc", "/srv//x", "/srv/.x")],
+    *[
+        ("image datastore", {**SHARES, "SEMISHARED_FS_ROOT": path}, "not a plain absolute path")
+        for path in ("srv", "/", "/srv/a b", "/srv/../etc", "/srv//x", "/srv/.x")
+    ],
     ("image datastore", {**SHARES, "SEMISHARED_FS": "plain"}, "needs SEMISHARED_FS_QUOTA = no"),
     ("image datastore", {**SHARES, "SEMISHARED_FS_QUOTA": "no"}, "which only SEMISHARED_FS = plain knows"),
     ("image datastore", {**SHARES, "SEMISHARED_FS_QUOTA": "maybe"}, "not yes or no"),
@@ -46,21 +62,40 @@ WRONG = [
     ("image datastore", {**SHARES, **CEPHFS, "SEMISHARED_FS_VOLUME": "fs"}, "not FILE_SYSTEM/GROUP"),
     ("image datastore", {**SHARES, **CEPHFS, "CEPH_USER": ""}, "has no CEPH_USER"),
     ("image datastore", {**SHARES, **CEPHFS, "CEPH_USER": "admin"}, "not admin"),
-    ("image datastore", {**SHARES, "SEMISHARED_FS_VOLUME": "fs/one"}, "which only SEMISHARED_FS = cephfs has"),
+    (
+        "image datastore",
+        {**SHARES, "SEMISHARED_FS_VOLUME": "fs/one"},
+        "which only SEMISHARED_FS = cephfs has",
+    ),
     ("image", {"SEMISHARED_FS": "btrfs"}, "means nothing in images"),
     ("image", {"SEMISHARED_PLCE": "shared"}, "is SEMISHARED_PLACE meant?"),
     ("image", {"SEMISHARED_LOCALE": "copy"}, "is SEMISHARED_LOCAL meant?"),
     ("image", {"SEMISHARED_XYZZY_QQ": "copy"}, "there is no attribute SEMISHARED_XYZZY_QQ"),
     ("image", {"SEMISHARED_PLACE": "here"}, "'here', not one of auto, shared, local"),
-    ("image datastore", {**SHARES, "SEMISHARED_SHARE_ACCESS": "client"}, "the datastore is on btrfs, only cephfs has clients"),
-    *[(holder, {"SEMISHARED_SHARE_ACCESS": "nfs"}, "'nfs', not one of virtiofs, client") for holder in ("image", "image datastore")],
-    *[(holder, {"SEMISHARED_BASES": "fast"}, "'fast', not one of disk, ram") for holder in ("image", "image datastore")],
+    (
+        "image datastore",
+        {**SHARES, "SEMISHARED_SHARE_ACCESS": "client"},
+        "the datastore is on btrfs, only cephfs has clients",
+    ),
+    *[
+        (holder, {"SEMISHARED_SHARE_ACCESS": "nfs"}, "'nfs', not one of virtiofs, client")
+        for holder in ("image", "image datastore")
+    ],
+    *[
+        (holder, {"SEMISHARED_BASES": "fast"}, "'fast', not one of disk, ram")
+        for holder in ("image", "image datastore")
+    ],
     ("image", {"SEMISHARED_DETACH": "now"}, "'now', not one of on-request, after-boot"),
     ("image datastore", {"SEMISHARED_DETACH": "now"}, "'now', not one of on-request, after-boot"),
-    *[(holder, {"SEMISHARED_IO_CLASS": "fast"}, "'fast', not one of production, normal, scratch")
-      for holder in ("image", "image datastore", "system datastore")],
-    *[(holder, {"SEMISHARED_CLASS": text}, f"{text!r}, not one of fast, slow, ram, any or several of them")
-      for holder in ("image", "image datastore") for text in ("tape", "ram ram", "ram;any")],
+    *[
+        (holder, {"SEMISHARED_IO_CLASS": "fast"}, "'fast', not one of production, normal, scratch")
+        for holder in ("image", "image datastore", "system datastore")
+    ],
+    *[
+        (holder, {"SEMISHARED_CLASS": text}, f"{text!r}, not one of fast, slow, ram, any or several of them")
+        for holder in ("image", "image datastore")
+        for text in ("tape", "ram ram", "ram;any")
+    ],
     ("system datastore", {"SEMISHARED_CLASS": "ram"}, "only in images and image datastores"),
     ("host", {"SEMISHARED_IO_CLASS": "scratch"}, "only in images and image datastores and system datastores"),
     ("image", {"SEMISHARED_PLACE": "shared", "SEMISHARED_LOCAL": "copy"}, "contradicts"),
@@ -72,7 +107,11 @@ WRONG = [
     ("image datastore", {**CEPH, "CEPH_USER": "admin"}, "not admin"),
     ("image datastore", {**CEPH, "CEPH_SECRET": ""}, "no CEPH_SECRET"),
     ("image datastore", {**CEPH, "SEMISHARED_CEPH_REMOTE": "m"}, "only one of SEMISHARED_CEPH_REMOTE and"),
-    ("image datastore", {**CEPH, "SEMISHARED_CEPH_REMOTE_SECRET": CEPH["CEPH_SECRET"]}, "only one of SEMISHARED_CEPH_REMOTE and"),
+    (
+        "image datastore",
+        {**CEPH, "SEMISHARED_CEPH_REMOTE_SECRET": CEPH["CEPH_SECRET"]},
+        "only one of SEMISHARED_CEPH_REMOTE and",
+    ),
     ("image datastore", {**CEPH, "CEPH_HOST": "mon1,mon2"}, "no address"),
     ("image datastore", {**CEPH, "CEPH_KEY": "AQ"}, "keyring"),
     ("image datastore", {**CEPH, "DRIVER": "qcow2"}, "not one of raw"),
@@ -108,15 +147,25 @@ def test_setup_refuses_what_is_no_attribute(word: str, capsys: pytest.CaptureFix
 
 
 def test_setup_prints_what_onedatastore_reads_and_what_to_click(capsys: pytest.CaptureFixture[str]) -> None:
-    pairs = [word for name, value in CEPH.items() if name != "DISK_TYPE" for word in ("--set", f"{name}={value}")]
+    pairs = [
+        word for name, value in CEPH.items() if name != "DISK_TYPE" for word in ("--set", f"{name}={value}")
+    ]
     assert setup.run(arguments("--kind", "rbd", "--image", "fast", *pairs)) == 0
     said = capsys.readouterr().out
-    assert 'NAME = "fast"\nTYPE = "IMAGE_DS"\nDS_MAD = "semishared"\nTM_MAD = "semishared"\nDISK_TYPE = "RBD"\n' in said
+    assert (
+        'NAME = "fast"\nTYPE = "IMAGE_DS"\nDS_MAD = "semishared"\nTM_MAD = "semishared"\nDISK_TYPE = "RBD"\n'
+        in said
+    )
     assert "    CEPH_USER = libvirt\n" in said and "Custom TM_MAD: semishared" in said
 
 
 def test_setup_names_everything_that_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
-    assert setup.run(arguments("--set", "SEMISHARED_PLCE=shared", "--set", "DRIVER=x", "--set-system", "SHARED=YES")) == 1
+    assert (
+        setup.run(
+            arguments("--set", "SEMISHARED_PLCE=shared", "--set", "DRIVER=x", "--set-system", "SHARED=YES")
+        )
+        == 1
+    )
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 3 and all(line.startswith("semishared setup: semi_") for line in said)
 

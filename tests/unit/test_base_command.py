@@ -33,11 +33,13 @@ class Command:
 @pytest.mark.parametrize(
     ("leases", "dry_run", "goes", "said", "code"),
     [
-        ([], True, False, "would be removed, 5 B", 0), (["5-0"], True, False, "stays: leased by disks 5-0", 1),
-        ([], False, True, "removed, 5 B", 0), (["5-0"], False, False, "stays: leased by disks 5-0", 1),
+        ([], True, False, "would be removed, 5 B", 0),
+        (["5-0"], True, False, "stays: leased by disks 5-0", 1),
+        ([], False, True, "removed, 5 B", 0),
+        (["5-0"], False, False, "stays: leased by disks 5-0", 1),
         ([], False, False, "stays: leased by disks taken just now", 1),
     ],
-)  # fmt: skip
+)
 def test_evict_fails_for_a_base_that_is_leased_and_its_dry_run_says_so(
     leases: "list[str]", dry_run: bool, goes: bool, said: str, code: int
 ) -> None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run of all benchmarks ends in time and goes on where one fails; its page says whether its tables are of one run."""
+"""A run of all benchmarks ends in time and goes on where one fails; its page says whether its tables are of
+one run.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture()
 def bench(monkeypatch: pytest.MonkeyPatch) -> "Iterator[Callable[[str], Any]]":
-    """Import modules of bench/ by name, and forget them: `page` and `tables` are names that others may have."""
+    """Import modules of bench/ by name, and forget them: `page` and `tables` are names that others may
+    have.
+    """
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
     before = set(sys.modules)
     yield __import__
@@ -33,7 +37,10 @@ def page(bench: "Callable[[str], Any]") -> Any:
 
 
 def report(*of: "Dict[str, str] | None") -> Dict[str, Any]:
-    runs = {str(at): {"seconds": 600, "load_before": [0.1], "load_after": [1], **({"of": run} if run else {})} for at, run in enumerate(of)}
+    runs = {
+        str(at): {"seconds": 600, "load_before": [0.1], "load_after": [1], **({"of": run} if run else {})}
+        for at, run in enumerate(of)
+    }
     return {"machine": {"cores": 2, "memory_gib": 4, "kernel": "6.1", "python": "3.11"}, "runs": runs}
 
 
@@ -67,7 +74,10 @@ def test_a_table_that_was_not_taken_is_not_left_from_before(page: Any, tmp_path:
     read = pages(page, tmp_path, "peer", "guests", "overlay")
     page.write(found, tmp_path, [])
     text = read()
-    assert "<!-- bench: peer -->\nIt failed in this run.\n" in text and "<!-- bench: guests -->\nNot taken in this run.\n" in text
+    assert (
+        "<!-- bench: peer -->\nIt failed in this run.\n" in text
+        and "<!-- bench: guests -->\nNot taken in this run.\n" in text
+    )
     assert "<!-- bench: overlay -->\n| what |" in text, "which io has"
 
 
@@ -76,10 +86,15 @@ def test_tables_of_two_runs_on_a_page_are_said_to_be(page: Any, tmp_path: Path) 
     found["runs"] = {"guests": {**found["runs"]["0"], "quick": False}}
     read = pages(page, tmp_path, "machine", "guests", "peer")
     page.write(found, tmp_path, ["guests"])
-    assert "Of that, on this page: guests. All other tables are of a run before." in read() and read().count("as it was") == 1
+    assert (
+        "Of that, on this page: guests. All other tables are of a run before." in read()
+        and read().count("as it was") == 1
+    )
 
 
-def test_a_benchmark_that_fails_is_named_and_leaves_no_figures(bench: "Callable[[str], Any]", tmp_path: Path, capsys: Any) -> None:
+def test_a_benchmark_that_fails_is_named_and_leaves_no_figures(
+    bench: "Callable[[str], Any]", tmp_path: Path, capsys: Any
+) -> None:
     run, figure = bench("run"), bench("figures").Figure
 
     def fails(quick: bool) -> List[Any]:
@@ -87,7 +102,10 @@ def test_a_benchmark_that_fails_is_named_and_leaves_no_figures(bench: "Callable[
 
     run.this_run = lambda: {"began": "2026-01-01 10:00:00", "commit": "abc"}
     run.BENCHMARKS.update(io=fails, clone=lambda quick: [figure("clone/x", "x", "s", [1.0])])
-    before = {"runs": {}, "figures": [{"name": "io/x", "benchmark": "io"}, {"name": "ceph/x", "benchmark": "ceph"}]}
+    before = {
+        "runs": {},
+        "figures": [{"name": "io/x", "benchmark": "io"}, {"name": "ceph/x", "benchmark": "ceph"}],
+    }
     assert run.run(["io", "clone"], False, before, tmp_path / "bench.json") == ["io"]
     written = json.loads((tmp_path / "bench.json").read_text())
     assert [found["name"] for found in written["figures"]] == ["ceph/x", "clone/x"]
@@ -98,16 +116,23 @@ def test_a_benchmark_that_fails_is_named_and_leaves_no_figures(bench: "Callable[
 def test_what_no_name_is_needed_for_is_what_the_page_shows(bench: "Callable[[str], Any]") -> None:
     run, schedule, page = bench("run"), bench("schedule"), bench("page")
     assert set(schedule.SECONDS) < set(run.BENCHMARKS)
-    assert {page.OF.get(name, name) for name in page.BLOCKS} - set(page.OF_ALL) <= set(schedule.SECONDS) | {"pool"}
+    assert {page.OF.get(name, name) for name in page.BLOCKS} - set(page.OF_ALL) <= set(schedule.SECONDS) | {
+        "pool"
+    }
     assert sum(schedule.SECONDS.values()) <= schedule.LIMIT_S < schedule.END_S < 80 * 60
 
 
-def test_who_is_late_makes_others_take_fewer_rounds(bench: "Callable[[str], Any]", monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_late_makes_others_take_fewer_rounds(
+    bench: "Callable[[str], Any]", monkeypatch: pytest.MonkeyPatch
+) -> None:
     schedule, figures = bench("schedule"), bench("figures")
     last = list(schedule.SECONDS)[-1]
     due = schedule.LIMIT_S - schedule.SECONDS[last]
     assert schedule.pace(last, due) == pytest.approx(1.0)
-    assert schedule.pace(last, due - 600) == schedule.QUICKEST and schedule.pace(last, due + 600) == schedule.SLOWEST
+    assert (
+        schedule.pace(last, due - 600) == schedule.QUICKEST
+        and schedule.pace(last, due + 600) == schedule.SLOWEST
+    )
     figures.Pace.factor, now = 0.5, [0.0]
     monkeypatch.setattr(figures, "time", SimpleNamespace(monotonic=lambda: now[0]))
     counted = []

@@ -26,7 +26,12 @@ class Oned:
         if number in self.refused:
             raise OnedUnavailable(f"nothing of {number}")
         state, lcm = self.states[number]
-        return Vm(parse(f"<VM><ID>{number}</ID><NAME>n</NAME><STATE>{state}</STATE><LCM_STATE>{lcm}</LCM_STATE><TEMPLATE/></VM>", "VM"))
+        return Vm(
+            parse(
+                f"<VM><ID>{number}</ID><NAME>n</NAME><STATE>{state}</STATE><LCM_STATE>{lcm}</LCM_STATE><TEMPLATE/></VM>",
+                "VM",
+            )
+        )
 
     def vms(self) -> List[Vm]:
         self.away -= 1
@@ -47,7 +52,9 @@ def booted(oned: Oned, monkeypatch: pytest.MonkeyPatch, limit_s: float = 60) -> 
     return {row["vm"]: (row["how"], row["why"]) for row in boot.run(vms, None)}
 
 
-def test_vm_of_which_oned_says_nothing_is_not_started_and_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vm_of_which_oned_says_nothing_is_not_started_and_the_others_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     oned = Oned()
     oned.away = -1
     assert booted(oned, monkeypatch) == {3: ("booted", ""), 4: ("failed", "nothing of 4")}

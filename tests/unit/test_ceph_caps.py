@@ -14,7 +14,11 @@ from semishared.plan.ceph_caps import keys
 
 def test_each_role_has_its_key() -> None:
     made = keys("libvirt", "one", reader="bases", bridge="bridge")
-    assert [(key.roles, key.user) for key in made] == [(("bridge",), "bridge"), (("hosts",), "libvirt"), (("bases",), "bases")]
+    assert [(key.roles, key.user) for key in made] == [
+        (("bridge",), "bridge"),
+        (("hosts",), "libvirt"),
+        (("bases",), "bases"),
+    ]
     bridge, hosts, bases = (dict(key.caps) for key in made)
     assert bridge == {"mon": "profile rbd", "mgr": "profile rbd pool=one", "osd": "profile rbd pool=one"}
     assert hosts["mon"] == "profile rbd"
@@ -32,10 +36,14 @@ def test_a_user_of_several_roles_can_what_all_need() -> None:
 def test_who_reads_for_guests_writes_no_data() -> None:
     remote = keys("libvirt", "one", "bases", "bridge", remote="boots")[3]
     assert (remote.roles, remote.user) == (("remote",), "boots")
-    assert dict(remote.caps)["osd"] == "profile rbd-read-only pool=one, allow rwx pool=one object_prefix rbd_header."
+    assert (
+        dict(remote.caps)["osd"]
+        == "profile rbd-read-only pool=one, allow rwx pool=one object_prefix rbd_header."
+    )
     assert keys("libvirt", "one", "bases", "bridge", remote="libvirt") == [
-        key._replace(roles=("hosts", "remote")) if key.user == "libvirt" else key for key in keys("libvirt", "one", "bases", "bridge")
-    ]  # fmt: skip
+        key._replace(roles=("hosts", "remote")) if key.user == "libvirt" else key
+        for key in keys("libvirt", "one", "bases", "bridge")
+    ]
 
 
 def test_a_data_pool_is_in_every_capability_of_the_osds() -> None:
@@ -46,7 +54,8 @@ def test_a_data_pool_is_in_every_capability_of_the_osds() -> None:
 def test_the_command_names_every_capability() -> None:
     line = keys("libvirt", "one", reader="bases", bridge="bridge")[0].command()
     assert line == (
-        "ceph auth get-or-create client.bridge mon 'profile rbd' mgr 'profile rbd pool=one' osd 'profile rbd pool=one'"
+        "ceph auth get-or-create client.bridge mon 'profile rbd' mgr 'profile rbd pool=one' osd "
+        "'profile rbd pool=one'"
     )
 
 
@@ -59,7 +68,9 @@ def test_the_how_to_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) ->
         assert f"    {line}\n" in page
 
 
-@pytest.mark.parametrize("words", [["caps"], ["caps", "--user", "admin"], ["caps", "--user", "a", "--pool", "b c"]])
+@pytest.mark.parametrize(
+    "words", [["caps"], ["caps", "--user", "admin"], ["caps", "--user", "a", "--pool", "b c"]]
+)
 def test_without_good_names_nothing_is_printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     assert capsys.readouterr().out == ""

@@ -26,7 +26,9 @@ class Counted(list):  # type: ignore[type-arg]
         return found
 
 
-@pytest.mark.fault(41, "what is common to two lists of ranges is found by copying at most twice what the guest changed")
+@pytest.mark.fault(
+    41, "what is common to two lists of ranges is found by copying at most twice what the guest changed"
+)
 def test_ranges_are_compared_without_copying_what_is_left_for_each() -> None:
     below = Counted(Range(2 * at * PIECE, 2 * PIECE, 1, 2 * at * PIECE) for at in range(MANY))
     was = Counted(Range(2 * at * PIECE, PIECE, change.HOLE, 0) for at in range(MANY))

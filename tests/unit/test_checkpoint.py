@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The domain in a checkpoint, which a host wrote that need not be trusted, against oned and the records of the VM's disks."""
+"""The domain in a checkpoint, which a host wrote that need not be trusted, against oned and the records of
+the VM's disks.
+"""
 
 from __future__ import annotations
 
@@ -14,41 +16,102 @@ from semishared.plan import checkpoint, hypervisor
 
 STORE, VM_DIR = "/var/lib/one/datastores/100", "/var/lib/one//datastores/101/7"
 ACCESS: Dict[str, Any] = {
-    "kind": "rbd", "user": "libvirt", "reader": "libvirt", "bridge_user": "libvirt", "conf": "", "hosts": [], "data_pool": "",
+    "kind": "rbd",
+    "user": "libvirt",
+    "reader": "libvirt",
+    "bridge_user": "libvirt",
+    "conf": "",
+    "hosts": [],
+    "data_pool": "",
     "secret": "0" * 8 + "-0000-4000-8000-" + "0" * 12,
-}  # fmt: skip
+}
 
 
 def record(disk: int, how: str, place: str, path: str, source: str, **more: Any) -> Record:
-    image = {"store": 100, "id": 4, "format": "raw", "source": source, "generation": "", **more.pop("image", {})}
-    data = {"version": 1, "disk": disk, "place": place, "how": how, "format": "raw", "path": path, "readonly": False, "image": image}
+    image = {
+        "store": 100,
+        "id": 4,
+        "format": "raw",
+        "source": source,
+        "generation": "",
+        **more.pop("image", {}),
+    }
+    data = {
+        "version": 1,
+        "disk": disk,
+        "place": place,
+        "how": how,
+        "format": "raw",
+        "path": path,
+        "readonly": False,
+        "image": image,
+    }
     return Record.from_data({**data, **more})
 
 
 RECORDS = {
     0: record(0, "in-place", "shared", f"{STORE}/.semishared/abc/image", f"{STORE}/abc"),
     1: record(1, "overlay", "local", f"{VM_DIR}/disk.1.snap/0", f"{STORE}/def", format="qcow2"),
-    2: record(2, "store-clone", "shared", f"{STORE}/.semishared/def/clones/7-2.snap/1", f"{STORE}/def", format="qcow2"),
-    3: record(3, "in-place", "shared", "", "one/one-9", image={"access": ACCESS}, network={
-        "protocol": "rbd", "name": "one/one-9", "hosts": [], "user": "libvirt", "secret": ACCESS["secret"], "conf": "",
-    }),
-}  # fmt: skip
+    2: record(
+        2,
+        "store-clone",
+        "shared",
+        f"{STORE}/.semishared/def/clones/7-2.snap/1",
+        f"{STORE}/def",
+        format="qcow2",
+    ),
+    3: record(
+        3,
+        "in-place",
+        "shared",
+        "",
+        "one/one-9",
+        image={"access": ACCESS},
+        network={
+            "protocol": "rbd",
+            "name": "one/one-9",
+            "hosts": [],
+            "user": "libvirt",
+            "secret": ACCESS["secret"],
+            "conf": "",
+        },
+    ),
+}
 OURS = [
-    f"file='{STORE}/.semishared/abc/image'", f"file='{VM_DIR}/disk.1'", "file='/var/lib/one/datastores/103/7/disk.1.snap/4'",
-    f"file='{STORE}/.semishared/def/clones/7-2.snap/0'", "protocol='rbd' name='one/one-9'", f"file='{VM_DIR}/disk.5' index='3'",
-]  # fmt: skip
+    f"file='{STORE}/.semishared/abc/image'",
+    f"file='{VM_DIR}/disk.1'",
+    "file='/var/lib/one/datastores/103/7/disk.1.snap/4'",
+    f"file='{STORE}/.semishared/def/clones/7-2.snap/0'",
+    "protocol='rbd' name='one/one-9'",
+    f"file='{VM_DIR}/disk.5' index='3'",
+]
 OTHERS = [
-    f"file='{STORE}/of-others'", f"file='{STORE}/abc'", "file='/var/lib/one/datastores/101/8/disk.0'", "file='/etc/shadow'",
-    "dev='/dev/sda'", f"file='{VM_DIR}/../8/disk.0'", f"file='{STORE}/.semishared/def/clones/8-2.snap/0'",
-    "protocol='rbd' name='one/one-66'", "protocol='nbd' name='x'", "pool='default' volume='x'", "dir='/'",
-    f"file='{VM_DIR}/disk.1' dev='/dev/sda'", f"file='{VM_DIR}/disk.1' protocol='nbd' name='x'", f"file='{VM_DIR}/disk.9'",
-    f"file='{STORE}/.semishared/abc/evil/7/disk.1'", "file='/home/x/101/7/disk.1'", "protocol='nbd' name='one/one-9'",
-]  # fmt: skip
+    f"file='{STORE}/of-others'",
+    f"file='{STORE}/abc'",
+    "file='/var/lib/one/datastores/101/8/disk.0'",
+    "file='/etc/shadow'",
+    "dev='/dev/sda'",
+    f"file='{VM_DIR}/../8/disk.0'",
+    f"file='{STORE}/.semishared/def/clones/8-2.snap/0'",
+    "protocol='rbd' name='one/one-66'",
+    "protocol='nbd' name='x'",
+    "pool='default' volume='x'",
+    "dir='/'",
+    f"file='{VM_DIR}/disk.1' dev='/dev/sda'",
+    f"file='{VM_DIR}/disk.1' protocol='nbd' name='x'",
+    f"file='{VM_DIR}/disk.9'",
+    f"file='{STORE}/.semishared/abc/evil/7/disk.1'",
+    "file='/home/x/101/7/disk.1'",
+    "protocol='nbd' name='one/one-9'",
+]
 
 
 def domain(*sources: str, name: str = "one-7", more: str = "") -> bytes:
     disks = "".join(f"<disk><source {source}/><target dev='vda'/></disk>" for source in sources)
-    return f"<domain><name>{name}</name><uuid>u-u</uuid><devices><disk><target dev='hdc'/></disk>{disks}{more}</devices></domain>".encode()
+    return (
+        f"<domain><name>{name}</name><uuid>u-u</uuid><devices><disk><target "
+        f"dev='hdc'/></disk>{disks}{more}</devices></domain>"
+    ).encode()
 
 
 def told(disks: str = "", deploy_id: str = "one-7") -> Any:
@@ -63,7 +126,9 @@ def test_what_is_the_vm_s_is_resumed(source: str, oned: Any) -> None:
     checkpoint.check(domain(source), RECORDS, VM_DIR, oned)
 
 
-@pytest.mark.fault(26, "a checkpoint that opens what is not the VM's is not resumed, and the refusal names it")
+@pytest.mark.fault(
+    26, "a checkpoint that opens what is not the VM's is not resumed, and the refusal names it"
+)
 @pytest.mark.parametrize("source", OTHERS)
 def test_a_checkpoint_opens_nothing_that_is_not_the_vm_s(source: str) -> None:
     with pytest.raises(ForeignCheckpoint, match="its disk vda is "):
@@ -89,8 +154,13 @@ def test_a_disk_of_another_driver_is_its_own_affair() -> None:
         checkpoint.check(domain("protocol='rbd' name='one/one-13'"), RECORDS, VM_DIR, told(disks))
 
 
-def disk(source: str, driver: str = "<driver name='qemu' type='raw'/>", more: str = "", inside: str = "") -> bytes:
-    text = f"<disk type='file' device='disk'>{driver}<source {source}>{inside}</source>{more}<target dev='vda'/></disk>"
+def disk(
+    source: str, driver: str = "<driver name='qemu' type='raw'/>", more: str = "", inside: str = ""
+) -> bytes:
+    text = (
+        f"<disk type='file' device='disk'>{driver}<source {source}>{inside}</source>{more}<target "
+        f"dev='vda'/></disk>"
+    )
     return f"<domain><name>one-7</name><devices>{text}</devices></domain>".encode()
 
 
@@ -101,23 +171,33 @@ QCOW2, BELOW = (
 REACHED = f"<auth username='libvirt'><secret type='ceph' uuid='{ACCESS['secret']}'/></auth>"
 
 
-@pytest.mark.fault(26, "a disk of a checkpoint is opened in the format, over what, as whom and by what configuration its record says")
+@pytest.mark.fault(
+    26,
+    "a disk of a checkpoint is opened in the format, over what, as whom and by what configuration "
+    "its record says",
+)
 @pytest.mark.parametrize("number", [0, 3, 5], ids=["in place", "network", "context"])
 def test_a_disk_of_a_checkpoint_is_opened_as_its_record_says(number: int) -> None:
     source, more = OURS[{0: 0, 3: 4, 5: 5}[number]], REACHED if number == 3 else ""
     true = disk(source, more=more)
     assert checkpoint.with_active_layers(true, RECORDS, context=5) == true, "nothing is changed that is right"
     other = {
-        "format": disk(source, QCOW2, more), "no format": disk(source, "", more), "below": disk(source, more=more + BELOW),
+        "format": disk(source, QCOW2, more),
+        "no format": disk(source, "", more),
+        "below": disk(source, more=more + BELOW),
         "no format, below": disk(source, "", more + BELOW),
-    }  # fmt: skip
+    }
     if number == 3:
         other["as whom"] = disk(source, more=REACHED.replace("libvirt", "admin"))
-        other["configuration"] = disk(source, more=more, inside="<config file='/var/lib/one/datastores/101/7/evil.conf'/>")
+        other["configuration"] = disk(
+            source, more=more, inside="<config file='/var/lib/one/datastores/101/7/evil.conf'/>"
+        )
         other["monitors"] = disk(source, more=more, inside="<host name='evil'/>")
     for what, text in other.items():
         found = checkpoint.with_active_layers(text, RECORDS, context=5).decode()
-        assert "shadow" not in found and "evil" not in found and "admin" not in found and "qcow2" not in found, what
+        assert (
+            "shadow" not in found and "evil" not in found and "admin" not in found and "qcow2" not in found
+        ), what
         assert found.count("<driver name='qemu' type='raw'/>") == 1, what
 
 
@@ -137,10 +217,16 @@ def test_a_checkpoint_names_no_second_file_of_a_disk() -> None:
         checkpoint.check(disk(OURS[1], more=f"<source {OURS[0]}/>"), RECORDS, VM_DIR, told())
 
 
-@pytest.mark.fault(26, "a VM one of whose disks came without a record is not resumed from a checkpoint that nothing can be compared with")
+@pytest.mark.fault(
+    26,
+    "a VM one of whose disks came without a record is not resumed from a checkpoint that nothing "
+    "can be compared with",
+)
 def test_no_checkpoint_is_read_without_the_records_of_its_disks() -> None:
-    disks = "<DISK><DISK_ID>0</DISK_ID><TM_MAD>semishared</TM_MAD></DISK><DISK><DISK_ID>1</DISK_ID><TM_MAD>ssh</TM_MAD></DISK>"
-    message = f"<VMM_DRIVER_ACTION_DATA><VM><ID>7</ID><TEMPLATE>{disks}</TEMPLATE></VM></VMM_DRIVER_ACTION_DATA>"
+    disks = "<DISK><DISK_ID>0</DISK_ID><TM_MAD>semishared</TM_MAD></DISK><DISK><DISK_ID>1</DISK_ID><TM_MAD>ssh</TM_MAD></DISK>"  # noqa: E501
+    message = (
+        f"<VMM_DRIVER_ACTION_DATA><VM><ID>7</ID><TEMPLATE>{disks}</TEMPLATE></VM></VMM_DRIVER_ACTION_DATA>"
+    )
     asked = hypervisor.Asked("restore", (f"{VM_DIR}/checkpoint", "h1", "one-7", "7", "101"), message.encode())
     done: List[str] = []
 

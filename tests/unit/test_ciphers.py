@@ -16,7 +16,9 @@ OTHERS = ["chacha20-poly1305@openssh.com", "aes128-ctr", "aes256-ctr"]
 def test_what_is_allowed_stays_allowed_and_nothing_else_is(allowed: list[str]) -> None:
     found = in_order(allowed)
     assert sorted(found) == sorted(allowed)
-    assert [name for name in found if name in OTHERS] == [name for name in allowed if name in OTHERS], "the order is ssh's"
+    assert [name for name in found if name in OTHERS] == [name for name in allowed if name in OTHERS], (
+        "the order is ssh's"
+    )
     quick = [name for name in QUICKEST if name in allowed]
     assert found[: len(quick)] == quick
 

@@ -29,7 +29,15 @@ def test_a_record_is_the_same_after_its_way_through_json(touched: frozenset[int]
 @pytest.mark.parametrize(
     "data",
     [
-        None, [], {}, {"touched": "?"}, {"touched": "YWJj"}, {"owner": None}, {"owner": {}}, {"size": "8"}, {"state": 7},
+        None,
+        [],
+        {},
+        {"touched": "?"},
+        {"touched": "YWJj"},
+        {"owner": None},
+        {"owner": {}},
+        {"size": "8"},
+        {"state": 7},
         {"snapshots": ["x"]},
     ],
     ids=repr,
@@ -66,7 +74,9 @@ def test_a_million_extents_are_some_bytes() -> None:
         (CLAIM, {"epoch": 6, "host": "h2"}, {}, None),
     ],
 )
-def test_who_may_commit(claim: Claim | None, owner: Any, now: Any, error: type[SemisharedError] | None) -> None:
+def test_who_may_commit(
+    claim: Claim | None, owner: Any, now: Any, error: type[SemisharedError] | None
+) -> None:
     asked = ("/store/image", claim, OWNER._replace(**owner), CLAIM._replace(**now))
     if error is None:
         assert claims.check(*asked) == claim
@@ -85,18 +95,27 @@ def test_a_new_diff_of_the_same_disk_begins_anew() -> None:
         claims.claimed("/store/image", None, new._replace(generation=""))
 
 
-@pytest.mark.fault(46, "a claim is given up by the disk that has it, and not by what is left of an earlier life of it")
+@pytest.mark.fault(
+    46, "a claim is given up by the disk that has it, and not by what is left of an earlier life of it"
+)
 @pytest.mark.parametrize(
-    ("own", "gives_up"), [({}, True), ({"epoch": 6}, True), ({"epoch": 4}, False), ({"epoch": -1}, False), ({"vm": 24}, False)]
+    ("own", "gives_up"),
+    [({}, True), ({"epoch": 6}, True), ({"epoch": 4}, False), ({"epoch": -1}, False), ({"vm": 24}, False)],
 )
 def test_who_gives_up_a_claim(own: dict[str, Any], gives_up: bool) -> None:
     assert claims.is_of(CLAIM, OWNER._replace(**own)) is gives_up
     assert not claims.is_of(None, OWNER)
 
 
-@pytest.mark.fault(40, "a record of the largest set of extents, touched anywhere, is read again, and of a larger one none is written")
+@pytest.mark.fault(
+    40,
+    "a record of the largest set of extents, touched anywhere, is read again, and of a larger one "
+    "none is written",
+)
 def test_what_is_written_of_an_image_can_be_read() -> None:
-    largest = frozenset(8 * at + (byte & 7) for at, byte in enumerate(random.Random(7).randbytes(claims.MOST)))
+    largest = frozenset(
+        8 * at + (byte & 7) for at, byte in enumerate(random.Random(7).randbytes(claims.MOST))
+    )
     claim = CLAIM._replace(touched=largest)
     text = json.dumps(claim.to_data())
     assert len(text) < claims.LIMIT

@@ -23,8 +23,15 @@ UNSAID = {("doctor", "--root")}
 def options(command: str) -> set[str]:
     """Return the options that the parser of a subcommand knows."""
     top = parser(command)
-    choices = next(action.choices for action in top._actions if isinstance(action, argparse._SubParsersAction))
-    return {word for action in choices[command]._actions for word in action.option_strings if word.startswith("--")}
+    choices = next(
+        action.choices for action in top._actions if isinstance(action, argparse._SubParsersAction)
+    )
+    return {
+        word
+        for action in choices[command]._actions
+        for word in action.option_strings
+        if word.startswith("--")
+    }
 
 
 def test_every_subcommand_has_a_section_and_no_other_does() -> None:
@@ -44,10 +51,14 @@ def test_options_are_those_of_the_parser(command: str) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_exit_codes_are_those_of_the_help(command: str) -> None:
     top = parser(command)
-    choices = next(action.choices for action in top._actions if isinstance(action, argparse._SubParsersAction))
+    choices = next(
+        action.choices for action in top._actions if isinstance(action, argparse._SubParsersAction)
+    )
     description = choices[command].description or ""
     codes = description.split("exit codes:")[1]
     in_help = set(re.findall(r"(?:^|[,;\n]) ?([0-9])(?= )", codes))
     section = SECTIONS[f"semishared {command}"]
-    on_page = set(re.findall(r"(?m)^\| ([0-9]) \|", section)) or set(re.findall(r"\b([0-9])(?=:|,| )", section.rpartition("Exit code")[2]))
+    on_page = set(re.findall(r"(?m)^\| ([0-9]) \|", section)) or set(
+        re.findall(r"\b([0-9])(?=:|,| )", section.rpartition("Exit code")[2])
+    )
     assert in_help == on_page, (codes, on_page)

@@ -23,26 +23,38 @@ from semishared.plan import clusters
 
 
 def vm(number: int, name: str = "", labels: str = "", state: int = 8, lcm: int = 0, disk: str = "") -> Vm:
-    return Vm(parse(
-        f"<VM><ID>{number}</ID><NAME>{escape(name or f'vm-{number}')}</NAME><STATE>{state}</STATE><LCM_STATE>{lcm}</LCM_STATE>"
-        f"<TEMPLATE>{disk}</TEMPLATE><USER_TEMPLATE><LABELS>{escape(labels)}</LABELS></USER_TEMPLATE></VM>", "VM",
-    ))  # fmt: skip
+    return Vm(
+        parse(
+            f"<VM><ID>{number}</ID><NAME>{escape(name or f'vm-{number}')}</NAME><STATE>{state}</STATE><LCM_STATE>{lcm}</LCM_STATE>"  # noqa: E501
+            f"<TEMPLATE>{disk}</TEMPLATE><USER_TEMPLATE><LABELS>{escape(labels)}</LABELS></USER_TEMPLATE></VM>",
+            "VM",
+        )
+    )
 
 
-VMS = [vm(3, labels="web,it's \"blue\""), vm(4, "db"), vm(5, "db", "web , x"), vm(12, "3"), vm(13, labels="web/inner")]
+VMS = [
+    vm(3, labels='web,it\'s "blue"'),
+    vm(4, "db"),
+    vm(5, "db", "web , x"),
+    vm(12, "3"),
+    vm(13, labels="web/inner"),
+]
 
 
 def ids(found: List[Vm]) -> List[int]:
     return [item.id for item in found]
 
 
-@pytest.mark.parametrize(("text", "expected"), [("3", [3]), ("4, 12,3", [4, 12, 3]), ("vm-3,3", [3]), ("12,12", [12])])
+@pytest.mark.parametrize(
+    ("text", "expected"), [("3", [3]), ("4, 12,3", [4, 12, 3]), ("vm-3,3", [3]), ("12,12", [12])]
+)
 def test_vms_by_ids_and_names(text: str, expected: List[int]) -> None:
     assert ids(clusters.named(VMS, text)) == expected
 
 
 @pytest.mark.parametrize(
-    ("label", "expected"), [("web", [3, 5]), ("x", [5]), ("it's \"blue\"", [3]), (" web ", [3, 5]), ("web/inner", [13])]
+    ("label", "expected"),
+    [("web", [3, 5]), ("x", [5]), ('it\'s "blue"', [3]), (" web ", [3, 5]), ("web/inner", [13])],
 )
 def test_vms_by_their_label(label: str, expected: List[int]) -> None:
     assert ids(clusters.labelled(VMS, label)) == expected
@@ -53,17 +65,27 @@ def view(text: str) -> View:
 
 
 def service(body: str, name: str = "flow") -> View:
-    return view(f"<DOCUMENT><ID>7</ID><NAME>{name}</NAME><TEMPLATE><BODY>{escape(body)}</BODY></TEMPLATE></DOCUMENT>")
+    return view(
+        f"<DOCUMENT><ID>7</ID><NAME>{name}</NAME><TEMPLATE><BODY>{escape(body)}</BODY></TEMPLATE></DOCUMENT>"
+    )
 
 
 IN_ROLES = "<ROLE><VMS>3,5</VMS></ROLE><ROLE><NAME>none</NAME></ROLE><ROLE><VMS>12</VMS></ROLE>"
 GROUP = view(f"<VM_GROUP><ID>2</ID><NAME>g</NAME><ROLES>{IN_ROLES}</ROLES></VM_GROUP>")
-ROLES = {"roles": [{"name": "a", "nodes": [{"deploy_id": 3}, {"deploy_id": 99}]}, {"name": "b"}, {"nodes": [{"deploy_id": 4}]}]}
+ROLES = {
+    "roles": [
+        {"name": "a", "nodes": [{"deploy_id": 3}, {"deploy_id": 99}]},
+        {"name": "b"},
+        {"nodes": [{"deploy_id": 4}]},
+    ]
+}
 
 
 def test_vms_of_a_group_and_of_a_service() -> None:
     assert clusters.of_group(GROUP) == [3, 5, 12]
-    assert clusters.of_group(view("<VM_GROUP><ROLES><ROLE><VMS>3, 5,²,x</VMS></ROLE></ROLES></VM_GROUP>")) == [3, 5]
+    assert clusters.of_group(
+        view("<VM_GROUP><ROLES><ROLE><VMS>3, 5,²,x</VMS></ROLE></ROLES></VM_GROUP>")
+    ) == [3, 5]
     assert clusters.of_service(service(json.dumps(ROLES))) == [3, 99, 4]
     assert ids(clusters.members(VMS, [3, 99, 4], "it")) == [3, 4], "who is gone belongs to nothing any more"
 
@@ -75,7 +97,10 @@ def test_a_group_or_a_service_is_named_by_its_id_first() -> None:
 
 
 def test_document_names_only_vms_of_its_owner() -> None:
-    vms = [Vm(parse(f"<VM><ID>{number}</ID><UID>{uid}</UID></VM>", "VM")) for number, uid in ((3, 0), (4, 7), (99, 8))]
+    vms = [
+        Vm(parse(f"<VM><ID>{number}</ID><UID>{uid}</UID></VM>", "VM"))
+        for number, uid in ((3, 0), (4, 7), (99, 8))
+    ]
     assert ids(clusters.owned(vms, view("<DOCUMENT><ID>7</ID><UID>7</UID></DOCUMENT>"))) == [4]
 
 
@@ -96,7 +121,10 @@ def test_document_names_only_vms_of_its_owner() -> None:
         (lambda: clusters.of_service(service('{"roles": 7}')), "no service"),
         (lambda: clusters.of_service(service('{"roles": [{"nodes": [{"deploy_id": "x"}]}]}')), "no service"),
         (lambda: clusters.of_service(service('{"roles": [7]}')), "no service"),
-        (lambda: clusters.of_service(service('{"roles": [{"nodes": [{"deploy_id": 1e999}]}]}')), "no service"),
+        (
+            lambda: clusters.of_service(service('{"roles": [{"nodes": [{"deploy_id": 1e999}]}]}')),
+            "no service",
+        ),
     ],
 )
 def test_what_is_not_there_is_said_in_one_line(ask: Callable[[], object], said: str) -> None:
@@ -125,11 +153,21 @@ def test_any_body_is_a_service_or_bad_arguments(body: str) -> None:
 @pytest.mark.parametrize(
     ("state", "lcm", "action", "is_failed"),
     [
-        (8, 0, "resume", False), (5, 0, "resume", False), (4, 0, "resume", False), (9, 0, "resume", False), (3, 16, "resume", False),
-        (2, 0, "release", False), (1, 0, "", False), (3, 3, "", False), (3, 20, "", False), (3, 36, "", True), (3, 39, "", True),
-        (6, 0, "", True), (11, 0, "", True),
+        (8, 0, "resume", False),
+        (5, 0, "resume", False),
+        (4, 0, "resume", False),
+        (9, 0, "resume", False),
+        (3, 16, "resume", False),
+        (2, 0, "release", False),
+        (1, 0, "", False),
+        (3, 3, "", False),
+        (3, 20, "", False),
+        (3, 36, "", True),
+        (3, 39, "", True),
+        (6, 0, "", True),
+        (11, 0, "", True),
     ],
-)  # fmt: skip
+)
 def test_what_gets_a_vm_to_run(state: int, lcm: int, action: str, is_failed: bool) -> None:
     found = clusters.start(vm(1, state=state, lcm=lcm))
     assert (found.action, bool(found.why)) == (action, is_failed)
@@ -137,26 +175,36 @@ def test_what_gets_a_vm_to_run(state: int, lcm: int, action: str, is_failed: boo
 
 def test_vm_that_is_off_again_has_failed_and_one_that_is_still_off_has_not() -> None:
     off, failed = vm(1, state=8), vm(1, state=3, lcm=36)
-    assert clusters.why_failed(off, was_active=False) == "" and "off again" in clusters.why_failed(off, was_active=True)
+    assert clusters.why_failed(off, was_active=False) == "" and "off again" in clusters.why_failed(
+        off, was_active=True
+    )
     assert "LCM state 36" in clusters.why_failed(failed, was_active=False)
     assert clusters.why_failed(vm(1, state=3, lcm=20), was_active=True) == ""
 
 
 def test_vms_of_other_drivers_are_not_ours() -> None:
-    assert not clusters.is_ours(vm(1)) and not clusters.is_ours(vm(1, disk="<DISK><TM_MAD>ssh</TM_MAD></DISK>"))
-    assert clusters.is_ours(vm(1, disk="<DISK><TM_MAD>ssh</TM_MAD></DISK><DISK><TM_MAD>semishared</TM_MAD></DISK>"))
+    assert not clusters.is_ours(vm(1)) and not clusters.is_ours(
+        vm(1, disk="<DISK><TM_MAD>ssh</TM_MAD></DISK>")
+    )
+    assert clusters.is_ours(
+        vm(1, disk="<DISK><TM_MAD>ssh</TM_MAD></DISK><DISK><TM_MAD>semishared</TM_MAD></DISK>")
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("status --hosts h1", "status has no --hosts: it is for boot"), ("detach --compress zstd", "detach has no --compress"),
+        ("status --hosts h1", "status has no --hosts: it is for boot"),
+        ("detach --compress zstd", "detach has no --compress"),
         ("commit --timeout 5", "commit has no --timeout"),
         ("status --rate 4M", "status has no --rate: it is for boot and detach and commit"),
-        ("boot --timeout 0", "--timeout 0: from 1"), ("boot --timeout -5", "--timeout -5: from 1"),
-        ("boot --timeout 99999999", "--timeout 99999999"), ("commit --rate fast", "not a rate"), ("detach --rate=", "not a rate: ''"),
+        ("boot --timeout 0", "--timeout 0: from 1"),
+        ("boot --timeout -5", "--timeout -5: from 1"),
+        ("boot --timeout 99999999", "--timeout 99999999"),
+        ("commit --rate fast", "not a rate"),
+        ("detach --rate=", "not a rate: ''"),
     ],
-)  # fmt: skip
+)
 def test_option_that_has_no_effect_is_none(words: str, said: str) -> None:
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
@@ -165,7 +213,9 @@ def test_option_that_has_no_effect_is_none(words: str, said: str) -> None:
     assert said in caught.value.detail
 
 
-@pytest.mark.parametrize("words", ["boot --hosts h1 --rate 4M --compress none --timeout 1", "detach --rate 4M", "commit --rate 4M"])
+@pytest.mark.parametrize(
+    "words", ["boot --hosts h1 --rate 4M --compress none --timeout 1", "detach --rate 4M", "commit --rate 4M"]
+)
 def test_verbs_take_what_is_theirs(words: str) -> None:
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
@@ -191,7 +241,12 @@ def test_vm_that_does_not_come_up_in_time_has_failed(monkeypatch: pytest.MonkeyP
             self.asked.append(f"{action} {number}")
 
     oned, told = Still(), list[str]()
-    boot = front.Boot(oned, Config(), lambda **event: told.append(event["event"]), Wish("auto", "auto", 0, True), 0)
+    boot = front.Boot(
+        oned, Config(), lambda **event: told.append(event["event"]), Wish("auto", "auto", 0, True), 0
+    )
     (row,) = boot.run([vm(1)], None)
-    assert oned.asked == ["resume 1"] and (row["how"], row["why"]) == ("failed", "it does not run after 0 s: state 8/0")
+    assert oned.asked == ["resume 1"] and (row["how"], row["why"]) == (
+        "failed",
+        "it does not run after 0 s: state 8/0",
+    )
     assert told == ["vm"]

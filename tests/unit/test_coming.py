@@ -44,7 +44,11 @@ class Slow:
 
     def next(self, within_s: float) -> None:
         seconds, count = next(self._ticks)
-        self._clock.now, self.came, self._left = self._clock.now + seconds, self.came + count, self._left - count
+        self._clock.now, self.came, self._left = (
+            self._clock.now + seconds,
+            self.came + count,
+            self._left - count,
+        )
         if self._left > 0:
             raise TimeoutError
 

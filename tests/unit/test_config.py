@@ -38,29 +38,53 @@ def test_shipped_file_holds_every_key_with_its_default() -> None:
 
 
 def test_values_replace_defaults(tmp_path: Path) -> None:
-    found = load(written(tmp_path, "[hosts]\nconnect_timeout_s = 3\nscripts_dir = /opt/one-1\n[overlays]\noptions =\n"))
+    found = load(
+        written(tmp_path, "[hosts]\nconnect_timeout_s = 3\nscripts_dir = /opt/one-1\n[overlays]\noptions =\n")
+    )
     assert found == Config(hosts_connect_timeout_s=3, hosts_scripts_dir="/opt/one-1", overlays_options="")
     assert load(written(tmp_path, "[uploads]\nleast_rate = 2M\n")).uploads_least_rate == 2 << 20
     assert load(written(tmp_path, "[uploads]\nleast_rate = none\n")).uploads_least_rate == 0
-    for text, rate in (("none", 0), ("300K", 300 << 10), ("1.5m", 3 << 19), ("1250000000", 1250000000), ("0", 0)):
+    for text, rate in (
+        ("none", 0),
+        ("300K", 300 << 10),
+        ("1.5m", 3 << 19),
+        ("1250000000", 1250000000),
+        ("0", 0),
+    ):
         assert load(written(tmp_path, f"[staging]\nrate = {text}\n")).staging_rate == rate
-    scratch = load(written(tmp_path, "[io_class]\nscratch_bytes = 7M\nscratch_iops = none\nnormal_iops = 900\n"))
+    scratch = load(
+        written(tmp_path, "[io_class]\nscratch_bytes = 7M\nscratch_iops = none\nnormal_iops = 900\n")
+    )
     assert scratch.io_limits == {"production": (0, 0), "normal": (0, 900), "scratch": (7 << 20, 0)}
-    text = "[migration]\nrate = 40m\ndowntime_ms = 50\nauto_converge = yes\ntimeout_s = 60\nat_timeout = post-copy\n"
-    expected = {"rate": 40 << 20, "downtime_ms": 50, "auto_converge": "yes", "timeout_s": 60, "at_timeout": "post-copy"}
+    text = (
+        "[migration]\nrate = 40m\ndowntime_ms = 50\nauto_converge = yes\ntimeout_s = 60\nat_timeout = "
+        "post-copy\n"
+    )
+    expected = {
+        "rate": 40 << 20,
+        "downtime_ms": 50,
+        "auto_converge": "yes",
+        "timeout_s": 60,
+        "at_timeout": "post-copy",
+    }
     assert load(written(tmp_path, text)).migration == expected
 
 
 def test_what_is_checked_later_is_what_is_checked_when_it_is_read(tmp_path: Path) -> None:
     for size, floor in (("200 GiB", "1.5G"), ("30%", "0"), ("none", "none"), ("0", "100%")):
-        assert load(written(tmp_path, f"[bases]\nsize_limit = {size}\nfree_floor = {floor}\n")).bases_size_limit == size
+        assert (
+            load(written(tmp_path, f"[bases]\nsize_limit = {size}\nfree_floor = {floor}\n")).bases_size_limit
+            == size
+        )
     for text, rate in (("0.5M", 1 << 19), ("40m", 40 << 20), ("1000000", 1000000), ("none", 0)):
         assert load(written(tmp_path, f"[staging]\nrate = {text}\n")).staging_rate == rate
     assert load(written(tmp_path, "[hosts]\nsilence_timeout_s = 10\n")).hosts_silence_timeout_s == 10
 
 
 def test_a_file_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path) -> None:
-    """Of root, mode 0600, or on a disk with errors: what it says is not known. Here it is a directory, which root cannot read either."""
+    """Of root, mode 0600, or on a disk with errors: what it says is not known. Here it is a directory, which
+    root cannot read either.
+    """
     with pytest.raises(BadAttribute, match="cannot be read: Is a directory"):
         load(str(tmp_path))
     written(tmp_path, "")
@@ -89,7 +113,10 @@ def test_every_class_of_disks_has_its_limits() -> None:
         ("[hosts]\nconnect_timeout_s = \u0663\n", "not a positive number"),
         ("[hosts]\nconnect_timeout_s =\n", "not a positive number"),
         ("[hosts]\nscripts_dir = /x; reboot\n", "not a plain path"),
-        ("[snapshots]\nfreeze = maybe\n", "freeze = 'maybe' is not one of agent-or-suspend, agent, suspend, none"),
+        (
+            "[snapshots]\nfreeze = maybe\n",
+            "freeze = 'maybe' is not one of agent-or-suspend, agent, suspend, none",
+        ),
         ("[hosts]\nscripts_dir = remotes\n", "not a plain path"),
         ("[hosts]\nscripts_dir =\n", "not a plain path"),
         ("[overlays]\noptions = extended_l2\n", "nor key=value"),
@@ -134,7 +161,16 @@ def test_mistakes_are_named(tmp_path: Path, text: str, words: str) -> None:
 
 
 @given(
-    key=st.sampled_from(["hosts:connect_timeout_s", "hosts:scripts_dir", "overlays:options", "bases:size_limit", "staging:rate", "x:y"]),
+    key=st.sampled_from(
+        [
+            "hosts:connect_timeout_s",
+            "hosts:scripts_dir",
+            "overlays:options",
+            "bases:size_limit",
+            "staging:rate",
+            "x:y",
+        ]
+    ),
     value=st.text(max_size=20),
 )
 def test_any_text_is_a_config_or_a_bad_attribute(tmp_path: Path, key: str, value: str) -> None:

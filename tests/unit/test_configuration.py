@@ -31,7 +31,9 @@ def test_oned_is_told_of_our_hypervisor_actions_and_of_nothing_else_in_their_dir
 
 
 def named(read: list[tuple[str, Value]], kind: str, name: str) -> dict[str, str]:
-    return next(value for key, value in read if key == kind and isinstance(value, dict) and value.get("NAME") == name)
+    return next(
+        value for key, value in read if key == kind and isinstance(value, dict) and value.get("NAME") == name
+    )
 
 
 def drivers(read: list[tuple[str, Value]], kind: str, option: str) -> list[str]:
@@ -49,11 +51,20 @@ def test_everything_is_there_as_oned_reads_it(name: str) -> None:
     assert "semishared" in drivers(read, "DATASTORE_MAD", r"-d|--ds-types")
     assert "semishared" in drivers(read, "DATASTORE_MAD", r"-s|--system-ds-types")
     tm, ds = named(read, "TM_MAD_CONF", "semishared"), named(read, "DS_MAD_CONF", "semishared")
-    assert (tm["SHARED"], tm["LN_TARGET"], tm["CLONE_TARGET"], tm["ALLOW_ORPHANS"]) == ("NO", "NONE", "SYSTEM", "YES")
+    assert (tm["SHARED"], tm["LN_TARGET"], tm["CLONE_TARGET"], tm["ALLOW_ORPHANS"]) == (
+        "NO",
+        "NONE",
+        "SYSTEM",
+        "YES",
+    )
     assert ds["PERSISTENT_ONLY"] == "NO"
     flat = [(key, value) for key, value in read if isinstance(value, str)]
     assert all(("IMAGE_RESTRICTED_ATTR", attribute) in flat for attribute in mad_conf.RESTRICTED)
-    assert all((name, attribute) in flat for name, attributes in mad_conf.INHERITED.items() for attribute in attributes)
+    assert all(
+        (name, attribute) in flat
+        for name, attributes in mad_conf.INHERITED.items()
+        for attribute in attributes
+    )
     for key, value in read:
         if key == "VM_MAD" and isinstance(value, dict) and value["NAME"] in ("kvm", "qemu", "kvm-gpu"):
             words = value["ARGUMENTS"].split()
@@ -70,7 +81,9 @@ def test_nothing_else_changes(name: str) -> None:
     for key, value in oned_reads(before):
         if key not in ("VM_MAD", "TM_MAD", "DATASTORE_MAD", "TM_MAD_CONF", "DS_MAD_CONF"):
             assert (key, value) in there
-    assert [key for key, _ in there if key.endswith("_MAD")] == [key for key, _ in oned_reads(before) if key.endswith("_MAD")]
+    assert [key for key, _ in there if key.endswith("_MAD")] == [
+        key for key, _ in oned_reads(before) if key.endswith("_MAD")
+    ]
 
 
 @pytest.mark.parametrize("name", SOUND)
@@ -96,7 +109,9 @@ def test_refused_with_one_line_that_says_why(name: str) -> None:
 
 def test_what_was_added_later_survives_the_uninstall() -> None:
     done = plan.configure(SOUND["migrate on the front-end"], OWN).text
-    later = done.replace("PORT = 2633", "PORT = 2634").replace("purefa,semishared\"", 'purefa,semishared,linstor"')
+    later = done.replace("PORT = 2633", "PORT = 2634").replace(
+        'purefa,semishared"', 'purefa,semishared,linstor"'
+    )
     later = later.replace(plan.END, 'OURS = "no"  # in the wrong place\n' + plan.END) + "LAST = 1\n"
     undone = plan.unconfigure(later).text
     assert "semishared" not in undone.lower() and "migrate=migrate_local" in undone
@@ -106,13 +121,17 @@ def test_what_was_added_later_survives_the_uninstall() -> None:
 
 
 def test_changed_arguments_lose_our_directory_only() -> None:
-    done = plan.configure(SOUND["migrate on the front-end"], OWN).text.replace("-t 15 -r 0 semishared -p", "-t 99 -r 0 semishared -p")
+    done = plan.configure(SOUND["migrate on the front-end"], OWN).text.replace(
+        "-t 15 -r 0 semishared -p", "-t 99 -r 0 semishared -p"
+    )
     assert '"-t 99 -r 0 kvm -p"' in plan.unconfigure(done).text
 
 
 def transfers(text: str) -> str:
     """Return how many transfers one_tm does at once, as its GetoptLong gets it; '' for its own 15."""
-    arguments = next(value["ARGUMENTS"] for key, value in oned_reads(text) if key == "TM_MAD" and isinstance(value, dict))
+    arguments = next(
+        value["ARGUMENTS"] for key, value in oned_reads(text) if key == "TM_MAD" and isinstance(value, dict)
+    )
     return (re.findall(r"(?<!\S)(?:-t|--threads)[ =]?(\S+)", arguments) or [""])[-1]
 
 
@@ -137,23 +156,36 @@ def test_threads_put_back_by_hand_stay_and_are_warned_of() -> None:
 def test_foreign_migrate_is_named_in_a_warning() -> None:
     done = plan.configure(SOUND["migrate and more on the front-end"], OWN)
     assert "migrate_storpool" in done.warnings[0]
-    assert named(oned_reads(done.text), "VM_MAD", "kvm")["ARGUMENTS"] == "-t 15 -l cancel,save=x -r 0 semishared -p"
+    assert (
+        named(oned_reads(done.text), "VM_MAD", "kvm")["ARGUMENTS"]
+        == "-t 15 -l cancel,save=x -r 0 semishared -p"
+    )
 
 
 def test_settings_by_hand_are_put_right_and_other_choices_stay() -> None:
     done = plan.configure(SOUND["by hand"], OWN)
     conf = named(oned_reads(done.text), "TM_MAD_CONF", "semishared")
     assert conf["SHARED"] == "NO" and conf["DS_MIGRATE"] == "NO" and conf["DS_MIGRATE_SNAP"] == "YES"
-    assert sum(key == "TM_MAD_CONF" and value["NAME"] == "semishared" for key, value in oned_reads(done.text)) == 1  # type: ignore[index]
+    assert (
+        sum(key == "TM_MAD_CONF" and value["NAME"] == "semishared" for key, value in oned_reads(done.text))
+        == 1
+    )  # type: ignore[index]
 
 
 RC = {
-    "stock 6.10": vmm_execrc("6.10"), "stock 7.0": vmm_execrc("7.0"), "stock 7.4": vmm_execrc(),
-    "single quotes": "LIVE_DISK_SNAPSHOTS='kvm-ssh'\n", "export": 'export LIVE_DISK_SNAPSHOTS="kvm-ssh"  # list\n',
-    "empty": 'LIVE_DISK_SNAPSHOTS=""\n', "blank at the end": 'LIVE_DISK_SNAPSHOTS="kvm-ssh "\n', "none": "# nothing\nA=b",
-    "twice": 'LIVE_DISK_SNAPSHOTS="kvm-a"\nLIVE_DISK_SNAPSHOTS="kvm-b"\n', "two lines": 'LIVE_DISK_SNAPSHOTS="kvm-a\nkvm-b"\n',
-    "commented out": '#LIVE_DISK_SNAPSHOTS="kvm-a"\n', "another add-on": 'LIVE_DISK_SNAPSHOTS="kvm-storpool qemu-storpool"\n',
-}  # fmt: skip
+    "stock 6.10": vmm_execrc("6.10"),
+    "stock 7.0": vmm_execrc("7.0"),
+    "stock 7.4": vmm_execrc(),
+    "single quotes": "LIVE_DISK_SNAPSHOTS='kvm-ssh'\n",
+    "export": 'export LIVE_DISK_SNAPSHOTS="kvm-ssh"  # list\n',
+    "empty": 'LIVE_DISK_SNAPSHOTS=""\n',
+    "blank at the end": 'LIVE_DISK_SNAPSHOTS="kvm-ssh "\n',
+    "none": "# nothing\nA=b",
+    "twice": 'LIVE_DISK_SNAPSHOTS="kvm-a"\nLIVE_DISK_SNAPSHOTS="kvm-b"\n',
+    "two lines": 'LIVE_DISK_SNAPSHOTS="kvm-a\nkvm-b"\n',
+    "commented out": '#LIVE_DISK_SNAPSHOTS="kvm-a"\n',
+    "another add-on": 'LIVE_DISK_SNAPSHOTS="kvm-storpool qemu-storpool"\n',
+}
 
 
 def words(text: str) -> list[str]:
@@ -178,7 +210,9 @@ def test_live_snapshots_of_what_is_missing_only() -> None:
     assert words(bare.text) == ["kvm-a", "kvm-semishared"]
 
 
-@pytest.mark.parametrize("line", ['LIVE_DISK_SNAPSHOTS="$A b"', 'LIVE_DISK_SNAPSHOTS="a"$(b)', 'LIVE_DISK_SNAPSHOTS="a \\\n b"'])
+@pytest.mark.parametrize(
+    "line", ['LIVE_DISK_SNAPSHOTS="$A b"', 'LIVE_DISK_SNAPSHOTS="a"$(b)', 'LIVE_DISK_SNAPSHOTS="a \\\n b"']
+)
 def test_shell_that_is_no_plain_list_is_not_edited(line: str) -> None:
     with pytest.raises(BadConfiguration, match="line 2"):
         execrc.configure(f"# x\n{line}\n", ["kvm"])
@@ -189,7 +223,9 @@ TEXT = st.text(st.sampled_from('AB_1 \t\n=[],"#\\x'), max_size=40)
 
 @given(TEXT)
 def test_our_reader_and_oned_agree(text: str) -> None:
-    """Where ours reads a file, oned reads the same out of it. (Where oned skips over rubbish, ours refuses.)"""
+    """Where ours reads a file, oned reads the same out of it. (Where oned skips over rubbish, ours
+    refuses.)
+    """
     try:
         ours = parse(text)
     except BadConfiguration:
@@ -204,7 +240,9 @@ def test_our_reader_and_oned_agree(text: str) -> None:
 
 
 def test_every_attribute_of_images_is_for_administrators_only() -> None:
-    assert set(mad_conf.RESTRICTED) == {name for name, holders in attributes.HOLDERS.items() if "image" in holders}
+    assert set(mad_conf.RESTRICTED) == {
+        name for name, holders in attributes.HOLDERS.items() if "image" in holders
+    }
 
 
 @pytest.mark.reads_checkout

@@ -21,6 +21,8 @@ DISK = "/var/lib/one/datastores/101/5/disk.1"
     ],
 )
 def test_a_disk_with_a_delta_has_the_raw_layer_that_it_had(record: Record, raw: int | None) -> None:
-    """The guest wrote that one from its first byte: were it probed, it could name any file as what it lies over."""
+    """The guest wrote that one from its first byte: were it probed, it could name any file as what it lies
+    over.
+    """
     found = active_layer.with_delta(record)
     assert (found.path, found.format, found.raw_layer) == (active_layer.delta_of(record), "qcow2", raw)

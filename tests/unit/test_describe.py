@@ -24,7 +24,11 @@ class Away:
         raise StoreUnavailable("away")
 
 
-def test_host_that_does_not_reach_the_store_needs_no_room_that_it_knows_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_that_does_not_reach_the_store_needs_no_room_that_it_knows_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(store, "content", lambda _: Away())
     found = describe.describe(DescribeBase(str(tmp_path), ImageRef(100, 7, "raw", "/x", "a" * 32)))
-    assert (found["needed"], found["has"], found["current"]) == (0, False, "") and "away" in str(found["trouble"])
+    assert (found["needed"], found["has"], found["current"]) == (0, False, "") and "away" in str(
+        found["trouble"]
+    )

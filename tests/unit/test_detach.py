@@ -20,7 +20,7 @@ RUNS = (3, 3)
 
 def vm(number: int, states: tuple[int, int] = RUNS, host: str = "h1", disks: str = "") -> Vm:
     return Vm.parse(
-        f"<VM><ID>{number}</ID><NAME>vm{number % 10}</NAME><STATE>{states[0]}</STATE><LCM_STATE>{states[1]}</LCM_STATE>"
+        f"<VM><ID>{number}</ID><NAME>vm{number % 10}</NAME><STATE>{states[0]}</STATE><LCM_STATE>{states[1]}</LCM_STATE>"  # noqa: E501
         f"<TEMPLATE>{disks}</TEMPLATE><HISTORY_RECORDS><HISTORY><SEQ>0</SEQ><HOSTNAME>{host}</HOSTNAME><DS_ID>101</DS_ID></HISTORY>"
         "</HISTORY_RECORDS></VM>"
     )
@@ -33,22 +33,35 @@ def disk(number: int, image: int, **more: str) -> str:
 
 def image(number: int, when: str = "", persistent: int = 0) -> Image:
     of = f"<ID>{number}</ID><PERSISTENT>{persistent}</PERSISTENT><DATASTORE_ID>100</DATASTORE_ID>"
-    return Image.parse(f"<IMAGE>{of}<TEMPLATE><SEMISHARED_DETACH>{when}</SEMISHARED_DETACH></TEMPLATE></IMAGE>")
+    return Image.parse(
+        f"<IMAGE>{of}<TEMPLATE><SEMISHARED_DETACH>{when}</SEMISHARED_DETACH></TEMPLATE></IMAGE>"
+    )
 
 
 def store(when: str = "") -> Datastore:
-    return Datastore.parse(f"<DATASTORE><ID>100</ID><TEMPLATE><SEMISHARED_DETACH>{when}</SEMISHARED_DETACH></TEMPLATE></DATASTORE>")
+    return Datastore.parse(
+        f"<DATASTORE><ID>100</ID><TEMPLATE><SEMISHARED_DETACH>{when}</SEMISHARED_DETACH></TEMPLATE></DATASTORE>"
+    )
 
 
-@pytest.mark.parametrize("states, words", [(RUNS, ""), ((8, 0), ""), ((3, 4), "under way"), ((5, 0), "neither"), ((1, 0), "neither")])
+@pytest.mark.parametrize(
+    "states, words",
+    [(RUNS, ""), ((8, 0), ""), ((3, 4), "under way"), ((5, 0), "neither"), ((1, 0), "neither")],
+)
 def test_only_what_runs_or_is_powered_off_is_detached(states: tuple[int, int], words: str) -> None:
     why = detach.why_not(vm(7, states))
     assert (words in why) if words else not why
     wanted = detach.wanted(vm(7, states), "/data")
-    assert (wanted.vm_dir, wanted.host, wanted.domain) == ("/data/101/7", "h1", "one-7" if states[0] == 3 else "")
+    assert (wanted.vm_dir, wanted.host, wanted.domain) == (
+        "/data/101/7",
+        "h1",
+        "one-7" if states[0] == 3 else "",
+    )
 
 
-def test_vm_of_which_nothing_can_be_planned_is_one_row_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vm_of_which_nothing_can_be_planned_is_one_row_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     odd = Vm.parse("<VM><ID>7</ID><STATE>3</STATE><LCM_STATE>3</LCM_STATE><DEPLOY_ID>a b</DEPLOY_ID></VM>")
     vms = {7: odd, 8: vm(8, (3, 4))}
 
@@ -69,12 +82,25 @@ def test_vm_of_which_nothing_can_be_planned_is_one_row_and_the_others_go_on(monk
 
 
 def test_due_are_disks_whose_image_or_else_datastore_says_so() -> None:
-    machine = vm(7, disks=disk(0, 1) + disk(1, 2) + disk(2, 3) + disk(3, 5) + disk(4, 1, PERSISTENT="YES", DATASTORE_ID="7"))
+    machine = vm(
+        7,
+        disks=disk(0, 1)
+        + disk(1, 2)
+        + disk(2, 3)
+        + disk(3, 5)
+        + disk(4, 1, PERSISTENT="YES", DATASTORE_ID="7"),
+    )
     images = {1: image(1), 2: image(2, "On-Request"), 3: image(3, "after-boot"), 5: image(5, persistent=1)}
     assert detach.due(machine, images, {100: store()}) == (2,)
-    assert detach.due(machine, images, {100: store("after-boot")}) == (0, 2, 4)  # what DISK says beside its image is its user's word
+    assert detach.due(machine, images, {100: store("after-boot")}) == (
+        0,
+        2,
+        4,
+    )  # what DISK says beside its image is its user's word
     assert detach.due(vm(7, (8, 0), disks=disk(0, 3)), images, {100: store()}) == ()
-    with pytest.raises(BadAttribute, match="SEMISHARED_DETACH of image 4 is 'soon', not one of on-request, after-boot"):
+    with pytest.raises(
+        BadAttribute, match="SEMISHARED_DETACH of image 4 is 'soon', not one of on-request, after-boot"
+    ):
         detach.due(vm(7, disks=disk(0, 4)), {4: image(4, "soon")}, {100: store()})
 
 
@@ -82,12 +108,26 @@ def test_each_image_is_wanted_once_with_all_its_hosts() -> None:
     def remote(number: int, source: str) -> dict[str, Any]:
         of = {"store": 100, "id": 1, "format": "raw", "source": source, "generation": "ab"}
         path = f"/data/101/7/disk.{number}.snap/0"
-        data = {"version": 1, "disk": number, "place": "local", "how": "remote-first", "format": "qcow2", "path": path, "image": of}
+        data = {
+            "version": 1,
+            "disk": number,
+            "place": "local",
+            "how": "remote-first",
+            "format": "qcow2",
+            "path": path,
+            "image": of,
+        }
         return Record.from_data(data).to_data()
 
     answer = {"records": [remote(0, "/store/a"), remote(1, "/store/b")]}
-    found = [detach.found(detach.wanted(vm(number, host=host), "/data"), answer) for number, host in ((7, "h1"), (8, "h2"), (9, "h1"))]
-    assert {ref.source: hosts for ref, hosts in detach.images(found).items()} == {"/store/a": ["h1", "h2"], "/store/b": ["h1", "h2"]}
+    found = [
+        detach.found(detach.wanted(vm(number, host=host), "/data"), answer)
+        for number, host in ((7, "h1"), (8, "h2"), (9, "h1"))
+    ]
+    assert {ref.source: hosts for ref, hosts in detach.images(found).items()} == {
+        "/store/a": ["h1", "h2"],
+        "/store/b": ["h1", "h2"],
+    }
 
 
 def arguments(*words: str) -> argparse.Namespace:

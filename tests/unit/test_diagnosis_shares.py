@@ -29,10 +29,14 @@ def made(fs: str = "cephfs", **more: Any) -> Made:
     return Made(STORE, Tree(fs, "/srv/shares", MARKER), "h1", **more)
 
 
-def said(fs: str, host: str, root: dict[str, Any], libvirt: dict[str, Any] | None = None, **more: Any) -> list[tuple[int, str]]:
+def said(
+    fs: str, host: str, root: dict[str, Any], libvirt: dict[str, Any] | None = None, **more: Any
+) -> list[tuple[int, str]]:
     """Return what is found of a host that answers with this."""
     answer = {"roots": {"/srv/shares": root}, **SOUND, **more}
-    return [(item.severity, item.what) for item in of_hosts([made(fs)], {host: answer}, {host: libvirt or {}})]
+    return [
+        (item.severity, item.what) for item in of_hosts([made(fs)], {host: answer}, {host: libvirt or {}})
+    ]
 
 
 def test_where_shares_are_made() -> None:
@@ -40,21 +44,34 @@ def test_where_shares_are_made() -> None:
     bare = Made(STORE, Tree("btrfs", "/srv/shares"), "h1")
     assert of_roots([bare], "fe") == [
         Finding(
-            WARNING, "fe", "datastore 110 (shares): /srv/shares is no root of shares yet, so none can be made", "semishared share init 110"
+            WARNING,
+            "fe",
+            "datastore 110 (shares): /srv/shares is no root of shares yet, so none can be made",
+            "semishared share init 110",
         )
     ]
     (found,) = of_roots([made(has_cloud=False)], "fe")
-    assert (found.severity, found.machine, found.mend) == (WARNING, "h1", "semishared share init 110") and "another one may" in found.what
+    assert (found.severity, found.machine, found.mend) == (
+        WARNING,
+        "h1",
+        "semishared share init 110",
+    ) and "another one may" in found.what
     (found,) = of_roots([made(wrong="quotas of btrfs are off", mend="turn them on")], "fe")
     assert found == Finding(BROKEN, "h1", "datastore 110 (shares): quotas of btrfs are off", "turn them on")
     lapsed = ("the kernel does not count", "btrfs quota rescan -w /srv/shares")
     (found,) = of_roots([made("btrfs", lapsed=lapsed, promised=(3 << 30, 4 << 30))], "fe")
     assert found == Finding(
-        BROKEN, "h1", "datastore 110 (shares): /srv/shares: the kernel does not count", "as root on h1: btrfs quota rescan -w /srv/shares"
+        BROKEN,
+        "h1",
+        "datastore 110 (shares): /srv/shares: the kernel does not count",
+        "as root on h1: btrfs quota rescan -w /srv/shares",
     )
     (found,) = of_roots([made(promised=((4 << 30) + 1, 4 << 30))], "fe")
     assert found.severity == WARNING and "its shares may hold 4.0 GiB, and /srv/shares 4.0 GiB" in found.what
-    assert [item.what[-9:] for item in of_roots([made("btrfs", lacking=["chown x", "rm -rf  y"])], "fe")] == [": chown x", "rm -rf  y"]
+    assert [item.what[-9:] for item in of_roots([made("btrfs", lacking=["chown x", "rm -rf  y"])], "fe")] == [
+        ": chown x",
+        "rm -rf  y",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -78,53 +95,84 @@ def test_where_shares_are_made() -> None:
 )
 def test_roots_on_hosts(fs: str, host: str, root: dict[str, Any], what: str) -> None:
     found = said(fs, host, root)
-    assert [severity for severity, _ in found] == [BROKEN] * bool(what) and all(what in text for _, text in found)
+    assert [severity for severity, _ in found] == [BROKEN] * bool(what) and all(
+        what in text for _, text in found
+    )
 
 
 def test_hosts_whose_guests_are_clients_themselves_need_nothing() -> None:
     lacks: dict[str, Any] = {**SOUND, "daemon": "", "namespaces": 0}
     for root in ({"there": False}, HERE, {"error": "hangs"}):
         answers = {host: {"roots": {"/srv/shares": root}, **lacks} for host in ("h1", "h2")}
-        assert of_hosts([made(by_hosts=False)], answers, {}) == [] and len(of_hosts([made()], answers, {})) >= 1
+        assert (
+            of_hosts([made(by_hosts=False)], answers, {}) == [] and len(of_hosts([made()], answers, {})) >= 1
+        )
 
 
 def images(*accesses: str) -> list[Image]:
     text = "<IMAGE><ID>5</ID><DATASTORE_ID>110</DATASTORE_ID><TEMPLATE>{}</TEMPLATE></IMAGE>"
     rows = [f"<SEMISHARED_SHARE_ACCESS>{word}</SEMISHARED_SHARE_ACCESS>" if word else "" for word in accesses]
-    other = Image(ElementTree.fromstring(text.format("<SEMISHARED_SHARE_ACCESS>virtiofs</SEMISHARED_SHARE_ACCESS>").replace("110", "111")))
+    other = Image(
+        ElementTree.fromstring(
+            text.format("<SEMISHARED_SHARE_ACCESS>virtiofs</SEMISHARED_SHARE_ACCESS>").replace("110", "111")
+        )
+    )
     return [*(Image(ElementTree.fromstring(text.format(row))) for row in rows), other]
 
 
 def test_which_ways_guests_have_shares() -> None:
     text = "<DATASTORE><ID>110</ID><TEMPLATE><SEMISHARED_FS>cephfs</SEMISHARED_FS>{}</TEMPLATE></DATASTORE>"
-    client = Datastore(ElementTree.fromstring(text.format("<SEMISHARED_SHARE_ACCESS>client</SEMISHARED_SHARE_ACCESS>")))
+    client = Datastore(
+        ElementTree.fromstring(text.format("<SEMISHARED_SHARE_ACCESS>client</SEMISHARED_SHARE_ACCESS>"))
+    )
     assert ways(STORE, images("", "nfs")) == (True, False)
     assert ways(Datastore(ElementTree.fromstring(text.format(""))), images("", "client")) == (True, True)
-    assert ways(client, images("", "client", "nfs")) == (False, True) and ways(client, images("virtiofs")) == (True, True)
+    assert ways(client, images("", "client", "nfs")) == (False, True) and ways(
+        client, images("virtiofs")
+    ) == (True, True)
 
 
 def test_what_the_manager_does_not_let_us_ask_for_is_none_of_sudo() -> None:
     tree = Tree("cephfs", "/srv/shares", MARKER, "cephfs/one", "shares")
     (found,) = of_roots([Made(STORE, tree, "h1", ["fs subvolume evict"])], "fe")
-    assert found.severity == BROKEN and found.what.endswith(": Ceph's manager does not let client.shares ask for: fs subvolume evict")
+    assert found.severity == BROKEN and found.what.endswith(
+        ": Ceph's manager does not let client.shares ask for: fs subvolume evict"
+    )
 
 
 def test_pools_that_clients_write_to() -> None:
     text = "<IMAGE><ID>{}</ID><UID>{}</UID><DATASTORE_ID>110</DATASTORE_ID><TEMPLATE>{}</TEMPLATE></IMAGE>"
     client = "<SEMISHARED_SHARE_ACCESS>client</SEMISHARED_SHARE_ACCESS>"
-    known = [Image(ElementTree.fromstring(text.format(*row))) for row in ((5, 2, client), (6, 2, ""), (7, 3, ""), (8, 3, client))]
-    offers = "<DATASTORE><ID>111</ID><TEMPLATE><SEMISHARED_FS_POOLS>x {}</SEMISHARED_FS_POOLS></TEMPLATE></DATASTORE>"
+    known = [
+        Image(ElementTree.fromstring(text.format(*row)))
+        for row in ((5, 2, client), (6, 2, ""), (7, 3, ""), (8, 3, client))
+    ]
+    offers = (
+        "<DATASTORE><ID>111</ID><TEMPLATE><SEMISHARED_FS_POOLS>x "
+        "{}</SEMISHARED_FS_POOLS></TEMPLATE></DATASTORE>"
+    )
 
     def rows(pools: str = "", **more: Any) -> list[str]:
         one = made(images=known, pools={"a": {"images": [5, 6], "lacks": [], "beside": [], **more}})
-        other = Made(Datastore(ElementTree.fromstring(offers.format(pools))), Tree("cephfs", "/srv/other", MARKER), "h1")
+        other = Made(
+            Datastore(ElementTree.fromstring(offers.format(pools))),
+            Tree("cephfs", "/srv/other", MARKER),
+            "h1",
+        )
         found = of_roots([one, other], "fe")
-        assert all((item.severity, item.machine) == (WARNING, "h1") and "means harm" in item.mend for item in found)
-        return [item.what.partition("guests write to pool a themselves, and it ")[2].partition(":")[0] for item in found]
+        assert all(
+            (item.severity, item.machine) == (WARNING, "h1") and "means harm" in item.mend for item in found
+        )
+        return [
+            item.what.partition("guests write to pool a themselves, and it ")[2].partition(":")[0]
+            for item in found
+        ]
 
     assert rows() == rows(images=[6, 7], lacks=["max_bytes"], beside=["rbd"]) == rows("no!") == []
     assert rows(lacks=["max_objects"]) == ["has no quota (max_objects)"]
-    assert rows("a", images=[6, 7, 8], beside=["rbd"]) == ["is not one tenant's alone (rbd; datastore 111; users 2, 3 of OpenNebula)"]
+    assert rows("a", images=[6, 7, 8], beside=["rbd"]) == [
+        "is not one tenant's alone (rbd; datastore 111; users 2, 3 of OpenNebula)"
+    ]
 
 
 def test_a_root_whose_users_ceph_fuse_judges_itself_is_less() -> None:
@@ -133,7 +181,11 @@ def test_a_root_whose_users_ceph_fuse_judges_itself_is_less() -> None:
 
 
 def test_what_else_a_host_needs_that_has_a_root() -> None:
-    lacks: dict[str, Any] = {"daemon": "", "namespaces": 0, "taken": [["/etc/subgid", "admin", 165536, 231071]]}
+    lacks: dict[str, Any] = {
+        "daemon": "",
+        "namespaces": 0,
+        "taken": [["/etc/subgid", "admin", 165536, 231071]],
+    }
     libvirt = {"virtiofs": False, "confines": ["apparmor"]}
     found = said("cephfs", "h2", HERE, libvirt, **lacks)
     assert [severity for severity, _ in found] == [BROKEN, BROKEN, WARNING, BROKEN, BROKEN]
@@ -147,7 +199,10 @@ def test_what_else_a_host_needs_that_has_a_root() -> None:
 
 def test_whose_users_are_guests_too() -> None:
     text = "a:100000:65536\nb:34464:65536\nc:99999:2\nd:2147452576:65536\n# x\ne:1\nf::\ng:200000:0\n"
-    assert taken("/etc/subuid", text) == [["/etc/subuid", "a", 100000, 165535], ["/etc/subuid", "c", 99999, 100000]]
+    assert taken("/etc/subuid", text) == [
+        ["/etc/subuid", "a", 100000, 165535],
+        ["/etc/subuid", "c", 99999, 100000],
+    ]
 
 
 DOMAIN = "<domainCapabilities><devices>{}<tpm supported='no'/></devices></domainCapabilities>"
@@ -167,12 +222,23 @@ def test_what_the_programs_say_of_a_snapshot() -> None:
     assert btrfs.parse_snapshot(text.format("")) == (1795448907, -1)
     with pytest.raises(ToolFailed):
         btrfs.parse_snapshot("ERROR: not a subvolume")
-    assert (cephfs.parse_time("2026-11-23 15:48:27.012345"), cephfs.parse_time("yesterday")) == (1795448907, -1)
+    assert (cephfs.parse_time("2026-11-23 15:48:27.012345"), cephfs.parse_time("yesterday")) == (
+        1795448907,
+        -1,
+    )
 
 
 def test_what_in_a_root_is_a_snapshot() -> None:
     assert layout_share.snapshot_of(7, "snapshot-7-a.b-c") == "a.b-c"
-    for entry in ("snapshot-77-a", "snapshot-7-", "snapshot-7-_a", "snapshot-7-a b", "share-7", "snapshot-7-a\n", "snapshot-7-.."):
+    for entry in (
+        "snapshot-77-a",
+        "snapshot-7-",
+        "snapshot-7-_a",
+        "snapshot-7-a b",
+        "share-7",
+        "snapshot-7-a\n",
+        "snapshot-7-..",
+    ):
         assert layout_share.snapshot_of(7, entry) == "", entry
 
 

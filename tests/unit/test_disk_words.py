@@ -13,7 +13,10 @@ import pytest
 LIB = Path(__file__).resolve().parents[2] / "lib" / "semishared"
 READERS = {"text", "number", "is_yes", "value", "first"}
 OF_ONED = "oned writes it, for every disk"
-OF_IMAGE = "oned writes it for a disk of an image (Image::disk_attribute, Datastore::disk_attribute), and no other disk is asked"
+OF_IMAGE = (
+    "oned writes it for a disk of an image (Image::disk_attribute, Datastore::disk_attribute), and no "
+    "other disk is asked"
+)
 OF_USER = "its user says it, as docs/reference/attributes.md and OpenNebula's own documentation have it"
 WORDS = {
     "ATTACH": OF_ONED,
@@ -37,7 +40,8 @@ WORDS = {
     "MOUNT_TAG": OF_USER,
     "READONLY": OF_USER,
     "SEMISHARED_ON_HOST_FAILURE": OF_USER,
-    "SEMISHARED_SHARE_ACCESS": "it is not believed: what has it, and none of our context, is refused (plan/filesystems.py)",
+    "SEMISHARED_SHARE_ACCESS": "it is not believed: what has it, and none of our context, is refused "
+    "(plan/filesystems.py)",
     "SIZE": OF_USER,
 }
 
@@ -55,32 +59,52 @@ PLACES = {
 
 
 def _is_of_vm(node: ast.AST) -> bool:
-    """Tell whether something yields disks of a VM, or is one: `vm.disks`, `vm.disk(3)`, `root.find("TEMPLATE", "DISK")`."""
+    """Tell whether something yields disks of a VM, or is one: `vm.disks`, `vm.disk(3)`,
+    `root.find("TEMPLATE", "DISK")`.
+    """
     if isinstance(node, ast.Attribute) and node.attr == "disks":
-        return isinstance(node.value, (ast.Name, ast.Attribute)) and ast.unparse(node.value).split(".")[-1] in ("vm", "self", "known")
+        return isinstance(node.value, (ast.Name, ast.Attribute)) and ast.unparse(node.value).split(".")[
+            -1
+        ] in ("vm", "self", "known")
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        return node.func.attr == "disk" or any(isinstance(word, ast.Constant) and word.value == "DISK" for word in node.args)
-    return isinstance(node, ast.Call) and bool(node.args) and _is_of_vm(node.args[0])  # next(...), sorted(...), Disk(...)
+        return node.func.attr == "disk" or any(
+            isinstance(word, ast.Constant) and word.value == "DISK" for word in node.args
+        )
+    return (
+        isinstance(node, ast.Call) and bool(node.args) and _is_of_vm(node.args[0])
+    )  # next(...), sorted(...), Disk(...)
 
 
 def _names(tree: ast.AST) -> Set[str]:
-    """Return what disks are called in a module: what goes through those of a VM, is one, or is declared as one."""
+    """Return what disks are called in a module: what goes through those of a VM, is one, or is declared as
+    one.
+    """
     found = {"disk"}
     for node in ast.walk(tree):
         if isinstance(node, (ast.For, ast.comprehension)) and _is_of_vm(node.iter):
             found.add(ast.unparse(node.target))
-        elif isinstance(node, (ast.GeneratorExp, ast.ListComp)) and any(_is_of_vm(part.iter) for part in node.generators):
+        elif isinstance(node, (ast.GeneratorExp, ast.ListComp)) and any(
+            _is_of_vm(part.iter) for part in node.generators
+        ):
             found.add(ast.unparse(node.elt))
         elif isinstance(node, ast.Assign) and (_is_of_vm(node.value) or _goes_through(node.value)):
             found |= {ast.unparse(target) for target in node.targets}
-        elif isinstance(node, ast.arg) and node.annotation is not None and "Disk" in re.findall(r"\w+", ast.unparse(node.annotation)):
+        elif (
+            isinstance(node, ast.arg)
+            and node.annotation is not None
+            and "Disk" in re.findall(r"\w+", ast.unparse(node.annotation))
+        ):
             found.add(node.arg)
     return {name for name in found if name.isidentifier()}
 
 
 def _goes_through(node: ast.AST) -> bool:
     """Tell whether something is one of what goes through disks of a VM: next(one for one in vm.disks ...)."""
-    parts = node.args[0].generators if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.GeneratorExp) else []
+    parts = (
+        node.args[0].generators
+        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.GeneratorExp)
+        else []
+    )
     return any(_is_of_vm(part.iter) for part in parts)
 
 
@@ -88,7 +112,12 @@ def _reads(tree: ast.AST, names: Set[str], within_disk: bool = False) -> Iterato
     """Yield the words that are read from a disk of a VM, or in the view of one."""
     for node in ast.iter_child_nodes(tree):
         yield from _reads(node, names, within_disk or isinstance(node, ast.ClassDef) and node.name == "Disk")
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READERS and node.args):
+        if not (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in READERS
+            and node.args
+        ):
             continue
         of, word = node.func.value, node.args[0]
         is_disk = isinstance(of, ast.Name) and (of.id in names or within_disk and of.id == "self")
@@ -105,15 +134,21 @@ def read_in(text: str) -> Set[str]:
 @pytest.mark.fault(23, "what DISK alone says is in one list, and nothing else of it is read")
 def test_only_these_words_of_a_disk_are_read() -> None:
     found = {str(path.relative_to(LIB)): read_in(path.read_text()) for path in sorted(LIB.rglob("*.py"))}
-    assert set().union(*found.values()) == set(WORDS), {path: words - set(WORDS) for path, words in found.items() if words - set(WORDS)}
+    assert set().union(*found.values()) == set(WORDS), {
+        path: words - set(WORDS) for path, words in found.items() if words - set(WORDS)
+    }
 
 
 @pytest.mark.fault(23, "an element DISK is had in these places alone, and no word of it by a path")
 def test_a_disk_is_had_in_these_places_alone() -> None:
     found = set()
     for path in sorted(LIB.rglob("*.py")):
-        said = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
-        if "DISK" in said or any(isinstance(text, str) and re.match(r"[A-Z_/]*TEMPLATE/DISK", text) for text in said):
+        said = [
+            node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)
+        ]
+        if "DISK" in said or any(
+            isinstance(text, str) and re.match(r"[A-Z_/]*TEMPLATE/DISK", text) for text in said
+        ):
             found.add(str(path.relative_to(LIB)))
         assert not any(isinstance(text, str) and re.search(r"\bDISK(\[|/)[A-Z]", text) for text in said), path
     assert found == set(PLACES)

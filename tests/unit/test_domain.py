@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Golden files in golden/domain: CASE.in.xml and CASE.records.json become CASE.out.xml. REGENERATE=1 rewrites the last."""
+"""Golden files in golden/domain: CASE.in.xml and CASE.records.json become CASE.out.xml. REGENERATE=1 rewrites
+the last.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,14 @@ def record(disk: int = 0, how: str = "overlay", format: str = "qcow2", path: str
 
 def record_text(**changes: object) -> bytes:
     data: dict[str, object] = {
-        "version": 1, "disk": 0, "place": "local", "how": "overlay", "format": "qcow2",
-        "path": "/var/lib/one/datastores/101/7/disk.0", "readonly": False,
-    }  # fmt: skip
+        "version": 1,
+        "disk": 0,
+        "place": "local",
+        "how": "overlay",
+        "format": "qcow2",
+        "path": "/var/lib/one/datastores/101/7/disk.0",
+        "readonly": False,
+    }
     return json.dumps({**data, **changes}).encode()
 
 
@@ -47,7 +54,9 @@ def test_domain_is_rewritten_as_in_the_golden_file(case: str) -> None:
     before = (GOLDEN / f"{case}.in.xml").read_bytes()
     listed = json.loads((GOLDEN / f"{case}.records.json").read_bytes())
     records = {item["disk"]: Record.parse(item["disk"], json.dumps(item).encode()) for item in listed}
-    chains = {item["disk"]: [(path, format) for path, format in item["chain"]] for item in listed if "chain" in item}
+    chains = {
+        item["disk"]: [(path, format) for path, format in item["chain"]] for item in listed if "chain" in item
+    }
     after = Domain(before, VM_DIR).with_records(records, chains)
     assert Domain(after, VM_DIR).with_records(records, chains) == after
     golden = GOLDEN / f"{case}.out.xml"
@@ -126,11 +135,18 @@ def test_disk_number(path: str, vm_dir: str, number: object) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        b"", b"<domain>", b"<other/>", b"\0<domain/>", b"\xff\xfe<\0d\0", b"<domain>\xff</domain>",
-        b'<!DOCTYPE domain [<!ENTITY x "y">]><domain>&x;</domain>', b"<domain/><domain/>", b"<a>" * 300 + b"</a>" * 300,
+        b"",
+        b"<domain>",
+        b"<other/>",
+        b"\0<domain/>",
+        b"\xff\xfe<\0d\0",
+        b"<domain>\xff</domain>",
+        b'<!DOCTYPE domain [<!ENTITY x "y">]><domain>&x;</domain>',
+        b"<domain/><domain/>",
+        b"<a>" * 300 + b"</a>" * 300,
         "<domain></domain>".encode("utf-16"),  # expat takes that, whatever it was told
     ],
-)  # fmt: skip
+)
 def test_markup_refuses_what_oned_never_sends(text: bytes) -> None:
     with pytest.raises(BadArguments):
         Markup(text, "domain")
@@ -150,15 +166,22 @@ def test_disk_of_ours_that_is_no_file_for_oned_is_refused(disk: str) -> None:
         Domain(text, VM_DIR).with_records({0: record()})
 
 
-@pytest.mark.parametrize("extra", ["<source file='/etc/passwd'/>", "<driver type='raw'/><driver type='qcow2'/>"])
+@pytest.mark.parametrize(
+    "extra", ["<source file='/etc/passwd'/>", "<driver type='raw'/><driver type='qcow2'/>"]
+)
 def test_disk_of_ours_with_two_sources_or_drivers_is_refused(extra: str) -> None:
-    text = f"<domain><devices><disk type='file'><source file='{VM_DIR}/disk.0'/>{extra}</disk></devices></domain>"
+    text = (
+        f"<domain><devices><disk type='file'><source "
+        f"file='{VM_DIR}/disk.0'/>{extra}</disk></devices></domain>"
+    )
     with pytest.raises(BadArguments):
         Domain(text.encode(), VM_DIR).with_records({0: record()})
 
 
 def test_record_is_read() -> None:
-    parsed = Record.parse(3, record_text(disk=3, how="in-place", place="shared", format="raw", path="/a//b/image"))
+    parsed = Record.parse(
+        3, record_text(disk=3, how="in-place", place="shared", format="raw", path="/a//b/image")
+    )
     assert parsed == Record(3, PLACES["in-place"], "raw", "/a/b/image")
     assert not parsed.is_local
 
@@ -166,14 +189,32 @@ def test_record_is_read() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        b"", b"[]", b"{", b"\xff", b"null", b'"x"', b"{}",
-        record_text(version="1"), record_text(version=2), record_text(disk=1), record_text(disk="0"),
-        record_text(how="stage"), record_text(how=None), record_text(how=["overlay"]), record_text(place="shared"),
-        record_text(format="vmdk"), record_text(format=None), record_text(format={}),
-        record_text(path=""), record_text(path=None), record_text(path="disk.0"), record_text(path="/a/../etc/passwd"),
-        record_text(path="/a\n/b"), record_text(path="/a\0b"),
+        b"",
+        b"[]",
+        b"{",
+        b"\xff",
+        b"null",
+        b'"x"',
+        b"{}",
+        record_text(version="1"),
+        record_text(version=2),
+        record_text(disk=1),
+        record_text(disk="0"),
+        record_text(how="stage"),
+        record_text(how=None),
+        record_text(how=["overlay"]),
+        record_text(place="shared"),
+        record_text(format="vmdk"),
+        record_text(format=None),
+        record_text(format={}),
+        record_text(path=""),
+        record_text(path=None),
+        record_text(path="disk.0"),
+        record_text(path="/a/../etc/passwd"),
+        record_text(path="/a\n/b"),
+        record_text(path="/a\0b"),
     ],
-)  # fmt: skip
+)
 def test_record_that_cannot_be_believed_is_refused_in_one_line(text: bytes) -> None:
     with pytest.raises(BadRecord) as caught:
         Record.parse(0, text)
@@ -231,20 +272,26 @@ def test_attach_message_names_a_file_of_the_records_format(disk: str, wanted: st
     assert attach.with_record(record(5)) == message(wanted)
 
 
-@pytest.mark.parametrize("text", [message("").replace(b"YES", b"NO"), message("</DISK><DISK><ATTACH>YES</ATTACH>")])
+@pytest.mark.parametrize(
+    "text", [message("").replace(b"YES", b"NO"), message("</DISK><DISK><ATTACH>YES</ATTACH>")]
+)
 def test_attach_message_without_exactly_one_disk_is_refused(text: bytes) -> None:
     with pytest.raises(BadArguments):
         AttachMessage(text)
 
 
-@pytest.mark.parametrize("disk", ["", "<DISK_ID>-1</DISK_ID>", "<DISK_ID>\u0663</DISK_ID>", "<DISK_ID>5; rm</DISK_ID>"])
+@pytest.mark.parametrize(
+    "disk", ["", "<DISK_ID>-1</DISK_ID>", "<DISK_ID>\u0663</DISK_ID>", "<DISK_ID>5; rm</DISK_ID>"]
+)
 def test_attach_message_without_a_disk_number_is_refused(disk: str) -> None:
     with pytest.raises(BadArguments):
         AttachMessage(message(disk)).number  # noqa: B018
 
 
 @pytest.mark.parametrize("value", ["a", "it's", '"', "a<b>&amp;", "\u00fc $(x);", "' onload='x"])
-@pytest.mark.parametrize("tag", ["<source file='old'/>", '<source file="old" x="1"></source>', "<source/>", "<source></source>"])
+@pytest.mark.parametrize(
+    "tag", ["<source file='old'/>", '<source file="old" x="1"></source>', "<source/>", "<source></source>"]
+)
 def test_any_attribute_value_comes_back_as_it_was(tag: str, value: str) -> None:
     text = Markup(f"<domain>{tag}<end/></domain>".encode(), "domain")
     text.set_attribute(text.root.children[0], "file", value)
@@ -270,7 +317,9 @@ CONTEXT = live_disk(f"{VM_DIR}/disk.1", more="<readonly/>")
 
 
 def test_vm_in_place_with_context_iso_may_move() -> None:
-    domain = live(live_disk(IN_PLACE), CONTEXT, live_disk("pool/image", "network"), "<disk type='file' device='cdrom'/>")
+    domain = live(
+        live_disk(IN_PLACE), CONTEXT, live_disk("pool/image", "network"), "<disk type='file' device='cdrom'/>"
+    )
     assert moving(domain, VM_DIR, {0: record(0, "in-place", "raw")}, 1) == Moving([IN_PLACE], [])
 
 
@@ -324,7 +373,10 @@ def test_any_disk_that_is_not_known_to_be_shared_stops_the_migration(disk: str, 
     [
         ({"version": 1, "to": "h2", "shared_checked": ["/var/lib/one//datastores/100/"]}, True),
         ({"version": 1, "to": "h2", "shared_checked": ["/var/lib/one/datastores/10"]}, False),
-        ({"version": 1, "to": "h2", "shared_checked": ["/var/lib/one/datastores/100/.semishared/abd"]}, False),
+        (
+            {"version": 1, "to": "h2", "shared_checked": ["/var/lib/one/datastores/100/.semishared/abd"]},
+            False,
+        ),
         ({"version": 1, "to": "h3", "shared_checked": ["/var/lib/one/datastores/100"]}, False),
         ({"version": 2, "to": "h2", "shared_checked": ["/var/lib/one/datastores/100"]}, False),
         ({"version": 1, "to": "h2", "shared_checked": ["/"]}, False),
@@ -332,9 +384,10 @@ def test_any_disk_that_is_not_known_to_be_shared_stops_the_migration(disk: str, 
         ({"version": 1, "to": "h2", "shared_checked": "/var"}, False),
         ({"version": 1, "to": "h2", "shared_checked": [1]}, False),
         ({"version": 1, "to": "h2"}, False),
-        (None, False), ([], False),
+        (None, False),
+        ([], False),
     ],
-)  # fmt: skip
+)
 def test_unsafe_needs_the_proof_for_every_disk(proof: object, proved: bool) -> None:
     assert is_proved([IN_PLACE], proof, "h2") is proved
     assert is_proved([IN_PLACE, "/srv/other/image"], proof, "h2") is False
@@ -342,14 +395,24 @@ def test_unsafe_needs_the_proof_for_every_disk(proof: object, proved: bool) -> N
 
 def test_options_of_site_vm_and_ours() -> None:
     assert options(["--verbose"], "20,10", "YES", True, True) == [
-        "--verbose", "--auto-converge", "--auto-converge-initial", "20", "--auto-converge-increment", "10",
-        "--compressed", "--persistent", "--undefinesource", "--unsafe",
-    ]  # fmt: skip
+        "--verbose",
+        "--auto-converge",
+        "--auto-converge-initial",
+        "20",
+        "--auto-converge-increment",
+        "10",
+        "--compressed",
+        "--persistent",
+        "--undefinesource",
+        "--unsafe",
+    ]
     assert options([], "", "NO", False, False) == []
     assert options(["--unsafe"], "", "", False, True) == ["--unsafe"]
 
 
-@pytest.mark.parametrize("site", [["--copy-storage-all"], ["--live", "--migrate-disks", "vda"], ["--migrate-disks=vda"]])
+@pytest.mark.parametrize(
+    "site", [["--copy-storage-all"], ["--live", "--migrate-disks", "vda"], ["--migrate-disks=vda"]]
+)
 def test_options_that_copy_disks_are_refused(site: list[str]) -> None:
     with pytest.raises(NotSupported):
         options(site, "", "", False, False)
@@ -362,16 +425,30 @@ def test_auto_converge_is_numbers(value: str) -> None:
 
 
 def test_words_of_virsh_migrate_in_libvirts_terms() -> None:
-    words = ["--live", "--verbose", "--bandwidth=20", "--compressed", "--comp-methods", "xbzrle,mt", "--timeout", "60"]
+    words = [
+        "--live",
+        "--verbose",
+        "--bandwidth=20",
+        "--compressed",
+        "--comp-methods",
+        "xbzrle,mt",
+        "--timeout",
+        "60",
+    ]
     values = {"BANDWIDTH": 20, "COMPRESSION": ["xbzrle", "mt"]}
-    assert parsed([*words, "--timeout-postcopy"]) == MigrateOptions(("LIVE", "COMPRESSED"), values, 60, "postcopy")
+    assert parsed([*words, "--timeout-postcopy"]) == MigrateOptions(
+        ("LIVE", "COMPRESSED"), values, 60, "postcopy"
+    )
     ours = options([], "20,10", "", True, True)
     assert parsed(["--live", *ours]) == MigrateOptions(
-        ("LIVE", "AUTO_CONVERGE", "PERSIST_DEST", "UNDEFINE_SOURCE", "UNSAFE"), {"AUTO_CONVERGE_INITIAL": 20, "AUTO_CONVERGE_INCREMENT": 10}
-    )  # fmt: skip
+        ("LIVE", "AUTO_CONVERGE", "PERSIST_DEST", "UNDEFINE_SOURCE", "UNSAFE"),
+        {"AUTO_CONVERGE_INITIAL": 20, "AUTO_CONVERGE_INCREMENT": 10},
+    )
 
 
-@pytest.mark.parametrize("words", [["--bandwidth"], ["--bandwidth", "fast"], ["--timeout", "-1"], ["--migrateuri"]])
+@pytest.mark.parametrize(
+    "words", [["--bandwidth"], ["--bandwidth", "fast"], ["--timeout", "-1"], ["--migrateuri"]]
+)
 def test_option_of_virsh_migrate_without_its_value(words: list[str]) -> None:
     with pytest.raises(BadArguments, match=words[0]):
         parsed(words)
@@ -406,9 +483,11 @@ def test_checkpoint_is_brought_to_the_active_layers() -> None:
     clone = "/s/100/.semishared/abc/clones/7-3.snap"
     old = "/var/lib/one//datastores/104/7"
     text = "<domain><devices>{}</devices></domain>".format(
-        disk.format("raw", f"{old}/disk.0.snap/0", "vda") + disk.format("qcow2", f"{clone}/1", "vdb")
-        + disk.format("qcow2", IN_PLACE, "vdc") + disk.format("qcow2", "/a/disk.9.snap/4", "vdd")
-    )  # fmt: skip
+        disk.format("raw", f"{old}/disk.0.snap/0", "vda")
+        + disk.format("qcow2", f"{clone}/1", "vdb")
+        + disk.format("qcow2", IN_PLACE, "vdc")
+        + disk.format("qcow2", "/a/disk.9.snap/4", "vdd")
+    )
     records = {
         0: record(0, "copy", "qcow2", "/var/lib/one/datastores/101/7/disk.0.snap/3"),
         3: record(3, "store-clone", "qcow2", f"{clone}/2"),
@@ -416,25 +495,48 @@ def test_checkpoint_is_brought_to_the_active_layers() -> None:
     }
     lease = "/var/lib/one/datastores/.semishared/bases/100-1-ab/leases/7-3"
     here = "/var/lib/one/datastores/101/7/disk.0.snap"
-    chains = {0: [(f"{here}/2", "qcow2"), (f"{here}/0", "raw")], 3: [(f"{clone}/1", "qcow2"), (lease, "raw")], 2: []}
+    chains = {
+        0: [(f"{here}/2", "qcow2"), (f"{here}/0", "raw")],
+        3: [(f"{clone}/1", "qcow2"), (lease, "raw")],
+        2: [],
+    }
     after = with_active_layers(text.encode(), records, chains)
     assert with_active_layers(after, records, chains) == after
     found = ElementTree.fromstring(after).findall("devices/disk")
-    assert [_source(disk) for disk in found] == [f"{old}/disk.0.snap/3", f"{clone}/2", IN_PLACE, "/a/disk.9.snap/4"]
+    assert [_source(disk) for disk in found] == [
+        f"{old}/disk.0.snap/3",
+        f"{clone}/2",
+        IN_PLACE,
+        "/a/disk.9.snap/4",
+    ]
     assert [disk.find("driver").get("type") for disk in found] == ["qcow2"] * 4  # type: ignore[union-attr]
-    wanted = [[(f"{old}/disk.0.snap/2", "qcow2"), (f"{old}/disk.0.snap/0", "raw")], chains[3], [], [("/gone", "raw")]]
+    wanted = [
+        [(f"{old}/disk.0.snap/2", "qcow2"), (f"{old}/disk.0.snap/0", "raw")],
+        chains[3],
+        [],
+        [("/gone", "raw")],
+    ]
     assert [chain_in(disk) for disk in found] == wanted
 
 
 @pytest.mark.parametrize(("how", "format"), [("in-place", "raw"), ("copy", "raw"), ("volatile", "raw")])
 def test_snapshot_of_the_whole_vm_is_refused_by_the_disk_that_cannot(how: str, format: str) -> None:
-    good = {0: record(0), 1: record(1, "in-place"), 2: Record(2, PLACES["in-place"], "raw", IN_PLACE, readonly=True)}
+    good = {
+        0: record(0),
+        1: record(1, "in-place"),
+        2: Record(2, PLACES["in-place"], "raw", IN_PLACE, readonly=True),
+    }
     check_system_snapshot(good)
     with pytest.raises(NotSupported, match=rf"disk 3 \({how}, {format}\)"):
         check_system_snapshot({**good, 3: record(3, how, format)})
 
 
 def test_local_disk_with_layers_is_opened_at_the_active_one() -> None:
-    text = f"<domain><devices><disk type='file'><source file='{VM_DIR}/disk.0'/><driver/></disk></devices></domain>".encode()
-    after = Domain(text, VM_DIR).with_records({0: record(0, path="/var/lib/one/datastores/101/7/disk.0.snap/12")})
+    text = (
+        f"<domain><devices><disk type='file'><source "
+        f"file='{VM_DIR}/disk.0'/><driver/></disk></devices></domain>"
+    ).encode()
+    after = Domain(text, VM_DIR).with_records(
+        {0: record(0, path="/var/lib/one/datastores/101/7/disk.0.snap/12")}
+    )
     assert f"file='{VM_DIR}/disk.0.snap/12'".encode() in after

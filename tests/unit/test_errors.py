@@ -40,7 +40,9 @@ def test_ids_are_unique_and_well_formed() -> None:
 
 def test_catalogue_holds_every_error_of_the_module() -> None:
     tree = ast.parse((ROOT / "lib" / "semishared" / "errors.py").read_text())
-    assert {node.name for node in tree.body if isinstance(node, ast.ClassDef)} == {cls.__name__ for cls in errors.catalogue()}
+    assert {node.name for node in tree.body if isinstance(node, ast.ClassDef)} == {
+        cls.__name__ for cls in errors.catalogue()
+    }
 
 
 def test_no_error_is_defined_elsewhere_and_all_are_raised_somewhere() -> None:
@@ -82,7 +84,9 @@ def test_page_of_errors_is_up_to_date(capsys: pytest.CaptureFixture[str]) -> Non
     assert generator().main(["--check"]) == 0, capsys.readouterr().err
 
 
-def test_generator_writes_a_page_and_check_notices_a_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generator_writes_a_page_and_check_notices_a_change(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     docs = generator()
     vars(docs)["DOCS"] = tmp_path
     assert docs.main(["--check"]) == 1
@@ -98,11 +102,16 @@ def test_generator_writes_a_page_and_check_notices_a_change(tmp_path: Path, caps
 def test_page_of_attributes_lists_what_placement_knows_and_nothing_else() -> None:
     page = (REFERENCE / "attributes.md").read_text()
     known = {
-        "SEMISHARED_PLACE": set(placement.WHERE), "SEMISHARED_LOCAL": set(placement.LOCALS), "SEMISHARED_STAGE": set(staging.WHEN),
-        "SEMISHARED_ON_HOST_FAILURE": set(placement.ON_HOST_FAILURE), "SEMISHARED_DETACH": set(placement.DETACH),
-        "SEMISHARED_IO_CLASS": set(IO_CLASSES), "SEMISHARED_CLASS": set(device_class.WORDS),
-        "SEMISHARED_BASES": set(placement.BASES), "SEMISHARED_SHARE_ACCESS": set(placement.ACCESS),
-    }  # fmt: skip
+        "SEMISHARED_PLACE": set(placement.WHERE),
+        "SEMISHARED_LOCAL": set(placement.LOCALS),
+        "SEMISHARED_STAGE": set(staging.WHEN),
+        "SEMISHARED_ON_HOST_FAILURE": set(placement.ON_HOST_FAILURE),
+        "SEMISHARED_DETACH": set(placement.DETACH),
+        "SEMISHARED_IO_CLASS": set(IO_CLASSES),
+        "SEMISHARED_CLASS": set(device_class.WORDS),
+        "SEMISHARED_BASES": set(placement.BASES),
+        "SEMISHARED_SHARE_ACCESS": set(placement.ACCESS),
+    }
     sections = re.split(r"(?m)^## ", page)
     found: dict[str, set[str]] = {}
     for section in sections:
@@ -110,18 +119,30 @@ def test_page_of_attributes_lists_what_placement_knows_and_nothing_else() -> Non
         if name.startswith("SEMISHARED_"):
             found[name] = set(re.findall(r"(?m)^\| `([^`]+)`", section))
     assert found == known
-    of_ceph = set(re.findall(r'"(SEMISHARED_CEPH_[A-Z_]+)"', (ROOT / "lib/semishared/model/stores.py").read_text()))
+    of_ceph = set(
+        re.findall(r'"(SEMISHARED_CEPH_[A-Z_]+)"', (ROOT / "lib/semishared/model/stores.py").read_text())
+    )
     assert len(of_ceph) == 5
     written = {"SEMISHARED_STORE", "SEMISHARED_CLOUD"}
-    of_shares = set(re.findall(r'"(SEMISHARED_FS[A-Z_]*)"', (ROOT / "lib/semishared/model/shares.py").read_text()))
+    of_shares = set(
+        re.findall(r'"(SEMISHARED_FS[A-Z_]*)"', (ROOT / "lib/semishared/model/shares.py").read_text())
+    )
     assert len(of_shares) == 5
     of_hosts = {"SEMISHARED_BASES_LIMIT", "SEMISHARED_BASES_FLOOR", "SEMISHARED_FENCED", "SEMISHARED_POOL"}
-    assert set(re.findall(r"SEMISHARED_[A-Z_]+", page)) == set(known) | of_ceph | written | of_hosts | of_shares
+    assert (
+        set(re.findall(r"SEMISHARED_[A-Z_]+", page)) == set(known) | of_ceph | written | of_hosts | of_shares
+    )
 
 
 def test_code_knows_no_attribute_that_the_page_does_not() -> None:
     page = (REFERENCE / "attributes.md").read_text()
-    variables = {"SEMISHARED_KILL_AT", "SEMISHARED_STOP_AT", "SEMISHARED_TRACE", "SEMISHARED_SHARE_", "SEMISHARED_SHARES"}
+    variables = {
+        "SEMISHARED_KILL_AT",
+        "SEMISHARED_STOP_AT",
+        "SEMISHARED_TRACE",
+        "SEMISHARED_SHARE_",
+        "SEMISHARED_SHARES",
+    }
     for path in (ROOT / "lib").rglob("*.py"):
         for name in set(re.findall(r"\bSEMISHARED_[A-Z_]+\b", path.read_text())) - variables:
             assert name in page, f"{path} knows {name}, docs/reference/attributes.md does not"
@@ -130,6 +151,8 @@ def test_code_knows_no_attribute_that_the_page_does_not() -> None:
 def test_page_of_attributes_lists_the_attributes_the_datastore_driver_reads() -> None:
     page = (REFERENCE / "attributes.md").read_text()
     listed = set(re.findall(r"`([A-Z0-9_]{2,})`", page.split("datastore driver knows")[1]))
-    texts = [(ROOT / "lib" / "semishared" / name).read_text() for name in ("front/upload.py", "plan/images.py")]
+    texts = [
+        (ROOT / "lib" / "semishared" / name).read_text() for name in ("front/upload.py", "plan/images.py")
+    ]
     read = {name for text in texts for name in re.findall(r'attribute\("([A-Z0-9_]+)"\)', text)} - {"FS"}
     assert read | {"MD5", "SHA1", "SHA256"} == listed

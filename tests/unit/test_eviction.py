@@ -8,27 +8,48 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semishared.errors import BadAttribute
-from semishared.plan.eviction import Held, Limits, after, choose, limits, missing, of_session, room, superseded
+from semishared.plan.eviction import (
+    Held,
+    Limits,
+    after,
+    choose,
+    limits,
+    missing,
+    of_session,
+    room,
+    superseded,
+)
 from semishared.tools.rate_limit import Pace
 from semishared.units import GiB, amount
 
 HEX = "0" * 31
 
 
-def base(image: int, generation: int, size: int = 10, used: float = 0, leases: int = 0, staged: float = 0) -> Held:
+def base(
+    image: int, generation: int, size: int = 10, used: float = 0, leases: int = 0, staged: float = 0
+) -> Held:
     return Held(f"100-{image}-{HEX}{generation}", size, staged, used, leases)
 
 
 BASES = st.lists(
     st.builds(
-        base, st.integers(1, 4), st.integers(0, 9), st.integers(0, 100), st.integers(0, 50), st.integers(0, 2), st.integers(0, 50)
+        base,
+        st.integers(1, 4),
+        st.integers(0, 9),
+        st.integers(0, 100),
+        st.integers(0, 50),
+        st.integers(0, 2),
+        st.integers(0, 50),
     ),
-    max_size=12, unique_by=lambda held: held.name,
-)  # fmt: skip
+    max_size=12,
+    unique_by=lambda held: held.name,
+)
 
 
 @given(BASES, st.integers(-1, 300), st.integers(0, 300), st.integers(0, 300), st.integers(0, 100))
-def test_what_goes_is_unleased_enough_and_no_more(bases: list[Held], most: int, floor: int, free: int, needed: int) -> None:
+def test_what_goes_is_unleased_enough_and_no_more(
+    bases: list[Held], most: int, floor: int, free: int, needed: int
+) -> None:
     limit = Limits(most, floor)
     chosen = choose(bases, limit, free, needed)
     by_name = {held.name: held for held in bases}
@@ -37,7 +58,9 @@ def test_what_goes_is_unleased_enough_and_no_more(bases: list[Held], most: int, 
     gone = sum(by_name[name].bytes for name in chosen)
     left = missing([held for held in bases if held.name not in chosen], limit, free + gone, needed)
     if left > 0:
-        assert {held.name for held in bases if not held.leases} == set(chosen), "all that may go, and it is not enough"
+        assert {held.name for held in bases if not held.leases} == set(chosen), (
+            "all that may go, and it is not enough"
+        )
     elif chosen:
         last = by_name[chosen[-1]].bytes
         kept = [held for held in bases if held.name not in chosen[:-1]]
@@ -67,10 +90,20 @@ def test_limits_in_all_their_spellings() -> None:
 
 
 def test_amounts() -> None:
-    assert [amount(text) for text in ("100", "40M", "40MB", "40mib", "2k", "1T")] == [100, 40 << 20, 40 << 20, 40 << 20, 2048, 1 << 40]
+    assert [amount(text) for text in ("100", "40M", "40MB", "40mib", "2k", "1T")] == [
+        100,
+        40 << 20,
+        40 << 20,
+        40 << 20,
+        2048,
+        1 << 40,
+    ]
 
 
-@given(st.lists(st.tuples(st.integers(1, 5_000_000), st.floats(0, 2)), min_size=1, max_size=40), st.integers(100_000, 50_000_000))
+@given(
+    st.lists(st.tuples(st.integers(1, 5_000_000), st.floats(0, 2)), min_size=1, max_size=40),
+    st.integers(100_000, 50_000_000),
+)
 def test_pace_is_never_exceeded_by_more_than_the_burst(chunks: list[tuple[int, float]], rate: int) -> None:
     clock = [0.0]
     pace = Pace(rate, lambda: clock[0], lambda seconds: clock.__setitem__(0, clock[0] + seconds))
@@ -96,20 +129,34 @@ def test_base_that_is_mended_drives_out_another_only_where_it_does_not_fit() -> 
 # -- several file systems: a pool ---------------------------------------------------------------------
 
 
-@given(BASES, st.sets(st.integers(0, 11)), st.integers(-1, 300), st.integers(0, 300), st.integers(0, 300), st.integers(0, 100))
+@given(
+    BASES,
+    st.sets(st.integers(0, 11)),
+    st.integers(-1, 300),
+    st.integers(0, 300),
+    st.integers(0, 300),
+    st.integers(0, 100),
+)
 def test_what_goes_is_for_the_limit_of_all_or_for_the_floor_of_one(
     bases: list[Held], here: set[int], most: int, floor: int, free: int, needed: int
 ) -> None:
     bases = [held._replace(is_here=number in here) for number, held in enumerate(bases)]
     limit = Limits(most, floor)
     chosen = choose(bases, limit, free, needed)
-    goes, stay = [held for held in bases if held.name in chosen], [held for held in bases if held.name not in chosen]
+    goes, stay = (
+        [held for held in bases if held.name in chosen],
+        [held for held in bases if held.name not in chosen],
+    )
     assert len(goes) == len(chosen) and not any(held.leases for held in goes)
     if floor + needed - free > sum(held.bytes for held in goes if held.is_here):
-        assert all(held.leases for held in stay if held.is_here), "all that may go there, and it is not enough"
+        assert all(held.leases for held in stay if held.is_here), (
+            "all that may go there, and it is not enough"
+        )
     if most >= 0 and sum(held.bytes for held in stay) + needed > most:
         assert all(held.leases for held in stay), "all that may go, and it is not enough"
-    assert all(held.is_here for held in bases if held.name in choose(bases, Limits(-1, floor), free, needed)), "others make no room here"
+    assert all(
+        held.is_here for held in bases if held.name in choose(bases, Limits(-1, floor), free, needed)
+    ), "others make no room here"
 
 
 def row(image: int, here: bool, size: int = 10, used: float = 0) -> dict[str, object]:
@@ -120,20 +167,31 @@ def row(image: int, here: bool, size: int = 10, used: float = 0) -> dict[str, ob
 def test_a_limit_holds_for_all_devices_of_a_host_and_a_floor_for_the_one() -> None:
     there, here = row(1, False, used=1), row(2, True, used=2)
     listed = {"bases": [there, here], "free": 100, "total": 120, "whole": 1000}
-    assert room(listed, Limits(29, 0), "h1", 10) == [there["name"]], "the one that was used longest ago, wherever it is"
+    assert room(listed, Limits(29, 0), "h1", 10) == [there["name"]], (
+        "the one that was used longest ago, wherever it is"
+    )
     assert room(listed, Limits(30, 0), "h1", 10) == []
-    assert room({**listed, "free": 10}, Limits(-1, 5), "h1", 10) == [here["name"]], "only what is there makes room there"
+    assert room({**listed, "free": 10}, Limits(-1, 5), "h1", 10) == [here["name"]], (
+        "only what is there makes room there"
+    )
     assert room({**listed, "free": 10}, Limits(29, 5), "h1", 10) == [here["name"]], "which is of use for both"
 
 
 def test_bases_of_a_session_that_come_to_several_devices_count_together() -> None:
     idle, other = row(1, True, used=1), row(2, False, used=2)
     first = {"where": "a", "needed": 10, "bases": [idle, other], "free": 100}
-    second = {"where": "b", "needed": 10, "bases": [{**idle, "here": False}, {**other, "here": True}], "free": 100}
+    second = {
+        "where": "b",
+        "needed": 10,
+        "bases": [{**idle, "here": False}, {**other, "here": True}],
+        "free": 100,
+    }
     gone: list[str] = []
     coming = 0
     for listed, needed in of_session([first, second]):
         gone += room(after(listed, gone, coming), Limits(25, 0), "h1", needed)
         coming += needed
-    assert gone == [idle["name"], other["name"]], "10 and 10 come to 20 of which 25 may stay: none of those is asked to go twice"
+    assert gone == [idle["name"], other["name"]], (
+        "10 and 10 come to 20 of which 25 may stay: none of those is asked to go twice"
+    )
     assert after(second, [str(other["name"])], 0)["free"] == 110

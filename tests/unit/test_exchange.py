@@ -14,18 +14,30 @@ from semishared.model import steps as s
 from semishared.model.exchange import On, Plan, Say, While
 from semishared.opennebula.report import Report
 
-LOOK, ACT, REST = s.DescribeVm(1, "/d/101/1"), s.PrepareVm(1, "/d/101/1"), s.RestGuest(1, "/d/101/1", "one-1", "SUSPEND")
+LOOK, ACT, REST = (
+    s.DescribeVm(1, "/d/101/1"),
+    s.PrepareVm(1, "/d/101/1"),
+    s.RestGuest(1, "/d/101/1", "one-1", "SUSPEND"),
+)
 DISK = s.DescribeDisk(s.DiskRef(1, 0, "/d/101/1"), "")
 
 
 class Machine:
-    """A conversation in which a machine answers each message with the next of its answers; an error is raised."""
+    """A conversation in which a machine answers each message with the next of its answers; an error is
+    raised.
+    """
 
     opened: List["Machine"] = []
     script: Dict[str, List[Any]] = {}
 
     def __init__(self, host: str, *_: Any, **__: Any) -> None:
-        self.host, self.moved, self.warnings, self.seq, self.is_busy = host, {"sent": 1}, list[str](), -1, False
+        self.host, self.moved, self.warnings, self.seq, self.is_busy = (
+            host,
+            {"sent": 1},
+            list[str](),
+            -1,
+            False,
+        )
         self.heard: List[List[str]] = []
         self.closed: Optional[bool] = None
         Machine.opened.append(self)
@@ -92,11 +104,15 @@ def test_an_error_is_raised_where_the_plan_asked_and_its_undo_is_done(machines: 
 
     with pytest.raises(MissingImage):
         front.carry_out(plan(), action())
-    assert heard() == {"a": [["PrepareVm"], ["DescribeVm"]]}, "in the same conversation: the host side listens on"
+    assert heard() == {"a": [["PrepareVm"], ["DescribeVm"]]}, (
+        "in the same conversation: the host side listens on"
+    )
     assert Machine.opened[0].closed is False
 
 
-def test_a_conversation_that_broke_off_is_closed_at_once_and_begun_anew_for_the_undo(machines: Dict[str, List[Any]]) -> None:
+def test_a_conversation_that_broke_off_is_closed_at_once_and_begun_anew_for_the_undo(
+    machines: Dict[str, List[Any]],
+) -> None:
     machines.update(a=[HostUnreachable("gone"), ["undone"]])
 
     def plan() -> Plan:
@@ -111,7 +127,9 @@ def test_a_conversation_that_broke_off_is_closed_at_once_and_begun_anew_for_the_
 
 
 @pytest.mark.parametrize("bridge", ["a", "b"])
-def test_what_is_to_be_done_while_a_machine_waits_is_done_elsewhere_even_there(machines: Dict[str, List[Any]], bridge: str) -> None:
+def test_what_is_to_be_done_while_a_machine_waits_is_done_elsewhere_even_there(
+    machines: Dict[str, List[Any]], bridge: str
+) -> None:
     machines.update({"a": ["asks"], bridge: (["asks"] if bridge == "a" else []) + [["held"]]})
     got: List[Any] = []
 
@@ -123,7 +141,9 @@ def test_what_is_to_be_done_while_a_machine_waits_is_done_elsewhere_even_there(m
     assert [machine.host for machine in Machine.opened] == ["a", bridge]
 
 
-def test_a_rehearsal_looks_until_something_acts_and_ends_where_an_answer_is_looked_at(machines: Dict[str, List[Any]]) -> None:
+def test_a_rehearsal_looks_until_something_acts_and_ends_where_an_answer_is_looked_at(
+    machines: Dict[str, List[Any]],
+) -> None:
     machines.update(a=[[{"records": []}, {"layers": {}}]])
 
     def plan() -> Plan:
@@ -141,11 +161,17 @@ def test_a_rehearsal_looks_until_something_acts_and_ends_where_an_answer_is_look
 
     script = rehearse(plan(), action())
     assert heard() == {"a": [["DescribeVm", "LookAtDisk"]]}
-    assert [(len(part.steps), part.answers is not None) for part in script.messages] == [(2, True), (1, False), (1, False)]
+    assert [(len(part.steps), part.answers is not None) for part in script.messages] == [
+        (2, True),
+        (1, False),
+        (1, False),
+    ]
     assert script.is_open
 
 
-def test_a_disk_that_has_to_be_recovered_first_is_nothing_to_decide_on(machines: Dict[str, List[Any]]) -> None:
+def test_a_disk_that_has_to_be_recovered_first_is_nothing_to_decide_on(
+    machines: Dict[str, List[Any]],
+) -> None:
     machines.update(a=[[{"unsettled": True}]])
 
     def plan() -> Plan:

@@ -16,7 +16,10 @@ from semishared.front import datastore, transfer
 pytestmark = pytest.mark.reads_checkout
 
 ROOT = Path(__file__).resolve().parents[2]
-ACTIONS: dict[str, dict[str, Any]] = {"tm": {**transfer.ACTIONS, "monitor_ds": entry.monitor_ds}, "datastore": datastore.ACTIONS}
+ACTIONS: dict[str, dict[str, Any]] = {
+    "tm": {**transfer.ACTIONS, "monitor_ds": entry.monitor_ds},
+    "datastore": datastore.ACTIONS,
+}
 FILES = sorted(path for kind in ACTIONS for path in (ROOT / kind).iterdir() if path.name != "__pycache__")
 SKELETON = '''#!/usr/bin/python3 -IS
 # SPDX-License-Identifier: Apache-2.0
@@ -37,9 +40,16 @@ def file_id(path: Path) -> str:
 def test_action_file_is_the_skeleton(path: Path) -> None:
     text = path.read_text()
     docstring = text.split('"""')[1]
-    expected = SKELETON.replace("DOCSTRING", docstring).replace("KIND", path.parent.name).replace("ACTION", path.name)
+    expected = (
+        SKELETON.replace("DOCSTRING", docstring)
+        .replace("KIND", path.parent.name)
+        .replace("ACTION", path.name)
+    )
     assert text == expected
-    assert re.match(rf"{path.parent.name}/{path.name}( [^-]+)? - [^\n]+\.$|{path.parent.name}/{path.name} [^\n]+\.$", docstring)
+    assert re.match(
+        rf"{path.parent.name}/{path.name}( [^-]+)? - [^\n]+\.$|{path.parent.name}/{path.name} [^\n]+\.$",
+        docstring,
+    )
     assert os.access(path, os.X_OK), f"chmod +x {file_id(path)}"
 
 

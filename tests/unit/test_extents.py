@@ -22,7 +22,8 @@ EXTENT = 64 << 10
 BLOCK = 4096
 Piece = tuple[int, int, bytes]
 pieces = st.lists(
-    st.tuples(st.integers(0, 10 * EXTENT), st.integers(1, EXTENT), st.sampled_from([b"\0", b"x", b"y"])), max_size=5
+    st.tuples(st.integers(0, 10 * EXTENT), st.integers(1, EXTENT), st.sampled_from([b"\0", b"x", b"y"])),
+    max_size=5,
 )
 
 
@@ -43,7 +44,9 @@ def make(path: Path, size: int, written: list[Piece]) -> bytes:
 
 
 def allocated(path: Path) -> int:
-    """Return the bytes that are no hole; st_blocks would count the file system's own blocks (its extent tree) as well."""
+    """Return the bytes that are no hole; st_blocks would count the file system's own blocks (its extent tree)
+    as well.
+    """
     with open(path, "rb") as file:
         end, at, found = os.fstat(file.fileno()).st_size, 0, 0
         while at < end:
@@ -66,12 +69,16 @@ def test_copy_has_the_content_and_no_more_blocks_than_it_needs(written: list[Pie
         needed = sum(content[at : at + BLOCK].strip(b"\0") != b"" for at in range(0, size, BLOCK))
         assert allocated(target) <= needed * BLOCK
         assert (found.size, found.format) == (size, "raw")
-        assert sorted(found.extents) == [at // EXTENT for at in range(0, size, EXTENT) if content[at : at + EXTENT].strip(b"\0")]
+        assert sorted(found.extents) == [
+            at // EXTENT for at in range(0, size, EXTENT) if content[at : at + EXTENT].strip(b"\0")
+        ]
         assert extents.parse(found.text()) == found
         assert extents.copy(str(target), None, "raw", "store_read") == found
 
 
-@given(pieces, pieces, st.sampled_from([0, EXTENT, 3 * EXTENT + 7]), st.sampled_from([EXTENT, 3 * EXTENT + 7]))
+@given(
+    pieces, pieces, st.sampled_from([0, EXTENT, 3 * EXTENT + 7]), st.sampled_from([EXTENT, 3 * EXTENT + 7])
+)
 def test_generations_are_equal_when_and_only_when_the_content_is(
     first: list[Piece], second: list[Piece], first_size: int, second_size: int
 ) -> None:
@@ -86,7 +93,8 @@ def test_a_written_zero_is_a_hole_and_does_not_change_the_generation(tmp_path: P
     (tmp_path / "full").write_bytes(b"a" * EXTENT + bytes(3 * EXTENT))
     make(tmp_path / "sparse", 4 * EXTENT, [(0, EXTENT, b"a")])
     copies = [
-        extents.copy(str(tmp_path / name), str(tmp_path / f"{name}.copy"), "raw", "store_read") for name in ("full", "sparse")
+        extents.copy(str(tmp_path / name), str(tmp_path / f"{name}.copy"), "raw", "store_read")
+        for name in ("full", "sparse")
     ]
     assert copies[0] == copies[1]
     assert allocated(tmp_path / "full.copy") == EXTENT
@@ -94,7 +102,10 @@ def test_a_written_zero_is_a_hole_and_does_not_change_the_generation(tmp_path: P
 
 def test_format_is_part_of_the_generation(tmp_path: Path) -> None:
     make(tmp_path / "image", EXTENT, [(0, 10, b"a")])
-    names = {extents.copy(str(tmp_path / "image"), None, format, "store_read").generation for format in ("raw", "qcow2")}
+    names = {
+        extents.copy(str(tmp_path / "image"), None, format, "store_read").generation
+        for format in ("raw", "qcow2")
+    }
     assert len(names) == 2
     assert all(len(name) == 32 and name.isalnum() for name in names)
 
@@ -107,7 +118,9 @@ def test_holes_are_not_read(tmp_path: Path) -> None:
     assert list(found.extents) == [(1 << 39) // EXTENT]
 
 
-def test_all_of_the_size_of_a_sparse_copy_is_gone_through_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_of_the_size_of_a_sparse_copy_is_gone_through_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     size, pieces, looked_up = 1 << 34, list[int](), list[object]()
     make(tmp_path / "image", size, [(at * EXTENT, EXTENT, b"a") for at in range(3 * extents.FLUSH)])
     real, load = write_out._sync_file_range, ctypes.CDLL
@@ -128,7 +141,9 @@ def test_all_of_the_size_of_a_sparse_copy_is_gone_through_once(tmp_path: Path, m
     assert len(looked_up) <= 1
 
 
-def test_file_system_that_knows_no_holes_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_system_that_knows_no_holes_is_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     content = make(tmp_path / "image", 4 * EXTENT, [(2 * EXTENT + 5, 10, b"a")])
     real = extents.copy(str(tmp_path / "image"), None, "raw", "store_read")
 
@@ -161,11 +176,16 @@ def test_copy_does_not_overwrite(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda text: b"", lambda text: text[:30], lambda text: text.replace(b"manifest 1", b"manifest 2"),
-        lambda text: text.replace(b"extent %d" % EXTENT, b"extent 1"), lambda text: text + b"x y\n", lambda text: text + b"7\n",
-        lambda text: b"\xff" + text, lambda text: text.replace(b"size ", b"size x"),
+        lambda text: b"",
+        lambda text: text[:30],
+        lambda text: text.replace(b"manifest 1", b"manifest 2"),
+        lambda text: text.replace(b"extent %d" % EXTENT, b"extent 1"),
+        lambda text: text + b"x y\n",
+        lambda text: text + b"7\n",
+        lambda text: b"\xff" + text,
+        lambda text: text.replace(b"size ", b"size x"),
     ],
-)  # fmt: skip
+)
 def test_manifest_that_is_none_is_refused(change: object) -> None:
     text = extents.Manifest("raw", 5 * EXTENT, {0: "a" * 64, 3: "b" * 64}).text()
     assert extents.parse(text).extents == {0: "a" * 64, 3: "b" * 64}
@@ -182,17 +202,32 @@ def test_any_bytes_are_a_manifest_or_image_changed(text: bytes) -> None:
             pass
 
 
-SOUND = f"semishared-manifest 1\nformat raw\nsize {3 * EXTENT - 1}\nextent {EXTENT}\n0 {'ab' * 32}\n2 {'cd' * 32}\n"
+SOUND = (
+    f"semishared-manifest 1\nformat raw\nsize {3 * EXTENT - 1}\nextent {EXTENT}\n0 {'ab' * 32}\n2 "
+    f"{'cd' * 32}\n"
+)
 
 
 @pytest.mark.parametrize(
     ("was", "is_now"),
     [
-        ("0 ab", "-1 ab"), ("0 ab", "+0 ab"), ("0 ab", "0_0 ab"), ("0 ab", " ab"), ("2 cd", "3 cd"), ("2 cd", f"{1 << 70} cd"),
-        ("ab", "zz"), ("abab", ""), ("abab", "ababab"), (f"size {3 * EXTENT - 1}", "size -1"), (f"size {3 * EXTENT - 1}", "size 0"),
-        ("manifest 1", "manifest 2"), (f"extent {EXTENT}", "extent 1"), ("2 cd", "2"), ("format raw", "format"),
+        ("0 ab", "-1 ab"),
+        ("0 ab", "+0 ab"),
+        ("0 ab", "0_0 ab"),
+        ("0 ab", " ab"),
+        ("2 cd", "3 cd"),
+        ("2 cd", f"{1 << 70} cd"),
+        ("ab", "zz"),
+        ("abab", ""),
+        ("abab", "ababab"),
+        (f"size {3 * EXTENT - 1}", "size -1"),
+        (f"size {3 * EXTENT - 1}", "size 0"),
+        ("manifest 1", "manifest 2"),
+        (f"extent {EXTENT}", "extent 1"),
+        ("2 cd", "2"),
+        ("format raw", "format"),
     ],
-)  # fmt: skip
+)
 def test_manifest_that_names_what_cannot_be_is_none(was: str, is_now: str) -> None:
     """It is named by its hash; but whoever makes one up can name that, too."""
     assert sorted(extents.parse(SOUND.encode()).extents) == [0, 2]

@@ -28,7 +28,8 @@ def disk(number: int, image: int = -1, **more: str) -> str:
 def vm(number: int, disks: str = "", state: int = 3, lcm: int = 16, hosts: tuple[str, ...] = ("h1",)) -> Vm:
     """Return a VM as oned has it; the host h1 has the id 1."""
     history = "".join(
-        f"<HISTORY><SEQ>{seq}</SEQ><HOSTNAME>{name}</HOSTNAME><HID>{name[1:2]}</HID></HISTORY>" for seq, name in enumerate(hosts)
+        f"<HISTORY><SEQ>{seq}</SEQ><HOSTNAME>{name}</HOSTNAME><HID>{name[1:2]}</HID></HISTORY>"
+        for seq, name in enumerate(hosts)
     )
     return Vm.parse(
         f"<VM><ID>{number}</ID><NAME>vm-{number}</NAME><STATE>{state}</STATE><LCM_STATE>{lcm}</LCM_STATE>"
@@ -38,7 +39,7 @@ def vm(number: int, disks: str = "", state: int = 3, lcm: int = 16, hosts: tuple
 
 def image(number: int, **attributes: str) -> Image:
     rows = "".join(f"<{name}>{value}</{name}>" for name, value in attributes.items())
-    of = f"<ID>{number}</ID><NAME>image-{number}</NAME><DATASTORE_ID>100</DATASTORE_ID><SOURCE>/images/{number}</SOURCE>"
+    of = f"<ID>{number}</ID><NAME>image-{number}</NAME><DATASTORE_ID>100</DATASTORE_ID><SOURCE>/images/{number}</SOURCE>"  # noqa: E501
     kind = "<PERSISTENT>1</PERSISTENT><FORMAT>raw</FORMAT>" if "PERSISTENT_TYPE" in attributes else ""
     return Image.parse(f"<IMAGE>{of}{kind}<VMS><ID>1</ID><ID>7</ID></VMS><TEMPLATE>{rows}</TEMPLATE></IMAGE>")
 
@@ -49,9 +50,12 @@ class Known:
     def __init__(self, *vms: Vm, refused: tuple[int, ...] = ()) -> None:
         self._vms, self._refused, self.asked = {item.id: item for item in vms}, refused, list[int]()
         self.images = {
-            1: image(1), 2: image(2, SEMISHARED_ON_HOST_FAILURE="recreate"), 3: image(3, SEMISHARED_PLACE="shared"),
-            4: image(4, SEMISHARED_LOCAL="odd"), 5: image(5, PERSISTENT_TYPE="shareable"),
-        }  # fmt: skip
+            1: image(1),
+            2: image(2, SEMISHARED_ON_HOST_FAILURE="recreate"),
+            3: image(3, SEMISHARED_PLACE="shared"),
+            4: image(4, SEMISHARED_LOCAL="odd"),
+            5: image(5, PERSISTENT_TYPE="shareable"),
+        }
 
     def vms(self) -> list[Vm]:
         return list(self._vms.values())
@@ -86,14 +90,25 @@ class Known:
         (disk(0, 1, CLONE="YES", TM_MAD="qcow2"), "disk 0: it is of driver qcow2"),
         (disk(0, 5, CLONE="NO"), "onevm migrate 7 HOST"),
         (disk(0, 1, CLONE="NO", SHAREABLE="YES"), None),
-        (disk(0, 1, CLONE="NO", SOURCE="/etc/shadow"), "names '/etc/shadow' in datastore 100, and its image 1 is '/images/1'"),
+        (
+            disk(0, 1, CLONE="NO", SOURCE="/etc/shadow"),
+            "names '/etc/shadow' in datastore 100, and its image 1 is '/images/1'",
+        ),
         (disk(0, 3, CLONE="YES", DATASTORE_ID="101"), "names '/images/3' in datastore 101"),
-        (disk(0, TYPE="fs", IMAGE_ID="1", SOURCE="/images/1", CLONE="NO"), "disk 0: SEMISHARED_ON_HOST_FAILURE is wait"),
-        (disk(0, TYPE="fs", IMAGE_ID="0_1", SOURCE="/images/1", CLONE="NO"), "disk 0: SEMISHARED_ON_HOST_FAILURE is wait"),
+        (
+            disk(0, TYPE="fs", IMAGE_ID="1", SOURCE="/images/1", CLONE="NO"),
+            "disk 0: SEMISHARED_ON_HOST_FAILURE is wait",
+        ),
+        (
+            disk(0, TYPE="fs", IMAGE_ID="0_1", SOURCE="/images/1", CLONE="NO"),
+            "disk 0: SEMISHARED_ON_HOST_FAILURE is wait",
+        ),
         (disk(0, 4, CLONE="YES"), "SEMISHARED_LOCAL of image 4"),
     ],
 )
-def test_a_vm_is_rescheduled_or_waits_for_a_reason(disks: str, words: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_vm_is_rescheduled_or_waits_for_a_reason(
+    disks: str, words: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
     oned: Any = Known()
     waits = cli.rescheduled(oned, vm(7, disks), False)
     said = capsys.readouterr().out
@@ -103,16 +118,25 @@ def test_a_vm_is_rescheduled_or_waits_for_a_reason(disks: str, words: str | None
 
 def test_a_disk_with_snapshots_is_not_made_anew(capsys: pytest.CaptureFixture[str]) -> None:
     found = vm(7, disk(0, 2, CLONE="YES"))
-    found.element.append(ElementTree.fromstring("<SNAPSHOTS><DISK_ID>0</DISK_ID><SNAPSHOT><ID>3</ID></SNAPSHOT></SNAPSHOTS>"))
+    found.element.append(
+        ElementTree.fromstring("<SNAPSHOTS><DISK_ID>0</DISK_ID><SNAPSHOT><ID>3</ID></SNAPSHOT></SNAPSHOTS>")
+    )
     oned: Any = Known()
     assert cli.rescheduled(oned, found, False) and "snapshots 3" in capsys.readouterr().out
 
 
-def test_those_that_were_off_under_way_or_are_refused_are_named_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_those_that_were_off_under_way_or_are_refused_are_named_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     oned: Any = Known(
-        vm(1), vm(2, state=5, lcm=0), vm(3, lcm=61, hosts=("h1", "h2")), vm(4, hosts=("h1", "h2")), vm(5),
-        vm(6, lcm=61, hosts=("h3", "h2")), refused=(5,),
-    )  # fmt: skip
+        vm(1),
+        vm(2, state=5, lcm=0),
+        vm(3, lcm=61, hosts=("h1", "h2")),
+        vm(4, hosts=("h1", "h2")),
+        vm(5),
+        vm(6, lcm=61, hosts=("h3", "h2")),
+        refused=(5,),
+    )
     assert [cli.rescheduled(oned, item, False) for item in cli.those_of(oned, 1)] == [False, True, True, True]
     said = capsys.readouterr().out.splitlines()
     assert [line.split(" (")[0] for line in said] == ["VM 1", "VM 2", "VM 3", "VM 5"]
@@ -120,8 +144,13 @@ def test_those_that_were_off_under_way_or_are_refused_are_named_too(capsys: pyte
     assert oned.asked == [1]
 
 
-def test_a_vm_that_is_off_waits_for_its_user_and_one_without_files_there_is_none_of_the_hosts(capsys: pytest.CaptureFixture[str]) -> None:
-    oned: Any = Known(vm(1, disk(0, 1, CLONE="YES"), state=8, lcm=0), *(vm(2 + state, state=state, lcm=0) for state in (1, 2, 4, 9)))
+def test_a_vm_that_is_off_waits_for_its_user_and_one_without_files_there_is_none_of_the_hosts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    oned: Any = Known(
+        vm(1, disk(0, 1, CLONE="YES"), state=8, lcm=0),
+        *(vm(2 + state, state=state, lcm=0) for state in (1, 2, 4, 9)),
+    )
     assert [cli.rescheduled(oned, item, False) for item in cli.those_of(oned, 1)] == [True]
     (line,) = capsys.readouterr().out.splitlines()
     assert "onevm migrate 1 HOST" in line and "disk 0: SEMISHARED_ON_HOST_FAILURE is wait for image 1" in line
@@ -142,7 +171,9 @@ def test_a_hook_names_its_host_in_base64() -> None:
 
 
 @pytest.mark.parametrize("seconds", ["-5", "99999999999999999999"])
-def test_a_wait_that_nobody_can_wait_is_an_error_in_one_line(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wait_that_nobody_can_wait_is_an_error_in_one_line(
+    seconds: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main.main(["failover", "--hook", "--wait", seconds]) == 2
     said = capsys.readouterr().err
     assert f"--wait {seconds}: from 0 to" in said and said.count("\n") == 1
@@ -174,7 +205,8 @@ def test_a_host_that_is_seen_or_answers_is_not_lost(monkeypatch: pytest.MonkeyPa
         assert cli.lost(oned, "h1", 0, 10)
 
 
-# -- what doctor says --------------------------------------------------------------------------------------------------
+# -- what doctor says
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -184,13 +216,20 @@ def test_a_host_that_is_seen_or_answers_is_not_lost(monkeypatch: pytest.MonkeyPa
         ([("semishared failover --hook", "$TEMPLATE")], ""),
         ([("ft/host_error.rb", "$TEMPLATE -m -p 5")], "passes over"),
         ([("ft/host_error.rb", "$TEMPLATE -m -p 5"), ("/x/semishared failover --hook", "$TEMPLATE")], ""),
-        ([("ft/host_error.rb", "$TEMPLATE -r -p 5"), ("/x/semishared failover --hook", "$TEMPLATE")], "removes VMs"),
+        (
+            [("ft/host_error.rb", "$TEMPLATE -r -p 5"), ("/x/semishared failover --hook", "$TEMPLATE")],
+            "removes VMs",
+        ),
         ([("ft/host_error.rb", "$TEMPLATE --delete")], "removes VMs"),
     ],
 )
 def test_doctor_knows_opennebulas_own_hook(hooks: list[tuple[str, str]], words: str) -> None:
     views = [
-        View(ElementTree.fromstring(f"<HOOK><TEMPLATE><COMMAND>{command}</COMMAND><ARGUMENTS>{words}</ARGUMENTS></TEMPLATE></HOOK>"))
+        View(
+            ElementTree.fromstring(
+                f"<HOOK><TEMPLATE><COMMAND>{command}</COMMAND><ARGUMENTS>{words}</ARGUMENTS></TEMPLATE></HOOK>"
+            )
+        )
         for command, words in hooks
     ]
     found = [item.what for item in of_cloud(Cloud(hooks=views), "fe") if "hook" in item.what]
@@ -204,7 +243,8 @@ def test_doctor_names_images_whose_vms_nobody_schedules() -> None:
     ]
 
 
-# -- which layer a guest wrote to --------------------------------------------------------------------------------------
+# -- which layer a guest wrote to
+# --------------------------------------------------------------------------------------
 
 
 def test_the_topmost_layer_is_the_one_of_the_guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

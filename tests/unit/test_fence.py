@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses and entries of blocklists, marks, and what doctor says of them; who is to be blocked: plan/test_blocked.py."""
+"""Addresses and entries of blocklists, marks, and what doctor says of them; who is to be blocked:
+plan/test_blocked.py.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +22,27 @@ from semishared.plan.ceph_caps import fence as key
 from semishared.plan.diagnosis_fence import of_fenced, of_keys, of_means
 
 BOOT, NEXT = "6f0c2a4e-0000-4000-8000-000000000001", "6f0c2a4e-0000-4000-8000-000000000002"
-MARK = plan.Mark(plan.FENCED, 2, BOOT, 1700000000, "", ("f/10.0.0.3:0/0", "f/[fd00::3]:0/0", "g/10.0.0.3:0/0"))
+MARK = plan.Mark(
+    plan.FENCED, 2, BOOT, 1700000000, "", ("f/10.0.0.3:0/0", "f/[fd00::3]:0/0", "g/10.0.0.3:0/0")
+)
 
 
 def machines(front_end: str = "10.0.0.1", **told: str) -> plan.Machines:
-    return plan.Machines("h1", {name: frozenset(text.split()) for name, text in told.items()}, frozenset(front_end.split()))
+    return plan.Machines(
+        "h1", {name: frozenset(text.split()) for name, text in told.items()}, frozenset(front_end.split())
+    )
 
 
 def host(mark: plan.Mark | None = None, boot: str = BOOT, addresses: str = "") -> Host:
     told = f'SEMISHARED = [ BOOT = "{boot}", ADDRESSES = "{addresses}" ]' if boot else ""
     template = parse(f"{mark.template(1, 'c0de') if mark else ''}\n{told}")
-    return Host.parse(f"<HOST><ID>1</ID><NAME>h1</NAME><STATE>2</STATE><TEMPLATE>{render(template)}</TEMPLATE></HOST>")
+    return Host.parse(
+        f"<HOST><ID>1</ID><NAME>h1</NAME><STATE>2</STATE><TEMPLATE>{render(template)}</TEMPLATE></HOST>"
+    )
 
 
-# -- whom to block -----------------------------------------------------------------------------------------------------
+# -- whom to block
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_an_address_that_came_later_is_not_shut_out_by_entries_of_before() -> None:
@@ -46,11 +55,18 @@ def test_an_address_that_came_later_is_not_shut_out_by_entries_of_before() -> No
 
 
 def test_addresses_as_ceph_writes_them() -> None:
-    assert [ip_of(text) for text in ("10.0.0.3:0/128", "[fd00::3]:0/7", "10.0.0.3:6801/12")] == ["10.0.0.3", "fd00::3", "10.0.0.3"]
+    assert [ip_of(text) for text in ("10.0.0.3:0/128", "[fd00::3]:0/7", "10.0.0.3:6801/12")] == [
+        "10.0.0.3",
+        "fd00::3",
+        "10.0.0.3",
+    ]
     assert [whole("10.0.0.3"), whole("fd00::3")] == ["10.0.0.3:0/0", "[fd00::3]:0/0"]
 
 
-@pytest.mark.fault(27, "another machine's address in another spelling is that machine's address, and what is none is nobody's")
+@pytest.mark.fault(
+    27,
+    "another machine's address in another spelling is that machine's address, and what is none is nobody's",
+)
 @pytest.mark.parametrize(
     ("printed", "read"),
     [
@@ -61,7 +77,9 @@ def test_addresses_as_ceph_writes_them() -> None:
     ],
 )
 def test_addresses_that_are_printed_are_read_in_one_spelling(printed: str, read: "set[str]") -> None:
-    element = ElementTree.fromstring("<HOST><TEMPLATE><SEMISHARED><ADDRESSES/></SEMISHARED></TEMPLATE></HOST>")
+    element = ElementTree.fromstring(
+        "<HOST><TEMPLATE><SEMISHARED><ADDRESSES/></SEMISHARED></TEMPLATE></HOST>"
+    )
     element[0][0][0].text = printed
     assert plan.addresses_of(Host(element)) == read
 
@@ -79,13 +97,18 @@ def test_an_entry_that_ends_soon_is_lacking() -> None:
     assert listed.lacks(("a:0/0", "b:0/0", "c:0/0")) == ("b:0/0", "c:0/0")
 
 
-# -- marks -------------------------------------------------------------------------------------------------------------
+# -- marks
+# -------------------------------------------------------------------------------------------------------------  # noqa: E501
 
 
 def test_a_mark_is_read_as_it_was_written() -> None:
     for mark in (MARK, plan.Mark(plan.BEGUN, 1, "", 5, "confirmed", (), "oneadmin@fe")):
         assert plan.mark_of(host(mark)) == mark
-    assert plan.mark_of(host()) == plan.Mark() and plan.boot_of(host()) == BOOT and plan.boot_of(host(boot="")) == ""
+    assert (
+        plan.mark_of(host()) == plan.Mark()
+        and plan.boot_of(host()) == BOOT
+        and plan.boot_of(host(boot="")) == ""
+    )
     assert MARK.entries("f") == ("10.0.0.3:0/0", "[fd00::3]:0/0")
     assert escape(MARK.template(1, "c0de")) == MARK.template(1, "c0de")
 
@@ -99,8 +122,12 @@ def test_a_fence_counts_and_forgets_no_entry() -> None:
     assert plan.begun(plan.Mark(), "", [], 7).epoch == 1
 
 
-@pytest.mark.parametrize(("boot", "up_s", "may"), [(BOOT, 1, False), (NEXT, 1, True), (NEXT, 100, False), (NEXT, 101, False)])
-def test_a_host_is_let_in_with_another_boot_that_began_after_the_fence(boot: str, up_s: float, may: bool) -> None:
+@pytest.mark.parametrize(
+    ("boot", "up_s", "may"), [(BOOT, 1, False), (NEXT, 1, True), (NEXT, 100, False), (NEXT, 101, False)]
+)
+def test_a_host_is_let_in_with_another_boot_that_began_after_the_fence(
+    boot: str, up_s: float, may: bool
+) -> None:
     mark = MARK._replace(clock="fe:1000.0")
     passed = plan.passed_s(mark, "fe:1100.0")
     assert (plan.not_anew(mark, boot, up_s, passed) == "") == may
@@ -119,7 +146,8 @@ def test_who_cannot_know_whether_a_boot_is_of_before_asks_for_one_more(told: str
     assert plan.not_anew(mark._replace(boot=""), "", 1, 100.0), "a host that says no boot"
 
 
-# -- settings, keys, doctor ------------------------------------------------------------------------------------------------
+# -- settings, keys, doctor
+# ------------------------------------------------------------------------------------------------
 
 
 def test_the_key_reads_images_and_shuts_out() -> None:
@@ -154,7 +182,9 @@ def test_the_command_is_words_and_a_path(tmp_path: object) -> None:
 
 def test_doctor_says_what_became_of_fenced_hosts() -> None:
     def said(mark: plan.Mark, boot: str = "") -> list[str]:
-        return [f"{item.severity} {item.mend}" for item in of_fenced({"h1": mark}, {"h1": boot} if boot else {})]
+        return [
+            f"{item.severity} {item.mend}" for item in of_fenced({"h1": mark}, {"h1": boot} if boot else {})
+        ]
 
     assert said(plan.Mark(), BOOT) == said(MARK) == said(MARK._replace(state=plan.LIFTED), NEXT) == []
     assert said(MARK, BOOT) == ["2 restart h1; then semishared fence --lift h1"]
@@ -162,8 +192,9 @@ def test_doctor_says_what_became_of_fenced_hosts() -> None:
     assert said(MARK._replace(state=plan.BEGUN)) == ["2 semishared fence h1"]
     assert of_means("", {"110": ""}, "fe") == []
     assert [item.what for item in of_means("/x is not there", {"110": "no key"}, "fe")] == [
-        "[fence] command: /x is not there", "datastore 110: a dead host cannot be shut out: no key"
-    ]  # fmt: skip
+        "[fence] command: /x is not there",
+        "datastore 110: a dead host cannot be shut out: no key",
+    ]
 
 
 def test_doctor_compares_the_keys_of_front_ends() -> None:
@@ -175,9 +206,17 @@ def test_doctor_compares_the_keys_of_front_ends() -> None:
     good = {"why_not": "", "code": "1", "on": "ext4"}
     assert said(fe=good, fe2=good) == []
     ((level, machine, what, mend),) = said(fe=good, fe2={**good, "code": "2"})
-    assert (level, machine) == (2, "fe2") and "another than that of fe" in what and mend.endswith("scp -p /k fe2:/k")
+    assert (
+        (level, machine) == (2, "fe2")
+        and "another than that of fe" in what
+        and mend.endswith("scp -p /k fe2:/k")
+    )
     ((level, machine, what, mend),) = said(fe={"why_not": "is missing", "code": "", "on": "ext4"}, fe2=good)
-    assert (level, machine) == (2, "fe") and what == "/k is missing: hosts cannot be fenced from here" and "setup --key" in mend
+    assert (
+        (level, machine) == (2, "fe")
+        and what == "/k is missing: hosts cannot be fenced from here"
+        and "setup --key" in mend
+    )
     ((level, machine, what, _),) = said(fe=good, fe2="no route")
     assert (level, machine) == (1, "fe2") and "nobody knows whether" in what and "no route" in what
     for kind, wrong in (("nfs4", 1), ("fuse.sshfs", 1), ("fuseblk", 0), ("xfs", 0)):

@@ -22,7 +22,9 @@ DATA = os.urandom(extents.EXTENT + 4096)
 
 
 def filled(copied: bytes, root: Path, monkeypatch: pytest.MonkeyPatch, is_gone: bool = False) -> ImageRef:
-    """Have a base of which one extent is here made from a store that hashes nothing, and may be gone at the end; return its image."""
+    """Have a base of which one extent is here made from a store that hashes nothing, and may be gone at the
+    end; return its image.
+    """
     (root / "source").write_bytes(DATA)
     found = extents.copy(f"{root}/source", None, "raw", "store_read")
     image = ImageRef(100, 1, "raw", "/x", found.generation)
@@ -50,7 +52,11 @@ def filled(copied: bytes, root: Path, monkeypatch: pytest.MonkeyPatch, is_gone: 
     monkeypatch.setattr(fetch, "standing_back", nullcontext)
     monkeypatch.setattr(fetch, "load", lambda: None)
     monkeypatch.setattr(inspection, "check", lambda *_: None)
-    fetch.fill(FetchBases(str(root), (Part(image, ()),), (), "all", "", "auto", 0, 0, (), ()), lambda **_: None, lambda: None)
+    fetch.fill(
+        FetchBases(str(root), (Part(image, ()),), (), "all", "", "auto", 0, 0, (), ()),
+        lambda **_: None,
+        lambda: None,
+    )
     return image
 
 
@@ -76,7 +82,9 @@ def test_other_content_leaves_what_had_come(tmp_path: Path, monkeypatch: pytest.
     assert was and all(was), "what was open is what has the name"
 
 
-def test_copy_of_a_store_that_goes_away_takes_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_of_a_store_that_goes_away_takes_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(StoreUnavailable):
         filled(DATA, tmp_path, monkeypatch, is_gone=True)
     left = os.listdir(layout_base.staging(str(tmp_path), "100-1"))

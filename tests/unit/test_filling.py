@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often a store is asked while a base comes, and whose fault it is when it stands still; store, peer and clock are made up."""
+"""How often a store is asked while a base comes, and whose fault it is when it stands still; store, peer and
+clock are made up.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ def test_store_is_opened_once_for_what_is_read_of_it(monkeypatch: pytest.MonkeyP
 def test_peer_that_breaks_off_while_the_store_stands_still_has_not_failed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stands_still_s: float
 ) -> None:
-    """Nobody took what it sent: it has given up, as it must (outgoing.WRITE_S). One that breaks off by itself has."""
+    """Nobody took what it sent: it has given up, as it must (outgoing.WRITE_S). One that breaks off by itself
+    has.
+    """
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     has_stood: list[bool] = []

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plan of gc: what the machines said against what oned knows; libvirt's part, hosts that cannot be asked, and the command."""
+"""Plan of gc: what the machines said against what oned knows; libvirt's part, hosts that cannot be asked, and
+the command.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +39,27 @@ def vm(number: int, kind: str = "dir", **more: Any) -> dict[str, Any]:
 
 
 def store(**more: Any) -> dict[str, Any]:
-    return {"path": f"{LOCATION}/100", "images": [], "sides": [], "staged": [], "uploads": [], "epochs": [], **more}
+    return {
+        "path": f"{LOCATION}/100",
+        "images": [],
+        "sides": [],
+        "staged": [],
+        "uploads": [],
+        "epochs": [],
+        **more,
+    }
 
 
 def machine(name: str = "h1", **more: Any) -> gc.Machine:
     facts = {
-        "open": [], "root": {"bases": [], "staging": [], "locks": []}, "vms": [], "staged": [], "stores": [],
-        "domains": {"names": [], "files": []}, **more,
-    }  # fmt: skip
+        "open": [],
+        "root": {"bases": [], "staging": [], "locks": []},
+        "vms": [],
+        "staged": [],
+        "stores": [],
+        "domains": {"names": [], "files": []},
+        **more,
+    }
     return gc.Machine(name, LOCATION, facts)
 
 
@@ -65,15 +80,28 @@ def test_what_no_link_leads_to_goes_with_its_vm_and_what_is_of_a_base_at_once() 
     assert not find(machine(unlinked=there))[0].keep, "what a move of a disk has left is none of it"
 
 
-@pytest.mark.fault(45, "a command that names what a host, or a lock's holder, has named can be copied as it stands")
+@pytest.mark.fault(
+    45, "a command that names what a host, or a lock's holder, has named can be copied as it stands"
+)
 def test_a_command_to_be_copied_is_quoted() -> None:
     for name, shown in ((".kept-7-0", ".kept-7-0"), (".kept-7-0; curl x|sh", "NAME")):
-        (kept,) = find(machine(vms=[item(f"{LOCATION}/101/{name}", system=101, vm=7, kind="kept", entries=["disk.0"], staged=[])]))
+        (kept,) = find(
+            machine(
+                vms=[
+                    item(
+                        f"{LOCATION}/101/{name}", system=101, vm=7, kind="kept", entries=["disk.0"], staged=[]
+                    )
+                ]
+            )
+        )
         assert kept.keep == f"semishared commit 7, or semishared gc --discard {shown}"
     cookie = "it'; curl x|sh; '"
     locked = writers._locked_by_hand(writers.Locker("client.4", cookie, "10.0.0.1:0/1"), "one/one-7")
     commands = [shlex.split(words) for words in re.findall("`(rbd .*?)`", locked)]
-    assert commands == [["rbd", "lock", "ls", "one/one-7"], ["rbd", "lock", "rm", "one/one-7", cookie, "client.4"]]
+    assert commands == [
+        ["rbd", "lock", "ls", "one/one-7"],
+        ["rbd", "lock", "rm", "one/one-7", cookie, "client.4"],
+    ]
 
 
 def test_vm_that_oned_does_not_know_goes_unless_a_domain_is_it_or_uses_it() -> None:
@@ -90,9 +118,14 @@ def test_vm_that_oned_does_not_know_goes_unless_a_domain_is_it_or_uses_it() -> N
     assert not found.keep, "VM 77 is another"
 
 
-@pytest.mark.fault(49, "a domain of which nothing is left but deleted files is named by gc, and how it is ended")
+@pytest.mark.fault(
+    49, "a domain of which nothing is left but deleted files is named by gc, and how it is ended"
+)
 def test_a_domain_on_deleted_files_is_named() -> None:
-    domains = {"names": ["one-7", "one-5", "theirs"], "files": [f"/ds/101/{number}/disk.0" for number in (5, 7, 77)] + ["/srv/7/disk.0"]}
+    domains = {
+        "names": ["one-7", "one-5", "theirs"],
+        "files": [f"/ds/101/{number}/disk.0" for number in (5, 7, 77)] + ["/srv/7/disk.0"],
+    }
     found = find(machine(domains=domains, vms=[vm(77, kind="dir")]))
     (orphan,) = [gone for gone in found if gone.kind == "domain"]
     assert (orphan.vm, orphan.path) == (7, "/ds/101/7") and "virsh destroy one-7" in orphan.keep
@@ -111,19 +144,27 @@ def test_clone_on_the_store_counts_the_domains_of_all_hosts() -> None:
     (found,) = find(front_end, machine("h1"))
     assert (found.kind, found.keep) == ("clone", "")
     for host in (
-        machine("h1", domains={"names": ["one-7"], "files": []}), machine("h1", domains={"names": [], "files": [clone["path"]]}),
+        machine("h1", domains={"names": ["one-7"], "files": []}),
+        machine("h1", domains={"names": [], "files": [clone["path"]]}),
         machine("h1", domains={"error": "no libvirtd"}),
-    ):  # fmt: skip
+    ):
         assert find(front_end, host)[0].keep
     assert find(front_end, all_seen=False)[0].keep
 
 
 def test_a_host_to_which_none_of_our_vms_comes_may_be_without_libvirt() -> None:
-    """One of LXC, or of another cluster: what it has of ours stays, since nobody can say what uses it; elsewhere it is no reason."""
+    """One of LXC, or of another cluster: what it has of ours stays, since nobody can say what uses it;
+    elsewhere it is no reason.
+    """
     clone = item(f"/ds/100/.semishared/{HEX}/clones/7-1", vm=7, disk=1, cloud="")
-    front_end = machine("fe", stores=[store(sides=[item(f"/ds/100/.semishared/{HEX}", name=HEX, clones=[clone], image=True)])])
+    front_end = machine(
+        "fe", stores=[store(sides=[item(f"/ds/100/.semishared/{HEX}", name=HEX, clones=[clone], image=True)])]
+    )
     lxc = replace(machine("lxc1", vms=[vm(8)], domains={"error": "virsh is not installed"}), is_near=False)
-    assert [(found.kind, bool(found.keep)) for found in find(front_end, lxc)] == [("clone", False), ("vm", True)]
+    assert [(found.kind, bool(found.keep)) for found in find(front_end, lxc)] == [
+        ("clone", False),
+        ("vm", True),
+    ]
     assert find(front_end, replace(lxc, is_near=True))[0].keep
 
 
@@ -138,7 +179,9 @@ def test_image_that_is_reserved_or_on_its_way_keeps_its_side() -> None:
     assert find(machine(stores=[store(sides=[foreign])])) == []
 
 
-def test_what_is_not_ours_in_a_store_is_not_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_ours_in_a_store_is_not_looked_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """lost+found of an ext4 is root's: oneadmin may not read it."""
     for name in (HEX, f"{HEX}.snap", "lost+found", "others.snap"):
         (tmp_path / name).mkdir()
@@ -156,7 +199,10 @@ def test_what_is_not_ours_in_a_store_is_not_looked_into(tmp_path: Path, monkeypa
 
 def test_doctor_says_what_gc_could_not_look_at_unless_more_is_wrong_there() -> None:
     errors = [{"machine": name, "error": "PermissionError"} for name in ("fe", "h1", "h2")]
-    others = [diagnosis.Finding(diagnosis.BROKEN, "h1", "not synced", "sync"), diagnosis.Finding(diagnosis.WARNING, "fe", "old", "x")]
+    others = [
+        diagnosis.Finding(diagnosis.BROKEN, "h1", "not synced", "sync"),
+        diagnosis.Finding(diagnosis.WARNING, "fe", "old", "x"),
+    ]
     (found,) = diagnosis.of_unseen(errors, {"fe", "h1"}, others)
     assert (found.severity, found.machine) == (diagnosis.WARNING, "fe") and "PermissionError" in found.what
 
@@ -197,41 +243,65 @@ def test_directory_of_a_vm_that_oned_has_elsewhere_goes_if_it_is_whole_there(
     known = gc.Known({5: "h1"}, frozenset(), frozenset(), places=place(5, "h1", 0, 1))
     h1, h2 = machine("h1", vms=[home] if home else []), machine("h2", vms=[stray])
     found = [item for item in gc.find([h1, h2], known, 0, True) if item.machine == "h2"]
-    assert [(item.kind, item.keep.startswith(keep) if keep else item.keep) for item in found] == [("stray", True if keep else "")]
+    assert [(item.kind, item.keep.startswith(keep) if keep else item.keep) for item in found] == [
+        ("stray", True if keep else "")
+    ]
     runs = machine("h2", vms=[stray], domains={"names": ["one-5"], "files": []})
     assert [item.keep for item in gc.find([h1, runs], known, 0, True) if item.machine == "h2"] != [""]
     # Nobody was asked, or oned is at work on it.
-    assert gc.find([machine("h1", vms=[vm(5)]), h2], gc.Known({5: "h1"}, frozenset(), frozenset()), 0, True) == []
+    assert (
+        gc.find([machine("h1", vms=[vm(5)]), h2], gc.Known({5: "h1"}, frozenset(), frozenset()), 0, True)
+        == []
+    )
 
 
 def test_which_vms_oned_is_asked_about_and_what_it_says() -> None:
-    found = [("h1", vm(5)), ("h2", vm(5)), ("h2", vm(6)), ("h1", vm(7)), ("fe", vm(8)), ("h1", vm(9, kind="incoming"))]
+    found = [
+        ("h1", vm(5)),
+        ("h2", vm(5)),
+        ("h2", vm(6)),
+        ("h1", vm(7)),
+        ("fe", vm(8)),
+        ("h1", vm(9, kind="incoming")),
+    ]
     assert gc_places.in_question(found, {5: "h1", 6: "h1", 7: "h1", 9: "h2"}) == {5, 6}
-    history = "<HISTORY_RECORDS><HISTORY><HOSTNAME>h1</HOSTNAME><DS_ID>101</DS_ID></HISTORY></HISTORY_RECORDS>"
+    history = (
+        "<HISTORY_RECORDS><HISTORY><HOSTNAME>h1</HOSTNAME><DS_ID>101</DS_ID></HISTORY></HISTORY_RECORDS>"
+    )
 
     def said(state: int, lcm: int = 0, records: str = history) -> gc_places.Place | None:
-        text = f"<VM><ID>5</ID><STATE>{state}</STATE><LCM_STATE>{lcm}</LCM_STATE><TEMPLATE><DISK><DISK_ID>3</DISK_ID></DISK></TEMPLATE>"
+        text = f"<VM><ID>5</ID><STATE>{state}</STATE><LCM_STATE>{lcm}</LCM_STATE><TEMPLATE><DISK><DISK_ID>3</DISK_ID></DISK></TEMPLATE>"  # noqa: E501
         return gc_places.place_of(Vm.parse(f"{text}{records}</VM>"), "fe", lambda host: False)
 
     assert said(3, 3) == said(8) == said(5) == gc_places.Place("h1", 101, frozenset({3}))
     assert said(4) == said(9) == gc_places.Place("fe", 101, frozenset({3}))
     # PENDING, DONE, cloning, and all that is under way, unknown or has failed.
-    assert {said(state) for state in (0, 1, 2, 6, 10, 11)} == {None} == {said(3, lcm) for lcm in range(70) if lcm != 3}
+    assert (
+        {said(state) for state in (0, 1, 2, 6, 10, 11)}
+        == {None}
+        == {said(3, lcm) for lcm in range(70) if lcm != 3}
+    )
     assert said(8, records="") is None
 
 
 @pytest.mark.fault(43, "from every failure state it is known where a VM's files may be")
 def test_where_the_files_of_a_vm_may_be_that_waits_for_recover() -> None:
     def said(state: int, lcm: int, *hosts: tuple[str, int]) -> list[tuple[str, int]]:
-        records = "".join(f"<HISTORY><HOSTNAME>{host}</HOSTNAME><DS_ID>{system}</DS_ID></HISTORY>" for host, system in hosts)
-        text = f"<VM><ID>5</ID><STATE>{state}</STATE><LCM_STATE>{lcm}</LCM_STATE><HISTORY_RECORDS>{records}</HISTORY_RECORDS></VM>"
-        return [place[:2] for place in gc_places.after_failure(Vm.parse(text), "fe", lambda host: host == "front")]
+        records = "".join(
+            f"<HISTORY><HOSTNAME>{host}</HOSTNAME><DS_ID>{system}</DS_ID></HISTORY>" for host, system in hosts
+        )
+        text = f"<VM><ID>5</ID><STATE>{state}</STATE><LCM_STATE>{lcm}</LCM_STATE><HISTORY_RECORDS>{records}</HISTORY_RECORDS></VM>"  # noqa: E501
+        return [
+            place[:2] for place in gc_places.after_failure(Vm.parse(text), "fe", lambda host: host == "front")
+        ]
 
     failures = {number for name, number in vars(Lcm).items() if name.endswith("_FAILURE")}
     for lcm in range(70):
         found = said(3, lcm, ("h0", 101), ("h1", 101), ("h2", 102))
         assert found == ([("fe", 102), ("h2", 102), ("h1", 101)] if lcm in failures else []), lcm
-    assert said(3, 40, ("front", 101)) == [("fe", 101)] and said(3, 40) == [] and said(4, 40, ("h1", 101)) == []
+    assert (
+        said(3, 40, ("front", 101)) == [("fe", 101)] and said(3, 40) == [] and said(4, 40, ("h1", 101)) == []
+    )
 
 
 class Sessions:
@@ -259,12 +329,20 @@ class Sessions:
     ("lost", "results", "machine_name"),
     [
         # The home of the stray: what else is on h1 goes.
-        ("h2", ["h2, where VM 5 belongs, cannot be asked: h2 has said nothing for 25 s", "removed", ""], "h2"),
+        (
+            "h2",
+            ["h2, where VM 5 belongs, cannot be asked: h2 has said nothing for 25 s", "removed", ""],
+            "h2",
+        ),
         ("h1", ["h1 has said nothing for 25 s; ", "not reached", ""], "h1"),
     ],
 )
 def test_what_becomes_of_the_rest_where_a_machine_is_lost(
-    lost: str, results: list[str], machine_name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    lost: str,
+    results: list[str],
+    machine_name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for module in (command, gc_strays):
         monkeypatch.setattr(module, "Session", Sessions(lost))
@@ -289,14 +367,20 @@ def test_set_aside_directory_of_a_known_vm_is_kept_while_it_is_the_only_one() ->
 
 def test_lease_with_its_disk_or_a_staged_one_stays() -> None:
     lease = {"path": "/ds/.semishared/bases/b/leases/5-0", "vm": 5, "disk": 0, "age": 9999}
-    root = {"bases": [item("/ds/.semishared/bases/b", name="b", leases=[lease], staged=[])], "staging": [], "locks": []}
+    root = {
+        "bases": [item("/ds/.semishared/bases/b", name="b", leases=[lease], staged=[])],
+        "staging": [],
+        "locks": [],
+    }
     for entries in (["disk.0"], ["disk.0.snap"], [".staged-disk.0.ab12"]):
         assert find(machine(root=root, vms=[vm(5, entries=entries)])) == []
     for entries in (["disk.00"], ["disk.1"], [".staged-disk.01.ab12"]):
         assert [found.kind for found in find(machine(root=root, vms=[vm(5, entries=entries)]))] == ["lease"]
 
 
-@pytest.mark.parametrize(("text", "wanted"), [("90", 90), ("90s", 90), ("30m", 1800), ("2h", 7200), ("7d", 604800)])
+@pytest.mark.parametrize(
+    ("text", "wanted"), [("90", 90), ("90s", 90), ("30m", 1800), ("2h", 7200), ("7d", 604800)]
+)
 def test_ages(text: str, wanted: int) -> None:
     assert command.seconds(text) == wanted
 

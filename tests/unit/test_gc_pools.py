@@ -15,8 +15,13 @@ from semishared.plan.gc import Known
 
 ACCESS = s.Access("rbd", "libvirt", "bases", "bridge")
 KNOWN = Known(
-    {5: "h1"}, frozenset(), frozenset(), frozenset({"one/one-7", "one/one-8"}), newest_vm=8, past=frozenset({(6, 0, "one/one-7")})
-)  # fmt: skip
+    {5: "h1"},
+    frozenset(),
+    frozenset(),
+    frozenset({"one/one-7", "one/one-8"}),
+    newest_vm=8,
+    past=frozenset({(6, 0, "one/one-7")}),
+)
 
 
 def pool(*names: str) -> gc_pools.Pool:
@@ -24,17 +29,38 @@ def pool(*names: str) -> gc_pools.Pool:
 
 
 def look(name: str, **more: Any) -> dict[str, Any]:
-    return {"age": 7200, "size": 1 << 20, "made": f"datastore 110 one/{name}", "watchers": [], "clones": [], **more}
+    return {
+        "age": 7200,
+        "size": 1 << 20,
+        "made": f"datastore 110 one/{name}",
+        "watchers": [],
+        "clones": [],
+        **more,
+    }
 
 
 def test_only_ours_that_oned_does_not_know_are_looked_at() -> None:
     names = (
-        "one-7", "one-9", "one-7-5-0", "one-7-6-0", "one-7.semishared-0123456789ab", "one-7.semishared-changing",
-        "one-7-6-0.semishared-0123456789ab", "one-sys-5-1", "somebody", "one-7-1:2", "one-7.semishared-x", "one-x",
-    )  # fmt: skip
+        "one-7",
+        "one-9",
+        "one-7-5-0",
+        "one-7-6-0",
+        "one-7.semishared-0123456789ab",
+        "one-7.semishared-changing",
+        "one-7-6-0.semishared-0123456789ab",
+        "one-sys-5-1",
+        "somebody",
+        "one-7-1:2",
+        "one-7.semishared-x",
+        "one-x",
+    )
     assert gc_pools.suspicious(pool(*names), KNOWN) == [
-        "one-9", "one-7-6-0", "one-7.semishared-0123456789ab", "one-7.semishared-changing", "one-7-6-0.semishared-0123456789ab",
-    ]  # fmt: skip
+        "one-9",
+        "one-7-6-0",
+        "one-7.semishared-0123456789ab",
+        "one-7.semishared-changing",
+        "one-7-6-0.semishared-0123456789ab",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +96,14 @@ def test_young_ones_are_left_alone() -> None:
 
 
 def test_images_with_snapshots_are_looked_at_but_for_what_an_action_is_at() -> None:
-    names = ("one-7", "one-7-5-0", "one-7.semishared-0123456789ab", "one-7.semishared-changing", "somebody", "one-7-1:2")
+    names = (
+        "one-7",
+        "one-7-5-0",
+        "one-7.semishared-0123456789ab",
+        "one-7.semishared-changing",
+        "somebody",
+        "one-7-1:2",
+    )
     assert gc_pools.with_snapshots(pool(*names)) == ["one-7", "one-7-5-0"]
 
 
@@ -93,7 +126,9 @@ def test_which_snapshots_go_and_which_stay(snapshot: str, more: dict[str, Any], 
     known, name = dataclasses.replace(KNOWN, idle=frozenset({"one/one-7"})), more.get("image", "one-7")
     there = {"name": snapshot, "age": more.get("age", 7200), "clones": more.get("clones", [])}
     found = {name: {"watchers": more.get("watchers", []), "snapshots": {"17": there}}}
-    looks = {"one-7.semishared-0123456789ab": look("x", watchers=[more["making"]])} if "making" in more else {}
+    looks = (
+        {"one-7.semishared-0123456789ab": look("x", watchers=[more["making"]])} if "making" in more else {}
+    )
     items = list(gc_pools.snapshots(pool(name), found, looks, 3600, known))
     assert [item.kind for item in items] == ([kind] if kind else [])
     for item in items:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the machine that gives keys asks the cluster's manager for, and when; that Ceph does it: tests/shares/test_cephfs_clients.py."""
+"""What the machine that gives keys asks the cluster's manager for, and when; that Ceph does it:
+tests/shares/test_cephfs_clients.py.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
     # What is mounted there is no matter of these.
     monkeypatch.setattr(life, "checked", lambda tree: None)
     found = Tree("cephfs", str(tmp_path), MARKER, "cephfs/one", "shares")
-    record = {"version": life.VERSION, "share": Share(5, 2, 1, 1 << 30).to_data(), "source": "/srv/shares/share-5/0b1c"}
+    record = {
+        "version": life.VERSION,
+        "share": Share(5, 2, 1, 1 << 30).to_data(),
+        "source": "/srv/shares/share-5/0b1c",
+    }
     files.write_json(f"{tmp_path}/{layout_share.record(5)}", record)
     return found
 
@@ -49,15 +55,21 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 SOURCE = "/srv/shares/share-5/0b1c"
 
 
-def test_an_image_of_the_same_number_and_another_source_gets_no_key(tree: Tree, asked: list[tuple[str, str]]) -> None:
+def test_an_image_of_the_same_number_and_another_source_gets_no_key(
+    tree: Tree, asked: list[tuple[str, str]]
+) -> None:
     for source in ("/srv/shares/share-5/ffff", "", "/srv/theirs/data"):
-        with pytest.raises(ShareRefused, match="image 5 is .*, but its record .* says /srv/shares/share-5/0b1c"):
+        with pytest.raises(
+            ShareRefused, match="image 5 is .*, but its record .* says /srv/shares/share-5/0b1c"
+        ):
             keys.give(tree, 5, source, 7, False)
     assert not asked and ceph_clients.listed(tree.root) == []
     assert keys.give(tree, 5, SOURCE, 7, False)["user"] == "share-one-5-7-01234567"
 
 
-def test_what_an_operator_has_stays_as_it_is_when_another_is_asked_for(tree: Tree, asked: list[tuple[str, str]]) -> None:
+def test_what_an_operator_has_stays_as_it_is_when_another_is_asked_for(
+    tree: Tree, asked: list[tuple[str, str]]
+) -> None:
     reads, writes = keys.give(tree, 5, SOURCE, -1, True), keys.give(tree, 5, SOURCE, -1, False)
     assert (reads["access"], writes["access"]) == ("ro", "rw") and reads["user"] != writes["user"]
     assert asked == [("authorize", reads["user"]), ("authorize", writes["user"])]
@@ -76,11 +88,15 @@ def test_what_a_user_of_ceph_is_not_let_ask_for_is_said(tree: Tree, monkeypatch:
     assert ceph_clients.of(tree).lacking_for_keys() == ["fs subvolume evict"]
     # Of a share that nobody can have, and of a user of ours.
     assert [verb for verb, _, _ in asked] == ["authorize", "deauthorize", "evict"]
-    assert all(layout_share.root_and_image(f"/srv/{layout_share.tree(image)}")[1] < 0 for _, image, _ in asked)
+    assert all(
+        layout_share.root_and_image(f"/srv/{layout_share.tree(image)}")[1] < 0 for _, image, _ in asked
+    )
     assert all(str(user).startswith("share-one-") for _, _, user in asked)
 
 
-def test_a_vm_whose_disk_reads_by_now_has_no_key_that_writes(tree: Tree, asked: list[tuple[str, str]]) -> None:
+def test_a_vm_whose_disk_reads_by_now_has_no_key_that_writes(
+    tree: Tree, asked: list[tuple[str, str]]
+) -> None:
     writes = keys.give(tree, 5, SOURCE, 7, False)["user"]
     keys.give(tree, 5, SOURCE, -1, False)
     del asked[:]

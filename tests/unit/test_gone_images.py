@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images and datastores that oned no longer has, while a host says that a disk is of one: it is kept, and one line says so.
+"""Images and datastores that oned no longer has, while a host says that a disk is of one: it is kept, and one
+line says so.
 
-Each case of a plan (plan/cases) in which a host's image is compared with oned's is played again, with oned having lost it by then.
+Each case of a plan (plan/cases) in which a host's image is compared with oned's is played again, with oned
+having lost it by then.
 """
 
 from __future__ import annotations
@@ -38,14 +40,22 @@ def sources(node: Any) -> Iterator[str]:
 
 def first_said(exchange: List[Dict[str, Any]]) -> int:
     """Return the number of the first answer of a host that names an image, -1 if there is none."""
-    answers = ((number, entry.get("answered")) for number, entry in enumerate(exchange) if "oned" not in entry.get("asked", {}))
+    answers = (
+        (number, entry.get("answered"))
+        for number, entry in enumerate(exchange)
+        if "oned" not in entry.get("asked", {})
+    )
     return next((number for number, answer in answers if any(sources(answer))), -1)
 
 
 def compared(path: Path) -> bool:
     """Tell whether a case has a host's image compared with what oned says: then oned is asked for it."""
     exchange = json.loads(path.read_text()).get("exchange", [])
-    asked = [number for number, entry in enumerate(exchange) if entry.get("asked", {}).get("oned") in POOL and "answered" in entry]
+    asked = [
+        number
+        for number, entry in enumerate(exchange)
+        if entry.get("asked", {}).get("oned") in POOL and "answered" in entry
+    ]
     return bool(asked) and -1 < first_said(exchange) < asked[-1]
 
 
@@ -53,7 +63,9 @@ COMPARED = [path for path in CASES if compared(path)]
 
 
 @pytest.mark.fault(
-    25, "nothing is done by a host's word to an image that oned no longer has: what the host has is kept, and a line says so"
+    25,
+    "nothing is done by a host's word to an image that oned no longer has: what the host has is "
+    "kept, and a line says so",
 )
 @pytest.mark.parametrize("path", COMPARED, ids=name_of)
 def test_what_oned_has_no_more_is_kept(path: Path) -> None:
@@ -68,8 +80,16 @@ def test_what_oned_has_no_more_is_kept(path: Path) -> None:
     gone = next(number for number, entry in enumerate(exchange) if "failed" in entry and number > said)
     found: List[Dict[str, Any]] = []
     with pytest.raises(SemisharedError) as caught:
-        played(PLANNERS[path.parent.name](case), exchange, lambda what, given: changed_record(case, what, given), found)
-    assert isinstance(caught.value, GoneFromOned) and "is kept: OpenNebula has no more image" in caught.value.detail, caught.value.line()
+        played(
+            PLANNERS[path.parent.name](case),
+            exchange,
+            lambda what, given: changed_record(case, what, given),
+            found,
+        )
+    assert (
+        isinstance(caught.value, GoneFromOned)
+        and "is kept: OpenNebula has no more image" in caught.value.detail
+    ), caught.value.line()
     after = {step["step"] for entry in found[gone:] for step in entry.get("asked", {}).get("steps", [])}
     assert after <= {"UnmarkVm"}, "but for the mark of a move that is off"
 

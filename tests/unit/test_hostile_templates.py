@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever a user writes into the DISK of a VM, nothing is opened but what oned acquired for it: a model of oned is the judge."""
+"""Whatever a user writes into the DISK of a VM, nothing is opened but what oned acquired for it: a model of
+oned is the judge.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ DISK = st.fixed_dictionaries(
 
 
 def acquired(disk: Dict[str, str]) -> Optional[Dict[str, str]]:
-    """Return the DISK that oned makes of it, None if it makes no such VM (ImagePool::acquire_disk, Image::disk_attribute)."""
+    """Return the DISK that oned makes of it, None if it makes no such VM (ImagePool::acquire_disk,
+    Image::disk_attribute).
+    """
     image = values.integer(disk.get("IMAGE_ID", ""), 32)
     if image is None and disk.get("IMAGE"):
         image = {"owned": OWNED}.get(disk["IMAGE"], FOREIGN)
@@ -52,7 +56,14 @@ def acquired(disk: Dict[str, str]) -> Optional[Dict[str, str]]:
     if image is not None:
         if image != OWNED:
             return None  # not authorized, or not there
-        of = {"IMAGE_ID": str(OWNED), "IMAGE": "owned", "SOURCE": SOURCES[OWNED], "ORIGINAL_SIZE": "8", "TYPE": "FILE", "FORMAT": "raw"}
+        of = {
+            "IMAGE_ID": str(OWNED),
+            "IMAGE": "owned",
+            "SOURCE": SOURCES[OWNED],
+            "ORIGINAL_SIZE": "8",
+            "TYPE": "FILE",
+            "FORMAT": "raw",
+        }
         return {"SIZE": "8", **disk, **of, **ours, "DATASTORE_ID": "100", "CLONE": "YES", "SAVE": "NO"}
     size = values.integer(disk.get("SIZE", ""))
     if disk.get("TYPE", "").upper() not in ("FS", "SWAP") or size is None or size <= 0:
@@ -76,12 +87,15 @@ def played(vm: Vm) -> List[Any]:
             given = image(wanted.id) if wanted.what == "image" else store
         elif isinstance(wanted, On):
             told += [to_data(step) for step in wanted.steps]
-            given = [{"disks": [], "seq": 0} if type(step).__name__ == "LookAtVm" else None for step in wanted.steps]
+            given = [
+                {"disks": [], "seq": 0} if type(step).__name__ == "LookAtVm" else None
+                for step in wanted.steps
+            ]
 
 
 def image(number: int) -> Image:
     vms = "<VMS><ID>7</ID></VMS>" if number == OWNED else "<VMS/>"
-    of = f"<ID>{number}</ID><DATASTORE_ID>100</DATASTORE_ID><SOURCE>{SOURCES.get(number, '/x')}</SOURCE><FORMAT>raw</FORMAT>"
+    of = f"<ID>{number}</ID><DATASTORE_ID>100</DATASTORE_ID><SOURCE>{SOURCES.get(number, '/x')}</SOURCE><FORMAT>raw</FORMAT>"  # noqa: E501
     rows = "<TEMPLATE><SEMISHARED_ON_HOST_FAILURE>recreate</SEMISHARED_ON_HOST_FAILURE></TEMPLATE>"
     return Image.parse(f"<IMAGE>{of}<SIZE>8</SIZE><PERSISTENT>0</PERSISTENT>{vms}{rows}</IMAGE>")
 
@@ -92,7 +106,11 @@ def image(number: int) -> Image:
 def test_a_lost_host_s_vm_gets_nothing_that_oned_did_not_acquire_for_it(disks: List[Dict[str, str]]) -> None:
     made = [disk for disk in map(acquired, disks) if disk is not None]
     rows = "".join(
-        "<DISK>" + "".join(f"<{name}>{escape(value)}</{name}>" for name, value in {**disk, "DISK_ID": str(number)}.items()) + "</DISK>"
+        "<DISK>"
+        + "".join(
+            f"<{name}>{escape(value)}</{name}>" for name, value in {**disk, "DISK_ID": str(number)}.items()
+        )
+        + "</DISK>"
         for number, disk in enumerate(made)
     )
     history = "<HISTORY_RECORDS><HISTORY><SEQ>1</SEQ><HOSTNAME>h2</HOSTNAME></HISTORY></HISTORY_RECORDS>"
@@ -105,5 +123,9 @@ def test_a_lost_host_s_vm_gets_nothing_that_oned_did_not_acquire_for_it(disks: L
     text = json.dumps(told)
     assert SECRET not in text and "/etc/shadow" not in text and "one-9" not in text
     sizes = {step.get("size") for step in told if step["step"] == "CreateVolatile"}
-    counted = {(values.integer(disk.get("SIZE", "")) or 0) << 20 for disk in made if disk["TYPE"].upper() in ("FS", "SWAP")}
+    counted = {
+        (values.integer(disk.get("SIZE", "")) or 0) << 20
+        for disk in made
+        if disk["TYPE"].upper() in ("FS", "SWAP")
+    }
     assert sizes <= counted

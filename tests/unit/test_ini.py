@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""semishared.conf is read as configparser reads it: whatever the text is, both find the same, or both refuse it."""
+"""semishared.conf is read as configparser reads it: whatever the text is, both find the same, or both refuse
+it.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,39 @@ from semishared.config import PATH
 from semishared.errors import BadAttribute
 
 Found = Optional[Dict[Tuple[str, str], str]]
-LINES = st.sampled_from([
-    "[a]", "[b]", "[DEFAULT]", "  [b]", "[]", "[a", "[a]b]", "[c] rest", "a]", "key = value", "KEY=other", "two: words = here", "x=y:z",
-    "  indented = 1", "\tdeep", "    deeper", "= nothing", ": nothing", "alone", "empty =", "empty:", "# comment", "  ; comment",
-    "k = v # no comment", "", "   ", "[d]x", "a = [b]", "\u00fc = \u00e9",
-])  # fmt: skip
+LINES = st.sampled_from(
+    [
+        "[a]",
+        "[b]",
+        "[DEFAULT]",
+        "  [b]",
+        "[]",
+        "[a",
+        "[a]b]",
+        "[c] rest",
+        "a]",
+        "key = value",
+        "KEY=other",
+        "two: words = here",
+        "x=y:z",
+        "  indented = 1",
+        "\tdeep",
+        "    deeper",
+        "= nothing",
+        ": nothing",
+        "alone",
+        "empty =",
+        "empty:",
+        "# comment",
+        "  ; comment",
+        "k = v # no comment",
+        "",
+        "   ",
+        "[d]x",
+        "a = [b]",
+        "\u00fc = \u00e9",
+    ]
+)
 
 
 def theirs(path: Path) -> Found:
@@ -61,7 +91,13 @@ def test_no_file_and_no_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text,said", [("a = 1", "line 1"), ("[a]\n\nb", "line 3"), ("[a]\n[a]", "twice"), ("[a]\nb = 1\nB: 2", "'b' is in .a. twice")]
+    "text,said",
+    [
+        ("a = 1", "line 1"),
+        ("[a]\n\nb", "line 3"),
+        ("[a]\n[a]", "twice"),
+        ("[a]\nb = 1\nB: 2", "'b' is in .a. twice"),
+    ],
 )
 def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "conf").write_text(text)

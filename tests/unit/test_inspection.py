@@ -25,13 +25,16 @@ def qcow2(version: int = 3, backing: int = 0, size: int = GiB, incompatible: int
     return (head + struct.pack(">QQQII", incompatible, 0, 0, 4, 104)).ljust(512, b"\0")
 
 
-def vmdk(capacity: int = 2048, descriptor: bytes = b"# Disk DescriptorFile\nversion=1\nparentCID=ffffffff\n") -> bytes:
+def vmdk(
+    capacity: int = 2048, descriptor: bytes = b"# Disk DescriptorFile\nversion=1\nparentCID=ffffffff\n"
+) -> bytes:
     head = b"KDMV" + struct.pack("<IIQQQQIQQQ", 1, 3, capacity, 128, 1, 20, 512, 21, 26, 128)
     return head.ljust(512, b"\0") + descriptor.ljust(20 * 512, b"\0")
 
 
 VMDK_TEXT = (
-    b'# Disk DescriptorFile\nversion=1\nCID=1\nparentCID=ffffffff\ncreateType="monolithicFlat"\nRW 2048 FLAT "/etc/shadow" 0\n'
+    b'# Disk DescriptorFile\nversion=1\nCID=1\nparentCID=ffffffff\ncreateType="monolithicFlat"\nRW '
+    b'2048 FLAT "/etc/shadow" 0\n'
 )
 VDI = (b"<<< Oracle VM VirtualBox Disk Image >>>\n".ljust(64, b"\0") + b"\x7f\x10\xda\xbe").ljust(368, b"\0")
 VDI += struct.pack("<Q", 3 * GiB) + bytes(136)
@@ -45,7 +48,10 @@ DANGEROUS = {
     "qcow1": (qcow2(1), "version 1"),
     "qcow2 of a future version": (qcow2(4), "version 4"),
     "vmdk descriptor": (VMDK_TEXT, "extents"),
-    "vmdk descriptor in odd letters behind blanks": (b"\n  \t" + VMDK_TEXT.replace(b"# Disk", b"# DISK"), "extents"),
+    "vmdk descriptor in odd letters behind blanks": (
+        b"\n  \t" + VMDK_TEXT.replace(b"# Disk", b"# DISK"),
+        "extents",
+    ),
     "sparse vmdk with capacity 0": (vmdk(0), "extents"),
     "sparse vmdk with a parent": (
         vmdk(descriptor=b'# Disk DescriptorFile\nparentCID=1\nparentFileNameHint="/etc/shadow"\n'),
@@ -58,7 +64,9 @@ DANGEROUS = {
 
 
 @pytest.mark.parametrize(("content", "word"), DANGEROUS.values(), ids=DANGEROUS)
-def test_image_that_names_other_files_is_refused_before_a_tool_opens_it(tmp_path: Path, content: bytes, word: str) -> None:
+def test_image_that_names_other_files_is_refused_before_a_tool_opens_it(
+    tmp_path: Path, content: bytes, word: str
+) -> None:
     path = tmp_path / "image"
     path.write_bytes(content)
     with pytest.raises(UnsafeImage, match="my-upload.*" + word):
@@ -119,7 +127,14 @@ def test_what_is_no_file_is_a_missing_image(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("head", "size"), [(qcow2(size=5 * GiB), 5 * GiB), (vmdk(2048), 1 << 20), (bytes(512), None), (VDI, 3 * GiB), (VPC, 2 * GiB)]
+    ("head", "size"),
+    [
+        (qcow2(size=5 * GiB), 5 * GiB),
+        (vmdk(2048), 1 << 20),
+        (bytes(512), None),
+        (VDI, 3 * GiB),
+        (VPC, 2 * GiB),
+    ],
 )
 def test_size_in_header(head: bytes, size: object) -> None:
     assert inspection.size_in_header(head) == size
@@ -141,7 +156,14 @@ def test_header_is_looked_at_again_but_not_that_of_a_raw_image(name: str) -> Non
 
 @pytest.mark.parametrize(
     ("head", "kind"),
-    [(b"\x1f\x8b\x08", "gzip"), (b"BZh9", "bz2"), (b"\xfd7zXZ\0", "lzma"), (b"QFI\xfb", ""), (b"", ""), (b"PK\3\4", "")],
+    [
+        (b"\x1f\x8b\x08", "gzip"),
+        (b"BZh9", "bz2"),
+        (b"\xfd7zXZ\0", "lzma"),
+        (b"QFI\xfb", ""),
+        (b"", ""),
+        (b"PK\3\4", ""),
+    ],
 )
 def test_compression_is_recognised(head: bytes, kind: str) -> None:
     assert decompressor(head) == kind

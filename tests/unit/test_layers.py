@@ -18,12 +18,25 @@ LIB = Path(__file__).resolve().parents[2] / "lib"
 PACKAGE = LIB / "semishared"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 PURE = {
-    "__future__", "collections", "dataclasses", "difflib", "enum", "hashlib", "itertools", "json", "math", "posixpath", "re",
-    "typing", "xml",
-}  # fmt: skip
+    "__future__",
+    "collections",
+    "dataclasses",
+    "difflib",
+    "enum",
+    "hashlib",
+    "itertools",
+    "json",
+    "math",
+    "posixpath",
+    "re",
+    "typing",
+    "xml",
+}
 """What plan/ may take from the standard library: nothing that sees the machine or the clock."""
 GROUND = {"errors", "units", "config", "named", "model.layout", ""}
-"""What every layer may import beside those of its row: modules of the package itself, its name and version, and its words on disk."""
+"""What every layer may import beside those of its row: modules of the package itself, its name and version,
+and its words on disk.
+"""
 LAYERS = {
     # layer: the layers below it that it may import, beside itself
     "opennebula": set(),
@@ -45,8 +58,10 @@ LAYERS = {
 }
 LONGEST = 500
 CATALOGUE = "errors.py"
-"""The one longer module: a class for each error and nothing that they do, looked up by name. Every action has to know them all
-by their ids (`from_id`): in several files they would only be several modules to load at every start."""
+"""The one longer module: a class for each error and nothing that they do, looked up by name. Every action has
+to know them all by their ids (`from_id`): in several files they would only be several modules to load at
+every start.
+"""
 FORBIDDEN_NAMES = {"util", "utils", "helpers", "helper", "common", "misc", "manager"}
 
 
@@ -93,7 +108,9 @@ def test_imports_are_found_in_all_their_spellings() -> None:
     )
     assert "semishared.host.service" in set(imports(PACKAGE / "hostside.py"))
     assert {"semishared.host.execute", "threading"} <= set(imports(PACKAGE / "host" / "service.py"))
-    assert "semishared.wire.session" in set(imports(PACKAGE / "front" / "action.py")), "an import inside a function counts"
+    assert "semishared.wire.session" in set(imports(PACKAGE / "front" / "action.py")), (
+        "an import inside a function counts"
+    )
 
 
 def of_ours(path: Path) -> Iterator[str]:
@@ -111,12 +128,19 @@ def test_module_imports_only_what_its_layer_may(path: Path) -> None:
     for rest in of_ours(path):
         assert rest.split(".")[0] != "cli" or here == "cli", f"{path} imports {rest}: nothing imports cli"
     if here:
-        above = {rest for rest in of_ours(path) if rest not in GROUND and rest.split(".")[0] not in {here, *LAYERS[here]}}
+        above = {
+            rest
+            for rest in of_ours(path)
+            if rest not in GROUND and rest.split(".")[0] not in {here, *LAYERS[here]}
+        }
         assert not above, f"{here}/ may not import what the table does not name"
 
 
 def test_no_import_closes_a_circle() -> None:
-    graph = {dotted(path).partition(".")[2]: {rest for rest in of_ours(path) if f"{PACKAGE.name}.{rest}" in NAMES} for path in MODULES}
+    graph = {
+        dotted(path).partition(".")[2]: {rest for rest in of_ours(path) if f"{PACKAGE.name}.{rest}" in NAMES}
+        for path in MODULES
+    }
     for name in graph:
         graph[name].discard(name)
     graphlib.TopologicalSorter(graph).prepare()  # CycleError names the circle
@@ -125,7 +149,9 @@ def test_no_import_closes_a_circle() -> None:
 @pytest.mark.parametrize("path", sorted((PACKAGE / "plan").glob("*.py")), ids=module_id)
 def test_planners_see_neither_the_machine_nor_the_clock(path: Path) -> None:
     foreign = {name.split(".")[0] for name in imports(path)} - {"semishared"} - PURE
-    assert not foreign, f"{path.name} imports {foreign}: what it needs of the machine is a fact, to be passed in"
+    assert not foreign, (
+        f"{path.name} imports {foreign}: what it needs of the machine is a fact, to be passed in"
+    )
     calls = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
     assert not calls & {"open", "print", "input", "exec", "eval", "__import__"}
 
@@ -134,7 +160,14 @@ def test_planners_see_neither_the_machine_nor_the_clock(path: Path) -> None:
 def test_only_the_runners_start_programs(path: Path) -> None:
     if "subprocess" in set(imports(path)):
         # install/preflight.py goes to hosts that have nothing of ours.
-        runners = ("tools/run.py", "tools/program.py", "wire/session.py", "wire/refusal.py", "disk/transfer.py", "install/preflight.py")
+        runners = (
+            "tools/run.py",
+            "tools/program.py",
+            "wire/session.py",
+            "wire/refusal.py",
+            "disk/transfer.py",
+            "install/preflight.py",
+        )
         assert module_id(path) in runners, "use tools.run.run: it knows limits and errors"
 
 
@@ -146,7 +179,9 @@ def test_module_is_small_and_well_named(path: Path) -> None:
         assert lines.pop(0) == "#!/usr/bin/python3 -IS"
     assert lines[0] == "# SPDX-License-Identifier: Apache-2.0"
     assert path.stem not in FORBIDDEN_NAMES
-    assert len(lines) <= LONGEST or module_id(path) == CATALOGUE, f"{path} has {len(lines)} lines: split it by what it handles"
+    assert len(lines) <= LONGEST or module_id(path) == CATALOGUE, (
+        f"{path} has {len(lines)} lines: split it by what it handles"
+    )
 
 
 @pytest.mark.parametrize("path", MODULES, ids=module_id)
@@ -162,10 +197,17 @@ def test_public_functions_say_in_one_sentence_what_they_do(path: Path) -> None:
 CITED = re.compile(r"\b(CONTRACT|DESIGN|ONED|HOUSE|STYLE|LAB|SEEDS|PEERS|EXPERIMENTS)(\.md| §|: )")
 
 
-@pytest.mark.parametrize("part", ["lib", "bin", "tm", "datastore", "vmm", "im", "etc", "bench", "docs", "tests"])
+@pytest.mark.parametrize(
+    "part", ["lib", "bin", "tm", "datastore", "vmm", "im", "etc", "bench", "docs", "tests"]
+)
 def test_no_line_cites_a_document_that_is_not_here(part: str) -> None:
     """A fact is stated with its public source; what concerns oned stands in docs/explanation/contract.md."""
     for path in sorted((LIB.parent / part).rglob("*")):
-        if path.suffix in {".py", ".md", ".sh", ""} and path.is_file() and "__pycache__" not in path.parts and path != Path(__file__):
+        if (
+            path.suffix in {".py", ".md", ".sh", ""}
+            and path.is_file()
+            and "__pycache__" not in path.parts
+            and path != Path(__file__)
+        ):
             cited = CITED.search(path.read_text(errors="replace"))
             assert not cited, f"{path} cites {cited and cited[0]}"

@@ -56,8 +56,30 @@ def test_last():
 @pytest.mark.runs_python("the hooks of tests/conftest.py are pytest's to call")
 def test_each_test_answers_for_what_itself_has_left(tmp_path: Path) -> None:
     (tmp_path / "test_site.py").write_text(SUITE)
-    words = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-p", "conftest", "--rootdir", str(tmp_path)]
-    env = {"PYTHONPATH": f"{TESTS}:{TESTS.parent}/lib", "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
-    said = subprocess.run([*words, "test_site.py"], cwd=tmp_path, env=env, stdout=subprocess.PIPE, check=False).stdout.decode()
-    assert set(re.findall(r"^(?:FAILED|ERROR) test_site.py::(\w+)", said, re.M)) == {"test_fails", "test_finds_it", "test_fails_at_its_end"}
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-rA",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "conftest",
+        "--rootdir",
+        str(tmp_path),
+    ]
+    env = {
+        "PYTHONPATH": f"{TESTS}:{TESTS.parent}/lib",
+        "PATH": "/usr/bin:/bin",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    said = subprocess.run(
+        [*words, "test_site.py"], cwd=tmp_path, env=env, stdout=subprocess.PIPE, check=False
+    ).stdout.decode()
+    assert set(re.findall(r"^(?:FAILED|ERROR) test_site.py::(\w+)", said, re.M)) == {
+        "test_fails",
+        "test_finds_it",
+        "test_fails_at_its_end",
+    }
     assert len(re.findall(r"^PASSED ", said, re.M)) == 5

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host that answers what it likes: nothing that another machine is then asked to do names an image but as oned has it.
+"""A host that answers what it likes: nothing that another machine is then asked to do names an image but as
+oned has it.
 
-Every case of a plan (plan/cases) is played again with each image in each answer changed, one field at a time; then no message to any
-machine may hold what was made up. What the plan's own host is told of its own files is its own affair.
+Every case of a plan (plan/cases) is played again with each image in each answer changed, one field at a time;
+then no message to any machine may hold what was made up. What the plan's own host is told of its own files is
+its own affair.
 """
 
 from __future__ import annotations
@@ -23,10 +25,19 @@ from test_cases import CASES, PLANNERS, changed_record, name_of  # noqa: E402
 from semishared.errors import SemisharedError  # noqa: E402
 
 LIES = {
-    "store": 666, "id": 666, "source": "one/one-666", "user": "evil", "reader": "evil", "bridge_user": "evil", "remote": "evil",
-    "conf": "/var/lib/one/datastores/100/5/evil.conf", "hosts": ["evil"], "secret": "66666666-6666-4666-8666-666666666666",
-    "data_pool": "evil", "cloud": "6" * 32,
-}  # fmt: skip
+    "store": 666,
+    "id": 666,
+    "source": "one/one-666",
+    "user": "evil",
+    "reader": "evil",
+    "bridge_user": "evil",
+    "remote": "evil",
+    "conf": "/var/lib/one/datastores/100/5/evil.conf",
+    "hosts": ["evil"],
+    "secret": "66666666-6666-4666-8666-666666666666",
+    "data_pool": "evil",
+    "cloud": "6" * 32,
+}
 MADE_UP = ("666", "evil", "6" * 32)
 Place = Tuple[Any, ...]
 
@@ -64,7 +75,11 @@ OF_OTHERS = [path for path in CASES if not path.parent.name.startswith(("vmm_", 
 WITH_IMAGES = [path for path in OF_OTHERS if any(True for _ in _answers(json.loads(path.read_text())))]
 
 
-@pytest.mark.fault(25, "no machine is asked to work on an image, as a user or by a configuration that a host's answer has made up")
+@pytest.mark.fault(
+    25,
+    "no machine is asked to work on an image, as a user or by a configuration that a host's "
+    "answer has made up",
+)
 @pytest.mark.parametrize("path", WITH_IMAGES, ids=name_of)
 def test_no_step_names_what_a_host_has_made_up(path: Path) -> None:
     case = json.loads(path.read_text())
@@ -73,10 +88,17 @@ def test_no_step_names_what_a_host_has_made_up(path: Path) -> None:
             found: List[Any] = []
             exchange = _changed(case["exchange"], place, field)
             try:
-                played(PLANNERS[path.parent.name](case), exchange, lambda what, given: changed_record(case, what, given), found)
+                played(
+                    PLANNERS[path.parent.name](case),
+                    exchange,
+                    lambda what, given: changed_record(case, what, given),
+                    found,
+                )
             except (SemisharedError, IndexError, KeyError, TypeError):
                 pass  # refused; or not what the case has answers for
-            asked = [json.dumps(entry.get("asked", "")) for entry in found if "oned" not in entry.get("asked", {})]
+            asked = [
+                json.dumps(entry.get("asked", "")) for entry in found if "oned" not in entry.get("asked", {})
+            ]
             assert not [text for text in asked if any(word in text for word in MADE_UP)], (place, field)
 
 

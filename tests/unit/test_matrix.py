@@ -27,13 +27,21 @@ def test_missing_cells_are_named_and_marked() -> None:
     assert "X " not in matrix.table(every).replace("X NOT", "")
     lost = ("snap_revert", "copy", "qcow2", "off", "pool")
     assert matrix.missing(set(every) - {lost}) == [lost]
-    (line,) = [line for line in matrix.table(set(every) - {lost}).splitlines() if line.startswith("snap_revert    copy")]
+    (line,) = [
+        line
+        for line in matrix.table(set(every) - {lost}).splitlines()
+        if line.startswith("snap_revert    copy")
+    ]
     assert line.split()[2:] == ["o", "o", "o", ".", ".", ".", "o", "X", "o", ".", ".", "."]
 
 
 def test_report_of_what_does_not_exist_is_an_error() -> None:
-    assert set(matrix.expand("clone", "copy", ("raw", "qcow2"), "off")) == {("clone", "copy", f, "off", "plain") for f in ("raw", "qcow2")}
-    assert list(matrix.expand("clone", "copy", "raw", "off", "pool")) == [("clone", "copy", "raw", "off", "pool")]
+    assert set(matrix.expand("clone", "copy", ("raw", "qcow2"), "off")) == {
+        ("clone", "copy", f, "off", "plain") for f in ("raw", "qcow2")
+    }
+    assert list(matrix.expand("clone", "copy", "raw", "off", "pool")) == [
+        ("clone", "copy", "raw", "off", "pool")
+    ]
     with pytest.raises(ValueError, match="no cell"):
         list(matrix.expand("clone", "copied", "raw", "off"))
     with pytest.raises(ValueError, match="cannot be proved"):

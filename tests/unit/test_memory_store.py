@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cases of tests/store, of a kind of store in memory: a kind is a class and its capabilities, and nobody else knows it."""
+"""The cases of tests/store, of a kind of store in memory: a kind is a class and its capabilities, and nobody
+else knows it.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,14 @@ def test_kind_in_memory(name: str, tmp_path: Path) -> None:
 
 
 def test_what_a_kind_cannot_be_asked_is_one_case() -> None:
-    assert [name for name in CASES if not CASES[name].is_asked(MemoryBench())] == ["who is killed while replacing leaves what it was"]
+    assert [name for name in CASES if not CASES[name].is_asked(MemoryBench())] == [
+        "who is killed while replacing leaves what it was"
+    ]
 
 
 def test_an_image_of_any_kind_crosses_the_wire_and_finds_its_store() -> None:
     access = MemoryBench().access
     image = ImageRef(105, 7, "raw", "memory/7", access=access)
-    assert isinstance(store.of(ImageRef.from_data(json.loads(json.dumps(image.to_data()))).access), MemoryStore)
+    assert isinstance(
+        store.of(ImageRef.from_data(json.loads(json.dumps(image.to_data()))).access), MemoryStore
+    )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is due to a live migration is asked for until libvirtd, which may be busy at the moment, has done it; and not once more."""
+"""What is due to a live migration is asked for until libvirtd, which may be busy at the moment, has done it;
+and not once more.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> Busy:
     return found
 
 
-def look(options: MigrateOptions, seconds: float, rounds: object = None) -> tuple[migration_job._Job, List[str]]:
+def look(
+    options: MigrateOptions, seconds: float, rounds: object = None
+) -> tuple[migration_job._Job, List[str]]:
     said: List[str] = []
     job = migration_job._Job("one-5", options, rounds, said.append)  # type: ignore[arg-type]
     job._progress._began -= seconds
@@ -49,11 +53,15 @@ def look(options: MigrateOptions, seconds: float, rounds: object = None) -> tupl
     return job, said
 
 
-@pytest.mark.parametrize(("at_limit", "verb"), [("suspend", "suspend"), ("abort", "domjobabort"), ("postcopy", "migrate-postcopy")])
+@pytest.mark.parametrize(
+    ("at_limit", "verb"), [("suspend", "suspend"), ("abort", "domjobabort"), ("postcopy", "migrate-postcopy")]
+)
 def test_the_limit_is_kept_by_a_busy_libvirtd_too(busy: Busy, at_limit: str, verb: str) -> None:
     job, said = look(MigrateOptions(limit_s=5, at_limit=at_limit), 6)
     assert busy.asked == [verb] * (BUSY + 1)
-    assert [line for line in said if "not there after" in line] == [f"not there after 6 s: {at_limit} ({job.how_far()})"]
+    assert [line for line in said if "not there after" in line] == [
+        f"not there after 6 s: {at_limit} ({job.how_far()})"
+    ]
     assert job.given_up == (at_limit == "abort") and not job.is_due
 
 
@@ -67,7 +75,9 @@ def test_the_speed_of_memory_is_set_once_it_has_begun(busy: Busy) -> None:
     assert busy.asked == ["migrate-setspeed"] * (BUSY + 1) and not job.is_due
 
 
-def test_after_the_first_round_the_rest_is_sent_on_demand(busy: Busy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_the_first_round_the_rest_is_sent_on_demand(
+    busy: Busy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = [None, (2,), None, (1,)]
     monkeypatch.setattr(migration_job, "next_said", lambda heard, seconds: said.pop() if said else None)
     job, _ = look(MigrateOptions(after_precopy=True), 0, object())

@@ -36,15 +36,30 @@ def lines(text: str) -> "list[str]":
 def test_each_is_one_fault_in_one_place() -> None:
     found = list(mutants("file.py", SOURCE))
     assert {(mutant.line, mutant.what) for mutant in found} == {
-        (7, "the condition is its opposite"), (7, "And is Or"), (7, "Eq is NotEq"), (7, "1 is 2"), (7, "without not"),
-        (8, "raises nothing"), (9, "2 is 3"), (10, "the condition is its opposite"), (10, "In is NotIn"), (14, "continue is break"),
-        (15, "the call is left out"), (16, "returns None"), (16, "Lt is LtE"), (16, "Lt is GtE"), (16, "Sub is Add"), (16, "1 is 2"),
-    }  # fmt: skip
+        (7, "the condition is its opposite"),
+        (7, "And is Or"),
+        (7, "Eq is NotEq"),
+        (7, "1 is 2"),
+        (7, "without not"),
+        (8, "raises nothing"),
+        (9, "2 is 3"),
+        (10, "the condition is its opposite"),
+        (10, "In is NotIn"),
+        (14, "continue is break"),
+        (15, "the call is left out"),
+        (16, "returns None"),
+        (16, "Lt is LtE"),
+        (16, "Lt is GtE"),
+        (16, "Sub is Add"),
+        (16, "1 is 2"),
+    }
     for mutant in found:
         changed = apply(mutant, SOURCE)
         ast.parse(changed)
         assert changed != SOURCE and len(lines(changed)) == len(lines(SOURCE)), mutant
-        others = [number for number, pair in enumerate(zip(lines(SOURCE), lines(changed)), 1) if pair[0] != pair[1]]
+        others = [
+            number for number, pair in enumerate(zip(lines(SOURCE), lines(changed)), 1) if pair[0] != pair[1]
+        ]
         assert mutant.statement <= others[0] <= mutant.line, mutant
 
 

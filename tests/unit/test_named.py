@@ -46,11 +46,21 @@ class Child(Ours):
 
 
 WORDS: list[tuple[tuple[object, ...], dict[str, object]]] = [
-    ((1,), {}), ((1, "y"), {}), ((1, "y", ("z",)), {}), ((), {"number": 3}), ((1,), {"others": ("a",)}), ((), {"name": "n", "number": 2}),
-]  # fmt: skip
+    ((1,), {}),
+    ((1, "y"), {}),
+    ((1, "y", ("z",)), {}),
+    ((), {"number": 3}),
+    ((1,), {"others": ("a",)}),
+    ((), {"name": "n", "number": 2}),
+]
 REFUSED: list[tuple[tuple[object, ...], dict[str, object]]] = [
-    ((), {}), ((1, "y", (), 4), {}), ((1,), {"number": 2}), ((1,), {"other": 2}), ((), {"name": "n"}), ((1, "y", (), 4), {"name": "n"}),
-]  # fmt: skip
+    ((), {}),
+    ((1, "y", (), 4), {}),
+    ((1,), {"number": 2}),
+    ((1,), {"other": 2}),
+    ((), {"name": "n"}),
+    ((1, "y", (), 4), {"name": "n"}),
+]
 
 
 @pytest.mark.parametrize("values,named", WORDS)
@@ -67,7 +77,9 @@ def test_is_made_as_the_librarys_is(values: tuple[object, ...], named: dict[str,
 
 @pytest.mark.parametrize("values,named", REFUSED)
 @pytest.mark.parametrize("made", [Ours, Theirs])
-def test_refuses_what_the_librarys_does(made: type, values: tuple[object, ...], named: dict[str, object]) -> None:
+def test_refuses_what_the_librarys_does(
+    made: type, values: tuple[object, ...], named: dict[str, object]
+) -> None:
     with pytest.raises(TypeError):
         made(*values, **named)
 
@@ -93,7 +105,9 @@ def test_may_have_no_fields() -> None:
     assert (Nothing._fields, Nothing(), repr(Nothing())) == ((), (), "Nothing()")
     with pytest.raises(TypeError):
         Nothing(1)  # type: ignore[call-arg]
-    assert not hasattr(NamedTuple, "_fields"), "the base of all has none: by that its classes are known from it (model/steps.py)"
+    assert not hasattr(NamedTuple, "_fields"), (
+        "the base of all has none: by that its classes are known from it (model/steps.py)"
+    )
 
 
 def test_methods_and_subclasses() -> None:

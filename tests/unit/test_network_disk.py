@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks on Ceph in the domain XML, from what oned was seen to write in each configuration (the recordings b-*).
+"""Disks on Ceph in the domain XML, from what oned was seen to write in each configuration (the recordings
+b-*).
 
-golden/network/CASE.json names a recording (or an XML beside it) and the records; CASE.out.xml is what libvirt is given.
-REGENERATE=1 rewrites that.
+golden/network/CASE.json names a recording (or an XML beside it) and the records; CASE.out.xml is what libvirt
+is given. REGENERATE=1 rewrites that.
 """
 
 from __future__ import annotations
@@ -29,7 +30,14 @@ from semishared.plan.live_migration import moving
 GOLDEN = Path(__file__).parent / "golden" / "network"
 CASES = sorted(path.stem for path in GOLDEN.glob("*.json"))
 SECRET = "00000000-0000-4000-8000-0000000000cc"
-IMAGE = {"protocol": "rbd", "name": "one/one-35", "hosts": ["10.77.0.1:6791"], "user": "libvirt", "secret": SECRET, "conf": ""}
+IMAGE = {
+    "protocol": "rbd",
+    "name": "one/one-35",
+    "hosts": ["10.77.0.1:6791"],
+    "user": "libvirt",
+    "secret": SECRET,
+    "conf": "",
+}
 
 
 def network_record(disk: int = 0, how: str = "in-place", **changes: object) -> Record:
@@ -37,7 +45,14 @@ def network_record(disk: int = 0, how: str = "in-place", **changes: object) -> R
 
 
 def record_text(**changes: object) -> bytes:
-    data: dict[str, object] = {"version": 1, "disk": 0, "place": "shared", "how": "in-place", "format": "raw", "path": ""}
+    data: dict[str, object] = {
+        "version": 1,
+        "disk": 0,
+        "place": "shared",
+        "how": "in-place",
+        "format": "raw",
+        "path": "",
+    }
     return json.dumps({**data, "readonly": False, "network": IMAGE, **changes}).encode()
 
 
@@ -57,7 +72,9 @@ def recorded(name: str) -> tuple[bytes, dict[int, str]]:
 
 def chains_of(case: str) -> dict[int, list[tuple[str, str]]]:
     listed = json.loads((GOLDEN / f"{case}.json").read_bytes())["records"]
-    return {item["disk"]: [(path, format) for path, format in item["chain"]] for item in listed if "chain" in item}
+    return {
+        item["disk"]: [(path, format) for path, format in item["chain"]] for item in listed if "chain" in item
+    }
 
 
 def load(case: str) -> tuple[bytes, str, dict[int, str], dict[int, Record]]:
@@ -65,7 +82,9 @@ def load(case: str) -> tuple[bytes, str, dict[int, str], dict[int, Record]]:
     before, targets = recorded(described["recording"])
     vm_dir = re.search(rb"system_datastore><!\[CDATA\[(.*?)\]\]>", before)
     assert vm_dir
-    records = {item["disk"]: Record.parse(item["disk"], json.dumps(item).encode()) for item in described["records"]}
+    records = {
+        item["disk"]: Record.parse(item["disk"], json.dumps(item).encode()) for item in described["records"]
+    }
     return before, vm_dir.group(1).decode(), targets, records
 
 
@@ -80,7 +99,8 @@ def test_domain_of_a_recording_becomes_the_golden_file(case: str) -> None:
     assert after == golden.read_bytes()
     assert Domain(after, vm_dir, targets).with_records(records, chains) == after
 
-    # What the golden files cannot show to the eye: each disk is what its record says, and nothing else has changed.
+    # What the golden files cannot show to the eye: each disk is what its record says, and nothing else has
+    # changed.
     was, found = disks_by_target(before), disks_by_target(after)
     assert was.keys() == found.keys()
     numbers = {target: number for number, target in targets.items()}
@@ -94,11 +114,21 @@ def test_domain_of_a_recording_becomes_the_golden_file(case: str) -> None:
         assert source is not None and driver.get("type") == record.format
         attributes = {name: value for name, value in driver.attrib.items() if name != "type"}
         old = was[target].find("driver")
-        assert old is None or attributes == {name: value for name, value in old.attrib.items() if name != "type"}
+        assert old is None or attributes == {
+            name: value for name, value in old.attrib.items() if name != "type"
+        }
         if record.network:
-            assert (disk.get("type"), source.get("protocol"), source.get("name")) == ("network", "rbd", record.network.name)
-            assert [(host.get("name"), host.get("port", "")) for host in source.findall("host")] == record.network.monitors
-            assert [config.get("file") for config in source.findall("config")] == [record.network.conf][: bool(record.network.conf)]
+            assert (disk.get("type"), source.get("protocol"), source.get("name")) == (
+                "network",
+                "rbd",
+                record.network.name,
+            )
+            assert [
+                (host.get("name"), host.get("port", "")) for host in source.findall("host")
+            ] == record.network.monitors
+            assert [config.get("file") for config in source.findall("config")] == [record.network.conf][
+                : bool(record.network.conf)
+            ]
             (auth,) = disk.findall("auth")
             secret = auth.find("secret")
             assert auth.get("username") == record.network.user and secret is not None
@@ -108,8 +138,15 @@ def test_domain_of_a_recording_becomes_the_golden_file(case: str) -> None:
             wanted = record.path if not record.is_local else record.active(f"{vm_dir}/disk.{record.disk}")
             assert source.attrib == {"file": wanted}
         if record.network or was[target].get("type") == "network" or record.format == "qcow2":
-            below = [(_file(layer), format.get("type")) for layer in disk.iter("backingStore") for format in layer.findall("format")]
-            assert below == chains.get(record.disk, []) and len(list(disk.iter("backingStore"))) == len(below) + 1
+            below = [
+                (_file(layer), format.get("type"))
+                for layer in disk.iter("backingStore")
+                for format in layer.findall("format")
+            ]
+            assert (
+                below == chains.get(record.disk, [])
+                and len(list(disk.iter("backingStore"))) == len(below) + 1
+            )
         kept = [child.tag for child in was[target] if child.tag not in ("source", "auth", "driver")]
         assert [c.tag for c in disk if c.tag not in ("source", "auth", "driver", "backingStore")] == kept
 
@@ -155,17 +192,25 @@ def test_second_disk_of_one_target_is_left_alone() -> None:
         "<disk type='network'><source protocol='rbd' name='x/secret'/><target dev='vda'/></disk>",
     ).encode()
     after = Domain(text, "/d/101/7", {0: "vda"}).with_records({0: network_record()})
-    assert b"<source protocol='rbd' name='x/secret'/><target dev='vda'/>" in after and after.count(b"<auth") == 1
+    assert (
+        b"<source protocol='rbd' name='x/secret'/><target dev='vda'/>" in after and after.count(b"<auth") == 1
+    )
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        record_text(network={}), record_text(network="rbd"), record_text(network=[IMAGE]), record_text(network={**IMAGE, "x": 1}),
-        record_text(path="/x"), record_text(how="overlay", place="local"), record_text(place="local"),
-        record_text(format="qcow2"), record_text(network=None),
+        record_text(network={}),
+        record_text(network="rbd"),
+        record_text(network=[IMAGE]),
+        record_text(network={**IMAGE, "x": 1}),
+        record_text(path="/x"),
+        record_text(how="overlay", place="local"),
+        record_text(place="local"),
+        record_text(format="qcow2"),
+        record_text(network=None),
     ],
-)  # fmt: skip
+)
 def test_record_that_is_half_a_network_disk_is_refused(text: bytes) -> None:
     with pytest.raises(BadRecord) as caught:
         Record.parse(0, text)
@@ -175,21 +220,52 @@ def test_record_that_is_half_a_network_disk_is_refused(text: bytes) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("protocol", "nbd"), ("protocol", None), ("name", "one"), ("name", ""), ("name", "one/a:id=admin"), ("name", "one/a@snap"),
-        ("name", "one/../x y"), ("name", "a/b/c"), ("name", "-p/one"), ("name", "one/a\n"), ("name", ["one/a"]),
-        ("hosts", "10.0.0.1"), ("hosts", [1]), ("hosts", ["a b"]), ("hosts", ["h:x"]), ("hosts", ["h:1:2"]), ("hosts", ["h'/>"]),
-        ("hosts", [""]), ("user", ""), ("user", None), ("user", "a' x='"), ("user", "-n"), ("user", "a b"),
-        ("secret", ""), ("secret", "x"), ("secret", SECRET + "0"), ("secret", None),
-        ("conf", "x"), ("conf", "/a b"), ("conf", "/a'/><x"), ("conf", None), ("hosts", ["[::1"]), ("hosts", ["[::x]:1"]),
+        ("protocol", "nbd"),
+        ("protocol", None),
+        ("name", "one"),
+        ("name", ""),
+        ("name", "one/a:id=admin"),
+        ("name", "one/a@snap"),
+        ("name", "one/../x y"),
+        ("name", "a/b/c"),
+        ("name", "-p/one"),
+        ("name", "one/a\n"),
+        ("name", ["one/a"]),
+        ("hosts", "10.0.0.1"),
+        ("hosts", [1]),
+        ("hosts", ["a b"]),
+        ("hosts", ["h:x"]),
+        ("hosts", ["h:1:2"]),
+        ("hosts", ["h'/>"]),
+        ("hosts", [""]),
+        ("user", ""),
+        ("user", None),
+        ("user", "a' x='"),
+        ("user", "-n"),
+        ("user", "a b"),
+        ("secret", ""),
+        ("secret", "x"),
+        ("secret", SECRET + "0"),
+        ("secret", None),
+        ("conf", "x"),
+        ("conf", "/a b"),
+        ("conf", "/a'/><x"),
+        ("conf", None),
+        ("hosts", ["[::1"]),
+        ("hosts", ["[::x]:1"]),
     ],
-)  # fmt: skip
+)
 def test_hostile_value_of_a_network_disk_is_refused(key: str, value: object) -> None:
     with pytest.raises(BadRecord, match="disk 0"):
         Record.parse(0, record_text(network={**IMAGE, key: value}))
 
 
-@pytest.mark.parametrize("changes", [{"hosts": [], "conf": "/etc/ceph/b.conf"}, {"hosts": ["10.0.0.1", "[fd00::1]:6789"]}])
-def test_monitors_that_the_stock_script_cannot_be_told_are_refused_at_a_hot_attach(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changes", [{"hosts": [], "conf": "/etc/ceph/b.conf"}, {"hosts": ["10.0.0.1", "[fd00::1]:6789"]}]
+)
+def test_monitors_that_the_stock_script_cannot_be_told_are_refused_at_a_hot_attach(
+    changes: dict[str, Any],
+) -> None:
     with pytest.raises(NotSupported, match="disk 5"):
         AttachMessage(attach_messages()[0][1].encode()).with_record(network_record(5, **changes))
 
@@ -225,12 +301,24 @@ def test_attach_message_of_a_recording_names_what_the_record_says(name: str, tex
     message = AttachMessage(before)
     assert message.number == 5 and message.is_ours
     changed = {
-        "TYPE": "RBD_CDROM" if cdrom else "RBD", "DISK_TYPE": "RBD", "SOURCE": "one/x-50-5", "CLONE": "NO", "CEPH_HOST": "a:1 b",
-        "CEPH_USER": "libvirt", "CEPH_SECRET": SECRET, "DRIVER": "raw", "FORMAT": "raw",
-    }  # fmt: skip
+        "TYPE": "RBD_CDROM" if cdrom else "RBD",
+        "DISK_TYPE": "RBD",
+        "SOURCE": "one/x-50-5",
+        "CLONE": "NO",
+        "CEPH_HOST": "a:1 b",
+        "CEPH_USER": "libvirt",
+        "CEPH_SECRET": SECRET,
+        "DRIVER": "raw",
+        "FORMAT": "raw",
+    }
     assert attached(message.with_record(record)) == {**was, **changed}
     local = Record(5, PLACES["overlay"], "qcow2", "/var/lib/one/datastores/101/50/disk.5.snap/0")
-    changed = {"TYPE": "CDROM" if cdrom else "FILE", "DISK_TYPE": "FILE", "DRIVER": "qcow2", "FORMAT": "qcow2"}
+    changed = {
+        "TYPE": "CDROM" if cdrom else "FILE",
+        "DISK_TYPE": "FILE",
+        "DRIVER": "qcow2",
+        "FORMAT": "qcow2",
+    }
     assert attached(AttachMessage(before).with_record(local)) == {**was, **changed}
     assert record.source("/d//101/50/disk.5") == "/d//101/50/disk.5"
     assert len(ElementTree.fromstring(before).findall("VM/TEMPLATE/DISK")) == 5
@@ -255,7 +343,10 @@ def live_disk(name: str, protocol: str = "rbd") -> str:
 
 def test_vm_on_ceph_may_move() -> None:
     records = {0: network_record(), 1: network_record(1, "store-clone", name="one/one-36-50-1")}
-    assert moving(live(live_disk("one/one-35"), live_disk("one/one-36-50-1")), "/d/101/50", records, 2) == ([], [])
+    assert moving(live(live_disk("one/one-35"), live_disk("one/one-36-50-1")), "/d/101/50", records, 2) == (
+        [],
+        [],
+    )
 
 
 def test_local_disk_beside_one_on_ceph_may_not_move() -> None:
@@ -271,6 +362,9 @@ def test_vm_of_the_recordings_is_read() -> None:
 
 
 def test_two_sources_are_refused() -> None:
-    disk = "<disk type='network'><source protocol='rbd' name='a/b'/><source protocol='rbd' name='a/c'/><target dev='vda'/></disk>"
+    disk = (
+        "<disk type='network'><source protocol='rbd' name='a/b'/><source protocol='rbd' "
+        "name='a/c'/><target dev='vda'/></disk>"
+    )
     with pytest.raises(BadArguments):
         Domain(live(disk), "/d/101/7", {0: "vda"}).with_records({0: network_record()})

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operator's command prints goes through one writer, which leaves nothing that controls a terminal."""
+"""What the operator's command prints goes through one writer, which leaves nothing that controls a
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ CLI = Path(output.__file__).parent
 HOSTILE = "a\x1b[2Jb\x9b31mc\nd\re\u202ef\u2066g\x00h\ud800\u200bi\x85j\u2028k"
 
 
-@pytest.mark.fault(45, "no control character of what others have named is printed, nor one that turns the direction of writing")
+@pytest.mark.fault(
+    45,
+    "no control character of what others have named is printed, nor one that turns the direction of writing",
+)
 def test_nothing_that_is_printed_controls_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     output.put(f"host {HOSTILE}")
     output.table([["IMAGE", "OWNER"], [HOSTILE, "1"]])
@@ -28,7 +33,9 @@ def test_nothing_that_is_printed_controls_a_terminal(capsys: pytest.CaptureFixtu
     assert drawn.startswith("\x1b[2K") and drawn[4:].isprintable()
 
 
-@pytest.mark.fault(45, "a name that the terminal's locale has not ends no command: `?` is shown for what it lacks")
+@pytest.mark.fault(
+    45, "a name that the terminal's locale has not ends no command: `?` is shown for what it lacks"
+)
 def test_a_name_that_the_locale_has_not_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="iso8859-1")
     monkeypatch.setattr("sys.stdout", terminal)

@@ -46,12 +46,18 @@ def feed(opener: packets.Opener, data: bytes) -> Iterator[packets.Packet]:
 
 
 def contents(opener: packets.Opener, packet: packets.Packet) -> list[tuple[int, bytes]]:
-    """Return what a receiver takes of a packet: extents that are what the table says; a manifest is number -1."""
+    """Return what a receiver takes of a packet: extents that are what the table says; a manifest is number
+    -1.
+    """
     kind, group, plain = opener.open(packet)
     if kind == packets.MANIFEST:
         found = [(-1, bytes(plain))]
     else:
-        found = [(item.number, bytes(item.content)) for item in group if hashlib.sha256(item.content).hexdigest() == item.sha256]
+        found = [
+            (item.number, bytes(item.content))
+            for item in group
+            if hashlib.sha256(item.content).hexdigest() == item.sha256
+        ]
     opener.reuse(packet)
     return found
 
@@ -66,7 +72,9 @@ def opened(data: bytes, cuts: list[int], session: packets.Session = SESSION) -> 
 
 
 @given(st.lists(CONTENTS, max_size=4), st.lists(st.integers(0, 3000), max_size=6))
-def test_what_went_in_comes_out_however_it_is_cut(groups: list[list[tuple[int, bytes]]], cuts: list[int]) -> None:
+def test_what_went_in_comes_out_however_it_is_cut(
+    groups: list[list[tuple[int, bytes]]], cuts: list[int]
+) -> None:
     assert opened(stream(groups), cuts) == [[(-1, b"manifest")], *groups]
 
 
@@ -100,7 +108,9 @@ def test_manifest_may_be_as_large_as_stores_take_one(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("kind", [packets.MANIFEST, packets.EXTENTS])
 def test_packet_that_is_too_large_is_refused_by_its_head(kind: int) -> None:
-    head = packets._HEAD.pack(packets._MAGIC, SESSION.id, 0, kind, 0, 0, packets.MOST[kind] + 1, packets.MOST[kind] + 1)
+    head = packets._HEAD.pack(
+        packets._MAGIC, SESSION.id, 0, kind, 0, 0, packets.MOST[kind] + 1, packets.MOST[kind] + 1
+    )
     with pytest.raises(TransferCorrupt, match="not whole"):
         list(feed(packets.Opener(SESSION), head + bytes(packets._MAC)))
 
@@ -125,7 +135,12 @@ def test_other_sessions_other_keys_and_repeated_packets_are_refused() -> None:
             opened(stream([[(1, b"a")]], other), [])
     sealer = packets.Sealer(SESSION, compress.NONE)
     first = b"".join(sealer.manifest(b"x"))
-    for again in (first + first, b"".join(sealer.extents([extent(1, b"a")])), b"GET / HTTP/1.0\r\n" * 20, b"\0" * 200):
+    for again in (
+        first + first,
+        b"".join(sealer.extents([extent(1, b"a")])),
+        b"GET / HTTP/1.0\r\n" * 20,
+        b"\0" * 200,
+    ):
         with pytest.raises(TransferCorrupt):
             opened(again, [])
     assert opened(data[:-1], [])[1:] == []
@@ -149,11 +164,15 @@ class Liar(packets.Sealer):
 @pytest.mark.parametrize(
     ("table", "payload"),
     [
-        (b"x", b""), (struct.pack(">QI32s", 0, 10, b""), b"123456789"), (struct.pack(">QI32s", 0, 10, b""), b"12345678901"), (b"", b"1"),
-        (struct.pack(">QI32s", 0, (4 << 20) + 1, b""), bytes((4 << 20) + 1)), (bytes(44 * 2000), b""),
+        (b"x", b""),
+        (struct.pack(">QI32s", 0, 10, b""), b"123456789"),
+        (struct.pack(">QI32s", 0, 10, b""), b"12345678901"),
+        (b"", b"1"),
+        (struct.pack(">QI32s", 0, (4 << 20) + 1, b""), bytes((4 << 20) + 1)),
+        (bytes(44 * 2000), b""),
     ],
     ids=["half a row", "less", "more", "no row", "too long", "too many"],
-)  # fmt: skip
+)
 def test_packets_that_lie_about_their_extents_are_refused(table: bytes, payload: bytes) -> None:
     with pytest.raises(TransferCorrupt):
         opened(Liar(SESSION, compress.NONE).lie(table, payload), [])
@@ -174,22 +193,32 @@ MBIT_100 = 12_500_000
     ],
 )
 def test_compressor_that_pays_is_chosen(ratios: dict[str, float], rate: float, wanted: str) -> None:
-    samples = [Sample("none", 1.0, float("inf")), *(Sample(name, ratio, 900e6) for name, ratio in ratios.items())]
+    samples = [
+        Sample("none", 1.0, float("inf")),
+        *(Sample(name, ratio, 900e6) for name, ratio in ratios.items()),
+    ]
     assert compress.best(samples, rate) == wanted
 
 
 @pytest.mark.parametrize(
     ("wanted", "unpacks", "expected"),
     [
-        ("auto", ("none", "zstd", "lzop"), "zstd"), ("auto", ("none", "lzop"), "lzop"), ("auto", ("none",), "none"), ("auto", (), "none"),
-        ("zstd", ("none", "zstd"), "zstd"), ("zstd", ("none", "lzop"), "none"), ("none", ("none", "zstd"), "none"),
+        ("auto", ("none", "zstd", "lzop"), "zstd"),
+        ("auto", ("none", "lzop"), "lzop"),
+        ("auto", ("none",), "none"),
+        ("auto", (), "none"),
+        ("zstd", ("none", "zstd"), "zstd"),
+        ("zstd", ("none", "lzop"), "none"),
+        ("none", ("none", "zstd"), "none"),
     ],
-)  # fmt: skip
+)
 def test_nothing_is_packed_that_cannot_be_unpacked(
     wanted: str, unpacks: tuple[str, ...], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compress, "available", lambda: ["none", "zstd", "lzop"])
-    monkeypatch.setattr(compress, "pack", lambda name, content: content[: len(content) // {"zstd": 4, "lzop": 2}[name]])
+    monkeypatch.setattr(
+        compress, "pack", lambda name, content: content[: len(content) // {"zstd": 4, "lzop": 2}[name]]
+    )
     assert compress.choose(wanted, unpacks, b"text " * 1000, 1000.0) == expected
     with pytest.raises(BadArguments):
         compress.choose("gzip", unpacks, b"text", 0)

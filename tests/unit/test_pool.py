@@ -28,14 +28,19 @@ def shares(found: list[int]) -> dict[str, float]:
 
 def devices(found: list[int], fills: list[float] | None = None) -> list[Device]:
     rates = fills or [0.0] * len(found)
-    return [Device(uuid, int(share), int(share * (1 - fill))) for (uuid, share), fill in zip(shares(found).items(), rates)]
+    return [
+        Device(uuid, int(share), int(share * (1 - fill)))
+        for (uuid, share), fill in zip(shares(found).items(), rates)
+    ]
 
 
 # -- orders -----------------------------------------------------------------------------------------
 
 
 @given(capacities, orders, st.text(max_size=12))
-def test_an_order_has_every_device_once_and_is_the_same_whoever_asks(found: list[int], order: str, key: str) -> None:
+def test_an_order_has_every_device_once_and_is_the_same_whoever_asks(
+    found: list[int], order: str, key: str
+) -> None:
     given_shares = shares(found)
     asked = pool.ORDERS[order](key, given_shares)
     assert sorted(asked) == sorted(given_shares)
@@ -80,7 +85,9 @@ def test_by_rendezvous_what_a_device_that_goes_had_is_all_that_moves(found: list
 def test_by_scaled_lengths_the_same_is_true_until_the_scale_changes() -> None:
     before = shares([17, 17, 35, 35])
     more = {**before, "new": 20.0 * GiB}
-    assert all(now in (was, "new") for was, now in zip(first("share-scaled", before), first("share-scaled", more)))
+    assert all(
+        now in (was, "new") for was, now in zip(first("share-scaled", before), first("share-scaled", more))
+    )
     moved = sum(now not in (was, "new") for was, now in zip(first("share", before), first("share", more)))
     assert moved > len(KEYS) // 200, "as published others move some, too"
 
@@ -103,7 +110,9 @@ def test_what_is_chosen_has_room_if_any_has_and_is_not_much_fuller(
         mean = sum(device.used for device in there) / sum(device.share for device in there)
         assert chosen in with_room
         slack = pool.NEAR if uuid == f"device-{near}" else 0
-        assert chosen.fill <= pool.BOUND * mean + slack or chosen.fill == min(device.fill for device in with_room)
+        assert chosen.fill <= pool.BOUND * mean + slack or chosen.fill == min(
+            device.fill for device in with_room
+        )
     else:
         assert chosen.free == max(device.free for device in there)
 
@@ -124,7 +133,9 @@ def test_no_device_overflows_while_another_has_room(found: list[int], sizes: lis
 def test_a_device_near_the_base_is_taken_before_the_first_in_the_order_but_not_a_much_fuller_one() -> None:
     there = devices([4, 4, 4], [0.2, 0.2, 0.2])
     assert {pool.choose(there, key, 1, "device-1") for key in KEYS[:50]} == {"device-1"}
-    assert "device-1" not in {pool.choose(devices([4, 4, 4], [0.2, 0.4, 0.2]), key, 1, "device-1") for key in KEYS[:50]}
+    assert "device-1" not in {
+        pool.choose(devices([4, 4, 4], [0.2, 0.4, 0.2]), key, 1, "device-1") for key in KEYS[:50]
+    }
 
 
 def burst(there: list[Device], count: int, expected: int, near: str) -> dict[str, int]:
@@ -139,12 +150,16 @@ def burst(there: list[Device], count: int, expected: int, near: str) -> dict[str
 def test_a_burst_over_one_base_does_not_all_lie_beside_it() -> None:
     there = devices([100] * 4, [0.2] * 4)
     got = burst(there, 50, 2 * GiB, "device-0")
-    assert max(got.values()) <= 18 and min(got.values()) >= 8 and got["device-0"] >= 10, "the base's a little more"
+    assert max(got.values()) <= 18 and min(got.values()) >= 8 and got["device-0"] >= 10, (
+        "the base's a little more"
+    )
 
 
 @settings(max_examples=25, deadline=None)
 @given(capacities, st.floats(0, 0.5), st.integers(10, 60), st.integers(0, 7))
-def test_what_a_burst_is_expected_to_take_fits_where_it_lies_and_is_spread(found: list[int], fill: float, count: int, near: int) -> None:
+def test_what_a_burst_is_expected_to_take_fits_where_it_lies_and_is_spread(
+    found: list[int], fill: float, count: int, near: int
+) -> None:
     there = devices([size * 64 for size in found], [fill] * len(found))
     expected = int(sum(device.room for device in there) * 0.4) // count
     got = burst(there, count, expected, f"device-{near}")
@@ -158,8 +173,13 @@ def test_what_a_burst_is_expected_to_take_fits_where_it_lies_and_is_spread(found
 
 
 def test_what_is_only_expected_refuses_nothing_and_does_not_send_a_disk_where_it_does_not_fit() -> None:
-    there = [Device("a", 100 * GiB, 80 * GiB, pending=200 * GiB), Device("b", 10 * GiB, 9 * GiB, pending=30 * GiB)]
-    assert pool.choose(there, "k", 20 * GiB) == "a" and pool.choose(there, "k", GiB) == "a", "the least filled of those with room now"
+    there = [
+        Device("a", 100 * GiB, 80 * GiB, pending=200 * GiB),
+        Device("b", 10 * GiB, 9 * GiB, pending=30 * GiB),
+    ]
+    assert pool.choose(there, "k", 20 * GiB) == "a" and pool.choose(there, "k", GiB) == "a", (
+        "the least filled of those with room now"
+    )
     slow = Device("c", 100 * GiB, 80 * GiB, 1.0, "slow")
     assert pool.choose([*there, slow], "k", 20 * GiB) == "c", "where a guest would fill it, the next class"
     full = slow._replace(pending=80 * GiB)
@@ -183,17 +203,32 @@ def test_a_device_of_half_the_weight_is_filled_half_as_much() -> None:
 classed = st.lists(
     st.builds(
         lambda number, size, fill, promised, word: (size, fill, promised, word),
-        st.just(0), st.integers(1, 16), st.floats(0, 0.99), st.floats(0, 1.2), st.sampled_from(KNOWN),
-    ), min_size=1, max_size=8,
-)  # fmt: skip
-wants = st.lists(st.sampled_from(WORDS), min_size=1, max_size=4, unique=True).map(lambda found: Want(tuple(found)))
+        st.just(0),
+        st.integers(1, 16),
+        st.floats(0, 0.99),
+        st.floats(0, 1.2),
+        st.sampled_from(KNOWN),
+    ),
+    min_size=1,
+    max_size=8,
+)
+wants = st.lists(st.sampled_from(WORDS), min_size=1, max_size=4, unique=True).map(
+    lambda found: Want(tuple(found))
+)
 
 
 def of_classes(found: list[tuple[int, float, float, str]]) -> list[Device]:
     return [
-        Device(f"device-{number}", size * GiB, int(size * GiB * (1 - fill)), 1.0, word, int(size * GiB * promised) if word == "ram" else 0)
+        Device(
+            f"device-{number}",
+            size * GiB,
+            int(size * GiB * (1 - fill)),
+            1.0,
+            word,
+            int(size * GiB * promised) if word == "ram" else 0,
+        )
         for number, (size, fill, promised, word) in enumerate(found)
-    ]  # fmt: skip
+    ]
 
 
 @given(classed, wants, st.text(max_size=8), st.integers(0, GiB), st.integers(0, 4 * GiB), orders)
@@ -202,7 +237,11 @@ def test_what_is_chosen_is_of_the_first_class_that_is_wanted_and_has_room(
 ) -> None:
     there = of_classes(found)
     uuid = pool.choose(there, key, expected, order=order, classes=want.tried, most=most)
-    having = [word for word in want.tried if any(device.device_class == word and device.takes(expected, most) for device in there)]
+    having = [
+        word
+        for word in want.tried
+        if any(device.device_class == word and device.takes(expected, most) for device in there)
+    ]
     chosen = {device.uuid: device for device in there}.get(uuid)
     if having:
         assert chosen is not None and chosen.device_class == having[0]
@@ -213,42 +252,73 @@ def test_what_is_chosen_is_of_the_first_class_that_is_wanted_and_has_room(
 
 
 @given(classed, st.text(max_size=8), st.integers(0, GiB), orders)
-def test_nothing_goes_to_memory_by_itself(found: list[tuple[int, float, float, str]], key: str, expected: int, order: str) -> None:
+def test_nothing_goes_to_memory_by_itself(
+    found: list[tuple[int, float, float, str]], key: str, expected: int, order: str
+) -> None:
     there = of_classes(found)
     without = [device for device in there if device.device_class != "ram"]
     assert pool.choose(there, key, expected, order=order) == pool.choose(without, key, expected, order=order)
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(1, 8), min_size=1, max_size=4), st.lists(st.integers(1, 128), max_size=100), st.booleans())
+@given(
+    st.lists(st.integers(1, 8), min_size=1, max_size=4),
+    st.lists(st.integers(1, 128), max_size=100),
+    st.booleans(),
+)
 def test_memory_is_never_promised_twice(sizes: list[int], asked: list[int], falls_back: bool) -> None:
     promised = {f"m{number}": 0 for number in range(len(sizes))}
     want = Want(("ram", "any") if falls_back else ("ram",))
     disk = Device("disk", 100 * GiB, 100 * GiB)
     for number, size in enumerate(asked):
-        memory = [Device(uuid, size * GiB, size * GiB, 1.0, "ram", promised[uuid]) for uuid, size in zip(promised, sizes)]
+        memory = [
+            Device(uuid, size * GiB, size * GiB, 1.0, "ram", promised[uuid])
+            for uuid, size in zip(promised, sizes)
+        ]
         most = size * GiB // 32
         uuid = pool.choose([*memory, disk], f"{number}-0", 0, classes=want.tried, most=most)
         if uuid in promised:
             promised[uuid] += most
         else:
-            assert all(device.unpromised < most for device in memory) and uuid == ("disk" if falls_back else "")
-        assert all(promised[device.uuid] <= device.capacity - device.capacity // pool.RESERVE for device in memory)
+            assert all(device.unpromised < most for device in memory) and uuid == (
+                "disk" if falls_back else ""
+            )
+        assert all(
+            promised[device.uuid] <= device.capacity - device.capacity // pool.RESERVE for device in memory
+        )
 
 
 def test_what_can_be_wanted() -> None:
-    assert device_class.words("RAM, any") == ("ram", "any") and Want(("ram", "any")).tried == ("ram", "fast", "slow")
+    assert device_class.words("RAM, any") == ("ram", "any") and Want(("ram", "any")).tried == (
+        "ram",
+        "fast",
+        "slow",
+    )
     assert Want(("slow", "any")).tried == ("slow", "fast") and Want().tried == ("fast", "slow")
-    assert [device_class.words(text) for text in ("", " ", "ram ram", "tape", "ram tape", "any;id")] == [()] * 6
-    assert [Want(words).is_strict for words in ((), ("ram",), ("any",), ("fast", "any"))] == [False, True, False, False]
+    assert [device_class.words(text) for text in ("", " ", "ram ram", "tape", "ram tape", "any;id")] == [
+        ()
+    ] * 6
+    assert [Want(words).is_strict for words in ((), ("ram",), ("any",), ("fast", "any"))] == [
+        False,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_memory_that_oned_would_give_to_vms_too() -> None:
     rows = [row("/m", total=GiB, **{"class": "ram"}), row("/a", total=64 * GiB)]
     ((kind, said),) = pool.unreserved(rows, GiB)
     assert kind == pool.UNRESERVED
-    assert said == "oned keeps 1.0 GiB of its memory from VMs, and class ram can come to take 1.1 GiB: RESERVED_MEM = 1179648 at least"
-    assert [pool.unreserved(rows, reserved) for reserved in (2 * GiB, -1)] == [[], []] == [pool.unreserved(rows[1:], 0), []]
+    assert (
+        said == "oned keeps 1.0 GiB of its memory from VMs, and class ram can come to take 1.1 GiB: "
+        "RESERVED_MEM = 1179648 at least"
+    )
+    assert (
+        [pool.unreserved(rows, reserved) for reserved in (2 * GiB, -1)]
+        == [[], []]
+        == [pool.unreserved(rows[1:], 0), []]
+    )
     assert pool.unreserved([{**rows[0], "state": "not there"}], 0) == []
 
 
@@ -257,7 +327,11 @@ def test_memory_that_oned_would_give_to_vms_too() -> None:
 
 def test_what_is_declared() -> None:
     found = pool.declared(" /mnt/nvme0  /mnt/nvme1=fast:2\n/mnt/hdd0=slow:0.5 ")
-    assert found == (Declared("/mnt/nvme0"), Declared("/mnt/nvme1", "fast", 2), Declared("/mnt/hdd0", "slow", 0.5))
+    assert found == (
+        Declared("/mnt/nvme0"),
+        Declared("/mnt/nvme1", "fast", 2),
+        Declared("/mnt/hdd0", "slow", 0.5),
+    )
     assert pool.declared(" ".join(device.word for device in found)) == found
     assert pool.declared("/run/m=ram") == (Declared("/run/m", "ram"),)
     assert len(pool.declared(" ".join(f"/d{number}" for number in range(16)))) == 16
@@ -266,38 +340,66 @@ def test_what_is_declared() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "1 to 16"), (" ".join(f"/d{number}" for number in range(17)), "1 to 16"), ("/a /b /a=slow", "/a is declared twice"),
-        ("mnt/a", "'mnt/a' is no device"), ("/a/../b", "is no device"), ("/a/", "is no device"), ("/a//b", "is no device"),
-        ("/a;id", "is no device"), ("/a=tape", "class 'tape' of /a is not one of fast, slow, ram"), ("/a=fast:x", "is no device"),
+        ("", "1 to 16"),
+        (" ".join(f"/d{number}" for number in range(17)), "1 to 16"),
+        ("/a /b /a=slow", "/a is declared twice"),
+        ("mnt/a", "'mnt/a' is no device"),
+        ("/a/../b", "is no device"),
+        ("/a/", "is no device"),
+        ("/a//b", "is no device"),
+        ("/a;id", "is no device"),
+        ("/a=tape", "class 'tape' of /a is not one of fast, slow, ram"),
+        ("/a=fast:x", "is no device"),
         ("/a=ram:8.5", "weight 8.5 of /a: memory is promised to the last byte, or up to 8 times over"),
         ("/a=ram:0.5", "weight 0.5 of /a: memory"),
-        ("/a=fast:0", "weight 0"), ("/a=fast:-1", "is no device"), ("/a=:1", "is no device"),
+        ("/a=fast:0", "weight 0"),
+        ("/a=fast:-1", "is no device"),
+        ("/a=:1", "is no device"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_declared(text: str, why: str) -> None:
     with pytest.raises(BadPool, match=why):
         pool.declared(text)
 
 
 def row(path: str, **more: Any) -> dict[str, Any]:
-    return {"path": path, "state": "", "class": "fast", "weight": 1.0, "total": 100 * GiB, "promised": 0, **more}
+    return {
+        "path": path,
+        "state": "",
+        "class": "fast",
+        "weight": 1.0,
+        "total": 100 * GiB,
+        "promised": 0,
+        **more,
+    }
 
 
 def test_differences_between_what_is_declared_and_what_a_host_has() -> None:
     declared = pool.declared("/a /b=slow:2 /c")
     assert pool.differences(declared, [row("/a"), row("/b", **{"class": "slow"}, weight=2), row("/c")]) == []
-    assert pool.differences(declared[:1], [row("/a"), row("/old", weight=0)]) == [], "it takes nothing more, and its disks are there"
-    wrong = pool.differences(declared, [row("/a", state="not there"), row("/b"), row("/old"), row("/older", state="read-only", weight=0)])
+    assert pool.differences(declared[:1], [row("/a"), row("/old", weight=0)]) == [], (
+        "it takes nothing more, and its disks are there"
+    )
+    wrong = pool.differences(
+        declared,
+        [row("/a", state="not there"), row("/b"), row("/old"), row("/older", state="read-only", weight=0)],
+    )
     assert [text.split(" ")[0].rstrip(",") for _, text in wrong] == ["/a", "/b", "/c", "/old", "/older"]
     assert [kind for kind, _ in wrong] == [pool.ABSENT, pool.CHANGED, pool.CHANGED, pool.CHANGED, pool.ABSENT]
-    assert "not there" in wrong[0].text and "declared as slow:2" in wrong[1].text and "is declared and no device" in wrong[2].text
+    assert (
+        "not there" in wrong[0].text
+        and "declared as slow:2" in wrong[1].text
+        and "is declared and no device" in wrong[2].text
+    )
 
 
 def test_of_two_at_one_path_that_is_judged_by_the_declaration_which_is_there() -> None:
     dead, here = row("/a", state="not there: another one is mounted in its place"), row("/a")
     for rows in ([dead, here], [here, dead]):
         (said,) = pool.differences(pool.declared("/a"), rows)
-        assert said.kind == pool.ABSENT and said.text.startswith("/a, which is not declared any more, is not there: another one")
+        assert said.kind == pool.ABSENT and said.text.startswith(
+            "/a, which is not declared any more, is not there: another one"
+        )
     (changed,) = pool.differences(pool.declared("/a=slow"), [here])
     assert pool.differences(pool.declared("/a=slow"), [here, dead]) == [changed, said]
 
@@ -311,49 +413,96 @@ def test_what_memory_held_before_its_host_was_started_again_is_said_to_be_lost()
 def test_memory_that_is_promised_more_than_once_is_to_be_watched() -> None:
     held, declared = row("/m", **{"class": "ram"}, weight=1.5, watched=False), pool.declared("/m=ram:1.5")
     (said,) = pool.differences(declared, [held])
-    assert said.kind == pool.UNWATCHED and said.text.startswith("/m is promised more than once, and nothing moves disks away")
+    assert said.kind == pool.UNWATCHED and said.text.startswith(
+        "/m is promised more than once, and nothing moves disks away"
+    )
     assert pool.differences(declared, [{**held, "watched": True}]) == []
     once = pool.differences(pool.declared("/m=ram"), [{**held, "weight": 1.0}])
     assert once == [] == pool.differences(pool.declared("/m=fast:1.5"), [{**held, "class": "fast"}])
 
 
 def test_memory_that_takes_nothing_more_is_to_be_watched_as_long_as_it_can_get_full() -> None:
-    held, declared = row("/m", **{"class": "ram"}, weight=0, watched=False, lost=["5-0"]), pool.declared("/m=ram:1.5")
+    held, declared = (
+        row("/m", **{"class": "ram"}, weight=0, watched=False, lost=["5-0"]),
+        pool.declared("/m=ram:1.5"),
+    )
     once, twice = held | {"promised": 95 * GiB}, held | {"promised": 95 * GiB + 1}
     assert [wrong.kind for wrong in pool.differences(declared, [once])] == [pool.CHANGED, pool.LOST]
-    assert [wrong.kind for wrong in pool.differences(declared, [twice])] == [pool.CHANGED, pool.LOST, pool.UNWATCHED]
-    assert [wrong.kind for wrong in pool.differences((), [twice])] == [pool.UNWATCHED], "it is declared no more, and has its disks"
-    assert pool.UNWATCHED not in {wrong.kind for wrong in pool.differences(declared, [{**twice, "watched": True}])}
+    assert [wrong.kind for wrong in pool.differences(declared, [twice])] == [
+        pool.CHANGED,
+        pool.LOST,
+        pool.UNWATCHED,
+    ]
+    assert [wrong.kind for wrong in pool.differences((), [twice])] == [pool.UNWATCHED], (
+        "it is declared no more, and has its disks"
+    )
+    assert pool.UNWATCHED not in {
+        wrong.kind for wrong in pool.differences(declared, [{**twice, "watched": True}])
+    }
 
 
-def test_memory_that_shuts_down_before_it_is_full_is_wrong_and_the_answer_of_a_host_that_does_not_know_is_not() -> None:
+def test_memory_that_shuts_down_before_it_is_full_is_wrong_and_the_answer_of_a_host_that_does_not_know_is_not() -> (  # noqa: E501
+    None
+):
     held, declared = row("/m", **{"class": "ram"}), pool.declared("/m=ram")
     (said,) = pool.differences(declared, [{**held, "limit": 64 << 20}])
-    assert said.kind == pool.LIMITED and said.text.startswith("/m is on a zram that refuses a page beyond 64.0 MiB"), said
+    assert said.kind == pool.LIMITED and said.text.startswith(
+        "/m is on a zram that refuses a page beyond 64.0 MiB"
+    ), said
     assert pool.differences(declared, [{**held, "limit": 0}]) == [] == pool.differences(declared, [held])
 
 
 def test_memory_that_takes_something_else_than_what_is_written_is_wrong_whatever_it_is_declared_as() -> None:
     for declared in ((), pool.declared("/m"), pool.declared("/m=ram")):
-        found = [wrong for wrong in pool.differences(declared, [row("/m", mixes_memory=True)]) if wrong.kind == pool.UNSAFE]
-        assert [wrong.text.partition(":")[0] for wrong in found] == ["/m is on a zram that guests' disks must not be on with this kernel"]
-    assert all(pool.differences(pool.declared("/m"), [held]) == [] for held in (row("/m", mixes_memory=False), row("/m")))
+        found = [
+            wrong
+            for wrong in pool.differences(declared, [row("/m", mixes_memory=True)])
+            if wrong.kind == pool.UNSAFE
+        ]
+        assert [wrong.text.partition(":")[0] for wrong in found] == [
+            "/m is on a zram that guests' disks must not be on with this kernel"
+        ]
+    assert all(
+        pool.differences(pool.declared("/m"), [held]) == []
+        for held in (row("/m", mixes_memory=False), row("/m"))
+    )
 
 
 def test_a_label_of_before_is_named_where_add_writes_it_anew() -> None:
     declared = pool.declared("/a")
     (said,) = pool.differences(declared, [row("/a", is_old=True)])
-    assert said.kind == pool.OLD and said.text.startswith("/a has a label of before") and "pool add" in said.text
-    assert pool.differences(declared, [row("/a", is_old=False)]) == [] == pool.differences(declared, [row("/a")])
+    assert (
+        said.kind == pool.OLD and said.text.startswith("/a has a label of before") and "pool add" in said.text
+    )
+    assert (
+        pool.differences(declared, [row("/a", is_old=False)]) == [] == pool.differences(declared, [row("/a")])
+    )
     other = pool.differences(declared, [row("/a", is_old=True, state="read-only")])
     assert [wrong.kind for wrong in other] == [pool.ABSENT], "it can be written when that is mended"
-    assert [wrong.kind for wrong in pool.differences(declared, [row("/a", is_old=True, weight=0)])] == [pool.CHANGED]
+    assert [wrong.kind for wrong in pool.differences(declared, [row("/a", is_old=True, weight=0)])] == [
+        pool.CHANGED
+    ]
 
 
 def test_doctor_says_of_each_kind_how_bad_it_is_and_what_mends_it() -> None:
-    kinds = (pool.ABSENT, pool.CHANGED, pool.LOST, pool.UNRESERVED, pool.UNWATCHED, pool.LIMITED, pool.OLD, pool.UNSAFE)
+    kinds = (
+        pool.ABSENT,
+        pool.CHANGED,
+        pool.LOST,
+        pool.UNRESERVED,
+        pool.UNWATCHED,
+        pool.LIMITED,
+        pool.OLD,
+        pool.UNSAFE,
+    )
     found = {kind: doctor_pool._finding("h1", pool.Wrong(kind, "x")) for kind in kinds}
     assert [finding.severity for finding in found.values()] == [BROKEN, *[WARNING] * 6, BROKEN]
     assert "pool add h1" in found[pool.OLD].mend and "stop and start it" in found[pool.UNSAFE].mend
-    assert "mem_limit" in found[pool.LIMITED].mend and "semishared-ram.sh enable" in found[pool.UNWATCHED].mend
-    assert "pool check h1" in found[pool.ABSENT].mend and "recreate" in found[pool.LOST].mend and "onehost" in found[pool.UNRESERVED].mend
+    assert (
+        "mem_limit" in found[pool.LIMITED].mend and "semishared-ram.sh enable" in found[pool.UNWATCHED].mend
+    )
+    assert (
+        "pool check h1" in found[pool.ABSENT].mend
+        and "recreate" in found[pool.LOST].mend
+        and "onehost" in found[pool.UNRESERVED].mend
+    )

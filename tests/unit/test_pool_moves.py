@@ -30,11 +30,15 @@ def pools(draw: st.DrawFn) -> "tuple[list[Device], list[Item]]":
                 items.append(Item("layers", f"{number}-{item}", uuid, bytes_of_it, f"{number}-{item}"))
                 used += bytes_of_it
         weight = draw(st.sampled_from([1.0, 1.0, 1.0, 0.5, 0.0]))
-        devices.append(Device(uuid, capacity, capacity - used, weight, draw(st.sampled_from([*CLASSES, CLASSES[0]]))))
+        devices.append(
+            Device(uuid, capacity, capacity - used, weight, draw(st.sampled_from([*CLASSES, CLASSES[0]])))
+        )
     return devices, items
 
 
-def moved(devices: "list[Device]", items: "list[Item]", moves: "list[Move]") -> "tuple[list[Device], list[Item]]":
+def moved(
+    devices: "list[Device]", items: "list[Item]", moves: "list[Move]"
+) -> "tuple[list[Device], list[Item]]":
     """Return the pool after all moves; each goes from where its item is to another device."""
     found = {device.uuid: device for device in devices}
     targets = {move.item: move.target for move in moves if move.target}
@@ -60,7 +64,9 @@ def above_the_mean(devices: "list[Device]") -> float:
 
 @settings(max_examples=120, deadline=None)
 @given(pools())
-def test_rebalance_moves_little_fills_no_device_too_much_and_the_second_time_nothing(found: "tuple[list[Device], list[Item]]") -> None:
+def test_rebalance_moves_little_fills_no_device_too_much_and_the_second_time_nothing(
+    found: "tuple[list[Device], list[Item]]",
+) -> None:
     devices, items = found
     moves = pool_moves.rebalance(devices, items)
     assert moves == pool_moves.rebalance(list(reversed(devices)), list(reversed(items)))
@@ -79,14 +85,20 @@ def test_rebalance_moves_little_fills_no_device_too_much_and_the_second_time_not
 def test_what_would_take_a_second_rebalance_and_too_many_bytes_is_not_begun() -> None:
     """188 and 279 MB would bring the first one down, one after the other: 466 of at most 423."""
     sizes = {
-        "device-0": [187545881, 276327143, 278635000], "device-1": [32188, 157985913, 236361330, 388436701],
+        "device-0": [187545881, 276327143, 278635000],
+        "device-1": [32188, 157985913, 236361330, 388436701],
         "device-3": [377200277, 33577419, 461986198],
-    }  # fmt: skip
-    items = [Item("layers", f"{uuid[-1]}-{size}", uuid, size, f"{uuid[-1]}-{size}") for uuid, own in sizes.items() for size in own]
+    }
+    items = [
+        Item("layers", f"{uuid[-1]}-{size}", uuid, size, f"{uuid[-1]}-{size}")
+        for uuid, own in sizes.items()
+        for size in own
+    ]
     devices = [
-        Device("device-0", 6442450944, 5699942920, 0.5, "slow"), Device("device-1", 8589934592, 7807118460, 1.0, "slow"),
+        Device("device-0", 6442450944, 5699942920, 0.5, "slow"),
+        Device("device-1", 8589934592, 7807118460, 1.0, "slow"),
         Device("device-3", 11811160064, 10709998807, 1.0, "slow"),
-    ]  # fmt: skip
+    ]
     moves = pool_moves.rebalance(devices, items)
     assert sum(move.item.size for move in moves) <= LIMIT * above_the_mean(devices)
     after, left = moved(devices, items, moves)
@@ -94,7 +106,9 @@ def test_what_would_take_a_second_rebalance_and_too_many_bytes_is_not_begun() ->
 
 
 def test_many_files_of_unequal_size_are_brought_within_the_bound() -> None:
-    """At least 50, none above 5 % of a device, however they lie; of an emptier pool a single file can be a device's excess."""
+    """At least 50, none above 5 % of a device, however they lie; of an emptier pool a single file can be a
+    device's excess.
+    """
     for seed in range(100):
         dice = random.Random(seed)
         capacities = [(size << 30) for size in dice.choice([(1, 2, 4), (1, 1, 1), (2, 3), (1, 2, 3, 4, 5)])]
@@ -107,7 +121,10 @@ def test_many_files_of_unequal_size_are_brought_within_the_bound() -> None:
             if free[uuid] >= size + capacities[int(uuid[-1])] // 20:
                 free[uuid] -= size
                 items.append(Item("layers", str(number), uuid, size, str(number)))
-        devices = [Device(f"device-{number}", capacity, free[f"device-{number}"]) for number, capacity in enumerate(capacities)]
+        devices = [
+            Device(f"device-{number}", capacity, free[f"device-{number}"])
+            for number, capacity in enumerate(capacities)
+        ]
         moves = pool_moves.rebalance(devices, items)
         after, _ = moved(devices, items, moves)
         assert pool_moves.unevenness(after) <= BOUND, seed
@@ -115,7 +132,9 @@ def test_many_files_of_unequal_size_are_brought_within_the_bound() -> None:
 
 
 def test_few_files_on_many_devices_are_brought_within_the_bound_where_some_way_leads_there() -> None:
-    """50 files on 4 devices of 17 and 4 of 35, the last of which has just come: the largest that fit first miss the bound four times."""
+    """50 files on 4 devices of 17 and 4 of 35, the last of which has just come: the largest that fit first
+    miss the bound four times.
+    """
     sizes, names = [17] * 4 + [35] * 4, [f"device-{number}" for number in range(8)]
     for seed in range(15):
         dice = random.Random(seed)
@@ -137,7 +156,11 @@ def test_few_files_on_many_devices_are_brought_within_the_bound_where_some_way_l
 
 def test_a_smaller_file_comes_back_where_nothing_else_helps() -> None:
     """Of a 150 go too far for what b and c have room for: 20 of b come back."""
-    devices = [Device("a", 1000 * MiB, 330 * MiB), Device("b", 1000 * MiB, 585 * MiB), Device("c", 1000 * MiB, 585 * MiB)]
+    devices = [
+        Device("a", 1000 * MiB, 330 * MiB),
+        Device("b", 1000 * MiB, 585 * MiB),
+        Device("c", 1000 * MiB, 585 * MiB),
+    ]
     files = (("a", 150), ("a", 520), ("b", 20), ("b", 395), ("c", 415))
     items = [Item("layers", f"{uuid}{size}", uuid, size * MiB, "") for uuid, size in files]
     moves = pool_moves.rebalance(devices, items)
@@ -148,7 +171,11 @@ def test_a_smaller_file_comes_back_where_nothing_else_helps() -> None:
 
 def test_two_steps_that_are_together_beyond_the_limit_are_not_begun() -> None:
     """Each of them is within it: the first of 49697568 bytes, the second, seen from there, of 179472188."""
-    found = {(6, 0.5, 496975677): (49697568, 179472188, 267805921), (8, 1.0, 606548893): (429496729,), (11, 1.0, 1013165355): (590558003,)}
+    found = {
+        (6, 0.5, 496975677): (49697568, 179472188, 267805921),
+        (8, 1.0, 606548893): (429496729,),
+        (11, 1.0, 1013165355): (590558003,),
+    }
     devices: list[Device] = []
     items: list[Any] = []
     for (capacity, weight, used), files in found.items():
@@ -199,7 +226,11 @@ def test_a_drained_device_gives_all_that_has_room_elsewhere(found: "tuple[list[D
 
 
 def test_a_drained_device_gives_to_the_better_class_first() -> None:
-    devices = [Device("a", 100 * MiB, 50 * MiB), Device("b", 100 * MiB, 90 * MiB), Device("c", 100 * MiB, 90 * MiB, 1.0, "slow")]
+    devices = [
+        Device("a", 100 * MiB, 50 * MiB),
+        Device("b", 100 * MiB, 90 * MiB),
+        Device("c", 100 * MiB, 90 * MiB, 1.0, "slow"),
+    ]
     items = [Item("layers", str(number), "a", 8 * MiB, str(number)) for number in range(12)]
     targets = [move.target for move in pool_moves.drain(devices, items, "a")]
     assert targets == ["b"] * 10 + ["c"] * 2
@@ -207,13 +238,25 @@ def test_a_drained_device_gives_to_the_better_class_first() -> None:
 
 def test_a_drained_device_gives_disks_to_the_classes_that_they_want_in_their_order_and_to_no_other() -> None:
     devices = [
-        Device("a", 100 * MiB, 50 * MiB), Device("b", 100 * MiB, 90 * MiB), Device("c", 100 * MiB, 90 * MiB, 1.0, "slow"),
+        Device("a", 100 * MiB, 50 * MiB),
+        Device("b", 100 * MiB, 90 * MiB),
+        Device("c", 100 * MiB, 90 * MiB, 1.0, "slow"),
         Device("m", 100 * MiB, 90 * MiB, 1.0, "ram"),
-    ]  # fmt: skip
-    wanted = {("slow",): "c", ("slow", "fast"): "c", ("fast",): "b", (): "b", ("any",): "b", ("ram",): "", ("ram", "any"): "b"}
+    ]
+    wanted = {
+        ("slow",): "c",
+        ("slow", "fast"): "c",
+        ("fast",): "b",
+        (): "b",
+        ("any",): "b",
+        ("ram",): "",
+        ("ram", "any"): "b",
+    }
     for classes, target in wanted.items():
         item = Item("layers", "x", "a", 8 * MiB, "x", classes)
         assert pool_moves.drain(devices, [item], "a") == [Move(item, target)], classes
     full = [devices[0], devices[1], devices[2]._replace(free=MiB)]
     item = Item("layers", "x", "a", 8 * MiB, "x", ("slow",))
-    assert pool_moves.drain(full, [item], "a") == [Move(item, "")], "rather than on a class that it does not want"
+    assert pool_moves.drain(full, [item], "a") == [Move(item, "")], (
+        "rather than on a class that it does not want"
+    )

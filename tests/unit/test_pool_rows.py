@@ -21,13 +21,20 @@ RUNNING, MIGRATING = 3, 4
 
 
 def vm(number: int, state: int, lcm: int = 0, host: str = "h1", more: str = "") -> Vm:
-    history = f"<HISTORY_RECORDS><HISTORY><SEQ>0</SEQ><HOSTNAME>{host}</HOSTNAME><DS_ID>101</DS_ID></HISTORY></HISTORY_RECORDS>"
-    text = f"<VM><ID>{number}</ID><DEPLOY_ID>one-{number}</DEPLOY_ID><STATE>{state}</STATE><LCM_STATE>{lcm}</LCM_STATE>{history}{more}</VM>"
+    history = f"<HISTORY_RECORDS><HISTORY><SEQ>0</SEQ><HOSTNAME>{host}</HOSTNAME><DS_ID>101</DS_ID></HISTORY></HISTORY_RECORDS>"  # noqa: E501
+    text = f"<VM><ID>{number}</ID><DEPLOY_ID>one-{number}</DEPLOY_ID><STATE>{state}</STATE><LCM_STATE>{lcm}</LCM_STATE>{history}{more}</VM>"  # noqa: E501
     return Vm(parse(text, "VM"))
 
 
 def layers(number: int, device: str = "a", **more: Any) -> Dict[str, Any]:
-    row = {"part": "layers", "name": f"{number}-0-0123456789ab", "device": device, "bytes": 5, "vm": number, "disk": 0}
+    row = {
+        "part": "layers",
+        "name": f"{number}-0-0123456789ab",
+        "device": device,
+        "bytes": 5,
+        "vm": number,
+        "disk": 0,
+    }
     return {**row, "vm_dir": f"/ds/101/{number}", **more}
 
 
@@ -57,9 +64,8 @@ def test_what_a_running_guest_has_in_memory_stays() -> None:
     assert list(stays) == [one.item] and "in memory" in stays[one.item]
 
 
-
 def test_what_qemu_decrypts_for_a_running_guest_stays_and_goes_when_that_is_off() -> None:
-    secret = "<TEMPLATE><DISK><DISK_ID>0</DISK_ID></DISK><DISK><DISK_ID>1</DISK_ID><LUKS_SECRET>8f2c</LUKS_SECRET></DISK></TEMPLATE>"
+    secret = "<TEMPLATE><DISK><DISK_ID>0</DISK_ID></DISK><DISK><DISK_ID>1</DISK_ID><LUKS_SECRET>8f2c</LUKS_SECRET></DISK></TEMPLATE>"  # noqa: E501
     one, other, off = held(layers(5), layers(5, disk=1, name="5-1-0123456789ab"), layers(6, disk=1))
     (running, still) = (vm(5, ACTIVE, RUNNING, more=secret), vm(6, POWEROFF, more=secret))
     stays = pool_rows.staying([one, other, off], {5: running, 6: still}, "h1")
@@ -67,7 +73,9 @@ def test_what_qemu_decrypts_for_a_running_guest_stays_and_goes_when_that_is_off(
 
 
 def test_steps_of_disks_name_the_domain_whatever_oned_says_of_it_and_bases_come_first() -> None:
-    disk, off, base = held(layers(5), layers(6), {"part": "bases", "name": "100-1-00", "device": "a", "bytes": 1, "leases": []})
+    disk, off, base = held(
+        layers(5), layers(6), {"part": "bases", "name": "100-1-00", "device": "a", "bytes": 1, "leases": []}
+    )
     moves = [Move(one.item, "b") for one in (disk, off, base)]
     assert pool_rows.in_order(moves)[0].item == base.item
     step = pool_rows.step(disk, moves[0], "/root", vm(5, ACTIVE, RUNNING), 7)
@@ -81,26 +89,57 @@ def test_steps_of_disks_name_the_domain_whatever_oned_says_of_it_and_bases_come_
 
 
 def test_who_reads_on_from_a_base_that_went_is_told_unless_its_disk_went_after_it() -> None:
-    said = {"part": "bases", "name": "100-1-00", "device": "a", "bytes": 1, "leases": ["5-0", "6-0", "6-1", "7-0"]}
+    said = {
+        "part": "bases",
+        "name": "100-1-00",
+        "device": "a",
+        "bytes": 1,
+        "leases": ["5-0", "6-0", "6-1", "7-0"],
+    }
     (base,) = held(said)
     vms = {5: vm(5, ACTIVE, RUNNING), 6: vm(6, ACTIVE, RUNNING), 7: vm(7, POWEROFF)}
-    went: List[Row] = [{"vm": 5, "disk": 0, "how": "moved"}, {"vm": 6, "disk": 0, "how": "moved"}, {"vm": 6, "disk": 1, "how": "failed"}]
+    went: List[Row] = [
+        {"vm": 5, "disk": 0, "how": "moved"},
+        {"vm": 6, "disk": 0, "how": "moved"},
+        {"vm": 6, "disk": 1, "how": "failed"},
+    ]
     assert pool_rows.reading_on([base], "a", vms, went) == [6]
-    assert pool_rows.reading_on([base], "a", vms, went[:1]) == [6] and pool_rows.reading_on([base], "b", vms, []) == []
+    assert (
+        pool_rows.reading_on([base], "a", vms, went[:1]) == [6]
+        and pool_rows.reading_on([base], "b", vms, []) == []
+    )
 
 
 def test_why_nothing_takes_a_disk_names_the_classes_that_it_wants() -> None:
     usual, fast, ram = held(layers(5), layers(6, classes=["fast"]), layers(7, classes=["ram"]))
     assert pool_rows.no_room(usual) == "no other device has room for it"
-    assert "of class fast (SEMISHARED_CLASS)" in pool_rows.no_room(fast) and "of class ram" in pool_rows.no_room(ram)
+    assert "of class fast (SEMISHARED_CLASS)" in pool_rows.no_room(
+        fast
+    ) and "of class ram" in pool_rows.no_room(ram)
 
 
-def test_disk_is_left_alone_whose_vm_has_another_state_than_when_the_moves_were_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = {5: vm(5, ACTIVE, RUNNING), 6: vm(6, POWEROFF), 7: vm(7, POWEROFF), 8: vm(8, ACTIVE, MIGRATING), 9: vm(9, ACTIVE, RUNNING)}
+def test_disk_is_left_alone_whose_vm_has_another_state_than_when_the_moves_were_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = {
+        5: vm(5, ACTIVE, RUNNING),
+        6: vm(6, POWEROFF),
+        7: vm(7, POWEROFF),
+        8: vm(8, ACTIVE, MIGRATING),
+        9: vm(9, ACTIVE, RUNNING),
+    }
     monkeypatch.setattr(front, "Oned", lambda: SimpleNamespace(vm=now.get))
     moving = front.Moving(Config(), "h1", "/root", lambda **_: None)
-    moving._vms = {5: vm(5, ACTIVE, RUNNING), 6: vm(6, POWEROFF), 7: vm(7, ACTIVE, RUNNING), 8: vm(8, ACTIVE, RUNNING), 9: vm(9, POWEROFF)}
+    moving._vms = {
+        5: vm(5, ACTIVE, RUNNING),
+        6: vm(6, POWEROFF),
+        7: vm(7, ACTIVE, RUNNING),
+        8: vm(8, ACTIVE, RUNNING),
+        9: vm(9, POWEROFF),
+    }
     said = {number: moving._changed(number) for number in now}
     assert [number for number in now if not said[number]["why"]] == [5, 6]
-    assert said[7]["why"] == said[9]["why"] == "it has another state by now" and "under way" in str(said[8]["why"])
+    assert said[7]["why"] == said[9]["why"] == "it has another state by now" and "under way" in str(
+        said[8]["why"]
+    )
     assert [number for number in now if said[number]["is_off"]] == [6, 7]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What sources cost a host: measured while they give, remembered for a while, and one that has become dear is left."""
+"""What sources cost a host: measured while they give, remembered for a while, and one that has become dear is
+left.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,11 @@ def test_rates_are_remembered_for_a_while_and_damage_means_nothing(tmp_path: Pat
     clock.now += 1000
     assert pricing.known(root) == {STORE: 7e6}
     path = tmp_path / "holders" / "rates"
-    for text in ("{", "[]", json.dumps({"h1": 7, "h2": ["x", "y"], "h3": [-1, clock.now], "h4": [1, 2, 3], "h5": [1, 9e9]})):
+    for text in (
+        "{",
+        "[]",
+        json.dumps({"h1": 7, "h2": ["x", "y"], "h3": [-1, clock.now], "h4": [1, 2, 3], "h5": [1, 9e9]}),
+    ):
         path.write_text(text)
         assert pricing.known(root) == {}
     path.unlink()
@@ -80,7 +86,9 @@ def test_rates_are_remembered_for_a_while_and_damage_means_nothing(tmp_path: Pat
     assert pricing.known(root) == {}, "what cannot be remembered is found out again"
 
 
-def test_choice_flips_when_a_source_is_throttled_and_the_next_clone_knows(tmp_path: Path, clock: Clock) -> None:
+def test_choice_flips_when_a_source_is_throttled_and_the_next_clone_knows(
+    tmp_path: Path, clock: Clock
+) -> None:
     root = str(tmp_path)
     for name, rate in (("h1", 50), (STORE, 25)):
         pricing.note(root, name, rate * EXTENT)
@@ -132,7 +140,9 @@ def test_source_of_which_no_extent_comes_though_bytes_do_is_left(tmp_path: Path,
 
 
 def tried(choice: pricing.Choice, partial: Coming, clock: Clock, store: float, peer: float) -> int:
-    """Have the store and who is tried give so many extents a second, until it is seen who is quicker; return how many the store gave."""
+    """Have the store and who is tried give so many extents a second, until it is seen who is quicker; return
+    how many the store gave.
+    """
     begun, given, asked = clock.now, 0, list(choice.asked)
     while not choice.is_dear():
         clock.now += 1 / store
@@ -144,8 +154,13 @@ def tried(choice: pricing.Choice, partial: Coming, clock: Clock, store: float, p
     return given
 
 
-@pytest.mark.parametrize(("store", "peer", "taken"), [(80, 25, STORE), (80, 8, STORE), (10, 25, "h1"), (25, 25, "h1"), (1, 25, "h1")])
-def test_peer_that_nobody_knows_is_tried_beside_the_store(tmp_path: Path, clock: Clock, store: float, peer: float, taken: str) -> None:
+@pytest.mark.parametrize(
+    ("store", "peer", "taken"),
+    [(80, 25, STORE), (80, 8, STORE), (10, 25, "h1"), (25, 25, "h1"), (1, 25, "h1")],
+)
+def test_peer_that_nobody_knows_is_tried_beside_the_store(
+    tmp_path: Path, clock: Clock, store: float, peer: float, taken: str
+) -> None:
     partial = Coming(256)
     choice = pricing.Choice(str(tmp_path), ["h1", STORE], partial)
     assert (choice.begin(), choice.tried) == (STORE, "h1") and choice.asked == list(range(244, 256))

@@ -30,6 +30,9 @@ def test_bars_are_drawn_in_place_and_notes_stay_above() -> None:
     bars.tell(event="host", host="h1", have=1, of=1, source="", done=True)
     half = "h1                   [###############...............]  50 % from stream\n"
     assert out.getvalue() == (
-        f"\x1b[2K{half}\x1b[1A\x1b[2Kh2: slow\n\x1b[2K{half}\x1b[1A\x1b[2K" + "h1                   [" + "#" * 30 + "] has it\n"
+        f"\x1b[2K{half}\x1b[1A\x1b[2Kh2: slow\n\x1b[2K{half}\x1b[1A\x1b[2K"
+        + "h1                   ["
+        + "#" * 30
+        + "] has it\n"
     )
     assert bar({"host": "h" * 40, "have": 0, "of": 0}).startswith("h" * 20 + " [....")

@@ -16,7 +16,11 @@ pytestmark = pytest.mark.reads_checkout
 def function(test: str) -> ast.FunctionDef:
     file, _, name = test.partition("[")[0].partition("::")
     *_, last = name.split("::")
-    found = [node for node in ast.walk(ast.parse((ROOT / file).read_text())) if isinstance(node, ast.FunctionDef) and node.name == last]
+    found = [
+        node
+        for node in ast.walk(ast.parse((ROOT / file).read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name == last
+    ]
     assert found, f"{test} is not there"
     return found[0]
 
@@ -29,7 +33,12 @@ def test_what_is_left_out_is_proved_by_another(row: proofs.Row) -> None:
     left = {other.left for other in proofs.rows()}
     assert not {row.stays, row.stays.partition("[")[0]} & left, "the one that is to prove it is left out too"
     file = row.stays.partition("::")[0]
-    assert any(file.startswith(path) for suite in SUITES.values() if not suite.get("full") for path in suite.get("paths", ()))
+    assert any(
+        file.startswith(path)
+        for suite in SUITES.values()
+        if not suite.get("full")
+        for path in suite.get("paths", ())
+    )
 
 
 def test_no_test_is_left_out_twice() -> None:

@@ -36,7 +36,9 @@ class Metadata:
 
 
 def manifest(count: int, seed: str) -> Manifest:
-    return Manifest("raw", count << 22, {at: hashlib.sha256(f"{seed}{at}".encode()).hexdigest() for at in range(count)})
+    return Manifest(
+        "raw", count << 22, {at: hashlib.sha256(f"{seed}{at}".encode()).hexdigest() for at in range(count)}
+    )
 
 
 @given(st.integers(0, 3000), st.integers(0, 3000))
@@ -60,7 +62,9 @@ def test_a_killed_writer_leaves_the_old_the_new_or_none(left: int) -> None:
         rbd_manifest.write(image, new)
     except KeyboardInterrupt:
         pass
-    assert rbd_manifest.read(image, new.generation) in (None, new) and rbd_manifest.read(image, old.generation) in (None, old)
+    assert rbd_manifest.read(image, new.generation) in (None, new) and rbd_manifest.read(
+        image, old.generation
+    ) in (None, old)
 
 
 @given(st.text(max_size=30), st.text(max_size=30))

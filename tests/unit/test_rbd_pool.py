@@ -30,4 +30,10 @@ def test_of_several_none_is_waited_for_but_the_last(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(rbd_pool, "remove", remove)
     where: Any = None
     rbd_pool.remove_all(where, "one-7")
-    assert asked == [("one-7", rbd_image.WATCH_S), (ASIDE[0], 0), (ASIDE[1], 0), (ASIDE[2], 0), (ASIDE[0], rbd_image.WATCH_S)]
+    assert asked == [
+        ("one-7", rbd_image.WATCH_S),
+        (ASIDE[0], 0),
+        (ASIDE[1], 0),
+        (ASIDE[2], 0),
+        (ASIDE[0], rbd_image.WATCH_S),
+    ]

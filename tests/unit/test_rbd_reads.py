@@ -20,7 +20,9 @@ LATE_S = 0.2
 
 
 class Image:
-    """An open image as the bindings have it, whose reads come late from a thread of theirs, each at a time; some never do, or fail."""
+    """An open image as the bindings have it, whose reads come late from a thread of theirs, each at a time;
+    some never do, or fail.
+    """
 
     def __init__(self, failing: "tuple[int, ...]" = (), never: "tuple[int, ...]" = ()) -> None:
         self.failing, self.never = failing, never

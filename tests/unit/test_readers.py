@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every reader of files and directories in the package, and what it makes of one that cannot be read (readers.txt).
+"""Every reader of files and directories in the package, and what it makes of one that cannot be read
+(readers.txt).
 
-A reader that is added fails here until it has a line; one that takes what cannot be read for nothing says there why that removes nothing.
-What the readers of records do with damaged ones: tests/tools/test_readers.py.
+A reader that is added fails here until it has a line; one that takes what cannot be read for nothing says
+there why that removes nothing. What the readers of records do with damaged ones: tests/tools/test_readers.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ TABLE = Path(__file__).with_name("readers.txt")
 RECORDS, HINTS = {"files.read_json"}, {"files.hint", "hint"}
 LISTINGS = {"os.listdir", "os.scandir", "os.walk"}
 OTHERS = {"files.read", "json.load", "json.loads", "open", "read_json"}
-BROAD = {"OSError", "Exception", "BaseException", "ValueError", "EnvironmentError", "IOError", "BadRecord", "SemisharedError"}
+BROAD = {
+    "OSError",
+    "Exception",
+    "BaseException",
+    "ValueError",
+    "EnvironmentError",
+    "IOError",
+    "BadRecord",
+    "SemisharedError",
+}
 Found = Dict[str, Set[str]]
 
 
@@ -33,14 +43,22 @@ def dotted(node: ast.expr) -> str:
 
 def is_written(call: ast.Call) -> bool:
     """Tell whether an open() is none for reading."""
-    mode = call.args[1] if len(call.args) > 1 else next((word.value for word in call.keywords if word.arg == "mode"), None)
+    mode = (
+        call.args[1]
+        if len(call.args) > 1
+        else next((word.value for word in call.keywords if word.arg == "mode"), None)
+    )
     return isinstance(mode, ast.Constant) and "r" not in str(mode.value)
 
 
 def swallows(handlers: List[ast.ExceptHandler]) -> bool:
     """Tell whether more than absence is caught, and nothing raised for it."""
     for handler in handlers:
-        names = {dotted(node) for node in ast.walk(handler.type) if isinstance(node, ast.expr)} if handler.type else BROAD
+        names = (
+            {dotted(node) for node in ast.walk(handler.type) if isinstance(node, ast.expr)}
+            if handler.type
+            else BROAD
+        )
         if names & BROAD and not any(isinstance(node, ast.Raise) for node in ast.walk(handler)):
             return True
     return False
@@ -56,7 +74,9 @@ def readers(tree: ast.AST, name: str = "", swallowed: bool = False) -> Iterator[
             inside = swallowed or (isinstance(tree, ast.Try) and field == "body" and swallows(tree.handlers))
             if isinstance(node, ast.Call):
                 called = dotted(node.func)
-                if called in RECORDS | HINTS | LISTINGS | OTHERS and not (called == "open" and is_written(node)):
+                if called in RECORDS | HINTS | LISTINGS | OTHERS and not (
+                    called == "open" and is_written(node)
+                ):
                     yield own.lstrip("."), called, inside or called in HINTS
             yield from readers(node, own, inside)
 
@@ -75,7 +95,9 @@ def found() -> Tuple[Set[str], Set[str]]:
 
 def table() -> Dict[str, str]:
     """Return why each reader may take what cannot be read for nothing, '' for one that raises."""
-    lines = [line for line in TABLE.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    lines = [
+        line for line in TABLE.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")
+    ]
     return {reader: why.strip() for reader, _, why in (line.partition(" ") for line in lines)}
 
 
@@ -85,21 +107,42 @@ def test_each_reader_is_in_the_table() -> None:
     known = table()
     assert sorted(everybody - set(known)) == [], "give each a line in readers.txt"
     assert sorted(set(known) - everybody) == [], "these are gone: take them out of readers.txt"
-    assert sorted(reader for reader in deaf if not known[reader]) == [], "say why what these do not see is not taken for absent"
-    assert sorted(reader for reader, why in known.items() if why and reader not in deaf) == [], "these raise: they need no reason"
+    assert sorted(reader for reader in deaf if not known[reader]) == [], (
+        "say why what these do not see is not taken for absent"
+    )
+    assert sorted(reader for reader, why in known.items() if why and reader not in deaf) == [], (
+        "these raise: they need no reason"
+    )
 
 
 ASKS = {"os.path.exists", "os.path.lexists"}
 DECIDE = (
-    "base/systems.py", "disk/commits.py", "disk/history.py", "disk/kept.py", "disk/lost_bases.py", "disk/recovery.py",
-    "disk/uncommitted.py", "disk/unsettled.py", "disk/vm_dir.py", "front/vm_location.py", "guest/active_layer.py", "guest/deltas.py",
-    "guest/rest.py", "store/dir_clones.py", "store/dir_commit.py", "store/dir_diffs.py", "store/dir_journal.py", "store/dir_upload.py",
+    "base/systems.py",
+    "disk/commits.py",
+    "disk/history.py",
+    "disk/kept.py",
+    "disk/lost_bases.py",
+    "disk/recovery.py",
+    "disk/uncommitted.py",
+    "disk/unsettled.py",
+    "disk/vm_dir.py",
+    "front/vm_location.py",
+    "guest/active_layer.py",
+    "guest/deltas.py",
+    "guest/rest.py",
+    "store/dir_clones.py",
+    "store/dir_commit.py",
+    "store/dir_diffs.py",
+    "store/dir_journal.py",
+    "store/dir_upload.py",
     "tools/files.py",
-)  # fmt: skip
+)
 """By whose word something is removed, given up or taken for done."""
 
 
-@pytest.mark.fault(30, "whoever decides by it that something goes does not call absent what cannot even be looked at")
+@pytest.mark.fault(
+    30, "whoever decides by it that something goes does not call absent what cannot even be looked at"
+)
 @pytest.mark.parametrize("module", DECIDE)
 def test_who_decides_asks_for_absence(module: str) -> None:
     tree = ast.parse((PACKAGE / module).read_text(encoding="utf-8"))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of disks: those that 0.1.0 wrote are read and written again as they are; the table of places that they name."""
+"""Records of disks: those that 0.1.0 wrote are read and written again as they are; the table of places that
+they name.
+"""
 
 from __future__ import annotations
 
@@ -18,77 +20,183 @@ SIDE = f"{DATASTORES}/100/.semishared/9b66"
 GENERATION = "3d74dc9ec5b47b7c3ab0b4bfd7a9c1b2"
 IMAGE = {"store": 100, "id": 7, "format": "raw", "source": f"{DATASTORES}/100/9b66", "generation": ""}
 ACCESS = {
-    "kind": "rbd", "user": "libvirt", "reader": "bases", "bridge_user": "bridge", "conf": "/etc/ceph/ceph.conf",
-    "hosts": ["10.77.0.1:6791"], "secret": "00000000-0000-4000-8000-0000000000cc", "data_pool": "",
-}  # fmt: skip
-ON_CEPH = {"store": 105, "id": 35, "format": "raw", "source": "one/one-35", "generation": "", "access": ACCESS}
+    "kind": "rbd",
+    "user": "libvirt",
+    "reader": "bases",
+    "bridge_user": "bridge",
+    "conf": "/etc/ceph/ceph.conf",
+    "hosts": ["10.77.0.1:6791"],
+    "secret": "00000000-0000-4000-8000-0000000000cc",
+    "data_pool": "",
+}
+ON_CEPH = {
+    "store": 105,
+    "id": 35,
+    "format": "raw",
+    "source": "one/one-35",
+    "generation": "",
+    "access": ACCESS,
+}
 NETWORK = {
-    "protocol": "rbd", "name": "one/one-35", "hosts": ["10.77.0.1:6791"], "user": "libvirt",
-    "secret": "00000000-0000-4000-8000-0000000000cc", "conf": "/etc/ceph/ceph.conf",
-}  # fmt: skip
+    "protocol": "rbd",
+    "name": "one/one-35",
+    "hosts": ["10.77.0.1:6791"],
+    "user": "libvirt",
+    "secret": "00000000-0000-4000-8000-0000000000cc",
+    "conf": "/etc/ceph/ceph.conf",
+}
 MARKER = "0123456789abcdef0123456789abcdef"
-# As the writers of 0.1.0 (84b7bda) left them on disk, one of each place, and what actions since have made of them.
+# As the writers of 0.1.0 (84b7bda) left them on disk, one of each place, and what actions since have made of
+# them.
 WRITTEN: dict[str, dict[str, Any]] = {
     "overlay": {
-        "version": 1, "disk": 1, "place": "local", "how": "overlay", "format": "qcow2", "path": f"{VM_DIR}/disk.1.snap/0",
-        "readonly": False, "image": {**IMAGE, "generation": GENERATION},
+        "version": 1,
+        "disk": 1,
+        "place": "local",
+        "how": "overlay",
+        "format": "qcow2",
+        "path": f"{VM_DIR}/disk.1.snap/0",
+        "readonly": False,
+        "image": {**IMAGE, "generation": GENERATION},
     },
     "overlay of an image on Ceph": {
-        "version": 1, "disk": 1, "place": "local", "how": "overlay", "format": "qcow2", "path": f"{VM_DIR}/disk.1.snap/2",
-        "readonly": False, "image": {**ON_CEPH, "generation": GENERATION},
+        "version": 1,
+        "disk": 1,
+        "place": "local",
+        "how": "overlay",
+        "format": "qcow2",
+        "path": f"{VM_DIR}/disk.1.snap/2",
+        "readonly": False,
+        "image": {**ON_CEPH, "generation": GENERATION},
     },
     "copy": {
-        "version": 1, "disk": 1, "place": "local", "how": "copy", "format": "raw", "path": f"{VM_DIR}/disk.1.snap/0",
-        "readonly": False, "image": IMAGE,
+        "version": 1,
+        "disk": 1,
+        "place": "local",
+        "how": "copy",
+        "format": "raw",
+        "path": f"{VM_DIR}/disk.1.snap/0",
+        "readonly": False,
+        "image": IMAGE,
     },
     "copy with a snapshot": {
-        "version": 1, "disk": 1, "place": "local", "how": "copy", "format": "qcow2", "path": f"{VM_DIR}/disk.1.snap/1",
-        "readonly": False, "image": IMAGE, "raw_layer": 0,
+        "version": 1,
+        "disk": 1,
+        "place": "local",
+        "how": "copy",
+        "format": "qcow2",
+        "path": f"{VM_DIR}/disk.1.snap/1",
+        "readonly": False,
+        "image": IMAGE,
+        "raw_layer": 0,
     },
     "volatile": {
-        "version": 1, "disk": 1, "place": "local", "how": "volatile", "format": "raw", "path": f"{VM_DIR}/disk.1", "readonly": False,
+        "version": 1,
+        "disk": 1,
+        "place": "local",
+        "how": "volatile",
+        "format": "raw",
+        "path": f"{VM_DIR}/disk.1",
+        "readonly": False,
     },
     "in place": {
-        "version": 1, "disk": 1, "place": "shared", "how": "in-place", "format": "raw", "path": f"{SIDE}/image", "readonly": True,
+        "version": 1,
+        "disk": 1,
+        "place": "shared",
+        "how": "in-place",
+        "format": "raw",
+        "path": f"{SIDE}/image",
+        "readonly": True,
         "image": IMAGE,
     },
     "in place on a marked store": {
-        "version": 1, "disk": 1, "place": "shared", "how": "in-place", "format": "raw", "path": f"{SIDE}/image", "readonly": False,
-        "image": {**IMAGE, "access": {**{key: "" for key in ACCESS}, "kind": "dir", "hosts": [], "marker": MARKER, "cloud": MARKER}},
+        "version": 1,
+        "disk": 1,
+        "place": "shared",
+        "how": "in-place",
+        "format": "raw",
+        "path": f"{SIDE}/image",
+        "readonly": False,
+        "image": {
+            **IMAGE,
+            "access": {
+                **{key: "" for key in ACCESS},
+                "kind": "dir",
+                "hosts": [],
+                "marker": MARKER,
+                "cloud": MARKER,
+            },
+        },
     },
     "clone on the store": {
-        "version": 1, "disk": 1, "place": "shared", "how": "store-clone", "format": "qcow2", "path": f"{SIDE}/clones/42-1.snap/0",
-        "readonly": False, "image": IMAGE,
+        "version": 1,
+        "disk": 1,
+        "place": "shared",
+        "how": "store-clone",
+        "format": "qcow2",
+        "path": f"{SIDE}/clones/42-1.snap/0",
+        "readonly": False,
+        "image": IMAGE,
     },
     "in place on Ceph": {
-        "version": 1, "disk": 1, "place": "shared", "how": "in-place", "format": "raw", "path": "", "readonly": False,
-        "image": ON_CEPH, "network": NETWORK,
+        "version": 1,
+        "disk": 1,
+        "place": "shared",
+        "how": "in-place",
+        "format": "raw",
+        "path": "",
+        "readonly": False,
+        "image": ON_CEPH,
+        "network": NETWORK,
     },
     "clone on Ceph": {
-        "version": 1, "disk": 1, "place": "shared", "how": "store-clone", "format": "raw", "path": "", "readonly": False,
-        "image": ON_CEPH, "network": {**NETWORK, "name": "one/one-35-42-1"},
+        "version": 1,
+        "disk": 1,
+        "place": "shared",
+        "how": "store-clone",
+        "format": "raw",
+        "path": "",
+        "readonly": False,
+        "image": ON_CEPH,
+        "network": {**NETWORK, "name": "one/one-35-42-1"},
     },
-}  # fmt: skip
+}
 
 OVER = {**NETWORK, "user": "boots", "snapshot": f"semishared-{GENERATION}"}
 OVER_CEPH = {
-    "version": 1, "disk": 1, "place": "local", "how": "remote-first", "format": "qcow2", "path": f"{VM_DIR}/disk.1.snap/0",
-    "readonly": False, "image": {**ON_CEPH, "generation": GENERATION}, "over": OVER,
-}  # fmt: skip
+    "version": 1,
+    "disk": 1,
+    "place": "local",
+    "how": "remote-first",
+    "format": "qcow2",
+    "path": f"{VM_DIR}/disk.1.snap/0",
+    "readonly": False,
+    "image": {**ON_CEPH, "generation": GENERATION},
+    "over": OVER,
+}
 WRITTEN["over the image on a store"] = {
-    **{key: value for key, value in OVER_CEPH.items() if key != "over"}, "image": {**IMAGE, "generation": GENERATION},
-}  # fmt: skip
+    **{key: value for key, value in OVER_CEPH.items() if key != "over"},
+    "image": {**IMAGE, "generation": GENERATION},
+}
 WRITTEN["over the image on Ceph"] = OVER_CEPH
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"over": None}, {"over": {**OVER, "name": "one/one-36"}}, {"over": {**OVER, "snapshot": ""}}, {"over": NETWORK},
-        {"over": {**OVER, "snapshot": "a@b"}}, {"over": {**OVER, "snapshot": 1}}, {"over": {**OVER, "user": ""}}, {"over": "one/one-35"},
-        {"image": {**IMAGE, "generation": GENERATION}}, {"image": None}, {"network": NETWORK},
+        {"over": None},
+        {"over": {**OVER, "name": "one/one-36"}},
+        {"over": {**OVER, "snapshot": ""}},
+        {"over": NETWORK},
+        {"over": {**OVER, "snapshot": "a@b"}},
+        {"over": {**OVER, "snapshot": 1}},
+        {"over": {**OVER, "user": ""}},
+        {"over": "one/one-35"},
+        {"image": {**IMAGE, "generation": GENERATION}},
+        {"image": None},
+        {"network": NETWORK},
     ],
-)  # fmt: skip
+)
 def test_record_over_a_store_that_does_not_say_what_it_is_over_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(BadRecord):
         Record.from_data({**OVER_CEPH, **changes}, 1)
@@ -118,21 +226,33 @@ def test_record_of_another_disk_or_version_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"image": "x"}, {"image": {}}, {"image": {**IMAGE, "source": 7}}, {"image": {**IMAGE, "store": "../.."}}, {"disk": True},
-        {"image": {**IMAGE, "generation": None}}, {"image": {**IMAGE, "access": {}}}, {"raw_layer": "0"}, {"raw_layer": "../x"},
+        {"image": "x"},
+        {"image": {}},
+        {"image": {**IMAGE, "source": 7}},
+        {"image": {**IMAGE, "store": "../.."}},
+        {"disk": True},
+        {"image": {**IMAGE, "generation": None}},
+        {"image": {**IMAGE, "access": {}}},
+        {"raw_layer": "0"},
+        {"raw_layer": "../x"},
     ],
-)  # fmt: skip
+)
 def test_record_with_an_image_or_layer_that_nobody_would_write_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(BadRecord, match="disk 1"):
         Record.from_data({**WRITTEN["overlay"], **changes}, 1)
 
 
 def test_disk_that_is_an_image_in_a_store_says_which() -> None:
-    found = {name: record.stored and record.stored.source for name, record in ((name, Record.from_data(WRITTEN[name])) for name in WRITTEN)}
+    found = {
+        name: record.stored and record.stored.source
+        for name, record in ((name, Record.from_data(WRITTEN[name])) for name in WRITTEN)
+    }
     assert {name: source for name, source in found.items() if source} == {
-        "in place": IMAGE["source"], "in place on a marked store": IMAGE["source"],
-        "in place on Ceph": "one/one-35", "clone on Ceph": "one/one-35-42-1",
-    }  # fmt: skip
+        "in place": IMAGE["source"],
+        "in place on a marked store": IMAGE["source"],
+        "in place on Ceph": "one/one-35",
+        "clone on Ceph": "one/one-35-42-1",
+    }
     with pytest.raises(BadRecord, match="no image"):
         _ = Record.from_data(WRITTEN["volatile"]).of_image
 

@@ -33,12 +33,21 @@ def test_lease_of_a_disk_goes_that_was_to_be_detached_when_it_only_had_its_delta
     Path(layout_delta.note(vm_dir)).write_text(json.dumps({"version": 1, "disks": noted}), encoding="utf-8")
     recovery.recover(vm_dir, "")
     assert not os.path.exists(layout_delta.note(vm_dir))
-    assert sorted(os.listdir(layout_base.leases(base))) == ["42-2", "42-3"], "of an overlay, and of one that nothing was begun with"
+    assert sorted(os.listdir(layout_base.leases(base))) == ["42-2", "42-3"], (
+        "of an overlay, and of one that nothing was begun with"
+    )
 
 
 def test_disk_of_which_something_is_begun_is_not_looked_at_and_nothing_is_ended(tmp_path: Path) -> None:
     vm_dir = f"{tmp_path}/101/42"
-    record = Record(0, OVERLAY, "qcow2", f"{vm_dir}/disk.0.snap/0", False, ImageRef(100, 7, "raw", f"{tmp_path}/100/9b66", "3d" * 16))
+    record = Record(
+        0,
+        OVERLAY,
+        "qcow2",
+        f"{vm_dir}/disk.0.snap/0",
+        False,
+        ImageRef(100, 7, "raw", f"{tmp_path}/100/9b66", "3d" * 16),
+    )
     os.makedirs(layout.records(vm_dir))
     files.write_json(layout.record(vm_dir, 0), record.to_data())
     note = layout.job_note(vm_dir, 0)

@@ -20,10 +20,24 @@ PREFIXED = re.compile(r"^(ERROR|INFO|WARN|DEBUG): ")
 text = st.one_of(
     st.text(),
     st.sampled_from(
-        ["12 is bad", "\n12\n13", "ERROR: 12", "\r\nINFO: 7 x", "\x85ERROR: 3", "\u2028WARN: 1", "\ud800", "", " ", "-"]
+        [
+            "12 is bad",
+            "\n12\n13",
+            "ERROR: 12",
+            "\r\nINFO: 7 x",
+            "\x85ERROR: 3",
+            "\u2028WARN: 1",
+            "\ud800",
+            "",
+            " ",
+            "-",
+        ]
     ),
     st.builds(
-        "{}{}{}".format, st.text(max_size=3), st.sampled_from(["\nERROR: 5", "\vINFO:  6", "\x1cDEBUG:\t7"]), st.text(max_size=3)
+        "{}{}{}".format,
+        st.text(max_size=3),
+        st.sampled_from(["\nERROR: 5", "\vINFO:  6", "\x1cDEBUG:\t7"]),
+        st.text(max_size=3),
     ),
 )
 
@@ -64,7 +78,9 @@ def test_fail_is_exactly_one_unprefixed_line(detail: str) -> None:
 
 
 @pytest.mark.parametrize("error", catalogue(), ids=lambda error: error.id)
-def test_the_users_line_says_what_to_do_and_its_id_however_long_the_detail(error: type[SemisharedError]) -> None:
+def test_the_users_line_says_what_to_do_and_its_id_however_long_the_detail(
+    error: type[SemisharedError],
+) -> None:
     (line,) = said(lambda report: report.fail(error("it broke " * 1000)))
     assert error.remedy in line
     assert line.endswith(f"[{error.id}]")

@@ -10,7 +10,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/explanation/security.md"
-LINES = [line for line in PAGE.read_text().splitlines() if line.startswith("|") and not re.match(r"\|( cannot|-)", line)]
+LINES = [
+    line
+    for line in PAGE.read_text().splitlines()
+    if line.startswith("|") and not re.match(r"\|( cannot|-)", line)
+]
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -25,6 +29,12 @@ def test_each_line_is_held_by_tests_that_there_are(line: str) -> None:
 def test_there_are_lines_for_everybody() -> None:
     heads = re.findall(r"^## (.+)$", PAGE.read_text(), re.MULTILINE)
     assert heads == [
-        "A tenant", "A guest, root in it included", "One host that says what it likes", "A writer of a store", "Another user of a machine",
-        "oneadmin of one machine", "The operator", "Not promised",
-    ]  # fmt: skip
+        "A tenant",
+        "A guest, root in it included",
+        "One host that says what it likes",
+        "A writer of a store",
+        "Another user of a machine",
+        "oneadmin of one machine",
+        "The operator",
+        "Not promised",
+    ]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of shares over a file system that fails for some; those of real ones: tests/shares/test_snapshots.py, test_cephfs.py."""
+"""Snapshots of shares over a file system that fails for some; those of real ones:
+tests/shares/test_snapshots.py, test_cephfs.py.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ MARKER = "0123456789abcdef" * 2
 
 
 class Some(Plain):
-    """One that has snapshots: `names`, of which nothing can be found out about `bad`, and `gone` is removed while it is asked about."""
+    """One that has snapshots: `names`, of which nothing can be found out about `bad`, and `gone` is removed
+    while it is asked about.
+    """
 
     def __init__(self, tree: Tree) -> None:
         super().__init__(tree)
@@ -49,14 +53,21 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
     monkeypatch.setattr(life, "checked", lambda tree: some)
     files.write_json(
         f"{tmp_path}/{layout_share.record(5)}",
-        {"version": life.VERSION, "share": Share(5, 2, 1, 1 << 30).to_data(), "source": f"{tmp_path}/share-5"},
+        {
+            "version": life.VERSION,
+            "share": Share(5, 2, 1, 1 << 30).to_data(),
+            "source": f"{tmp_path}/share-5",
+        },
     )
     return found
 
 
 def test_one_that_is_broken_hides_no_other(tree: Tree, capsys: pytest.CaptureFixture[str]) -> None:
     rows = snapshots.listed(tree, 5)["snapshots"]
-    assert [(row["name"], row["made"], "wrong" in row) for row in rows] == [("bad", -1, True), ("good", 1000, False)]
+    assert [(row["name"], row["made"], "wrong" in row) for row in rows] == [
+        ("bad", -1, True),
+        ("good", 1000, False),
+    ]
     share_snapshots.show(rows)
     _, bad, good = capsys.readouterr().out.splitlines()
     assert "not understood" in bad and "[SS031]" in bad and "/srv/good" in good

@@ -29,7 +29,9 @@ MOUNTS = r"""22 1 252:1 / / rw,relatime shared:1 - ext4 /dev/vda rw
 """
 
 
-@pytest.mark.parametrize(("path", "size"), [("new:10G", 10 * GiB), ("new:512M", 512 * MiB), ("new:2T", 2 * TiB)])
+@pytest.mark.parametrize(
+    ("path", "size"), [("new:10G", 10 * GiB), ("new:512M", 512 * MiB), ("new:2T", 2 * TiB)]
+)
 def test_a_path_asks_for_a_size(path: str, size: int) -> None:
     assert wanted(path, MOST, "btrfs") == (size, {})
 
@@ -47,9 +49,24 @@ def test_a_path_asks_for_a_layout_where_there_are_any() -> None:
 
 
 @pytest.mark.parametrize(
-    "option", ["stripes=3", "stripes=0", "stripes=128", "stripes", "object=1", "object=3M", "object=1G", "pool=a b", "pool=../x", "pool=",
-               "stripes=2,stripes=2", "object=1M,object=1M", "uid=0", "stripes=2,"],
-)  # fmt: skip
+    "option",
+    [
+        "stripes=3",
+        "stripes=0",
+        "stripes=128",
+        "stripes",
+        "object=1",
+        "object=3M",
+        "object=1G",
+        "pool=a b",
+        "pool=../x",
+        "pool=",
+        "stripes=2,stripes=2",
+        "object=1M,object=1M",
+        "uid=0",
+        "stripes=2,",
+    ],
+)
 def test_another_layout_is_refused(option: str) -> None:
     with pytest.raises(BadAttribute, match="stripes=1, 2, 4"):
         wanted(f"new:1G,{option}", MOST, "cephfs")
@@ -57,19 +74,27 @@ def test_another_layout_is_refused(option: str) -> None:
 
 @pytest.mark.parametrize("named", [(), ("other", "fast.data")])
 def test_a_pool_is_one_that_the_datastore_lets_users_name(named: tuple[str, ...]) -> None:
-    with pytest.raises(BadAttribute, match="'pool=fast', which SEMISHARED_FS_POOLS of the datastore does not name"):
+    with pytest.raises(
+        BadAttribute, match="'pool=fast', which SEMISHARED_FS_POOLS of the datastore does not name"
+    ):
         wanted("new:10G,pool=fast", MOST, "cephfs", named)
 
 
 def test_names_of_pools_are_checked() -> None:
     rows = "<TEMPLATE><SEMISHARED_FS_POOLS>{}</SEMISHARED_FS_POOLS></TEMPLATE>"
-    of = (Datastore(ElementTree.fromstring(f"<DATASTORE><ID>110</ID>{rows.format(text)}</DATASTORE>")) for text in ("a  b.c", "", "a,b"))
+    of = (
+        Datastore(ElementTree.fromstring(f"<DATASTORE><ID>110</ID>{rows.format(text)}</DATASTORE>"))
+        for text in ("a  b.c", "", "a,b")
+    )
     assert [pools(next(of)), pools(next(of))] == [("a", "b.c"), ()]
     with pytest.raises(BadAttribute, match="'a,b'"):
         pools(next(of))
 
 
-@pytest.mark.parametrize("text", ["", "10", "-1G", "1.5G", "0M", "17T", "10g", "10G ", "١G", "10G,", "10G,stripes=2", "10G\nnew:1G"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "10", "-1G", "1.5G", "0M", "17T", "10g", "10G ", "١G", "10G,", "10G,stripes=2", "10G\nnew:1G"],
+)
 def test_another_path_is_refused(text: str) -> None:
     with pytest.raises(BadAttribute):
         wanted(f"new:{text}", MOST, "btrfs")
@@ -89,7 +114,10 @@ def test_what_a_path_lies_on_is_what_was_mounted_last_at_the_longest_point() -> 
     found = mounts.under("/srv/a b/x", listed)
     assert (found.point, found.type, found.options) == ("/srv/a b", "btrfs", ("rw", "space_cache=v2"))
     assert mounts.under("/srv/shares/share-1", listed).type == "ext4"
-    assert mounts.under("/srv/shares2", listed).point == "/" and mounts.under("/cephfs", listed).type == "fuse.ceph-fuse"
+    assert (
+        mounts.under("/srv/shares2", listed).point == "/"
+        and mounts.under("/cephfs", listed).type == "fuse.ceph-fuse"
+    )
 
 
 SAID = """Qgroupid    Referenced    Exclusive  Max referenced  Max exclusive   Path 
@@ -114,7 +142,9 @@ def test_what_btrfs_says_of_a_subvolume() -> None:
         ("", False),
     ],
 )
-def test_of_numbers_that_are_not_counted_nothing_is_said(monkeypatch: pytest.MonkeyPatch, warns: str, lapsed: bool) -> None:
+def test_of_numbers_that_are_not_counted_nothing_is_said(
+    monkeypatch: pytest.MonkeyPatch, warns: str, lapsed: bool
+) -> None:
     monkeypatch.setattr(btrfs, "_shown", lambda _: warns + SAID.format(limit=33554432))
     fs = btrfs.Btrfs(Tree("btrfs", "/srv/shares"))
     if not lapsed:
@@ -127,8 +157,19 @@ def test_of_numbers_that_are_not_counted_nothing_is_said(monkeypatch: pytest.Mon
 
 def test_where_a_share_is_says_whose_it_is() -> None:
     inside = "share-7/ce28cdf0-dac6-415c-83bb-70bd2adf41de"
-    assert layout_share.root_and_image("/srv/shares/share-7") == ("/srv/shares", 7) == layout_share.root_and_image(f"/srv/shares/{inside}")
-    for source in ("/srv/shares/share-07", "/srv/shares/share-7/x", "/share-7", f"/srv/shares/{inside}/x", "/srv/shares/gone-7", "share-7"):
+    assert (
+        layout_share.root_and_image("/srv/shares/share-7")
+        == ("/srv/shares", 7)
+        == layout_share.root_and_image(f"/srv/shares/{inside}")
+    )
+    for source in (
+        "/srv/shares/share-07",
+        "/srv/shares/share-7/x",
+        "/share-7",
+        f"/srv/shares/{inside}/x",
+        "/srv/shares/gone-7",
+        "share-7",
+    ):
         assert layout_share.root_and_image(source) == ("", -1), source
 
 
@@ -137,32 +178,53 @@ def test_of_shares_without_an_image_those_go_that_nobody_has_had() -> None:
     there = ((1, ""), (2, "/srv/shares/share-2"), (3, ""), (4, "x"), (5, ""))
     rows = [{"image": image, "born": 70 + image, "source": source, "used": -1} for image, source in there]
     rows[1]["snapshots"] = ["one", "two"]
-    rows.append({"image": 6, "born": -1, "source": "", "used": -1, "wrong": {"id": "SS042", "detail": "no record"}})
+    rows.append(
+        {"image": 6, "born": -1, "source": "", "used": -1, "wrong": {"id": "SS042", "detail": "no record"}}
+    )
     rows.append({"image": 7, "born": 77, "source": "/srv/shares/share-7", "used": -1})
-    # Image 5 is in another datastore, and 7 was made later: ids that an oned whose database was restored has given anew.
+    # Image 5 is in another datastore, and 7 was made later: ids that an oned whose database was restored has
+    # given anew.
     images = frozenset({(110, 3), (110, 4), (111, 5), (110, 7)})
     known = gc.Known({}, images, frozenset(), born={3: 73, 5: 75, 7: 99})
-    lost, kept, another, broken, later = gc_shares.find(gc_shares.Shares("b0", 110, tree, tuple(rows), cloud="a" * 32), known)
+    lost, kept, another, broken, later = gc_shares.find(
+        gc_shares.Shares("b0", 110, tree, tuple(rows), cloud="a" * 32), known
+    )
     assert (lost.path, lost.keep, lost.steps()) == ("/srv/shares/share-1", "", [RemoveShare(tree, 1, "", 71)])
     assert kept.reason == "oned has no image 2, and 2 of its snapshots are there"
     assert (kept.path, kept.steps()) == ("/srv/shares/share-2", []) and "share drop 110 2" in kept.keep
     for item, image in ((another, 5), (later, 7)):
-        assert item.reason == f"oned has another image {image}" and f"share drop 110 {image}`" in item.keep and not item.steps()
+        assert (
+            item.reason == f"oned has another image {image}"
+            and f"share drop 110 {image}`" in item.keep
+            and not item.steps()
+        )
     assert (broken.path, broken.steps()) == ("/srv/shares/share-6", []) and broken.keep
 
 
 def test_in_a_root_that_does_not_say_whose_it_is_gc_removes_nothing_and_advises_to_remove_nothing() -> None:
-    tree, known = Tree("cephfs", "/srv/shares", "0" * 32, "cephfs/one"), gc.Known({}, frozenset(), frozenset(), newest_vm=9)
-    rows = tuple({"image": image, "born": 70, "source": source, "used": -1} for image, source in ((1, ""), (2, "/srv/shares/share-2")))
+    tree, known = (
+        Tree("cephfs", "/srv/shares", "0" * 32, "cephfs/one"),
+        gc.Known({}, frozenset(), frozenset(), newest_vm=9),
+    )
+    rows = tuple(
+        {"image": image, "born": 70, "source": source, "used": -1}
+        for image, source in ((1, ""), (2, "/srv/shares/share-2"))
+    )
     keys = ({"image": 5, "vm": 8, "readonly": False, "user": "share-one-5-8-0"},)
     found = list(gc_shares.find(gc_shares.Shares("h1", 110, tree, rows, keys), known))
     assert len(found) == 3
     for item in found:
-        assert item.keep == "/srv/shares does not say of which OpenNebula it is: `semishared share init 110` does"
+        assert (
+            item.keep
+            == "/srv/shares does not say of which OpenNebula it is: `semishared share init 110` does"
+        )
     assert not any(item.steps() for item in found[:2])
 
 
-HELD = "#2000000007      16384          0      16384     00 [--------]          2          0       1024     00 [{grace}]\n\n"
+HELD = (
+    "#2000000007      16384          0      16384     00 [--------]          2          0       1024  "
+    "   00 [{grace}]\n\n"
+)
 
 
 def test_what_xfs_says_of_a_project() -> None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The algebra of layers on generated trees: plans are carried out on a model, and no remaining content changes."""
+"""The algebra of layers on generated trees: plans are carried out on a model, and no remaining content
+changes.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,11 @@ class Model:
     def _merge(self, layer: int, backing: str) -> None:
         held = self.content(layer)
         below = self.content(int(backing)) if backing.isdigit() else dict(self.base) if backing else {}
-        self.data[layer] = {block: text for block, text in held.items() if block in self.data[layer] or below.get(block) != text}
+        self.data[layer] = {
+            block: text
+            for block, text in held.items()
+            if block in self.data[layer] or below.get(block) != text
+        }
         self.backing[layer] = backing
 
     def MergeLayer(self, step: s.MergeLayer) -> None:  # noqa: N802
@@ -101,14 +107,18 @@ class Model:
 
 
 actions = st.lists(
-    st.tuples(st.sampled_from(["create", "create", "revert", "delete"]), st.integers(0, 7), st.integers(0, 5)),
+    st.tuples(
+        st.sampled_from(["create", "create", "revert", "delete"]), st.integers(0, 7), st.integers(0, 5)
+    ),
     max_size=25,
 )
 
 
 @settings(max_examples=300, deadline=None)
 @given(actions=actions, raw=st.booleans(), skipped=st.booleans(), running=st.booleans())
-def test_no_remaining_content_changes(actions: list[tuple[str, int, int]], raw: bool, skipped: bool, running: bool) -> None:
+def test_no_remaining_content_changes(
+    actions: list[tuple[str, int, int]], raw: bool, skipped: bool, running: bool
+) -> None:
     model = Model({} if raw else BASE, "raw" if raw else "qcow2")
     kept: dict[int, dict[int, str]] = {}
     now = model.content(0)
@@ -154,7 +164,9 @@ def test_second_run_of_a_snapshot_only_repairs_the_link() -> None:
 
 
 def test_live_snapshot_records_before_it_switches() -> None:
-    """SwitchLayer is the last step: nothing after it can fail and leave the guest on a layer that nobody knows."""
+    """SwitchLayer is the last step: nothing after it can fail and leave the guest on a layer that nobody
+    knows.
+    """
     steps = snapshots.create(request(3), Model(BASE, "qcow2").facts("vda"), "one-5")
     assert [type(step).__name__ for step in steps] == ["NameLayer", "AddLayer", "SwitchLayer"]
 
@@ -172,7 +184,9 @@ def test_delete_pulls_into_the_running_guests_layer_before_the_one_below_goes() 
 
 def test_what_failed_snapshots_left_is_looked_for_only_where_opennebula_says_what_there_is() -> None:
     (step,) = snapshots.tidy(request(3), facts(), (0, 1), "one-5")
-    assert s.to_data(step) == s.to_data(s.DropStrays(s.DiskRef(5, 1, "/var/lib/one/datastores/101/5"), (0, 1, 3), "one-5"))
+    assert s.to_data(step) == s.to_data(
+        s.DropStrays(s.DiskRef(5, 1, "/var/lib/one/datastores/101/5"), (0, 1, 3), "one-5")
+    )
     assert snapshots.tidy(request(3), facts(), (), "") == []
     assert snapshots.tidy(request(3), facts("in-place", image=IMAGE), (0,), "") == []
 
@@ -181,10 +195,14 @@ IMAGE = s.ImageRef(100, 7, "raw", "/var/lib/one/datastores/100/image")
 
 
 def facts(how: str = "overlay", **changes: object) -> Facts:
-    return Facts(PLACES[how], Tree({0: Layer(NO_LAYER, "qcow2"), 1: Layer(0, "qcow2", "0", "qcow2")}, 1), **changes)  # type: ignore[arg-type]
+    return Facts(
+        PLACES[how], Tree({0: Layer(NO_LAYER, "qcow2"), 1: Layer(0, "qcow2", "0", "qcow2")}, 1), **changes
+    )  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("plan", [lambda f: snapshots.create(request(1), f, ""), lambda f: snapshots.delete(request(0), f, "")])
+@pytest.mark.parametrize(
+    "plan", [lambda f: snapshots.create(request(1), f, ""), lambda f: snapshots.delete(request(0), f, "")]
+)
 def test_refusals(plan: object) -> None:
     with pytest.raises(NotSupported, match="volatile"):
         plan(facts("volatile"))  # type: ignore[operator]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From whom a cold host gets a base: one chain, whoever comes when, and hints that outlive nothing they should not."""
+"""From whom a cold host gets a base: one chain, whoever comes when, and hints that outlive nothing they
+should not.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,18 @@ HOSTS = st.lists(st.sampled_from([f"h{number}" for number in range(9)]), unique=
 
 
 @given(HOSTS, HOSTS, st.sampled_from(["h0", "h1", "h8"]))
-def test_sources_are_others_few_and_end_with_one_that_has_it(holders: list[str], arriving: list[str], host: str) -> None:
+def test_sources_are_others_few_and_end_with_one_that_has_it(
+    holders: list[str], arriving: list[str], host: str
+) -> None:
     found = for_host(host, holders, [Arriving(name, float(n)) for n, name in enumerate(arriving)])
     assert host not in found and len(found) == len(set(found)) <= sources.MOST
     assert set(found) <= set(holders) | set(arriving)
     others = [name for name in arriving if name != host]
     assert found[: len(others)][:1] == others[-1:], "it follows whoever came just before"
     if set(holders) - {host} - set(others):
-        assert found[bool(others)] in holders, "one that surely waits for nobody is asked before a second one that may"
+        assert found[bool(others)] in holders, (
+            "one that surely waits for nobody is asked before a second one that may"
+        )
 
 
 def test_several_that_died_together_cost_no_more_than_one_if_somebody_has_it() -> None:
@@ -86,25 +92,47 @@ def test_hints_of_a_version_that_did_not_note_whose_they_are(tmp_path: Path) -> 
         ({"h3": 9.0, STORE: 1.0}, 10, "", "h1"),  # who is not asked says nothing
     ],
 )
-def test_source_is_the_one_that_costs_least(rates: dict[str, float], seconds: int, current: str, expected: str) -> None:
+def test_source_is_the_one_that_costs_least(
+    rates: dict[str, float], seconds: int, current: str, expected: str
+) -> None:
     known = {name: rate * SECOND for name, rate in rates.items()}
     assert sources.quickest(["h1", "h2", STORE], known, seconds * SECOND, current) == expected
 
 
-@given(st.floats(1e6, 1e9), st.floats(1e6, 1e9), st.integers(1 << 28, 1 << 36), st.sampled_from(["", "h1", STORE]))
+@given(
+    st.floats(1e6, 1e9),
+    st.floats(1e6, 1e9),
+    st.integers(1 << 28, 1 << 36),
+    st.sampled_from(["", "h1", STORE]),
+)
 def test_known_source_is_at_most_a_ninth_dearer_than_the_best_and_then_it_spares_the_store(
     peer: float, store: float, left: int, current: str
 ) -> None:
     found = sources.quickest(["h1", STORE], {"h1": peer, STORE: store}, left, current)
-    costs = {name: left / rate + sources.START_S * (name != current) for name, rate in (("h1", peer), (STORE, store))}
+    costs = {
+        name: left / rate + sources.START_S * (name != current)
+        for name, rate in (("h1", peer), (STORE, store))
+    }
     assert costs[found] <= min(costs.values()) / sources.SPARED * 1.000001
     assert found != STORE or costs[STORE] < costs["h1"]
 
 
-def test_who_is_part_of_a_chain_does_not_ask_what_it_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_part_of_a_chain_does_not_ask_what_it_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(base_tracker, "_limits", lambda *_: Limits(-1, 0))
-    listed: dict[str, object] = {"question": "base", "name": NAME, "bases": [], "free": 100, "total": 1000, "needed": 1}
-    found = [base_tracker.answer(str(tmp_path), listed, host, Config())["from_store"] for host in ("h1", "h2", "h1")]
+    listed: dict[str, object] = {
+        "question": "base",
+        "name": NAME,
+        "bases": [],
+        "free": 100,
+        "total": 1000,
+        "needed": 1,
+    }
+    found = [
+        base_tracker.answer(str(tmp_path), listed, host, Config())["from_store"]
+        for host in ("h1", "h2", "h1")
+    ]
     assert found == ["quicker", "last", "last"]
     base_tracker.leave(str(tmp_path), NAME, {"h1": True, "h2": False})
     assert base_tracker.answer(str(tmp_path), listed, "h3", Config())["from_store"] == "quicker"
@@ -112,14 +140,28 @@ def test_who_is_part_of_a_chain_does_not_ask_what_it_costs(tmp_path: Path, monke
 
 def test_base_comes_at_the_rate_of_the_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base_tracker, "_limits", lambda *_: Limits(-1, 0))
-    listed: dict[str, object] = {"question": "base", "name": NAME, "bases": [], "free": 100, "total": 1000, "needed": 1}
+    listed: dict[str, object] = {
+        "question": "base",
+        "name": NAME,
+        "bases": [],
+        "free": 100,
+        "total": 1000,
+        "needed": 1,
+    }
     config = load_config(str(tmp_path / "none"))
-    assert base_tracker.answer(str(tmp_path), listed, "h1", config)["rate"] == 0, "nothing is limited that nobody has limited"
+    assert base_tracker.answer(str(tmp_path), listed, "h1", config)["rate"] == 0, (
+        "nothing is limited that nobody has limited"
+    )
     (tmp_path / "conf").write_text("[staging]\nrate = 40M\n")
-    assert base_tracker.answer(str(tmp_path), listed, "h1", load_config(str(tmp_path / "conf")))["rate"] == 40 << 20
+    assert (
+        base_tracker.answer(str(tmp_path), listed, "h1", load_config(str(tmp_path / "conf")))["rate"]
+        == 40 << 20
+    )
 
 
-def test_host_that_never_said_how_it_went_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_that_never_said_how_it_went_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert base_tracker.join(str(tmp_path), NAME, "h1") == []
     assert base_tracker.join(str(tmp_path), NAME, "h2") == ["h1"]
     now = time.time()
@@ -151,11 +193,15 @@ def test_room_is_made_or_refused() -> None:
     assert room(listed, Limits(50, 0), "h1", 10, f"100-8-{'a' * 32}") == [NAME]
     with pytest.raises(NoSpace, match="no space for a base of .* on h1"):
         room(listed, Limits(50, 0), "h1", 60, f"100-8-{'a' * 32}")
-    assert room(listed, Limits(50, 0), "h1", 60, f"100-8-{'a' * 32}", must=True) == [NAME], "limits are no reason"
+    assert room(listed, Limits(50, 0), "h1", 60, f"100-8-{'a' * 32}", must=True) == [NAME], (
+        "limits are no reason"
+    )
     with pytest.raises(NoSpace, match="are missing"):
         room(listed, Limits(-1, 50), "h1", 170, f"100-8-{'a' * 32}", must=True)
     with pytest.raises(NoSpace):
-        room({**listed, "bases": [{**base, "leases": ["5-1"]}]}, Limits(-1, 50), "h1", 90, f"100-8-{'a' * 32}")
+        room(
+            {**listed, "bases": [{**base, "leases": ["5-1"]}]}, Limits(-1, 50), "h1", 90, f"100-8-{'a' * 32}"
+        )
 
 
 def test_room_for_a_disk_is_what_idle_bases_can_give() -> None:
@@ -168,7 +214,9 @@ def test_room_for_a_disk_is_what_idle_bases_can_give() -> None:
     listed = {"bases": rows, "free": 100, "total": 1000}
     assert room_for_disk(listed, 50, 50) == []
     assert room_for_disk(listed, 50, 60) == [NAME]
-    assert room_for_disk(listed, 50, 60, last=(NAME,)) == [other], "what it is copied from stays, if others will do"
+    assert room_for_disk(listed, 50, 60, last=(NAME,)) == [other], (
+        "what it is copied from stays, if others will do"
+    )
     assert room_for_disk(listed, 50, 150, last=(NAME,)) == [NAME, other]
     assert room_for_disk(listed, 50, 1000) == [NAME, other], "it may fit all the same"
 

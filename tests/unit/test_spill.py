@@ -22,9 +22,14 @@ def item(name: str, size: int, *classes: str, device: str = "m") -> Item:
 
 
 def test_only_memory_that_is_promised_more_than_once_is_watched() -> None:
-    found = [device.is_overcommitted for device in (MEMORY, MEMORY._replace(weight=1.0), MEMORY._replace(weight=0.0), DISKS[1])]
+    found = [
+        device.is_overcommitted
+        for device in (MEMORY, MEMORY._replace(weight=1.0), MEMORY._replace(weight=0.0), DISKS[1])
+    ]
     assert found == [True, False, False, False]
-    assert not DISKS[1]._replace(weight=2.0).is_overcommitted and not spill.is_due(MEMORY._replace(weight=1.0, free=0))
+    assert not DISKS[1]._replace(weight=2.0).is_overcommitted and not spill.is_due(
+        MEMORY._replace(weight=1.0, free=0)
+    )
 
 
 @pytest.mark.parametrize("weight", [0.0, 1.0])
@@ -38,22 +43,47 @@ def test_memory_that_takes_nothing_more_is_watched_for_what_it_has_promised(weig
 
 
 def test_a_disk_leaves_memory_that_is_fuller_than_four_fifths() -> None:
-    assert [spill.is_due(MEMORY._replace(free=free)) for free in (0, 2 * GiB - 1, 2 * GiB, 10 * GiB)] == [True, True, False, False]
+    assert [spill.is_due(MEMORY._replace(free=free)) for free in (0, 2 * GiB - 1, 2 * GiB, 10 * GiB)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_what_takes_most_within_the_next_seconds_goes_first() -> None:
-    items = [item("1-0", 2 * GiB), item("2-0", 4 * GiB), item("3-0", 3 * GiB), item("4-0", 0), item("5-0", 9 * GiB, device="a")]
+    items = [
+        item("1-0", 2 * GiB),
+        item("2-0", 4 * GiB),
+        item("3-0", 3 * GiB),
+        item("4-0", 0),
+        item("5-0", 9 * GiB, device="a"),
+    ]
     assert [move.item.name for move in spill.order(DISKS, items, "m", {})] == ["2-0", "3-0", "1-0"]
     growing = {"1-0": 300.0 * MiB, "2-0": 5.0 * MiB}
     assert [move.item.name for move in spill.order(DISKS, items, "m", growing)] == ["1-0", "2-0", "3-0"]
-    assert [move.item.name for move in spill.order(DISKS, list(reversed(items)), "m", growing)] == ["1-0", "2-0", "3-0"]
+    assert [move.item.name for move in spill.order(DISKS, list(reversed(items)), "m", growing)] == [
+        "1-0",
+        "2-0",
+        "3-0",
+    ]
 
 
 def test_a_disk_goes_only_where_its_image_lets_it_and_where_it_fits() -> None:
-    items = [item("1-0", 4 * GiB, "ram"), item("2-0", 3 * GiB, "ram", "slow"), item("3-0", 2 * GiB, "ram", "any")]
-    assert [(move.item.name, move.target) for move in spill.order(DISKS, items, "m", {})] == [("2-0", "s"), ("3-0", "a")]
+    items = [
+        item("1-0", 4 * GiB, "ram"),
+        item("2-0", 3 * GiB, "ram", "slow"),
+        item("3-0", 2 * GiB, "ram", "any"),
+    ]
+    assert [(move.item.name, move.target) for move in spill.order(DISKS, items, "m", {})] == [
+        ("2-0", "s"),
+        ("3-0", "a"),
+    ]
     full = [MEMORY, DISKS[1]._replace(free=1 * GiB), DISKS[2]]
-    assert [(move.item.name, move.target) for move in spill.order(full, items, "m", {})] == [("2-0", "s"), ("3-0", "s")]
+    assert [(move.item.name, move.target) for move in spill.order(full, items, "m", {})] == [
+        ("2-0", "s"),
+        ("3-0", "s"),
+    ]
     assert spill.order([MEMORY, Device("other", 10 * GiB, 10 * GiB, 1.0, "ram")], items, "m", {}) == []
 
 
@@ -75,7 +105,9 @@ WAIT = Wait(True, ("ram", "any"), True, 10 * GiB, 1 * GiB)
         ({"classes": ()}, False),
     ],
 )
-def test_a_guest_goes_on_where_room_in_memory_is_all_that_failed(changed: dict[str, Any], goes_on: bool) -> None:
+def test_a_guest_goes_on_where_room_in_memory_is_all_that_failed(
+    changed: dict[str, Any], goes_on: bool
+) -> None:
     assert spill.may_go_on([WAIT._replace(**changed)]) is goes_on
     assert spill.may_go_on([WAIT, WAIT._replace(**changed)]) is goes_on, "one disk that has to wait is enough"
     assert not spill.may_go_on([]), "who is paused without a disk that has failed was paused by somebody"

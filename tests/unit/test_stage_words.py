@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words of `semishared stage`: which images go where, whatever their names are; and sessions of hosts that want several."""
+"""The words of `semishared stage`: which images go where, whatever their names are; and sessions of hosts
+that want several.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,31 @@ from semishared.front.staging_hosts import Wanted
 from semishared.model.refs import ImageRef
 from semishared.opennebula.xml import Datastore, Host, Image, parse
 
-STORES = {100: Datastore(parse("<DATASTORE><ID>100</ID><TM_MAD>semishared</TM_MAD></DATASTORE>", "DATASTORE"))}
+STORES = {
+    100: Datastore(parse("<DATASTORE><ID>100</ID><TM_MAD>semishared</TM_MAD></DATASTORE>", "DATASTORE"))
+}
 KNOWN = [Host(parse(f"<HOST><NAME>{name}</NAME></HOST>", "HOST")) for name in ("h1", "h2", "h3")]
 
 
 def image(number: int, name: str, persistent: int = 0) -> Image:
-    return Image(parse(
-        f"<IMAGE><ID>{number}</ID><NAME>{name}</NAME><TYPE>0</TYPE><STATE>1</STATE><SOURCE>/x</SOURCE><PERSISTENT>{persistent}</PERSISTENT>"
-        "<DATASTORE_ID>100</DATASTORE_ID></IMAGE>", "IMAGE",
-    ))  # fmt: skip
+    return Image(
+        parse(
+            f"<IMAGE><ID>{number}</ID><NAME>{name}</NAME><TYPE>0</TYPE><STATE>1</STATE><SOURCE>/x</SOURCE><PERSISTENT>{persistent}</PERSISTENT>"
+            "<DATASTORE_ID>100</DATASTORE_ID></IMAGE>",
+            "IMAGE",
+        )
+    )
 
 
-IMAGES = [image(1, "os"), image(2, "web,db"), image(3, "me@home"), image(4, "twice"), image(5, "twice"), image(6, "3"), image(7, "mine", 1)]
+IMAGES = [
+    image(1, "os"),
+    image(2, "web,db"),
+    image(3, "me@home"),
+    image(4, "twice"),
+    image(5, "twice"),
+    image(6, "3"),
+    image(7, "mine", 1),
+]
 
 
 def meant(*words: str) -> List[Tuple[int, str]]:
@@ -38,11 +53,17 @@ def meant(*words: str) -> List[Tuple[int, str]]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("os",), [(1, "h3")]), (("os@h1",), [(1, "h1")]), (("1,2@h1,h2",), [(1, "h1 h2"), (2, "h1 h2")]),
-        (("os@h1", "2@h2", "4"), [(1, "h1"), (2, "h2"), (4, "h3")]), (("web,db",), [(2, "h3")]), (("web,db@h1",), [(2, "h1")]),
-        (("me@home",), [(3, "h3")]), (("3",), [(3, "h3")]), (("os, 4@h2",), [(1, "h2"), (4, "h2")]),
+        (("os",), [(1, "h3")]),
+        (("os@h1",), [(1, "h1")]),
+        (("1,2@h1,h2",), [(1, "h1 h2"), (2, "h1 h2")]),
+        (("os@h1", "2@h2", "4"), [(1, "h1"), (2, "h2"), (4, "h3")]),
+        (("web,db",), [(2, "h3")]),
+        (("web,db@h1",), [(2, "h1")]),
+        (("me@home",), [(3, "h3")]),
+        (("3",), [(3, "h3")]),
+        (("os, 4@h2",), [(1, "h2"), (4, "h2")]),
     ],
-)  # fmt: skip
+)
 def test_images_and_where_they_go(words: Tuple[str, ...], expected: List[Tuple[int, str]]) -> None:
     assert meant(*words) == expected
 
@@ -50,11 +71,15 @@ def test_images_and_where_they_go(words: Tuple[str, ...], expected: List[Tuple[i
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("os@", "none was named"), ("os@h9", "no such host in OpenNebula: h9"), ("@h1", "no image ''"), ("os,@h1", "no image ''"),
-        ("twice", "2 images are called 'twice' in OpenNebula: name one by its id"), ("os@h1@h2", "no such host in OpenNebula: h1@h2"),
+        ("os@", "none was named"),
+        ("os@h9", "no such host in OpenNebula: h9"),
+        ("@h1", "no image ''"),
+        ("os,@h1", "no image ''"),
+        ("twice", "2 images are called 'twice' in OpenNebula: name one by its id"),
+        ("os@h1@h2", "no such host in OpenNebula: h1@h2"),
         ("mine", "image 7: it is persistent"),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_there_is_said(word: str, said: str) -> None:
     with pytest.raises((BadArguments, NotSupported)) as caught:
         meant(word)
@@ -62,7 +87,9 @@ def test_what_is_not_there_is_said(word: str, said: str) -> None:
 
 
 refs = st.builds(
-    lambda number, generation: Wanted(ImageRef(100, number, "raw", "/x", generation)), st.integers(1, 3), st.sampled_from("abc")
+    lambda number, generation: Wanted(ImageRef(100, number, "raw", "/x", generation)),
+    st.integers(1, 3),
+    st.sampled_from("abc"),
 )
 
 

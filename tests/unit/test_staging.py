@@ -10,9 +10,11 @@ from semishared.plan.staging import Sample, leave_stream, skips
 def history(**speeds: tuple[str, float, float]) -> staging.History:
     """Return 6 s of hosts with (source, extents per second, speed of the stream in bursts)."""
     return {
-        host: [Sample(t / 2, int(100 + have * t / 2), source, int(speed), int(have * t) << 22) for t in range(13)]
+        host: [
+            Sample(t / 2, int(100 + have * t / 2), source, int(speed), int(have * t) << 22) for t in range(13)
+        ]
         for host, (source, have, speed) in speeds.items()
-    }  # fmt: skip
+    }
 
 
 def test_receiver_to_which_the_stream_comes_slowly_leaves_it() -> None:
@@ -20,15 +22,22 @@ def test_receiver_to_which_the_stream_comes_slowly_leaves_it() -> None:
     assert leave_stream(history(h1=fast, h2=fast, h3=fast, h4=("stream", 0.3, 1.2e6)), 6, 0) == ["h4"]
     assert leave_stream(history(h1=fast, h2=("stream", 0.3, 1.2e6)), 6, 0) == ["h2"]
     assert leave_stream(history(h1=fast, h2=fast, h3=("stream", 0.3, 9e6)), 6, 0) == []
-    assert leave_stream(history(h1=fast, h2=fast, h3=("stream", 0.3, 0)), 6, 0) == [], "nothing is known of it"
+    assert leave_stream(history(h1=fast, h2=fast, h3=("stream", 0.3, 0)), 6, 0) == [], (
+        "nothing is known of it"
+    )
     assert leave_stream(history(h1=("stream", 0.3, 1e6)), 6, 0) == [], "alone nobody is slow"
-    assert leave_stream(history(h1=fast, h2=fast, h3=("h1", 0.3, 0)), 6, 0) == [], "not in the stream any more"
+    assert leave_stream(history(h1=fast, h2=fast, h3=("h1", 0.3, 0)), 6, 0) == [], (
+        "not in the stream any more"
+    )
 
 
 def test_receivers_that_the_stream_does_not_reach_leave_it_after_some_seconds() -> None:
     nothing, fast = ("stream", 0.0, 0), ("stream", 3.0, 12e6)
     assert leave_stream(history(h1=nothing, h2=nothing), 6, 0) == []
-    late = {host: [*samples, Sample(9.0, 0, "stream", 0)] for host, samples in history(h1=nothing, h2=nothing).items()}
+    late = {
+        host: [*samples, Sample(9.0, 0, "stream", 0)]
+        for host, samples in history(h1=nothing, h2=nothing).items()
+    }
     assert leave_stream(late, 9, 0) == ["h1", "h2"]
     some = {**late, "h3": [*history(h3=fast)["h3"], Sample(9.0, 127, "stream", 12 * 10**6, 27 << 22)]}
     assert leave_stream(some, 9, 0) == ["h1", "h2"]

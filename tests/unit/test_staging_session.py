@@ -45,7 +45,9 @@ class Made(Staging):
 def answering(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have every host say that it has all that it is asked for."""
 
-    def describe(self: Hosts, root: str, wants: Dict[str, Sequence[ImageRef]]) -> Dict[str, List[Dict[str, object]]]:
+    def describe(
+        self: Hosts, root: str, wants: Dict[str, Sequence[ImageRef]]
+    ) -> Dict[str, List[Dict[str, object]]]:
         return {host: [dict(HAS) for _ in images] for host, images in wants.items()}
 
     monkeypatch.setattr(Hosts, "describe", describe)
@@ -103,7 +105,14 @@ def test_hashes_are_of_a_host_that_tells_them_and_of_the_generation(monkeypatch:
         raise found
 
     monkeypatch.setattr(Hosts, "manifest", manifest)
-    staging = Staging("/root", {"h1": [A]}, KNOWN, Wish("auto", "auto", 0, True), Config(), lambda **event: noted.append(event))
+    staging = Staging(
+        "/root",
+        {"h1": [A]},
+        KNOWN,
+        Wish("auto", "auto", 0, True),
+        Config(),
+        lambda **event: noted.append(event),
+    )
     assert staging._extents(["gone", "wrong", "right"], image) == {0: "ab" * 32}
     assert [event["host"] for event in noted] == ["gone", "wrong"]
     with pytest.raises(TransferCorrupt, match="wrong has sent"):
@@ -120,7 +129,10 @@ def test_host_that_leaves_while_it_reads_an_image_is_replaced(monkeypatch: pytes
         return host, "f" * 32
 
     monkeypatch.setattr(Staging, "_read_by", read)
-    answers = {"h0": {"trouble": "not mounted"}, **{host: {"trouble": ""} for host in ("h1", "h2", "h3", "h4")}}
+    answers = {
+        "h0": {"trouble": "not mounted"},
+        **{host: {"trouble": ""} for host in ("h1", "h2", "h3", "h4")},
+    }
     assert session({"h1": [A]})._read_whole(A, answers) == ("h3", "f" * 32)
     assert asked == ["h1", "h2", "h3"]
     with pytest.raises(HostUnreachable, match="h2"):
@@ -139,7 +151,10 @@ def test_stream_is_not_held_up_for_who_waits_for_another_session() -> None:
 
 def test_stream_is_packed_with_what_all_its_receivers_have(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts, sent = Hosts(KNOWN, Wish("auto", "auto", 0, True), Config(), lambda **_: None), list[object]()
-    hosts.tools = {"h1": frozenset({"none", "zstd", "lzop", "udp-sender"}), "h2": frozenset({"none", "lzop", "udp-receiver"})}
+    hosts.tools = {
+        "h1": frozenset({"none", "zstd", "lzop", "udp-sender"}),
+        "h2": frozenset({"none", "lzop", "udp-receiver"}),
+    }
 
     class Conversation:
         def __enter__(self) -> Conversation:
@@ -168,9 +183,13 @@ def test_host_that_has_left_sends_to_nobody_in_the_next_round(monkeypatch: pytes
     senders: List[str] = []
     asked: List[List[str]] = []
 
-    def describe(self: Hosts, root: str, wants: Dict[str, Sequence[ImageRef]]) -> Dict[str, List[Dict[str, object]]]:
+    def describe(
+        self: Hosts, root: str, wants: Dict[str, Sequence[ImageRef]]
+    ) -> Dict[str, List[Dict[str, object]]]:
         asked.append(list(wants))
-        return {host: [dict(HAS if host == "h1" else lacks)] for host in wants if host != "h1" or len(asked) < 3}
+        return {
+            host: [dict(HAS if host == "h1" else lacks)] for host in wants if host != "h1" or len(asked) < 3
+        }
 
     class Failing:
         """A round in which nothing comes."""
@@ -185,7 +204,9 @@ def test_host_that_has_left_sends_to_nobody_in_the_next_round(monkeypatch: pytes
     monkeypatch.setattr("semishared.front.staging.Round", Failing)
     monkeypatch.setattr(Staging, "_extents", lambda *_: {0: "ab" * 32})
     monkeypatch.setattr(base_tracker, "holders_of", lambda *_: [])
-    staging = Staging("/root", {"h1": [A], "h2": [A]}, KNOWN, Wish("auto", "auto", 0, True), Config(), lambda **_: None)
+    staging = Staging(
+        "/root", {"h1": [A], "h2": [A]}, KNOWN, Wish("auto", "auto", 0, True), Config(), lambda **_: None
+    )
     found = staging.run()
     assert asked[1:] == [["h1", "h2"]] * 3
     assert senders == ["h1", "h2", "h2"]
@@ -193,13 +214,25 @@ def test_host_that_has_left_sends_to_nobody_in_the_next_round(monkeypatch: pytes
 
 
 def test_host_that_asks_for_room_is_told_what_goes_for_as_much_as_it_needs() -> None:
-    bases = [{"name": f"100-{number}-{'a' * 32}", "bytes": 50, "staged": number, "used": number, "leases": []} for number in (3, 4)]
+    bases = [
+        {"name": f"100-{number}-{'a' * 32}", "bytes": 50, "staged": number, "used": number, "leases": []}
+        for number in (3, 4)
+    ]
     listed = {"question": "base", "bases": bases, "free": 30, "total": 1000}
-    staging = Staging("/root", {"h1": [A]}, KNOWN, Wish("auto", "auto", 0, True), Config(bases_free_floor="0"), lambda **_: None)
+    staging = Staging(
+        "/root",
+        {"h1": [A]},
+        KNOWN,
+        Wish("auto", "auto", 0, True),
+        Config(bases_free_floor="0"),
+        lambda **_: None,
+    )
     for needed, gone in ((30, []), (31, bases[:1]), (131, None), ("all", [])):
         if gone is None:
             with pytest.raises(NoSpace):
                 staging._answer("h1", {**listed, "needed": needed})
         else:
-            assert staging._answer("h1", {**listed, "needed": needed}) == {"evict": tuple(base["name"] for base in gone)}, needed
+            assert staging._answer("h1", {**listed, "needed": needed}) == {
+                "evict": tuple(base["name"] for base in gone)
+            }, needed
     assert staging._answer("h1", {"question": "other"}) == {}

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each action imports, against the list in permitted_imports.txt: the start-up budget as a regression test.
+"""What each action imports, against the list in permitted_imports.txt: the start-up budget as a regression
+test.
 
-CPU time is measured by `make bench`; a list is what a shared machine cannot blur. Each line of it is a module and the
-actions that may import it (`tm/*`: all that oned calls). REGENERATE=1 rewrites it; say in the commit why it grew.
+CPU time is measured by `make bench`; a list is what a shared machine cannot blur. Each line of it is a module
+and the actions that may import it (`tm/*`: all that oned calls). REGENERATE=1 rewrites it; say in the commit
+why it grew.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = Path(__file__).parent / "fixtures"
 PERMITTED = Path(__file__).with_name("permitted_imports.txt")
-# The action runs as oned runs it, up to and including the plan's way to this machine's own host side; oned is recorded.
+# The action runs as oned runs it, up to and including the plan's way to this machine's own host side; oned is
+# recorded.
 PRELUDE = """
 import sys
 sys.path.insert(0, {lib!r})
@@ -45,9 +48,20 @@ run({here!r}, {argv!r})
 OF_OTHERS = ("encodings", "msvcrt", "org")
 """Tried by the standard library itself, for other systems."""
 ASKING = {
-    "clone", "context", "delete", "ln", "mkimage", "mkswap", "cpds", "mv", "resize", "snap_create", "snap_create_live", "snap_delete",
+    "clone",
+    "context",
+    "delete",
+    "ln",
+    "mkimage",
+    "mkswap",
+    "cpds",
+    "mv",
+    "resize",
+    "snap_create",
+    "snap_create_live",
+    "snap_delete",
     "snap_revert",
-}  # fmt: skip
+}
 pytestmark = [
     # Only python itself can say what it imports.
     pytest.mark.runs_python,
@@ -68,7 +82,10 @@ def arguments(top: Path) -> dict[str, list[str]]:
         "tm/context": [f"{top}/context.sh", f"{vm_dir}/disk.4", "2", "101"],
         "tm/mvds": [disk, f"{store}/image", "2", "100"],
         "tm/cpds": [disk, f"{store}/copy", "-1", "2", "100"],
-        **{f"tm/{name}": [disk, "0", "2", "100"] for name in ("snap_create", "snap_create_live", "snap_delete", "snap_revert")},
+        **{
+            f"tm/{name}": [disk, "0", "2", "100"]
+            for name in ("snap_create", "snap_create_live", "snap_delete", "snap_revert")
+        },
         "tm/resize": [disk, "1", "2", "100"],
         "tm/delete": [disk, "2", "100"],
         "tm/mv": [vm_dir, vm_dir.replace("/101/", "/103/"), "2", "103"],
@@ -87,8 +104,10 @@ def standard_input(name: str, top: Path) -> bytes:
         return base64.b64encode((FIXTURES / "vm.xml").read_bytes())
     image = f"<IMAGE><ID>4</ID><PATH>{top}/source</PATH><SIZE>1</SIZE><FORMAT>raw</FORMAT>"
     image += f"<SOURCE>{top}/datastores/100/image</SOURCE><TARGET_SNAPSHOT>0</TARGET_SNAPSHOT></IMAGE>"
-    store = f"<ID>100</ID><BASE_PATH>{top}/datastores/100</BASE_PATH><TEMPLATE><SAFE_DIRS>/</SAFE_DIRS></TEMPLATE>"
-    return base64.b64encode(f"<DS_DRIVER_ACTION_DATA>{image}<DATASTORE>{store}</DATASTORE></DS_DRIVER_ACTION_DATA>".encode())
+    store = f"<ID>100</ID><BASE_PATH>{top}/datastores/100</BASE_PATH><TEMPLATE><SAFE_DIRS>/</SAFE_DIRS></TEMPLATE>"  # noqa: E501
+    return base64.b64encode(
+        f"<DS_DRIVER_ACTION_DATA>{image}<DATASTORE>{store}</DATASTORE></DS_DRIVER_ACTION_DATA>".encode()
+    )
 
 
 def run_in(top: Path, argv: list[str], data: bytes) -> subprocess.CompletedProcess[bytes]:
@@ -108,7 +127,11 @@ def imported(code: str, top: Path, data: bytes = b"") -> tuple[set[str], str]:
             names.add(match.group(1))
         elif not line.startswith("import time:"):
             said.append(line)
-    names = {name for name in names if not name.split(".")[-1].startswith("_") and name.split(".")[0] not in OF_OTHERS}
+    names = {
+        name
+        for name in names
+        if not name.split(".")[-1].startswith("_") and name.split(".")[0] not in OF_OTHERS
+    }
     return names, "\n".join(said)
 
 
@@ -120,7 +143,10 @@ def baseline(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 def permitted() -> dict[str, set[str]]:
     lines = [line.split() for line in PERMITTED.read_text().splitlines() if line and not line.startswith("#")]
     everyone = {"hostside", *NAMES, *OF_HOSTS}
-    return {module: {name for name in everyone for glob in globs if fnmatch.fnmatch(name, glob)} for module, *globs in lines}
+    return {
+        module: {name for name in everyone for glob in globs if fnmatch.fnmatch(name, glob)}
+        for module, *globs in lines
+    }
 
 
 def judge(name: str, found: set[str]) -> None:
@@ -129,11 +155,19 @@ def judge(name: str, found: set[str]) -> None:
         return
     allowed = {module for module, actions in permitted().items() if name in actions}
     assert not found - allowed, (
-        f"{name} imports {', '.join(sorted(found - allowed))}, which permitted_imports.txt does not list. Import it inside the "
-        "one function that needs it; if every run does, see that `make bench` stays within the budget and add it to the list"
+        f"{name} imports {', '.join(sorted(found - allowed))}, which permitted_imports.txt does "
+        f"not list. Import it inside the "
+        "one function that needs it; if every run does, see that `make bench` stays within the "
+        "budget and add it to the list"
     )
-    missing = {module for module in allowed - found if module.startswith("semishared") and name in permitted()[module]}
-    assert not missing, f"{name} does not import {', '.join(sorted(missing))} any more: take it off permitted_imports.txt"
+    missing = {
+        module
+        for module in allowed - found
+        if module.startswith("semishared") and name in permitted()[module]
+    }
+    assert not missing, (
+        f"{name} does not import {', '.join(sorted(missing))} any more: take it off permitted_imports.txt"
+    )
 
 
 COUNTED = """
@@ -158,8 +192,10 @@ sys.addaudithook(begins_a_program)
 sys.settrace(every)
 """
 MOST = {"hostside": 455_000, "tm/clone": 420_000, "tm/delete": 410_000, "datastore/stat": 490_000}
-"""Instructions of Python's until the first program is started (the host side: until it waits for a plan), with a tenth to spare. Beside
-modules, which the list counts, they are what a start costs: classes that are made, patterns that are compiled, files that are parsed."""
+"""Instructions of Python's until the first program is started (the host side: until it waits for a plan),
+with a tenth to spare. Beside modules, which the list counts, they are what a start costs: classes that are
+made, patterns that are compiled, files that are parsed.
+"""
 
 
 def counted(code: str, top: Path, data: bytes = b"") -> int:
@@ -175,7 +211,15 @@ def told(word):
     os.write(2, f"told {word}\\n".encode())
 sys.addaudithook(lambda event, arguments: event == "subprocess.Popen" and told("program"))
 """
-SPEAKS_FIRST = ("tm/clone", "tm/ln", "tm/mkimage", "tm/delete", "tm/snap_create", "tm/snap_delete", "tm/snap_revert")
+SPEAKS_FIRST = (
+    "tm/clone",
+    "tm/ln",
+    "tm/mkimage",
+    "tm/delete",
+    "tm/snap_create",
+    "tm/snap_delete",
+    "tm/snap_revert",
+)
 """Actions whose host is known before oned is asked."""
 
 
@@ -186,24 +230,32 @@ OF_HOSTS = ["vmm/attach_disk", "vmm/deploy", "vmm/restore", "vmm/snapshot_create
 
 
 def program(name: str, tmp_path: Path, *, recorded: bool = True) -> str:
-    """Return the program that is an action, on files of this test; with oned `recorded`, whose module it then has from the beginning."""
+    """Return the program that is an action, on files of this test; with oned `recorded`, whose module it then
+    has from the beginning.
+    """
     kind, _, action = name.partition("/")
     for directory in ("datastores/100", "datastores/101"):
         (tmp_path / directory).mkdir(parents=True)
     (tmp_path / "source").write_bytes(b"x" * 1000)
     (tmp_path / "context.sh").write_text("X=1\n")
     return PRELUDE.format(
-        lib=str(ROOT / "lib"), image="image-0-persistent" if action == "ln" else "image-1", fixtures=str(FIXTURES),
-        asks=recorded and kind == "tm" and action in ASKING, argv=[action, *arguments(tmp_path)[name]],
-        kind="datastore" if kind == "datastore" else "tm", action=action,
-    )  # fmt: skip
+        lib=str(ROOT / "lib"),
+        image="image-0-persistent" if action == "ln" else "image-1",
+        fixtures=str(FIXTURES),
+        asks=recorded and kind == "tm" and action in ASKING,
+        argv=[action, *arguments(tmp_path)[name]],
+        kind="datastore" if kind == "datastore" else "tm",
+        action=action,
+    )
 
 
 @pytest.mark.parametrize("name", MOST)
 def test_start_is_no_more_than_so_many_instructions(name: str, tmp_path: Path) -> None:
     code = HOST_SIDE if name == "hostside" else program(name, tmp_path, recorded=name not in SPEAKS_FIRST)
     found = counted(code, tmp_path, b"" if name == "hostside" else standard_input(name, tmp_path))
-    assert 0.6 * MOST[name] < found < MOST[name], f"{name}: {found} instructions; what has come to its start, or gone from it?"
+    assert 0.6 * MOST[name] < found < MOST[name], (
+        f"{name}: {found} instructions; what has come to its start, or gone from it?"
+    )
 
 
 @pytest.mark.parametrize("name", SPEAKS_FIRST)
@@ -228,19 +280,31 @@ def test_action_imports_only_what_is_permitted(name: str, tmp_path: Path, baseli
 
 def given(action: str, vm_dir: Path) -> tuple[list[str], str]:
     """Return arguments and stdin of a hypervisor action for a VM whose disk 1 is an image in place."""
-    disk = f"<disk type='file'><source file='{vm_dir}/disk.1'/><target dev='vda'/><driver name='qemu' type='raw'/></disk>"
+    disk = (
+        f"<disk type='file'><source file='{vm_dir}/disk.1'/><target dev='vda'/><driver name='qemu' "
+        f"type='raw'/></disk>"
+    )
     told = "<ID>2</ID><TEMPLATE><DISK><ATTACH>YES</ATTACH><DISK_ID>1</DISK_ID></DISK></TEMPLATE>"
     place = f"<DATASTORE><BASE_PATH>{vm_dir.parent}</BASE_PATH></DATASTORE>"
     message = f"<VMM_DRIVER_ACTION_DATA><VM>{told}</VM>{place}</VMM_DRIVER_ACTION_DATA>"
     words = {
-        "deploy": [f"{vm_dir}/deployment.0"], "restore": [f"{vm_dir}/checkpoint"], "snapshot_create": ["one-2", "0"],
+        "deploy": [f"{vm_dir}/deployment.0"],
+        "restore": [f"{vm_dir}/checkpoint"],
+        "snapshot_create": ["one-2", "0"],
         "attach_disk": ["one-2", f"{vm_dir}/disk.1", "vda", "0", base64.b64encode(message.encode()).decode()],
-    }  # fmt: skip
-    return [action, *words[action], "2", "h1"], f"<domain><devices>{disk}</devices></domain>" if action == "deploy" else message
+    }
+    return [
+        action,
+        *words[action],
+        "2",
+        "h1",
+    ], f"<domain><devices>{disk}</devices></domain>" if action == "deploy" else message
 
 
 @pytest.mark.parametrize("name", OF_HOSTS)
-def test_hypervisor_action_imports_only_what_is_permitted(name: str, tmp_path: Path, baseline: set[str]) -> None:
+def test_hypervisor_action_imports_only_what_is_permitted(
+    name: str, tmp_path: Path, baseline: set[str]
+) -> None:
     vm_dir = tmp_path / "datastores/101/2"
     (vm_dir / ".semishared").mkdir(parents=True)
     image = tmp_path / "datastores/100/.semishared/image/image"
@@ -265,7 +329,12 @@ def test_host_side_imports_only_what_is_permitted(tmp_path: Path, baseline: set[
 
 
 def test_every_action_is_asked_what_it_imports() -> None:
-    files = {f"{kind}/{path.name}" for kind in ("tm", "datastore") for path in (ROOT / kind).iterdir() if path.is_file()}
+    files = {
+        f"{kind}/{path.name}"
+        for kind in ("tm", "datastore")
+        for path in (ROOT / kind).iterdir()
+        if path.is_file()
+    }
     of_backups = {"tm/restore", "tm/prebackup", "tm/postbackup", "tm/prebackup_live", "tm/postbackup_live"}
     assert files - of_backups - {"datastore/export"} == {name.replace("host/", "tm/") for name in NAMES}
 
@@ -283,7 +352,8 @@ def regenerate() -> None:
     WATCH.active = False
     lines = [
         "# SPDX-License-Identifier: Apache-2.0",
-        "# Modules that actions may import on their way (Python 3.11), see test_start_up.py. Every one costs CPU at every call.",
+        "# Modules that actions may import on their way (Python 3.11), see test_start_up.py. "
+        "Every one costs CPU at every call.",
     ]
     for module in sorted(set().union(*FOUND.values())):
         users = {name for name, found in FOUND.items() if module in found}

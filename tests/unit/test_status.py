@@ -28,7 +28,9 @@ def vm(state: int, lcm: int) -> Vm:
 
 
 @pytest.mark.parametrize(("state", "lcm"), [(3, 3), (4, 0), (5, 0), (8, 0), (9, 0)])
-def test_a_disk_without_a_record_is_missing_where_nothing_is_under_way(cloud: Any, state: int, lcm: int) -> None:
+def test_a_disk_without_a_record_is_missing_where_nothing_is_under_way(
+    cloud: Any, state: int, lcm: int
+) -> None:
     (row,) = cloud.rows(vm(state, lcm))
     assert row["missing"] == "no record"
 

@@ -26,12 +26,17 @@ from semishared.wire.messages import Writer
 
 SECRET = "00000000-0000-4000-8000-0000000000cc"
 OF_IMAGES = {
-    name: cls for name, cls in vars(steps_image).items()
+    name: cls
+    for name, cls in vars(steps_image).items()
     if hasattr(cls, "_fields") and cls not in (s.ImageRef, s.DiskRef, s.Access, NetworkDisk)
-}  # fmt: skip
+}
 OF_SHARES = {name: getattr(steps_share, name) for name in VERBS_OF_SHARES}
 STEPS = {**s.STEPS, **OF_IMAGES, **OF_SHARES}
-OF_BASES = {name: cls for name, cls in vars(steps_base).items() if hasattr(cls, "_fields") and cls not in (s.ImageRef, steps_base.Part)}
+OF_BASES = {
+    name: cls
+    for name, cls in vars(steps_base).items()
+    if hasattr(cls, "_fields") and cls not in (s.ImageRef, steps_base.Part)
+}
 words = st.text(max_size=20)
 numbers = st.integers(0, 2**60)
 json_values = st.recursive(
@@ -41,14 +46,32 @@ json_values = st.recursive(
 )
 names = st.from_regex(stores.POOL, fullmatch=True)
 accesses = st.builds(
-    s.Access, st.just("rbd"), names, names, names, st.just("") | st.just("/etc/ceph/ceph.conf"), st.lists(names, max_size=3).map(tuple),
-    st.just("") | st.just(SECRET), st.just("") | names, st.just(""), st.just(""), st.just(""), st.just(""),
-)  # fmt: skip
+    s.Access,
+    st.just("rbd"),
+    names,
+    names,
+    names,
+    st.just("") | st.just("/etc/ceph/ceph.conf"),
+    st.lists(names, max_size=3).map(tuple),
+    st.just("") | st.just(SECRET),
+    st.just("") | names,
+    st.just(""),
+    st.just(""),
+    st.just(""),
+    st.just(""),
+)
 formats, generations = st.sampled_from(["raw", "qcow2"]), st.from_regex(r"([0-9a-f]{32})?\Z", fullmatch=True)
-images = st.builds(s.ImageRef, numbers, numbers, formats, st.just("one/one-7"), generations, access=accesses) | st.builds(
-    s.ImageRef, numbers, numbers, formats, words.map(lambda word: f"/{word}").filter(lambda path: ".." not in path and "\0" not in path),
-    generations, access=st.just(s.Access()),
-)  # fmt: skip
+images = st.builds(
+    s.ImageRef, numbers, numbers, formats, st.just("one/one-7"), generations, access=accesses
+) | st.builds(
+    s.ImageRef,
+    numbers,
+    numbers,
+    formats,
+    words.map(lambda word: f"/{word}").filter(lambda path: ".." not in path and "\0" not in path),
+    generations,
+    access=st.just(s.Access()),
+)
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "int": numbers,
     "str": words,
@@ -61,8 +84,26 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "NetworkDisk": st.just(NetworkDisk("one/one-7", ("mon:6789",), "libvirt", SECRET)),
     "dict[str, Any]": st.dictionaries(words, json_values, max_size=3),
     "dict[str, int]": st.dictionaries(words, numbers, max_size=3),
-    "Tree": st.builds(Tree, st.sampled_from(sorted(FILE_SYSTEMS)), st.just("/srv/shares"), words, st.just("fs/one"), words, words),
-    "Share": st.builds(Share, numbers, numbers, numbers, numbers, numbers, numbers, words, st.sampled_from(["", "/srv/theirs"])),
+    "Tree": st.builds(
+        Tree,
+        st.sampled_from(sorted(FILE_SYSTEMS)),
+        st.just("/srv/shares"),
+        words,
+        st.just("fs/one"),
+        words,
+        words,
+    ),
+    "Share": st.builds(
+        Share,
+        numbers,
+        numbers,
+        numbers,
+        numbers,
+        numbers,
+        numbers,
+        words,
+        st.sampled_from(["", "/srv/theirs"]),
+    ),
     "Tuple[int, ...]": st.lists(numbers, max_size=3).map(tuple),
     "Tuple[str, ...]": st.lists(words, max_size=3).map(tuple),
 }
@@ -91,7 +132,9 @@ NAMED_BY_A_STEP = {**VERBS, **OF_SHARES}
 
 
 @pytest.mark.parametrize(
-    "cls", [cls for name, cls in {**STEPS, **OF_BASES}.items() if name not in NAMED_BY_A_STEP], ids=lambda cls: cls.__name__
+    "cls",
+    [cls for name, cls in {**STEPS, **OF_BASES}.items() if name not in NAMED_BY_A_STEP],
+    ids=lambda cls: cls.__name__,
 )
 def test_every_step_can_be_carried_out(cls: Any) -> None:
     talk = Conversation(Writer(0), lambda: None, lambda: None, answers=True)
@@ -113,15 +156,23 @@ def test_a_step_that_names_a_verb_has_its_arguments(name: str) -> None:
 @pytest.mark.parametrize("name", OF_SHARES)
 def test_a_step_on_shares_has_the_arguments_of_its_function(name: str) -> None:
     parameters = inspect.signature(VERBS_OF_SHARES[name]).parameters.values()
-    told = [(field, kind.replace("Tuple", "tuple")) for field, kind in zip(OF_SHARES[name]._fields, kinds(OF_SHARES[name]))]
+    told = [
+        (field, kind.replace("Tuple", "tuple"))
+        for field, kind in zip(OF_SHARES[name]._fields, kinds(OF_SHARES[name]))
+    ]
     assert [(parameter.name, str(parameter.annotation)) for parameter in parameters] == told
 
 
 def test_every_step_on_shares_has_a_function() -> None:
-    assert set(OF_SHARES) == {name for name, cls in vars(steps_share).items() if hasattr(cls, "_fields")} - {"Share", "Tree"}
+    assert set(OF_SHARES) == {name for name, cls in vars(steps_share).items() if hasattr(cls, "_fields")} - {
+        "Share",
+        "Tree",
+    }
 
 
-@given(st.dictionaries(st.sampled_from(["step", "image", "disk", "vm", "vm_dir", "domain", "x"]), json_values))
+@given(
+    st.dictionaries(st.sampled_from(["step", "image", "disk", "vm", "vm_dir", "domain", "x"]), json_values)
+)
 def test_any_json_object_is_a_step_or_bad_arguments(data: dict[str, Any]) -> None:
     try:
         assert type(s.from_data(data)).__name__ in STEPS
@@ -130,12 +181,22 @@ def test_any_json_object_is_a_step_or_bad_arguments(data: dict[str, Any]) -> Non
 
 
 EXAMPLES: dict[str, Any] = {
-    "int": 3, "str": "x", "bool": True, "tuple[str, ...]": ("x",), "tuple[int, ...]": (3,),
-    "ImageRef": s.ImageRef(100, 1, "raw", "/x"), "DiskRef": s.DiskRef(2, 1, "/x"),
-    "Access": s.Access("rbd"), "NetworkDisk": NetworkDisk("one/one-7", (), "libvirt", SECRET),
-    "dict[str, Any]": {"x": 1}, "dict[str, int]": {"x": 1},
-    "Tree": Tree("btrfs", "/srv/shares"), "Share": Share(1, 2, 3, 4), "Tuple[str, ...]": ("x",), "Tuple[int, ...]": (3,),
-}  # fmt: skip
+    "int": 3,
+    "str": "x",
+    "bool": True,
+    "tuple[str, ...]": ("x",),
+    "tuple[int, ...]": (3,),
+    "ImageRef": s.ImageRef(100, 1, "raw", "/x"),
+    "DiskRef": s.DiskRef(2, 1, "/x"),
+    "Access": s.Access("rbd"),
+    "NetworkDisk": NetworkDisk("one/one-7", (), "libvirt", SECRET),
+    "dict[str, Any]": {"x": 1},
+    "dict[str, int]": {"x": 1},
+    "Tree": Tree("btrfs", "/srv/shares"),
+    "Share": Share(1, 2, 3, 4),
+    "Tuple[str, ...]": ("x",),
+    "Tuple[int, ...]": (3,),
+}
 
 
 @pytest.mark.parametrize("cls", STEPS.values(), ids=STEPS)
@@ -153,7 +214,16 @@ def test_a_step_with_a_part_missing_or_added_is_none(cls: Any) -> None:
 
 @pytest.mark.parametrize(
     "plan",
-    [None, [], {}, {"steps": {}}, {"steps": [3], "seq": 1}, {"steps": []}, {"steps": [], "seq": "soon"}, {"seq": 1}],
+    [
+        None,
+        [],
+        {},
+        {"steps": {}},
+        {"steps": [3], "seq": 1},
+        {"steps": []},
+        {"steps": [], "seq": "soon"},
+        {"seq": 1},
+    ],
 )
 def test_what_is_no_plan_is_bad_arguments(plan: object) -> None:
     with pytest.raises(BadArguments):

@@ -21,10 +21,19 @@ from semishared.opennebula.xml import Datastore
 SECRET = "00000000-0000-4000-8000-0000000000cc"
 # As recorded: datastore 105 of b-r2, whose CEPH_HOST has a port, and the bridges of 102 of b-v1.
 RECORDED = {
-    "ALLOW_ORPHANS": "YES", "CEPH_HOST": "10.77.0.1:6791", "CEPH_SECRET": SECRET, "CEPH_USER": "libvirt",
-    "CLONE_TARGET": "SYSTEM", "DISK_TYPE": "RBD", "DS_MAD": "semishared", "LN_TARGET": "NONE", "POOL_NAME": "one",
-    "SAFE_DIRS": "/lab /tmp /var/tmp", "TM_MAD": "semishared", "TYPE": "IMAGE_DS",
-}  # fmt: skip
+    "ALLOW_ORPHANS": "YES",
+    "CEPH_HOST": "10.77.0.1:6791",
+    "CEPH_SECRET": SECRET,
+    "CEPH_USER": "libvirt",
+    "CLONE_TARGET": "SYSTEM",
+    "DISK_TYPE": "RBD",
+    "DS_MAD": "semishared",
+    "LN_TARGET": "NONE",
+    "POOL_NAME": "one",
+    "SAFE_DIRS": "/lab /tmp /var/tmp",
+    "TM_MAD": "semishared",
+    "TYPE": "IMAGE_DS",
+}
 
 
 def datastore(**changes: Any) -> Datastore:
@@ -44,11 +53,21 @@ def test_recorded_datastore_is_reached_as_its_user() -> None:
 
 def test_every_role_may_have_its_own_user_and_bridges_take_turns() -> None:
     store = datastore(
-        SEMISHARED_CEPH_READER="bases", SEMISHARED_CEPH_BRIDGE_USER="bridge", CEPH_CONF="/etc/ceph/site.conf", EC_POOL_NAME="ec",
-        CEPH_HOST="mon1 [fd00::1]:6789 mon3:3300", BRIDGE_LIST="h1 h2", POOL_NAME=None,
-    )  # fmt: skip
+        SEMISHARED_CEPH_READER="bases",
+        SEMISHARED_CEPH_BRIDGE_USER="bridge",
+        CEPH_CONF="/etc/ceph/site.conf",
+        EC_POOL_NAME="ec",
+        CEPH_HOST="mon1 [fd00::1]:6789 mon3:3300",
+        BRIDGE_LIST="h1 h2",
+        POOL_NAME=None,
+    )
     found = stores.access(store)
-    assert (found.user, found.reader, found.bridge_user, found.data_pool) == ("libvirt", "bases", "bridge", "ec")
+    assert (found.user, found.reader, found.bridge_user, found.data_pool) == (
+        "libvirt",
+        "bases",
+        "bridge",
+        "ec",
+    )
     assert found.conf == "/etc/ceph/site.conf"
     assert [stores.bridge(store, number) for number in (4, 5)] == ["h1", "h2"]
     assert stores.pool(store) == "one"
@@ -65,15 +84,34 @@ def test_any_other_disk_type_is_a_mounted_store(kind: str | None) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("CEPH_USER", None), ("CEPH_USER", ""), ("CEPH_USER", " "), ("CEPH_USER", "admin"), ("CEPH_USER", "client.libvirt"),
-        ("CEPH_USER", "a b"), ("CEPH_USER", "-x"), ("CEPH_USER", "x:conf=/tmp/evil"), ("CEPH_USER", "x,y"),
-        ("SEMISHARED_CEPH_READER", "admin"), ("SEMISHARED_CEPH_READER", "../x"), ("SEMISHARED_CEPH_BRIDGE_USER", "admin"),
-        ("SEMISHARED_CEPH_BRIDGE_USER", "x\ny"), ("CEPH_CONF", "etc/ceph.conf"), ("CEPH_CONF", "/etc/ceph.conf:id=admin"),
-        ("CEPH_CONF", "/etc/../tmp/c"), ("CEPH_CONF", "/a b"), ("CEPH_SECRET", "AQDabc=="), ("CEPH_SECRET", f"{SECRET}x"),
-        ("CEPH_HOST", "10.0.0.1;10.0.0.2"), ("CEPH_HOST", "a:b"), ("CEPH_HOST", "h:6789/0"), ("CEPH_HOST", "'/><x"),
-        ("EC_POOL_NAME", "a/b"), ("EC_POOL_NAME", "-p"), ("CEPH_KEY", "/etc/ceph/key"),
+        ("CEPH_USER", None),
+        ("CEPH_USER", ""),
+        ("CEPH_USER", " "),
+        ("CEPH_USER", "admin"),
+        ("CEPH_USER", "client.libvirt"),
+        ("CEPH_USER", "a b"),
+        ("CEPH_USER", "-x"),
+        ("CEPH_USER", "x:conf=/tmp/evil"),
+        ("CEPH_USER", "x,y"),
+        ("SEMISHARED_CEPH_READER", "admin"),
+        ("SEMISHARED_CEPH_READER", "../x"),
+        ("SEMISHARED_CEPH_BRIDGE_USER", "admin"),
+        ("SEMISHARED_CEPH_BRIDGE_USER", "x\ny"),
+        ("CEPH_CONF", "etc/ceph.conf"),
+        ("CEPH_CONF", "/etc/ceph.conf:id=admin"),
+        ("CEPH_CONF", "/etc/../tmp/c"),
+        ("CEPH_CONF", "/a b"),
+        ("CEPH_SECRET", "AQDabc=="),
+        ("CEPH_SECRET", f"{SECRET}x"),
+        ("CEPH_HOST", "10.0.0.1;10.0.0.2"),
+        ("CEPH_HOST", "a:b"),
+        ("CEPH_HOST", "h:6789/0"),
+        ("CEPH_HOST", "'/><x"),
+        ("EC_POOL_NAME", "a/b"),
+        ("EC_POOL_NAME", "-p"),
+        ("CEPH_KEY", "/etc/ceph/key"),
     ],
-)  # fmt: skip
+)
 def test_hostile_or_missing_attribute_is_refused_by_its_name(name: str, value: str | None) -> None:
     with pytest.raises(BadAttribute) as caught:
         stores.access(datastore(**{name: value}))
@@ -93,7 +131,21 @@ def test_hostile_bridge_is_refused(value: str) -> None:
         stores.bridge(datastore(BRIDGE_LIST=value), 1)
 
 
-HOSTILE = ["one/../x", "one/a@1", "one/a:id=admin", "one/-x", "-one/x", "one/a b", "one", "one/", "/one", "one/a/b", "one/ä", "", "json:{}"]
+HOSTILE = [
+    "one/../x",
+    "one/a@1",
+    "one/a:id=admin",
+    "one/-x",
+    "-one/x",
+    "one/a b",
+    "one",
+    "one/",
+    "/one",
+    "one/a/b",
+    "one/ä",
+    "",
+    "json:{}",
+]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -133,7 +185,12 @@ def test_image_of_a_mounted_store_says_nothing_of_its_access() -> None:
 def test_image_carries_its_access_through_json() -> None:
     image = s.ImageRef(105, 35, "raw", "one/one-35", "g", stores.access(datastore()))
     assert s.ImageRef.from_data(json.loads(json.dumps(image.to_data()))) == image
-    parts: list[dict[str, Any]] = [{"access": {}}, {"access": None}, {"access": {**image.access._asdict(), "x": 1}}, {"more": 1}]
+    parts: list[dict[str, Any]] = [
+        {"access": {}},
+        {"access": None},
+        {"access": {**image.access._asdict(), "x": 1}},
+        {"more": 1},
+    ]
     for part in parts:
         with pytest.raises(BadArguments):
             s.ImageRef.from_data({**image.to_data(), **part})
@@ -152,16 +209,33 @@ def test_network_disk_without_a_secret_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"protocol": "nbd"}, {"name": "one/x@1"}, {"name": "x"}, {"user": ""}, {"user": "a b"}, {"secret": ""}, {"hosts": ["x y"]},
-     {"hosts": "x"}, {"hosts": [3]}, {"conf": "x"}, {"more": ""}, {"user": None}],
-)  # fmt: skip
+    [
+        {"protocol": "nbd"},
+        {"name": "one/x@1"},
+        {"name": "x"},
+        {"user": ""},
+        {"user": "a b"},
+        {"secret": ""},
+        {"hosts": ["x y"]},
+        {"hosts": "x"},
+        {"hosts": [3]},
+        {"conf": "x"},
+        {"more": ""},
+        {"user": None},
+    ],
+)
 def test_network_disk_that_nobody_would_write_is_refused(change: dict[str, Any]) -> None:
     good = NetworkDisk.of("one/one-35", stores.access(datastore())).to_data()
     with pytest.raises(BadRecord):
         NetworkDisk.parse({**good, **change})
 
 
-@given(st.recursive(st.none() | st.text(max_size=5), lambda inner: st.dictionaries(st.text(max_size=5), inner) | st.lists(inner)))
+@given(
+    st.recursive(
+        st.none() | st.text(max_size=5),
+        lambda inner: st.dictionaries(st.text(max_size=5), inner) | st.lists(inner),
+    )
+)
 def test_anything_else_is_no_network_disk(data: Any) -> None:
     with pytest.raises(BadRecord):
         NetworkDisk.parse(data)

@@ -54,7 +54,8 @@ def pipe() -> Iterator[Pipe]:
 
 messages = st.lists(
     st.one_of(
-        st.binary(max_size=300), st.dictionaries(st.text(max_size=5).filter(lambda key: key != "data"), st.text(max_size=20))
+        st.binary(max_size=300),
+        st.dictionaries(st.text(max_size=5).filter(lambda key: key != "data"), st.text(max_size=20)),
     ),
     max_size=8,
 )
@@ -85,7 +86,11 @@ def test_data_is_written_where_it_belongs_and_nothing_else_is(
     sent: list[Union[bytes, dict[str, str]]], size: int, is_slow: bool
 ) -> None:
     pipe = Pipe()
-    place, found, expected = bytearray(100), bytearray(), b"".join(item for item in sent if isinstance(item, bytes))
+    place, found, expected = (
+        bytearray(100),
+        bytearray(),
+        b"".join(item for item in sent if isinstance(item, bytes)),
+    )
     if not is_slow:
         for message in sent:
             pipe.writer.send_data(message) if isinstance(message, bytes) else pipe.writer.send(**message)
@@ -163,9 +168,17 @@ def test_what_is_no_message_is_a_failed_host(pipe: Pipe, said: bytes) -> None:
         pipe.reader.read(60)
 
 
-@pytest.mark.fault(50, "a login shell that greets is passed over, with or without a last newline, however our first line begins")
-@pytest.mark.parametrize("greeting", [b"Welcome to host h1!\n", b"one\n\n{}\n[1]\n\xff\n", b"without an end", b"x" * 60_000 + b"\n"])
-@pytest.mark.parametrize("first", [b'{"event": "done"}\n', b'{"data": 3}\nabc', b'{"piece": 7, "more": false}\n{"a":1}'])
+@pytest.mark.fault(
+    50,
+    "a login shell that greets is passed over, with or without a last newline, however our first line begins",
+)
+@pytest.mark.parametrize(
+    "greeting",
+    [b"Welcome to host h1!\n", b"one\n\n{}\n[1]\n\xff\n", b"without an end", b"x" * 60_000 + b"\n"],
+)
+@pytest.mark.parametrize(
+    "first", [b'{"event": "done"}\n', b'{"data": 3}\nabc', b'{"piece": 7, "more": false}\n{"a":1}']
+)
 def test_what_a_login_shell_says_is_passed_over(greeting: bytes, first: bytes) -> None:
     pipe = Pipe()
     reader = Reader(pipe.right.fileno(), greets=True)
@@ -199,7 +212,10 @@ def test_after_its_first_line_a_host_does_not_greet() -> None:
     pipe.close()
 
 
-@pytest.mark.fault(40, "a list of 12,000 images, 2,000 VMs, 100,000 extents arrives, with names of 255 and paths of 4,096 bytes")
+@pytest.mark.fault(
+    40,
+    "a list of 12,000 images, 2,000 VMs, 100,000 extents arrives, with names of 255 and paths of 4,096 bytes",
+)
 @pytest.mark.parametrize(
     "row",
     [
@@ -211,13 +227,21 @@ def test_after_its_first_line_a_host_does_not_greet() -> None:
 )
 def test_long_lists_travel(pipe: Pipe, row: tuple[object, int]) -> None:
     rows = [row[0]] * row[1]
-    pipe.say_all(lambda: (pipe.writer.send(results=rows), pipe.writer.send_data(b"abc"), pipe.writer.send(event="alive")))
+    pipe.say_all(
+        lambda: (
+            pipe.writer.send(results=rows),
+            pipe.writer.send_data(b"abc"),
+            pipe.writer.send(event="alive"),
+        )
+    )
     place = bytearray(10)
     assert pipe.reader.read_into(lambda: memoryview(place), 60) == {"results": rows}
     assert [pipe.reader.read(60) for _ in range(2)] == [b"abc", {"event": "alive"}]
 
 
-@pytest.mark.fault(40, "a message that its reader would not take is refused by who writes it, before a byte of it")
+@pytest.mark.fault(
+    40, "a message that its reader would not take is refused by who writes it, before a byte of it"
+)
 def test_what_would_not_be_read_is_not_written(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages_module, "LONGEST_MESSAGE", 5 << 20)
     with pytest.raises(TooLarge):
@@ -227,9 +251,16 @@ def test_what_would_not_be_read_is_not_written(pipe: Pipe, monkeypatch: pytest.M
     assert isinstance(message, dict) and len(str(message["text"])) == (5 << 20) - 12
 
 
-def test_more_pieces_than_a_message_may_have_are_given_up(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_pieces_than_a_message_may_have_are_given_up(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(messages_module, "LONGEST_MESSAGE", 100_000)
-    pipe.say(b'{"piece": 60000, "more": true}\n' + b"x" * 60_000 + b'{"piece": 60000, "more": true}\n' + b"x" * 60_000)
+    pipe.say(
+        b'{"piece": 60000, "more": true}\n'
+        + b"x" * 60_000
+        + b'{"piece": 60000, "more": true}\n'
+        + b"x" * 60_000
+    )
     with pytest.raises(HostFailed, match="too long"):
         pipe.reader.read(20)
 

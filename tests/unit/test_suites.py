@@ -35,4 +35,7 @@ REPORT = """<testsuites><testsuite tests="4" skipped="3">
 
 
 def test_the_report_says_why_tests_were_skipped() -> None:
-    assert suites.skips(ElementTree.ElementTree(ElementTree.fromstring(REPORT))) == {"no cargo here": 2, "no sudo": 1}
+    assert suites.skips(ElementTree.ElementTree(ElementTree.fromstring(REPORT))) == {
+        "no cargo here": 2,
+        "no sudo": 1,
+    }

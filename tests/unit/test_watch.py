@@ -41,7 +41,9 @@ CRIMES: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("crime", CRIMES.values(), ids=CRIMES)
-def test_what_a_unit_test_may_not_do_is_stopped_and_remembered(crime: Callable[[], object], forgiven: object) -> None:
+def test_what_a_unit_test_may_not_do_is_stopped_and_remembered(
+    crime: Callable[[], object], forgiven: object
+) -> None:
     with pytest.raises(RuntimeError, match="a unit test may not"):
         crime()
     assert len(forgiven.crimes) == 1  # type: ignore[attr-defined]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tests of the upgrade are for `make test-full` alone: on Ceph, what does not depend on where images are."""
+"""Which tests of the upgrade are for `make test-full` alone: on Ceph, what does not depend on where images
+are.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every transfer action as oned would call it, for machines that have different versions: each must be refused in one line."""
+"""Every transfer action as oned would call it, for machines that have different versions: each must be
+refused in one line.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,17 @@ class Call(NamedTuple):
 
 
 def calls(old: Old, host: str, running: str, off: str, places: Sequence[str]) -> Iterator[Call]:
-    """Yield calls of all actions that have something to do on `host`, which has these two VMs, for a disk of each place."""
+    """Yield calls of all actions that have something to do on `host`, which has these two VMs, for a disk of
+    each place.
+    """
     oned = old.cloud.oned
     for name in (running, off):
         vm = old.vms[name]
         tail, place = (str(vm), str(SYSTEM)), f"{host}:{old.cloud.vm_dir(vm)}"
         is_off = name == off
-        for disk in {disk.place: disk for disk in old.disks(name) if disk.place in (*places, "volatile")}.values():
+        for disk in {
+            disk.place: disk for disk in old.disks(name) if disk.place in (*places, "volatile")
+        }.values():
             path = f"{place}/disk.{disk.id}"
             if disk.image < 0:
                 yield Call("mkimage", ("16", disk.format, path, *tail), vm)
@@ -37,7 +43,11 @@ def calls(old: Old, host: str, running: str, off: str, places: Sequence[str]) ->
             source = oned.image(disk.image).source
             yield Call("ln" if disk.place == "in-place" else "clone", (f"fe:{source}", path, *store), vm)
             yield Call("cpds", (path, f"{source}-saved", "-1", *store), vm)
-            yield Call("mvds", (path, source, *store), vm) if disk.place == "in-place" else Call("delete", (path, *store), vm)
+            yield (
+                Call("mvds", (path, source, *store), vm)
+                if disk.place == "in-place"
+                else Call("delete", (path, *store), vm)
+            )
             yield Call("snap_create" if is_off else "snap_create_live", (path, "7", *store), vm)
             yield Call("snap_delete", (path, "0", *store), vm)
             if is_off:
@@ -53,7 +63,9 @@ def calls(old: Old, host: str, running: str, off: str, places: Sequence[str]) ->
 
 
 def moves(old: Old, here: str, there: str, live: str, off: str) -> Iterator[Call]:
-    """Yield calls of the actions between two hosts, `here` has these two VMs; and between a host and the front-end."""
+    """Yield calls of the actions between two hosts, `here` has these two VMs; and between a host and the
+    front-end.
+    """
     vm = old.vms[off]
     directory, tail = old.cloud.vm_dir(vm), (str(vm), str(SYSTEM))
     for other in (there, "fe"):
@@ -65,11 +77,17 @@ def moves(old: Old, here: str, there: str, live: str, off: str) -> Iterator[Call
 
 
 def refusal(old: Old, call: Call) -> str:
-    """Make a call and return the one line that oned would show; what else went wrong is returned as a complaint."""
+    """Make a call and return the one line that oned would show; what else went wrong is returned as a
+    complaint.
+    """
     xml = old.cloud.oned.vm(call.vm).to_xml().encode()
     stdin = base64.b64encode(xml) if call.action.endswith("migrate") else xml
     done = old.cloud.lab.fe.run([f"{TM}/{call.action}", *call.words], input=stdin, check=False, timeout=120)
-    lines = [line for line in done.stderr.decode().splitlines() if not line.startswith(("INFO:", "WARN:", "DEBUG:"))]
+    lines = [
+        line
+        for line in done.stderr.decode().splitlines()
+        if not line.startswith(("INFO:", "WARN:", "DEBUG:"))
+    ]
     if not done.returncode and not done.stdout and not lines:
         return DONE
     if done.returncode != 1 or len(lines) != 1 or done.stdout:
@@ -80,5 +98,7 @@ def refusal(old: Old, call: Call) -> str:
 def differences(before: Dict[str, object], after: Dict[str, object]) -> List[str]:
     """Return what is not as it was."""
     return [
-        f"{name}: {before.get(name)} -> {after.get(name)}" for name in sorted({*before, *after}) if before.get(name) != after.get(name)
+        f"{name}: {before.get(name)} -> {after.get(name)}"
+        for name in sorted({*before, *after})
+        if before.get(name) != after.get(name)
     ]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tests of an upgrade, the same for each kind of store: first with machines that have not got it yet, then with all.
+"""The tests of an upgrade, the same for each kind of store: first with machines that have not got it yet,
+then with all.
 
 In this order: what is refused in the first tests must leave the VMs as they are for the later ones.
 """
@@ -24,7 +25,9 @@ from upgrade import refusal, versions
 from upgrade.world import COMMAND, KIB, OTHER_SYSTEM, PLACES, Disk, Old, older_cloud
 
 REFUSED = tuple(PLACES) if os.environ.get("SEMISHARED_FULL") else ("in-place", "overlay")
-"""Places of the disks that actions are called for where they must be refused: it is the conversation that refuses, whatever the disk."""
+"""Places of the disks that actions are called for where they must be refused: it is the conversation that
+refuses, whatever the disk.
+"""
 REPOSITORY, NAME = 107, "8e4cbd"
 SYNC = "onehost sync --force"
 GONE = {"is not known to oned"}
@@ -54,7 +57,9 @@ def said(old: Old, since: int, action: str) -> str:
 
 
 def judged(old: Old, calls: Sequence[refusal.Call]) -> List[str]:
-    """Make calls that must be refused; return complaints: of those that were not, and of what they changed."""
+    """Make calls that must be refused; return complaints: of those that were not, and of what they
+    changed.
+    """
     before, complaints = old.everything(), []
     for call in calls:
         line = refusal.refusal(old, call)
@@ -63,22 +68,33 @@ def judged(old: Old, calls: Sequence[refusal.Call]) -> List[str]:
         if "[SS011]" not in line or SYNC not in line or versions.RELEASE not in line:
             complaints.append(f"{call.action} {' '.join(call.words)}: {line}")
         after = old.everything()
-        complaints += [f"{call.action} {' '.join(call.words)} changed {text}" for text in refusal.differences(before, after)]
+        complaints += [
+            f"{call.action} {' '.join(call.words)} changed {text}"
+            for text in refusal.differences(before, after)
+        ]
         before = after
     return complaints
 
 
 @contextmanager
 def backed_up(old: Old, vm: int) -> Iterator[int]:
-    """Keep the copies that a prebackup has made where a backup driver would, as the image of a backup; yield its id."""
+    """Keep the copies that a prebackup has made where a backup driver would, as the image of a backup; yield
+    its id.
+    """
     cloud, oned = old.cloud, old.cloud.oned
     there = f"{DATASTORES}/{REPOSITORY}/{vm}/{NAME}"
     cloud.lab.fe.run(["mkdir", "-p", there])
-    shutil.copytree(cloud.lab.node("h1").path(f"{cloud.vm_dir(vm)}/backup"), cloud.lab.fe.path(there), dirs_exist_ok=True)
+    shutil.copytree(
+        cloud.lab.node("h1").path(f"{cloud.vm_dir(vm)}/backup"), cloud.lab.fe.path(there), dirs_exist_ok=True
+    )
     cloud.lab.fe.run(["chown", "-R", "oneadmin:", there], user="root")
     image, base = max(oned.images) + 1, f"{DATASTORES}/{REPOSITORY}"
-    oned.datastores[REPOSITORY] = Datastore(REPOSITORY, "repository", 3, "rsync", "-", base, {"TYPE": "BACKUP_DS"})
-    oned.images[image] = Image(image, "backup", 6, False, REPOSITORY, "repository", {}, source=NAME, format="raw", vms=[vm])
+    oned.datastores[REPOSITORY] = Datastore(
+        REPOSITORY, "repository", 3, "rsync", "-", base, {"TYPE": "BACKUP_DS"}
+    )
+    oned.images[image] = Image(
+        image, "backup", 6, False, REPOSITORY, "repository", {}, source=NAME, format="raw", vms=[vm]
+    )
     try:
         yield image
     finally:
@@ -93,7 +109,9 @@ class Upgrade:
 
     @pytest.fixture(scope="class")
     def old(self) -> Iterator[Old]:
-        """Return the cloud after the steps that install.sh names; until the last of them, it works as well."""
+        """Return the cloud after the steps that install.sh names; until the last of them, it works as
+        well.
+        """
         with older_cloud(self.kind) as old:
             lab = old.cloud.lab
             before = old.everything()
@@ -111,10 +129,15 @@ class Upgrade:
         lab = old.cloud.lab
         here, there = lab.hosts
         with versions.not_upgraded(here):
-            calls = [*refusal.calls(old, "h1", "run", "off", REFUSED), *refusal.moves(old, "h1", "h2", "live", "off")]
+            calls = [
+                *refusal.calls(old, "h1", "run", "off", REFUSED),
+                *refusal.moves(old, "h1", "h2", "live", "off"),
+            ]
             assert judged(old, calls) == []
         with versions.not_upgraded(there):
-            calls = [call for call in refusal.moves(old, "h1", "h2", "live", "off") if "h2" in " ".join(call.words)]
+            calls = [
+                call for call in refusal.moves(old, "h1", "h2", "live", "off") if "h2" in " ".join(call.words)
+            ]
             # That one sees that the VM runs where it would remove it.
             calls = [call for call in calls if call.action != "postmigrate"]
             vm = old.vms["undeployed"]
@@ -127,14 +150,19 @@ class Upgrade:
     def test_front_end_of_the_older_version_is_refused_in_one_line(self, old: Old) -> None:
         """What that front-end does before it asks a host is its own affair; no host does anything for it."""
         with versions.not_upgraded(old.cloud.lab.fe):
-            calls = [*refusal.calls(old, "h1", "run", "off", ("in-place", "overlay")), *refusal.moves(old, "h1", "h2", "live", "off")]
+            calls = [
+                *refusal.calls(old, "h1", "run", "off", ("in-place", "overlay")),
+                *refusal.moves(old, "h1", "h2", "live", "off"),
+            ]
             assert judged(old, calls) == []
 
     def test_what_a_host_refused_is_done_when_it_is_synced(self, old: Old) -> None:
         """Through oned: what it began goes on with a retry."""
         oned, lab = old.cloud.oned, old.cloud.lab
         image = old.image("retried", "in-place", old.formats[0])
-        vm = oned.vm_create(old.cloud.template("retried", [{"IMAGE_ID": str(old.images["os"])}, {"IMAGE_ID": str(image)}]))
+        vm = oned.vm_create(
+            old.cloud.template("retried", [{"IMAGE_ID": str(old.images["os"])}, {"IMAGE_ID": str(image)}])
+        )
         run, kept = old.vms["run"], old.disks("run")
         extra = oned.disk_attach(run, old.images[f"overlay {old.formats[0]}"])
         target = oned.vm(run).disks[-1]["TARGET"]
@@ -181,7 +209,12 @@ class Upgrade:
             done = lab.fe.run([COMMAND, "doctor", "--json"], check=False)
             findings = [item for item in json.loads(done.stdout)["findings"] if item["machine"] == "h2"]
             assert done.returncode == 2 and [SYNC in item["mend"] for item in findings] == [True], findings
-            for words in (["gc", "--dry-run"], ["base", "list"], ["stage", str(image), "--hosts", "h1,h2"], ["status"]):
+            for words in (
+                ["gc", "--dry-run"],
+                ["base", "list"],
+                ["stage", str(image), "--hosts", "h1,h2"],
+                ["status"],
+            ):
                 done = lab.fe.run([COMMAND, *words], check=False)
                 assert b"Traceback" not in done.stderr + done.stdout
                 assert SYNC in (done.stderr + done.stdout).decode(), (words, done)
@@ -203,7 +236,9 @@ class Upgrade:
         assert old.bases(host) == before
 
     def test_vm_that_ran(self, old: Old) -> None:
-        """Snapshots, save-as, backup, growth and attachments of a guest that has run since before the upgrade."""
+        """Snapshots, save-as, backup, growth and attachments of a guest that has run since before the
+        upgrade.
+        """
         oned, vm = old.cloud.oned, old.vms["run"]
         guest = old.check("run")
         kept = old.kept("run")
@@ -247,12 +282,16 @@ class Upgrade:
         old.cloud.tm(f"prebackup{live}", vm, *words)
         for disk in disks:
             path = f"{old.cloud.vm_dir(vm)}/backup/disk.{disk.id}.0"
-            assert old.cloud.read(path, "qcow2", 64 << 10, 1024 << 10, node=host) == content(seed, 1024, 64), disk
+            assert old.cloud.read(path, "qcow2", 64 << 10, 1024 << 10, node=host) == content(
+                seed, 1024, 64
+            ), disk
         old.cloud.tm(f"postbackup{live}", vm, *words)
         assert old.cloud.files(host, old.cloud.vm_dir(vm)) == before
 
     def test_vm_that_was_off(self, old: Old) -> None:
-        """Two snapshots, one made live and one off: save-as, backup and restore, back, growth, a move, and it runs."""
+        """Two snapshots, one made live and one off: save-as, backup and restore, back, growth, a move, and it
+        runs.
+        """
         oned, vm = old.cloud.oned, old.vms["off"]
         kept, host = old.kept("off"), old.cloud.lab.node("h1")
         for disk in kept:
@@ -303,7 +342,9 @@ class Upgrade:
         old.end("off", "end")
 
     def test_vm_that_was_suspended(self, old: Old) -> None:
-        """Its memory names files as the older version had them; a snapshot goes and one comes before it wakes."""
+        """Its memory names files as the older version had them; a snapshot goes and one comes before it
+        wakes.
+        """
         oned, vm = old.cloud.oned, old.vms["suspended"]
         kept = old.kept("suspended")
         for disk in kept:
@@ -368,7 +409,9 @@ class Upgrade:
         old.end("undeployed", "one")
         for node in (old.cloud.lab.fe, *old.cloud.lab.hosts):
             for system in (SYSTEM, OTHER_SYSTEM):
-                assert not [name for name in old.cloud.files(node, f"{DATASTORES}/{system}") if "undeployed" in name]
+                assert not [
+                    name for name in old.cloud.files(node, f"{DATASTORES}/{system}") if "undeployed" in name
+                ]
 
     def test_vm_with_all_disks_in_place_is_migrated_live(self, old: Old) -> None:
         oned, vm = old.cloud.oned, old.vms["live"]
@@ -399,7 +442,10 @@ class Upgrade:
         oned.image_snapshot(image, "snap_flatten", 1)
         old.check_stored(image, format, "two")
         oned.image_persistent(image, False)
-        vm = old.cloud.deploy("flipped", [{"IMAGE_ID": str(old.images["os"])}, {"IMAGE_ID": str(image)}, {"IMAGE_ID": str(copy)}])
+        vm = old.cloud.deploy(
+            "flipped",
+            [{"IMAGE_ID": str(old.images["os"])}, {"IMAGE_ID": str(image)}, {"IMAGE_ID": str(copy)}],
+        )
         guest = old.cloud.guest(vm)
         for name in ("vdb", "vdc"):
             guest.check(name, "two", 1024, 64)
@@ -414,7 +460,11 @@ class Upgrade:
         done = lab.fe.run([COMMAND, "gc", "--dry-run", "--now", "--json"], check=False)
         rows = json.loads(done.stdout)
         # Of images that were deleted above; nothing of a VM.
-        assert rows["errors"] == [] and {row["reason"].partition("image")[2].lstrip(" 0123456789") for row in rows["findings"]} <= GONE
+        assert (
+            rows["errors"] == []
+            and {row["reason"].partition("image")[2].lstrip(" 0123456789") for row in rows["findings"]}
+            <= GONE
+        )
         done = lab.fe.run([COMMAND, "doctor", "--json"], check=False)
         assert (done.returncode, json.loads(done.stdout)["findings"]) == (0, [])
         assert old.cloud.leftovers() == []
@@ -426,4 +476,8 @@ class Upgrade:
         if self.kind == "rbd":
             assert lab.ceph.images() == {}
         left = old.cloud.files(lab.fe, f"{DATASTORES}/{old.store}")
-        assert [name for name in left if not re.match(r"\.semishared(/store|/\.uploads(\.lock)?)?$|\.monitor$", name)] == []
+        assert [
+            name
+            for name in left
+            if not re.match(r"\.semishared(/store|/\.uploads(\.lock)?)?$|\.monitor$", name)
+        ] == []

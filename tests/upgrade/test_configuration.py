@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""oned.conf and vmm_execrc that the older version has edited: upgraded, and after that as OpenNebula shipped them again."""
+"""oned.conf and vmm_execrc that the older version has edited: upgraded, and after that as OpenNebula shipped
+them again.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ STOCK = caches.HERE / "stock"
 
 @pytest.fixture(scope="module")
 def older_installed(older: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a front-end with the files of the older version in place, for tests that look at configuration alone."""
+    """Return a front-end with the files of the older version in place, for tests that look at configuration
+    alone.
+    """
     root = tmp_path_factory.mktemp("installed") / "root"
     front_end(root, VERSIONS[0])
     install(older, root, "--no-config")
@@ -53,9 +57,14 @@ def configure(root: Path, version: str) -> None:
 
 def install(tree: Path, root: Path, *options: str) -> str:
     done = subprocess.run(
-        [str(tree / "install.sh"), "--root", str(root), *options], cwd="/", env={"PATH": os.environ["PATH"]},
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [str(tree / "install.sh"), "--root", str(root), *options],
+        cwd="/",
+        env={"PATH": os.environ["PATH"]},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -78,10 +87,17 @@ def test_upgrade_says_what_a_new_installation_says_and_leaves_without_a_trace(
     install(ours, fresh)
     # That one is the administrator's; the older version could not do what it allows.
     found, wanted = (
-        [(name, dict(value) if isinstance(value, dict) else value) for name, value in oned_reads(written(root)[0])]
+        [
+            (name, dict(value) if isinstance(value, dict) else value)
+            for name, value in oned_reads(written(root)[0])
+        ]
         for root in (upgraded, fresh)
     )
-    own = [value for name, value in found if name == "TM_MAD_CONF" and isinstance(value, dict) and value["NAME"] == "semishared"]
+    own = [
+        value
+        for name, value in found
+        if name == "TM_MAD_CONF" and isinstance(value, dict) and value["NAME"] == "semishared"
+    ]
     assert [value.get("DS_LIVE_MIGRATE") for value in own] == ["NO"]
     own[0]["DS_LIVE_MIGRATE"] = "YES"
     assert found == wanted

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bring versions of semishared into a lab: the older one from this repository's own history, and that of this checkout."""
+"""Bring versions of semishared into a lab: the older one from this repository's own history, and that of this
+checkout.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,20 @@ TREES = {OLDER: f"/opt/semishared-{RELEASE}", "": "/opt/semishared"}
 
 
 def lay_out(target: Path, commit: str = OLDER) -> None:
-    """Put what is installed of `commit` into `target`; the test fails in one line where this clone does not have it."""
+    """Put what is installed of `commit` into `target`; the test fails in one line where this clone does not
+    have it.
+    """
     git = ["git", "-c", "safe.directory=*", "-C", str(caches.CHECKOUT)]
     top = subprocess.run([*git, "rev-parse", "--show-toplevel"], capture_output=True, text=True, check=False)
-    if top.returncode or subprocess.run([*git, "cat-file", "-e", f"{commit}^{{tree}}"], stderr=subprocess.DEVNULL, check=False).returncode:
-        pytest.fail(f"{commit} ({RELEASE}) is not in this clone: git fetch --unshallow brings it", pytrace=False)
+    if (
+        top.returncode
+        or subprocess.run(
+            [*git, "cat-file", "-e", f"{commit}^{{tree}}"], stderr=subprocess.DEVNULL, check=False
+        ).returncode
+    ):
+        pytest.fail(
+            f"{commit} ({RELEASE}) is not in this clone: git fetch --unshallow brings it", pytrace=False
+        )
     words = ["git", "-c", "safe.directory=*", "-C", top.stdout.strip(), "archive", commit, "--", *PARTS]
     archive = subprocess.run(words, stdout=subprocess.PIPE, check=True).stdout
     target.mkdir(parents=True)
@@ -65,10 +76,16 @@ def keep(lab: Lab) -> None:
 
 @contextmanager
 def not_upgraded(node: Node) -> Iterator[None]:
-    """Have the older version on one machine within the block: a host as if it had been away when the others were synced, the
-    front-end as after a fail-over to one that was forgotten.
+    """Have the older version on one machine within the block: a host as if it had been away when the others
+    were synced, the front-end as after a fail-over to one that was forgotten.
     """
-    exchange = ["sh", "-euc", 'mv "$0" "$0.other"; mv "$1" "$0"; mv "$0.other" "$1"', _place(node), f"{_place(node)}-{RELEASE}"]
+    exchange = [
+        "sh",
+        "-euc",
+        'mv "$0" "$0.other"; mv "$1" "$0"; mv "$0.other" "$1"',
+        _place(node),
+        f"{_place(node)}-{RELEASE}",
+    ]
     node.run(exchange, user="root")
     try:
         yield

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cloud as the older version left it: VMs of every place, running, off, suspended, stopped, undeployed, with snapshots."""
+"""A cloud as the older version left it: VMs of every place, running, off, suspended, stopped, undeployed,
+with snapshots.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,21 @@ KIB = 64
 DATA = content("base", 0, KIB)
 OTHER_SYSTEM = 102
 PLACES: Dict[str, Dict[str, Any]] = {
-    "in-place": {}, "overlay": {}, "copy": {"SEMISHARED_LOCAL": "copy"}, "store-clone": {"SEMISHARED_PLACE": "shared"}
-}  # fmt: skip
+    "in-place": {},
+    "overlay": {},
+    "copy": {"SEMISHARED_LOCAL": "copy"},
+    "store-clone": {"SEMISHARED_PLACE": "shared"},
+}
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
-KINDS: Dict[str, Tuple[int, Tuple[str, ...]]] = {"dir": (STORE, ("raw", "qcow2")), "rbd": (RBD_STORE, ("raw",))}
+KINDS: Dict[str, Tuple[int, Tuple[str, ...]]] = {
+    "dir": (STORE, ("raw", "qcow2")),
+    "rbd": (RBD_STORE, ("raw",)),
+}
 """Per kind of store its datastore, and the formats that images have there."""
 FEWER = {"overlay": "raw", "copy": "qcow2", "store-clone": "raw"}
-"""Places whose disks are of images of one format with `make test`; with test-full, as in place always, they are of both."""
+"""Places whose disks are of images of one format with `make test`; with test-full, as in place always, they
+are of both.
+"""
 
 
 class Disk(NamedTuple):
@@ -64,14 +74,20 @@ class Old:
 
     def image(self, name: str, place: str, format: str) -> int:
         """Upload an image for a place."""
-        return self.cloud.data_image(name, DATA, persistent=place == "in-place", format=format, store=self.store, **PLACES[place])
+        return self.cloud.data_image(
+            name, DATA, persistent=place == "in-place", format=format, store=self.store, **PLACES[place]
+        )
 
     def mixed(self) -> List[Tuple[str, str]]:
         """Return places and formats of the disks that each VM has."""
         found = list(product(PLACES, self.formats))
         if os.environ.get("SEMISHARED_FULL"):
             return found
-        return [(place, format) for place, format in found if FEWER.get(place, format) == format or len(self.formats) == 1]
+        return [
+            (place, format)
+            for place, format in found
+            if FEWER.get(place, format) == format or len(self.formats) == 1
+        ]
 
     def deploy(self, name: str, host: str = "h1") -> int:
         """Create and deploy a VM with disks of each place, three volatile ones, and its context."""
@@ -107,7 +123,9 @@ class Old:
     # -- what guests wrote ---------------------------------------------------------------------------
 
     def begin(self, name: str, host: str = "h1") -> None:
-        """Deploy a VM, write, take a live snapshot of each disk, write on: `one` is in the snapshot, `two` is not."""
+        """Deploy a VM, write, take a live snapshot of each disk, write on: `one` is in the snapshot, `two` is
+        not.
+        """
         vm = self.deploy(name, host)
         guest = self.cloud.guest(vm)
         for disk in self.disks(name):
@@ -134,7 +152,9 @@ class Old:
     def stored(self, image: int, format: str, offset: int, count: int = 64) -> bytes:
         """Return what an image has in its store (KiB)."""
         if self.kind == "rbd":
-            return self.cloud.lab.ceph.read(self.cloud.source(image).partition("/")[2], count << 10, offset << 10)
+            return self.cloud.lab.ceph.read(
+                self.cloud.source(image).partition("/")[2], count << 10, offset << 10
+            )
         return self.cloud.read(self.cloud.source(image), format, count << 10, offset << 10)
 
     def check_stored(self, image: int, format: str, seed: str) -> None:
@@ -145,7 +165,9 @@ class Old:
         assert data[: KIB << 10] == DATA
 
     def end(self, name: str, seed: str) -> None:
-        """Terminate a VM: what was written to its persistent disks is in their images, and nothing in the others."""
+        """Terminate a VM: what was written to its persistent disks is in their images, and nothing in the
+        others.
+        """
         mine = [disk for disk in self.kept(name) if disk.place == "in-place"]
         others = [disk for disk in self.kept(name) if disk.place != "in-place"]
         self.cloud.terminate(self.vms.pop(name))
@@ -159,10 +181,16 @@ class Old:
     def bases(self, node: Node) -> Dict[str, int]:
         """Return the bases of a host, and which file each is."""
         folder = node.path(f"{DATASTORES}/.semishared/bases")
-        return {path.name: (path / "image").stat().st_ino for path in folder.iterdir() if (path / "image").exists()}
+        return {
+            path.name: (path / "image").stat().st_ino
+            for path in folder.iterdir()
+            if (path / "image").exists()
+        }
 
     def everything(self) -> Dict[str, Any]:
-        """Return all there is of VMs, bases, stores and images: names, sizes, times, links; what may not change untold."""
+        """Return all there is of VMs, bases, stores and images: names, sizes, times, links; what may not
+        change untold.
+        """
         found: Dict[str, Any] = {}
         for node in (self.cloud.lab.fe, *self.cloud.lab.hosts):
             for name, entry in _below(str(node.path(DATASTORES))):
@@ -178,7 +206,9 @@ PASSING = re.compile(r"(^|/)(locks/|\.monitor$|\.machine-)|/locks$")
 
 
 def _below(top: str, name: str = "") -> Iterator[Tuple[str, "os.DirEntry[str]"]]:
-    """Yield all that is below a directory, by names relative to it. Not as paths: to make those takes more than to look at the files."""
+    """Yield all that is below a directory, by names relative to it. Not as paths: to make those takes more
+    than to look at the files.
+    """
     with os.scandir(f"{top}/{name}") as entries:
         for entry in entries:
             path = f"{name}/{entry.name}" if name else entry.name
@@ -202,7 +232,12 @@ def make_old(old: Old) -> None:
     old.upload()
     # Of two at once, as many as the machine has processors.
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda words: old.begin(*words), (("run",), ("off",), ("suspended",), ("stopped",), ("undeployed", "h2"))))
+        list(
+            pool.map(
+                lambda words: old.begin(*words),
+                (("run",), ("off",), ("suspended",), ("stopped",), ("undeployed", "h2")),
+            )
+        )
     oned.vm_poweroff(old.vms["off"], hard=True)
     for disk in old.kept("off"):
         assert oned.disk_snapshot_create(old.vms["off"], disk.id, "off") == 1

@@ -22,7 +22,9 @@ class Account:
         self.troubles: list[str] = []
 
     def came(self, source: str, extents_before: int, packed: int, **more: Any) -> None:
-        """Note that `packed` bytes came from `source`, and that before them `extents_before` extents were there."""
+        """Note that `packed` bytes came from `source`, and that before them `extents_before` extents were
+        there.
+        """
         here = self._target.count - extents_before
         # A stream that brought nothing is no source; what is read ahead brings its bytes first.
         if packed or here:
@@ -44,14 +46,19 @@ class Account:
         if now or time.monotonic() - self._told > TELL_S:
             self._told = time.monotonic()
             self._tell(
-                event="progress", have=self._target.count, of=self._target.total, source=source,
-                came=self.sources.get(source, {}).get("bytes", 0), **more,
-            )  # fmt: skip
+                event="progress",
+                have=self._target.count,
+                of=self._target.total,
+                source=source,
+                came=self.sources.get(source, {}).get("bytes", 0),
+                **more,
+            )
 
 
 class Orders:
-    """What the front-end says while a base is received: {"skip": HOST}, {"end": "stream"} and, when nothing more can come
-    in this round, {"end": "round"}."""
+    """What the front-end says while a base is received: {"skip": HOST}, {"end": "stream"} and, when nothing
+    more can come in this round, {"end": "round"}.
+    """
 
     def __init__(self, poll: Callable[[], object]) -> None:
         self._poll = poll

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packets by a TCP connection of their own, in clear: where `trusted_network = yes` of semishared.conf holds at both ends.
+"""Packets by a TCP connection of their own, in clear: where `trusted_network = yes` of semishared.conf holds
+at both ends.
 
     receiver -> sender   over ssh   the step, with the session's id and key, which nobody else has
     sender -> receiver   over ssh   {"event": "listening", "port"}
     receiver -> sender   by TCP     a proof that it has the key
-    sender -> receiver   by TCP     packets, and the end of the stream; what else there is to be said goes over ssh
+    sender -> receiver   by TCP     packets, and the end of the stream; what else there is to be said goes
+    over ssh
 
-So nothing is secret, and all as authentic as otherwise: a packet has the MAC of the session, an extent is what the manifest
-says, the manifest what the generation names. Whoever only listens can send nothing, and of those who connect one is taken, once.
-If nobody comes (a firewall) the packets go over ssh.
+So nothing is secret, and all as authentic as otherwise: a packet has the MAC of the session, an extent is
+what the manifest says, the manifest what the generation names. Whoever only listens can send nothing, and of
+those who connect one is taken, once. If nobody comes (a firewall) the packets go over ssh.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ def proof(session: packets.Session) -> bytes:
 
 
 @contextmanager
-def offered(session: packets.Session, send: Callable[..., None], otherwise: Callable[[Bytes], None]) -> Iterator[Callable[[Bytes], None]]:
+def offered(
+    session: packets.Session, send: Callable[..., None], otherwise: Callable[[Bytes], None]
+) -> Iterator[Callable[[Bytes], None]]:
     """Yield what writes to the receiver, who is told by `send` where to come; `otherwise` if it does not."""
     is_dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if is_dual else socket.AF_INET
@@ -74,7 +78,9 @@ def _accepted(server: socket.socket, expected: bytes) -> socket.socket | None:
 
 
 class Source:
-    """Where a receiver reads: the session with its peer, and the connection that this offers while there is one."""
+    """Where a receiver reads: the session with its peer, and the connection that this offers while there is
+    one.
+    """
 
     def __init__(self, session: Session, keys: packets.Session) -> None:
         self._session, self._keys = session, keys

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast multicast comes to this host while it comes.
 
-udp-sender gives a slice of packets to all, and waits until all have it. So on average the same comes to everyone, at the
-pace of the slowest: who is fast has each slice at once and then waits, who is slow receives all the time. What tells them
-apart is the speed within the bursts.
+udp-sender gives a slice of packets to all, and waits until all have it. So on average the same comes to
+everyone, at the pace of the slowest: who is fast has each slice at once and then waits, who is slow receives
+all the time. What tells them apart is the speed within the bursts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ MOST = 32 << 10
 
 
 def octets(text: bytes) -> int:
-    """Return how many bytes of multicast and broadcast are in the text of /proc/net/netstat (the kernel's snmp counters)."""
+    """Return how many bytes of multicast and broadcast are in the text of /proc/net/netstat (the kernel's
+    snmp counters).
+    """
     _, _, rest = text.partition(b"\nIpExt:")
     names, _, rest = rest.partition(b"\nIpExt:")
     counts = dict(zip(names.split(), rest.partition(b"\n")[0].split()))
@@ -45,7 +47,9 @@ class Arrival:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         self._ended.set()
         self._thread.join()
 

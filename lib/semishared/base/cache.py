@@ -3,15 +3,17 @@
 
     <root>/bases/<store>-<image>-<generation>/image           the copy, mode 0440
                                              /manifest        its hashes
-                                             /leases/VM-DISK  hard links to image: what overlays name as backing file
-                                             /damaged         image, taken out of use because it is not what it was (scrub.py)
+                                             /leases/VM-DISK  hard links to image: what overlays name as
+                                             backing file
+                                             /damaged         image, taken out of use because it is not what
+                                             it was (scrub.py)
     <root>/staging/                                           copies not yet published
     <root>/locks/                                             base-<store>-<image>, vm-<id>
 
-What each crash leaves: a staged copy, removed by the next stage of that image (under its lock); a lease without an
-overlay, replaced by the next run of the clone and removed by the VM's delete. A base directory appears by one rename
-when everything in it is on disk. Eviction unlinks `image`: an overlay keeps its lease, and the next stage links
-`image` anew from any lease (same inode, same content).
+What each crash leaves: a staged copy, removed by the next stage of that image (under its lock); a lease
+without an overlay, replaced by the next run of the clone and removed by the VM's delete. A base directory
+appears by one rename when everything in it is on disk. Eviction unlinks `image`: an overlay keeps its lease,
+and the next stage links `image` anew from any lease (same inode, same content).
 """
 
 from __future__ import annotations
@@ -76,12 +78,15 @@ def at(root: str, name: str) -> Base:
 
 
 def lock_path(root: str, base: Base) -> str:
-    """Return the lock of the base's image: whoever stages, evicts or takes bases of it out of use holds it."""
+    """Return the lock of the base's image: whoever stages, evicts or takes bases of it out of use holds
+    it.
+    """
     return layout_base.image_lock(root, layout_base.prefix_of(os.path.basename(base.directory)))
 
 
 def is_published(base: Base) -> bool:
-    """Tell whether the base is there to be leased; an evicted one comes back from a lease, unless they are damaged.
+    """Tell whether the base is there to be leased; an evicted one comes back from a lease, unless they are
+    damaged.
 
     Raise UnexpectedLink if any of it is a symbolic link.
     """
@@ -111,7 +116,9 @@ def is_published(base: Base) -> bool:
 
 
 def _note_source(directory: str, image: ImageRef) -> None:
-    """Note where a base is from if its store is mounted nowhere: whoever looks at the host's health need not miss a mount."""
+    """Note where a base is from if its store is mounted nowhere: whoever looks at the host's health need not
+    miss a mount.
+    """
     if image.access.can.has_bridge:
         files.write(layout_base.source(directory), f"{image.source}\n".encode(), 0o440)
 
@@ -133,7 +140,8 @@ def publish(root: str, base: Base, image: ImageRef) -> Base:
     staging = layout_base.staging(root, image.base_prefix)
     os.makedirs(layout_base.bases(root), exist_ok=True)
     if os.path.isdir(base.directory) and not device_state.takes_nothing(base.directory):
-        # Known by content: another session of the image came back to what is here already, or only leases are left.
+        # Known by content: another session of the image came back to what is here already, or only leases are
+        # left.
         if not is_published(base):
             # An eviction that was killed may have taken these already.
             os.makedirs(base.leases, exist_ok=True)
@@ -142,7 +150,8 @@ def publish(root: str, base: Base, image: ImageRef) -> Base:
             _bring(layout_base.image(staging), base.image)
         devices.remove(staging)
     else:
-        # What a killed run had half written beside what this one went on with; in a base nobody would look for it.
+        # What a killed run had half written beside what this one went on with; in a base nobody would look
+        # for it.
         files.remove_staged(*os.path.split(layout_base.manifest(staging)))
         _note_source(staging, image)
         # A removal that was killed may have taken these, and left what says what was to be made.
@@ -157,19 +166,25 @@ def publish(root: str, base: Base, image: ImageRef) -> Base:
 
 
 def _lease_again(root: str, base: Base) -> None:
-    """Give the disks of this host that lie over a base their leases, after it was made anew since its device is away."""
+    """Give the disks of this host that lie over a base their leases, after it was made anew since its device
+    is away.
+    """
     location, name = os.path.dirname(root), os.path.basename(base.directory)
     for system in filter(layout.is_number, os.listdir(location)):
         for entry in os.listdir(f"{location}/{system}"):
             own, directory = layout.beside_named(entry), f"{location}/{system}/{entry}"
             vm = own.vm if own else int(entry) if layout.is_number(entry) else -1
-            for disk in [disk for disk, lies_over in lying_over(directory) if lies_over == name] if vm >= 0 else ():
+            for disk in (
+                [disk for disk, lies_over in lying_over(directory) if lies_over == name] if vm >= 0 else ()
+            ):
                 if lease(base, vm, disk) and files.is_absent(layout.record(directory, disk)):
                     files.unlink(base.lease(vm, disk))
 
 
 def lying_over(vm_dir: str) -> Iterator[tuple[int, str]]:
-    """Yield the disks in a directory that lie over bases, by their records, each with the name of its base: '' if nobody can read which."""
+    """Yield the disks in a directory that lie over bases, by their records, each with the name of its base:
+    '' if nobody can read which.
+    """
     for number in _recorded(vm_dir):
         try:
             data = files.read_json(layout.record(vm_dir, number))
@@ -192,7 +207,9 @@ def _recorded(vm_dir: str) -> list[int]:
 
 
 def lease(base: Base, vm: int, disk: int) -> str:
-    """Return a disk's lease on a base, taken if it has none; '' if the base was evicted meanwhile, or its device has just died."""
+    """Return a disk's lease on a base, taken if it has none; '' if the base was evicted meanwhile, or its
+    device has just died.
+    """
     path = base.lease(vm, disk)
     beneath.refuse_link(path)
     try:
@@ -214,14 +231,18 @@ def lease(base: Base, vm: int, disk: int) -> str:
 
 
 def _died(base: Base) -> str:
-    """Return '' if the error that is handled is that of a device which takes nothing any more; else raise it."""
+    """Return '' if the error that is handled is that of a device which takes nothing any more; else raise
+    it.
+    """
     if device_state.takes_nothing(base.directory):
         return ""
     raise  # noqa: PLE0704 - called where one is handled
 
 
 def release(root: str, vm: int, disk: int | None = None, but: str = "", spare: Collection[int] = ()) -> None:
-    """Give up the leases of a disk (of all disks of the VM if None, but those to `spare`), except one in the base directory `but`."""
+    """Give up the leases of a disk (of all disks of the VM if None, but those to `spare`), except one in the
+    base directory `but`.
+    """
     try:
         beneath.refuse_link(layout_base.bases(root))
         directories = os.listdir(layout_base.bases(root))
@@ -230,7 +251,12 @@ def release(root: str, vm: int, disk: int | None = None, but: str = "", spare: C
     for name in directories:
         base = layout_base.base(root, name)
         leases = layout_base.leases(base)
-        if base == but or not layout_base.named(name) or (beneath.is_link(base) and not devices.link_of(base)) or beneath.is_link(leases):
+        if (
+            base == but
+            or not layout_base.named(name)
+            or (beneath.is_link(base) and not devices.link_of(base))
+            or beneath.is_link(leases)
+        ):
             continue
         if device_state.takes_nothing(base):
             continue  # when it is well again, `gc` gives up what nobody has
@@ -239,7 +265,9 @@ def release(root: str, vm: int, disk: int | None = None, but: str = "", spare: C
         except FileNotFoundError:
             continue
         for held in found:
-            if layout_base.is_leased_to(held, vm, disk) and not any(layout_base.is_leased_to(held, vm, other) for other in spare):
+            if layout_base.is_leased_to(held, vm, disk) and not any(
+                layout_base.is_leased_to(held, vm, other) for other in spare
+            ):
                 with devices.staying(root):
                     files.unlink(f"{leases}/{held}")
                 point("lease released")
@@ -249,8 +277,9 @@ def release(root: str, vm: int, disk: int | None = None, but: str = "", spare: C
 def forget(base: Base) -> bool:
     """Remove a base under its lock unless somebody holds a lease on it; tell whether it is gone.
 
-    Without the image's own name nobody takes a new lease but by staging, which waits for the lock. A lease that was taken
-    before that is seen by rmdir, and then the base is whole again: its image comes back from the lease.
+    Without the image's own name nobody takes a new lease but by staging, which waits for the lock. A lease
+    that was taken before that is seen by rmdir, and then the base is whole again: its image comes back from
+    the lease.
     """
     files.refuse()
     leases = base.leases

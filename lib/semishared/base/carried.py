@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A base that goes along with the one disk that still needs it: that of a diff which could not be committed.
 
-Nobody may have that content any more: not the store, whose image has changed, nor any host, once the last that had it has
-let go of it. So the file is put beside the layers, and goes where they go: to the front-end, which has no bases, and into `kept`.
+Nobody may have that content any more: not the store, whose image has changed, nor any host, once the last
+that had it has let go of it. So the file is put beside the layers, and goes where they go: to the front-end,
+which has no bases, and into `kept`.
 
     disk.N.snap/base     the base's own file under one more name, or a copy of it
 
@@ -53,13 +54,17 @@ def _linked(source: str, target: str) -> None:
 
 
 def drop(record: Record) -> None:
-    """Remove what goes along with a disk that needs it no more: the disk has another base, or its lease here."""
+    """Remove what goes along with a disk that needs it no more: the disk has another base, or its lease
+    here.
+    """
     if files.unlink(_path(record)):
         point("carried base removed")
 
 
 def take(root: str, vm: int, record: Record) -> None:
-    """Have the host's own base of a diff, with the disk's lease, from what came with that; nothing if nothing came, or another content."""
+    """Have the host's own base of a diff, with the disk's lease, from what came with that; nothing if nothing
+    came, or another content.
+    """
     path, image = _path(record), record.of_image
     if not os.path.isfile(path):
         return

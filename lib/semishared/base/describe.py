@@ -35,18 +35,33 @@ def describe(step: DescribeBase) -> dict[str, object]:
     found = manifests.manifest(step.root, wanted) if wanted.generation else None
     wants = 0 if has or trouble else needed(content, seen, expected)
     begun = layout_base.staging(step.root, image.base_prefix)
-    where = devices.behind(begun) if devices.link_of(begun) else devices.likely(step.root, image.base_prefix, wants)
-    tools = [*compress.available(), *(name for name in ("udp-sender", "udp-receiver") if shutil.which(name, path=PATH))]
+    where = (
+        devices.behind(begun)
+        if devices.link_of(begun)
+        else devices.likely(step.root, image.base_prefix, wants)
+    )
+    tools = [
+        *compress.available(),
+        *(name for name in ("udp-sender", "udp-receiver") if shutil.which(name, path=PATH)),
+    ]
     return {
-        "generation": wanted.generation, "current": current, "has": has, "manifest": found is not None,
-        "needed": wants, "where": devices.device_of(begun) or os.path.basename(where),
-        "lacks": [] if has else _lacks(step.root, wanted, found), "tools": tools, "trouble": trouble,
+        "generation": wanted.generation,
+        "current": current,
+        "has": has,
+        "manifest": found is not None,
+        "needed": wants,
+        "where": devices.device_of(begun) or os.path.basename(where),
+        "lacks": [] if has else _lacks(step.root, wanted, found),
+        "tools": tools,
+        "trouble": trouble,
         **room.list_bases(step.root, where),
-    }  # fmt: skip
+    }
 
 
 def _lacks(root: str, image: ImageRef, found: extents.Manifest | None) -> Ranges | None:
-    """Return the extents of a base that have to come: neither begun here, nor in another base; None if its manifest is not known."""
+    """Return the extents of a base that have to come: neither begun here, nor in another base; None if its
+    manifest is not known.
+    """
     if found is None:
         return None
     staging = layout_base.staging(root, image.base_prefix)
@@ -58,7 +73,9 @@ def _lacks(root: str, image: ImageRef, found: extents.Manifest | None) -> Ranges
 
 
 def place(root: str, part: Part) -> None:
-    """Have a base that is to be made, under its lock, on the device whose room was judged, if there is a pool and that has it still."""
+    """Have a base that is to be made, under its lock, on the device whose room was judged, if there is a pool
+    and that has it still.
+    """
     if not part.device:
         return
     image = part.image

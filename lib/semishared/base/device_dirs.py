@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Directories on the devices of a host's pool: here alone they are made, and only on what has the label.
 
-A device can be unmounted, or let go of by `semishared pool add`, between a look at it and what is made there. By its path a directory
-would then be made below the empty mount point, or in the place of the link. So the device is opened once, its label is read in what
-was opened, and from there it is made. Files need no such care: without a directory of ours there is none to write them in.
+A device can be unmounted, or let go of by `semishared pool add`, between a look at it and what is made there.
+By its path a directory would then be made below the empty mount point, or in the place of the link. So the
+device is opened once, its label is read in what was opened, and from there it is made. Files need no such
+care: without a directory of ours there is none to write them in.
 """
 
 from __future__ import annotations

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The label of a device of this host's pool, and what the host itself has noted of it: whose it is, and whether it takes anything.
+"""The label of a device of this host's pool, and what the host itself has noted of it: whose it is, and
+whether it takes anything.
 
-    <mount>/.semishared/device.json   {"version": 1, "uuid", "class", "weight", "owner", "host", "host_id", "padding"}
-    <root>/devices/<uuid>.json        the same without padding, as it was last declared, or with weight 0: closed
+    <mount>/.semishared/device.json   {"version": 1, "uuid", "class", "weight", "owner", "host", "host_id",
+    "padding"}
+    <root>/devices/<uuid>.json        the same without padding, as it was last declared, or with weight 0:
+    closed
 
-A device is in the pool of one host: that whose note has the `owner` which was drawn when it was declared. On one that has come to
-another host, or that several have mounted, nothing is made there, and nothing removed. Of a label without an owner (of before, of memory)
-the link counts. It is closed by the note: its device may be full, read-only, or away.
+A device is in the pool of one host: that whose note has the `owner` which was drawn when it was declared. On
+one that has come to another host, or that several have mounted, nothing is made there, and nothing removed.
+Of a label without an owner (of before, of memory) the link counts. It is closed by the note: its device may
+be full, read-only, or away.
 """
 
 from __future__ import annotations
@@ -19,23 +23,33 @@ from ..model import layout_devices
 from ..tools import files
 
 PADDING = 6144
-"""Bytes of what is no text that one could compress: btrfs and ext4 have it in blocks of its own then, which are read from the disk."""
+"""Bytes of what is no text that one could compress: btrfs and ext4 have it in blocks of its own then, which
+are read from the disk.
+"""
 BLOCK = 4096
 MOST_WEIGHT = 1000
 """What a weight is below: three digits are declared (plan/pool.py)."""
 
 
 def read(directory: str) -> dict[str, object]:
-    """Return the label in what is ours on a device, by the link to it closed as it is noted; {} if none can be understood."""
+    """Return the label in what is ours on a device, by the link to it closed as it is noted; {} if none can
+    be understood.
+    """
     found = files.hint(layout_devices.label(directory))
     if noted(directory).get("weight") == 0:
         found["weight"] = 0
-    is_whole = layout_devices.is_uuid(str(found.get("uuid"))) and isinstance(found.get("class"), str) and found.get("version") == 1
+    is_whole = (
+        layout_devices.is_uuid(str(found.get("uuid")))
+        and isinstance(found.get("class"), str)
+        and found.get("version") == 1
+    )
     return found if is_whole and _is_weight(found.get("weight")) else {}
 
 
 def _is_weight(said: object) -> bool:
-    """Tell whether that can be a weight: no more than can be declared, and so none that is no number or overflows one."""
+    """Tell whether that can be a weight: no more than can be declared, and so none that is no number or
+    overflows one.
+    """
     return isinstance(said, (int, float)) and not isinstance(said, bool) and 0 <= said < MOST_WEIGHT
 
 
@@ -52,7 +66,9 @@ def whose(device: str, said: Mapping[str, object]) -> str:
 
 
 def own(root: str, uuid: str) -> dict[str, object]:
-    """Return the label of a device that is mounted, the one that it is to be, and in the pool of this host; {} of any other."""
+    """Return the label of a device that is mounted, the one that it is to be, and in the pool of this host;
+    {} of any other.
+    """
     device = layout_devices.device(root, uuid)
     said = read(device)
     return said if is_own(device, said) else {}
@@ -64,9 +80,11 @@ def is_own(device: str, said: Mapping[str, object]) -> bool:
 
 
 def of_host(root: str, host_id: int) -> dict[str, object]:
-    """Return what this host writes into labels of its devices: for people, and for itself when its notes are lost.
+    """Return what this host writes into labels of its devices: for people, and for itself when its notes are
+    lost.
 
-    Two hosts may call themselves alike; their ids in OpenNebula differ (`host_id`, -1 where that is not told).
+    Two hosts may call themselves alike; their ids in OpenNebula differ (`host_id`, -1 where that is not
+    told).
     """
     return {"host": f"{os.uname().nodename}:{root}", **({"host_id": host_id} if host_id >= 0 else {})}
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a device of this host's pool: gone, another one, read-only, broken so that it answers with errors, or hung.
+"""What is wrong with a device of this host's pool: gone, another one, read-only, broken so that it answers
+with errors, or hung.
 
-A device that dies costs the VMs whose layers it has. So nobody else may fail on it: what lies on a device that is not well is, for
-all but those VMs, not there.
+A device that dies costs the VMs whose layers it has. So nobody else may fail on it: what lies on a device
+that is not well is, for all but those VMs, not there.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ import os
 from ..model import layout_devices
 from . import device_label, devices
 
-NOT_THERE, OTHER, READ_ONLY, BROKEN = "not there", "not there: another one is mounted in its place", "read-only", "broken"
+NOT_THERE, OTHER, READ_ONLY, BROKEN = (
+    "not there",
+    "not there: another one is mounted in its place",
+    "read-only",
+    "broken",
+)
 HUNG, FOREIGN = "hung", "not there: it is in the pool of"
 
 
@@ -25,7 +31,9 @@ def state(root: str, uuid: str) -> str:
             return HUNG
         # A file system that has been shut down answers this with an error, and statvfs and links not yet.
         os.listdir(directory)
-        is_read_only = os.statvfs(directory).f_flag & os.ST_RDONLY or not _answers(layout_devices.label(directory))
+        is_read_only = os.statvfs(directory).f_flag & os.ST_RDONLY or not _answers(
+            layout_devices.label(directory)
+        )
     except (FileNotFoundError, NotADirectoryError):
         return NOT_THERE
     except OSError as e:
@@ -39,9 +47,11 @@ def state(root: str, uuid: str) -> str:
 
 
 def _answers(label: str) -> bool:
-    """Tell whether the device itself, which a file system knows by heart until somebody writes, takes writes; raise OSError as it reads.
+    """Tell whether the device itself, which a file system knows by heart until somebody writes, takes writes;
+    raise OSError as it reads.
 
-    ext4 that has found an error says by nothing else that it has become read-only (Linux 6.15 and newer). Nothing is written.
+    ext4 that has found an error says by nothing else that it has become read-only (Linux 6.15 and newer).
+    Nothing is written.
     """
     import mmap
 
@@ -67,7 +77,9 @@ def _answers(label: str) -> bool:
 
 
 def where(root: str, path: str) -> str:
-    """Return where the device is mounted to which the link `path` leads, its UUID if it is none of the pool; '' if that is no link."""
+    """Return where the device is mounted to which the link `path` leads, its UUID if it is none of the pool;
+    '' if that is no link.
+    """
     uuid = devices.device_of(path)
     return devices.mount(root, uuid) if uuid in devices.registered(root) else uuid
 

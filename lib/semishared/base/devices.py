@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The devices of this host's pool, and the links by which disks and bases lie on them (model/layout_devices.py).
+"""The devices of this host's pool, and the links by which disks and bases lie on them
+(model/layout_devices.py).
 
-A device is known by its label, found through its link in the base store: below a mount point where nothing is mounted there is no
-label, nothing of ours, and nothing is made there. A host without such links has no pool, and all is in the base store and the
-directories of VMs themselves.
+A device is known by its label, found through its link in the base store: below a mount point where nothing is
+mounted there is no label, nothing of ours, and nothing is made there. A host without such links has no pool,
+and all is in the base store and the directories of VMs themselves.
 
-What each crash leaves: a link whose directory is not there yet, taken again by the next run; a directory to which no link leads, of
-a device that was away when its disk was removed (host/leftovers.py).
+What each crash leaves: a link whose directory is not there yet, taken again by the next run; a directory to
+which no link leads, of a device that was away when its disk was removed (host/leftovers.py).
 """
 
 from __future__ import annotations
@@ -39,13 +40,19 @@ def registered(root: str) -> list[str]:
         names = os.listdir(layout_devices.devices(root))
     except FileNotFoundError:
         return []
-    return sorted(uuid for uuid in filter(layout_devices.is_uuid, names) if os.path.islink(layout_devices.device(root, uuid)))
+    return sorted(
+        uuid
+        for uuid in filter(layout_devices.is_uuid, names)
+        if os.path.islink(layout_devices.device(root, uuid))
+    )
 
 
 def usual(root: str) -> list[str]:
-    """Return those of them that are no memory: without any, disks and bases of which nothing is said lie as on a host without a pool.
+    """Return those of them that are no memory: without any, disks and bases of which nothing is said lie as
+    on a host without a pool.
 
-    Of one whose note cannot be read its label says it; without that it may be memory, and gets nothing that is to outlive it.
+    Of one whose note cannot be read its label says it; without that it may be memory, and gets nothing that
+    is to outlive it.
     """
     return [uuid for uuid in registered(root) if _is_usual(root, uuid)]
 
@@ -58,7 +65,9 @@ def _is_usual(root: str, uuid: str) -> bool:
 
 
 def may_hold(vm_dir: str) -> bool:
-    """Tell whether layers of a VM's disks may lie on devices: from where a datastore that is a link leads, the way there is another one."""
+    """Tell whether layers of a VM's disks may lie on devices: from where a datastore that is a link leads,
+    the way there is another one.
+    """
     return not os.path.islink(os.path.dirname(vm_dir))
 
 
@@ -80,7 +89,9 @@ def present(root: str, uuids: Iterable[str] | None = None) -> list[pool.Device]:
     from ..plan import pool
 
     found: list[pool.Device] = []
-    for uuid, directory in ((uuid, layout_devices.device(root, uuid)) for uuid in (registered(root) if uuids is None else uuids)):
+    for uuid, directory in (
+        (uuid, layout_devices.device(root, uuid)) for uuid in (registered(root) if uuids is None else uuids)
+    ):
         said = device_label.own(root, uuid)
         try:
             stat = os.statvfs(directory)
@@ -89,7 +100,9 @@ def present(root: str, uuids: Iterable[str] | None = None) -> list[pool.Device]:
         if said and not stat.f_flag & os.ST_RDONLY:
             capacity, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
             promised = promises.total(directory) if said["class"] == MEMORY else 0
-            found.append(pool.Device(uuid, capacity, free, float(str(said["weight"])), str(said["class"]), promised))
+            found.append(
+                pool.Device(uuid, capacity, free, float(str(said["weight"])), str(said["class"]), promised)
+            )
     return found
 
 
@@ -116,7 +129,9 @@ def behind(path: str) -> str:
 
 
 def refuse_link(path: str) -> None:
-    """Raise UnexpectedLink if a base, or what is made to be one, is a symbolic link to anything but its place on a device."""
+    """Raise UnexpectedLink if a base, or what is made to be one, is a symbolic link to anything but its place
+    on a device.
+    """
     link = link_of(path)
     directory, name = os.path.split(path)
     if link is None or (link.part, link.name) != (os.path.basename(directory), name):
@@ -124,7 +139,9 @@ def refuse_link(path: str) -> None:
 
 
 def check(root: str, relative: str) -> None:
-    """Raise UnexpectedLink if a component of `relative` below the base store is a link now, but for a base that is on a device."""
+    """Raise UnexpectedLink if a component of `relative` below the base store is a link now, but for a base
+    that is on a device.
+    """
     path = root
     for name in relative.split("/"):
         path = f"{path}/{name}"
@@ -133,7 +150,9 @@ def check(root: str, relative: str) -> None:
 
 @contextmanager
 def staying(root: str) -> Iterator[None]:
-    """Have no base go to another device within the block, in which leases are taken, or given up: it is not to take seconds."""
+    """Have no base go to another device within the block, in which leases are taken, or given up: it is not
+    to take seconds.
+    """
     if not registered(root):
         yield
         return
@@ -144,14 +163,19 @@ def staying(root: str) -> Iterator[None]:
 # -- placing ----------------------------------------------------------------------------------------
 
 
-def _wanted(root: str, key: str, expected: int, near: str, want: Want = NOTHING, coming: Coming = NO_BYTES) -> Iterator[pool.Device]:
+def _wanted(
+    root: str, key: str, expected: int, near: str, want: Want = NOTHING, coming: Coming = NO_BYTES
+) -> Iterator[pool.Device]:
     """Yield the devices that are to take `key`, the next if one cannot."""
     from ..plan import pool
     from . import placed
 
     there = present(root)
     pending = placed.pending(root, {device.uuid for device in there})
-    left = [device._replace(free=device.free - coming.get(device.uuid, 0), pending=pending.get(device.uuid, 0)) for device in there]
+    left = [
+        device._replace(free=device.free - coming.get(device.uuid, 0), pending=pending.get(device.uuid, 0))
+        for device in there
+    ]
     while left:
         uuid = pool.choose(left, key, expected, near, classes=want.tried, most=want.most)
         if not uuid:
@@ -161,20 +185,32 @@ def _wanted(root: str, key: str, expected: int, near: str, want: Want = NOTHING,
 
 
 def make(
-    root: str, path: str, part: str, name: str, key: str, expected: int, near: str = "", want: Want = NOTHING, coming: Coming = NO_BYTES
+    root: str,
+    path: str,
+    part: str,
+    name: str,
+    key: str,
+    expected: int,
+    near: str = "",
+    want: Want = NOTHING,
+    coming: Coming = NO_BYTES,
 ) -> bool:
-    """Let the link `path` lead to a new directory `name` on the device that is to take it; return False on a host without a pool.
+    """Let the link `path` lead to a new directory `name` on the device that is to take it; return False on a
+    host without a pool.
 
-    The caller holds the lock of who makes `path`. `coming`: the bytes that are about to come to devices, by their UUIDs.
+    The caller holds the lock of who makes `path`. `coming`: the bytes that are about to come to devices, by
+    their UUIDs.
 
-    Raise NoDevice if no device can take it: what is made elsewhere would fill what is not meant for it. NoDeviceOfClass if none can of
-    those that are wanted.
+    Raise NoDevice if no device can take it: what is made elsewhere would fill what is not meant for it.
+    NoDeviceOfClass if none can of those that are wanted.
     """
     if not usual(root) and not want.classes:
         return False
     if MEMORY in want.classes:
         with promises.held(root):
-            return _make(root, path, Link("", part, name), _wanted(root, key, expected, near, want, coming), want)
+            return _make(
+                root, path, Link("", part, name), _wanted(root, key, expected, near, want, coming), want
+            )
     return _make(root, path, Link("", part, name), _wanted(root, key, expected, near, want, coming), want)
 
 
@@ -195,7 +231,8 @@ def _make(root: str, path: str, link: Link, wanted: Iterator[pool.Device], want:
         except OSError:
             if not os.path.isdir(os.path.dirname(path)):
                 raise
-            continue  # it is dying, or was let go of: its label could be read, and nothing is written any more
+            # it is dying, or was let go of: its label could be read, and nothing is written any more
+            continue
         point("directory on a device made")
         return True
     if not usual(root) and not want.is_strict:
@@ -203,7 +240,9 @@ def _make(root: str, path: str, link: Link, wanted: Iterator[pool.Device], want:
     if want.classes:
         from ..plan import pool
 
-        raise NoDeviceOfClass(pool.none_takes(present(root), want, lambda uuid: mount(root, uuid), os.uname().nodename))
+        raise NoDeviceOfClass(
+            pool.none_takes(present(root), want, lambda uuid: mount(root, uuid), os.uname().nodename)
+        )
     raise NoDevice(f"{_missing(root)} of the pool of {os.uname().nodename}")
 
 
@@ -224,7 +263,9 @@ def remove(path: str) -> None:
 
 
 def stage(root: str, prefix: str, expected: int = 0, near: str = "") -> str:
-    """Return where a base of an image is to be made, under its lock: on a device, if there is a pool; near another base."""
+    """Return where a base of an image is to be made, under its lock: on a device, if there is a pool; near
+    another base.
+    """
     path = layout_base.staging(root, prefix)
     if not os.path.isdir(path):
         os.makedirs(layout_base.all_staging(root), exist_ok=True)
@@ -283,7 +324,9 @@ def is_linked(location: str, link: Link) -> bool:
 
 
 def layers_links(location: str, disk: int | None = None) -> set[Link]:
-    """Return all that directories of VMs here say of where layers (of disks of this number) are; raise ToolTimeout if not all answer."""
+    """Return all that directories of VMs here say of where layers (of disks of this number) are; raise
+    ToolTimeout if not all answer.
+    """
     from .systems import directories
 
     found: set[Link] = set()

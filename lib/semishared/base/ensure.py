@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Have a base: the one way to it, for a deploy, a VM that arrives or resumes, a disk that is saved, and a base that is mended.
+"""Have a base: the one way to it, for a deploy, a VM that arrives or resumes, a disk that is saved, and a
+base that is mended.
 
-A base that is not here comes from other hosts that have it, or else from the store, extent by extent (fetch.py). Of a
-content that nobody has hashed yet the image is read whole, and named by what was found. Either way idle bases go first if
-there is no room (room.py). The front-end says from where and which, if the plan's action answers; else this host decides.
+A base that is not here comes from other hosts that have it, or else from the store, extent by extent
+(fetch.py). Of a content that nobody has hashed yet the image is read whole, and named by what was found.
+Either way idle bases go first if there is no room (room.py). The front-end says from where and which, if the
+plan's action answers; else this host decides.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from ..tools.undo import Undo
 from . import cache, devices, room
 
 EVICTIONS = 10
-"""So often a base may be evicted between its arrival and its lease: one that cannot be leased would be made for ever."""
+"""So often a base may be evicted between its arrival and its lease: one that cannot be leased would be made
+for ever.
+"""
 Disk = Tuple[int, int]
 """VM and number of a disk."""
 
@@ -35,16 +39,25 @@ class Leased(NamedTuple):
 
     base: cache.Base
     path: str
-    """The lease of the disk that wants it; the base's own image, which may be gone any time, if no disk does."""
+    """The lease of the disk that wants it; the base's own image, which may be gone any time, if no disk
+    does.
+    """
 
 
 def ensure(
-    root: str, image: ImageRef, ask: room.Ask | None, disk: Disk | None = None, *,
-    want: room.Want = room.FOR_ALL, content: Optional[store.Content] = None,
-) -> Leased:  # fmt: skip
-    """Return the base of the image's current generation (or of `image.generation`), leased for `disk` if one is named.
+    root: str,
+    image: ImageRef,
+    ask: room.Ask | None,
+    disk: Disk | None = None,
+    *,
+    want: room.Want = room.FOR_ALL,
+    content: Optional[store.Content] = None,
+) -> Leased:
+    """Return the base of the image's current generation (or of `image.generation`), leased for `disk` if one
+    is named.
 
-    `ask` asks the front-end. Raise ImageChanged if nobody has that generation (any more), MissingImage, StoreUnavailable, NoSpace.
+    `ask` asks the front-end. Raise ImageChanged if nobody has that generation (any more), MissingImage,
+    StoreUnavailable, NoSpace.
     """
     for _ in range(EVICTIONS):
         base = _have(root, image, ask, want, content)
@@ -54,10 +67,15 @@ def ensure(
         if path:
             return Leased(base, path)
         # It was evicted in between.
-    raise ToolFailed(f"the base {os.path.basename(base.directory)} came and was gone again {EVICTIONS} times on {os.uname().nodename}")
+    raise ToolFailed(
+        f"the base {os.path.basename(base.directory)} came and was gone again {EVICTIONS} times "
+        f"on {os.uname().nodename}"
+    )
 
 
-def _have(root: str, image: ImageRef, ask: room.Ask | None, want: room.Want, content: Optional[store.Content]) -> cache.Base:
+def _have(
+    root: str, image: ImageRef, ask: room.Ask | None, want: room.Want, content: Optional[store.Content]
+) -> cache.Base:
     found = _published(root, image, image.generation)
     if found:
         return found
@@ -87,7 +105,9 @@ def _published(root: str, image: ImageRef, generation: str) -> cache.Base | None
 
 
 def _look(image: ImageRef, content: store.Content) -> tuple[Any, str]:
-    """Return what the store has of the image, and of which generation that is; (None, '') if another host may have what it has not."""
+    """Return what the store has of the image, and of which generation that is; (None, '') if another host may
+    have what it has not.
+    """
     try:
         seen = content.see()
         return seen, content.generation(seen)
@@ -132,7 +152,9 @@ def _read_whole(
 
 @contextmanager
 def borrowed(root: str, record: Record | None, disk: Disk, ask: room.Ask | None) -> Iterator[None]:
-    """Have, within the block, the base that an overlay lacks where it lies without a lease: on the front-end."""
+    """Have, within the block, the base that an overlay lacks where it lies without a lease: on the
+    front-end.
+    """
     if record is None or not record.place.leases:
         yield
         return

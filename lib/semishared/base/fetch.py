@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Have bases, several at once if that is wanted (from where: filling.py), each under the lock of its image.
 
-A base is in use, and its lock is free, as soon as it is whole: whoever wants the first of many waits for no other. One that
-somebody else on this host is at is waited for when nothing else is left to be done, and by who holds no lock; so two that
-want the same bases cannot wait for each other. What came stays if all sources fail: the next run asks for the rest only.
+A base is in use, and its lock is free, as soon as it is whole: whoever wants the first of many waits for no
+other. One that somebody else on this host is at is waited for when nothing else is left to be done, and by
+who holds no lock; so two that want the same bases cannot wait for each other. What came stays if all sources
+fail: the next run asks for the rest only.
 """
 
 from __future__ import annotations
@@ -15,7 +16,17 @@ from typing import IO, Callable, Sequence
 
 from .. import store
 from ..config import load
-from ..errors import BaseBusy, HostFailed, HostUnreachable, ImageChanged, NoSpace, SemisharedError, ToolTimeout, UnsafeImage, WrongFormat
+from ..errors import (
+    BaseBusy,
+    HostFailed,
+    HostUnreachable,
+    ImageChanged,
+    NoSpace,
+    SemisharedError,
+    ToolTimeout,
+    UnsafeImage,
+    WrongFormat,
+)
 from ..model import layout, layout_base
 from ..model.steps import ImageRef
 from ..model.steps_base import FetchBases, Part
@@ -28,7 +39,9 @@ from .filling import Filling
 from .targets import Target, Targets
 
 OF_NO_USE = (NoSpace, ImageChanged, UnsafeImage, WrongFormat)
-"""After these, what has come of a base is space that the host lacks, or of a content that nobody has any more."""
+"""After these, what has come of a base is space that the host lacks, or of a content that nobody has any
+more.
+"""
 PAUSE_S = 0.1
 """Between two looks at whether somebody else has become ready."""
 
@@ -39,7 +52,8 @@ Held = Sequence[tuple[Part, "IO[str] | None"]]
 def receive(step: FetchBases, tell: Tell, poll: Callable[[], object]) -> dict[str, object]:
     """Have the bases; return {"sources", "troubles"}: `sources` is empty if they were here already.
 
-    Raise why one cannot be had, when all that can be are here; BaseBusy if somebody else is at it and is not to be waited for.
+    Raise why one cannot be had, when all that can be are here; BaseBusy if somebody else is at it and is not
+    to be waited for.
     """
     reception, left = _Reception(step, tell, poll), list(step.parts)
     os.makedirs(layout.locks(step.root), exist_ok=True)
@@ -54,7 +68,11 @@ def receive(step: FetchBases, tell: Tell, poll: Callable[[], object]) -> dict[st
             return reception.end()
         if free:
             continue
-        busy = [part.image for part in left if locks.is_held(layout_base.image_lock(step.root, part.image.base_prefix))]
+        busy = [
+            part.image
+            for part in left
+            if locks.is_held(layout_base.image_lock(step.root, part.image.base_prefix))
+        ]
         if busy and not step.wait:
             return reception.end(BaseBusy(f"base {busy[0].base_name} is being made on {os.uname().nodename}"))
         # Who only looks whether somebody has a lock has it for that moment.
@@ -85,8 +103,12 @@ class _Reception:
         """Tell whether there is no space for what has not come."""
         return self._full is not None
 
-    def begin(self, parts: Sequence[Part], locked: ExitStack) -> tuple[list[Part], list[tuple[Part, IO[str] | None]]]:
-        """Take the locks that are free of those which are not here; return of which they are not, and the others with theirs."""
+    def begin(
+        self, parts: Sequence[Part], locked: ExitStack
+    ) -> tuple[list[Part], list[tuple[Part, IO[str] | None]]]:
+        """Take the locks that are free of those which are not here; return of which they are not, and the
+        others with theirs.
+        """
         busy: list[Part] = []
         free: list[tuple[Part, IO[str] | None]] = []
         for part in parts:
@@ -109,7 +131,10 @@ class _Reception:
     def wait(self, since: float) -> None:
         """Give those who hold the locks some time; raise ToolTimeout if they have had too much of it."""
         if time.monotonic() - since > locks.LIMIT_S:
-            raise ToolTimeout(f"a base is being made on {os.uname().nodename} by another action for over {locks.LIMIT_S:.0f} s")
+            raise ToolTimeout(
+                f"a base is being made on {os.uname().nodename} by another action for over "
+                f"{locks.LIMIT_S:.0f} s"
+            )
         self._orders.hear()
         self.account.tell("another session")
         progress.touch()
@@ -122,7 +147,9 @@ class _Reception:
 
     def _fill(self, held: Held) -> None:
         root = self.step.root
-        room.evict_all(root, self._evict, tuple(layout_base.image_lock(root, part.image.base_prefix) for part, _ in held))
+        room.evict_all(
+            root, self._evict, tuple(layout_base.image_lock(root, part.image.base_prefix) for part, _ in held)
+        )
         self._evict = ()
         try:
             with files.enough_space(root):
@@ -186,13 +213,24 @@ class _Reception:
 
 
 def fetch(
-    root: str, image: ImageRef, content: store.Content, seen: object, current: str, ask: room.Ask | None, want: room.Want
+    root: str,
+    image: ImageRef,
+    content: store.Content,
+    seen: object,
+    current: str,
+    ask: room.Ask | None,
+    want: room.Want,
 ) -> None:
-    """Make the base of a known generation in staging, under its lock, from where the front-end says, or else from the store.
+    """Make the base of a known generation in staging, under its lock, from where the front-end says, or else
+    from the store.
 
     `seen` and `current` are what the store has, None and '' if nothing.
     """
-    needed = describe.needed(content, seen, content.expected(current) if current == image.generation else None) if seen else 0
+    needed = (
+        describe.needed(content, seen, content.expected(current) if current == image.generation else None)
+        if seen
+        else 0
+    )
     # What a killed action has left is gone on with, or removed.
     device_state.abandon(layout_base.staging(root, image.base_prefix))
     needed = max(0, needed - files.allocated(layout_base.image(layout_base.staging(root, image.base_prefix))))
@@ -205,4 +243,6 @@ def _of_answer(root: str, image: ImageRef, answer: dict[str, object]) -> FetchBa
     holders, rate = answer.get("sources"), eviction.number(answer, "rate")
     part = Part(image, tuple(map(str, holders if isinstance(holders, list) else ())))
     when = "quicker" if answer.get("from_store") == "quicker" else "rest"
-    return FetchBases(root, (part,), (), when, "", str(answer.get("codec", "auto")), rate, rate, (), room.chosen(answer))
+    return FetchBases(
+        root, (part,), (), when, "", str(answer.get("codec", "auto")), rate, rate, (), room.chosen(answer)
+    )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From where what bases lack comes: other bases here, the stream of a session, its hosts, holders, and then the store.
+"""From where what bases lack comes: other bases here, the stream of a session, its hosts, holders, and then
+the store.
 
 Each is asked for what is missing. What came stays if a source fails: the next one is asked for the rest only.
 """
@@ -12,7 +13,15 @@ from typing import Callable, Sequence
 
 from .. import store
 from ..config import Config
-from ..errors import HostUnreachable, ImageChanged, MissingImage, NoSpace, SemisharedError, ToolTimeout, TransferCorrupt
+from ..errors import (
+    HostUnreachable,
+    ImageChanged,
+    MissingImage,
+    NoSpace,
+    SemisharedError,
+    ToolTimeout,
+    TransferCorrupt,
+)
 from ..model import layout_base
 from ..model.ranges import ranges, within
 from ..model.steps_base import FetchBases, ServeBase, ServeExtents
@@ -29,14 +38,24 @@ from .unchanged import check_unchanged
 ROUNDS = 2
 """How often peers are asked before the store is (or nobody is left)."""
 MANY = 32768
-"""Extents that a peer is asked for by their hashes at once: a message has a longest line (wire/messages.py)."""
+"""Extents that a peer is asked for by their hashes at once: a message has a longest line
+(wire/messages.py).
+"""
 
 
 class Filling:
     """Fills what is open of `targets` as `step` says."""
 
-    def __init__(self, step: FetchBases, targets: Targets, account: Account, orders: Orders, config: Config) -> None:
-        self.step, self.targets, self.account, self.orders, self.config = step, targets, account, orders, config
+    def __init__(
+        self, step: FetchBases, targets: Targets, account: Account, orders: Orders, config: Config
+    ) -> None:
+        self.step, self.targets, self.account, self.orders, self.config = (
+            step,
+            targets,
+            account,
+            orders,
+            config,
+        )
         self.error: SemisharedError | None = None
         """What went wrong last."""
         self._gone: set[str] = set()
@@ -47,7 +66,9 @@ class Filling:
         """Tells whether another source than the one that is asked now would be quicker."""
 
     def run(self, give_up: Callable[[Target], None]) -> None:
-        """Have what is lacking; raise NoSpace. `give_up` is called with what the store cannot give, `error` says why."""
+        """Have what is lacking; raise NoSpace. `give_up` is called with what the store cannot give, `error`
+        says why.
+        """
         step, targets, self._gone = self.step, self.targets, set()
         self._try("here", self._reuse)
         if step.stream:
@@ -65,16 +86,24 @@ class Filling:
                 give_up(target)
 
     def _own(self, target: Target) -> None:
-        """Have of a base what the session does not share; whole, it is in use before the next one is begun."""
+        """Have of a base what the session does not share; whole, it is in use before the next one is
+        begun.
+        """
         if self.step.from_store == "quicker" and target.part.holders and target.is_known:
             self._quickest(target)
-        self._ask(target.part.holders, lambda: not target.is_over and target.lacks, lambda host: self._peer(host, target))
+        self._ask(
+            target.part.holders,
+            lambda: not target.is_over and target.lacks,
+            lambda host: self._peer(host, target),
+        )
         if not target.is_over and (self.step.from_store == "all" or target.lacks):
             error = self._priced(target, pricing.Choice(self.step.root, [_store_of(target)], target.partial))
             target.error = target.error or error
 
     def _quickest(self, target: Target) -> None:
-        """Have of a base what its holders or the store give, whoever is quicker; who fails, or has not all, is not asked so again."""
+        """Have of a base what its holders or the store give, whoever is quicker; who fails, or has not all,
+        is not asked so again.
+        """
         choice = pricing.Choice(self.step.root, [*target.part.holders, _store_of(target)], target.partial)
         while not target.is_over and target.lacks and not self.orders.ended and not choice.is_over:
             self._priced(target, choice)
@@ -96,7 +125,9 @@ class Filling:
         return error
 
     def _beside(self, target: Target, choice: pricing.Choice) -> SemisharedError | None:
-        """Read the store, and take from who is tried meanwhile: to find out what it costs, costs nothing then."""
+        """Read the store, and take from who is tried meanwhile: to find out what it costs, costs nothing
+        then.
+        """
         host, had = choice.tried, [self.targets.count]
         looked, was_unseen = time.monotonic(), False
 
@@ -115,12 +146,16 @@ class Filling:
                     had[0] = self.targets.count
                     more = coming.turn(0)
                 if more is None and not choice.is_dear():
-                    raise TransferCorrupt(f"{host} does not have all of base {target.part.image.base_name}, or not as it should be")
+                    raise TransferCorrupt(
+                        f"{host} does not have all of base {target.part.image.base_name}, or not "
+                        f"as it should be"
+                    )
             except NoSpace:
                 raise
             except SemisharedError as e:
                 self._failed(host, e)
-                # Who cannot send since the store stands still gives up after a while (outgoing.py): that is the store's fault.
+                # Who cannot send since the store stands still gives up after a while (outgoing.py): that is
+                # the store's fault.
                 choice.drop(has_failed=not was_unseen)
             return choice.is_dear()
 
@@ -136,10 +171,16 @@ class Filling:
                 if is_lacking() and not self.orders.ended:
                     failures[host] = self._try(host, lambda host=host: work(host))  # type: ignore[misc]
             # To find that out again for each of many bases would take as long as they do.
-            self._gone |= {host for host, error in failures.items() if isinstance(error, HostUnreachable) and host not in self._slow}
+            self._gone |= {
+                host
+                for host, error in failures.items()
+                if isinstance(error, HostUnreachable) and host not in self._slow
+            }
             # Who has no more to give has not by asking again, only by the time that it takes.
             left = [host for host in left if not isinstance(failures.get(host), (MissingImage, ToolTimeout))]
-            if all(isinstance(error, (HostUnreachable, MissingImage, ToolTimeout)) for error in failures.values()):
+            if all(
+                isinstance(error, (HostUnreachable, MissingImage, ToolTimeout)) for error in failures.values()
+            ):
                 break
 
     def _try(self, source: str, work: Callable[[], None]) -> SemisharedError | None:
@@ -163,9 +204,14 @@ class Filling:
             found = None if target.is_known else manifests.manifest(self.step.root, target.part.image)
             if found:
                 self.targets.begin(found.text())
-        rotted = held.reuse(self.step.root, self.targets, lambda count, size: self.account.count("here", count, size))
+        rotted = held.reuse(
+            self.step.root, self.targets, lambda count, size: self.account.count("here", count, size)
+        )
         for directory, indices in rotted.items():
-            name, own = os.path.basename(directory), {target.part.image.base_prefix for target in self.targets.open}
+            name, own = (
+                os.path.basename(directory),
+                {target.part.image.base_prefix for target in self.targets.open},
+            )
             if layout_base.named(name):
                 rotten.doubt(self.step.root, name, indices, is_locked=layout_base.prefix_of(name) in own)
 
@@ -182,7 +228,9 @@ class Filling:
         had, wanted = -1, self._lacking()
         while wanted and self.targets.count > had:
             had = self.targets.count
-            step = ServeExtents(self.step.root, wanted[:MANY], packets.Session.new().text, self.step.codec, self.step.rate)
+            step = ServeExtents(
+                self.step.root, wanted[:MANY], packets.Session.new().text, self.step.codec, self.step.rate
+            )
             self._fetch(host, step)
             wanted = self._lacking() if len(wanted) > MANY else ()
         if not self.targets.has_shared:
@@ -193,13 +241,23 @@ class Filling:
 
     def _peer(self, host: str, target: Target) -> None:
         name = target.part.image.base_name
-        self._fetch(host, self._serve(target, target.partial.missing() if not self.step.sources else target.rest()))
+        self._fetch(
+            host, self._serve(target, target.partial.missing() if not self.step.sources else target.rest())
+        )
         if not target.is_over and target.lacks:
             raise TransferCorrupt(f"{host} does not have all of base {name}, or not as it should be")
 
     def _serve(self, target: Target, wanted: Sequence[int]) -> ServeBase:
         name, session = target.part.image.base_name, packets.Session.new().text
-        return ServeBase(self.step.root, name, ranges(wanted), session, self.step.codec, self.step.rate, knows=target.is_known)
+        return ServeBase(
+            self.step.root,
+            name,
+            ranges(wanted),
+            session,
+            self.step.codec,
+            self.step.rate,
+            knows=target.is_known,
+        )
 
     def _fetch(self, host: str, step: ServeBase | ServeExtents) -> None:
         had = [self.targets.count]
@@ -217,24 +275,31 @@ class Filling:
         return is_left
 
     def _store(self, target: Target, *, is_first: bool = False, but: Sequence[int] = ()) -> None:
-        """Take what is lacking from the store, `but` what comes from elsewhere; `is_first`: what others of the session wait for, if it
-        can be told from the rest.
+        """Take what is lacking from the store, `but` what comes from elsewhere; `is_first`: what others of
+        the session wait for, if it can be told from the rest.
         """
         image, partial = target.part.image, target.partial
         content = store.content(image)
         seen = content.see()
         current = content.generation(seen)
         if current and current != image.generation:
-            raise ImageChanged(f"{image.source} does not have the content of generation {image.generation} any more")
+            raise ImageChanged(
+                f"{image.source} does not have the content of generation {image.generation} any more"
+            )
         if not target.is_known or not current:
-            # A content that nobody has hashed may be that one all the same: a session may have changed nothing.
+            # A content that nobody has hashed may be that one all the same: a session may have changed
+            # nothing.
             expected = content.expected(image.generation) if current else None
             if expected is None:
                 if not is_first:
                     self._store_without_manifest(target, content, seen)
                 return
             self.targets.begin(expected.text())
-        wanted = [index for index in (partial.missing() if self.step.from_store == "all" else target.rest()) if index not in but]
+        wanted = [
+            index
+            for index in (partial.missing() if self.step.from_store == "all" else target.rest())
+            if index not in but
+        ]
         first = within(target.part.first, wanted)
         self._read(target, content, seen, first, Pace(self.step.rate))
         if not is_first:
@@ -242,7 +307,9 @@ class Filling:
         point("base copied")
         check_unchanged(image, content, seen)
 
-    def _read(self, target: Target, content: store.Content, seen: object, indices: list[int], pace: Pace) -> None:
+    def _read(
+        self, target: Target, content: store.Content, seen: object, indices: list[int], pace: Pace
+    ) -> None:
         if not indices:
             return
         for index, data in content.read(indices, seen):
@@ -251,7 +318,9 @@ class Filling:
             had = self.targets.count
             if not self.targets.put(index, data, target.partial.manifest.extents[index]):
                 where = f"first at byte {index * extents.EXTENT}"
-                raise ImageChanged(f"{target.part.image.source} does not have the content of its generation, {where}")
+                raise ImageChanged(
+                    f"{target.part.image.source} does not have the content of its generation, {where}"
+                )
             self.account.came("store", had, len(data))
             if self._is_dear():
                 return

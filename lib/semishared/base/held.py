@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The extents of this host's bases by their hashes: images that were made from one another have most of them in common.
+"""The extents of this host's bases by their hashes: images that were made from one another have most of them
+in common.
 
 What is here of another base need not be sent: it is copied, or shared where the file system can do that.
 """
@@ -73,7 +74,9 @@ class Held:
                 self._where[digest] = (directory, index)
 
     def _wanted_in(self, directory: str, generation: str) -> list[tuple[int, str]] | None:
-        """Return what is wanted of a base, once for all looks: it is looked at again and again while it is made."""
+        """Return what is wanted of a base, once for all looks: it is looked at again and again while it is
+        made.
+        """
         manifest = manifest_in(directory, generation)
         return manifest and [pair for pair in manifest.extents.items() if pair[1] in self._wanted]
 
@@ -112,7 +115,9 @@ class Held:
 
 
 def manifest_in(directory: str, generation: str) -> extents.Manifest | None:
-    """Return the manifest of the base in `directory`, None if it is not there, cannot be read, or is that of another generation."""
+    """Return the manifest of the base in `directory`, None if it is not there, cannot be read, or is that of
+    another generation.
+    """
     try:
         with open(layout_base.manifest(directory), "rb") as file:
             text = file.read()
@@ -122,8 +127,9 @@ def manifest_in(directory: str, generation: str) -> extents.Manifest | None:
 
 
 def reuse(root: str, targets: Targets, came: Callable[[int, int], None]) -> dict[str, list[int]]:
-    """Take what other bases of this host have; `came` is told (extents, bytes). What has rotted there is not taken, but returned: by the
-    directory in which it lies."""
+    """Take what other bases of this host have; `came` is told (extents, bytes). What has rotted there is not
+    taken, but returned: by the directory in which it lies.
+    """
     rotten: dict[str, list[int]] = {}
     held = Held(root, targets.digests((target, target.partial.missing()) for target in targets.all))
     try:

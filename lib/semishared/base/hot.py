@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hot bases: copies of bases in the memory of their host, from which guests read in the place of those on disk.
+"""Hot bases: copies of bases in the memory of their host, from which guests read in the place of those on
+disk.
 
     <memory>/.semishared/hot/<store>-<image>-<generation>/image     mode 0440
 
-An overlay lies over the base on disk, by its header and by its lease, wherever its guest reads from: that is said to libvirt alone, at
-each boot (plan/hypervisor.py). So a copy is never the only one of anything, and nothing has to be put right when memory is lost,
-or when a VM goes to another host.
+An overlay lies over the base on disk, by its header and by its lease, wherever its guest reads from: that is
+said to libvirt alone, at each boot (plan/hypervisor.py). So a copy is never the only one of anything, and
+nothing has to be put right when memory is lost, or when a VM goes to another host.
 
-A copy is promised its room as layers are (promises.py), and goes when that is wanted and no guest reads from it: QEMU has locks on what
-it has open, and who boots a guest has one until QEMU is there.
+A copy is promised its room as layers are (promises.py), and goes when that is wanted and no guest reads from
+it: QEMU has locks on what it has open, and who boots a guest has one until QEMU is there.
 
-What each crash leaves: a directory without `image`, which counts, and is made again by the next boot, or goes for what needs its room.
+What each crash leaves: a directory without `image`, which counts, and is made again by the next boot, or goes
+for what needs its room.
 """
 
 from __future__ import annotations
@@ -69,25 +71,37 @@ def _listed(directory: str) -> "list[str]":
 
 def found(root: str, name: str) -> str:
     """Return the copy of a base, '' if there is none that is whole."""
-    return next((copy.image for copy in _copies(root) if copy.name == name and os.path.isfile(copy.image)), "")
+    return next(
+        (copy.image for copy in _copies(root) if copy.name == name and os.path.isfile(copy.image)), ""
+    )
 
 
 def why_not(root: str, size: int) -> str:
     """Return why memory would not take the copy of a base of `size` bytes, '' if it would."""
-    memory = [device for device in devices.present(root) if device.device_class == MEMORY and device.share > 0]
+    memory = [
+        device for device in devices.present(root) if device.device_class == MEMORY and device.share > 0
+    ]
     if not memory:
         return f"no device of class {MEMORY} takes it"
     most = max(_takes(device) + _idle_bytes(root, device.uuid) for device in memory)
-    return "" if size <= most else f"it has {human(size)}, and memory {human(max(most, 0))} that are not promised"
+    return (
+        ""
+        if size <= most
+        else f"it has {human(size)}, and memory {human(max(most, 0))} that are not promised"
+    )
 
 
 def _takes(device: pool.Device) -> int:
-    """Return the bytes of a copy that memory takes at once: more than are promised may be free, and fewer where it promises them twice."""
+    """Return the bytes of a copy that memory takes at once: more than are promised may be free, and fewer
+    where it promises them twice.
+    """
     return min(device.unpromised, device.room)
 
 
 def provide(root: str, name: str, source: str, format: str) -> str:
-    """Have a copy of the base `name`, as the lease `source` has it, in memory; return why there is none, or ''."""
+    """Have a copy of the base `name`, as the lease `source` has it, in memory; return why there is none, or
+    ''.
+    """
     if found(root, name):
         return ""
     size = os.stat(source).st_size
@@ -139,7 +153,9 @@ def _made(copy: Copy, source: str, format: str) -> str:
 
 
 def hold(root: str, name: str) -> str:
-    """Return the copy of a base, '' if there is none; it stays as long as this process lives, and the program that it becomes."""
+    """Return the copy of a base, '' if there is none; it stays as long as this process lives, and the program
+    that it becomes.
+    """
     if not found(root, name):
         return ""
     with promises.held(root):
@@ -176,7 +192,9 @@ def _promised(copy: Copy) -> int:
 
 
 def _idle(root: str, uuid: str) -> "list[Copy]":
-    """Return the copies that nobody makes and no guest reads from, the one first that was used longest ago."""
+    """Return the copies that nobody makes and no guest reads from, the one first that was used longest
+    ago.
+    """
     idle = [copy for copy in _copies(root) if copy.uuid == uuid and not _is_used(root, copy)]
     return sorted(idle, key=_last_used)
 
@@ -196,7 +214,9 @@ def _is_used(root: str, copy: Copy) -> bool:
 
 
 def drop(root: str, name: str) -> None:
-    """Remove the copy of a base that is gone, or of one whose copy is not what it was: who reads from it has it open."""
+    """Remove the copy of a base that is gone, or of one whose copy is not what it was: who reads from it has
+    it open.
+    """
     for copy in [copy for copy in _copies(root) if copy.name == name]:
         _remove(copy)
 

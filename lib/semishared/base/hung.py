@@ -2,14 +2,18 @@
 """Devices that hang: whoever touches one waits for ever, and nobody else on the host may wait with him.
 
     <root>/devices/<uuid>  -> <mount>/.semishared         as long as it answers
-                           -> hung:<mount>/.semishared    when it has not: what leads through this link leads nowhere then, so
-                                                          that for everybody the device is as one that is not mounted
-                   <uuid>.asked                           who asked it, and cannot be ended even by SIGKILL: nobody asks beside him
+                           -> hung:<mount>/.semishared    when it has not: what leads through this link leads
+                           nowhere then, so
+                                                          that for everybody the device is as one that is not
+                                                          mounted
+                   <uuid>.asked                           who asked it, and cannot be ended even by SIGKILL:
+                   nobody asks beside him
 
-Who is about to follow links to devices looks first: each plan, what monitoring asks, and whoever starts a guest. The label is read past
-the page cache, by a program: one in a hung system call cannot be killed, and a thread in one would keep us from ending. When a device
-was looked at last is the time of its link; one that hangs is asked again every so often, and at once for a VM that lies on it, and is
-back when it answers. A host on which nothing ends in its time, since its own disk stalls or it swaps, says nothing about devices.
+Who is about to follow links to devices looks first: each plan, what monitoring asks, and whoever starts a
+guest. The label is read past the page cache, by a program: one in a hung system call cannot be killed, and a
+thread in one would keep us from ending. When a device was looked at last is the time of its link; one that
+hangs is asked again every so often, and at once for a VM that lies on it, and is back when it answers. A host
+on which nothing ends in its time, since its own disk stalls or it swaps, says nothing about devices.
 
 What each crash leaves: one link or the other, either of which the next look puts right.
 """
@@ -27,21 +31,32 @@ from ..tools.crash_points import point
 from . import devices
 
 PATIENCE_S, ANSWER_S = 30.0, 8.0
-"""Within which a device that has answered reads one block, and one that has not: disks that stand still take their time, above all many."""
+"""Within which a device that has answered reads one block, and one that has not: disks that stand still take
+their time, above all many.
+"""
 SOON_S = 0.5
 """Whoever answers by then is not worth a question to the host itself."""
 FRESH_S, AGAIN_S = 5.0, 60.0
 """Seconds for which it is believed that a device answers, and that it hangs."""
 KILLED_S = 0.5
 """Seconds that a killed program may take to end."""
-READ = ["sh", "-c", """exec <"$1"
+READ = [
+    "sh",
+    "-c",
+    """exec <"$1"
 dd count=0 iflag=nocache status=none
-exec dd bs=4096 count=1 iflag=direct of=/dev/null status=none""", "sh"]  # fmt: skip
-"""What opens a label reads it, too: one is waited for. Not as btrfs has it cached, which it answers direct reads from (Linux 6.18)."""
+exec dd bs=4096 count=1 iflag=direct of=/dev/null status=none""",
+    "sh",
+]
+"""What opens a label reads it, too: one is waited for. Not as btrfs has it cached, which it answers direct
+reads from (Linux 6.18).
+"""
 
 
 class Question(NamedTuple):
-    """Whether what is ours on a device can be read within so many seconds; `note`: where it is known who waits for that."""
+    """Whether what is ours on a device can be read within so many seconds; `note`: where it is known who
+    waits for that.
+    """
 
     side: str
     limit_s: float
@@ -49,7 +64,9 @@ class Question(NamedTuple):
 
 
 def look_before(steps: Iterable[object]) -> None:
-    """Look at the devices of the base stores with which steps have to do, and again at those on which their VMs lie."""
+    """Look at the devices of the base stores with which steps have to do, and again at those on which their
+    VMs lie.
+    """
     doubted: "dict[str, set[str]]" = {}
     for step in steps:
         root, vm_dir = _root(step), _vm_dir(step)
@@ -65,7 +82,10 @@ def _vm_dir(step: object) -> str:
 
 def _devices_of(vm_dir: str) -> Iterable[str]:
     try:
-        return filter(None, [devices.device_of(f"{vm_dir}/{name}") for name in os.listdir(vm_dir) if layout.are_layers(name)])
+        return filter(
+            None,
+            [devices.device_of(f"{vm_dir}/{name}") for name in os.listdir(vm_dir) if layout.are_layers(name)],
+        )
     except OSError:
         return ()
 
@@ -78,7 +98,8 @@ def _root(step: object) -> str:
 
 
 def look(root: str, doubted: Container[str] = ()) -> None:
-    """See which devices of this host's pool answer; let those that do not be as if they were not there, and the others be back.
+    """See which devices of this host's pool answer; let those that do not be as if they were not there, and
+    the others be back.
 
     `doubted`: UUIDs of those of which it is not believed for a moment that they hang.
     """
@@ -92,7 +113,9 @@ def look(root: str, doubted: Container[str] = ()) -> None:
         believed_s = FRESH_S if not layout_devices.is_aside(target) else 0.0 if uuid in doubted else AGAIN_S
         if not 0 <= since < believed_s:
             asked[link] = target
-    for (link, target), answer in zip(asked.items(), _answers([_question(link, target) for link, target in asked.items()])):
+    for (link, target), answer in zip(
+        asked.items(), _answers([_question(link, target) for link, target in asked.items()])
+    ):
         side = layout_devices.side_of(target)
         if answer is not None:
             _note(link, target, side if answer else layout_devices.aside(side))
@@ -117,7 +140,9 @@ def _note(link: str, was: str, target: str) -> None:
 
 
 def unanswered(root: str, sides: Sequence[str]) -> "list[str]":
-    """Return which directories of ours on devices do not answer in their time; what answers with an error has answered."""
+    """Return which directories of ours on devices do not answer in their time; what answers with an error has
+    answered.
+    """
     links = [layout_devices.device(root, uuid) for uuid in devices.registered(root)]
     notes = {layout_devices.side_of(os.readlink(link)): layout_devices.asked_beside(link) for link in links}
     answers = _answers([Question(side, PATIENCE_S, notes.get(side, "")) for side in sides])
@@ -131,11 +156,19 @@ def _answers(questions: Sequence[Question]) -> List[Optional[bool]]:
 
     labels = {question.side: layout_devices.label(question.side) for question in questions}
     try:
-        programs = [None if _is_waited_for(asked) else run.unheard([*READ, labels[asked.side]]) for asked in questions]
+        programs = [
+            None if _is_waited_for(asked) else run.unheard([*READ, labels[asked.side]]) for asked in questions
+        ]
         soon = time.monotonic() + SOON_S
-        if all([not program or ended_within(program, soon - time.monotonic()) is not None for program in programs]):
+        if all(
+            [
+                not program or ended_within(program, soon - time.monotonic()) is not None
+                for program in programs
+            ]
+        ):
             return [program is not None for program in programs]
-        # The same but for the device: where even that takes long it is not the device, and what it is can have held up the others too.
+        # The same but for the device: where even that takes long it is not the device, and what it is can
+        # have held up the others too.
         host = run.unheard([*READ, "/dev/zero"])
     except OSError:
         return [None for _ in questions]
@@ -162,20 +195,28 @@ def _waits(question: Question, pid: int) -> None:
 
     try:
         if question.note:
-            files.write_json(question.note, {"pid": pid, "started": owner.started(pid), "mount": _mounted(question.side)})
+            files.write_json(
+                question.note, {"pid": pid, "started": owner.started(pid), "mount": _mounted(question.side)}
+            )
     except OSError:
         pass  # the next one waits beside him
 
 
 def _is_waited_for(question: Question) -> bool:
-    """Tell whether somebody waits for an answer yet, of what is mounted there now: who waits for what was there before may for ever."""
+    """Tell whether somebody waits for an answer yet, of what is mounted there now: who waits for what was
+    there before may for ever.
+    """
     from ..tools import owner
 
     said = files.hint(question.note) if question.note else {}
     if not said:
         return False
     pid = said.get("pid")
-    if type(pid) is int and said.get("started") == owner.waiting(pid) and said.get("mount") == _mounted(question.side):
+    if (
+        type(pid) is int
+        and said.get("started") == owner.waiting(pid)
+        and said.get("mount") == _mounted(question.side)
+    ):
         return True
     try:
         os.unlink(question.note)

@@ -36,7 +36,9 @@ class Incoming:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         self._is_left = True
         # Before the session closes its files: another one may get their numbers.
         self._thread.join()
@@ -69,7 +71,9 @@ class Incoming:
                 pass  # a slow disk, or whoever takes them has left
 
     def next(self, within_s: float) -> packets.Packet | None:
-        """Return the next packet, None if there is no other; raise TimeoutError if none came in that time, or what has ended it."""
+        """Return the next packet, None if there is no other; raise TimeoutError if none came in that time, or
+        what has ended it.
+        """
         try:
             packet, self.at = self._queue.get(timeout=within_s)
         except queue.Empty:

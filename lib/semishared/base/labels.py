@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The labels of devices: what makes a mounted tree one of this host's pool, and what `semishared pool` is told of it.
+"""The labels of devices: what makes a mounted tree one of this host's pool, and what `semishared pool` is
+told of it.
 
     <mount>/.semishared/device.json     <root>/devices/<uuid>.json      (device_label.py)
 
-Killed anywhere, some devices are labelled or linked, and the next run goes on: a label that is there is taken as it is.
+Killed anywhere, some devices are labelled or linked, and the next run goes on: a label that is there is taken
+as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +21,19 @@ from ..model.steps_device import CloseDevice, ListDevices, SetDevices
 from ..plan import pool
 from ..tools import files, locks, mounts
 from ..tools.crash_points import point
-from . import device_label, device_state, devices, hot, hung, overcommitted, promises, room, undeclared, volatile, zram
+from . import (
+    device_label,
+    device_state,
+    devices,
+    hot,
+    hung,
+    overcommitted,
+    promises,
+    room,
+    undeclared,
+    volatile,
+    zram,
+)
 
 
 def describe(step: ListDevices) -> dict[str, object]:
@@ -34,25 +48,48 @@ def described(root: str) -> list[dict[str, object]]:
 
 def _described(root: str, uuid: str) -> dict[str, object]:
     directory = layout_devices.device(root, uuid)
-    row: dict[str, object] = {"uuid": uuid, "path": devices.mount(root, uuid), "class": "", "weight": 0.0, "total": 0, "free": 0,
-                              "disks": 0, "bases": 0, "promised": 0, "lost": [], "is_old": False}  # fmt: skip
+    row: dict[str, object] = {
+        "uuid": uuid,
+        "path": devices.mount(root, uuid),
+        "class": "",
+        "weight": 0.0,
+        "total": 0,
+        "free": 0,
+        "disks": 0,
+        "bases": 0,
+        "promised": 0,
+        "lost": [],
+        "is_old": False,
+    }
     wrong = device_state.state(root, uuid)
     if wrong and wrong != device_state.READ_ONLY:
         return {**row, "state": wrong}
     said = device_label.read(directory)
     try:
         stat = os.statvfs(directory)
-        held = {part: len(room.names(f"{directory}/{part}")) for part in (layout_devices.LAYERS, layout_devices.BASES)}
-        # That of memory is written by who mounts it, and no file system is made there that has small files in its metadata.
+        held = {
+            part: len(room.names(f"{directory}/{part}"))
+            for part in (layout_devices.LAYERS, layout_devices.BASES)
+        }
+        # That of memory is written by who mounts it, and no file system is made there that has small files in
+        # its metadata.
         row["is_old"] = said["class"] != MEMORY and not device_label.is_padded(directory)
     except OSError as e:
         return {**row, "state": f"{device_state.BROKEN}: {e.strerror}"}
-    row.update({"class": said["class"], "weight": said["weight"], "mixes_memory": zram.mixes_memory(directory)})
+    row.update(
+        {"class": said["class"], "weight": said["weight"], "mixes_memory": zram.mixes_memory(directory)}
+    )
     row.update({"total": stat.f_blocks * stat.f_frsize, "free": stat.f_bavail * stat.f_frsize})
     row.update({"disks": held[layout_devices.LAYERS], "bases": held[layout_devices.BASES]})
     if said["class"] == MEMORY:
         row.update({"bases": len(room.names(layout_devices.hot(directory)))})
-        row.update({"promised": promises.total(directory), "lost": _lost(root, uuid), "watched": overcommitted.is_watched(root)})
+        row.update(
+            {
+                "promised": promises.total(directory),
+                "lost": _lost(root, uuid),
+                "watched": overcommitted.is_watched(root),
+            }
+        )
         row.update({"limit": zram.limit(directory)})
     return {**row, "state": wrong}
 
@@ -68,7 +105,8 @@ def _lost(root: str, uuid: str) -> list[str]:
 
 
 def declare(step: SetDevices) -> dict[str, object]:
-    """Make the pool what is wanted; return {"labelled", "closed", "gone"}: paths that are new, take nothing more, or are none any more.
+    """Make the pool what is wanted; return {"labelled", "closed", "gone"}: paths that are new, take nothing
+    more, or are none any more.
 
     Raise BadPool, before anything is changed, if one of them cannot be a device.
     """
@@ -105,7 +143,10 @@ def _checked(step: SetDevices, wanted: Sequence[pool.Declared]) -> dict[str, str
             raise _not_mounted(path)
         system = mounted.device
         if system in systems:
-            raise BadPool(f"{systems[system]} and {path} on {here} are one file system: of one device there is one label")
+            raise BadPool(
+                f"{systems[system]} and {path} on {here} are one file system: of one device there "
+                f"is one label"
+            )
         systems[system] = path
         if not os.access(path, os.W_OK | os.X_OK):
             raise BadPool(f"{path} on {here} cannot be written to by the drivers' user: let that own it")
@@ -114,11 +155,16 @@ def _checked(step: SetDevices, wanted: Sequence[pool.Declared]) -> dict[str, str
         if not uuid and os.path.lexists(layout_devices.label(side)):
             raise BadPool(f"the label of {path} on {here} cannot be understood: {layout_devices.label(side)}")
         if uuid and uuid in found.values():
-            raise BadPool(f"{path} on {here} has the label of another device, of which it may be a copy: {uuid}")
+            raise BadPool(
+                f"{path} on {here} has the label of another device, of which it may be a copy: {uuid}"
+            )
         if uuid:
             _check_own(step, device.path, uuid, system)
         elif any(room.names(f"{side}/{part}") for part in layout_devices.PARTS):
-            raise BadPool(f"{path} on {here} has disks or bases of a pool, and no label: remove {side} if nobody misses them")
+            raise BadPool(
+                f"{path} on {here} has disks or bases of a pool, and no label: remove {side} if "
+                f"nobody misses them"
+            )
         found[path] = uuid
         _check_class(side, device, mounted)
     return found
@@ -129,38 +175,60 @@ def _not_mounted(path: str) -> BadPool:
 
 
 def _check_own(step: SetDevices, path: str, uuid: str, system: str) -> None:
-    """Raise BadPool for a device that is in the pool of another host, or has the label of one that is mounted elsewhere."""
+    """Raise BadPool for a device that is in the pool of another host, or has the label of one that is mounted
+    elsewhere.
+    """
     root, here = step.root, os.uname().nodename
     side, link = layout_devices.side(path), layout_devices.device(root, uuid)
     if os.path.isdir(link) and not os.path.islink(link):
         # Of an older version, which wrote to a device that went at that moment.
-        raise BadPool(f"{link} on {here} is a directory, where the link to {path} is to be: move it away, it may have layers of disks")
+        raise BadPool(
+            f"{link} on {here} is a directory, where the link to {path} is to be: move it away, "
+            f"it may have layers of disks"
+        )
     said = device_label.read(side)
     host = device_label.whose(link, said)
     if host and not device_label.was_of(said, root, step.host_id):
         host += f" (host {said['host_id']} in OpenNebula)" if "host_id" in said else ""
-        what = "take it out there (semishared pool drain), or, if that host is no more, copy what is worth it from"
+        what = (
+            "take it out there (semishared pool drain), or, if that host is no more, copy what is "
+            "worth it from"
+        )
         raise BadPool(f"{path} on {here} is in the pool of {host}: {what} {side}, and remove that")
     was = devices.mount(root, uuid)
     mounted = mounts.under(was, mounts.listed())
     is_another = mounted.point == was and mounted.device != system
     # One that hangs is not asked again, and may be that.
-    if is_another and (layout_devices.is_aside(os.readlink(link)) or device_label.read(layout_devices.side(was)).get("uuid") == uuid):
-        raise BadPool(f"{path} on {here} has the label of {was}, which is mounted too, and of which it may be a copy: {uuid}")
+    if is_another and (
+        layout_devices.is_aside(os.readlink(link))
+        or device_label.read(layout_devices.side(was)).get("uuid") == uuid
+    ):
+        raise BadPool(
+            f"{path} on {here} has the label of {was}, which is mounted too, and of which it may "
+            f"be a copy: {uuid}"
+        )
 
 
 def _check_class(side: str, wanted: pool.Declared, mounted: mounts.Mount) -> None:
-    """Raise BadPool for memory that is declared as what outlives a restart: by one word too few persistent data would lie there.
+    """Raise BadPool for memory that is declared as what outlives a restart: by one word too few persistent
+    data would lie there.
 
-    And for a device with layers that was no memory and is declared so, or the other way round: of them nothing is promised.
+    And for a device with layers that was no memory and is declared so, or the other way round: of them
+    nothing is promised.
     """
     said, here = device_label.read(side), os.uname().nodename
     was = said.get("class", wanted.device_class)
     if wanted.device_class != MEMORY and volatile.is_volatile(mounted):
-        what = f"is memory, which a restart empties, and declared as {wanted.device_class}: {wanted.path}={MEMORY} is what it can be"
+        what = (
+            f"is memory, which a restart empties, and declared as {wanted.device_class}: "
+            f"{wanted.path}={MEMORY} is what it can be"
+        )
         raise BadPool(f"{wanted.path} on {here} {what}")
     if wanted.device_class != MEMORY == was and "owner" not in said:
-        what = f"has the label of memory, and is declared as {wanted.device_class}: {wanted.path}={MEMORY}; or, if it is none, remove"
+        what = (
+            f"has the label of memory, and is declared as {wanted.device_class}: "
+            f"{wanted.path}={MEMORY}; or, if it is none, remove"
+        )
         raise BadPool(f"{wanted.path} on {here} {what} {layout_devices.label(side)}")
     if (was == MEMORY) != (wanted.device_class == MEMORY) and room.names(f"{side}/{layout_devices.LAYERS}"):
         what = f"is of class {was} and has disks: without them it can be {wanted.device_class}"
@@ -172,7 +240,13 @@ def _label(step: SetDevices, wanted: pool.Declared, found: dict[str, str]) -> st
     root = step.root
     side, uuid = layout_devices.side(wanted.path), found[wanted.path] or str(uuids.uuid4())
     link, note = layout_devices.device(root, uuid), layout_devices.note(root, uuid)
-    said = {"version": 1, "uuid": uuid, "class": wanted.device_class, "weight": wanted.weight, **_owner(step, side, link, wanted)}
+    said = {
+        "version": 1,
+        "uuid": uuid,
+        "class": wanted.device_class,
+        "weight": wanted.weight,
+        **_owner(step, side, link, wanted),
+    }
     is_new = not os.path.lexists(link)
     files.remove_staged(layout_devices.devices(root))
     if is_new:
@@ -193,11 +267,16 @@ def _owner(step: SetDevices, side: str, link: str, wanted: pool.Declared) -> dic
         return {}
     was = device_label.read(side)
     is_own = "owner" in was and not device_label.whose(link, was)
-    return {"owner": was["owner"] if is_own else uuids.uuid4().hex, **device_label.of_host(step.root, step.host_id)}
+    return {
+        "owner": was["owner"] if is_own else uuids.uuid4().hex,
+        **device_label.of_host(step.root, step.host_id),
+    }
 
 
 def _write(side: str, said: dict[str, object]) -> None:
-    """Write a label, unless it says that; one of before, which says nothing else, may be on a device that is full, and stays."""
+    """Write a label, unless it says that; one of before, which says nothing else, may be on a device that is
+    full, and stays.
+    """
     if device_label.is_written(side, said):
         files.remove_staged(side)
         return
@@ -215,16 +294,25 @@ def _write(side: str, said: dict[str, object]) -> None:
 
 
 def close(step: CloseDevice) -> dict[str, object]:
-    """Let a device take nothing more; raise BadPool if it is not there, or the only one that takes what is not for memory."""
+    """Let a device take nothing more; raise BadPool if it is not there, or the only one that takes what is
+    not for memory.
+    """
     with locks.exclusive(layout.lock(step.root, "devices"), 30):
         found = {device.uuid: device for device in devices.present(step.root)}
         if step.device not in found:
-            raise BadPool(f"the device {step.device} of {os.uname().nodename} is not there, or cannot be written to")
-        takers = {uuid for uuid, device in found.items() if device.share > 0 and device.device_class != MEMORY}
+            raise BadPool(
+                f"the device {step.device} of {os.uname().nodename} is not there, or cannot be written to"
+            )
+        takers = {
+            uuid for uuid, device in found.items() if device.share > 0 and device.device_class != MEMORY
+        }
         # Memory takes nothing in the place of a device, and none of what all others wait for.
         if found[step.device].device_class != MEMORY and not takers - {step.device}:
             path = devices.mount(step.root, step.device)
-            raise BadPool(f"{path} on {os.uname().nodename} cannot be drained: no other device of its pool takes what is not for memory")
+            raise BadPool(
+                f"{path} on {os.uname().nodename} cannot be drained: no other device of its pool "
+                f"takes what is not for memory"
+            )
         _close(step.root, step.device)
         with promises.held(step.root):
             hot.drop_idle(step.root, step.device)
@@ -234,7 +322,11 @@ def close(step: CloseDevice) -> dict[str, object]:
 def _close(root: str, uuid: str) -> None:
     """Let a device take nothing more: as this host has noted it, for it may be full, or away."""
     device, note = layout_devices.device(root, uuid), layout_devices.note(root, uuid)
-    known = files.hint(note) or device_label.without_padding(device_label.read(device)) or {"version": 1, "uuid": uuid}
+    known = (
+        files.hint(note)
+        or device_label.without_padding(device_label.read(device))
+        or {"version": 1, "uuid": uuid}
+    )
     said = {**known, "weight": 0}
     if known != said or not os.path.exists(note):
         files.remove_staged(*os.path.split(note))

@@ -19,7 +19,10 @@ from .held import manifest_in
 
 def manifest(root: str, image: ImageRef) -> extents.Manifest | None:
     """Return the manifest of the image's generation, None if neither this host nor the store has it."""
-    for directory in (cache.named(root, image, image.generation).directory, layout_base.staging(root, image.base_prefix)):
+    for directory in (
+        cache.named(root, image, image.generation).directory,
+        layout_base.staging(root, image.base_prefix),
+    ):
         found = manifest_in(directory, image.generation)
         if found:
             return found
@@ -46,11 +49,17 @@ def _required(root: str, image: ImageRef) -> extents.Manifest:
 
 
 def shared(step: StreamBases) -> Iterator[tuple[bytes, list[packets.Extent]]]:
-    """Yield the manifests of a session's bases, (text, []), and then the extents that they share, (b"", extents)."""
+    """Yield the manifests of a session's bases, (text, []), and then the extents that they share, (b"",
+    extents).
+    """
     known = [(part, _required(step.root, part.image)) for part in step.parts]
     for _, found in known:
         yield found.text(), []
-    where = {found.extents[at]: (part.image, at) for part, found in known for at in within(part.shared, sorted(found.extents))}
+    where = {
+        found.extents[at]: (part.image, at)
+        for part, found in known
+        for at in within(part.shared, sorted(found.extents))
+    }
     for group in peers.groups_of(step.root, list(where), step.rate, lambda left: _of_store(left, where)):
         if group:
             yield b"", group

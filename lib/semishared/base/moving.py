@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies on one device of this host's pool goes to another one: the part that disks and bases have in common, and bases.
+"""What lies on one device of this host's pool goes to another one: the part that disks and bases have in
+common, and bases.
 
     device A   bases/NAME        <- link        bases/NAME                        -
     device B   staging/NAME (a copy)            bases/NAME, with all leases       bases/NAME  <- link
 
-A copy is read again, past the page cache, before anything leads to it. Up to the one rename of the link the old one counts, and
-from then on the new one: both hold the same. What a killed move leaves is a directory to which no link leads: the next move of the
-same disk or base removes it, and so does gc (host/unlinked.py), unless somebody is moving.
+A copy is read again, past the page cache, before anything leads to it. Up to the one rename of the link the
+old one counts, and from then on the new one: both hold the same. What a killed move leaves is a directory to
+which no link leads: the next move of the same disk or base removes it, and so does gc (host/unlinked.py),
+unless somebody is moving.
 
-Who has the old copy of a base open (a guest that runs over it) keeps it until it opens its disk again, though it has no name any
-more: names in headers and in libvirt's XML lead to the new one.
+Who has the old copy of a base open (a guest that runs over it) keeps it until it opens its disk again, though
+it has no name any more: names in headers and in libvirt's XML lead to the new one.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ from . import cache, device_dirs, devices, overcommitted, room, scrub
 
 TELL_S = 1.0
 GIVE_WAY_S, LOOK_S = 15.0, 0.2
-"""Who looks after memory (host/watching.py) tries again every 10 seconds; how often it is looked whether that is over."""
+"""Who looks after memory (host/watching.py) tries again every 10 seconds; how often it is looked whether that
+is over.
+"""
 OTHERS_S = 3600.0
 """How long its move of one disk is waited for."""
 Tell = Callable[..., None]
@@ -41,9 +45,11 @@ _mine: dict[str, IO[str]] = {}
 
 
 def begin(root: str, *, is_urgent: bool = False) -> None:
-    """Be, from now to the end of this process, the only one that moves things between devices here; raise PoolBusy.
+    """Be, from now to the end of this process, the only one that moves things between devices here; raise
+    PoolBusy.
 
-    Unless what it moves `is_urgent`, it lets a disk leave memory first that is about to be full, between two things of its own.
+    Unless what it moves `is_urgent`, it lets a disk leave memory first that is about to be full, between two
+    things of its own.
     """
     path = layout_devices.moving_lock(root)
     if path in _mine and (is_urgent or not overcommitted.is_urgent(root)):
@@ -59,7 +65,9 @@ def begin(root: str, *, is_urgent: bool = False) -> None:
 
 
 def _taken_after_others(path: str) -> IO[str] | None:
-    """Let others have the lock that this process has, and take it when they have been at it; return None if that does not end."""
+    """Let others have the lock that this process has, and take it when they have been at it; return None if
+    that does not end.
+    """
     _mine.pop(path).close()
     began = time.monotonic()
     while time.monotonic() - began < GIVE_WAY_S + OTHERS_S:
@@ -110,7 +118,9 @@ class Copying:
         for index, content in scrub.from_disk(path, wanted.size):
             self._pace.wait(len(content or b""))
             progress.touch()
-            digest = "" if content is None or extents.is_zero(content) else hashlib.sha256(content).hexdigest()
+            digest = (
+                "" if content is None or extents.is_zero(content) else hashlib.sha256(content).hexdigest()
+            )
             if content is None or left.pop(index, "") != digest:
                 raise CannotMove(f"{path} on {os.uname().nodename} does not read as it was written")
         if left:
@@ -124,7 +134,9 @@ class Copying:
 
 
 def discard(root: str, links: Iterable[Link]) -> None:
-    """Remove directories on devices to which nothing leads, as far as they are there; the caller knows that nothing does."""
+    """Remove directories on devices to which nothing leads, as far as they are there; the caller knows that
+    nothing does.
+    """
     for link in links:
         if devices.is_there(root, link.uuid):
             files.remove_folder(layout_devices.directory(root, link), ignore_errors=True)
@@ -134,7 +146,9 @@ def discard(root: str, links: Iterable[Link]) -> None:
 
 
 def move_base(step: MoveBase, tell: Tell) -> dict[str, object]:
-    """Move a base; report {"bytes", "leases": who has one, "seconds", "error", "id"}: of what is wrong its line, nothing is raised."""
+    """Move a base; report {"bytes", "leases": who has one, "seconds", "error", "id"}: of what is wrong its
+    line, nothing is raised.
+    """
     with outcome.told(bytes=0, leases=[]) as answer:
         begin(step.root)
         answer.update(_moved(step, tell))
@@ -148,7 +162,9 @@ def _moved(step: MoveBase, tell: Tell) -> dict[str, object]:
         return {}
     here = os.uname().nodename
     if was is None or not cache.is_published(base) or os.path.lexists(base.damaged):
-        raise CannotMove(f"base {step.name} is not on a device of {here}, or not in use: semishared base list, verify")
+        raise CannotMove(
+            f"base {step.name} is not on a device of {here}, or not in use: semishared base list, verify"
+        )
     image, size = os.stat(base.image), files.allocated(base.image)
     require(step.root, step.target, size)
     staged = Link(step.target, STAGING, step.name)
@@ -179,7 +195,9 @@ def _copy(base: cache.Base, staged: str, copying: Copying) -> None:
         recorded = extents.parse(file.read())
     found = copying.copy(base.image, layout_base.image(staged))
     if (found.size, found.extents) != (recorded.size, recorded.extents):
-        raise CannotMove(f"{base.image} on {os.uname().nodename} is not what its manifest says: semishared base verify")
+        raise CannotMove(
+            f"{base.image} on {os.uname().nodename} is not what its manifest says: semishared base verify"
+        )
     for path in (base.manifest, layout_base.source(base.directory)):
         if os.path.exists(path):
             copying.copy(path, f"{staged}/{os.path.basename(path)}")
@@ -211,5 +229,13 @@ def held(step: ListHeld) -> list[dict[str, object]]:
         link = devices.link_of(layout_base.base(step.root, name))
         described = room.describe(cache.at(step.root, name)) if link and layout_base.named(name) else None
         if link and described:
-            found.append({"part": BASES, "name": name, "device": link.uuid, "bytes": described["bytes"], "leases": described["leases"]})
+            found.append(
+                {
+                    "part": BASES,
+                    "name": name,
+                    "device": link.uuid,
+                    "bytes": described["bytes"],
+                    "leases": described["leases"],
+                }
+            )
     return found

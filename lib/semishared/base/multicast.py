@@ -4,9 +4,12 @@
 What is known of it (measured; docs/explanation/staging.md) and what is done about that here:
 
     its exit codes say nothing about receivers       packets are counted at the receivers
-    a port that is used twice delivers foreign data  every packet has the session's id and MAC (wire/packets.py)
-    a dead receiver stalls all                       --retries-until-drop, and whoever is slow leaves by himself
-    it waits for ever in many ways                   every wait here has a limit; the programs die with their session
+    a port that is used twice delivers foreign data  every packet has the session's id and MAC
+    (wire/packets.py)
+    a dead receiver stalls all                       --retries-until-drop, and whoever is slow leaves by
+    himself
+    it waits for ever in many ways                   every wait here has a limit; the programs die with their
+    session
 """
 
 from __future__ import annotations
@@ -43,9 +46,13 @@ MAX_WAIT_S = 3
 HELLO_MS = 200
 """Milliseconds between two looks at whether all receivers are there: two seconds, if nothing is said."""
 SLICE, SMALL_SLICE = 512, 128
-"""Packets that are sent before all must have them; with `--full-duplex` one slice goes while the one before it is acknowledged."""
+"""Packets that are sent before all must have them; with `--full-duplex` one slice goes while the one before
+it is acknowledged.
+"""
 RETRIES = 11
-"""How often a receiver that does not answer is asked before the others go on without it: 10 were one second, 12 three."""
+"""How often a receiver that does not answer is asked before the others go on without it: 10 were one second,
+12 three.
+"""
 LEAVE_S = 1.0
 """For so long a receiver may say good-bye: on SIGINT it does, and then the others do not wait for it."""
 STALLED_S = 20
@@ -69,10 +76,11 @@ def device(host: str) -> str:
 
 
 def slice_size() -> int:
-    """Return how many packets a slice may have: receivers must be able to hold one while they are busy elsewhere.
+    """Return how many packets a slice may have: receivers must be able to hold one while they are busy
+    elsewhere.
 
-    Linux gives a socket what is asked for up to net.core.rmem_max (socket(7)). This host's stands for that of the others;
-    with its default, 208 KiB, a third of large slices was sent again.
+    Linux gives a socket what is asked for up to net.core.rmem_max (socket(7)). This host's stands for that of
+    the others; with its default, 208 KiB, a third of large slices was sent again.
     """
     try:
         with open("/proc/sys/net/core/rmem_max", encoding="ascii") as file:
@@ -82,17 +90,40 @@ def slice_size() -> int:
 
 
 def send(step: StreamBases, poll: Callable[[], object]) -> dict[str, object]:
-    """Send what is shared to the receivers of the session; return its codec, its bytes plain and packed, and what was resent."""
+    """Send what is shared to the receivers of the session; return its codec, its bytes plain and packed, and
+    what was resent.
+    """
     stand_back()
     argv = [
-        "udp-sender", "--nokbd", "--interface", device(step.toward), "--portbase", str(step.portbase),
-        "--min-receivers", str(step.receivers), "--max-wait", str(MAX_WAIT_S), "--start-timeout", str(START_S),
-        "--retries-until-drop", str(RETRIES), "--nopointopoint", "--rexmit-hello-interval", str(HELLO_MS),
-        "--full-duplex", "--default-slice-size", str(slice_size()),
-    ]  # fmt: skip
+        "udp-sender",
+        "--nokbd",
+        "--interface",
+        device(step.toward),
+        "--portbase",
+        str(step.portbase),
+        "--min-receivers",
+        str(step.receivers),
+        "--max-wait",
+        str(MAX_WAIT_S),
+        "--start-timeout",
+        str(START_S),
+        "--retries-until-drop",
+        str(RETRIES),
+        "--nopointopoint",
+        "--rexmit-hello-interval",
+        str(HELLO_MS),
+        "--full-duplex",
+        "--default-slice-size",
+        str(slice_size()),
+    ]
     if step.rate:
         argv += ["--max-bitrate", str(step.rate * 8)]
-    sealer, name, plain, packed = packets.Sealer(packets.Session.of(step.session), compress.NONE), step.codec, 0, 0
+    sealer, name, plain, packed = (
+        packets.Sealer(packets.Session.of(step.session), compress.NONE),
+        step.codec,
+        0,
+        0,
+    )
     with started(argv, feed=True) as program:
         point("stream sender started")
         for text, group in manifests.shared(step):
@@ -155,9 +186,16 @@ def receive(step: FetchBases, target: Targets, account: Account, orders: Orders)
     """Take the session's stream for as long as it is whole; raise what ended it otherwise."""
     portbase, sender = step.stream
     argv = [
-        "udp-receiver", "--nokbd", "--no-progress", "--interface", device(str(sender)), "--portbase", str(portbase),
-        "--rcvbuf", str(RECEIVE_BUFFER),
-    ]  # fmt: skip
+        "udp-receiver",
+        "--nokbd",
+        "--no-progress",
+        "--interface",
+        device(str(sender)),
+        "--portbase",
+        str(portbase),
+        "--rcvbuf",
+        str(RECEIVE_BUFFER),
+    ]
     opener = packets.Opener(packets.Session.of(step.session))
     with started(argv, feed=False) as program, Arrival() as arrival:
         point("stream receiver started")
@@ -175,7 +213,12 @@ def receive(step: FetchBases, target: Targets, account: Account, orders: Orders)
 
 
 def _take(
-    program: Program, arrival: Arrival, opener: packets.Opener, target: Targets, account: Account, orders: Orders
+    program: Program,
+    arrival: Arrival,
+    opener: packets.Opener,
+    target: Targets,
+    account: Account,
+    orders: Orders,
 ) -> None:
     """Take what comes until the stream ends; raise why it is left."""
     coming = _Packets(program, opener)
@@ -201,7 +244,9 @@ def _take(
 
 
 class _Packets:
-    """The packets that a program writes, read ahead by a thread so that a slow disk does not slow the sender down."""
+    """The packets that a program writes, read ahead by a thread so that a slow disk does not slow the sender
+    down.
+    """
 
     def __init__(self, program: Program, opener: packets.Opener) -> None:
         self._program, self._opener = program, opener

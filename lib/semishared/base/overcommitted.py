@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of this host that is promised more than once: how full it is, what is to leave it, and for where (plan/spill.py decides)."""
+"""Memory of this host that is promised more than once: how full it is, what is to leave it, and for where
+(plan/spill.py decides).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from ..tools import locks
 from . import devices, hot, promises, zram
 
 STUCK_S = 300.0
-"""Who looks after memory is at least every so many seconds at the end of a round, or seen to work at a longer one."""
+"""Who looks after memory is at least every so many seconds at the end of a round, or seen to work at a longer
+one.
+"""
 
 
 def memory(root: str) -> list[pool.Device]:
@@ -36,7 +40,9 @@ def note_watch(file: IO[str]) -> None:
 
 
 def is_watched(root: str) -> bool:
-    """Tell whether somebody looks after them, and does not wait for something that hangs, or fails each time."""
+    """Tell whether somebody looks after them, and does not wait for something that hangs, or fails each
+    time.
+    """
     path = layout_devices.watch_lock(root)
     try:
         with open(path, encoding="utf-8") as file:
@@ -61,8 +67,11 @@ def is_due(device: pool.Device) -> bool:
     return spill.is_due(device)
 
 
-def leaving(root: str, uuid: str, rows: Iterable[Mapping[str, object]], growth: Mapping[str, float]) -> list[pool_moves.Move]:
-    """Return what of `rows`, as ListHeld answers, may leave a device, what is to go first in front, and where it would go.
+def leaving(
+    root: str, uuid: str, rows: Iterable[Mapping[str, object]], growth: Mapping[str, float]
+) -> list[pool_moves.Move]:
+    """Return what of `rows`, as ListHeld answers, may leave a device, what is to go first in front, and where
+    it would go.
 
     Copies of bases that nobody reads are gone then.
     """

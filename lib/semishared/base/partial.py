@@ -3,12 +3,15 @@
 
     staging/<store>-<image>/generation    which one it is to become
                            /manifest      its hashes: what an extent must be to be taken
-                           /image         sparse, of its full size; what has not come is a hole, or was not what it should be
-                           /have          a line per extent that is in image: what others may be served (peers.py)
+                           /image         sparse, of its full size; what has not come is a hole, or was not
+                           what it should be
+                           /have          a line per extent that is in image: what others may be served
+                           (peers.py)
                            /unverified    the same of what a killed run has left, while it is read again
 
-It is made under the lock of the image's bases. One that was left by a killed action is gone on with, after what it has
-was read and hashed again, all of it if it was finished and not published; one of another generation is removed.
+It is made under the lock of the image's bases. One that was left by a killed action is gone on with, after
+what it has was read and hashed again, all of it if it was finished and not published; one of another
+generation is removed.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ from ..tools.crash_points import point
 from . import device_state, devices
 
 AT_ONCE = 1 << 20
-"""Bytes of one write past the page cache: for so much a guest's own write may have to wait. With a quarter of it the device rests."""
+"""Bytes of one write past the page cache: for so much a guest's own write may have to wait. With a quarter of
+it the device rests.
+"""
 FICLONERANGE = 0x4020940D
 """Of <linux/fs.h>; Python has no name for it."""
 
@@ -50,7 +55,9 @@ def generation_in(directory: str) -> str:
 
 
 def _is_finished(directory: str, generation: str) -> bool:
-    """Tell whether all of that generation is in `directory`, made for nobody else: only its publication was killed."""
+    """Tell whether all of that generation is in `directory`, made for nobody else: only its publication was
+    killed.
+    """
     try:
         with open(layout_base.manifest(directory), "rb") as file:
             is_it = extents.generation_of(file.read()) == generation
@@ -60,9 +67,11 @@ def _is_finished(directory: str, generation: str) -> bool:
 
 
 class _Beside:
-    """Has something done, within a `with` block, by a thread of its own; raises at the end of the block what that has raised.
+    """Has something done, within a `with` block, by a thread of its own; raises at the end of the block what
+    that has raised.
 
-    Python waits for a device, or hashes, without its lock. A thread begins in the class of I/O that who started it is in (ioprio_set(2)).
+    Python waits for a device, or hashes, without its lock. A thread begins in the class of I/O that who
+    started it is in (ioprio_set(2)).
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
@@ -107,7 +116,9 @@ class Partial:
             files.write(layout_base.generation(self.directory), image.generation.encode())
         elif generation_in(self.directory) != image.generation:
             devices.clear(self.directory)
-            devices.stage(root, image.base_prefix, 0, devices.device_of(layout_base.base(root, image.base_name)))
+            devices.stage(
+                root, image.base_prefix, 0, devices.device_of(layout_base.base(root, image.base_name))
+            )
             os.makedirs(layout_base.leases(self.directory))
             files.write(layout_base.generation(self.directory), image.generation.encode())
             point("partial made")
@@ -119,7 +130,9 @@ class Partial:
             pass
 
     def begin(self, text: bytes) -> None:
-        """Take the manifest, and what was there before of it; raise TransferCorrupt if it is that of another generation."""
+        """Take the manifest, and what was there before of it; raise TransferCorrupt if it is that of another
+        generation.
+        """
         if self.manifest is not None:
             return
         if extents.generation_of(text) != self.generation:
@@ -138,7 +151,9 @@ class Partial:
         if listed:
             # Not to be lost by another kill, nor served before it was read again.
             self._write_unverified(listed)
-        self._journal = os.open(layout_base.have(self.directory), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        self._journal = os.open(
+            layout_base.have(self.directory), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600
+        )
         for index in sorted(listed & manifest.extents.keys()):
             if self._is_there(index):
                 self._note(index)
@@ -153,7 +168,9 @@ class Partial:
             return False
 
     def _is_there(self, index: int) -> bool:
-        """Tell whether an extent that was noted is what the manifest says: not if it cannot be read any more."""
+        """Tell whether an extent that was noted is what the manifest says: not if it cannot be read any
+        more.
+        """
         assert self.manifest is not None
         progress.touch()
         try:
@@ -163,7 +180,9 @@ class Partial:
         return hashlib.sha256(content).hexdigest() == self.manifest.extents[index]
 
     def _write_unverified(self, indices: set[int]) -> None:
-        files.write(layout_base.unverified(self.directory), b"".join(b"%d\n" % index for index in sorted(indices)))
+        files.write(
+            layout_base.unverified(self.directory), b"".join(b"%d\n" % index for index in sorted(indices))
+        )
 
     def adopt(self, manifest: extents.Manifest) -> None:
         """Take the file `image`, which was made whole and verified meanwhile."""
@@ -177,7 +196,9 @@ class Partial:
         self.have.add(index)
 
     def put(self, index: int, content: bytes | memoryview, digest: str = "") -> bool:
-        """Take an extent if it is what the manifest says; tell whether it is (also if it was there already)."""
+        """Take an extent if it is what the manifest says; tell whether it is (also if it was there
+        already).
+        """
         if self.manifest is None:
             raise TransferCorrupt("extents before their manifest")
         expected = self.manifest.extents.get(index)
@@ -204,9 +225,11 @@ class Partial:
             self._flush()
 
     def put_from(self, source: int, at: int, index: int, content: bytes) -> bool:
-        """Take an extent as `put` does; `source` is an open file that nobody changes, and has it at extent `at`.
+        """Take an extent as `put` does; `source` is an open file that nobody changes, and has it at extent
+        `at`.
 
-        Where the file system can do that both files share its blocks then (ioctl_ficlonerange(2)): nothing is written.
+        Where the file system can do that both files share its blocks then (ioctl_ficlonerange(2)): nothing is
+        written.
         """
         assert self.manifest is not None
         if index in self.have or hashlib.sha256(content).hexdigest() != self.manifest.extents.get(index):
@@ -222,7 +245,8 @@ class Partial:
     def _write(self, index: int, content: memoryview) -> None:
         """Write an extent past the page cache, or through it where that cannot be.
 
-        What goes past it is written when this process is due by its class of I/O, and takes nothing from the guests' caches.
+        What goes past it is written when this process is due by its class of I/O, and takes nothing from the
+        guests' caches.
         """
         # Where there may be anything, zeros are data too.
         parts = [(0, content)] if self._is_resumed else extents.blocks(content)
@@ -232,7 +256,9 @@ class Partial:
                 extents.pwrite(self._fd, data, offset)
 
     def _passes(self, data: memoryview, offset: int) -> bool:
-        """Write past the page cache; tell whether memory, length and file system are such that it can be (open(2): O_DIRECT)."""
+        """Write past the page cache; tell whether memory, length and file system are such that it can be
+        (open(2): O_DIRECT).
+        """
         try:
             for start in range(0, len(data), AT_ONCE):
                 extents.pwrite(self._direct, data[start : start + AT_ONCE], offset + start)

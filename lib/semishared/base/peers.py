@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extents from host to host, over ssh (apart.py: or beside it): serve what is here, also while it is still arriving; fetch what is missing.
+"""Extents from host to host, over ssh (apart.py: or beside it): serve what is here, also while it is still
+arriving; fetch what is missing.
 
-Who serves: any host, to whoever comes in as the drivers' user; OpenNebula's hosts reach one another as oneadmin for moves
-and live migration already. What can be asked for is a base by its name, and nothing is changed by it. What came is taken
-only if it is what the manifest says, and a manifest only if the generation is its hash.
+Who serves: any host, to whoever comes in as the drivers' user; OpenNebula's hosts reach one another as
+oneadmin for moves and live migration already. What can be asked for is a base by its name, and nothing is
+changed by it. What came is taken only if it is what the manifest says, and a manifest only if the generation
+is its hash.
 """
 
 from __future__ import annotations
@@ -35,15 +37,20 @@ from .targets import Targets
 FOLLOW_S = 20.0
 """Seconds without a further extent after which a base that is still arriving is not waited for any more."""
 STALL_S = 12.0
-"""Seconds after which a peer is given up that has sent neither a packet nor LITTLE; longer than a host needs to start and to compress
-the first."""
+"""Seconds after which a peer is given up that has sent neither a packet nor LITTLE; longer than a host needs
+to start and to compress the first.
+"""
 LITTLE = 1 << 20
-"""Bytes of a packet that are a sign of life: on a slow network, or at a low rate, a whole one takes longer than that."""
+"""Bytes of a packet that are a sign of life: on a slow network, or at a low rate, a whole one takes longer
+than that.
+"""
 GRACE_S = 5.0
 """Seconds within which a host that is to receive a base too must have begun to."""
 POLL_S = 0.05
 GROUP = 4
-"""Extents in one packet where there are more at once and nothing slows them down: fewer runs of the compressor."""
+"""Extents in one packet where there are more at once and nothing slows them down: fewer runs of the
+compressor.
+"""
 GROUP_RATE = 64 << 20
 """Bytes per second below which extents go one by one: a packet that takes seconds looks like a standstill."""
 
@@ -59,7 +66,9 @@ class _Here:
         self.manifest: extents.Manifest | None = None
 
     def look(self) -> bool:
-        """Look at what there is by now; tell whether there may be more soon: somebody is at it, or it is whole."""
+        """Look at what there is by now; tell whether there may be more soon: somebody is at it, or it is
+        whole.
+        """
         if self._fd >= 0 and self._have is None:
             return True
         # Before the look: who frees the lock has published by then, or leaves it as it is.
@@ -76,13 +85,16 @@ class _Here:
         return is_made
 
     def _opened(self, directory: str, whole: bool) -> int:
-        """Open the image in `directory`, whose manifest is known then; return -1 if it is not there, or not that of this base."""
+        """Open the image in `directory`, whose manifest is known then; return -1 if it is not there, or not
+        that of this base.
+        """
         try:
             fd = os.open(layout_base.image(directory), os.O_RDONLY)
         except FileNotFoundError:
             return -1
         if whole or partial.generation_in(directory) == self._base.generation:
-            # A generation is its manifest's hash: what was read once is what it is. Of 1 TiB to read it takes most of a second.
+            # A generation is its manifest's hash: what was read once is what it is. Of 1 TiB to read it takes
+            # most of a second.
             if self.manifest is None:
                 self.manifest = manifest_in(directory, self._base.generation)
             if self.manifest is not None:
@@ -124,7 +136,9 @@ def groups(
         if not ready and left != []:
             now = time.monotonic()
             if not may_come and now - begun > GRACE_S:
-                raise MissingImage(f"{'no more of ' * (left is not None)}base {name} is on {os.uname().nodename}")
+                raise MissingImage(
+                    f"{'no more of ' * (left is not None)}base {name} is on {os.uname().nodename}"
+                )
             if now - last > _limit(FOLLOW_S, rate):
                 raise MissingImage(f"no more of base {name} arrives on {os.uname().nodename}")
             time.sleep(POLL_S)
@@ -138,10 +152,13 @@ def groups(
 
 
 def groups_of(
-    root: str, wanted: Sequence[str], rate: int, otherwise: Callable[[list[str]], Iterator[packets.Extent]] | None = None
+    root: str,
+    wanted: Sequence[str],
+    rate: int,
+    otherwise: Callable[[list[str]], Iterator[packets.Extent]] | None = None,
 ) -> Iterator[list[packets.Extent]]:
-    """Yield extents by their hashes, as they are here; `otherwise` reads those that neither are nor come, else they are left out.
-    They are in memory that the next ones are read into.
+    """Yield extents by their hashes, as they are here; `otherwise` reads those that neither are nor come,
+    else they are left out. They are in memory that the next ones are read into.
 
     Raise MissingImage when no more of what was about to come does, and nothing reads it otherwise.
     """
@@ -156,7 +173,9 @@ def groups_of(
             if ready:
                 for some in _in_groups(ready, len(ready) == len(left), rate):
                     found = [(digest, held.read(digest, memory)) for digest, memory in zip(some, memories)]
-                    yield [packets.Extent(0, digest, content) for digest, content in found if content is not None]
+                    yield [
+                        packets.Extent(0, digest, content) for digest, content in found if content is not None
+                    ]
                 last = time.monotonic()
                 left = [digest for digest in left if digest not in held]
             elif held.coming or held.is_beginning or is_early:
@@ -183,12 +202,16 @@ Wanted = TypeVar("Wanted", int, str)
 
 
 def _in_groups(ready: Sequence[Wanted], is_rest: bool, rate: int) -> Iterator[Sequence[Wanted]]:
-    """Yield what is ready in groups: one by one while it arrives, as a chain is as much slower as packets are larger."""
+    """Yield what is ready in groups: one by one while it arrives, as a chain is as much slower as packets are
+    larger.
+    """
     size = GROUP if is_rest and not 0 < rate < GROUP_RATE else 1
     return (ready[at : at + size] for at in range(0, len(ready), size))
 
 
-def serve_extents(step: ServeExtents, send: Callable[..., None], write: Callable[[Bytes], None]) -> dict[str, object]:
+def serve_extents(
+    step: ServeExtents, send: Callable[..., None], write: Callable[[Bytes], None]
+) -> dict[str, object]:
     """Write extents as packets; `send` says what there is to be said beside them."""
     return _serve(((b"", group) for group in groups_of(step.root, step.wanted, step.rate)), step, send, write)
 
@@ -199,9 +222,11 @@ def serve(step: ServeBase, send: Callable[..., None], write: Callable[[Bytes], N
 
 
 def _serve(
-    pieces: Iterable[tuple[bytes, list[packets.Extent]]], step: ServeBase | ServeExtents, send: Callable[..., None],
+    pieces: Iterable[tuple[bytes, list[packets.Extent]]],
+    step: ServeBase | ServeExtents,
+    send: Callable[..., None],
     write: Callable[[Bytes], None],
-) -> dict[str, object]:  # fmt: skip
+) -> dict[str, object]:
     stand_back()
     with ExitStack() as stack:
         if step.apart and load().is_network_trusted:
@@ -220,14 +245,19 @@ def _serve(
 
 
 class Coming:
-    """What `host` sends of what `target` lacks, within a `with` block. It, or its `turn`, raises HostUnreachable, MissingImage,
-    ToolTimeout, TransferCorrupt or what else stops it.
+    """What `host` sends of what `target` lacks, within a `with` block. It, or its `turn`, raises
+    HostUnreachable, MissingImage, ToolTimeout, TransferCorrupt or what else stops it.
 
     `tell` is told (extents, packed bytes) after each packet.
     """
 
     def __init__(
-        self, host: str, step: ServeBase | ServeExtents, target: Partial | Targets, config: Config, tell: Callable[[int, int], None]
+        self,
+        host: str,
+        step: ServeBase | ServeExtents,
+        target: Partial | Targets,
+        config: Config,
+        tell: Callable[[int, int], None],
     ) -> None:
         self._host, self._step, self._target, self._config, self._tell = host, step, target, config, tell
         self._opener = packets.Opener(packets.Session.of(step.session))
@@ -236,16 +266,24 @@ class Coming:
     def __enter__(self) -> Coming:
         with ExitStack() as stack:
             session = stack.enter_context(Session(self._host, "fetch", self._config, bulk=True))
-            step = self._step._replace(apart=self._config.is_network_trusted, unpacks=tuple(compress.available()))
+            step = self._step._replace(
+                apart=self._config.is_network_trusted, unpacks=tuple(compress.available())
+            )
             session.begin([step], last=True)
             self._last, self._told, self._unheard = time.monotonic(), 0, 0
-            self._incoming = stack.enter_context(Incoming(apart.Source(session, packets.Session.of(self._step.session)), self._opener))
+            self._incoming = stack.enter_context(
+                Incoming(apart.Source(session, packets.Session.of(self._step.session)), self._opener)
+            )
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         # Who is left before he has said all is not waited for.
-        self._stack.__exit__(kind, error or (None if self._is_over else HostUnreachable(f"{self._host} is left")), tb)
+        self._stack.__exit__(
+            kind, error or (None if self._is_over else HostUnreachable(f"{self._host} is left")), tb
+        )
         rotten.tell(self._host, self._step, self._refused, self._config)
 
     @property
@@ -254,7 +292,9 @@ class Coming:
         return self._incoming.at
 
     def turn(self, within_s: float) -> bool | None:
-        """Take the next packet, if there is one in that time; tell whether there was, None if no other comes."""
+        """Take the next packet, if there is one in that time; tell whether there was, None if no other
+        comes.
+        """
         try:
             packet, has_come = self._incoming.next(within_s), True
         except TimeoutError:
@@ -278,9 +318,13 @@ class Coming:
 
 
 def fetch(
-    host: str, step: ServeBase | ServeExtents, target: Partial | Targets, config: Config, tell: Callable[[int, int], None],
+    host: str,
+    step: ServeBase | ServeExtents,
+    target: Partial | Targets,
+    config: Config,
+    tell: Callable[[int, int], None],
     skip: Callable[[str], bool],
-) -> None:  # fmt: skip
+) -> None:
     """Take from `host` what `target` lacks, as Coming does; `skip` says whether to leave this source."""
     with Coming(host, step, target, config, tell) as coming:
         while not skip(host):
@@ -290,7 +334,9 @@ def fetch(
 
 
 def take(target: Partial | Targets, opener: packets.Opener, packet: packets.Packet) -> list[int]:
-    """Put what is in a packet where it belongs; return the numbers of what belongs nowhere. Raise TransferCorrupt."""
+    """Put what is in a packet where it belongs; return the numbers of what belongs nowhere. Raise
+    TransferCorrupt.
+    """
     kind, group, content = opener.open(packet)
     if kind == packets.MANIFEST:
         target.begin(bytes(content))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a base costs from each source: how fast it comes, and came to this host before (plan/sources.py decides by that).
+"""What a base costs from each source: how fast it comes, and came to this host before (plan/sources.py
+decides by that).
 
 What is remembered is a hint: where it is wrong the source shows so within a second, and is left.
 """
@@ -19,7 +20,9 @@ from .partial import Partial
 LEAST = 8
 """Extents that must have come before it shows how fast they do."""
 LONG_S, FIRST_S = 5.0, 15.0
-"""So long after the first it shows in any case, and if none has come: who sends nothing is given up before (peers.STALL_S)."""
+"""So long after the first it shows in any case, and if none has come: who sends nothing is given up before
+(peers.STALL_S).
+"""
 ASKED = 12
 """Extents that a peer is asked for to see how quick it is: what comes with the first, and LEAST."""
 WORTH = 4 * ASKED
@@ -59,11 +62,15 @@ class Meter:
 
     def rate_so_far(self) -> float:
         """Return the same of all that came; at most so many, if nothing has."""
-        return max(self._count() - self._before, 1) * extents.EXTENT / max(time.monotonic() - self._begun, 1e-3)
+        return (
+            max(self._count() - self._before, 1) * extents.EXTENT / max(time.monotonic() - self._begun, 1e-3)
+        )
 
 
 class Trial:
-    """How fast they come from who is tried beside the store: what comes waits for what is read there, so by when it arrived."""
+    """How fast they come from who is tried beside the store: what comes waits for what is read there, so by
+    when it arrived.
+    """
 
     def __init__(self) -> None:
         self._begun = time.monotonic()
@@ -90,7 +97,8 @@ class Trial:
 class Choice:
     """From whom a base comes next: `begin` says it, `end` is called when nothing comes from there any more.
 
-    A peer of which nothing is known is tried beside the store: `tried` is who, `asked` for what, `has_given` how many extents so far.
+    A peer of which nothing is known is tried beside the store: `tried` is who, `asked` for what, `has_given`
+    how many extents so far.
     """
 
     def __init__(self, root: str, candidates: Sequence[str], partial: Partial) -> None:
@@ -115,7 +123,11 @@ class Choice:
     def begin(self) -> str:
         """Return who is to be asked."""
         self._turns, self._is_left, self.has_given = self._turns - 1, False, 0
-        self._name, self.tried, self.asked = sources.quickest(self._candidates, self._rates, self._left()), "", []
+        self._name, self.tried, self.asked = (
+            sources.quickest(self._candidates, self._rates, self._left()),
+            "",
+            [],
+        )
         stores = [name for name in self._candidates if name.startswith(sources.STORE)]
         missing = self._partial.missing()
         if stores and self._name not in (*stores, *self._rates) and len(missing) >= WORTH:
@@ -129,7 +141,12 @@ class Choice:
             self._meter.came()
             self._is_left = self._trial.tells()
         # The last turn is to its end.
-        elif not self._is_left and self._turns and self._meter.tells() and time.monotonic() - self._looked > LOOK_S:
+        elif (
+            not self._is_left
+            and self._turns
+            and self._meter.tells()
+            and time.monotonic() - self._looked > LOOK_S
+        ):
             self._looked = time.monotonic()
             rates = {**self._rates, self._name: self._meter.rate()}
             self._is_left = sources.quickest(self._candidates, rates, self._left(), self._name) != self._name
@@ -149,7 +166,8 @@ class Choice:
     def end(self, *, has_failed: bool) -> None:
         """Remember how it went; who was not left for another one has no more to give.
 
-        Also where the site's rate was the limit: it is the same from whomever a base comes, and then none of them is the quicker one.
+        Also where the site's rate was the limit: it is the same from whomever a base comes, and then none of
+        them is the quicker one.
         """
         if self.tried and not has_failed:
             # What too little has come for to be remembered says enough to leave it.
@@ -181,5 +199,13 @@ def note(root: str, source: str, rate: float) -> None:
 def _remembered(root: str) -> dict[str, tuple[float, float]]:
     found, now = files.hint(layout_base.rates(root)), time.time()
     pairs = {name: pair for name, pair in found.items() if isinstance(pair, list) and len(pair) == 2}
-    numbers = {name: (at, rate) for name, (rate, at) in pairs.items() if isinstance(at, (int, float)) and isinstance(rate, (int, float))}
-    return {name: (rate, at) for name, (at, rate) in numbers.items() if rate > 0 and now - sources.KNOWN_S < at <= now + 60}
+    numbers = {
+        name: (at, rate)
+        for name, (rate, at) in pairs.items()
+        if isinstance(at, (int, float)) and isinstance(rate, (int, float))
+    }
+    return {
+        name: (rate, at)
+        for name, (at, rate) in numbers.items()
+        if rate > 0 and now - sources.KNOWN_S < at <= now + 60
+    }

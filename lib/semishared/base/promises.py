@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What memory is promised to: a device of class ram takes layers, and copies of bases, only as long as all of them fit at their largest.
+"""What memory is promised to: a device of class ram takes layers, and copies of bases, only as long as all of
+them fit at their largest.
 
-A guest fills half a GiB in two seconds, and what has no memory any more fails under it: nobody would be in time to do something
-about that. So each directory of layers there has a note of how large one of its layers can become, and how many there can be.
-Whoever adds a layer, or grows one, says so before: it is refused while that is no harm.
+A guest fills half a GiB in two seconds, and what has no memory any more fails under it: nobody would be in
+time to do something about that. So each directory of layers there has a note of how large one of its layers
+can become, and how many there can be. Whoever adds a layer, or grows one, says so before: it is refused while
+that is no harm.
 
     <device>/promised/<name>     {"version": 1, "size": bytes of one layer, "layers": how many}
     <device>/promised/<base>     the same of a copy of a base (hot.py): its size, and one
@@ -44,7 +46,11 @@ def _bytes(device: str, name: str) -> int:
 
 
 def _home(device: str, name: str) -> str:
-    return layout_devices.hot(device, name) if layout_base.named(name) else f"{device}/{layout_devices.LAYERS}/{name}"
+    return (
+        layout_devices.hot(device, name)
+        if layout_base.named(name)
+        else f"{device}/{layout_devices.LAYERS}/{name}"
+    )
 
 
 def _names(device: str) -> "list[str]":
@@ -63,11 +69,15 @@ def read(device: str, name: str) -> Tuple[int, int]:
 
 
 def write(device: str, name: str, size: int, layers: int) -> None:
-    """Note what is promised, of `size` bytes each, by the link to the device; the caller holds the promises, and has seen that they fit."""
+    """Note what is promised, of `size` bytes each, by the link to the device; the caller holds the promises,
+    and has seen that they fit.
+    """
     directory = layout_devices.promises(device)
     device_dirs.make(directory, exist_ok=True)
     for other in os.listdir(directory):
         if other != name and not os.path.isdir(_home(device, other)):
             files.unlink(f"{directory}/{other}")
-    files.write_json(layout_devices.promise(device, name), {"version": VERSION, "size": size, "layers": layers})
+    files.write_json(
+        layout_devices.promise(device, name), {"version": VERSION, "size": size, "layers": layers}
+    )
     point("memory promised")

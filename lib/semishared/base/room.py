@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Room on this host's disk: which bases there are, and which of them go for a base or a disk that is to come.
 
-Which go is decided by plan/eviction.py: on the front-end, which knows the host's own limits, if it answers; else here, by
-the limits of the site. A base that is leased stays, whoever has decided what.
+Which go is decided by plan/eviction.py: on the front-end, which knows the host's own limits, if it answers;
+else here, by the limits of the site. A base that is leased stays, whoever has decided what.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ Ask = Callable[..., Dict[str, object]]
 
 
 def list_bases(root: str, where: str = "") -> dict[str, Any]:
-    """Return all bases of this host and the capacity of their file systems; with `where` that of its file system, and which are `here`.
+    """Return all bases of this host and the capacity of their file systems; with `where` that of its file
+    system, and which are `here`.
 
     `whole` is that of all, of which a limit can be a share, however many there are.
     """
@@ -84,9 +85,15 @@ def describe(base: cache.Base) -> dict[str, object] | None:
         except FileNotFoundError:
             continue
         return {
-            "name": os.path.basename(base.directory), "leases": held, "bytes": stat.st_blocks * 512, "size": stat.st_size,
-            "staged": stat.st_mtime, "used": max(used, stat.st_mtime), "damaged": damaged, "device": _device(base),
-        }  # fmt: skip
+            "name": os.path.basename(base.directory),
+            "leases": held,
+            "bytes": stat.st_blocks * 512,
+            "size": stat.st_size,
+            "staged": stat.st_mtime,
+            "used": max(used, stat.st_mtime),
+            "damaged": damaged,
+            "device": _device(base),
+        }
     return None
 
 
@@ -128,7 +135,9 @@ def chosen(answer: dict[str, object]) -> tuple[str, ...]:
 
 
 PLENTY = 4
-"""Where a quarter is left a disk is made without a look at bases and limits: with a higher floor, they are to leave that to disks."""
+"""Where a quarter is left a disk is made without a look at bases and limits: with a higher floor, they are to
+leave that to disks.
+"""
 LITTLE = 1 << 20
 """Bytes of what goes with every disk: headers, records, directories."""
 
@@ -144,22 +153,43 @@ class Want(NamedTuple):
     """It takes the place of one that is counted already: only where it does not fit have others to go."""
 
 
-FOR_ALL, FOR_THIS, BORROWED, MENDED = Want(), Want(must=True), Want(must=True, stays=False), Want(must=True, mends=True)
+FOR_ALL, FOR_THIS, BORROWED, MENDED = (
+    Want(),
+    Want(must=True),
+    Want(must=True, stays=False),
+    Want(must=True, mends=True),
+)
 
 
 def ask_for_base(root: str, image: ImageRef, needed: int, ask: Ask | None, want: Want) -> dict[str, object]:
-    """Return how a base of `needed` bytes is to be had (see Ask); raise NoSpace if there cannot be room for it."""
+    """Return how a base of `needed` bytes is to be had (see Ask); raise NoSpace if there cannot be room for
+    it.
+    """
     listed = list_bases(root, layout_base.staging(root, image.base_prefix))
     if ask:
-        return ask(question="base", name=image.base_name, needed=needed, must=want.must, stays=want.stays, mends=want.mends, **listed)
+        return ask(
+            question="base",
+            name=image.base_name,
+            needed=needed,
+            must=want.must,
+            stays=want.stays,
+            mends=want.mends,
+            **listed,
+        )
     from ..plan import eviction
 
     host = os.uname().nodename
-    return {"evict": eviction.room(listed, _limits(listed), host, needed, image.base_name, must=want.must, mends=want.mends)}
+    return {
+        "evict": eviction.room(
+            listed, _limits(listed), host, needed, image.base_name, must=want.must, mends=want.mends
+        )
+    }
 
 
 def for_base(root: str, image: ImageRef, needed: int, ask: Ask | None, want: Want) -> None:
-    """Make room for `needed` bytes of a base whose name nobody knows, under its image's lock; raise NoSpace."""
+    """Make room for `needed` bytes of a base whose name nobody knows, under its image's lock; raise
+    NoSpace.
+    """
     answer = ask_for_base(root, image, needed, ask, want)
     evict_all(root, chosen(answer), (layout_base.image_lock(root, image.base_prefix),))
 
@@ -173,12 +203,18 @@ def _limits(listed: dict[str, Any]) -> eviction.Limits:
 
 
 def for_disk(
-    vm_dir: str, needed: int, ask: Ask | None, last: tuple[str, ...] = (), where: str = "", stay: Collection[str] = ()
+    vm_dir: str,
+    needed: int,
+    ask: Ask | None,
+    last: tuple[str, ...] = (),
+    where: str = "",
+    stay: Collection[str] = (),
 ) -> None:
     """Let idle bases go for `needed` bytes of a VM's disk, and for what is to stay free beside bases.
 
-    Where that is not enough the disk may still fit. `last`: bases that it comes from, of use but not needed. `stay`: those that
-    it will lie over, leased or not. `where`: the directory that the bytes are for, if that is not the VM's.
+    Where that is not enough the disk may still fit. `last`: bases that it comes from, of use but not needed.
+    `stay`: those that it will lie over, leased or not. `where`: the directory that the bytes are for, if that
+    is not the VM's.
     """
     root = cache.root_of(vm_dir)
     place = made_part(where or vm_dir)
@@ -201,7 +237,9 @@ def for_disk(
 
 
 def space(root: str) -> tuple[int, int]:
-    """Return the bytes of the devices that take bases and disks, and those that are free; of the base store without a pool."""
+    """Return the bytes of the devices that take bases and disks, and those that are free; of the base store
+    without a pool.
+    """
     found = [device for device in devices.present(root) if device.share > 0 and device.device_class != MEMORY]
     if found:
         return sum(device.capacity for device in found), sum(device.free for device in found)
@@ -217,21 +255,33 @@ def made_part(path: str) -> str:
 
 
 def require(vm_dir: str, needed: int, ask: Ask | None, where: str = "", stay: Collection[str] = ()) -> None:
-    """As for_disk, of bytes that are known to come; raise NoSpace where they do not fit, before the first is written."""
+    """As for_disk, of bytes that are known to come; raise NoSpace where they do not fit, before the first is
+    written.
+    """
     for_disk(vm_dir, needed, ask, where=where, stay=stay)
     stat = os.statvfs(made_part(where or vm_dir))
     left = needed - stat.f_bavail * stat.f_frsize
     if left > 0:
-        raise NoSpace(f"no space for {human(needed)} in {where or vm_dir} on {os.uname().nodename}: {human(left)} are missing")
+        raise NoSpace(
+            f"no space for {human(needed)} in {where or vm_dir} on {os.uname().nodename}: "
+            f"{human(left)} are missing"
+        )
 
 
 def require_for_vm(
-    vm_dir: str, needed: int, ask: Ask | None, stay: Collection[str], disks: Mapping[str, int] = devices.NO_BYTES, apart: int = 0
+    vm_dir: str,
+    needed: int,
+    ask: Ask | None,
+    stay: Collection[str],
+    disks: Mapping[str, int] = devices.NO_BYTES,
+    apart: int = 0,
 ) -> None:
-    """As require, of a VM's directory: the layers of its disks come to devices where there is a pool, not all to one, but none to two.
+    """As require, of a VM's directory: the layers of its disks come to devices where there is a pool, not all
+    to one, but none to two.
 
-    `disks`: the bytes of each disk's layers, by its key (disk/on_devices.py); they are placed as they will be. `apart`: those of disks
-    that want a class of devices, and ask for themselves. What else there is (checkpoints, disks without layers) comes to the directory.
+    `disks`: the bytes of each disk's layers, by its key (disk/on_devices.py); they are placed as they will
+    be. `apart`: those of disks that want a class of devices, and ask for themselves. What else there is
+    (checkpoints, disks without layers) comes to the directory.
     """
     root = cache.root_of(vm_dir)
     if not devices.may_hold(vm_dir) or not devices.registered(root):

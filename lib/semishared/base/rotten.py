@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Take a base out of use that is not what it was, whoever has seen that: verify, a peer that was sent it, a base that was made of it.
+"""Take a base out of use that is not what it was, whoever has seen that: verify, a peer that was sent it, a
+base that was made of it.
 
 Who is told looks for himself: at what is doubted alone, so that it is out of use before its next lease.
 """
@@ -27,7 +28,8 @@ WAIT_S = 5.0
 
 
 def doubt(root: str, name: str, indices: Sequence[int], is_locked: bool = False) -> list[int]:
-    """Compare some extents of a base with its manifest; take it out of use if one is wrong, and return which are.
+    """Compare some extents of a base with its manifest; take it out of use if one is wrong, and return which
+    are.
 
     `is_locked`: the caller has the lock of its image. Raise ToolTimeout if somebody else has it for long.
     """
@@ -40,7 +42,11 @@ def doubt(root: str, name: str, indices: Sequence[int], is_locked: bool = False)
     try:
         # Not from memory, where it may be wrong for as long as it is there.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        bad = [index for index in indices[:MOST] if manifest is None or _is_wrong(fd, index, manifest.extents.get(index))]
+        bad = [
+            index
+            for index in indices[:MOST]
+            if manifest is None or _is_wrong(fd, index, manifest.extents.get(index))
+        ]
         inode = os.fstat(fd).st_ino
     finally:
         os.close(fd)
@@ -57,7 +63,9 @@ def _is_wrong(fd: int, index: int, expected: str | None) -> bool:
     return hashlib.sha256(content).hexdigest() != expected if expected else not extents.is_zero(content)
 
 
-def take_out(root: str, base: cache.Base, inode: int, wait_s: float = locks.LIMIT_S, is_locked: bool = False) -> None:
+def take_out(
+    root: str, base: cache.Base, inode: int, wait_s: float = locks.LIMIT_S, is_locked: bool = False
+) -> None:
     """Take a base out of use, if it still is the file that was seen."""
     with nullcontext() if is_locked else locks.exclusive(cache.lock_path(root, base), wait_s):
         try:
@@ -78,7 +86,9 @@ def take_out(root: str, base: cache.Base, inode: int, wait_s: float = locks.LIMI
 
 
 def tell(host: str, step: ServeBase | ServeExtents, refused: Sequence[int], config: Config) -> None:
-    """Let a host look at what it has sent wrong of a base: its guests run on that. One that cannot be told has been said to fail."""
+    """Let a host look at what it has sent wrong of a base: its guests run on that. One that cannot be told
+    has been said to fail.
+    """
     if refused and isinstance(step, ServeBase):
         with suppress(SemisharedError), Session(host, "doubt", config) as session:
             session.run([VerifyBase(step.root, step.name, 0, tuple(refused[:MOST]))])

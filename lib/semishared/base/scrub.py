@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bases at rest: whether each still is what it was, and what becomes of one that is not.
 
-A damaged base is taken out of use by one rename, image -> damaged, under its lock: nobody takes a new lease from there on,
-and no lease (they are the same file) brings it back. Mending stages the base anew and puts links to the new file in the
-place of the old leases, so that a VM finds good content when it next opens its disk; `damaged` goes last. Each crash leaves
-either the damaged base out of use or the new one in use, and the next mending goes on.
+A damaged base is taken out of use by one rename, image -> damaged, under its lock: nobody takes a new lease
+from there on, and no lease (they are the same file) brings it back. Mending stages the base anew and puts
+links to the new file in the place of the old leases, so that a VM finds good content when it next opens its
+disk; `damaged` goes last. Each crash leaves either the damaged base out of use or the new one in use, and the
+next mending goes on.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ TELL_S = 1.0
 
 
 def verify(step: VerifyBase, tell: Tell) -> dict[str, object]:
-    """Compare a base with its manifest, reading from the disk and not from memory; take it out of use if it differs."""
+    """Compare a base with its manifest, reading from the disk and not from memory; take it out of use if it
+    differs.
+    """
     base = cache.at(step.root, step.name)
     if not cache.is_published(base):
         if os.path.lexists(base.damaged):
@@ -51,7 +54,13 @@ def verify(step: VerifyBase, tell: Tell) -> dict[str, object]:
     if wrong:
         # Who reads from it has it open; from the next boot on nobody does.
         hot.drop(step.root, step.name)
-    found = {"bad": bad, "damaged": bool(bad), "bytes": size, "seconds": time.monotonic() - started, **_held(base)}
+    found = {
+        "bad": bad,
+        "damaged": bool(bad),
+        "bytes": size,
+        "seconds": time.monotonic() - started,
+        **_held(base),
+    }
     return {**found, "wrong_in_memory": wrong} if copy else found
 
 
@@ -68,7 +77,13 @@ def read(step: ReadBase, tell: Tell) -> dict[str, object]:
     stand_back(19)
     started = time.monotonic()
     bad, size = _compare(base, path, Pace(step.rate), tell)
-    return {"bad": bad, "damaged": bool(bad), "bytes": size, "seconds": time.monotonic() - started, **_held(base)}
+    return {
+        "bad": bad,
+        "damaged": bool(bad),
+        "bytes": size,
+        "seconds": time.monotonic() - started,
+        **_held(base),
+    }
 
 
 def _held(base: cache.Base) -> dict[str, object]:
@@ -77,7 +92,9 @@ def _held(base: cache.Base) -> dict[str, object]:
 
 
 def _compare(base: cache.Base, path: str, pace: Pace, tell: Tell) -> tuple[list[int], int]:
-    """Return the indices of extents that are wrong (-1: the manifest, or the size) and the bytes that were read."""
+    """Return the indices of extents that are wrong (-1: the manifest, or the size) and the bytes that were
+    read.
+    """
     try:
         with open(base.manifest, "rb") as file:
             text = file.read()
@@ -110,7 +127,9 @@ def _compare(base: cache.Base, path: str, pace: Pace, tell: Tell) -> tuple[list[
 
 
 def from_disk(path: str, size: int) -> Iterator[tuple[int, bytes | None]]:
-    """Yield (index, content) of each extent with data, past the page cache where that is possible; None if unreadable."""
+    """Yield (index, content) of each extent with data, past the page cache where that is possible; None if
+    unreadable.
+    """
     fd = _open_direct(path)
     with mmap.mmap(-1, extents.EXTENT) as buffer:
         try:
@@ -157,7 +176,9 @@ def _open_through_cache(path: str) -> int:
 
 
 def mend(step: MendBase, ask: room.Ask | None) -> dict[str, object]:
-    """Have a base that was taken out of use anew, and give its leases the new content; return the VMs that had them."""
+    """Have a base that was taken out of use anew, and give its leases the new content; return the VMs that
+    had them.
+    """
     base, _ = ensure(step.root, step.image, ask, want=room.MENDED)
     inode = os.stat(base.image).st_ino
     relinked = []

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Room that is kept free in memory which is promised more than once: where nothing can be made any more, no disk could be moved away.
+"""Room that is kept free in memory which is promised more than once: where nothing can be made any more, no
+disk could be moved away.
 
-    <device>/spare/<number>      PIECE bytes of zeros (in zram they take no memory), or none of one that was given away
+    <device>/spare/<number>      PIECE bytes of zeros (in zram they take no memory), or none of one that was
+    given away
 
-A disk that leaves memory under its guest gets a delta there first. What is freed for that another guest may be faster to take: so
-there are several, and that guest has something less to write.
+A disk that leaves memory under its guest gets a delta there first. What is freed for that another guest may
+be faster to take: so there are several, and that guest has something less to write.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The system datastores below DATASTORE_LOCATION: image datastores are mounted beside them, and one of those may hang.
+"""The system datastores below DATASTORE_LOCATION: image datastores are mounted beside them, and one of those
+may hang.
 
-So what is mounted there, or a link, is not touched before it has said within a limit whose it is (`.monitor`), and by a program: who is in
-a hung system call cannot be stopped. A plain directory of the file system of DATASTORE_LOCATION is as well as that.
+So what is mounted there, or a link, is not touched before it has said within a limit whose it is
+(`.monitor`), and by a program: who is in a hung system call cannot be stopped. A plain directory of the file
+system of DATASTORE_LOCATION is as well as that.
 
-One that is not mounted, as it used to be, looks like an empty one: layers on devices, and leases, of all VMs in it would belong to nobody.
-So it is noted what is mounted (`<root>/mounted/<system>`), and where that is missing nobody knows what VMs there are.
+One that is not mounted, as it used to be, looks like an empty one: layers on devices, and leases, of all VMs
+in it would belong to nobody. So it is noted what is mounted (`<root>/mounted/<system>`), and where that is
+missing nobody knows what VMs there are.
 """
 
 from __future__ import annotations
@@ -29,10 +32,11 @@ _silent: "dict[str, float]" = {}
 
 
 def systems(location: str, *, whole: bool = False) -> "list[str]":
-    """Return the numbers of directories in which VMs can be, in order; of what is mounted only the system datastores of ours.
+    """Return the numbers of directories in which VMs can be, in order; of what is mounted only the system
+    datastores of ours.
 
-    With `whole` raise ToolTimeout where something does not answer, or is not mounted: there may be VMs in it, which nobody is to take
-    for gone.
+    With `whole` raise ToolTimeout where something does not answer, or is not mounted: there may be VMs in it,
+    which nobody is to take for gone.
     """
     if whole:
         check_mounted(location)
@@ -52,15 +56,21 @@ def systems(location: str, *, whole: bool = False) -> "list[str]":
 
 
 def directories(location: str) -> Iterator[str]:
-    """Yield the directories of VMs, and those beside them (disk/beside.py); raise ToolTimeout where something does not answer."""
+    """Yield the directories of VMs, and those beside them (disk/beside.py); raise ToolTimeout where something
+    does not answer.
+    """
     for parent in [f"{location}/{system}" for system in systems(location, whole=True)]:
         for name in os.listdir(parent) if os.path.isdir(parent) else ():
-            if (layout.is_number(name) or layout.beside_named(name)) and not os.path.islink(f"{parent}/{name}"):
+            if (layout.is_number(name) or layout.beside_named(name)) and not os.path.islink(
+                f"{parent}/{name}"
+            ):
                 yield f"{parent}/{name}"
 
 
 def mark(vm_dir: str) -> None:
-    """Make the system datastore of a VM, with `.monitor` so that the host's probe asks our driver; raise SystemAway."""
+    """Make the system datastore of a VM, with `.monitor` so that the host's probe asks our driver; raise
+    SystemAway.
+    """
     system = os.path.dirname(vm_dir)
     where = os.path.split(system)
     check_mounted(*where)
@@ -77,21 +87,34 @@ def mark(vm_dir: str) -> None:
 
 
 def check_mounted(location: str, system: str = "") -> None:
-    """Raise SystemAway if a system datastore (or any) is not mounted that was, ToolTimeout if one does not answer."""
+    """Raise SystemAway if a system datastore (or any) is not mounted that was, ToolTimeout if one does not
+    answer.
+    """
     root, place = layout.base_store(location), os.path.realpath(location)
-    noted = [number for number in _noted(root) if system in ("", number) and not files.is_absent(f"{place}/{number}")]
+    noted = [
+        number
+        for number in _noted(root)
+        if system in ("", number) and not files.is_absent(f"{place}/{number}")
+    ]
     points = {mount.point for mount in mounts.listed()} if noted else set()
     for number in noted:
         path = f"{place}/{number}"
         if path not in points and not (os.path.islink(path) and is_ours(path)):
-            raise SystemAway(f"{path} on {os.uname().nodename} is not mounted, and was ({layout_base.mounted(root, number)})")
+            raise SystemAway(
+                f"{path} on {os.uname().nodename} is not mounted, and was "
+                f"({layout_base.mounted(root, number)})"
+            )
 
 
 def _note_mounted(location: str, system: str) -> None:
-    """Note that a system datastore, in which a VM is now, is mounted here, or a link to elsewhere, if it is."""
+    """Note that a system datastore, in which a VM is now, is mounted here, or a link to elsewhere, if it
+    is.
+    """
     root, path = layout.base_store(location), f"{os.path.realpath(location)}/{system}"
     note = layout_base.mounted(root, system)
-    if not files.is_absent(note) or not (os.path.islink(path) or any(mount.point == path for mount in mounts.listed())):
+    if not files.is_absent(note) or not (
+        os.path.islink(path) or any(mount.point == path for mount in mounts.listed())
+    ):
         return
     with suppress(OSError, NoSpace):  # Who comes next notes it.
         os.makedirs(layout_base.mounted(root), exist_ok=True)
@@ -120,7 +143,9 @@ def is_ours(system: str) -> bool:
 
 
 def _let_read(path: str) -> bool:
-    """Return False for what is not there, or is kept from us: raise ToolTimeout where grep failed for any other reason."""
+    """Return False for what is not there, or is kept from us: raise ToolTimeout where grep failed for any
+    other reason.
+    """
     try:
         with open(path, "rb") as file:
             file.read(1)

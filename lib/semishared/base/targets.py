@@ -49,7 +49,9 @@ class Target:
 
 
 class Targets:
-    """All of them, as whoever receives sees them; `settle` is called with each that has become whole, and is to end it."""
+    """All of them, as whoever receives sees them; `settle` is called with each that has become whole, and is
+    to end it.
+    """
 
     def __init__(self, settle: Callable[[Target], None]) -> None:
         self.all: list[Target] = []
@@ -90,7 +92,9 @@ class Targets:
         self._look(target)
 
     def put(self, index: int, content: bytes | memoryview, digest: str = "") -> bool:
-        """Take the extent with that hash wherever it is lacking (`index` is the sender's); tell whether anybody has it now."""
+        """Take the extent with that hash wherever it is lacking (`index` is the sender's); tell whether
+        anybody has it now.
+        """
         found = False
         for target, at in self._places.get(digest, ()):
             if target.is_over:
@@ -101,17 +105,28 @@ class Targets:
         return found
 
     def put_from(self, source: int, at: int, digest: str, content: bytes) -> int:
-        """Take an extent as `put` does, from an open file that nobody changes and has it at extent `at`; return how often."""
+        """Take an extent as `put` does, from an open file that nobody changes and has it at extent `at`;
+        return how often.
+        """
         taken = 0
         for target, index in self._places.get(digest, ()):
-            if not target.is_over and index not in target.partial.have and target.partial.put_from(source, at, index, content):
+            if (
+                not target.is_over
+                and index not in target.partial.have
+                and target.partial.put_from(source, at, index, content)
+            ):
                 taken += 1
                 self._look(target)
         return taken
 
     def digests(self, lacking: Iterable[tuple[Target, Sequence[int]]]) -> list[str]:
         """Return the hashes of extents, each once."""
-        found = {target.partial.manifest.extents[at]: None for target, indices in lacking if target.partial.manifest for at in indices}
+        found = {
+            target.partial.manifest.extents[at]: None
+            for target, indices in lacking
+            if target.partial.manifest
+            for at in indices
+        }
         return list(found)
 
     @property
@@ -127,7 +142,9 @@ class Targets:
     @property
     def has_shared(self) -> bool:
         """Tell whether all has come that the session shares."""
-        return all(not target.part.shared or (target.is_known and not target.shared()) for target in self.open)
+        return all(
+            not target.part.shared or (target.is_known and not target.shared()) for target in self.open
+        )
 
     def close(self) -> None:
         """Let go of all; what has come stays, to be gone on with."""

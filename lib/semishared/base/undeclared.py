@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices that are declared no more: whether one still holds something, and what is done to let go of one that does not.
+"""Devices that are declared no more: whether one still holds something, and what is done to let go of one
+that does not.
 
-Of one that is there, what lies on it counts. One that is gone may have died for good: all that is left of that are the links which lead
-to it. Layers of a disk are nowhere else, so as long as some VM has that disk its device may yet come back. What is lost of a base is a
-copy: where a disk lies over it, the next boot looks for its link to make it anew elsewhere (disk/lost_bases.py); else nobody misses it.
+Of one that is there, what lies on it counts. One that is gone may have died for good: all that is left of
+that are the links which lead to it. Layers of a disk are nowhere else, so as long as some VM has that disk
+its device may yet come back. What is lost of a base is a copy: where a disk lies over it, the next boot looks
+for its link to make it anew elsewhere (disk/lost_bases.py); else nobody misses it.
 
-What each crash leaves: links of fewer bases, or a device that is registered no more, or has no owner; the next run does the rest.
+What each crash leaves: links of fewer bases, or a device that is registered no more, or has no owner; the
+next run does the rest.
 """
 
 from __future__ import annotations
@@ -22,12 +25,16 @@ from .systems import directories
 
 
 def let_go(root: str, uuid: str) -> bool:
-    """Let a device be one of this host's no more; return False of one that holds, or may hold, something that is known by it."""
+    """Let a device be one of this host's no more; return False of one that holds, or may hold, something that
+    is known by it.
+    """
     wrong = device_state.state(root, uuid)
     if _is_gone(root, uuid, wrong):
         if _is_missed(root, uuid) or not _forget_bases(root, uuid):
             return False
-    elif wrong or any(room.names(f"{layout_devices.device(root, uuid)}/{part}") for part in layout_devices.PARTS):
+    elif wrong or any(
+        room.names(f"{layout_devices.device(root, uuid)}/{part}") for part in layout_devices.PARTS
+    ):
         return False
     _release(root, uuid)
     link = layout_devices.device(root, uuid)
@@ -38,7 +45,9 @@ def let_go(root: str, uuid: str) -> bool:
 
 
 def _is_gone(root: str, uuid: str, wrong: str) -> bool:
-    """Tell whether a device is not there, or nothing is mounted where it was: an error says nothing of the device then."""
+    """Tell whether a device is not there, or nothing is mounted where it was: an error says nothing of the
+    device then.
+    """
     if wrong.startswith(device_state.NOT_THERE):
         return True
     path = os.path.realpath(devices.mount(root, uuid))
@@ -46,22 +55,34 @@ def _is_gone(root: str, uuid: str, wrong: str) -> bool:
 
 
 def _leading(directory: str, uuid: str) -> Iterator[str]:
-    return (name for name in room.names(directory) if not layout.is_staged(name) and devices.device_of(f"{directory}/{name}") == uuid)
+    return (
+        name
+        for name in room.names(directory)
+        if not layout.is_staged(name) and devices.device_of(f"{directory}/{name}") == uuid
+    )
 
 
 def _is_missed(root: str, uuid: str) -> bool:
-    """Tell whether a disk lies on a device that is gone, or over a base there: leases of it would be on the device itself."""
+    """Tell whether a disk lies on a device that is gone, or over a base there: leases of it would be on the
+    device itself.
+    """
     location, bases = os.path.dirname(root), set(_leading(layout_base.bases(root), uuid))
     try:
         if any(link.uuid == uuid for link in devices.layers_links(location)):
             return True
-        return bool(bases) and any(name in {*bases, ""} for directory in directories(location) for _, name in cache.lying_over(directory))
+        return bool(bases) and any(
+            name in {*bases, ""}
+            for directory in directories(location)
+            for _, name in cache.lying_over(directory)
+        )
     except ToolTimeout:
         return True  # a store hangs: nobody knows what leads where
 
 
 def _forget_bases(root: str, uuid: str) -> bool:
-    """Remove the links of bases, made and being made, to a device that is gone; return False where somebody is about to change one."""
+    """Remove the links of bases, made and being made, to a device that is gone; return False where somebody
+    is about to change one.
+    """
     parts = (layout_base.bases(root), layout_base.all_staging(root))
     return all([_forget(root, f"{part}/{name}", uuid) for part in parts for name in _leading(part, uuid)])
 
@@ -69,7 +90,9 @@ def _forget_bases(root: str, uuid: str) -> bool:
 def _forget(root: str, path: str, uuid: str) -> bool:
     """Remove one of them, which may lead elsewhere by the time that its lock is had."""
     name = os.path.basename(path)
-    file = locks.attempt(layout_base.image_lock(root, layout_base.prefix_of(name) if layout_base.named(name) else name))
+    file = locks.attempt(
+        layout_base.image_lock(root, layout_base.prefix_of(name) if layout_base.named(name) else name)
+    )
     if not file:
         return False
     with file:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a file system is in memory: empty after a restart of its host, whatever anybody says of it.
 
-    /sys/dev/block/<major>:<minor>  -> .../block/dm-0            what it is on
-                                       .../block/dm-0/slaves/*   what that is on: dm-crypt, LVM, MD, one over another
+/sys/dev/block/<major>:<minor>  -> .../block/dm-0            what it is on
+                                   .../block/dm-0/slaves/*   what that is on: dm-crypt, LVM, MD, one over
+                                   another
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ def is_volatile(mounted: mounts.Mount) -> bool:
 
 
 def _number(mounted: mounts.Mount) -> str:
-    """Return the number of the block device; btrfs, and whatever may be on several, has one of its own, and is asked for its source."""
+    """Return the number of the block device; btrfs, and whatever may be on several, has one of its own, and
+    is asked for its source.
+    """
     if not mounted.device.startswith("0:"):
         return mounted.device
     try:

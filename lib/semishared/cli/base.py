@@ -2,16 +2,18 @@
 """Look after the base stores of the hosts.
 
   list     what is there, how large, on which device, who has leases on it, when it was last leased
-  verify   read bases from the disk and compare them with their hashes; one that differs is taken out of use, fetched anew,
+  verify   read bases from the disk and compare them with their hashes; one that differs is taken out of use,
+  fetched anew,
            and given to the VMs that have leases on it
-  prune    remove bases without leases, oldest generations and least recently leased first, until each host keeps its
+  prune    remove bases without leases, oldest generations and least recently leased first, until each host
+  keeps its
            size limit and its free-space floor
   evict    remove the bases of images, where no VM has a lease on them
 
 With --dry-run verify compares and says, prune and evict say what would go; nothing is changed on any host.
 
-exit codes: 0 done, all is well; 1 verify: a base was damaged; prune --dry-run: there is something to remove; evict: a base
-is leased; 2 a host could not be asked, or something could not be done there
+exit codes: 0 done, all is well; 1 verify: a base was damaged; prune --dry-run: there is something to remove;
+evict: a base is leased; 2 a host could not be asked, or something could not be done there
 """
 
 from __future__ import annotations
@@ -45,10 +47,14 @@ VERBS = ("list", "verify", "prune", "evict")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the arguments."""
     parser.add_argument("verb", choices=VERBS)
-    parser.add_argument("images", nargs="*", metavar="IMAGE", help="only bases of these images (id or name); evict needs one")
+    parser.add_argument(
+        "images", nargs="*", metavar="IMAGE", help="only bases of these images (id or name); evict needs one"
+    )
     on.add_arguments(parser)
     parser.add_argument("--rate", metavar="R", help="verify: bytes per second and host at most, e.g. 100M")
-    parser.add_argument("--dry-run", action="store_true", help="verify, prune, evict: change nothing, say what would be done")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="verify, prune, evict: change nothing, say what would be done"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of lines")
 
 
@@ -102,12 +108,17 @@ def rate(text: str) -> int:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raise BadArguments for what a verb cannot do: an option without effect would be taken for one that has."""
+    """Raise BadArguments for what a verb cannot do: an option without effect would be taken for one that
+    has.
+    """
     verb = arguments.verb
     if verb == "evict" and not arguments.images:
         raise BadArguments("evict needs an image; `semishared base prune` removes what is over the limits")
     if verb == "prune" and arguments.images:
-        raise BadArguments("prune takes no images: it is about the limits of hosts; `semishared base evict` removes those of an image")
+        raise BadArguments(
+            "prune takes no images: it is about the limits of hosts; `semishared base evict` "
+            "removes those of an image"
+        )
     if arguments.rate is not None and verb != "verify":
         raise BadArguments(f"{verb} has no --rate: only verify reads bases")
     if arguments.dry_run and verb == "list":
@@ -121,7 +132,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     check(arguments)
     command = Command(arguments)
-    rows, line, code = {"list": listing, "verify": verify, "prune": prune, "evict": evict}[arguments.verb](command)
+    rows, line, code = {"list": listing, "verify": verify, "prune": prune, "evict": evict}[arguments.verb](
+        command
+    )
     errors = command.survey.errors
     if arguments.json:
         put_json({"bases": rows, "errors": errors})
@@ -152,10 +165,15 @@ def listing(command: Command) -> Result:
         return [{"root": root, **base} for base in listed["bases"] if command.about(base)]
 
     def line(row: Row) -> str:
-        leases = f"{len(row['leases'])} leases ({', '.join(row['leases'][:5])})" if row["leases"] else "no lease"
+        leases = (
+            f"{len(row['leases'])} leases ({', '.join(row['leases'][:5])})" if row["leases"] else "no lease"
+        )
         state = ", DAMAGED, out of use" if row["damaged"] else ""
         where = f", on {row['device']}" if row["device"] else ""
-        return f"{human(row['bytes'])}{where}, {leases}, last used {time.strftime('%F %T', time.localtime(row['used']))}{state}"
+        return (
+            f"{human(row['bytes'])}{where}, {leases}, last used "
+            f"{time.strftime('%F %T', time.localtime(row['used']))}{state}"
+        )
 
     return command.on_hosts(work), line, 0
 
@@ -167,7 +185,9 @@ def verify(command: Command) -> Result:
     def work(session: Session, host: Host, root: str, listed: Row) -> list[Row]:
         rows = []
         for base in filter(command.about, listed["bases"]):
-            (found,) = session.run([(b.ReadBase if dry_run else b.VerifyBase)(root, base["name"], command.rate)])
+            (found,) = session.run(
+                [(b.ReadBase if dry_run else b.VerifyBase)(root, base["name"], command.rate)]
+            )
             assert isinstance(found, dict)
             row = {"name": base["name"], **found, "mended": False, "why": ""}
             if found["damaged"] and not dry_run:
@@ -183,11 +203,17 @@ def verify(command: Command) -> Result:
         return rows
 
     rows = command.on_hosts(work)
-    return rows, partial(_verified, dry_run), int(any(row["damaged"] or row.get("wrong_in_memory") for row in rows))
+    return (
+        rows,
+        partial(_verified, dry_run),
+        int(any(row["damaged"] or row.get("wrong_in_memory") for row in rows)),
+    )
 
 
 def reference(command: Command, name: str) -> ImageRef:
-    """Return how a host finds the generation of a base in the store; raise ImageChanged if the image is gone."""
+    """Return how a host finds the generation of a base in the store; raise ImageChanged if the image is
+    gone.
+    """
     store, image, generation = name.split("-")
     known = command.images.get((int(store), int(image)))
     if known is None or not known.source:
@@ -200,14 +226,23 @@ def _verified(dry_run: bool, row: Row) -> str:
         speed = row["bytes"] / row["seconds"] if row["seconds"] else 0
         said = f"good, {human(row['bytes'])} in {row['seconds']:.1f} s ({human(int(speed))}/s)"
         if row.get("wrong_in_memory"):
-            said += "; its copy in memory was DAMAGED, and is removed: power VMs off and on that have read from it"
+            said += (
+                "; its copy in memory was DAMAGED, and is removed: power VMs off and on that have "
+                "read from it"
+            )
         return said
-    where = ", ".join("its manifest" if index < 0 else f"extent {index}" for index in row["bad"][:5]) or "found earlier"
+    where = (
+        ", ".join("its manifest" if index < 0 else f"extent {index}" for index in row["bad"][:5])
+        or "found earlier"
+    )
     vms = sorted({lease.split("-")[0] for lease in row["leases"]}, key=int)
     who = f"; VMs {', '.join(vms)} have read from it: power them off and on" if vms else ""
     if dry_run:
         return f"DAMAGED ({where}), would be taken out of use and fetched anew{who}"
-    return f"DAMAGED ({where}), taken out of use, {'fetched anew' if row['mended'] else 'not fetched: ' + row['why']}{who}"
+    return (
+        f"DAMAGED ({where}), taken out of use, "
+        f"{'fetched anew' if row['mended'] else 'not fetched: ' + row['why']}{who}"
+    )
 
 
 def prune(command: Command) -> Result:
@@ -215,7 +250,9 @@ def prune(command: Command) -> Result:
     dry_run = command.arguments.dry_run
 
     def work(session: Session, host: Host, root: str, listed: Row) -> list[Row]:
-        limit = eviction.limits_of(host, command.config.bases_size_limit, command.config.bases_free_floor, listed)
+        limit = eviction.limits_of(
+            host, command.config.bases_size_limit, command.config.bases_free_floor, listed
+        )
         bases = {base["name"]: base for base in listed["bases"]}
         chosen = eviction.choose([eviction.Held.of(row) for row in listed["bases"]], limit, listed["free"])
         rows = []
@@ -226,8 +263,11 @@ def prune(command: Command) -> Result:
 
     rows = command.on_hosts(work)
     verb = "would be removed" if dry_run else "removed"
-    return rows, lambda row: f"{human(row['bytes'])}, {verb if dry_run or row['evicted'] else 'leased meanwhile: stays'}", int(
-        dry_run and bool(rows)
+    return (
+        rows,
+        lambda row: f"{human(row['bytes'])}, "
+        f"{verb if dry_run or row['evicted'] else 'leased meanwhile: stays'}",
+        int(dry_run and bool(rows)),
     )
 
 
@@ -239,7 +279,9 @@ def evict(command: Command) -> Result:
         rows = []
         for base in filter(command.about, listed["bases"]):
             gone = not dry_run and session.run([b.EvictBase(root, base["name"])])[0]["evicted"]  # type: ignore[index]
-            rows.append({"name": base["name"], "leases": base["leases"], "bytes": base["bytes"], "evicted": gone})
+            rows.append(
+                {"name": base["name"], "leases": base["leases"], "bytes": base["bytes"], "evicted": gone}
+            )
         return rows
 
     rows = command.on_hosts(work)
@@ -251,4 +293,8 @@ def _evicted(dry_run: bool, row: Row) -> str:
     leases = ", ".join(row["leases"][:5])
     if dry_run and not leases:
         return f"would be removed, {human(row['bytes'])}"
-    return f"removed, {human(row['bytes'])}" if row["evicted"] else f"stays: leased by disks {leases or 'taken just now'}"
+    return (
+        f"removed, {human(row['bytes'])}"
+        if row["evicted"]
+        else f"stays: leased by disks {leases or 'taken just now'}"
+    )

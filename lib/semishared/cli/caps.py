@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Print the commands with which the admin of a Ceph cluster makes the keys of an image datastore.
 
-Nothing is run, and no key is read or shown. Names come from the attributes of a DATASTORE (id or name) that exists, or
-from the options, for one that is still to be made.
+Nothing is run, and no key is read or shown. Names come from the attributes of a DATASTORE (id or name) that
+exists, or from the options, for one that is still to be made.
 
 exit codes: 0 printed; 2 a name is missing or none
 """
@@ -21,7 +21,8 @@ WHERE = {
     "bridge": "on the front-end (or the BRIDGE_LIST hosts): makes, clones and removes images",
     "hosts": "on the hosts, and in their libvirt secret: reads and writes the disks of guests",
     "bases": "on the hosts: reads images to keep local bases, writes nothing",
-    "remote": "on the hosts, and in their libvirt secret: reads what remote-first disks lie over, writes no data",
+    "remote": "on the hosts, and in their libvirt secret: reads what remote-first disks lie over, "
+    "writes no data",
     "fence": "on each front-end, nowhere else: shuts a dead host out (`semishared fence`), writes nothing",
 }
 FENCE_USER = "semishared-fence"
@@ -30,15 +31,30 @@ FENCE_USER = "semishared-fence"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the arguments."""
-    parser.add_argument("datastore", nargs="?", metavar="DATASTORE", help="an image datastore with DISK_TYPE = RBD")
+    parser.add_argument(
+        "datastore", nargs="?", metavar="DATASTORE", help="an image datastore with DISK_TYPE = RBD"
+    )
     parser.add_argument("--user", default="", metavar="NAME", help="CEPH_USER, without `client.`")
-    parser.add_argument("--reader", default="", metavar="NAME", help="SEMISHARED_CEPH_READER; default: CEPH_USER")
-    parser.add_argument("--bridge-user", default="", metavar="NAME", help="SEMISHARED_CEPH_BRIDGE_USER; default: CEPH_USER")
-    parser.add_argument("--remote", default="", metavar="NAME", help="SEMISHARED_CEPH_REMOTE; default: CEPH_USER does that too")
-    parser.add_argument("--fence-user", default="", metavar="NAME", help="SEMISHARED_CEPH_FENCE_USER; default: no such key")
+    parser.add_argument(
+        "--reader", default="", metavar="NAME", help="SEMISHARED_CEPH_READER; default: CEPH_USER"
+    )
+    parser.add_argument(
+        "--bridge-user", default="", metavar="NAME", help="SEMISHARED_CEPH_BRIDGE_USER; default: CEPH_USER"
+    )
+    parser.add_argument(
+        "--remote",
+        default="",
+        metavar="NAME",
+        help="SEMISHARED_CEPH_REMOTE; default: CEPH_USER does that too",
+    )
+    parser.add_argument(
+        "--fence-user", default="", metavar="NAME", help="SEMISHARED_CEPH_FENCE_USER; default: no such key"
+    )
     parser.add_argument("--role", choices=list(WHERE), help="only the key of this role")
     parser.add_argument("--pool", default="", metavar="NAME", help=f"POOL_NAME ({stores.DEFAULT_POOL})")
-    parser.add_argument("--data-pool", default="", metavar="NAME", help="EC_POOL_NAME, if images keep their data there")
+    parser.add_argument(
+        "--data-pool", default="", metavar="NAME", help="EC_POOL_NAME, if images keep their data there"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of commands")
 
 
@@ -48,11 +64,18 @@ OPTIONS = ("user", "reader", "bridge_user", "remote", "fence_user", "pool", "dat
 def run(arguments: argparse.Namespace) -> int:
     """Print what is needed."""
     if arguments.datastore and any(getattr(arguments, name) for name in OPTIONS):
-        raise BadArguments("a datastore's own attributes name its users and pools: options are for one that is still to be made")
-    wanted = _of_datastore(arguments.datastore, arguments.role) if arguments.datastore else _of_options(arguments)
+        raise BadArguments(
+            "a datastore's own attributes name its users and pools: options are for one that is "
+            "still to be made"
+        )
+    wanted = (
+        _of_datastore(arguments.datastore, arguments.role) if arguments.datastore else _of_options(arguments)
+    )
     wanted = [key for key in wanted if arguments.role in (None, *key.roles)]
     if arguments.json:
-        put_json({"keys": [{"user": key.user, "roles": key.roles, "caps": dict(key.caps)} for key in wanted]}, None)
+        put_json(
+            {"keys": [{"user": key.user, "roles": key.roles, "caps": dict(key.caps)} for key in wanted]}, None
+        )
         return 0
     for key in wanted:
         for role in key.roles:
@@ -71,7 +94,9 @@ def _of_options(arguments: argparse.Namespace) -> list[Key]:
         raise BadArguments(f"{shuts_out} has another role: the key that shuts hosts out is one of its own")
     if not arguments.user:
         return fencing
-    made = keys(arguments.user, pool, arguments.reader, arguments.bridge_user, arguments.data_pool, arguments.remote)
+    made = keys(
+        arguments.user, pool, arguments.reader, arguments.bridge_user, arguments.data_pool, arguments.remote
+    )
     return [*made, *fencing]
 
 
@@ -85,13 +110,20 @@ def _of_datastore(word: str, role: str | None) -> list[Key]:
     access = stores.access(found[0])
     if not access.can.has_bridge:
         raise BadArguments(f"datastore {word} is not on Ceph (DISK_TYPE = RBD)")
-    made = keys(access.user, stores.pool(found[0]), access.reader, access.bridge_user, access.data_pool, access.remote)
+    made = keys(
+        access.user, stores.pool(found[0]), access.reader, access.bridge_user, access.data_pool, access.remote
+    )
     user = stores.fence_user(found[0]) or (FENCE_USER if role == "fence" else "")
-    # `ceph auth get-or-create` refuses a user whose capabilities are others: one key for all pools of a cluster.
+    # `ceph auth get-or-create` refuses a user whose capabilities are others: one key for all pools of a
+    # cluster.
     others = [other for other in known if stores.kind(other).has_bridge and _is_beside(other, found[0], user)]
     return [*made, fence(user, [stores.pool(store) for store in (found[0], *others)])] if user else made
 
 
 def _is_beside(other: Datastore, datastore: Datastore, user: str) -> bool:
-    """Tell whether a datastore is on the same cluster, as far as one can see, and one user shuts hosts out of both."""
-    return other.attribute("CEPH_CONF") == datastore.attribute("CEPH_CONF") and stores.fence_user(other) == user
+    """Tell whether a datastore is on the same cluster, as far as one can see, and one user shuts hosts out of
+    both.
+    """
+    return (
+        other.attribute("CEPH_CONF") == datastore.attribute("CEPH_CONF") and stores.fence_user(other) == user
+    )

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Do with a set of VMs what can be done with one: a cluster boots, lets go of its store, commits, and says where it is.
+"""Do with a set of VMs what can be done with one: a cluster boots, lets go of its store, commits, and says
+where it is.
 
   cluster boot       have its VMs run: their bases come first, in one session, then all start at once
   cluster detach     have disks that read from their store lie over bases of their hosts, while the VMs run
   cluster commit     bring what local disks of persistent images hold to their images, also while the VMs run
   cluster status     the state of each VM, and where its disks live
 
-The set is named by VMs, a label, a VM group, or a service of OneFlow. VMs without a disk of ours are left alone, and said. Progress
-goes to the terminal, else to stdout as JSON lines, of which the last is the summary.
+The set is named by VMs, a label, a VM group, or a service of OneFlow. VMs without a disk of ours are left
+alone, and said. Progress goes to the terminal, else to stdout as JSON lines, of which the last is the
+summary.
 
-exit codes: 0 done for all; 1 for some it is not, and the row of each says why; 2 nothing was begun: oned or the arguments
+exit codes: 0 done for all; 1 for some it is not, and the row of each says why; 2 nothing was begun: oned or
+the arguments
 """
 
 from __future__ import annotations
@@ -44,7 +47,12 @@ FINE = ("booted", "running", "detached", "committed", "seen")
 """What may have become of a VM without anything being wrong."""
 COMMITS = 8
 """VMs whose disks are committed at the same time; with a rate it is one, which has all of that."""
-OPTIONS = {"hosts": ("boot",), "rate": ("boot", "detach", "commit"), "compress": ("boot",), "timeout": ("boot",)}
+OPTIONS = {
+    "hosts": ("boot",),
+    "rate": ("boot", "detach", "commit"),
+    "compress": ("boot",),
+    "timeout": ("boot",),
+}
 """The verbs that an option is for."""
 TIMEOUT_S, LONGEST_S = 600, 7 * 86400
 NOT_OURS = f"no disk of it is of driver {NAME}"
@@ -61,18 +69,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--label", metavar="L", help="VMs with this label")
     which.add_argument("--vmgroup", metavar="G", help="VMs of a VM group, by its id or name")
     which.add_argument("--service", metavar="S", help="VMs of a service of OneFlow, by its id or name")
-    parser.add_argument("--hosts", metavar="A,B", help="boot: where VMs that have no host yet may come (default: where they were last)")
     parser.add_argument(
-        "--rate", metavar="R", help="boot, detach: bytes per second that one host sends, and copies, at most (default: semishared.conf); "
+        "--hosts",
+        metavar="A,B",
+        help="boot: where VMs that have no host yet may come (default: where they were last)",
+    )
+    parser.add_argument(
+        "--rate",
+        metavar="R",
+        help="boot, detach: bytes per second that one host sends, and copies, at most (default: "
+        "semishared.conf); "
         "commit: that all VMs together send to their store (default: no limit)",
-    )  # fmt: skip
-    parser.add_argument("--compress", choices=COMPRESSORS, help="boot: of bases on their way (default: semishared.conf)")
-    parser.add_argument("--timeout", type=int, metavar="S", help=f"boot: seconds for all VMs to run (default: {TIMEOUT_S})")
-    parser.add_argument("--json", action="store_true", help="JSON lines also on a terminal; the last is the summary")
+    )
+    parser.add_argument(
+        "--compress", choices=COMPRESSORS, help="boot: of bases on their way (default: semishared.conf)"
+    )
+    parser.add_argument(
+        "--timeout", type=int, metavar="S", help=f"boot: seconds for all VMs to run (default: {TIMEOUT_S})"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="JSON lines also on a terminal; the last is the summary"
+    )
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raise BadArguments for what a verb cannot do: an option without effect would be taken for one that has."""
+    """Raise BadArguments for what a verb cannot do: an option without effect would be taken for one that
+    has.
+    """
     for option, verbs in OPTIONS.items():
         if getattr(arguments, option) is not None and arguments.verb not in verbs:
             raise BadArguments(f"{arguments.verb} has no --{option}: it is for {' and '.join(verbs)}")
@@ -86,7 +109,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared cluster`."""
     check(arguments)
     if os.geteuid() == 0:
-        put(f"{NAME} cluster: run this as oneadmin: files of root would be in the drivers' way", to=sys.stderr)
+        put(
+            f"{NAME} cluster: run this as oneadmin: files of root would be in the drivers' way", to=sys.stderr
+        )
         return 2
     oned = Oned()
     oned.require_admin()
@@ -146,9 +171,14 @@ def limit(arguments: argparse.Namespace) -> int:
 
 
 def detach(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Callable[..., None]) -> List[Row]:
-    """Have disks that read from their store lie over bases of their hosts: one session for all bases; a row for each disk."""
+    """Have disks that read from their store lie over bases of their hosts: one session for all bases; a row
+    for each disk.
+    """
     names = {vm.id: vm.name for vm in vms}
-    return [{**found, "name": names[found["vm"]]} for found in front_detach.detach(list(names), tell, rate=limit(arguments))]
+    return [
+        {**found, "name": names[found["vm"]]}
+        for found in front_detach.detach(list(names), tell, rate=limit(arguments))
+    ]
 
 
 def commit(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Callable[..., None]) -> List[Row]:
@@ -159,7 +189,9 @@ def commit(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Calla
 
 
 def committed(vm: Vm, tell: Callable[..., None], most: int) -> List[Row]:
-    """Commit the disks of a VM at a rate of `most` bytes per second, 0 for no limit; return a row for each."""
+    """Commit the disks of a VM at a rate of `most` bytes per second, 0 for no limit; return a row for
+    each.
+    """
     action = Action("commit", [], Report("commit"))
     action.seq, action.bulk = vm.seq, True
     rows = []
@@ -178,8 +210,12 @@ def committed(vm: Vm, tell: Callable[..., None], most: int) -> List[Row]:
     return rows or [row(vm, "skipped", NO_DIFF)]
 
 
-def status_of(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Callable[..., None]) -> List[Row]:
-    """Say where the VMs and their disks are; a disk about which oned and its machine do not agree is wrong."""
+def status_of(
+    oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Callable[..., None]
+) -> List[Row]:
+    """Say where the VMs and their disks are; a disk about which oned and its machine do not agree is
+    wrong.
+    """
     cloud = status.Cloud()
     places = {vm.host for vm in vms}
     cloud.ask([host for host in cloud.hosts if host.name in places])
@@ -187,7 +223,9 @@ def status_of(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Ca
     rows = []
     for vm in vms:
         disks = cloud.rows(vm)
-        why = silent.get(vm.host, "") or "; ".join(f"disk {disk['disk']}: {disk['missing']}" for disk in disks if disk["missing"])
+        why = silent.get(vm.host, "") or "; ".join(
+            f"disk {disk['disk']}: {disk['missing']}" for disk in disks if disk["missing"]
+        )
         state = "running" if plan.is_running(vm) else status.STATES.get(vm.number("STATE"), "").lower()
         found = {**row(vm, "failed" if why else "seen", why), "state": state, "disks": disks}
         rows.append(found)
@@ -196,8 +234,11 @@ def status_of(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Ca
 
 
 VERBS: Dict[str, Callable[[Oned, List[Vm], argparse.Namespace, Callable[..., None]], List[Row]]] = {
-    "boot": boot, "detach": detach, "commit": commit, "status": status_of
-}  # fmt: skip
+    "boot": boot,
+    "detach": detach,
+    "commit": commit,
+    "status": status_of,
+}
 
 
 def show(rows: List[Row]) -> None:
@@ -207,13 +248,23 @@ def show(rows: List[Row]) -> None:
     counts: Dict[str, int] = {}
     for found in rows:
         counts[found["how"]] = counts.get(found["how"], 0) + 1
-    put(f"{len({found['vm'] for found in rows})} VMs: {', '.join(f'{count} {how}' for how, count in sorted(counts.items()))}")
+    put(
+        f"{len({found['vm'] for found in rows})} VMs: "
+        f"{', '.join(f'{count} {how}' for how, count in sorted(counts.items()))}"
+    )
 
 
 def line(found: Dict[str, Any]) -> str:
     """Return a VM's line."""
     disks = [f"disk {disk['disk']} {disk['place']}, {disk['how']}" for disk in found.get("disks", ())]
-    parts = [found.get("state") or found.get("said") or found["how"], *disks, *([found["why"]] if found["why"] else [])]
+    parts = [
+        found.get("state") or found.get("said") or found["how"],
+        *disks,
+        *([found["why"]] if found["why"] else []),
+    ]
     seconds = f" in {found['seconds']:.1f} s" if found.get("seconds") else ""
     disk = f" disk {found['disk']}" if found.get("disk", -1) >= 0 else ""
-    return f"VM {found['vm']} ({found['name']}) on {found['host'] or 'no host'}{disk}: {'; '.join(parts)}{seconds}"
+    return (
+        f"VM {found['vm']} ({found['name']}) on {found['host'] or 'no host'}{disk}: "
+        f"{'; '.join(parts)}{seconds}"
+    )

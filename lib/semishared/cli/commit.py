@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bring what local disks of persistent images hold (SEMISHARED_PLACE = local) to their images, also while the VM runs.
+"""Bring what local disks of persistent images hold (SEMISHARED_PLACE = local) to their images, also while the
+VM runs.
 
   commit VM            all such disks of a VM (id or name), and what was kept when it was deleted
   commit VM DISK       one of them
 
-Only what was written since the last commit goes. An image that is not what the disk lies over any more is left alone, and so is the
-disk. --as-new-image NAME does not touch the image: it says, or prepares, how the disk becomes another one.
+Only what was written since the last commit goes. An image that is not what the disk lies over any more is
+left alone, and so is the disk. --as-new-image NAME does not touch the image: it says, or prepares, how the
+disk becomes another one.
 
-exit codes: 0 committed, or there was nothing to commit; 1 a disk was refused, with its line; 2 a machine or oned could not be asked
+exit codes: 0 committed, or there was nothing to commit; 1 a disk was refused, with its line; 2 a machine or
+oned could not be asked
 """
 
 from __future__ import annotations
@@ -42,9 +45,17 @@ DONE = 6
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the arguments."""
     parser.add_argument("vm", metavar="VM", help="id or name")
-    parser.add_argument("disk", metavar="DISK", nargs="?", type=int, help="its number (DISK_ID); without it all")
-    parser.add_argument("--as-new-image", metavar="IMAGE", help="leave the image alone: how to make another one, of this name, of the disk")
-    parser.add_argument("--rate", metavar="R", help="bytes per second to the store at most, e.g. 40M (default: no limit)")
+    parser.add_argument(
+        "disk", metavar="DISK", nargs="?", type=int, help="its number (DISK_ID); without it all"
+    )
+    parser.add_argument(
+        "--as-new-image",
+        metavar="IMAGE",
+        help="leave the image alone: how to make another one, of this name, of the disk",
+    )
+    parser.add_argument(
+        "--rate", metavar="R", help="bytes per second to the store at most, e.g. 40M (default: no limit)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -60,7 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
     action.seq, action.bulk = vm.seq, True
     here = of_vm(oned, vm, action, arguments.disk, arguments.as_new_image, most)
     silent: list[str] = []
-    work = [(_name(vm.id, disk), part) for disk, part in here] + list(_kept(oned, vm, arguments, action, silent))
+    work = [(_name(vm.id, disk), part) for disk, part in here] + list(
+        _kept(oned, vm, arguments, action, silent)
+    )
     if not work:
         which = f"disk {arguments.disk} of " if arguments.disk is not None else ""
         put(f"{which}VM {vm.id}: nothing is local and of a persistent image, and nothing was kept")
@@ -83,47 +96,68 @@ def limit(arguments: argparse.Namespace) -> int:
 
 
 def _vm(oned: Oned, word: str) -> Vm:
-    """Return the VM of this id or name; raise BadArguments, OnedUnavailable. One that is DONE goes by its id."""
+    """Return the VM of this id or name; raise BadArguments, OnedUnavailable. One that is DONE goes by its
+    id.
+    """
     if word.isdigit() and word.isascii():
         return oned.vm(int(word))
     found = [vm.id for vm in oned.vms() if vm.name == word]
     if len(found) != 1:
-        raise BadArguments(f"{'no VM' if not found else 'more than one VM'} {word!r} in OpenNebula: its id says which")
+        raise BadArguments(
+            f"{'no VM' if not found else 'more than one VM'} {word!r} in OpenNebula: its id says which"
+        )
     return oned.vm(found[0])
 
 
 def of_vm(
     oned: Oned, vm: Vm, action: Action, disk: Optional[int] = None, as_new_image: str = "", most: int = 0
 ) -> Iterator[tuple[int, Part[str]]]:
-    """Yield what is to be done for each disk (or one) of a VM that OpenNebula has, by its number; its part returns what was done.
+    """Yield what is to be done for each disk (or one) of a VM that OpenNebula has, by its number; its part
+    returns what was done.
 
-    `most`: bytes per second that go to the store, 0 for no limit. Raise BadArguments for a VM that is in no state for that.
+    `most`: bytes per second that go to the store, 0 for no limit. Raise BadArguments for a VM that is in no
+    state for that.
     """
     if vm.number("STATE") == DONE:
         return
     machine, vm_dir, found = _found(oned, vm, action)
     failed = bool(gc_places.after_failure(vm, os.uname().nodename, is_here))
-    # Whether it runs its host says, when the disk's turn has come. Where the files of a VM at rest are, there are no domains.
-    domain = "" if vm.number("STATE") in (gc_places.STOPPED, gc_places.UNDEPLOYED) else disks.running_domain(vm)
+    # Whether it runs its host says, when the disk's turn has come. Where the files of a VM at rest are, there
+    # are no domains.
+    domain = (
+        "" if vm.number("STATE") in (gc_places.STOPPED, gc_places.UNDEPLOYED) else disks.running_domain(vm)
+    )
     for known in record.described(found):
         if known.place.commits and disk in (None, known.disk):
             at = DiskPlace(VmPlace(machine, vm_dir, vm.id), layout.disk_name(known.disk), known.disk)
             if as_new_image and failed:
-                # OpenNebula saves no disk of such a VM, and ends the VM only if its disk is committed or goes with it.
+                # OpenNebula saves no disk of such a VM, and ends the VM only if its disk is committed or goes
+                # with it.
                 whole = s.DiskRef(vm.id, known.disk, vm_dir)
                 yield known.disk, _rescued(machine, vm, whole, known, vm.disk(known.disk).size, as_new_image)
             elif as_new_image:
-                yield known.disk, _told(shlex.join(["onevm", "disk-saveas", str(vm.id), str(known.disk), as_new_image]))
+                yield (
+                    known.disk,
+                    _told(shlex.join(["onevm", "disk-saveas", str(vm.id), str(known.disk), as_new_image])),
+                )
             else:
                 yield known.disk, _committed(at, vm, domain, action.config.freeze, most)
 
 
 def _found(oned: Oned, vm: Vm, action: Action) -> tuple[str, str, Any]:
-    """Return the machine and directory of a VM's files, and what is there; raise BadArguments where that is not known."""
+    """Return the machine and directory of a VM's files, and what is there; raise BadArguments where that is
+    not known.
+    """
     front_end = os.uname().nodename
-    settled, failed = gc_places.place_of(vm, front_end, is_here), gc_places.after_failure(vm, front_end, is_here)
+    settled, failed = (
+        gc_places.place_of(vm, front_end, is_here),
+        gc_places.after_failure(vm, front_end, is_here),
+    )
     if settled is None and not failed:
-        raise BadArguments(f"VM {vm.id} has no host, or OpenNebula is at work on it: commit when it is in RUNNING, POWEROFF or UNDEPLOYED")
+        raise BadArguments(
+            f"VM {vm.id} has no host, or OpenNebula is at work on it: commit when it is in "
+            f"RUNNING, POWEROFF or UNDEPLOYED"
+        )
     places, there = [settled] if settled else failed, []
     for place in places:
         machine = "localhost" if is_here(place.machine) else place.machine
@@ -161,12 +195,18 @@ def _committed(place: DiskPlace, vm: Vm, domain: str, freeze: str, most: int) ->
 def _kept(
     oned: Oned, vm: Vm, arguments: argparse.Namespace, action: Action, silent: "list[str]"
 ) -> Iterator[tuple[str, Part[str]]]:
-    """Yield what is to be done for the disks that were kept of a VM; add machines that cannot be asked to `silent`."""
+    """Yield what is to be done for the disks that were kept of a VM; add machines that cannot be asked to
+    `silent`.
+    """
     systems = [store for store in oned.datastores() if store.type == 1 and store.driver == NAME]
-    machines = {host.name for host in oned.hosts() if not host.is_offline and not is_here(host.name)} | {"localhost"}
+    machines = {host.name for host in oned.hosts() if not host.is_offline and not is_here(host.name)} | {
+        "localhost"
+    }
 
     def look(machine: str, location: str) -> Part[Any]:
-        (found,) = yield On(machine, (c.FindKept(vm.id, location, tuple(sorted(store.id for store in systems))),))
+        (found,) = yield On(
+            machine, (c.FindKept(vm.id, location, tuple(sorted(store.id for store in systems))),)
+        )
         return found["kept"]
 
     for location in sorted({os.path.dirname(absolute(store.base_path, "BASE_PATH")) for store in systems}):
@@ -182,13 +222,23 @@ def _kept(
                     disk = s.DiskRef(vm.id, item["disk"], item["path"])
                     name = f"{_name(vm.id, item['disk'])} kept in {item['path']} on {machine}"
                     new = arguments.as_new_image
-                    yield name, _new(machine, vm, disk, item, new) if new else _finished(machine, vm, disk, item, limit(arguments))
+                    yield (
+                        name,
+                        _new(machine, vm, disk, item, new)
+                        if new
+                        else _finished(machine, vm, disk, item, limit(arguments)),
+                    )
 
 
 def _image(machine: str, vm: Vm, disk: s.DiskRef, item: "dict[str, Any]") -> Part[s.ImageRef]:
-    """Return the image of a kept disk, as OpenNebula has it; raise BadRecord if nobody can tell which that was."""
+    """Return the image of a kept disk, as OpenNebula has it; raise BadRecord if nobody can tell which that
+    was.
+    """
     if not item["image"]:
-        raise BadRecord(f"what disk {disk.disk} of VM {disk.vm} was made from cannot be understood: {disk.vm_dir} on {machine}")
+        raise BadRecord(
+            f"what disk {disk.disk} of VM {disk.vm} was made from cannot be understood: "
+            f"{disk.vm_dir} on {machine}"
+        )
     return (yield from disk_image.confirmed(vm, disk.disk, item["image"]))
 
 
@@ -207,16 +257,23 @@ def _new(machine: str, vm: Vm, disk: s.DiskRef, item: "dict[str, Any]", name: st
 def _rescued(machine: str, vm: Vm, disk: s.DiskRef, known: record.Record, size: int, name: str) -> Part[str]:
     """Make another image of a disk whose VM cannot end, since what it wrote is refused by its own."""
     command = yield from _saved(machine, vm, disk, {"image": known.of_image.to_data(), "size": size}, name)
-    return f"run `{command}`, then `onevm recover --delete {disk.vm}`; `{NAME} gc` names what was kept of it then, which --discard removes"
+    return (
+        f"run `{command}`, then `onevm recover --delete {disk.vm}`; `{NAME} gc` names what was kept "
+        f"of it then, which --discard removes"
+    )
 
 
 def _saved(machine: str, vm: Vm, disk: s.DiskRef, item: "dict[str, Any]", name: str) -> Part[str]:
-    """Make a file or image of a disk beside the images; return the command by which OpenNebula registers it."""
+    """Make a file or image of a disk beside the images; return the command by which OpenNebula registers
+    it.
+    """
     image, random = (yield from _image(machine, vm, disk, item)), os.urandom(16).hex()
     if image.access.can.has_bridge:
         bridge = yield from rbd.bridge_of(image)
         access = image.access.by_bridge() if are_one(machine, bridge) else image.access
-        path = yield from rbd.fill_beside(rbd.Local(machine, disk, item["size"], access), image, bridge, random)
+        path = yield from rbd.fill_beside(
+            rbd.Local(machine, disk, item["size"], access), image, bridge, random
+        )
     else:
         path = stores.new_source(image.access, image.root, image.id, random)
         yield On(machine, (s.SaveDisk(disk, path, image.format, ""),))

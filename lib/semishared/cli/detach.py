@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Have disks that read from their store (SEMISHARED_LOCAL = remote-first) lie over bases of their hosts, while their VMs run.
+"""Have disks that read from their store (SEMISHARED_LOCAL = remote-first) lie over bases of their hosts,
+while their VMs run.
 
-Bases are brought first, each image once to all hosts that need it. Then every guest goes on over its base; it stands still once, for
-the moment in which both hold the same. A VM that is powered off takes part; any other state is left alone, and said.
+Bases are brought first, each image once to all hosts that need it. Then every guest goes on over its base; it
+stands still once, for the moment in which both hold the same. A VM that is powered off takes part; any other
+state is left alone, and said.
 
 --due: disks of running VMs whose image, or its datastore, says SEMISHARED_DETACH = after-boot; for a timer:
 `--print-timer` says what to write where, for systemd and for cron.
 
-exit codes: 0 all that were meant are detached, or were before; 1 some are not, and a row says why; 2 nothing was begun: oned or the
-arguments
+exit codes: 0 all that were meant are detached, or were before; 1 some are not, and a row says why; 2 nothing
+was begun: oned or the arguments
 """
 
 from __future__ import annotations
@@ -39,13 +41,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("vms", nargs="?", metavar="VM[,VM...]", help="ids or names")
     which.add_argument("--all", action="store_true", help="all VMs that run or are powered off")
     which.add_argument("--host", metavar="HOST", help="those of them that are on this host")
-    which.add_argument("--due", action="store_true", help="running VMs with SEMISHARED_DETACH = after-boot, as a timer does it")
-    which.add_argument("--print-timer", action="store_true", help="print units of systemd, and a line of cron, for --due")
-    parser.add_argument(
-        "--rate", metavar="R", help="bytes per second that one host sends, and copies on its disks, at most, e.g. 40M (default: no limit)"
+    which.add_argument(
+        "--due",
+        action="store_true",
+        help="running VMs with SEMISHARED_DETACH = after-boot, as a timer does it",
     )
-    parser.add_argument("--transport", choices=TRANSPORTS, default="auto", help="of bases, as `semishared stage` has it (default: auto)")
-    parser.add_argument("--json", action="store_true", help="JSON lines also on a terminal; the last is the summary")
+    which.add_argument(
+        "--print-timer", action="store_true", help="print units of systemd, and a line of cron, for --due"
+    )
+    parser.add_argument(
+        "--rate",
+        metavar="R",
+        help="bytes per second that one host sends, and copies on its disks, at most, e.g. 40M "
+        "(default: no limit)",
+    )
+    parser.add_argument(
+        "--transport",
+        choices=TRANSPORTS,
+        default="auto",
+        help="of bases, as `semishared stage` has it (default: auto)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="JSON lines also on a terminal; the last is the summary"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -66,7 +84,11 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         view.close()
     # Whoever names a VM means that one; of all of them only those are meant that can be.
-    failed = [row for row in rows if row["how"] == "failed" or (arguments.vms and row["how"] == "skipped" and not is_done(row))]
+    failed = [
+        row
+        for row in rows
+        if row["how"] == "failed" or (arguments.vms and row["how"] == "skipped" and not is_done(row))
+    ]
     if is_text:
         show(rows, arguments.vms is None)
     else:
@@ -83,7 +105,10 @@ def print_timer(command: str) -> int:
     for path, text in {**timer.units(command, ONEADMIN), **timer.crontab(command, ONEADMIN)}.items():
         put(f"# {path}")
         put_all(text + "\n")
-    put(f"# with systemd: systemctl daemon-reload && systemctl enable --now {timer.NAMED}.timer; with cron the last of these alone")
+    put(
+        f"# with systemd: systemctl daemon-reload && systemctl enable --now {timer.NAMED}.timer; "
+        f"with cron the last of these alone"
+    )
     return 0
 
 
@@ -101,7 +126,9 @@ def meant(vms: List[Vm], arguments: argparse.Namespace) -> Iterator[Vm]:
 
 
 def due(oned: Oned) -> Dict[int, Tuple[int, ...]]:
-    """Return the disks that are to be detached without being asked, by their VMs; what is wrong with an attribute is said."""
+    """Return the disks that are to be detached without being asked, by their VMs; what is wrong with an
+    attribute is said.
+    """
     images = {image.id: image for image in oned.images()}
     datastores = {store.id: store for store in oned.datastores()}
     found = {}

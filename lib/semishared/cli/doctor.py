@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Look at the whole installation and say what is wrong, each with the command that mends it.
 
-It looks at oned.conf and vmm_execrc, the forwarders, datastores and attributes in OpenNebula, and asks the front-end and all
-hosts at once: programs and their versions, whether they are synced, libvirt, whether each reaches each store with the
-right rights, the local disk, what shares need; and what killed actions left over. It changes nothing. A dead host costs seconds.
+It looks at oned.conf and vmm_execrc, the forwarders, datastores and attributes in OpenNebula, and asks the
+front-end and all hosts at once: programs and their versions, whether they are synced, libvirt, whether each
+reaches each store with the right rights, the local disk, what shares need; and what killed actions left over.
+It changes nothing. A dead host costs seconds.
 
 exit codes: 0 all is well, 1 there are warnings, 2 something is broken
 """
@@ -41,20 +42,27 @@ AT_ONCE = 32
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the arguments."""
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.add_argument("--root", metavar="DIR", default="", help="an OpenNebula whose files are below this directory")
+    parser.add_argument(
+        "--root", metavar="DIR", default="", help="an OpenNebula whose files are below this directory"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared doctor`."""
     if os.geteuid() == 0:
-        put(f"{NAME} doctor: run this as oneadmin: what root can reach says nothing of the drivers", to=sys.stderr)
+        put(
+            f"{NAME} doctor: run this as oneadmin: what root can reach says nothing of the drivers",
+            to=sys.stderr,
+        )
         return plan.BROKEN
     place = located(arguments.root)
     config, wrong = _config()
     cloud, no_oned = _cloud()
     # As OpenNebula calls it where it is a host too.
     front_end = next((host.name for host in cloud.hosts if is_here(host.name)), os.uname().nodename)
-    site = look_at_site(place, front_end)._replace(conf=wrong or _scripts(place, config), oned=no_oned, lost_name=_lost_name(place))
+    site = look_at_site(place, front_end)._replace(
+        conf=wrong or _scripts(place, config), oned=no_oned, lost_name=_lost_name(place)
+    )
     with ThreadPoolExecutor(1) as pool:
         left = pool.submit(doctor_leftovers.found, config, bool(no_oned))
         answers = ask_all(place, cloud, front_end, config)
@@ -70,7 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
         *doctor_pool.findings(cloud, config),
         *doctor_shares.findings(cloud, answers, config, front_end),
     ]
-    findings += plan.of_unseen(unseen, {machine for machine, answer in answers.items() if isinstance(answer, dict)}, findings)
+    findings += plan.of_unseen(
+        unseen, {machine for machine, answer in answers.items() if isinstance(answer, dict)}, findings
+    )
     findings.sort(key=lambda item: (-item.severity, item.machine != front_end, item.machine))
     if arguments.json:
         put_json(as_json(findings, answers))
@@ -98,7 +108,10 @@ def _scripts(place: FrontEnd, config: Config) -> str:
     wanted = _of_oned_conf(place, edits.scripts_dir)
     if wanted in ("", config.hosts_scripts_dir):
         return ""
-    return f"semishared.conf: scripts_dir = {config.hosts_scripts_dir}, but hosts have OpenNebula's scripts in {wanted} (oned.conf)"
+    return (
+        f"semishared.conf: scripts_dir = {config.hosts_scripts_dir}, but hosts have OpenNebula's "
+        f"scripts in {wanted} (oned.conf)"
+    )
 
 
 def _lost_name(place: FrontEnd) -> str:
@@ -137,7 +150,11 @@ def look_at_site(place: FrontEnd, front_end: str) -> plan.Site:
     ours = f"{place.remotes}/vmm/{NAME}"
     own = [name for name in _names(ours) if name not in edits.NO_ACTIONS and not _is_forwarder(ours, name)]
     try:
-        changes = [f"{item.path}: {change}" for item in edits.to_install(place, own) for change in item.changed.changes]
+        changes = [
+            f"{item.path}: {change}"
+            for item in edits.to_install(place, own)
+            for change in item.changed.changes
+        ]
     except CannotInstall as e:
         return site._replace(unreadable=e.detail)
     except SemisharedError as e:
@@ -148,7 +165,9 @@ def look_at_site(place: FrontEnd, front_end: str) -> plan.Site:
 def _restart_due(place: FrontEnd) -> bool:
     """Tell whether oned.conf is newer than what oned has noted of it at its start."""
     try:
-        return os.stat(place.oned_conf).st_mtime > os.stat(f"{os.path.dirname(place.remotes)}/config").st_mtime
+        return (
+            os.stat(place.oned_conf).st_mtime > os.stat(f"{os.path.dirname(place.remotes)}/config").st_mtime
+        )
     except OSError:
         return False
 
@@ -197,12 +216,26 @@ def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) 
         except SemisharedError:
             # Its attributes are a finding of their own.
             continue
-    systems = tuple(path for path in map(plan.path_of, (store for store in cloud.datastores if store.type == 1)) if path)
-    location = next((os.path.dirname(absolute(store.base_path, "BASE_PATH")) for store in cloud.datastores), "")
+    systems = tuple(
+        path for path in map(plan.path_of, (store for store in cloud.datastores if store.type == 1)) if path
+    )
+    location = next(
+        (os.path.dirname(absolute(store.base_path, "BASE_PATH")) for store in cloud.datastores), ""
+    )
     libvirt = Libvirt.read(f"{place.remotes}/etc/vmm/kvm/kvmrc").uri
     hosts = [host.name for host in cloud.hosts]
     with doctor_stores.tokens(mounted) as token:
-        base = Question(("host",), config.hosts_scripts_dir, location, tuple(mounted), token, libvirt, tuple(ceph), systems, True)
+        base = Question(
+            ("host",),
+            config.hosts_scripts_dir,
+            location,
+            tuple(mounted),
+            token,
+            libvirt,
+            tuple(ceph),
+            systems,
+            True,
+        )
 
         def one(machine: str) -> "dict[str, Any] | str":
             question = base
@@ -231,18 +264,25 @@ def machine_row(answer: "dict[str, Any] | str") -> dict[str, str]:
         return {}
     programs = answer["programs"]
     return {
-        NAME: answer.get("tree", {}).get("version", ""), "qemu": programs.get("qemu-img") or "",
+        NAME: answer.get("tree", {}).get("version", ""),
+        "qemu": programs.get("qemu-img") or "",
         "libvirt": answer.get("libvirt", {}).get("libvirt") or programs.get("virsh") or "",
-        "python3": ".".join(map(str, answer["python"])), "zstd": programs.get("zstd") or "", "lzop": programs.get("lzop") or "",
+        "python3": ".".join(map(str, answer["python"])),
+        "zstd": programs.get("zstd") or "",
+        "lzop": programs.get("lzop") or "",
         "udpcast": "yes" if programs.get("udp-receiver") is not None else "",
-    }  # fmt: skip
+    }
 
 
 def as_json(findings: list[plan.Finding], answers: Answers) -> dict[str, object]:
     """Return everything as JSON data."""
     rows = [{**item._asdict(), "severity": plan.WORDS[item.severity]} for item in findings]
     worst = plan.WORDS[max((item.severity for item in findings), default=plan.OK)]
-    return {"result": worst, "findings": rows, "machines": {machine: machine_row(answer) for machine, answer in answers.items()}}
+    return {
+        "result": worst,
+        "findings": rows,
+        "machines": {machine: machine_row(answer) for machine, answer in answers.items()},
+    }
 
 
 def show(findings: list[plan.Finding], answers: Answers) -> None:
@@ -256,4 +296,8 @@ def show(findings: list[plan.Finding], answers: Answers) -> None:
         put(f"{plan.WORDS[item.severity]:8}{item.machine}: {item.what}")
         put(f"{'':8}-> {item.mend}")
     counts = [sum(item.severity == level for item in findings) for level in (plan.BROKEN, plan.WARNING)]
-    put(f"{len(answers)} machines: {counts[0]} broken, {counts[1]} warnings" if findings else f"{len(answers)} machines: all is well")
+    put(
+        f"{len(answers)} machines: {counts[0]} broken, {counts[1]} warnings"
+        if findings
+        else f"{len(answers)} machines: all is well"
+    )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of `semishared doctor` that looks after fencing: only where it was set up, by a key or a command, can it be wrong."""
+"""The part of `semishared doctor` that looks after fencing: only where it was set up, by a key or a command,
+can it be wrong.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ from . import front_end_key
 
 def findings(cloud: Cloud, answers: Answers, config: Config, front_end: str) -> list[Finding]:
     """Return what is wrong."""
-    boots = {machine: str(answer.get("boot", "")) for machine, answer in answers.items() if isinstance(answer, dict)}
+    boots = {
+        machine: str(answer.get("boot", ""))
+        for machine, answer in answers.items()
+        if isinstance(answer, dict)
+    }
     pools = [store for store in cloud.datastores if store.type != 1 and _names_key(store)]
     keys = {str(group[0].id): _why_not(group) for group in fence_facts.clusters(pools)}
     own = front_end_key.findings(front_end, config.hosts_connect_timeout_s)
@@ -55,4 +61,6 @@ def _why_not(datastores: Sequence[Datastore]) -> str:
 def _not_run(config: Config) -> str:
     """Return why the fencing command cannot be run, '' if it can, or there is none."""
     words = config.fencing
-    return "" if not words or os.access(words[0], os.X_OK) else f"{words[0]} is not there, or not to be executed"
+    return (
+        "" if not words or os.access(words[0], os.X_OK) else f"{words[0]} is not there, or not to be executed"
+    )

@@ -15,7 +15,9 @@ OLD_S = 3600
 
 
 def found(config: Config, no_oned: bool) -> tuple[int, str, list[dict[str, str]], list[tuple[str, str]]]:
-    """Return how many things gc would remove, their size, what it could not look at: machine and error, and the same of what is damaged."""
+    """Return how many things gc would remove, their size, what it could not look at: machine and error, and
+    the same of what is damaged.
+    """
     if no_oned:
         return 0, "", [], []
     try:
@@ -25,5 +27,7 @@ def found(config: Config, no_oned: bool) -> tuple[int, str, list[dict[str, str]]
     left = find(survey.machines, survey.known, OLD_S, not survey.errors)
     left += gc.elsewhere(survey, OLD_S, config)
     left = [item for item in left if not item.keep]
-    damaged = [(machine.name, text) for machine in survey.machines for text in machine.facts.get("unreadable", ())]
+    damaged = [
+        (machine.name, text) for machine in survey.machines for text in machine.facts.get("unreadable", ())
+    ]
     return len(left), human(sum(item.bytes for item in left)), survey.errors, damaged

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of `semishared doctor` that compares the pools of hosts with what declares them: only where one is declared, or was."""
+"""The part of `semishared doctor` that compares the pools of hosts with what declares them: only where one is
+declared, or was.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ WATCH = "semishared-ram.sh enable SIZE KIND TIMES, once more (docs/how-to/pool.m
 
 def findings(cloud: Cloud, config: Config) -> list[Finding]:
     """Return what is wrong."""
-    wanted = [host for host in cloud.hosts if host.attribute("SEMISHARED_POOL") or config.pool_devices != "none"]
+    wanted = [
+        host for host in cloud.hosts if host.attribute("SEMISHARED_POOL") or config.pool_devices != "none"
+    ]
     if not wanted:
         return []
     roots = on.roots(Oned())
@@ -39,12 +43,15 @@ def findings(cloud: Cloud, config: Config) -> list[Finding]:
 def _finding(host: str, wrong: pool.Wrong) -> Finding:
     check = f"as oneadmin: semishared pool check {host}"
     severity, mend = {
-        pool.ABSENT: (BROKEN, check), pool.CHANGED: (WARNING, check), pool.LOST: (WARNING, "onevm recover --recreate VM"),
-        pool.UNRESERVED: (WARNING, f"onehost update {host}"), pool.UNWATCHED: (WARNING, f"as root on {host}: {WATCH}"),
+        pool.ABSENT: (BROKEN, check),
+        pool.CHANGED: (WARNING, check),
+        pool.LOST: (WARNING, "onevm recover --recreate VM"),
+        pool.UNRESERVED: (WARNING, f"onehost update {host}"),
+        pool.UNWATCHED: (WARNING, f"as root on {host}: {WATCH}"),
         pool.LIMITED: (WARNING, f"as root on {host}: echo 0 >/sys/block/zram0/mem_limit, or whichever it is"),
         pool.OLD: (WARNING, f"as oneadmin: semishared pool add {host}"),
         pool.UNSAFE: (BROKEN, f"as root on {host}: {WATCH}; then, when no disk is there, stop and start it"),
-    }[wrong.kind]  # fmt: skip
+    }[wrong.kind]
     return Finding(severity, host, f"pool: {wrong.text}", mend)
 
 

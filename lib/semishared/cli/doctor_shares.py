@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of `semishared doctor` that looks after directories for guests: only where a datastore has them."""
+"""The part of `semishared doctor` that looks after directories for guests: only where a datastore has
+them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ from . import hosts as on
 
 def findings(cloud: Cloud, answers: Answers, config: Config, front_end: str) -> list[Finding]:
     """Return what is wrong."""
-    made = [one for store in cloud.datastores if stores.is_shares(store) for one in _made(store, cloud, config, front_end)]
+    made = [
+        one
+        for store in cloud.datastores
+        if stores.is_shares(store)
+        for one in _made(store, cloud, config, front_end)
+    ]
     roots = tuple(sorted({one.tree.root for one in made if one.tree.marker and one.by_hosts}))
     if not roots:
         return of_roots(made, front_end)
@@ -30,12 +37,16 @@ def findings(cloud: Cloud, answers: Answers, config: Config, front_end: str) -> 
 
     # A host that does not answer is a finding of others.
     seen = on.Survey().ask([host for host in cloud.hosts if not host.is_offline], "doctor", config, one)
-    libvirts = {machine: answer.get("libvirt", {}) for machine, answer in answers.items() if isinstance(answer, dict)}
+    libvirts = {
+        machine: answer.get("libvirt", {}) for machine, answer in answers.items() if isinstance(answer, dict)
+    }
     return [*of_roots(made, front_end), *of_hosts(made, seen, libvirts)]
 
 
 def _made(store: Datastore, cloud: Cloud, config: Config, front_end: str) -> list[Made]:
-    """Return what the machine says that makes the shares of a datastore, nothing if its attributes, a finding of their own, are wrong."""
+    """Return what the machine says that makes the shares of a datastore, nothing if its attributes, a finding
+    of their own, are wrong.
+    """
     try:
         tree, machine = shares.tree(store), shares.bridge(store)
     except SemisharedError:
@@ -48,8 +59,14 @@ def _made(store: Datastore, cloud: Cloud, config: Config, front_end: str) -> lis
     try:
         with Session(machine, "doctor", config) as session:
             answer: Any = session.run([LookAtRoot(tree, by_clients, tuple(image.id for image in images))])[0]
-        found = Made(store, tree, machine, answer["lacking"], by_hosts=by_hosts, has_cloud=bool(answer["cloud"]))
-        return [found._replace(images=images, lapsed=answer["lapsed"], promised=answer["promised"], pools=answer["pools"])]
+        found = Made(
+            store, tree, machine, answer["lacking"], by_hosts=by_hosts, has_cloud=bool(answer["cloud"])
+        )
+        return [
+            found._replace(
+                images=images, lapsed=answer["lapsed"], promised=answer["promised"], pools=answer["pools"]
+            )
+        ]
     except SemisharedError as e:
         return [Made(store, tree, machine, (), e.detail, e.remedy, by_hosts)]
 

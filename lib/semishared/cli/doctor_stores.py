@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of `semishared doctor` that looks into mounted stores on the front-end: one that hangs holds nobody up."""
+"""The part of `semishared doctor` that looks into mounted stores on the front-end: one that hangs holds
+nobody up.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def _made(path: str) -> bool:
 
 
 def stock_images(cloud: Cloud) -> list[Image]:
-    """Return the images in mounted stores whose content is in layers of a stock driver; none if the store hangs."""
+    """Return the images in mounted stores whose content is in layers of a stock driver; none if the store
+    hangs.
+    """
     found: list[Image] = []
 
     def look() -> None:

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Have the VMs of a lost host come up elsewhere: shut the host out of all stores first, then have OpenNebula reschedule them.
+"""Have the VMs of a lost host come up elsewhere: shut the host out of all stores first, then have OpenNebula
+reschedule them.
 
-A VM whose disks are all in place or clones on the store goes on with its data. One with disks on the host itself waits, unless
-SEMISHARED_ON_HOST_FAILURE of each of them says `recreate`. Those that wait are named, with the reason. Nothing is rescheduled
-of a host that comes back in the meantime, that answers though it is disabled, or that cannot be shut out.
+A VM whose disks are all in place or clones on the store goes on with its data. One with disks on the host
+itself waits, unless SEMISHARED_ON_HOST_FAILURE of each of them says `recreate`. Those that wait are named,
+with the reason. Nothing is rescheduled of a host that comes back in the meantime, that answers though it is
+disabled, or that cannot be shut out.
 
---hook: started by OpenNebula's hook for hosts in state ERROR, which gives the host's template on standard input;
-install.sh leaves its template beside this command.
+--hook: started by OpenNebula's hook for hosts in state ERROR, which gives the host's template on standard
+input; install.sh leaves its template beside this command.
 
-exit codes: 0 all of its VMs are rescheduled, or the host came back, 1 some wait, 2 it is not shut out, or oned could not be asked
+exit codes: 0 all of its VMs are rescheduled, or the host came back, 1 some wait, 2 it is not shut out, or
+oned could not be asked
 """
 
 from __future__ import annotations
@@ -36,17 +39,29 @@ WAIT_S = 300
 LONGEST_S = 7 * 86400
 ERROR = 3
 UNSAID = (0, 4, 6, 7)
-"""States that do not say whether it is seen (include/Host.h): INIT, DISABLED, MONITORING_INIT, MONITORING_DISABLED."""
+"""States that do not say whether it is seen (include/Host.h): INIT, DISABLED, MONITORING_INIT,
+MONITORING_DISABLED.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the arguments."""
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("host", metavar="HOST", nargs="?", help="by its name in OpenNebula; nobody waits for it to come back")
+    what.add_argument(
+        "host", metavar="HOST", nargs="?", help="by its name in OpenNebula; nobody waits for it to come back"
+    )
     what.add_argument("--hook", action="store_true", help="the host that standard input names, after --wait")
     what.add_argument("--print-hook", action="store_true", help="print the template for onehook create")
-    parser.add_argument("--wait", metavar="SECONDS", type=int, default=WAIT_S, help=f"with --hook: how long (default: {WAIT_S})")
-    parser.add_argument("--dry-run", action="store_true", help="say which VMs would be rescheduled, and which wait")
+    parser.add_argument(
+        "--wait",
+        metavar="SECONDS",
+        type=int,
+        default=WAIT_S,
+        help=f"with --hook: how long (default: {WAIT_S})",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="say which VMs would be rescheduled, and which wait"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -85,7 +100,9 @@ def named(text: bytes) -> str:
 
 
 def lost(oned: Oned, name: str, wait_s: int, connect_s: int) -> Host | None:
-    """Return the host if it still is not seen after `wait_s` seconds, None if it came back; raise BadArguments."""
+    """Return the host if it still is not seen after `wait_s` seconds, None if it came back; raise
+    BadArguments.
+    """
     if wait_s:
         say(f"{name}: {wait_s} s for it to come back")
         time.sleep(wait_s)
@@ -99,12 +116,16 @@ def lost(oned: Oned, name: str, wait_s: int, connect_s: int) -> Host | None:
     if state in alive.MONITORED:
         raise BadArguments(f"{name} answers OpenNebula's monitoring: it is not lost")
     if state in UNSAID and alive.answers(name, connect_s):
-        raise BadArguments(f"{name}: it answers over ssh, so it is not lost; if it is all the same: onehost offline {name}")
+        raise BadArguments(
+            f"{name}: it answers over ssh, so it is not lost; if it is all the same: onehost offline {name}"
+        )
     return host
 
 
 def those_of(oned: Oned, host: int) -> Iterator[Vm]:
-    """Yield the VMs that are on a host, by its id, and those that were to leave it when that failed; those that were on it last are not."""
+    """Yield the VMs that are on a host, by its id, and those that were to leave it when that failed; those
+    that were on it last are not.
+    """
     for vm in oned.vms():
         if failover.is_elsewhere(vm):
             continue
@@ -123,7 +144,10 @@ def rescheduled(oned: Oned, vm: Vm, is_dry: bool) -> bool:
             oned.reschedule(vm.id)
     except SemisharedError as e:
         why = e.detail
-    say(f"VM {vm.id} ({vm.name}) {f'waits: {why}' if why else 'would be rescheduled' if is_dry else 'is rescheduled'}")
+    say(
+        f"VM {vm.id} ({vm.name}) "
+        f"{f'waits: {why}' if why else 'would be rescheduled' if is_dry else 'is rescheduled'}"
+    )
     return bool(why)
 
 
@@ -132,9 +156,15 @@ def reasons(oned: Oned, vm: Vm) -> Iterator[str]:
     if vm.lcm_state == failover.FAILED:
         yield f"it did not come to {vm.host}: onevm recover --retry {vm.id}"
     elif failover.is_off(vm):
-        yield f"it is off, which OpenNebula starts nowhere by itself: onevm migrate {vm.id} HOST takes it elsewhere, then onevm resume"
+        yield (
+            f"it is off, which OpenNebula starts nowhere by itself: onevm migrate {vm.id} HOST takes "
+            f"it elsewhere, then onevm resume"
+        )
     elif not failover.is_unseen(vm):
-        yield f"it is in state {vm.number('STATE')}/{vm.lcm_state}, in which OpenNebula has nothing running to start elsewhere"
+        yield (
+            f"it is in state {vm.number('STATE')}/{vm.lcm_state}, in which OpenNebula has nothing "
+            f"running to start elsewhere"
+        )
         return
     for disk in vm.disks:
         if disk.image_id < 0:
@@ -142,7 +172,10 @@ def reasons(oned: Oned, vm: Vm) -> Iterator[str]:
         else:
             image = oned.image(disk.image_id)
             if image.is_shareable:
-                yield f"disk {disk.id} is SHAREABLE: the scheduler gives it no datastore with SHARED = NO, onevm migrate {vm.id} HOST does"
+                yield (
+                    f"disk {disk.id} is SHAREABLE: the scheduler gives it no datastore with SHARED = "
+                    f"NO, onevm migrate {vm.id} HOST does"
+                )
             why = failover.why_waits(vm, disk, image, oned.datastore(image.store_id))
         if why:
             yield f"disk {disk.id}: {why}"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The key of front-ends: `setup` makes it, once for all front-ends of an HA group, and `doctor` compares what each of them has."""
+"""The key of front-ends: `setup` makes it, once for all front-ends of an HA group, and `doctor` compares what
+each of them has.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,17 @@ def made(oned: Oned) -> list[str]:
     others = front_ends.others(oned)
     for machine, said in _asked(oned.key, others, CONNECT_S).items():
         if isinstance(said, str):
-            raise NoKey(f"{oned.key} {why}, and {machine}, a front-end of this zone too, does not say whether it has one: {said}")
+            raise NoKey(
+                f"{oned.key} {why}, and {machine}, a front-end of this zone too, does not say "
+                f"whether it has one: {said}"
+            )
         if said["why_not"] != key.MISSING:
             raise NoKey(f"{oned.key} {why}, and {machine} has one: scp -p {machine}:{oned.key} {oned.key}")
     key.make(oned.key)
-    return [f"made {oned.key}", *(f"each front-end needs the same: scp -p {oned.key} {machine}:{oned.key}" for machine in others)]
+    return [
+        f"made {oned.key}",
+        *(f"each front-end needs the same: scp -p {oned.key} {machine}:{oned.key}" for machine in others),
+    ]
 
 
 def is_made(oned: Oned) -> bool:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find what killed actions left on front-end, hosts and stores, and remove it.
 
-Nothing goes that is younger than an hour, that a VM known to oned or a domain of libvirt uses, that somebody has open, or
-that is not understood. What might be the only copy of data is listed as kept.
+Nothing goes that is younger than an hour, that a VM known to oned or a domain of libvirt uses, that somebody
+has open, or that is not understood. What might be the only copy of data is listed as kept.
 
-exit codes: 0 nothing is left (over), 1 with --dry-run, or answered with no: there is something to remove, 2 a machine or oned could not be
-asked, or something could not be removed
+exit codes: 0 nothing is left (over), 1 with --dry-run, or answered with no: there is something to remove, 2 a
+machine or oned could not be asked, or something could not be removed
 """
 
 from __future__ import annotations
@@ -46,11 +46,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the arguments."""
     agreed.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of lines")
-    parser.add_argument("--discard", metavar="NAME", action="append", default=[],
-                        help="remove these kept disks (`.kept-...`) too: what was not committed is lost")  # fmt: skip
+    parser.add_argument(
+        "--discard",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="remove these kept disks (`.kept-...`) too: what was not committed is lost",
+    )
     age = parser.add_mutually_exclusive_group()
     age.add_argument("--older-than", metavar="AGE", help="e.g. 90s, 30m, 2h, 7d (default: 1h)")
-    age.add_argument("--now", action="store_true", help="whatever its age; for a cloud where nothing is under way")
+    age.add_argument(
+        "--now", action="store_true", help="whatever its age; for a cloud where nothing is under way"
+    )
 
 
 def seconds(text: str) -> int:
@@ -80,7 +87,9 @@ class _Question:
     host: str
     step: s.LookAround
     is_near: bool = True
-    """VMs of ours may run there; of others, which need not have anything of ours, it is no error if they cannot be asked."""
+    """VMs of ours may run there; of others, which need not have anything of ours, it is no error if they
+    cannot be asked.
+    """
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -95,7 +104,9 @@ def run(arguments: argparse.Namespace) -> int:
     survey = survey_cloud(Oned(), config)
     survey.known = replace(survey.known, discarded=frozenset(arguments.discard))
     findings = plan.find(survey.machines, survey.known, older_than, not survey.errors)
-    unknown = set(arguments.discard) - {item.path.rpartition("/")[2] for item in findings if item.kind == "kept"}
+    unknown = set(arguments.discard) - {
+        item.path.rpartition("/")[2] for item in findings if item.kind == "kept"
+    }
     if unknown:
         raise BadArguments(f"no kept disk is called {min(unknown)!r}")
     findings += elsewhere(survey, older_than, config)
@@ -103,7 +114,11 @@ def run(arguments: argparse.Namespace) -> int:
     asked = [f"{item.machine}: {item.kind} {item.path}: {item.reason}: would be removed" for item in going]
     if going and not arguments.dry_run and not agreed.agreed(arguments, asked):
         return 1
-    results = ["" if item.keep else "would remove" for item in findings] if arguments.dry_run else remove(findings, config, survey)
+    results = (
+        ["" if item.keep else "would remove" for item in findings]
+        if arguments.dry_run
+        else remove(findings, config, survey)
+    )
     if arguments.json:
         put_json(as_json(findings, results, survey, arguments.dry_run))
     else:
@@ -124,7 +139,9 @@ def survey_cloud(oned: Oned, config: Config) -> Survey:
                 if counts:
                     survey.failed(question.host, answer)
             else:
-                machine = plan.Machine(question.host, question.step.location, answer, question.step.libvirt, question.is_near)
+                machine = plan.Machine(
+                    question.host, question.step.location, answer, question.step.libvirt, question.is_near
+                )
                 survey.machines.append(machine)
                 for refused in answer["refused"] if counts else ():
                     survey.failed(question.host, from_id(refused["id"], refused["detail"]))
@@ -138,13 +155,17 @@ def survey_cloud(oned: Oned, config: Config) -> Survey:
 
 
 def elsewhere(survey: Survey, older_than: int, config: Config) -> list[plan.Finding]:
-    """Return what is left over where no machine's own files are: in pools of Ceph, and of directories for guests."""
+    """Return what is left over where no machine's own files are: in pools of Ceph, and of directories for
+    guests.
+    """
     found = gc_pools.left(survey.pools, survey.known, older_than, config, survey.failed)
     return found + [item for shares in survey.shares for item in plan_shares.find(shares, survey.known)]
 
 
 def questions(oned: Oned, survey: Survey) -> list[_Question]:
-    """Return what to ask which machine: per place of datastores the front-end (with the stores) and every host."""
+    """Return what to ask which machine: per place of datastores the front-end (with the stores) and every
+    host.
+    """
     front_end = os.uname().nodename
     datastores = [store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD"))]
     hosts: dict[str, bool] = {}
@@ -162,17 +183,25 @@ def questions(oned: Oned, survey: Survey) -> list[_Question]:
         systems = tuple(sorted(store.id for store in stores if store.type == 1))
         # Shares are elsewhere: gc_shares.py.
         images = [store for store in stores if store.type != 1 and not is_shares(store)]
-        marked = sorted((absolute(store.base_path, "BASE_PATH"), store.attribute("SEMISHARED_STORE")) for store in images)
+        marked = sorted(
+            (absolute(store.base_path, "BASE_PATH"), store.attribute("SEMISHARED_STORE")) for store in images
+        )
         shared, markers = tuple(path for path, _ in marked), tuple(store for _, store in marked)
         here = [name for name in hosts if is_here(name)]
         are_near = not here or any(hosts[name] for name in here)
-        found.append(_Question(front_end, s.LookAround(location, systems, shared, bool(here), markers), are_near))
+        found.append(
+            _Question(front_end, s.LookAround(location, systems, shared, bool(here), markers), are_near)
+        )
         others = ((name, is_near) for name, is_near in hosts.items() if not is_here(name))
-        found += [_Question(name, s.LookAround(location, systems, (), True), is_near) for name, is_near in others]
+        found += [
+            _Question(name, s.LookAround(location, systems, (), True), is_near) for name, is_near in others
+        ]
     return found
 
 
-def _ask_all(pool: ThreadPoolExecutor, asked: list[_Question], config: Config) -> tuple[list[_Question], list[Any]]:
+def _ask_all(
+    pool: ThreadPoolExecutor, asked: list[_Question], config: Config
+) -> tuple[list[_Question], list[Any]]:
     def ask(question: _Question) -> Any:
         try:
             with Session(question.host, "gc", config) as session:
@@ -198,7 +227,9 @@ def remove(findings: list[plan.Finding], config: Config, survey: Survey) -> list
                 try:
                     if item.kind == "stray":
                         place = survey.known.places[item.vm]
-                        done[number] = gc_strays.remove(session, item, place, config, survey.failed) or "removed"
+                        done[number] = (
+                            gc_strays.remove(session, item, place, config, survey.failed) or "removed"
+                        )
                         continue
                     if gc_pools.is_wanted(item):
                         done[number] = "it is wanted by now"
@@ -221,14 +252,29 @@ def remove(findings: list[plan.Finding], config: Config, survey: Survey) -> list
     return results
 
 
-def as_json(findings: list[plan.Finding], results: list[str], survey: Survey, dry_run: bool) -> dict[str, object]:
+def as_json(
+    findings: list[plan.Finding], results: list[str], survey: Survey, dry_run: bool
+) -> dict[str, object]:
     """Return the whole outcome as JSON data."""
     rows = [
-        {"machine": item.machine, "kind": item.kind, "path": item.path, "reason": item.reason, "bytes": item.bytes,
-         "age_s": item.age, "keep": item.keep, "result": result}
+        {
+            "machine": item.machine,
+            "kind": item.kind,
+            "path": item.path,
+            "reason": item.reason,
+            "bytes": item.bytes,
+            "age_s": item.age,
+            "keep": item.keep,
+            "result": result,
+        }
         for item, result in zip(findings, results)
-    ]  # fmt: skip
-    return {"dry_run": dry_run, "findings": rows, "errors": survey.errors, "totals": totals(findings, results)}
+    ]
+    return {
+        "dry_run": dry_run,
+        "findings": rows,
+        "errors": survey.errors,
+        "totals": totals(findings, results),
+    }
 
 
 def totals(findings: list[plan.Finding], results: list[str]) -> dict[str, int]:

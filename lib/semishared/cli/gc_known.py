@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of `semishared gc` that asks oned what there is, after the machines have been asked (plan/gc.py says why then)."""
+"""The part of `semishared gc` that asks oned what there is, after the machines have been asked (plan/gc.py
+says why then).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from ..plan import gc, gc_places, gc_pools
 from ..tools.this_machine import is_here
 
 
-def known(oned: Oned, datastores: Sequence[Datastore], machines: Sequence[gc.Machine], pools: Sequence[gc_pools.Pool]) -> gc.Known:
+def known(
+    oned: Oned,
+    datastores: Sequence[Datastore],
+    machines: Sequence[gc.Machine],
+    pools: Sequence[gc_pools.Pool],
+) -> gc.Known:
     """Return what oned knows of what the machines and pools hold; raise OnedUnavailable."""
     images = oned.images()
     hosts = {vm.id: vm.host for vm in oned.vms()}
@@ -29,10 +36,14 @@ def known(oned: Oned, datastores: Sequence[Datastore], machines: Sequence[gc.Mac
         frozenset(image.source for image in images if not stores.is_path(image.source) and is_idle(image)),
         min({store.attribute("SEMISHARED_CLOUD") for store in datastores} - {""}, default=""),
         max(oned.newest_vm(max(hosts, default=0)), max(hosts, default=-1)),
-        frozenset(row for vm in sorted(set(_strangers(machines, pools)) - set(hosts)) for row in _disks(_past(oned, vm))),
+        frozenset(
+            row
+            for vm in sorted(set(_strangers(machines, pools)) - set(hosts))
+            for row in _disks(_past(oned, vm))
+        ),
         {vm: found for vm, found in places.items() if found},
         {image.id: image.number("REGTIME") for image in images},
-    )  # fmt: skip
+    )
 
 
 def is_idle(image: Image) -> bool:

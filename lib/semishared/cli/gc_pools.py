@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of `semishared gc` that looks into the pools of datastores on Ceph, through their bridges (plan/gc_pools.py)."""
+"""The part of `semishared gc` that looks into the pools of datastores on Ceph, through their bridges
+(plan/gc_pools.py).
+"""
 
 from __future__ import annotations
 
@@ -45,10 +47,14 @@ def listed(datastores: Iterable[Datastore], config: Config, failed: Failed) -> l
 
 def is_wanted(item: Finding) -> bool:
     """Tell whether a VM has come to want a snapshot that nobody read: of its image, which oned says first."""
-    return item.kind == "lent" and item.image is not None and not gc_known.is_idle(Oned().image(item.image.id))
+    return (
+        item.kind == "lent" and item.image is not None and not gc_known.is_idle(Oned().image(item.image.id))
+    )
 
 
-def left(pools: Iterable[gc_pools.Pool], known: Known, older_than: int, config: Config, failed: Failed) -> list[Finding]:
+def left(
+    pools: Iterable[gc_pools.Pool], known: Known, older_than: int, config: Config, failed: Failed
+) -> list[Finding]:
     """Return what is left over in the pools."""
     found: list[Finding] = []
     for pool in pools:
@@ -57,7 +63,9 @@ def left(pools: Iterable[gc_pools.Pool], known: Known, older_than: int, config: 
             continue
         try:
             looks = _ask(pool.machine, steps_image.LookAtImages(pool.access, pool.name, tuple(names)), config)
-            snapshots = _ask(pool.machine, steps_image.FindSnapshots(pool.access, pool.name, tuple(others)), config)
+            snapshots = _ask(
+                pool.machine, steps_image.FindSnapshots(pool.access, pool.name, tuple(others)), config
+            )
         except SemisharedError as e:
             failed(pool.machine, e)
             continue

@@ -14,7 +14,9 @@ from ..plan import gc_shares
 from ..wire.session import Session
 
 
-def listed(datastores: Iterable[Datastore], config: Config, failed: Callable[[str, SemisharedError], None]) -> list[gc_shares.Shares]:
+def listed(
+    datastores: Iterable[Datastore], config: Config, failed: Callable[[str, SemisharedError], None]
+) -> list[gc_shares.Shares]:
     """Return the shares of datastores of ours that have a root; to be asked before oned is."""
     found = []
     for datastore in datastores:

@@ -18,9 +18,9 @@ from .gc_pools import Failed
 def remove(session: Session, item: gc.Finding, place: gc_places.Place, config: Config, failed: Failed) -> str:
     """Remove a stray directory on the machine of `session`; return why it is kept, '' if it is gone.
 
-    Looked at once more: whether it is another directory than the one where the VM belongs, whether that is whole, and whether
-    oned still has the VM there and is not at work on it. The removal itself looks for the domain and for changes. If the machine
-    where the VM belongs cannot be asked any more, `failed` is told so.
+    Looked at once more: whether it is another directory than the one where the VM belongs, whether that is
+    whole, and whether oned still has the VM there and is not at work on it. The removal itself looks for the
+    domain and for changes. If the machine where the VM belongs cannot be asked any more, `failed` is told so.
     """
     location = item.path.rsplit("/", 2)[0]
     home = f"{location}/{place.system}/{item.vm}"
@@ -37,7 +37,10 @@ def remove(session: Session, item: gc.Finding, place: gc_places.Place, config: C
         session.run([s.UnmarkVm(item.vm, item.path, token)])
     assert isinstance(looked, dict)
     if looked["same"]:
-        return f"it is the directory of {place.machine}: the system datastore is shared, which none of ours may be"
+        return (
+            f"it is the directory of {place.machine}: the system datastore is shared, which none of "
+            f"ours may be"
+        )
     if not looked["whole"] or (found["disks"] and not looked["disks"]):
         return f"there is no whole directory of VM {item.vm} on {place.machine}"
     if found["seq"] > looked["seq"]:

@@ -57,7 +57,9 @@ def named(hosts: list[Host], text: str) -> list[Host]:
 def roots(oned: Oned) -> list[str]:
     """Return where hosts have their base store: one per place of datastores, usually one."""
     ours = [store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD"))]
-    return sorted({layout.base_store(os.path.dirname(absolute(store.base_path, "BASE_PATH"))) for store in ours})
+    return sorted(
+        {layout.base_store(os.path.dirname(absolute(store.base_path, "BASE_PATH"))) for store in ours}
+    )
 
 
 @dataclass
@@ -69,8 +71,12 @@ class Survey:
     def failed(self, host: str, error: SemisharedError) -> None:
         self.errors.append({"host": host, "error": error.line()})
 
-    def ask(self, hosts: list[Host], action: str, config: Config, work: Callable[[Session, Host], Answer]) -> dict[str, Answer]:
-        """Do `work` over one ssh to each host, all at once; return what it returned, by host. Failures are noted."""
+    def ask(
+        self, hosts: list[Host], action: str, config: Config, work: Callable[[Session, Host], Answer]
+    ) -> dict[str, Answer]:
+        """Do `work` over one ssh to each host, all at once; return what it returned, by host. Failures are
+        noted.
+        """
 
         def one(host: Host) -> Answer | SemisharedError:
             if host.is_offline:

@@ -31,7 +31,9 @@ COMMANDS = {
     "stage": "put bases of images onto hosts before VMs need them there",
     "status": "say where each disk lives and why, and what it needs",
 }
-"""Subcommand -> its one line of help. Each is a module here with add_arguments(parser) and run(arguments) -> exit code."""
+"""Subcommand -> its one line of help. Each is a module here with add_arguments(parser) and run(arguments) ->
+exit code.
+"""
 OPEN_FILES = 1 << 14
 """Enough for 3000 hosts."""
 
@@ -73,7 +75,9 @@ def main(argv: list[str]) -> int:
 
 
 def open_closed_streams() -> None:
-    """Open /dev/null for what is closed of 0, 1 and 2 (`>&-`): the next file would take its place, and Python has None there."""
+    """Open /dev/null for what is closed of 0, 1 and 2 (`>&-`): the next file would take its place, and Python
+    has None there.
+    """
     for fd, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(fd)
@@ -84,7 +88,9 @@ def open_closed_streams() -> None:
 
 
 def allow_open_files() -> None:
-    """Allow this process more open files than the usual 1024: a conversation with a host has five, and a session many hosts."""
+    """Allow this process more open files than the usual 1024: a conversation with a host has five, and a
+    session many hosts.
+    """
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if most == resource.RLIM_INFINITY else min(OPEN_FILES, most)
     if allowed != resource.RLIM_INFINITY and allowed < wanted:

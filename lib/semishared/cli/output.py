@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one writer of what the operator's command prints: names from stores, hosts and OpenNebula are shown, and control nothing.
+"""The one writer of what the operator's command prints: names from stores, hosts and OpenNebula are shown,
+and control nothing.
 
-No control character (ESC, U+009B, newline), none that turns the direction of writing, no half of a pair, and none that the
-terminal's locale has not leaves it: `?` is shown for each.
+No control character (ESC, U+009B, newline), none that turns the direction of writing, no half of a pair, and
+none that the terminal's locale has not leaves it: `?` is shown for each.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import IO, Optional
 def shown(text: object, to: Optional[IO[str]] = None) -> str:
     """Return a text as a terminal may have it: one line."""
     encoding = getattr(to or sys.stdout, "encoding", None) or "utf-8"  # a file in memory has none
-    return "".join(c if c.isprintable() else "?" for c in str(text)).encode(encoding, "replace").decode(encoding)
+    return (
+        "".join(c if c.isprintable() else "?" for c in str(text)).encode(encoding, "replace").decode(encoding)
+    )
 
 
 def put(line: object = "", to: Optional[IO[str]] = None, flush: bool = False) -> None:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say what an action would do: which steps on which machine. Machines are looked at, as the action would; nothing is done.
+"""Say what an action would do: which steps on which machine. Machines are looked at, as the action would;
+nothing is done.
 
     semishared plan clone FE:SOURCE HOST:DIR/disk.N VM DATASTORE
     semishared plan datastore/rm ID < DS_DRIVER_ACTION_DATA
     semishared plan vmm/deploy FILE HOST VM HOST < FILE
-    semishared plan ACTION ...           arguments and standard input as OpenNebula gives them: docs/reference/actions.md
+    semishared plan ACTION ...           arguments and standard input as OpenNebula gives them:
+    docs/reference/actions.md
 
 Where the next steps depend on the answer of a step that acts, it ends, and says so.
 
@@ -29,7 +31,11 @@ from ..opennebula.report import Report
 from ..plan import hypervisor
 from .output import put, put_all, put_json
 
-KNOWN = (*transfer.PLANNED, *(f"datastore/{name}" for name in datastore.ACTIONS), *(f"vmm/{name}" for name in hypervisor.PLANNERS))
+KNOWN = (
+    *transfer.PLANNED,
+    *(f"datastore/{name}" for name in datastore.ACTIONS),
+    *(f"vmm/{name}" for name in hypervisor.PLANNERS),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,10 +55,14 @@ def run(arguments: argparse.Namespace) -> int:
     action, came = Action(name, arguments.words, Report(name)), ""
     try:
         if kind == "vmm":
-            came = sys.stdin.buffer.read().decode("utf-8", "surrogateescape") if name in hypervisor.READ else ""
+            came = (
+                sys.stdin.buffer.read().decode("utf-8", "surrogateescape") if name in hypervisor.READ else ""
+            )
             found = rehearse_on_host(action, came)
         else:
-            found = rehearse(datastore.planned(action) if kind else transfer.PLANNED[name](action), action).to_data()
+            found = rehearse(
+                datastore.planned(action) if kind else transfer.PLANNED[name](action), action
+            ).to_data()
     except OnedUnavailable:
         raise
     except SemisharedError as e:
@@ -80,7 +90,9 @@ def show(found: Dict[str, Any], xml: Dict[str, str]) -> None:
     above = ""
     for message in found["plan"]:
         during, answers = message.get("during"), message.get("answers")
-        title = f"on {message['host']}" + (f", while {during} waits:" if during else ", looked at now:" if answers is not None else ":")
+        title = f"on {message['host']}" + (
+            f", while {during} waits:" if during else ", looked at now:" if answers is not None else ":"
+        )
         if title != above:
             put(title)
         above = title
@@ -113,11 +125,15 @@ def is_xml(value: object) -> bool:
 
 
 def changes(came: str, goes: str) -> Iterator[str]:
-    """Yield what is to be read of XML that is given on: the elements that differ, `-` as they came and `+` as they go."""
+    """Yield what is to be read of XML that is given on: the elements that differ, `-` as they came and `+` as
+    they go.
+    """
     if not goes:
         yield from ["= as it came"] if came else []
     else:
-        before, after = (re.sub(r"(?<!]])>\s*<(?!!)", ">\n<", text.strip()).splitlines() for text in (came, goes))
+        before, after = (
+            re.sub(r"(?<!]])>\s*<(?!!)", ">\n<", text.strip()).splitlines() for text in (came, goes)
+        )
         lines = list(difflib.unified_diff(before, after, n=0, lineterm=""))[2:]
         yield from (line for line in lines if not line.startswith("@@"))
 
@@ -125,7 +141,12 @@ def changes(came: str, goes: str) -> Iterator[str]:
 def told(value: object) -> str:
     """Return a value of a step for people: records on one line, without what is empty; XML as its length."""
     if isinstance(value, dict):
-        return ", ".join(f"{name} {told(item)}" for name, item in value.items() if item not in ("", None, [], {})) or "nothing"
+        return (
+            ", ".join(
+                f"{name} {told(item)}" for name, item in value.items() if item not in ("", None, [], {})
+            )
+            or "nothing"
+        )
     if isinstance(value, (list, tuple)):
         return " ".join(map(told, value)) or "none"
     if is_xml(value):

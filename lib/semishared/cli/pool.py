@@ -2,14 +2,16 @@
 """Look after the pool of a host: the local devices on which disks and bases lie.
 
   list     which devices there are, how full, and what they hold
-  add      make the pool what SEMISHARED_POOL of the host (or else [pool] in semishared.conf) declares: label new devices, and let
+  add      make the pool what SEMISHARED_POOL of the host (or else [pool] in semishared.conf) declares: label
+  new devices, and let
            those that are not declared any more take nothing more
   check    compare the devices with what is declared
-  drain    move all disks and bases of a DEVICE to the others; from then on it takes nothing, until `add` takes it back
+  drain    move all disks and bases of a DEVICE to the others; from then on it takes nothing, until `add`
+  takes it back
   rebalance  move as little as makes no device much fuller than the others
 
-exit codes: 0 all is well; 1 check: something is not as it is declared; drain, rebalance: something stays where it is, and a row says
-why; 2 the host could not be asked, or cannot have such a pool
+exit codes: 0 all is well; 1 check: something is not as it is declared; drain, rebalance: something stays
+where it is, and a row says why; 2 the host could not be asked, or cannot have such a pool
 """
 
 from __future__ import annotations
@@ -40,18 +42,36 @@ MOVES = ("drain", "rebalance")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the arguments."""
     parser.add_argument("verb", choices=VERBS)
-    parser.add_argument("hosts", metavar="HOST", help="a host, or A,B (drain, rebalance: one), by their names in OpenNebula")
-    parser.add_argument("device", metavar="DEVICE", nargs="?", help="drain: where the device is mounted, or its UUID")
-    parser.add_argument("--rate", metavar="R", help="drain, rebalance: bytes per second at most, e.g. 40M (default: no limit)")
-    parser.add_argument("--dry-run", action="store_true", help="drain, rebalance: say what would be moved, and change nothing")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of lines; JSON lines of what is moved")
+    parser.add_argument(
+        "hosts", metavar="HOST", help="a host, or A,B (drain, rebalance: one), by their names in OpenNebula"
+    )
+    parser.add_argument(
+        "device", metavar="DEVICE", nargs="?", help="drain: where the device is mounted, or its UUID"
+    )
+    parser.add_argument(
+        "--rate", metavar="R", help="drain, rebalance: bytes per second at most, e.g. 40M (default: no limit)"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="drain, rebalance: say what would be moved, and change nothing"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="one JSON object on stdout instead of lines; JSON lines of what is moved",
+    )
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raise BadArguments for what a verb cannot do: an option without effect would be taken for one that has."""
+    """Raise BadArguments for what a verb cannot do: an option without effect would be taken for one that
+    has.
+    """
     verb = arguments.verb
     if (verb == "drain") != (arguments.device is not None):
-        raise BadArguments("drain needs the device: semishared pool drain HOST DEVICE" if verb == "drain" else f"{verb} takes no device")
+        raise BadArguments(
+            "drain needs the device: semishared pool drain HOST DEVICE"
+            if verb == "drain"
+            else f"{verb} takes no device"
+        )
     if verb not in MOVES and (arguments.rate is not None or arguments.dry_run):
         raise BadArguments(f"{verb} moves nothing: --rate and --dry-run are for drain and rebalance")
 
@@ -72,7 +92,10 @@ def run(arguments: argparse.Namespace) -> int:
     oned.require_admin()
     hosts, roots = on.named(oned.hosts(), arguments.hosts), on.roots(oned)
     if len(roots) > 1:
-        raise BadPool(f"datastores lie in {len(roots)} places on each host: what is on a device could be another's than is asked")
+        raise BadPool(
+            f"datastores lie in {len(roots)} places on each host: what is on a device could be "
+            f"another's than is asked"
+        )
     if arguments.verb in MOVES:
         from . import pool_moves
 
@@ -87,7 +110,9 @@ def run(arguments: argparse.Namespace) -> int:
                 if not declared:
                     raise BadPool(f"nothing declares a pool of {host.name}")
                 (done,) = session.run([SetDevices(root, tuple(device.word for device in declared), host.id)])
-                found["changes"] += [f"{path}: {what}" for what, paths in _dict(done).items() for path in paths]
+                found["changes"] += [
+                    f"{path}: {what}" for what, paths in _dict(done).items() for path in paths
+                ]
             (listed,) = session.run([ListDevices(root)])
             found["devices"] += _dict(listed)["devices"]
         found["wrong"] = [wrong.text for wrong in pool.differences(declared, found["devices"])]
@@ -120,10 +145,20 @@ def show(rows: list[Row], verb: str) -> None:
     for row in rows:
         for device in row["devices"]:
             state = device["state"] or ("" if device["weight"] else "takes nothing more") or _lost(device)
-            lines.append([
-                row["host"], device["path"], device["class"] or "-", f"{device['weight']:g}", human(device["total"]), human(device["free"]),
-                human(device["promised"]) if device["class"] == MEMORY else "-", str(device["disks"]), str(device["bases"]), state or "ok",
-            ])  # fmt: skip
+            lines.append(
+                [
+                    row["host"],
+                    device["path"],
+                    device["class"] or "-",
+                    f"{device['weight']:g}",
+                    human(device["total"]),
+                    human(device["free"]),
+                    human(device["promised"]) if device["class"] == MEMORY else "-",
+                    str(device["disks"]),
+                    str(device["bases"]),
+                    state or "ok",
+                ]
+            )
     if verb != "check":
         table(lines)
     for row in rows:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`semishared pool drain` and `rebalance`: what was moved, what stays and why, and how far it is meanwhile."""
+"""`semishared pool drain` and `rebalance`: what was moved, what stays and why, and how far it is
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def run(arguments: argparse.Namespace, config: Config, hosts: Sequence[Host], ro
     if is_text:
         put(printable(summary))
     else:
-        put_json({"event": "summary", "empty": not left if is_over else None, "text": summary, "rows": rows}, None)
+        put_json(
+            {"event": "summary", "empty": not left if is_over else None, "text": summary, "rows": rows}, None
+        )
     return int(failed)
 
 

@@ -65,7 +65,12 @@ class Bars:
         self._last = self._now()
         up = f"\x1b[{self._drawn}A" if self._drawn else ""
         lines = [note] if note else []
-        self._out.write(up + "".join(f"\x1b[2K{shown(line, self._out)}\n" for line in [*lines, *map(bar, self._hosts.values())]))
+        self._out.write(
+            up
+            + "".join(
+                f"\x1b[2K{shown(line, self._out)}\n" for line in [*lines, *map(bar, self._hosts.values())]
+            )
+        )
         self._out.flush()
         self._drawn = len(self._hosts)
 

@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make the two datastores of semishared: one for images, of kind dir (a mounted tree) or rbd (Ceph), and a system datastore.
+"""Make the two datastores of semishared: one for images, of kind dir (a mounted tree) or rbd (Ceph), and a
+system datastore.
 
-Without --apply nothing is made: their templates are printed, for `onedatastore create FILE`, and what to click in Sunstone
-instead. Attributes are checked first; an unknown SEMISHARED_ one is an error. Run again it finds what is there already, also under
-another name, if no other datastore of semishared is of that type; if there are several, --image and --system say which is meant.
+Without --apply nothing is made: their templates are printed, for `onedatastore create FILE`, and what to
+click in Sunstone instead. Attributes are checked first; an unknown SEMISHARED_ one is an error. Run again it
+finds what is there already, also under another name, if no other datastore of semishared is of that type; if
+there are several, --image and --system say which is meant.
 
-With --apply a mounted store is marked too, once it is in its place: from then on every action refuses a directory without
-that marker. It is in its place if oned's images are in it; without any, if something is mounted there (or --is-store).
+With --apply a mounted store is marked too, once it is in its place: from then on every action refuses a
+directory without that marker. It is in its place if oned's images are in it; without any, if something is
+mounted there (or --is-store).
 
-The key by which front-ends know their own marks of fences is made beside one_auth, if no other front-end of the zone has one.
+The key by which front-ends know their own marks of fences is made beside one_auth, if no other front-end of
+the zone has one.
 
 It asks all hosts that oned knows then, whether the system datastore is a directory of each machine's own.
 
-exit codes: 0 printed or made, 1 an attribute is wrong, or another datastore has the name, or it might be one of several, or
-what was made lies in one directory on several machines, or the key could not be made, 2 oned could not be asked
+exit codes: 0 printed or made, 1 an attribute is wrong, or another datastore has the name, or it might be one
+of several, or what was made lies in one directory on several machines, or the key could not be made, 2 oned
+could not be asked
 """
 
 from __future__ import annotations
@@ -72,17 +77,36 @@ class Template(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the arguments."""
-    parser.add_argument("--kind", choices=sorted(stores.KINDS), help=f"of the image store (the one that is there, else {DIR})")
-    parser.add_argument("--image", metavar="NAME", help=f"name of the image datastore (the one that is there, else {IMAGE})")
-    parser.add_argument("--system", metavar="NAME", help=f"name of the system datastore (the one that is there, else {SYSTEM})")
-    parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="an attribute of the image datastore")
-    parser.add_argument("--set-system", metavar="NAME=VALUE", action="append", default=[], help="one of the system datastore")
+    parser.add_argument(
+        "--kind", choices=sorted(stores.KINDS), help=f"of the image store (the one that is there, else {DIR})"
+    )
+    parser.add_argument(
+        "--image", metavar="NAME", help=f"name of the image datastore (the one that is there, else {IMAGE})"
+    )
+    parser.add_argument(
+        "--system",
+        metavar="NAME",
+        help=f"name of the system datastore (the one that is there, else {SYSTEM})",
+    )
+    parser.add_argument(
+        "--set", metavar="NAME=VALUE", action="append", default=[], help="an attribute of the image datastore"
+    )
+    parser.add_argument(
+        "--set-system", metavar="NAME=VALUE", action="append", default=[], help="one of the system datastore"
+    )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--apply", action="store_true", help="make them in OpenNebula")
-    parser.add_argument("--is-store", action="store_true",
-                        help="mark the store though nothing is mounted there: this machine exports it, or is the only one")
+    parser.add_argument(
+        "--is-store",
+        action="store_true",
+        help="mark the store though nothing is mounted there: this machine exports it, or is the only one",
+    )
     how.add_argument("--out", metavar="DIR", help="write the templates to files in DIR")
-    how.add_argument("--key", action="store_true", help="make this front-end's key for marks of fences, as --apply does, and nothing else")
+    how.add_argument(
+        "--key",
+        action="store_true",
+        help="make this front-end's key for marks of fences, as --apply does, and nothing else",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
@@ -140,7 +164,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def wanted(arguments: argparse.Namespace) -> list[Template]:
     """Return the datastores that the arguments describe; raise BadArguments."""
-    image_name, system_name, kind = arguments.image or IMAGE, arguments.system or SYSTEM, arguments.kind or DIR
+    image_name, system_name, kind = (
+        arguments.image or IMAGE,
+        arguments.system or SYSTEM,
+        arguments.kind or DIR,
+    )
     if image_name == system_name:
         raise BadArguments(f"both datastores are called {image_name!r}")
     image = {"NAME": image_name, "TYPE": IMAGE_TYPE, "DS_MAD": NAME, "TM_MAD": NAME}
@@ -151,14 +179,18 @@ def wanted(arguments: argparse.Namespace) -> list[Template]:
 
 
 def take_what_is_there(arguments: argparse.Namespace, datastores: Sequence[Datastore]) -> None:
-    """Name the datastores of ours that are there, and the kind of the store, where no name was given; raise BadArguments for several."""
+    """Name the datastores of ours that are there, and the kind of the store, where no name was given; raise
+    BadArguments for several.
+    """
     ours = [store for store in datastores if store.driver == NAME and not stores.is_shares(store)]
     images = [store for store in ours if store.type == TYPE_NUMBER[IMAGE_TYPE]]
     of_kind = [store.name for store in images if arguments.kind in (None, stores.kind(store).name)]
     systems = [store.name for store in ours if store.type == TYPE_NUMBER[SYSTEM_TYPE]]
     arguments.image = arguments.image or _one(of_kind, IMAGE, "image")
     arguments.system = arguments.system or _one(systems, SYSTEM, "system")
-    arguments.kind = arguments.kind or next((stores.kind(store).name for store in images if store.name == arguments.image), DIR)
+    arguments.kind = arguments.kind or next(
+        (stores.kind(store).name for store in images if store.name == arguments.image), DIR
+    )
 
 
 def _one(names: Sequence[str], usual: str, what: str) -> str:
@@ -166,7 +198,10 @@ def _one(names: Sequence[str], usual: str, what: str) -> str:
     if usual in names or not names:
         return usual
     if len(names) > 1:
-        raise BadArguments(f"there are several {what} datastores of {NAME}, {', '.join(sorted(names))}: say which by --{what} NAME")
+        raise BadArguments(
+            f"there are several {what} datastores of {NAME}, {', '.join(sorted(names))}: say "
+            f"which by --{what} NAME"
+        )
     return names[0]
 
 
@@ -198,11 +233,19 @@ def apply(templates: list[Template], made: dict[str, int]) -> str:
         if store is None:
             continue
         if store.driver != NAME or store.type != TYPE_NUMBER[template.type]:
-            return f"there is a datastore {template.name} (id {store.id}) of another kind: choose another name"
-        other = [name for name, value in template.attributes.items() if name not in ("NAME", "TYPE", "DS_MAD", "TM_MAD")
-                 and store.attribute(name) != value]  # fmt: skip
+            return (
+                f"there is a datastore {template.name} (id {store.id}) of another kind: choose another name"
+            )
+        other = [
+            name
+            for name, value in template.attributes.items()
+            if name not in ("NAME", "TYPE", "DS_MAD", "TM_MAD") and store.attribute(name) != value
+        ]
         if other:
-            return f"datastore {template.name} (id {store.id}) is there with another {', '.join(other)}: onedatastore update {store.id}"
+            return (
+                f"datastore {template.name} (id {store.id}) is there with another {', '.join(other)}: "
+                f"onedatastore update {store.id}"
+            )
         made[template.name] = store.id
     for template in templates:
         if template.name not in made:
@@ -211,7 +254,9 @@ def apply(templates: list[Template], made: dict[str, int]) -> str:
 
 
 def shared(system: int) -> list[Finding]:
-    """Return what is wrong with the system datastore's place on the machines that answer, as `doctor` says it."""
+    """Return what is wrong with the system datastore's place on the machines that answer, as `doctor` says
+    it.
+    """
     oned = Oned()
     datastores = [store for store in oned.datastores() if store.driver == NAME]
     hosts = [host.name for host in oned.hosts() if not host.is_offline and host.is_near(datastores)]
@@ -233,21 +278,37 @@ def shared(system: int) -> list[Finding]:
 
 
 def mark_store(number: int, is_store: bool) -> Marked:
-    """Mark the store of datastore `number` if it is mounted and in its place; raise SemisharedError if it is another's."""
+    """Mark the store of datastore `number` if it is mounted and in its place; raise SemisharedError if it is
+    another's.
+    """
     oned = Oned()
-    ours = [store for store in oned.datastores() if store.driver == NAME and store.type != TYPE_NUMBER[SYSTEM_TYPE]]
+    ours = [
+        store
+        for store in oned.datastores()
+        if store.driver == NAME and store.type != TYPE_NUMBER[SYSTEM_TYPE]
+    ]
     (datastore,) = [store for store in ours if store.id == number]
-    return mark(oned, datastore, [store for store in ours if store.id != number], oned.images(), lambda path: is_store or is_mount(path))
+    return mark(
+        oned,
+        datastore,
+        [store for store in ours if store.id != number],
+        oned.images(),
+        lambda path: is_store or is_mount(path),
+    )
 
 
 def is_mount(directory: str) -> bool:
-    """Tell whether something is mounted for this directory or for all datastores, or it lies on a shared file system."""
+    """Tell whether something is mounted for this directory or for all datastores, or it lies on a shared file
+    system.
+    """
     mount = mounted(directory)
     above = {os.path.realpath(path) for path in (directory, os.path.dirname(directory))} - {"/"}
     return mount.get("point") in above or bool(re.match(NETWORK, str(mount.get("type"))))
 
 
-def show(templates: list[Template], made: dict[str, int], files: dict[str, str], kind: str, marked: Marked) -> None:
+def show(
+    templates: list[Template], made: dict[str, int], files: dict[str, str], kind: str, marked: Marked
+) -> None:
     """Print templates, or what was made, and what is to be done by hand."""
     for template in templates:
         if template.name in made:
@@ -268,21 +329,28 @@ def after(templates: list[Template], made: dict[str, int], kind: str, marked: Ma
     """Return what remains to be done outside of OpenNebula."""
     image = made[templates[0].name]
     if marked.why_not and marked.store:
-        return f"The store has lost its marker, and none was written: {marked.why_not}. Until then every action on it is refused"
+        return (
+            f"The store has lost its marker, and none was written: {marked.why_not}. Until then every "
+            f"action on it is refused"
+        )
     if marked.why_not:
         return (
             f"The store is not marked yet: {marked.why_not}.\n"
-            f"Next: mount the shared tree at <DATASTORE_LOCATION>/{image} (/var/lib/one/datastores/{image}) on the front-end and on "
-            "every host, writable for oneadmin; then this again (--is-store where this machine exports the tree itself)"
+            f"Next: mount the shared tree at <DATASTORE_LOCATION>/{image} "
+            f"(/var/lib/one/datastores/{image}) on the front-end and on "
+            "every host, writable for oneadmin; then this again (--is-store where this machine "
+            "exports the tree itself)"
         )
     if not stores.KINDS[kind].has_bridge:
         return (
             f"The store is marked. Next: the same tree at <DATASTORE_LOCATION>/{image} "
-            f"(/var/lib/one/datastores/{image}) on every host, writable for oneadmin; then `semishared doctor`; for hosts that die: "
+            f"(/var/lib/one/datastores/{image}) on every host, writable for oneadmin; then "
+            f"`semishared doctor`; for hosts that die: "
             "docs/how-to/dead-host.md"
         )
     return (
-        "Next: keys and libvirt secrets on the hosts (docs/how-to/ceph.md); then `semishared doctor`; for hosts that die: "
+        "Next: keys and libvirt secrets on the hosts (docs/how-to/ceph.md); then `semishared "
+        "doctor`; for hosts that die: "
         "docs/how-to/dead-host.md"
     )
 
@@ -297,8 +365,15 @@ def sunstone(template: Template) -> str:
     ]
     if is_image:
         lines.append(f"  Datastore: Custom   Custom DS_MAD: {NAME}")
-    lines += [f"  Transfer: Custom    Custom TM_MAD: {NAME}", "  Next: choose the clusters. Configuration attributes: leave as they are"]
-    more = [(name, value) for name, value in template.attributes.items() if name not in ("NAME", "TYPE", "DS_MAD", "TM_MAD")]
+    lines += [
+        f"  Transfer: Custom    Custom TM_MAD: {NAME}",
+        "  Next: choose the clusters. Configuration attributes: leave as they are",
+    ]
+    more = [
+        (name, value)
+        for name, value in template.attributes.items()
+        if name not in ("NAME", "TYPE", "DS_MAD", "TM_MAD")
+    ]
     lines.append("  Custom Attributes: " + ("none" if not more else ""))
     lines += [f"    {name} = {value}" for name, value in more]
     return "\n".join([*lines, "  Finish", ""])

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Look after shares: directories for guests, which images of a datastore with DISK_TYPE = FILESYSTEM are.
 
-  init DATASTORE        make SEMISHARED_FS_ROOT the root of the datastore's shares: look whether quotas are on, mark it
+  init DATASTORE        make SEMISHARED_FS_ROOT the root of the datastore's shares: look whether quotas are
+  on, mark it
   list [DATASTORE]      which shares there are, whose, how large and how full
   usage IMAGE           how full one share is, in bytes
-  resize IMAGE SIZE     hold a share to another size (20G); OpenNebula goes on counting the size that the image was made with
+  resize IMAGE SIZE     hold a share to another size (20G); OpenNebula goes on counting the size that the
+  image was made with
   snapshot create IMAGE NAME, snapshot list IMAGE, snapshot remove IMAGE NAME
                         keep what is in a share (btrfs, CephFS); it goes with the share, and no size counts it
-  credentials IMAGE     print a key of Ceph for that share alone and what a client needs besides, which is SECRET (CephFS)
-  drop DATASTORE IMAGE  remove the share of an image that OpenNebula does not have, WITH ALL IN IT (list says which there are)
+  credentials IMAGE     print a key of Ceph for that share alone and what a client needs besides, which is
+  SECRET (CephFS)
+  drop DATASTORE IMAGE  remove the share of an image that OpenNebula does not have, WITH ALL IN IT (list says
+  which there are)
 
 exit codes: 0 done; 2 it could not be done. Images and datastores are named by their ids.
 """
@@ -38,8 +42,15 @@ from . import share_snapshots as of_snapshots
 from .output import put_all, put_json, table
 from .share_rows import Row, numbers, said, state
 
-WORDS = {"init": ("DATASTORE",), "list": (), "usage": ("IMAGE",), "resize": ("IMAGE", "SIZE"), "drop": ("DATASTORE", "IMAGE"),
-         "snapshot": (), "credentials": ("IMAGE",)}  # fmt: skip
+WORDS = {
+    "init": ("DATASTORE",),
+    "list": (),
+    "usage": ("IMAGE",),
+    "resize": ("IMAGE", "SIZE"),
+    "drop": ("DATASTORE", "IMAGE"),
+    "snapshot": (),
+    "credentials": ("IMAGE",),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of lines")
     agreed.add_arguments(parser, "drop, snapshot remove")
     parser.add_argument("--vm", metavar="ID", help="credentials: of that VM, not an operator's")
-    parser.add_argument("--readonly", action="store_true", help="credentials: an operator's other one, which writes nothing")
+    parser.add_argument(
+        "--readonly", action="store_true", help="credentials: an operator's other one, which writes nothing"
+    )
     parser.add_argument("--revoke", action="store_true", help="credentials: take both keys back")
 
 
@@ -73,13 +86,19 @@ def run(arguments: argparse.Namespace) -> int:
             return 0
         return _say(answer, arguments.json)
     if verb == "list":
-        datastores = [_datastore(oned, words[0])] if words else [one for one in oned.datastores() if stores.is_shares(one)]
+        datastores = (
+            [_datastore(oned, words[0])]
+            if words
+            else [one for one in oned.datastores() if stores.is_shares(one)]
+        )
         found = [row for datastore in datastores for row in listed(oned, datastore)]
         put_json({"shares": found}) if arguments.json else show(found)
         return 0
     verbs: dict[str, Callable[..., Row]] = {"init": init, "usage": usage, "resize": resize}
     verbs["drop"] = partial(drop, may=partial(agreed.agreed, arguments), is_dry=arguments.dry_run)
-    verbs["credentials"] = partial(credentials, vm=arguments.vm, readonly=arguments.readonly, revoke=arguments.revoke)
+    verbs["credentials"] = partial(
+        credentials, vm=arguments.vm, readonly=arguments.readonly, revoke=arguments.revoke
+    )
     return _say(verbs[verb](oned, *words), arguments.json)
 
 
@@ -115,13 +134,21 @@ def init(oned: Oned, word: str) -> Row:
         datastore = _datastore(oned, word)
     tree = shares.tree(datastore)
     marker = ask(datastore, s.MarkRoot(tree, os.urandom(16).hex()))["marker"]
-    others = [one for one in oned.datastores() if one.id != datastore.id and one.attribute("SEMISHARED_STORE") == marker]
+    others = [
+        one
+        for one in oned.datastores()
+        if one.id != datastore.id and one.attribute("SEMISHARED_STORE") == marker
+    ]
     if others:
         raise BadArguments(f"{tree.root} belongs to datastore {others[0].id} ({others[0].name})")
     if not tree.marker:
         oned.update_datastore(datastore.id, f'SEMISHARED_STORE = "{marker}"\n')
-    return {"datastore": datastore.id, "root": tree.root, "marker": marker,
-            "said": f"{tree.root} is the root of the shares of datastore {datastore.id} ({tree.fs})"}  # fmt: skip
+    return {
+        "datastore": datastore.id,
+        "root": tree.root,
+        "marker": marker,
+        "said": f"{tree.root} is the root of the shares of datastore {datastore.id} ({tree.fs})",
+    }
 
 
 def listed(oned: Oned, datastore: Datastore) -> list[Row]:
@@ -129,7 +156,10 @@ def listed(oned: Oned, datastore: Datastore) -> list[Row]:
     found = ask(datastore, s.ListShares(shares.tree(datastore)))["shares"]
     # oned knows an image before its share is made: who is asked later knows of all that were found.
     images = {image.id: image for image in oned.images()}
-    return [{**row, "datastore": datastore.id, "state": state(row, images.get(row["image"]), datastore.id)} for row in found]
+    return [
+        {**row, "datastore": datastore.id, "state": state(row, images.get(row["image"]), datastore.id)}
+        for row in found
+    ]
 
 
 def show(rows: list[Row]) -> None:
@@ -149,16 +179,26 @@ def _row(oned: Oned, word: str) -> Row:
 
 
 def usage(oned: Oned, word: str) -> Row:
-    """Say how full a share is, and whether it is held to its size; raise what keeps that from being found out."""
+    """Say how full a share is, and whether it is held to its size; raise what keeps that from being found
+    out.
+    """
     row = _row(oned, word)
     wrong = row.get("wrong")
     if wrong and row["used"] < 0:
         raise from_id(wrong["id"], wrong["detail"])
     if "directory" in row:
-        raise NotSupported(f"image {word} is {row['directory']}, which was there before: nobody counts what is in it")
+        raise NotSupported(
+            f"image {word} is {row['directory']}, which was there before: nobody counts what is in it"
+        )
     used = human(row["used"]) if row["used"] >= 0 else "nobody knows how much"
     more = {"wrong": wrong, "said": f"{used} of {human(row['size'])}; {wrong['detail']}"} if wrong else {}
-    return {"image": row["image"], "used": row["used"], "size": row["size"], "said": f"{used} of {human(row['size'])}", **more}
+    return {
+        "image": row["image"],
+        "used": row["used"],
+        "size": row["size"],
+        "said": f"{used} of {human(row['size'])}",
+        **more,
+    }
 
 
 def resize(oned: Oned, word: str, size: str) -> Row:
@@ -167,23 +207,37 @@ def resize(oned: Oned, word: str, size: str) -> Row:
     wanted = size_of(size, load().images_max_virtual_size_gib * GiB, "SIZE")
     before = ask(datastore, s.ResizeShare(shares.tree(datastore), number(word, "image"), wanted))["before"]
     counted = oned.image(number(word, "image")).size // MiB
-    said = f"{human(before)} -> {human(wanted)}; OpenNebula goes on counting {counted} MiB against the quota of its owner"
+    said = (
+        f"{human(before)} -> {human(wanted)}; OpenNebula goes on counting {counted} MiB against the "
+        f"quota of its owner"
+    )
     return {"image": int(word), "before": before, "size": wanted, "said": said}
 
 
 def snapshot(oned: Oned, words: list[str], may: Callable[[list[str]], bool], is_dry: bool) -> Row:
     """Make, list or remove snapshots of a share."""
     datastore = _of_image(oned, words[1])
-    return of_snapshots.run(shares.tree(datastore), number(words[1], "image"), words, lambda step: ask(datastore, step), may, is_dry)
+    return of_snapshots.run(
+        shares.tree(datastore),
+        number(words[1], "image"),
+        words,
+        lambda step: ask(datastore, step),
+        may,
+        is_dry,
+    )
 
 
 def credentials(oned: Oned, word: str, vm: Optional[str], *, readonly: bool, revoke: bool) -> Row:
     """Give or take back a key for a share."""
     datastore, of_vm = _of_image(oned, word), None if vm is None else number(vm, "VM")
     return keys.credentials(
-        shares.tree(datastore), oned.image(number(word, "image")), of_vm, readonly=readonly, revoke=revoke,
+        shares.tree(datastore),
+        oned.image(number(word, "image")),
+        of_vm,
+        readonly=readonly,
+        revoke=revoke,
         ask=lambda step: ask(datastore, step),
-    )  # fmt: skip
+    )
 
 
 def drop(oned: Oned, word: str, image: str, *, may: Callable[[list[str]], bool], is_dry: bool) -> Row:
@@ -192,7 +246,10 @@ def drop(oned: Oned, word: str, image: str, *, may: Callable[[list[str]], bool],
     tree = shares.tree(datastore)
     found = ask(datastore, s.ListShares(tree))
     if "cloud" not in found:
-        raise BadArguments(f"{tree.root} does not say of which OpenNebula it is: if of this, `semishared share init {datastore.id}`")
+        raise BadArguments(
+            f"{tree.root} does not say of which OpenNebula it is: if of this, `semishared share "
+            f"init {datastore.id}`"
+        )
     row = next((row for row in found["shares"] if row["image"] == wanted), None)
     if row is None:
         raise MissingImage(f"datastore {datastore.id} has no share of image {wanted}")

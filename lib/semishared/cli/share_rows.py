@@ -14,7 +14,9 @@ Row = dict[str, Any]
 
 
 def state(row: Row, image: Optional[Image], store: int) -> str:
-    """Return what is wrong with a share in datastore `store`, '' for nothing; `image`: of its id, as oned has it."""
+    """Return what is wrong with a share in datastore `store`, '' for nothing; `image`: of its id, as oned has
+    it.
+    """
     if image is None:
         return "OpenNebula has no such image"
     if not gc_shares.is_of(row, store, image.store_id, image.number("REGTIME")):

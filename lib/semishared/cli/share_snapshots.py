@@ -24,11 +24,22 @@ def check(words: Sequence[str]) -> None:
         raise BadArguments(f"snapshot {words[0]} takes {' and '.join(WORDS[words[0]])}")
 
 
-def run(tree: Tree, image: int, words: Sequence[str], ask: Callable[[Any], Any], may: Callable[[list[str]], bool], is_dry: bool) -> Row:
+def run(
+    tree: Tree,
+    image: int,
+    words: Sequence[str],
+    ask: Callable[[Any], Any],
+    may: Callable[[list[str]], bool],
+    is_dry: bool,
+) -> Row:
     """Do what `words`, which are checked, say with the snapshots of a share; return what is to be said."""
     if words[0] == "create":
         made = ask(s.MakeSnapshot(tree, image, words[2]))
-        return {"image": image, "snapshot": made, "said": f"snapshot {made['name']} of the share of image {image}: {_where(made)}"}
+        return {
+            "image": image,
+            "snapshot": made,
+            "said": f"snapshot {made['name']} of the share of image {image}: {_where(made)}",
+        }
     if words[0] == "remove":
         what = f"snapshot {words[2]} of the share of image {image}"
         if is_dry or not may([f"{what} would be removed"]):

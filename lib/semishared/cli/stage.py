@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Put bases of images onto hosts before VMs need them there: one reading of the store, one stream to all.
 
-Each IMAGE goes to the hosts behind its @, or else to those that the options name: `stage web@h1,h2 db@h3` is one session.
-What several hosts lack, of whichever images, is sent once; what one host alone lacks goes to that host; what it has of
-another base is not sent. Hosts that have the base cost nothing. Progress goes to the terminal as bars, else to stdout as
-JSON lines, of which the last is the summary.
+Each IMAGE goes to the hosts behind its @, or else to those that the options name: `stage web@h1,h2 db@h3` is
+one session. What several hosts lack, of whichever images, is sent once; what one host alone lacks goes to
+that host; what it has of another base is not sent. Hosts that have the base cost nothing. Progress goes to
+the terminal as bars, else to stdout as JSON lines, of which the last is the summary.
 
-exit codes: 0 every named host has its verified bases; 1 some have not, and the summary says which and why; 2 nothing was
-begun: oned, an image or the arguments
+exit codes: 0 every named host has its verified bases; 1 some have not, and the summary says which and why; 2
+nothing was begun: oned, an image or the arguments
 """
 
 from __future__ import annotations
@@ -41,15 +41,30 @@ READY, USED, USED_PERS = 1, 2, 8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the arguments."""
-    parser.add_argument("image", nargs="*", metavar="IMAGE[,IMAGE...][@HOST[,HOST...]]", help="ids or names; to which hosts")
     parser.add_argument(
-        "--due", action="store_true", help="all images with SEMISHARED_STAGE = on-upload (their own or their datastore's)"
+        "image", nargs="*", metavar="IMAGE[,IMAGE...][@HOST[,HOST...]]", help="ids or names; to which hosts"
+    )
+    parser.add_argument(
+        "--due",
+        action="store_true",
+        help="all images with SEMISHARED_STAGE = on-upload (their own or their datastore's)",
     )
     on.add_arguments(parser)
-    parser.add_argument("--rate", metavar="R", help="bytes per second that one host sends at most, e.g. 40M (default: semishared.conf)")
+    parser.add_argument(
+        "--rate",
+        metavar="R",
+        help="bytes per second that one host sends at most, e.g. 40M (default: semishared.conf)",
+    )
     parser.add_argument("--compress", choices=COMPRESSORS, help="default: semishared.conf, auto: what pays")
-    parser.add_argument("--transport", choices=TRANSPORTS, default="auto", help="default: auto: multicast, then chain, then unicast")
-    parser.add_argument("--wait", action="store_true", help="wait where a clone or another session makes the base just now")
+    parser.add_argument(
+        "--transport",
+        choices=TRANSPORTS,
+        default="auto",
+        help="default: auto: multicast, then chain, then unicast",
+    )
+    parser.add_argument(
+        "--wait", action="store_true", help="wait where a clone or another session makes the base just now"
+    )
     parser.add_argument("--json", action="store_true", help="JSON lines also on a terminal")
 
 
@@ -65,18 +80,29 @@ def run(arguments: argparse.Namespace) -> int:
     known = oned.hosts()
     hosts = on.chosen(known, arguments)
     wish = Wish(
-        arguments.transport, arguments.compress or config.staging_compress,
-        rate(arguments.rate) if arguments.rate else config.staging_rate, arguments.wait,
-    )  # fmt: skip
+        arguments.transport,
+        arguments.compress or config.staging_compress,
+        rate(arguments.rate) if arguments.rate else config.staging_rate,
+        arguments.wait,
+    )
     is_text = sys.stdout.isatty() and not arguments.json
     datastores = {store.id: store for store in oned.datastores()}
     if not arguments.due:
-        return stage(oned, wanted(oned.images(), datastores, arguments.image, hosts, known), known, wish, config, is_text)
+        return stage(
+            oned,
+            wanted(oned.images(), datastores, arguments.image, hosts, known),
+            known,
+            wish,
+            config,
+            is_text,
+        )
     code = 0
     for image in oned.images():
         if image.store_id in datastores and is_due(image, datastores[image.store_id]):
             # One that cannot be had is no reason not to have the others.
-            code = max(code, stage(oned, [(image, datastores[image.store_id], hosts)], known, wish, config, is_text))
+            code = max(
+                code, stage(oned, [(image, datastores[image.store_id], hosts)], known, wish, config, is_text)
+            )
     return code
 
 
@@ -85,13 +111,19 @@ Order = Tuple[Image, Datastore, List[Host]]
 
 
 def wanted(
-    images: list[Image], datastores: dict[int, Datastore], words: list[str], hosts: list[Host], known: list[Host]
+    images: list[Image],
+    datastores: dict[int, Datastore],
+    words: list[str],
+    hosts: list[Host],
+    known: list[Host],
 ) -> list[Order]:
     """Return which images go where; raise BadArguments or NotSupported for one that cannot be."""
     found = []
     for word in words:
         # Names may have any character: what is one is taken as it is.
-        names, at, places = (word, "", "") if any(image.name == word for image in images) else word.partition("@")
+        names, at, places = (
+            (word, "", "") if any(image.name == word for image in images) else word.partition("@")
+        )
         there = on.named(known, places) if at else hosts
         for name in [names] if any(image.name == names for image in images) else names.split(","):
             image = _image(images, name.strip())
@@ -134,14 +166,21 @@ def is_due(image: Image, datastore: Datastore) -> bool:
         return False
 
 
-def stage(oned: Oned, orders: list[Order], known: list[Host], wish: Wish, config: Config, is_text: bool) -> int:
+def stage(
+    oned: Oned, orders: list[Order], known: list[Host], wish: Wish, config: Config, is_text: bool
+) -> int:
     """Stage images in one session; return the exit code."""
     view = Bars(sys.stderr) if is_text else Lines(sys.stdout)
     named = ", ".join(str(number) for number in dict.fromkeys(image.id for image, _, _ in orders))
     try:
-        roots = {layout.base_store(os.path.dirname(absolute(store.base_path, "BASE_PATH"))) for _, store, _ in orders}
+        roots = {
+            layout.base_store(os.path.dirname(absolute(store.base_path, "BASE_PATH")))
+            for _, store, _ in orders
+        }
         if len(roots) > 1:
-            raise BadArguments(f"their datastores have base stores in several places: {', '.join(sorted(roots))}")
+            raise BadArguments(
+                f"their datastores have base stores in several places: {', '.join(sorted(roots))}"
+            )
         wants: dict[str, list[Wanted]] = {}
         for image, store, hosts in orders:
             item = Wanted(image_ref(image, store), stores.bridge(store, image.id))
@@ -164,7 +203,9 @@ def stage(oned: Oned, orders: list[Order], known: list[Host], wish: Wish, config
 
 
 def gone_of(oned: Oned, orders: list[Order]) -> list[int]:
-    """Return which images oned has not any more, or not as they were: nobody will start from the bases that hosts have of them now."""
+    """Return which images oned has not any more, or not as they were: nobody will start from the bases that
+    hosts have of them now.
+    """
     found = set()
     for number, store in {image.id: store for image, store, _ in orders}.items():
         try:
@@ -186,13 +227,25 @@ def summary(images: dict[int, Image], session: Staging, gone: Sequence[int] = ()
     plain, packed = stream.get("plain"), stream.get("packed")
     generations = {ref.id: ref.generation for ref in session.images.values()}
     return {
-        "images": [{"id": image.id, "name": image.name, "generation": generations.get(image.id, "")} for image in images.values()],
-        "transports": session.transports, "sender": session.sender, "seconds": round(session.seconds, 2),
-        "bytes": sources, "common": session.common, "unique": session.unique, "stream": stream,
-        "ratio": round(packed / plain, 3) if isinstance(plain, int) and isinstance(packed, int) and plain else None,
+        "images": [
+            {"id": image.id, "name": image.name, "generation": generations.get(image.id, "")}
+            for image in images.values()
+        ],
+        "transports": session.transports,
+        "sender": session.sender,
+        "seconds": round(session.seconds, 2),
+        "bytes": sources,
+        "common": session.common,
+        "unique": session.unique,
+        "stream": stream,
+        "ratio": round(packed / plain, 3)
+        if isinstance(plain, int) and isinstance(packed, int) and plain
+        else None,
         "rate": int(packed / session.seconds) if isinstance(packed, int) and session.seconds else None,
-        "complete": not gone and all(outcome.ok for outcome in session.hosts.outcomes.values()), "hosts": rows, "gone": list(gone),
-    }  # fmt: skip
+        "complete": not gone and all(outcome.ok for outcome in session.hosts.outcomes.values()),
+        "hosts": rows,
+        "gone": list(gone),
+    }
 
 
 def show(found: dict[str, Any]) -> None:
@@ -203,9 +256,15 @@ def show(found: dict[str, Any]) -> None:
     for image in found["images"]:
         put(f"image {image['id']} ({image['name']}), generation {image['generation'][:8]}")
     packed = f", packed to {found['ratio']:.0%}" if found["ratio"] else ""
-    put(f"{len(good)} of {len(found['hosts'])} hosts; {ways}; {amounts or 'no bytes'}; {found['seconds']} s{packed}")
+    put(
+        f"{len(good)} of {len(found['hosts'])} hosts; {ways}; {amounts or 'no bytes'}; "
+        f"{found['seconds']} s{packed}"
+    )
     for name, row in found["hosts"].items():
         if not row["ok"]:
             put(f"{name}: {row['why']}")
     for number in found["gone"]:
-        put(f"image {number} was deleted, or is not ready any more: no VM starts from these bases, and {NAME} gc removes them")
+        put(
+            f"image {number} was deleted, or is not ready any more: no VM starts from these "
+            f"bases, and {NAME} gc removes them"
+        )

@@ -4,15 +4,17 @@
   status             all VMs with a disk of ours, and what every host keeps
   status VM          the disks of a VM (id or name)
   status HOST        the disks and the bases on a host (name)
-  status IMAGE       the disks that come from an image, and its bases (name); vm:X, host:X, image:X say which of the three
+  status IMAGE       the disks that come from an image, and its bases (name); vm:X, host:X, image:X say which
+  of the three
 
-What a persistent image's local disk holds, and its image does not (SEMISHARED_PLACE = local), is `not committed`: it is on that host
-alone, and lost with it. Such disks of VMs that were deleted are listed as kept; semishared commit brings them to their images.
+What a persistent image's local disk holds, and its image does not (SEMISHARED_PLACE = local), is `not
+committed`: it is on that host alone, and lost with it. Such disks of VMs that were deleted are listed as
+kept; semishared commit brings them to their images.
 
 Directories for guests (semishared share) follow: how full they are, and which VMs have them.
 
-exit codes: 0 said; 1 oned and the machines do not agree: a disk that should have a record has none, or a base none of the
-kind; 2 a machine or oned could not be asked, or nothing is called so
+exit codes: 0 said; 1 oned and the machines do not agree: a disk that should have a record has none, or a base
+none of the kind; 2 a machine or oned could not be asked, or nothing is called so
 """
 
 from __future__ import annotations
@@ -43,9 +45,16 @@ from .output import put, put_json, table
 
 Row = dict[str, Any]
 STATES = {
-    1: "PENDING", 2: "HOLD", 3: "ACTIVE", 4: "STOPPED", 5: "SUSPENDED", 8: "POWEROFF", 9: "UNDEPLOYED", 10: "CLONING",
+    1: "PENDING",
+    2: "HOLD",
+    3: "ACTIVE",
+    4: "STOPPED",
+    5: "SUSPENDED",
+    8: "POWEROFF",
+    9: "UNDEPLOYED",
+    10: "CLONING",
     11: "CLONING_FAILURE",
-}  # fmt: skip
+}
 AWAY = (4, 9)
 """States in which a VM's files are on the front-end."""
 
@@ -86,12 +95,17 @@ class Cloud:
         def look(session: Session, host: Host) -> list[Row]:
             answers = []
             for location in locations:
-                disks, bases = session.run([b.ReportDisks(location, systems), b.ListBases(layout.base_store(location))])
+                disks, bases = session.run(
+                    [b.ReportDisks(location, systems), b.ListBases(layout.base_store(location))]
+                )
                 assert isinstance(disks, dict) and isinstance(bases, dict)
                 answers.append({**disks, **bases})
             return answers
 
-        machines = [*hosts, *([] if any(host.name == self.front_end for host in hosts) else [self._own_host()])]
+        machines = [
+            *hosts,
+            *([] if any(host.name == self.front_end for host in hosts) else [self._own_host()]),
+        ]
         for machine, answers in self.survey.ask(machines, "status", self.config, look).items():
             for answer in answers:
                 for vm in answer["vms"]:
@@ -136,23 +150,38 @@ class Cloud:
             missing = was_asked and record is None and is_settled
             # Hosts of older versions say what is wrong of a VM as a whole.
             wrong = there.get("wrong", {}).get(str(disk.id), "") if "wrong" in there else there["error"]
-            found.append({
-                "vm": vm.id, "name": vm.text("NAME"), "state": STATES.get(state, str(state)), "machine": machine, "disk": disk.id,
-                "image": image.name if image else None, "image_id": disk.image_id if image else None,
-                "place": record["place"] if record else None, "how": record["how"] if record else None,
-                "format": record["format"] if record else None, "bytes": record["bytes"] if record else None,
-                "uncommitted": record.get("uncommitted") if record else None, "io_class": record.get("io_class") if record else None,
-                "snapshots": record["snapshots"] if record else None, "path": record["path"] if record else None,
-                "device": record.get("device") or None if record else None, "hot": record.get("hot") if record else None,
-                "why": why or ("volatile: its VM's own" if not image else ""),
-                "base": self.base_of(machine, vm.id, disk.id), "missing": wrong or ("no record" if missing else ""),
-            })  # fmt: skip
+            found.append(
+                {
+                    "vm": vm.id,
+                    "name": vm.text("NAME"),
+                    "state": STATES.get(state, str(state)),
+                    "machine": machine,
+                    "disk": disk.id,
+                    "image": image.name if image else None,
+                    "image_id": disk.image_id if image else None,
+                    "place": record["place"] if record else None,
+                    "how": record["how"] if record else None,
+                    "format": record["format"] if record else None,
+                    "bytes": record["bytes"] if record else None,
+                    "uncommitted": record.get("uncommitted") if record else None,
+                    "io_class": record.get("io_class") if record else None,
+                    "snapshots": record["snapshots"] if record else None,
+                    "path": record["path"] if record else None,
+                    "device": record.get("device") or None if record else None,
+                    "hot": record.get("hot") if record else None,
+                    "why": why or ("volatile: its VM's own" if not image else ""),
+                    "base": self.base_of(machine, vm.id, disk.id),
+                    "missing": wrong or ("no record" if missing else ""),
+                }
+            )
         return found
 
     def base_of(self, machine: str, vm: int, disk: int) -> "str | None":
         """Return the base on which a disk has a lease."""
         lease = f"{vm}-{disk}"
-        return next((base["name"] for base in self.bases if base["host"] == machine and lease in base["leases"]), None)
+        return next(
+            (base["name"] for base in self.bases if base["host"] == machine and lease in base["leases"]), None
+        )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -167,10 +196,19 @@ def run(arguments: argparse.Namespace) -> int:
     bases = [base for base in cloud.bases if is_wanted_base(base, rows, kind, thing)]
     rows = [row for row in rows if is_wanted(row, kind, thing)]
     kept = [item for item in cloud.kept if is_wanted(as_row(item), kind, thing)]
-    every = status_shares.rows(cloud.stores.values(), cloud.images, cloud.vms.values(), cloud.config, cloud.survey.failed)
+    every = status_shares.rows(
+        cloud.stores.values(), cloud.images, cloud.vms.values(), cloud.config, cloud.survey.failed
+    )
     shares = [row for row in every if status_shares.is_wanted(row, kind, thing)]
     if arguments.json:
-        answer = {"disks": rows, "bases": bases, "kept": kept, "shares": shares, "space": cloud.space, "errors": cloud.survey.errors}
+        answer = {
+            "disks": rows,
+            "bases": bases,
+            "kept": kept,
+            "shares": shares,
+            "space": cloud.space,
+            "errors": cloud.survey.errors,
+        }
         put_json(answer)
     else:
         show(cloud, rows, bases, kind)
@@ -195,7 +233,11 @@ def find(cloud: Cloud, word: "str | None") -> "tuple[str, Vm | Host | Image | No
     candidates: list[tuple[str, Any]] = [
         *(("vm", vm) for vm in cloud.vms.values() if name in (str(vm.id), vm.text("NAME"))),
         *(("host", host) for host in cloud.hosts if name == host.name),
-        *(("image", image) for image in cloud.images.values() if name == image.name or (kind and name == str(image.id))),
+        *(
+            ("image", image)
+            for image in cloud.images.values()
+            if name == image.name or (kind and name == str(image.id))
+        ),
     ]
     for found in candidates:
         if not kind or kind == found[0]:
@@ -242,16 +284,29 @@ def show(cloud: Cloud, rows: list[Row], bases: list[Row], kind: str) -> None:
     """Print two tables: disks, and bases (counted per host, if nothing in particular was asked for)."""
     lines = [["VM", "STATE", "ON", "DISK", "IMAGE", "LIVES", "SIZE", "BASE", "WHY"]]
     for row in rows:
-        lives = row["missing"] or f"{row['place']}, {row['how']}" + (f", {row['snapshots']} snapshots" if row["snapshots"] else "")
+        lives = row["missing"] or f"{row['place']}, {row['how']}" + (
+            f", {row['snapshots']} snapshots" if row["snapshots"] else ""
+        )
         lives += f", on {row['device']}" if row["device"] else ""
         if row["hot"]:
-            lives += ", base in memory" if row["hot"]["path"] else f", base not in memory: {row['hot']['why']}"
+            lives += (
+                ", base in memory" if row["hot"]["path"] else f", base not in memory: {row['hot']['why']}"
+            )
         lives += f", {human(row['uncommitted'])} not committed" if row["uncommitted"] else ""
         lives += f", {row['io_class']}" if row["io_class"] not in (None, NORMAL) else ""
-        lines.append([
-            f"{row['vm']} {row['name']}", row["state"], row["machine"] or "-", str(row["disk"]), row["image"] or "-", lives,
-            human(row["bytes"]) if row["place"] == "local" else "-", short(row["base"]), row["why"],
-        ])  # fmt: skip
+        lines.append(
+            [
+                f"{row['vm']} {row['name']}",
+                row["state"],
+                row["machine"] or "-",
+                str(row["disk"]),
+                row["image"] or "-",
+                lives,
+                human(row["bytes"]) if row["place"] == "local" else "-",
+                short(row["base"]),
+                row["why"],
+            ]
+        )
     table(lines)
     put()
     if kind:
@@ -264,7 +319,15 @@ def show(cloud: Cloud, rows: list[Row], bases: list[Row], kind: str) -> None:
         for machine, space in cloud.space.items():
             own = [base for base in bases if base["host"] == machine]
             count = sum(len(base["leases"]) for base in own)
-            lines.append([machine, str(len(own)), human(sum(base["bytes"] for base in own)), str(count), human(space["free"])])
+            lines.append(
+                [
+                    machine,
+                    str(len(own)),
+                    human(sum(base["bytes"] for base in own)),
+                    str(count),
+                    human(space["free"]),
+                ]
+            )
     table(lines)
 
 

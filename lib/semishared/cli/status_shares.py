@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of `semishared status` that says of each directory for guests how full it is, and which VMs have it."""
+"""The part of `semishared status` that says of each directory for guests how full it is, and which VMs have
+it.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,12 @@ from .share_rows import Row, numbers, said, state
 
 
 def rows(
-    datastores: Iterable[Datastore], images: Mapping[int, Image], vms: Iterable[Vm], config: Config,
+    datastores: Iterable[Datastore],
+    images: Mapping[int, Image],
+    vms: Iterable[Vm],
+    config: Config,
     failed: Callable[[str, SemisharedError], None],
-) -> list[Row]:  # fmt: skip
+) -> list[Row]:
     """Return all shares."""
     having: dict[int, list[Row]] = {}
     for vm in vms:
@@ -23,21 +28,36 @@ def rows(
             if disk.is_directory:
                 image = images.get(disk.image_id)
                 readonly = disk.is_readonly or image is not None and image.is_readonly
-                having.setdefault(disk.image_id, []).append({
-                    "vm": vm.id, "name": vm.text("NAME"), "disk": disk.id, "tag": disk.mount_tag, "host": vm.host,
-                    "readonly": readonly,
-                })  # fmt: skip
+                having.setdefault(disk.image_id, []).append(
+                    {
+                        "vm": vm.id,
+                        "name": vm.text("NAME"),
+                        "disk": disk.id,
+                        "tag": disk.mount_tag,
+                        "host": vm.host,
+                        "readonly": readonly,
+                    }
+                )
     found = []
     for store in gc_shares.listed(datastores, config, failed):
         for row in store.rows:
             image = images.get(row["image"])
-            found.append({**row, "datastore": store.store, "name": image.name if image else None,
-                          "vms": having.get(row["image"], []), "state": state(row, image, store.store)})  # fmt: skip
+            found.append(
+                {
+                    **row,
+                    "datastore": store.store,
+                    "name": image.name if image else None,
+                    "vms": having.get(row["image"], []),
+                    "state": state(row, image, store.store),
+                }
+            )
     return found
 
 
 def is_wanted(row: Row, kind: str, thing: "Vm | Host | Image | None") -> bool:
-    """Tell whether a share belongs to the VM, host or image that was asked for, `kind` says which; None: to all."""
+    """Tell whether a share belongs to the VM, host or image that was asked for, `kind` says which; None: to
+    all.
+    """
     if thing is None:
         return True
     if kind == "image":
@@ -56,4 +76,8 @@ def lines(found: Iterable[Row]) -> list[list[str]]:
 
 
 def _vm(vm: Row) -> str:
-    return f"{vm['vm']} {vm['name']}" + (f" on {vm['host']}" if vm["host"] else "") + (", read-only" if vm["readonly"] else "")
+    return (
+        f"{vm['vm']} {vm['name']}"
+        + (f" on {vm['host']}" if vm["host"] else "")
+        + (", read-only" if vm["readonly"] else "")
+    )

@@ -12,7 +12,9 @@ QUIET_S = 2
 
 
 class Waiting:
-    """`with Waiting("asking", 30) as waiting:` ... `waiting.done()` for each of the 30; one line that is rewritten."""
+    """`with Waiting("asking", 30) as waiting:` ... `waiting.done()` for each of the 30; one line that is
+    rewritten.
+    """
 
     def __init__(self, what: str, total: int) -> None:
         self._what, self._total, self._count = what, total, 0
@@ -24,7 +26,9 @@ class Waiting:
             self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -38,7 +42,9 @@ class Waiting:
         shown = False
         while not self._ended.wait(0.5):
             if time.monotonic() - began >= QUIET_S:
-                print(f"\r{self._what}: {self._count} of {self._total} ...", end="", file=sys.stderr, flush=True)
+                print(
+                    f"\r{self._what}: {self._count} of {self._total} ...", end="", file=sys.stderr, flush=True
+                )
                 shown = True
         if shown:
             print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of a VM's disks for OpenNebula's backup drivers. The way back: restore.py.
 
-Running: one backup job of QEMU for all disks. It begins for all of them in one transaction, and copies what the guest
-overwrites before it does: the copies show one moment, the VM's own disks and their layers stay as they are. That is
-what a power cut leaves; FS_FREEZE = AGENT makes it what a clean unmount leaves.
+Running: one backup job of QEMU for all disks. It begins for all of them in one transaction, and copies what
+the guest overwrites before it does: the copies show one moment, the VM's own disks and their layers stay as
+they are. That is what a power cut leaves; FS_FREEZE = AGENT makes it what a clean unmount leaves.
 
-What each crash leaves: `.staged-backup` (no backup driver looks there) or `backup`, removed by `end`, by the next
-backup and with the VM; a job in QEMU, ended by `end`; a frozen guest, noted before, thawed by `end` (guest/rest.py).
+What each crash leaves: `.staged-backup` (no backup driver looks there) or `backup`, removed by `end`, by the
+next backup and with the VM; a job in QEMU, ended by `end`; a frozen guest, noted before, thawed by `end`
+(guest/rest.py).
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ def back_up(step: BackUp, planned: Planned, ask: room.Ask | None) -> None:
                     point("disk copied")
             files.write(f"{staged}/vm.xml", step.xml.encode())
             files.fsync_tree(staged)
-            progress.count("backed_up", sum(files.allocated(f"{staged}/{name}") for name in os.listdir(staged)))
+            progress.count(
+                "backed_up", sum(files.allocated(f"{staged}/{name}") for name in os.listdir(staged))
+            )
             with vm_dir.publishing(step.vm, step.vm_dir, planned):
                 os.rename(staged, step.directory)
         point("backup published")

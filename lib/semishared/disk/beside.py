@@ -3,9 +3,11 @@
 
     .incoming-VM-RANDOM     received by one action, which holds locks/incoming-VM-RANDOM while it lives
     .outgoing-VM-RANDOM     set aside by a move whose own directory takes the place
-    .removed-VM-RANDOM      removed: a removal begins with this one rename, and a remainder is never taken for a VM
+    .removed-VM-RANDOM      removed: a removal begins with this one rename, and a remainder is never taken for
+    a VM
 
-0.1.0 had `.incoming-VM` and `.outgoing-VM`. Whoever removes or makes the VM's directory sweeps what nobody is at work on.
+0.1.0 had `.incoming-VM` and `.outgoing-VM`. Whoever removes or makes the VM's directory sweeps what nobody is
+at work on.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ def listed(vm_dir: str, *kinds: str) -> list[str]:
 
 
 def bury(path: str, vm: int) -> str:
-    """Take a directory out of its place by one rename that is on disk when this returns; return what it is called now."""
+    """Take a directory out of its place by one rename that is on disk when this returns; return what it is
+    called now.
+    """
     removed = new_name("removed", f"{os.path.dirname(path)}/{vm}")
     files.refuse()
     try:
@@ -72,7 +76,9 @@ def sweep(vm_dir: str, root: str, vm: int) -> None:
 
 
 def tidy(vm_dir: str, root: str, vm: int) -> None:
-    """Sweep as far as that goes: what cannot be removed is nobody's disk, and holds no action up; gc says why it stays."""
+    """Sweep as far as that goes: what cannot be removed is nobody's disk, and holds no action up; gc says why
+    it stays.
+    """
     try:
         sweep(vm_dir, root, vm)
     except (SemisharedError, OSError):
@@ -81,7 +87,9 @@ def tidy(vm_dir: str, root: str, vm: int) -> None:
 
 @contextmanager
 def receiving(vm: int, vm_dir: str, root: str) -> Iterator[str]:
-    """Yield a directory of this process alone, to be filled and renamed; it is gone when the block ends in an error."""
+    """Yield a directory of this process alone, to be filled and renamed; it is gone when the block ends in an
+    error.
+    """
     staging = new_name("incoming", vm_dir)
     lock = layout.incoming_lock(root, staging)
     os.makedirs(layout.locks(root), exist_ok=True)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The note of which of a VM's shares its guest itself is a client, and what the others are: made anew before each boot, read by deploy
-(vmm/records.py)."""
+"""The note of which of a VM's shares its guest itself is a client, and what the others are: made anew before
+each boot, read by deploy (vmm/records.py).
+"""
 
 from __future__ import annotations
 

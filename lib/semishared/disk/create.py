@@ -38,11 +38,18 @@ from .epochs import Planned
 
 
 def publishing(
-    disk: DiskRef, planned: Planned, record: Record, expected: int = 0, near: str = "", first: Callable[[], None] | None = None
+    disk: DiskRef,
+    planned: Planned,
+    record: Record,
+    expected: int = 0,
+    near: str = "",
+    first: Callable[[], None] | None = None,
 ) -> ContextManager[str]:
-    """Return a context that yields a staged name for the disk; when it ends well, the disk is recorded and published.
+    """Return a context that yields a staged name for the disk; when it ends well, the disk is recorded and
+    published.
 
-    `expected`: about how many bytes it will take; `near`: the device of what it lies over; `first` is called before, under the VM's lock.
+    `expected`: about how many bytes it will take; `near`: the device of what it lies over; `first` is called
+    before, under the VM's lock.
     """
 
     def write() -> None:
@@ -50,7 +57,8 @@ def publishing(
             first()
         path = layout.record(disk.vm_dir, disk.disk)
         if os.path.lexists(path) and files.hint(path) != record.to_data():
-            # A disk made anew over another generation: at no moment may a record lie about the disk beside it.
+            # A disk made anew over another generation: at no moment may a record lie about the disk beside
+            # it.
             files.unlink(disk.path)
         records.write_record(disk.vm_dir, record)
 
@@ -64,17 +72,23 @@ def first_layer(disk: DiskRef) -> str:
 
 
 def create_overlay(step: CreateOverlay, planned: Planned, ask: room.Ask | None) -> None:
-    """Publish an overlay over a leased base (map: disk.N -> disk.N.snap/0 over leases/VM-N == bases/.../image)."""
+    """Publish an overlay over a leased base (map: disk.N -> disk.N.snap/0 over leases/VM-N ==
+    bases/.../image).
+    """
     disk, image = step.disk, step.image
     root = cache.root_of(disk.vm_dir)
     base, lease = ensure(root, image, ask, (disk.vm, disk.disk))
     is_first = not os.path.lexists(disk.path)
-    record = Record(disk.disk, OVERLAY, "qcow2", first_layer(disk), image=image._replace(generation=base.generation))
+    record = Record(
+        disk.disk, OVERLAY, "qcow2", first_layer(disk), image=image._replace(generation=base.generation)
+    )
     with Undo() as undo:
         if is_first:
             undo.add(lambda: vm_dir.release(disk, planned))
         near = devices.device_of(base.directory)
-        with publishing(disk, planned, record, growth(lease, step.min_size), near, lambda: have_lease(base, disk)) as staged:
+        with publishing(
+            disk, planned, record, growth(lease, step.min_size), near, lambda: have_lease(base, disk)
+        ) as staged:
             size = grown(lease, image, step.min_size)
             qemu_img.create_overlay(staged, lease, image.format, size, step.options)
         undo.keep()
@@ -83,13 +97,20 @@ def create_overlay(step: CreateOverlay, planned: Planned, ask: room.Ask | None) 
 
 
 def have_lease(base: cache.Base, disk: DiskRef) -> None:
-    """Have a disk's lease still, under its VM's lock: who has made one of that name before, and failed late, may have given it up."""
+    """Have a disk's lease still, under its VM's lock: who has made one of that name before, and failed late,
+    may have given it up.
+    """
     if not cache.lease(base, disk.vm, disk.disk):
-        raise ToolFailed(f"the base of disk {disk.disk} of VM {disk.vm} went on {os.uname().nodename} while the disk was being made")
+        raise ToolFailed(
+            f"the base of disk {disk.disk} of VM {disk.vm} went on {os.uname().nodename} while "
+            f"the disk was being made"
+        )
 
 
 def create_remote(step: CreateRemote, planned: Planned) -> None:
-    """Publish an overlay over the image on the store (disk.N -> disk.N.snap/0 over the image, of which nothing is copied)."""
+    """Publish an overlay over the image on the store (disk.N -> disk.N.snap/0 over the image, of which
+    nothing is copied).
+    """
     from ..model.network_disk import NetworkDisk
     from . import remote
 
@@ -106,7 +127,9 @@ def create_remote(step: CreateRemote, planned: Planned) -> None:
     remote.check(record)
     size = max(remote.size(record), step.min_size)
     with publishing(disk, planned, record, size // GROWTH) as staged:
-        qemu_img.create_overlay(staged, remote.backing_name(record), image.format, size, step.options, look=False)
+        qemu_img.create_overlay(
+            staged, remote.backing_name(record), image.format, size, step.options, look=False
+        )
     # A disk made anew in another place.
     vm_dir.release(disk, planned)
 
@@ -121,19 +144,25 @@ def growth(path: str, min_size: int) -> int:
 
 
 def grown(path: str, image: ImageRef, min_size: int) -> int:
-    """Return the size to give an overlay: 0 (that of its backing image) unless the image is smaller than `min_size`."""
+    """Return the size to give an overlay: 0 (that of its backing image) unless the image is smaller than
+    `min_size`.
+    """
     return min_size if min_size and qemu_img.virtual_size(path, image.format) < min_size else 0
 
 
 def copy_image(step: CopyImage, planned: Planned, ask: room.Ask | None) -> None:
-    """Publish a full copy, verified against the image's generation where that is known; from the base if it is here."""
+    """Publish a full copy, verified against the image's generation where that is known; from the base if it
+    is here.
+    """
     from ..base.unchanged import check_unchanged
 
     disk, image = step.disk, step.image
     content = store.content(image)
     seen = content.see()
     current = content.generation(seen)
-    record = Record(disk.disk, COPY, image.format, first_layer(disk), image=image._replace(generation=current))
+    record = Record(
+        disk.disk, COPY, image.format, first_layer(disk), image=image._replace(generation=current)
+    )
     base = cache.named(cache.root_of(disk.vm_dir), image, current)
     needed = content.allocated(seen)
     with publishing(disk, planned, record, needed) as staged:
@@ -155,19 +184,28 @@ def copy_image(step: CopyImage, planned: Planned, ask: room.Ask | None) -> None:
 def copy_file(step: CopyFile, planned: Planned) -> None:
     """Publish a plain copy of a kernel or initrd."""
     directory, name = os.path.split(step.path)
-    with dir_image.opened(step.source) as source, vm_dir.published(step.vm, directory, name, planned) as staged:
+    with (
+        dir_image.opened(step.source) as source,
+        vm_dir.published(step.vm, directory, name, planned) as staged,
+    ):
         extents.copy(source, staged, "raw", "store_read")
         os.chmod(staged, 0o644)
 
 
 def clone_on_store(step: CloneOnStore, planned: Planned) -> None:
-    """Publish a clone on the store (disk.N -> clones/VM-N -> VM-N.snap/0 over the image itself, which oned keeps in use)."""
+    """Publish a clone on the store (disk.N -> clones/VM-N -> VM-N.snap/0 over the image itself, which oned
+    keeps in use).
+    """
     disk, image, at = step.disk, step.image, store.of(step.image.access)
     # First of all: nothing may be written below a mount point that is not mounted.
     at.check(image)
     clone = at.clone_of(image, disk.vm, disk.disk)
-    record = Record(disk.disk, STORE_CLONE, "qcow2", layout.layer(clone, 0), image=image._replace(generation=""))
-    with dir_clones.made(dir_image.Stored(image.source), image.format, clone, step.min_size, planned.seq) as publish:
+    record = Record(
+        disk.disk, STORE_CLONE, "qcow2", layout.layer(clone, 0), image=image._replace(generation="")
+    )
+    with dir_clones.made(
+        dir_image.Stored(image.source), image.format, clone, step.min_size, planned.seq
+    ) as publish:
 
         def publish_first() -> None:
             # Killed before there is a record, what removes the disk finds the clone by this.
@@ -175,7 +213,8 @@ def clone_on_store(step: CloneOnStore, planned: Planned) -> None:
             files.write_json(vm_dir.intended(disk), {"clone": clone})
             publish()
 
-        # By its name nobody can tell it from one of a VM made anew: so it gets that under the VM's lock, and nobody takes it back.
+        # By its name nobody can tell it from one of a VM made anew: so it gets that under the VM's lock, and
+        # nobody takes it back.
         with publishing(disk, planned, record, first=publish_first) as staged:
             os.symlink(clone, staged)
 
@@ -198,7 +237,9 @@ def adopt_clone(step: AdoptClone, planned: Planned) -> None:
 
 
 def link_in_place(step: LinkInPlace, planned: Planned) -> None:
-    """Link the disk to the image (disk.N -> .semishared/NAME/image -> ../../NAME); a session ends the generation first."""
+    """Link the disk to the image (disk.N -> .semishared/NAME/image -> ../../NAME); a session ends the
+    generation first.
+    """
     disk, image, at = step.disk, step.image, store.of(step.image.access)
     at.check(image)
     vm_dir.check_wanted(disk, planned)
@@ -210,7 +251,9 @@ def link_in_place(step: LinkInPlace, planned: Planned) -> None:
         if left_behind.owner(disk, image, planned.seq):
             at.note_epoch(image, disk.vm, planned.seq)
         at.begin_session(image)
-    record = Record(disk.disk, IN_PLACE, image.format, path, step.readonly, image._replace(generation=""), network)
+    record = Record(
+        disk.disk, IN_PLACE, image.format, path, step.readonly, image._replace(generation=""), network
+    )
     with publishing(disk, planned, record) as staged:
         os.symlink(path, staged)
 
@@ -221,10 +264,13 @@ def create_volatile(step: CreateVolatile, planned: Planned, ask: room.Ask | None
 
     disk = step.disk
     if step.fs and step.fs not in mkfs.MKFS:
-        raise NotSupported(f"file system {step.fs!r} of disk {disk.disk} is none of {', '.join(sorted(mkfs.MKFS))}")
+        raise NotSupported(
+            f"file system {step.fs!r} of disk {disk.disk} is none of {', '.join(sorted(mkfs.MKFS))}"
+        )
     record, written = Record(disk.disk, VOLATILE, step.format, disk.path), _written_empty(step)
     if devices.may_hold(disk.vm_dir) and devices.usual(cache.root_of(disk.vm_dir)):
-        # On a device are layers alone. Without a pool it is a plain file, until it moves live (guest/deltas.py).
+        # On a device are layers alone. Without a pool it is a plain file, until it moves live
+        # (guest/deltas.py).
         record = record._replace(path=first_layer(disk))
     with publishing(disk, planned, record, max(step.size // GROWTH, written)) as staged:
         room.for_disk(disk.vm_dir, written, ask, where=os.path.dirname(staged))
@@ -233,13 +279,20 @@ def create_volatile(step: CreateVolatile, planned: Planned, ask: room.Ask | None
 
 
 def _written_empty(step: CreateVolatile) -> int:
-    """Return about how many bytes an empty disk takes: a file system's journal is at most 1 GiB, its tables are few at first."""
-    return min(step.size >> 4, 1 << 30) + (step.size >> 12) + room.LITTLE if step.fs not in ("", "swap") else room.LITTLE
+    """Return about how many bytes an empty disk takes: a file system's journal is at most 1 GiB, its tables
+    are few at first.
+    """
+    return (
+        min(step.size >> 4, 1 << 30) + (step.size >> 12) + room.LITTLE
+        if step.fs not in ("", "swap")
+        else room.LITTLE
+    )
 
 
 @contextmanager
 def opened(record: Record | None, path: str, format: str, snapshot: int = -1) -> Iterator[str]:
-    """Yield what qemu-img is to open to read a disk, or its snapshot. What is on a store is opened there, and looked at again.
+    """Yield what qemu-img is to open to read a disk, or its snapshot. What is on a store is opened there, and
+    looked at again.
 
     No name in a header and no link on the store then says what is read.
     """
@@ -254,7 +307,9 @@ def opened(record: Record | None, path: str, format: str, snapshot: int = -1) ->
             yield found
     elif record and record.place.is_clone:
         image = record.of_image
-        with dir_chain.opened(dir_image.Stored(image.source), path, format, image.format, record.raw_layer) as chain:
+        with dir_chain.opened(
+            dir_image.Stored(image.source), path, format, image.format, record.raw_layer
+        ) as chain:
             yield chain
     else:
         # What lies below the layers of our own is named by names that are relative to them.

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks of a VM that read from the store (`remote-first`) lie over bases of this host from now on: they become overlays.
+"""Disks of a VM that read from the store (`remote-first`) lie over bases of this host from now on: they
+become overlays.
 
-The lease comes first, then a running guest goes over (guest/detach.py), or headers and records of one that is off are changed. What
-is killed on the way is ended by the next action on the VM's disks, or its next start (guest/base_switch.py).
+The lease comes first, then a running guest goes over (guest/detach.py), or headers and records of one that is
+off are changed. What is killed on the way is ended by the next action on the VM's disks, or its next start
+(guest/base_switch.py).
 
-oned knows nothing of this, and may begin anything with the VM meanwhile. So nobody is ended for it who is at work on the disks;
-oned is asked when they are ours, and whatever it begins after that ends us.
+oned knows nothing of this, and may begin anything with the VM meanwhile. So nobody is ended for it who is at
+work on the disks; oned is asked when they are ours, and whatever it begins after that ends us.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from .epochs import Planned
 
 
 def detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
-    """Detach disks of one VM; report {"vm", "disks": [{"disk", "generation", "bytes"}], "seconds", "error", "id"}.
+    """Detach disks of one VM; report {"vm", "disks": [{"disk", "generation", "bytes"}], "seconds", "error",
+    "id"}.
 
     `error` is the line of what is wrong, with its `id`, '' if all is done: nothing is raised for it.
     """
@@ -66,16 +69,25 @@ def _check_state(step: DetachVm) -> None:
 
 def _detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> list[dict[str, object]]:
     found = {disk: records.record_of(DiskRef(step.vm, disk, step.vm_dir)) for disk in step.disks}
-    wanted = [(found[disk], generation) for disk, generation in zip(step.disks, step.generations) if found[disk].place.is_remote]
+    wanted = [
+        (found[disk], generation)
+        for disk, generation in zip(step.disks, step.generations)
+        if found[disk].place.is_remote
+    ]
     with vm_dir.publishing(step.vm, step.vm_dir, planned):
         pass  # what comes now is published into a VM that was not deleted since this was planned
     if not wanted:
         return []
-    with _memory([before for before, _ in wanted] if step.domain else []), recovery.ended_on_failure(step.vm_dir, step.domain):
+    with (
+        _memory([before for before, _ in wanted] if step.domain else []),
+        recovery.ended_on_failure(step.vm_dir, step.domain),
+    ):
         # Before the first lease: who finds this gives leases back that no disk lies over.
         active_layer.note(step.vm_dir, [before for before, _ in wanted])
         point("detach noted")
-        disks = [live.Detached(before, _over_base(step, before, generation, ask)) for before, generation in wanted]
+        disks = [
+            live.Detached(before, _over_base(step, before, generation, ask)) for before, generation in wanted
+        ]
         if step.domain:
             _require_room(step.vm_dir, disks, ask)
             live.detach(step.vm_dir, step.domain, disks, step.rate)
@@ -83,26 +95,33 @@ def _detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> list[dict
             live.detach_off(step.vm_dir, disks)
     after = [disk.after for disk in disks]
     return [
-        {"disk": record.disk, "generation": record.of_image.generation, "bytes": files.allocated(record.path)} for record in after
+        {"disk": record.disk, "generation": record.of_image.generation, "bytes": files.allocated(record.path)}
+        for record in after
     ]
 
 
 @contextmanager
 def _memory(before: Sequence[Record]) -> Iterator[None]:
-    """Have memory, within the block, for what disks of a running guest that lie there get beside their layers: a delta, and copies."""
+    """Have memory, within the block, for what disks of a running guest that lie there get beside their
+    layers: a delta, and copies.
+    """
     with ExitStack() as promised:
         for record in before:
             folder = layering.folder_of(record)
             try:
                 in_memory.more(folder, layers=1 + len(live.to_copy(record)))
             except MemoryPromised as e:
-                raise CannotDetach(f"{e.detail}, while its guest lets go of the store: it does with less when the VM is off") from None
+                raise CannotDetach(
+                    f"{e.detail}, while its guest lets go of the store: it does with less when the VM is off"
+                ) from None
             promised.callback(in_memory.settle, folder)
         yield
 
 
 def _require_room(vm_dir: str, disks: Sequence[live.Detached], ask: room.Ask | None) -> None:
-    """Have room for the copies where they are made, beside the layers: on whichever file systems those lie."""
+    """Have room for the copies where they are made, beside the layers: on whichever file systems those
+    lie.
+    """
     needed: dict[int, tuple[str, int]] = {}
     for disk in disks:
         folder = layering.folder_of(disk.before)
@@ -113,14 +132,19 @@ def _require_room(vm_dir: str, disks: Sequence[live.Detached], ask: room.Ask | N
 
 
 def _over_base(step: DetachVm, before: Record, generation: str, ask: room.Ask | None) -> Record:
-    """Return a disk's record over the base of its image, on which it has a lease; raise unless that is what it lies over now."""
+    """Return a disk's record over the base of its image, on which it has a lease; raise unless that is what
+    it lies over now.
+    """
     layering.folder_of(before)
     remote.check(before)
     remote.check_unchanged(before)
     _check_system_snapshots(step, before)
     image = before.of_image
     if image.generation and generation and image.generation != generation:
-        raise ImageChanged(f"disk {before.disk} lies over generation {image.generation[:8]} of its image, and {generation[:8]} is staged")
+        raise ImageChanged(
+            f"disk {before.disk} lies over generation {image.generation[:8]} of its image, and "
+            f"{generation[:8]} is staged"
+        )
     ref = image._replace(generation=image.generation or generation)
     base, _ = ensure(cache.root_of(step.vm_dir), ref, ask, (step.vm, before.disk))
     return before._replace(place=OVERLAY, image=image._replace(generation=base.generation), over=None)
@@ -134,4 +158,7 @@ def _check_system_snapshots(step: DetachVm, record: Record) -> None:
         kept = qemu_img.info(record.path, record.format).get("snapshots")
         count = len(kept) if isinstance(kept, list) else 0
     if count:
-        raise CannotDetach(f"disk {record.disk}: the VM has {count} system snapshots, which count on what it lies over: delete them first")
+        raise CannotDetach(
+            f"disk {record.disk}: the VM has {count} system snapshots, which count on what it "
+            f"lies over: delete them first"
+        )

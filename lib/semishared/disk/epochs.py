@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which came first, a deletion or what would publish into the deleted VM: told by counters, and by no clock.
 
-A clone may run on after oned has given it up, while the delete of the same VM starts: OpenNebula's ActionManager.rb kills the
-thread that waits, not the script. The VM's lock file
-on the host counts its deletions, and those of each of its disks. A plan notes the counters when it arrives; what it makes
-is published only while they are what they were. oned's own counter, the SEQ of a VM's last history record, is noted with
-each deletion: a plan of an older SEQ is late, whenever it arrives.
+A clone may run on after oned has given it up, while the delete of the same VM starts: OpenNebula's
+ActionManager.rb kills the thread that waits, not the script. The VM's lock file on the host counts its
+deletions, and those of each of its disks. A plan notes the counters when it arrives; what it makes is
+published only while they are what they were. oned's own counter, the SEQ of a VM's last history record, is
+noted with each deletion: a plan of an older SEQ is late, whenever it arrives.
 
-    locks/vm-N          {"epochs": {"": 3, "1": 1}, "seqs": {"": 7}, "move": "9f..."}     '' is the whole VM, else a disk
-                        "at": "BOOT 81.5"     when something was last counted, by the clock of a boot, which nobody sets
-                        "made": {"1": 4}      the sum of both counts when the disk was last made, if there was a deletion before
-    locks/vm-N-disks    {"ended": 4, ...}                                            what guest/job_lock.py has ended
+    locks/vm-N          {"epochs": {"": 3, "1": 1}, "seqs": {"": 7}, "move": "9f..."}     '' is the whole VM,
+    else a disk
+                        "at": "BOOT 81.5"     when something was last counted, by the clock of a boot, which
+                        nobody sets
+                        "made": {"1": 4}      the sum of both counts when the disk was last made, if there was
+                        a deletion before
+    locks/vm-N-disks    {"ended": 4, ...}                                            what guest/job_lock.py
+    has ended
 
 Files of 0.1.0 hold times: nothing is noted in them.
 """
@@ -73,7 +77,9 @@ def places(steps: Iterable[object]) -> set[tuple[int, str]]:
 
 
 def arrived(seq: int, steps: Iterable[object], known: dict[str, Noted]) -> Planned:
-    """Return a plan's Planned; `known` is what was noted for earlier plans of this conversation, which holds for this one too."""
+    """Return a plan's Planned; `known` is what was noted for earlier plans of this conversation, which holds
+    for this one too.
+    """
     for vm, directory in places(steps):
         root = layout.base_store_of(directory)
         for name in (layout.vm_lock(root, vm), layout.disks_lock(root, vm)):
@@ -90,7 +96,9 @@ def lock_path(vm: int, vm_dir: str) -> str:
 def note_deletion(file: IO[str], path: str, key: str, planned: Planned) -> None:
     """Count a deletion in the VM's lock file; what was planned before it does not publish any more."""
     noted = locks.noted(file)
-    epochs, seqs = ({k: _number(noted, name, k) for k in noted.get(name) or {}} for name in ("epochs", "seqs"))
+    epochs, seqs = (
+        {k: _number(noted, name, k) for k in noted.get(name) or {}} for name in ("epochs", "seqs")
+    )
     # It begins anywhere: in a lock file that was old, removed and made again, no count comes again.
     epochs[key] = (epochs.get(key) or int.from_bytes(os.urandom(4), "big")) + 1
     if planned.seq >= 0:
@@ -105,7 +113,9 @@ def _now() -> str:
 
 
 def is_recent(path: str, keep_s: float) -> bool:
-    """Tell whether something was counted in a lock file less than `keep_s` seconds ago, whatever the clock says, and that is noted."""
+    """Tell whether something was counted in a lock file less than `keep_s` seconds ago, whatever the clock
+    says, and that is noted.
+    """
     boot, _, at = str(_read(path).get("at", "")).partition(" ")
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     try:
@@ -117,7 +127,9 @@ def is_recent(path: str, keep_s: float) -> bool:
 
 def _counters(noted: Noted) -> Noted:
     """Return what belongs into a lock file: not what 0.1.0 wrote."""
-    return {name: noted[name] for name in ("epochs", "seqs", "move", "made", "generation", "at") if name in noted}
+    return {
+        name: noted[name] for name in ("epochs", "seqs", "move", "made", "generation", "at") if name in noted
+    }
 
 
 def _count(noted: Noted, disk: str) -> int:
@@ -125,7 +137,9 @@ def _count(noted: Noted, disk: str) -> int:
 
 
 def note_made(file: IO[str], disk: str) -> None:
-    """Note after which deletions a disk was made: a removal that was planned before them is none of this one."""
+    """Note after which deletions a disk was made: a removal that was planned before them is none of this
+    one.
+    """
     noted = locks.noted(file)
     made = {key: _number(noted, "made", key) for key in noted.get("made") or {}}
     if _count(noted, disk) != made.get(disk, 0):
@@ -133,16 +147,25 @@ def note_made(file: IO[str], disk: str) -> None:
 
 
 def check_removal(file: IO[str], path: str, vm: int, disk: str, planned: Planned) -> None:
-    """Raise LateAction if a disk was deleted after its removal was planned, and another one was made in its place."""
+    """Raise LateAction if a disk was deleted after its removal was planned, and another one was made in its
+    place.
+    """
     noted = locks.noted(file)
     made = _number(noted, "made", disk)
-    if made and made == _count(noted, disk) != planned.counted(path, "epochs", ALL) + planned.counted(path, "epochs", disk):
+    if made and made == _count(noted, disk) != planned.counted(path, "epochs", ALL) + planned.counted(
+        path, "epochs", disk
+    ):
         here = os.uname().nodename
-        raise LateAction(f"disk {disk} of VM {vm} was removed on {here} since this was planned, and made anew: it is left as it is")
+        raise LateAction(
+            f"disk {disk} of VM {vm} was removed on {here} since this was planned, and made anew: "
+            f"it is left as it is"
+        )
 
 
 def check(file: IO[str], path: str, vm: int, keys: Iterable[str], planned: Planned) -> None:
-    """Raise VmGone if what `keys` name was deleted since the plan arrived, LateAction if by an action of a later SEQ."""
+    """Raise VmGone if what `keys` name was deleted since the plan arrived, LateAction if by an action of a
+    later SEQ.
+    """
     noted = locks.noted(file)
     here = os.uname().nodename
     for key in keys:
@@ -151,7 +174,10 @@ def check(file: IO[str], path: str, vm: int, keys: Iterable[str], planned: Plann
             raise VmGone(f"VM {vm} was deleted on {here} while its disk was being made")
         seq = _number(noted, "seqs", key, UNKNOWN)
         if 0 <= planned.seq < seq:
-            raise LateAction(f"VM {vm} was deleted on {here} at SEQ {seq} of its history, and this is of SEQ {planned.seq} ({path})")
+            raise LateAction(
+                f"VM {vm} was deleted on {here} at SEQ {seq} of its history, and this is of SEQ "
+                f"{planned.seq} ({path})"
+            )
 
 
 def begin_move(file: IO[str]) -> str:
@@ -162,5 +188,7 @@ def begin_move(file: IO[str]) -> str:
 
 
 def is_latest_move(file: IO[str], move: str) -> bool:
-    """Tell whether no other move of the VM has begun since. None has if the lock file was old, and removed."""
+    """Tell whether no other move of the VM has begun since. None has if the lock file was old, and
+    removed.
+    """
     return bool(locks.noted(file).get("move", move) == move)

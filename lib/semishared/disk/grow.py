@@ -18,7 +18,9 @@ from . import in_memory, records, unsettled
 
 
 def grow(step: GrowDisk) -> dict[str, object]:
-    """Grow a disk: its active layer, or the image it is; return which that is if it is on the network, and not grown here."""
+    """Grow a disk: its active layer, or the image it is; return which that is if it is on the network, and
+    not grown here.
+    """
     unsettled.settle(step.disk.vm, step.disk.vm_dir)
     record = records.record_of(step.disk)
     if record.bridged:
@@ -40,13 +42,17 @@ def grow(step: GrowDisk) -> dict[str, object]:
 
 
 def _check_writable(disk: DiskRef, record: Record) -> None:
-    """Raise NotSupported for a disk that is read-only, whose image others may have too: oned may say of it what it likes by now."""
+    """Raise NotSupported for a disk that is read-only, whose image others may have too: oned may say of it
+    what it likes by now.
+    """
     if record.readonly:
         raise NotSupported(f"disk {disk.disk} of VM {disk.vm} is read-only, and is not grown")
 
 
 def allow(step: AllowGrowth) -> None:
-    """Promise memory to a disk that lies there and is about to grow; raise MemoryPromised if there is too little, NotSupported."""
+    """Promise memory to a disk that lies there and is about to grow; raise MemoryPromised if there is too
+    little, NotSupported.
+    """
     record = records.read_record(step.disk.vm_dir, step.disk.disk)
     if record:
         _check_writable(step.disk, record)

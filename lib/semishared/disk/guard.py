@@ -7,8 +7,9 @@
     <store>/.semishared/NAME/image          -> ../../NAME
     <store>/.semishared/NAME/clones/VM-N-CLOUD   -> VM-N-CLOUD.snap/K
 
-A VM directory is written by one machine alone, but comes from another when the VM moves. So it is looked at whole before an
-action works in it: a handful of names. Everything else that is a link is refused, whoever made it.
+A VM directory is written by one machine alone, but comes from another when the VM moves. So it is looked at
+whole before an action works in it: a handful of names. Everything else that is a link is refused, whoever
+made it.
 """
 
 from __future__ import annotations
@@ -37,10 +38,12 @@ def _here() -> str:
 
 
 def check_vm_dir(path: str, vm: int, is_followed: Callable[[int], bool] = lambda disk: True) -> None:
-    """Raise UnexpectedLink or UnexpectedFile if the VM directory `path`, or anything in it, is what the layout has not.
+    """Raise UnexpectedLink or UnexpectedFile if the VM directory `path`, or anything in it, is what the
+    layout has not.
 
-    It need not be there. Disks without a record of ours are another driver's: their links may lead to any datastore, and
-    where nobody here follows the link of a disk, anywhere (to a device, as the drivers of LVM have it).
+    It need not be there. Disks without a record of ours are another driver's: their links may lead to any
+    datastore, and where nobody here follows the link of a disk, anywhere (to a device, as the drivers of LVM
+    have it).
     """
     beneath.refuse_link(path)
     try:
@@ -55,24 +58,39 @@ def check_vm_dir(path: str, vm: int, is_followed: Callable[[int], bool] = lambda
 
 
 def check_place(path: str) -> None:
-    """Raise UnexpectedLink if the VM directory `path` or its records' is a link: for removals, which follow nothing inside."""
+    """Raise UnexpectedLink if the VM directory `path` or its records' is a link: for removals, which follow
+    nothing inside.
+    """
     beneath.refuse_link(path)
     beneath.refuse_link(layout.records(path))
 
 
-REMOVALS = ("RemoveVm", "RemoveDisk", "EndSession", "EndBackup", "ForgetDisk", "ReleaseVm", "ClearVm", "UnmarkVm", "LookForVm")
+REMOVALS = (
+    "RemoveVm",
+    "RemoveDisk",
+    "EndSession",
+    "EndBackup",
+    "ForgetDisk",
+    "ReleaseVm",
+    "ClearVm",
+    "UnmarkVm",
+    "LookForVm",
+)
 """Steps that clean up whatever lies there; they follow nothing."""
 
 
 TAKES_ALONG = ("SendVm", "RenameVm", "SaveDisk", "FillImage", "BackUp", "RestoreDisk")
-"""Steps by which what a directory holds becomes the VM's elsewhere, or somebody's image, or leads to one that is replaced."""
+"""Steps by which what a directory holds becomes the VM's elsewhere, or somebody's image, or leads to one that
+is replaced.
+"""
 
 
 def guard(step: Tuple[Any, ...], warn: Callable[[str], None], seq: int = history.UNKNOWN) -> None:
-    """Look at the VM directories and the base store that a step works in, before it does; raise as `check_vm_dir`.
+    """Look at the VM directories and the base store that a step works in, before it does; raise as
+    `check_vm_dir`.
 
-    Raise LateAction for a step that changes something and was planned at a SEQ before that of a directory. `warn` is told what cannot be
-    told of them.
+    Raise LateAction for a step that changes something and was planned at a SEQ before that of a directory.
+    `warn` is told what cannot be told of them.
     """
     name, disk, sent = type(step).__name__, getattr(step, "disk", None), None
     places: list[tuple[str, int]] = []
@@ -90,7 +108,13 @@ def guard(step: Tuple[Any, ...], warn: Callable[[str], None], seq: int = history
         if name not in LOOKS:
             history.refuse_late(owner, path, seq)
         if name not in REMOVALS:
-            numbers = [int(number) for number in getattr(step, "disks", ())] if name == "BackUp" else [disk.disk] if disk else []
+            numbers = (
+                [int(number) for number in getattr(step, "disks", ())]
+                if name == "BackUp"
+                else [disk.disk]
+                if disk
+                else []
+            )
             numbers += [sent] if sent is not None else []
             check_vm_dir(path, owner, numbers.__contains__)
             for number in numbers:
@@ -113,7 +137,9 @@ def guard(step: Tuple[Any, ...], warn: Callable[[str], None], seq: int = history
 
 
 def check_below(path: str, vm: int, disk: int) -> None:
-    """Raise UnexpectedLink if a link is in the place of what a disk lies over, or is: its lease, its image, its clone there."""
+    """Raise UnexpectedLink if a link is in the place of what a disk lies over, or is: its lease, its image,
+    its clone there.
+    """
     record = records.as_found(path, disk)
     if record is None or record.network:
         return
@@ -142,7 +168,9 @@ def check_below(path: str, vm: int, disk: int) -> None:
 
 
 def refuse_late_clone(path: str, disk: int, seq: int) -> None:
-    """Raise LateAction if a disk's clone on a mounted store is of a later SEQ than this one, of a plan: another host has that VM."""
+    """Raise LateAction if a disk's clone on a mounted store is of a later SEQ than this one, of a plan:
+    another host has that VM.
+    """
     record = records.as_found(path, disk) if seq >= 0 else None
     if record and record.place.is_clone and not record.network:
         from ..store import dir_clones
@@ -152,11 +180,15 @@ def refuse_late_clone(path: str, disk: int, seq: int) -> None:
 
 def _lease(root: str, image: ImageRef, vm: int, disk: int) -> str:
     """Return the path of a disk's lease in the base store `root`."""
-    return layout_base.lease(layout_base.base(root, layout_base.name(image.store, image.id, image.generation)), vm, disk)
+    return layout_base.lease(
+        layout_base.base(root, layout_base.name(image.store, image.id, image.generation)), vm, disk
+    )
 
 
 def _look(top: str, below: str, links: list[tuple[str, str]], names: int = 0) -> int:
-    """Find the links below a directory; raise UnexpectedFile for what is neither that nor a plain file or directory."""
+    """Find the links below a directory; raise UnexpectedFile for what is neither that nor a plain file or
+    directory.
+    """
     try:
         found = list(os.scandir(f"{top}/{below}" if below else top))
     except PermissionError:
@@ -177,24 +209,41 @@ def _look(top: str, below: str, links: list[tuple[str, str]], names: int = 0) ->
 
 def _is_foreign_socket(name: str, entry: os.DirEntry[str]) -> bool:
     """Tell whether an entry is a socket that somebody else listens on in the VM directory."""
-    return not (name.startswith(".") or layout.is_of_disks(name)) and stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
+    return not (name.startswith(".") or layout.is_of_disks(name)) and stat.S_ISSOCK(
+        entry.stat(follow_symlinks=False).st_mode
+    )
 
 
 def _check_link(path: str, vm: int, name: str, target: str, is_followed: Callable[[int], bool]) -> None:
     folder, _, last = name.rpartition("/")
     if layout.is_staged(last):
-        return  # left by somebody who was killed; nobody follows what is not published, and the next to publish unlinks it
+        # left by somebody who was killed; nobody follows what is not published, and the next to publish
+        # unlinks it
+        return
     disk = layout.disk_named(last) if not folder else None
-    if disk is not None and _is_own_layer(last, target) or not folder and on_devices.is_own(path, last, target, vm):
+    if (
+        disk is not None
+        and _is_own_layer(last, target)
+        or not folder
+        and on_devices.is_own(path, last, target, vm)
+    ):
         return
     # What the stock drivers have: a directory of layers that contains itself, and the second name of a disk.
     if target == "." and folder == last and layout.are_layers(folder):
         return
-    if not folder and not last.startswith(".") and re.match(r"disk\.[0-9]+[A-Za-z0-9._-]*\Z", target) and disk is None:
+    if (
+        not folder
+        and not last.startswith(".")
+        and re.match(r"disk\.[0-9]+[A-Za-z0-9._-]*\Z", target)
+        and disk is None
+    ):
         return
     if disk is not None and _leads_to_its_place(path, vm, disk, target, is_followed):
         return
-    raise UnexpectedLink(f"{beneath.readable(path)}/{name} on {_here()} is a symbolic link to {target}, where no disk of VM {vm} is")
+    raise UnexpectedLink(
+        f"{beneath.readable(path)}/{name} on {_here()} is a symbolic link to {target}, where no "
+        f"disk of VM {vm} is"
+    )
 
 
 def _is_own_layer(disk: str, target: str) -> bool:
@@ -202,8 +251,12 @@ def _is_own_layer(disk: str, target: str) -> bool:
     return bool(layer) and target == layout.layer(disk, layer)
 
 
-def _leads_to_its_place(path: str, vm: int, disk: int, target: str, is_followed: Callable[[int], bool]) -> bool:
-    """Tell whether a link out of the VM directory leads where the disk's record says; without a record, as `check_vm_dir` has it."""
+def _leads_to_its_place(
+    path: str, vm: int, disk: int, target: str, is_followed: Callable[[int], bool]
+) -> bool:
+    """Tell whether a link out of the VM directory leads where the disk's record says; without a record, as
+    `check_vm_dir` has it.
+    """
     if os.path.islink(layout.records(path)) or os.path.islink(layout.record(path, disk)):
         return False
     record = records.as_found(path, disk)
@@ -225,9 +278,10 @@ def _leads_to_its_place(path: str, vm: int, disk: int, target: str, is_followed:
 def check_received(staging: str, vm: int, vm_dir: str, foreign: Tuple[int, ...]) -> None:
     """Raise unless what was unpacked in `staging`, to become `vm_dir`, is a VM directory and nothing else.
 
-    What another host sends is a tar stream of its making: links, devices, set-user-id programs, second names of files
-    outside. Permissions are made plain; layers must lie over one another, or over the lease that they will have here.
-    Where the disks lead that oned says are another driver's (`foreign`) is that driver's affair.
+    What another host sends is a tar stream of its making: links, devices, set-user-id programs, second names
+    of files outside. Permissions are made plain; layers must lie over one another, or over the lease that
+    they will have here. Where the disks lead that oned says are another driver's (`foreign`) is that driver's
+    affair.
     """
     check_vm_dir(staging, vm, lambda disk: disk not in foreign)
     names: dict[tuple[int, int], int] = {}
@@ -260,7 +314,9 @@ def check_received(staging: str, vm: int, vm_dir: str, foreign: Tuple[int, ...])
 
 
 def _check_layers(staging: str, disk: int, vm: int, vm_dir: str) -> None:
-    """Raise UnexpectedFile if a received layer of ours lies over any other file than a layer beside it or its own lease."""
+    """Raise UnexpectedFile if a received layer of ours lies over any other file than a layer beside it or its
+    own lease.
+    """
     record = records.as_found(staging, disk)
     if record is None or record.network:
         return
@@ -285,8 +341,14 @@ def _check_layers(staging: str, disk: int, vm: int, vm_dir: str) -> None:
     for path, kind in found.items():
         # A raw one's first bytes are its guest's, to be believed in nothing.
         trouble = layers.reaches_out(path) if kind != "raw" else ""
-        if trouble and not _lay_over_lease(path, record, trouble, vm, vm_dir) and not _lies_over_store(path, record, trouble):
-            raise UnexpectedFile(f"{os.path.basename(path)} of disk {disk} of VM {vm}, as it came to {_here()}, has {trouble}")
+        if (
+            trouble
+            and not _lay_over_lease(path, record, trouble, vm, vm_dir)
+            and not _lies_over_store(path, record, trouble)
+        ):
+            raise UnexpectedFile(
+                f"{os.path.basename(path)} of disk {disk} of VM {vm}, as it came to {_here()}, has {trouble}"
+            )
 
 
 def _lies_over_store(path: str, record: Record, trouble: str) -> bool:
@@ -298,7 +360,9 @@ def _lies_over_store(path: str, record: Record, trouble: str) -> bool:
 
 
 def _lay_over_lease(path: str, record: Record, trouble: str, vm: int, vm_dir: str) -> bool:
-    """Let an overlay lie over the lease that it has here, if its only `trouble` is its lease where it was; tell whether it does."""
+    """Let an overlay lie over the lease that it has here, if its only `trouble` is its lease where it was;
+    tell whether it does.
+    """
     if not record.place.leases or record.image is None:
         return False
     if not layout_base.named(record.image.base_name):

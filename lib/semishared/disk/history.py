@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of which SEQ of its VM's history a VM directory is, as vm_dir.py notes it. Read before every start: so nothing else is loaded."""
+"""Of which SEQ of its VM's history a VM directory is, as vm_dir.py notes it. Read before every start: so
+nothing else is loaded.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ UNKNOWN = -1
 def seq_of(vm_dir: str) -> int:
     """Return the SEQ that is noted in a VM directory, UNKNOWN if none is."""
     try:
-        with open(os.open(layout.history_note(vm_dir), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        with open(
+            os.open(layout.history_note(vm_dir), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC),
+            "rb",
+        ) as file:
             found = json.loads(file.read(4096)).get("seq")
     except (OSError, ValueError, AttributeError, RecursionError):
         return UNKNOWN
@@ -23,7 +28,9 @@ def seq_of(vm_dir: str) -> int:
 
 
 def check(vm_dir: str) -> None:
-    """Raise UnknownHistory if a VM directory has a note that does not say its SEQ; those of 0.1.0 have none."""
+    """Raise UnknownHistory if a VM directory has a note that does not say its SEQ; those of 0.1.0 have
+    none.
+    """
     path = layout.history_note(vm_dir)
     try:
         os.lstat(path)
@@ -38,7 +45,11 @@ def check(vm_dir: str) -> None:
 
     try:
         data = files.read_json(path) or {"seq": UNKNOWN}
-        why = "" if isinstance(data.get("seq"), int) else f"{path} on {os.uname().nodename} is damaged: it says no SEQ"
+        why = (
+            ""
+            if isinstance(data.get("seq"), int)
+            else f"{path} on {os.uname().nodename} is damaged: it says no SEQ"
+        )
     except BadRecord as e:
         why = e.detail
     if why:
@@ -54,4 +65,7 @@ def refuse_late(vm: int, vm_dir: str, seq: int) -> None:
         from ..errors import LateAction
 
         here = os.uname().nodename
-        raise LateAction(f"{vm_dir} on {here} is of SEQ {own} of VM {vm}'s history, and this is of SEQ {seq}: it is left as it is")
+        raise LateAction(
+            f"{vm_dir} on {here} is of SEQ {own} of VM {vm}'s history, and this is of SEQ {seq}: "
+            f"it is left as it is"
+        )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bases that a VM's guest is to read from memory (SEMISHARED_BASES = ram): had there before it boots, named when it does."""
+"""The bases that a VM's guest is to read from memory (SEMISHARED_BASES = ram): had there before it boots,
+named when it does.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from . import records
 
 
 def provide(vm: int, vm_dir: str, warn: Callable[[str], None]) -> None:
-    """Have copies in memory of the bases of the VM's disks that want that; `warn` is told why one is read from disk."""
+    """Have copies in memory of the bases of the VM's disks that want that; `warn` is told why one is read
+    from disk.
+    """
     try:
         found = [record for record in records.records(vm_dir) if record.reads_hot]
     except BadRecord:
@@ -23,7 +27,9 @@ def provide(vm: int, vm_dir: str, warn: Callable[[str], None]) -> None:
         lease = base.lease(vm, record.disk)
         if os.path.exists(lease):
             try:
-                why = hot.provide(cache.root_of(vm_dir), os.path.basename(base.directory), lease, record.of_image.format)
+                why = hot.provide(
+                    cache.root_of(vm_dir), os.path.basename(base.directory), lease, record.of_image.format
+                )
             except (SemisharedError, OSError) as e:
                 # The one on disk is good: nothing here is a reason not to boot.
                 why = e.detail if isinstance(e, SemisharedError) else str(e)
@@ -36,7 +42,9 @@ def _base(vm_dir: str, record: Record) -> cache.Base:
 
 
 def held(vm_dir: str, record: Record, lease: str, *, hold: bool) -> str:
-    """Return the copy of what a disk lies over, the file `lease`, in memory; '' if there is none. It stays if it is to be held."""
+    """Return the copy of what a disk lies over, the file `lease`, in memory; '' if there is none. It stays if
+    it is to be held.
+    """
     base, vm = _base(vm_dir, record), os.path.basename(vm_dir)
     # oned writes a slash too many.
     if not vm.isdigit() or os.path.normpath(lease) != os.path.normpath(base.lease(int(vm), record.disk)):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of disks in the memory of their host (class ram): another one, or a larger one, only if it fits at its largest.
+"""Layers of disks in the memory of their host (class ram): another one, or a larger one, only if it fits at
+its largest.
 
 Of disks that lie anywhere else nothing is asked.
 """
@@ -20,7 +21,8 @@ from . import records
 
 
 def more(folder: str, *, size: int = 0, layers: int = 1) -> None:
-    """Promise memory to more `layers` than a disk has in `folder`, of `size` bytes each if that is more than before.
+    """Promise memory to more `layers` than a disk has in `folder`, of `size` bytes each if that is more than
+    before.
 
     Raise MemoryPromised, with nothing changed, if they would not fit at their largest.
     """
@@ -38,12 +40,18 @@ def more(folder: str, *, size: int = 0, layers: int = 1) -> None:
         size, layers = max(size, was), _count(folder) + layers
         hot.make_way(root, size * layers - was * had)
         # One that takes nothing more has room for what is there: it is left by live migrations, too.
-        there = [found._replace(weight=found.weight or 1) for found in devices.present(root) if found.uuid == link.uuid]
+        there = [
+            found._replace(weight=found.weight or 1)
+            for found in devices.present(root)
+            if found.uuid == link.uuid
+        ]
         left = sum(found.unpromised for found in there) + was * had
         if size * layers > max(left, was * had):
             raise MemoryPromised(
-                f"{layout.disk_of(os.path.basename(folder))}: {layers} layers of up to {human(size)} each are more than the "
-                f"{human(max(left, 0))} that {devices.mount(root, link.uuid)} on {os.uname().nodename} has for them"
+                f"{layout.disk_of(os.path.basename(folder))}: {layers} layers of up to "
+                f"{human(size)} each are more than the "
+                f"{human(max(left, 0))} that {devices.mount(root, link.uuid)} on "
+                f"{os.uname().nodename} has for them"
             )
         if (size, layers) != (was, had):  # where memory is full there may be no room for a note
             promises.write(device, link.name, size, layers)
@@ -59,7 +67,9 @@ def more_each(folders: Sequence[str]) -> None:
 
 
 def check_made(disk: DiskRef) -> None:
-    """Raise MemoryPromised if a disk that was just made is larger than was said of it, and does not fit so."""
+    """Raise MemoryPromised if a disk that was just made is larger than was said of it, and does not fit
+    so.
+    """
     folder, record = layout.layers(disk.path), records.read_record(disk.vm_dir, disk.disk)
     if record and devices.link_of(folder):
         more(folder, size=qemu_img.virtual_size(record.active(disk.path), record.format), layers=0)
@@ -73,7 +83,9 @@ def settle(folder: str) -> None:
 
 @contextmanager
 def another_layer(folder: str, size: int = 0) -> Iterator[None]:
-    """Have memory for one more layer of a disk, of up to `size` bytes if that is more than before, within the block."""
+    """Have memory for one more layer of a disk, of up to `size` bytes if that is more than before, within the
+    block.
+    """
     more(folder, size=size)
     try:
         yield

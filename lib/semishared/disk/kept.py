@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Diffs that were to be deleted before they were committed: kept beside the VM directory, until somebody commits or discards them.
+"""Diffs that were to be deleted before they were committed: kept beside the VM directory, until somebody
+commits or discards them.
 
     <system>/.kept-VM-RANDOM/disk.N.snap/     the layers, by one rename
-                            /.semishared/disk.N.json  vm.json     the disk's record there, and the SEQ of the VM's history
+                            /.semishared/disk.N.json  vm.json     the disk's record there, and the SEQ of the
+                            VM's history
 
-A record that this version does not understand goes along as it is: a newer one may have written it, of a diff.
+A record that this version does not understand goes along as it is: a newer one may have written it, of a
+diff.
 
-Killed before the rename there is a directory without layers, which holds nothing; after it, one that holds all. The lease on
-the base stays with the disk (vm_dir.py).
+Killed before the rename there is a directory without layers, which holds nothing; after it, one that holds
+all. The lease on the base stays with the disk (vm_dir.py).
 """
 
 from __future__ import annotations
@@ -26,9 +29,11 @@ from . import beside, on_devices, records, uncommitted
 
 
 def keep(disk: DiskRef, record: Record, *, is_last: bool = True) -> str:
-    """Move a diff out of the VM's directory if it holds what is not committed; return where it is now, '' if it holds no such.
+    """Move a diff out of the VM's directory if it holds what is not committed; return where it is now, '' if
+    it holds no such.
 
-    The caller holds the VM. Not `is_last`: another diff takes its place, so it is older than anything that claims the image.
+    The caller holds the VM. Not `is_last`: another diff takes its place, so it is older than anything that
+    claims the image.
     """
     if not record.place.commits:
         return ""
@@ -54,7 +59,9 @@ def _may_wait(disk: DiskRef, record: Record) -> bool:
 
 
 def _is_unseen(disk: DiskRef, record: Record) -> bool:
-    """Tell whether nobody knows what waits in a diff of which no layer was seen: its device is away, or was then and is back."""
+    """Tell whether nobody knows what waits in a diff of which no layer was seen: its device is away, or was
+    then and is back.
+    """
     try:
         return record.layer in on_devices.listed(layout.layers(disk.path))
     except (DeviceMissing, LostWithMemory):
@@ -62,15 +69,22 @@ def _is_unseen(disk: DiskRef, record: Record) -> bool:
 
 
 def keep_unknown(disk: DiskRef) -> str:
-    """Move a disk out of the VM's directory if its record is not understood, and may be that of a diff; return where it is, '' else."""
+    """Move a disk out of the VM's directory if its record is not understood, and may be that of a diff;
+    return where it is, '' else.
+    """
     if disk.disk not in _unknown(disk.vm_dir):
         return ""
-    found = [path for path in (layout.layers(disk.path), disk.path) if not files.is_absent(path, follow=True) or on_devices.is_away(path)]
+    found = [
+        path
+        for path in (layout.layers(disk.path), disk.path)
+        if not files.is_absent(path, follow=True) or on_devices.is_away(path)
+    ]
     if uncommitted.is_kept(disk.vm_dir) or not found:
         return disk.vm_dir if found else ""
     place = _new_place(disk)
     data = files.hint(layout.record(disk.vm_dir, disk.disk))
-    # All that is known of it: where the disk is, as in all versions until now. Of one that cannot be read not even that.
+    # All that is known of it: where the disk is, as in all versions until now. Of one that cannot be read not
+    # even that.
     path = str(data.get("path", "")).replace(f"{disk.vm_dir}/", f"{place}/", 1)
     files.write_json(layout.record(place, disk.disk), {**data, "path": path})
     _keep_history(disk, place)
@@ -104,7 +118,9 @@ def said(place: str) -> str:
 
 
 def keep_all(vm: int, vm_dir: str) -> list[str]:
-    """Keep whatever is not committed of a VM that is to be removed, and of what killed moves have left of it; say where."""
+    """Keep whatever is not committed of a VM that is to be removed, and of what killed moves have left of it;
+    say where.
+    """
     found = []
     for directory in (vm_dir, *beside.listed(vm_dir, "outgoing")):
         found += _keep_all_of(vm, directory)
@@ -112,18 +128,22 @@ def keep_all(vm: int, vm_dir: str) -> list[str]:
 
 
 def _keep_all_of(vm: int, directory: str) -> list[str]:
-    """Keep what is not committed of one directory, whose VM does not run; return where, '' for a disk that holds no such."""
+    """Keep what is not committed of one directory, whose VM does not run; return where, '' for a disk that
+    holds no such.
+    """
     if any(layout_devices.left_named(name) is not None for name in on_devices.links(directory)):
         from ..guest import device_switch  # not for every removal
 
-        # Layers that were about to leave their device are where the record says, and not yet where the link leads.
+        # Layers that were about to leave their device are where the record says, and not yet where the link
+        # leads.
         device_switch.end(directory, "")
     found = [keep(DiskRef(vm, record.disk, directory), record) for record in _readable(directory)]
     return found + [keep_unknown(DiskRef(vm, number, directory)) for number in _unknown(directory)]
 
 
 def keep_stale(vm: int, vm_dir: str) -> list[str]:
-    """Keep the same of a directory that goes since its VM was taken over by another host, which never had it; say where.
+    """Keep the same of a directory that goes since its VM was taken over by another host, which never had it;
+    say where.
 
     A directory that was moved away has left nothing: what it held is where the VM is.
     """
@@ -140,7 +160,9 @@ def keep_stale(vm: int, vm_dir: str) -> list[str]:
 
 
 def keep_set_aside(vm: int, directory: str) -> list[str]:
-    """Keep the same of what a killed move has set aside and not removed; say where. If the VM is here, what it has is there as well."""
+    """Keep the same of what a killed move has set aside and not removed; say where. If the VM is here, what
+    it has is there as well.
+    """
     if os.path.isdir(f"{os.path.dirname(directory)}/{vm}"):
         return keep_stale(vm, directory)
     return [said(place) for place in _keep_all_of(vm, directory) if place]
@@ -159,7 +181,8 @@ def _unknown(vm_dir: str) -> list[int]:
 
 
 def lost(vm_dir: str) -> list[int]:
-    """Return the disks of a directory that have no record any more, though they lie over bases of ours, and what they hold.
+    """Return the disks of a directory that have no record any more, though they lie over bases of ours, and
+    what they hold.
 
     No removal leaves such: the record goes last, and comes before the disk.
     """
@@ -168,7 +191,11 @@ def lost(vm_dir: str) -> list[int]:
     except FileNotFoundError:
         return []
     numbers = [number for number in map(layout.disk_named, map(layout.disk_of, names)) if number is not None]
-    return sorted(number for number in numbers if files.is_absent(layout.record(vm_dir, number)) and _holds_something(vm_dir, number))
+    return sorted(
+        number
+        for number in numbers
+        if files.is_absent(layout.record(vm_dir, number)) and _holds_something(vm_dir, number)
+    )
 
 
 def _holds_something(vm_dir: str, disk: int) -> bool:
@@ -204,12 +231,18 @@ def others(vm: int, vm_dir: str) -> set[int]:
     own = f"{os.path.dirname(vm_dir)}/{vm}"
     directories = [path for path in (own, *beside.listed(own, "kept")) if path != vm_dir]
     readable = [record for path in directories for record in _readable(path)]
-    found = {record.disk for record in readable if _is_there(record) or on_devices.is_away(layout.plain(record.path))}
+    found = {
+        record.disk
+        for record in readable
+        if _is_there(record) or on_devices.is_away(layout.plain(record.path))
+    }
     return found | {number for path in directories for number in _unknown(path) if _files_of(path, number)}
 
 
 def release(disk: DiskRef, but: str = "") -> None:
-    """Give up the leases of a disk, but the one in the base directory `but`; none if another directory of its VM needs them."""
+    """Give up the leases of a disk, but the one in the base directory `but`; none if another directory of its
+    VM needs them.
+    """
     if disk.disk not in others(disk.vm, disk.vm_dir):
         cache.release(cache.root_of(disk.vm_dir), disk.vm, disk.disk, but=but)
 
@@ -226,7 +259,9 @@ def _files_of(directory: str, disk: int) -> list[str]:
 
 
 def found(system: str, vm: int = -1) -> list[dict[str, object]]:
-    """Return the kept diffs (of one VM) in a system datastore: where, of which disk and image, and the bytes that are not committed."""
+    """Return the kept diffs (of one VM) in a system datastore: where, of which disk and image, and the bytes
+    that are not committed.
+    """
     answer: list[dict[str, object]] = []
     for name in sorted(os.listdir(system)) if os.path.isdir(system) else ():
         own = layout.beside_named(name)
@@ -242,14 +277,18 @@ def found(system: str, vm: int = -1) -> list[dict[str, object]]:
 
 
 def _said_of(place: str, vm: int, record: Record) -> list[dict[str, object]]:
-    """Say what a kept diff holds; of one that is damaged what is wrong with it, and that it may hold what all of its files have."""
+    """Say what a kept diff holds; of one that is damaged what is wrong with it, and that it may hold what all
+    of its files have.
+    """
     held = _files_of(place, record.disk)
     image = record.image.to_data() if record.image else None
     it: dict[str, object] = {"path": place, "vm": vm, "disk": record.disk, "image": image}
     try:
         if not held and not _is_there(record):
             return []
-        return [{**it, "bytes": uncommitted.size(record), "size": qemu_img.virtual_size(record.path, "qcow2")}]
+        return [
+            {**it, "bytes": uncommitted.size(record), "size": qemu_img.virtual_size(record.path, "qcow2")}
+        ]
     except (DamagedLayer, ToolFailed) as e:
         return [{**it, "bytes": sum(map(files.allocated, held)), "size": 0, "error": e.detail}]
 

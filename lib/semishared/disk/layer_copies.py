@@ -13,7 +13,8 @@ from ..tools.crash_points import point
 
 
 def copy(source: str, target: str, copying: Copying, empty: str = "") -> None:
-    """Copy layers that nobody writes to into a new directory; one with several names stays one, a delta is none of them.
+    """Copy layers that nobody writes to into a new directory; one with several names stays one, a delta is
+    none of them.
 
     `empty`: one that is only made there, of its size.
     """
@@ -48,4 +49,6 @@ def seen(folder: str) -> list[tuple[str, int, int, int, int]]:
     """Return what tells whether anything in a directory of layers was changed, but for a delta."""
     own = (entry for entry in os.scandir(folder) if entry.name != str(layout_delta.NUMBER))
     found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in own]
-    return sorted((name, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in found)
+    return sorted(
+        (name, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in found
+    )

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers of a VM's disks on a host: the primitive operations on them. Why, and in which order: plan/snapshots.py.
+"""The layers of a VM's disks on a host: the primitive operations on them. Why, and in which order:
+plan/snapshots.py.
 
-What each crash leaves: a staged file, removed by the next operation on the disk; a layer nobody lies over and no record
-names, replaced by the next snapshot. The record says which layer is active, and is written when both it and the one
-before hold the guest's data; the link follows.
+What each crash leaves: a staged file, removed by the next operation on the disk; a layer nobody lies over and
+no record names, replaced by the next snapshot. The record says which layer is active, and is written when
+both it and the one before hold the guest's data; the link follows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,17 @@ from ..errors import BadRecord, NotSupported
 from ..guest import block_jobs, domain
 from ..model import layout
 from ..model.record import Record
-from ..model.steps import ActivateLayer, AddLayer, DiskRef, DropLayer, DropStrays, MergeLayer, NameLayer, PullLayer, SwitchLayer
+from ..model.steps import (
+    ActivateLayer,
+    AddLayer,
+    DiskRef,
+    DropLayer,
+    DropStrays,
+    MergeLayer,
+    NameLayer,
+    PullLayer,
+    SwitchLayer,
+)
 from ..store import writers
 from ..tools import files, layers, qemu_img
 from ..tools.crash_points import point
@@ -35,7 +46,9 @@ def folder_of(record: Record) -> str:
 
 
 def backing_of(record: Record, path: str) -> tuple[str, str]:
-    """Return name and format of what a layer of a disk lies over: as its header has it, or the record, of what is on the network."""
+    """Return name and format of what a layer of a disk lies over: as its header has it, or the record, of
+    what is on the network.
+    """
     name, format = layers.backing_of(path)
     if not record.over or not re.match(layers.PROTOCOL, name):
         return name, format
@@ -50,7 +63,9 @@ def _layer(disk: DiskRef, number: int) -> str:
 
 
 def _check(disk: DiskRef, planned: Planned) -> Callable[[], None]:
-    """Return what looks again, just before something is done to a layer, whether the clone that it is of is another host's by now."""
+    """Return what looks again, just before something is done to a layer, whether the clone that it is of is
+    another host's by now.
+    """
     return lambda: guard.refuse_late_clone(disk.vm_dir, disk.disk, planned.seq)
 
 
@@ -79,7 +94,8 @@ def add_layer(step: AddLayer, planned: Planned) -> None:
         if not os.path.exists(path):
             in_memory.more(os.path.dirname(path))
         else:
-            # A revert replaces what was the active layer: a guest that was started since that was planned would go on without a name.
+            # A revert replaces what was the active layer: a guest that was started since that was planned
+            # would go on without a name.
             writers.check_file(path)
         with files.published(path, _check(step.disk, planned)) as staged:
             # By name and size: what lies further below need not be within reach.
@@ -109,8 +125,8 @@ def _activate(disk: DiskRef, layer: int, format: str, planned: Planned) -> None:
 def _over_raw(record: Record, path: str) -> Record:
     """Return the record for the qcow2 layer `path`, with the raw layer that it is put over noted.
 
-    The layers above a raw one say so, until it is being deleted and they have let go of it; its own first bytes are its
-    guest's.
+    The layers above a raw one say so, until it is being deleted and they have let go of it; its own first
+    bytes are its guest's.
     """
     below, format = layers.backing_of(path)
     raw = int(below) if format == "raw" and layout.is_number(below) else record.raw_layer
@@ -126,18 +142,23 @@ def link(record: Record, disk: DiskRef, layer: int, check: Callable[[], None] = 
 
 
 def switch_layer(step: SwitchLayer, planned: Planned) -> dict[str, object]:
-    """Take the snapshot of a running guest; if it fails, say again that the layer before is the active one."""
+    """Take the snapshot of a running guest; if it fails, say again that the layer before is the active
+    one.
+    """
     disk, before = step.disk, records.record_of(step.disk)
     folder = folder_of(before)
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
-        was = before._replace(path=f"{folder}/{step.layer}", format=layers.backing_of(f"{folder}/{step.to}")[1] or "qcow2")
+        was = before._replace(
+            path=f"{folder}/{step.layer}", format=layers.backing_of(f"{folder}/{step.to}")[1] or "qcow2"
+        )
         files.remove_staged(layout.records(disk.vm_dir), layout.record_name(disk.disk))
         records.write_record(disk.vm_dir, _over_raw(before, f"{folder}/{step.to}"))
         point("layer recorded")
         try:
             rested = block_jobs.switch(disk, step.domain, step.target, f"{folder}/{step.to}", step.freeze)
         except Exception:
-            # Both layers hold the guest's data as long as it writes to the lower one; only then it may be named again.
+            # Both layers hold the guest's data as long as it writes to the lower one; only then it may be
+            # named again.
             if block_jobs.find(step.domain, before.path)[1] == f"{folder}/{step.layer}":
                 records.write_record(disk.vm_dir, was)
                 files.unlink(f"{folder}/{step.to}")
@@ -171,7 +192,11 @@ def merge_layer(step: MergeLayer, planned: Planned) -> None:
         point("layer rebased")
         return
     files.remove_staged(folder, str(step.layer))
-    with in_memory.another_layer(folder), files.published(path, _check(step.disk, planned)) as staged, standing_back():
+    with (
+        in_memory.another_layer(folder),
+        files.published(path, _check(step.disk, planned)) as staged,
+        standing_back(),
+    ):
         qemu_img.rebased(path, staged, step.backing, step.backing_format, named)
         os.chmod(staged, 0o660)
     point("layer merged")
@@ -188,21 +213,33 @@ def pull_layer(step: PullLayer) -> None:
         from ..store import dir_clones
 
         # The other note goes with its host.
-        beside = block_jobs.Beside(partial(dir_clones.note_pull, path), partial(dir_clones.forget_pull, os.path.dirname(path)))
+        beside = block_jobs.Beside(
+            partial(dir_clones.note_pull, path), partial(dir_clones.forget_pull, os.path.dirname(path))
+        )
     block_jobs.pull(step.disk, step.domain, step.target, step.backing, path, beside)
 
 
 def _refuse_hot(step: PullLayer, record: Record) -> None:
-    """Raise NotSupported if the guest reads its base from memory: QEMU would write that name, which a restart ends, into the layer."""
+    """Raise NotSupported if the guest reads its base from memory: QEMU would write that name, which a restart
+    ends, into the layer.
+    """
     if not record.reads_hot or layout.is_number(step.backing):
         return
-    if any(os.path.basename(os.path.dirname(below)) == record.of_image.base_name for below in domain.below(step.domain, step.target)):
-        why = f"{step.domain} reads the base of disk {record.disk} from memory, and nothing else lies below the snapshot"
+    if any(
+        os.path.basename(os.path.dirname(below)) == record.of_image.base_name
+        for below in domain.below(step.domain, step.target)
+    ):
+        why = (
+            f"{step.domain} reads the base of disk {record.disk} from memory, and nothing else lies "
+            f"below the snapshot"
+        )
         raise NotSupported(f"{why}: it can be deleted while the VM is off")
 
 
 def drop_strays(step: DropStrays, planned: Planned) -> None:
-    """Remove what snapshots that failed have left; never what the guest writes to, nor what anything lies over."""
+    """Remove what snapshots that failed have left; never what the guest writes to, nor what anything lies
+    over.
+    """
     record = records.record_of(step.disk)
     folder = folder_of(record)
     active = record.path
@@ -210,11 +247,16 @@ def drop_strays(step: DropStrays, planned: Planned) -> None:
         active = block_jobs.find(step.domain, active)[1]
     keep = {*step.known, int(os.path.basename(active)), int(os.path.basename(record.path))}
     if step.domain:
-        # libvirt knows a layer that the guest has open by one of its names, which need not be the one in a header.
+        # libvirt knows a layer that the guest has open by one of its names, which need not be the one in a
+        # header.
         keep |= block_jobs.opened(step.domain, folder)
     while True:
         names = {int(name) for name in os.listdir(folder) if layout.is_number(name)}
-        raw = {number for number in names if os.path.samefile(f"{folder}/{number}", active)} if record.format == "raw" else set()
+        raw = (
+            {number for number in names if os.path.samefile(f"{folder}/{number}", active)}
+            if record.format == "raw"
+            else set()
+        )
         below = {layers.backing_of(f"{folder}/{number}")[0] for number in names - raw}
         strays = [number for number in sorted(names - keep, reverse=True) if str(number) not in below]
         if not strays:
@@ -233,7 +275,11 @@ def drop_layer(step: DropLayer) -> None:
         raise BadRecord(f"layer {step.layer} in {folder} is the active one")
     for number in layers.numbered(folder):
         is_raw = number == int(os.path.basename(record.path)) and record.format == "raw"
-        if not is_raw and number != step.layer and layers.backing_of(f"{folder}/{number}")[0] == str(step.layer):
+        if (
+            not is_raw
+            and number != step.layer
+            and layers.backing_of(f"{folder}/{number}")[0] == str(step.layer)
+        ):
             raise BadRecord(f"layer {number} in {folder} still lies over {step.layer}")
     files.unlink(f"{folder}/{step.layer}")
     in_memory.settle(folder)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A diff that was never moved to where its VM is made anew (`onevm recover --recreate`): a host that was away may have it still.
+"""A diff that was never moved to where its VM is made anew (`onevm recover --recreate`): a host that was away
+may have it still.
 
-Its image waits for that very disk, at an earlier SEQ. Without an epoch that host's directory would pass for one that was moved away, which
-holds nothing that is nowhere else, and go with what was not committed. So one is noted before the image waits for another disk, or
-for none.
+Its image waits for that very disk, at an earlier SEQ. Without an epoch that host's directory would pass for
+one that was moved away, which holds nothing that is nowhere else, and go with what was not committed. So one
+is noted before the image waits for another disk, or for none.
 """
 
 from __future__ import annotations
@@ -26,4 +27,6 @@ def owner(disk: DiskRef, image: ImageRef, seq: int) -> Owner | None:
         return None  # whoever claims it says so
     if before is None or before.epoch >= seq:
         return None
-    return before if (before.vm, before.disk, before.cloud) == (disk.vm, disk.disk, image.access.cloud) else None
+    return (
+        before if (before.vm, before.disk, before.cloud) == (disk.vm, disk.disk, image.access.cloud) else None
+    )

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bases of a VM that is about to boot, where the device on which they lay is not there: had again, on another one.
+"""The bases of a VM that is about to boot, where the device on which they lay is not there: had again, on
+another one.
 
-What its disks lie over are bases of known generations, each of which is the hash of its content: whoever has that, the store or
-another host, gives it, and every extent is verified. The lease then stands where it stood, and no header says anything else.
+What its disks lie over are bases of known generations, each of which is the hash of its content: whoever has
+that, the store or another host, gives it, and every extent is verified. The lease then stands where it stood,
+and no header says anything else.
 
-What cannot be had is only told of: the VM may run, and only its CONTEXT be made anew. Who boots it is refused (vmm/records.py).
+What cannot be had is only told of: the VM may run, and only its CONTEXT be made anew. Who boots it is refused
+(vmm/records.py).
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ from . import on_devices, records
 
 
 def replace(vm: int, vm_dir: str, ask: room.Ask | None, warn: Callable[[str], None]) -> None:
-    """Have the bases again without which disks of the VM cannot be opened; `warn` is told why one cannot be had."""
+    """Have the bases again without which disks of the VM cannot be opened; `warn` is told why one cannot be
+    had.
+    """
     root = cache.root_of(vm_dir)
     if not devices.registered(root):
         return
@@ -36,14 +41,19 @@ def replace(vm: int, vm_dir: str, ask: room.Ask | None, warn: Callable[[str], No
             try:
                 ensure(root, record.of_image, ask, (vm, record.disk), want=room.FOR_THIS)
             except SemisharedError as e:
-                warn(f"the base of disk {record.disk} lay on a device that is not there, and cannot be had again: {e.line()}")
+                warn(
+                    f"the base of disk {record.disk} lay on a device that is not there, and "
+                    f"cannot be had again: {e.line()}"
+                )
             if files.is_absent(vm_dir):
                 # The VM was deleted meanwhile.
                 cache.release(root, vm, record.disk)
 
 
 def _is_lost(root: str, vm: int, record: Record) -> bool:
-    """Tell whether a disk has no lease on what it lies over, and that is, or was, on a device that is not there."""
+    """Tell whether a disk has no lease on what it lies over, and that is, or was, on a device that is not
+    there.
+    """
     if not record.place.leases or record.image is None:
         return False
     base = cache.named(root, record.image, record.image.generation)

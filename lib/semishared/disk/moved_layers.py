@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers of a disk go to another device of their host's pool (base/moving.py): all of them, by one rename of disk.N.snap.
-Those of a disk that a running guest has open go as in moved_live.py.
+"""The layers of a disk go to another device of their host's pool (base/moving.py): all of them, by one rename
+of disk.N.snap. Those of a disk that a running guest has open go as in moved_live.py.
 
     disk.N.snap -> A/layers/V-N-x        B/layers/V-N-y, a copy, is made        disk.N.snap -> B/layers/V-N-y
 
-oned knows nothing of this, and may begin anything with the VM meanwhile: as in detach.py nobody is ended for it who is at work on the
-disks, oned is asked when they are ours, and whatever it begins after that ends us. What does not come here first (a restore) is
-seen: layers that are not as they were before they were copied are not switched.
+oned knows nothing of this, and may begin anything with the VM meanwhile: as in detach.py nobody is ended for
+it who is at work on the disks, oned is asked when they are ours, and whatever it begins after that ends us.
+What does not come here first (a restore) is seen: layers that are not as they were before they were copied
+are not switched.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from .history import UNKNOWN
 
 
 def held(step: ListHeld) -> list[dict[str, object]]:
-    """Return the layers of disks that are on devices: {"part", "name", "device", "bytes", "vm", "disk", "vm_dir", "classes"}.
+    """Return the layers of disks that are on devices: {"part", "name", "device", "bytes", "vm", "disk",
+    "vm_dir", "classes"}.
 
     Not of VMs in what does not answer.
     """
@@ -44,15 +46,30 @@ def held(step: ListHeld) -> list[dict[str, object]]:
             for own, link in links.items():
                 said = layout_devices.layers_named(link.name)
                 if said and (layout.is_number(name) or layout.beside_named(name)):
-                    size = on_devices.allocated(f"{directory}/{own}") if os.path.isdir(f"{directory}/{own}") else 0
-                    row: dict[str, object] = {"part": LAYERS, "name": link.name, "device": link.uuid, "bytes": size}
+                    size = (
+                        on_devices.allocated(f"{directory}/{own}")
+                        if os.path.isdir(f"{directory}/{own}")
+                        else 0
+                    )
+                    row: dict[str, object] = {
+                        "part": LAYERS,
+                        "name": link.name,
+                        "device": link.uuid,
+                        "bytes": size,
+                    }
                     classes = wanted.get(str(said[1]), [])
-                    found.append({**row, "vm": said[0], "disk": said[1], "vm_dir": directory, "classes": classes})
+                    found.append(
+                        {**row, "vm": said[0], "disk": said[1], "vm_dir": directory, "classes": classes}
+                    )
     return found
 
 
-def move(step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell, *, is_urgent: bool = False) -> dict[str, object]:
-    """Move the layers of a disk; report {"bytes", "seconds", "error", "id"}: of what is wrong its line, nothing is raised."""
+def move(
+    step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell, *, is_urgent: bool = False
+) -> dict[str, object]:
+    """Move the layers of a disk; report {"bytes", "seconds", "error", "id"}: of what is wrong its line,
+    nothing is raised.
+    """
     with outcome.told(bytes=0) as answer:
         disk = step.disk
         moving.begin(cache.root_of(disk.vm_dir), is_urgent=is_urgent)
@@ -68,7 +85,8 @@ def move(step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell, *, is_
 def spill(step: MoveLayers, tell: Tell) -> dict[str, object]:
     """Move the layers of a disk that its guest has open, as `move`, where nobody can ask oned.
 
-    Only of a VM in which nothing is under way that anybody has noted, but for a move like this that was killed.
+    Only of a VM in which nothing is under way that anybody has noted, but for a move like this that was
+    killed.
     """
     vm_dir = step.disk.vm_dir
 
@@ -100,7 +118,9 @@ def _moved(step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell) -> i
     if was and left and was.name != step.name == left.name:
         return 0  # A move that was killed had come so far that it has been ended there.
     if was is None or was.name != step.name:
-        raise CannotMove(f"the layers of disk {disk.disk} of VM {disk.vm} are not on the device any more where they were")
+        raise CannotMove(
+            f"the layers of disk {disk.disk} of VM {disk.vm} are not on the device any more where they were"
+        )
     if on_devices.is_away(folder):
         on_devices.check_disk(disk.vm_dir, disk.disk)
     size = on_devices.allocated(folder)
@@ -128,7 +148,9 @@ def _moved(step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell) -> i
 
 
 def _refuse_opened(disk: DiskRef, folder: str) -> None:
-    """Raise CannotMove if a guest has layers open after all: a guest that is idle changes none of them, and would write to what is gone."""
+    """Raise CannotMove if a guest has layers open after all: a guest that is idle changes none of them, and
+    would write to what is gone.
+    """
     for name in sorted(os.listdir(folder)):
         if image_locks.is_open(f"{folder}/{name}"):
             what = f"disk {disk.disk} of VM {disk.vm} open, which is to be off"
@@ -136,9 +158,15 @@ def _refuse_opened(disk: DiskRef, folder: str) -> None:
 
 
 def _goes_on(step: MoveLayers) -> bool:
-    """Tell whether a move of this disk under its guest that was killed can be gone on with: all is undone of it but its delta."""
+    """Tell whether a move of this disk under its guest that was killed can be gone on with: all is undone of
+    it but its delta.
+    """
     vm_dir = step.disk.vm_dir
-    if not step.domain or not active_layer.moves(vm_dir) or [record.disk for record in active_layer.noted(vm_dir)] != [step.disk.disk]:
+    if (
+        not step.domain
+        or not active_layer.moves(vm_dir)
+        or [record.disk for record in active_layer.noted(vm_dir)] != [step.disk.disk]
+    ):
         return False
     rest.wake(vm_dir, step.domain)
     return domain.state(step.domain) in ("running", "paused") and deltas.keep(vm_dir, step.domain)
@@ -152,7 +180,9 @@ def switch(folder: str, new: Link) -> None:
 
 
 def _discard_unlinked(root: str, disk: DiskRef) -> None:
-    """Remove what killed moves of this disk have left: the turn is ours, and whoever makes a place makes its link first."""
+    """Remove what killed moves of this disk have left: the turn is ours, and whoever makes a place makes its
+    link first.
+    """
     try:
         linked = devices.layers_links(os.path.dirname(root), disk.disk)
     except ToolTimeout:

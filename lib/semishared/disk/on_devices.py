@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers of a VM's disks on the devices of its host's pool: <VMDIR>/disk.N.snap is a link there (model/layout_devices.py).
+"""The layers of a VM's disks on the devices of its host's pool: <VMDIR>/disk.N.snap is a link there
+(model/layout_devices.py).
 
-Of two directories of VMs no two links lead to one place: a directory goes with all to which its links lead. It is sent, and copied,
-by its content; who receives it gives it places of its own.
+Of two directories of VMs no two links lead to one place: a directory goes with all to which its links lead.
+It is sent, and copied, by its content; who receives it gives it places of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,15 @@ import os
 from typing import Any, Collection, Iterator, Mapping
 
 from ..base import cache, device_label, device_state, devices, hung
-from ..errors import CannotMove, DeviceMissing, LostWithMemory, NoDeviceOfClass, SemisharedError, UnexpectedFile, UnexpectedLink
+from ..errors import (
+    CannotMove,
+    DeviceMissing,
+    LostWithMemory,
+    NoDeviceOfClass,
+    SemisharedError,
+    UnexpectedFile,
+    UnexpectedLink,
+)
 from ..model import layout, layout_delta, layout_devices
 from ..model.device_class import MEMORY, NOTHING, Want
 from ..model.layout_devices import LAYERS, Link
@@ -34,7 +43,9 @@ def links(directory: str) -> dict[str, Link]:
 
 
 def is_own(directory: str, name: str, target: str, vm: int) -> bool:
-    """Tell whether a link in a VM's directory leads to its layers on a device; raise UnexpectedFile if not only files are there."""
+    """Tell whether a link in a VM's directory leads to its layers on a device; raise UnexpectedFile if not
+    only files are there.
+    """
     link, disk = layout_devices.linked(target), layout.disk_named(layout.disk_of(name))
     if disk is None:
         disk = layout_devices.left_named(name)
@@ -60,11 +71,15 @@ def check(directory: str) -> None:
 def check_written(directory: str, disk: int) -> None:
     """Raise DeviceMissing if a device is not there with the layers of which a disk's record speaks.
 
-    Of a disk that is about to leave its device under its guest (guest/device_switch.py) these are those that it leaves, as long as the
-    record names the delta there; of what the other device has nothing is missed then.
+    Of a disk that is about to leave its device under its guest (guest/device_switch.py) these are those that
+    it leaves, as long as the record names the delta there; of what the other device has nothing is missed
+    then.
     """
     folder = layout.layers(layout.disk(directory, disk))
-    left, named = layout_devices.left(folder), str((files.read_json(layout.record(directory, disk)) or {}).get("path", ""))
+    left, named = (
+        layout_devices.left(folder),
+        str((files.read_json(layout.record(directory, disk)) or {}).get("path", "")),
+    )
     own = left if layout_delta.is_delta(named) and os.path.lexists(left) else folder
     link = devices.link_of(own)
     if link and not os.path.isdir(own):
@@ -72,7 +87,8 @@ def check_written(directory: str, disk: int) -> None:
 
 
 def listed(folder: str) -> list[str]:
-    """Return the names in a directory of layers, at one moment; raise DeviceMissing if it is on a device that is not there then.
+    """Return the names in a directory of layers, at one moment; raise DeviceMissing if it is on a device that
+    is not there then.
 
     Not of one that is looked at name by name while others put it aside (base/hung.py), or take it back.
     """
@@ -83,7 +99,11 @@ def listed(folder: str) -> list[str]:
         link = devices.link_of(folder)
         if link is None:
             return []
-        raise _missing(cache.root_of(os.path.dirname(folder)), f"the layers of {os.path.basename(layout.disk_of(folder))}", link) from None
+        raise _missing(
+            cache.root_of(os.path.dirname(folder)),
+            f"the layers of {os.path.basename(layout.disk_of(folder))}",
+            link,
+        ) from None
 
 
 def is_away(path: str) -> bool:
@@ -93,7 +113,9 @@ def is_away(path: str) -> bool:
 
 
 def check_disk(directory: str, disk: int) -> None:
-    """Raise DeviceMissing if a device is not well on which layers of this disk lie, or not there with the base below it."""
+    """Raise DeviceMissing if a device is not well on which layers of this disk lie, or not there with the
+    base below it.
+    """
     root, own = cache.root_of(directory), layout.layers(layout.disk_name(disk))
     link = devices.link_of(f"{directory}/{own}")
     hung.look(root, (link.uuid,) if link else ())
@@ -116,7 +138,9 @@ def _missing(root: str, which: str, link: Link) -> SemisharedError:
         where = link.uuid
     if is_lost(root, link):
         here = os.uname().nodename
-        return LostWithMemory(f"{which} lay in memory of {here}, {where}, which is empty since the host was started again")
+        return LostWithMemory(
+            f"{which} lay in memory of {here}, {where}, which is empty since the host was started again"
+        )
     wrong = device_state.state(root, link.uuid)
     what = f"is {wrong}" if wrong else "has nothing of it any more"
     return DeviceMissing(f"{which}: on the device {where} of {os.uname().nodename}, which {what}")
@@ -125,11 +149,14 @@ def _missing(root: str, which: str, link: Link) -> SemisharedError:
 def is_lost(root: str, link: Link) -> bool:
     """Tell whether what a link leads to was in memory, and is not there any more though the device is."""
     device = layout_devices.device(root, link.uuid)
-    return device_label.read(device).get("class") == MEMORY and not os.path.isdir(layout_devices.directory(root, link))
+    return device_label.read(device).get("class") == MEMORY and not os.path.isdir(
+        layout_devices.directory(root, link)
+    )
 
 
 def place(vm_dir: str, vm: int, disk: int, expected: int, near: str = "", want: Want = NOTHING) -> str:
-    """Return where the layers of a disk that is to be made lie on a device, '' if in the VM's directory; the caller holds the VM.
+    """Return where the layers of a disk that is to be made lie on a device, '' if in the VM's directory; the
+    caller holds the VM.
 
     What has a place keeps it, unless its device is gone.
     """
@@ -146,7 +173,9 @@ def _note(vm_dir: str, disk: int, expected: int) -> None:
     placed.note(cache.root_of(vm_dir), layout.layers(layout.disk(vm_dir, disk)), expected)
 
 
-def _placed(vm_dir: str, vm: int, disk: int, expected: int, near: str, want: Want, coming: Mapping[str, int]) -> str:
+def _placed(
+    vm_dir: str, vm: int, disk: int, expected: int, near: str, want: Want, coming: Mapping[str, int]
+) -> str:
     """As place; `coming`: bytes that are about to come to devices, by their UUIDs, and are not noted yet."""
     folder = layout.layers(layout.disk(vm_dir, disk))
     link = devices.link_of(folder)
@@ -163,7 +192,9 @@ def _placed(vm_dir: str, vm: int, disk: int, expected: int, near: str, want: Wan
         with promises.held(cache.root_of(vm_dir)):
             hot.make_way(cache.root_of(vm_dir), want.most)
     name = layout_devices.layers_name(vm, disk, os.urandom(6).hex())
-    if devices.make(cache.root_of(vm_dir), folder, LAYERS, name, f"{vm}-{disk}", expected, near, want, coming):
+    if devices.make(
+        cache.root_of(vm_dir), folder, LAYERS, name, f"{vm}-{disk}", expected, near, want, coming
+    ):
         return folder
     if link:
         files.unlink(folder)
@@ -171,7 +202,9 @@ def _placed(vm_dir: str, vm: int, disk: int, expected: int, near: str, want: Wan
 
 
 def give_up(folder: str) -> None:
-    """Remove a place on a device that turned out to have no room, if nothing is in it: who tries again gets another."""
+    """Remove a place on a device that turned out to have no room, if nothing is in it: who tries again gets
+    another.
+    """
     if not os.listdir(folder):
         devices.remove(folder)
 
@@ -197,7 +230,9 @@ def fsync_tree(directory: str) -> None:
 
 
 def remove_tree(directory: str) -> None:
-    """Remove a directory that was a VM's, with what is on devices first; what is on one that is away is left over there."""
+    """Remove a directory that was a VM's, with what is on devices first; what is on one that is away is left
+    over there.
+    """
     for name in links(directory):
         devices.remove(f"{directory}/{name}")
     files.remove_tree(directory)
@@ -210,30 +245,45 @@ def remove(disk_path: str) -> None:
 
 
 def _own(directory: str) -> dict[str, Link]:
-    """Return the links to devices in a directory that is to go as it is; raise DeviceMissing, CannotMove if one does not lead to all."""
+    """Return the links to devices in a directory that is to go as it is; raise DeviceMissing, CannotMove if
+    one does not lead to all.
+    """
     own = links(directory)
     leaving = [name for name in own if layout_devices.left_named(name) is not None]
     if leaving:
-        raise CannotMove(f"{leaving[0]} of {directory} on {os.uname().nodename}: those layers are about to leave their device")
+        raise CannotMove(
+            f"{leaving[0]} of {directory} on {os.uname().nodename}: those layers are about to "
+            f"leave their device"
+        )
     check(directory)
     return own
 
 
 def members(directory: str) -> list[str]:
-    """Return what tar is to archive of a VM's directory, as paths below it: of a link to a device the layers; raise DeviceMissing."""
+    """Return what tar is to archive of a VM's directory, as paths below it: of a link to a device the layers;
+    raise DeviceMissing.
+    """
     own = _own(directory)
     if not own:
         return ["."]
     names = [f"./{name}" for name in sorted(os.listdir(directory)) if name not in own]
-    return names + [f"./{name}/{layer}" for name in own for layer in sorted(os.listdir(f"{directory}/{name}"))]
+    return names + [
+        f"./{name}/{layer}" for name in own for layer in sorted(os.listdir(f"{directory}/{name}"))
+    ]
 
 
 def prepare(
-    directory: str, vm: int, disks: Collection[int], wants: Mapping[int, Want] = NO_WANTS, sizes: Mapping[int, int] = NO_BYTES
+    directory: str,
+    vm: int,
+    disks: Collection[int],
+    wants: Mapping[int, Want] = NO_WANTS,
+    sizes: Mapping[int, int] = NO_BYTES,
 ) -> dict[str, str]:
-    """Give the disks of a directory that is to arrive places on devices; return the links that were made, with what they say.
+    """Give the disks of a directory that is to arrive places on devices; return the links that were made,
+    with what they say.
 
-    `sizes`: the bytes that come with each; the largest is placed first, and each after what those before it will take.
+    `sizes`: the bytes that come with each; the largest is placed first, and each after what those before it
+    will take.
     """
     coming: dict[str, int] = {}
     for disk in sorted(disks, key=lambda disk: (-sizes.get(disk, 0), disk)):
@@ -247,8 +297,14 @@ def prepare(
 
 
 def arrived(directory: str, made: dict[str, str]) -> None:
-    """See that nothing in what arrived leads to a place on a device that was not made for it; take places that nothing came to."""
-    for name in [name for name in os.listdir(directory) if layout.are_layers(name) and os.path.islink(f"{directory}/{name}")]:
+    """See that nothing in what arrived leads to a place on a device that was not made for it; take places
+    that nothing came to.
+    """
+    for name in [
+        name
+        for name in os.listdir(directory)
+        if layout.are_layers(name) and os.path.islink(f"{directory}/{name}")
+    ]:
         path = f"{directory}/{name}"
         if os.readlink(path) != made.get(name):
             target = os.readlink(path)
@@ -256,7 +312,10 @@ def arrived(directory: str, made: dict[str, str]) -> None:
             if name in made:
                 # For who removes the directory, to find the place that was made.
                 os.symlink(made[name], path)
-            raise UnexpectedLink(f"{name} of VM directory {directory} on {os.uname().nodename} came as a symbolic link to {target}")
+            raise UnexpectedLink(
+                f"{name} of VM directory {directory} on {os.uname().nodename} came as a symbolic "
+                f"link to {target}"
+            )
         if not os.listdir(path):
             devices.remove(path)
 
@@ -278,7 +337,9 @@ def copy(source: str, directory: str, vm: int) -> None:
 
 
 def _as_before(source: str, disk: int) -> Want:
-    """Return what a disk wants of its new place, as its record in the directory `source` has it, with a layer for a move of its guest."""
+    """Return what a disk wants of its new place, as its record in the directory `source` has it, with a layer
+    for a move of its guest.
+    """
     record, folder = records.as_found(source, disk), layout.layers(layout.disk(source, disk))
     if record is None or not record.classes:
         return NOTHING

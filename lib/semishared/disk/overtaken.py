@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is what this host has of a VM still the VM's? Not if the host was given up for lost, and another one has taken the VM over.
+"""Is what this host has of a VM still the VM's? Not if the host was given up for lost, and another one has
+taken the VM over.
 
-The directory says of which SEQ of the VM's history it is (vm_dir.py). Who takes a VM over notes the SEQ from which on it
-counts, its epoch, in each store that the VM has an image of; a VM that nobody ever took over has none. So a host that comes
-back sees it before it starts what it has, sends it or saves it, whatever it is told to do.
+The directory says of which SEQ of the VM's history it is (vm_dir.py). Who takes a VM over notes the SEQ from
+which on it counts, its epoch, in each store that the VM has an image of; a VM that nobody ever took over has
+none. So a host that comes back sees it before it starts what it has, sends it or saves it, whatever it is
+told to do.
 """
 
 from __future__ import annotations
@@ -28,12 +30,18 @@ HANGS = -2
 
 
 def check(vm: int, directory: str, given: Optional[Mapping[int, Given]] = None) -> str:
-    """Raise StaleDirectory if a VM directory is older than the VM's epoch; return why that cannot be told, '' if it can.
+    """Raise StaleDirectory if a VM directory is older than the VM's epoch; return why that cannot be told, ''
+    if it can.
 
-    A store that is not to be reached, or hangs, is no reason to refuse: a VM on the host's own disks runs without it.
+    A store that is not to be reached, or hangs, is no reason to refuse: a VM on the host's own disks runs
+    without it.
     """
     seq, found = seq_of(directory), _images(directory, given)
-    unknown = f"whether another host has taken VM {vm} over cannot be told: a record in {directory} cannot be read" if None in found else ""
+    unknown = (
+        f"whether another host has taken VM {vm} over cannot be told: a record in {directory} cannot be read"
+        if None in found
+        else ""
+    )
     for image in filter(None, found):
         try:
             epoch = unless_it_hangs(partial(_epoch, image, vm), HANGS)
@@ -41,16 +49,21 @@ def check(vm: int, directory: str, given: Optional[Mapping[int, Given]] = None) 
             unknown = f"whether another host has taken VM {vm} over cannot be told: {e}"
             continue
         if epoch == HANGS:
-            unknown = f"whether another host has taken VM {vm} over cannot be told: {image.root or image.source} does not answer"
+            unknown = (
+                f"whether another host has taken VM {vm} over cannot be told: "
+                f"{image.root or image.source} does not answer"
+            )
         if epoch > seq:
             raise StaleDirectory(
-                f"{directory} on {os.uname().nodename} is of SEQ {seq} of VM {vm}'s history; at SEQ {epoch} another host took the VM over"
+                f"{directory} on {os.uname().nodename} is of SEQ {seq} of VM {vm}'s history; at "
+                f"SEQ {epoch} another host took the VM over"
             )
     return unknown
 
 
 def _images(directory: str, given: Optional[Mapping[int, Given]]) -> list[ImageRef | None]:
-    """Return the images that the disks of a VM directory were made from: of a mounted store one will do. None for what cannot be read.
+    """Return the images that the disks of a VM directory were made from: of a mounted store one will do. None
+    for what cannot be read.
 
     Where oned has said what it has `given` the VM, oned's alone.
     """
@@ -61,7 +74,13 @@ def _images(directory: str, given: Optional[Mapping[int, Given]]) -> list[ImageR
     found: dict[str, ImageRef | None] = {}
     for number in [number for number in map(layout.recorded, names) if number is not None]:
         try:
-            image = _image(directory, number) if given is None else given[number].image if number in given else None
+            image = (
+                _image(directory, number)
+                if given is None
+                else given[number].image
+                if number in given
+                else None
+            )
         except (OSError, BadRecord):
             found[""] = None  # why, whoever works on that disk says
             continue

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records of a VM's disks as files: `<VMDIR>/.semishared/disk.<N>.json`. What is in them: model/record.py."""
+"""The records of a VM's disks as files: `<VMDIR>/.semishared/disk.<N>.json`. What is in them:
+model/record.py.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
     from ..model.acquired import Given
 
 given: dict[int, dict[int, Given]] = {}
-"""By VM, what oned has given it as its disks, as the front-end said with this plan: what its records say is compared with that."""
+"""By VM, what oned has given it as its disks, as the front-end said with this plan: what its records say is
+compared with that.
+"""
 
 
 def write_record(vm_dir: str, record: Record) -> None:
@@ -26,14 +30,16 @@ def write_record(vm_dir: str, record: Record) -> None:
 
 
 def as_found(vm_dir: str, disk: int) -> Record | None:
-    """Return the record of a disk, None if it has none; raise BadRecord if it cannot be read, ForeignImage if oned has another image for
-    the disk. Where it is of is not looked at.
+    """Return the record of a disk, None if it has none; raise BadRecord if it cannot be read, ForeignImage if
+    oned has another image for the disk. Where it is of is not looked at.
     """
     data = files.read_json(layout.record(vm_dir, disk))
     try:
         found = None if data is None else Record.from_data(data, disk)
     except BadRecord as e:
-        raise BadRecord(f"{layout.record(vm_dir, disk)} on {os.uname().nodename} cannot be understood: {e.detail}") from None
+        raise BadRecord(
+            f"{layout.record(vm_dir, disk)} on {os.uname().nodename} cannot be understood: {e.detail}"
+        ) from None
     if not found or not given or (vm := _vm_of(vm_dir)) not in given:
         return found
     own = layout.beside_named(os.path.basename(vm_dir))
@@ -46,25 +52,36 @@ def as_found(vm_dir: str, disk: int) -> Record | None:
 
 
 def _vm_of(vm_dir: str) -> int:
-    """Return whose a VM directory is by its name, also one on its way (beside.py); -1 if that says nothing."""
+    """Return whose a VM directory is by its name, also one on its way (beside.py); -1 if that says
+    nothing.
+    """
     name = os.path.basename(vm_dir)
     own = layout.beside_named(name)
     return own.vm if own else int(name) if layout.is_number(name) else -1
 
 
 def may_commit(vm_dir: str, disk: int) -> bool:
-    """Tell whether a record that nobody understands here may be that of a diff: a newer version wrote it, it says so, or nothing."""
+    """Tell whether a record that nobody understands here may be that of a diff: a newer version wrote it, it
+    says so, or nothing.
+    """
     try:
         data = files.read_json(layout.record(vm_dir, disk)) or {}
     except BadRecord:
         return True
     version = data.get("version")
     # In any other state of a file it may have been anything.
-    return type(version) is not int or version > VERSION or data.get("how") not in PLACES or data["how"] == DIFF.name
+    return (
+        type(version) is not int
+        or version > VERSION
+        or data.get("how") not in PLACES
+        or data["how"] == DIFF.name
+    )
 
 
 def read_record(vm_dir: str, disk: int) -> Record | None:
-    """Return the record of a disk, None if it has none; raise BadRecord if it cannot be understood, or names a strange place."""
+    """Return the record of a disk, None if it has none; raise BadRecord if it cannot be understood, or names
+    a strange place.
+    """
     record = as_found(vm_dir, disk)
     if record is None:
         return None
@@ -76,7 +93,9 @@ def record_of(disk: DiskRef) -> Record:
     """Return the record of a disk; raise BadRecord if it has none."""
     record = read_record(disk.vm_dir, disk.disk)
     if record is None:
-        raise BadRecord(f"disk {disk.disk} of VM {disk.vm} has no record in {disk.vm_dir} on {os.uname().nodename}")
+        raise BadRecord(
+            f"disk {disk.disk} of VM {disk.vm} has no record in {disk.vm_dir} on {os.uname().nodename}"
+        )
     return record
 
 
@@ -92,7 +111,10 @@ def numbers(vm_dir: str) -> list[int]:
 def must_be_there(vm_dir: str, disk: int) -> None:
     """Raise BadRecord if a disk has no record."""
     if not os.path.lexists(layout.record(vm_dir, disk)):
-        raise BadRecord(f"{layout.record(vm_dir, disk)} on {os.uname().nodename} is not there, and the disk that it is of is")
+        raise BadRecord(
+            f"{layout.record(vm_dir, disk)} on {os.uname().nodename} is not there, and the disk "
+            f"that it is of is"
+        )
 
 
 def records(vm_dir: str) -> list[Record]:
@@ -110,14 +132,20 @@ def check_place(record: Record, vm: int) -> None:
         good = own is not None and own.disk == record.disk
     else:
         source = record.image.source if record.image else ""
-        good = source.startswith("/") and ".." not in source.split("/") and record.path in _on_store(source, vm, record)
+        good = (
+            source.startswith("/")
+            and ".." not in source.split("/")
+            and record.path in _on_store(source, vm, record)
+        )
     if not good:
         named = f"names {record.path!r}, which is none of its places"
         raise BadRecord(f"the record of disk {record.disk} of VM {vm} on {os.uname().nodename} {named}")
 
 
 def _on_store(source: str, vm: int, record: Record) -> tuple[str, ...]:
-    """Return the places on a store that a disk from the image `source` can have; of a clone's layers the one of the record."""
+    """Return the places on a store that a disk from the image `source` can have; of a clone's layers the one
+    of the record.
+    """
     directory, name = os.path.split(os.path.normpath(source))
     side, clone = f"{directory}/{layout_store.side(name)}", layout.plain(record.path)
     said = layout_store.clone_named(os.path.basename(clone))
@@ -126,6 +154,8 @@ def _on_store(source: str, vm: int, record: Record) -> tuple[str, ...]:
 
 
 def on_store(record: Record) -> dict[str, object]:
-    """Return which image of a store that has a bridge a disk is, for the front-end to go on with there; {} for any other disk."""
+    """Return which image of a store that has a bridge a disk is, for the front-end to go on with there; {}
+    for any other disk.
+    """
     image = record.bridged
     return {"on_store": image.to_data(), "how": record.how, "readonly": record.readonly} if image else {}

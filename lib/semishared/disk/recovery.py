@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What killed actions have left begun in a guest, or in the disks of one that died with them: told by their notes, and ended.
+"""What killed actions have left begun in a guest, or in the disks of one that died with them: told by their
+notes, and ended.
 
 Whoever is to act on the disks has the turn (guest/job_lock.py) and begins with `recover`.
 """
@@ -22,7 +23,8 @@ from . import on_devices, records
 def recover(vm_dir: str, name: str) -> None:
     """End what a killed action has left in the guest: a rest, jobs; `name` is '' when no guest runs.
 
-    Raise DeviceMissing if a device is not there on which something has been left begun; but for the rest nothing is changed then.
+    Raise DeviceMissing if a device is not there on which something has been left begun; but for the rest
+    nothing is changed then.
     """
     rest.wake(vm_dir, name)
     rest.tidy(vm_dir)
@@ -54,7 +56,9 @@ def recover(vm_dir: str, name: str) -> None:
 
 @contextmanager
 def ended_on_failure(vm_dir: str, name: str) -> Iterator[None]:
-    """End what the block has begun when it fails, if that can be done at once; else whoever comes next does."""
+    """End what the block has begun when it fails, if that can be done at once; else whoever comes next
+    does.
+    """
     try:
         yield
     except Exception:
@@ -76,9 +80,11 @@ def _release(vm_dir: str, disks: list[int]) -> None:
 
 
 def check_there(vm_dir: str) -> None:
-    """Raise DeviceMissing if a device is not there with the layers of a disk on which something has been left begun.
+    """Raise DeviceMissing if a device is not there with the layers of a disk on which something has been left
+    begun.
 
-    What is not seen there would be taken for ended, and what a guest has written last be lost when the device is back.
+    What is not seen there would be taken for ended, and what a guest has written last be lost when the device
+    is back.
     """
     jobs = [disk for disk in map(layout.job_noted, left(vm_dir)) if disk is not None]
     disks = {disk for disk in jobs if "layer" in (files.read_json(layout.job_note(vm_dir, disk)) or {})}
@@ -102,7 +108,9 @@ def left(vm_dir: str) -> list[str]:
 
 
 def _put_back(vm_dir: str, disk: int, job: dict[str, object]) -> None:
-    """Put a layer back over what it lay over before a pull that its QEMU did not live to finish (guest/block_jobs.py)."""
+    """Put a layer back over what it lay over before a pull that its QEMU did not live to finish
+    (guest/block_jobs.py).
+    """
     below, record = str(job.get("below", "")), records.read_record(vm_dir, disk)
     if "layer" not in job or not record:
         return
@@ -115,7 +123,9 @@ def _put_back(vm_dir: str, disk: int, job: dict[str, object]) -> None:
 
 
 def _tidy(vm_dir: str, disk: int, job: dict[str, object]) -> None:
-    """Remove what a pull has left beside its layer: empty layers for libvirt to look into, and its note on a store."""
+    """Remove what a pull has left beside its layer: empty layers for libvirt to look into, and its note on a
+    store.
+    """
     record, numbers = records.read_record(vm_dir, disk), job.get("stand_ins")
     if not record or not isinstance(numbers, list):
         return

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks that read from the store what their guests have not written (`remote-first`): layers on the host, the lowest over the image.
+"""Disks that read from the store what their guests have not written (`remote-first`): layers on the host, the
+lowest over the image.
 
     disk.N.snap/0  over  <datastore>/.semishared/NAME/image -> ../../NAME
-                   or    POOL/IMAGE@SNAPSHOT, which libvirt and qemu-img are told in full: of what a header names of it only
+                   or    POOL/IMAGE@SNAPSHOT, which libvirt and qemu-img are told in full: of what a header
+                   names of it only
                          that it is on the network counts
 
-As long as a VM has such a disk oned keeps the image in use, so that no session begins on it: its content stays what it is.
+As long as a VM has such a disk oned keeps the image in use, so that no session begins on it: its content
+stays what it is.
 """
 
 from __future__ import annotations
@@ -49,7 +52,9 @@ def link_of(record: Record) -> str:
 
 
 def lies_over_it(record: Record, path: str, trouble: str) -> bool:
-    """Tell whether a layer that has `trouble` lies over what its record names; let its header name that, and nothing more."""
+    """Tell whether a layer that has `trouble` lies over what its record names; let its header name that, and
+    nothing more.
+    """
     name, format = layers.backing_of(path)
     if trouble != layers.outside(name):
         return False
@@ -64,8 +69,8 @@ def lies_over_it(record: Record, path: str, trouble: str) -> bool:
 def name_in_full(record: Record, path: str, *, is_open: bool) -> None:
     """Let the lowest layer below `path` name in its header as whom it is opened, if that is on the network.
 
-    A pull by QEMU leaves a name without the user. Raise NotSupported if it has, and a guest has the layers open (`is_open`):
-    none but its QEMU can change a header then.
+    A pull by QEMU leaves a name without the user. Raise NotSupported if it has, and a guest has the layers
+    open (`is_open`): none but its QEMU can change a header then.
     """
     if not record.over:
         return
@@ -95,7 +100,9 @@ def check(record: Record) -> None:
 
 
 def check_unchanged(record: Record) -> None:
-    """Raise ImageChanged if a disk's image is not any more what the disk lies over: a base of it would be another content."""
+    """Raise ImageChanged if a disk's image is not any more what the disk lies over: a base of it would be
+    another content.
+    """
     image, over = record.of_image, record.over
     if not over:
         content = store.content(image)

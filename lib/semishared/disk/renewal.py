@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Diffs of a VM that is off and about to move: committed, and made empty over what the image is then (plan/moves.py says when).
+"""Diffs of a VM that is off and about to move: committed, and made empty over what the image is then
+(plan/moves.py says when).
 
-Until the move is over the VM may be started again where it is. So each thing is there before the next says that it is:
+Until the move is over the VM may be started again where it is. So each thing is there before the next says
+that it is:
 
     committed        the image has what the disk holds; the disk is as it was, under an empty layer
     leased           the host has the base of the image as it is now, and the disk a lease on it
     layer, record    the disk is an empty layer over that
-    claimed          the image waits for a diff over that; whoever is killed before leaves it to the next commit
+    claimed          the image waits for a diff over that; whoever is killed before leaves it to the next
+    commit
     layers, lease    what nothing lies over any more goes
 
-A disk that gets no further stays as it is, and moves so. Where it goes to a machine that keeps no bases, its own goes along
-(base/carried.py): the image may never be that again.
+A disk that gets no further stays as it is, and moves so. Where it goes to a machine that keeps no bases, its
+own goes along (base/carried.py): the image may never be that again.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ from .epochs import Planned
 
 
 def renew(step: RenewVm, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
-    """Renew the diffs of a VM; return what was done, why a disk stays as it is, and what the directory is then.
+    """Renew the diffs of a VM; return what was done, why a disk stays as it is, and what the directory is
+    then.
 
     Raise MigrationRefused if its guest runs, or may.
     """
@@ -47,9 +51,15 @@ def renew(step: RenewVm, planned: Planned, ask: room.Ask | None) -> dict[str, ob
     found: list[dict[str, object]] = []
     for record in records.records(step.vm_dir):
         # What has its base with it can go on anywhere.
-        if record.place.commits and (step.all or (record.committed is not None and not carried.is_with(record))):
+        if record.place.commits and (
+            step.all or (record.committed is not None and not carried.is_with(record))
+        ):
             found.append(_renewed(DiskRef(step.vm, record.disk, step.vm_dir), step.all, planned, ask))
-    return {"disks": found, "bytes": whereabouts.allocated(step.vm_dir), "bases": whereabouts.bases(step.vm_dir)}
+    return {
+        "disks": found,
+        "bytes": whereabouts.allocated(step.vm_dir),
+        "bases": whereabouts.bases(step.vm_dir),
+    }
 
 
 def _renewed(disk: DiskRef, leaves_bases: bool, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
@@ -75,7 +85,8 @@ def _renew(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | None
     own = commits.owner_of(disk, image, seq, record.of_image.generation)
     _check_left_so(at, image, own)
     base, lease = ensure(root, image, ask, (disk.vm, disk.disk), want=room.FOR_THIS)
-    # oned may give the VM back to its host meanwhile, which stops nobody who moves it: its guest does not start on what was then.
+    # oned may give the VM back to its host meanwhile, which stops nobody who moves it: its guest does not
+    # start on what was then.
     with writers.alone(*os.path.split(record.path), wait_s=0):
         if base.generation != own.generation:
             _check_left_so(at, image, own)
@@ -90,10 +101,15 @@ def _renew(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | None
 
 
 def _check_left_so(at: store.Store, image: ImageRef, own: Owner) -> None:
-    """Raise NotOwner, StaleDiff or CommitRefused unless the image is as this disk has left it: it is to be put under its guest."""
+    """Raise NotOwner, StaleDiff or CommitRefused unless the image is as this disk has left it: it is to be
+    put under its guest.
+    """
     claimed = at.owner(image)
     if claimed is None or not claimed.is_same(own):
-        raise NotOwner(f"{image.source} was claimed for another disk than disk {own.disk} of VM {own.vm} since, or for none")
+        raise NotOwner(
+            f"{image.source} was claimed for another disk than disk {own.disk} of VM {own.vm} "
+            f"since, or for none"
+        )
     try:
         at.claim(image, own)
     except CommitRefused:
@@ -105,21 +121,28 @@ def _laid(disk: DiskRef, record: Record, generation: str, lease: str, planned: P
     path = layout.layer(layout.plain(record.path), int(record.layer) + 1)
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
         if uncommitted.waiting(record):
-            raise AnotherWriter(f"disk {disk.disk} of VM {disk.vm} on {os.uname().nodename} was written to while it was committed")
+            raise AnotherWriter(
+                f"disk {disk.disk} of VM {disk.vm} on {os.uname().nodename} was written to while "
+                f"it was committed"
+            )
         files.remove_staged(os.path.dirname(path))
         with files.published(path) as staged:
             size = qemu_img.virtual_size(record.path, "qcow2")
             qemu_img.create_overlay(staged, lease, record.of_image.format, size, "", look=False)
             os.chmod(staged, 0o660)
         point("empty layer made")
-        laid = record._replace(path=path, image=record.of_image._replace(generation=generation), committed=None)
+        laid = record._replace(
+            path=path, image=record.of_image._replace(generation=generation), committed=None
+        )
         records.write_record(disk.vm_dir, laid)
         point("layer recorded")
     return laid
 
 
 def _drop_others(disk: DiskRef, record: Record) -> None:
-    """Let the link that is the disk lead to its active layer, and remove the layers that it does not lie over any more."""
+    """Let the link that is the disk lead to its active layer, and remove the layers that it does not lie over
+    any more.
+    """
     layering.link(record, disk, int(record.layer))
     folder, chain = os.path.dirname(record.path), uncommitted.chain(record)
     if not chain:

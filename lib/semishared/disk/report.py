@@ -15,7 +15,9 @@ from . import hot_bases, kept, on_devices, records, uncommitted
 
 
 def report(step: ReportDisks) -> dict[str, object]:
-    """Return every VM directory of the system datastores with the records of its disks and what they occupy here."""
+    """Return every VM directory of the system datastores with the records of its disks and what they occupy
+    here.
+    """
     found, put_aside, errors = [], [], []
     for system in step.systems:
         directory = f"{step.location}/{system}"
@@ -64,8 +66,16 @@ def _disk(vm_path: str, record: Record) -> dict[str, object]:
         size, snapshots = sum(map(allocated, files)), max(len(numbers) - 1, 0)
     path = record.network.name if record.network else record.path
     return {
-        "disk": disk, "how": record.how, "place": record.place.where, "format": record.format, "path": path, "bytes": size,
-        "snapshots": 0 if record.place.commits else snapshots, "image": record.image.to_data() if record.image else None,
-        "io_class": record.io_class, "uncommitted": uncommitted.size(record) if record.place.commits else None,
-        "device": on_devices.device(vm_path, disk), "hot": hot_bases.said(vm_path, record),
-    }  # fmt: skip
+        "disk": disk,
+        "how": record.how,
+        "place": record.place.where,
+        "format": record.format,
+        "path": path,
+        "bytes": size,
+        "snapshots": 0 if record.place.commits else snapshots,
+        "image": record.image.to_data() if record.image else None,
+        "io_class": record.io_class,
+        "uncommitted": uncommitted.size(record) if record.place.commits else None,
+        "device": on_devices.device(vm_path, disk),
+        "hot": hot_bases.said(vm_path, record),
+    }

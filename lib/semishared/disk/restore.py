@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The way back from a backup: a disk gets the content of the qcow2 image that arrives.
 
-What each crash leaves: what arrived or was made so far, staged, removed by the next restore; the disk is the old one or
-the restored one.
+What each crash leaves: what arrived or was made so far, staged, removed by the next restore; the disk is the
+old one or the restored one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def received(disk: DiskRef, chunks: Iterator[bytes], sha256: Callable[[], str]) 
                 progress.count("received", len(chunk))
         point("backup received")
         if digest.hexdigest() != sha256():
-            raise TransferCorrupt(f"the backup of disk {disk.disk} did not arrive whole on {os.uname().nodename}")
+            raise TransferCorrupt(
+                f"the backup of disk {disk.disk} did not arrive whole on {os.uname().nodename}"
+            )
         with open(path, "rb") as file:
             head = file.read(inspection.HEAD)
         format = inspection.detect(head)
@@ -65,14 +67,20 @@ def received(disk: DiskRef, chunks: Iterator[bytes], sha256: Callable[[], str]) 
 
 
 def session(disk: DiskRef) -> str:
-    """Return the session of the image that a disk is, before anything is received for it; '' of any other disk."""
+    """Return the session of the image that a disk is, before anything is received for it; '' of any other
+    disk.
+    """
     record = records.read_record(disk.vm_dir, disk.disk)
     image = record.stored if record else None
     return store.of(image.access).session(image) if image else ""
 
 
-def restore(step: RestoreDisk, backup: str, planned: Planned, ask: room.Ask | None, session: str = "") -> None:
-    """Replace a disk's content; an in-place disk's where it lies, on the store, if that is in the `session` still: the link stays."""
+def restore(
+    step: RestoreDisk, backup: str, planned: Planned, ask: room.Ask | None, session: str = ""
+) -> None:
+    """Replace a disk's content; an in-place disk's where it lies, on the store, if that is in the `session`
+    still: the link stays.
+    """
     disk = step.disk
     record = records.record_of(disk)
     if record.readonly:
@@ -89,7 +97,8 @@ def _write(backup: str, target: str, record: Record, active: str, min_size: int)
     format = record.format
     with standing_back():
         if record.place.commits:
-            # Over the base still, and with zeros where the backup has nothing: a commit then brings all of it to the image.
+            # Over the base still, and with zeros where the backup has nothing: a commit then brings all of it
+            # to the image.
             base = layers.below(active, format)[-1]
             qemu_img.convert_over(backup, "qcow2", target, *base)
         else:
@@ -102,17 +111,21 @@ def _write(backup: str, target: str, record: Record, active: str, min_size: int)
 def _restore_image(step: RestoreDisk, image: ImageRef, backup: str, planned: Planned, session: str) -> None:
     """Write a persistent image anew: another content, so another session; its old generation ends before."""
     disk = step.disk
-    # CheckNotRunning has seen this host alone: the store sees who writes from another. The VM is held while the image is replaced.
+    # CheckNotRunning has seen this host alone: the store sees who writes from another. The VM is held while
+    # the image is replaced.
     with ExitStack() as held, store.of(image.access).replaced(image, step.min_size, session) as draft:
         with standing_back():
             draft.fill(backup, "qcow2")
         held.enter_context(vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk))
 
 
-def _restore_own(step: RestoreDisk, record: Record, backup: str, planned: Planned, ask: room.Ask | None) -> None:
+def _restore_own(
+    step: RestoreDisk, record: Record, backup: str, planned: Planned, ask: room.Ask | None
+) -> None:
     """Replace a disk of the VM's own by a standalone one of the same format.
 
-    Its snapshots go: oned forgets those of non-persistent disks. Killed in between, the disk is the old one or the new.
+    Its snapshots go: oned forgets those of non-persistent disks. Killed in between, the disk is the old one
+    or the new.
     """
     disk = step.disk
     path = record.path
@@ -123,7 +136,10 @@ def _restore_own(step: RestoreDisk, record: Record, backup: str, planned: Planne
     room.require(disk.vm_dir, qemu_img.measure(backup, "qcow2"), ask, where=os.path.dirname(active))
     staged, size = files.staged_name(active), max(step.min_size, qemu_img.virtual_size(backup, "qcow2"))
     try:
-        with in_memory.another_layer(os.path.dirname(active), size), files.enough_space(os.path.dirname(active)):
+        with (
+            in_memory.another_layer(os.path.dirname(active), size),
+            files.enough_space(os.path.dirname(active)),
+        ):
             with files.made(staged) as made:
                 _write(backup, made, record, active, step.min_size)
             with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
@@ -132,11 +148,13 @@ def _restore_own(step: RestoreDisk, record: Record, backup: str, planned: Planne
                 point("disk replaced")
                 files.fsync(os.path.dirname(active))
                 first = _only_layer(active)
-                # Its only layer is what was restored, in the format of the record: a raw one below is no more.
+                # Its only layer is what was restored, in the format of the record: a raw one below is no
+                # more.
                 record = record._replace(path=first if path == active else path, raw_layer=None)
                 record = record._replace(committed=None)
                 if not record.place.commits and (record.place.leases or record.place.is_remote):
-                    # After the content: the record may claim a lease that is not needed, never miss one that is.
+                    # After the content: the record may claim a lease that is not needed, never miss one that
+                    # is.
                     record = record._replace(place=COPY, over=None)
                 records.write_record(disk.vm_dir, record)
                 guard.refuse_late_clone(disk.vm_dir, disk.disk, planned.seq)

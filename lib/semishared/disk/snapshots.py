@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The snapshots of a VM's disks on a host: what plan/snapshots.py decides on, what it does with a disk whole, and where one is.
+"""The snapshots of a VM's disks on a host: what plan/snapshots.py decides on, what it does with a disk whole,
+and where one is.
 
 What it does with the layers: layering.py.
 """
@@ -41,7 +42,9 @@ def look_at(step: LookAtDisk) -> dict[str, object]:
 
 
 def _is_recovered(record: Record, guest: str) -> bool:
-    """Tell whether what is noted beside a disk concerns it: QEMU's jobs are in files of this host, or in a guest that runs."""
+    """Tell whether what is noted beside a disk concerns it: QEMU's jobs are in files of this host, or in a
+    guest that runs.
+    """
     return bool(guest) if record.bridged else record.place.snapshots != "none"
 
 
@@ -50,13 +53,23 @@ def _described(record: Record, name: str) -> dict[str, object]:
         return records.on_store(record)
     image = record.stored
     answer: dict[str, object] = {
-        "how": record.how, "format": record.format, "image": image.to_data() if image else None, "layers": {}, "active": layers.NONE,
-        "snapshots": [], "aliases": [], "target": "", "system_snapshots": 0,
-    }  # fmt: skip
+        "how": record.how,
+        "format": record.format,
+        "image": image.to_data() if image else None,
+        "layers": {},
+        "active": layers.NONE,
+        "snapshots": [],
+        "aliases": [],
+        "target": "",
+        "system_snapshots": 0,
+    }
     if record.place.snapshots == "none":
         return answer
     if record.place.commits:
-        answer["waiting"], answer["uncommitted"] = uncommitted.size(record), [layout.layer_of(path) for path in uncommitted.waiting(record)]
+        answer["waiting"], answer["uncommitted"] = (
+            uncommitted.size(record),
+            [layout.layer_of(path) for path in uncommitted.waiting(record)],
+        )
     path = record.path
     if name:
         target, path = block_jobs.find(name, path)
@@ -69,11 +82,14 @@ def _described(record: Record, name: str) -> dict[str, object]:
 
 
 def _layers(record: Record, path: str) -> dict[str, object]:
-    """Return the layers of a disk whose guest writes to `path`, and which names are second names of others."""
+    """Return the layers of a disk whose guest writes to `path`, and which names are second names of
+    others.
+    """
     folder, active = layering.folder_of(record), int(os.path.basename(path))
     format = record.format
     if path != record.path:
-        # A snapshot of the running guest that failed half-way: the newer, empty layer lies over what the guest writes.
+        # A snapshot of the running guest that failed half-way: the newer, empty layer lies over what the
+        # guest writes.
         format = layers.backing_of(record.path)[1] or "qcow2"
     if not files.exists(f"{folder}/{active}"):
         raise MissingImage(f"{folder}/{active} is not there on {os.uname().nodename}")
@@ -114,12 +130,16 @@ def copy_out(step: CopyOut, planned: Planned) -> dict[str, object]:
 
 
 def snapshot_file(record: Record, snapshot: int) -> tuple[str, str]:
-    """Return path and format of a snapshot (the image's own if the disk is one: its store opens it); raise MissingImage."""
+    """Return path and format of a snapshot (the image's own if the disk is one: its store opens it); raise
+    MissingImage.
+    """
     missing = f"snapshot {snapshot} of disk {record.disk}: "
     image = record.stored
     if image:
         if snapshot not in store.of(image.access).snapshots(image):
-            raise MissingImage(f"{missing}{image.source} has none of that number, seen from {os.uname().nodename}")
+            raise MissingImage(
+                f"{missing}{image.source} has none of that number, seen from {os.uname().nodename}"
+            )
         return image.source, image.format
     folder = layering.folder_of(record)
     path = f"{folder}/{snapshot}"

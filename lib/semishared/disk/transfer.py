@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Carry a VM directory from machine to machine: tar at both ends, the stream's hash in the middle.
 
-The source is removed only after the target has published (OpenNebula's ssh/mv wipes, then copies: a retry loses data), by a step of
-its own: whoever plans it has asked in between whether the move is still wanted. What each crash leaves: at the target
-`.incoming-VM-*`, removed by the next run; at both ends a whole directory, of which the source's is the one that counts,
-and the next run replaces the target's by it. A remainder is never sent as a whole: removals begin with a rename
-(beside.py). Nor does one of 0.1.0, which removed in place, replace what is more than itself.
+The source is removed only after the target has published (OpenNebula's ssh/mv wipes, then copies: a retry
+loses data), by a step of its own: whoever plans it has asked in between whether the move is still wanted.
+What each crash leaves: at the target `.incoming-VM-*`, removed by the next run; at both ends a whole
+directory, of which the source's is the one that counts, and the next run replaces the target's by it. A
+remainder is never sent as a whole: removals begin with a rename (beside.py). Nor does one of 0.1.0, which
+removed in place, replace what is more than itself.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ..errors import (
     ToolFailed,
     TransferCorrupt,
     WholeDirectoryThere,
-)  # fmt: skip
+)
 from ..guest import listing
 from ..model import layout, layout_delta
 from ..model.device_class import Want
@@ -43,7 +44,8 @@ CHUNK = 1 << 20
 
 
 def send(directory: str, write: Callable[[bytes], None], deltas: Iterable[int] = ()) -> dict[str, object]:
-    """Write the directory as a tar stream; return the hash of the stream, and the fingerprint of what was sent.
+    """Write the directory as a tar stream; return the hash of the stream, and the fingerprint of what was
+    sent.
 
     `deltas`: disks whose deltas are not sent; a guest writes to them.
     """
@@ -55,7 +57,16 @@ def send(directory: str, write: Callable[[bytes], None], deltas: Iterable[int] =
     # Nor does what says that a live migration from here may go on, or what nobody has published.
     stay = [layout.migration_note("."), *(layout_delta.delta(".", disk) for disk in deltas)]
     excluded = [f"--exclude={layout.STAGED}*", "--anchored", *(f"--exclude={path}" for path in stay)]
-    argv = ["tar", "--create", "--sparse", *excluded, "--file=-", f"--directory={directory}", "--", *on_devices.members(directory)]
+    argv = [
+        "tar",
+        "--create",
+        "--sparse",
+        *excluded,
+        "--file=-",
+        f"--directory={directory}",
+        "--",
+        *on_devices.members(directory),
+    ]
     digest = hashlib.sha256()
     with standing_back(), piped(argv, feed=False) as stream:
         for chunk in iter(lambda: stream.read(CHUNK), b""):
@@ -87,19 +98,28 @@ def _begun(vm: int, directory: str, planned: Planned) -> str:
 
 
 def make_room(step: MakeRoom, ask: room.Ask | None) -> None:
-    """Make room for a VM directory that is to arrive, also by what removals have begun to remove; raise NoSpace if it does not fit."""
+    """Make room for a VM directory that is to arrive, also by what removals have begun to remove; raise
+    NoSpace if it does not fit.
+    """
     beside.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
     disks = {f"{step.vm}-{disk}": size for disk, size in step.sizes.items()}
     room.require_for_vm(step.vm_dir, step.needed, ask, step.bases, disks, step.apart)
 
 
 def receive(
-    step: ReceiveVm, chunks: Iterator[bytes], sent_sha256: Callable[[], str], planned: Planned, ask: room.Ask | None
+    step: ReceiveVm,
+    chunks: Iterator[bytes],
+    sent_sha256: Callable[[], str],
+    planned: Planned,
+    ask: room.Ask | None,
 ) -> None:
     """Unpack the stream beside the VM directory, and publish it if it is what was sent."""
     move = _begun(step.vm, step.vm_dir, planned)
     with beside.receiving(step.vm, step.vm_dir, cache.root_of(step.vm_dir)) as staging:
-        wants = {int(disk): Want(tuple(want["classes"]), want["size"], want["layers"]) for disk, want in step.wants.items()}
+        wants = {
+            int(disk): Want(tuple(want["classes"]), want["size"], want["layers"])
+            for disk, want in step.wants.items()
+        }
         sizes = {int(disk): size for disk, size in step.sizes.items()}
         made = on_devices.prepare(staging, step.vm, sorted(set(step.disks) - set(step.foreign)), wants, sizes)
         received = _unpack(staging, chunks)
@@ -137,7 +157,9 @@ def _unpack(staging: str, chunks: Iterator[bytes]) -> str:
     return digest.hexdigest()
 
 
-def _publish(staging: str, step: ReceiveVm | RenameVm, move: str, planned: Planned, ask: room.Ask | None) -> None:
+def _publish(
+    staging: str, step: ReceiveVm | RenameVm, move: str, planned: Planned, ask: room.Ask | None
+) -> None:
     """Give the received directory its bases and leases and rename it to the VM directory."""
     vm, directory = step.vm, step.vm_dir
     for record in records.records(staging):
@@ -165,7 +187,9 @@ def _publish(staging: str, step: ReceiveVm | RenameVm, move: str, planned: Plann
 
 
 def _check_may_replace(staging: str, step: ReceiveVm | RenameVm, planned: Planned) -> None:
-    """Raise unless what arrived may take the place of the VM directory that is there: never less than that, never under a guest."""
+    """Raise unless what arrived may take the place of the VM directory that is there: never less than that,
+    never under a guest.
+    """
     directory, here = step.vm_dir, os.uname().nodename
     there = whereabouts.inventory(directory)
     if not there:
@@ -173,8 +197,13 @@ def _check_may_replace(staging: str, step: ReceiveVm | RenameVm, planned: Planne
     seq = history.seq_of(directory)
     arrived = whereabouts.inventory(staging)
     less = sorted(there - arrived)
-    # Also of an older one: it may be what a move made whose source is gone, though oned was told that it had failed.
-    lost = [disk for disk in step.disks if layout.disk_name(disk) in there and not whereabouts.names_of(disk) & arrived]
+    # Also of an older one: it may be what a move made whose source is gone, though oned was told that it had
+    # failed.
+    lost = [
+        disk
+        for disk in step.disks
+        if layout.disk_name(disk) in there and not whereabouts.names_of(disk) & arrived
+    ]
     if less and (lost or not 0 <= seq < planned.seq):
         raise WholeDirectoryThere(f"{directory} on {here} has what did not arrive: {', '.join(less[:5])}")
     why = listing.why_in_use(step.domain)
@@ -182,7 +211,9 @@ def _check_may_replace(staging: str, step: ReceiveVm | RenameVm, planned: Planne
         raise MigrationRefused(f"{directory} on {here} is not replaced: {why}")
 
 
-def _adopt(staging: str, directory: str, vm: int, record: Record, keep_bases: bool, ask: room.Ask | None) -> None:
+def _adopt(
+    staging: str, directory: str, vm: int, record: Record, keep_bases: bool, ask: room.Ask | None
+) -> None:
     """Make one disk of a received directory usable here."""
     disk, path = record.disk, record.path
     if record.network:
@@ -211,7 +242,9 @@ def _adopt(staging: str, directory: str, vm: int, record: Record, keep_bases: bo
 
 
 def rename(step: RenameVm, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
-    """Copy a VM directory to another system datastore of this host; return the fingerprint of the source, to be released."""
+    """Copy a VM directory to another system datastore of this host; return the fingerprint of the source, to
+    be released.
+    """
     beneath.refuse_link(step.source)
     source, target = whereabouts.describe(step.source), whereabouts.describe(step.vm_dir)
     if has_arrived(source, target, planned.seq):
@@ -220,12 +253,20 @@ def rename(step: RenameVm, planned: Planned, ask: room.Ask | None) -> dict[str, 
         raise MissingImage(f"{step.source} is not there on {os.uname().nodename}")
     if not source["whole"] and set(step.disks) - set(step.foreign):
         raise MigrationRefused(no_records(step.source, os.uname().nodename))
-    for one, other in ((step.source, step.vm_dir), (os.path.dirname(step.source), os.path.dirname(step.vm_dir))):
+    for one, other in (
+        (step.source, step.vm_dir),
+        (os.path.dirname(step.source), os.path.dirname(step.vm_dir)),
+    ):
         if os.path.exists(other) and os.path.samefile(one, other):
             raise SameDirectory(f"{step.source} and {step.vm_dir} on {os.uname().nodename} are one directory")
     move = _begun(step.vm, step.vm_dir, planned)
     # Not more than that: where files can share what they hold the copy takes nothing.
-    room.for_disk(step.vm_dir, whereabouts.allocated(step.source), ask, stay=whereabouts.bases(step.source) if step.keep_bases else ())
+    room.for_disk(
+        step.vm_dir,
+        whereabouts.allocated(step.source),
+        ask,
+        stay=whereabouts.bases(step.source) if step.keep_bases else (),
+    )
     with beside.receiving(step.vm, step.vm_dir, cache.root_of(step.vm_dir)) as staging:
         before, seen = os.stat(step.source), whereabouts.fingerprint(step.source)
         with standing_back():
@@ -242,7 +283,9 @@ def rename(step: RenameVm, planned: Planned, ask: room.Ask | None) -> dict[str, 
 
 
 def _without_deltas(staging: str) -> list[Record]:
-    """Let a copied VM directory be as its guest left it when it began to write to deltas; return the records of those disks."""
+    """Let a copied VM directory be as its guest left it when it began to write to deltas; return the records
+    of those disks.
+    """
     from ..guest import active_layer
 
     files.unlink(layout.migration_note(staging))
@@ -282,7 +325,9 @@ def release(step: ReleaseVm, planned: Planned) -> dict[str, object]:
 
 
 def clear(step: ClearVm, planned: Planned) -> dict[str, object]:
-    """Remove a VM directory that a live migration has brought, or come from; return {"kept": why it was not}."""
+    """Remove a VM directory that a live migration has brought, or come from; return {"kept": why it was
+    not}.
+    """
 
     def why_not() -> str:
         if files.is_absent(step.vm_dir):

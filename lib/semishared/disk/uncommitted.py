@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a diff its image has not been given yet: told by its record, and by the headers of its layers, which witness for one another."""
+"""What of a diff its image has not been given yet: told by its record, and by the headers of its layers,
+which witness for one another.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ from ..tools import beneath, files, layers
 
 
 def chain(record: Record) -> list[str]:
-    """Return the layers of a diff, the lowest first: all of them, or none if they are not there, or on a device that is away.
+    """Return the layers of a diff, the lowest first: all of them, or none if they are not there, or on a
+    device that is away.
 
-    Raise DamagedLayer if one is not there that is named by the record or by the one over it, or if that does not say what it lies over.
+    Raise DamagedLayer if one is not there that is named by the record or by the one over it, or if that does
+    not say what it lies over.
     """
     folder, number = os.path.dirname(record.path), layout.layer_of(record.path)
     found: list[str] = []
@@ -33,7 +37,9 @@ def chain(record: Record) -> list[str]:
             found.insert(0, number)
             number = below if layout.is_number(below) else ""
             if number in found:
-                raise DamagedLayer(f"{folder}/{found[0]} on {here} says that it lies over {number}, which lies over it")
+                raise DamagedLayer(
+                    f"{folder}/{found[0]} on {here} says that it lies over {number}, which lies over it"
+                )
     except FileNotFoundError:
         if _is_expected(record, found):
             return []
@@ -47,10 +53,14 @@ def chain(record: Record) -> list[str]:
 
 
 def _is_expected(record: Record, found: list[str]) -> bool:
-    """Tell whether the active layer is missing since its disk is being removed, whose link goes first, or is a delta, which stayed."""
+    """Tell whether the active layer is missing since its disk is being removed, whose link goes first, or is
+    a delta, which stayed.
+    """
     plain = layout.plain(record.path)
     is_removed = not is_kept(os.path.dirname(plain)) and files.is_absent(plain)
-    return not found and (is_removed or layout_delta.is_delta(record.path) or not layers.numbered(layout.layers(plain)))
+    return not found and (
+        is_removed or layout_delta.is_delta(record.path) or not layers.numbered(layout.layers(plain))
+    )
 
 
 def waiting(record: Record) -> list[str]:

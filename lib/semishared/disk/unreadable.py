@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a VM's directory cannot be read, for `semishared doctor`: whoever removes something refuses by it, or keeps what it is of."""
+"""What of a VM's directory cannot be read, for `semishared doctor`: whoever removes something refuses by it,
+or keeps what it is of.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from . import history, kept, on_devices, records, uncommitted
 
 
 def listed(vm_dir: str) -> list[str]:
-    """Say of each record, note and layer of a VM what is wrong with it; nothing of those that are on a device which is away."""
+    """Say of each record, note and layer of a VM what is wrong with it; nothing of those that are on a device
+    which is away.
+    """
     found = []
     for look in _looks(vm_dir):
         try:

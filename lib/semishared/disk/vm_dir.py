@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directory of a VM on a machine: its disks, our records of them, and who may publish into it (epochs.py).
+"""The directory of a VM on a machine: its disks, our records of them, and who may publish into it
+(epochs.py).
 
-`.semishared/vm.json` holds the SEQ of the VM's history at which the directory was made, or published by a move, as oned
-said it: of two directories of one VM the lower is the older. Directories of 0.1.0 have none.
+`.semishared/vm.json` holds the SEQ of the VM's history at which the directory was made, or published by a
+move, as oned said it: of two directories of one VM the lower is the older. Directories of 0.1.0 have none.
 """
 
 from __future__ import annotations
@@ -53,16 +54,22 @@ def publishing(vm: int, vm_dir: str, planned: Planned, disk: int | None = None) 
 
 
 def check_wanted(disk: DiskRef, planned: Planned) -> None:
-    """Raise VmGone or LateAction if a disk was deleted since something was planned for it: one that has its number now is another."""
+    """Raise VmGone or LateAction if a disk was deleted since something was planned for it: one that has its
+    number now is another.
+    """
     with publishing(disk.vm, disk.vm_dir, planned, disk.disk):
         pass
 
 
 def release(disk: DiskRef, planned: Planned, but: str = "") -> None:
-    """Give up the leases of a disk, as kept.release does; none if another one that was made since this was planned has them by its name."""
+    """Give up the leases of a disk, as kept.release does; none if another one that was made since this was
+    planned has them by its name.
+    """
     with _lock(disk.vm, disk.vm_dir) as file:
         try:
-            epochs.check(file, epochs.lock_path(disk.vm, disk.vm_dir), disk.vm, (epochs.ALL, str(disk.disk)), planned)
+            epochs.check(
+                file, epochs.lock_path(disk.vm, disk.vm_dir), disk.vm, (epochs.ALL, str(disk.disk)), planned
+            )
             history.refuse_late(disk.vm, disk.vm_dir, planned.seq)
         except (LateAction, VmGone):
             # One that is about to be there has its lease again before it is (create.py).
@@ -100,12 +107,18 @@ class Layered(NamedTuple):
 
 @contextmanager
 def published(
-    vm: int, vm_dir: str, name: str, planned: Planned, record: Callable[[], object] | None = None, layered: Layered | None = None
+    vm: int,
+    vm_dir: str,
+    name: str,
+    planned: Planned,
+    record: Callable[[], object] | None = None,
+    layered: Layered | None = None,
 ) -> Iterator[str]:
-    """Yield a staged name for a file or link of the VM; when the block ends well, publish it under the VM's lock.
+    """Yield a staged name for a file or link of the VM; when the block ends well, publish it under the VM's
+    lock.
 
-    `record` is called under that lock, just before. A `layered` disk is published as its first layer (tools/layers.py), on a
-    device if there is a pool.
+    `record` is called under that lock, just before. A `layered` disk is published as its first layer
+    (tools/layers.py), on a device if there is a pool.
     """
     path = f"{vm_dir}/{name}"
     staged, folder = files.staged_name(path), ""
@@ -174,10 +187,13 @@ def _note_in_record(vm_dir: str, disk: int, **what: Any) -> None:
         point("class noted")
 
 
-def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget: bool = True, done: bool = False) -> dict[str, object]:
+def remove_disk(
+    disk: DiskRef, planned: Planned, store_dir: str = "", *, forget: bool = True, done: bool = False
+) -> dict[str, object]:
     """Remove a disk's file or link, its clone on `store_dir`, its record and its lease. Never follow a link.
 
-    Without `forget` the record of a clone on the network stays, and is returned: that must be removed first. `done`: its image has it all.
+    Without `forget` the record of a clone on the network stays, and is returned: that must be removed first.
+    `done`: its image has it all.
     """
     unsettled.end_others(disk.vm, disk.vm_dir)
     with _lock(disk.vm, disk.vm_dir) as file:
@@ -209,7 +225,9 @@ def remove_disk(disk: DiskRef, planned: Planned, store_dir: str = "", *, forget:
 
 
 def _to_remove(disk: DiskRef) -> Record | None:
-    """Return what is known of a disk: one that nobody understands, or that lies nowhere, is not in the way of its removal."""
+    """Return what is known of a disk: one that nobody understands, or that lies nowhere, is not in the way of
+    its removal.
+    """
     try:
         return records.as_found(disk.vm_dir, disk.disk)
     except BadRecord:
@@ -230,7 +248,11 @@ def _clones(disk: DiskRef, record: Record | None) -> list[str]:
     """Return the store clones of a disk, by its record and by what was intended; others' are none of them."""
     noted = files.read_json(intended(disk)) or {}
     found = {_layered_clone(record), str(noted.get("clone", ""))}
-    return sorted(path for path in found if layout_store.is_clone_of(path, disk.vm, disk.disk) and ".." not in path.split("/"))
+    return sorted(
+        path
+        for path in found
+        if layout_store.is_clone_of(path, disk.vm, disk.disk) and ".." not in path.split("/")
+    )
 
 
 def _unlink_disk(disk: DiskRef) -> None:
@@ -249,21 +271,29 @@ def _unlink_disk(disk: DiskRef) -> None:
 
 
 def end_session(disk: DiskRef, planned: Planned) -> dict[str, object]:
-    """Take an in-place disk away; raise DataInTheWay if it is a file, which might be the only copy of its data."""
+    """Take an in-place disk away; raise DataInTheWay if it is a file, which might be the only copy of its
+    data.
+    """
     if not files.is_absent(disk.path) and not os.path.islink(disk.path):
-        raise DataInTheWay(f"{disk.path} on {os.uname().nodename} is to be saved but is no link to a shared image")
+        raise DataInTheWay(
+            f"{disk.path} on {os.uname().nodename} is to be saved but is no link to a shared image"
+        )
     return remove_disk(disk, planned)
 
 
 def _is_elsewhere(vm: int, vm_dir: str) -> bool:
-    """Tell whether this machine has the VM in another system datastore too: its overlays share the VM's leases."""
+    """Tell whether this machine has the VM in another system datastore too: its overlays share the VM's
+    leases.
+    """
     location, own = os.path.split(os.path.dirname(vm_dir))
     others = (name for name in os.listdir(location) if name.isdigit() and name != own)
     return any(not files.is_absent(layout.records(f"{location}/{name}/{vm}")) for name in others)
 
 
 def _note(file: IO[str], vm: int, vm_dir: str, key: str, planned: Planned, *, must: bool = False) -> bool:
-    """Note a deletion before it begins; tell whether there was space for that: what is to go may be what fills the disk."""
+    """Note a deletion before it begins; tell whether there was space for that: what is to go may be what
+    fills the disk.
+    """
     try:
         with files.enough_space(vm_dir):
             epochs.note_deletion(file, epochs.lock_path(vm, vm_dir), key, planned)
@@ -278,8 +308,9 @@ def _note(file: IO[str], vm: int, vm_dir: str, key: str, planned: Planned, *, mu
 def remove(vm: int, vm_dir: str, planned: Planned, why_not: Callable[[], str] = str) -> str:
     """Remove a VM directory, not across mounts, what killed moves left of it, and all leases of the VM.
 
-    It is taken out of its place by one rename first: however far the removal comes, nobody takes the rest for the VM.
-    `why_not` is asked when nobody else can publish the VM any more: return what it says; nothing is removed unless that is ''.
+    It is taken out of its place by one rename first: however far the removal comes, nobody takes the rest for
+    the VM. `why_not` is asked when nobody else can publish the VM any more: return what it says; nothing is
+    removed unless that is ''.
     """
     unsettled.end_others(vm, vm_dir)
     root = cache.root_of(vm_dir)
@@ -303,9 +334,11 @@ def remove(vm: int, vm_dir: str, planned: Planned, why_not: Callable[[], str] = 
 
 
 def forget_old_locks(directory: str, now: float, keep_s: float = 2 * 86400) -> None:
-    """Remove lock files of VMs that nobody has written to for two days, except those that are held: by other VMs' actions.
+    """Remove lock files of VMs that nobody has written to for two days, except those that are held: by other
+    VMs' actions.
 
-    A clock that was set ahead makes none old in which something was counted since: what is late is told by that.
+    A clock that was set ahead makes none old in which something was counted since: what is late is told by
+    that.
     """
     for entry in os.scandir(directory):
         if not layout.is_vm_lock(entry.name):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What there is of a VM on a machine, and whether what another machine has is the very same directory.
 
-Host names do not tell: an export may be mounted by many, under any path. So a token in the directory, of a name that was
-never looked for before, is looked for on the other machine.
+Host names do not tell: an export may be mounted by many, under any path. So a token in the directory, of a
+name that was never looked for before, is looked for on the other machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def inventory(directory: str) -> set[str]:
             if layout.is_of_disks(name):
                 found.add(f"{prefix}{name}")
                 if layout.are_layers(name):
-                    found.update(f"{name}/{layer}" for layer in _listed(f"{folder}/{name}") if layout.is_number(layer))
+                    found.update(
+                        f"{name}/{layer}" for layer in _listed(f"{folder}/{name}") if layout.is_number(layer)
+                    )
     return found
 
 
@@ -62,13 +64,24 @@ def fingerprint(directory: str) -> str:
             except FileNotFoundError:
                 continue
             if not layout.is_staged(name) and not layout_diff.is_carried(path):
-                lines.append(f"{path[len(directory) :]} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}")
-    return hashlib.sha256("\n".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest() if lines else ""
+                lines.append(
+                    f"{path[len(directory) :]} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} "
+                    f"{stat.st_ctime_ns}"
+                )
+    return (
+        hashlib.sha256("\n".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest()
+        if lines
+        else ""
+    )
 
 
 def allocated(directory: str) -> int:
-    """Return the bytes that a copy of a directory's files would occupy; one with several names counts once."""
-    return _held(os.path.join(folder, name) for folder, _, names in on_devices.walk(directory) for name in names)
+    """Return the bytes that a copy of a directory's files would occupy; one with several names counts
+    once.
+    """
+    return _held(
+        os.path.join(folder, name) for folder, _, names in on_devices.walk(directory) for name in names
+    )
 
 
 def _held(paths: Iterable[str]) -> int:
@@ -83,16 +96,22 @@ def _held(paths: Iterable[str]) -> int:
 
 
 def bases(directory: str) -> tuple[str, ...]:
-    """Return the names of the bases that the disks of a VM directory lie over, as far as their records can be understood."""
+    """Return the names of the bases that the disks of a VM directory lie over, as far as their records can be
+    understood.
+    """
     try:
         found = records.records(directory)
     except BadRecord:
         return ()
-    return tuple(sorted({record.of_image.base_name for record in found if record.place.leases and record.image}))
+    return tuple(
+        sorted({record.of_image.base_name for record in found if record.place.leases and record.image})
+    )
 
 
 def has_diffs(directory: str) -> bool:
-    """Tell whether a disk in a VM directory is to be committed to an image, as far as its records can be understood."""
+    """Tell whether a disk in a VM directory is to be committed to an image, as far as its records can be
+    understood.
+    """
     try:
         return any(record.place.commits for record in records.records(directory))
     except BadRecord:
@@ -100,9 +119,13 @@ def has_diffs(directory: str) -> bool:
 
 
 def classes(directory: str) -> dict[str, list[str]]:
-    """Return the classes of devices on which disks are to lie, by their numbers, as far as their records can be understood."""
+    """Return the classes of devices on which disks are to lie, by their numbers, as far as their records can
+    be understood.
+    """
     try:
-        return {str(record.disk): list(record.classes) for record in records.records(directory) if record.classes}
+        return {
+            str(record.disk): list(record.classes) for record in records.records(directory) if record.classes
+        }
     except BadRecord:
         return {}
 
@@ -119,12 +142,16 @@ def sizes(directory: str) -> dict[str, int]:
 
 
 def describe(directory: str) -> dict[str, object]:
-    """Return what there is of a VM directory; without a record of ours it is not `whole`: a remainder, or somebody else's."""
+    """Return what there is of a VM directory; without a record of ours it is not `whole`: a remainder, or
+    somebody else's.
+    """
     names = inventory(directory)
     return {
-        "present": os.path.isdir(directory), "whole": os.path.isdir(layout.records(directory)),
-        "disks": len(names), "seq": history.seq_of(directory),
-    }  # fmt: skip
+        "present": os.path.isdir(directory),
+        "whole": os.path.isdir(layout.records(directory)),
+        "disks": len(names),
+        "seq": history.seq_of(directory),
+    }
 
 
 # -- the same directory under two names -------------------------------------------------------------
@@ -133,7 +160,8 @@ def describe(directory: str) -> dict[str, object]:
 def mark(vm: int, directory: str) -> dict[str, object]:
     """Put a token into the VM directory, and beside it: who looks there, or here, knows the directory again.
 
-    Both, since another client of a network file system may remember for a while that the directory was not there.
+    Both, since another client of a network file system may remember for a while that the directory was not
+    there.
     """
     parent = os.path.dirname(directory)
     for folder in (parent, directory):
@@ -156,7 +184,13 @@ def seen(directory: str) -> dict[str, object]:
     found = describe(directory)
     if not found["present"]:
         return {**found, "token": "", "seen": "", "bytes": 0, "bases": []}
-    answer = {**found, "token": "", "seen": fingerprint(directory), "bytes": allocated(directory), "bases": bases(directory)}
+    answer = {
+        **found,
+        "token": "",
+        "seen": fingerprint(directory),
+        "bytes": allocated(directory),
+        "bases": bases(directory),
+    }
     more = {"diffs": has_diffs(directory), "classes": classes(directory), "sizes": sizes(directory)}
     return {**answer, **{name: value for name, value in more.items() if value}}
 
@@ -170,7 +204,10 @@ def unmark(directory: str, token: str) -> None:
 
 def look(directory: str, token: str, seen: str) -> dict[str, object]:
     """Return what there is of a VM directory, and whether it is the one with this token or fingerprint."""
-    return {**describe(directory), "same": _has_token(directory, token) or bool(seen and fingerprint(directory) == seen)}
+    return {
+        **describe(directory),
+        "same": _has_token(directory, token) or bool(seen and fingerprint(directory) == seen),
+    }
 
 
 def _has_token(directory: str, token: str) -> bool:

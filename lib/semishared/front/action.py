@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One action under way, and its plan carried out: every machine is spoken to here (model/exchange.py says what plans yield)."""
+"""One action under way, and its plan carried out: every machine is spoken to here (model/exchange.py says
+what plans yield).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,23 @@ from typing import IO, TYPE_CHECKING, Any, Callable, ContextManager, Dict, Itera
 
 from ..config import Config, load
 from ..model import layout
-from ..model.exchange import AskOned, Download, End, Exchange, Feed, Fetch, File, Here, On, Part, Relay, Say, T, While, drive
+from ..model.exchange import (
+    AskOned,
+    Download,
+    End,
+    Exchange,
+    Feed,
+    Fetch,
+    File,
+    Here,
+    On,
+    Part,
+    Relay,
+    Say,
+    T,
+    While,
+    drive,
+)
 from ..model.refs import Step
 from ..opennebula.report import Report
 from .answering import Answer, answering
@@ -30,9 +48,13 @@ class Action:
         self.report = report
         self.config: Config = load()
         self.seq = -1
-        """SEQ of the VM's last history record, -1 if it is not known: every message carries it (disk/epochs.py)."""
+        """SEQ of the VM's last history record, -1 if it is not known: every message carries it
+        (disk/epochs.py).
+        """
         self.given: Dict[int, Dict[int, Given]] = {}
-        """What oned has given VMs as their disks, by VM, where an action takes what another machine has written."""
+        """What oned has given VMs as their disks, by VM, where an action takes what another machine has
+        written.
+        """
         self.here: Callable[[Step], Any] = _nothing
         """Carries out what plans yield for the front-end itself."""
         self.expects: Callable[[str], object] = _unprepared
@@ -51,7 +73,9 @@ class Action:
         return session
 
     def acquired(self, vm: Vm) -> Dict[int, Given]:
-        """Return what oned has given a VM as its disks, with which hosts compare what they find; raise OnedUnavailable."""
+        """Return what oned has given a VM as its disks, with which hosts compare what they find; raise
+        OnedUnavailable.
+        """
         from ..plan import disk_image
 
         found = drive(disk_image.of_vm(vm), ask_oned)
@@ -70,7 +94,9 @@ class Action:
 
 
 class Sessions:
-    """The conversations of an action: one per machine, begun when it is first spoken to and kept to the end."""
+    """The conversations of an action: one per machine, begun when it is first spoken to and kept to the
+    end.
+    """
 
     def __init__(self, action: Action) -> None:
         self.action = action
@@ -87,7 +113,9 @@ class Sessions:
         return self
 
     def begin(self, machine: str) -> None:
-        """Begin the conversation with a machine: ssh and its host side start while we find out what to say."""
+        """Begin the conversation with a machine: ssh and its host side start while we find out what to
+        say.
+        """
         self._unused = self._open[machine, False] = self.action.session(machine)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: object) -> None:
@@ -111,10 +139,16 @@ class Sessions:
         return session
 
     def run(
-        self, on: On, source: File | Download | None = None, *,
-        beside: bool = False, meanwhile: Callable[[], object] | None = None,
-    ) -> list[Any]:  # fmt: skip
-        """Have a message carried out; `source` follows it, `meanwhile` is done while its machine waits for that."""
+        self,
+        on: On,
+        source: File | Download | None = None,
+        *,
+        beside: bool = False,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> list[Any]:
+        """Have a message carried out; `source` follows it, `meanwhile` is done while its machine waits for
+        that.
+        """
         session = self._with(on.machine, beside)
 
         def answer(question: dict[str, object]) -> object:
@@ -134,7 +168,9 @@ class Sessions:
 
     @contextmanager
     def unless_it_breaks_off(self, *sessions: Session) -> Iterator[None]:
-        """Close those of `sessions` in which something is under way when the block fails: it ends, and its host side with it."""
+        """Close those of `sessions` in which something is under way when the block fails: it ends, and its
+        host side with it.
+        """
         try:
             yield
         except BaseException:
@@ -169,7 +205,10 @@ class Sessions:
 
         if isinstance(wanted, End):
             target = self._open[wanted.machine, False]
-            with self.unless_it_breaks_off(target), self.action.answering(wanted.machine, self._relayed) as of_bases:
+            with (
+                self.unless_it_breaks_off(target),
+                self.action.answering(wanted.machine, self._relayed) as of_bases,
+            ):
                 return streams.end(target, wanted.sha256, of_bases)
         if isinstance(wanted, Fetch):
             source = self._with(wanted.source.machine, beside=False)
@@ -182,7 +221,9 @@ class Sessions:
         with self.unless_it_breaks_off(source, target):
             action = self.action
             limits = streams.Limits(action.rate, wanted.most, action.config.hosts_standstill_timeout_s)
-            return streams.relay(source, wanted.source.steps, target, wanted.target.steps, limits, action.report.info)
+            return streams.relay(
+                source, wanted.source.steps, target, wanted.target.steps, limits, action.report.info
+            )
 
     def _both(self, wanted: While) -> tuple[list[Any], list[Any]]:
         found: list[Any] = []

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What says that a host is not off: oned's monitoring, and the host itself over ssh. Asked anew wherever its being off counts."""
+"""What says that a host is not off: oned's monitoring, and the host itself over ssh. Asked anew wherever its
+being off counts.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ Answer = Callable[[Dict[str, object]], object]
 
 @contextmanager
 def answering(root: str, host: str, config: Config) -> Iterator[Answer]:
-    """Yield what answers `host`, whose base store is `root`; when the block ends, it is noted which bases it has.
+    """Yield what answers `host`, whose base store is `root`; when the block ends, it is noted which bases it
+    has.
 
     Only when it asks is loaded what knows about staging: most actions are warm.
     """

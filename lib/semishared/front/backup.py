@@ -41,8 +41,8 @@ def _base_path() -> str:
 def cancellable() -> Iterator[None]:
     """Let OpenNebula's `backup_cancel` find and end this process within the block.
 
-    The one of each backup driver looks, on the front-end, for processes called `ruby` with the words of a prebackup of the
-    VM, and sends them TERM. Our words are those; so is the name, from here on.
+    The one of each backup driver looks, on the front-end, for processes called `ruby` with the words of a
+    prebackup of the VM, and sends them TERM. Our words are those; so is the name, from here on.
     """
 
     def cancelled(_number: int, _frame: object) -> None:
@@ -92,7 +92,11 @@ def restore(action: Action) -> Plan:
     store = oned.datastore_with_secrets(image.store_id)
     if not DRIVER.match(store.store_driver):
         raise BadArguments(f"not a backup driver: {store.store_driver!r}")
-    data = b"<DS_DRIVER_ACTION_DATA>" + b"".join(part.to_bytes() for part in (store, vm, image)) + b"</DS_DRIVER_ACTION_DATA>"
+    data = (
+        b"<DS_DRIVER_ACTION_DATA>"
+        + b"".join(part.to_bytes() for part in (store, vm, image))
+        + b"</DS_DRIVER_ACTION_DATA>"
+    )
     known = {disk.id for disk in vm.disks}
     urls = _listed(f"{REMOTES}/datastore/{store.store_driver}/ls", asked, data)
     gone = sorted(urls.keys() - known)

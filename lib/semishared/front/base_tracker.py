@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the front-end says to a host that is to clone and has no base: what to remove for it, and from whom to get it.
+"""What the front-end says to a host that is to clone and has no base: what to remove for it, and from whom to
+get it.
 
     <DATASTORE_LOCATION>/.semishared/holders/<store>-<image>-<generation>      on the front-end
         {"holders": [HOST, ...], "arriving": [[HOST, SINCE, MAKER], ...]}
 
-These are hints: a host that does not have the base (any more) says so, and the next one is asked. Simultaneous clones on
-many cold hosts find one another here and become one chain (plan/sources.py).
+These are hints: a host that does not have the base (any more) says so, and the next one is asked.
+Simultaneous clones on many cold hosts find one another here and become one chain (plan/sources.py).
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def _path(root: str, name: str) -> str:
 def _hints(root: str, name: str) -> Iterator[tuple[list[str], list[sources.Arriving]]]:
     """Yield holders and arriving hosts, to be changed; what is in them at the end is written.
 
-    A front-end that is full, or whose hints cannot be had for another reason, fails no deploy: nobody is known then, and the store has it.
+    A front-end that is full, or whose hints cannot be had for another reason, fails no deploy: nobody is
+    known then, and the store has it.
     """
     path = _path(root, name)
     with ExitStack() as stack:
@@ -57,10 +59,14 @@ def _hints(root: str, name: str) -> Iterator[tuple[list[str], list[sources.Arriv
 def _read(path: str) -> tuple[list[str], list[sources.Arriving]]:
     found = files.hint(path)
     holders = [str(host) for host in _list(found, "holders")]
-    entries = [entry for entry in _list(found, "arriving") if isinstance(entry, list) and len(entry) in (2, 3)]
+    entries = [
+        entry for entry in _list(found, "arriving") if isinstance(entry, list) and len(entry) in (2, 3)
+    ]
     arriving = [sources.Arriving(str(host), float(since), "".join(maker)) for host, since, *maker in entries]
     # Whoever was killed has not said how it went, and its host side has gone with it.
-    return holders, [item for item in arriving if not owner.is_gone(layout.staged(item.host, item.maker), other_boots=True)]
+    return holders, [
+        item for item in arriving if not owner.is_gone(layout.staged(item.host, item.maker), other_boots=True)
+    ]
 
 
 def _list(found: dict[str, object], key: str) -> list[object]:
@@ -69,7 +75,9 @@ def _list(found: dict[str, object], key: str) -> list[object]:
 
 
 def _forget_older(root: str, name: str) -> None:
-    """Remove the hints about other generations of the image, from which nobody clones any more, and those of long ago."""
+    """Remove the hints about other generations of the image, from which nobody clones any more, and those of
+    long ago.
+    """
     image = layout_base.prefix_of(name)
     for entry in os.scandir(layout_base.holders(root)):
         is_older = entry.name != name and layout_base.prefix_of(entry.name) == image
@@ -104,11 +112,15 @@ def leave(root: str, name: str, hosts: dict[str, bool]) -> None:
     """Note of each host whether it has the base now."""
     with _hints(root, name) as (holders, arriving):
         arriving[:] = [item for item in arriving if item.host not in hosts]
-        holders[:] = [host for host in holders if host not in hosts] + [host for host, has in hosts.items() if has]
+        holders[:] = [host for host in holders if host not in hosts] + [
+            host for host, has in hosts.items() if has
+        ]
 
 
 def arrived(root: str, name: str, host: str, has: bool) -> None:
-    """Note how it went for a host that has asked for a base, if `join` has noted it: what is only borrowed nobody else can have."""
+    """Note how it went for a host that has asked for a base, if `join` has noted it: what is only borrowed
+    nobody else can have.
+    """
     if not name:
         return
     with _hints(root, name) as (holders, arriving):
@@ -124,7 +136,9 @@ def holders_of(root: str, name: str) -> list[str]:
 
 
 def answer(root: str, question: dict[str, Any], host: str, config: Config) -> dict[str, object]:
-    """Return what a `host` has to know that asks for a base, or for room (base/room.py); `arrived` must follow for its "name"."""
+    """Return what a `host` has to know that asks for a base, or for room (base/room.py); `arrived` must
+    follow for its "name".
+    """
     name = str(question.get("name", ""))
     if question.get("question") == "has":
         join(root, name, host)
@@ -132,14 +146,25 @@ def answer(root: str, question: dict[str, Any], host: str, config: Config) -> di
     limit = _limits(question, host, config)
     needed = eviction.number(question, "needed")
     if question.get("question") == "room":
-        return {"evict": eviction.room_for_disk(question, limit.floor, needed, tuple(map(str, _list(question, "last"))))}
+        return {
+            "evict": eviction.room_for_disk(
+                question, limit.floor, needed, tuple(map(str, _list(question, "last")))
+            )
+        }
     must, mends = (question.get(word) is True for word in ("must", "mends"))
     evict = eviction.room(question, limit, host, needed, name, must=must, mends=mends)
     # A content that nobody knows nobody else can have.
     found, are_others = _join(root, name, host, question.get("stays") is not False) if name else ([], False)
-    # One that others come behind, or that comes behind others, is part of a chain: what it costs is not its own affair.
+    # One that others come behind, or that comes behind others, is part of a chain: what it costs is not its
+    # own affair.
     when = "last" if are_others else "quicker"
-    return {"sources": found, "from_store": when, "codec": config.staging_compress, "rate": config.staging_rate, "evict": evict}
+    return {
+        "sources": found,
+        "from_store": when,
+        "codec": config.staging_compress,
+        "rate": config.staging_rate,
+        "evict": evict,
+    }
 
 
 def _limits(question: dict[str, Any], host: str, config: Config) -> eviction.Limits:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Have a set of VMs run: their bases first, all in one session; then all are started at once, and watched until they run."""
+"""Have a set of VMs run: their bases first, all in one session; then all are started at once, and watched
+until they run.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,14 @@ Tell = Callable[..., None]
 
 def row(vm: Vm, how: str, why: str = "", seconds: float = 0.0) -> Row:
     """Return what became of a VM."""
-    return {"vm": vm.id, "name": vm.name, "host": vm.host, "how": how, "why": why, "seconds": round(seconds, 1)}
+    return {
+        "vm": vm.id,
+        "name": vm.name,
+        "host": vm.host,
+        "how": how,
+        "why": why,
+        "seconds": round(seconds, 1),
+    }
 
 
 class Boot:
@@ -40,7 +49,8 @@ class Boot:
         self._rows: Dict[int, Row] = {}
 
     def run(self, vms: Sequence[Vm], hosts: Optional[Sequence[Host]]) -> List[Row]:
-        """Have the VMs run; return a row for each. `hosts`: where their disks may come to be, None for where they were last.
+        """Have the VMs run; return a row for each. `hosts`: where their disks may come to be, None for where
+        they were last.
 
         Raise OnedUnavailable.
         """
@@ -86,7 +96,9 @@ class Boot:
                 time.sleep(POLL_S)
 
     def _look(self, vms: Mapping[int, Vm], active: set[int], begun: float) -> None:
-        """Note what has become of those that were started; `active` are those that once were; raise OnedUnavailable."""
+        """Note what has become of those that were started; `active` are those that once were; raise
+        OnedUnavailable.
+        """
         now = {vm.id: vm for vm in self._oned.vms()}
         for number in [number for number in vms if number not in self._rows]:
             vm, waited = now.get(number), time.monotonic() - self._started[number]
@@ -97,23 +109,34 @@ class Boot:
             if plan.is_running(vm) or why:
                 self._done(self._oned.vm(number), "failed" if why else "booted", why)
             elif time.monotonic() - begun > self._limit_s:
-                self._done(vm, "failed", f"it does not run after {self._limit_s:.0f} s: state {vm.number('STATE')}/{vm.lcm_state}")
+                self._done(
+                    vm,
+                    "failed",
+                    f"it does not run after {self._limit_s:.0f} s: state {vm.number('STATE')}/{vm.lcm_state}",
+                )
             if vm.number("STATE") == plan.ACTIVE:
                 active.add(number)
 
     # -- bases ----------------------------------------------------------------------------------------
 
     def _stage(self, vms: Sequence[Vm], hosts: Optional[Sequence[Host]]) -> None:
-        """Bring the bases of VMs to where these will be; a VM whose base does not come gets it as any clone does."""
+        """Bring the bases of VMs to where these will be; a VM whose base does not come gets it as any clone
+        does.
+        """
         images = {image.id: image for image in self._oned.images()} if vms else {}
         datastores = {store.id: store for store in self._oned.datastores()} if vms else {}
         known = {host.name: host for host in self._oned.hosts()} if vms else {}
         wants: Dict[str, Dict[str, List[Wanted]]] = {}
         for vm in vms:
-            for name in [host.name for host in hosts] if hosts is not None else [vm.host] if vm.host in known else []:
+            for name in (
+                [host.name for host in hosts] if hosts is not None else [vm.host] if vm.host in known else []
+            ):
                 for image, store in plan.bases(vm, images, datastores):
                     try:
-                        root, item = _root(store), Wanted(image_ref(image, store), stores.bridge(store, image.id))
+                        root, item = (
+                            _root(store),
+                            Wanted(image_ref(image, store), stores.bridge(store, image.id)),
+                        )
                     except SemisharedError as e:
                         self._tell(event="note", host=name, text=f"image {image.id}: {e.line()}")
                         continue

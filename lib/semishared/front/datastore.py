@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The datastore actions: argv is an id, stdin is DS_DRIVER_ACTION_DATA, stdout is the answer (docs/explanation/contract.md).
+"""The datastore actions: argv is an id, stdin is DS_DRIVER_ACTION_DATA, stdout is the answer
+(docs/explanation/contract.md).
 
 Planned in plan/datastore.py; here is what the front-end does itself.
 """
@@ -25,7 +26,9 @@ from .action import Action, carry_out
 
 ACTIONS = plans.ACTIONS
 CHANGES = ("cp", "mkfs", "clone", "rm")
-"""Actions that would make an image below a mount point, or say of one that it is gone since it is not there."""
+"""Actions that would make an image below a mount point, or say of one that it is gone since it is not
+there.
+"""
 
 
 class FrontEnd:
@@ -48,11 +51,17 @@ class FrontEnd:
 
         found = verbs.do(step)
         # What we have made anything in has a directory of ours: then nothing more is loaded.
-        is_new = not step.access.marker and not step.access.can.has_bridge and not os.path.lexists(f"{step.where}/{layout.SIDE}")
+        is_new = (
+            not step.access.marker
+            and not step.access.can.has_bridge
+            and not os.path.lexists(f"{step.where}/{layout.SIDE}")
+        )
         if is_new and self._action.name in CHANGES:
             from .mount_point import refuse
 
-            refuse(self._asked.datastore, step.where, self._asked.image if self._action.name == "rm" else None)
+            refuse(
+                self._asked.datastore, step.where, self._asked.image if self._action.name == "rm" else None
+            )
         return found
 
     def MeasureSource(self, step: d.MeasureSource) -> int:
@@ -68,7 +77,11 @@ class FrontEnd:
     def ListRoots(self, step: d.ListRoots) -> list[str]:
         from ..opennebula.oned import Oned
 
-        found = {path for one in Oned().datastores() for path in (one.base_path, one.attribute("SEMISHARED_FS_ROOT"))}
+        found = {
+            path
+            for one in Oned().datastores()
+            for path in (one.base_path, one.attribute("SEMISHARED_FS_ROOT"))
+        }
         return sorted(path for path in found if path.startswith("/"))
 
     def MakeStore(self, step: d.MakeStore) -> None:
@@ -84,7 +97,9 @@ def planned(action: Action) -> Part[str]:
         raise BadArguments("no id")
     standstill.limit_s = action.config.hosts_standstill_timeout_s
     data, most = DriverData(sys.stdin.buffer.read()), action.config.images_max_virtual_size_gib * GiB
-    asked = plans.Asked(data.image, data.datastore, most, tuple(MKFS), os.urandom(16).hex(), os.uname().nodename)
+    asked = plans.Asked(
+        data.image, data.datastore, most, tuple(MKFS), os.urandom(16).hex(), os.uname().nodename
+    )
     action.here = FrontEnd(action, asked).do
     return plans.planned(action.name, asked)
 

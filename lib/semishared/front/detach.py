@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lead a set of VMs to bases of their hosts: look, stage all images once to the hosts that need them, then let every host detach.
+"""Lead a set of VMs to bases of their hosts: look, stage all images once to the hosts that need them, then
+let every host detach.
 
     rows = detach([12, 13, 17], tell, rate=100 << 20)
 
-Whoever has the ids of VMs calls that: `semishared detach`, and whatever finds VMs in another way. `tell` is called from several
-threads, with event="vm" and a Row (plan/detach.py) as soon as a disk is done, and with what a staging session says (event="plan",
-"host" or "note"). It returns all rows, and raises only what keeps it from beginning.
+Whoever has the ids of VMs calls that: `semishared detach`, and whatever finds VMs in another way. `tell` is
+called from several threads, with event="vm" and a Row (plan/detach.py) as soon as a disk is done, and with
+what a staging session says (event="plan", "host" or "note"). It returns all rows, and raises only what keeps
+it from beginning.
 """
 
 from __future__ import annotations
@@ -39,12 +41,17 @@ Tell = Callable[..., None]
 
 
 def detach(
-    ids: Sequence[int], tell: Tell, *, rate: int = 0, transport: str = "auto", disks: Optional[Mapping[int, Collection[int]]] = None
+    ids: Sequence[int],
+    tell: Tell,
+    *,
+    rate: int = 0,
+    transport: str = "auto",
+    disks: Optional[Mapping[int, Collection[int]]] = None,
 ) -> List[Row]:
     """Detach these VMs; return a row for each disk, and for each VM that is left alone.
 
-    `rate`: bytes per second that a host sends, and that it copies, at most, 0 for no limit. `disks`: by VM the only ones that are
-    meant. Raise OnedUnavailable.
+    `rate`: bytes per second that a host sends, and that it copies, at most, 0 for no limit. `disks`: by VM
+    the only ones that are meant. Raise OnedUnavailable.
     """
     led = _Led(Oned(), load(), tell, rate, transport)
     rows, asked = [], []
@@ -52,7 +59,9 @@ def detach(
         try:
             wanted = plan.wanted(vm, led.location(vm), None if disks is None else disks.get(vm.id))
         except SemisharedError as e:
-            rows.append(led.told(plan.row(Wanted(vm.id, vm.host, "", ""), how="failed", why=e.line(), id=e.id)))
+            rows.append(
+                led.told(plan.row(Wanted(vm.id, vm.host, "", ""), how="failed", why=e.line(), id=e.id))
+            )
             continue
         why = plan.why_not(vm)
         if why:
@@ -111,7 +120,8 @@ class _Led:
     def _session(self, host: str) -> Session:
         session = self._sessions.get(host)
         if session is None or session.is_busy:
-            # Another action has ended the host's part, with the VM that it was at: the others are still to be done.
+            # Another action has ended the host's part, with the VM that it was at: the others are still to be
+            # done.
             if session:
                 session.close(is_over=False)
             session = self._sessions[host] = Session(host, ACTION, self._config, bulk=True)
@@ -148,7 +158,11 @@ class _Led:
         with answering(layout.base_store_of(step.vm_dir), wanted.machine, self._config) as of_bases:
 
             def answer(question: Dict[str, object]) -> object:
-                return {"why": _changed(step.vm, wanted.machine)} if question.get("question") == "vm" else of_bases(question)
+                return (
+                    {"why": _changed(step.vm, wanted.machine)}
+                    if question.get("question") == "vm"
+                    else of_bases(question)
+                )
 
             return self._session(wanted.machine).run([step], answer=answer)
 
@@ -162,7 +176,9 @@ class _Led:
                 if image.store not in self._datastores:
                     raise MissingImage(f"OpenNebula has no datastore {image.store}")
                 base = Base(image, stores.bridge(self._datastores[image.store], image.id))
-                root = layout.base_store(os.path.dirname(absolute(self._datastores[image.store].base_path, "BASE_PATH")))
+                root = layout.base_store(
+                    os.path.dirname(absolute(self._datastores[image.store].base_path, "BASE_PATH"))
+                )
             except SemisharedError as e:
                 self._staged.update({(image, host): Staged("", e.line()) for host in hosts})
                 continue
@@ -185,8 +201,14 @@ class _Led:
             for image in (base.image for base in bases):
                 generation = session.generations.get(image, image.generation)
                 is_found = image in session.generations
-                came = outcome and is_found and image._replace(generation=generation).base_name not in outcome.lacks
-                self._staged[image, host] = Staged(generation, "" if came else (outcome.why if outcome else "") or why)
+                came = (
+                    outcome
+                    and is_found
+                    and image._replace(generation=generation).base_name not in outcome.lacks
+                )
+                self._staged[image, host] = Staged(
+                    generation, "" if came else (outcome.why if outcome else "") or why
+                )
 
 
 def _changed(vm: int, host: str) -> str:

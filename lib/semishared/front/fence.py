@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shut a host out of all stores, prove it, and let it in again: all from one front-end, which need not reach the host.
+"""Shut a host out of all stores, prove it, and let it in again: all from one front-end, which need not reach
+the host.
 
     proof = Fence(oned, config).proof("host3")         looks, changes nothing
     proof = Fence(oned, config).fence("host3")         does what is missing, then the same
     proof.epoch, proof.boot, proof.since
 
-There is a Proof iff no disk of any of our stores can be written by that host any more: by the boot of it that the proof names.
-Either may raise NotFenced, with all that is missing; what was done by then stays done, and is done again by the next, to the
-same end. The mark (fence_marks.py) is set before anything else, so that `lift` finds what a killed one has left. Each raises NoKey
-where there is no key to tell a mark of ours by.
+There is a Proof iff no disk of any of our stores can be written by that host any more: by the boot of it that
+the proof names. Either may raise NotFenced, with all that is missing; what was done by then stays done, and
+is done again by the next, to the same end. The mark (fence_marks.py) is set before anything else, so that
+`lift` finds what a killed one has left. Each raises NoKey where there is no key to tell a mark of ours by.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ from .fence_marks import Marks
 
 TURNS = 5
 LOCKS_S = 330
-"""How long the locks of a host that is off may stay: 300 s on CephFS (mds_session_autoclose), 90 s on NFSv4."""
+"""How long the locks of a host that is off may stay: 300 s on CephFS (mds_session_autoclose), 90 s on
+NFSv4.
+"""
 
 
 class Proof(NamedTuple):
@@ -64,7 +67,9 @@ class Proof(NamedTuple):
 
 
 class Fence:
-    """Fencing by one front-end; each method raises BadArguments for a host that oned does not know, and OnedUnavailable."""
+    """Fencing by one front-end; each method raises BadArguments for a host that oned does not know, and
+    OnedUnavailable.
+    """
 
     def __init__(self, oned: Oned, config: Config, locks_s: float = LOCKS_S) -> None:
         self._oned, self._config, self._locks_s = oned, config, locks_s
@@ -73,7 +78,8 @@ class Fence:
     # -- out ------------------------------------------------------------------------------------------
 
     def fence(self, host: str, confirmed_off: bool = False) -> Proof:
-        """Shut a host, by its name in OpenNebula, out of all stores; raise NotFenced if it may still write to one.
+        """Shut a host, by its name in OpenNebula, out of all stores; raise NotFenced if it may still write to
+        one.
 
         `confirmed_off`: somebody has seen that it is off.
         """
@@ -84,11 +90,16 @@ class Fence:
             return self._proof(cloud)
         except NotFenced:
             pass
-        mark = plan.begun(self._marks.of(cloud.host), plan.boot_of(cloud.host), (), int(time.time()))._replace(clock=now())
+        mark = plan.begun(
+            self._marks.of(cloud.host), plan.boot_of(cloud.host), (), int(time.time())
+        )._replace(clock=now())
         mark, missing = self._shut_out(cloud, mark)
         missing = [*missing, *cloud.odd]
         off, why_on = self._switched_off(cloud, confirmed_off, bool(cloud.mounted or missing))
-        since, clock = int(time.time()), now()  # before the locks are waited for: meanwhile somebody may switch it on again
+        since, clock = (
+            int(time.time()),
+            now(),
+        )  # before the locks are waited for: meanwhile somebody may switch it on again
         # What is off writes nothing: then it does not matter what a cluster said, but for whoever reads it.
         notes = tuple(missing) if off else ()
         missing = self._still_locked(cloud) if off else [*missing, *why_on]
@@ -99,10 +110,14 @@ class Fence:
         return _proven(host, mark)._replace(notes=notes)
 
     def _shut_out(self, cloud: Cloud, mark: plan.Mark) -> tuple[plan.Mark, list[str]]:
-        """Block the host in each cluster, what it opens meanwhile too; return the mark as it is then, and what is missing."""
+        """Block the host in each cluster, what it opens meanwhile too; return the mark as it is then, and
+        what is missing.
+        """
         for turn in range(TURNS):
             ways, missing = self._ways(cloud)
-            blocked = dict.fromkeys([*mark.blocked, *(f"{way.fsid}/{entry}" for way in ways for entry in way.entries)])
+            blocked = dict.fromkeys(
+                [*mark.blocked, *(f"{way.fsid}/{entry}" for way in ways for entry in way.entries)]
+            )
             if turn and len(blocked) == len(mark.blocked):
                 return mark, missing
             mark = mark._replace(blocked=tuple(blocked))
@@ -141,7 +156,9 @@ class Fence:
             return plan.CONFIRMED if confirmed_off else "", []
         command, where = self._config.fencing, f"{_named(cloud.mounted)}: " if cloud.mounted else ""
         if not command:
-            return "", [f"{where}a host writes to a mounted store until it is off, and [fence] command is not set"] if where else []
+            return "", [
+                f"{where}a host writes to a mounted store until it is off, and [fence] command is not set"
+            ] if where else []
         try:
             run([*command, cloud.host.name], timeout_s=self._config.fence_timeout_s)
         except SemisharedError as e:
@@ -150,11 +167,16 @@ class Fence:
         return plan.COMMAND, []
 
     def _still_locked(self, cloud: Cloud) -> list[str]:
-        """Return which files are still locked by a writer: of a host that is off the locks go, which may take its time."""
+        """Return which files are still locked by a writer: of a host that is off the locks go, which may take
+        its time.
+        """
         deadline = time.monotonic() + self._locks_s
         files = [store for store in cloud.mounted if not stores.is_shares(store)]
         while True:
-            asked = (unless_it_hangs(partial(writers.of_disk, path), [f"{path}: its store hangs"]) for path in cloud.on(files))
+            asked = (
+                unless_it_hangs(partial(writers.of_disk, path), [f"{path}: its store hangs"])
+                for path in cloud.on(files)
+            )
             held = [text for found in asked for text in found]
             if not held or time.monotonic() >= deadline:
                 return held
@@ -177,7 +199,10 @@ class Fence:
     def _proof(self, cloud: Cloud) -> Proof:
         host, mark = cloud.host, self._marks.of(cloud.host)
         if mark.state != plan.FENCED:
-            raise NotFenced(mark.strange or f"{host.name} is not fenced" + (": that was begun, and did not end" if mark.stands else ""))
+            raise NotFenced(
+                mark.strange
+                or f"{host.name} is not fenced" + (": that was begun, and did not end" if mark.stands else "")
+            )
         if mark.boot != plan.boot_of(host):
             raise NotFenced(f"{host.name} was fenced before it was started the last time")
         self._check_off(host, mark)
@@ -194,17 +219,25 @@ class Fence:
                     missing.append(f"{_named(datastores)}: {e.detail}")
                     continue
                 if lacks:
-                    missing.append(f"{_named(datastores)}: {', '.join(lacks)} is not on the blocklist any more")
+                    missing.append(
+                        f"{_named(datastores)}: {', '.join(lacks)} is not on the blocklist any more"
+                    )
         if missing:
             raise NotFenced(f"{host.name} may write again: {'; '.join(missing)}")
         return _proven(host.name, mark)
 
     def _check_off(self, host: Host, mark: plan.Mark) -> None:
-        """Raise NotFenced if a host that is known to be off is not: that was noted once, and VMs are started elsewhere by it now.
+        """Raise NotFenced if a host that is known to be off is not: that was noted once, and VMs are started
+        elsewhere by it now.
 
-        Until OpenNebula sees that a host is gone which the fencing command has switched off, its word counts for less than the command's.
+        Until OpenNebula sees that a host is gone which the fencing command has switched off, its word counts
+        for less than the command's.
         """
-        told = alive.why(host, self._config.hosts_connect_timeout_s, as_monitored=mark.off == plan.CONFIRMED) if mark.off else ""
+        told = (
+            alive.why(host, self._config.hosts_connect_timeout_s, as_monitored=mark.off == plan.CONFIRMED)
+            if mark.off
+            else ""
+        )
         if told:
             said = "the fencing command said" if mark.off == plan.COMMAND else f"{mark.by or 'somebody'} said"
             when = time.strftime("%F %T", time.localtime(mark.since))
@@ -218,10 +251,11 @@ class Fence:
         return mark.stands and not mark.shut_nothing_out
 
     def lift(self, host: str, boot: str, up_s: float) -> tuple[str, ...]:
-        """Let a host in again that says it has `boot` and is up for `up_s` seconds; one that was not shut out is in.
+        """Let a host in again that says it has `boot` and is up for `up_s` seconds; one that was not shut out
+        is in.
 
-        Return the entries that stay, since no datastore of ours is on their cluster any more. Raise StillFenced if that may be the
-        boot that was shut out, or a cluster cannot be asked.
+        Return the entries that stay, since no datastore of ours is on their cluster any more. Raise
+        StillFenced if that may be the boot that was shut out, or a cluster cannot be asked.
         """
         cloud = fence_facts.ask(self._oned, host)
         mark = self._marks.of(cloud.host)

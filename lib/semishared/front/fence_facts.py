@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What oned and Ceph know of a host that is to be shut out: the stores it can reach, and what its guests may have open there."""
+"""What oned and Ceph know of a host that is to be shut out: the stores it can reach, and what its guests may
+have open there.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ NOBODY = "192.0.2.1:0/1"
 ACTIVE = 3
 """State of a VM that may have a guest (include/VirtualMachine.h)."""
 MOVING = (4, 60, 61)
-"""LCM states of one on its way from host to host, also of one that oned has lost sight of: both may have it."""
+"""LCM states of one on its way from host to host, also of one that oned has lost sight of: both may have
+it.
+"""
 
 
 class Cloud(NamedTuple):
@@ -67,7 +71,11 @@ def ask(oned: Oned, name: str) -> Cloud:
         raise BadArguments(f"no host {name!r} in OpenNebula")
     host = found[0]
     # Several clouds may have a datastore of one name; ids are oned's.
-    ours = {store.id: store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD")) and store.type != 1}
+    ours = {
+        store.id: store
+        for store in oned.datastores()
+        if NAME in (store.driver, store.text("DS_MAD")) and store.type != 1
+    }
     images = {image.id: image for image in oned.images()}
     disks, odd = list[Tuple[int, str]](), list[str]()
     for vm in _guests(oned, host.id):
@@ -82,14 +90,21 @@ def ask(oned: Oned, name: str) -> Cloud:
             except BadArguments as e:
                 odd.append(f"disk {disk.id} of VM {vm.id}: {e.detail}")
     used = {number for number, _ in disks}
-    # A share has no lock, nor an epoch, and who writes to it is a daemon of the host or the guest itself: a file system's business, as its
-    # addresses and clients are, of which no blocklist of ours knows. Without a guest that has one the host writes to none.
-    near = [store.id for store in ours.values() if not stores.is_shares(store) and host.cluster_id in store.clusters]
+    # A share has no lock, nor an epoch, and who writes to it is a daemon of the host or the guest itself: a
+    # file system's business, as its addresses and clients are, of which no blocklist of ours knows. Without a
+    # guest that has one the host writes to none.
+    near = [
+        store.id
+        for store in ours.values()
+        if not stores.is_shares(store) and host.cluster_id in store.clusters
+    ]
     reached = [store for store in ours.values() if store.id in used or store.id in near]
     pools = [store for store in ours.values() if stores.kind(store).has_bridge]
     mounted = [store for store in reached if store not in pools]
     near_pools = [store for store in reached if store in pools]
-    return Cloud(host, hosts, near_pools, mounted, tuple(disks), pools, tuple(odd), front_ends.addresses(oned, name))
+    return Cloud(
+        host, hosts, near_pools, mounted, tuple(disks), pools, tuple(odd), front_ends.addresses(oned, name)
+    )
 
 
 def clusters(pools: Sequence[Datastore]) -> list[list[Datastore]]:
@@ -101,32 +116,43 @@ def clusters(pools: Sequence[Datastore]) -> list[list[Datastore]]:
 
 
 def _guests(oned: Oned, host: int) -> list[Vm]:
-    """Return the VMs that may have a guest on a host, also those that are on their way from it; by its id: it may be called anew."""
+    """Return the VMs that may have a guest on a host, also those that are on their way from it; by its id: it
+    may be called anew.
+    """
     active = [vm for vm in oned.vms() if vm.number("STATE") == ACTIVE]
     near = [vm.id for vm in active if host in vm.host_ids[-1:] or vm.lcm_state in MOVING]
     return [vm for vm in map(oned.vm, near) if host in vm.host_ids[-2 if vm.lcm_state in MOVING else -1 :]]
 
 
 def _places(vm: Vm, disk: Disk, image: Image, store: Datastore) -> Iterator[str]:
-    """Yield where a guest may write of a disk: to the image itself, or to a clone if there is one; raise BadArguments."""
+    """Yield where a guest may write of a disk: to the image itself, or to a clone if there is one; raise
+    BadArguments.
+    """
     if image.is_persistent or stores.is_shares(store):
         yield image.source
     elif stores.kind(store).has_bridge:
         yield layout_pool.clone(image.source, vm.id, disk.id)
     else:
         directory, _, name = absolute(image.source, "SOURCE").rpartition("/")
-        clone = layout_store.clone(f"{directory}/{layout_store.side(name)}", vm.id, disk.id, store.attribute("SEMISHARED_CLOUD"))
+        clone = layout_store.clone(
+            f"{directory}/{layout_store.side(name)}", vm.id, disk.id, store.attribute("SEMISHARED_CLOUD")
+        )
         # Else its disk is on the host.
         if unless_it_hangs(lambda: os.path.lexists(clone), True):
             yield clone
 
 
 def reached(datastores: Sequence[Datastore]) -> tuple[Access, str]:
-    """Return how the front-end reaches their cluster to shut somebody out; raise BadAttribute, SemisharedError."""
+    """Return how the front-end reaches their cluster to shut somebody out; raise BadAttribute,
+    SemisharedError.
+    """
     users = sorted({stores.fence_user(store) for store in datastores} - {""})
     numbers = ", ".join(str(store.id) for store in datastores)
     if not users:
-        raise BadAttribute(f"datastore {numbers} has no SEMISHARED_CEPH_FENCE_USER (`semishared caps --role fence {datastores[0].id}`)")
+        raise BadAttribute(
+            f"datastore {numbers} has no SEMISHARED_CEPH_FENCE_USER (`semishared caps --role "
+            f"fence {datastores[0].id}`)"
+        )
     return stores.access(datastores[0]), users[0]
 
 
@@ -147,7 +173,9 @@ def look(cloud: Cloud, datastores: Sequence[Datastore]) -> tuple[Fencer, Ceph]:
 
 
 def try_key(datastores: Sequence[Datastore]) -> None:
-    """Raise SemisharedError if their cluster would not let the front-end shut somebody out, or see whom; nothing is changed."""
+    """Raise SemisharedError if their cluster would not let the front-end shut somebody out, or see whom;
+    nothing is changed.
+    """
     fencer = Fencer(*reached(datastores))
     fencer.look()
     fencer.unblock([NOBODY])

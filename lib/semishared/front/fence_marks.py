@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The marks of fences: documents in oned, which replicates them to every front-end, each under a code by the front-ends' key.
+"""The marks of fences: documents in oned, which replicates them to every front-end, each under a code by the
+front-ends' key.
 
-A host's template is no place for them: what its probe prints is merged into it (Host::update_info), so that a host could write its
-own mark, put an older one back, or take it away by an empty attribute. Monitoring writes to no document. Users may make documents
-(oned's first ACL rule), which are not of oneadmin's group; whom a rule lets manage all documents, as OneFlow's admins, has not the key.
+A host's template is no place for them: what its probe prints is merged into it (Host::update_info), so that a
+host could write its own mark, put an older one back, or take it away by an empty attribute. Monitoring writes
+to no document. Users may make documents (oned's first ACL rule), which are not of oneadmin's group; whom a
+rule lets manage all documents, as OneFlow's admins, has not the key.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class _Noted(NamedTuple):
 
 
 class Marks:
-    """The marks that one front-end reads and writes; raise NoKey where it cannot tell them, OnedUnavailable."""
+    """The marks that one front-end reads and writes; raise NoKey where it cannot tell them,
+    OnedUnavailable.
+    """
 
     def __init__(self, oned: Oned) -> None:
         self._oned = oned
@@ -55,10 +59,20 @@ class Marks:
             return right
         why = ""
         if noted:
-            why = f"the mark of {host.name}'s fence (document {noted[0].id} in OpenNebula) has no code by the key of this front-end"
+            why = (
+                f"the mark of {host.name}'s fence (document {noted[0].id} in OpenNebula) has no code "
+                f"by the key of this front-end"
+            )
         elif mark_of(host).stands:
-            why = f"{host.name} has the mark of a fence in its template, as older versions wrote it and its own monitoring can"
-        return Mark(strange=f"{why}: it says nothing; to have the host shut out: `semishared fence {host.name}`" if why else "")
+            why = (
+                f"{host.name} has the mark of a fence in its template, as older versions wrote it and "
+                f"its own monitoring can"
+            )
+        return Mark(
+            strange=f"{why}: it says nothing; to have the host shut out: `semishared fence {host.name}`"
+            if why
+            else ""
+        )
 
     def note(self, host: Host, mark: Mark) -> None:
         """Write a host's mark in the place of what is noted of it."""

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transfer actions around a live migration (vmm/semishared/migrate moves the guest): see plan/migration.py."""
+"""The transfer actions around a live migration (vmm/semishared/migrate moves the guest): see
+plan/migration.py.
+"""
 
 from __future__ import annotations
 

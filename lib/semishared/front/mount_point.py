@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directory of a datastore without a marker: whether it can be told that its store is not mounted there."""
+"""The directory of a datastore without a marker: whether it can be told that its store is not mounted
+there.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from ..opennebula.xml import Datastore, Image
 
 
 def refuse(datastore: Datastore, directory: str, removed: Optional[Image]) -> None:
-    """Raise StoreAbsent if a directory has neither an image nor anything of ours, though OpenNebula has images of ours in it."""
+    """Raise StoreAbsent if a directory has neither an image nor anything of ours, though OpenNebula has
+    images of ours in it.
+    """
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
@@ -26,12 +30,19 @@ def refuse(datastore: Datastore, directory: str, removed: Optional[Image]) -> No
     else:
         return
     if known:
-        what = f"OpenNebula has {known} image{'s' * (known > 1)} of datastore {datastore.id} there, and there is none"
-        raise StoreAbsent(f"{directory} on {os.uname().nodename} is where its store is to be mounted, or was: {what}")
+        what = (
+            f"OpenNebula has {known} image{'s' * (known > 1)} of datastore {datastore.id} there, and "
+            f"there is none"
+        )
+        raise StoreAbsent(
+            f"{directory} on {os.uname().nodename} is where its store is to be mounted, or was: {what}"
+        )
 
 
 def _settled(datastore: Datastore) -> int:
-    """Return how many images of a datastore have been made, as far as oned says it; only where that is in doubt it is asked."""
+    """Return how many images of a datastore have been made, as far as oned says it; only where that is in
+    doubt it is asked.
+    """
     from ..opennebula.oned import Oned
     from .stores import SETTLED
 

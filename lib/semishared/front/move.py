@@ -19,7 +19,11 @@ def mv(action: Action, asked: args.Move) -> Plan:
     vm = oned.vm(asked.source.vm)
     action.seq, action.bulk = vm.seq, True
     action.acquired(vm)
-    why_not = _why_not_fenced(oned, action, vm, asked.source.host) if vm.lcm_state in (*moves.UNKNOWN, moves.OFF) else ""
+    why_not = (
+        _why_not_fenced(oned, action, vm, asked.source.host)
+        if vm.lcm_state in (*moves.UNKNOWN, moves.OFF)
+        else ""
+    )
     told = moves.Told(*here, any(here) and _front_end_runs_vms(oned), why_not, action.config.overlays_options)
     return moves.mv(asked, vm, told)
 
@@ -27,7 +31,8 @@ def mv(action: Action, asked: args.Move) -> Plan:
 def _why_not_fenced(oned: Oned, action: Action, vm: Vm, host: str) -> str:
     """Return why the host that a VM leaves may write to a store still, '' if it is proved that it cannot.
 
-    `host`: what oned called it then. It may have another name by now, and another host that one: of both it has the id.
+    `host`: what oned called it then. It may have another name by now, and another host that one: of both it
+    has the id.
     """
     from .fence_marks import Marks
 

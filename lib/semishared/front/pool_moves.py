@@ -3,9 +3,9 @@
 
     rows = Moving(config, host, root, tell, rate).drain("/mnt/a")
 
-The host does one at a time, and oned's actions end that where they meet it: the next one then begins in a new session. What is
-moved is moved; killed anywhere, the next run goes on with what still lies where it was. `tell` is called with event="host", as of
-a staging session, and event="note".
+The host does one at a time, and oned's actions end that where they meet it: the next one then begins in a new
+session. What is moved is moved; killed anywhere, the next run goes on with what still lies where it was.
+`tell` is called with event="host", as of a staging session, and event="note".
 """
 
 from __future__ import annotations
@@ -30,9 +30,13 @@ Tell = Callable[..., None]
 
 
 class Moving:
-    """One run on one host; `rate`: bytes per second at most, 0 for no limit; `is_dry`: nothing is changed, all that would be is said."""
+    """One run on one host; `rate`: bytes per second at most, 0 for no limit; `is_dry`: nothing is changed,
+    all that would be is said.
+    """
 
-    def __init__(self, config: Config, host: str, root: str, tell: Tell, rate: int = 0, *, is_dry: bool = False) -> None:
+    def __init__(
+        self, config: Config, host: str, root: str, tell: Tell, rate: int = 0, *, is_dry: bool = False
+    ) -> None:
         self._config, self._host, self._root = config, host, root
         self._tell, self._rate, self._is_dry = tell, rate, is_dry
         self._session: Optional[Session] = None
@@ -51,7 +55,9 @@ class Moving:
     # -- the two ------------------------------------------------------------------------------------
 
     def drain(self, device: str) -> List[Row]:
-        """Let a device take nothing more, and move what lies on it; return a row for each thing. Raise BadArguments, BadPool."""
+        """Let a device take nothing more, and move what lies on it; return a row for each thing. Raise
+        BadArguments, BadPool.
+        """
         found = self._look()
         uuid = pool_rows.named(self._devices, device, self._host)
         if not self._is_dry:
@@ -60,11 +66,17 @@ class Moving:
         found = [held for held in found if held.item.device == uuid]
         self._ask_of(found)
         why = self._staying(found)
-        moves = pool_moves.drain(pool_rows.devices(self._devices), [held.item for held in found if held.item not in why], uuid)
+        moves = pool_moves.drain(
+            pool_rows.devices(self._devices), [held.item for held in found if held.item not in why], uuid
+        )
         rows = [self._row(held, "", how="stays", why=why[held.item]) for held in found if held.item in why]
         rows += self._carried_out(found, moves)
         for vm in pool_rows.reading_on(found, uuid, self._vms, rows):
-            self._tell(event="note", host=self._host, text=f"VM {vm} has a base open on {self._paths[uuid]} until it starts anew, or moves")
+            self._tell(
+                event="note",
+                host=self._host,
+                text=f"VM {vm} has a base open on {self._paths[uuid]} until it starts anew, or moves",
+            )
         return rows
 
     def rebalance(self) -> List[Row]:
@@ -72,17 +84,25 @@ class Moving:
         found = self._look()
         self._ask_of(found)
         why = self._staying(found)
-        moves = pool_moves.rebalance(pool_rows.devices(self._devices), [held.item for held in found if held.item not in why])
+        moves = pool_moves.rebalance(
+            pool_rows.devices(self._devices), [held.item for held in found if held.item not in why]
+        )
         return self._carried_out(found, moves)
 
     def unevenness(self) -> float:
-        """Return how much fuller than the mean the fullest device of a class was when the host was last asked."""
+        """Return how much fuller than the mean the fullest device of a class was when the host was last
+        asked.
+        """
         return pool_moves.unevenness(pool_rows.devices(self._devices))
 
     def is_empty(self, device: str) -> bool:
         """Ask the host whether nothing is left on a device."""
         self._look()
-        return not any(row["disks"] or row["bases"] for row in self._devices if device.rstrip("/") in (row["path"], row["uuid"]))
+        return not any(
+            row["disks"] or row["bases"]
+            for row in self._devices
+            if device.rstrip("/") in (row["path"], row["uuid"])
+        )
 
     # -- the host -------------------------------------------------------------------------------------
 
@@ -118,7 +138,12 @@ class Moving:
             if message.get("event") == "ask":
                 session.send(answer=self._changed(int(str(message.get("vm")))))
             elif message.get("event") == "progress":
-                self._tell(event="host", host=self._host, have=self._moved + int(str(message.get("done", 0))), of=self._of)
+                self._tell(
+                    event="host",
+                    host=self._host,
+                    have=self._moved + int(str(message.get("done", 0))),
+                    of=self._of,
+                )
             elif message.get("event") == "done":
                 results = message.get("results")
                 return results if isinstance(results, list) else []
@@ -155,7 +180,9 @@ class Moving:
         except SemisharedError as e:
             return self._row(held, move.target, how="failed", why=e.line(), id=e.id)
         how = "failed" if answer["error"] else "moved"
-        return self._row(held, move.target, how=how, why=answer["error"], id=answer["id"], seconds=answer["seconds"])
+        return self._row(
+            held, move.target, how=how, why=answer["error"], id=answer["id"], seconds=answer["seconds"]
+        )
 
     def _row(self, held: Held, target: str, **more: object) -> Row:
         row = pool_rows.row(held, target, lambda uuid: self._paths.get(uuid, uuid), **more)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an action would do, for `semishared plan`: rehearsed (model/rehearsal.py) from here, or on the host that would do it."""
+"""What an action would do, for `semishared plan`: rehearsed (model/rehearsal.py) from here, or on the host
+that would do it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def _look(step: Step) -> Step | None:
 
 
 def rehearse_on_host(action: Action, stdin: str) -> Dict[str, Any]:
-    """Have the host that the last argument names rehearse a hypervisor action; raise what would refuse it there."""
+    """Have the host that the last argument names rehearse a hypervisor action; raise what would refuse it
+    there.
+    """
     from ..model.steps_base import RehearseHypervisor
 
     host = action.argv[-1] if action.argv else ""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A staging session, as the front-end leads it: round by round, until every host has its bases or cannot be helped.
+"""A staging session, as the front-end leads it: round by round, until every host has its bases or cannot be
+helped.
 
-Each host is to have its own bases, which may be those of all. Nothing of a session outlives it: each host's part ends with
-its ssh (hostside.py), and what that has started with it.
+Each host is to have its own bases, which may be those of all. Nothing of a session outlives it: each host's
+part ends with its ssh (hostside.py), and what that has started with it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Iterator, Mapping, Sequence
 
 from ..config import Config
-from ..errors import HostFailed, HostUnreachable, ImageChanged, NoSpace, NotSupported, SemisharedError, TransferCorrupt
+from ..errors import (
+    HostFailed,
+    HostUnreachable,
+    ImageChanged,
+    NoSpace,
+    NotSupported,
+    SemisharedError,
+    TransferCorrupt,
+)
 from ..model.ranges import from_data, within
 from ..model.refs import ImageRef
 from ..model.steps import StageBase, Step
@@ -31,10 +40,15 @@ AT_ONCE = 8
 
 
 def waves(wants: Mapping[str, Sequence[Wanted]]) -> Iterator[dict[str, list[Wanted]]]:
-    """Yield the wants in parts in which no host is to have two generations of one image: they are made in one place."""
+    """Yield the wants in parts in which no host is to have two generations of one image: they are made in one
+    place.
+    """
     left = {host: list(dict.fromkeys(items)) for host, items in wants.items() if items}
     while left:
-        wave = {host: list({item.image.base_prefix: item for item in reversed(items)}.values())[::-1] for host, items in left.items()}
+        wave = {
+            host: list({item.image.base_prefix: item for item in reversed(items)}.values())[::-1]
+            for host, items in left.items()
+        }
         yield wave
         left = {host: [item for item in items if item not in wave[host]] for host, items in left.items()}
         left = {host: items for host, items in left.items() if items}
@@ -44,9 +58,14 @@ class Staging:
     """The session of hosts and the bases that each of them is to have."""
 
     def __init__(
-        self, root: str, wants: Mapping[str, Sequence[Wanted]], hosts: Sequence[Host], wish: Wish, config: Config,
+        self,
+        root: str,
+        wants: Mapping[str, Sequence[Wanted]],
+        hosts: Sequence[Host],
+        wish: Wish,
+        config: Config,
         tell: Callable[..., None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.root, self.wants = root, wants
         self.hosts = Hosts([host for host in hosts if wants.get(host.name)], wish, config, tell)
         self.images: dict[str, ImageRef] = {}
@@ -78,7 +97,11 @@ class Staging:
         for host, images in asked.items():
             outcome = self.hosts.outcomes[host]
             outcome.ok, outcome.lacks = False, outcome.lacks | {image.base_name for image in images}
-        names = {name: [host for host in asked if name in _names(asked[host])] for images in asked.values() for name in _names(images)}
+        names = {
+            name: [host for host in asked if name in _names(asked[host])]
+            for images in asked.values()
+            for name in _names(images)
+        }
         for name, hosts in names.items():
             base_tracker.begin(self.root, name, hosts)
         try:
@@ -89,21 +112,34 @@ class Staging:
                     break
         finally:
             for name, hosts in names.items():
-                base_tracker.leave(self.root, name, {host: name not in self.hosts.outcomes[host].lacks for host in hosts})
+                base_tracker.leave(
+                    self.root, name, {host: name not in self.hosts.outcomes[host].lacks for host in hosts}
+                )
 
     # -- before a round --------------------------------------------------------------------------------
 
     def _found(self, wants: Mapping[str, Sequence[Wanted]]) -> dict[str, list[ImageRef]]:
-        """Return the images that hosts are to have, with their generations; raise why none of them can be had."""
+        """Return the images that hosts are to have, with their generations; raise why none of them can be
+        had.
+        """
         items = list(dict.fromkeys(item for wanted in wants.values() for item in wanted))
         frozen = [item for item in items if self._is_frozen(item, wants)]
         left = {host: [item for item in wanted if item in frozen] for host, wanted in wants.items()}
         left = {host: wanted for host, wanted in left.items() if wanted}
-        described = self.hosts.describe(self.root, {host: [item.image for item in wanted] for host, wanted in left.items()})
+        described = self.hosts.describe(
+            self.root, {host: [item.image for item in wanted] for host, wanted in left.items()}
+        )
 
         def settled(item: Wanted) -> ImageRef | SemisharedError:
             try:
-                return self._settled(item, {host: said[left[host].index(item)] for host, said in described.items() if item in left[host]})
+                return self._settled(
+                    item,
+                    {
+                        host: said[left[host].index(item)]
+                        for host, said in described.items()
+                        if item in left[host]
+                    },
+                )
             except SemisharedError as e:
                 return e
 
@@ -145,7 +181,8 @@ class Staging:
                 raise ImageChanged(f"image {image.id} changes while it is to be staged")
             image = image._replace(generation=known.pop() if known else "")
         if not knowing or not image.generation:
-            # Nobody can verify extents one by one: one host reads the image whole, and the others have it from there.
+            # Nobody can verify extents one by one: one host reads the image whole, and the others have it
+            # from there.
             host, generation = self._read_whole(item, answers)
             knowing, image = [host], image._replace(generation=generation)
         if image.base_name not in self._contents:
@@ -160,14 +197,18 @@ class Staging:
                 text = self.hosts.manifest(host, self.root, image)
                 if extents.generation_of(text) == image.generation:
                     return extents.parse(text).extents
-                error = TransferCorrupt(f"{host} has sent hashes of another content than generation {image.generation}")
+                error = TransferCorrupt(
+                    f"{host} has sent hashes of another content than generation {image.generation}"
+                )
             except SemisharedError as e:
                 error = e
             self.hosts.note(host, error.line())
         raise error
 
     def _read_whole(self, item: Wanted, answers: Mapping[str, Mapping[str, object]]) -> tuple[str, str]:
-        """Have one host stage an image from the store, as a clone does; return the host and the generation."""
+        """Have one host stage an image from the store, as a clone does; return the host and the
+        generation.
+        """
         reaching = [name for name, answer in answers.items() if not answer["trouble"]]
         if not reaching:
             why = next((str(answer["trouble"]) for answer in answers.values()), "no host answers")
@@ -183,7 +224,9 @@ class Staging:
         image = item.image
         self.hosts.note(host, "reads the image whole: nobody knows its hashes yet")
         with self.hosts.session(host) as session:
-            (answer,) = session.run([StageBase(self.root, image)], answer=lambda question: self._answer(host, question))
+            (answer,) = session.run(
+                [StageBase(self.root, image)], answer=lambda question: self._answer(host, question)
+            )
         self.hosts.outcomes[host].add({"store": {"extents": 0, "bytes": session.moved.get("store_read", 0)}})
         generation = str(answer["generation"]) if isinstance(answer, dict) else ""
         if isinstance(answer, dict) and "snapshot" in answer:
@@ -192,21 +235,33 @@ class Staging:
 
     def _answer(self, host: str, question: dict[str, object]) -> dict[str, object]:
         """Return which bases have to go; from where others get this one, the session says."""
-        return {"evict": self._room(host, question, eviction.number(question, "needed"), ())} if question.get("question") == "base" else {}
+        return (
+            {"evict": self._room(host, question, eviction.number(question, "needed"), ())}
+            if question.get("question") == "base"
+            else {}
+        )
 
     def _on_bridge(self, bridge: str, step: Step) -> None:
         with Session(bridge, "stage", self.hosts.config) as session:
             session.run([step])
 
-    def _room(self, host: str, listed: Mapping[str, object], needed: int, keep: Sequence[str]) -> tuple[str, ...]:
+    def _room(
+        self, host: str, listed: Mapping[str, object], needed: int, keep: Sequence[str]
+    ) -> tuple[str, ...]:
         config = self.hosts.config
-        limit = eviction.limits_of(self.hosts.all[host], config.bases_size_limit, config.bases_free_floor, listed)
+        limit = eviction.limits_of(
+            self.hosts.all[host], config.bases_size_limit, config.bases_free_floor, listed
+        )
         return tuple(eviction.room(listed, limit, host, needed, *keep))
 
     # -- a round ---------------------------------------------------------------------------------------
 
-    def _round(self, left: Mapping[str, list[ImageRef]], asked: Mapping[str, list[ImageRef]], is_last: bool) -> bool:
-        """Carry out one round for the hosts that are `left` of those that were asked; tell whether another one may help."""
+    def _round(
+        self, left: Mapping[str, list[ImageRef]], asked: Mapping[str, list[ImageRef]], is_last: bool
+    ) -> bool:
+        """Carry out one round for the hosts that are `left` of those that were asked; tell whether another
+        one may help.
+        """
         hosts, evict, where = self.hosts, {}, {}
         said = []
         # Also those that have got theirs: who has left since then sends to nobody.
@@ -221,7 +276,10 @@ class Staging:
                 hosts.tell(event="host", host=host, have=1, of=1, source="", done=True)
             else:
                 try:
-                    where[host] = {image.base_name: str(answer.get("where", "")) for image, answer in zip(asked[host], answers)}
+                    where[host] = {
+                        image.base_name: str(answer.get("where", ""))
+                        for image, answer in zip(asked[host], answers)
+                    }
                     keep = sorted(_names(asked[host]))
                     gone: list[str] = []
                     coming = 0
@@ -237,24 +295,41 @@ class Staging:
         chosen = self._plan(said)
         if not chosen.hosts:
             return False
-        hosts.tell(event="plan", transport=chosen.transport, sender=chosen.sender, hosts=[item.host for item in chosen.hosts])
-        self.stream = Round(hosts, self.root, self.images, chosen, evict, where, "all" if is_last else "rest").run() or self.stream
+        hosts.tell(
+            event="plan",
+            transport=chosen.transport,
+            sender=chosen.sender,
+            hosts=[item.host for item in chosen.hosts],
+        )
+        self.stream = (
+            Round(hosts, self.root, self.images, chosen, evict, where, "all" if is_last else "rest").run()
+            or self.stream
+        )
         return not all(hosts.outcomes[host].ok for host in asked)
 
-    def _said(self, images: Sequence[ImageRef], host: str, answers: Sequence[Mapping[str, object]]) -> sharing.Said:
+    def _said(
+        self, images: Sequence[ImageRef], host: str, answers: Sequence[Mapping[str, object]]
+    ) -> sharing.Said:
         lacks = {}
         for image, answer in zip(images, answers):
             if not answer["has"]:
                 content = self._contents[image.base_name]
-                lacks[image.base_name] = set(content if answer["lacks"] is None else within(from_data(answer["lacks"]), content))
+                lacks[image.base_name] = set(
+                    content if answer["lacks"] is None else within(from_data(answer["lacks"]), content)
+                )
         told = answers[0].get("tools")
         tools = self.hosts.tools[host] = frozenset(map(str, told if isinstance(told, list) else ()))
-        return sharing.Said(host, {"udp-sender", "udp-receiver"} <= tools, _names(images) - lacks.keys(), lacks)
+        return sharing.Said(
+            host, {"udp-sender", "udp-receiver"} <= tools, _names(images) - lacks.keys(), lacks
+        )
 
     def _plan(self, said: Sequence[sharing.Said]) -> sharing.Plan:
         """Return how hosts get what they lack; what did not work before is not tried again."""
         names = {name for item in said for name in item.lacks}
-        elsewhere = {name: [host for host in base_tracker.holders_of(self.root, name) if host not in self.hosts.all] for name in names}
+        elsewhere = {
+            name: [host for host in base_tracker.holders_of(self.root, name) if host not in self.hosts.all]
+            for name in names
+        }
         wish = self.hosts.wish.transport
         if self.transports and wish == "auto" and self.transports[-1] in ("multicast", "chain"):
             wish = "chain" if self.transports[-1] == "multicast" else "unicast"

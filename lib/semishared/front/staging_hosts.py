@@ -31,7 +31,9 @@ class Wanted(NamedTuple):
 
     image: ImageRef
     bridge: str = ""
-    """The machine that changes the image, '' if all that is to be known of it lies beside it in a mounted store."""
+    """The machine that changes the image, '' if all that is to be known of it lies beside it in a mounted
+    store.
+    """
 
 
 class Outcome:
@@ -61,8 +63,12 @@ class Outcome:
 
     def data(self) -> dict[str, object]:
         return {
-            "ok": self.ok, "sources": self.sources, "troubles": self.troubles, "why": self.why, "lacks": sorted(self.lacks)
-        }  # fmt: skip
+            "ok": self.ok,
+            "sources": self.sources,
+            "troubles": self.troubles,
+            "why": self.why,
+            "lacks": sorted(self.lacks),
+        }
 
 
 class Hosts:
@@ -107,8 +113,12 @@ class Hosts:
     def note(self, host: str, text: str) -> None:
         self.tell(event="note", host=host, text=text)
 
-    def describe(self, root: str, wants: Mapping[str, Sequence[ImageRef]]) -> dict[str, list[dict[str, object]]]:
-        """Return what each host answers about the bases of images, in their order; a host that does not answer is not in it."""
+    def describe(
+        self, root: str, wants: Mapping[str, Sequence[ImageRef]]
+    ) -> dict[str, list[dict[str, object]]]:
+        """Return what each host answers about the bases of images, in their order; a host that does not
+        answer is not in it.
+        """
         found: dict[str, list[dict[str, object]]] = {}
 
         def ask(name: str) -> None:

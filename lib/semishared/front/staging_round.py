@@ -32,10 +32,18 @@ class Round:
     """One plan on its way: hosts that receive, the stream, and the watch over both."""
 
     def __init__(
-        self, hosts: Hosts, root: str, images: Mapping[str, ImageRef], chosen: Plan, evict: Mapping[str, tuple[str, ...]],
-        where: Mapping[str, Mapping[str, str]], from_store: str,
-    ) -> None:  # fmt: skip
-        """`evict`: what goes first on each host; `where`: the devices on which bases are to be made there, by their names."""
+        self,
+        hosts: Hosts,
+        root: str,
+        images: Mapping[str, ImageRef],
+        chosen: Plan,
+        evict: Mapping[str, tuple[str, ...]],
+        where: Mapping[str, Mapping[str, str]],
+        from_store: str,
+    ) -> None:
+        """`evict`: what goes first on each host; `where`: the devices on which bases are to be made there, by
+        their names.
+        """
         self.hosts, self.root, self.images, self.plan, self._evict = hosts, root, images, chosen, evict
         self._where, self._from_store = where, from_store
         self.packets = Packets.new().text
@@ -76,12 +84,24 @@ class Round:
     def _receive(self, item: Assignment, port: int) -> None:
         hosts, outcome = self.hosts, self.hosts.outcomes[item.host]
         where = self._where.get(item.host, {})
-        parts = tuple(b.Part(self.images[way.name], way.holders, way.shared, way.first, where.get(way.name, "")) for way in item.ways)
+        parts = tuple(
+            b.Part(self.images[way.name], way.holders, way.shared, way.first, where.get(way.name, ""))
+            for way in item.ways
+        )
         wish = hosts.wish
         step = b.FetchBases(
-            self.root, parts, item.sources, self._from_store, self.packets, wish.codec, self.plan.rate(wish.rate),
-            self.plan.unique_rate(wish.rate), (port, self.plan.sender) if item.stream else (), self._evict.get(item.host, ()), wish.wait,
-        )  # fmt: skip
+            self.root,
+            parts,
+            item.sources,
+            self._from_store,
+            self.packets,
+            wish.codec,
+            self.plan.rate(wish.rate),
+            self.plan.unique_rate(wish.rate),
+            (port, self.plan.sender) if item.stream else (),
+            self._evict.get(item.host, ()),
+            wish.wait,
+        )
         try:
             with hosts.session(item.host) as session:
                 with self._lock:
@@ -105,7 +125,8 @@ class Round:
             raise
         except (HostUnreachable, HostFailed):
             if item.host == self.plan.sender:
-                # What it lacks nobody has: the others need not wait for it to come. One that lives says itself what it has not.
+                # What it lacks nobody has: the others need not wait for it to come. One that lives says
+                # itself what it has not.
                 self._order([other.host for other in self.plan.hosts if other.host != item.host], end="round")
             raise
         finally:
@@ -117,11 +138,16 @@ class Round:
     def _done(self, item: Assignment, outcome: Outcome, message: dict[str, object]) -> None:
         results = message.get("results")
         outcome.lacks -= {way.name for way in item.ways}
-        self._came(outcome, results[0] if isinstance(results, list) and results and isinstance(results[0], dict) else {})
+        self._came(
+            outcome,
+            results[0] if isinstance(results, list) and results and isinstance(results[0], dict) else {},
+        )
         outcome.ok, outcome.why = True, ""
 
     def _base(self, item: Assignment, outcome: Outcome, name: str) -> None:
-        """Note that a host has one of its bases: others can have it from there, whatever becomes of the rest."""
+        """Note that a host has one of its bases: others can have it from there, whatever becomes of the
+        rest.
+        """
         if name in {way.name for way in item.ways}:
             outcome.lacks.discard(name)
             try:
@@ -166,8 +192,16 @@ class Round:
         parts = tuple(b.Part(self.images[name], (), shared) for name, shared in self.plan.stream)
         unpacks = frozenset(COMPRESSORS).intersection(*(hosts.tools.get(host, ()) for host in ready))
         step = b.StreamBases(
-            self.root, parts, self.packets, wish.codec, wish.rate, port, len(ready), ready[0], tuple(sorted(unpacks))
-        )  # fmt: skip
+            self.root,
+            parts,
+            self.packets,
+            wish.codec,
+            wish.rate,
+            port,
+            len(ready),
+            ready[0],
+            tuple(sorted(unpacks)),
+        )
         try:
             with hosts.session(self.plan.sender) as session:
                 self._stream, self._begun = session, time.monotonic()
@@ -178,8 +212,12 @@ class Round:
                 self._streamed = answer if isinstance(answer, dict) else {}
         except (SemisharedError, OSError, ValueError) as e:
             if not self._ended.is_set():
-                hosts.note(self.plan.sender, f"the stream failed: {e.line() if isinstance(e, SemisharedError) else e}")
-                # Without the sender there is nobody who has the rest: at once to the next round, and to another one.
+                hosts.note(
+                    self.plan.sender,
+                    f"the stream failed: {e.line() if isinstance(e, SemisharedError) else e}",
+                )
+                # Without the sender there is nobody who has the rest: at once to the next round, and to
+                # another one.
                 is_lost = isinstance(e, (HostUnreachable, HostFailed))
                 self._order(receivers, end="round" if is_lost else "stream")
         finally:
@@ -207,7 +245,9 @@ class Round:
         while not self._ended.wait(TICK_S):
             now = time.monotonic()
             with self._lock:
-                history = {host: list(samples) for host, samples in self._history.items() if host not in self._over}
+                history = {
+                    host: list(samples) for host, samples in self._history.items() if host not in self._over
+                }
                 whole = {host: list(samples) for host, samples in self._history.items()}
             if self._begun:
                 for host in plan.leave_stream(history, now, self._begun):

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores that the front-end mounts, beside actions: `semishared setup` marks them, `doctor` looks what is in them.
+"""Stores that the front-end mounts, beside actions: `semishared setup` marks them, `doctor` looks what is in
+them.
 
-Who finds the marker of a datastore in its directory has its store there. A marker below a mount point would be worse than none.
-So a directory is marked where the images that oned knows are in it; for a datastore without any, where something is mounted, or
-where the operator says that this is the store itself.
+Who finds the marker of a datastore in its directory has its store there. A marker below a mount point would
+be worse than none. So a directory is marked where the images that oned knows are in it; for a datastore
+without any, where something is mounted, or where the operator says that this is the store itself.
 """
 
 from __future__ import annotations
@@ -38,9 +39,14 @@ def cloud_of(datastores: Iterable[Datastore]) -> str:
 
 
 def mark(
-    oned: Oned, datastore: Datastore, others: Sequence[Datastore], images: Iterable[Image], is_store: Callable[[str], bool]
+    oned: Oned,
+    datastore: Datastore,
+    others: Sequence[Datastore],
+    images: Iterable[Image],
+    is_store: Callable[[str], bool],
 ) -> Marked:
-    """Mark the store of a datastore, and say to oned whose it is; `is_store` tells whether a directory without images is one.
+    """Mark the store of a datastore, and say to oned whose it is; `is_store` tells whether a directory
+    without images is one.
 
     Raise SemisharedError if it is another datastore's, or oned refuses.
     """
@@ -49,16 +55,28 @@ def mark(
     marked = Marked()
     if not access.can.has_bridge:
         directory = absolute(datastore.base_path, "BASE_PATH")
-        sources = [image.source for image in images if image.store_id == datastore.id and image.number("STATE") in SETTLED]
+        sources = [
+            image.source
+            for image in images
+            if image.store_id == datastore.id and image.number("STATE") in SETTLED
+        ]
         marked = _mark(directory, access.marker, others, sources, is_store)
         if marked.store != access.marker:
             attributes["SEMISHARED_STORE"] = marked.store
     if attributes:
-        oned.update_datastore(datastore.id, "".join(f'{name} = "{value}"\n' for name, value in attributes.items()))
+        oned.update_datastore(
+            datastore.id, "".join(f'{name} = "{value}"\n' for name, value in attributes.items())
+        )
     return marked
 
 
-def _mark(directory: str, wanted: str, others: Sequence[Datastore], sources: Sequence[str], is_store: Callable[[str], bool]) -> Marked:
+def _mark(
+    directory: str,
+    wanted: str,
+    others: Sequence[Datastore],
+    sources: Sequence[str],
+    is_store: Callable[[str], bool],
+) -> Marked:
     found = marker.read(directory)
     taken = [other for other in others if found and other.attribute("SEMISHARED_STORE") == found]
     if taken:
@@ -97,5 +115,7 @@ def _is_there(source: str) -> bool:
 
 
 def is_stock(image: Image) -> bool:
-    """Tell whether an image lies in layers of a stock driver; raise OSError or SemisharedError if that cannot be read."""
+    """Tell whether an image lies in layers of a stock driver; raise OSError or SemisharedError if that cannot
+    be read.
+    """
     return stores.is_path(image.source) and stock_layout.is_layered(image.source, image.format)

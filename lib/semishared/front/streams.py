@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes between machines that follow a plan: from one to the other, from one to the front-end, from a program to one."""
+"""Bytes between machines that follow a plan: from one to the other, from one to the front-end, from a program
+to one.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,18 @@ class Limits(NamedTuple):
 
 
 def relay(
-    source: Session, sends: tuple[Step, ...], target: Session, receives: tuple[Step, ...], limits: Limits, say: Callable[[str], None]
-) -> dict[str, Any]:  # fmt: skip
-    """Give `target` what `source` sends; return what that says of it. Raise TransferCorrupt for more than the limit, ToolTimeout.
+    source: Session,
+    sends: tuple[Step, ...],
+    target: Session,
+    receives: tuple[Step, ...],
+    limits: Limits,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Give `target` what `source` sends; return what that says of it. Raise TransferCorrupt for more than the
+    limit, ToolTimeout.
 
-    To that is added how much it was and how long it took: `bytes`, `seconds`. The target waits for `end`. `say`: a line for the log.
+    To that is added how much it was and how long it took: `bytes`, `seconds`. The target waits for `end`.
+    `say`: a line for the log.
     """
     from ..opennebula.report import Progress
     from ..tools.rate_limit import Pace
@@ -47,17 +56,26 @@ def relay(
     while isinstance(message, bytes):
         size += len(message)
         if limits.most and size > limits.most:
-            raise TransferCorrupt(f"{source.host} has sent more than the {limits.most >> 20} MiB that the VM's disks and memory can be")
+            raise TransferCorrupt(
+                f"{source.host} has sent more than the {limits.most >> 20} MiB that the VM's "
+                f"disks and memory can be"
+            )
         pace.wait(len(message))
         target.send_data(message)
         progress.tell(f"{size >> 20} MiB have crossed")
         message = _next(source, limits)
     source.finish()
-    return {**(message if isinstance(message, dict) else {}), "bytes": size, "seconds": round(progress.seconds, 1)}
+    return {
+        **(message if isinstance(message, dict) else {}),
+        "bytes": size,
+        "seconds": round(progress.seconds, 1),
+    }
 
 
 def _next(source: Session, limits: Limits) -> Message:
-    """Return what a machine sends next; raise ToolTimeout if that is nothing for as long as a standstill is."""
+    """Return what a machine sends next; raise ToolTimeout if that is nothing for as long as a standstill
+    is.
+    """
     message = source.read(limits.standstill_s)
     if message is None:
         raise ToolTimeout(f"{source.host} has sent no byte for {limits.standstill_s:.0f} s")
@@ -82,11 +100,17 @@ def fetch(source: Session, sends: tuple[Step, ...]) -> tuple[list[Any], File, IO
         message = source.read()
     kept.flush()
     answers = message.get("results") if isinstance(message, dict) else []
-    return list(answers) if isinstance(answers, list) else [], File(f"/proc/self/fd/{kept.fileno()}", digest.hexdigest()), kept
+    return (
+        list(answers) if isinstance(answers, list) else [],
+        File(f"/proc/self/fd/{kept.fileno()}", digest.hexdigest()),
+        kept,
+    )
 
 
 def download(session: Session, steps: tuple[Step, ...], url: str, answer: Answer) -> list[Any]:
-    """Have `steps` carried out, the last with what OpenNebula's downloader brings from `url`; what that asks afterwards is answered."""
+    """Have `steps` carried out, the last with what OpenNebula's downloader brings from `url`; what that asks
+    afterwards is answered.
+    """
     from ..tools.run import stream
 
     digest = hashlib.sha256()

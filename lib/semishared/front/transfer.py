@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transfer actions: what was asked, what oned knows, the plan, and the hosts that carry it out (docs/explanation/contract.md).
+"""The transfer actions: what was asked, what oned knows, the plan, and the hosts that carry it out
+(docs/explanation/contract.md).
 
-What an action needs beside its arguments is imported where it says so: after `expects`, while the host side starts.
+What an action needs beside its arguments is imported where it says so: after `expects`, while the host side
+starts.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def _vm(action: Action, place: args.DiskPlace) -> Vm:
 
 
 def _marked(action: Action, datastore: Datastore) -> Datastore:
-    """Return the datastore; say it if nobody could tell its store from the place where that is to be mounted."""
+    """Return the datastore; say it if nobody could tell its store from the place where that is to be
+    mounted.
+    """
     from ..model import stores
 
     if stores.unmarked(datastore):
@@ -89,7 +93,9 @@ def mkswap(action: Action) -> Plan:
 
 
 def context(action: Action) -> Plan:
-    """context.sh [FILE[:NAME] ...] HOST:VMDIR/disk.N VM DATASTORE - build the CONTEXT ISO and bring it to the host."""
+    """context.sh [FILE[:NAME] ...] HOST:VMDIR/disk.N VM DATASTORE - build the CONTEXT ISO and bring it to the
+    host.
+    """
     asked = args.Context.parse(action.argv)
     action.expects(asked.target.host)
     vm = vm_shares.with_shares(asked.target.vm_place.vm, asked.files[0])
@@ -97,7 +103,9 @@ def context(action: Action) -> Plan:
         from ..plan import client_access
 
         action.seq = vm.seq
-        yield from client_access.or_taken_back(vm, _context(asked, client_access.handed(vm, asked.target.vm_place)))
+        yield from client_access.or_taken_back(
+            vm, _context(asked, client_access.handed(vm, asked.target.vm_place))
+        )
     else:
         yield from _context(asked)
 
@@ -109,7 +117,9 @@ def _context(asked: args.Context, handed: Optional[Part[Clients]] = None) -> Pla
     from ..tools import context_iso
 
     clients = (yield from handed) if handed else None
-    with context_iso.built(asked.files, clients.lines if clients else b"", asked.target.vm_place.datastore_location) as path:
+    with context_iso.built(
+        asked.files, clients.lines if clients else b"", asked.target.vm_place.datastore_location
+    ) as path:
         with open(path, "rb") as file:
             data = file.read()
         yield from disks.context(asked, File(path, hashlib.sha256(data).hexdigest()), len(data), clients)
@@ -136,7 +146,11 @@ def cpds(action: Action) -> Plan:
     oned = Oned()
     vm = oned.vm(asked.disk.vm_place.vm)
     action.seq = vm.seq
-    host = vm_location.source_of_copy(asked.disk.vm_place, vm.host) if vm.lcm_state in save_as.AWAY else asked.disk.host
+    host = (
+        vm_location.source_of_copy(asked.disk.vm_place, vm.host)
+        if vm.lcm_state in save_as.AWAY
+        else asked.disk.host
+    )
     datastore = _marked(action, oned.datastore(asked.store))
     bridge = stores.bridge(datastore, vm.id)
     is_bridge = bool(bridge) and are_one(host, bridge)
@@ -156,7 +170,8 @@ def delete(action: Action) -> Plan:
     try:
         yield from removals.delete(asked, vm_location.is_here_too(asked.vm_place))
     except SemisharedError:
-        # A host that does not answer may be lost, its guest be none the less, and a key is good from anywhere.
+        # A host that does not answer may be lost, its guest be none the less, and a key is good from
+        # anywhere.
         yield from _withdrawn(asked, vm)
         raise
     yield from _withdrawn(asked, vm)
@@ -165,7 +180,10 @@ def delete(action: Action) -> Plan:
 def _withdrawn(asked: args.Delete, vm: Optional[Vm]) -> Plan:
     """Take back the keys of a VM whose directory goes."""
     if vm is None and not asked.disk:
-        yield warn(f"oned does not say whether VM {asked.vm_place.vm} had keys for shares: such are good until `semishared gc` takes them")
+        yield warn(
+            f"oned does not say whether VM {asked.vm_place.vm} had keys for shares: such are good "
+            f"until `semishared gc` takes them"
+        )
     elif vm and not asked.disk and vm_shares.has_directories(vm):
         from ..plan import client_access
 
@@ -201,7 +219,9 @@ def _change(action: Action, what: str, live: bool = False) -> Plan:
 
 
 def resize(action: Action) -> Plan:
-    """HOST:VMDIR/disk.N SIZE_MIB VM DATASTORE - grow a disk; that of a running guest is left to its hypervisor."""
+    """HOST:VMDIR/disk.N SIZE_MIB VM DATASTORE - grow a disk; that of a running guest is left to its
+    hypervisor.
+    """
     from ..plan import snapshots
 
     asked = args.Resize.parse(action.argv)
@@ -209,7 +229,9 @@ def resize(action: Action) -> Plan:
 
 
 def mv(action: Action) -> Plan:
-    """HOST:VMDIR[/disk.N] HOST:VMDIR[/disk.N] VM DATASTORE - move a VM directory; its disks travel with it."""
+    """HOST:VMDIR[/disk.N] HOST:VMDIR[/disk.N] VM DATASTORE - move a VM directory; its disks travel with
+    it.
+    """
     asked = args.Move.parse(action.argv)
     if not asked.disk:
         from . import move
@@ -239,7 +261,9 @@ def failmigrate(action: Action) -> Plan:
 
 
 def prebackup(action: Action) -> Plan:
-    """HOST:VMDIR ID[:ID...] DEPLOY_ID JOB VM DATASTORE - copy the disks of a VM that is off for a backup driver."""
+    """HOST:VMDIR ID[:ID...] DEPLOY_ID JOB VM DATASTORE - copy the disks of a VM that is off for a backup
+    driver.
+    """
     from . import backup
 
     return backup.before(action, live=False)
@@ -260,7 +284,9 @@ def postbackup(action: Action) -> Plan:
 
 
 def postbackup_live(action: Action) -> Plan:
-    """HOST:VMDIR ID[:ID...] DEPLOY_ID JOB VM DATASTORE - end what prebackup_live began and remove what it left."""
+    """HOST:VMDIR ID[:ID...] DEPLOY_ID JOB VM DATASTORE - end what prebackup_live began and remove what it
+    left.
+    """
     from . import backup
 
     return backup.after(action, live=True)
@@ -275,22 +301,47 @@ def restore(action: Action) -> Plan:
 
 def monitor(action: Action) -> None:
     """DATASTORE - only asked for a system datastore with SHARED=YES, which cannot be ours."""
-    raise NotSupported("a system datastore of semishared must have SHARED=NO: its disks are local to each host")
+    raise NotSupported(
+        "a system datastore of semishared must have SHARED=NO: its disks are local to each host"
+    )
 
 
-PLANNED: dict[str, Callable[[Action], Plan]] = {function.__name__: function for function in (
-    clone, ln, mkimage, mkswap, context, mvds, cpds, delete, mv,
-    premigrate, postmigrate, failmigrate,
-    snap_create, snap_create_live, snap_delete, snap_revert, resize,
-    prebackup, prebackup_live, postbackup, postbackup_live, restore,
-)}  # fmt: skip
+PLANNED: dict[str, Callable[[Action], Plan]] = {
+    function.__name__: function
+    for function in (
+        clone,
+        ln,
+        mkimage,
+        mkswap,
+        context,
+        mvds,
+        cpds,
+        delete,
+        mv,
+        premigrate,
+        postmigrate,
+        failmigrate,
+        snap_create,
+        snap_create_live,
+        snap_delete,
+        snap_revert,
+        resize,
+        prebackup,
+        prebackup_live,
+        postbackup,
+        postbackup_live,
+        restore,
+    )
+}
 """Transfer action -> what is known before its plan, and the plan."""
 ACTIONS: dict[str, Callable[[Action], object]] = {**PLANNED, "monitor": monitor}
 """Of monitor_ds, which is not led from the front-end, entry.py knows."""
 
 
 def _led(action: Action) -> Plan:
-    """Plan an action from what is known before its plan on: so that its conversations can begin before oned is asked."""
+    """Plan an action from what is known before its plan on: so that its conversations can begin before oned
+    is asked.
+    """
     yield from PLANNED[action.name](action)
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An upload, from PATH into the datastore: brought, judged and converted on the front-end, whatever the store is.
+"""An upload, from PATH into the datastore: brought, judged and converted on the front-end, whatever the store
+is.
 
-It works in BASE_PATH. A store without a bridge is given the file. To a bridge go extents, which it writes straight into the
-new image: nothing of an image is ever staged there.
+It works in BASE_PATH. A store without a bridge is given the file. To a bridge go extents, which it writes
+straight into the new image: nothing of an image is ever staged there.
 """
 
 from __future__ import annotations
@@ -62,20 +63,26 @@ class Upload:
         if not safe and not restricted:
             safe, restricted = ["/var/tmp"], ["/"]
         images.check_allowed(
-            self._source.path, real, [os.path.realpath(p) for p in safe if p.startswith("/")],
+            self._source.path,
+            real,
+            [os.path.realpath(p) for p in safe if p.startswith("/")],
             [os.path.realpath(p) for p in (*restricted, *ALWAYS_RESTRICTED, home)],
-        )  # fmt: skip
+        )
 
     def _check_allowed_url(self) -> None:
         """Raise BadArguments, NotSupported or RestrictedPath unless the datastore may fetch the URL."""
         source = self._source
         source.check_url()
         if source.backup_store != -1 and self._image.attribute("FROM_BACKUP_DS") != str(source.backup_store):
-            raise RestrictedPath(f"{source.path} is in a backup, which only a restore of that backup may read")
+            raise RestrictedPath(
+                f"{source.path} is in a backup, which only a restore of that backup may read"
+            )
         if source.backup_store != -1:
             from ..opennebula.oned import Oned
 
-            images.check_backup(source.path, source.backup_store, source.backup_parts, self._image, Oned().images())
+            images.check_backup(
+                source.path, source.backup_store, source.backup_parts, self._image, Oned().images()
+            )
         if source.ssh:
             images.check_allowed_ssh(source.path, self._datastore.attribute("SAFE_DIRS").split())
 
@@ -90,10 +97,14 @@ class Upload:
                 return self._not_empty(web.size_of(source, self._most, limit_s))
         with private_copy.within(limit_s, source.path), sources.opened(source.path) as opened:
             self._check_allowed(sources.real_path(opened))
-            return self._not_empty(sources.size_of(opened, self._most, source.path, source.decompress, limit_s))
+            return self._not_empty(
+                sources.size_of(opened, self._most, source.path, source.decompress, limit_s)
+            )
 
     def _not_empty(self, size: int) -> int:
-        """Return the size of what is to be a disk; raise UnsafeImage for none: whatever was to make that file has failed."""
+        """Return the size of what is to be a disk; raise UnsafeImage for none: whatever was to make that file
+        has failed.
+        """
         if not size and self._datastore.type != images.FILE_DATASTORE:
             raise UnsafeImage(f"{self._source.path} is empty: it holds no disk")
         return size
@@ -113,26 +124,38 @@ class Upload:
             format = step.image.format or self._stored_format(kept, found)
             path, image = dir_upload.convert(kept.path, found, format, up), step.image._replace(format=format)
             if step.bridge:
-                stored = f"{human(self._send(path, ReceiveImage(image, os.path.getsize(path)), step.bridge))} of data"
+                sent = self._send(path, ReceiveImage(image, os.path.getsize(path)), step.bridge)
+                stored = f"{human(sent)} of data"
             else:
-                known, sparse = kept.manifest if found == format else None, self._datastore.attribute("SPARSE").lower() != "no"
+                known, sparse = (
+                    kept.manifest if found == format else None,
+                    self._datastore.attribute("SPARSE").lower() != "no",
+                )
                 store.of(image.access).publish(image, path, known, sparse=sparse)
                 stored = f"{human(files.allocated(image.source))} on disk"
         self._report.info(f"{self._source.path} stored as {image.source} ({stored})")
         return format
 
     def _brought(self, up: dir_upload.Upload) -> private_copy.Kept:
-        """Return a private copy of what is at PATH, decompressed, with the checksums it should have. Nothing is read from there again."""
+        """Return a private copy of what is at PATH, decompressed, with the checksums it should have. Nothing
+        is read from there again.
+        """
         source, bound, config = self._source, self._bound, self._config
         if source.is_url:
-            kept = sources.fetch(source, up.file("download"), bound, config.uploads_least_rate, config.uploads_least_rate_s)
+            kept = sources.fetch(
+                source, up.file("download"), bound, config.uploads_least_rate, config.uploads_least_rate_s
+            )
         else:
             with sources.opened(source.path) as opened:
                 self._check_allowed(sources.real_path(opened))
                 kept = private_copy.copy(opened, up.file("copy"), bound, source.path)
             point("copied in")
         sources.check_sums(kept.path, source.checksums, source.path)
-        return sources.decompress(kept, up.file("decompressed"), bound, source.path) if source.decompress else kept
+        return (
+            sources.decompress(kept, up.file("decompressed"), bound, source.path)
+            if source.decompress
+            else kept
+        )
 
     def _judged(self, kept: private_copy.Kept) -> str:
         """Return the format of a private copy; raise UnsafeImage, UploadTooLarge."""
@@ -147,13 +170,21 @@ class Upload:
         return found.format
 
     def _stored_format(self, kept: private_copy.Kept, found: str) -> str:
-        """Return the format to store it in; say if a raw image's LUKS header does not go with its attributes."""
+        """Return the format to store it in; say if a raw image's LUKS header does not go with its
+        attributes.
+        """
         has_header = found == "raw" and inspection.is_luks(kept.path)
         secret = self._image.luks_secret
         if has_header and not secret:
-            self._report.info(f"image {self._image.id} has a LUKS header but no LUKS_SECRET: its guest has to decrypt it itself")
+            self._report.info(
+                f"image {self._image.id} has a LUKS header but no LUKS_SECRET: its guest has to "
+                f"decrypt it itself"
+            )
         if secret and not has_header:
-            self._report.warn(f"image {self._image.id} has a LUKS_SECRET but no LUKS header: with that no VM will start from it")
+            self._report.warn(
+                f"image {self._image.id} has a LUKS_SECRET but no LUKS header: with that no VM "
+                f"will start from it"
+            )
         return images.stored_format(found, self._image, self._datastore, encrypted=has_header)
 
     def _send(self, path: str, step: ReceiveImage, bridge: str) -> int:

@@ -10,12 +10,16 @@ from ..opennebula.args import VmPlace
 
 
 def is_on_front_end(path: str) -> bool:
-    """Tell whether this machine has the VM directory `path`, or what a killed move left of it (disk/beside.py)."""
+    """Tell whether this machine has the VM directory `path`, or what a killed move left of it
+    (disk/beside.py).
+    """
     from ..tools import files
 
     parent, vm = os.path.split(path)
     beside = map(layout.beside_named, os.listdir(parent)) if os.path.isdir(parent) else ()
-    return not files.is_absent(path) or any(own is not None and str(own.vm) == vm and own.kind != "kept" for own in beside)
+    return not files.is_absent(path) or any(
+        own is not None and str(own.vm) == vm and own.kind != "kept" for own in beside
+    )
 
 
 def is_here_too(place: VmPlace) -> bool:
@@ -26,7 +30,9 @@ def is_here_too(place: VmPlace) -> bool:
 
 
 def source_of_copy(place: VmPlace, last_host: str) -> str:
-    """Return the host that has the disk of an undeployed VM: the front-end, unless it is not there (any more)."""
+    """Return the host that has the disk of an undeployed VM: the front-end, unless it is not there (any
+    more).
+    """
     from ..tools import files
     from ..tools.this_machine import is_here
 

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from ..opennebula.xml import Vm
 
 DEPLOYMENT = re.compile(r"deployment\.([0-9]{1,10})\Z")
-"""Of a SEQ: the domain of a VM as oned writes it beside context.sh before it has the context made (VirtualMachineManager.cc)."""
+"""Of a SEQ: the domain of a VM as oned writes it beside context.sh before it has the context made
+(VirtualMachineManager.cc).
+"""
 
 
 def known(vm: int) -> Optional[Vm]:
@@ -29,7 +31,8 @@ def known(vm: int) -> Optional[Vm]:
 def with_shares(vm: int, context: str) -> Optional[Vm]:
     """Return the VM that `context`, its context.sh, is for; None if it has no directories among its disks.
 
-    Raise OnedUnavailable if it has some and oned does not answer: nobody else says which of them the guest is to be a client of.
+    Raise OnedUnavailable if it has some and oned does not answer: nobody else says which of them the guest is
+    to be a client of.
     """
     from ..opennebula.oned import Oned
 

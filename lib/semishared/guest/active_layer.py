@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which layer a running guest writes to, said in the records: while a delta is put on its disks, or merged (deltas.py).
+"""Which layer a running guest writes to, said in the records: while a delta is put on its disks, or merged
+(deltas.py).
 
     .semishared/deltas.json     {"version": 1, "disks": [the record that each disk had without a delta]}
-                                in a copy for a guest that changes its datastore also "from": the VM directory (relocation.py)
-                                of disks that go over to bases also "remote": their records before (base_switch.py)
-                                of one that goes to another device also "moves": true (device_switch.py)
+                                in a copy for a guest that changes its datastore also "from": the VM directory
+                                (relocation.py) of disks that go over to bases also "remote": their records
+                                before (base_switch.py) of one that goes to another device also "moves": true
+                                (device_switch.py)
 
-libvirt alone knows whether a delta is in use, and its caller may die before it has heard. So a guest that was stopped while
-that was decided goes on only after `settle`, whoever wakes it: else it would write to a layer that no record names.
+libvirt alone knows whether a delta is in use, and its caller may die before it has heard. So a guest that was
+stopped while that was decided goes on only after `settle`, whoever wakes it: else it would write to a layer
+that no record names.
 """
 
 from __future__ import annotations
@@ -24,12 +27,16 @@ from . import domain, job_events
 
 
 def noted(vm_dir: str) -> List[Record]:
-    """Return what the records of the disks that have deltas, or are to have them, say without; where the VM directory is now."""
+    """Return what the records of the disks that have deltas, or are to have them, say without; where the VM
+    directory is now.
+    """
     return _noted(vm_dir, "disks")
 
 
 def leaving(vm_dir: str) -> List[Record]:
-    """Return what the records of disks said, without deltas, that are about to lie over a base of the host."""
+    """Return what the records of disks said, without deltas, that are about to lie over a base of the
+    host.
+    """
     return _noted(vm_dir, "remote")
 
 
@@ -41,26 +48,44 @@ def _noted(vm_dir: str, which: str) -> List[Record]:
     if data.get("version") != 1 or not isinstance(disks, list):
         raise BadRecord(f"{layout_delta.note(vm_dir)} on {os.uname().nodename} cannot be understood")
     # One that was taken away meanwhile has no record any more.
-    found = [record for record in map(Record.from_data, disks) if not files.is_absent(layout.record(vm_dir, record.disk))]
+    found = [
+        record
+        for record in map(Record.from_data, disks)
+        if not files.is_absent(layout.record(vm_dir, record.disk))
+    ]
     return [record._replace(path=record.active(layout.disk(vm_dir, record.disk))) for record in found]
 
 
 def origin(vm_dir: str) -> str:
-    """Return the VM directory of which this is a copy that its guest has not entered yet, '' for any other; raise BadRecord."""
+    """Return the VM directory of which this is a copy that its guest has not entered yet, '' for any other;
+    raise BadRecord.
+    """
     found = (files.read_json(layout_delta.note(vm_dir)) or {}).get("from", "")
     location, vm = layout.location_of(vm_dir), os.path.basename(vm_dir)
     system = os.path.basename(os.path.dirname(str(found)))
     if found and not (layout.is_number(system) and found == f"{location}/{system}/{vm}" != vm_dir):
-        raise BadRecord(f"{layout_delta.note(vm_dir)} on {os.uname().nodename} names {found!r}, which is no directory of VM {vm}")
+        raise BadRecord(
+            f"{layout_delta.note(vm_dir)} on {os.uname().nodename} names {found!r}, which is no "
+            f"directory of VM {vm}"
+        )
     return str(found)
 
 
 def moves(vm_dir: str) -> bool:
-    """Tell whether the deltas are there for a disk that goes to another device, and for nothing that oned knows of."""
+    """Tell whether the deltas are there for a disk that goes to another device, and for nothing that oned
+    knows of.
+    """
     return (files.read_json(layout_delta.note(vm_dir)) or {}).get("moves") is True
 
 
-def note(vm_dir: str, without: List[Record], origin: str = "", remote: Sequence[Record] = (), *, moves: bool = False) -> None:
+def note(
+    vm_dir: str,
+    without: List[Record],
+    origin: str = "",
+    remote: Sequence[Record] = (),
+    *,
+    moves: bool = False,
+) -> None:
     """Note the disks that are to have deltas, as they are without; `origin`: of a copy the VM directory.
 
     `remote`: how those of them were that are to lie over bases; `moves`: the disk goes to another device.
@@ -79,7 +104,9 @@ def note(vm_dir: str, without: List[Record], origin: str = "", remote: Sequence[
 
 def forget(vm_dir: str, disk: int) -> None:
     """Take a disk that is being removed out of the note, and the note away with the last one."""
-    without, remote = ([record for record in records if record.disk != disk] for records in (noted(vm_dir), leaving(vm_dir)))
+    without, remote = (
+        [record for record in records if record.disk != disk] for records in (noted(vm_dir), leaving(vm_dir))
+    )
     if without or origin(vm_dir):
         note(vm_dir, without, origin(vm_dir), remote)
     else:
@@ -138,7 +165,8 @@ def settle(vm_dir: str, name: str) -> None:
     if not without:
         return
     for target in opened(vm_dir, name).values():
-        # Of a pivot that libvirt is at for a dead caller nothing is said yet; this is answered when it is over.
+        # Of a pivot that libvirt is at for a dead caller nothing is said yet; this is answered when it is
+        # over.
         job_events.block_job(name, target)
     active = opened(vm_dir, name)
     for record in without:

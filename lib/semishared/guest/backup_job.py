@@ -28,12 +28,15 @@ class BackupJob:
         """Let QEMU begin to copy disks into the qcow2 files that `targets` names for each."""
         domain.check_plain(self._name, targets)
         disks = "".join(
-            f"<disk name='{quoted(device)}' backup='yes' type='file'><target file='{quoted(path)}'/><driver type='qcow2'/></disk>"
+            f"<disk name='{quoted(device)}' backup='yes' type='file'><target "
+            f"file='{quoted(path)}'/><driver type='qcow2'/></disk>"
             for device, path in targets.items()
         )
         xml = f"<domainbackup mode='push'><disks>{disks}</disks></domainbackup>"
         reuse = libvirtd.binding().VIR_DOMAIN_BACKUP_BEGIN_REUSE_EXTERNAL
-        domain.ask(self._name, "backup-begin", lambda guest: guest.backupBegin(xml, None, reuse), timeout_s=QUICK_S)
+        domain.ask(
+            self._name, "backup-begin", lambda guest: guest.backupBegin(xml, None, reuse), timeout_s=QUICK_S
+        )
 
     def wait(self) -> None:
         """Wait for the end of the job; raise unless all of it was copied."""
@@ -41,7 +44,8 @@ class BackupJob:
         within_s = LOOK_S
         while True:
             said = next_said(self._heard, within_s)
-            # libvirt says that it has ended before QEMU has let go of the last copy; it answers this when that is done.
+            # libvirt says that it has ended before QEMU has let go of the last copy; it answers this when
+            # that is done.
             job = domain.job(self._name)
             if not job:
                 break
@@ -52,7 +56,10 @@ class BackupJob:
     def _judge(self, job: Dict[str, Any]) -> None:
         if job.get("type") == libvirtd.binding().VIR_DOMAIN_JOB_COMPLETED and domain.is_in(job, "BACKUP"):
             return
-        text = f"backup of {self._name} on {os.uname().nodename}: {str(job.get('errmsg') or 'it was ended').strip()}"
+        text = (
+            f"backup of {self._name} on {os.uname().nodename}: "
+            f"{str(job.get('errmsg') or 'it was ended').strip()}"
+        )
         raise NoSpace(text) if "No space left" in text or "quota" in text else ToolFailed(text)
 
 

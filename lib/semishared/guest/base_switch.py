@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks that lay over the image on its store come to lie over a base of their host, while their guest runs on deltas (detach.py).
+"""Disks that lay over the image on its store come to lie over a base of their host, while their guest runs on
+deltas (detach.py).
 
     disk.N.snap/K         the copy of a layer, which ends at the disk's lease on the base
     disk.N.snap/K.kept    the layer itself, which QEMU has open until it goes over
 
-A layer and its copy hold the same; the copy of the active one also what QEMU has mirrored into it, and that is in the delta
-too. So as long as a disk's record names its delta, that may lie over either, and whoever finds the records of before noted
-(active_layer.py: "remote") ends it by what he sees:
+A layer and its copy hold the same; the copy of the active one also what QEMU has mirrored into it, and that
+is in the delta too. So as long as a disk's record names its delta, that may lie over either, and whoever
+finds the records of before noted (active_layer.py: "remote") ends it by what he sees:
 
-    the guest writes to its delta    layers have their names back, of which QEMU opens one again when the delta is merged
+    the guest writes to its delta    layers have their names back, of which QEMU opens one again when the
+    delta is merged
     the guest writes to a layer      it has gone over
     no guest runs                    its disks go over: nobody has any of it open
 """
@@ -42,7 +44,9 @@ def outermost(record: Record) -> Iterator[Tuple[str, str]]:
 
 
 def begin(vm_dir: str, before: Sequence[Record], after: Sequence[Record], copies: Mapping[str, str]) -> None:
-    """Let the staged `copies` take the names of layers, by these; the records say what the disks are `after` that."""
+    """Let the staged `copies` take the names of layers, by these; the records say what the disks are `after`
+    that.
+    """
     active_layer.note(vm_dir, list(after), remote=before)
     point("switch noted")
     for path, staged in copies.items():
@@ -71,7 +75,9 @@ def _replace(path: str, staged: str) -> None:
 
 
 def end(vm_dir: str, name: str) -> None:
-    """End what `begin` has begun, with the disks over bases or as they were before; `name` is '' when no guest runs."""
+    """End what `begin` has begun, with the disks over bases or as they were before; `name` is '' when no
+    guest runs.
+    """
     before, opened = active_layer.leaving(vm_dir), _at_rest(vm_dir, name)
     settled = {record.disk: record for record in active_layer.noted(vm_dir)}
     for record in before:
@@ -85,7 +91,9 @@ def end(vm_dir: str, name: str) -> None:
 
 
 def _at_rest(vm_dir: str, name: str) -> Dict[str, str]:
-    """Return which target has which file open when no job is under way any more: a pivot may just be ending."""
+    """Return which target has which file open when no job is under way any more: a pivot may just be
+    ending.
+    """
     if not name:
         return {}
     for target in active_layer.opened(vm_dir, name).values():

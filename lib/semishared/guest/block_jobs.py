@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The disks of a running guest: what it writes to, and what is done to them through libvirt while it runs.
 
-libvirt goes on when its caller dies: a job stays in QEMU, a guest stays paused. So whatever is begun in a guest is noted
-beside the VM's records before, and disk/recovery.py ends what is noted; every action on a running guest's disks begins
-with that, and with the turn (job_lock.py), so that what it finds noted is nobody's work any more.
+libvirt goes on when its caller dies: a job stays in QEMU, a guest stays paused. So whatever is begun in a
+guest is noted beside the VM's records before, and disk/recovery.py ends what is noted; every action on a
+running guest's disks begins with that, and with the turn (job_lock.py), so that what it finds noted is
+nobody's work any more.
 
     .semishared/frozen.json     the guest rests, by us (rest.py)
     .semishared/job.N.json      a job for disk N: a snapshot, a copy or a pull
 
-A pull ends with a new backing name in the layer's header, while QEMU still has in memory where in the layer the pulled
-data is: a QEMU that dies now leaves a layer that lies over the wrong one. So a pull is over when QEMU has been made to
-write all it knows; its note says what the layer lay over, and who finds it without its QEMU puts that name back. All the
-data is there, in the layer that is not removed before.
+A pull ends with a new backing name in the layer's header, while QEMU still has in memory where in the layer
+the pulled data is: a QEMU that dies now leaves a layer that lies over the wrong one. So a pull is over when
+QEMU has been made to write all it knows; its note says what the layer lay over, and who finds it without its
+QEMU puts that name back. All the data is there, in the layer that is not removed before.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ END_S = 120
 
 
 def find(name: str, path: str) -> tuple[str, str]:
-    """Return the target of the running guest's disk whose recorded file is `path`, and the file that it writes to."""
+    """Return the target of the running guest's disk whose recorded file is `path`, and the file that it
+    writes to.
+    """
     path = os.path.normpath(path)
     folder = os.path.dirname(path)
     for target, source in domain.disks(name).items():
@@ -45,7 +48,8 @@ def find(name: str, path: str) -> tuple[str, str]:
         if plain == path or (layout.are_layers(folder) and os.path.dirname(plain) == folder):
             return target, plain
         if layout.layers(plain) == folder:
-            # It was a plain file when the guest was started (deltas.py), and its only layer has that name still.
+            # It was a plain file when the guest was started (deltas.py), and its only layer has that name
+            # still.
             return target, os.path.join(os.path.dirname(plain), os.readlink(plain))
     raise MissingImage(f"domain {name} on {os.uname().nodename} has no disk {path}")
 
@@ -56,7 +60,11 @@ def opened(name: str, folder: str) -> set[int]:
 
     sources = ElementTree.fromstring(domain.dumpxml(name)).iter("source")
     paths = [os.path.normpath(source.get("file", "")) for source in sources]
-    return {int(os.path.basename(path)) for path in paths if os.path.dirname(path) == folder and os.path.basename(path).isdigit()}
+    return {
+        int(os.path.basename(path))
+        for path in paths
+        if os.path.dirname(path) == folder and os.path.basename(path).isdigit()
+    }
 
 
 # -- what is noted ----------------------------------------------------------------------------------
@@ -86,7 +94,9 @@ def _finish(directory: str, name: str, job: dict[str, object]) -> None:
 
 
 def wait_for_snapshot(name: str) -> None:
-    """Wait until libvirt has finished a snapshot that its dead caller has asked for: only then it says who writes where."""
+    """Wait until libvirt has finished a snapshot that its dead caller has asked for: only then it says who
+    writes where.
+    """
     deadline = time.monotonic() + END_S
     while domain.is_in(domain.job(name), "SNAPSHOT"):
         if time.monotonic() > deadline:
@@ -109,15 +119,17 @@ def end_job(name: str, target: str) -> None:
 
 
 def _abort(name: str, target: str) -> None:
-    domain.ask(name, f"blockjob {target} --abort", lambda guest: guest.blockJobAbort(target, 0), timeout_s=END_S)
+    domain.ask(
+        name, f"blockjob {target} --abort", lambda guest: guest.blockJobAbort(target, 0), timeout_s=END_S
+    )
 
 
 @contextmanager
 def noted(disk: DiskRef, name: str, target: str, beside: Beside = NOTHING, **pull: object) -> Iterator[None]:
     """Do, within the block, what libvirt may go on with when we are dead; end it when the block fails.
 
-    `pull`: the number of the `layer` that is pulled into, and of that which it lies over: `below`, `below_format`; `stand_ins`: the
-    numbers of layers that are there for libvirt alone.
+    `pull`: the number of the `layer` that is pulled into, and of that which it lies over: `below`,
+    `below_format`; `stand_ins`: the numbers of layers that are there for libvirt alone.
     """
     path = layout.job_note(disk.vm_dir, disk.disk)
     files.remove_staged(*os.path.split(path))
@@ -141,7 +153,9 @@ def noted(disk: DiskRef, name: str, target: str, beside: Beside = NOTHING, **pul
 
 
 def flush(directory: str, name: str) -> None:
-    """Make QEMU write all it knows of the guest's disks; a stopped guest is the one flush that libvirt offers."""
+    """Make QEMU write all it knows of the guest's disks; a stopped guest is the one flush that libvirt
+    offers.
+    """
     if domain.state(name) == "running":
         with rest.resting(directory, name, "SUSPEND"):
             pass
@@ -166,7 +180,9 @@ def _stop(guest: Any) -> None:
 
 
 def pull(disk: DiskRef, name: str, target: str, backing: str, layer: str, beside: Beside) -> None:
-    """Let QEMU copy into a disk's active layer, the file `layer`, what that does not share with `backing` ('' for nothing)."""
+    """Let QEMU copy into a disk's active layer, the file `layer`, what that does not share with `backing` (''
+    for nothing).
+    """
     domain.check_plain(name, [target])
     # On the network there is at most one, the lowest.
     wanted = "" if re.match(layers.PROTOCOL, backing) else os.path.join(os.path.dirname(layer), backing)
@@ -174,21 +190,37 @@ def pull(disk: DiskRef, name: str, target: str, backing: str, layer: str, beside
     # Else QEMU writes an absolute name into the header, and the directory could not be moved any more.
     flags = libvirtd.binding().VIR_DOMAIN_BLOCK_REBASE_RELATIVE if layout.is_number(backing) else 0
     (folder, number), (below, below_format) = os.path.split(layer), layers.backing_of(layer)
-    # For a relative name libvirt looks into all that the guest has had below its disk since it was started, also what was merged away.
-    gone = [known for known in sorted(opened(name, folder)) if not os.path.lexists(f"{folder}/{known}")] if flags else []
-    noting = noted(disk, name, target, beside, layer=number, below=below, below_format=below_format, stand_ins=gone)
+    # For a relative name libvirt looks into all that the guest has had below its disk since it was started,
+    # also what was merged away.
+    gone = (
+        [known for known in sorted(opened(name, folder)) if not os.path.lexists(f"{folder}/{known}")]
+        if flags
+        else []
+    )
+    noting = noted(
+        disk, name, target, beside, layer=number, below=below, below_format=below_format, stand_ins=gone
+    )
     with noting, _standing_in(folder, gone), job_events.listening(name, target) as job:
-        domain.ask(name, f"blockpull {target}", lambda guest: guest.blockRebase(target, base, 0, flags), timeout_s=END_S)
+        domain.ask(
+            name,
+            f"blockpull {target}",
+            lambda guest: guest.blockRebase(target, base, 0, flags),
+            timeout_s=END_S,
+        )
         job.wait_until_over()
         if layers.backing_of(layer)[0] == below:
-            raise ToolFailed(f"the pull into disk {target} of {name} on {os.uname().nodename} has ended before it was done")
+            raise ToolFailed(
+                f"the pull into disk {target} of {name} on {os.uname().nodename} has ended before it was done"
+            )
         point("layer pulled")
         flush(disk.vm_dir, name)
 
 
 @contextmanager
 def _standing_in(folder: str, gone: Iterable[int]) -> Iterator[None]:
-    """Have an empty file, within the block, in place of each layer that is gone; QEMU opens none of them anew."""
+    """Have an empty file, within the block, in place of each layer that is gone; QEMU opens none of them
+    anew.
+    """
     for number in gone:
         with files.published(f"{folder}/{number}") as staged:
             qemu_img.create(staged, "qcow2", 0)
@@ -210,7 +242,9 @@ def leave(folder: str, gone: Iterable[int]) -> None:
 
 
 def _index(name: str, target: str, wanted: str) -> int:
-    """Return libvirt's index of the file `wanted` ('' for what is on the network) in the backing chain of a running guest's disk."""
+    """Return libvirt's index of the file `wanted` ('' for what is on the network) in the backing chain of a
+    running guest's disk.
+    """
     from xml.etree import ElementTree
 
     for disk in ElementTree.fromstring(domain.dumpxml(name)).iterfind("devices/disk"):
@@ -220,21 +254,34 @@ def _index(name: str, target: str, wanted: str) -> int:
         for below in disk.iter("backingStore"):
             source = below.find("source")
             path = source.get("file", "") if source is not None else ""
-            is_wanted = path and os.path.exists(path) and os.path.samefile(path, wanted) if wanted else below.get("type") == "network"
+            is_wanted = (
+                path and os.path.exists(path) and os.path.samefile(path, wanted)
+                if wanted
+                else below.get("type") == "network"
+            )
             if is_wanted:
                 return int(below.get("index", "0"))
-    raise MissingImage(f"{wanted or 'an image on the network'} is not below disk {target} of the running domain {name}")
+    raise MissingImage(
+        f"{wanted or 'an image on the network'} is not below disk {target} of the running domain {name}"
+    )
 
 
 def copy(disk: DiskRef, name: str, target: str, path: str, format: str, freeze: str) -> rest.Rest:
-    """Copy a disk at one moment: blockcopy mirrors until the two are equal; the guest rests (`freeze`) while that lets go."""
+    """Copy a disk at one moment: blockcopy mirrors until the two are equal; the guest rests (`freeze`) while
+    that lets go.
+    """
     domain.check_plain(name, [target])
     # Made by us, not by libvirt: that would make it as root, and QEMU, which is not, could not open it.
     qemu_img.create(path, format, capacity(name, target))
     xml = f"<disk type='file'><source file='{quoted(path)}'/><driver type='{format}'/></disk>"
     reuse = libvirtd.binding().VIR_DOMAIN_BLOCK_COPY_REUSE_EXT
     with noted(disk, name, target), job_events.listening(name, target) as job:
-        domain.ask(name, f"blockcopy {target}", lambda guest: guest.blockCopy(target, xml, {}, reuse), timeout_s=END_S)
+        domain.ask(
+            name,
+            f"blockcopy {target}",
+            lambda guest: guest.blockCopy(target, xml, {}, reuse),
+            timeout_s=END_S,
+        )
         job.wait_until_ready()
         point("disk mirrored")
         with rest.resting(disk.vm_dir, name, freeze) as rested:
@@ -253,7 +300,10 @@ def wait_for_equal(name: str, target: str) -> None:
         if not at or at["cur"] == at["end"]:
             return
         if time.monotonic() > deadline:
-            raise ToolTimeout(f"the copy of disk {target} of {name} on {os.uname().nodename} does not catch up while the guest rests")
+            raise ToolTimeout(
+                f"the copy of disk {target} of {name} on {os.uname().nodename} does not catch up "
+                f"while the guest rests"
+            )
         progress.touch()
         time.sleep(0.05)
 
@@ -261,7 +311,9 @@ def wait_for_equal(name: str, target: str) -> None:
 def pivot(name: str, target: str) -> None:
     """Let a guest that rests go on with what its disk was copied to, or committed to."""
     flag = libvirtd.binding().VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT
-    domain.ask(name, f"blockjob {target} --pivot", lambda guest: guest.blockJobAbort(target, flag), timeout_s=60)
+    domain.ask(
+        name, f"blockjob {target} --pivot", lambda guest: guest.blockJobAbort(target, flag), timeout_s=60
+    )
 
 
 def capacity(name: str, target: str) -> int:
@@ -270,7 +322,9 @@ def capacity(name: str, target: str) -> int:
 
 
 def switch(disk: DiskRef, name: str, target: str, path: str, freeze: str) -> rest.Rest:
-    """Let the guest write to `path` from now on, an empty layer over what it writes to; it rests (`freeze`) meanwhile."""
+    """Let the guest write to `path` from now on, an empty layer over what it writes to; it rests (`freeze`)
+    meanwhile.
+    """
     domain.check_plain(name, [target])
     with noted(disk, name, target), rest.resting(disk.vm_dir, name, freeze) as rested:
         put_over(name, {target: path})
@@ -279,16 +333,28 @@ def switch(disk: DiskRef, name: str, target: str, path: str, freeze: str) -> res
 
 
 def put_over(name: str, paths: Mapping[str, str]) -> None:
-    """Let the guest write, from one moment on, to the empty layer `paths[target]` over what each of these disks writes to."""
-    others = "".join(f"<disk name='{quoted(other)}' snapshot='no'/>" for other in domain.disks(name) if other not in paths)
+    """Let the guest write, from one moment on, to the empty layer `paths[target]` over what each of these
+    disks writes to.
+    """
+    others = "".join(
+        f"<disk name='{quoted(other)}' snapshot='no'/>" for other in domain.disks(name) if other not in paths
+    )
     own = "".join(
-        f"<disk name='{quoted(target)}' snapshot='external'><source file='{quoted(path)}'/></disk>" for target, path in paths.items()
+        f"<disk name='{quoted(target)}' snapshot='external'><source file='{quoted(path)}'/></disk>"
+        for target, path in paths.items()
     )
     xml = f"<domainsnapshot><disks>{own}{others}</disks></domainsnapshot>"
     libvirt = libvirtd.binding()
     flags = (
-        libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_DISK_ONLY | libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_ATOMIC
-        | libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA | libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_REUSE_EXT
-    )  # fmt: skip
+        libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_DISK_ONLY
+        | libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_ATOMIC
+        | libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_NO_METADATA
+        | libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_REUSE_EXT
+    )
     about = " ".join(sorted(paths))
-    domain.ask(name, f"snapshot-create-as {about}", lambda guest: guest.snapshotCreateXML(xml, flags), timeout_s=END_S)
+    domain.ask(
+        name,
+        f"snapshot-create-as {about}",
+        lambda guest: guest.snapshotCreateXML(xml, flags),
+        timeout_s=END_S,
+    )

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deltas: what a guest writes while its local disks move to another host.
 
-libvirt mirrors what a disk's active layer holds, in units of 64 KiB. So before the move every local disk of the guest gets an
-empty layer on top, its delta. What lies below is only read from then on, and crosses as files; libvirt mirrors deltas alone.
-Afterwards, wherever the guest is, deltas are merged into what they lie over.
+libvirt mirrors what a disk's active layer holds, in units of 64 KiB. So before the move every local disk of
+the guest gets an empty layer on top, its delta. What lies below is only read from then on, and crosses as
+files; libvirt mirrors deltas alone. Afterwards, wherever the guest is, deltas are merged into what they lie
+over.
 
     add       K           ->   K <- delta
     merge     K <- delta  ->   K
 
-`.semishared/deltas.json` (active_layer.py) is there from before the first to after the last of that. Whoever finds it merges:
-a delta that no guest has open is a redo log, which may be committed again and again.
+`.semishared/deltas.json` (active_layer.py) is there from before the first to after the last of that. Whoever
+finds it merges: a delta that no guest has open is a redo log, which may be committed again and again.
 """
 
 from __future__ import annotations
@@ -30,13 +31,16 @@ CALL_S = 60
 
 
 def add(vm_dir: str, name: str, records: Iterable[Record], *, moves: bool = False) -> None:
-    """Put a delta on each of these disks of a running guest, on all at one moment; `merge` has ended what was there, and ends this.
+    """Put a delta on each of these disks of a running guest, on all at one moment; `merge` has ended what was
+    there, and ends this.
 
     `moves`: it is one disk, which goes to another device.
     """
     asked = list(records)
     opened = active_layer.opened(vm_dir, name)
-    domain.check_plain(name, [opened[path] for path in (os.path.realpath(record.path) for record in asked) if path in opened])
+    domain.check_plain(
+        name, [opened[path] for path in (os.path.realpath(record.path) for record in asked) if path in opened]
+    )
     without = [_layered(vm_dir, record) for record in asked]
     # By the new names of what has just become a layer.
     opened = active_layer.opened(vm_dir, name)
@@ -56,7 +60,9 @@ def add(vm_dir: str, name: str, records: Iterable[Record], *, moves: bool = Fals
 
 
 def _layered(vm_dir: str, record: Record) -> Record:
-    """Give a disk that is a plain file the layout of one with layers; who has it open under its name goes on with that."""
+    """Give a disk that is a plain file the layout of one with layers; who has it open under its name goes on
+    with that.
+    """
     if record.layer:
         return record
     path = layout.disk(vm_dir, record.disk)
@@ -84,7 +90,9 @@ def merge(vm_dir: str, name: str) -> None:
         return
     state = domain.state(name) if name else "absent"
     if state == "unknown":
-        raise ToolFailed(f"libvirtd on {os.uname().nodename} does not say whether {name} runs: its deltas are not merged")
+        raise ToolFailed(
+            f"libvirtd on {os.uname().nodename} does not say whether {name} runs: its deltas are not merged"
+        )
     runs = state in ("running", "paused")
     if runs:
         block_jobs.wait_for_snapshot(name)
@@ -110,7 +118,9 @@ def merge(vm_dir: str, name: str) -> None:
 
 
 def keep(vm_dir: str, name: str) -> bool:
-    """End what a killed move to another device has begun in a running guest, but for its delta; tell whether the guest writes to that."""
+    """End what a killed move to another device has begun in a running guest, but for its delta; tell whether
+    the guest writes to that.
+    """
     block_jobs.wait_for_snapshot(name)
     from . import device_switch
 
@@ -121,9 +131,13 @@ def keep(vm_dir: str, name: str) -> bool:
 
 
 def _commit(vm_dir: str, name: str, without: List[Record]) -> None:
-    """Have QEMU write the deltas of a running guest into what they lie over, and the guest go on with that."""
+    """Have QEMU write the deltas of a running guest into what they lie over, and the guest go on with
+    that.
+    """
     opened = active_layer.opened(vm_dir, name)
-    targets = [opened[path] for path in (os.path.realpath(delta_of(record)) for record in without) if path in opened]
+    targets = [
+        opened[path] for path in (os.path.realpath(delta_of(record)) for record in without) if path in opened
+    ]
     if not targets:
         return
     for target in targets:
@@ -137,7 +151,13 @@ def _commit(vm_dir: str, name: str, without: List[Record]) -> None:
 
 def _begin(target: str, guest: Any) -> None:
     libvirt = libvirtd.binding()
-    guest.blockCommit(target, None, None, 0, libvirt.VIR_DOMAIN_BLOCK_COMMIT_ACTIVE | libvirt.VIR_DOMAIN_BLOCK_COMMIT_SHALLOW)
+    guest.blockCommit(
+        target,
+        None,
+        None,
+        0,
+        libvirt.VIR_DOMAIN_BLOCK_COMMIT_ACTIVE | libvirt.VIR_DOMAIN_BLOCK_COMMIT_SHALLOW,
+    )
 
 
 def _redo(vm_dir: str, record: Record) -> None:
@@ -150,15 +170,20 @@ def _redo(vm_dir: str, record: Record) -> None:
 
 
 def _is_there(record: Record) -> bool:
-    """Tell whether the delta that a record names is there; raise DeviceMissing if it was on a device: then it is what is not there.
+    """Tell whether the delta that a record names is there; raise DeviceMissing if it was on a device: then it
+    is what is not there.
 
-    Also of one that is put aside at this moment: nothing but a disk that is being removed has such a record, and no delta.
+    Also of one that is put aside at this moment: nothing but a disk that is being removed has such a record,
+    and no delta.
     """
     path = delta_of(record)
     if files.exists(path):
         return True
     if os.path.islink(os.path.dirname(path)):
-        raise DeviceMissing(f"{path} on {os.uname().nodename}, which has what its guest has written last: on a device that is not there")
+        raise DeviceMissing(
+            f"{path} on {os.uname().nodename}, which has what its guest has written last: on a "
+            f"device that is not there"
+        )
     return False
 
 

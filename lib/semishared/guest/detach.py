@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running guest lets go of the image on the store that its disks lay over, and goes on over bases of its host.
+"""A running guest lets go of the image on the store that its disks lay over, and goes on over bases of its
+host.
 
     store <- K  <- guest
     store <- K  <- delta <- guest              what is below the delta is only read (deltas.py)
@@ -7,9 +8,9 @@
     base  <- K   = mirror of the delta
     base  <- K  <- guest                       all disks in one moment of rest; delta and K. go
 
-QEMU copies what is in the deltas, into files that have the rest: the shorter the copies of layers take, the less that is. It has
-to be the mirror that the guest goes on with: what lies below a node that is in use libvirt cannot exchange by itself, and what
-QEMU is told behind its back it does not know.
+QEMU copies what is in the deltas, into files that have the rest: the shorter the copies of layers take, the
+less that is. It has to be the mirror that the guest goes on with: what lies below a node that is in use
+libvirt cannot exchange by itself, and what QEMU is told behind its back it does not know.
 """
 
 from __future__ import annotations
@@ -46,16 +47,19 @@ def copied_bytes(disks: Sequence[Detached]) -> int:
 
 
 def to_copy(record: Record) -> List[str]:
-    """Return the layers of a disk that get copies: those over the image, and the one that its guest writes to."""
+    """Return the layers of a disk that get copies: those over the image, and the one that its guest writes
+    to.
+    """
     found = [path for path, _ in base_switch.outermost(record)]
     return found if any(os.path.samefile(path, record.path) for path in found) else [*found, record.path]
 
 
 def detach(vm_dir: str, name: str, disks: Sequence[Detached], rate: int) -> None:
-    """Let the guest go on over bases on which its disks have leases; copies are made at `rate` bytes per second, 0 for no limit.
+    """Let the guest go on over bases on which its disks have leases; copies are made at `rate` bytes per
+    second, 0 for no limit.
 
-    Raise CannotDetach if libvirt has a disk open in another way than its record says. What any error leaves begun is noted, for
-    whoever is to end it (disk/recovery.py).
+    Raise CannotDetach if libvirt has a disk open in another way than its record says. What any error leaves
+    begun is noted, for whoever is to end it (disk/recovery.py).
     """
     check(name, [disk.before for disk in disks])
     deltas.add(vm_dir, name, [disk.before for disk in disks])
@@ -73,27 +77,40 @@ def detach_off(vm_dir: str, disks: Sequence[Detached]) -> None:
 
 
 def check(name: str, records: Sequence[Record]) -> None:
-    """Raise CannotDetach unless the guest has these disks open as their records say: the active layer, down to the image."""
+    """Raise CannotDetach unless the guest has these disks open as their records say: the active layer, down
+    to the image.
+    """
     found = _chains(name)
     here = os.uname().nodename
     for record in records:
         chain = next((chain for chain in found if chain and _is_same(chain[0], record.path)), None)
         if chain is None:
             raise CannotDetach(f"disk {record.disk}: domain {name} on {here} does not write to {record.path}")
-        wanted = f"{record.over.name}@{record.over.snapshot}" if record.over else layout_store.link_of(record.of_image.source)
+        wanted = (
+            f"{record.over.name}@{record.over.snapshot}"
+            if record.over
+            else layout_store.link_of(record.of_image.source)
+        )
         if len(chain) < 2 or not _is_same(chain[-1], wanted):
             shown = " over ".join(chain)
-            raise CannotDetach(f"disk {record.disk}: domain {name} on {here} has {shown} open, which does not end at {wanted}")
+            raise CannotDetach(
+                f"disk {record.disk}: domain {name} on {here} has {shown} open, which does not "
+                f"end at {wanted}"
+            )
 
 
 def _is_same(path: str, wanted: str) -> bool:
     if path == wanted:
         return True
-    return path.startswith("/") and wanted.startswith("/") and os.path.realpath(path) == os.path.realpath(wanted)
+    return (
+        path.startswith("/") and wanted.startswith("/") and os.path.realpath(path) == os.path.realpath(wanted)
+    )
 
 
 def _chains(name: str) -> List[List[str]]:
-    """Return what libvirt says that each disk of a guest is, and lies over: paths, and POOL/IMAGE@SNAPSHOT."""
+    """Return what libvirt says that each disk of a guest is, and lies over: paths, and
+    POOL/IMAGE@SNAPSHOT.
+    """
     found = []
     for disk in ElementTree.fromstring(domain.dumpxml(name)).iterfind("devices/disk"):
         sources = (disk.find("source"), *(below.find("source") for below in disk.iter("backingStore")))
@@ -110,7 +127,9 @@ def _named(source: ElementTree.Element) -> str:
 
 
 def _copied(vm_dir: str, disks: Sequence[Detached], pace: Pace) -> Dict[str, str]:
-    """Stage a copy of each layer that is to be replaced, over the lease if it lay over the image; return them by the layers."""
+    """Stage a copy of each layer that is to be replaced, over the lease if it lay over the image; return them
+    by the layers.
+    """
     copies: Dict[str, str] = {}
     for disk in disks:
         outermost = dict(base_switch.outermost(disk.before))
@@ -129,7 +148,9 @@ def _copied(vm_dir: str, disks: Sequence[Detached], pace: Pace) -> Dict[str, str
 
 
 def copy(source: str, target: str, pace: Pace) -> None:
-    """Copy a file that nobody writes to, with its holes: by reference where the file system can, else at a pace."""
+    """Copy a file that nobody writes to, with its holes: by reference where the file system can, else at a
+    pace.
+    """
     with open(source, "rb", buffering=0) as old, open(target, "xb", buffering=0) as new:
         try:
             fcntl.ioctl(new.fileno(), FICLONE, old.fileno())
@@ -147,7 +168,9 @@ def copy(source: str, target: str, pace: Pace) -> None:
 
 
 def _go_over(vm_dir: str, name: str, after: Sequence[Record]) -> None:
-    """Have QEMU mirror the deltas into the layers that they lie over by now, and the guest go on with those."""
+    """Have QEMU mirror the deltas into the layers that they lie over by now, and the guest go on with
+    those.
+    """
     opened = active_layer.opened(vm_dir, name)
     targets = {opened[os.path.realpath(active_layer.delta_of(record))]: record for record in after}
     for target, record in targets.items():

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running guest goes on with the layers of a disk on another device of its host's pool (model/layout_devices.py), under their names.
+"""A running guest goes on with the layers of a disk on another device of its host's pool
+(model/layout_devices.py), under their names.
 
-    A/layers/V-N-x   K <- D  <- guest     <- disk.N.snap                           a delta is put on the disk (deltas.py)
+    A/layers/V-N-x   K <- D  <- guest     <- disk.N.snap                           a delta is put on the disk
+    (deltas.py)
     B/layers/V-N-y   K                                                             all below it is copied
     A/layers/V-N-x   K <- D  <- guest     <- disk.N.left.snap                      `begin`
     B/layers/V-N-y   K  = mirror of D     <- disk.N.snap
     B/layers/V-N-y   K  <- guest          <- disk.N.snap                           `end`
 
-The copy has to have the names of the disk when QEMU opens it: by these libvirt knows it from then on. QEMU has the other open
-meanwhile, and nobody opens that by its name. As long as a disk's record names the delta, A is right; where the record names a
-layer, B. It changes only while the guest rests and both are equal. So whoever finds a link disk.N.left.snap ends that by the record.
+The copy has to have the names of the disk when QEMU opens it: by these libvirt knows it from then on. QEMU
+has the other open meanwhile, and nobody opens that by its name. As long as a disk's record names the delta, A
+is right; where the record names a layer, B. It changes only while the guest rests and both are equal. So
+whoever finds a link disk.N.left.snap ends that by the record.
 """
 
 from __future__ import annotations
@@ -38,15 +41,18 @@ def begin(vm_dir: str, disk: int, new: Link) -> None:
 
 
 def go_over(vm_dir: str, name: str, record: Record, rate: int, see: Callable[[], None]) -> None:
-    """Have QEMU mirror the delta of a disk into the layer that has the names of the one below it, and the guest go on with that.
+    """Have QEMU mirror the delta of a disk into the layer that has the names of the one below it, and the
+    guest go on with that.
 
-    What is below a delta libvirt copies into no raw file: such a layer QEMU copies whole, at `rate` bytes per second (0: no limit).
-    `see` is called while that is waited for, and may end it by what it raises.
+    What is below a delta libvirt copies into no raw file: such a layer QEMU copies whole, at `rate` bytes per
+    second (0: no limit). `see` is called while that is waited for, and may end it by what it raises.
     """
     opened = active_layer.opened(vm_dir, name)
     target = opened.get(os.path.realpath(active_layer.delta_of(record)), "")
     if not target:
-        raise ToolFailed(f"domain {name} on {os.uname().nodename} does not write to the delta of disk {record.disk}")
+        raise ToolFailed(
+            f"domain {name} on {os.uname().nodename} does not write to the delta of disk {record.disk}"
+        )
     with job_events.listening(name, target) as job:
         if record.format == "raw":
             mirror.begin_whole(name, target, record.path, rate)
@@ -69,7 +75,9 @@ def left(vm_dir: str) -> Dict[int, str]:
 
 
 def end(vm_dir: str, name: str) -> None:
-    """End what `begin` has begun, on the one device or the other; `name` is '' when no guest runs. No job is left on these disks."""
+    """End what `begin` has begun, on the one device or the other; `name` is '' when no guest runs. No job is
+    left on these disks.
+    """
     begun = left(vm_dir)
     if not begun:
         return
@@ -82,7 +90,9 @@ def end(vm_dir: str, name: str) -> None:
 
 
 def end_of(vm_dir: str, disk: int) -> None:
-    """End it for one disk, on which there is no job. Without a record nobody knows which of the two is right: both stay."""
+    """End it for one disk, on which there is no job. Without a record nobody knows which of the two is right:
+    both stay.
+    """
     folder = layout.layers(layout.disk(vm_dir, disk))
     link, record = layout_devices.left(folder), files.read_json(layout.record(vm_dir, disk))
     if not record:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A domain as libvirt knows it, through the binding: what it is, how it is, what it has open, what its jobs have done."""
+"""A domain as libvirt knows it, through the binding: what it is, how it is, what it has open, what its jobs
+have done.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def _is_absent(error: Any) -> bool:
 
 
 def ask(name: str, verb: str, do: Callable[[Any], T], *, uri: str = HERE, timeout_s: float = ANSWER_S) -> T:
-    """Return what `do` returns of libvirt's domain `name`; `verb`, as virsh has it, is for the error. Raise as libvirtd.call."""
+    """Return what `do` returns of libvirt's domain `name`; `verb`, as virsh has it, is for the error. Raise
+    as libvirtd.call.
+    """
     return libvirtd.call(f"{verb} {name}", lambda connection: do(lookup(connection, name)), uri, timeout_s)
 
 
@@ -62,7 +66,9 @@ def migratable(name: str) -> bytes:
 
 
 def state(name: str, uri: str = HERE) -> str:
-    """Return running, paused, off, absent or unknown; absent only if libvirtd says that there is no such domain."""
+    """Return running, paused, off, absent or unknown; absent only if libvirtd says that there is no such
+    domain.
+    """
     try:
         return libvirtd.call(f"domstate {name}", lambda connection: _state(connection, name), uri)
     except ToolMissing:
@@ -85,7 +91,9 @@ def state_of(domain: Any) -> str:
     """Return the same of libvirt's object of a domain."""
     libvirt = libvirtd.binding()
     number, _ = domain.state()
-    return {getattr(libvirt, f"VIR_DOMAIN_{word}"): state for word, state in STATES.items()}.get(number, "unknown")
+    return {getattr(libvirt, f"VIR_DOMAIN_{word}"): state for word, state in STATES.items()}.get(
+        number, "unknown"
+    )
 
 
 def is_persistent(name: str) -> bool:
@@ -99,7 +107,9 @@ def snapshots(name: str) -> List[str]:
 
 
 def disks(name: str) -> Dict[str, str]:
-    """Return what each disk of a running guest writes to, by its target: a file, a device, a name on the network; '' for no medium."""
+    """Return what each disk of a running guest writes to, by its target: a file, a device, a name on the
+    network; '' for no medium.
+    """
     from xml.etree import ElementTree
 
     found = {}
@@ -107,12 +117,16 @@ def disks(name: str) -> Dict[str, str]:
         target, source = disk.find("target"), disk.find("source")
         if target is not None:
             attributes = {} if source is None else source.attrib
-            found[target.get("dev", "")] = next((attributes[key] for key in ("file", "dev", "dir", "name") if attributes.get(key)), "")
+            found[target.get("dev", "")] = next(
+                (attributes[key] for key in ("file", "dev", "dir", "name") if attributes.get(key)), ""
+            )
     return found
 
 
 def encrypted(name: str) -> Set[str]:
-    """Return the targets of a running guest's disks of which QEMU decrypts something: what they are, or what that lies over."""
+    """Return the targets of a running guest's disks of which QEMU decrypts something: what they are, or what
+    that lies over.
+    """
     from xml.etree import ElementTree
 
     found = set()
@@ -124,7 +138,8 @@ def encrypted(name: str) -> Set[str]:
 
 
 def check_plain(name: str, targets: Collection[str]) -> None:
-    """Raise EncryptedDisk if QEMU decrypts one of these disks of a running guest: whatever it wrote of it to another file would be plain.
+    """Raise EncryptedDisk if QEMU decrypts one of these disks of a running guest: whatever it wrote of it to
+    another file would be plain.
 
     So it is asked before each of its jobs, whatever a plan knew: a move for room in memory has none.
     """
@@ -146,7 +161,9 @@ def below(name: str, target: str) -> List[str]:
 
 
 def job(name: str) -> Dict[str, Any]:
-    """Return libvirt's statistics of the job that a domain as a whole is in (not of a disk's); empty if it is in none."""
+    """Return libvirt's statistics of the job that a domain as a whole is in (not of a disk's); empty if it is
+    in none.
+    """
     stats = ask(name, "domjobinfo", lambda domain: dict(domain.jobStats()))
     return stats if stats.get("type") != libvirtd.binding().VIR_DOMAIN_JOB_NONE else {}
 

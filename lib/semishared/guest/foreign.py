@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disks of a running guest as libvirt has them: for those of other drivers, of which there is no record."""
+"""The disks of a running guest as libvirt has them: for those of other drivers, of which there is no
+record.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,10 @@ HOPS = 8
 
 
 def disks(vm_dir: str, name: str) -> Dict[str, Dict[str, object]]:
-    """Return the `type` of each disk that a running guest has open, by its target; of a file also its path, and through which
-    `directories` outside of the VM's it, and all that it lies over, is found: '' stands for the VM's, in which there is one."""
+    """Return the `type` of each disk that a running guest has open, by its target; of a file also its path,
+    and through which `directories` outside of the VM's it, and all that it lies over, is found: '' stands for
+    the VM's, in which there is one.
+    """
     found: Dict[str, Dict[str, object]] = {}
     for disk in ElementTree.fromstring(domain.dumpxml(name)).iterfind("devices/disk"):
         target, source = disk.find("target"), disk.find("source")
@@ -24,7 +28,10 @@ def disks(vm_dir: str, name: str) -> Dict[str, Dict[str, object]]:
         paths = [element.get("file", "") for element in disk.iter("source")]
         row: Dict[str, object] = {"type": disk.get("type", "")}
         if row["type"] == "file" and all(paths):
-            row.update(path=source.get("file", ""), directories=sorted({place for path in paths for place in _places(path, vm_dir)}))
+            row.update(
+                path=source.get("file", ""),
+                directories=sorted({place for path in paths for place in _places(path, vm_dir)}),
+            )
         found[target.get("dev", "")] = row
     return found
 

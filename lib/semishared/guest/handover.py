@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest whose disks QEMU mirrors, or commits, goes on with what they were written to: all in one moment of rest.
+"""A guest whose disks QEMU mirrors, or commits, goes on with what they were written to: all in one moment of
+rest.
 
-While it rests the records may name either side; from the moment it runs they have to name what it writes to. So nobody wakes it
-(a rest has a limit, guest/rest.py) between a pivot and its record, and what was woken before its turn is not switched any more.
+While it rests the records may name either side; from the moment it runs they have to name what it writes to.
+So nobody wakes it (a rest has a limit, guest/rest.py) between a pivot and its record, and what was woken
+before its turn is not switched any more.
 """
 
 from __future__ import annotations
@@ -16,10 +18,12 @@ from . import active_layer, block_jobs, domain, rest
 
 
 def go_over(vm_dir: str, name: str, targets: Collection[str], otherwise: str, origin: str = "") -> None:
-    """Let the guest go on with the mirrors of these disks, which have been equal once, and the records of `vm_dir` say so.
+    """Let the guest go on with the mirrors of these disks, which have been equal once, and the records of
+    `vm_dir` say so.
 
-    `otherwise`: what is said to become of one that somebody has paused; `origin`: the VM directory that it comes from, if another
-    (relocation.py). Raise GuestNotFrozen if it does not rest, or not long enough: some of its disks may have gone over then.
+    `otherwise`: what is said to become of one that somebody has paused; `origin`: the VM directory that it
+    comes from, if another (relocation.py). Raise GuestNotFrozen if it does not rest, or not long enough: some
+    of its disks may have gone over then.
     """
     with rest.resting(origin or vm_dir, name, "SUSPEND", copy=vm_dir if origin else "") as rested:
         if rested.how == "NONE":

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting for QEMU's jobs in a running guest: what libvirt says of them wakes us, a look now and then sees that they get on.
+"""Waiting for QEMU's jobs in a running guest: what libvirt says of them wakes us, a look now and then sees
+that they get on.
 
-A look also finds what nobody heard: a libvirtd that was started anew says nothing of what ended meanwhile. So what was heard
-is never believed by itself.
+A look also finds what nobody heard: a libvirtd that was started anew says nothing of what ended meanwhile. So
+what was heard is never believed by itself.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ class Patience:
             self._sign, self._since = sign, time.monotonic()
         idle_s = time.monotonic() - self._since
         if idle_s > standstill.limit_s and idle_s > standstill.patience_s():
-            raise ToolTimeout(f"{self._what} on {os.uname().nodename} has done nothing for {idle_s:.0f} s: is its storage hung?")
+            raise ToolTimeout(
+                f"{self._what} on {os.uname().nodename} has done nothing for {idle_s:.0f} s: is "
+                f"its storage hung?"
+            )
 
 
 def next_said(heard: libvirtd.Heard, within_s: float = LOOK_S) -> Optional[Tuple[Any, ...]]:
@@ -49,8 +53,12 @@ def next_said(heard: libvirtd.Heard, within_s: float = LOOK_S) -> Optional[Tuple
 
 
 def block_job(name: str, target: str) -> Dict[str, int]:
-    """Return what libvirt says of QEMU's job on a disk: how far it has come (`cur`, `end`); empty if there is none."""
-    return domain.ask(name, f"blockjob {target} --info", lambda guest: dict(guest.blockJobInfo(target, 0) or {}))
+    """Return what libvirt says of QEMU's job on a disk: how far it has come (`cur`, `end`); empty if there is
+    none.
+    """
+    return domain.ask(
+        name, f"blockjob {target} --info", lambda guest: dict(guest.blockJobInfo(target, 0) or {})
+    )
 
 
 class BlockJob:
@@ -61,11 +69,16 @@ class BlockJob:
         self._ready = libvirtd.binding().VIR_DOMAIN_BLOCK_JOB_READY
 
     def wait_until_ready(self, see: Callable[[], None] = lambda: None) -> None:
-        """Wait until a copy is equal to its disk; raise ToolFailed if it ends before, ToolTimeout if it stands still, what `see` raises."""
+        """Wait until a copy is equal to its disk; raise ToolFailed if it ends before, ToolTimeout if it
+        stands still, what `see` raises.
+        """
         for status, job in self._news():
             see()
             if not job:
-                raise ToolFailed(f"the copy of disk {self._target} of {self._name} on {os.uname().nodename} has ended before it was done")
+                raise ToolFailed(
+                    f"the copy of disk {self._target} of {self._name} on {os.uname().nodename} "
+                    f"has ended before it was done"
+                )
             # libvirt says that they are equal only if QEMU says that the copy is ready.
             if status == self._ready or job["cur"] == job["end"]:
                 return

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whose turn it is to act on the disks of a VM that may be running.
 
-oned lets one such action at a time act on a VM. An older one may be at work all the same: its driver was killed, or its
-host cut off, and its part here has not noticed yet. What it would still do (a file beside ours, a job that begins in
-QEMU after we have looked) must not happen under our hands: whoever has the turn is alone, and so is every program that
-the one before had started. So they hold the lock too (run.kept), and a holder that does not end by itself is ended.
+oned lets one such action at a time act on a VM. An older one may be at work all the same: its driver was
+killed, or its host cut off, and its part here has not noticed yet. What it would still do (a file beside
+ours, a job that begins in QEMU after we have looked) must not happen under our hands: whoever has the turn is
+alone, and so is every program that the one before had started. So they hold the lock too (run.kept), and a
+holder that does not end by itself is ended.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from ..model import layout
 from ..tools import locks, owner, progress, run
 
 GRACE_S = 2.0
-"""How long the host side of a dead driver may take to notice: it sees the end of its stdin at once, if nobody is cut off."""
+"""How long the host side of a dead driver may take to notice: it sees the end of its stdin at once, if nobody
+is cut off.
+"""
 LIMIT_S = 60
 action = ""
 """What this process does, for those who find the turn taken."""
@@ -50,7 +53,9 @@ def take_unless_busy(vm: int, vm_dir: str) -> None:
 
 
 def take_if_free(vm: int, vm_dir: str) -> bool:
-    """Have the turn until `leave`, unless another action has it; tell whether we have. Nobody is ended for it."""
+    """Have the turn until `leave`, unless another action has it; tell whether we have. Nobody is ended for
+    it.
+    """
     path = lock_path(vm, vm_dir)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     file = locks.attempt(path)
@@ -81,7 +86,9 @@ def note_end(vm: int, vm_dir: str) -> None:
 
 
 def check_not_ended(vm: int, vm_dir: str, known: Mapping[str, dict[str, object]]) -> None:
-    """Raise Overtaken if a plan was ended between its arrival, when lock files held `known`, and its turn, which the caller has."""
+    """Raise Overtaken if a plan was ended between its arrival, when lock files held `known`, and its turn,
+    which the caller has.
+    """
     path = lock_path(vm, vm_dir)
     if _ended(locks.noted(_mine[path])) != _ended(known.get(path, {})):
         raise Overtaken(f"what was to be done for VM {vm} on {os.uname().nodename} was ended before it began")
@@ -94,7 +101,9 @@ def _ended(noted: dict[str, object]) -> int:
 
 
 def _opened(path: str, if_held: Callable[[str], None]) -> IO[str]:
-    """Return the lock file, held; `if_held` is called again and again with its path as long as somebody else has it."""
+    """Return the lock file, held; `if_held` is called again and again with its path as long as somebody else
+    has it.
+    """
     os.makedirs(os.path.dirname(path), exist_ok=True)
     began = time.monotonic()
     while True:
@@ -122,7 +131,11 @@ def _holder(path: str) -> str:
     """Return for people who holds the lock."""
     noted = _noted(path)
     pid, said = noted.get("pid"), noted.get("action")
-    word = said if isinstance(said, str) and said.replace("_", "").isalnum() and said.isascii() else "another action"
+    word = (
+        said
+        if isinstance(said, str) and said.replace("_", "").isalnum() and said.isascii()
+        else "another action"
+    )
     return f"{word} (process {pid})" if isinstance(pid, int) else word
 
 
@@ -130,7 +143,13 @@ def _end_holder(path: str) -> None:
     """Kill the process group of the host side that holds the lock, if it is still the one that took it."""
     noted = _noted(path)
     pid, start = noted.get("pid"), noted.get("start")
-    if isinstance(pid, int) and pid != os.getpid() and start and start == owner.started(pid) and os.getpgid(pid) == pid:
+    if (
+        isinstance(pid, int)
+        and pid != os.getpid()
+        and start
+        and start == owner.started(pid)
+        and os.getpgid(pid) == pid
+    ):
         try:
             os.killpg(pid, signal.SIGKILL)
         except ProcessLookupError:

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one way to libvirt where a guest runs: its Python binding, a limit for every call, its events instead of polling.
+"""The one way to libvirt where a guest runs: its Python binding, a limit for every call, its events instead
+of polling.
 
-A call of the binding ends when libvirtd answers, and not before. So each is made in a thread of its own, and whoever wants
-the answer waits for so long. A thread that got none is left to itself, with its connection, and nothing of libvirt holds up
-the end of this process. What has no limit (a live migration) ends with its connection: keepalives notice
-a libvirtd that hangs, or whose host is cut off.
+A call of the binding ends when libvirtd answers, and not before. So each is made in a thread of its own, and
+whoever wants the answer waits for so long. A thread that got none is left to itself, with its connection, and
+nothing of libvirt holds up the end of this process. What has no limit (a live migration) ends with its
+connection: keepalives notice a libvirtd that hangs, or whose host is cut off.
 
-Questions that touch no running guest do not come here (listing.py): only hosts with guests of ours need the binding.
+Questions that touch no running guest do not come here (listing.py): only hosts with guests of ours need the
+binding.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ KEEPALIVE = (5, 6)
 _loading = threading.Lock()
 _loaded: list[Any] = []
 _idle: Dict[str, List[Any]] = {}
-"""By URI, connections that nobody uses. Each has one call at a time: beside one that hangs, libvirt lets others wait too."""
+"""By URI, connections that nobody uses. Each has one call at a time: beside one that hangs, libvirt lets
+others wait too.
+"""
 
 
 def binding() -> Any:
@@ -66,7 +70,9 @@ def _hear(libvirt: Any) -> None:
 
 
 def _leave() -> None:
-    """Let libvirtd see that we have gone: to say so could take for ever, and the binding would when its own parts are gone."""
+    """Let libvirtd see that we have gone: to say so could take for ever, and the binding would when its own
+    parts are gone.
+    """
     for connection in itertools.chain(*_idle.values()):
         connection._o = None
 
@@ -96,7 +102,9 @@ def _opened(uri: str) -> Any:
 
 @contextmanager
 def connected(uri: str) -> Iterator[Any]:
-    """Yield a connection to the libvirt at `uri`, for this block alone; within a Call only, for it may take for ever."""
+    """Yield a connection to the libvirt at `uri`, for this block alone; within a Call only, for it may take
+    for ever.
+    """
     connection = _taken(uri)
     try:
         yield connection
@@ -105,11 +113,15 @@ def connected(uri: str) -> Iterator[Any]:
 
 
 class Call(Generic[T]):
-    """A call under way: `do` with a connection to the libvirt at `uri`. `what`, a verb of virsh and its object, is for the error."""
+    """A call under way: `do` with a connection to the libvirt at `uri`. `what`, a verb of virsh and its
+    object, is for the error.
+    """
 
     def __init__(self, what: str, do: Callable[[Any], T], uri: str = HERE) -> None:
         self._libvirt, self._what, self._uri = binding(), what, uri or site().uri
-        self._where = f"libvirt at {uri}" if uri and uri != site().uri else f"libvirt on {os.uname().nodename}"
+        self._where = (
+            f"libvirt at {uri}" if uri and uri != site().uri else f"libvirt on {os.uname().nodename}"
+        )
         self._ended = threading.Event()
         self._error: Optional[BaseException] = None
         self._answer: Any = None
@@ -129,7 +141,9 @@ class Call(Generic[T]):
             return self._ended.wait(within_s)
 
     def answer(self, timeout_s: float) -> T:
-        """Return what it returns; raise ToolTimeout if it did not within so many seconds, ToolFailed or NoSpace as libvirt says."""
+        """Return what it returns; raise ToolTimeout if it did not within so many seconds, ToolFailed or
+        NoSpace as libvirt says.
+        """
         if not self.is_over(timeout_s):
             raise ToolTimeout(f"{self._where} did not answer within {timeout_s:.0f} s: {self._what}")
         if isinstance(self._error, self._libvirt.libvirtError):
@@ -152,7 +166,9 @@ def call(what: str, do: Callable[[Any], T], uri: str = HERE, timeout_s: float = 
 
 @contextmanager
 def hearing(what: str, event: str, domain: Callable[[Any], Any]) -> Iterator[Heard]:
-    """Collect, within the block, what libvirt says by VIR_DOMAIN_EVENT_ID_`event` of a domain, which `domain` looks up."""
+    """Collect, within the block, what libvirt says by VIR_DOMAIN_EVENT_ID_`event` of a domain, which `domain`
+    looks up.
+    """
     from queue import SimpleQueue
 
     heard: Heard = SimpleQueue()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What libvirt knows on this host, asked where no guest is touched: names of domains, their files, secrets.
 
-By virsh, and not by the binding (libvirtd.py): removals and moves ask this on hosts that run no guest of the VM, and one
-question is cheaper by a program (11 ms of CPU) than by an import (15 ms). What it says is a list of words, nothing to parse.
+By virsh, and not by the binding (libvirtd.py): removals and moves ask this on hosts that run no guest of the
+VM, and one question is cheaper by a program (11 ms of CPU) than by an import (15 ms). What it says is a list
+of words, nothing to parse.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def active() -> set[str]:
 
 
 def why_in_use(name: str) -> str:
-    """Return why the domain may run on this host, '' if it is known not to; '' as a name is a machine that runs none."""
+    """Return why the domain may run on this host, '' if it is known not to; '' as a name is a machine that
+    runs none.
+    """
     if not name:
         return ""
     try:

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running guest goes on in a copy of its VM directory, on the same host: its system datastore changes (plan/datastore_change.py).
+"""A running guest goes on in a copy of its VM directory, on the same host: its system datastore changes
+(plan/datastore_change.py).
 
     origin   K <- delta  <- guest      K <- delta  <- guest      K <- delta
     copy     K <- delta                K <- delta  = mirror      K <- delta  <- guest
 
-premigrate has put deltas on its disks (deltas.py) and copied what lies below. `mirrored` has QEMU mirror the deltas, which goes
-on until somebody ends it: whoever acts where oned then says that the VM is. In the origin that ends the mirrors, in the copy
-it is `enter`; deltas are merged in either. The note of the deltas in the copy says where it comes `from`.
+premigrate has put deltas on its disks (deltas.py) and copied what lies below. `mirrored` has QEMU mirror the
+deltas, which goes on until somebody ends it: whoever acts where oned then says that the VM is. In the origin
+that ends the mirrors, in the copy it is `enter`; deltas are merged in either. The note of the deltas in the
+copy says where it comes `from`.
 
-QEMU writes to what is mirrored first. So as long as a disk's record in the copy does not name the delta there, the one in the
-origin counts, also for a guest that died: `enter` brings it. The record names it only while the guest rests and both are equal.
+QEMU writes to what is mirrored first. So as long as a disk's record in the copy does not name the delta
+there, the one in the origin counts, also for a guest that died: `enter` brings it. The record names it only
+while the guest rests and both are equal.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ METADATA = "http://opennebula.org/xmlns/libvirt/1.0"
 
 
 def mirrored(vm_dir: str, origin: str, name: str) -> Dict[str, Record]:
-    """Have the deltas that the guest writes to in `origin` mirrored into those of the copy; return the disks by their targets.
+    """Have the deltas that the guest writes to in `origin` mirrored into those of the copy; return the disks
+    by their targets.
 
     The mirrors go on when this returns: until then each is equal to its delta once.
     """
@@ -56,7 +60,9 @@ def mirrored(vm_dir: str, origin: str, name: str) -> Dict[str, Record]:
 
 
 def _ready(name: str) -> Dict[str, str]:
-    """Return the files into which disks of a guest are mirrored that have been equal once, by the disks' targets."""
+    """Return the files into which disks of a guest are mirrored that have been equal once, by the disks'
+    targets.
+    """
     found = {}
     for disk in ElementTree.fromstring(domain.dumpxml(name)).iterfind("devices/disk"):
         target, mirror = disk.find("target"), disk.find("mirror")
@@ -67,7 +73,9 @@ def _ready(name: str) -> Dict[str, str]:
 
 
 def enter(vm_dir: str, origin: str, name: str) -> None:
-    """Let the guest go on with the deltas of the copy, and with all else that it has open there; `name` is '' when none runs."""
+    """Let the guest go on with the deltas of the copy, and with all else that it has open there; `name` is ''
+    when none runs.
+    """
     if name:
         # Where whoever acts there would find that too.
         rest.wake(origin, name)
@@ -90,7 +98,9 @@ def _switch(vm_dir: str, origin: str, name: str) -> None:
     opened = active_layer.opened(vm_dir, name)
     for record in active_layer.noted(vm_dir):
         if os.path.realpath(active_layer.delta_of(record)) not in opened:
-            raise MissingImage(f"domain {name} on {here} has disk {record.disk} open neither in {origin} nor in {vm_dir}")
+            raise MissingImage(
+                f"domain {name} on {here} has disk {record.disk} open neither in {origin} nor in {vm_dir}"
+            )
 
 
 def _change_media(vm_dir: str, origin: str, name: str) -> None:
@@ -115,7 +125,9 @@ def _update(device: str, flags: int, guest: Any) -> None:
 
 
 def _say_where(vm_dir: str, origin: str, guest: Any) -> None:
-    """Let libvirt's notes of OpenNebula say where the VM directory is: system snapshots and the host's probe go by them."""
+    """Let libvirt's notes of OpenNebula say where the VM directory is: system snapshots and the host's probe
+    go by them.
+    """
     libvirt = libvirtd.binding()
     kind, live = libvirt.VIR_DOMAIN_METADATA_ELEMENT, libvirt.VIR_DOMAIN_AFFECT_LIVE
     try:
@@ -125,17 +137,26 @@ def _say_where(vm_dir: str, origin: str, guest: Any) -> None:
             return
         raise
     for element in said.iter():
-        if element.tag.rpartition("}")[2] == "system_datastore" and os.path.normpath(f"/{element.text or ''}".replace("//", "/")) == origin:
+        if (
+            element.tag.rpartition("}")[2] == "system_datastore"
+            and os.path.normpath(f"/{element.text or ''}".replace("//", "/")) == origin
+        ):
             element.text = vm_dir
             guest.setMetadata(kind, ElementTree.tostring(said, "unicode"), "one", METADATA, live)
             point("metadata changed")
 
 
 def _fetch(vm_dir: str, origin: str, record: Record) -> None:
-    """Bring the delta of a guest that died in the origin, where its record names it; here `record` does not yet."""
+    """Bring the delta of a guest that died in the origin, where its record names it; here `record` does not
+    yet.
+    """
     there = layout_delta.delta(origin, record.disk)
-    if (files.read_json(layout.record(origin, record.disk)) or {}).get("path") != there or not files.exists(there):
-        raise MissingImage(f"{there} on {os.uname().nodename} is not there, and {vm_dir} has not what its guest has written")
+    if (files.read_json(layout.record(origin, record.disk)) or {}).get("path") != there or not files.exists(
+        there
+    ):
+        raise MissingImage(
+            f"{there} on {os.uname().nodename} is not there, and {vm_dir} has not what its guest has written"
+        )
     path = active_layer.delta_of(record)
     files.remove_staged(*os.path.split(path))
     with files.published(path) as staged:
@@ -145,17 +166,25 @@ def _fetch(vm_dir: str, origin: str, record: Record) -> None:
 
 
 def check_not_open(vm_dir: str, name: str, *, disks: bool) -> None:
-    """Raise MigrationRefused if the guest, if it runs, has anything of a VM directory open: `disks` count too, or only what else there is.
+    """Raise MigrationRefused if the guest, if it runs, has anything of a VM directory open: `disks` count
+    too, or only what else there is.
 
-    With what are no disks it could not go on in a copy, nor with system snapshots, whose XML names the directory.
+    With what are no disks it could not go on in a copy, nor with system snapshots, whose XML names the
+    directory.
     """
     if domain.state(name) in ("absent", "off"):
         return
     xml, here = ElementTree.fromstring(domain.dumpxml(name)), os.uname().nodename
     if not disks and domain.snapshots(name):
-        raise MigrationRefused(f"domain {name} on {here} has system snapshots, which name its directory: it cannot change while it runs")
+        raise MigrationRefused(
+            f"domain {name} on {here} has system snapshots, which name its directory: it cannot "
+            f"change while it runs"
+        )
     devices = xml.find("devices")
-    for parent, child in ((xml, "metadata"), *(((devices, "disk"),) if devices is not None and not disks else ())):
+    for parent, child in (
+        (xml, "metadata"),
+        *(((devices, "disk"),) if devices is not None and not disks else ()),
+    ):
         for element in parent.findall(child):
             parent.remove(element)
     for element in xml.iter():

@@ -6,15 +6,16 @@
     AGENT-OR-SUSPEND   the first that works; if none does, the guest goes on and that is said
     NONE               it goes on
 
-It goes on afterwards, whatever happens. What is about to be done is noted in `.semishared/frozen.json` before, with a token of
-this rest; it is ended by whoever comes first:
+It goes on afterwards, whatever happens. What is about to be done is noted in `.semishared/frozen.json`
+before, with a token of this rest; it is ended by whoever comes first:
 
     the block that wanted the rest           also when it fails
     this process, when its front-end dies    progress.if_we_die
     a process beside it (watch.py)           when this one is killed, or the rest takes longer than LIMIT_S
     the next action on the disks             disk/recovery.py
 
-They wake it one after the other (a lock on the directory of records), and only from the rest that they have found noted.
+They wake it one after the other (a lock on the directory of records), and only from the rest that they have
+found noted.
 """
 
 from __future__ import annotations
@@ -66,9 +67,11 @@ def run_of(name: str) -> str:
 
 
 def is_of_this_run(note: dict[str, object], name: str) -> bool:
-    """Tell whether what a note says concerns the guest that runs now; raise ToolFailed if libvirtd does not say whether one does.
+    """Tell whether what a note says concerns the guest that runs now; raise ToolFailed if libvirtd does not
+    say whether one does.
 
-    A note that was taken for that of a guest which is gone would be forgotten, and the guest be at rest for ever.
+    A note that was taken for that of a guest which is gone would be forgotten, and the guest be at rest for
+    ever.
     """
     state = domain.state(name) if name else "absent"
     if state == "unknown":
@@ -92,7 +95,9 @@ def _alone(directory: str) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise GuestNotFrozen(f"another process is waking the guest of {directory} for over {LOCK_S} s") from None
+                    raise GuestNotFrozen(
+                        f"another process is waking the guest of {directory} for over {LOCK_S} s"
+                    ) from None
             time.sleep(0.02)
             progress.touch()
         yield
@@ -102,10 +107,12 @@ def _alone(directory: str) -> Iterator[None]:
 
 @contextmanager
 def resting(directory: str, name: str, how: str, copy: str = "") -> Iterator[Rest]:
-    """Let the guest rest within the block, and yield how it does; raise GuestNotFrozen if it does not as wanted.
+    """Let the guest rest within the block, and yield how it does; raise GuestNotFrozen if it does not as
+    wanted.
 
     Also raise that if it was woken before the block had ended: what was copied then shows no moment of rest.
-    `copy`: one of the VM directory, to which its guest may have been switched when it is woken (relocation.py).
+    `copy`: one of the VM directory, to which its guest may have been switched when it is woken
+    (relocation.py).
     """
     if how == "NONE" or not _can_rest(name, how):
         yield Rest("NONE")
@@ -114,7 +121,9 @@ def resting(directory: str, name: str, how: str, copy: str = "") -> Iterator[Res
     watch = [PYTHON, "-IS", WATCH, directory, name, token, str(LIMIT_S)]
     with beside(watch), progress.if_we_die(lambda: _wake_after(directory, name)):
         try:
-            found = _begin(directory, name, how, {"token": token, **({"copy": copy} if copy else {})})._replace(token=token)
+            found = _begin(
+                directory, name, how, {"token": token, **({"copy": copy} if copy else {})}
+            )._replace(token=token)
             yield found
             if found.how != "NONE":
                 _check_noted(directory, name, token)
@@ -126,13 +135,16 @@ def resting(directory: str, name: str, how: str, copy: str = "") -> Iterator[Res
 
 def _can_rest(name: str, how: str) -> bool:
     state = domain.state(name)
-    # One that stands still since a disk has failed may be stopped, and is not woken from that: `_resume_unless_broken`.
+    # One that stands still since a disk has failed may be stopped, and is not woken from that:
+    # `_resume_unless_broken`.
     return state == "running" or (state == "paused" and how == "SUSPEND" and waiting.is_waiting(name))
 
 
 @contextmanager
 def held(directory: str, name: str, rested: Rest) -> Iterator[None]:
-    """Keep a guest that rests from being woken within the block, which is to be short; raise GuestNotFrozen if it was before."""
+    """Keep a guest that rests from being woken within the block, which is to be short; raise GuestNotFrozen
+    if it was before.
+    """
     with _alone(directory):
         _check_noted(directory, name, rested.token)
         yield
@@ -140,7 +152,9 @@ def held(directory: str, name: str, rested: Rest) -> Iterator[None]:
 
 def _check_noted(directory: str, name: str, token: str) -> None:
     if (files.read_json(_path(directory)) or {}).get("token") != token:
-        raise GuestNotFrozen(f"domain {name} on {os.uname().nodename} was woken after {LIMIT_S} s, before all was done")
+        raise GuestNotFrozen(
+            f"domain {name} on {os.uname().nodename} was woken after {LIMIT_S} s, before all was done"
+        )
 
 
 def _begin(directory: str, name: str, how: str, what: dict[str, str]) -> Rest:
@@ -212,9 +226,11 @@ def tidy(directory: str) -> None:
 
 
 def wake(directory: str, name: str, token: str = "") -> bool:
-    """End the rest that is noted, if there is one (with `token`: if it is that one); tell whether none is noted any more.
+    """End the rest that is noted, if there is one (with `token`: if it is that one); tell whether none is
+    noted any more.
 
-    Raise GuestStillFrozen when the agent does not answer, once; the note stays, and whoever comes next tries again.
+    Raise GuestStillFrozen when the agent does not answer, once; the note stays, and whoever comes next tries
+    again.
     """
     if files.is_absent(_path(directory)):
         return True
@@ -253,14 +269,17 @@ def _thaw(directory: str, name: str, note: dict[str, object]) -> bool:
             files.write_json(_path(directory), {**note, "how": "AGENT", "told": True})
         if told:
             return NO_AGENT in e.detail
-        raise GuestStillFrozen(f"domain {name} on {os.uname().nodename}: {e.detail.rpartition('error: ')[2]}") from None
+        raise GuestStillFrozen(
+            f"domain {name} on {os.uname().nodename}: {e.detail.rpartition('error: ')[2]}"
+        ) from None
     return True
 
 
 def _resume(name: str) -> None:
     """Let the guest run, if it was us who stopped it."""
     try:
-        # Also if it runs: a suspend of a dead caller may just be beginning, and libvirt does one after the other.
+        # Also if it runs: a suspend of a dead caller may just be beginning, and libvirt does one after the
+        # other.
         domain.ask(name, "resume", _resume_unless_broken, timeout_s=WAKE_S)
     except SemisharedError:
         if domain.state(name) == "paused":

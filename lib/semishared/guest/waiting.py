@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest that stands still since a disk of it has failed, as its error policy has it: libvirt's `paused (I/O error)`.
+"""A guest that stands still since a disk of it has failed, as its error policy has it: libvirt's `paused (I/O
+error)`.
 
-libvirt says so of nobody whom an operator or OpenNebula has paused, also after it was started again; QEMU remembers which disk it was.
+libvirt says so of nobody whom an operator or OpenNebula has paused, also after it was started again; QEMU
+remembers which disk it was.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ def stands_still(guest: Any) -> bool:
 
 
 def failed(name: str) -> Dict[str, bool]:
-    """Return the disks of a guest that stands still which have failed, by their targets, and whether for want of room; else nothing."""
+    """Return the disks of a guest that stands still which have failed, by their targets, and whether for want
+    of room; else nothing.
+    """
     return domain.ask(name, "domblkerror", _failed)
 
 
@@ -35,5 +39,7 @@ def _failed(guest: Any) -> Dict[str, bool]:
 
 
 def go_on(name: str) -> None:
-    """Let a guest run that stands still since a disk has failed: it writes that again. Nothing is done to one that is paused otherwise."""
+    """Let a guest run that stands still since a disk has failed: it writes that again. Nothing is done to one
+    that is paused otherwise.
+    """
     domain.ask(name, "resume", lambda guest: guest.resume() if stands_still(guest) else None)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs beside the host side while a guest rests (guest/rest.py): it wakes the guest when the host side cannot.
+"""What runs beside the host side while a guest rests (guest/rest.py): it wakes the guest when the host side
+cannot.
 
     watch.py VMDIR DOMAIN TOKEN SECONDS      stdin ends with the host side
 
-Waits for the end of its stdin, so many seconds at most; then the guest is woken from the rest TOKEN, if that still is noted:
-again and again while its agent does not answer, for KEEP_S at most.
+Waits for the end of its stdin, so many seconds at most; then the guest is woken from the rest TOKEN, if that
+still is noted: again and again while its agent does not answer, for KEEP_S at most.
 """
 
 from __future__ import annotations

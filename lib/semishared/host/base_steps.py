@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that concern a host's base store to functions (model/steps_base.py): staging, and what `semishared base`, status and plan ask."""
+"""Steps that concern a host's base store to functions (model/steps_base.py): staging, and what `semishared
+base`, status and plan ask.
+"""
 
 from __future__ import annotations
 

@@ -41,4 +41,8 @@ class OnCommits(Steps):
             return {"kept": found, "seen": whereabouts.fingerprint(step.vm_dir) if found else step.seen}
 
     def FindKept(self, step: c.FindKept) -> object:
-        return {"kept": [item for system in step.systems for item in kept.found(f"{step.location}/{system}", step.vm)]}
+        return {
+            "kept": [
+                item for system in step.systems for item in kept.found(f"{step.location}/{system}", step.vm)
+            ]
+        }

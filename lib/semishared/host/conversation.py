@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What steps have of the plan that they came in: its conversation with the front-end (wire/messages.py), and what was so then."""
+"""What steps have of the plan that they came in: its conversation with the front-end (wire/messages.py), and
+what was so then.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ class Conversation:
     `poll` returns what the front-end has said meanwhile, None if nothing; `answers`: it answers questions.
     """
 
-    def __init__(self, writer: Writer, next_message: Callable[[], Message], poll: Callable[[], Message], answers: bool) -> None:
+    def __init__(
+        self, writer: Writer, next_message: Callable[[], Message], poll: Callable[[], Message], answers: bool
+    ) -> None:
         self.send = writer.send
         self.send_data = writer.send_data
         self.poll = poll
@@ -28,8 +32,8 @@ class Conversation:
 
     def next(self) -> Message:
         """Return the next message."""
-        # The front-end may wait for another host, or for a backup server: it has limits of its own. If it dies, so does this
-        # process (hostside.py).
+        # The front-end may wait for another host, or for a backup server: it has limits of its own. If it
+        # dies, so does this process (hostside.py).
         with progress.waiting():
             return self._inbox()
 
@@ -43,7 +47,9 @@ class Conversation:
         self._end = message
 
     def extents(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the extents that follow the plan, {"extent": index} and the bytes of each, up to a message that is none."""
+        """Yield the extents that follow the plan, {"extent": index} and the bytes of each, up to a message
+        that is none.
+        """
         while True:
             message = self.next()
             if not isinstance(message, dict) or "extent" not in message:

@@ -26,7 +26,10 @@ class OnDevices(Steps):
         from ..base import moving
         from ..disk import moved_layers
 
-        return {"devices": labels.described(step.root), "items": [*moving.held(step), *moved_layers.held(step)]}
+        return {
+            "devices": labels.described(step.root),
+            "items": [*moving.held(step), *moved_layers.held(step)],
+        }
 
     def MoveBase(self, step: d.MoveBase) -> object:
         from ..base import moving
@@ -41,7 +44,9 @@ class OnDevices(Steps):
     def PlaceLayers(self, step: d.PlaceLayers) -> None:
         disk = step.disk
         with vm_dir.publishing(disk.vm, disk.vm_dir, self.planned, disk.disk):
-            on_devices.place(disk.vm_dir, disk.vm, disk.disk, step.expected, want=Want(step.classes, step.size))
+            on_devices.place(
+                disk.vm_dir, disk.vm, disk.disk, step.expected, want=Want(step.classes, step.size)
+            )
 
     def NoteHot(self, step: d.NoteHot) -> None:
         vm_dir.note_hot(step, self.planned)

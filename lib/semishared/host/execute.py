@@ -31,10 +31,14 @@ class Execution(Steps):
             from ..share import verbs as of_shares
 
             return of_shares.do(step)
-        return verbs.do(step, self.planned.seq) if name in verbs.VERBS else getattr(self.part(step), name)(step)
+        return (
+            verbs.do(step, self.planned.seq) if name in verbs.VERBS else getattr(self.part(step), name)(step)
+        )
 
     def part(self, step: s.Step) -> object:
-        """Return what carries out the steps of a step's vocabulary: loaded when one of them comes, most plans are of one."""
+        """Return what carries out the steps of a step's vocabulary: loaded when one of them comes, most plans
+        are of one.
+        """
         vocabulary = type(step).__module__.rpartition(".")[2]
         if vocabulary == "steps_snapshot":
             from .snapshot_steps import OnSnapshots
@@ -180,13 +184,19 @@ class Execution(Steps):
 
 def read_plan(data: object) -> tuple[int, list[s.Step]]:
     """Return SEQ (-1: not known) and steps of a plan in JSON data; raise BadArguments."""
-    if not isinstance(data, dict) or not isinstance(data.get("steps"), list) or not isinstance(data.get("seq"), int):
+    if (
+        not isinstance(data, dict)
+        or not isinstance(data.get("steps"), list)
+        or not isinstance(data.get("seq"), int)
+    ):
         raise BadArguments("not a plan")
     return data["seq"], [s.from_data(step) for step in data["steps"]]
 
 
 def read_given(plan: object) -> dict[int, dict[int, Given]]:
-    """Return what oned has given VMs as their disks, by VM, as far as the plan in JSON data says; raise BadArguments."""
+    """Return what oned has given VMs as their disks, by VM, as far as the plan in JSON data says; raise
+    BadArguments.
+    """
     said = plan.get("given", []) if isinstance(plan, dict) else []
     if not said:
         return {}

@@ -1,25 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The health of a host, for its OpenNebula template: capacity of its base store, and the stores that its disks need.
+"""The health of a host, for its OpenNebula template: capacity of its base store, and the stores that its
+disks need.
 
-    SEMISHARED = [ VERSION = "0.2.0", HEALTH = "store 100 is not mounted", STORES = "100 102", BASES = "3", LEASES = "17",
-                   BASES_MB = "2048", FREE_MB = "51200", TOTAL_MB = "102400", BOOT = "6f0c2a4e-...", ADDRESSES = "10.0.0.3 fd00::3" ]
+    SEMISHARED = [ VERSION = "0.2.0", HEALTH = "store 100 is not mounted", STORES = "100 102", BASES = "3",
+    LEASES = "17",
+                   BASES_MB = "2048", FREE_MB = "51200", TOTAL_MB = "102400", BOOT = "6f0c2a4e-...", ADDRESSES
+                   = "10.0.0.3 fd00::3" ]
 
-With a pool also POOL, the number of its devices that take disks, POOL_FREE_MB and POOL_TOTAL_MB of all, and POOL_LARGEST_MB, what is
-free on the one with most; and of each system datastore of ours that is no link what there is on the pool, in the words of OpenNebula's
-own probe:
+With a pool also POOL, the number of its devices that take disks, POOL_FREE_MB and POOL_TOTAL_MB of all, and
+POOL_LARGEST_MB, what is free on the one with most; and of each system datastore of ours that is no link what
+there is on the pool, in the words of OpenNebula's own probe:
 
     DS = [ ID = 101, USED_MB = 51200, TOTAL_MB = 102400, FREE_MB = 51200 ]
 
-That one, monitor_ds.rb, says of the same datastores what df says of DATASTORE_LOCATION. oned keeps all such lines of a round, in order,
-and its schedulers take the last of an ID: from OpenNebula 7.0 on probes run in the order of their names, and ours comes after it.
+That one, monitor_ds.rb, says of the same datastores what df says of DATASTORE_LOCATION. oned keeps all such
+lines of a round, in order, and its schedulers take the last of an ID: from OpenNebula 7.0 on probes run in
+the order of their names, and ours comes after it.
 
-With memory in the pool (class ram), of which none of that counts, also RAM_TOTAL_MB, RAM_LARGEST_MB, the largest disk that it takes yet,
-and RAM_RESERVED_KB, what RESERVED_MEM of the host has to keep from its VMs.
+With memory in the pool (class ram), of which none of that counts, also RAM_TOTAL_MB, RAM_LARGEST_MB, the
+largest disk that it takes yet, and RAM_RESERVED_KB, what RESERVED_MEM of the host has to keep from its VMs.
 
-HEALTH is OK if every store that a VM's disk or a base here came from is mounted and answers, every device of its pool is there, memory
-that is promised more than once is watched (watching.py), and no other machine has the system datastores or the base store of this one.
-BOOT and ADDRESSES are what is known of the host when it is dead: by them it is shut out of the stores (`semishared fence`). Run by
-im/semishared, which is what OpenNebula's monitoring calls every 10 minutes with its settings as XML on stdin.
+HEALTH is OK if every store that a VM's disk or a base here came from is mounted and answers, every device of
+its pool is there, memory that is promised more than once is watched (watching.py), and no other machine has
+the system datastores or the base store of this one. BOOT and ADDRESSES are what is known of the host when it
+is dead: by them it is shut out of the stores (`semishared fence`). Run by im/semishared, which is what
+OpenNebula's monitoring calls every 10 minutes with its settings as XML on stdin.
 """
 
 from __future__ import annotations
@@ -58,11 +63,17 @@ def _names(directory: str) -> list[str]:
 
 
 def stores(location: str) -> set[str]:
-    """Return the directories of the mounted stores that bases and VMs here came from; nothing on a store is touched."""
+    """Return the directories of the mounted stores that bases and VMs here came from; nothing on a store is
+    touched.
+    """
     root = layout.base_store(location)
     bases = [name for name in _names(layout_base.bases(root)) if name[:1].isdigit()]
     # A base from the network says so: its store is mounted nowhere.
-    found = {f"{location}/{name.split('-')[0]}" for name in bases if not os.path.exists(layout_base.source(layout_base.base(root, name)))}
+    found = {
+        f"{location}/{name.split('-')[0]}"
+        for name in bases
+        if not os.path.exists(layout_base.source(layout_base.base(root, name)))
+    }
     for system in systems(location):
         for vm in filter(layout.is_number, _names(f"{location}/{system}")):
             records = layout.records(f"{location}/{system}/{vm}")
@@ -136,7 +147,10 @@ def unwatched(root: str) -> list[str]:
     from semishared.base import overcommitted
 
     found = [] if overcommitted.is_watched(root) else overcommitted.present(root)
-    return [f"memory {devices.mount(root, device.uuid)} is promised more than once and not watched" for device in found]
+    return [
+        f"memory {devices.mount(root, device.uuid)} is promised more than once and not watched"
+        for device in found
+    ]
 
 
 def pool(root: str) -> dict[str, int]:
@@ -146,11 +160,18 @@ def pool(root: str) -> dict[str, int]:
     found = [device for device in devices.present(root) if device.share and device.device_class != MEMORY]
     free = [device.free // MiB for device in found]
     total = sum(device.capacity for device in found) // MiB
-    return {"POOL": len(found), "POOL_FREE_MB": sum(free), "POOL_TOTAL_MB": total, "POOL_LARGEST_MB": max(free, default=0)}
+    return {
+        "POOL": len(found),
+        "POOL_FREE_MB": sum(free),
+        "POOL_TOTAL_MB": total,
+        "POOL_LARGEST_MB": max(free, default=0),
+    }
 
 
 def memory(root: str) -> dict[str, int]:
-    """Return what memory the pool has for disks that are to be there, nothing without any: it is no capacity of the datastore."""
+    """Return what memory the pool has for disks that are to be there, nothing without any: it is no capacity
+    of the datastore.
+    """
     found = [device for device in devices.present(root) if device.share and device.device_class == MEMORY]
     if not found:
         return {}
@@ -162,7 +183,9 @@ def memory(root: str) -> dict[str, int]:
 
 
 def capacity(location: str) -> list[str]:
-    """Return the lines that tell oned's schedulers of the pool: of each system datastore whose disks lie there, nothing without a pool."""
+    """Return the lines that tell oned's schedulers of the pool: of each system datastore whose disks lie
+    there, nothing without a pool.
+    """
     found = pool(layout.base_store(location))
     if not found:
         return []
@@ -170,11 +193,16 @@ def capacity(location: str) -> list[str]:
     total, free = found["POOL_TOTAL_MB"], found["POOL_FREE_MB"]
     # What is a link has nothing on devices (disk/on_devices.py): of that OpenNebula's own line is true.
     there = [system for system in systems(location) if not os.path.islink(f"{location}/{system}")]
-    return [f"DS = [ ID = {system}, USED_MB = {total - free}, TOTAL_MB = {total}, FREE_MB = {free} ]" for system in there]
+    return [
+        f"DS = [ ID = {system}, USED_MB = {total - free}, TOTAL_MB = {total}, FREE_MB = {free} ]"
+        for system in there
+    ]
 
 
 def _plain(text: str) -> str:
-    """Return a text as one value of a template: what is in labels and names of files ends none, and begins no attribute."""
+    """Return a text as one value of a template: what is in labels and names of files ends none, and begins no
+    attribute.
+    """
     return "".join(c if c.isprintable() and c not in '"\\' else "?" for c in text)
 
 
@@ -187,7 +215,10 @@ def report(location: str) -> str:
     stat = os.statvfs(location)
     values = {
         "VERSION": VERSION,
-        "HEALTH": ", ".join([*shared(location), *lost(root), *unwatched(root), *filter(None, map(trouble, found))]) or "OK",
+        "HEALTH": ", ".join(
+            [*shared(location), *lost(root), *unwatched(root), *filter(None, map(trouble, found))]
+        )
+        or "OK",
         "STORES": " ".join(map(os.path.basename, found)),
         "BASES": len(bases),
         "LEASES": sum(len(_names(layout_base.leases(base))) for base in bases),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What lies on a machine, for plan/gc.py to judge, and the removal of what it judged to be left over.
 
-Looking changes nothing and follows no link. A removal happens under the lock of what is removed, and only if the thing
-is still as it was when it was looked at: its newest time is part of what the plan names (`seen`).
+Looking changes nothing and follows no link. A removal happens under the lock of what is removed, and only if
+the thing is still as it was when it was looked at: its newest time is part of what the plan names (`seen`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def _is_unpublished(name: str) -> bool:
 
 
 def look_around(step: LookAround) -> dict[str, object]:
-    """Return what lies on this machine in our directories below `step.location` and in the stores `step.stores`."""
+    """Return what lies on this machine in our directories below `step.location` and in the stores
+    `step.stores`.
+    """
     # Leases before directories: whoever takes a lease has made his VM's directory before.
     root = layout.base_store(step.location)
     found: dict[str, object] = {"open": _open_files(), "root": _root(root)}
@@ -58,9 +60,13 @@ def look_around(step: LookAround) -> dict[str, object]:
     found["unlinked"] = unlinked.look(step.location)
     vms = [vm for number, path in directories.items() for vm in _system(number, path)]
     found["vms"] = vms
-    found["unreadable"] = [text for vm in vms if vm["kind"] in ("dir", "kept") for text in unreadable.listed(str(vm["path"]))]
+    found["unreadable"] = [
+        text for vm in vms if vm["kind"] in ("dir", "kept") for text in unreadable.listed(str(vm["path"]))
+    ]
     ours = (layout_base.bases(root), layout_base.all_staging(root))
-    found["staged"] = [item for path in (root, *ours, *directories.values()) for item in inventory.staged(path)]
+    found["staged"] = [
+        item for path in (root, *ours, *directories.values()) for item in inventory.staged(path)
+    ]
     try:
         found["domains"] = listing.names_and_files() if step.libvirt else {"names": [], "files": []}
     except SemisharedError as e:
@@ -78,7 +84,9 @@ def look_around(step: LookAround) -> dict[str, object]:
 
 
 def _check_store(path: str, wanted: str) -> None:
-    """Raise StoreUnavailable if a store hangs, else as its marker says: a server that is away holds its callers for ever."""
+    """Raise StoreUnavailable if a store hangs, else as its marker says: a server that is away holds its
+    callers for ever.
+    """
 
     def answers() -> bool:
         marker.check(path, wanted)
@@ -90,7 +98,9 @@ def _check_store(path: str, wanted: str) -> None:
 
 
 def _away(location: str) -> list[dict[str, object]]:
-    """Return which system datastore is not mounted that was: what is here may be of VMs in it, which nobody sees."""
+    """Return which system datastore is not mounted that was: what is here may be of VMs in it, which nobody
+    sees.
+    """
     try:
         systems.check_mounted(location)
     except ToolTimeout as e:
@@ -111,17 +121,31 @@ def _root(root: str) -> dict[str, object]:
             if holder:
                 # A hard link has the times of the image: only the change time tells when it was made.
                 path, (vm, disk) = f"{folder}/{lease}", holder
-                leases.append({"path": path, "age": int(time.time() - os.lstat(path).st_ctime_ns / 1e9), "vm": vm, "disk": disk})
+                leases.append(
+                    {
+                        "path": path,
+                        "age": int(time.time() - os.lstat(path).st_ctime_ns / 1e9),
+                        "vm": vm,
+                        "disk": disk,
+                    }
+                )
         staged = inventory.staged(folder) if os.path.isdir(base) else []
         held.append(inventory.seen(base, devices.link_of, name=name, leases=leases, staged=staged))
     staging = [
-        inventory.seen(layout_base.staging(root, name), devices.link_of, held=locks.is_held(layout_base.image_lock(root, name)))
-        for name in inventory.names(layout_base.all_staging(root)) if not layout.is_staged(name)
+        inventory.seen(
+            layout_base.staging(root, name),
+            devices.link_of,
+            held=locks.is_held(layout_base.image_lock(root, name)),
+        )
+        for name in inventory.names(layout_base.all_staging(root))
+        if not layout.is_staged(name)
     ]
     vm_locks = [
         inventory.seen(layout.lock(root, name), vm=vm)
-        for name in inventory.names(layout.locks(root)) for vm in (layout.locked_vm(name),) if vm is not None
-    ]  # fmt: skip
+        for name in inventory.names(layout.locks(root))
+        for vm in (layout.locked_vm(name),)
+        if vm is not None
+    ]
     return {"bases": held, "staging": staging, "locks": vm_locks}
 
 
@@ -132,11 +156,23 @@ def _system(number: int, directory: str) -> Iterator[dict[str, object]]:
             kind, vm = own or ("dir", int(name))
             entries = inventory.names(path)
             own_layers = [f"{path}/{entry}" for entry in entries if layout.are_layers(entry)]
-            places = [path, layout.records(path), *(os.path.realpath(place) if devices.link_of(place) else place for place in own_layers)]
+            places = [
+                path,
+                layout.records(path),
+                *(os.path.realpath(place) if devices.link_of(place) else place for place in own_layers),
+            ]
             staged = [item for place in places if os.path.isdir(place) for item in inventory.staged(place)]
             seq = history.seq_of(path)
             noted = any(map(layout.is_unsettled, inventory.names(layout.records(path))))
-            more = {"system": number, "vm": vm, "kind": kind, "entries": entries, "staged": staged, "seq": seq, "noted": noted}
+            more = {
+                "system": number,
+                "vm": vm,
+                "kind": kind,
+                "entries": entries,
+                "staged": staged,
+                "seq": seq,
+                "noted": noted,
+            }
             yield inventory.seen(path, devices.link_of, **more)
 
 
@@ -151,7 +187,9 @@ def discard(step: Discard) -> dict[str, object]:
 
 @contextmanager
 def _opened(step: Discard) -> Iterator[str]:
-    """Yield the path of what is to be removed in its directory, opened beneath its root; in a base on a device, beneath what that has."""
+    """Yield the path of what is to be removed in its directory, opened beneath its root; in a base on a
+    device, beneath what that has.
+    """
     directory, name = os.path.split(step.path)
     bases = layout_base.bases(layout.base_store(step.location))
     if directory.startswith(f"{bases}/"):
@@ -163,7 +201,9 @@ def _opened(step: Discard) -> Iterator[str]:
     if step.path.startswith(f"{step.location}/"):
         root = f"{step.location}/{step.path[len(step.location) + 1 :].split('/')[0]}"
     else:
-        root = layout_store.store_of(step.path) or (os.path.dirname(directory) if layout.are_layers(directory) else directory)
+        root = layout_store.store_of(step.path) or (
+            os.path.dirname(directory) if layout.are_layers(directory) else directory
+        )
     with beneath.directory(root, directory[len(root) + 1 :]) as where:
         yield f"{where}/{name}"
 
@@ -230,7 +270,9 @@ def _removed(step: Discard) -> bool:
 
 
 def _remove_base(path: str) -> bool:
-    """Remove a base of a deleted image; its leases directory must be empty, and rmdir says so without a race."""
+    """Remove a base of a deleted image; its leases directory must be empty, and rmdir says so without a
+    race.
+    """
     try:
         os.rmdir(layout_base.leases(path))
     except FileNotFoundError:
@@ -242,7 +284,9 @@ def _remove_base(path: str) -> bool:
 
 
 def uses_lease(step: Discard) -> bool:
-    """Tell whether a disk that the lease is for is, or is being made, in any system datastore of this machine."""
+    """Tell whether a disk that the lease is for is, or is being made, in any system datastore of this
+    machine.
+    """
     holder = layout_base.leased_to(os.path.basename(step.path))
     if not holder or _away(step.location):
         return True

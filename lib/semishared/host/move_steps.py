@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that move a VM between machines to functions (model/steps_move.py), and those that look at VMs before."""
+"""Steps that move a VM between machines to functions (model/steps_move.py), and those that look at VMs
+before.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ class OnMoves(Steps):
         if locks.is_held(layout.disks_lock(layout.base_store_of(step.vm_dir), step.vm)):
             from ..guest import job_lock
 
-            # What is not oned's (a disk that goes to another device) would have the directory be another than was sent.
+            # What is not oned's (a disk that goes to another device) would have the directory be another than
+            # was sent.
             job_lock.take(step.vm, step.vm_dir)
         return whereabouts.mark(step.vm, step.vm_dir)
 
@@ -57,10 +60,11 @@ class OnMoves(Steps):
         return transfer.rename(step, self.planned, self.talk.asking)
 
     def _enter(self, vm: int, vm_dir: str, domain: str) -> None:
-        """See that a VM directory does not depend on another one, of which it is a copy that its guest has not entered.
+        """See that a VM directory does not depend on another one, of which it is a copy that its guest has
+        not entered.
 
-        Nor that its disks lie over their stores in part only (guest/base_switch.py), or are about to leave a device, when their names
-        do not lead to what is right yet (guest/device_switch.py).
+        Nor that its disks lie over their stores in part only (guest/base_switch.py), or are about to leave a
+        device, when their names do not lead to what is right yet (guest/device_switch.py).
         """
         unsettled.end_moves(vm, vm_dir)
         if not os.path.lexists(layout_delta.note(vm_dir)):
@@ -80,7 +84,10 @@ class OnMoves(Steps):
         return transfer.clear(step, self.planned)
 
     def DescribeVm(self, step: m.DescribeVm) -> object:
-        return {"present": os.path.isdir(step.vm_dir), "records": [record.to_data() for record in records.records(step.vm_dir)]}
+        return {
+            "present": os.path.isdir(step.vm_dir),
+            "records": [record.to_data() for record in records.records(step.vm_dir)],
+        }
 
     def WriteProbe(self, step: m.WriteProbe) -> object:
         try:
@@ -89,7 +96,9 @@ class OnMoves(Steps):
                 path = files.staged_name(f"{directory}/probe")
                 files.write(path, step.text.encode())
         except OSError as e:
-            raise StoreUnavailable(f"nothing can be written into {step.store_dir} on {os.uname().nodename}: {e.strerror}") from None
+            raise StoreUnavailable(
+                f"nothing can be written into {step.store_dir} on {os.uname().nodename}: {e.strerror}"
+            ) from None
         name = os.path.basename(path)
         return {"name": f"{layout.SIDE}/{name}" if step.side else name}
 
@@ -145,8 +154,15 @@ class OnMoves(Steps):
         job_lock.take(step.vm, step.vm_dir)
         recovery.recover(step.vm_dir, step.domain)
         in_memory.more_each([layout.layers(layout.disk(step.vm_dir, disk)) for disk in step.disks])
-        with vm_dir.publishing(step.vm, step.vm_dir, self.planned), recovery.ended_on_failure(step.vm_dir, step.domain):
-            deltas.add(step.vm_dir, step.domain, [records.record_of(DiskRef(step.vm, disk, step.vm_dir)) for disk in step.disks])
+        with (
+            vm_dir.publishing(step.vm, step.vm_dir, self.planned),
+            recovery.ended_on_failure(step.vm_dir, step.domain),
+        ):
+            deltas.add(
+                step.vm_dir,
+                step.domain,
+                [records.record_of(DiskRef(step.vm, disk, step.vm_dir)) for disk in step.disks],
+            )
 
     def MergeDeltas(self, step: m.MergeDeltas) -> None:
         from ..disk import recovery
@@ -161,7 +177,10 @@ class OnMoves(Steps):
     def AllowMigration(self, step: m.AllowMigration) -> None:
         files.remove_staged(*os.path.split(layout.migration_note(step.vm_dir)))
         proof = {"shared_checked": list(step.stores), "foreign": list(step.foreign)}
-        files.write_json(layout.migration_note(step.vm_dir), {"version": 1, "to": step.to, "brought": step.brought, **proof})
+        files.write_json(
+            layout.migration_note(step.vm_dir),
+            {"version": 1, "to": step.to, "brought": step.brought, **proof},
+        )
 
     def CheckNotOpen(self, step: m.CheckNotOpen) -> None:
         from ..guest import relocation
@@ -170,4 +189,6 @@ class OnMoves(Steps):
 
     def CheckNotRunning(self, step: m.CheckNotRunning) -> None:
         if step.domain and step.domain in listing.active():
-            raise MigrationRefused(f"domain {step.domain} still runs on {os.uname().nodename}, nothing was removed")
+            raise MigrationRefused(
+                f"domain {step.domain} still runs on {os.uname().nodename}, nothing was removed"
+            )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks that QEMU opens over the network: whether this host could, before a guest that runs elsewhere comes here."""
+"""Disks that QEMU opens over the network: whether this host could, before a guest that runs elsewhere comes
+here.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,16 @@ def reach(step: ReachDisk) -> None:
     assert network is not None and image is not None
     host = os.uname().nodename
     if network.secret not in listing.secrets():
-        raise MigrationRefused(f"libvirt on {host} does not know the secret {network.secret} for disk {disk.disk} of VM {disk.vm}")
+        raise MigrationRefused(
+            f"libvirt on {host} does not know the secret {network.secret} for disk {disk.disk} of "
+            f"VM {disk.vm}"
+        )
     try:
         where, name = ceph.pool_of(image, image.access.reader)
         with ceph.opened(where, name, read_only=True) as opened:
             if network.snapshot and not rbd_image.find(opened, network.snapshot):
                 raise MissingImage(f"it has no snapshot {network.snapshot}")
     except SemisharedError as e:
-        raise MigrationRefused(f"{host} cannot open {network.name}, disk {disk.disk} of VM {disk.vm}: {e.detail}") from None
+        raise MigrationRefused(
+            f"{host} cannot open {network.name}, disk {disk.disk} of VM {disk.vm}: {e.detail}"
+        ) from None

@@ -6,8 +6,8 @@
     <- {"event": "ask", ...}   -> {"answer": {...}}                   only if the plan says "answers"
     <- {"event": "done", "results": [...], "moved": {...}}  or  {"event": "error", "id", "detail"}
 
-When stdin ends while a plan runs, this process and all it started are killed: a dead front-end leaves nobody at work.
-Locks go with the process; what was half made is staged under names that the next run removes.
+When stdin ends while a plan runs, this process and all it started are killed: a dead front-end leaves nobody
+at work. Locks go with the process; what was half made is staged under names that the next run removes.
 """
 
 from __future__ import annotations
@@ -132,7 +132,9 @@ class Host:
                 continue
             idle_s = standstill.of_plan_s()
             if idle_s > standstill.limit_s and idle_s > standstill.patience_s():
-                error = ToolTimeout(f"no progress on {os.uname().nodename} for {idle_s:.0f} s: is its storage hung?")
+                error = ToolTimeout(
+                    f"no progress on {os.uname().nodename} for {idle_s:.0f} s: is its storage hung?"
+                )
                 self._writer.send(event="error", id=error.id, detail=error.detail)
                 os.killpg(0, signal.SIGKILL)
             try:

@@ -30,7 +30,9 @@ class OnStore(Steps):
 
     def RecordNetwork(self, step: i.RecordNetwork) -> None:
         disk = step.disk
-        record = Record(disk.disk, PLACES[step.how], step.image.format, "", step.readonly, step.image, step.network)
+        record = Record(
+            disk.disk, PLACES[step.how], step.image.format, "", step.readonly, step.image, step.network
+        )
         with vm_dir.publishing(disk.vm, disk.vm_dir, self.planned, disk.disk) as file:
             epochs.note_made(file, str(disk.disk))
             # A disk made anew in another place: at no moment may a record lie about the disk beside it.
@@ -60,7 +62,8 @@ class OnStore(Steps):
             unsettled.settle(disk.vm, disk.vm_dir)
         record = records.record_of(disk)
         if record.image:
-            # The disk may lie where it is not at home (undeployed, on the front-end): with the keys that are there.
+            # The disk may lie where it is not at home (undeployed, on the front-end): with the keys that are
+            # there.
             access = step.image.access
             over = record.over and record.over._replace(user=access.remote or access.user)
             record = record._replace(image=record.image._replace(access=access), over=over)
@@ -73,12 +76,19 @@ class OnStore(Steps):
             if step.domain:
                 files.unlink(layout.saved(disk.vm_dir, disk.disk))  # a killed run's
                 with opened(record, path, format, step.snapshot) as source:
-                    room.require(disk.vm_dir, qemu_img.measure(source, format), self.talk.asking, where=disk.vm_dir)
+                    room.require(
+                        disk.vm_dir, qemu_img.measure(source, format), self.talk.asking, where=disk.vm_dir
+                    )
                 path, found = self._copied(disk, step.domain, path, step.freeze)
                 format = "raw"
             try:
-                with opened(None if step.domain else record, path, format, step.snapshot) as source, standing_back():
-                    store.bridged(step.image.access).draft(step.image).fill(source, format, share=step.snapshot != -1)
+                with (
+                    opened(None if step.domain else record, path, format, step.snapshot) as source,
+                    standing_back(),
+                ):
+                    store.bridged(step.image.access).draft(step.image).fill(
+                        source, format, share=step.snapshot != -1
+                    )
             finally:
                 if step.domain:
                     os.unlink(path)
@@ -109,7 +119,9 @@ class OnStore(Steps):
     # -- where images are changed ---------------------------------------------------------------------
 
     def ReceiveImage(self, step: i.ReceiveImage) -> object:
-        generation = store.of(step.image.access).receive(step.image, step.size, self.talk.extents(), self.talk.sha256)
+        generation = store.of(step.image.access).receive(
+            step.image, step.size, self.talk.extents(), self.talk.sha256
+        )
         return {"generation": generation}
 
     def BeginSession(self, step: i.BeginSession) -> object:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies on the devices of this host's pool and no link leads to: of disks and bases that went while their device was away, and
-what moves between devices have left that were killed."""
+"""What lies on the devices of this host's pool and no link leads to: of disks and bases that went while their
+device was away, and what moves between devices have left that were killed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from ..tools import inventory, locks
 
 
 def look(location: str) -> list[dict[str, object]]:
-    """Return the directories on devices to which no link leads, each with the VM whose layers are in it, -1 for one of a base.
+    """Return the directories on devices to which no link leads, each with the VM whose layers are in it, -1
+    for one of a base.
 
     `replaced`: the layers of that disk lie elsewhere here, whole.
     """
@@ -39,7 +41,9 @@ def look(location: str) -> list[dict[str, object]]:
                 link = Link(uuid, part, name)
                 said = layout_devices.layers_named(name) if part == LAYERS else (-1, -1)
                 if said and link not in linked and (part == LAYERS or not devices.is_linked(location, link)):
-                    replaced = part == LAYERS and any(layout_devices.layers_named(other.name) == said for other in whole)
+                    replaced = part == LAYERS and any(
+                        layout_devices.layers_named(other.name) == said for other in whole
+                    )
                     found.append(inventory.seen(f"{place}/{part}/{name}", vm=said[0], replaced=replaced))
     return found
 

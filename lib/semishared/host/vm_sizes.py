@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the host's monitoring probe asks: the disk sizes of every VM of a system datastore (docs/explanation/contract.md).
+"""What the host's monitoring probe asks: the disk sizes of every VM of a system datastore
+(docs/explanation/contract.md).
 
-Sizes are what is allocated on this host, in MiB. Nothing is opened and no link is followed out of a VM directory, so
-that neither a dangling link nor a hung shared mount stops the probe, nor a device of the host's pool that hangs.
+Sizes are what is allocated on this host, in MiB. Nothing is opened and no link is followed out of a VM
+directory, so that neither a dangling link nor a hung shared mount stops the probe, nor a device of the host's
+pool that hangs.
 """
 
 from __future__ import annotations

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Look after memory that is promised more than once, as `semishared-ram watch` starts it on a host, as the drivers' user.
+"""Look after memory that is promised more than once, as `semishared-ram watch` starts it on a host, as the
+drivers' user.
 
     watching.py LOCATION RATE           until the memory is gone; at once 0 if another one does on this host
-    watching.py LOCATION RATE round     once: 0 if something was done, 1 if nothing could be, or need be, 2 if it has failed
+    watching.py LOCATION RATE round     once: 0 if something was done, 1 if nothing could be, or need be, 2 if
+    it has failed
 
 LOCATION: DATASTORE_LOCATION of OpenNebula; RATE: bytes per second at which disks are copied, 0 for no limit.
 
-Where memory is about to be full, a disk goes to another device under its guest (disk/moved_live.py), the one that takes most; guests
-that stand still since it was full go on when there is room again (guest/waiting.py). Nobody else is woken.
+Where memory is about to be full, a disk goes to another device under its guest (disk/moved_live.py), the one
+that takes most; guests that stand still since it was full go on when there is room again (guest/waiting.py).
+Nobody else is woken.
 
-Each round is a program of its own, of the drivers as they are by then, and has what it does as any other action: its turn, from which
-what oned begins with the VM ends it (guest/job_lock.py), and notes of what it has begun, with which the next round goes on. So all of it
-may be killed anywhere, and libvirtd be away: the next round finds what there is.
+Each round is a program of its own, of the drivers as they are by then, and has what it does as any other
+action: its turn, from which what oned begins with the VM ends it (guest/job_lock.py), and notes of what it
+has begun, with which the next round goes on. So all of it may be killed anywhere, and libvirtd be away: the
+next round finds what there is.
 """
 
 from __future__ import annotations
@@ -40,7 +44,9 @@ from semishared.units import human
 LOOK_S = 1.0
 """How often it is looked whether memory is about to be full."""
 IDLE_S = 10.0
-"""How often a round is made all the same: for guests that wait; and how long nothing is tried where nothing could be done."""
+"""How often a round is made all the same: for guests that wait; and how long nothing is tried where nothing
+could be done.
+"""
 GROWTH_S = 0.5
 """Over how many seconds it is seen how fast disks grow."""
 LONG_S = 60.0
@@ -63,16 +69,25 @@ class Round:
             elif device.is_overcommitted:
                 spare.keep(layout_devices.device(self._root, device.uuid))
         # What a killed round has left is gone on with where memory is full: to undo it would take room there.
-        return any([self._settled(vm, directory, undo=not moved) for vm, directory in self._in_memory()]) or moved
+        return (
+            any([self._settled(vm, directory, undo=not moved) for vm, directory in self._in_memory()])
+            or moved
+        )
 
     def _spill(self, uuid: str) -> bool:
         """Let one disk leave a device; tell whether it has."""
         before = {row["name"]: int(str(row["bytes"])) for row in self._held(uuid)}
         time.sleep(GROWTH_S)
         held = {str(row["name"]): row for row in self._held(uuid)}
-        growth = {name: (int(str(row["bytes"])) - before.get(name, 0)) / GROWTH_S for name, row in held.items() if name in before}
+        growth = {
+            name: (int(str(row["bytes"])) - before.get(name, 0)) / GROWTH_S
+            for name, row in held.items()
+            if name in before
+        }
         moves = overcommitted.leaving(self._root, uuid, held.values(), growth)
-        for move in sorted(moves, key=lambda move: not active_layer.moves(str(held[move.item.name]["vm_dir"]))):
+        for move in sorted(
+            moves, key=lambda move: not active_layer.moves(str(held[move.item.name]["vm_dir"]))
+        ):
             row = held[move.item.name]
             disk = DiskRef(int(str(row["vm"])), int(str(row["disk"])), str(row["vm_dir"]))
             if domain.state(_name(disk.vm)) not in ("running", "paused"):
@@ -81,7 +96,11 @@ class Round:
             answer = moved_layers.spill(step, lambda **_: None)
             said = f"failed: {answer['error']}" if answer["error"] else f"moved in {answer['seconds']} s"
             where = devices.mount(self._root, move.target)
-            print(f"VM {disk.vm} disk {disk.disk}, {human(move.item.size)} -> {where}: {said}", file=sys.stderr, flush=True)
+            print(
+                f"VM {disk.vm} disk {disk.disk}, {human(move.item.size)} -> {where}: {said}",
+                file=sys.stderr,
+                flush=True,
+            )
             if not answer["error"]:
                 return True
         return False
@@ -105,16 +124,21 @@ class Round:
         return found
 
     def _settled(self, vm: int, directory: str, undo: bool) -> bool:
-        """End what a killed round has left in a VM (with `undo`), and let it go on if it stands still; tell whether it does that."""
+        """End what a killed round has left in a VM (with `undo`), and let it go on if it stands still; tell
+        whether it does that.
+        """
         name = _name(vm)
         try:
             is_left = undo and active_layer.moves(directory)
-            if not (is_left or self._may_go_on(directory, name) or _runs_on(directory, name)) or not job_lock.take_if_free(vm, directory):
+            if not (
+                is_left or self._may_go_on(directory, name) or _runs_on(directory, name)
+            ) or not job_lock.take_if_free(vm, directory):
                 return False
             try:
                 if is_left:
                     recovery.recover(directory, name)
-                # Where something is under way whoever is at it has the guest rest, or has begun what comes first.
+                # Where something is under way whoever is at it has the guest rest, or has begun what comes
+                # first.
                 if recovery.left(directory):
                     return False
                 goes_on = self._may_go_on(directory, name)
@@ -134,10 +158,15 @@ class Round:
 
     def _may_go_on(self, directory: str, name: str) -> bool:
         failed = waiting.failed(name) if domain.state(name) == "paused" else {}
-        opened = {target: path for path, target in active_layer.opened(directory, name).items()} if failed else {}
+        opened = (
+            {target: path for path, target in active_layer.opened(directory, name).items()} if failed else {}
+        )
         if not failed or set(failed) - set(opened):
             return False
-        own = {os.path.realpath(layout.disk(directory, record.disk)): record for record in records.records(directory)}
+        own = {
+            os.path.realpath(layout.disk(directory, record.disk)): record
+            for record in records.records(directory)
+        }
         waits = []
         for target, is_full in failed.items():
             record = own.get(opened[target])
@@ -150,7 +179,11 @@ class Round:
 
 def _left(directory: str) -> "list[int]":
     """Return the disks of a VM that are noted to have left memory."""
-    return [record.disk for record in records.records(directory) if os.path.exists(layout_devices.left_note(directory, record.disk))]
+    return [
+        record.disk
+        for record in records.records(directory)
+        if os.path.exists(layout_devices.left_note(directory, record.disk))
+    ]
 
 
 def _runs_on(directory: str, name: str) -> bool:
@@ -187,9 +220,11 @@ def watch(root: str, rate: int) -> int:
 
 
 def _beside(root: str, rate: int, lock: IO[str]) -> int:
-    """Make a round in a process of its own; return its exit code. It has the lock too: one that outlives us watches.
+    """Make a round in a process of its own; return its exit code. It has the lock too: one that outlives us
+    watches.
 
-    It may take as long as it works: a disk may be large. One that stands still is ended; before it has gone there is no other.
+    It may take as long as it works: a disk may be large. One that stands still is ended; before it has gone
+    there is no other.
     """
     argv = [sys.executable, "-IS", os.path.abspath(__file__), os.path.dirname(root), str(rate), "round"]
     # A session of its own: who ends it (job_lock.py) is not to end us.
@@ -202,7 +237,9 @@ def _beside(root: str, rate: int, lock: IO[str]) -> int:
                 return code
             idle_s = work.idle_s()
             if idle_s > limit_s:
-                print(f"a round has done nothing for {idle_s:.0f} s, and is ended", file=sys.stderr, flush=True)
+                print(
+                    f"a round has done nothing for {idle_s:.0f} s, and is ended", file=sys.stderr, flush=True
+                )
                 os.killpg(process.pid, signal.SIGKILL)
                 limit_s += standstill.limit_s
             elif idle_s < LONG_S < time.monotonic() - began:

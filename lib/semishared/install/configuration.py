@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What oned.conf must say (docs/explanation/contract.md): text in, text out, and a line for each change. vmm_execrc: execrc.py.
+"""What oned.conf must say (docs/explanation/contract.md): text in, text out, and a line for each change.
+vmm_execrc: execrc.py.
 
-Words go into lists that are there, at their end; what is wholly ours goes into one block at the end of the file. Taking it
-out again is the exact inverse, so that a file which nobody else has changed is what it was, to the byte.
+Words go into lists that are there, at their end; what is wholly ours goes into one block at the end of the
+file. Taking it out again is the exact inverse, so that a file which nobody else has changed is what it was,
+to the byte.
 """
 
 from __future__ import annotations
@@ -27,7 +29,15 @@ NOTE = re.compile(r'^# before: VM_MAD ([A-Za-z0-9_.\-]*): (".*")\n', re.MULTILIN
 """What a VM_MAD's ARGUMENTS were, as JSON, where we took more out of them than the directory."""
 
 DS_OPTIONS = {"t": "threads", "d": "ds-types", "s": "system-ds-types", "w": "timeout"}
-VM_OPTIONS = {"r": "retries", "t": "threads", "l": "local", "d": "delegate", "s": "shell", "p": "parallel", "w": "timeout"}
+VM_OPTIONS = {
+    "r": "retries",
+    "t": "threads",
+    "l": "local",
+    "d": "delegate",
+    "s": "shell",
+    "p": "parallel",
+    "w": "timeout",
+}
 
 
 class Changed(NamedTuple):
@@ -48,14 +58,16 @@ class _Notes:
         self.before: list[str] = []
 
 
-# -- oned.conf -----------------------------------------------------------------------------------------------------------
+# -- oned.conf
+# -----------------------------------------------------------------------------------------------------------
 
 
 def configure(text: str, own_actions: Sequence[str], path: str = "oned.conf") -> Changed:
-    """Return oned.conf with all that semishared needs; `own_actions` are the hypervisor actions that are not forwarded.
+    """Return oned.conf with all that semishared needs; `own_actions` are the hypervisor actions that are not
+    forwarded.
 
-    Raise BadConfiguration for a file that oned could not read or that lacks a driver, ConfigurationConflict for settings
-    of others that would bypass ours.
+    Raise BadConfiguration for a file that oned could not read or that lacks a driver, ConfigurationConflict
+    for settings of others that would bypass ours.
     """
     attributes = parse(text, path)
     notes = _Notes()
@@ -63,14 +75,22 @@ def configure(text: str, own_actions: Sequence[str], path: str = "oned.conf") ->
     _list(attributes, "DATASTORE_MAD", DS_OPTIONS, "d", notes, path)
     _list(attributes, "DATASTORE_MAD", DS_OPTIONS, "s", notes, path)
     _hypervisors(attributes, own_actions, notes, path)
-    wanted = _conf(attributes, "TM_MAD_CONF", TM_CONF, notes) + _conf(attributes, "DS_MAD_CONF", DS_CONF, notes)
+    wanted = _conf(attributes, "TM_MAD_CONF", TM_CONF, notes) + _conf(
+        attributes, "DS_MAD_CONF", DS_CONF, notes
+    )
     for name, values in (("IMAGE_RESTRICTED_ATTR", RESTRICTED), *INHERITED.items()):
         wanted += _values(attributes, name, values, notes)
-    return Changed(_with_block(apply(text, notes.edits), notes.before, wanted), tuple(notes.changes), tuple(notes.warnings))
+    return Changed(
+        _with_block(apply(text, notes.edits), notes.before, wanted),
+        tuple(notes.changes),
+        tuple(notes.warnings),
+    )
 
 
 def unconfigure(text: str, path: str = "oned.conf") -> Changed:
-    """Return oned.conf without anything of semishared; VMs and datastores of ours do not work any more then."""
+    """Return oned.conf without anything of semishared; VMs and datastores of ours do not work any more
+    then.
+    """
     attributes = parse(text, path)
     notes = _Notes()
     before = [(match.group(1), str(json.loads(match.group(2)))) for match in NOTE.finditer(text)]
@@ -94,8 +114,16 @@ def hypervisor_names(text: str, path: str = "oned.conf") -> list[str]:
     """Return the names of the VM_MADs that use our directory, or will: those that use the stock one."""
     names = []
     for attribute in parse(text, path):
-        words = Arguments(attribute.text("ARGUMENTS"), VM_OPTIONS, "p").words if attribute.name == "VM_MAD" else []
-        if words and words[0].text in (STOCK, DRIVER) and attribute.text("EXECUTABLE").endswith("one_vmm_exec"):
+        words = (
+            Arguments(attribute.text("ARGUMENTS"), VM_OPTIONS, "p").words
+            if attribute.name == "VM_MAD"
+            else []
+        )
+        if (
+            words
+            and words[0].text in (STOCK, DRIVER)
+            and attribute.text("EXECUTABLE").endswith("one_vmm_exec")
+        ):
             names.append(attribute.text("NAME"))
     return names
 
@@ -106,14 +134,19 @@ def _transfer(attributes: list[Attribute], noted: bool, notes: _Notes, path: str
     if value is None:
         return
     arguments = Arguments(value.text, threads.OPTIONS)
-    edits, (more, before, warnings) = _listed(arguments, "TM_MAD", "d", notes, path), threads.raised(arguments, noted)
+    edits, (more, before, warnings) = (
+        _listed(arguments, "TM_MAD", "d", notes, path),
+        threads.raised(arguments, noted),
+    )
     notes.before += before
     notes.changes += [f"TM_MAD: -t {threads.LEAST}, so many transfers at once" for _ in more]
     notes.warnings += warnings
     notes.edits += within(value, edits + more)
 
 
-def _list(attributes: list[Attribute], name: str, options: dict[str, str], letter: str, notes: _Notes, path: str) -> None:
+def _list(
+    attributes: list[Attribute], name: str, options: dict[str, str], letter: str, notes: _Notes, path: str
+) -> None:
     """Put the driver into the list of option `letter` of `name`."""
     value = _arguments(attributes, name, path)
     if value is not None:
@@ -155,7 +188,8 @@ def _hypervisors(attributes: list[Attribute], own_actions: Sequence[str], notes:
         if directory.text not in (STOCK, DRIVER):
             if name in (STOCK, "qemu"):
                 raise ConfigurationConflict(
-                    f"{path}: VM_MAD {name} uses the hypervisor directory {directory.text!r}, not {STOCK!r}: of another add-on?"
+                    f"{path}: VM_MAD {name} uses the hypervisor directory {directory.text!r}, not "
+                    f"{STOCK!r}: of another add-on?"
                 )
             continue
         found = True
@@ -167,7 +201,9 @@ def _hypervisors(attributes: list[Attribute], own_actions: Sequence[str], notes:
 def _own_directory(
     text: str, arguments: Arguments, name: str, own_actions: Sequence[str], notes: _Notes, path: str
 ) -> list[Edit]:
-    """Return the edits that give a VM_MAD's ARGUMENTS our directory, and take a foreign migrate on the front-end out."""
+    """Return the edits that give a VM_MAD's ARGUMENTS our directory, and take a foreign migrate on the
+    front-end out.
+    """
     edits = []
     directory = arguments.words[0]
     if directory.text != DRIVER:
@@ -176,7 +212,8 @@ def _own_directory(
     local = arguments.last("l")
     actions = local.text.split(",") if local else []
     names = [action.partition("=")[0].strip().lower() for action in actions]
-    # The one is taken out. Without our save a guest is saved as well, but for the moments in which a disk lets go of its store.
+    # The one is taken out. Without our save a guest is saved as well, but for the moments in which a disk
+    # lets go of its store.
     bypassed = sorted(set(names) & set(own_actions) - {"migrate", "save"})
     if bypassed:
         raise ConfigurationConflict(
@@ -193,18 +230,25 @@ def _own_directory(
         notes.before.append(f"# before: VM_MAD {name}: {json.dumps(text)}\n")
         notes.changes.append(f"VM_MAD {name}: no -l migrate")
         notes.warnings.append(
-            f"VM_MAD {name}: `-l {local.text}` put another migrate in the place of semishared's and loses it; "
+            f"VM_MAD {name}: `-l {local.text}` put another migrate in the place of semishared's "
+            f"and loses it; "
             "VMs of other storage are migrated by OpenNebula's own script now"
         )
     return edits
 
 
-def _conf(attributes: list[Attribute], name: str, wanted: Sequence[tuple[str, str, bool]], notes: _Notes) -> str:
+def _conf(
+    attributes: list[Attribute], name: str, wanted: Sequence[tuple[str, str, bool]], notes: _Notes
+) -> str:
     """Put right what the TM_MAD_CONF or DS_MAD_CONF of ours says; return it as text if there is none."""
-    found = next((item for item in attributes if item.name == name and item.text("NAME").lower() == DRIVER), None)
+    found = next(
+        (item for item in attributes if item.name == name and item.text("NAME").lower() == DRIVER), None
+    )
     if found is None:
         notes.changes.append(f"{name} of {DRIVER}: in")
-        rows = ",\n    ".join(f"{key} = {quoted(value)}" for key, value, _ in (("NAME", DRIVER, True), *wanted))
+        rows = ",\n    ".join(
+            f"{key} = {quoted(value)}" for key, value, _ in (("NAME", DRIVER, True), *wanted)
+        )
         return f"{name} = [\n    {rows}\n]\n"
     missing = []
     for key, value, must in wanted:
@@ -213,7 +257,9 @@ def _conf(attributes: list[Attribute], name: str, wanted: Sequence[tuple[str, st
             missing.append((key, value))
         elif must and there.text.upper() != value.upper():
             notes.edits.append(Edit(there.start, there.end, quoted(value)))
-            notes.changes.append(f"{name} of {DRIVER}: {key} = {quoted(value)} instead of {quoted(there.text)}")
+            notes.changes.append(
+                f"{name} of {DRIVER}: {key} = {quoted(value)} instead of {quoted(there.text)}"
+            )
     if missing and found.fields:
         at = found.fields[-1].value.end
         notes.edits.append(Edit(at, at, "".join(f", {key} = {quoted(value)}" for key, value in missing)))
@@ -250,7 +296,9 @@ def _others(inside: str, above: str) -> str:
 def _is_ours(attribute: Attribute) -> bool:
     if attribute.name in ("TM_MAD_CONF", "DS_MAD_CONF"):
         return attribute.text("NAME").lower() == DRIVER
-    return attribute.name in ("IMAGE_RESTRICTED_ATTR", *INHERITED) and attribute.value.text.upper() in RESTRICTED
+    return (
+        attribute.name in ("IMAGE_RESTRICTED_ATTR", *INHERITED) and attribute.value.text.upper() in RESTRICTED
+    )
 
 
 def _is_inherited(attribute: Attribute) -> bool:
@@ -258,7 +306,9 @@ def _is_inherited(attribute: Attribute) -> bool:
 
 
 def _drop_words(attribute: Attribute, notes: _Notes, inside: str) -> None:
-    """Take the driver out of the lists of a TM_MAD or DATASTORE_MAD, and what `inside` our block says that we changed."""
+    """Take the driver out of the lists of a TM_MAD or DATASTORE_MAD, and what `inside` our block says that we
+    changed.
+    """
     value = attribute.field("ARGUMENTS")
     if value is None:
         return

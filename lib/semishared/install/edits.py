@@ -42,7 +42,10 @@ class Edited(NamedTuple):
         lines = difflib.unified_diff(
             self.old.splitlines(True), self.changed.text.splitlines(True), self.path, f"{self.path} (new)"
         )
-        return "".join(line if line.endswith("\n") else f"{line}\n\\ no newline at the end of the file\n" for line in lines)
+        return "".join(
+            line if line.endswith("\n") else f"{line}\n\\ no newline at the end of the file\n"
+            for line in lines
+        )
 
 
 def read(path: str) -> str:
@@ -53,7 +56,9 @@ def read(path: str) -> str:
     except FileNotFoundError:
         raise CannotInstall(f"there is no {path}") from None
     except OSError as e:
-        raise CannotInstall(f"cannot read {path}: {e.strerror}; run this as root or as the user of OpenNebula") from None
+        raise CannotInstall(
+            f"cannot read {path}: {e.strerror}; run this as root or as the user of OpenNebula"
+        ) from None
 
 
 def scripts_dir(text: str, path: str) -> str:
@@ -87,7 +92,8 @@ def to_install(place: FrontEnd, own_actions: Sequence[str]) -> list[Edited]:
 def to_uninstall(place: FrontEnd, own_actions: Sequence[str]) -> list[Edited]:
     """Return what has to change to be rid of us: oned.conf, then vmm_execrc.
 
-    A file that is still what we made of a backup becomes that backup, unless that was of an upgrade, and has us in it.
+    A file that is still what we made of a backup becomes that backup, unless that was of an upgrade, and has
+    us in it.
     """
     text = read(place.oned_conf)
     names = plan.hypervisor_names(text, place.oned_conf)
@@ -97,7 +103,9 @@ def to_uninstall(place: FrontEnd, own_actions: Sequence[str]) -> list[Edited]:
     return [conf, live]
 
 
-def _undone(path: str, text: str, undo: Callable[[str, str], Changed], redo: Callable[[str], Changed]) -> Edited:
+def _undone(
+    path: str, text: str, undo: Callable[[str, str], Changed], redo: Callable[[str], Changed]
+) -> Edited:
     changed = undo(text, path)
     for backup in backups(path):
         old = read(backup)
@@ -112,11 +120,14 @@ def _undone(path: str, text: str, undo: Callable[[str, str], Changed], redo: Cal
 def backups(path: str) -> list[str]:
     """Return the backups of a file, oldest first."""
     directory, name = os.path.split(os.path.realpath(path))
-    return sorted(f"{directory}/{entry}" for entry in os.listdir(directory) if entry.startswith(f"{name}{BACKUP}"))
+    return sorted(
+        f"{directory}/{entry}" for entry in os.listdir(directory) if entry.startswith(f"{name}{BACKUP}")
+    )
 
 
 def write(edited: Edited, with_backup: bool) -> str:
-    """Bring the new text in, by one rename; owner, mode, access list and label stay. Return the path of the backup.
+    """Bring the new text in, by one rename; owner, mode, access list and label stay. Return the path of the
+    backup.
 
     `edited.path` may be a link: its target is what is edited.
     """

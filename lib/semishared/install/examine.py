@@ -24,7 +24,9 @@ LONGEST = 4 << 20
 
 
 def program() -> bytes:
-    """Return preflight.py with the modules that it imports in the place of the imports: one program, which needs nothing of ours."""
+    """Return preflight.py with the modules that it imports in the place of the imports: one program, which
+    needs nothing of ours.
+    """
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     with open(f"{package}/install/preflight.py", "rb") as file:
         text = file.read()
@@ -41,7 +43,15 @@ def examine(host: str, question: str, connect_s: int = 10, user: Sequence[str] =
     """
     argv = [*user, PYTHON, "-I", "-", question]
     if not is_here(host):
-        options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_s}", "-o", "ServerAliveInterval=5"]
+        options = [
+            "-T",
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            f"ConnectTimeout={connect_s}",
+            "-o",
+            "ServerAliveInterval=5",
+        ]
         argv = [*user, "ssh", *options, "--", host, f"exec {PYTHON} -I - {question}"]
     said = bytearray()
     try:

@@ -13,17 +13,22 @@ from .oned_conf import Edit, apply
 
 LIVE = "LIVE_DISK_SNAPSHOTS"
 ASSIGNMENT = re.compile(
-    rf"""^[ \t]*(?:export[ \t]+)?{LIVE}=(?P<value>"(?:[^"\\]|\\.)*"|'[^']*'|[^\s"'#;&|$`]*)(?P<rest>[^\n]*)""",
+    rf"""^[ \t]*(?:export[ \t]+)?{LIVE}="""
+    r"""(?P<value>"(?:[^"\\]|\\.)*"|'[^']*'|[^\s"'#;&|$`]*)(?P<rest>[^\n]*)""",
     re.MULTILINE | re.DOTALL,
 )
 
 
 def configure(text: str, names: Sequence[str], path: str = "vmm_execrc") -> Changed:
-    """Return vmm_execrc with NAME-semishared in its list of live disk snapshots for each VM_MAD of `names`."""
+    """Return vmm_execrc with NAME-semishared in its list of live disk snapshots for each VM_MAD of
+    `names`.
+    """
     wanted = [f"{name}-{DRIVER}" for name in names]
     match = _assignment(text, path)
     if match is None:
-        return Changed(f'{text}\n{BEGIN}\n{LIVE}="{" ".join(wanted)}"\n{END}\n', (f"{LIVE}: {' '.join(wanted)}",))
+        return Changed(
+            f'{text}\n{BEGIN}\n{LIVE}="{" ".join(wanted)}"\n{END}\n', (f"{LIVE}: {' '.join(wanted)}",)
+        )
     value, quote = _unquoted(match.group("value"))
     missing = [word for word in wanted if word not in value.split()]
     if not missing:
@@ -42,14 +47,19 @@ def unconfigure(text: str, path: str = "vmm_execrc") -> Changed:
         words = re.findall(r"(\s*)(\S+)", value)
         end = value[len(value.rstrip()) :]
         # One blank came with each word.
-        new = "".join(blank + word if not word.endswith(f"-{DRIVER}") else blank[:-1] for blank, word in words) + end
+        new = (
+            "".join(blank + word if not word.endswith(f"-{DRIVER}") else blank[:-1] for blank, word in words)
+            + end
+        )
         edit = Edit(match.start("value"), match.end("value"), f"{quote}{new}{quote}")
         without = apply(without, [edit]) if new != value else without
     return Changed(without, (f"{LIVE}: {DRIVER} out",) if without != text else ())
 
 
 def _assignment(text: str, path: str) -> Optional[re.Match[str]]:
-    """Return the last assignment of the list, which is the one in force; raise BadConfiguration if it cannot be edited."""
+    """Return the last assignment of the list, which is the one in force; raise BadConfiguration if it cannot
+    be edited.
+    """
     found = None
     for match in ASSIGNMENT.finditer(text):
         rest = match.group("rest").strip()

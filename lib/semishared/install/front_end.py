@@ -37,7 +37,9 @@ class FrontEnd(NamedTuple):
 
     @property
     def owner(self) -> tuple[int, int]:
-        """User and group that everything gets: of the remotes directory; where that is root's, of oneadmin."""
+        """User and group that everything gets: of the remotes directory; where that is root's, of
+        oneadmin.
+        """
         status = os.stat(self.remotes)
         if status.st_uid == 0:
             try:
@@ -60,7 +62,9 @@ class FrontEnd(NamedTuple):
 def locate(
     remotes: Optional[str], etc: Optional[str], root: str, with_config: bool, environment: Mapping[str, str]
 ) -> FrontEnd:
-    """Return where things are, from the options, ONE_LOCATION, and the packages' places; raise CannotInstall."""
+    """Return where things are, from the options, ONE_LOCATION, and the packages' places; raise
+    CannotInstall.
+    """
     one_location = environment.get("ONE_LOCATION", "").strip("'").rstrip("/")
     root = os.path.abspath(root) if root else ""
     is_named = remotes is not None
@@ -84,7 +88,9 @@ def locate(
         is_named = False
     if etc is None or not _is_there(f"{etc}/oned.conf", stat.S_ISREG):
         if not is_named:
-            raise CannotInstall(f"there is no {etc}/oned.conf: where is it? (--etc DIR; --no-config edits none)")
+            raise CannotInstall(
+                f"there is no {etc}/oned.conf: where is it? (--etc DIR; --no-config edits none)"
+            )
         etc = None
     return FrontEnd(remotes, etc, self_contained)
 
@@ -97,7 +103,9 @@ def _is_there(path: str, kind: Callable[[int], bool]) -> bool:
         closed = os.path.dirname(path)
         while not os.access(os.path.dirname(closed), os.X_OK):
             closed = os.path.dirname(closed)
-        raise CannotInstall(f"{path}: permission denied: {_me()} may not search {closed}: run this as root") from None
+        raise CannotInstall(
+            f"{path}: permission denied: {_me()} may not search {closed}: run this as root"
+        ) from None
     except OSError:
         return False
 
@@ -117,16 +125,22 @@ def check_version(version: tuple[int, ...]) -> list[str]:
         return [f"the version of OpenNebula is unknown (no remotes/VERSION); {_range()} are supported"]
     if version[:2] < OLDEST:
         raise CannotInstall(
-            f"OpenNebula {text} is too old: before {OLDEST[0]}.{OLDEST[1]} oned calls drivers that semishared does not have "
+            f"OpenNebula {text} is too old: before {OLDEST[0]}.{OLDEST[1]} oned calls drivers "
+            f"that semishared does not have "
             f"(vCenter and docker images among them) and was never tried; {_range()} are supported"
         )
     if version[:2] < FULL:
         return [
-            f"OpenNebula {text}: a driver's log lines end in the user's message, snapshots of persistent images are kept "
-            "whatever PERSISTENT_SNAPSHOTS says, raw disks have no incremental backups; all else works as on 7.0"
+            f"OpenNebula {text}: a driver's log lines end in the user's message, snapshots of "
+            f"persistent images are kept "
+            "whatever PERSISTENT_SNAPSHOTS says, raw disks have no incremental backups; all else "
+            "works as on 7.0"
         ]
     if version[:2] > NEWEST:
-        return [f"OpenNebula {text} is newer than what was tried ({_range()}): look at `semishared doctor` afterwards"]
+        return [
+            f"OpenNebula {text} is newer than what was tried ({_range()}): look at `semishared "
+            f"doctor` afterwards"
+        ]
     return []
 
 

@@ -16,17 +16,23 @@ _NUMBERS = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:\.dev(\d+))?\Z")
 
 
 def why_not(place: FrontEnd, uninstall: bool, has_oned: bool = True) -> str:
-    """Return why something must not be taken away now, and what would break; '' if nothing would, or nothing is taken away.
+    """Return why something must not be taken away now, and what would break; '' if nothing would, or nothing
+    is taken away.
 
-    Not `has_oned`: these remotes are of no OpenNebula that could be told of; one that answers counts all the same.
+    Not `has_oned`: these remotes are of no OpenNebula that could be told of; one that answers counts all the
+    same.
     """
     installed = _installed(place)
     if not installed or not uninstall and not _is_older(VERSION, installed):
         return ""
     what = (
-        "without the drivers" if uninstall else f"with the drivers of {VERSION}, which need not understand what those of {installed} wrote,"
+        "without the drivers"
+        if uninstall
+        else f"with the drivers of {VERSION}, which need not understand what those of {installed} wrote,"
     )
-    breaks = f"{what} they can be neither started, moved, migrated nor terminated, and their disks not committed"
+    breaks = (
+        f"{what} they can be neither started, moved, migrated nor terminated, and their disks not committed"
+    )
     try:
         oned = _oned(place)
         oned.require_admin()
@@ -42,10 +48,15 @@ def why_not(place: FrontEnd, uninstall: bool, has_oned: bool = True) -> str:
 def left(place: FrontEnd) -> list[str]:
     """Return what to warn of if OpenNebula still has datastores of ours; nothing if it cannot be asked."""
     try:
-        ours = [store.name for store in _oned(place).datastores() if NAME in (store.driver, store.text("DS_MAD"))]
+        ours = [
+            store.name for store in _oned(place).datastores() if NAME in (store.driver, store.text("DS_MAD"))
+        ]
     except SemisharedError:
         return []
-    text = f"datastores {', '.join(ours)} are left in OpenNebula: nothing in them works any more (docs/how-to/uninstall.md)"
+    text = (
+        f"datastores {', '.join(ours)} are left in OpenNebula: nothing in them works any more "
+        f"(docs/how-to/uninstall.md)"
+    )
     return [text] if ours else []
 
 
@@ -67,7 +78,13 @@ def _installed(place: FrontEnd) -> str:
 
 
 def _is_older(one: str, other: str) -> bool:
-    """Tell whether a version comes before another: 0.2.0.dev0 before 0.2.0. What is no version of ours is newer than none."""
+    """Tell whether a version comes before another: 0.2.0.dev0 before 0.2.0. What is no version of ours is
+    newer than none.
+    """
     found = [_NUMBERS.match(version) for version in (one, other)]
-    keys = [(*map(int, match.group(1, 2, 3)), int(match.group(4)) if match.group(4) else 1 << 30) for match in found if match]
+    keys = [
+        (*map(int, match.group(1, 2, 3)), int(match.group(4)) if match.group(4) else 1 << 30)
+        for match in found
+        if match
+    ]
     return len(keys) == 2 and keys[0] < keys[1]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""install.sh: put semishared into OpenNebula, or take it out. Nothing is touched before everything has been looked at."""
+"""install.sh: put semishared into OpenNebula, or take it out. Nothing is touched before everything has been
+looked at.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from semishared.opennebula.report import drop_output, printable
 from semishared.tools import beneath
 from semishared.tools.crash_points import point
 
-DESCRIPTION = """Puts semishared into OpenNebula's front-end: the drivers below remotes/, and what oned.conf and vmm_execrc must say.
+DESCRIPTION = """Puts semishared into OpenNebula's front-end: the drivers below remotes/, and what oned.conf
+and vmm_execrc must say.
 A second run changes nothing. It ends by saying the three commands that come next."""
 
 
@@ -33,14 +36,17 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: "):
             message = f"unknown argument '{message.partition(': ')[2]}'"
-        message = message.replace("expected one argument", "needs a value").replace("argument --remotes: needs a value",
-                                                                                    "--remotes needs a directory")  # fmt: skip
+        message = message.replace("expected one argument", "needs a value").replace(
+            "argument --remotes: needs a value", "--remotes needs a directory"
+        )
         print(f"install.sh: {printable(message)}; --help shows all", file=sys.stderr)
         sys.exit(1)
 
 
 def _named(text: str) -> str:
-    """Return the value of an option; raise where it is empty, as an unset variable leaves it: that means no place at all."""
+    """Return the value of an option; raise where it is empty, as an unset variable leaves it: that means no
+    place at all.
+    """
     if not text:
         raise argparse.ArgumentTypeError("needs a value")
     return text
@@ -50,18 +56,48 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of install.sh's options."""
     top = _Parser(prog="install.sh", description=DESCRIPTION, allow_abbrev=False)
     mode = top.add_mutually_exclusive_group()
-    mode.add_argument("--uninstall", action="store_true", help="take semishared out again: files, words, settings")
-    mode.add_argument("--apply", action="store_true", help="also sync the hosts, restart oned and create the datastores")
-    top.add_argument("--detach-timer", action="store_true", help="also make a timer that runs `semishared detach --due` (systemd, or cron)")
+    mode.add_argument(
+        "--uninstall", action="store_true", help="take semishared out again: files, words, settings"
+    )
+    mode.add_argument(
+        "--apply", action="store_true", help="also sync the hosts, restart oned and create the datastores"
+    )
+    top.add_argument(
+        "--detach-timer",
+        action="store_true",
+        help="also make a timer that runs `semishared detach --due` (systemd, or cron)",
+    )
     top.add_argument("--dry-run", action="store_true", help="say what would change, change nothing")
-    top.add_argument("--diff", action="store_true", help="the same, with the changes of configuration files as a diff")
-    top.add_argument("--yes", action="store_true", help="do not ask (without a terminal nothing is asked anyway)")
-    top.add_argument("--force", action="store_true", help="also while VMs have disks of ours: uninstall, or install an older version")
-    top.add_argument("--hosts", metavar="A,B", type=_named, help="look first if these hosts have what they need")
-    top.add_argument("--remotes", metavar="DIR", type=_named, help="default: $ONE_LOCATION/var/remotes or /var/lib/one/remotes")
-    top.add_argument("--etc", metavar="DIR", type=_named, help="where oned.conf is (default: $ONE_LOCATION/etc or /etc/one)")
+    top.add_argument(
+        "--diff", action="store_true", help="the same, with the changes of configuration files as a diff"
+    )
+    top.add_argument(
+        "--yes", action="store_true", help="do not ask (without a terminal nothing is asked anyway)"
+    )
+    top.add_argument(
+        "--force",
+        action="store_true",
+        help="also while VMs have disks of ours: uninstall, or install an older version",
+    )
+    top.add_argument(
+        "--hosts", metavar="A,B", type=_named, help="look first if these hosts have what they need"
+    )
+    top.add_argument(
+        "--remotes",
+        metavar="DIR",
+        type=_named,
+        help="default: $ONE_LOCATION/var/remotes or /var/lib/one/remotes",
+    )
+    top.add_argument(
+        "--etc",
+        metavar="DIR",
+        type=_named,
+        help="where oned.conf is (default: $ONE_LOCATION/etc or /etc/one)",
+    )
     top.add_argument("--root", metavar="DIR", type=_named, help="an OpenNebula below this directory")
-    top.add_argument("--no-config", action="store_true", help="edit no configuration, only put the files in place")
+    top.add_argument(
+        "--no-config", action="store_true", help="edit no configuration, only put the files in place"
+    )
     return top
 
 
@@ -76,7 +112,10 @@ def main(argv: list[str]) -> int:
         finally:
             sys.stdout.flush()
     except SemisharedError as e:
-        print(f"install.sh: {printable(e.detail if isinstance(e, CannotInstall) else e.line())}", file=sys.stderr)
+        print(
+            f"install.sh: {printable(e.detail if isinstance(e, CannotInstall) else e.line())}",
+            file=sys.stderr,
+        )
         return 1
     except OSError as e:
         what = f"{e.strerror}: {e.filename}" if e.filename else e.strerror or str(e)
@@ -103,7 +142,11 @@ def run(options: argparse.Namespace) -> int:
     else:
         warnings += check_machines(options.hosts, place)
     # An OpenNebula below another directory is not the one that would be asked.
-    why_not = "" if options.root else in_use.why_not(place, options.uninstall, place.etc is not None or options.no_config)
+    why_not = (
+        ""
+        if options.root
+        else in_use.why_not(place, options.uninstall, place.etc is not None or options.no_config)
+    )
     if why_not and not dry and not options.force:
         raise CannotInstall(f"{why_not}; --force does it all the same")
     warnings += [why_not] if why_not else []
@@ -127,7 +170,11 @@ def look(place: FrontEnd, checkout: str, uninstall: bool) -> list[edits.Edited]:
     """Return how the configuration files shall be."""
     if place.etc is None:
         return []
-    own = [name for name in os.listdir(f"{checkout}/vmm") if name not in edits.NO_ACTIONS] if os.path.isdir(f"{checkout}/vmm") else []
+    own = (
+        [name for name in os.listdir(f"{checkout}/vmm") if name not in edits.NO_ACTIONS]
+        if os.path.isdir(f"{checkout}/vmm")
+        else []
+    )
     return edits.to_uninstall(place, own) if uninstall else edits.to_install(place, own)
 
 
@@ -172,7 +219,9 @@ def agreed(place: FrontEnd, files: list[edits.Edited], timed: timer.Timer, unins
 
 @contextmanager
 def staged(place: FrontEnd, checkout: str, files: list[edits.Edited], dry: bool) -> Iterator[Tree]:
-    """Yield what is to be installed, staged beside its place; one installer at a time, and no rest of a killed one."""
+    """Yield what is to be installed, staged beside its place; one installer at a time, and no rest of a
+    killed one.
+    """
     lock = os.open(place.remotes, os.O_RDONLY | os.O_DIRECTORY)
     try:
         if not dry:
@@ -205,8 +254,12 @@ def remote_scripts(files: list[edits.Edited]) -> str:
     return found[0] if found and found[0] != edits.SCRIPTS_DIR else ""
 
 
-def change(tree: Tree, files: list[edits.Edited], timed: timer.Timer, options: argparse.Namespace, dry: bool) -> bool:
-    """Do it, drivers before the configuration that names them, and the other way round; tell whether anything changed."""
+def change(
+    tree: Tree, files: list[edits.Edited], timed: timer.Timer, options: argparse.Namespace, dry: bool
+) -> bool:
+    """Do it, drivers before the configuration that names them, and the other way round; tell whether anything
+    changed.
+    """
     count = 0
 
     def say(text: str) -> None:
@@ -244,7 +297,9 @@ def change(tree: Tree, files: list[edits.Edited], timed: timer.Timer, options: a
     return count > 0
 
 
-def told(place: FrontEnd, options: argparse.Namespace, todo: list[next_steps.Command], kept: bool, dry: bool) -> None:
+def told(
+    place: FrontEnd, options: argparse.Namespace, todo: list[next_steps.Command], kept: bool, dry: bool
+) -> None:
     """Say how it ended and what comes next: `todo`, empty if nothing changed."""
     if kept:
         print(f"kept {place.remotes}/{CONF}: it was changed (the defaults: {CONF} of this checkout)")
@@ -259,14 +314,23 @@ def told(place: FrontEnd, options: argparse.Namespace, todo: list[next_steps.Com
         print(f"  {number}. {command.line()}")
     package, admin = f"{place.remotes}/lib/{NAME}", next_steps.administrator(place)
     if options.uninstall:
-        print(f"if hosts that fail were left to semishared: as {admin}: onehook list, onehook delete ID of {next_steps.HOOK}")
+        print(
+            f"if hosts that fail were left to semishared: as {admin}: onehook list, onehook "
+            f"delete ID of {next_steps.HOOK}"
+        )
         return
     print(f"the operator's command: {package}/{NAME}")
-    print("to have VMs of a host that fails come up elsewhere by themselves, when it can be fenced (docs/how-to/dead-host.md):")
+    print(
+        "to have VMs of a host that fails come up elsewhere by themselves, when it can be fenced "
+        "(docs/how-to/dead-host.md):"
+    )
     print(f"  as {admin}: onehook create {package}/{next_steps.HOOK_FILE}")
     if not timer.is_there(options.root or ""):
         where = "SEMISHARED_DETACH = after-boot, docs/explanation/remote-first.md"
-        print(f"to have disks let go of their images' stores by themselves ({where}):\n  install.sh --detach-timer")
+        print(
+            f"to have disks let go of their images' stores by themselves ({where}):\n  install.sh "
+            f"--detach-timer"
+        )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What comes after the files: hosts, then oned (no host may meet a driver that it does not have), then datastores."""
+"""What comes after the files: hosts, then oned (no host may meet a driver that it does not have), then
+datastores.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Command(NamedTuple):
 
 
 def commands(place: FrontEnd, uninstalled: bool) -> list[Command]:
-    """Return what is to be run next, in its order; without a driver in oned.conf oned must forget it first."""
+    """Return what is to be run next, in its order; without a driver in oned.conf oned must forget it
+    first.
+    """
     admin = administrator(place)
     sync = Command(admin, ("onehost", "sync", "--force"))
     restart = Command(admin, ("one", "restart"))
@@ -46,7 +50,9 @@ def commands(place: FrontEnd, uninstalled: bool) -> list[Command]:
 
 
 def hook(command: str) -> str:
-    """Return the template for `onehook create` that has OpenNebula start `command` failover for each host in state ERROR."""
+    """Return the template for `onehook create` that has OpenNebula start `command` failover for each host in
+    state ERROR.
+    """
     return f"""NAME = "{HOOK}"
 TYPE = "state"
 RESOURCE = "HOST"
@@ -75,7 +81,9 @@ def home(place: FrontEnd) -> str:
 
 
 def change_user(user: str) -> list[str]:
-    """Return the command that runs another as `user`; nothing if we are that user already. Raise CannotInstall."""
+    """Return the command that runs another as `user`; nothing if we are that user already. Raise
+    CannotInstall.
+    """
     try:
         entry = pwd.getpwnam(user)
     except KeyError:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""oned.conf as it is: every attribute with its place in the text, so that an edit changes that place and no other byte.
+"""oned.conf as it is: every attribute with its place in the text, so that an edit changes that place and no
+other byte.
 
 The syntax is that of OpenNebula's own template files:
 
@@ -9,8 +10,9 @@ The syntax is that of OpenNebula's own template files:
     NAME =                            empty
     # comment                         to the end of its line, wherever a name, comma or bracket may stand
 
-Why no augeas: its lens for oned.conf comes with a package that few front-ends have, wants one attribute per line and gives up
-on files that oned itself reads. One path that is always there is one path that is always tested.
+Why no augeas: its lens for oned.conf comes with a package that few front-ends have, wants one attribute per
+line and gives up on files that oned itself reads. One path that is always there is one path that is always
+tested.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class Attribute(NamedTuple):
     end: int
 
     def field(self, name: str) -> Optional[Value]:
-        """Return the value of field `name` in force (of several the first, as oned does); None if there is none."""
+        """Return the value of field `name` in force (of several the first, as oned does); None if there is
+        none.
+        """
         return next((field.value for field in self.fields or () if field.name == name), None)
 
     def text(self, name: str) -> str:
@@ -104,7 +108,9 @@ class _Reader:
             self.at = quoted.end()
             return Value(quoted.group()[1:-1].replace('\\"', '"'), start, self.at)
         if not bare or bare.group().startswith('"'):
-            raise self.fail("a value's quotes are not closed" if bare else f"a value belongs where {self.found()} is")
+            raise self.fail(
+                "a value's quotes are not closed" if bare else f"a value belongs where {self.found()} is"
+            )
         self.at = bare.end()
         return Value(bare.group(), start, self.at)
 
@@ -141,7 +147,9 @@ class _Reader:
 
 
 def parse(text: str, path: str = "oned.conf") -> list[Attribute]:
-    """Return all attributes in order; raise BadConfiguration naming `path` and the line if it is not this syntax."""
+    """Return all attributes in order; raise BadConfiguration naming `path` and the line if it is not this
+    syntax.
+    """
     if "\r" in text or "\0" in text:
         raise BadConfiguration(f"{path} has carriage returns or NUL bytes")
     reader = _Reader(text, path)
@@ -205,13 +213,19 @@ class Word(NamedTuple):
 
 
 class Arguments:
-    """ARGUMENTS of a driver, as GetoptLong reads them: options anywhere, `-d x`, `-dx`, `--long x`, `--long=x`."""
+    """ARGUMENTS of a driver, as GetoptLong reads them: options anywhere, `-d x`, `-dx`, `--long x`,
+    `--long=x`.
+    """
 
     def __init__(self, text: str, long_names: dict[str, str], flags: str = "") -> None:
-        """Take `text`; `long_names` maps each option's letter to its long name, `flags` are letters without a value."""
+        """Take `text`; `long_names` maps each option's letter to its long name, `flags` are letters without a
+        value.
+        """
         self.text = text
         self.values: dict[str, list[Word]] = {}
-        """Option letter -> its values; the last one counts. One without a value has an empty word behind it."""
+        """Option letter -> its values; the last one counts. One without a value has an empty word behind
+        it.
+        """
         self.whole: dict[str, list[Word]] = {}
         """Option letter -> the options with their values."""
         self.words: list[Word] = []
@@ -231,7 +245,9 @@ class Arguments:
             self.whole.setdefault(letter, []).append(Word("", word.start, max(word.end, value.end)))
 
     def _option(self, word: Word, long_names: dict[str, str]) -> tuple[str, Optional[Word]]:
-        """Return the letter of the option that `word` is, '' if it is none, and the value that is part of it."""
+        """Return the letter of the option that `word` is, '' if it is none, and the value that is part of
+        it.
+        """
         text = word.text
         if text.startswith("--") and len(text) > 2:
             name, equals, value = text[2:].partition("=")

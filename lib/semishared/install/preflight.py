@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Look at a machine for install.sh and `semishared doctor`: programs, our files, stores, the local disk, libvirt. Prints JSON.
+"""Look at a machine for install.sh and `semishared doctor`: programs, our files, stores, the local disk,
+libvirt. Prints JSON.
 
-This goes to hosts as a program, which need not have anything of ours, or not the same: examine.py puts the two modules that are
-imported here into their places. The program's QUESTION is base64 of JSON, see `Question`. Nothing is changed but a file of our
-own on each store, which is removed again, and this machine's signature in what is to be its own; what hangs costs seconds.
+This goes to hosts as a program, which need not have anything of ours, or not the same: examine.py puts the
+two modules that are imported here into their places. The program's QUESTION is base64 of JSON, see
+`Question`. Nothing is changed but a file of our own on each store, which is removed again, and this machine's
+signature in what is to be its own; what hangs costs seconds.
 """
 
 from __future__ import annotations
@@ -33,14 +35,26 @@ ANSWER_S = 5
 LIBVIRT_S = 15
 """Seconds that libvirt gets: the first who asks it waits until it has looked at all its QEMUs."""
 # a|b: one of them
-NEEDS = {"front-end": ("ssh", "rsync", "qemu-img", "setpriv", "tar"), "host": ("qemu-img", "virsh", "setpriv", "tar", "rsync")}
+NEEDS = {
+    "front-end": ("ssh", "rsync", "qemu-img", "setpriv", "tar"),
+    "host": ("qemu-img", "virsh", "setpriv", "tar", "rsync"),
+}
 """Programs without which nothing works, by what the machine is."""
-WANTS = {"front-end": ("genisoimage|mkisofs|xorriso", "curl"), "host": ("zstd", "lzop", "udp-sender", "udp-receiver")}
+WANTS = {
+    "front-end": ("genisoimage|mkisofs|xorriso", "curl"),
+    "host": ("zstd", "lzop", "udp-sender", "udp-receiver"),
+}
 """Programs without which some things do not work."""
 VERSIONS = {
-    "qemu-img": ["--version"], "virsh": ["--version"], "zstd": ["--version"], "lzop": ["--version"],
-    "rsync": ["--version"], "rbd": ["--version"], "udp-receiver": [], "udp-sender": [],
-}  # fmt: skip
+    "qemu-img": ["--version"],
+    "virsh": ["--version"],
+    "zstd": ["--version"],
+    "lzop": ["--version"],
+    "rsync": ["--version"],
+    "rbd": ["--version"],
+    "udp-receiver": [],
+    "udp-sender": [],
+}
 """How to ask for a version; of the rest it says nothing that it is there."""
 PARTS = (f"lib/{NAME}", f"tm/{NAME}", f"datastore/{NAME}", f"vmm/{NAME}", f"etc/{NAME}.conf")
 
@@ -78,14 +92,19 @@ def encoded(question: Question) -> str:
 def examine(question: Question) -> Dict[str, Any]:
     """Return everything that was asked; what could not be found out is an error text in its place."""
     with ThreadPoolExecutor(8) as pool:
-        found: Dict[str, Any] = {"programs": pool.submit(programs, question.versions)} if question.roles else {}
+        found: Dict[str, Any] = (
+            {"programs": pool.submit(programs, question.versions)} if question.roles else {}
+        )
         if question.scripts:
             found["tree"] = pool.submit(tree, question.scripts)
         if question.libvirt:
             found["libvirt"] = pool.submit(libvirt, question)
         answers = {name: future.result() for name, future in found.items()}
     answers.setdefault("programs", {})
-    answers["lacks"] = {"needed": lacking(NEEDS, question, answers), "wanted": lacking(WANTS, question, answers)}
+    answers["lacks"] = {
+        "needed": lacking(NEEDS, question, answers),
+        "wanted": lacking(WANTS, question, answers),
+    }
     answers["python"] = list(sys.version_info[:3])
     answers["user"] = user()
     answers["boot"], answers["up_s"] = boot(), up_s()
@@ -93,9 +112,16 @@ def examine(question: Question) -> Dict[str, Any]:
         answers["local"] = limited(lambda: local(question.location))
         # In threads that may hang for ever: each store gets its own, and nobody waits for the hung ones.
         # What is not there yet will be made in the directory of all datastores.
-        own = {path: path if os.path.isdir(path) else question.location for path in (f"{question.location}/.{NAME}", *question.systems)}
-        answers["signed"] = {path: limited(partial(sign, place)) for path, place in own.items()} if question.systems else {}
-        answers["stores"] = {store: limited(partial(store_state, store, question.token)) for store in question.stores}
+        own = {
+            path: path if os.path.isdir(path) else question.location
+            for path in (f"{question.location}/.{NAME}", *question.systems)
+        }
+        answers["signed"] = (
+            {path: limited(partial(sign, place)) for path, place in own.items()} if question.systems else {}
+        )
+        answers["stores"] = {
+            store: limited(partial(store_state, store, question.token)) for store in question.stores
+        }
     if question.key:
         answers["key"] = {**compared(*question.key), "on": str(mounted(question.key[0]).get("type"))}
     answers["ceph"] = {row[0]: ceph(*row) for row in question.ceph}
@@ -144,9 +170,14 @@ def said(argv: List[str], limit_s: float = ANSWER_S) -> Tuple[int, str]:
         return 127, f"{argv[0]} is not installed"
     try:
         done = subprocess.run(
-            [path, *argv[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit_s,
-            env={**os.environ, "LC_ALL": "C"}, check=False,
-        )  # fmt: skip
+            [path, *argv[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=limit_s,
+            env={**os.environ, "LC_ALL": "C"},
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return 124, f"{argv[0]} hangs"
     except OSError as e:
@@ -176,7 +207,9 @@ def lacking(table: Mapping[str, Tuple[str, ...]], question: Question, answers: D
 
 
 def tree(scripts: str) -> Dict[str, Any]:
-    """Return the version of our package there, and a hash of each part ('' : not there); byte code does not count."""
+    """Return the version of our package there, and a hash of each part ('' : not there); byte code does not
+    count.
+    """
     found = ""
     try:
         with open(f"{scripts}/lib/{NAME}/__init__.py", encoding="utf-8") as file:
@@ -188,7 +221,9 @@ def tree(scripts: str) -> Dict[str, Any]:
 
 
 def digest(directory: str) -> str:
-    """Return a hash of names, contents and executable bits of all files below, or of one file; '' if it is not there."""
+    """Return a hash of names, contents and executable bits of all files below, or of one file; '' if it is
+    not there.
+    """
     total = hashlib.sha256()
     if os.path.isfile(directory):
         with open(directory, "rb") as file:
@@ -202,7 +237,9 @@ def digest(directory: str) -> str:
                     content = hashlib.sha256(file.read()).hexdigest()
             except OSError as e:
                 content = str(e.strerror)
-            total.update(f"{os.path.relpath(path, directory)} {os.access(path, os.X_OK)} {content}\n".encode())
+            total.update(
+                f"{os.path.relpath(path, directory)} {os.access(path, os.X_OK)} {content}\n".encode()
+            )
     return total.hexdigest() if os.path.isdir(directory) else ""
 
 
@@ -212,14 +249,20 @@ def local(location: str) -> Dict[str, Any]:
     where = base if os.path.isdir(base) else location
     stat = os.statvfs(where)
     return {
-        "where": where, "free": stat.f_bavail * stat.f_frsize, "total": stat.f_blocks * stat.f_frsize,
-        "inodes": stat.f_favail, "no_inodes": not stat.f_files, "writable": os.access(where, os.W_OK | os.X_OK),
+        "where": where,
+        "free": stat.f_bavail * stat.f_frsize,
+        "total": stat.f_blocks * stat.f_frsize,
+        "inodes": stat.f_favail,
+        "no_inodes": not stat.f_files,
+        "writable": os.access(where, os.W_OK | os.X_OK),
         "read_only": bool(stat.f_flag & os.ST_RDONLY),
-    }  # fmt: skip
+    }
 
 
 def mount_of(path: str, mountinfo: str) -> Dict[str, Any]:
-    """Return type and options of the mount that `path`, without links, lies on; `mountinfo` as /proc/self/mountinfo says it."""
+    """Return type and options of the mount that `path`, without links, lies on; `mountinfo` as
+    /proc/self/mountinfo says it.
+    """
     found: Dict[str, Any] = {}
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
@@ -228,8 +271,14 @@ def mount_of(path: str, mountinfo: str) -> Dict[str, Any]:
             continue
         point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), row[4])
         # Of two on one point the later one covers the other.
-        if (path == point or path.startswith(f"{point.rstrip('/')}/")) and len(point) >= len(found.get("point", "")):
-            found = {"point": point, "type": rest[0], "options": list(dict.fromkeys((*row[5].split(","), *rest[2].split(","))))}
+        if (path == point or path.startswith(f"{point.rstrip('/')}/")) and len(point) >= len(
+            found.get("point", "")
+        ):
+            found = {
+                "point": point,
+                "type": rest[0],
+                "options": list(dict.fromkeys((*row[5].split(","), *rest[2].split(",")))),
+            }
     return found
 
 
@@ -240,7 +289,9 @@ def mounted(path: str) -> Dict[str, Any]:
 
 
 def marker(store: str) -> str:
-    """Return the id that the store's marker says (store/marker.py), '' if there is none that can be understood."""
+    """Return the id that the store's marker says (store/marker.py), '' if there is none that can be
+    understood.
+    """
     try:
         side = os.open(f"{store}/.{NAME}", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
@@ -255,11 +306,16 @@ def marker(store: str) -> str:
 
 
 def store_state(store: str, token: str) -> Dict[str, Any]:
-    """Return whether a store is there, is the one that the front-end has, and can be written; and how it is mounted."""
+    """Return whether a store is there, is the one that the front-end has, and can be written; and how it is
+    mounted.
+    """
     answer: Dict[str, Any] = {
-        "empty": not os.listdir(store), "same": os.path.exists(f"{store}/{token}"), "writable": False, "marker": marker(store),
+        "empty": not os.listdir(store),
+        "same": os.path.exists(f"{store}/{token}"),
+        "writable": False,
+        "marker": marker(store),
         "passable": bool(os.stat(store).st_mode & 0o001),
-    }  # fmt: skip
+    }
     answer["mount"] = mounted(store)
     # If this is killed in between, `semishared gc` knows the name.
     path = f"{store}/{STAGED}doctor.{os.uname().nodename}-{os.getpid()}"
@@ -273,29 +329,45 @@ def store_state(store: str, token: str) -> Dict[str, Any]:
 
 
 def libvirt(question: Question) -> Dict[str, Any]:
-    """Return libvirt's and QEMU's versions, by what it confines QEMU, and which secrets it knows; an error if it does not answer."""
+    """Return libvirt's and QEMU's versions, by what it confines QEMU, and which secrets it knows; an error if
+    it does not answer.
+    """
     code, text = said(["virsh", "-c", question.libvirt, "version"], LIBVIRT_S)
     if code:
         return {"error": text.splitlines()[-1] if text else f"virsh ended with {code}"}
     rows = re.findall(r"^(?:Using library: libvirt|Running hypervisor: \w+) ([\d.]+)$", text, re.MULTILINE)
     secrets = said(["virsh", "-c", question.libvirt, "secret-list"])[1] if question.ceph else ""
     return {
-        "libvirt": rows[0] if rows else "", "qemu": rows[1] if len(rows) > 1 else "", "secrets": re.findall(r"[0-9a-f-]{36}", secrets),
+        "libvirt": rows[0] if rows else "",
+        "qemu": rows[1] if len(rows) > 1 else "",
+        "secrets": re.findall(r"[0-9a-f-]{36}", secrets),
         "virtiofs": knows_virtiofs(said(["virsh", "-c", question.libvirt, "domcapabilities"], LIBVIRT_S)),
         "confines": confines(said(["virsh", "-c", question.libvirt, "capabilities"], LIBVIRT_S)[1]),
-    }  # fmt: skip
+    }
 
 
 def knows_virtiofs(answer: Tuple[int, str]) -> Optional[bool]:
-    """Return whether libvirt and QEMU give guests directories by virtiofs, by the domain's capabilities; None if they do not say."""
+    """Return whether libvirt and QEMU give guests directories by virtiofs, by the domain's capabilities; None
+    if they do not say.
+    """
     found = re.search(r"<filesystem supported='yes'>.*?</filesystem>", answer[1], re.DOTALL)
-    return None if answer[0] or "<filesystem" not in answer[1] else bool(found and "<value>virtiofs</value>" in found.group())
+    return (
+        None
+        if answer[0] or "<filesystem" not in answer[1]
+        else bool(found and "<value>virtiofs</value>" in found.group())
+    )
 
 
 def confines(capabilities: str) -> List[str]:
-    """Return by what libvirt confines QEMU (apparmor, selinux) besides users and groups, from what it says of its host."""
+    """Return by what libvirt confines QEMU (apparmor, selinux) besides users and groups, from what it says of
+    its host.
+    """
     host = capabilities.partition("<guest>")[0]
-    return [model for model in re.findall(r"<secmodel>\s*<model>(\w+)</model>", host) if model not in ("dac", "none")]
+    return [
+        model
+        for model in re.findall(r"<secmodel>\s*<model>(\w+)</model>", host)
+        if model not in ("dac", "none")
+    ]
 
 
 def ceph(pool: str, user: str, conf: str, _secret: str) -> Dict[str, Any]:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must be there before anything is touched: programs on the front-end, and on hosts where they are named."""
+"""What must be there before anything is touched: programs on the front-end, and on hosts where they are
+named.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def on_front_end() -> Missing:
 
 
 def on_hosts(hosts: Sequence[str], user: Sequence[str] = ()) -> list[Missing]:
-    """Return what each host lacks, all asked at once; `user` is the command that changes to the user who has the keys."""
+    """Return what each host lacks, all asked at once; `user` is the command that changes to the user who has
+    the keys.
+    """
 
     def one(host: str) -> Missing:
         try:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many transfers oned's driver does at once: -t of TM_MAD. Text in, edits out.
 
-one_tm has a queue for all VMs and datastores: a transfer begins when one of its threads has nothing to do, and each has one until its
-last script has ended (mad/ruby/ActionManager.rb:165-230, tm_mad/one_tm.rb:71-88). Nothing overtakes. A clone has ended when its disk
-is there, and not before; so with 15 threads, as oned.conf comes, 15 clones that wait for one base keep every other VM's delete
-waiting as long. oned's own scheduler begins up to 30 for each cluster (MAX_ACTIONS_PER_CLUSTER). Threads are made for what is to be
-done, and cost nothing while there is nothing.
+one_tm has a queue for all VMs and datastores: a transfer begins when one of its threads has nothing to do,
+and each has one until its last script has ended (mad/ruby/ActionManager.rb:165-230, tm_mad/one_tm.rb:71-88).
+Nothing overtakes. A clone has ended when its disk is there, and not before; so with 15 threads, as oned.conf
+comes, 15 clones that wait for one base keep every other VM's delete waiting as long. oned's own scheduler
+begins up to 30 for each cluster (MAX_ACTIONS_PER_CLUSTER). Threads are made for what is to be done, and cost
+nothing while there is nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ NOTE = re.compile(r'^# before: TM_MAD -t: (".*")\n', re.MULTILINE)
 
 
 def raised(arguments: Arguments, noted: bool) -> "tuple[list[Edit], list[str], list[str]]":
-    """Return the edits of TM_MAD's ARGUMENTS for LEAST threads, what to note of before, and what the administrator should know.
+    """Return the edits of TM_MAD's ARGUMENTS for LEAST threads, what to note of before, and what the
+    administrator should know.
 
     Whoever has put it back afterwards (`noted`) is told, and heard.
     """
@@ -35,13 +37,26 @@ def raised(arguments: Arguments, noted: bool) -> "tuple[list[Edit], list[str], l
     if count >= LEAST or (word is not None and not word.text):
         return [], [], []
     if noted:
-        return [], [], [f"TM_MAD: with -t {count} that many clones that wait for a base keep all other VMs' transfers waiting"]
-    edit = Edit(0, 0, f"-t {LEAST} " if arguments.text else f"-t {LEAST}") if word is None else Edit(word.start, word.end, str(LEAST))
+        return (
+            [],
+            [],
+            [
+                f"TM_MAD: with -t {count} that many clones that wait for a base keep all other "
+                f"VMs' transfers waiting"
+            ],
+        )
+    edit = (
+        Edit(0, 0, f"-t {LEAST} " if arguments.text else f"-t {LEAST}")
+        if word is None
+        else Edit(word.start, word.end, str(LEAST))
+    )
     return [edit], [f"# before: TM_MAD -t: {json.dumps(word.text if word else '')}\n"], []
 
 
 def lowered(arguments: Arguments, block: str) -> list[Edit]:
-    """Return the edits that undo that, if the value is still ours; `block` is what is written between our lines in oned.conf."""
+    """Return the edits that undo that, if the value is still ours; `block` is what is written between our
+    lines in oned.conf.
+    """
     note, word = NOTE.search(block), arguments.last("t")
     if not note or word is None or word.text != str(LEAST):
         return []

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The timer that has disks let go of their images' stores without being asked: units of systemd, else a file for cron.
+"""The timer that has disks let go of their images' stores without being asked: units of systemd, else a file
+for cron.
 
 It is made when that is asked for, stays as it is in an upgrade, and goes with the rest.
 """
@@ -37,8 +38,9 @@ def units(command: str, user: str) -> Dict[str, str]:
     return {
         SERVICE: f"{what}After=opennebula.service\n\n"
         f"[Service]\nType=oneshot\nUser={user}\nExecStart={command} detach --due\n",
-        TIMER: f"{what}\n[Timer]\nOnActiveSec=2min\nOnUnitInactiveSec=2min\n\n[Install]\nWantedBy=timers.target\n",
-    }  # fmt: skip
+        TIMER: f"{what}\n[Timer]\nOnActiveSec=2min\nOnUnitInactiveSec=2min\n"
+        "\n[Install]\nWantedBy=timers.target\n",
+    }
 
 
 def crontab(command: str, user: str) -> Dict[str, str]:
@@ -50,11 +52,15 @@ def crontab(command: str, user: str) -> Dict[str, str]:
 def _check_plain(*words: str) -> None:
     for word in words:
         if not PLAIN.match(word):
-            raise CannotInstall(f"no timer can name {word!r}: have `{NAME} detach --due` started some other way")
+            raise CannotInstall(
+                f"no timer can name {word!r}: have `{NAME} detach --due` started some other way"
+            )
 
 
 class Timer(NamedTuple):
-    """What becomes of the timer of the machine whose files are below `root`, '' for this one; paths are those on that machine."""
+    """What becomes of the timer of the machine whose files are below `root`, '' for this one; paths are those
+    on that machine.
+    """
 
     root: str
     texts: Dict[str, str]
@@ -80,7 +86,9 @@ class Timer(NamedTuple):
                 point(f"removed {path}")
 
     def commands(self) -> List[Command]:
-        """Return what is to be run after that: cron looks by itself, systemd has to be told; on this machine only."""
+        """Return what is to be run after that: cron looks by itself, systemd has to be told; on this machine
+        only.
+        """
         reload = Command("root", ("systemctl", "daemon-reload"))
         if self.root or not {TIMER, SERVICE} & {*self.texts, *self.gone}:
             return []
@@ -90,7 +98,9 @@ class Timer(NamedTuple):
 
 
 def look(place: FrontEnd, root: str, wanted: bool, uninstall: bool) -> Timer:
-    """Return what is to be done: nothing, if none is `wanted` and none to go. Raise CannotInstall where that cannot be."""
+    """Return what is to be done: nothing, if none is `wanted` and none to go. Raise CannotInstall where that
+    cannot be.
+    """
     root = os.path.abspath(root) if root else ""
     if wanted and uninstall:
         raise CannotInstall("argument --detach-timer: not allowed with argument --uninstall")
@@ -98,7 +108,10 @@ def look(place: FrontEnd, root: str, wanted: bool, uninstall: bool) -> Timer:
     found = Timer(root, _texts(place, root) if wanted else {}, gone)
     for directory in {os.path.dirname(f"{root}{path}") for path in (*found.texts, *gone)}:
         if not os.access(directory, os.W_OK | os.X_OK):
-            raise CannotInstall(f"{directory}, where the timer of `{NAME} detach --due` belongs, is not writable: run this as root")
+            raise CannotInstall(
+                f"{directory}, where the timer of `{NAME} detach --due` belongs, is not writable: "
+                f"run this as root"
+            )
     return found
 
 
@@ -114,7 +127,10 @@ def _texts(place: FrontEnd, root: str) -> Dict[str, str]:
         return units(command, user)
     if os.path.isdir(f"{root}{CRON}"):
         return crontab(command, user)
-    raise CannotInstall(f"there is neither systemd nor {root}{CRON} here: have `{command} detach --due` started some other way")
+    raise CannotInstall(
+        f"there is neither systemd nor {root}{CRON} here: have `{command} detach --due` started "
+        f"some other way"
+    )
 
 
 def _text(path: str) -> Optional[str]:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files below remotes/: staged beside, compared, and exchanged part by part, so that each is old or new, never half.
+"""The files below remotes/: staged beside, compared, and exchanged part by part, so that each is old or new,
+never half.
 
 The package comes first and goes last: the actions need it.
 """
@@ -38,7 +39,9 @@ Say = Callable[[str], None]
 
 
 class Tree:
-    """What is to be installed from `checkout` into `place`, staged in `stage` (a directory on the same file system)."""
+    """What is to be installed from `checkout` into `place`, staged in `stage` (a directory on the same file
+    system).
+    """
 
     def __init__(self, checkout: str, place: FrontEnd, stage: str, scripts_dir: str) -> None:
         self.checkout = checkout
@@ -68,7 +71,9 @@ class Tree:
         self._forward()
         for path in _below(self.stage):
             is_package = path.startswith(f"{self.stage}/lib/") and path != command
-            os.chmod(path, 0o755 if os.path.isdir(path) or not (is_package or path.endswith(".conf")) else 0o644)
+            os.chmod(
+                path, 0o755 if os.path.isdir(path) or not (is_package or path.endswith(".conf")) else 0o644
+            )
         package = f"{self.stage}/lib/{NAME}"
         build = preflight.digest(package)[:BUILD_DIGITS]
         with open(f"{package}/{BUILD}", "w", encoding="ascii") as file:
@@ -90,7 +95,12 @@ class Tree:
         stock = f"{self.place.remotes}/vmm/kvm"
         for action in sorted(os.listdir(stock)):
             path = f"{stock}/{action}"
-            if ACTION.match(action) and os.path.isfile(path) and os.access(path, os.X_OK) and not os.path.exists(f"{ours}/{action}"):
+            if (
+                ACTION.match(action)
+                and os.path.isfile(path)
+                and os.access(path, os.X_OK)
+                and not os.path.exists(f"{ours}/{action}")
+            ):
                 with open(f"{ours}/{action}", "w", encoding="utf-8") as file:
                     file.write(forwarder(action))
 
@@ -137,7 +147,10 @@ class Tree:
     def _is_as_shipped(self, conf: str) -> bool:
         if not os.path.isfile(conf):
             return False
-        with open(conf, encoding="utf-8", errors="replace") as here, open(f"{self.checkout}/{CONF}", encoding="utf-8") as there:
+        with (
+            open(conf, encoding="utf-8", errors="replace") as here,
+            open(f"{self.checkout}/{CONF}", encoding="utf-8") as there,
+        ):
             return SCRIPTS.sub("", here.read()) == SCRIPTS.sub("", there.read())
 
     def _swap(self, part: str, say: Say, dry: bool) -> None:
@@ -171,10 +184,14 @@ class Tree:
         point(f"swapped {part}")
 
     def _compile(self, part: str) -> None:
-        """Give a package that goes in its byte code, which takes as long as all the rest; raise CannotInstall if it is no Python."""
+        """Give a package that goes in its byte code, which takes as long as all the rest; raise CannotInstall
+        if it is no Python.
+        """
         # Saves every action 5 ms; rsync keeps the times that make byte code valid on the hosts too.
         package = f"{self.stage}/{part}"
-        if part == PARTS[0] and not compileall.compile_dir(package, quiet=2, ddir=f"{self.place.remotes}/{part}"):
+        if part == PARTS[0] and not compileall.compile_dir(
+            package, quiet=2, ddir=f"{self.place.remotes}/{part}"
+        ):
             raise CannotInstall(f"this python cannot compile the package in {self.checkout}/lib")
 
     @property
@@ -187,7 +204,8 @@ class Tree:
         owner = self._owner
         if owner is None:
             return
-        # From below: in a directory that is not root's any more, what the next path leads to is not for us to say.
+        # From below: in a directory that is not root's any more, what the next path leads to is not for us to
+        # say.
         for below in reversed([path, *list(_below(path))[1:]]):
             os.chown(below, *owner, follow_symlinks=False)
 
@@ -201,15 +219,18 @@ class Tree:
 
     @contextmanager
     def _parent(self, part: str) -> Iterator[str]:
-        """Yield a path to the directory of a part below remotes/, made if need be; raise CannotInstall if it is elsewhere.
+        """Yield a path to the directory of a part below remotes/, made if need be; raise CannotInstall if it
+        is elsewhere.
 
-        remotes/ is oneadmin's, and we may be root: a link in it (OpenNebula has some, `qemu-probes.d`) leads to somewhere in
-        it, or is not followed, also if it is put there at this moment.
+        remotes/ is oneadmin's, and we may be root: a link in it (OpenNebula has some, `qemu-probes.d`) leads
+        to somewhere in it, or is not followed, also if it is put there at this moment.
         """
         root = os.path.realpath(self.place.remotes)
         parent = os.path.realpath(f"{root}/{os.path.dirname(part)}")
         if not parent.startswith(f"{root}/"):
-            raise CannotInstall(f"{self.place.remotes}/{os.path.dirname(part)} leads out of {self.place.remotes}, to {parent}")
+            raise CannotInstall(
+                f"{self.place.remotes}/{os.path.dirname(part)} leads out of {self.place.remotes}, to {parent}"
+            )
         is_new = not os.path.isdir(parent)
         try:
             fd = beneath.open_directory(root, parent[len(root) + 1 :], make=True, for_all=False)
@@ -243,7 +264,10 @@ def _exchange(new: str, old: str) -> bool:
 def _below(directory: str) -> Iterator[str]:
     for folder, names, files in os.walk(directory):
         yield folder
-        yield from (os.path.join(folder, name) for name in (*files, *(name for name in names if _is_link(folder, name))))
+        yield from (
+            os.path.join(folder, name)
+            for name in (*files, *(name for name in names if _is_link(folder, name)))
+        )
 
 
 def _is_link(folder: str, name: str) -> bool:
@@ -255,7 +279,9 @@ def _same_file(ours: str, there: str) -> bool:
 
 
 def _described(directory: str, owner: Optional[tuple[int, int]] = None) -> dict[str, tuple[object, ...]]:
-    """Return mode, owner (or `owner`, who shall be it) and content of every file below; byte code does not count."""
+    """Return mode, owner (or `owner`, who shall be it) and content of every file below; byte code does not
+    count.
+    """
     found: dict[str, tuple[object, ...]] = {}
     for path in _below(directory):
         if "__pycache__" in path:
@@ -267,7 +293,11 @@ def _described(directory: str, owner: Optional[tuple[int, int]] = None) -> dict[
         elif stat.S_ISREG(status.st_mode):
             with open(path, "rb") as file:
                 content = hashlib.sha256(file.read()).digest()
-        found[os.path.relpath(path, directory)] = (status.st_mode, *(owner or (status.st_uid, status.st_gid)), content)
+        found[os.path.relpath(path, directory)] = (
+            status.st_mode,
+            *(owner or (status.st_uid, status.st_gid)),
+            content,
+        )
     return found
 
 

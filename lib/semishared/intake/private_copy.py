@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What comes from outside is first of all copied into the upload's own directory, and judged there: what is checked is what
-is used, whatever happens to the file that it came from. Sparse, hashed as it is written, never more than was approved."""
+"""What comes from outside is first of all copied into the upload's own directory, and judged there: what is
+checked is what is used, whatever happens to the file that it came from. Sparse, hashed as it is written,
+never more than was approved.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ CLUSTERS = 16
 
 
 class Bound(NamedTuple):
-    """How large an upload may be, in bytes: what oned has approved for the disk (0 if it did not say), and what the site allows."""
+    """How large an upload may be, in bytes: what oned has approved for the disk (0 if it did not say), and
+    what the site allows.
+    """
 
     approved: int
     most: int
@@ -42,7 +46,9 @@ class Bound(NamedTuple):
     def check_disk(self, size: int, name: str) -> None:
         """Raise UploadTooLarge if a disk of `size` bytes was not approved."""
         if size > self.disk:
-            raise UploadTooLarge(f"{name} is a disk of {human(size)}, and {human(self.approved or self.most)} were approved")
+            raise UploadTooLarge(
+                f"{name} is a disk of {human(size)}, and {human(self.approved or self.most)} were approved"
+            )
 
     def check_data(self, kept: Kept, format: str, name: str) -> None:
         """Raise UploadTooLarge if a file to be stored as it is holds more than its disk can need."""
@@ -55,7 +61,8 @@ class Bound(NamedTuple):
             size = kept.written
         if size > most:
             raise UploadTooLarge(
-                f"{name} holds {human(size)}, more than a disk of {human(self.approved or self.most)} needs (snapshots inside a "
+                f"{name} holds {human(size)}, more than a disk of "
+                f"{human(self.approved or self.most)} needs (snapshots inside a "
                 "qcow2 file are lost by qemu-img convert)"
             )
 
@@ -75,7 +82,10 @@ def keep(chunks: Iterable[bytes], target: str, bound: Bound, name: str) -> Kept:
         for chunk in chunks:
             size += len(chunk)
             if size > bound.file:
-                raise UploadTooLarge(f"{name} is longer than {human(bound.file)}, and a disk of {human(bound.disk)} was approved")
+                raise UploadTooLarge(
+                    f"{name} is longer than {human(bound.file)}, and a disk of "
+                    f"{human(bound.disk)} was approved"
+                )
             waiting += chunk
             while len(waiting) >= extents.EXTENT:
                 made.add(index, bytes(waiting[: extents.EXTENT]))
@@ -104,7 +114,9 @@ def copy(source: str, target: str, bound: Bound, name: str) -> Kept:
 
 
 def paced(chunks: Iterator[bytes], least: float, window_s: float, name: str) -> Iterator[bytes]:
-    """Yield `chunks`; raise SourceTooSlow if in `window_s` seconds of waiting for them less than `least` bytes per second came."""
+    """Yield `chunks`; raise SourceTooSlow if in `window_s` seconds of waiting for them less than `least`
+    bytes per second came.
+    """
     waited, came = 0.0, 0
     while True:
         began = time.monotonic()
@@ -116,7 +128,9 @@ def paced(chunks: Iterator[bytes], least: float, window_s: float, name: str) -> 
         came += len(chunk)
         if waited >= window_s:
             if came < least * waited:
-                raise SourceTooSlow(f"{name} came with {human(int(came / waited))} per second, for {waited:.0f} s")
+                raise SourceTooSlow(
+                    f"{name} came with {human(int(came / waited))} per second, for {waited:.0f} s"
+                )
             waited, came = 0.0, 0
         yield chunk
 

@@ -30,13 +30,17 @@ from .unpack import Spoiled, Work, decompressor, unpacked
 
 URL = r"https?://[A-Za-z0-9._~:/?#@&+,=%\-]+\Z"
 """What is accepted as a URL: OpenNebula's downloader puts it between apostrophes before a shell reads it."""
-SSH_URL = r"ssh://((?:[A-Za-z0-9_][A-Za-z0-9._\-]*@)?[A-Za-z0-9_][A-Za-z0-9._\-]*):(/[A-Za-z0-9._/:@+,=%\-]+)\Z"
-"""ssh://[user@]host:/path, as the downloader has it. It hands the host to a shell as it is: no character here means anything there."""
-BACKUP_URL = (
-    r"(?:rsync|restic)://([0-9]+)/[0-9]*/([0-9]+:[0-9a-f]+(?:,[0-9]+:[0-9a-f]+)*)/[A-Za-z0-9._/\-]*/disk\.[0-9]+\.[0-9]+\Z"
+SSH_URL = (
+    r"ssh://((?:[A-Za-z0-9_][A-Za-z0-9._\-]*@)?[A-Za-z0-9_][A-Za-z0-9._\-]*):(/[A-Za-z0-9._/:@+,=%\-]+)\Z"
 )
+"""ssh://[user@]host:/path, as the downloader has it. It hands the host to a shell as it is: no character here
+means anything there.
+"""
+BACKUP_URL = r"(?:rsync|restic)://([0-9]+)/[0-9]*/([0-9]+:[0-9a-f]+(?:,[0-9]+:[0-9a-f]+)*)/[A-Za-z0-9._/\-]*/disk\.[0-9]+\.[0-9]+\Z"
 """A disk in a backup datastore, as `oneimage restore` names it: datastore, backup job, increments, file."""
-DOWNLOADER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "datastore", "downloader.sh")
+DOWNLOADER = os.path.join(
+    os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "datastore", "downloader.sh"
+)
 SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "--"]
 HEAD = 64 << 10
 """Bytes of a file that tell its size, if any do."""
@@ -70,22 +74,30 @@ class Source(NamedTuple):
     def backup_parts(self) -> "frozenset[str]":
         """What the backup driver calls the increments of that disk's backup, whole."""
         match = re.match(BACKUP_URL, self.path)
-        return frozenset(part.partition(":")[2] for part in match.group(2).split(",")) if match else frozenset()
+        return (
+            frozenset(part.partition(":")[2] for part in match.group(2).split(",")) if match else frozenset()
+        )
 
     def check_url(self) -> None:
-        """Raise NotSupported for another scheme than http, https, ssh or a backup's, BadArguments unless the URL is plain."""
+        """Raise NotSupported for another scheme than http, https, ssh or a backup's, BadArguments unless the
+        URL is plain.
+        """
         scheme = self.path.partition("://")[0]
         if self.backup_store != -1 and os.path.exists(DOWNLOADER):
             return
         if scheme not in ("http", "https", "ssh"):
-            raise NotSupported(f"uploads from {scheme}://, only local files and http, https and ssh URLs can be")
+            raise NotSupported(
+                f"uploads from {scheme}://, only local files and http, https and ssh URLs can be"
+            )
         if not (self.ssh if scheme == "ssh" else re.match(URL, self.path)):
             raise BadArguments(f"not a URL that can be fetched: {self.path!r}")
 
 
 @contextmanager
 def opened(path: str) -> Iterator[str]:
-    """Open a local file once and yield a path to that open file (for our children too), which no later rename can change."""
+    """Open a local file once and yield a path to that open file (for our children too), which no later rename
+    can change.
+    """
     try:
         # Not to wait for the other end of a FIFO.
         file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
@@ -122,20 +134,26 @@ def checksum(path: str, kind: str) -> str:
 
 
 def refuse_greeting(destination: str) -> None:
-    """Raise SourceUnavailable where a login shell says something: that would be put before the first byte of an image."""
+    """Raise SourceUnavailable where a login shell says something: that would be put before the first byte of
+    an image.
+    """
     try:
         said = run([*SSH, destination, "true"])
     except ToolFailed as e:
         raise SourceUnavailable(f"{destination}: {e.detail}") from None
     if said:
-        raise SourceUnavailable(f"the login shell of {destination} writes to stdout (.bashrc, ~/.ssh/rc): {said[:200]!r}")
+        raise SourceUnavailable(
+            f"the login shell of {destination} writes to stdout (.bashrc, ~/.ssh/rc): {said[:200]!r}"
+        )
 
 
 def fetch(source: Source, target: str, bound: Bound, least_rate: float, window_s: float) -> Kept:
-    """Download a URL to the file `target`; by OpenNebula's downloader where it is installed, else by curl or ssh.
+    """Download a URL to the file `target`; by OpenNebula's downloader where it is installed, else by curl or
+    ssh.
 
-    Raise SourceUnavailable, UploadTooLarge, or SourceTooSlow if less than `least_rate` bytes per second come in `window_s`
-    seconds. A repository of backups may be silent for long: there it is only asked that something comes.
+    Raise SourceUnavailable, UploadTooLarge, or SourceTooSlow if less than `least_rate` bytes per second come
+    in `window_s` seconds. A repository of backups may be silent for long: there it is only asked that
+    something comes.
     """
     source.check_url()
     if source.ssh:
@@ -158,13 +176,17 @@ def fetch(source: Source, target: str, bound: Bound, least_rate: float, window_s
     except ToolFailed as e:
         raise SourceUnavailable(f"{source.path} could not be downloaded: {e.detail}") from None
     except ToolTimeout:
-        raise SourceTooSlow(f"{source.path} has sent nothing for {window_s if judged else SILENT_S:.0f} s") from None
+        raise SourceTooSlow(
+            f"{source.path} has sent nothing for {window_s if judged else SILENT_S:.0f} s"
+        ) from None
     point("downloaded")
     return kept
 
 
 def decompress(kept: Kept, target: str, bound: Bound, name: str) -> Kept:
-    """Return `kept`, or `target` with its decompressed content if it is compressed; raise UnsafeImage, UploadTooLarge."""
+    """Return `kept`, or `target` with its decompressed content if it is compressed; raise UnsafeImage,
+    UploadTooLarge.
+    """
     with open(kept.path, "rb") as file:
         kind = decompressor(file.read(6))
         if not kind:
@@ -186,7 +208,8 @@ def _whole(name: str) -> Iterator[None]:
 
 
 def size_of(path: str, max_virtual_size: int, name: str, unpack: bool, most_s: float) -> int:
-    """Return the size in bytes that the image in the local file `path` will have as a disk; `unpack` it if compressed.
+    """Return the size in bytes that the image in the local file `path` will have as a disk; `unpack` it if
+    compressed.
 
     Raise as `inspection.inspect`, SourceTooSlow if unpacking costs more than is reasonable.
     """
@@ -200,7 +223,9 @@ def size_of(path: str, max_virtual_size: int, name: str, unpack: bool, most_s: f
 
 
 def unpacked_size(pieces: Iterator[bytes], max_virtual_size: int, name: str) -> int:
-    """Return the size as a disk of the image that comes in `pieces`, by its header if that has one; raise UnsafeImage."""
+    """Return the size as a disk of the image that comes in `pieces`, by its header if that has one; raise
+    UnsafeImage.
+    """
     head, size = b"", 0
     for piece in pieces:
         size += len(piece)

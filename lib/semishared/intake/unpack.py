@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compressed files, unpacked piece by piece. Who made them is not to be trusted: 45 bytes of bz2 are 45 MB of zeros, and an
-xz header asks for as much memory as it likes."""
+"""Compressed files, unpacked piece by piece. Who made them is not to be trusted: 45 bytes of bz2 are 45 MB of
+zeros, and an xz header asks for as much memory as it likes.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ MEMORY = 256 << 20
 """What an xz file may have us keep in memory; `xz -9` wants 65 MiB."""
 LEAST_S = 3.0
 PER_MIB_S = 1.0
-"""CPU seconds that unpacking may cost to find out a size: so many, and so many more for each MiB that is unpacked. An image
-with anything in it needs a tenth of that."""
+"""CPU seconds that unpacking may cost to find out a size: so many, and so many more for each MiB that is
+unpacked. An image with anything in it needs a tenth of that.
+"""
 MAGIC = {"gzip": b"\x1f\x8b", "bz2": b"BZh", "lzma": b"\xfd7zXZ\0"}
 
 
@@ -36,7 +38,8 @@ class Work:
         allowed = min(LEAST_S + PER_MIB_S * self._packed / (1 << 20), self._most_s)
         if time.process_time() - self._began > allowed:
             raise SourceTooSlow(
-                f"the compressed data does not tell its size, and {self._packed} bytes of it cost more than {allowed:.0f} s to unpack"
+                f"the compressed data does not tell its size, and {self._packed} bytes of it cost "
+                f"more than {allowed:.0f} s to unpack"
             )
 
 
@@ -45,7 +48,8 @@ class Spoiled(Exception):
 
 
 def unpacked(file: IO[bytes], kind: str, work: Work | None = None) -> Generator[bytes, None, None]:
-    """Yield what `file` unpacks to, in pieces of at most a MiB; several streams in a row are one file, as their tools have it.
+    """Yield what `file` unpacks to, in pieces of at most a MiB; several streams in a row are one file, as
+    their tools have it.
 
     Raise Spoiled, or SourceTooSlow if `work` is used up.
     """

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How large an image behind a URL will be as a disk. oned waits for the answer, so only its beginning is fetched.
+"""How large an image behind a URL will be as a disk. oned waits for the answer, so only its beginning is
+fetched.
 
 But for a compressed raw image, whose size nothing tells: that is read through, as far as the time allows.
 """
@@ -21,10 +22,12 @@ from .unpack import Spoiled, Work, decompressor, unpacked
 
 
 def size_of(source: Source, max_virtual_size: int, most_s: float) -> int:
-    """Return the size in bytes, as a disk, of the image behind a URL: what its header or else the server says.
+    """Return the size in bytes, as a disk, of the image behind a URL: what its header or else the server
+    says.
 
-    The caller limits the time of all of it (intake.within). Raise UnsafeImage beyond `max_virtual_size`, SourceUnavailable,
-    NotSupported if nothing tells the size, SourceTooSlow if unpacking costs more than is reasonable.
+    The caller limits the time of all of it (intake.within). Raise UnsafeImage beyond `max_virtual_size`,
+    SourceUnavailable, NotSupported if nothing tells the size, SourceTooSlow if unpacking costs more than is
+    reasonable.
     """
     source.check_url()
     head, length = _first_bytes_by_ssh(*source.ssh) if source.ssh else _first_bytes(source.path)
@@ -44,7 +47,9 @@ def size_of(source: Source, max_virtual_size: int, most_s: float) -> int:
 
 
 def _size_unpacked(source: Source, kind: str, max_virtual_size: int, most_s: float) -> int:
-    """Return the size as a disk of what the compressed file unpacks to; only what has no header is read to its end."""
+    """Return the size as a disk of what the compressed file unpacks to; only what has no header is read to
+    its end.
+    """
     try:
         with _opened(source) as packed, closing(unpacked(packed, kind, Work(most_s))) as pieces:
             return unpacked_size(pieces, max_virtual_size, source.path)

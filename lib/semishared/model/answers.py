@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a machine may answer to each step: a host says what it likes, and nobody looks at an answer before it has this shape (shapes.py).
+"""What a machine may answer to each step: a host says what it likes, and nobody looks at an answer before it
+has this shape (shapes.py).
 
-An image or a record within an answer is "json" here: ImageRef and Record look at those, and plan/disk_image.py compares them with oned's.
+An image or a record within an answer is "json" here: ImageRef and Record look at those, and
+plan/disk_image.py compares them with oned's.
 """
 
 from __future__ import annotations
@@ -14,43 +16,113 @@ from .shapes import Shape, shown, wrong
 MAYBE_TEXT = ("text", None)
 RESTED = ({"rest?": "text", "why?": "text"}, None)
 KEPT = {"kept": "text"}
-KEPT_DISK = {"path": "path", "vm": "count", "disk": "count", "image": ("json", None), "bytes": "count", "size": "count", "error?": "text"}
+KEPT_DISK = {
+    "path": "path",
+    "vm": "count",
+    "disk": "count",
+    "image": ("json", None),
+    "bytes": "count",
+    "size": "count",
+    "error?": "text",
+}
 ON_STORE = {"on_store": "json", "how": "text", "readonly": "flag"}
 ELSE = {"on_store?": "never"}
 SEEN = {"path": "path", "seen": "text", "age": "number", "bytes": "count"}
 STAGED = {**SEEN, "lives?": ("flag", None)}
 BASE = {
-    "name": "base", "leases": ["lease"], "bytes": "count", "size": "count", "staged": "real", "used": "real", "damaged": "flag",
-    "device": "text", "here?": "flag",
-}  # fmt: skip
+    "name": "base",
+    "leases": ["lease"],
+    "bytes": "count",
+    "size": "count",
+    "staged": "real",
+    "used": "real",
+    "damaged": "flag",
+    "device": "text",
+    "here?": "flag",
+}
 BASES = {"bases": [BASE], "total": "count", "free": "count", "whole": "count"}
 VM_DIR = {"present": "flag", "whole": "flag", "disks": "count", "seq": "number"}
 MARKED = {
-    **VM_DIR, "token": "token", "seen": "text", "bytes": "count", "bases": ["base"], "diffs?": "flag", "classes?": {"#": ["text"]},
+    **VM_DIR,
+    "token": "token",
+    "seen": "text",
+    "bytes": "count",
+    "bases": ["base"],
+    "diffs?": "flag",
+    "classes?": {"#": ["text"]},
     "sizes?": {"#": "count"},
-}  # fmt: skip
+}
 DONE = {"seconds": "real", "error": "text", "id": "text"}
 COMMITTED = {
-    "bytes": "count", "settle?": "json", "kept?": "text", "generation?": "generation", "size?": "count", "dirty?": "count",
-    "written?": "count", "seconds?": "real", "hashed?": "count", "waited?": "real", "how?": "text",
-}  # fmt: skip
+    "bytes": "count",
+    "settle?": "json",
+    "kept?": "text",
+    "generation?": "generation",
+    "size?": "count",
+    "dirty?": "count",
+    "written?": "count",
+    "seconds?": "real",
+    "hashed?": "count",
+    "waited?": "real",
+    "how?": "text",
+}
 UNCOMMITTED = {"disk": "count", "bytes": "count", "why": "text", "waiting": "flag", "with_base": "flag"}
-OWNER = ({"vm": "number", "disk": "number", "epoch": "number", "generation": "text", "host": "text", "cloud": "text"}, None)
+OWNER = (
+    {
+        "vm": "number",
+        "disk": "number",
+        "epoch": "number",
+        "generation": "text",
+        "host": "text",
+        "cloud": "text",
+    },
+    None,
+)
 DEVICE = {
-    "uuid": "text", "path": "text", "class": "text", "weight": "real", "total": "count", "free": "count", "disks": "count",
-    "bases": "count", "promised": "count", "lost": ["text"], "is_old": "flag", "state": "text", "mixes_memory?": "flag",
-    "watched?": "flag", "limit?": ("number", None),
-}  # fmt: skip
+    "uuid": "text",
+    "path": "text",
+    "class": "text",
+    "weight": "real",
+    "total": "count",
+    "free": "count",
+    "disks": "count",
+    "bases": "count",
+    "promised": "count",
+    "lost": ["text"],
+    "is_old": "flag",
+    "state": "text",
+    "mixes_memory?": "flag",
+    "watched?": "flag",
+    "limit?": ("number", None),
+}
 VERIFIED = {
-    "bad": ["number"], "damaged": "flag", "bytes": "count", "seconds": "real", "leases": ["lease"], "wrong_in_memory?": "flag",
-}  # fmt: skip
+    "bad": ["number"],
+    "damaged": "flag",
+    "bytes": "count",
+    "seconds": "real",
+    "leases": ["lease"],
+    "wrong_in_memory?": "flag",
+}
 WRONG = {"id": "text", "detail": "text"}
-SNAPSHOT = {"name": "text", "made": "number", "alone": "number", "path": "text", "in_guest": "text", "wrong?": WRONG}
+SNAPSHOT = {
+    "name": "text",
+    "made": "number",
+    "alone": "number",
+    "path": "text",
+    "in_guest": "text",
+    "wrong?": WRONG,
+}
 SHARE = {
-    **dict.fromkeys(("image", "owner", "born", "size", "used"), "number"), "source": "text", "snapshots?": ["text"],
-    "wrong?": WRONG, "stripes?": "count", "object_size?": "count", "pool?": "text", "directory?": "text",
+    **dict.fromkeys(("image", "owner", "born", "size", "used"), "number"),
+    "source": "text",
+    "snapshots?": ["text"],
+    "wrong?": WRONG,
+    "stripes?": "count",
+    "object_size?": "count",
+    "pool?": "text",
+    "directory?": "text",
     "readonly?": "flag",
-}  # fmt: skip
+}
 STORED = {"age": "number", "size": "count", "made": "text", "watchers": ["text"], "clones": ["text"]}
 PASSING = {"watchers": ["text"], "snapshots": {"*": {"name": "text", "age": "number", "clones": ["text"]}}}
 SERVED = {"codec": "text", "plain": "count"}
@@ -60,135 +132,297 @@ KEY = {"monitors": "text", "fs": "text", "path": "text", "user": "text", "key": 
 DISK_SEEN = (
     ON_STORE,
     {
-        **ELSE, "unsettled?": "never", "how": "text", "format": "format", "image": ("json", None), "active": "number",
-        "snapshots": ["count"], "aliases": ["count"], "target": "text", "system_snapshots": "count",
-        "waiting?": "count", "uncommitted?": ["disk"], "session?": "text",
-        "layers": {"#": {"parent": "number", "format": "format", "backing": "text", "backing_format": "format"}},
+        **ELSE,
+        "unsettled?": "never",
+        "how": "text",
+        "format": "format",
+        "image": ("json", None),
+        "active": "number",
+        "snapshots": ["count"],
+        "aliases": ["count"],
+        "target": "text",
+        "system_snapshots": "count",
+        "waiting?": "count",
+        "uncommitted?": ["disk"],
+        "session?": "text",
+        "layers": {
+            "#": {"parent": "number", "format": "format", "backing": "text", "backing_format": "format"}
+        },
     },
     {**ELSE, "unsettled": "flag"},
-)  # fmt: skip
+)
 STORE_SEEN = {
-    "path": "path", "images": [{**SEEN, "name": "text"}], "staged": [STAGED],
-    "sides": [{
-        **SEEN, "name": "text", "clones": [{**SEEN, "vm": "count", "disk": "count", "cloud": "text"}], "entries": ["text"], "image": "flag",
-    }],
-    "epochs": [{**SEEN, "vm": "count", "cloud": "text"}], "uploads": [{**SEEN, "name": "text", "held": "flag"}],
-}  # fmt: skip
+    "path": "path",
+    "images": [{**SEEN, "name": "text"}],
+    "staged": [STAGED],
+    "sides": [
+        {
+            **SEEN,
+            "name": "text",
+            "clones": [{**SEEN, "vm": "count", "disk": "count", "cloud": "text"}],
+            "entries": ["text"],
+            "image": "flag",
+        }
+    ],
+    "epochs": [{**SEEN, "vm": "count", "cloud": "text"}],
+    "uploads": [{**SEEN, "name": "text", "held": "flag"}],
+}
 
 ANSWERS: dict[str, Shape] = {
     # of VMs and their disks
     "StageBase": ({"generation": "generation", "snapshot?": "count"}, None),
-    "SaveDisk": RESTED, "CopyOut": RESTED, "FillImage": RESTED, "SwitchLayer": RESTED, "RestGuest": RESTED,
+    "SaveDisk": RESTED,
+    "CopyOut": RESTED,
+    "FillImage": RESTED,
+    "SwitchLayer": RESTED,
+    "RestGuest": RESTED,
     "EndSession": ({"commits?": "flag"}, None),
-    "RemoveDisk": (ON_STORE, {**ELSE, "kept?": "text"}, None), "GrowDisk": (ON_STORE, {**ELSE}, None),
+    "RemoveDisk": (ON_STORE, {**ELSE, "kept?": "text"}, None),
+    "GrowDisk": (ON_STORE, {**ELSE}, None),
     "RemoveVm": ({"kept": ["text"]}, None),
-    "MarkVm": MARKED, "LookAtVm": MARKED, "LookForVm": {**VM_DIR, "same": "flag"},
-    "SendVm": {"sha256": "digest", "seen": "text"}, "RenameVm": {"seen": "text"},
-    "ReleaseVm": KEPT, "ClearVm": KEPT,
+    "MarkVm": MARKED,
+    "LookAtVm": MARKED,
+    "LookForVm": {**VM_DIR, "same": "flag"},
+    "SendVm": {"sha256": "digest", "seen": "text"},
+    "RenameVm": {"seen": "text"},
+    "ReleaseVm": KEPT,
+    "ClearVm": KEPT,
     "DescribeVm": {"present": "flag", "records": ["json"]},
     "LookAtGuest": {"*": {"type": "text", "path?": "text", "directories?": ["text"]}},
     "WriteProbe": {"name": "probe"},
-    "DescribeDisk": DISK_SEEN, "LookAtDisk": DISK_SEEN,
+    "DescribeDisk": DISK_SEEN,
+    "LookAtDisk": DISK_SEEN,
     # of diffs
     "CreateDiff": ({"before": OWNER, "kept": "text"}, None),
     "LookForDiff": ({"before": OWNER[0], "epoch": "number"}, "nothing"),
-    "TakeTurn": {"runs": "flag"}, "CheckDiff": ({"settle?": "json"}, None), "CommitDisk": COMMITTED, "FinishDisk": (COMMITTED, None),
+    "TakeTurn": {"runs": "flag"},
+    "CheckDiff": ({"settle?": "json"}, None),
+    "CommitDisk": COMMITTED,
+    "FinishDisk": (COMMITTED, None),
     "RenewVm": {
-        "disks": [({"disk": "count", **COMMITTED, "why?": "never"}, UNCOMMITTED)], "bytes": "count",
+        "disks": [({"disk": "count", **COMMITTED, "why?": "never"}, UNCOMMITTED)],
+        "bytes": "count",
         "bases": ["base"],
     },
     "KeepStale": {"kept": ["text"], "seen": "text"},
     "FindKept": {"kept": [KEPT_DISK]},
     # of images in stores
-    "SeeImage": {"frozen": "flag", "generation": "generation"}, "LendContent": {"generation": "generation", "snapshot": "snapshot"},
-    "BeginSession": {"open_by": ["text"]}, "CheckWriters": (["text"], None), "FindClone": "text", "SeeSession": "text",
-    "StageImage": "stored", "BeginChange": {"hidden": "stored", "change": "text"}, "CloneStored": {"made": "text"},
+    "SeeImage": {"frozen": "flag", "generation": "generation"},
+    "LendContent": {"generation": "generation", "snapshot": "snapshot"},
+    "BeginSession": {"open_by": ["text"]},
+    "CheckWriters": (["text"], None),
+    "FindClone": "text",
+    "SeeSession": "text",
+    "StageImage": "stored",
+    "BeginChange": {"hidden": "stored", "change": "text"},
+    "CloneStored": {"made": "text"},
     "FreezeImage": ("generation", None),
-    "ReceiveImage": {"generation": "generation"}, "DigestImage": "digested", "MeasureStore": "capacity",
-    "ListPool": ["text"], "LookAtImages": {"*": STORED}, "FindSnapshots": {"*": PASSING}, "DropSnapshot": {"removed": "flag"},
+    "ReceiveImage": {"generation": "generation"},
+    "DigestImage": "digested",
+    "MeasureStore": "capacity",
+    "ListPool": ["text"],
+    "LookAtImages": {"*": STORED},
+    "FindSnapshots": {"*": PASSING},
+    "DropSnapshot": {"removed": "flag"},
     # of bases
-    "ListBases": BASES, "VerifyBase": VERIFIED, "ReadBase": VERIFIED, "MendBase": {"relinked": ["text"]},
+    "ListBases": BASES,
+    "VerifyBase": VERIFIED,
+    "ReadBase": VERIFIED,
+    "MendBase": {"relinked": ["text"]},
     "EvictBase": {"evicted": "flag", "bytes": "count"},
     "DescribeBase": {
-        **BASES, "generation": "generation", "current": "generation", "has": "flag", "manifest": "flag", "needed": "count",
-        "where": "text", "lacks": ("json", None), "tools": ["text"], "trouble": "text",
+        **BASES,
+        "generation": "generation",
+        "current": "generation",
+        "has": "flag",
+        "manifest": "flag",
+        "needed": "count",
+        "where": "text",
+        "lacks": ("json", None),
+        "tools": ["text"],
+        "trouble": "text",
     },
-    "ServeBase": SERVED, "ServeExtents": SERVED, "FetchBases": FETCHED,
+    "ServeBase": SERVED,
+    "ServeExtents": SERVED,
+    "FetchBases": FETCHED,
     "StreamBases": {**SERVED, "packed": "count", "resent_percent": "real", "dropped": "count"},
-    "DetachVm": {"vm": "count", "disks": [{"disk": "count", "generation": "generation", "bytes": "count"}], **DONE},
+    "DetachVm": {
+        "vm": "count",
+        "disks": [{"disk": "count", "generation": "generation", "bytes": "count"}],
+        **DONE,
+    },
     "ReportDisks": {
         "errors": ["text"],
-        "vms": [{"vm": "count", "system": "count", "error": "text", "wrong?": {"#": "text"}, "disks": [{
-            "disk": "count", "how": "text", "place": "text", "format": "text", "path": "text", "bytes": "count", "snapshots": "count",
-            "image": ("json", None), "io_class": "text", "uncommitted": ("count", None), "device": "text",
-            "hot": ({"path": "text", "why": "text"}, None),
-        }]}],
+        "vms": [
+            {
+                "vm": "count",
+                "system": "count",
+                "error": "text",
+                "wrong?": {"#": "text"},
+                "disks": [
+                    {
+                        "disk": "count",
+                        "how": "text",
+                        "place": "text",
+                        "format": "text",
+                        "path": "text",
+                        "bytes": "count",
+                        "snapshots": "count",
+                        "image": ("json", None),
+                        "io_class": "text",
+                        "uncommitted": ("count", None),
+                        "device": "text",
+                        "hot": ({"path": "text", "why": "text"}, None),
+                    }
+                ],
+            }
+        ],
         "kept": [KEPT_DISK],
     },
     "RehearseHypervisor": {
-        "plan": [{"host": "text", "steps": ["json"], "answers?": ["json"], "during?": "text", "follows?": "text"}], "open": "flag",
+        "plan": [
+            {"host": "text", "steps": ["json"], "answers?": ["json"], "during?": "text", "follows?": "text"}
+        ],
+        "open": "flag",
         "stdout": "text",
     },
     # of devices
     "ListDevices": {"devices": [DEVICE]},
     "SetDevices": {"labelled": ["text"], "closed": ["text"], "gone": ["text"]},
     "CloseDevice": ({}, None),
-    "ListHeld": {"devices": [DEVICE], "items": [{
-        "part": "text", "name": "text", "device": "text", "bytes": "count", "leases?": ["lease"], "vm?": "count", "disk?": "count",
-        "vm_dir?": "path", "classes?": ["text"],
-    }]},
-    "MoveBase": {"bytes": "count", "leases": ["lease"], **DONE}, "MoveLayers": {"bytes": "count", **DONE},
-    # of directories for guests
-    "MarkRoot": {"marker": "marker"}, "FindDirectory": {"source": "path"}, "MakeShare": {"source": "path"},
-    "RemoveShare": ({"removed?": "flag"}, None), "ResizeShare": {"before": "number"},
-    "ListShares": {"shares": [SHARE], "cloud?": "text"}, "MakeSnapshot": SNAPSHOT, "ListSnapshots": {"snapshots": [SNAPSHOT]},
-    "LookAtRoot": {"lacking": ["text"], "cloud": "text", "lapsed": "pair", "promised": ["number"], "pools": {"*": IN_POOL}},
-    "LookAtShareHost": {
-        "roots": {"*": {"there?": "flag", "marker?": "text", "lacks?": ["text"], "judged_by_user?": "flag", "error?": "text"}},
-        "daemon": "text", "namespaces": "number", "profile": "text", "taken": [["json"]],
+    "ListHeld": {
+        "devices": [DEVICE],
+        "items": [
+            {
+                "part": "text",
+                "name": "text",
+                "device": "text",
+                "bytes": "count",
+                "leases?": ["lease"],
+                "vm?": "count",
+                "disk?": "count",
+                "vm_dir?": "path",
+                "classes?": ["text"],
+            }
+        ],
     },
-    "MeasureRoot": "capacity", "GiveKey": KEY, "ShowKey": KEY, "TakeKeys": {"taken": "count"},
-    "ListKeys": {"keys": [{"image": "number", "vm": "number", "readonly": "flag", "seq": "number", "user": "text", "wrong?": WRONG}]},
+    "MoveBase": {"bytes": "count", "leases": ["lease"], **DONE},
+    "MoveLayers": {"bytes": "count", **DONE},
+    # of directories for guests
+    "MarkRoot": {"marker": "marker"},
+    "FindDirectory": {"source": "path"},
+    "MakeShare": {"source": "path"},
+    "RemoveShare": ({"removed?": "flag"}, None),
+    "ResizeShare": {"before": "number"},
+    "ListShares": {"shares": [SHARE], "cloud?": "text"},
+    "MakeSnapshot": SNAPSHOT,
+    "ListSnapshots": {"snapshots": [SNAPSHOT]},
+    "LookAtRoot": {
+        "lacking": ["text"],
+        "cloud": "text",
+        "lapsed": "pair",
+        "promised": ["number"],
+        "pools": {"*": IN_POOL},
+    },
+    "LookAtShareHost": {
+        "roots": {
+            "*": {
+                "there?": "flag",
+                "marker?": "text",
+                "lacks?": ["text"],
+                "judged_by_user?": "flag",
+                "error?": "text",
+            }
+        },
+        "daemon": "text",
+        "namespaces": "number",
+        "profile": "text",
+        "taken": [["json"]],
+    },
+    "MeasureRoot": "capacity",
+    "GiveKey": KEY,
+    "ShowKey": KEY,
+    "TakeKeys": {"taken": "count"},
+    "ListKeys": {
+        "keys": [
+            {
+                "image": "number",
+                "vm": "number",
+                "readonly": "flag",
+                "seq": "number",
+                "user": "text",
+                "wrong?": WRONG,
+            }
+        ]
+    },
     # of all that lies there
     "LookAround": {
-        "open": ["text"], "is_away": "flag", "unlinked": [{**SEEN, "vm": "number", "replaced": "flag"}], "staged": [STAGED],
-        "domains": ({"names": ["text"], "files": ["text"]}, {"error": "text"}), "stores": [STORE_SEEN], "refused": [WRONG],
-        "unreadable": ["text"], "vms": [{
-            **SEEN, "system": "count", "vm": "count", "kind": "text", "entries": ["text"], "staged": [STAGED], "seq": "number",
-            "noted": "flag",
-        }],
+        "open": ["text"],
+        "is_away": "flag",
+        "unlinked": [{**SEEN, "vm": "number", "replaced": "flag"}],
+        "staged": [STAGED],
+        "domains": ({"names": ["text"], "files": ["text"]}, {"error": "text"}),
+        "stores": [STORE_SEEN],
+        "refused": [WRONG],
+        "unreadable": ["text"],
+        "vms": [
+            {
+                **SEEN,
+                "system": "count",
+                "vm": "count",
+                "kind": "text",
+                "entries": ["text"],
+                "staged": [STAGED],
+                "seq": "number",
+                "noted": "flag",
+            }
+        ],
         "root": {
-            "bases": [{
-                **SEEN, "name": "text", "staged": [STAGED],
-                "leases": [{"path": "path", "age": "number", "vm": "count", "disk": "count"}],
-            }],
-            "staging": [{**SEEN, "held": "flag"}], "locks": [{**SEEN, "vm": "count"}],
+            "bases": [
+                {
+                    **SEEN,
+                    "name": "text",
+                    "staged": [STAGED],
+                    "leases": [{"path": "path", "age": "number", "vm": "count", "disk": "count"}],
+                }
+            ],
+            "staging": [{**SEEN, "held": "flag"}],
+            "locks": [{**SEEN, "vm": "count"}],
         },
     },
     "Discard": {"removed": "flag"},
-}  # fmt: skip
+}
 """By step; one that is not here answers nothing."""
 EVENTS: dict[str, Shape] = {
     "sent": ANSWERS["SendVm"],
     "error": {"id": "text", "detail": "text"},
     "warning": {"text?": "text"},
     "progress": {
-        **dict.fromkeys(("have?", "of?", "done?", "came?", "speed?"), "count"), "source?": "text", "ready?": "flag",
+        **dict.fromkeys(("have?", "of?", "done?", "came?", "speed?"), "count"),
+        "source?": "text",
+        "ready?": "flag",
     },
     "came": {f"{name}?": shape for name, shape in FETCHED.items()},
     "base": {"name": "base"},
     "ask": {
-        "question?": "text", "name?": "base", "vm?": "count", "rests?": "text", "needed?": "number", "last?": ["text"],
+        "question?": "text",
+        "name?": "base",
+        "vm?": "count",
+        "rests?": "text",
+        "needed?": "number",
+        "last?": ["text"],
         **{f"{name}?": shape for name, shape in BASES.items()},
     },
-}  # fmt: skip
+}
 """What a machine says meanwhile, by the event."""
 SENDING = frozenset({"SendVm", "SendManifest", "ServeBase", "ServeExtents"})
 """Steps whose data goes to the front-end."""
 
 
 def heard(machine: str, names: list[str], message: dict[str, Any]) -> None:
-    """Raise FalseAnswer for a message that no machine of ours sends while it carries out steps of these names."""
+    """Raise FalseAnswer for a message that no machine of ours sends while it carries out steps of these
+    names.
+    """
     event = message.get("event")
     if event == "done":
         message["results"] = checked(machine, names, message.get("results"))
@@ -203,7 +437,9 @@ def heard(machine: str, names: list[str], message: dict[str, Any]) -> None:
 
 
 def checked(machine: str, names: list[str], answers: object) -> list[Any]:
-    """Return what a machine has answered to steps of these names; raise FalseAnswer for what none of ours could have said."""
+    """Return what a machine has answered to steps of these names; raise FalseAnswer for what none of ours
+    could have said.
+    """
     if not isinstance(answers, list) or len(answers) != len(names):
         raise FalseAnswer(f"{machine} has answered {shown(answers)} to {len(names)} steps")
     return [one(machine, name, answer) for name, answer in zip(names, answers)]

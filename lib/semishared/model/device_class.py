@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The classes of the devices of a pool: the words of SEMISHARED_CLASS, and what a disk wants by them.
 
-    ram any     memory while there is room, else where disks go of which nothing is said
+ram any     memory while there is room, else where disks go of which nothing is said
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from typing import Iterable
 from ..named import NamedTuple
 
 MEMORY = "ram"
-"""A device that is empty after a restart of its host. Only what is told to goes there, and only what fits at its largest."""
+"""A device that is empty after a restart of its host. Only what is told to goes there, and only what fits at
+its largest.
+"""
 USUAL = ("fast", "slow")
 """The better first: where disks go of which nothing is said."""
 KNOWN = (*USUAL, MEMORY)
@@ -61,7 +63,8 @@ def are_words(found: Iterable[object]) -> bool:
 def needed_memory(capacity: int) -> int:
     """Return how many bytes of its host's memory a device with room for `capacity` can come to take.
 
-    Beside that there is the log of its file system, and what zram loses to its tables and between what it has compressed.
+    Beside that there is the log of its file system, and what zram loses to its tables and between what it has
+    compressed.
     """
     return capacity + capacity // 16 + LOG
 

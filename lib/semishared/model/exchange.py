@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a plan yields and what it is given: one exchange after the other with the machines, oned and the log.
 
-A plan is a generator. It yields what a machine is to do, is given one answer per step, and decides what comes next:
+A plan is a generator. It yields what a machine is to do, is given one answer per step, and decides what comes
+next:
 
     def clone(host: str, bridge: str, image: ImageRef, disk: DiskRef) -> Plan:
         (seen,) = yield On(host, (SeeImage(image),))
@@ -9,12 +10,13 @@ A plan is a generator. It yields what a machine is to do, is given one answer pe
             yield On(bridge, (FreezeImage(image),))
         yield On(host, (PrepareVm(disk.vm, disk.vm_dir), CopyImage(disk, image, 0)))
 
-What fails on a machine is raised in the plan, where it asked. So an undo is an `except SemisharedError` around that
-`yield`, which yields the undo and raises again; never a `finally` or a `with`, which a rehearsal would run through too.
+What fails on a machine is raised in the plan, where it asked. So an undo is an `except SemisharedError`
+around that `yield`, which yields the undo and raises again; never a `finally` or a `with`, which a rehearsal
+would run through too.
 
-front/action.py and vmm/handover.py carry plans out, rehearsal.py only lets them look. A rehearsal ends where a plan looks at the
-answer of a step that acts; one that it merely hands on (to Say) does not end it. Plans of parts return what they found:
-`generation = yield from staged(...)`.
+front/action.py and vmm/handover.py carry plans out, rehearsal.py only lets them look. A rehearsal ends where
+a plan looks at the answer of a step that acts; one that it merely hands on (to Say) does not end it. Plans of
+parts return what they found: `generation = yield from staged(...)`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class On(NamedTuple):
 
 
 class While(NamedTuple):
-    """Two machines at once: the only step of `first` waits (RestGuest) until `then` is done. Given (answers, answers)."""
+    """Two machines at once: the only step of `first` waits (RestGuest) until `then` is done. Given (answers,
+    answers).
+    """
 
     first: On
     then: On
@@ -56,7 +60,9 @@ class Download(NamedTuple):
 
 
 class Feed(NamedTuple):
-    """Like On, and the bytes of `source` follow, to the last of the steps, which receives; none of them can ask."""
+    """Like On, and the bytes of `source` follow, to the last of the steps, which receives; none of them can
+    ask.
+    """
 
     target: On
     source: Union[File, Download]
@@ -69,7 +75,8 @@ class Fetch(NamedTuple):
 
 
 class Relay(NamedTuple):
-    """What the only step of `source` sends goes to the only step of `target`. Given what the source says of it (`sent`).
+    """What the only step of `source` sends goes to the only step of `target`. Given what the source says of
+    it (`sent`).
 
     The target waits for an End: until it is told that it has the whole, it has nothing.
     """
@@ -81,14 +88,18 @@ class Relay(NamedTuple):
 
 
 class End(NamedTuple):
-    """Tell the target of a Relay the hash of what it should have; any other, or none, makes it give up. Given its answers."""
+    """Tell the target of a Relay the hash of what it should have; any other, or none, makes it give up. Given
+    its answers.
+    """
 
     machine: str
     sha256: str
 
 
 class Here(NamedTuple):
-    """Work of this very process: a step of steps_datastore.py, on a host of steps_hypervisor.py. Given what that returns."""
+    """Work of this very process: a step of steps_datastore.py, on a host of steps_hypervisor.py. Given what
+    that returns.
+    """
 
     step: Step
 
@@ -101,14 +112,18 @@ class AskOned(NamedTuple):
 
 
 class Say(NamedTuple):
-    """Lines for the log, made by `lines` from what machines have answered. Given nothing; a rehearsal passes over it."""
+    """Lines for the log, made by `lines` from what machines have answered. Given nothing; a rehearsal passes
+    over it.
+    """
 
     lines: Callable[..., Lines]
     about: Tuple[Any, ...] = ()
 
 
 def agree(machine: str) -> On:
-    """Return the message without a step: a machine of another version refuses it, before others do anything for it."""
+    """Return the message without a step: a machine of another version refuses it, before others do anything
+    for it.
+    """
     return On(machine, ())
 
 
@@ -125,7 +140,9 @@ Part = Generator[Exchange, Any, T]
 
 
 def drive(plan: Part[T], do: Callable[[Exchange], Any]) -> T:
-    """Give a plan what `do` makes of all that it yields; what that raises is raised in the plan. Return what the plan does."""
+    """Give a plan what `do` makes of all that it yields; what that raises is raised in the plan. Return what
+    the plan does.
+    """
     given: Any = None
     error: Exception | None = None
     try:

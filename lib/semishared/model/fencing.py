@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cluster of Ceph says of its clients, for who shuts one out: plan/fence.py decides on it, store/blocklist.py asks for it."""
+"""What a cluster of Ceph says of its clients, for who shuts one out: plan/fence.py decides on it,
+store/blocklist.py asks for it.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,15 @@ from typing import FrozenSet, Mapping, Tuple
 from ..named import NamedTuple
 
 FOR_EVER_S = 10 * 365 * 86400
-"""How long an entry of ours lasts unless `semishared fence --lift` removes it: Ceph knows none without an end."""
+"""How long an entry of ours lasts unless `semishared fence --lift` removes it: Ceph knows none without an
+end.
+"""
 
 
 class Opener(NamedTuple):
-    """A client that has an image open for writing, or the lock of one that had: that stays when the client is gone."""
+    """A client that has an image open for writing, or the lock of one that had: that stays when the client is
+    gone.
+    """
 
     image: str
     """POOL/IMAGE"""
@@ -41,7 +47,9 @@ class Blocklist(NamedTuple):
     entries: Mapping[str, float]
 
     def lacks(self, wanted: Tuple[str, ...]) -> Tuple[str, ...]:
-        """Return those of the wanted entries that are not there, or would end by themselves before somebody lifts them."""
+        """Return those of the wanted entries that are not there, or would end by themselves before somebody
+        lifts them.
+        """
         return tuple(entry for entry in wanted if self.entries.get(entry, 0.0) < FOR_EVER_S / 2)
 
 
@@ -51,7 +59,9 @@ def ip_of(address: str) -> str:
 
 
 def canonical(text: str) -> str:
-    """Return an address as Ceph and the kernel write it, '' if it is none: of two spellings of one each might be taken for another's."""
+    """Return an address as Ceph and the kernel write it, '' if it is none: of two spellings of one each might
+    be taken for another's.
+    """
     import ipaddress
 
     try:

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names and paths of what is ours on a machine, formatted and parsed here alone: docs/reference/names.md says what they are for.
+"""The names and paths of what is ours on a machine, formatted and parsed here alone: docs/reference/names.md
+says what they are for.
 
     <DATASTORE_LOCATION>/.semishared/            the base store, `root`: layout_base.py
         locks/vm-<vm>  vm-<vm>-disks  incoming-<vm>-<random>
     <DATASTORE_LOCATION>/<system>/               a system datastore
-        .monitor  .machine-<id> (tools/signatures.py)  .incoming-<vm>-<random>  .outgoing-<vm>-<random>  .removed- .kept-
-        <vm>/                                    the directory of a VM, `vm_dir`; in it disk.<N>  disk.<N>.snap/<layer>
+        .monitor  .machine-<id> (tools/signatures.py)  .incoming-<vm>-<random>  .outgoing-<vm>-<random>
+        .removed- .kept-
+        <vm>/                                    the directory of a VM, `vm_dir`; in it disk.<N>
+        disk.<N>.snap/<layer>
             .semishared/disk.<N>.json            its record; and notes of what is under way
 
-In a mounted store: layout_store.py; in a pool: layout_pool.py. None imports more or compiles a pattern before its use: actions pay.
+In a mounted store: layout_store.py; in a pool: layout_pool.py. None imports more or compiles a pattern before
+its use: actions pay.
 """
 
 from __future__ import annotations
@@ -73,7 +77,9 @@ _LAYERS = ".snap"
 
 
 def layers(disk: str) -> str:
-    """Return the directory with the layers of the disk `disk`, by path or name: so the snapshots of an image in a store."""
+    """Return the directory with the layers of the disk `disk`, by path or name: so the snapshots of an image
+    in a store.
+    """
     return f"{disk}{_LAYERS}"
 
 
@@ -83,7 +89,9 @@ def are_layers(directory: str) -> bool:
 
 
 def disk_of(layers: str) -> str:
-    """Return whose layers are in a directory, by path or name as that; the directory itself if they are nobody's."""
+    """Return whose layers are in a directory, by path or name as that; the directory itself if they are
+    nobody's.
+    """
     return layers[: -len(_LAYERS)] if are_layers(layers) else layers
 
 
@@ -143,7 +151,11 @@ def disk_file(path: str) -> DiskFile | None:
     """Return what the path of a disk on a host says, None if it is none."""
     directory, _, name = plain(path).rpartition("/")
     number = disk_named(name)
-    return DiskFile(directory, number, layer_of(path)) if directory and number is not None and name == disk_name(number) else None
+    return (
+        DiskFile(directory, number, layer_of(path))
+        if directory and number is not None and name == disk_name(number)
+        else None
+    )
 
 
 def records(vm_dir: str) -> str:
@@ -206,7 +218,9 @@ def saved(vm_dir: str, disk: int) -> str:
 
 
 def arriving_backup(vm_dir: str, disk: int) -> str:
-    """Return what a backup that arrives is staged for. Not disk.N...: who restores a disk removes what is staged for that."""
+    """Return what a backup that arrives is staged for. Not disk.N...: who restores a disk removes what is
+    staged for that.
+    """
     return f"{vm_dir}/backup.{disk_name(disk)}"
 
 
@@ -216,7 +230,9 @@ def staged_backup(directory: str) -> str:
 
 
 def backup_copy(directory: str, number: int) -> str:
-    """Return what the copy of a disk is called for OpenNebula's backup drivers: of a full backup, increment 0."""
+    """Return what the copy of a disk is called for OpenNebula's backup drivers: of a full backup, increment
+    0.
+    """
     return f"{disk(directory, number)}.0"
 
 
@@ -252,6 +268,7 @@ def beside_named(name: str) -> Beside | None:
 
 
 # -- the base store, and its locks ------------------------------------------------------------------
+
 
 def base_store(location: str) -> str:
     """Return the base store of a host whose DATASTORE_LOCATION is `location`."""
@@ -292,7 +309,9 @@ def incoming_lock(root: str, incoming: str) -> str:
 
 
 def incoming_of(lock: str, vm: int) -> str:
-    """Return the name of the directory whose receiver holds a lock, '' if that is for no arrival of the VM."""
+    """Return the name of the directory whose receiver holds a lock, '' if that is for no arrival of the
+    VM.
+    """
     return f".{lock}" if lock.startswith(f"incoming-{vm}-") else ""
 
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names and paths in the base store of a host, `root`, and in what the front-end has in its place; see layout.py.
+"""The names and paths in the base store of a host, `root`, and in what the front-end has in its place; see
+layout.py.
 
-    bases/<store>-<image>-<generation>/image  manifest  source  damaged  leases/<vm>-<disk>
-    staging/<store>-<image>/image  manifest  generation  have  leases/
-    locks/base-<store>-<image>  hot-<store>-<image>-<generation>  holders  port-<port>
-    holders/<store>-<image>-<generation>  rates
-    mounted/<system>
+bases/<store>-<image>-<generation>/image  manifest  source  damaged  leases/<vm>-<disk>
+staging/<store>-<image>/image  manifest  generation  have  leases/
+locks/base-<store>-<image>  hot-<store>-<image>-<generation>  holders  port-<port>
+holders/<store>-<image>-<generation>  rates
+mounted/<system>
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def named(name: str) -> Optional[Name]:
 
 
 def prefix(store: int, image: int) -> str:
-    """Return what the names of all bases of an image begin with; so the directory is called where one is made."""
+    """Return what the names of all bases of an image begin with; so the directory is called where one is
+    made.
+    """
     return f"{store}-{image}"
 
 
@@ -81,7 +84,9 @@ def hot_lock(root: str, name: str) -> str:
 
 
 def locked_image(name: str) -> Optional[str]:
-    """Return what the names of an image's bases begin with, by the name of its lock; None if it is another lock."""
+    """Return what the names of an image's bases begin with, by the name of its lock; None if it is another
+    lock.
+    """
     match = re.match(r"base-([0-9]+-[0-9]+)\Z", name)
     return match.group(1) if match else None
 
@@ -92,7 +97,9 @@ def holders(root: str, name: str = "") -> str:
 
 
 def mounted(root: str, system: str = "") -> str:
-    """Return the note that a system datastore is no plain directory here; without a number, the directory of all of them."""
+    """Return the note that a system datastore is no plain directory here; without a number, the directory of
+    all of them.
+    """
     return f"{root}/mounted/{system}"
 
 

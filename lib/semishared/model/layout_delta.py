@@ -19,7 +19,9 @@ def is_delta(path: str) -> bool:
 
 
 def kept(layer: str) -> str:
-    """Return the second name of a layer, whose own another file takes while its guest goes over to a base (guest/base_switch.py)."""
+    """Return the second name of a layer, whose own another file takes while its guest goes over to a base
+    (guest/base_switch.py).
+    """
     return f"{layer}.kept"
 
 

@@ -9,15 +9,18 @@
         spare/<number>                       of memory that is promised more than once: what is kept free
         bases/  staging/                     as in the base store: layout_base.py
     <root>/devices/<uuid>                    -> <mount>/.semishared, of each device of the pool
-                                             -> hung:<mount>/.semishared, of one that does not answer (base/hung.py)
+                                             -> hung:<mount>/.semishared, of one that does not answer
+                                             (base/hung.py)
                    <uuid>.json               its label, as it was last declared, or closed
-                   <uuid>.asked              of one that does not answer: who waits for that, and cannot be ended
+                   <uuid>.asked              of one that does not answer: who waits for that, and cannot be
+                   ended
     <vm_dir>/disk.<N>.snap                   -> ../../.semishared/devices/<uuid>/layers/<vm>-<disk>-<random>
-             disk.<N>.left.snap          -> the same, where those layers have been until now: their running guest is about to leave
+             disk.<N>.left.snap          -> the same, where those layers have been until now: their running
+             guest is about to leave
     <root>/bases/<name>  staging/<prefix>    -> ../devices/<uuid>/bases/<name>  staging/<prefix>
 
-A link is the record of where something lies. Directories of VMs have other names on their way, all in one place: a link in one
-leads to the same then.
+A link is the record of where something lies. Directories of VMs have other names on their way, all in one
+place: a link in one leads to the same then.
 """
 
 from __future__ import annotations
@@ -124,7 +127,9 @@ def watch_lock(root: str) -> str:
 
 
 def hot(device: str, name: str = "") -> str:
-    """Return the directory of the copy of a base on a device of memory; without a name, that of all of them."""
+    """Return the directory of the copy of a base on a device of memory; without a name, that of all of
+    them.
+    """
     return f"{device}/{HOT}/{name}" if name else f"{device}/{HOT}"
 
 
@@ -141,7 +146,9 @@ def split(path: str) -> tuple[str, str]:
 
 
 def moving_lock(root: str) -> str:
-    """Return the lock of whoever moves things between a host's devices, or removes what such a one has left."""
+    """Return the lock of whoever moves things between a host's devices, or removes what such a one has
+    left.
+    """
     return lock(root, "moving")
 
 
@@ -151,7 +158,9 @@ def switch_lock(root: str) -> str:
 
 
 def placed(root: str) -> str:
-    """Return the file of what was placed on a host's devices lately: no lock, and as little as one to be kept for good."""
+    """Return the file of what was placed on a host's devices lately: no lock, and as little as one to be kept
+    for good.
+    """
     return lock(root, "placed")
 
 
@@ -166,12 +175,16 @@ def layers_named(name: str) -> Optional[tuple[int, int]]:
 
 
 def left(folder: str) -> str:
-    """Return the link to the device that the layers of a disk, of the directory `folder`, are about to leave under their guest."""
+    """Return the link to the device that the layers of a disk, of the directory `folder`, are about to leave
+    under their guest.
+    """
     return layers(f"{disk_of(folder)}.left")
 
 
 def left_note(vm_dir: str, disk: int) -> str:
-    """Return the note that a disk has left memory under its guest, which may stand still by what that has refused."""
+    """Return the note that a disk has left memory under its guest, which may stand still by what that has
+    refused.
+    """
     return f"{records(vm_dir)}/left.{disk}.json"
 
 
@@ -191,4 +204,8 @@ def linked(target: str) -> Optional[Link]:
     """Return what the text of a link says, None if it is none of these."""
     match = re.match(r"\.\./(?:\.\./\.semishared/)?devices/([0-9a-f-]{36})/([a-z]+)/([0-9a-f-]+)\Z", target)
     found = Link(*match.groups()) if match else None
-    return found if found and found.part in PARTS and is_uuid(found.uuid) and target_of(found) == target else None
+    return (
+        found
+        if found and found.part in PARTS and is_uuid(found.uuid) and target_of(found) == target
+        else None
+    )

@@ -11,7 +11,9 @@ CARRIED = "base"
 
 
 def last(vm_dir: str, disk: int) -> str:
-    """Return the manifest of what the last commit has made of the image: the next one leaves out what that has."""
+    """Return the manifest of what the last commit has made of the image: the next one leaves out what that
+    has.
+    """
     return f"{layout.records(vm_dir)}/committed.{disk}"
 
 

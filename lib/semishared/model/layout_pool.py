@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names of what is ours in a pool of Ceph; see layout.py.
 
-    one-<image>                           an image, and
-    one-<image>-<vm>-<disk>               a clone of it for a disk: OpenNebula's own names
-    one-<image>-rescued-<random>          made of a kept disk of the image (semishared commit --as-new-image)
-        @semishared-<generation>  @semishared-new  @semishared-lent-<id>  @semishared-old-<x>  @semishared-undo  @semishared-saved
-    <either>.semishared-<random>          one that is being made
-    <either>.semishared-changing          one whose content is being replaced
+one-<image>                           an image, and
+one-<image>-<vm>-<disk>               a clone of it for a disk: OpenNebula's own names
+one-<image>-rescued-<random>          made of a kept disk of the image (semishared commit --as-new-image)
+    @semishared-<generation>  @semishared-new  @semishared-lent-<id>  @semishared-old-<x>  @semishared-undo
+    @semishared-saved
+<either>.semishared-<random>          one that is being made
+<either>.semishared-changing          one whose content is being replaced
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ CLAIM = "semishared_claim"
 
 
 MANIFEST = "semishared_manifest"
-"""The same, of which generation a manifest is that lies in other keys, and in how many (store/rbd_manifest.py)."""
+"""The same, of which generation a manifest is that lies in other keys, and in how many
+(store/rbd_manifest.py).
+"""
 
 
 def manifest(number: int) -> str:
@@ -51,7 +54,9 @@ def is_manifest(key: str) -> bool:
 
 
 def epoch(vm: int, cloud: str = "") -> str:
-    """Return the key of an image's metadata that says since when a VM is elsewhere than on a host that was lost."""
+    """Return the key of an image's metadata that says since when a VM is elsewhere than on a host that was
+    lost.
+    """
     return f"semishared_epoch_{vm}_{cloud}" if cloud else f"semishared_epoch_{vm}"
 
 
@@ -104,11 +109,19 @@ def named(name: str) -> Optional[Name]:
         return None
     number, vm, disk, end = match.groups()
     is_changing = end == "changing"
-    return Name(int(number), int(vm) if vm else None, int(disk) if disk else None, bool(end) and not is_changing, is_changing)
+    return Name(
+        int(number),
+        int(vm) if vm else None,
+        int(disk) if disk else None,
+        bool(end) and not is_changing,
+        is_changing,
+    )
 
 
 def made_for(store: int, source: str) -> str:
-    """Return what is noted of an image that we make (MADE): one of the same name that somebody else made has it not."""
+    """Return what is noted of an image that we make (MADE): one of the same name that somebody else made has
+    it not.
+    """
     return f"datastore {store} {source}"
 
 
@@ -124,7 +137,9 @@ def generation(snapshot: str) -> str:
 
 
 def is_passing(snapshot: str) -> bool:
-    """Tell whether a snapshot is ours, and there for an action, for clones or for guests that read it: it is no generation."""
+    """Tell whether a snapshot is ours, and there for an action, for clones or for guests that read it: it is
+    no generation.
+    """
     return snapshot.startswith(OURS) and snapshot != NEW and not generation(snapshot)
 
 

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names and paths of what is ours below the root of a datastore of shares; see layout.py.
 
-    <root>/.semishared/store                   its marker (layout_store.py)
-                       .shares/<image>.json    what a share is: there from before it is made until nothing of it is left
-                               <image>.lock
-                       .uids/<number>          which owner the users of a range are
-                       .keys/<image>[-<vm>][-ro].json    who has a key of Ceph for a share (share/ceph_clients.py)
-    <root>/share-<image>/                      its tree
-           gone-<image>/                       a tree that is being removed: its own name is free at once
-           share-<image>/.snap/<name>/         a snapshot of one, on CephFS
-           snapshot-<image>-<name>/            a snapshot of a tree, where those lie beside it (btrfs)
+<root>/.semishared/store                   its marker (layout_store.py)
+                   .shares/<image>.json    what a share is: there from before it is made until nothing of it
+                   is left
+                           <image>.lock
+                   .uids/<number>          which owner the users of a range are
+                   .keys/<image>[-<vm>][-ro].json    who has a key of Ceph for a share (share/ceph_clients.py)
+<root>/share-<image>/                      its tree
+       gone-<image>/                       a tree that is being removed: its own name is free at once
+       share-<image>/.snap/<name>/         a snapshot of one, on CephFS
+       snapshot-<image>-<name>/            a snapshot of a tree, where those lie beside it (btrfs)
 """
 
 from __future__ import annotations
@@ -34,13 +35,17 @@ def tree(image: int) -> str:
 
 
 def root_and_image(source: str) -> tuple[str, int]:
-    """Return in which root a share is and whose it is, by where it is: a tree, or what is in one of CephFS; ('', -1) if it is none."""
+    """Return in which root a share is and whose it is, by where it is: a tree, or what is in one of CephFS;
+    ('', -1) if it is none.
+    """
     match = _SOURCE.match(source)
     return (match.group(1), int(match.group(2))) if match else ("", -1)
 
 
 def namespace(marker: str, image: int) -> str:
-    """Return which namespace of RADOS the objects of a share on CephFS are in: no other root's, of whichever group and OpenNebula."""
+    """Return which namespace of RADOS the objects of a share on CephFS are in: no other root's, of whichever
+    group and OpenNebula.
+    """
     return f"semishared-{marker}-{tree(image)}"
 
 
@@ -72,7 +77,9 @@ def below(name: str) -> str:
 
 
 def inside(name: str, inode: int) -> str:
-    """Return where it is seen from the subvolume's content, by the inode of the subvolume: CephFS calls it so in all directories below."""
+    """Return where it is seen from the subvolume's content, by the inode of the subvolume: CephFS calls it so
+    in all directories below.
+    """
     return f"{OF_CEPHFS}/_{name}_{inode}"
 
 
@@ -103,12 +110,16 @@ def number_of(name: str) -> int:
 
 
 def key(image: int, vm: int, readonly: bool) -> str:
-    """Return where it stands that a VM (-1: somebody who is none) has a key for a share, seen from the root."""
+    """Return where it stands that a VM (-1: somebody who is none) has a key for a share, seen from the
+    root.
+    """
     return f"{KEYS}/{image}{'' if vm == -1 else f'-{vm}'}{'-ro' if readonly else ''}.json"
 
 
 def key_of(name: str) -> tuple[int, int, bool] | None:
-    """Return image, VM (-1: who is no VM) and whether it only reads, of the key that a file in KEYS is about, None if it is none."""
+    """Return image, VM (-1: who is no VM) and whether it only reads, of the key that a file in KEYS is about,
+    None if it is none.
+    """
     match = _KEY.match(name)
     return (int(match.group(1)), int(match.group(2) or -1), bool(match.group(3))) if match else None
 

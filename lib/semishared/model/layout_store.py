@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names and paths of what is ours in a mounted store; see layout.py.
 
-    <datastore>/<image>  <image>.snap/<snapshot>
-    <datastore>/.semishared/store                            its marker
-                            .uploads.lock  .uploads/<image>/lock
-                            .epochs/<vm>-<seq>-<cloud>       since when which VM is elsewhere than on a host that was lost
-                            <image>/image  session  generation.json  manifest  owner.json
-                                    commit/journal.json  ranges  data  image  manifest    a commit that is decided
-                                    commits/.staged-*                                     one that is not
-                                    clones/<vm>-<disk>-<cloud>  clones/<vm>-<disk>-<cloud>.snap/<layer>  .../pull.json
+<datastore>/<image>  <image>.snap/<snapshot>
+<datastore>/.semishared/store                            its marker
+                        .uploads.lock  .uploads/<image>/lock
+                        .epochs/<vm>-<seq>-<cloud>       since when which VM is elsewhere than on a host that
+                        was lost
+                        <image>/image  session  generation.json  manifest  owner.json
+                                commit/journal.json  ranges  data  image  manifest    a commit that is decided
+                                commits/.staged-*                                     one that is not
+                                clones/<vm>-<disk>-<cloud>  clones/<vm>-<disk>-<cloud>.snap/<layer>
+                                .../pull.json
 """
 
 from __future__ import annotations
@@ -177,16 +179,22 @@ def clone_named(name: str) -> Optional[Clone]:
     """Return what such a name says, None if it is none."""
     own = layout.disk_of(name)
     match = re.match(r"([0-9]+)-([0-9]+)(?:-([0-9a-f]{32}))?\Z", own)
-    return Clone(int(match.group(1)), int(match.group(2)), match.group(3) or "", own != name) if match else None
+    return (
+        Clone(int(match.group(1)), int(match.group(2)), match.group(3) or "", own != name) if match else None
+    )
 
 
 def is_clone_of(path: str, vm: int, disk: int) -> bool:
     """Tell whether a path is that of a clone for a disk, of whatever cloud, in a datastore."""
-    return re.match(rf"/.+/{re.escape(SIDE)}/[^/]+/{CLONES}/{vm}-{disk}(-[0-9a-f]{{32}})?\Z", path) is not None
+    return (
+        re.match(rf"/.+/{re.escape(SIDE)}/[^/]+/{CLONES}/{vm}-{disk}(-[0-9a-f]{{32}})?\Z", path) is not None
+    )
 
 
 def seq_note(folder: str) -> str:
-    """Return the note of the SEQ of its VM's history at which a clone was made, or taken over, by the directory of its layers."""
+    """Return the note of the SEQ of its VM's history at which a clone was made, or taken over, by the
+    directory of its layers.
+    """
     return f"{folder}/seq.json"
 
 

@@ -6,9 +6,10 @@
      "network": {"protocol": "rbd", "name": "one/one-35", "hosts": ["10.77.0.1:6789"], "user": "libvirt",
                  "secret": "00000000-0000-4000-8000-0000000000cc", "conf": ""}}
 
-What a disk on the host lies over is named the same way, with a "snapshot" (its record's "over"). Of any other one there is no
-disk.N on the host. `how` is in-place (the image itself) or store-clone (its clone for this disk). User and
-secret are required: without them QEMU would connect as client.admin wherever it finds that key.
+What a disk on the host lies over is named the same way, with a "snapshot" (its record's "over"). Of any other
+one there is no disk.N on the host. `how` is in-place (the image itself) or store-clone (its clone for this
+disk). User and secret are required: without them QEMU would connect as client.admin wherever it finds that
+key.
 """
 
 from __future__ import annotations
@@ -37,24 +38,38 @@ class NetworkDisk(NamedTuple):
 
     @classmethod
     def of(cls, name: str, access: stores.Access) -> NetworkDisk:
-        """Return how guests open the image `name`; raise BadAttribute without a secret: libvirt would try client.admin."""
+        """Return how guests open the image `name`; raise BadAttribute without a secret: libvirt would try
+        client.admin.
+        """
         if not access.secret:
-            raise BadAttribute(f"the datastore of {name} has no CEPH_SECRET, without which libvirt cannot open it as {access.user}")
+            raise BadAttribute(
+                f"the datastore of {name} has no CEPH_SECRET, without which libvirt cannot open "
+                f"it as {access.user}"
+            )
         return cls(stores.check_source(access, name), access.hosts, access.user, access.secret, access.conf)
 
     @classmethod
     def below(cls, name: str, snapshot: str, access: stores.Access) -> NetworkDisk:
-        """Return how guests open a snapshot of the image `name` to read it, as who writes nothing; raise as `of`."""
+        """Return how guests open a snapshot of the image `name` to read it, as who writes nothing; raise as
+        `of`.
+        """
         whole = cls.of(name, access)
-        return whole._replace(user=access.remote or whole.user, secret=access.remote_secret or whole.secret, snapshot=snapshot)
+        return whole._replace(
+            user=access.remote or whole.user, secret=access.remote_secret or whole.secret, snapshot=snapshot
+        )
 
     @property
     def node(self) -> dict[str, object]:
         """Return it as QEMU's JSON names have it."""
         pool, _, image = self.name.partition("/")
         file = {
-            "driver": self.protocol, "pool": pool, "image": image, "snapshot": self.snapshot, "user": self.user, "conf": self.conf
-        }  # fmt: skip
+            "driver": self.protocol,
+            "pool": pool,
+            "image": image,
+            "snapshot": self.snapshot,
+            "user": self.user,
+            "conf": self.conf,
+        }
         return {"driver": "raw", "file": {name: value for name, value in file.items() if value}}
 
     def to_data(self) -> dict[str, object]:
@@ -66,19 +81,36 @@ class NetworkDisk(NamedTuple):
 
     @classmethod
     def parse(cls, data: object) -> NetworkDisk:
-        """Return the disk in a record's "network"; raise BadRecord for anything that could not have been written by us."""
+        """Return the disk in a record's "network"; raise BadRecord for anything that could not have been
+        written by us.
+        """
         known = cls("", (), "", "")._asdict()
-        if not isinstance(data, dict) or set(data) | {"snapshot"} != set(known) or not isinstance(data["hosts"], (list, tuple)):
+        if (
+            not isinstance(data, dict)
+            or set(data) | {"snapshot"} != set(known)
+            or not isinstance(data["hosts"], (list, tuple))
+        ):
             raise BadRecord(f"not a network disk: {str(data)[:200]}")
-        texts = [data["protocol"], data["name"], data["user"], data["secret"], data["conf"], data.get("snapshot", ""), *data["hosts"]]
+        texts = [
+            data["protocol"],
+            data["name"],
+            data["user"],
+            data["secret"],
+            data["conf"],
+            data.get("snapshot", ""),
+            *data["hosts"],
+        ]
         if not all(isinstance(text, str) for text in texts):
             raise BadRecord(f"not a network disk: {str(data)[:200]}")
         if (
-            data["protocol"] != "rbd" or not re.match(stores.STORED, data["name"]) or not re.match(stores.POOL, data["user"])
-            or not re.match(stores.SECRET, data["secret"]) or (data["conf"] and not re.match(stores.CONF, data["conf"]))
+            data["protocol"] != "rbd"
+            or not re.match(stores.STORED, data["name"])
+            or not re.match(stores.POOL, data["user"])
+            or not re.match(stores.SECRET, data["secret"])
+            or (data["conf"] and not re.match(stores.CONF, data["conf"]))
             or (data.get("snapshot") and not re.match(stores.POOL, data["snapshot"]))
             or not all(re.match(stores.MONITOR, host) for host in data["hosts"])
-        ):  # fmt: skip
+        ):
             raise BadRecord(f"a network disk that nobody would write: {str(data)[:200]}")
         return cls(**{**data, "hosts": tuple(data["hosts"])})
 
@@ -92,7 +124,9 @@ class NetworkDisk(NamedTuple):
 
     @property
     def monitors(self) -> list[tuple[str, str]]:
-        """Return (address, port) of each monitor, port '' if it is not named; an IPv6 address without brackets."""
+        """Return (address, port) of each monitor, port '' if it is not named; an IPv6 address without
+        brackets.
+        """
         found = []
         for host in self.hosts:
             if host.startswith("["):

@@ -4,9 +4,9 @@
     mounted store    <datastore>/.semishared/NAME/owner.json
     pool             a key of the image's metadata
 
-`ln` of a persistent image whose place is `diff` claims it; the last claim counts. A commit is refused unless the record still
-names its disk and cloud, no later epoch, and the base that the diff lies over, and the image is what it was at the claim, or what
-the last commit of this disk has made of it (store/claims.py).
+`ln` of a persistent image whose place is `diff` claims it; the last claim counts. A commit is refused unless
+the record still names its disk and cloud, no later epoch, and the base that the diff lies over, and the image
+is what it was at the claim, or what the last commit of this disk has made of it (store/claims.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ class Owner(NamedTuple):
     epoch: int
     """SEQ of the VM's history at which its host last claimed or committed: of two the higher counts."""
     generation: str
-    """What the diff lies over: the image's own when it was claimed, and the base's on the host for as long as the diff is there."""
+    """What the diff lies over: the image's own when it was claimed, and the base's on the host for as long as
+    the diff is there.
+    """
     host: str = ""
     """For people: where the diff was when this was written."""
     cloud: str = ""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The places that a disk can have, and what each means: one table, which everybody asks. Whoever adds a place adds a row.
+"""The places that a disk can have, and what each means: one table, which everybody asks. Whoever adds a place
+adds a row.
 
 overlay       on the host, over a leased base
 diff          on the host, over a leased base; committed to the image, whose new content it is
@@ -29,7 +30,9 @@ class Place(NamedTuple):
     leases: bool
     """It needs a base, and so holds a lease on it."""
     commits: bool = False
-    """It is what its guest has written of a persistent image: it goes there, and until then it is the only copy of that."""
+    """It is what its guest has written of a persistent image: it goes there, and until then it is the only
+    copy of that.
+    """
 
     @property
     def where(self) -> str:

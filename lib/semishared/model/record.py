@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of a disk, which the action that makes the disk leaves beside it: read and written here alone.
 
-    <VMDIR>/.semishared/disk.<N>.json      {"version": 1, "disk": N, "place": ..., "how": ..., "format": ..., "path": ..., ...}
+    <VMDIR>/.semishared/disk.<N>.json      {"version": 1, "disk": N, "place": ..., "how": ..., "format": ...,
+    "path": ..., ...}
 
 Every later action, the domain XML, backups and reports go by it.
 """
@@ -37,7 +38,9 @@ class Record(NamedTuple):
     """The file that the guest writes to, or the link that leads to it; '' on the network."""
     readonly: bool = False
     image: Optional[ImageRef] = None
-    """What the disk was made from, with the generation where that is known; None for one that was made empty."""
+    """What the disk was made from, with the generation where that is known; None for one that was made
+    empty.
+    """
     network: Optional[NetworkDisk] = None
     """Where QEMU opens the disk, if that is no path."""
     raw_layer: Optional[int] = None
@@ -45,7 +48,9 @@ class Record(NamedTuple):
     over: Optional[NetworkDisk] = None
     """What its lowest layer lies over, if that is on the network."""
     committed: Optional[int] = None
-    """Of a diff, the number of the layer which its image has, with all below it; None if it has none of them."""
+    """Of a diff, the number of the layer which its image has, with all below it; None if it has none of
+    them.
+    """
     io_class: str = NORMAL
     """One of IO_CLASSES, as the image or a datastore last said it (plan/io_class.py)."""
     classes: Tuple[str, ...] = ()
@@ -74,13 +79,16 @@ class Record(NamedTuple):
     def source(self, named: str) -> str:
         """Return what libvirt is to open for the disk that OpenNebula names `named`.
 
-        A local disk stays where this deployment says that the VM directory is; one on the network has no path.
+        A local disk stays where this deployment says that the VM directory is; one on the network has no
+        path.
         """
         return self.active(named) if self.is_local else self.path or named
 
     @property
     def reads_hot(self) -> bool:
-        """Tell whether its guest may read from a copy of its base in memory: nothing is ever to be committed to an image by that name."""
+        """Tell whether its guest may read from a copy of its base in memory: nothing is ever to be committed
+        to an image by that name.
+        """
         return self.hot and self.place.leases and not self.place.commits and self.image is not None
 
     @property
@@ -92,23 +100,32 @@ class Record(NamedTuple):
 
     @property
     def stored(self) -> Optional[ImageRef]:
-        """Return the image in a store that the disk is: its own, or a clone that is one; None for files of its own."""
+        """Return the image in a store that the disk is: its own, or a clone that is one; None for files of
+        its own.
+        """
         if self.network:
             return self.of_image._replace(source=self.network.name)
         return self.of_image if self.place.is_image else None
 
     @property
     def bridged(self) -> Optional[ImageRef]:
-        """Return the image that the disk is if the bridge of its store changes it; None for any other disk."""
+        """Return the image that the disk is if the bridge of its store changes it; None for any other
+        disk.
+        """
         image = self.stored
         return image if image and image.access.can.has_bridge else None
 
     def to_data(self) -> dict[str, object]:
         """Return the record as JSON data."""
         data: dict[str, object] = {
-            "version": VERSION, "disk": self.disk, "place": self.place.where, "how": self.how, "format": self.format,
-            "path": self.path, "readonly": self.readonly,
-        }  # fmt: skip
+            "version": VERSION,
+            "disk": self.disk,
+            "place": self.place.where,
+            "how": self.how,
+            "format": self.format,
+            "path": self.path,
+            "readonly": self.readonly,
+        }
         if self.image is not None:
             data["image"] = self.image.to_data()
         if self.network is not None:
@@ -138,13 +155,17 @@ class Record(NamedTuple):
 
     @classmethod
     def from_data(cls, data: object, disk: Optional[int] = None) -> Record:
-        """Return the record in JSON data, of `disk` if that is said; raise BadRecord for one that cannot be believed."""
+        """Return the record in JSON data, of `disk` if that is said; raise BadRecord for one that cannot be
+        believed.
+        """
         name = disk if disk is not None else data.get("disk") if isinstance(data, dict) else None
         what = f"the record of disk {name}"
         if not isinstance(data, dict) or type(data.get("version")) is not int:
             raise BadRecord(f"{what} has no version")
         if data["version"] != VERSION:
-            newer = f"newer than {VERSION} known here" if data["version"] > VERSION else "which was never written"
+            newer = (
+                f"newer than {VERSION} known here" if data["version"] > VERSION else "which was never written"
+            )
             raise BadRecord(f"{what} has version {data['version']}, {newer}")
         number, how, path, format = data.get("disk"), data.get("how"), data.get("path"), data.get("format")
         if type(number) is not int or number != name:
@@ -163,9 +184,17 @@ class Record(NamedTuple):
         image, network, over = data.get("image"), data.get("network"), data.get("over")
         raw_layer, committed = (_layer_number(what, data, name) for name in ("raw_layer", "committed"))
         found = cls(
-            number, place, format, "", data.get("readonly") is True, raw_layer=raw_layer, committed=committed, io_class=io_class,
-            classes=tuple(classes or ()), hot=data.get("hot") is True,
-        )  # fmt: skip
+            number,
+            place,
+            format,
+            "",
+            data.get("readonly") is True,
+            raw_layer=raw_layer,
+            committed=committed,
+            io_class=io_class,
+            classes=tuple(classes or ()),
+            hot=data.get("hot") is True,
+        )
         try:
             if image is not None:
                 found = found._replace(image=_image(image))
@@ -200,7 +229,9 @@ def _image(data: object) -> ImageRef:
 
 def _over(image: ImageRef, data: object) -> Optional[NetworkDisk]:
     over = NetworkDisk.parse(data) if data is not None else None
-    if image.access.can.has_bridge != (over is not None) or (over and (over.name != image.source or not over.snapshot)):
+    if image.access.can.has_bridge != (over is not None) or (
+        over and (over.name != image.source or not over.snapshot)
+    ):
         raise BadRecord(f"says over={str(data)[:200]} of a disk over {image.source}")
     return over
 

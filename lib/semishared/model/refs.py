@@ -11,7 +11,9 @@ from . import layout
 from .stores import MOUNTED, Access, check_source
 
 Step = Tuple[Any, ...]
-"""A step is a named tuple; its class name is its name on the wire. (Named tuples: six times quicker to define than dataclasses.)"""
+"""A step is a named tuple; its class name is its name on the wire. (Named tuples: six times quicker to define
+than dataclasses.)
+"""
 
 
 class ImageRef(NamedTuple):
@@ -58,7 +60,11 @@ class ImageRef(NamedTuple):
             raise BadArguments(f"not an image: {str(data)[:200]}")
         found = cls(**{**data, "access": Access.from_data(data["access"]) if "access" in data else MOUNTED})
         numbers, words = (found.store, found.id), (found.format, found.generation)
-        if not all(type(number) is int for number in numbers) or not all(_is_word(word) for word in words) or not _is_plain(found.source):
+        if (
+            not all(type(number) is int for number in numbers)
+            or not all(_is_word(word) for word in words)
+            or not _is_plain(found.source)
+        ):
             raise BadArguments(f"not an image: {str(data)[:200]}")
         check_source(found.access, found.source)
         return found

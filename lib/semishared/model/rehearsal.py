@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan rehearsed: machines are only looked at, what they would be made to do is noted. `semishared plan` shows it.
+"""A plan rehearsed: machines are only looked at, what they would be made to do is noted. `semishared plan`
+shows it.
 
-Looks are sent as long as nothing acts before them: then what they see is what the action would see. From the first step
-that acts on everything is noted, and its answers are nobody's to look at: a plan that does look ends there. Nothing is
-ever answered in a machine's stead.
+Looks are sent as long as nothing acts before them: then what they see is what the action would see. From the
+first step that acts on everything is noted, and its answers are nobody's to look at: a plan that does look
+ends there. Nothing is ever answered in a machine's stead.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Noted(NamedTuple):
 
 
 class Script(NamedTuple):
-    """A rehearsed plan: all its messages, or (`is_open`) those until it depends on the answer of a step that acts."""
+    """A rehearsed plan: all its messages, or (`is_open`) those until it depends on the answer of a step that
+    acts.
+    """
 
     messages: list[Noted]
     is_open: bool
@@ -49,7 +52,11 @@ class Script(NamedTuple):
 
     def to_data(self) -> dict[str, Any]:
         """Return the plan as JSON data."""
-        return {"plan": [message.to_data() for message in self.messages], "open": self.is_open, "stdout": self.answer}
+        return {
+            "plan": [message.to_data() for message in self.messages],
+            "open": self.is_open,
+            "stdout": self.answer,
+        }
 
 
 class _Open(BaseException):
@@ -66,7 +73,9 @@ class _Unanswered:
 
 
 class _Rehearsal:
-    """Stands where what carries out the plan stands: `do` does a part of it, `look` is what a step of Here's can be looked at by."""
+    """Stands where what carries out the plan stands: `do` does a part of it, `look` is what a step of Here's
+    can be looked at by.
+    """
 
     def __init__(self, do: Callable[[Exchange], Any], look: Callable[[Step], Step | None]) -> None:
         self._do = do
@@ -85,7 +94,9 @@ class _Rehearsal:
             return self._note(wanted.source), _Unanswered()
         if isinstance(wanted, Relay):
             self._note(wanted.source)
-            self._note(wanted.target, follows=f"{wanted.source.machine}'s {type(wanted.source.steps[0]).__name__}")
+            self._note(
+                wanted.target, follows=f"{wanted.source.machine}'s {type(wanted.source.steps[0]).__name__}"
+            )
             return _Unanswered()
         if isinstance(wanted, Here):
             return self._here(wanted.step)
@@ -123,8 +134,12 @@ def is_look(step: Step) -> bool:
     return type(look_instead(step)).__name__ in LOOKS
 
 
-def rehearsed(plan: Part[str | None], do: Callable[[Exchange], Any], look: Callable[[Step], Step | None]) -> Script:
-    """Rehearse a plan; raise what would refuse the action. `do` carries out what only looks, `look` says what of Here's does."""
+def rehearsed(
+    plan: Part[str | None], do: Callable[[Exchange], Any], look: Callable[[Step], Step | None]
+) -> Script:
+    """Rehearse a plan; raise what would refuse the action. `do` carries out what only looks, `look` says what
+    of Here's does.
+    """
     rehearsal = _Rehearsal(do, look)
     try:
         answer = drive(plan, rehearsal.do)

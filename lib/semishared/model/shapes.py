@@ -5,7 +5,8 @@ None                    null
 "count"                 one of FORMS
 [shape]                 a list of such
 (shape, shape)          one or the other
-{"name": shape}         an object that has these; with `?` behind a name one that may be left out. What it has besides is not read
+{"name": shape}         an object that has these; with `?` behind a name one that may be left out. What it has
+besides is not read
 {"*": shape}            an object of such, by any names; {"#": shape}: by numbers
 """
 
@@ -39,7 +40,9 @@ def _is_real(value: object) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    """Tell whether a value is a text that a program can be given: what is no UTF-8 of a file's name is one."""
+    """Tell whether a value is a text that a program can be given: what is no UTF-8 of a file's name is
+    one.
+    """
     if not isinstance(value, str) or len(value) > LONGEST:
         return False
     try:
@@ -73,20 +76,33 @@ def _is_probe(value: object) -> bool:
 
 
 FORMS: dict[str, Callable[[object], bool]] = {
-    "count": _is_count, "number": _is_number, "real": _is_real, "text": _is_text, "json": _is_json,
-    "flag": lambda value: isinstance(value, bool), "nothing": lambda value: value == {},
+    "count": _is_count,
+    "number": _is_number,
+    "real": _is_real,
+    "text": _is_text,
+    "json": _is_json,
+    "flag": lambda value: isinstance(value, bool),
+    "nothing": lambda value: value == {},
     "never": lambda value: False,
     "capacity": lambda value: isinstance(value, list) and len(value) == 3 and all(map(_is_count, value)),
-    "disk": _matches(r"[0-9]{1,9}"), "lease": _matches(r"[0-9]{1,9}-[0-9]{1,9}"),
+    "disk": _matches(r"[0-9]{1,9}"),
+    "lease": _matches(r"[0-9]{1,9}-[0-9]{1,9}"),
     "base": _matches(r"([0-9]{1,9}-[0-9]{1,9}-[0-9a-f]{32})?"),
-    "generation": _matches(r"([0-9a-f]{1,64})?"), "digest": _is_digest, "marker": _matches(r"([0-9a-f]{32})?"),
+    "generation": _matches(r"([0-9a-f]{1,64})?"),
+    "digest": _is_digest,
+    "marker": _matches(r"([0-9a-f]{32})?"),
     "pair": lambda value: isinstance(value, list) and len(value) == 2 and all(map(_is_text, value)),
-    "digested": lambda value: isinstance(value, list) and len(value) == 2 and _is_digest(value[0]) and _is_count(value[1]),
+    "digested": lambda value: isinstance(value, list)
+    and len(value) == 2
+    and _is_digest(value[0])
+    and _is_count(value[1]),
     "token": _is_token,
     "probe": _is_probe,
-    "path": _matches(PATH), "stored": _matches(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*/[A-Za-z0-9_][A-Za-z0-9_.\-]*"),
-    "snapshot": _matches(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"), "format": _matches(r"[a-z0-9]{0,16}"),
-}  # fmt: skip
+    "path": _matches(PATH),
+    "stored": _matches(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*/[A-Za-z0-9_][A-Za-z0-9_.\-]*"),
+    "snapshot": _matches(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"),
+    "format": _matches(r"[a-z0-9]{0,16}"),
+}
 
 
 def wrong(answer: object, shape: Shape) -> str | None:
@@ -102,9 +118,14 @@ def _wrong(value: object, shape: Shape, where: str) -> str | None:
         found = [_wrong(value, other, where) for other in shape]
         return None if None in found else max(map(str, found), key=lambda text: text.count("."))
     if isinstance(shape, list) and isinstance(value, list):
-        return next(filter(None, (_wrong(item, shape[0], f"{where}[{number}]") for number, item in enumerate(value))), None)
+        return next(
+            filter(None, (_wrong(item, shape[0], f"{where}[{number}]") for number, item in enumerate(value))),
+            None,
+        )
     if isinstance(shape, dict) and isinstance(value, dict):
-        return next(filter(None, (_wrong_field(value, name, inner, where) for name, inner in shape.items())), None)
+        return next(
+            filter(None, (_wrong_field(value, name, inner, where) for name, inner in shape.items())), None
+        )
     return None if shape is None and value is None else _said(value, where)
 
 
@@ -112,7 +133,9 @@ def _wrong_field(value: dict[str, object], name: str, shape: Shape, where: str) 
     if name in ("*", "#"):
         if name == "#" and not all(map(FORMS["disk"], value)):
             return _said(value, where)
-        return next(filter(None, (_wrong(item, shape, f"{where}.{key[:50]}") for key, item in value.items())), None)
+        return next(
+            filter(None, (_wrong(item, shape, f"{where}.{key[:50]}") for key, item in value.items())), None
+        )
     key = name.rstrip("?")
     if key not in value:
         return None if name.endswith("?") else _said(None, f"{where}.{key}")

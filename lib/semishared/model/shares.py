@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares: directories for guests, made by a datastore with DISK_TYPE = FILESYSTEM. An image of it is one share.
+"""Shares: directories for guests, made by a datastore with DISK_TYPE = FILESYSTEM. An image of it is one
+share.
 
-How a datastore makes them is a Tree, what an image asks for a Share; both cross the wire and stand in records.
+How a datastore makes them is a Tree, what an image asks for a Share; both cross the wire and stand in
+records.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ PATH = r"(/[A-Za-z0-9_][A-Za-z0-9_.\-]*)+\Z"
 """oned takes what follows a blank in SOURCE for the format."""
 FIRST_UID = 100000
 UIDS = 65536
-"""How many users a guest has; as many in a row belong to each owner of shares, in all datastores, of which no other owner has any: the
-range's number is the owner's in OpenNebula. Only in roots of before it is another one, of each root for itself (share/owners.py)."""
+"""How many users a guest has; as many in a row belong to each owner of shares, in all datastores, of which no
+other owner has any: the range's number is the owner's in OpenNebula. Only in roots of before it is another
+one, of each root for itself (share/owners.py).
+"""
 
 
 class Tree(NamedTuple):
@@ -53,7 +57,11 @@ class Tree(NamedTuple):
 
     def to_data(self) -> dict[str, object]:
         """Return the tree as JSON data: of its newer fields those that say something."""
-        return {name: value for name, value in self._asdict().items() if value or name not in ("volume", "user", "conf", "cloud")}
+        return {
+            name: value
+            for name, value in self._asdict().items()
+            if value or name not in ("volume", "user", "conf", "cloud")
+        }
 
 
 NEWER = ("stripes", "object_size", "pool", "directory", "readonly")
@@ -71,7 +79,9 @@ class Share(NamedTuple):
     size: int
     """In bytes."""
     stripes: int = 0
-    """Over how many objects at once a file goes, where the file system has such a thing; 0: as it does by itself."""
+    """Over how many objects at once a file goes, where the file system has such a thing; 0: as it does by
+    itself.
+    """
     object_size: int = 0
     """How large those are, in bytes; 0: as it makes them by itself."""
     pool: str = ""
@@ -79,13 +89,19 @@ class Share(NamedTuple):
     directory: str = ""
     """A directory that was there before, which guests are given as it is; '': what is made for them."""
     readonly: bool = False
-    """As the image was when it was made: what holds for a VM of which oned is asked nothing, as it has no CONTEXT."""
+    """As the image was when it was made: what holds for a VM of which oned is asked nothing, as it has no
+    CONTEXT.
+    """
 
     @classmethod
     def from_data(cls, data: object) -> Share:
         """Return the share in JSON data; raise BadArguments."""
         known = isinstance(data, dict) and {"image", "owner", "born", "size"} <= set(data) <= set(cls._fields)
-        if not isinstance(data, dict) or not known or not all(isinstance(data[name], str if name in TEXTS else int) for name in data):
+        if (
+            not isinstance(data, dict)
+            or not known
+            or not all(isinstance(data[name], str if name in TEXTS else int) for name in data)
+        ):
             raise BadArguments(f"not a share: {str(data)[:200]}")
         if data.get("directory") and not re.match(PATH, data["directory"]):
             raise BadArguments(f"not a share: {str(data)[:200]}")
@@ -121,31 +137,51 @@ def tree(datastore: Datastore) -> Tree:
     """Return where a datastore has its shares; raise BadAttribute."""
     fs = datastore.attribute("SEMISHARED_FS").lower()
     if fs not in FILE_SYSTEMS:
-        raise BadAttribute(f"SEMISHARED_FS of datastore {datastore.id} is {fs!r}, not one of {', '.join(FILE_SYSTEMS)}")
+        raise BadAttribute(
+            f"SEMISHARED_FS of datastore {datastore.id} is {fs!r}, not one of {', '.join(FILE_SYSTEMS)}"
+        )
     root = stores.checked(datastore, "SEMISHARED_FS_ROOT", PATH, "a plain absolute path")
     if not root:
-        raise BadAttribute(f"datastore {datastore.id} has no SEMISHARED_FS_ROOT: the directory that its shares are to be in")
+        raise BadAttribute(
+            f"datastore {datastore.id} has no SEMISHARED_FS_ROOT: the directory that its shares are to be in"
+        )
     quota = datastore.attribute("SEMISHARED_FS_QUOTA").lower() or "yes"
     if quota not in ("yes", "no"):
         raise BadAttribute(f"SEMISHARED_FS_QUOTA of datastore {datastore.id} is {quota!r}, not yes or no")
     if fs == "plain" and quota == "yes":
         raise BadAttribute(
-            f"nothing would hold shares of datastore {datastore.id} to their size: SEMISHARED_FS = plain needs SEMISHARED_FS_QUOTA = no"
+            f"nothing would hold shares of datastore {datastore.id} to their size: SEMISHARED_FS "
+            f"= plain needs SEMISHARED_FS_QUOTA = no"
         )
     if fs != "plain" and quota == "no":
-        raise BadAttribute(f"SEMISHARED_FS_QUOTA of datastore {datastore.id} is no, which only SEMISHARED_FS = plain knows")
+        raise BadAttribute(
+            f"SEMISHARED_FS_QUOTA of datastore {datastore.id} is no, which only SEMISHARED_FS = plain knows"
+        )
     marker = stores.checked(datastore, "SEMISHARED_STORE", stores.MARKER, "the id of a store (32 hex digits)")
     cloud = stores.checked(datastore, "SEMISHARED_CLOUD", stores.MARKER, "the id of a cloud (32 hex digits)")
     bridge(datastore)
     if fs != "cephfs":
         if datastore.attribute("SEMISHARED_FS_VOLUME"):
-            raise BadAttribute(f"SEMISHARED_FS_VOLUME of datastore {datastore.id} is set, which only SEMISHARED_FS = cephfs has")
+            raise BadAttribute(
+                f"SEMISHARED_FS_VOLUME of datastore {datastore.id} is set, which only "
+                f"SEMISHARED_FS = cephfs has"
+            )
         return Tree(fs, root, marker, cloud=cloud)
     volume = stores.checked(datastore, "SEMISHARED_FS_VOLUME", stores.STORED, "FILE_SYSTEM/GROUP")
     if not volume:
-        raise BadAttribute(f"datastore {datastore.id} has no SEMISHARED_FS_VOLUME: FILE_SYSTEM/GROUP of its subvolumes")
+        raise BadAttribute(
+            f"datastore {datastore.id} has no SEMISHARED_FS_VOLUME: FILE_SYSTEM/GROUP of its subvolumes"
+        )
     user = stores.ceph_user(datastore)
-    return Tree(fs, root, marker, volume, user, stores.checked(datastore, "CEPH_CONF", stores.CONF, "a plain absolute path"), cloud)
+    return Tree(
+        fs,
+        root,
+        marker,
+        volume,
+        user,
+        stores.checked(datastore, "CEPH_CONF", stores.CONF, "a plain absolute path"),
+        cloud,
+    )
 
 
 def pools(datastore: Datastore) -> tuple[str, ...]:
@@ -153,7 +189,9 @@ def pools(datastore: Datastore) -> tuple[str, ...]:
     found = tuple(datastore.attribute("SEMISHARED_FS_POOLS").split())
     for name in found:
         if not re.match(stores.POOL, name):
-            raise BadAttribute(f"SEMISHARED_FS_POOLS of datastore {datastore.id} has {name!r}, which is no name of a pool")
+            raise BadAttribute(
+                f"SEMISHARED_FS_POOLS of datastore {datastore.id} has {name!r}, which is no name of a pool"
+            )
     return found
 
 
@@ -161,7 +199,10 @@ def bridge(datastore: Datastore) -> str:
     """Return the machine that makes shares: the only one of BRIDGE_LIST, or this one; raise BadAttribute."""
     found = stores.bridges(datastore)
     if len(found) > 1:
-        raise BadAttribute(f"BRIDGE_LIST of datastore {datastore.id} has {len(found)} machines: one makes all shares of a root")
+        raise BadAttribute(
+            f"BRIDGE_LIST of datastore {datastore.id} has {len(found)} machines: one makes all "
+            f"shares of a root"
+        )
     return found[0] if found else "localhost"
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vocabulary of plans: what can be done on a host, as data.
 
-A plan is a list of steps for one machine. Steps cross ssh as JSON (`to_data`, `from_data`), never as shell text.
-Sizes are bytes; paths are absolute.
+A plan is a list of steps for one machine. Steps cross ssh as JSON (`to_data`, `from_data`), never as shell
+text. Sizes are bytes; paths are absolute.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class PrepareVm(NamedTuple):
 
 
 class ReplaceLostBases(NamedTuple):
-    """Have the bases again that disks of the VM lie over, and that lay on a device of the host which is not there.
+    """Have the bases again that disks of the VM lie over, and that lay on a device of the host which is not
+    there.
 
     Those that its guest is to read from memory, have there, too.
     """
@@ -66,7 +67,9 @@ class CreateOverlay(NamedTuple):
 
 
 class CreateRemote(NamedTuple):
-    """Publish a qcow2 overlay over the image on its store (over `snapshot` of it, where it has a bridge) as the VM's disk."""
+    """Publish a qcow2 overlay over the image on its store (over `snapshot` of it, where it has a bridge) as
+    the VM's disk.
+    """
 
     disk: DiskRef
     image: ImageRef
@@ -100,7 +103,9 @@ class CloneOnStore(NamedTuple):
 
 
 class LinkInPlace(NamedTuple):
-    """Link the VM's disk to the image itself; `session` ends the image's generation first, unless somebody writes to it."""
+    """Link the VM's disk to the image itself; `session` ends the image's generation first, unless somebody
+    writes to it.
+    """
 
     disk: DiskRef
     image: ImageRef
@@ -129,14 +134,17 @@ class NoteIoClasses(NamedTuple):
 
 
 class NoteClients(NamedTuple):
-    """Note of which of its shares, by disk, the VM's guest itself is a client: deploy gives it none of those. And what its others are."""
+    """Note of which of its shares, by disk, the VM's guest itself is a client: deploy gives it none of those.
+    And what its others are.
+    """
 
     vm: int
     vm_dir: str
     disks: tuple[int, ...]
     roots: dict[str, Any]
-    """Of each share that the VM's host gives, by image: marker of the root, when the image was made, as oned has it, and True if its image
-    is read-only."""
+    """Of each share that the VM's host gives, by image: marker of the root, when the image was made, as oned
+    has it, and True if its image is read-only.
+    """
 
 
 class ReceiveFile(NamedTuple):
@@ -149,7 +157,9 @@ class ReceiveFile(NamedTuple):
 
 
 class EndSession(NamedTuple):
-    """Take an in-place disk away from the VM; the image stays. Of a diff that `commits` nothing but that is said."""
+    """Take an in-place disk away from the VM; the image stays. Of a diff that `commits` nothing but that is
+    said.
+    """
 
     disk: DiskRef
 
@@ -204,7 +214,9 @@ class EndBackup(NamedTuple):
 
 
 class RestoreDisk(NamedTuple):
-    """Give a disk the content of the qcow2 image whose bytes follow the plan; `min_size` is what the VM's disk has."""
+    """Give a disk the content of the qcow2 image whose bytes follow the plan; `min_size` is what the VM's
+    disk has.
+    """
 
     disk: DiskRef
     min_size: int
@@ -232,19 +244,49 @@ class Discard(NamedTuple):
     seen: str
 
 
-LOOKS = frozenset({
-    "CheckNotOpen", "CheckNotRunning", "CheckStore", "DescribeVm", "FindClone", "FindDirectory", "FindKept", "FindSnapshots", "ListBases",
-    "ListDevices", "ListHeld", "ListKeys", "ListPool", "ListShares", "ListSnapshots",
-    "LookAround", "LookAtDisk", "LookAtGuest", "LookAtImages", "LookAtRoot",
-    "LookAtShareHost", "LookAtVm", "LookForDiff", "LookForVm", "MeasureRoot", "MeasureStore", "ReachDisk",
-    "ReadBase",
-    "RehearseHypervisor", "ReportDisks", "SeeImage", "SeeSession",
-})  # fmt: skip
+LOOKS = frozenset(
+    {
+        "CheckNotOpen",
+        "CheckNotRunning",
+        "CheckStore",
+        "DescribeVm",
+        "FindClone",
+        "FindDirectory",
+        "FindKept",
+        "FindSnapshots",
+        "ListBases",
+        "ListDevices",
+        "ListHeld",
+        "ListKeys",
+        "ListPool",
+        "ListShares",
+        "ListSnapshots",
+        "LookAround",
+        "LookAtDisk",
+        "LookAtGuest",
+        "LookAtImages",
+        "LookAtRoot",
+        "LookAtShareHost",
+        "LookAtVm",
+        "LookForDiff",
+        "LookForVm",
+        "MeasureRoot",
+        "MeasureStore",
+        "ReachDisk",
+        "ReadBase",
+        "RehearseHypervisor",
+        "ReportDisks",
+        "SeeImage",
+        "SeeSession",
+    }
+)
 """Steps that change nothing wherever they are carried out: all that a dry run may send."""
 
 
 def look_instead(step: Step) -> Step:
-    """Return the look that answers what `step` does, which also holds what it has looked at; `step` itself if there is none."""
+    """Return the look that answers what `step` does, which also holds what it has looked at; `step` itself if
+    there is none.
+    """
     if isinstance(step, steps_snapshot.DescribeDisk):
         return steps_snapshot.LookAtDisk(*step)
     return steps_move.LookAtVm(*step) if isinstance(step, steps_move.MarkVm) else step
@@ -253,7 +295,7 @@ def look_instead(step: Step) -> Step:
 _NESTED: dict[str, Any] = {"image": ImageRef, "disk": DiskRef, "access": Access}
 STEPS: dict[str, Any] = {
     name: cls for name, cls in globals().items() if hasattr(cls, "_fields") and cls not in _NESTED.values()
-}  # fmt: skip
+}
 
 
 def _named(name: str) -> Any:
@@ -261,9 +303,17 @@ def _named(name: str) -> Any:
         # What no transfer action plans is not loaded by any.
         from . import network_disk, shares, steps_base, steps_commit, steps_device, steps_image, steps_share
 
-        _NESTED.update(network=network_disk.NetworkDisk, parts=steps_base.Part, tree=shares.Tree, share=shares.Share)
+        _NESTED.update(
+            network=network_disk.NetworkDisk, parts=steps_base.Part, tree=shares.Tree, share=shares.Share
+        )
         for module in (steps_base, steps_image, steps_commit, steps_device, steps_share):
-            STEPS.update({key: cls for key, cls in vars(module).items() if hasattr(cls, "_fields") and cls not in _NESTED.values()})
+            STEPS.update(
+                {
+                    key: cls
+                    for key, cls in vars(module).items()
+                    if hasattr(cls, "_fields") and cls not in _NESTED.values()
+                }
+            )
     return STEPS.get(name)
 
 
@@ -286,7 +336,11 @@ def from_data(data: dict[str, object]) -> Step:
     for name, kind in _NESTED.items():
         if name in values:
             found = values[name]
-            values[name] = tuple(map(kind.from_data, found)) if name == "parts" and isinstance(found, list) else kind.from_data(found)
+            values[name] = (
+                tuple(map(kind.from_data, found))
+                if name == "parts" and isinstance(found, list)
+                else kind.from_data(found)
+            )
     for name, value in values.items():
         if isinstance(value, list):
             values[name] = tuple(value)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the vocabulary that concerns the base store of a host, and what the operator's command asks of it.
+"""The part of the vocabulary that concerns the base store of a host, and what the operator's command asks of
+it.
 
 Not passed on by steps.py, which every action loads: `steps.from_data` finds them here when they are named.
 
@@ -34,10 +35,17 @@ class Part(NamedTuple):
     @classmethod
     def from_data(cls, data: object) -> Part:
         """Return the part in JSON data; raise BadArguments."""
-        if not isinstance(data, dict) or set(data) != set(cls._fields) or not isinstance(data["holders"], list):
+        if (
+            not isinstance(data, dict)
+            or set(data) != set(cls._fields)
+            or not isinstance(data["holders"], list)
+        ):
             raise BadArguments(f"no part: {str(data)[:200]}")
         return cls(
-            ImageRef.from_data(data["image"]), tuple(map(str, data["holders"])), from_data(data["shared"]), from_data(data["first"]),
+            ImageRef.from_data(data["image"]),
+            tuple(map(str, data["holders"])),
+            from_data(data["shared"]),
+            from_data(data["first"]),
             str(data["device"]),
         )
 
@@ -49,7 +57,9 @@ class ListBases(NamedTuple):
 
 
 class VerifyBase(NamedTuple):
-    """Read a base from the disk and compare every extent with its manifest; take it out of use if one is wrong."""
+    """Read a base from the disk and compare every extent with its manifest; take it out of use if one is
+    wrong.
+    """
 
     root: str
     name: str
@@ -69,7 +79,9 @@ class ReadBase(NamedTuple):
 
 
 class MendBase(NamedTuple):
-    """Have the base `image` anew in place of the one that was taken out of use, and give its leases the new content."""
+    """Have the base `image` anew in place of the one that was taken out of use, and give its leases the new
+    content.
+    """
 
     root: str
     image: ImageRef
@@ -82,16 +94,19 @@ class EvictBase(NamedTuple):
     name: str
 
 
-
 class ReportDisks(NamedTuple):
-    """Report the disks of all VMs here that have records of ours, for `semishared status`. Nothing on a store is touched."""
+    """Report the disks of all VMs here that have records of ours, for `semishared status`. Nothing on a store
+    is touched.
+    """
 
     location: str
     systems: tuple[int, ...]
 
 
 class ServeBase(NamedTuple):
-    """Send the extents `wanted` of a base, or of one that is being made here, to whoever asks; packets follow as data."""
+    """Send the extents `wanted` of a base, or of one that is being made here, to whoever asks; packets follow
+    as data.
+    """
 
     root: str
     name: str
@@ -110,7 +125,8 @@ class ServeBase(NamedTuple):
 
 
 class ServeExtents(NamedTuple):
-    """Send extents by their hashes, from whatever base they are in, also one that is being made here; packets follow as data.
+    """Send extents by their hashes, from whatever base they are in, also one that is being made here; packets
+    follow as data.
 
     What is not here, and is not about to come, is not sent.
     """
@@ -128,22 +144,29 @@ class ServeExtents(NamedTuple):
 
 
 class SendManifest(NamedTuple):
-    """Send the manifest of the base of `image` (with its generation), from here or from the store; its text follows as data."""
+    """Send the manifest of the base of `image` (with its generation), from here or from the store; its text
+    follows as data.
+    """
 
     root: str
     image: ImageRef
 
 
 class FetchBases(NamedTuple):
-    """Have the bases of `parts`: from other bases here, the stream of a session, its hosts, holders, and the store."""
+    """Have the bases of `parts`: from other bases here, the stream of a session, its hosts, holders, and the
+    store.
+    """
 
     root: str
     parts: tuple[Part, ...]
     sources: tuple[str, ...]
-    """Hosts of the session that have what is shared, or are about to, in the order in which they are asked."""
+    """Hosts of the session that have what is shared, or are about to, in the order in which they are
+    asked.
+    """
     from_store: str
-    """'rest': what is not shared, in the end; 'quicker': that, and before if it comes sooner than from the holders; 'all': in the
-    end also what nobody has sent of what is shared."""
+    """'rest': what is not shared, in the end; 'quicker': that, and before if it comes sooner than from the
+    holders; 'all': in the end also what nobody has sent of what is shared.
+    """
     session: str
     """ID:KEY of the session whose stream is received."""
     codec: str
@@ -160,7 +183,9 @@ class FetchBases(NamedTuple):
 
 
 class StreamBases(NamedTuple):
-    """Send what is `shared` of the parts to all receivers of a session at once (udpcast): as it arrives here, or from the store."""
+    """Send what is `shared` of the parts to all receivers of a session at once (udpcast): as it arrives here,
+    or from the store.
+    """
 
     root: str
     parts: tuple[Part, ...]
@@ -177,7 +202,9 @@ class StreamBases(NamedTuple):
 
 
 class RehearseHypervisor(NamedTuple):
-    """Report what a hypervisor action would do here, and do nothing: `argv` and `stdin` as OpenNebula gives them."""
+    """Report what a hypervisor action would do here, and do nothing: `argv` and `stdin` as OpenNebula gives
+    them.
+    """
 
     action: str
     argv: tuple[str, ...]
@@ -185,9 +212,11 @@ class RehearseHypervisor(NamedTuple):
 
 
 class DetachVm(NamedTuple):
-    """Let disks of a VM that read from the store lie over bases of this host, while the VM runs; report each, or why it does not.
+    """Let disks of a VM that read from the store lie over bases of this host, while the VM runs; report each,
+    or why it does not.
 
-    The machine asks, when it has the VM to itself, whether oned still has it as it was: {"question": "vm", "vm": id}.
+    The machine asks, when it has the VM to itself, whether oned still has it as it was: {"question": "vm",
+    "vm": id}.
     """
 
     vm: int
@@ -202,7 +231,9 @@ class DetachVm(NamedTuple):
 
 
 class DescribeBase(NamedTuple):
-    """Report whether the base of an image's current generation (or `image.generation`) is here, and what staging needs."""
+    """Report whether the base of an image's current generation (or `image.generation`) is here, and what
+    staging needs.
+    """
 
     root: str
     image: ImageRef

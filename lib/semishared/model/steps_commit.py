@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the vocabulary that concerns diffs: what is written on a host and belongs into an image. Loaded only for such."""
+"""The part of the vocabulary that concerns diffs: what is written on a host and belongs into an image. Loaded
+only for such.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from .refs import DiskRef, ImageRef
 
 
 class CreateDiff(NamedTuple):
-    """Claim an image for a disk, and publish an overlay over the staged base of its present content; report whose it was before."""
+    """Claim an image for a disk, and publish an overlay over the staged base of its present content; report
+    whose it was before.
+    """
 
     disk: DiskRef
     image: ImageRef
@@ -17,14 +21,17 @@ class CreateDiff(NamedTuple):
 
 
 class LookForDiff(NamedTuple):
-    """Report whether an image waits for a disk as it was before the VM was made anew: `before`, and the `epoch` due; else nothing."""
+    """Report whether an image waits for a disk as it was before the VM was made anew: `before`, and the
+    `epoch` due; else nothing.
+    """
 
     disk: DiskRef
     image: ImageRef
 
 
 class TakeTurn(NamedTuple):
-    """Be alone at work on a VM's disks from now to the end of the conversation, unless somebody is: nobody is ended for it.
+    """Be alone at work on a VM's disks from now to the end of the conversation, unless somebody is: nobody is
+    ended for it.
 
     Report whether `domain` ('' where there are no domains) `runs`.
     """
@@ -35,13 +42,16 @@ class TakeTurn(NamedTuple):
 
 
 class CheckDiff(NamedTuple):
-    """See that the image of a diff may be given what that holds: what a commit would refuse is refused, and nothing is done."""
+    """See that the image of a diff may be given what that holds: what a commit would refuse is refused, and
+    nothing is done.
+    """
 
     disk: DiskRef
 
 
 class CommitDisk(NamedTuple):
-    """Write what the layers of a diff up to `top` hold, and the image does not have yet, into the image; the disk stays.
+    """Write what the layers of a diff up to `top` hold, and the image does not have yet, into the image; the
+    disk stays.
 
     Nobody writes to these layers meanwhile. At most `rate` bytes per second go to the store, 0 for no limit.
     """
@@ -54,7 +64,8 @@ class CommitDisk(NamedTuple):
 class FinishDisk(NamedTuple):
     """Commit all of a diff that no guest has open, give up its claim, and remove it.
 
-    `domain`: the guest from which it was detached, which may run on; '' where there are no domains. `rate` as of CommitDisk.
+    `domain`: the guest from which it was detached, which may run on; '' where there are no domains. `rate` as
+    of CommitDisk.
     """
 
     disk: DiskRef
@@ -63,10 +74,11 @@ class FinishDisk(NamedTuple):
 
 
 class RenewVm(NamedTuple):
-    """Commit what the diffs of a VM that is off hold, and lay empty ones over what their images are then; report what was done.
+    """Commit what the diffs of a VM that is off hold, and lay empty ones over what their images are then;
+    report what was done.
 
-    With `all` for a machine that keeps no bases: those of disks that stay as they are go along. Without it only of disks that
-    have been committed before: what they lie over is not what the image is any more.
+    With `all` for a machine that keeps no bases: those of disks that stay as they are go along. Without it
+    only of disks that have been committed before: what they lie over is not what the image is any more.
     """
 
     vm: int
@@ -77,7 +89,9 @@ class RenewVm(NamedTuple):
 
 
 class KeepStale(NamedTuple):
-    """Keep what is not committed of a VM directory that is to go, if its VM was taken over; report where, and as what it is `seen` now."""
+    """Keep what is not committed of a VM directory that is to go, if its VM was taken over; report where, and
+    as what it is `seen` now.
+    """
 
     vm: int
     vm_dir: str

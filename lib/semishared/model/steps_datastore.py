@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of the vocabulary that datastore actions are made of.
 
-What concerns a store names one of its verbs (store/verbs.py): the front-end carries it out in its own process (exchange.Here),
-or the store's bridge, if it has one. Uploads are measured, read, judged and converted on the front-end whatever the store is.
+What concerns a store names one of its verbs (store/verbs.py): the front-end carries it out in its own process
+(exchange.Here), or the store's bridge, if it has one. Uploads are measured, read, judged and converted on the
+front-end whatever the store is.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from .stores import Access
 
 
 class MeasureSource(NamedTuple):
-    """Return the size in bytes that the image at the action's PATH will have; its content stays where it is."""
+    """Return the size in bytes that the image at the action's PATH will have; its content stays where it
+    is.
+    """
 
     path: str
 
@@ -70,7 +73,9 @@ class ReceiveImage(NamedTuple):
 
 
 class CopyStored(NamedTuple):
-    """Publish `image`, an independent copy of the image `source`, at snapshot `snapshot` (-1: as it is now)."""
+    """Publish `image`, an independent copy of the image `source`, at snapshot `snapshot` (-1: as it is
+    now).
+    """
 
     image: ImageRef
     source: str
@@ -127,9 +132,19 @@ class FlattenImage(NamedTuple):
 
 
 LOOKS = frozenset({"CheckStore", "DigestImage", "ListRoots", "MeasureSource", "MeasureStore"})
-"""Those that change nothing where the front-end itself carries them out; what a bridge is asked, steps.LOOKS says."""
+"""Those that change nothing where the front-end itself carries them out; what a bridge is asked, steps.LOOKS
+says.
+"""
 __all__ = [
-    "CheckStore", "CopyStored", "CreateImage", "DigestImage", "FlattenImage", "ForgetSnapshot", "MeasureStore", "ReceiveImage",
-    "RemoveImage", "RevertImage",
-]  # fmt: skip
+    "CheckStore",
+    "CopyStored",
+    "CreateImage",
+    "DigestImage",
+    "FlattenImage",
+    "ForgetSnapshot",
+    "MeasureStore",
+    "ReceiveImage",
+    "RemoveImage",
+    "RevertImage",
+]
 """Those that cross the wire too (steps_image.py)."""

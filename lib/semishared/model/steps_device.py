@@ -14,7 +14,9 @@ class ListDevices(NamedTuple):
 
 
 class SetDevices(NamedTuple):
-    """Let these, and no others, be the devices that take disks and bases on the host: label them, or refuse all of them."""
+    """Let these, and no others, be the devices that take disks and bases on the host: label them, or refuse
+    all of them.
+    """
 
     root: str
     devices: tuple[str, ...]
@@ -32,7 +34,9 @@ class CloseDevice(NamedTuple):
 
 
 class ListHeld(NamedTuple):
-    """Report what lies on each device: layers of disks, by the directories of VMs that lead to them, and bases."""
+    """Report what lies on each device: layers of disks, by the directories of VMs that lead to them, and
+    bases.
+    """
 
     root: str
 
@@ -40,8 +44,8 @@ class ListHeld(NamedTuple):
 class MoveLayers(NamedTuple):
     """Move all layers of a disk to another device; report how, or why not.
 
-    The machine asks, when it has the VM to itself, whether oned still has it as it was: {"question": "vm", "vm": id}
-    -> {"why" not, "is_off": its guest is not to run}.
+    The machine asks, when it has the VM to itself, whether oned still has it as it was: {"question": "vm",
+    "vm": id} -> {"why" not, "is_off": its guest is not to run}.
     """
 
     disk: DiskRef

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the vocabulary that a VM's host carries out itself, in the process of a hypervisor action (exchange.Here).
+"""The part of the vocabulary that a VM's host carries out itself, in the process of a hypervisor action
+(exchange.Here).
 
 `domain` is what libvirt calls the guest, by name or UUID. What only a live migration does: steps_live.py.
 """
@@ -27,7 +28,9 @@ class ReadRecords(NamedTuple):
 
 
 class SeeNotes(NamedTuple):
-    """Return the names of the notes that actions on the guest have left, and of the lock of one that is at work on its disks."""
+    """Return the names of the notes that actions on the guest have left, and of the lock of one that is at
+    work on its disks.
+    """
 
     vm_dir: str
 
@@ -48,13 +51,17 @@ class CheckDisk(NamedTuple):
 
 
 class CheckEpoch(NamedTuple):
-    """Fail if the VM was taken over by another host since its directory here was made; return why that cannot be told, or ''."""
+    """Fail if the VM was taken over by another host since its directory here was made; return why that cannot
+    be told, or ''.
+    """
 
     vm_dir: str
 
 
 class ReadChain(NamedTuple):
-    """Return what the qcow2 file `path` lies over, as its headers say it now: (path, format) of each file, topmost first."""
+    """Return what the qcow2 file `path` lies over, as its headers say it now: (path, format) of each file,
+    topmost first.
+    """
 
     path: str
     record: Record
@@ -69,7 +76,9 @@ class SeeHot(NamedTuple):
 
 
 class HoldHot(NamedTuple):
-    """Return the copy in memory of the base `lease` that a disk lies over, which stays there until the action is over; '' for none."""
+    """Return the copy in memory of the base `lease` that a disk lies over, which stays there until the action
+    is over; '' for none.
+    """
 
     vm_dir: str
     record: Record
@@ -77,7 +86,9 @@ class HoldHot(NamedTuple):
 
 
 class ReadIoLimits(NamedTuple):
-    """Return what semishared.conf on this host says that a disk of each I/O class may do: (bytes per second, operations per second)."""
+    """Return what semishared.conf on this host says that a disk of each I/O class may do: (bytes per second,
+    operations per second).
+    """
 
 
 class ReadCheckpoint(NamedTuple):
@@ -94,10 +105,11 @@ class WriteCheckpoint(NamedTuple):
 
 
 class CheckShare(NamedTuple):
-    """Fail unless a directory is the share of an image and may be given to a guest here; return the program that gives it, and whether it
-    stands for a directory that was there before.
+    """Fail unless a directory is the share of an image and may be given to a guest here; return the program
+    that gives it, and whether it stands for a directory that was there before.
 
-    It has to be that of which the VM's directory has a note (NoteClients), if there is one; that may say that it is read alone, too.
+    It has to be that of which the VM's directory has a note (NoteClients), if there is one; that may say that
+    it is read alone, too.
     """
 
     image: int
@@ -120,7 +132,9 @@ class ListTargets(NamedTuple):
 
 
 class BecomeStock(NamedTuple):
-    """Replace this process by OpenNebula's own script of the action: its output and exit code are the action's."""
+    """Replace this process by OpenNebula's own script of the action: its output and exit code are the
+    action's.
+    """
 
     action: str
     argv: tuple[str, ...]
@@ -130,15 +144,32 @@ class BecomeStock(NamedTuple):
     """The driver message, which goes into the fifth argument in base64, if that is empty."""
 
 
-LOOKS = frozenset({
-    "ReadVm", "ReadRecords", "SeeNotes", "CheckDisk", "CheckEpoch", "ReadChain", "ReadIoLimits", "ReadCheckpoint", "CheckShare",
-    "ReadClients", "ListTargets", "SeeDomain", "LookAtProof", "ReadSite", "SeeState",
-})  # fmt: skip
+LOOKS = frozenset(
+    {
+        "ReadVm",
+        "ReadRecords",
+        "SeeNotes",
+        "CheckDisk",
+        "CheckEpoch",
+        "ReadChain",
+        "ReadIoLimits",
+        "ReadCheckpoint",
+        "CheckShare",
+        "ReadClients",
+        "ListTargets",
+        "SeeDomain",
+        "LookAtProof",
+        "ReadSite",
+        "SeeState",
+    }
+)
 """Those that change nothing, also of steps_live.py."""
 
 
 def look_instead(step: Step) -> Step | None:
-    """Return the look that answers what `step` does: the step itself, or another one; None if there is none."""
+    """Return the look that answers what `step` does: the step itself, or another one; None if there is
+    none.
+    """
     name = type(step).__name__
     if name == "TakeProof":
         from .steps_live import LookAtProof

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of the vocabulary that concerns images in stores. Loaded only for such (steps.py).
 
-Most name a verb of their store and its arguments (store/verbs.py). They are carried out where the store's images are changed:
-on its bridge, as `bridge_user`, or, if it has none, wherever it is reached. Hosts only read, and write to what the bridge has made.
+Most name a verb of their store and its arguments (store/verbs.py). They are carried out where the store's
+images are changed: on its bridge, as `bridge_user`, or, if it has none, wherever it is reached. Hosts only
+read, and write to what the bridge has made.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class ForgetDisk(NamedTuple):
 
 
 class FillImage(NamedTuple):
-    """Write the content of a local disk (at `snapshot`, -1 for now) to the new image that the bridge has made; `domain` runs."""
+    """Write the content of a local disk (at `snapshot`, -1 for now) to the new image that the bridge has
+    made; `domain` runs.
+    """
 
     disk: DiskRef
     image: ImageRef
@@ -61,7 +64,9 @@ class FillImage(NamedTuple):
 
 
 class RestoreImage(NamedTuple):
-    """Give an image that the bridge has hidden and emptied the content of the qcow2 image whose bytes follow the plan."""
+    """Give an image that the bridge has hidden and emptied the content of the qcow2 image whose bytes follow
+    the plan.
+    """
 
     disk: DiskRef
     image: ImageRef
@@ -71,7 +76,9 @@ class RestoreImage(NamedTuple):
 
 
 class LendContent(NamedTuple):
-    """Have a snapshot of an image's present content that keeps its name until a session begins; return that and the generation."""
+    """Have a snapshot of an image's present content that keeps its name until a session begins; return that
+    and the generation.
+    """
 
     image: ImageRef
 
@@ -119,7 +126,9 @@ class LookAtImages(NamedTuple):
 
 
 class FindSnapshots(NamedTuple):
-    """Report, for `semishared gc`, which of some images of a pool have snapshots of ours that are no generations."""
+    """Report, for `semishared gc`, which of some images of a pool have snapshots of ours that are no
+    generations.
+    """
 
     access: Access
     where: str
@@ -127,7 +136,9 @@ class FindSnapshots(NamedTuple):
 
 
 class DropSnapshot(NamedTuple):
-    """Remove such a snapshot of an image, by its id; report whether it is `removed`: clones may depend on it."""
+    """Remove such a snapshot of an image, by its id; report whether it is `removed`: clones may depend on
+    it.
+    """
 
     image: ImageRef
     snapshot: int
@@ -148,7 +159,8 @@ class NameGeneration(NamedTuple):
 
 
 class BeginSession(NamedTuple):
-    """End the generations of an image, before a guest writes to it (unless it is `readonly`), unless somebody writes to it.
+    """End the generations of an image, before a guest writes to it (unless it is `readonly`), unless somebody
+    writes to it.
 
     Report its size, and who has it open without being seen to write.
     """
@@ -160,13 +172,17 @@ class BeginSession(NamedTuple):
 
 
 class CheckWriters(NamedTuple):
-    """Raise AnotherWriter if a guest is seen to write to an image; report who has it open without being seen to write."""
+    """Raise AnotherWriter if a guest is seen to write to an image; report who has it open without being seen
+    to write.
+    """
 
     image: ImageRef
 
 
 class FindClone(NamedTuple):
-    """Report the clone of an image that there is for a disk: its active layer, or its name in the pool; '' for none."""
+    """Report the clone of an image that there is for a disk: its active layer, or its name in the pool; ''
+    for none.
+    """
 
     image: ImageRef
     vm: int
@@ -174,7 +190,9 @@ class FindClone(NamedTuple):
 
 
 class NoteEpoch(NamedTuple):
-    """Note, beside an image or on it, that what any machine has of a VM from before SEQ `epoch` of its history is not the VM's."""
+    """Note, beside an image or on it, that what any machine has of a VM from before SEQ `epoch` of its
+    history is not the VM's.
+    """
 
     image: ImageRef
     vm: int
@@ -182,7 +200,9 @@ class NoteEpoch(NamedTuple):
 
 
 class CloneStored(NamedTuple):
-    """Publish `clone`, a copy-on-write clone of an image for a disk, of at least `size` bytes; report what was `made`, by its id."""
+    """Publish `clone`, a copy-on-write clone of an image for a disk, of at least `size` bytes; report what
+    was `made`, by its id.
+    """
 
     image: ImageRef
     clone: str
@@ -221,7 +241,9 @@ class BeginChange(NamedTuple):
 
 
 class EndChange(NamedTuple):
-    """Show a hidden image again: with its new content if that is `whole`, else with what it had; only if that is that `change` of it."""
+    """Show a hidden image again: with its new content if that is `whole`, else with what it had; only if that
+    is that `change` of it.
+    """
 
     image: ImageRef
     whole: bool

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the vocabulary that a VM's host carries out itself when it hands a running guest to another one (exchange.Here).
+"""The part of the vocabulary that a VM's host carries out itself when it hands a running guest to another one
+(exchange.Here).
 
-`domain` is what libvirt calls the guest, by name or UUID. `host`: the libvirtd of that host, '' for this one's own.
+`domain` is what libvirt calls the guest, by name or UUID. `host`: the libvirtd of that host, '' for this
+one's own.
 """
 
 from __future__ import annotations
@@ -12,13 +14,17 @@ from ..named import NamedTuple
 
 
 class SeeDomain(NamedTuple):
-    """Return the `xml` of a running guest, the names of its system `snapshots`, and whether it is `persistent`."""
+    """Return the `xml` of a running guest, the names of its system `snapshots`, and whether it is
+    `persistent`.
+    """
 
     domain: str
 
 
 class TakeProof(NamedTuple):
-    """Return the proof that premigrate has left, None without one, and remove it: it holds for one migration."""
+    """Return the proof that premigrate has left, None without one, and remove it: it holds for one
+    migration.
+    """
 
     vm_dir: str
 
@@ -30,7 +36,9 @@ class LookAtProof(NamedTuple):
 
 
 class ReadSite(NamedTuple):
-    """Return what kvmrc, and semishared.conf (`migration`), say of a migration to `host`, whose libvirtd is at `target`."""
+    """Return what kvmrc, and semishared.conf (`migration`), say of a migration to `host`, whose libvirtd is
+    at `target`.
+    """
 
     host: str
 
@@ -43,21 +51,26 @@ class SeeState(NamedTuple):
 
 
 class MigrateOptions(NamedTuple):
-    """What libvirt is to do in a live migration, in words of plan/migrate_options.py, and what we do to it meanwhile."""
+    """What libvirt is to do in a live migration, in words of plan/migrate_options.py, and what we do to it
+    meanwhile.
+    """
 
     flags: tuple[str, ...] = ()
     values: dict[str, Any] = {}
     limit_s: int = 0
     """After so many seconds (0: never) `at_limit` happens."""
     at_limit: str = "suspend"
-    """The guest stands still until it has arrived (`suspend`), goes on there with part of its memory still here (`postcopy`), or
-    stays here (`abort`)."""
+    """The guest stands still until it has arrived (`suspend`), goes on there with part of its memory still
+    here (`postcopy`), or stays here (`abort`).
+    """
     after_precopy: bool = False
     """The same as `postcopy`, as soon as all of its memory was copied once."""
     downtime_ms: int = 0
     """How long the guest may stand still at the end; 0: as libvirt has it."""
     memory_mib_s: int = 0
-    """MiB per second that memory may take once the disks, which share as much, are mirrored; 0: BANDWIDTH, as they have it."""
+    """MiB per second that memory may take once the disks, which share as much, are mirrored; 0: BANDWIDTH, as
+    they have it.
+    """
 
     def to_data(self) -> dict[str, object]:
         """Return the options as JSON data."""
@@ -75,7 +88,9 @@ class MigrateDomain(NamedTuple):
 
 
 class CopyDeltas(NamedTuple):
-    """Have what a running guest writes mirrored from its VM directory `origin` into the copy of that, `vm_dir`, until they are equal."""
+    """Have what a running guest writes mirrored from its VM directory `origin` into the copy of that,
+    `vm_dir`, until they are equal.
+    """
 
     vm: int
     vm_dir: str

@@ -10,18 +10,27 @@ from .refs import DiskRef, ImageRef
 
 
 def has_arrived(source: Mapping[str, Any], target: Mapping[str, Any], seq: int) -> bool:
-    """Tell whether what is (left) at the source of a move need not be sent, since the target has the whole already.
+    """Tell whether what is (left) at the source of a move need not be sent, since the target has the whole
+    already.
 
-    Both are what a machine says of its directory; `seq` is the move's, -1 if not known. An older directory has not arrived:
-    it was left there by an earlier life of the VM.
+    Both are what a machine says of its directory; `seq` is the move's, -1 if not known. An older directory
+    has not arrived: it was left there by an earlier life of the VM.
     """
     older = 0 <= target["seq"] < seq
-    return not source["whole"] and target["whole"] and not older and bool(target["disks"] or not source["present"])
+    return (
+        not source["whole"]
+        and target["whole"]
+        and not older
+        and bool(target["disks"] or not source["present"])
+    )
 
 
 def no_records(vm_dir: str, host: str) -> str:
     """Return why a directory is not moved as that of a VM with disks of ours."""
-    return f"{vm_dir} on {host} has no records of ours: another driver has made it, or it is a remainder; nothing was moved"
+    return (
+        f"{vm_dir} on {host} has no records of ours: another driver has made it, or it is a "
+        f"remainder; nothing was moved"
+    )
 
 
 def why_kept(vm_dir: str, host: str, cleared: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -31,7 +40,9 @@ def why_kept(vm_dir: str, host: str, cleared: Mapping[str, str]) -> list[tuple[s
 
 
 class MarkVm(NamedTuple):
-    """Report what there is of a VM directory, and mark it with a token by which it is known again under any name."""
+    """Report what there is of a VM directory, and mark it with a token by which it is known again under any
+    name.
+    """
 
     vm: int
     vm_dir: str
@@ -45,7 +56,8 @@ class LookAtVm(NamedTuple):
 
 
 class LookForVm(NamedTuple):
-    """Report what there is of a VM directory, and whether it is the one that another machine has marked with `token`.
+    """Report what there is of a VM directory, and whether it is the one that another machine has marked with
+    `token`.
 
     `seen` is that machine's fingerprint of it, for where no token could be written.
     """
@@ -77,7 +89,9 @@ class SendVm(NamedTuple):
 
 
 class MakeRoom(NamedTuple):
-    """Let idle bases go, never those of the VM, for a VM directory of so many bytes that is to arrive; fail if it does not fit."""
+    """Let idle bases go, never those of the VM, for a VM directory of so many bytes that is to arrive; fail
+    if it does not fit.
+    """
 
     vm: int
     vm_dir: str
@@ -87,7 +101,9 @@ class MakeRoom(NamedTuple):
     sizes: dict[str, int] = {}
     """Of these, the bytes of the layers of each disk that may come to any device of a pool, by its number."""
     apart: int = 0
-    """Of these, the bytes of the layers of all others: they want a class of devices, and ask for themselves when they are placed."""
+    """Of these, the bytes of the layers of all others: they want a class of devices, and ask for themselves
+    when they are placed.
+    """
 
 
 class ReceiveVm(NamedTuple):
@@ -100,13 +116,17 @@ class ReceiveVm(NamedTuple):
     domain: str
     """What libvirt calls the VM; '' on a machine that runs no domains."""
     disks: tuple[int, ...] = ()
-    """The disks that oned says the VM has: a directory that has one of them is not replaced by one that has it not."""
+    """The disks that oned says the VM has: a directory that has one of them is not replaced by one that has
+    it not.
+    """
     foreign: tuple[int, ...] = ()
     """Those of them that are another driver's."""
     deltas: tuple[int, ...] = ()
     """Disks that get new, empty deltas: for libvirt to write what their guest has in its own."""
     wants: dict[str, Any] = {}
-    """What disks want of the devices there: by number {"classes", "size": bytes, "layers"}, of those that want something."""
+    """What disks want of the devices there: by number {"classes", "size": bytes, "layers"}, of those that
+    want something.
+    """
     sizes: dict[str, int] = {}
     """The bytes that come with each, by its number."""
 
@@ -122,11 +142,15 @@ class RenameVm(NamedTuple):
     disks: tuple[int, ...] = ()
     foreign: tuple[int, ...] = ()
     live: bool = False
-    """Its guest runs on in the source, with deltas, and gets new, empty ones in the copy (guest/relocation.py)."""
+    """Its guest runs on in the source, with deltas, and gets new, empty ones in the copy
+    (guest/relocation.py).
+    """
 
 
 class ReleaseVm(NamedTuple):
-    """Remove a VM directory that is elsewhere now and all leases of the VM, unless it is in use or is not as it was `seen`."""
+    """Remove a VM directory that is elsewhere now and all leases of the VM, unless it is in use or is not as
+    it was `seen`.
+    """
 
     vm: int
     vm_dir: str
@@ -136,9 +160,11 @@ class ReleaseVm(NamedTuple):
 
 
 class ClearVm(NamedTuple):
-    """Remove a VM directory that a live migration has left behind, and all leases of the VM; report why another one is `kept`.
+    """Remove a VM directory that a live migration has left behind, and all leases of the VM; report why
+    another one is `kept`.
 
-    `seq`: the SEQ of that migration in the VM's history. What it has `brought` here is of that SEQ; where it came from, of a lower.
+    `seq`: the SEQ of that migration in the VM's history. What it has `brought` here is of that SEQ; where it
+    came from, of a lower.
     """
 
     vm: int
@@ -155,7 +181,9 @@ class DescribeVm(NamedTuple):
 
 
 class LookAtGuest(NamedTuple):
-    """Report how the guest that runs in a VM directory has its disks open, by their targets (guest/foreign.py)."""
+    """Report how the guest that runs in a VM directory has its disks open, by their targets
+    (guest/foreign.py).
+    """
 
     vm: int
     vm_dir: str
@@ -198,7 +226,9 @@ class ReachDisk(NamedTuple):
 
 
 class AdoptClone(NamedTuple):
-    """Make the clone on a mounted store whose active layer is `layer` the VM's disk on this host: link and record, as it had elsewhere."""
+    """Make the clone on a mounted store whose active layer is `layer` the VM's disk on this host: link and
+    record, as it had elsewhere.
+    """
 
     disk: DiskRef
     image: ImageRef
@@ -223,7 +253,9 @@ class MergeDeltas(NamedTuple):
 
 
 class AllowMigration(NamedTuple):
-    """Leave the proof, for vmm/migrate, that both hosts see the same stores; `brought`: what was made ready, for the VM's log."""
+    """Leave the proof, for vmm/migrate, that both hosts see the same stores; `brought`: what was made ready,
+    for the VM's log.
+    """
 
     vm: int
     vm_dir: str
@@ -235,7 +267,9 @@ class AllowMigration(NamedTuple):
 
 
 class CheckNotOpen(NamedTuple):
-    """Fail if the domain, if it runs on this host, has anything of a VM directory open; `disks`: its disks count too."""
+    """Fail if the domain, if it runs on this host, has anything of a VM directory open; `disks`: its disks
+    count too.
+    """
 
     vm: int
     vm_dir: str

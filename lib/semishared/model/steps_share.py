@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps on shares (share/): what the machine is told that makes the directories of a datastore with DISK_TYPE = FILESYSTEM."""
+"""Steps on shares (share/): what the machine is told that makes the directories of a datastore with DISK_TYPE
+= FILESYSTEM.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,18 @@ from .shares import Share, Tree
 
 
 class MarkRoot(NamedTuple):
-    """Make the root of `tree` one, unless it is: marked `new` where it has no marker. Report the marker that it has."""
+    """Make the root of `tree` one, unless it is: marked `new` where it has no marker. Report the marker that
+    it has.
+    """
 
     tree: Tree
     new: str
 
 
 class FindDirectory(NamedTuple):
-    """Report the real path of a directory that is there already, if it lies below one of `safe` and is no datastore's."""
+    """Report the real path of a directory that is there already, if it lies below one of `safe` and is no
+    datastore's.
+    """
 
     tree: Tree
     path: str
@@ -37,9 +43,11 @@ class MakeShare(NamedTuple):
 
 
 class RemoveShare(NamedTuple):
-    """Remove the share of an image with all that is in it; `source`, its SOURCE, may also be a directory that was there before.
+    """Remove the share of an image with all that is in it; `source`, its SOURCE, may also be a directory that
+    was there before.
 
-    `born`: as the share was that was seen not to be ready. Report that it is not `removed` if it is ready by now, or another one.
+    `born`: as the share was that was seen not to be ready. Report that it is not `removed` if it is ready by
+    now, or another one.
     """
 
     tree: Tree
@@ -87,8 +95,10 @@ class RemoveSnapshot(NamedTuple):
 
 
 class LookAtRoot(NamedTuple):
-    """Report which commands that shares need there are `lacking`, once the root is one with its quotas on; with `clients` also of those
-    by which guests are given keys, and the data `pools` that the shares of `images` are in (Clients.pools)."""
+    """Report which commands that shares need there are `lacking`, once the root is one with its quotas on;
+    with `clients` also of those by which guests are given keys, and the data `pools` that the shares of
+    `images` are in (Clients.pools).
+    """
 
     tree: Tree
     clients: bool = False
@@ -108,7 +118,8 @@ class MeasureRoot(NamedTuple):
 
 
 class GiveKey(NamedTuple):
-    """Have a key of Ceph for the share of an image, which is at `source`, and nothing else; VM `vm` has it (-1: somebody who is no VM).
+    """Have a key of Ceph for the share of an image, which is at `source`, and nothing else; VM `vm` has it
+    (-1: somebody who is no VM).
 
     Report it, with what else a client has to know (ceph_clients.Clients.give): it is secret.
     """
@@ -119,11 +130,15 @@ class GiveKey(NamedTuple):
     vm: int
     readonly: bool
     seq: int = -1
-    """SEQ of the VM's last history record: refused if it was given at a later one. -1: nobody asks for a boot of it."""
+    """SEQ of the VM's last history record: refused if it was given at a later one. -1: nobody asks for a boot
+    of it.
+    """
 
 
 class ShowKey(NamedTuple):
-    """Report the key that a VM has for the share of an image, which is at `source`, as GiveKey does; none is given to one that has none."""
+    """Report the key that a VM has for the share of an image, which is at `source`, as GiveKey does; none is
+    given to one that has none.
+    """
 
     tree: Tree
     number: int
@@ -132,7 +147,8 @@ class ShowKey(NamedTuple):
 
 
 class TakeKeys(NamedTuple):
-    """Take back the keys that VM `vm` has (-1: who is no VM), for the share of an image, or for all with number -1.
+    """Take back the keys that VM `vm` has (-1: who is no VM), for the share of an image, or for all with
+    number -1.
 
     Report how many were `taken`.
     """
@@ -141,7 +157,9 @@ class TakeKeys(NamedTuple):
     number: int
     vm: int
     seq: int = -1
-    """Those that were given at a later SEQ of the VM's history stay with it: it runs again. -1: none stays."""
+    """Those that were given at a later SEQ of the VM's history stay with it: it runs again. -1: none
+    stays.
+    """
 
 
 class ListKeys(NamedTuple):

@@ -8,14 +8,18 @@ from .refs import DiskRef
 
 
 class DescribeDisk(NamedTuple):
-    """Report a disk's record, its layers and who lies over whom, its snapshot copies, and (`domain`) the guest's view."""
+    """Report a disk's record, its layers and who lies over whom, its snapshot copies, and (`domain`) the
+    guest's view.
+    """
 
     disk: DiskRef
     domain: str
 
 
 class LookAtDisk(NamedTuple):
-    """Report what DescribeDisk does, and hold nothing; {"unsettled": True} if a killed action has left what that would end."""
+    """Report what DescribeDisk does, and hold nothing; {"unsettled": True} if a killed action has left what
+    that would end.
+    """
 
     disk: DiskRef
     domain: str
@@ -47,7 +51,9 @@ class ActivateLayer(NamedTuple):
 
 
 class SwitchLayer(NamedTuple):
-    """Make a running guest write to the layer `to` from now on; it rests (`freeze`, guest/rest.py) meanwhile."""
+    """Make a running guest write to the layer `to` from now on; it rests (`freeze`, guest/rest.py)
+    meanwhile.
+    """
 
     disk: DiskRef
     layer: int
@@ -81,7 +87,9 @@ class PullLayer(NamedTuple):
 
 
 class DropStrays(NamedTuple):
-    """Remove what snapshots that failed have left: names of layers that OpenNebula does not know, with nothing over them."""
+    """Remove what snapshots that failed have left: names of layers that OpenNebula does not know, with
+    nothing over them.
+    """
 
     disk: DiskRef
     known: tuple[int, ...]
@@ -106,7 +114,9 @@ class CopyOut(NamedTuple):
 
 
 class RestGuest(NamedTuple):
-    """Let a running guest rest (`freeze`) while the front-end has something done elsewhere: it is asked, and says when."""
+    """Let a running guest rest (`freeze`) while the front-end has something done elsewhere: it is asked, and
+    says when.
+    """
 
     vm: int
     vm_dir: str
@@ -122,7 +132,9 @@ class GrowDisk(NamedTuple):
 
 
 class AllowGrowth(NamedTuple):
-    """See to it that a disk of a running guest may become as large as `size` bytes, before its hypervisor makes it so."""
+    """See to it that a disk of a running guest may become as large as `size` bytes, before its hypervisor
+    makes it so.
+    """
 
     disk: DiskRef
     size: int

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores: what each kind can do, and how a datastore's store is reached.
 
-Actions decide on what a store can do (`Kind`), never on its name. The kind of a datastore is its DISK_TYPE, OpenNebula's
-own attribute: RBD is `rbd`, anything else `dir`. Ceph's keys are never here: CEPH_USER names one, which lies in a keyring
-on the machine that uses it; CEPH_SECRET names what libvirt has.
+Actions decide on what a store can do (`Kind`), never on its name. The kind of a datastore is its DISK_TYPE,
+OpenNebula's own attribute: RBD is `rbd`, anything else `dir`. Ceph's keys are never here: CEPH_USER names
+one, which lies in a keyring on the machine that uses it; CEPH_SECRET names what libvirt has.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Datastore(Protocol):
-        """What is asked of a datastore: hosts, which are told how its store is reached, need no XML for that."""
+        """What is asked of a datastore: hosts, which are told how its store is reached, need no XML for
+        that.
+        """
 
         @property
         def id(self) -> int: ...
@@ -42,7 +44,9 @@ class Kind(NamedTuple):
 
     name: str
     has_bridge: bool
-    """Images are reached over the network and changed by one machine, the store's bridge; else by any, at the same path on all."""
+    """Images are reached over the network and changed by one machine, the store's bridge; else by any, at the
+    same path on all.
+    """
     formats: Tuple[str, ...]
     """Formats in which images are stored."""
     source: str
@@ -57,14 +61,24 @@ KINDS = {
 }
 
 
-FORMS = {"kind": r"[a-z]+\Z", "conf": CONF, "host": MONITOR, "secret": SECRET, "marker": MARKER, "cloud": MARKER, "remote_secret": SECRET}
+FORMS = {
+    "kind": r"[a-z]+\Z",
+    "conf": CONF,
+    "host": MONITOR,
+    "secret": SECRET,
+    "marker": MARKER,
+    "cloud": MARKER,
+    "remote_secret": SECRET,
+}
 """What the fields of an Access look like that are no names of Ceph's, and each of its hosts."""
 NEWER = ("marker", "cloud", "remote", "remote_secret")
 """Fields that records of older disks do not have."""
 
 
 class Access(NamedTuple):
-    """How a store is reached: `user` by guests, `reader` by hosts that copy bases, `bridge_user` by who changes images."""
+    """How a store is reached: `user` by guests, `reader` by hosts that copy bases, `bridge_user` by who
+    changes images.
+    """
 
     kind: str = "dir"
     user: str = ""
@@ -79,7 +93,9 @@ class Access(NamedTuple):
     marker: str = ""
     """Id of a mounted store, as its marker says it (store/marker.py); '' for one that was never marked."""
     cloud: str = ""
-    """Id of the OpenNebula whose datastore this is; '' if it has none. What is made beside images carries it."""
+    """Id of the OpenNebula whose datastore this is; '' if it has none. What is made beside images carries
+    it.
+    """
     remote: str = ""
     """Who opens what remote-first disks lie over, '' for `user`."""
     remote_secret: str = ""
@@ -101,14 +117,22 @@ class Access(NamedTuple):
     @classmethod
     def from_data(cls, data: object) -> Access:
         """Return the access in JSON data; raise BadArguments."""
-        if not isinstance(data, dict) or set(data) | set(NEWER) != set(cls._fields) or str(data["kind"]) not in KINDS:
+        if (
+            not isinstance(data, dict)
+            or set(data) | set(NEWER) != set(cls._fields)
+            or str(data["kind"]) not in KINDS
+        ):
             raise BadArguments(f"not an access: {str(data)[:200]}")
         if not isinstance(data["hosts"], (list, tuple)):
             raise BadArguments(f"not an access: {str(data)[:200]}")
         found = cls(**{**data, "hosts": tuple(data["hosts"]), **{name: data.get(name, "") for name in NEWER}})
         values = {**found._asdict(), "hosts": ""}
         for name, value in (*values.items(), *(("host", host) for host in found.hosts)):
-            if not isinstance(value, str) or (value and not re.match(FORMS.get(name, POOL), value)) or ".." in value.split("/"):
+            if (
+                not isinstance(value, str)
+                or (value and not re.match(FORMS.get(name, POOL), value))
+                or ".." in value.split("/")
+            ):
                 raise BadArguments(f"not an access: its {name} is {str(value)[:200]!r}")
         return found
 
@@ -134,27 +158,44 @@ def access(datastore: Datastore) -> Access:
     """Return how the store of `datastore` is reached; raise BadAttribute."""
     cloud = checked(datastore, "SEMISHARED_CLOUD", MARKER, "the id of a cloud (32 hex digits)")
     if not kind(datastore).has_bridge:
-        return MOUNTED._replace(marker=checked(datastore, "SEMISHARED_STORE", MARKER, "the id of a store (32 hex digits)"), cloud=cloud)
+        return MOUNTED._replace(
+            marker=checked(datastore, "SEMISHARED_STORE", MARKER, "the id of a store (32 hex digits)"),
+            cloud=cloud,
+        )
     user = ceph_user(datastore)
     hosts = tuple(datastore.attribute("CEPH_HOST").split())
     for host in hosts:
         if not re.match(MONITOR, host):
-            raise BadAttribute(f"CEPH_HOST of datastore {datastore.id} has {host!r}, which is no address[:port]")
+            raise BadAttribute(
+                f"CEPH_HOST of datastore {datastore.id} has {host!r}, which is no address[:port]"
+            )
     return Access(
-        "rbd", user, _user(datastore, "SEMISHARED_CEPH_READER", user), _user(datastore, "SEMISHARED_CEPH_BRIDGE_USER", user),
-        checked(datastore, "CEPH_CONF", CONF, "a plain absolute path"), hosts,
+        "rbd",
+        user,
+        _user(datastore, "SEMISHARED_CEPH_READER", user),
+        _user(datastore, "SEMISHARED_CEPH_BRIDGE_USER", user),
+        checked(datastore, "CEPH_CONF", CONF, "a plain absolute path"),
+        hosts,
         checked(datastore, "CEPH_SECRET", SECRET, "the UUID of a libvirt secret"),
-        checked(datastore, "EC_POOL_NAME", POOL, "the name of a pool"), cloud=cloud, **_remote(datastore),
-    )  # fmt: skip
+        checked(datastore, "EC_POOL_NAME", POOL, "the name of a pool"),
+        cloud=cloud,
+        **_remote(datastore),
+    )
 
 
 def ceph_user(datastore: Datastore) -> str:
     """Return CEPH_USER; raise BadAttribute if there is none, or a key beside it."""
     user = _user(datastore, "CEPH_USER", "")
     if not user:
-        raise BadAttribute(f"datastore {datastore.id} has no CEPH_USER: without one Ceph takes client.admin, which nothing here runs as")
+        raise BadAttribute(
+            f"datastore {datastore.id} has no CEPH_USER: without one Ceph takes client.admin, "
+            f"which nothing here runs as"
+        )
     if datastore.attribute("CEPH_KEY"):
-        raise BadAttribute(f"CEPH_KEY of datastore {datastore.id}: put the key into a keyring that CEPH_CONF names, and remove this")
+        raise BadAttribute(
+            f"CEPH_KEY of datastore {datastore.id}: put the key into a keyring that CEPH_CONF "
+            f"names, and remove this"
+        )
     return user
 
 
@@ -163,7 +204,8 @@ def _remote(datastore: Datastore) -> dict[str, str]:
     secret = checked(datastore, "SEMISHARED_CEPH_REMOTE_SECRET", SECRET, "the UUID of a libvirt secret")
     if bool(user) != bool(secret):
         raise BadAttribute(
-            f"datastore {datastore.id} names only one of SEMISHARED_CEPH_REMOTE and SEMISHARED_CEPH_REMOTE_SECRET: a user and libvirt's "
+            f"datastore {datastore.id} names only one of SEMISHARED_CEPH_REMOTE and "
+            f"SEMISHARED_CEPH_REMOTE_SECRET: a user and libvirt's "
             "secret with the key of that user"
         )
     return {"remote": user, "remote_secret": secret}
@@ -174,7 +216,8 @@ def unmarked(datastore: Datastore) -> str:
     if kind(datastore).has_bridge or datastore.attribute("SEMISHARED_STORE"):
         return ""
     return (
-        f"datastore {datastore.id} has no SEMISHARED_STORE: that its store is not mounted would not be noticed; "
+        f"datastore {datastore.id} has no SEMISHARED_STORE: that its store is not mounted would "
+        f"not be noticed; "
         "`semishared setup --apply` marks it"
     )
 
@@ -192,16 +235,24 @@ def checked(datastore: Datastore, name: str, pattern: str, what: str, default: s
 def _user(datastore: Datastore, name: str, default: str) -> str:
     user = checked(datastore, name, POOL, "the name of a Ceph user", default)
     if user == ADMIN or user.startswith("client."):
-        raise BadAttribute(f"{name} of datastore {datastore.id} is {user!r}: name a user of its own, without `client.`, and not admin")
+        raise BadAttribute(
+            f"{name} of datastore {datastore.id} is {user!r}: name a user of its own, without "
+            f"`client.`, and not admin"
+        )
     return user
 
 
 def fence_user(datastore: Datastore) -> str:
-    """Return as whom the front-end shuts a dead host out of an rbd datastore's cluster, '' if nobody is named; raise BadAttribute."""
+    """Return as whom the front-end shuts a dead host out of an rbd datastore's cluster, '' if nobody is
+    named; raise BadAttribute.
+    """
     user = _user(datastore, "SEMISHARED_CEPH_FENCE_USER", "")
     others = ("CEPH_USER", "SEMISHARED_CEPH_READER", "SEMISHARED_CEPH_BRIDGE_USER")
     if user and user in map(datastore.attribute, others):
-        raise BadAttribute(f"SEMISHARED_CEPH_FENCE_USER of datastore {datastore.id} is {user!r}, who has another role: name one of its own")
+        raise BadAttribute(
+            f"SEMISHARED_CEPH_FENCE_USER of datastore {datastore.id} is {user!r}, who has another "
+            f"role: name one of its own"
+        )
     return user
 
 
@@ -220,7 +271,9 @@ def bridges(datastore: Datastore) -> list[str]:
 
 
 def bridge(datastore: Datastore, number: int) -> str:
-    """Return the machine that changes images of a datastore for object `number` (as upstream: by its id), '' for any."""
+    """Return the machine that changes images of a datastore for object `number` (as upstream: by its id), ''
+    for any.
+    """
     if not kind(datastore).has_bridge:
         return ""
     found = bridges(datastore)
@@ -235,7 +288,9 @@ def check_source(store: Access, source: str, what: str = "source") -> str:
 
 
 def new_source(store: Access, root: str, number: int, token: str) -> str:
-    """Return the SOURCE for the new image `number` in the directory or pool `root`; `token` is a name that no image has."""
+    """Return the SOURCE for the new image `number` in the directory or pool `root`; `token` is a name that no
+    image has.
+    """
     if not store.can.has_bridge:
         return f"{root}/{token}"
     from . import layout_pool

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of the transfer actions, one class per shape (docs/explanation/contract.md). Checked here, believed afterwards."""
+"""Arguments of the transfer actions, one class per shape (docs/explanation/contract.md). Checked here,
+believed afterwards.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,18 @@ def number(text: str, what: str) -> int:
 
 
 def absolute(path: str, what: str) -> str:
-    """Return `path` without double slashes; raise BadArguments unless it is absolute, plain and without `..`."""
+    """Return `path` without double slashes; raise BadArguments unless it is absolute, plain and without
+    `..`.
+    """
     if not path.startswith("/") or any(not c.isprintable() for c in path) or ".." in path.split("/"):
         raise BadArguments(f"{what} is not a plain absolute path: {path!r}")
     return "/" + os.path.normpath(path).lstrip("/")
 
 
 STORED = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*/[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z"
-"""POOL/IMAGE of a store that is reached over the network. Whether the datastore is of that kind, model/stores.py says."""
+"""POOL/IMAGE of a store that is reached over the network. Whether the datastore is of that kind,
+model/stores.py says.
+"""
 
 
 def image_source(text: str, what: str) -> str:
@@ -115,8 +121,11 @@ class FromImage(NamedTuple):
     @classmethod
     def parse(cls, argv: list[str]) -> FromImage:
         _count(argv, 4)
-        return cls(image_source(argv[0].partition(":")[2], "source"), DiskPlace.at(Location.parse(argv[1]), argv[2]),
-                   number(argv[3], "datastore id"))  # fmt: skip
+        return cls(
+            image_source(argv[0].partition(":")[2], "source"),
+            DiskPlace.at(Location.parse(argv[1]), argv[2]),
+            number(argv[3], "datastore id"),
+        )
 
 
 class NewDisk(NamedTuple):
@@ -130,7 +139,9 @@ class NewDisk(NamedTuple):
     def parse(cls, argv: list[str]) -> NewDisk:
         _count(argv, 5)
         number(argv[4], "datastore id")
-        return cls(number(argv[0], "size") * MiB, argv[1].lower(), DiskPlace.at(Location.parse(argv[2]), argv[3]))
+        return cls(
+            number(argv[0], "size") * MiB, argv[1].lower(), DiskPlace.at(Location.parse(argv[2]), argv[3])
+        )
 
     @classmethod
     def parse_swap(cls, argv: list[str]) -> NewDisk:
@@ -182,19 +193,29 @@ class ToImage(NamedTuple):
     @classmethod
     def parse(cls, argv: list[str]) -> ToImage:
         _count(argv, 4)
-        return cls(DiskPlace.at(Location.parse(argv[0]), argv[2]), image_source(argv[1], "image"), -1,
-                   number(argv[3], "datastore id"))  # fmt: skip
+        return cls(
+            DiskPlace.at(Location.parse(argv[0]), argv[2]),
+            image_source(argv[1], "image"),
+            -1,
+            number(argv[3], "datastore id"),
+        )
 
     @classmethod
     def parse_copy(cls, argv: list[str]) -> ToImage:
         _count(argv, 5)
         snapshot = -1 if argv[2] == "-1" else number(argv[2], "snapshot id")
-        return cls(DiskPlace.at(Location.parse(argv[0]), argv[3]), image_source(argv[1], "image"), snapshot,
-                   number(argv[4], "datastore id"))  # fmt: skip
+        return cls(
+            DiskPlace.at(Location.parse(argv[0]), argv[3]),
+            image_source(argv[1], "image"),
+            snapshot,
+            number(argv[4], "datastore id"),
+        )
 
 
 class SnapshotPlace(NamedTuple):
-    """snap_create, snap_create_live, snap_delete, snap_revert: `host:VMDIR/disk.N snapshot vm image_datastore`."""
+    """snap_create, snap_create_live, snap_delete, snap_revert: `host:VMDIR/disk.N snapshot vm
+    image_datastore`.
+    """
 
     disk: DiskPlace
     snapshot: int
@@ -248,7 +269,9 @@ class Delete(NamedTuple):
 
 
 class Migrate(NamedTuple):
-    """premigrate, postmigrate, failmigrate: `source_host target_host VMDIR vm system_datastore [calling TM]`."""
+    """premigrate, postmigrate, failmigrate: `source_host target_host VMDIR vm system_datastore [calling
+    TM]`.
+    """
 
     source_host: str
     target: VmPlace

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What oned.conf has to say of this driver (docs/explanation/contract.md): install.sh writes it, doctor looks for it in datastores."""
+"""What oned.conf has to say of this driver (docs/explanation/contract.md): install.sh writes it, doctor looks
+for it in datastores.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,38 @@ TM_CONF = (
     ("DS_MIGRATE_SNAP", "YES", False),
     ("ALLOW_ORPHANS", "YES", True),
 )
-DS_CONF = (("REQUIRED_ATTRS", "", False), ("PERSISTENT_ONLY", "NO", False), ("MARKETPLACE_ACTIONS", "export", False))
+DS_CONF = (
+    ("REQUIRED_ATTRS", "", False),
+    ("PERSISTENT_ONLY", "NO", False),
+    ("MARKETPLACE_ACTIONS", "export", False),
+)
 RESTRICTED = (
-    "SEMISHARED_PLACE", "SEMISHARED_LOCAL", "SEMISHARED_STAGE", "SEMISHARED_DETACH", "SEMISHARED_ON_HOST_FAILURE", "SEMISHARED_IO_CLASS",
-    "SEMISHARED_CLASS", "SEMISHARED_BASES", "SEMISHARED_SHARE_ACCESS",
-)  # fmt: skip
-"""Attributes of images that only administrators may set: where disks live, what goes to hosts, what may be lost, who gets a key."""
+    "SEMISHARED_PLACE",
+    "SEMISHARED_LOCAL",
+    "SEMISHARED_STAGE",
+    "SEMISHARED_DETACH",
+    "SEMISHARED_ON_HOST_FAILURE",
+    "SEMISHARED_IO_CLASS",
+    "SEMISHARED_CLASS",
+    "SEMISHARED_BASES",
+    "SEMISHARED_SHARE_ACCESS",
+)
+"""Attributes of images that only administrators may set: where disks live, what goes to hosts, what may be
+lost, who gets a key.
+"""
 INHERITED = {
     "INHERIT_DATASTORE_ATTR": (
-        "DISK_TYPE", "ALLOW_ORPHANS", "CEPH_HOST", "CEPH_SECRET", "CEPH_USER", "CEPH_CONF", "POOL_NAME", "SEMISHARED_SHARE_ACCESS",
+        "DISK_TYPE",
+        "ALLOW_ORPHANS",
+        "CEPH_HOST",
+        "CEPH_SECRET",
+        "CEPH_USER",
+        "CEPH_CONF",
+        "POOL_NAME",
+        "SEMISHARED_SHARE_ACCESS",
     ),
     "INHERIT_IMAGE_ATTR": ("SEMISHARED_SHARE_ACCESS",),
-}  # fmt: skip
-"""Attributes of datastores and images that oned copies into a VM's disk: what it looks for there itself, which all stock files have, and
-what deploy has to (plan/filesystems.py)."""
+}
+"""Attributes of datastores and images that oned copies into a VM's disk: what it looks for there itself,
+which all stock files have, and what deploy has to (plan/filesystems.py).
+"""

@@ -15,16 +15,22 @@ NO_EXISTS = 0x0400
 
 
 class Oned:
-    """oned, as the driver's user sees it: session from ONE_AUTH, endpoint from ONE_XMLRPC, as the CLI does."""
+    """oned, as the driver's user sees it: session from ONE_AUTH, endpoint from ONE_XMLRPC, as the CLI
+    does.
+    """
 
     def __init__(self) -> None:
         home = os.path.expanduser("~")
         self.endpoint = (
-            os.environ.get("ONE_XMLRPC") or _first_line(f"{home}/.one/one_endpoint") or "http://localhost:2633/RPC2"
+            os.environ.get("ONE_XMLRPC")
+            or _first_line(f"{home}/.one/one_endpoint")
+            or "http://localhost:2633/RPC2"
         )
         auth = os.environ.get("ONE_AUTH") or f"{home}/.one/one_auth"
         self.key = os.path.join(os.path.dirname(os.path.abspath(auth)), "semishared_key")
-        """The key of front-ends (tools/key.py): beside one_auth, which OpenNebula's guide has on each front-end of an HA group."""
+        """The key of front-ends (tools/key.py): beside one_auth, which OpenNebula's guide has on each
+        front-end of an HA group.
+        """
         self._session = _first_line(auth)
         if not self._session:
             raise OnedUnavailable(f"no OpenNebula session in {auth}")
@@ -53,7 +59,9 @@ class Oned:
         """Raise OnedUnavailable unless this user sees everybody's VMs and images (group oneadmin)."""
         user = View(parse(self._call("one.user.info", -1), "USER"))
         if user.number("GID") != 0:
-            raise OnedUnavailable(f"user {user.text('NAME')} is not of group oneadmin and does not see all VMs")
+            raise OnedUnavailable(
+                f"user {user.text('NAME')} is not of group oneadmin and does not see all VMs"
+            )
 
     def vms(self) -> list[Vm]:
         """Return all VMs that are not DONE; raise OnedUnavailable."""
@@ -61,17 +69,25 @@ class Oned:
         return [Vm(element) for element in pool.findall("VM")]
 
     def newest_vm(self, from_id: int) -> int:
-        """Return the highest id that any VM has had, DONE or not, -1 if none from `from_id` on is remembered; raise OnedUnavailable."""
+        """Return the highest id that any VM has had, DONE or not, -1 if none from `from_id` on is remembered;
+        raise OnedUnavailable.
+        """
         pool = parse(self._call("one.vmpool.info", -2, max(from_id, 0), -1, -2), "VM_POOL")
         return max((View(element).number("ID") for element in pool.findall("VM")), default=-1)
 
     def images(self) -> list[Image]:
         """Return all images; raise OnedUnavailable."""
-        return [Image(e) for e in parse(self._call("one.imagepool.info", -2, -1, -1), "IMAGE_POOL").findall("IMAGE")]
+        return [
+            Image(e)
+            for e in parse(self._call("one.imagepool.info", -2, -1, -1), "IMAGE_POOL").findall("IMAGE")
+        ]
 
     def datastores(self) -> list[Datastore]:
         """Return all datastores; raise OnedUnavailable."""
-        return [Datastore(e) for e in parse(self._call("one.datastorepool.info"), "DATASTORE_POOL").findall("DATASTORE")]
+        return [
+            Datastore(e)
+            for e in parse(self._call("one.datastorepool.info"), "DATASTORE_POOL").findall("DATASTORE")
+        ]
 
     def hosts(self) -> list[Host]:
         """Return all hosts; raise OnedUnavailable."""
@@ -90,16 +106,28 @@ class Oned:
         self.act(vm_id, "resched")
 
     def act(self, vm_id: int, action: str) -> None:
-        """Have oned begin an action on a VM (one.vm.action: "resume", "release"); raise OnedUnavailable with oned's reason."""
+        """Have oned begin an action on a VM (one.vm.action: "resume", "release"); raise OnedUnavailable with
+        oned's reason.
+        """
         self._answer("one.vm.action", action, vm_id)
 
     def vm_groups(self) -> list[View]:
         """Return all VM groups; raise OnedUnavailable."""
-        return [View(e) for e in parse(self._call("one.vmgrouppool.info", -2, -1, -1), "VM_GROUP_POOL").findall("VM_GROUP")]
+        return [
+            View(e)
+            for e in parse(self._call("one.vmgrouppool.info", -2, -1, -1), "VM_GROUP_POOL").findall(
+                "VM_GROUP"
+            )
+        ]
 
     def documents(self, type: int) -> list[View]:  # noqa: A002 - OpenNebula's word
         """Return all documents of a type (100: services of OneFlow); raise OnedUnavailable."""
-        return [View(e) for e in parse(self._call("one.documentpool.info", -2, -1, -1, type), "DOCUMENT_POOL").findall("DOCUMENT")]
+        return [
+            View(e)
+            for e in parse(self._call("one.documentpool.info", -2, -1, -1, type), "DOCUMENT_POOL").findall(
+                "DOCUMENT"
+            )
+        ]
 
     def create_document(self, template: str, type: int) -> int:  # noqa: A002 - OpenNebula's word
         """Make a document and return its id; raise OnedUnavailable with oned's reason."""
@@ -110,14 +138,20 @@ class Oned:
         self._answer("one.document.update", document_id, attributes, 1)
 
     def front_ends(self) -> list[list[str]]:
-        """Return the addresses of the front-ends of each zone, none of one without HA; raise OnedUnavailable."""
+        """Return the addresses of the front-ends of each zone, none of one without HA; raise
+        OnedUnavailable.
+        """
         zones = parse(self._call("one.zonepool.info"), "ZONE_POOL").findall("ZONE")
-        urls = [[View(server).text("ENDPOINT") for server in zone.findall("SERVER_POOL/SERVER")] for zone in zones]
+        urls = [
+            [View(server).text("ENDPOINT") for server in zone.findall("SERVER_POOL/SERVER")] for zone in zones
+        ]
         return [[found for found in map(address_of, zone) if found] for zone in urls]
 
     def hooks(self) -> list[View]:
         """Return all hooks; raise OnedUnavailable."""
-        return [View(e) for e in parse(self._call("one.hookpool.info", -2, -1, -1), "HOOK_POOL").findall("HOOK")]
+        return [
+            View(e) for e in parse(self._call("one.hookpool.info", -2, -1, -1), "HOOK_POOL").findall("HOOK")
+        ]
 
     def version(self) -> str:
         """Return the version of oned; raise OnedUnavailable."""

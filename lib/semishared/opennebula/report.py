@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stderr protocol of OpenNebula's drivers (docs/explanation/contract.md), and the only place that catches everything.
+"""The stderr protocol of OpenNebula's drivers (docs/explanation/contract.md), and the only place that catches
+everything.
 
-Lines `SEV: text` become log lines, every other line is glued into the message the user sees. A text that begins
-with a number is taken for a VM id and can crash oned, so every text begins with the action's name.
+Lines `SEV: text` become log lines, every other line is glued into the message the user sees. A text that
+begins with a number is taken for a VM id and can crash oned, so every text begins with the action's name.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class Report:
 
 
 class Progress:
-    """Tell of something that takes long: after 10, 20, 40 s and so on, for the log gets all lines together when the action ends."""
+    """Tell of something that takes long: after 10, 20, 40 s and so on, for the log gets all lines together
+    when the action ends.
+    """
 
     def __init__(self, say: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
         self._say, self._now, self._due_s = say, now, 10.0
@@ -101,5 +104,7 @@ def caught(action: str, work: Callable[[Report], int]) -> int:
 
 
 def drop_output() -> None:
-    """Let what is still to be printed go nowhere: Python tries once more when it ends, and would choose the exit code itself."""
+    """Let what is still to be printed go nowhere: Python tries once more when it ends, and would choose the
+    exit code itself.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""XML-RPC as far as oned's questions need it: a call with numbers, words and truths, and an answer of the same.
+"""XML-RPC as far as oned's questions need it: a call with numbers, words and truths, and an answer of the
+same.
 
-The library's own, with http.client and what that needs of email, is two thirds of what an action that asks would load: 15 ms.
-Each question has a connection of its own, in HTTP/1.0, whose answer ends where the connection does.
+The library's own, with http.client and what that needs of email, is two thirds of what an action that asks
+would load: 15 ms. Each question has a connection of its own, in HTTP/1.0, whose answer ends where the
+connection does.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ class RpcFailed(Exception):
 
 
 class Endpoint:
-    """Where oned listens. A question that it does not read, or a silence in its answer, lasts at most `timeout_s`."""
+    """Where oned listens. A question that it does not read, or a silence in its answer, lasts at most
+    `timeout_s`.
+    """
 
     def __init__(self, url: str, timeout_s: float) -> None:
         found = re.match(URL, url)
@@ -36,7 +40,12 @@ class Endpoint:
     def ask(self, method: str, *arguments: object) -> Any:
         """Return what `method` answers; raise RpcFailed, OSError."""
         body = _call(method, arguments)
-        lines = [f"POST {self._path or '/RPC2'} HTTP/1.0", f"Host: {self._host}", "Content-Type: text/xml", f"Content-Length: {len(body)}"]
+        lines = [
+            f"POST {self._path or '/RPC2'} HTTP/1.0",
+            f"Host: {self._host}",
+            "Content-Type: text/xml",
+            f"Content-Length: {len(body)}",
+        ]
         if self._user:
             import base64
             from urllib.parse import unquote_to_bytes
@@ -49,7 +58,8 @@ class Endpoint:
 
     def _connected(self) -> socket.socket:
         name, port = self._address
-        # As bytes: of a word Python would make an internationalised name first, by tables that nothing else here needs.
+        # As bytes: of a word Python would make an internationalised name first, by tables that nothing else
+        # here needs.
         connection = socket.create_connection((name.encode("ascii"), port), self._timeout_s)  # type: ignore[arg-type] # bytes will do
         if not self._is_https:
             return connection
@@ -70,7 +80,10 @@ def address_of(url: str) -> str:
 
 def _call(method: str, arguments: tuple[object, ...]) -> bytes:
     values = "".join(f"<param><value>{_typed(argument)}</value></param>" for argument in arguments)
-    text = f"<?xml version='1.0' encoding='UTF-8'?><methodCall><methodName>{method}</methodName><params>{values}</params></methodCall>"
+    text = (
+        f"<?xml version='1.0' "
+        f"encoding='UTF-8'?><methodCall><methodName>{method}</methodName><params>{values}</params></methodCall>"
+    )
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -83,7 +96,9 @@ def _typed(value: object) -> str:
 
 
 def _received(connection: socket.socket) -> bytes:
-    """Return an answer: as much as it says it is, for not all that stands before oned ends a connection of HTTP/1.0, or all there is."""
+    """Return an answer: as much as it says it is, for not all that stands before oned ends a connection of
+    HTTP/1.0, or all there is.
+    """
     said, length, has_head = bytearray(), -1, False
     while length < 0 or len(said) < length:
         piece = connection.recv(PIECE)
@@ -124,7 +139,9 @@ def _answered(said: bytes) -> Any:
     value = root.find("params/param/value")
     if root.tag == "methodResponse" and value is not None:
         return _value(value)
-    raise RpcFailed(" ".join(word.strip() for word in root.itertext() if word.strip()) or "its answer holds no value")
+    raise RpcFailed(
+        " ".join(word.strip() for word in root.itertext() if word.strip()) or "its answer holds no value"
+    )
 
 
 def _value(element: ElementTree.Element) -> Any:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read an attribute's text as oned reads it: what it takes for no number is none, for whoever wrote it may be a tenant.
+"""Read an attribute's text as oned reads it: what it takes for no number is none, for whoever wrote it may be
+a tenant.
 
-oned (src/common/Attribute.cc, include/Attribute.h: vector_value; src/template/Template.cc: get) reads a number by istringstream >>
-to the end of the text, in the C locale, and YES whatever its case. tests/unit/oned_values.cc does the same; the unit tests compare.
+oned (src/common/Attribute.cc, include/Attribute.h: vector_value; src/template/Template.cc: get) reads a
+number by istringstream >> to the end of the text, in the C locale, and YES whatever its case.
+tests/unit/oned_values.cc does the same; the unit tests compare.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ ID_BITS = 32
 
 
 def integer(text: str, bits: int = 64) -> Optional[int]:
-    """Return what oned reads into a signed integer of that many bits; None for what it takes for no number."""
+    """Return what oned reads into a signed integer of that many bits; None for what it takes for no
+    number.
+    """
     found = _NUMBER.fullmatch(text)
     if not found or len(found.group(1).lstrip("+-").lstrip("0")) > _DIGITS:
         return None

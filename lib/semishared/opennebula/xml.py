@@ -20,7 +20,11 @@ def parse(text: str | bytes, root: str) -> Element:
     """Return the root element of `text`; raise BadArguments unless it is well-formed and called `root`."""
     try:
         element = ElementTree.fromstring(text)
-    except (ElementTree.ParseError, LookupError, ValueError) as e:  # the latter: odd encodings in the XML declaration
+    except (
+        ElementTree.ParseError,
+        LookupError,
+        ValueError,
+    ) as e:  # the latter: odd encodings in the XML declaration
         raise BadArguments(f"{root} XML does not parse: {e}") from None
     if element.tag != root:
         raise BadArguments(f"XML is <{element.tag}> where <{root}> belongs")
@@ -68,14 +72,17 @@ class Object(View):
         return self.text("NAME")
 
     def attribute(self, name: str) -> str:
-        """Return what somebody wrote for us in its template, without the blanks around it; '' if there is none."""
+        """Return what somebody wrote for us in its template, without the blanks around it; '' if there is
+        none.
+        """
         return self.text(f"TEMPLATE/{name}").strip()
 
 
 class Disk(View):
     """/VM/TEMPLATE/DISK.
 
-    oned wrote over what it had an object for, and left what else the VM's user wrote: what an image has is asked of the image.
+    oned wrote over what it had an object for, and left what else the VM's user wrote: what an image has is
+    asked of the image.
     """
 
     @property
@@ -122,7 +129,9 @@ class Disk(View):
 
     @property
     def is_clone(self) -> bool:
-        """Tell whether oned has it made by clone, and not by ln; oned writes that for each disk of an image."""
+        """Tell whether oned has it made by clone, and not by ln; oned writes that for each disk of an
+        image.
+        """
         return self.is_yes("CLONE")
 
     @property
@@ -131,7 +140,9 @@ class Disk(View):
 
     @property
     def is_directory(self) -> bool:
-        """A directory for the guest: in a VM's own directory there is nothing of it, so nothing to make, move or remove."""
+        """A directory for the guest: in a VM's own directory there is nothing of it, so nothing to make, move
+        or remove.
+        """
         return self.text("TYPE") == "FILESYSTEM"
 
     @property
@@ -175,7 +186,9 @@ class Vm(Object):
         What oned had begun there before the VM came to be elsewhere is that old, however late it asks.
         """
         records = [View(record) for record in self.element.findall("HISTORY_RECORDS/HISTORY")]
-        return max((record.number("SEQ") for record in records if record.text("HOSTNAME") == host), default=self.seq)
+        return max(
+            (record.number("SEQ") for record in records if record.text("HOSTNAME") == host), default=self.seq
+        )
 
     @property
     def host(self) -> str:
@@ -189,8 +202,13 @@ class Vm(Object):
 
     @property
     def host_ids(self) -> list[int]:
-        """Ids of the same: what oned knows a host by, whatever it was called then, and whoever is called that now."""
-        return [View(record).number("HID", bits=ID_BITS) for record in self.element.findall("HISTORY_RECORDS/HISTORY")]
+        """Ids of the same: what oned knows a host by, whatever it was called then, and whoever is called that
+        now.
+        """
+        return [
+            View(record).number("HID", bits=ID_BITS)
+            for record in self.element.findall("HISTORY_RECORDS/HISTORY")
+        ]
 
     @property
     def deploy_id(self) -> str:
@@ -230,7 +248,9 @@ class Vm(Object):
 
     @property
     def driver(self) -> str:
-        """TM_MAD of the last history record, '' without one: who moves and removes its disks, whatever its datastore says by now."""
+        """TM_MAD of the last history record, '' without one: who moves and removes its disks, whatever its
+        datastore says by now.
+        """
         records = self.element.findall("HISTORY_RECORDS/HISTORY")
         return View(records[-1]).text("TM_MAD") if records else ""
 
@@ -269,14 +289,24 @@ class Image(Object):
     @property
     def backup_parts(self) -> frozenset[str]:
         """Return what the backup driver calls the increments of a backup."""
-        found = (View(element).text("SOURCE") for element in self.element.findall("BACKUP_INCREMENTS/INCREMENT"))
+        found = (
+            View(element).text("SOURCE") for element in self.element.findall("BACKUP_INCREMENTS/INCREMENT")
+        )
         return frozenset(found) | {self.source}
 
     def may_be_used_by(self, other: Image) -> bool:
-        """Tell whether the owner of another image may use this one, by its permissions alone (oned's ACL are not asked)."""
+        """Tell whether the owner of another image may use this one, by its permissions alone (oned's ACL are
+        not asked).
+        """
         uid, gid = other.number("UID"), other.number("GID")
-        ways = ((uid == self.number("UID"), "OWNER_U"), (gid == self.number("GID"), "GROUP_U"), (True, "OTHER_U"))
-        return 0 in (uid, gid) or any(is_so and self.number(f"PERMISSIONS/{right}") == 1 for is_so, right in ways)
+        ways = (
+            (uid == self.number("UID"), "OWNER_U"),
+            (gid == self.number("GID"), "GROUP_U"),
+            (True, "OTHER_U"),
+        )
+        return 0 in (uid, gid) or any(
+            is_so and self.number(f"PERMISSIONS/{right}") == 1 for is_so, right in ways
+        )
 
     @property
     def vms(self) -> frozenset[int]:
@@ -348,7 +378,9 @@ class Host(Object):
 
     @property
     def reserved_memory(self) -> int:
-        """Return the bytes of its memory that oned gives to no VM (RESERVED_MEM of host and cluster); -1 if nothing was monitored."""
+        """Return the bytes of its memory that oned gives to no VM (RESERVED_MEM of host and cluster); -1 if
+        nothing was monitored.
+        """
         total, most = (self.number(f"HOST_SHARE/{name}") for name in ("TOTAL_MEM", "MAX_MEM"))
         return (total - most) << 10 if total > 0 and most >= 0 else -1
 
@@ -361,7 +393,11 @@ class Host(Object):
         return self.number("CLUSTER_ID")
 
     def is_near(self, datastores: Sequence[Datastore]) -> bool:
-        """Tell whether VMs with disks in one of these may come here: of a datastore without clusters to any host, but for one of LXC."""
+        """Tell whether VMs with disks in one of these may come here: of a datastore without clusters to any
+        host, but for one of LXC.
+        """
         if self.text("VM_MAD").lower() == "lxc":
             return False
-        return not datastores or any(not store.clusters or self.cluster_id in store.clusters for store in datastores)
+        return not datastores or any(
+            not store.clusters or self.cluster_id in store.clusters for store in datastores
+        )

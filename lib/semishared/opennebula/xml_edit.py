@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Change single values of an XML text and leave every other byte as it came.
 
-A serialiser would lose CDATA sections, quotes and prefixes, and stock scripts depend on them: kvm/deploy looks for
-`source file='` in single quotes, live datastore migration for `CDATA[` in the metadata.
+A serialiser would lose CDATA sections, quotes and prefixes, and stock scripts depend on them: kvm/deploy
+looks for `source file='` in single quotes, live datastore migration for `CDATA[` in the metadata.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class Element:
         return child.text if child else ""
 
     def number(self, name: str) -> Optional[int]:
-        """Return the number that oned reads from the child `name` where it keeps an id, None if it reads none."""
+        """Return the number that oned reads from the child `name` where it keeps an id, None if it reads
+        none.
+        """
         return integer(self.value(name), ID_BITS)
 
     def is_yes(self, name: str) -> bool:
@@ -98,7 +100,9 @@ class Markup:
     def set_text(self, element: Element, text: str) -> None:
         """Replace all that is between the tags of `element`."""
         if element.is_empty_tag:
-            self._changes.append((element.start, element.end, f"<{element.name}>{escape(text)}</{element.name}>"))
+            self._changes.append(
+                (element.start, element.end, f"<{element.name}>{escape(text)}</{element.name}>")
+            )
         elif element.text != text or element.children:
             self._changes.append((element.inside, element.close, escape(text)))
 
@@ -148,7 +152,8 @@ class Markup:
 
 def _parse(text: bytes, root: str) -> Element:
     """Return the root element of `text`; raise BadArguments unless it is UTF-8 XML whose root is `root`."""
-    # Offsets count bytes, and what is written is UTF-8: other encodings and entities are not needed, so not allowed.
+    # Offsets count bytes, and what is written is UTF-8: other encodings and entities are not needed, so not
+    # allowed.
     if b"\0" in text:
         raise BadArguments(f"the <{root}> XML holds a NUL byte")
     parser = expat.ParserCreate("UTF-8")

@@ -15,7 +15,9 @@ class AttachMessage:
 
     def __init__(self, text: bytes) -> None:
         self.markup = Markup(text, "VMM_DRIVER_ACTION_DATA")
-        disks = [disk for disk in self.markup.root.find("VM", "TEMPLATE", "DISK") if disk.value("ATTACH") == "YES"]
+        disks = [
+            disk for disk in self.markup.root.find("VM", "TEMPLATE", "DISK") if disk.value("ATTACH") == "YES"
+        ]
         if len(disks) != 1:
             raise BadArguments(f"{len(disks)} disks to attach in the driver message")
         self.disk = disks[0]
@@ -33,14 +35,21 @@ class AttachMessage:
         return self.disk.value("TM_MAD") == DRIVER
 
     def with_record(self, record: Record, limits: Limits = Limits()) -> bytes:  # noqa: B008 - a tuple
-        """Return the message that makes the stock script attach what the record says, which may do what `limits` says."""
-        changes = {"DRIVER": record.format, "FORMAT": record.format, "DISK_TYPE": "RBD" if record.network else "FILE"}
+        """Return the message that makes the stock script attach what the record says, which may do what
+        `limits` says.
+        """
+        changes = {
+            "DRIVER": record.format,
+            "FORMAT": record.format,
+            "DISK_TYPE": "RBD" if record.network else "FILE",
+        }
         is_cdrom = self.disk.value("TYPE").upper().endswith("CDROM")
         if record.network:
             network = record.network
             if (network.conf and not network.hosts) or any(host.startswith("[") for host in network.hosts):
                 raise NotSupported(
-                    f"attaching disk {record.disk}: OpenNebula's script takes monitors as address[:port] in CEPH_HOST alone"
+                    f"attaching disk {record.disk}: OpenNebula's script takes monitors as "
+                    f"address[:port] in CEPH_HOST alone"
                 )
             # That script takes all of it from here, and appends VM and disk to SOURCE if CLONE is YES.
             changes["TYPE"] = "RBD_CDROM" if is_cdrom else "RBD"

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attributes of ours and of others in the templates of OpenNebula's objects: which there are, whose, and what is wrong with them.
+"""Attributes of ours and of others in the templates of OpenNebula's objects: which there are, whose, and what
+is wrong with them.
 
-Actions refuse a wrong value when they meet it; `setup` and `doctor` say so before, and for a misspelt name too, which no
-action would ever notice.
+Actions refuse a wrong value when they meet it; `setup` and `doctor` say so before, and for a misspelt name
+too, which no action would ever notice.
 """
 
 from __future__ import annotations
@@ -52,15 +53,24 @@ DISK_TYPES = ("FILE", "RBD", "FILESYSTEM")
 
 
 def problems(holder: str, attributes: Mapping[str, str]) -> list[str]:
-    """Return what is wrong with the attributes of an 'image', 'image datastore', 'system datastore' or 'host'."""
+    """Return what is wrong with the attributes of an 'image', 'image datastore', 'system datastore' or
+    'host'.
+    """
     found = [text for name in attributes for text in _name_problems(holder, name)]
     checks = {
-        "image": _image, "image datastore": _image_datastore, "system datastore": _system_datastore, "host": _host
-    }  # fmt: skip
+        "image": _image,
+        "image datastore": _image_datastore,
+        "system datastore": _system_datastore,
+        "host": _host,
+    }
     try:
         checks[holder](attributes)
     except SemisharedError as e:
-        found.append(e.detail.replace(" of datastore -1", "").replace(" of image -1", "").replace("datastore -1", "the datastore"))
+        found.append(
+            e.detail.replace(" of datastore -1", "")
+            .replace(" of image -1", "")
+            .replace("datastore -1", "the datastore")
+        )
     return found
 
 
@@ -68,7 +78,9 @@ def _name_problems(holder: str, name: str) -> list[str]:
     if not name.startswith(PREFIX) or holder in HOLDERS.get(name, ()):
         return []
     if name in HOLDERS:
-        return [f"{name} means nothing in {holder}s, only in {' and '.join(f'{item}s' for item in HOLDERS[name])}"]
+        return [
+            f"{name} means nothing in {holder}s, only in {' and '.join(f'{item}s' for item in HOLDERS[name])}"
+        ]
     near = nearest(name, [known for known, holders in HOLDERS.items() if holder in holders] or list(HOLDERS))
     return [f"there is no attribute {name}" + (f": is {near} meant?" if near else "")]
 
@@ -122,7 +134,9 @@ def _image_datastore(attributes: Mapping[str, str]) -> None:
         stores.bridges(view)
         stores.fence_user(view)
         if not access.secret:
-            raise BadAttribute("there is no CEPH_SECRET: the UUID of the libvirt secret with the key of CEPH_USER")
+            raise BadAttribute(
+                "there is no CEPH_SECRET: the UUID of the libvirt secret with the key of CEPH_USER"
+            )
     driver = attributes.get("DRIVER", "").lower()
     if driver and driver not in access.can.formats:
         raise BadAttribute(f"DRIVER is {driver!r}, not one of {', '.join(access.can.formats)}")
@@ -136,11 +150,17 @@ def _image_datastore(attributes: Mapping[str, str]) -> None:
 
 def _system_datastore(attributes: Mapping[str, str]) -> None:
     if attributes.get("SHARED", "NO").upper() != "NO":
-        raise BadAttribute("SHARED is YES: a system datastore of semishared lies on the hosts' own disks, SHARED = NO")
+        raise BadAttribute(
+            "SHARED is YES: a system datastore of semishared lies on the hosts' own disks, SHARED = NO"
+        )
     placement.io_class(None, datastore(attributes))
 
 
 def _host(attributes: Mapping[str, str]) -> None:
-    limits(attributes.get("SEMISHARED_BASES_LIMIT", "") or "none", attributes.get("SEMISHARED_BASES_FLOOR", "") or "none", 1 << 40)
+    limits(
+        attributes.get("SEMISHARED_BASES_LIMIT", "") or "none",
+        attributes.get("SEMISHARED_BASES_FLOOR", "") or "none",
+        1 << 40,
+    )
     if attributes.get("SEMISHARED_POOL"):
         pool.declared(attributes["SEMISHARED_POOL"])

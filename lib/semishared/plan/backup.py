@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans of a backup: full copies of the wanted disks, as of one moment.
 
-                    running                                     off
-    prebackup       freeze (if wanted)                          copy each disk
-                    one backup job of QEMU for all disks,
-                    which begins for all of them at once
-                    thaw; wait for the job
-    (backup)        OpenNebula's backup driver fetches VMDIR/backup
-    postbackup      end the job, thaw, remove the copies        remove the copies
+                running                                     off
+prebackup       freeze (if wanted)                          copy each disk
+                one backup job of QEMU for all disks,
+                which begins for all of them at once
+                thaw; wait for the job
+(backup)        OpenNebula's backup driver fetches VMDIR/backup
+postbackup      end the job, thaw, remove the copies        remove the copies
 """
 
 from __future__ import annotations
@@ -31,10 +31,16 @@ def directory(asked: Backup, base_path: str) -> str:
     return f"{base_path}/{asked.place.vm}/{NAME}" if base_path else f"{asked.place.path}/{NAME}"
 
 
-def prebackup(asked: Backup, vm: Vm, xml: str, base_path: str, *, live: bool, are_one: Callable[[str, str], bool]) -> Plan:
-    """Plan prebackup; `xml` is what vm.xml shall hold. Raise NotSupported for what is not the backup that was asked for."""
+def prebackup(
+    asked: Backup, vm: Vm, xml: str, base_path: str, *, live: bool, are_one: Callable[[str, str], bool]
+) -> Plan:
+    """Plan prebackup; `xml` is what vm.xml shall hold. Raise NotSupported for what is not the backup that was
+    asked for.
+    """
     if vm.backup_setting("MODE") == "INCREMENT":
-        raise NotSupported(f"incremental backup (VM {vm.id}) is not supported yet: set MODE = FULL in its BACKUP_CONFIG")
+        raise NotSupported(
+            f"incremental backup (VM {vm.id}) is not supported yet: set MODE = FULL in its BACKUP_CONFIG"
+        )
     if vm.backup_setting("INTERACTIVE") == "YES":
         raise NotSupported(f"interactive backup (VM {vm.id}) is not supported yet")
     if vm.text("TEMPLATE/TPM/MODEL"):
@@ -43,7 +49,8 @@ def prebackup(asked: Backup, vm: Vm, xml: str, base_path: str, *, live: bool, ar
     if bridge and not are_one(bridge, asked.place.host):
         store = vm.text("BACKUPS/BACKUP_CONFIG/LAST_DATASTORE_ID")
         raise NotSupported(
-            f"backup datastore {store} has a BRIDGE_LIST: its driver would fetch the disks of VM {vm.id} from {bridge}, and they are on "
+            f"backup datastore {store} has a BRIDGE_LIST: its driver would fetch the disks of VM "
+            f"{vm.id} from {bridge}, and they are on "
             f"{asked.place.host}. Use a backup datastore without BRIDGE_LIST, or with that host alone in it"
         )
     freeze = vm.backup_setting("FS_FREEZE") or "NONE"
@@ -52,20 +59,27 @@ def prebackup(asked: Backup, vm: Vm, xml: str, base_path: str, *, live: bool, ar
     for number in asked.disks:
         driver = vm.disk(number).driver
         if driver not in ("", DRIVER):
-            raise NotSupported(f"disk {number} of VM {vm.id} is of driver {driver}: backup together with ours is not supported yet")
+            raise NotSupported(
+                f"disk {number} of VM {vm.id} is of driver {driver}: backup together with ours is "
+                f"not supported yet"
+            )
     domain = domain_of(asked, live)
     if domain:
         encryption.check_running(vm, asked.disks, "backup")
     ids = tuple(str(number) for number in asked.disks)
     place = asked.place
-    back_up = s.BackUp(place.vm, place.path, directory(asked, base_path), ids, domain, freeze if domain else "NONE", xml)
+    back_up = s.BackUp(
+        place.vm, place.path, directory(asked, base_path), ids, domain, freeze if domain else "NONE", xml
+    )
     yield On(place.host, (back_up,))
 
 
 def postbackup(asked: Backup, base_path: str, *, live: bool) -> Plan:
     """Plan postbackup, also after a prebackup that failed or was killed."""
     place = asked.place
-    yield On(place.host, (s.EndBackup(place.vm, place.path, directory(asked, base_path), domain_of(asked, live)),))
+    yield On(
+        place.host, (s.EndBackup(place.vm, place.path, directory(asked, base_path), domain_of(asked, live)),)
+    )
 
 
 def restore(asked: Restore, vm: Vm, urls: Mapping[int, str]) -> Plan:

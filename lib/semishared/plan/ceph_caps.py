@@ -7,9 +7,11 @@ One key per role, since they lie in several places:
     hosts   CEPH_USER: QEMU on the hosts reads and writes the persistent disks; makes and removes no image
     bases   SEMISHARED_CEPH_READER: hosts read the images whose copies they keep; writes nothing
     remote  SEMISHARED_CEPH_REMOTE: QEMU on the hosts reads what remote-first disks lie over; writes no data
-    fence   SEMISHARED_CEPH_FENCE_USER: the front-end shuts a dead host out (`semishared fence`); reads images, writes none
+    fence   SEMISHARED_CEPH_FENCE_USER: the front-end shuts a dead host out (`semishared fence`); reads
+    images, writes none
 
-A role without a user of its own is CEPH_USER's, whose key then can what both roles need. But for fence: nobody else has that.
+A role without a user of its own is CEPH_USER's, whose key then can what both roles need. But for fence:
+nobody else has that.
 """
 
 from __future__ import annotations
@@ -55,27 +57,43 @@ def _caps(roles: Tuple[str, ...], pools: List[str]) -> Tuple[Tuple[str, str], ..
 
 
 def fence(user: str, pools: Sequence[str]) -> Key:
-    """Return the key that shuts hosts out of the cluster of `pools`, and sees who has their images open; raise BadAttribute."""
+    """Return the key that shuts hosts out of the cluster of `pools`, and sees who has their images open;
+    raise BadAttribute.
+    """
     for name in (user, *pools):
         if not re.match(POOL, name) or name == ADMIN:
             raise BadAttribute(f"{name!r} is no name for a user or a pool")
     mon = 'profile rbd-read-only, allow command "osd blocklist"'
-    return Key(("fence",), user, (("mon", mon), ("osd", _profile("rbd-read-only", list(dict.fromkeys(pools))))))
+    return Key(
+        ("fence",), user, (("mon", mon), ("osd", _profile("rbd-read-only", list(dict.fromkeys(pools)))))
+    )
 
 
-def keys(user: str, pool: str, reader: str = "", bridge: str = "", data_pool: str = "", remote: str = "") -> List[Key]:
-    """Return the keys for a datastore with CEPH_USER `user` in `pool`, and EC_POOL_NAME `data_pool` if it has one.
+def keys(
+    user: str, pool: str, reader: str = "", bridge: str = "", data_pool: str = "", remote: str = ""
+) -> List[Key]:
+    """Return the keys for a datastore with CEPH_USER `user` in `pool`, and EC_POOL_NAME `data_pool` if it has
+    one.
 
     Raises BadAttribute for a name that is none, or that is the admin's.
     """
     for attribute, name in (
-        ("CEPH_USER", user), ("POOL_NAME", pool), ("SEMISHARED_CEPH_READER", reader or user),
-        ("SEMISHARED_CEPH_BRIDGE_USER", bridge or user), ("SEMISHARED_CEPH_REMOTE", remote or user), ("EC_POOL_NAME", data_pool or pool),
-    ):  # fmt: skip
+        ("CEPH_USER", user),
+        ("POOL_NAME", pool),
+        ("SEMISHARED_CEPH_READER", reader or user),
+        ("SEMISHARED_CEPH_BRIDGE_USER", bridge or user),
+        ("SEMISHARED_CEPH_REMOTE", remote or user),
+        ("EC_POOL_NAME", data_pool or pool),
+    ):
         if not re.match(POOL, name) or (name == ADMIN and not attribute.endswith("_NAME")):
             raise BadAttribute(f"{attribute} is {name!r}, which is no name for it")
     roles: Dict[str, List[str]] = {}
-    for role, name in (("bridge", bridge or user), ("hosts", user), ("bases", reader or user), ("remote", remote)):
+    for role, name in (
+        ("bridge", bridge or user),
+        ("hosts", user),
+        ("bases", reader or user),
+        ("remote", remote),
+    ):
         if name:
             roles.setdefault(name, []).append(role)
     pools = list(dict.fromkeys([pool, data_pool or pool]))

@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares whose guests are clients of Ceph themselves (SEMISHARED_SHARE_ACCESS = client of the image, else of its datastore).
+"""Shares whose guests are clients of Ceph themselves (SEMISHARED_SHARE_ACCESS = client of the image, else of
+its datastore).
 
-    context      have a key for each such disk of the VM, for that share alone (share/ceph_clients.py); tell it to the guest in its CONTEXT
-    deploy       gives the guest none of them (plan/filesystems.py); of all others it has been told which root they are in, of when, and
+    context      have a key for each such disk of the VM, for that share alone (share/ceph_clients.py); tell
+    it to the guest in its CONTEXT
+    deploy       gives the guest none of them (plan/filesystems.py); of all others it has been told which root
+    they are in, of when, and
                  whether the image is to be read alone
     delete       of the VM's directory: take its keys back, also where its host does not answer
     mv           from a host that is lost: the same, before it boots elsewhere (failover.py)
 
-oned calls context before each boot, so what attributes say by then holds; the key is the same each time. It does so as well when a NIC
-comes to a running VM or goes, or its CONTEXT is changed: that guest keeps the key by which it has mounted, whatever attributes say by now.
-oned itself never has it: it is added to context.sh in the ISO alone. Nor does oned hold a VM to READONLY of an image where its own DISK
-says NO: so the image is asked.
+oned calls context before each boot, so what attributes say by then holds; the key is the same each time. It
+does so as well when a NIC comes to a running VM or goes, or its CONTEXT is changed: that guest keeps the key
+by which it has mounted, whatever attributes say by now. oned itself never has it: it is added to context.sh
+in the ISO alone. Nor does oned hold a VM to READONLY of an image where its own DISK says NO: so the image is
+asked.
 
-A context that oned has given up runs on, beside the delete of its VM. So it prepares the VM's directory before it asks for a key, and again
-after: what was deleted meanwhile is refused then, and the key that came too late for the delete is taken back. Each key is of a SEQ of the
-VM's history, and who comes of an earlier one leaves it (share/ceph_clients.py).
+A context that oned has given up runs on, beside the delete of its VM. So it prepares the VM's directory
+before it asks for a key, and again after: what was deleted meanwhile is refused then, and the key that came
+too late for the delete is taken back. Each key is of a SEQ of the VM's history, and who comes of an earlier
+one leaves it (share/ceph_clients.py).
 """
 
 from __future__ import annotations
@@ -39,7 +44,8 @@ WORD = re.compile(r"[A-Za-z0-9_./:,\[\]=+\-]+\Z")
 RUNS = (3, 17, 26)
 """LCM_STATE of a VM whose context is made anew while it runs: RUNNING, HOTPLUG, HOTPLUG_NIC."""
 SHUT_OUT = (
-    "a mount of a directory below it stays good as long as its connections: `ceph tell mds.0 session ls` names it, `session evict` ends it"
+    "a mount of a directory below it stays good as long as its connections: `ceph tell mds.0 session "
+    "ls` names it, `session evict` ends it"
 )
 """The manager finds no client but by the root of its mount, and the MDS asks for no key again."""
 
@@ -60,14 +66,18 @@ def directories(vm: Vm) -> list[Disk]:
 
 
 def handed(vm: Vm, place: VmPlace) -> Part[Clients]:
-    """Have keys for the shares of a VM whose client its guest is, which boots at `place`: one for each, of however many disks."""
+    """Have keys for the shares of a VM whose client its guest is, which boots at `place`: one for each, of
+    however many disks.
+    """
     mine, roots, lines, answers = [], [], list[str](), {}
     for disk in directories(vm):
         image = yield AskOned("image", disk.image_id)
         datastore = yield AskOned("datastore", image.store_id)
         marker, reads = datastore.attribute("SEMISHARED_STORE"), image.is_readonly
         if placement.is_client(image, datastore):
-            mine.append((disk, check_tag(disk.id, disk.mount_tag), (image, datastore), reads or disk.is_readonly))
+            mine.append(
+                (disk, check_tag(disk.id, disk.mount_tag), (image, datastore), reads or disk.is_readonly)
+            )
         elif marker or reads:
             roots.append((disk.image_id, marker, image.number("REGTIME"), reads))
     if mine:
@@ -81,7 +91,9 @@ def handed(vm: Vm, place: VmPlace) -> Part[Clients]:
             continue
         # What this disk is mounted for: by another one the guest may write all the same.
         answer = {**answers[disk.image_id], **({"access": "ro"} if reads_alone else {})}
-        lines += [f"SEMISHARED_SHARE_{disk.id}_{name}='{value}'\n" for name, value in (("TAG", tag), *told(answer))]
+        lines += [
+            f"SEMISHARED_SHARE_{disk.id}_{name}='{value}'\n" for name, value in (("TAG", tag), *told(answer))
+        ]
     found = tuple(disk.id for disk, _, _, _ in mine if answers[disk.image_id])
     lines += [f"SEMISHARED_SHARES='{' '.join(map(str, found))}'\n"] if found else []
     return Clients(found, "".join(lines).encode(), tuple(roots))
@@ -101,10 +113,14 @@ def _key(vm: Vm, image: Image, datastore: Datastore, reads: bool) -> Part[dict[s
 
 
 def told(answer: dict[str, str]) -> list[tuple[str, str]]:
-    """Return the variables of a share, by what the machine that gives keys has answered; raise BadRecord for what is no word of a shell."""
+    """Return the variables of a share, by what the machine that gives keys has answered; raise BadRecord for
+    what is no word of a shell.
+    """
     for name in TOLD:
         if not WORD.match(answer[name]):
-            raise BadRecord(f"what clients are to be told of a share has {name} in a form that no client takes")
+            raise BadRecord(
+                f"what clients are to be told of a share has {name} in a form that no client takes"
+            )
     return [(name.upper(), answer[name]) for name in TOLD]
 
 
@@ -134,5 +150,8 @@ def withdrawn(vm: Vm) -> Plan:
 def _taken(vm: int, store: int, answer: dict[str, int]) -> Lines:
     if not answer["taken"]:
         return ()
-    text = f"VM {vm} has no key any more for shares of datastore {store}, and what it had mounted by one is shut out; {SHUT_OUT}"
+    text = (
+        f"VM {vm} has no key any more for shares of datastore {store}, and what it had mounted by one "
+        f"is shut out; {SHUT_OUT}"
+    )
     return [("info", text)]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets of VMs that are one cluster: who belongs to it by what OpenNebula says, and what each of them needs to run.
+"""Sets of VMs that are one cluster: who belongs to it by what OpenNebula says, and what each of them needs to
+run.
 
-What is asked of oned is in its documented XML-RPC: LABELS of a VM's user template, ROLES of a VM group, and the document
-(type 100) that OneFlow keeps of a service, whose body names the VMs of each role.
+What is asked of oned is in its documented XML-RPC: LABELS of a VM's user template, ROLES of a VM group, and
+the document (type 100) that OneFlow keeps of a service, whose body names the VMs of each role.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ def named(vms: Sequence[Vm], text: str) -> List[Vm]:
 def labelled(vms: Sequence[Vm], label: str) -> List[Vm]:
     """Return the VMs that have a label; raise BadArguments if there are none."""
     wanted = label.strip()
-    found = [vm for vm in vms if wanted and wanted in (word.strip() for word in vm.text("USER_TEMPLATE/LABELS").split(","))]
+    found = [
+        vm
+        for vm in vms
+        if wanted and wanted in (word.strip() for word in vm.text("USER_TEMPLATE/LABELS").split(","))
+    ]
     if not found:
         raise BadArguments(f"no VM has the label {label!r}")
     return found
@@ -73,11 +78,15 @@ def of_service(document: View) -> List[int]:
         roles = json.loads(document.text("TEMPLATE/BODY"))["roles"]
         return [int(node["deploy_id"]) for role in roles for node in role.get("nodes", ())]
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-        raise BadArguments(f"document {document.text('ID')} ({name}) is no service as OneFlow keeps them") from None
+        raise BadArguments(
+            f"document {document.text('ID')} ({name}) is no service as OneFlow keeps them"
+        ) from None
 
 
 def owned(vms: Sequence[Vm], document: View) -> List[Vm]:
-    """Return the VMs of a document's owner: he writes into it whatever he likes, and has no say about those of others."""
+    """Return the VMs of a document's owner: he writes into it whatever he likes, and has no say about those
+    of others.
+    """
     return [vm for vm in vms if vm.number("UID") == document.number("UID")]
 
 
@@ -134,11 +143,15 @@ def why_failed(vm: Vm, was_active: bool) -> str:
 
 
 def waits_for_files(vm: Vm) -> bool:
-    """Tell whether the disks of a VM are made, or come, where it will run: who is off on its host has all there."""
+    """Tell whether the disks of a VM are made, or come, where it will run: who is off on its host has all
+    there.
+    """
     return vm.number("STATE") in (PENDING, HOLD, STOPPED, UNDEPLOYED)
 
 
-def bases(vm: Vm, images: Mapping[int, Image], datastores: Mapping[int, Datastore]) -> List[Tuple[Image, Datastore]]:
+def bases(
+    vm: Vm, images: Mapping[int, Image], datastores: Mapping[int, Datastore]
+) -> List[Tuple[Image, Datastore]]:
     """Return the images of whose bases a VM's disks are made."""
     found = []
     for disk in vm.disks:

@@ -11,13 +11,19 @@ from ..units import human
 
 
 def made(vm: int, disk: int, *answers: Any) -> Lines:
-    """Say whose writing the image does not wait for any more, now that a disk has claimed it; the last of `answers` tells."""
+    """Say whose writing the image does not wait for any more, now that a disk has claimed it; the last of
+    `answers` tells.
+    """
     found = answers[-1] or {}
     before = Owner.from_data(found.get("before"))
     if before and (before.vm, before.disk) != (vm, disk):
-        yield "warn", (
-            f"the image waited for disk {before.disk} of VM {before.vm} on {before.host}: what that has not committed can only become "
-            f"another image now (semishared commit {before.vm} {before.disk} --as-new-image NAME)"
+        yield (
+            "warn",
+            (
+                f"the image waited for disk {before.disk} of VM {before.vm} on {before.host}: "
+                f"what that has not committed can only become "
+                f"another image now (semishared commit {before.vm} {before.disk} --as-new-image NAME)"
+            ),
         )
     yield from _kept(vm, found)
 
@@ -26,9 +32,14 @@ def left_behind(vm: int, disk: int, data: Any) -> Lines:
     """Say what an image waited for before its VM was made anew."""
     before = Owner.from_data(data)
     if before:
-        yield "warn", (
-            f"the image waited for this disk as it was before the VM was made anew, on {before.host}: what that has not committed can only "
-            f"become another image now (semishared commit {vm} {disk} --as-new-image NAME; if that host was away, after semishared gc)"
+        yield (
+            "warn",
+            (
+                f"the image waited for this disk as it was before the VM was made anew, on "
+                f"{before.host}: what that has not committed can only "
+                f"become another image now (semishared commit {vm} {disk} --as-new-image NAME; if "
+                f"that host was away, after semishared gc)"
+            ),
         )
 
 
@@ -56,4 +67,7 @@ def renewed(*answers: Any) -> Lines:
 def _kept(vm: int, answer: Any) -> Lines:
     found = (answer or {}).get("kept") or []
     for place in [found] if isinstance(found, str) else found:
-        yield "warn", f"what was not committed is kept in {place}: semishared commit {vm} brings it to its image"
+        yield (
+            "warn",
+            f"what was not committed is kept in {place}: semishared commit {vm} brings it to its image",
+        )

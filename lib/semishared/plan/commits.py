@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Diffs: a persistent image whose place is local. Its guest writes to an overlay on the host; a commit brings that to the image.
+"""Diffs: a persistent image whose place is local. Its guest writes to an overlay on the host; a commit brings
+that to the image.
 
     ln              the image is claimed for the disk; an empty overlay over the base of its present content
     mvds            all is committed, the claim is given up, the disk goes (removals.py)
     on request      what is there now is frozen under a new layer, and committed; the guest runs on
 
                     base <- 0 <- (1)           0 is committed; () is written
-                    base <- 0 <- 1 <- (2)      1 is to be: if that is refused, it is committed by the next request, before
+                    base <- 0 <- 1 <- (2)      1 is to be: if that is refused, it is committed by the next
+                    request, before
                                                anything is frozen; so refusals do not add up to layers
                     base <- 1' <- (2)          1 was: it takes over what 0 holds
 
-Until the commit the overlay is the only copy of what was written. So nothing here removes one that is not committed: `delete` has
-it kept (disk/kept.py), and a commit that cannot be is refused, and leaves the disk as it is.
+Until the commit the overlay is the only copy of what was written. So nothing here removes one that is not
+committed: `delete` has it kept (disk/kept.py), and a commit that cannot be is refused, and leaves the disk as
+it is.
 
-oned knows nothing of a commit on request, and may begin anything with the VM. So nobody is ended for it who is at work on the disks;
-oned is asked when they are ours, and whatever acts on them after that ends the commit, which the next one repeats.
+oned knows nothing of a commit on request, and may begin anything with the VM. So nobody is ended for it who
+is at work on the disks; oned is asked when they are ours, and whatever acts on them after that ends the
+commit, which the next one repeats.
 """
 
 from __future__ import annotations
@@ -31,8 +35,8 @@ from . import disks, resting, settling, snapshots
 def commit(place: DiskPlace, vm: Vm, domain: str, freeze: str, rate: int = 0) -> Part[int]:
     """Plan a commit on request; return how many bytes were committed.
 
-    `domain` is what libvirt on the disk's machine calls the guest, whether it runs or not; '' where there are no domains.
-    `rate`: bytes per second that go to the store, 0 for no limit.
+    `domain` is what libvirt on the disk's machine calls the guest, whether it runs or not; '' where there are
+    no domains. `rate`: bytes per second that go to the store, 0 for no limit.
     """
     host, disk = place.host, disks.disk_ref(place)
     runs = yield from _turn(host, disk, domain)
@@ -41,10 +45,16 @@ def commit(place: DiskPlace, vm: Vm, domain: str, freeze: str, rate: int = 0) ->
     (described,) = yield On(host, (s.DescribeDisk(disk, guest.domain),))
     facts = snapshots.Facts.parse(described)
     if not facts.place.commits:
-        raise NotSupported(f"disk {disk.disk} of VM {disk.vm} is {facts.place.name}: it has nothing to commit to an image")
+        raise NotSupported(
+            f"disk {disk.disk} of VM {disk.vm} is {facts.place.name}: it has nothing to commit to an image"
+        )
     if facts.system_snapshots:
-        # They live inside the layer that would be frozen, and libvirt looks for them in the one that is written.
-        raise NotSupported(f"VM {disk.vm} has {facts.system_snapshots} system snapshots: delete them before its disks are committed")
+        # They live inside the layer that would be frozen, and libvirt looks for them in the one that is
+        # written.
+        raise NotSupported(
+            f"VM {disk.vm} has {facts.system_snapshots} system snapshots: delete them before its "
+            f"disks are committed"
+        )
     waiting, active, done = {int(number) for number in described["uncommitted"]}, facts.tree.active, 0
     if waiting - {active}:
         done += yield from _committed(host, disk, facts.tree.layers[active].parent, guest.domain, rate)
@@ -56,13 +66,17 @@ def commit(place: DiskPlace, vm: Vm, domain: str, freeze: str, rate: int = 0) ->
 
 
 def kept(host: str, disk: s.DiskRef, image: int, rate: int = 0) -> Part[int]:
-    """Plan a commit of a disk that was kept when its VM was deleted, which then goes; return how many bytes were committed.
+    """Plan a commit of a disk that was kept when its VM was deleted, which then goes; return how many bytes
+    were committed.
 
-    `image`: the id of its image, which must be persistent still: disks of other VMs may lie over one that is not. `rate` as of `commit`.
+    `image`: the id of its image, which must be persistent still: disks of other VMs may lie over one that is
+    not. `rate` as of `commit`.
     """
     known: Image = yield AskOned("image", image)
     if not known.is_persistent:
-        raise CommitRefused(f"image {image} ({known.name}) is not persistent any more: disks of other VMs may lie over it")
+        raise CommitRefused(
+            f"image {image} ({known.name}) is not persistent any more: disks of other VMs may lie over it"
+        )
     yield from _turn(host, disk, "")
     done = yield from settling.settled(host, c.FinishDisk(disk, rate=rate))
     return sum(int(answer["bytes"]) for answer in done)
@@ -80,7 +94,9 @@ def _still(then: Vm) -> Plan:
     states = [(vm.number("STATE"), vm.lcm_state, vm.seq) for vm in (then, now)]
     if states[0] != states[1]:
         before, after = (f"state {state}, LCM state {lcm}, SEQ {seq}" for state, lcm, seq in states)
-        raise VmBusy(f"OpenNebula has begun something with VM {then.id}: it was in {before}, and is in {after}")
+        raise VmBusy(
+            f"OpenNebula has begun something with VM {then.id}: it was in {before}, and is in {after}"
+        )
 
 
 def _frozen(host: str, disk: s.DiskRef, facts: snapshots.Facts, guest: resting.Guest) -> Plan:
@@ -88,14 +104,17 @@ def _frozen(host: str, disk: s.DiskRef, facts: snapshots.Facts, guest: resting.G
     top, new = facts.tree.active, facts.tree.active + 1
     add = s.AddLayer(disk, new, top, facts.tree.layers[top].format)
     if guest.domain:
-        rested = yield On(host, (add, s.SwitchLayer(disk, top, new, guest.domain, facts.target, guest.freeze)))
+        rested = yield On(
+            host, (add, s.SwitchLayer(disk, top, new, guest.domain, facts.target, guest.freeze))
+        )
         yield Say(resting.lines, tuple(rested))
     else:
         yield On(host, (add, s.ActivateLayer(disk, new, "qcow2")))
 
 
 def _committed(host: str, disk: s.DiskRef, top: int, domain: str, rate: int) -> Part[int]:
-    """Commit what lies frozen up to the layer `top`, and let that take over what those below it hold: chains do not grow.
+    """Commit what lies frozen up to the layer `top`, and let that take over what those below it hold: chains
+    do not grow.
 
     Return how many bytes were committed.
     """
@@ -104,10 +123,16 @@ def _committed(host: str, disk: s.DiskRef, top: int, domain: str, rate: int) -> 
     tree = snapshots.Facts.parse(described).tree
     below = tree.chain()[tree.chain().index(top) + 1 :]
     # Also those over which nothing lies any more: whoever merged them was killed.
-    gone = tuple(s.DropLayer(disk, number) for number in sorted(tree.layers, reverse=True) if number < tree.active and number != top)
+    gone = tuple(
+        s.DropLayer(disk, number)
+        for number in sorted(tree.layers, reverse=True)
+        if number < tree.active and number != top
+    )
     if below:
         lowest = tree.layers[below[-1]]
-        yield On(host, (s.MergeLayer(disk, top, lowest.backing, lowest.backing_format, copy=bool(domain)), *gone))
+        yield On(
+            host, (s.MergeLayer(disk, top, lowest.backing, lowest.backing_format, copy=bool(domain)), *gone)
+        )
     elif gone:
         yield On(host, gone)
     return sum(int(answer["bytes"]) for answer in done)

@@ -111,13 +111,19 @@ def mkfs(asked: Asked) -> Part[str]:
         return new.source
     format = images.format_of(image, asked.datastore)
     if format not in formats:
-        possible = f", not one of {', '.join(formats)}" if len(formats) > 1 else f"; images on Ceph are {formats[0]}"
+        possible = (
+            f", not one of {', '.join(formats)}" if len(formats) > 1 else f"; images on Ceph are {formats[0]}"
+        )
         raise BadAttribute(f"FORMAT of image {image.id} is {format!r}{possible}")
     fs = image.file_system or image.attribute("FS").lower()
     if fs and fs not in asked.file_systems:
-        raise BadAttribute(f"FS of image {image.id} is {fs!r}, not one of {', '.join(sorted(asked.file_systems))}")
+        raise BadAttribute(
+            f"FS of image {image.id} is {fs!r}, not one of {', '.join(sorted(asked.file_systems))}"
+        )
     if not 0 < image.size <= asked.max_size:
-        raise BadAttribute(f"SIZE of image {image.id} is {image.size // MiB} MiB; 1 to {asked.max_size // MiB} are possible")
+        raise BadAttribute(
+            f"SIZE of image {image.id} is {image.size // MiB} MiB; 1 to {asked.max_size // MiB} are possible"
+        )
     yield from asked.done(d.CreateImage(new, image.size, fs))
     return new.source
 
@@ -149,13 +155,17 @@ def snap_revert(asked: Asked) -> Part[str]:
 
 
 def snap_flatten(asked: Asked) -> Part[str]:
-    """Plan snap_flatten: make the image's TARGET_SNAPSHOT its content and remove all snapshots; without any it is done already."""
+    """Plan snap_flatten: make the image's TARGET_SNAPSHOT its content and remove all snapshots; without any
+    it is done already.
+    """
     yield from asked.done(d.FlattenImage(asked.stored, asked.snapshot, asked.image.size))
     return ""
 
 
 def export(asked: Asked) -> Part[str]:
-    """Plan export: IMPORT_INFO for the marketplace; SOURCE is what OpenNebula's downloader reads, here or by ssh from the bridge."""
+    """Plan export: IMPORT_INFO for the marketplace; SOURCE is what OpenNebula's downloader reads, here or by
+    ssh from the bridge.
+    """
     # Not saxutils, with which urllib.request comes: that was a third of what this action takes.
     from xml.etree import ElementTree
 
@@ -167,8 +177,12 @@ def export(asked: Asked) -> Part[str]:
         host = asked.node if bridge == "localhost" else bridge
         source = f"rbd://{host}/{source}?CEPH_USER={image.access.bridge_user}{conf}"
     facts = {
-        "IMPORT_SOURCE": source, "MD5": digest, "SIZE": str(asked.image.size // MiB), "FORMAT": image.format, "DISPOSE": "NO",
-    }  # fmt: skip
+        "IMPORT_SOURCE": source,
+        "MD5": digest,
+        "SIZE": str(asked.image.size // MiB),
+        "FORMAT": image.format,
+        "DISPOSE": "NO",
+    }
     answer = ElementTree.Element("IMPORT_INFO")
     for name, text in facts.items():
         ElementTree.SubElement(answer, name).text = text
@@ -176,16 +190,30 @@ def export(asked: Asked) -> Part[str]:
 
 
 def monitor(asked: Asked) -> Part[str]:
-    """Plan monitor: the capacity of the store in MiB; a pool's as Ceph has it: replicas taken off, quotas kept."""
+    """Plan monitor: the capacity of the store in MiB; a pool's as Ceph has it: replicas taken off, quotas
+    kept.
+    """
     if not asked.bridge and not asked.access.marker:
         yield Here(d.MakeStore(asked.directory))
     used, total, free = yield from asked.done(d.MeasureStore(asked.access, asked.root))
     return f"USED_MB={used // MiB}\nTOTAL_MB={total // MiB}\nFREE_MB={free // MiB}"
 
 
-ACTIONS = {planner.__name__: planner for planner in (
-    stat, cp, mkfs, clone, rm, monitor, snap_delete, snap_revert, snap_flatten, export,
-)}  # fmt: skip
+ACTIONS = {
+    planner.__name__: planner
+    for planner in (
+        stat,
+        cp,
+        mkfs,
+        clone,
+        rm,
+        monitor,
+        snap_delete,
+        snap_revert,
+        snap_flatten,
+        export,
+    )
+}
 
 
 def planned(action: str, asked: Asked) -> Part[str]:
@@ -195,7 +223,10 @@ def planned(action: str, asked: Asked) -> Part[str]:
 
         return (yield from shares.planned(action, asked))
     if asked.image.type == images.FILESYSTEM or asked.image.path.startswith(images.NEW_SHARE):
-        raise NotSupported(f"datastore {asked.datastore.id} holds disks: directories for guests are made where DISK_TYPE is FILESYSTEM")
+        raise NotSupported(
+            f"datastore {asked.datastore.id} holds disks: directories for guests are made where "
+            f"DISK_TYPE is FILESYSTEM"
+        )
     if action != stat.__name__ and not asked.access.can.has_bridge:
         yield Here(d.CheckStore(asked.access, asked.root))
         if stores.unmarked(asked.datastore):

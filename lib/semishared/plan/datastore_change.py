@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running VM changes its system datastore and stays on its host; from 7.2 on, if DS_LIVE_MIGRATE says so. oned never lets it
-change both at once.
+"""A running VM changes its system datastore and stays on its host; from 7.2 on, if DS_LIVE_MIGRATE says so.
+oned never lets it change both at once.
 
 premigrate         local disks get deltas; the VM directory is copied, with new deltas
 (vmm/migrate)      QEMU mirrors what the guest writes into the copy (guest/relocation.py)
 postmigrate        the guest goes on in the copy, its deltas are merged, the directory it came from is removed
 failmigrate        the mirrors end, deltas are merged where they were, the copy is removed
 
-Either directory is whole until the other one is gone, whoever is killed: oned says which counts, and the next action there
-makes it so (disk/recovery.py).
+Either directory is whole until the other one is gone, whoever is killed: oned says which counts, and the next
+action there makes it so (disk/recovery.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ def premigrate(asked: Migrate, vm: Vm) -> Plan:
 
     place, domain = asked.target, running_domain(vm)
     source = yield from _left(asked, vm)
-    look = s.DescribeVm(vm.id, source), s.LookAtVm(vm.id, source), s.CheckNotOpen(vm.id, source, domain, disks=False)
+    look = (
+        s.DescribeVm(vm.id, source),
+        s.LookAtVm(vm.id, source),
+        s.CheckNotOpen(vm.id, source, domain, disks=False),
+    )
     found, seen, _ = yield On(place.host, look)
     records = described(found)
     for disk in luggage.of_others(vm, records):
@@ -37,8 +41,13 @@ def premigrate(asked: Migrate, vm: Vm) -> Plan:
     for record in records:
         if record.over:
             # Of what a mirror's target lies over libvirt knows what headers say, and those name no user.
-            raise MigrationRefused(f"disk {record.disk} (remote-first) reads from Ceph: its system datastore changes while the VM is off")
-    copy = s.RenameVm(vm.id, source, place.path, True, "", tuple(sorted(disk.id for disk in vm.disks)), live=True)
+            raise MigrationRefused(
+                f"disk {record.disk} (remote-first) reads from Ceph: its system datastore changes "
+                f"while the VM is off"
+            )
+    copy = s.RenameVm(
+        vm.id, source, place.path, True, "", tuple(sorted(disk.id for disk in vm.disks)), live=True
+    )
     yield On(place.host, (arrivals.room(place, seen),))
     try:
         frozen = s.AddDeltas(vm.id, source, domain, own) if own else s.MergeDeltas(vm.id, source, domain)
@@ -77,11 +86,15 @@ def _cleared(asked: Migrate, vm: Vm, vm_dir: str, *, brought: bool) -> Plan:
 
 
 def _left(asked: Migrate, vm: Vm) -> Part[str]:
-    """Return the VM directory that the VM is leaving. What oned gives us of the VM names the other one alone."""
+    """Return the VM directory that the VM is leaving. What oned gives us of the VM names the other one
+    alone.
+    """
     yield agree(asked.target.host)
     known = yield AskOned("vm", vm.id)
     datastore = known.datastore_at(vm.seq - 1)
     path = f"{asked.target.datastore_location}/{datastore}/{vm.id}"
     if datastore < 0 or path == asked.target.path:
-        raise MigrationRefused(f"VM {vm.id} cannot move to where it is: {asked.target.path} on {asked.target.host}")
+        raise MigrationRefused(
+            f"VM {vm.id} cannot move to where it is: {asked.target.path} on {asked.target.host}"
+        )
     return path

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which disks that read from their store are to lie over bases of their hosts, and what becomes of each.
 
-    SEMISHARED_DETACH = on-request|after-boot    of an image, or else of its datastore: whether `detach --due` is about its disks
+    SEMISHARED_DETACH = on-request|after-boot    of an image, or else of its datastore: whether `detach --due`
+    is about its disks
 
-Hosts say what a disk is now. The bases come first, one session for each image to all hosts that need it (front/detach.py); then
-every host is asked for one VM after the other, so that the oned action which ends one of them ends no other.
+Hosts say what a disk is now. The bases come first, one session for each image to all hosts that need it
+(front/detach.py); then every host is asked for one VM after the other, so that the oned action which ends one
+of them ends no other.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ RUNNING = 3
 """The LCM state of an active one about which nothing is under way."""
 NOTHING = "no disk of it reads from a store"
 Row = Dict[str, Any]
-"""{"vm", "host", "disk", "image", "how": detached|failed|skipped, "why", "id", "seconds"}; `disk` and `image` are -1 for all of a VM."""
+"""{"vm", "host", "disk", "image", "how": detached|failed|skipped, "why", "id", "seconds"}; `disk` and `image`
+are -1 for all of a VM.
+"""
 
 
 class Wanted(NamedTuple):
@@ -61,14 +65,18 @@ def why_not(vm: Vm) -> str:
 
 
 def wanted(vm: Vm, location: str, disks: Optional[Collection[int]] = None) -> Wanted:
-    """Return what is wanted of a VM below its host's DATASTORE_LOCATION; raise BadArguments for a domain that has no name."""
+    """Return what is wanted of a VM below its host's DATASTORE_LOCATION; raise BadArguments for a domain that
+    has no name.
+    """
     vm_dir = f"{location}/{vm.system_datastores[-1] if vm.system_datastores else -1}/{vm.id}"
     domain = running_domain(vm) if vm.number("STATE") == ACTIVE else ""
     return Wanted(vm.id, vm.host, vm_dir, domain, None if disks is None else tuple(sorted(disks)))
 
 
 def due(vm: Vm, images: Mapping[int, Image], datastores: Mapping[int, Datastore]) -> Tuple[int, ...]:
-    """Return the disks of a running VM whose images want them detached without being asked; raise BadAttribute."""
+    """Return the disks of a running VM whose images want them detached without being asked; raise
+    BadAttribute.
+    """
     found = []
     for disk in vm.disks:
         image = images.get(disk.image_id)
@@ -83,7 +91,9 @@ def due(vm: Vm, images: Mapping[int, Image], datastores: Mapping[int, Datastore]
 def found(asked: Wanted, answer: object) -> Found:
     """Return what a host's answer to DescribeVm says of a VM; raise BadRecord."""
     records = [record for record in described(answer) if record.place.is_remote]
-    return Found(asked, tuple(record for record in records if asked.disks is None or record.disk in asked.disks))
+    return Found(
+        asked, tuple(record for record in records if asked.disks is None or record.disk in asked.disks)
+    )
 
 
 def images(vms: Sequence[Found]) -> Dict[ImageRef, List[str]]:
@@ -105,7 +115,9 @@ class Staged(NamedTuple):
     """Why it is not there."""
 
 
-def on_host(vms: Sequence[Found], staged: Mapping[Tuple[ImageRef, str], Staged], rate: int) -> Part[List[Row]]:
+def on_host(
+    vms: Sequence[Found], staged: Mapping[Tuple[ImageRef, str], Staged], rate: int
+) -> Part[List[Row]]:
     """Detach the disks of VMs on one host, one VM after the other; return a row for each disk."""
     rows: List[Row] = []
     for vm in vms:
@@ -122,18 +134,30 @@ def _one(vm: Found, staged: Mapping[Tuple[ImageRef, str], Staged], rate: int) ->
     if lacking:
         return [row(asked, record, how="failed", why=lacking) for record in vm.remote]
     numbers = tuple(record.disk for record in vm.remote)
-    step = DetachVm(asked.vm, asked.vm_dir, asked.domain, numbers, tuple(base.generation for base in bases), rate)
+    step = DetachVm(
+        asked.vm, asked.vm_dir, asked.domain, numbers, tuple(base.generation for base in bases), rate
+    )
     try:
         (answer,) = yield On(asked.host, (step,))
     except SemisharedError as e:
         return [row(asked, record, how="failed", why=e.line(), id=e.id) for record in vm.remote]
     how = "failed" if answer["error"] else "detached"
     return [
-        row(asked, record, how=how, why=answer["error"], id=answer["id"], seconds=answer["seconds"]) for record in vm.remote
+        row(asked, record, how=how, why=answer["error"], id=answer["id"], seconds=answer["seconds"])
+        for record in vm.remote
     ]
 
 
 def row(asked: Wanted, record: Optional[Record] = None, **more: object) -> Row:
     """Return what is said of a disk, or of a VM whole."""
     disk, image = (record.disk, record.of_image.id) if record else (-1, -1)
-    return {"vm": asked.vm, "host": asked.host, "disk": disk, "image": image, "why": "", "id": "", "seconds": 0.0, **more}
+    return {
+        "vm": asked.vm,
+        "host": asked.host,
+        "disk": disk,
+        "image": image,
+        "why": "",
+        "id": "",
+        "seconds": 0.0,
+        **more,
+    }

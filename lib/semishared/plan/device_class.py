@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On which class of device of its host's pool a local disk lies: said by SEMISHARED_CLASS, noted in its record for where it moves.
+"""On which class of device of its host's pool a local disk lies: said by SEMISHARED_CLASS, noted in its
+record for where it moves.
 
 What a persistent image is to get back is never in memory, which is empty after a restart of the host.
 """
@@ -20,7 +21,9 @@ GROWTH = 10
 
 
 def wanted(image: Image, datastore: Datastore, place: Place) -> tuple[str, ...]:
-    """Return the classes for a disk, () if it does not lie on a device, or nobody says; raise BadAttribute."""
+    """Return the classes for a disk, () if it does not lie on a device, or nobody says; raise
+    BadAttribute.
+    """
     found = placement.device_classes(image, datastore)
     if not place.is_local or not place.is_layered:
         return ()
@@ -30,7 +33,10 @@ def wanted(image: Image, datastore: Datastore, place: Place) -> tuple[str, ...]:
 def warned(disk: Disk, image: Image, datastore: Datastore, place: Place) -> Plan:
     """Say it if a disk would be in memory, and must not be."""
     if place.commits and MEMORY in placement.device_classes(image, datastore):
-        yield warn(f"disk {disk.id} is of a persistent image: SEMISHARED_CLASS = {MEMORY} is not for it, what is in memory can be lost")
+        yield warn(
+            f"disk {disk.id} is of a persistent image: SEMISHARED_CLASS = {MEMORY} is not for it, "
+            f"what is in memory can be lost"
+        )
 
 
 def placed(host: str, ref: s.DiskRef, disk: Disk, classes: tuple[str, ...], place: Place) -> Plan:
@@ -52,14 +58,18 @@ def noted(host: str, ref: s.DiskRef, classes: tuple[str, ...]) -> Plan:
 
 
 def travelling(vm: Vm, classes: Mapping[Any, Sequence[str]], more: int = 0) -> dict[str, Any]:
-    """Return what disks want where they go (ReceiveVm), of each that has `classes` by its number in its record.
+    """Return what disks want where they go (ReceiveVm), of each that has `classes` by its number in its
+    record.
 
     `more`: layers that they get on their way.
     """
     numbered = {int(number): list(words) for number, words in classes.items()}
     return {
         str(disk.id): {
-            "classes": numbered[disk.id], "size": max(disk.size, disk.original_size), "layers": len(vm.snapshots_of(disk.id)) + 1 + more
+            "classes": numbered[disk.id],
+            "size": max(disk.size, disk.original_size),
+            "layers": len(vm.snapshots_of(disk.id)) + 1 + more,
         }
-        for disk in vm.disks if disk.id in numbered
-    }  # fmt: skip
+        for disk in vm.disks
+        if disk.id in numbered
+    }

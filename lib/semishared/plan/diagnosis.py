@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with an installation, and the command that mends it: from what oned and the front-end said, nothing is asked here."""
+"""What is wrong with an installation, and the command that mends it: from what oned and the front-end said,
+nothing is asked here.
+"""
 
 from __future__ import annotations
 
@@ -58,18 +60,52 @@ class Cloud(NamedTuple):
 def of_site(site: Site) -> list[Finding]:
     """Judge the front-end's own state."""
     install = "as root: ./install.sh"
-    found = [Finding(BROKEN, site.front_end, f"configuration: {change}: missing", install) for change in site.changes]
+    found = [
+        Finding(BROKEN, site.front_end, f"configuration: {change}: missing", install)
+        for change in site.changes
+    ]
     if site.unreadable:
         found.append(Finding(WARNING, site.front_end, site.unreadable, "run this as oneadmin, or as root"))
     if site.restart_due:
-        found.append(Finding(WARNING, site.front_end, "oned.conf is newer than the running oned", "as root: systemctl restart opennebula"))
+        found.append(
+            Finding(
+                WARNING,
+                site.front_end,
+                "oned.conf is newer than the running oned",
+                "as root: systemctl restart opennebula",
+            )
+        )
     for action in site.forwarders:
-        found.append(Finding(BROKEN, site.front_end, f"vmm/{DRIVER}: {action}", f"{install}; as oneadmin: onehost sync --force"))
+        found.append(
+            Finding(
+                BROKEN,
+                site.front_end,
+                f"vmm/{DRIVER}: {action}",
+                f"{install}; as oneadmin: onehost sync --force",
+            )
+        )
     if site.conf:
-        found.append(Finding(BROKEN, site.front_end, site.conf, f"edit etc/{DRIVER}.conf; as oneadmin: onehost sync --force"))
+        found.append(
+            Finding(
+                BROKEN,
+                site.front_end,
+                site.conf,
+                f"edit etc/{DRIVER}.conf; as oneadmin: onehost sync --force",
+            )
+        )
     if site.lost_name:
-        what = f"HOSTNAME of oned.conf is {site.lost_name}, which does not lead here: no VM can be stopped or undeployed"
-        found.append(Finding(BROKEN, site.front_end, what, f"as root: let {site.lost_name} lead here (/etc/hosts), or mend HOSTNAME"))
+        what = (
+            f"HOSTNAME of oned.conf is {site.lost_name}, which does not lead here: no VM can be "
+            f"stopped or undeployed"
+        )
+        found.append(
+            Finding(
+                BROKEN,
+                site.front_end,
+                what,
+                f"as root: let {site.lost_name} lead here (/etc/hosts), or mend HOSTNAME",
+            )
+        )
     if site.oned:
         found.append(Finding(BROKEN, site.front_end, site.oned, "as root: systemctl start opennebula"))
     return found
@@ -81,24 +117,50 @@ def of_cloud(cloud: Cloud, front_end: str) -> list[Finding]:
     kinds = {store.type for store in cloud.datastores if store.driver == DRIVER}
     for number, kind in ((0, "image"), (1, "system")):
         if number not in kinds:
-            found.append(Finding(WARNING, front_end, f"there is no {kind} datastore of {DRIVER}", f"{DRIVER} setup --apply"))
+            found.append(
+                Finding(
+                    WARNING, front_end, f"there is no {kind} datastore of {DRIVER}", f"{DRIVER} setup --apply"
+                )
+            )
     for store in cloud.datastores:
         update = f"onedatastore update {store.id}"
         name = f"datastore {store.id} ({store.name})"
         holder = "system datastore" if store.type == 1 else "image datastore"
-        found += [Finding(BROKEN, front_end, f"{name}: {text}", update) for text in attributes.problems(holder, _template(store))]
+        found += [
+            Finding(BROKEN, front_end, f"{name}: {text}", update)
+            for text in attributes.problems(holder, _template(store))
+        ]
         if store.type != 1 and (store.driver, store.store_driver) != (DRIVER, DRIVER):
-            found.append(Finding(BROKEN, front_end, f"{name}: TM_MAD is {store.driver}, DS_MAD {store.store_driver}, not both {DRIVER}",
-                                 f"{update}: both are {DRIVER}, or none"))  # fmt: skip
+            found.append(
+                Finding(
+                    BROKEN,
+                    front_end,
+                    f"{name}: TM_MAD is {store.driver}, DS_MAD {store.store_driver}, not both {DRIVER}",
+                    f"{update}: both are {DRIVER}, or none",
+                )
+            )
         for key, value, must in TM_CONF:
             applies = () if store.type == 1 else ("LN_TARGET", "CLONE_TARGET", "ALLOW_ORPHANS")
             there = store.attribute(key).upper()
             if must and key in applies and there not in ("", value):
-                found.append(Finding(WARNING, front_end, f"{name}: {key} is {there}, oned.conf says {value}",
-                                     f"{update}: save it unchanged, and oned copies what oned.conf says"))  # fmt: skip
+                found.append(
+                    Finding(
+                        WARNING,
+                        front_end,
+                        f"{name}: {key} is {there}, oned.conf says {value}",
+                        f"{update}: save it unchanged, and oned copies what oned.conf says",
+                    )
+                )
     for image in cloud.images:
         for text in attributes.problems("image", _template(image)):
-            found.append(Finding(BROKEN, front_end, f"image {image.id} ({image.name}): {text}", f"oneimage update {image.id}"))
+            found.append(
+                Finding(
+                    BROKEN,
+                    front_end,
+                    f"image {image.id} ({image.name}): {text}",
+                    f"oneimage update {image.id}",
+                )
+            )
     for host in cloud.hosts:
         for text in attributes.problems("host", _template(host)):
             found.append(Finding(BROKEN, host.name, text, f"onehost update {host.name}"))
@@ -109,16 +171,36 @@ def _of_host_failures(cloud: Cloud, front_end: str) -> list[Finding]:
     """Judge what is to happen when a host is lost, and what OpenNebula keeps from happening."""
     page, found = "docs/how-to/dead-host.md", []
     commands = [hook.text("TEMPLATE/COMMAND") for hook in cloud.hooks]
-    arguments = [hook.text("TEMPLATE/ARGUMENTS").split() for hook in cloud.hooks if "host_error" in hook.text("TEMPLATE/COMMAND")]
+    arguments = [
+        hook.text("TEMPLATE/ARGUMENTS").split()
+        for hook in cloud.hooks
+        if "host_error" in hook.text("TEMPLATE/COMMAND")
+    ]
     is_ours = any(f"{DRIVER} failover" in command for command in commands)
     if any({"-r", "--recreate", "-d", "--delete"} & set(words) for words in arguments):
-        found.append(Finding(WARNING, front_end, f"OpenNebula's hook for lost hosts removes VMs, disks of {DRIVER} too", page))
+        found.append(
+            Finding(
+                WARNING,
+                front_end,
+                f"OpenNebula's hook for lost hosts removes VMs, disks of {DRIVER} too",
+                page,
+            )
+        )
     elif arguments and not is_ours:
-        found.append(Finding(WARNING, front_end, f"OpenNebula's hook for lost hosts passes over all VMs of {DRIVER}", page))
+        found.append(
+            Finding(
+                WARNING, front_end, f"OpenNebula's hook for lost hosts passes over all VMs of {DRIVER}", page
+            )
+        )
     for image in cloud.images:
         if image.attribute("PERSISTENT_TYPE").upper() == "SHAREABLE":
-            what = f"image {image.id} ({image.name}) is SHAREABLE: the scheduler gives its VMs no system datastore of {DRIVER}"
-            found.append(Finding(WARNING, front_end, what, "deploy and migrate them by hand: onevm deploy VM HOST"))
+            what = (
+                f"image {image.id} ({image.name}) is SHAREABLE: the scheduler gives its VMs no system "
+                f"datastore of {DRIVER}"
+            )
+            found.append(
+                Finding(WARNING, front_end, what, "deploy and migrate them by hand: onevm deploy VM HOST")
+            )
     return found
 
 
@@ -126,7 +208,12 @@ def of_stock_images(found: Sequence[Image], front_end: str) -> list[Finding]:
     """Judge images whose content is in layers of a stock driver."""
     mend = "docs/how-to/stock-images.md"
     return [
-        Finding(BROKEN, front_end, f"image {image.id} ({image.name}) has snapshots of OpenNebula's own drivers, and cannot be used", mend)
+        Finding(
+            BROKEN,
+            front_end,
+            f"image {image.id} ({image.name}) has snapshots of OpenNebula's own drivers, and cannot be used",
+            mend,
+        )
         for image in found
     ]
 
@@ -135,7 +222,14 @@ def of_leftovers(count: int, size: str, front_end: str) -> list[Finding]:
     """Judge what gc has found."""
     if not count:
         return []
-    return [Finding(WARNING, front_end, f"{count} leftovers of killed actions ({size})", f"{DRIVER} gc --dry-run; then {DRIVER} gc")]
+    return [
+        Finding(
+            WARNING,
+            front_end,
+            f"{count} leftovers of killed actions ({size})",
+            f"{DRIVER} gc --dry-run; then {DRIVER} gc",
+        )
+    ]
 
 
 def of_damaged(found: Iterable[tuple[str, str]]) -> list[Finding]:
@@ -144,18 +238,32 @@ def of_damaged(found: Iterable[tuple[str, str]]) -> list[Finding]:
     return [Finding(BROKEN, machine, text, mend) for machine, text in found]
 
 
-def of_unseen(errors: Sequence[Mapping[str, str]], reached: Container[str], others: Sequence[Finding]) -> list[Finding]:
-    """Judge what gc could not look at on machines that were reached; where something is broken that is why, or comes first."""
+def of_unseen(
+    errors: Sequence[Mapping[str, str]], reached: Container[str], others: Sequence[Finding]
+) -> list[Finding]:
+    """Judge what gc could not look at on machines that were reached; where something is broken that is why,
+    or comes first.
+    """
     broken = {item.machine for item in others if item.severity == BROKEN}
     return [
-        Finding(WARNING, error["machine"], f"cannot be searched for leftovers: {error['error']}", f"mend that; then {DRIVER} gc --dry-run")
-        for error in errors if error["machine"] in reached and error["machine"] not in broken
-    ]  # fmt: skip
+        Finding(
+            WARNING,
+            error["machine"],
+            f"cannot be searched for leftovers: {error['error']}",
+            f"mend that; then {DRIVER} gc --dry-run",
+        )
+        for error in errors
+        if error["machine"] in reached and error["machine"] not in broken
+    ]
 
 
 def _template(view: "Datastore | Image | Host") -> dict[str, str]:
     element = view.element.find("TEMPLATE")
-    return {} if element is None else {child.tag: (child.text or "").strip() for child in element if len(child) == 0}
+    return (
+        {}
+        if element is None
+        else {child.tag: (child.text or "").strip() for child in element if len(child) == 0}
+    )
 
 
 def path_of(store: Datastore) -> str:

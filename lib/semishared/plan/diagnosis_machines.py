@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with machines, and the command that mends it: from what they said of themselves (install/preflight.py)."""
+"""What is wrong with machines, and the command that mends it: from what they said of themselves
+(install/preflight.py).
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,21 @@ from .diagnosis import BROKEN, WARNING, Cloud, Finding, Site, path_of
 QEMU_FLOOR = (5, 2)
 """extended_l2 of qcow2 (docs/explanation/overlay-options.md)."""
 PACKAGES = {
-    "qemu-img": "qemu-utils", "virsh": "libvirt-clients", "setpriv": "util-linux", "tar": "tar", "rsync": "rsync", "zstd": "zstd",
-    "lzop": "lzop", "udp-sender": "udpcast", "udp-receiver": "udpcast", "ssh": "openssh-client", "curl": "curl",
-    "genisoimage|mkisofs|xorriso": "genisoimage", "python3-rbd": "python3-rados python3-rbd",
+    "qemu-img": "qemu-utils",
+    "virsh": "libvirt-clients",
+    "setpriv": "util-linux",
+    "tar": "tar",
+    "rsync": "rsync",
+    "zstd": "zstd",
+    "lzop": "lzop",
+    "udp-sender": "udpcast",
+    "udp-receiver": "udpcast",
+    "ssh": "openssh-client",
+    "curl": "curl",
+    "genisoimage|mkisofs|xorriso": "genisoimage",
+    "python3-rbd": "python3-rados python3-rbd",
     "python3-libvirt": "python3-libvirt",
-}  # fmt: skip
+}
 """Program -> Debian's package."""
 
 
@@ -35,12 +47,18 @@ def of_machines(answers: Answers, site: Site, cloud: Cloud, sizes: tuple[str, st
     hosts = {host.name: host for host in cloud.hosts}
     for machine, answer in answers.items():
         if isinstance(answer, str):
-            found.append(Finding(BROKEN, machine, answer, f"as oneadmin: ssh {machine} true; or onehost offline {machine}"))
+            found.append(
+                Finding(
+                    BROKEN, machine, answer, f"as oneadmin: ssh {machine} true; or onehost offline {machine}"
+                )
+            )
             continue
         found += _programs(machine, answer)
         if isinstance(own, dict) and answer["user"] != own["user"]:
             mend = f"as {own['user']} on {site.front_end}: mend User for {machine} in ~/.ssh/config"
-            found.append(Finding(WARNING, machine, f"ssh enters as {answer['user']}, not as {own['user']}", mend))
+            found.append(
+                Finding(WARNING, machine, f"ssh enters as {answer['user']}, not as {own['user']}", mend)
+            )
         if machine != site.front_end:
             found += _synced(machine, answer["tree"], ours)
         if "libvirt" in answer:
@@ -53,7 +71,9 @@ def of_machines(answers: Answers, site: Site, cloud: Cloud, sizes: tuple[str, st
 
 
 def _one_machine(answers: Answers) -> list[Finding]:
-    """Judge whether OpenNebula has one machine under several names: as each has signed what is to be its own, not by the names."""
+    """Judge whether OpenNebula has one machine under several names: as each has signed what is to be its own,
+    not by the names.
+    """
     names: dict[str, list[str]] = {}
     for name, answer in answers.items():
         signed = answer.get("signed", {}).values() if isinstance(answer, dict) else ()
@@ -61,9 +81,15 @@ def _one_machine(answers: Answers) -> list[Finding]:
             names.setdefault(machine, []).append(name)
     mend = "onehost delete all of its names but one, when they have no VMs"
     return [
-        Finding(BROKEN, found[0], f"{' and '.join(found)} are one machine, whose memory and devices OpenNebula counts for each", mend)
-        for found in names.values() if len(found) > 1
-    ]  # fmt: skip
+        Finding(
+            BROKEN,
+            found[0],
+            f"{' and '.join(found)} are one machine, whose memory and devices OpenNebula counts for each",
+            mend,
+        )
+        for found in names.values()
+        if len(found) > 1
+    ]
 
 
 def _programs(machine: str, answer: Mapping[str, Any]) -> list[Finding]:
@@ -77,7 +103,14 @@ def _programs(machine: str, answer: Mapping[str, Any]) -> list[Finding]:
             found.append(Finding(severity, machine, f"{name} is not installed", mend))
     qemu = answer["programs"].get("qemu-img")
     if qemu and version(qemu) < QEMU_FLOOR:
-        found.append(Finding(BROKEN, machine, f"QEMU {qemu} is older than 5.2: no extended_l2", f"as root on {machine}: update qemu"))
+        found.append(
+            Finding(
+                BROKEN,
+                machine,
+                f"QEMU {qemu} is older than 5.2: no extended_l2",
+                f"as root on {machine}: update qemu",
+            )
+        )
     return found
 
 
@@ -91,9 +124,22 @@ def _synced(machine: str, there: Mapping[str, Any], ours: Mapping[str, Any]) -> 
     if not there["parts"].get(f"lib/{DRIVER}"):
         return [Finding(BROKEN, machine, f"{DRIVER} is not there", mend)]
     if ours and there["version"] != ours["version"]:
-        return [Finding(BROKEN, machine, f"{DRIVER} {there['version']} is there, the front-end has {ours['version']}", mend)]
-    differing = [part for part, digest in there["parts"].items() if ours and digest != ours["parts"].get(part)]
-    return [Finding(BROKEN, machine, f"not synced: {', '.join(differing)} is not the front-end's", mend)] if differing else []
+        return [
+            Finding(
+                BROKEN,
+                machine,
+                f"{DRIVER} {there['version']} is there, the front-end has {ours['version']}",
+                mend,
+            )
+        ]
+    differing = [
+        part for part, digest in there["parts"].items() if ours and digest != ours["parts"].get(part)
+    ]
+    return (
+        [Finding(BROKEN, machine, f"not synced: {', '.join(differing)} is not the front-end's", mend)]
+        if differing
+        else []
+    )
 
 
 def _libvirt(machine: str, answer: Mapping[str, Any], cloud: Cloud) -> list[Finding]:
@@ -104,7 +150,14 @@ def _libvirt(machine: str, answer: Mapping[str, Any], cloud: Cloud) -> list[Find
     for access in _ceph(cloud):
         for secret in filter(None, (access.secret, access.remote_secret)):
             if secret not in answer["secrets"]:
-                found.append(Finding(BROKEN, machine, f"libvirt does not know the secret {secret}", "docs/how-to/ceph.md, 4. libvirt"))
+                found.append(
+                    Finding(
+                        BROKEN,
+                        machine,
+                        f"libvirt does not know the secret {secret}",
+                        "docs/how-to/ceph.md, 4. libvirt",
+                    )
+                )
     if "selinux" in answer.get("confines", ()):
         what = "libvirt confines QEMU by SELinux: nobody has tried that with semishared"
         found.append(Finding(WARNING, machine, what, "docs/how-to/apparmor.md, SELinux"))
@@ -129,7 +182,9 @@ def _stores(machine: str, answer: Mapping[str, Any], is_front_end: bool, cloud: 
     for path, state in answer.get("stores", {}).items():
         mount = f"as root on {machine}: mount {path}"
         if "error" in state:
-            found.append(Finding(BROKEN, machine, f"store {path}: {state['error']}", f"{mount} (docs/how-to/nfs.md)"))
+            found.append(
+                Finding(BROKEN, machine, f"store {path}: {state['error']}", f"{mount} (docs/how-to/nfs.md)")
+            )
         elif not state["same"] and not is_front_end:
             what = "is not mounted" if state["empty"] else "is another file system than on the front-end"
             found.append(Finding(BROKEN, machine, f"store {path} {what}", mount))
@@ -140,15 +195,34 @@ def _stores(machine: str, answer: Mapping[str, Any], is_front_end: bool, cloud: 
             what = f"store {path} is another datastore's: its marker says {state['marker']}"
             found.append(Finding(BROKEN, machine, what, _remount(machine, path)))
         elif not state["writable"]:
-            found.append(Finding(BROKEN, machine, f"store {path} cannot be written by {answer['user']}: {state.get('reason')}",
-                                 f"as root where it is exported: chown oneadmin: {path}, and export it read-write"))  # fmt: skip
+            found.append(
+                Finding(
+                    BROKEN,
+                    machine,
+                    f"store {path} cannot be written by {answer['user']}: {state.get('reason')}",
+                    f"as root where it is exported: chown oneadmin: {path}, and export it read-write",
+                )
+            )
         if "error" not in state and path in wanted and not wanted[path] and is_front_end:
-            found.append(Finding(WARNING, machine, f"store {path} is not marked: that it is not mounted would not be noticed",
-                                 _setup(cloud, path)))  # fmt: skip
+            found.append(
+                Finding(
+                    WARNING,
+                    machine,
+                    f"store {path} is not marked: that it is not mounted would not be noticed",
+                    _setup(cloud, path),
+                )
+            )
         found += _mount(machine, path, state, answer.get("libvirt", {}))
     for pool, state in answer.get("ceph", {}).items():
         if state["error"]:
-            found.append(Finding(BROKEN, machine, f"pool {pool} cannot be listed: {state['error']}", "docs/how-to/ceph.md, 3. Keys"))
+            found.append(
+                Finding(
+                    BROKEN,
+                    machine,
+                    f"pool {pool} cannot be listed: {state['error']}",
+                    "docs/how-to/ceph.md, 3. Keys",
+                )
+            )
     return found
 
 
@@ -156,21 +230,41 @@ def _mount(machine: str, path: str, state: Mapping[str, Any], libvirt: Mapping[s
     """Judge how a store that answers is mounted."""
     found = []
     mount = state.get("mount", {})
-    if "apparmor" in libvirt.get("confines", ()) and mount.get("type") in mounts.NFS and not state.get("passable"):
-        what = f"store {path} is closed to others: where the export squashes root, libvirt cannot tell AppArmor what QEMU may open"
-        found.append(Finding(WARNING, machine, what, f"as oneadmin: chmod o+x {path} (docs/how-to/apparmor.md)"))
+    if (
+        "apparmor" in libvirt.get("confines", ())
+        and mount.get("type") in mounts.NFS
+        and not state.get("passable")
+    ):
+        what = (
+            f"store {path} is closed to others: where the export squashes root, libvirt cannot tell "
+            f"AppArmor what QEMU may open"
+        )
+        found.append(
+            Finding(WARNING, machine, what, f"as oneadmin: chmod o+x {path} (docs/how-to/apparmor.md)")
+        )
     for is_broken, what in mounts.problems(mount):
-        found.append(Finding(BROKEN if is_broken else WARNING, machine, f"store {path}: {what}", _remount(machine, path)))
+        found.append(
+            Finding(
+                BROKEN if is_broken else WARNING, machine, f"store {path}: {what}", _remount(machine, path)
+            )
+        )
     return found
 
 
 def _remount(machine: str, path: str) -> str:
     """Return what mends a store where something is mounted, but not what should be."""
-    return f"as root on {machine}: mend its line in /etc/fstab (docs/how-to/nfs.md), then umount and mount {path}"
+    return (
+        f"as root on {machine}: mend its line in /etc/fstab (docs/how-to/nfs.md), then umount and "
+        f"mount {path}"
+    )
 
 
 def _quoted(name: str) -> str:
-    return name if name and all(c.isalnum() or c in "-_." for c in name) else "'" + name.replace("'", "'\\''") + "'"
+    return (
+        name
+        if name and all(c.isalnum() or c in "-_." for c in name)
+        else "'" + name.replace("'", "'\\''") + "'"
+    )
 
 
 def _setup(cloud: Cloud, path: str) -> str:
@@ -181,16 +275,32 @@ def _setup(cloud: Cloud, path: str) -> str:
     return f"{DRIVER} setup --apply {' '.join(names)}"
 
 
-def _local(machine: str, local: Mapping[str, Any], host: Optional[Host], sizes: tuple[str, str]) -> list[Finding]:
+def _local(
+    machine: str, local: Mapping[str, Any], host: Optional[Host], sizes: tuple[str, str]
+) -> list[Finding]:
     where = local.get("where", "")
     if "error" in local:
         mend = f"as root on {machine}: dmesg; mend or mount its disk (docs/how-to/dead-host.md if it is lost)"
         return [Finding(BROKEN, machine, f"local store: {local['error']}", mend)]
     if local["read_only"]:
-        return [Finding(BROKEN, machine, f"{where} is mounted read-only", f"as root on {machine}: dmesg; mount -o remount,rw {where}")]
+        return [
+            Finding(
+                BROKEN,
+                machine,
+                f"{where} is mounted read-only",
+                f"as root on {machine}: dmesg; mount -o remount,rw {where}",
+            )
+        ]
     found = []
     if not local["writable"]:
-        found.append(Finding(BROKEN, machine, f"{where} cannot be written", f"as root on {machine}: chown oneadmin: {where}"))
+        found.append(
+            Finding(
+                BROKEN,
+                machine,
+                f"{where} cannot be written",
+                f"as root on {machine}: chown oneadmin: {where}",
+            )
+        )
     limit = (host.attribute("SEMISHARED_BASES_LIMIT") if host else "") or sizes[0]
     floor = (host.attribute("SEMISHARED_BASES_FLOOR") if host else "") or sizes[1]
     try:
@@ -198,20 +308,37 @@ def _local(machine: str, local: Mapping[str, Any], host: Optional[Host], sizes: 
     except SemisharedError:
         wanted = 0
     if host and local["free"] < max(wanted, 1):
-        found.append(Finding(BROKEN if not local["free"] else WARNING, machine,
-                             f"{where} has {local['free'] >> 20} MiB free, {wanted >> 20} MiB are to stay free",
-                             f"{DRIVER} base prune --hosts {machine}; or migrate VMs away"))  # fmt: skip
+        found.append(
+            Finding(
+                BROKEN if not local["free"] else WARNING,
+                machine,
+                f"{where} has {local['free'] >> 20} MiB free, {wanted >> 20} MiB are to stay free",
+                f"{DRIVER} base prune --hosts {machine}; or migrate VMs away",
+            )
+        )
     if not local["inodes"] and not local["no_inodes"]:
-        found.append(Finding(BROKEN, machine, f"{where} has no inodes left", f"{DRIVER} gc; {DRIVER} base prune --hosts {machine}"))
+        found.append(
+            Finding(
+                BROKEN,
+                machine,
+                f"{where} has no inodes left",
+                f"{DRIVER} gc; {DRIVER} base prune --hosts {machine}",
+            )
+        )
     return found
 
 
 def of_shared(answers: Answers, front_end: str) -> list[Finding]:
-    """Judge whether what is to be each machine's own is: by the signatures that machines found there (tools/signatures.py)."""
+    """Judge whether what is to be each machine's own is: by the signatures that machines found there
+    (tools/signatures.py).
+    """
     found = []
     for place, (machines, directories) in shared(answers).items():
         names = sorted(machines, key=lambda name: (name != front_end, name))
-        what = f"{place} is one directory on {', '.join(names)}: what is in {', '.join(directories)} has to be each machine's own"
+        what = (
+            f"{place} is one directory on {', '.join(names)}: what is in {', '.join(directories)} has "
+            f"to be each machine's own"
+        )
         mend = "as root on each: mount a disk of its own there (docs/how-to/nfs.md)"
         found.append(Finding(BROKEN, names[0], what, mend))
     return found
@@ -219,11 +346,17 @@ def of_shared(answers: Answers, front_end: str) -> list[Finding]:
 
 def shared(answers: Answers) -> dict[str, tuple[set[str], list[str]]]:
     """Return the places that several machines have: which machines, and what of ours is or will be there."""
-    signed = {machine: answer.get("signed", {}) for machine, answer in answers.items() if isinstance(answer, dict)}
+    signed = {
+        machine: answer.get("signed", {}) for machine, answer in answers.items() if isinstance(answer, dict)
+    }
     found: dict[str, tuple[set[str], list[str]]] = {}
     for machine, places in signed.items():
         for directory, own in places.items():
-            others = {other for other in signed if other != machine and any(_has_signed(own, its) for its in signed[other].values())}
+            others = {
+                other
+                for other in signed
+                if other != machine and any(_has_signed(own, its) for its in signed[other].values())
+            }
             if others:
                 machines, directories = found.setdefault(own["place"], (set(), []))
                 machines |= {machine, *others}
@@ -233,5 +366,11 @@ def shared(answers: Answers) -> dict[str, tuple[set[str], list[str]]]:
 
 
 def _has_signed(own: Mapping[str, Any], its: Mapping[str, Any]) -> bool:
-    """Tell whether another machine signs there now; an older count of it is a copy, or the other was there before."""
-    return "seen" in own and "machine" in its and int(own["seen"].get(its["machine"], -3)) >= int(its["count"]) - 2
+    """Tell whether another machine signs there now; an older count of it is a copy, or the other was there
+    before.
+    """
+    return (
+        "seen" in own
+        and "machine" in its
+        and int(own["seen"].get(its["machine"], -3)) >= int(its["count"]) - 2
+    )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with directories for guests, and the command that mends it: from what machines said of them (share/inspection.py)."""
+"""What is wrong with directories for guests, and the command that mends it: from what machines said of them
+(share/inspection.py).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from .diagnosis import BROKEN, WARNING, Finding
 PAGE = "docs/how-to/shares.md"
 HARM = f"{PAGE}, What bounds a client that means harm"
 ONE_HOSTS = ("btrfs", "xfs", "plain")
-"""File systems that are one host's own, if nobody exports them: that others have no such root says nothing."""
+"""File systems that are one host's own, if nobody exports them: that others have no such root says
+nothing.
+"""
 WRAPPER = "vmm/semishared/virtiofsd"
 
 
@@ -44,8 +48,13 @@ class Made(NamedTuple):
 
 
 def ways(store: Datastore, images: Sequence[Image]) -> tuple[bool, bool]:
-    """Return whether guests may have shares of a datastore by their hosts, and whether as clients themselves."""
-    found = {_is_client(image, store) for image in (None, *(image for image in images if image.store_id == store.id))}
+    """Return whether guests may have shares of a datastore by their hosts, and whether as clients
+    themselves.
+    """
+    found = {
+        _is_client(image, store)
+        for image in (None, *(image for image in images if image.store_id == store.id))
+    }
     return False in found, True in found
 
 
@@ -68,18 +77,29 @@ def of_roots(made: Sequence[Made], front_end: str) -> list[Finding]:
         elif one.wrong:
             found.append(Finding(BROKEN, one.machine, f"{name}: {one.wrong}", one.mend))
         elif not one.has_cloud:
-            what = f"{name}: {one.tree.root} does not say of which OpenNebula it is: another one may take it, and gc removes nothing there"
+            what = (
+                f"{name}: {one.tree.root} does not say of which OpenNebula it is: another one may "
+                f"take it, and gc removes nothing there"
+            )
             found.append(Finding(WARNING, one.machine, what, f"semishared share init {one.store.id}"))
         if one.lapsed[0]:
             mend = f"as root on {one.machine}: {one.lapsed[1]}"
             found.append(Finding(BROKEN, one.machine, f"{name}: {one.tree.root}: {one.lapsed[0]}", mend))
         promised, total = one.promised
         if promised > total:
-            what = f"its shares may hold {human(promised)}, and {one.tree.root} {human(total)}: who fills theirs takes others' room"
-            found.append(Finding(WARNING, one.machine, f"{name}: {what}", f"give it more room; {PAGE}, Set it up"))
+            what = (
+                f"its shares may hold {human(promised)}, and {one.tree.root} {human(total)}: who "
+                f"fills theirs takes others' room"
+            )
+            found.append(
+                Finding(WARNING, one.machine, f"{name}: {what}", f"give it more room; {PAGE}, Set it up")
+            )
         for command in one.lacking:
             if one.tree.fs == "cephfs":
-                what, mend = f"Ceph's manager does not let client.{one.tree.user} ask for: {command}", "A guest that is a client itself"
+                what, mend = (
+                    f"Ceph's manager does not let client.{one.tree.user} ask for: {command}",
+                    "A guest that is a client itself",
+                )
             else:
                 what, mend = f"sudo does not permit: {command}", "its lines for sudoers"
             found.append(Finding(BROKEN, one.machine, f"{name}: {what}", f"{PAGE}, {mend}"))
@@ -88,19 +108,34 @@ def of_roots(made: Sequence[Made], front_end: str) -> list[Finding]:
 
 
 def _pools(one: Made, made: Sequence[Made]) -> Iterator[str]:
-    """Yield of each pool to which guests write by keys, past the quotas of CephFS, that nothing bounds it, and whom that harms."""
+    """Yield of each pool to which guests write by keys, past the quotas of CephFS, that nothing bounds it,
+    and whom that harms.
+    """
     for pool, row in sorted(one.pools.items()):
         images = [image for image in one.images if image.id in row["images"]]
         if not any(_is_client(image, one.store) for image in images):
             continue
         writes = f"guests write to pool {pool} themselves"
         if row["lacks"]:
-            yield f"{writes}, and it has no quota ({' and '.join(row['lacks'])}): one that means harm fills the cluster"
+            yield (
+                f"{writes}, and it has no quota ({' and '.join(row['lacks'])}): one that means harm "
+                f"fills the cluster"
+            )
         users = sorted({image.number("UID") for image in images})
-        beside = [*row["beside"], *(f"datastore {other.store.id}" for other in made if other is not one and _offers(other.store, pool))]
+        beside = [
+            *row["beside"],
+            *(
+                f"datastore {other.store.id}"
+                for other in made
+                if other is not one and _offers(other.store, pool)
+            ),
+        ]
         beside += [f"users {', '.join(map(str, users))} of OpenNebula"] if len(users) > 1 else []
         if beside:
-            yield f"{writes}, and it is not one tenant's alone ({'; '.join(beside)}): one that means harm fills it for all of them"
+            yield (
+                f"{writes}, and it is not one tenant's alone ({'; '.join(beside)}): one that means "
+                f"harm fills it for all of them"
+            )
 
 
 def _offers(store: Datastore, pool: str) -> bool:
@@ -110,14 +145,21 @@ def _offers(store: Datastore, pool: str) -> bool:
         return False
 
 
-def of_hosts(made: Sequence[Made], answers: Mapping[str, Mapping[str, Any]], libvirts: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+def of_hosts(
+    made: Sequence[Made], answers: Mapping[str, Mapping[str, Any]], libvirts: Mapping[str, Mapping[str, Any]]
+) -> list[Finding]:
     """Judge hosts: `answers` to LookAtShareHost, and what libvirt says of itself there."""
     found = []
     for host, answer in answers.items():
         has_some = False
         for one in made:
             seen = answer["roots"].get(one.tree.root) if one.tree.marker else None
-            if not one.by_hosts or seen is None or one.tree.fs in ONE_HOSTS and not seen.get("marker", "error" in seen):
+            if (
+                not one.by_hosts
+                or seen is None
+                or one.tree.fs in ONE_HOSTS
+                and not seen.get("marker", "error" in seen)
+            ):
                 continue
             has_some = True
             found += _root(host, one, seen)
@@ -137,11 +179,23 @@ def _root(host: str, one: Made, seen: Mapping[str, Any]) -> list[Finding]:
     if seen["marker"] != one.tree.marker:
         return [Finding(BROKEN, host, f"{what}{root} is the root of another datastore", mount)]
     if seen["lacks"]:
-        return [Finding(BROKEN, host, f"{what}{root} is mounted without {' and '.join(seen['lacks'])}: no guest gets a share",
-                        f"as root on {host}: mount -o remount,nosuid,nodev {root}; and in /etc/fstab")]  # fmt: skip
+        return [
+            Finding(
+                BROKEN,
+                host,
+                f"{what}{root} is mounted without {' and '.join(seen['lacks'])}: no guest gets a share",
+                f"as root on {host}: mount -o remount,nosuid,nodev {root}; and in /etc/fstab",
+            )
+        ]
     if seen["judged_by_user"]:
-        return [Finding(WARNING, host, f"{what}{root} is mounted without fuse_default_permissions: root of guests cannot chown",
-                        f"as root on {host}: mount {root} anew ({PAGE}, CephFS)")]  # fmt: skip
+        return [
+            Finding(
+                WARNING,
+                host,
+                f"{what}{root} is mounted without fuse_default_permissions: root of guests cannot chown",
+                f"as root on {host}: mount {root} anew ({PAGE}, CephFS)",
+            )
+        ]
     return []
 
 
@@ -152,12 +206,24 @@ def _host(host: str, answer: Mapping[str, Any], libvirt: Mapping[str, Any]) -> l
         found.append(Finding(BROKEN, host, "shares: there is no virtiofsd", mend))
     if not answer["namespaces"]:
         mend = f"as root on {host}: sysctl user.max_user_namespaces=15000; and in /etc/sysctl.d"
-        found.append(Finding(BROKEN, host, "shares: the kernel allows no user namespaces, which guests' users are kept in", mend))
+        found.append(
+            Finding(
+                BROKEN,
+                host,
+                "shares: the kernel allows no user namespaces, which guests' users are kept in",
+                mend,
+            )
+        )
     for path, name, first, last in answer["taken"]:
         owner = max(0, (first - FIRST_UID) // UIDS)
-        what = f"shares: {path} gives {first} to {last} to {name}, and they are users of guests, of user {owner} of OpenNebula on"
+        what = (
+            f"shares: {path} gives {first} to {last} to {name}, and they are users of guests, of user "
+            f"{owner} of OpenNebula on"
+        )
         kind = "uids" if path.endswith("uid") else "gids"
-        found.append(Finding(WARNING, host, what, f"as root on {host}: usermod --del-sub{kind} {first}-{last} {name}"))
+        found.append(
+            Finding(WARNING, host, what, f"as root on {host}: usermod --del-sub{kind} {first}-{last} {name}")
+        )
     if libvirt.get("virtiofs") is False:
         mend = f"as root on {host}: update qemu and libvirt"
         found.append(Finding(BROKEN, host, "shares: libvirt says that QEMU there has no virtiofs", mend))

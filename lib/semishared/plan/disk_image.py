@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which image a disk of a VM is made from, as oned has it. What a host says of that is compared with this, and never used in its place.
+"""Which image a disk of a VM is made from, as oned has it. What a host says of that is compared with this,
+and never used in its place.
 
     {"on_store": ..., "settle": ...} in a host's answer, the image of a record        said
-    the VM's DISK, its image, that image's datastore                                 oned's, whose access, SOURCE and format are used
+    the VM's DISK, its image, that image's datastore                                 oned's, whose access,
+    SOURCE and format are used
 
-A host may say that there is a disk, and which generation the disk lies over. Whether the disk is the image or its clone CLONE says, which
-oned writes: what is done to a disk in a store is done to an image that others have as well, if a host is believed in that.
+A host may say that there is a disk, and which generation the disk lies over. Whether the disk is the image or
+its clone CLONE says, which oned writes: what is done to a disk in a store is done to an image that others
+have as well, if a host is believed in that.
 """
 
 from __future__ import annotations
@@ -35,12 +38,17 @@ def of_disk(vm: Vm, disk: Disk, known: Optional[Known] = None) -> Part[ImageRef]
     try:
         image: Image = yield from _once(known, "image", disk.image_id)
     except GoneFromOned:
-        # Deleted by force. oned wrote over DISK what it had acquired; how that is reached only the datastore says.
+        # Deleted by force. oned wrote over DISK what it had acquired; how that is reached only the datastore
+        # says.
         try:
             datastore: Datastore = yield from _once(known, "datastore", disk.store_id)
         except GoneFromOned:
-            raise GoneFromOned(_kept(vm.id, disk.id, f"{disk.image_id}, of datastore {disk.store_id}: it has neither")) from None
-        return images.ref_at(datastore.id, stores.access(datastore), disk.image_id, disk.source, format=disk.format)
+            raise GoneFromOned(
+                _kept(vm.id, disk.id, f"{disk.image_id}, of datastore {disk.store_id}: it has neither")
+            ) from None
+        return images.ref_at(
+            datastore.id, stores.access(datastore), disk.image_id, disk.source, format=disk.format
+        )
     datastore = yield from _once(known, "datastore", image.store_id)
     return images.image_ref(image, datastore)
 
@@ -52,17 +60,25 @@ def _once(known: Known, what: str, number: int) -> Part[Any]:
 
 
 def confirmed(vm: Vm, disk: int, said: object) -> Part[ImageRef]:
-    """Return the image or clone that a host `said` a disk of a VM is, with what oned has of it; raise ForeignImage, OnedUnavailable."""
+    """Return the image or clone that a host `said` a disk of a VM is, with what oned has of it; raise
+    ForeignImage, OnedUnavailable.
+    """
     named = ImageRef.from_data(said)
-    return acquired.compared(named, acquired.in_store((yield from _given(vm, disk, named)), vm.id, disk), vm.id, disk)
+    return acquired.compared(
+        named, acquired.in_store((yield from _given(vm, disk, named)), vm.id, disk), vm.id, disk
+    )
 
 
 def clone(vm: int, disk: int, said: object) -> Part[ImageRef]:
-    """Return the clone that a host `said` a disk is; raise ForeignImage also for the image: that is not removed with a disk."""
+    """Return the clone that a host `said` a disk is; raise ForeignImage also for the image: that is not
+    removed with a disk.
+    """
     named, known = ImageRef.from_data(said), (yield AskOned("vm", vm))
     given = yield from _given(known, disk, named)
     if given.image and named.source == given.image.source:
-        raise ForeignImage(f"disk {disk} of VM {vm} is said to be a clone, and {named.source} is an image: it is kept")
+        raise ForeignImage(
+            f"disk {disk} of VM {vm} is said to be a clone, and {named.source} is an image: it is kept"
+        )
     return acquired.compared(named, acquired.in_store(given, vm, disk), vm, disk)
 
 
@@ -75,8 +91,12 @@ def _given(vm: Vm, disk: int, named: ImageRef) -> Part[acquired.Given]:
         image: Image = yield AskOned("image", named.id)
         datastore: Datastore = yield AskOned("datastore", image.store_id)
     except GoneFromOned as e:
-        raise GoneFromOned(f"{_kept(vm.id, disk, str(named.id))} ({e.detail}), and the disk is detached") from None
-    return acquired.Given(images.image_ref(image, datastore), not image.is_persistent or named.source != image.source)
+        raise GoneFromOned(
+            f"{_kept(vm.id, disk, str(named.id))} ({e.detail}), and the disk is detached"
+        ) from None
+    return acquired.Given(
+        images.image_ref(image, datastore), not image.is_persistent or named.source != image.source
+    )
 
 
 def _kept(vm: int, disk: int, image: str) -> str:

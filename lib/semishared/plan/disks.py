@@ -23,7 +23,6 @@ DRIVER = "semishared"
 """TM_MAD of the disks that are ours."""
 
 
-
 def disk_ref(place: DiskPlace) -> s.DiskRef:
     """Return the disk at a place; raise BadArguments for a kernel."""
     if place.disk is None:
@@ -58,12 +57,20 @@ def copy_kernel(asked: FromImage, datastore: Datastore) -> Plan:
 
 
 def clone(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, options: str) -> Plan:
-    """Plan clone: a writable disk of its own, gone at shutdown. `options`: of overlays, as semishared.conf has them."""
+    """Plan clone: a writable disk of its own, gone at shutdown. `options`: of overlays, as semishared.conf
+    has them.
+    """
     from . import overlay_options
 
     options = overlay_options.for_size(options, disk.size)
-    kind, place, is_hot = placement.io_class(image, datastore), placement.place(image, datastore), placement.is_hot(image, datastore)
-    yield from _where_wanted(asked, disk, image, datastore, place, _cloned(asked, disk, image, datastore, options))
+    kind, place, is_hot = (
+        placement.io_class(image, datastore),
+        placement.place(image, datastore),
+        placement.is_hot(image, datastore),
+    )
+    yield from _where_wanted(
+        asked, disk, image, datastore, place, _cloned(asked, disk, image, datastore, options)
+    )
     if is_hot and place.is_local and place.backing != "none":
         from ..model.steps_device import NoteHot
 
@@ -101,8 +108,16 @@ def _cloned(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, op
         yield On(host, (s.StageBase(root, ref), prepare, s.CreateOverlay(target, ref, min_size, options)))
 
 
-def ln(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, options: str, is_taken_over: bool = False) -> Plan:
-    """Plan ln: the image itself, in place, or a diff. CD-ROM and immutable images come read-only and keep their generation.
+def ln(
+    asked: FromImage,
+    disk: Disk,
+    image: Image,
+    datastore: Datastore,
+    options: str,
+    is_taken_over: bool = False,
+) -> Plan:
+    """Plan ln: the image itself, in place, or a diff. CD-ROM and immutable images come read-only and keep
+    their generation.
 
     `is_taken_over`: from a host that is lost, by whoever notes the VM's epoch when all of it is here.
     """
@@ -110,25 +125,35 @@ def ln(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, options
 
     options = overlay_options.for_size(options, disk.size)
     kind, place = placement.io_class(image, datastore), placement.attached(image, datastore, disk)
-    yield from _where_wanted(asked, disk, image, datastore, place, _attached(asked, disk, image, datastore, options, is_taken_over))
+    yield from _where_wanted(
+        asked, disk, image, datastore, place, _attached(asked, disk, image, datastore, options, is_taken_over)
+    )
     yield from io_class.noted(asked.target.host, disk_ref(asked.target), kind)
 
 
-def _where_wanted(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, place: Place, made: Plan) -> Plan:
+def _where_wanted(
+    asked: FromImage, disk: Disk, image: Image, datastore: Datastore, place: Place, made: Plan
+) -> Plan:
     """Make a disk on a device of the classes that are wanted for it, if any are."""
     if not placement.device_classes(image, datastore):
         yield from made
         return
     from . import device_class
 
-    host, ref, classes = asked.target.host, disk_ref(asked.target), device_class.wanted(image, datastore, place)
+    host, ref, classes = (
+        asked.target.host,
+        disk_ref(asked.target),
+        device_class.wanted(image, datastore, place),
+    )
     yield from device_class.warned(disk, image, datastore, place)
     yield from device_class.placed(host, ref, disk, classes, place)
     yield from made
     yield from device_class.noted(host, ref, classes)
 
 
-def _attached(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, options: str, is_taken_over: bool) -> Plan:
+def _attached(
+    asked: FromImage, disk: Disk, image: Image, datastore: Datastore, options: str, is_taken_over: bool
+) -> Plan:
     place = placement.attached(image, datastore, disk)
     encryption.secret(disk, image)
     ref, target = images.image_ref(image, datastore, asked.source, "source"), disk_ref(asked.target)
@@ -146,7 +171,9 @@ def _attached(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, 
     yield from rbd.ln(host, bridge, ref, target, readonly=readonly, shareable=image.is_shareable)
 
 
-def _diff(asked: FromImage, image: s.ImageRef, bridge: str, min_size: int, options: str, is_taken_over: bool) -> Plan:
+def _diff(
+    asked: FromImage, image: s.ImageRef, bridge: str, min_size: int, options: str, is_taken_over: bool
+) -> Plan:
     """Plan ln of a persistent image whose place is local: claimed, and under an overlay of the VM's."""
     from ..model.steps_commit import CreateDiff, LookForDiff
     from . import commit_lines
@@ -194,14 +221,22 @@ def _volatile(asked: NewDisk, format: str, fs: str) -> Plan:
 
 
 def context(asked: Context, iso: File, size: int, shares: Optional[Clients] = None) -> Plan:
-    """Plan context: the CONTEXT ISO, which the front-end has built, on the host; OpenNebula calls it before each boot.
+    """Plan context: the CONTEXT ISO, which the front-end has built, on the host; OpenNebula calls it before
+    each boot.
 
     `shares`: what is to be noted of those of a VM that has shares.
     """
     place = asked.target
     vm = place.vm_place
     receive = s.ReceiveFile(place.path, vm.vm, size, iso.sha256)
-    roots = {str(image): [marker, born, *([True] if reads else [])] for image, marker, born, reads in shares.roots} if shares else {}
+    roots = (
+        {
+            str(image): [marker, born, *([True] if reads else [])]
+            for image, marker, born, reads in shares.roots
+        }
+        if shares
+        else {}
+    )
     noted = () if shares is None else (s.NoteClients(vm.vm, vm.path, shares.disks, roots),)
     yield On(place.host, (_prepare(place), *noted, s.ReplaceLostBases(vm.vm, vm.path)))
     yield from io_class.brought_up_to_date(vm)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What libvirt is told about a VM's disks: the domain XML. The message of a hot attach: attach_xml.py.
 
-oned fixes the driver type per image, the path per datastore, and whether a disk is a file or on the network likewise;
-here they follow the record that the transfer action left of each disk. Everything else in the XML stays as it came, to
-the byte.
+oned fixes the driver type per image, the path per datastore, and whether a disk is a file or on the network
+likewise; here they follow the record that the transfer action left of each disk. Everything else in the XML
+stays as it came, to the byte.
 
     for oned a file <VMDIR>/disk.N             known by that path
     for oned rbd <SOURCE>[-<vm>-<disk>]        known by its target (vda), which vm.xml has for each disk
@@ -52,7 +52,9 @@ def target_of(disk: Element) -> str:
 
 
 class Domain:
-    """A domain XML on its way to libvirt; `targets`: the device name of each disk of ours, None if nobody knows."""
+    """A domain XML on its way to libvirt; `targets`: the device name of each disk of ours, None if nobody
+    knows.
+    """
 
     def __init__(self, text: bytes, vm_dir: str, targets: Optional[Mapping[int, str]] = None) -> None:
         self.markup = Markup(text, "domain")
@@ -73,14 +75,18 @@ class Domain:
 
     @property
     def disk_numbers(self) -> list[int]:
-        """Return the numbers of the disks that lie in the VM directory, or for whose targets vm.xml says that they are ours."""
+        """Return the numbers of the disks that lie in the VM directory, or for whose targets vm.xml says that
+        they are ours.
+        """
         return sorted({number for number, _, _ in self._disks()})
 
     @property
     def has_unknown(self) -> bool:
         """Tell whether there is a disk on RBD of which nobody can tell whether it is ours."""
         disks = self.markup.root.find("devices", "disk")
-        return self.targets is None and any(_is_rbd(disk, source) for disk in disks for source in disk.all("source"))
+        return self.targets is None and any(
+            _is_rbd(disk, source) for disk in disks for source in disk.all("source")
+        )
 
     def sources(self, records: Records) -> dict[int, str]:
         """Return the file that libvirt is to open for each recorded disk that is one."""
@@ -94,13 +100,16 @@ class Domain:
     def _named(self, number: int, source: Element) -> str:
         return source.attributes.get("file") or layout.disk(self.vm_dir, number)
 
-    def with_records(self, records: Records, chains: Chains = NO_CHAINS, limits: Mapping[int, Limits] = NO_LIMITS) -> bytes:
-        """Return the XML in which each recorded disk is what its record says, where that says, over what `chains` says.
+    def with_records(
+        self, records: Records, chains: Chains = NO_CHAINS, limits: Mapping[int, Limits] = NO_LIMITS
+    ) -> bytes:
+        """Return the XML in which each recorded disk is what its record says, where that says, over what
+        `chains` says.
 
         `limits`: what it may do, unless OpenNebula says that itself.
 
-        Whatever makes AppArmor's rules of the XML (virt-aa-helper) may not read our layers: what is below a disk and is not
-        in the XML, QEMU is not allowed to open.
+        Whatever makes AppArmor's rules of the XML (virt-aa-helper) may not read our layers: what is below a
+        disk and is not in the XML, QEMU is not allowed to open.
         """
         for number, disk, source in self._disks():
             record = records.get(number)
@@ -113,25 +122,39 @@ class Domain:
                 raise BadArguments(f"disk {number} has more than one source or driver in the domain XML")
             if record.place.backing != "none" and not record.network and disk.first("encryption"):
                 raise EncryptedDisk(
-                    f"disk {number} is a qcow2 overlay ({record.how}) and has a LUKS_SECRET: QEMU would take the overlay for encrypted"
+                    f"disk {number} is a qcow2 overlay ({record.how}) and has a LUKS_SECRET: QEMU "
+                    f"would take the overlay for encrypted"
                 )
             if number in limits and not disk.first("iotune"):
                 self.markup.insert_before(source, limits[number].iotune)
             driver = ""
             wanted = {"type": record.format}
-            if disk.attributes.get("device") == "disk" and not (drivers and "discard" in drivers[0].attributes):
-                # QEMU drops what a guest trims, unless it is told not to. OpenNebula tells what DISCARD of the disk or of
-                # vmm_exec_kvm.conf says, if that says something (LibVirtDriverKVM.cc:1658).
+            if disk.attributes.get("device") == "disk" and not (
+                drivers and "discard" in drivers[0].attributes
+            ):
+                # QEMU drops what a guest trims, unless it is told not to. OpenNebula tells what DISCARD of
+                # the disk or of vmm_exec_kvm.conf says, if that says something (LibVirtDriverKVM.cc:1658).
                 wanted["discard"] = "unmap"
             if MEMORY in record.classes:
-                # A write that fails since memory is full can be done again: the guest stands still until it is.
+                # A write that fails since memory is full can be done again: the guest stands still until it
+                # is.
                 policies = {name: "stop" for name in ("error_policy", "rerror_policy")}
-                wanted.update({name: value for name, value in policies.items() if not (drivers and name in drivers[0].attributes)})
+                wanted.update(
+                    {
+                        name: value
+                        for name, value in policies.items()
+                        if not (drivers and name in drivers[0].attributes)
+                    }
+                )
             if drivers:
                 for name, value in wanted.items():
                     self.markup.set_attribute(drivers[0], name, value)
             else:
-                driver = "<driver name='qemu'" + "".join(f" {name}='{escape(value)}'" for name, value in wanted.items()) + "/>"
+                driver = (
+                    "<driver name='qemu'"
+                    + "".join(f" {name}='{escape(value)}'" for name, value in wanted.items())
+                    + "/>"
+                )
             path = record.source(self._named(number, source))
             if record.network or kind == "network":
                 self._replace(disk, source, record, path, driver, chains.get(number))
@@ -144,7 +167,9 @@ class Domain:
                 lay_over(self.markup, disk, source, chains[number])
         return self.markup.result()
 
-    def _replace(self, disk: Element, source: Element, record: Record, path: str, driver: str, chain: Optional[Chain]) -> None:
+    def _replace(
+        self, disk: Element, source: Element, record: Record, path: str, driver: str, chain: Optional[Chain]
+    ) -> None:
         """Let a disk be on the network, or be a file, whatever oned takes it for."""
         for name in ("auth", "backingStore"):
             for child in disk.all(name):
@@ -166,7 +191,8 @@ class Domain:
 def network_source(network: NetworkDisk) -> list[str]:
     """Return `<source>` and `<auth>` of a disk."""
     return [
-        f"<source protocol='{escape(network.protocol)}' name='{escape(network.name)}'>{reached(network)}</source>",
+        f"<source protocol='{escape(network.protocol)}' "
+        f"name='{escape(network.name)}'>{reached(network)}</source>",
         auth(network),
     ]
 
@@ -180,14 +206,21 @@ def check_system_snapshot(records: Records) -> None:
     for number, record in sorted(records.items()):
         if record.format != "qcow2" and not record.readonly:
             raise NotSupported(
-                f"disk {number} ({record.how}, {record.format}) cannot take part in a snapshot of the whole VM, which libvirt "
+                f"disk {number} ({record.how}, {record.format}) cannot take part in a snapshot of "
+                f"the whole VM, which libvirt "
                 "keeps inside qcow2 files; snapshot its disks one by one"
             )
 
 
 def disks_of_ours(vm: bytes) -> dict[int, str]:
-    """Return number and target of each disk that `vm.xml` says our transfer driver made; it makes none of a share (filesystems.py)."""
+    """Return number and target of each disk that `vm.xml` says our transfer driver made; it makes none of a
+    share (filesystems.py).
+    """
     root = Markup(vm, "VM").root
-    ours = [disk for disk in root.find("TEMPLATE", "DISK") if disk.value("TM_MAD") == DRIVER and disk.value("TYPE") != "FILESYSTEM"]
+    ours = [
+        disk
+        for disk in root.find("TEMPLATE", "DISK")
+        if disk.value("TM_MAD") == DRIVER and disk.value("TYPE") != "FILESYSTEM"
+    ]
     numbered = [(disk.number("DISK_ID"), disk.value("TARGET")) for disk in ours]
     return {number: target for number, target in numbered if number is not None}

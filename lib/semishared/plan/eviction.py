@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What leaves the base store of a host: never a leased base; of the others older generations first, then the least
-recently leased.
+"""What leaves the base store of a host: never a leased base; of the others older generations first, then the
+least recently leased.
 
     size_limit   all bases of the host together are at most this large, on whichever devices they lie
     free_floor   at least this much stays free on the file system that one comes to, for the guests' overlays
 
-A base that would go beyond them is refused where another host could have it as well; one that a VM needs here (it arrives, it
-is saved, it has read from a damaged one) only where it does not fit. Guests' own disks may have what bases leave free.
+A base that would go beyond them is refused where another host could have it as well; one that a VM needs here
+(it arrives, it is saved, it has read from a damaged one) only where it does not fit. Guests' own disks may
+have what bases leave free.
 """
 
 from __future__ import annotations
@@ -42,7 +43,14 @@ class Held(NamedTuple):
     @classmethod
     def of(cls, row: dict[str, Any]) -> Held:
         """Return a base as a host lists it (base/room.py)."""
-        return cls(row["name"], row["bytes"], row["staged"], row["used"], len(row["leases"]), row.get("here", True) is True)
+        return cls(
+            row["name"],
+            row["bytes"],
+            row["staged"],
+            row["used"],
+            len(row["leases"]),
+            row.get("here", True) is True,
+        )
 
 
 class Limits(NamedTuple):
@@ -53,14 +61,26 @@ class Limits(NamedTuple):
 
 
 def limits(size_limit: str, free_floor: str, total: int, whole: int = 0) -> Limits:
-    """Return the limits for a file system of `total` bytes, of `whole` that a host has for bases (0: the same); raise BadAttribute."""
-    return Limits(_bytes("size_limit", size_limit, whole or total, -1), _bytes("free_floor", free_floor, total, 0))
+    """Return the limits for a file system of `total` bytes, of `whole` that a host has for bases (0: the
+    same); raise BadAttribute.
+    """
+    return Limits(
+        _bytes("size_limit", size_limit, whole or total, -1), _bytes("free_floor", free_floor, total, 0)
+    )
 
 
 def limits_of(host: Host | None, size_limit: str, free_floor: str, listed: Mapping[str, Any]) -> Limits:
-    """Return the limits of a host, for what it lists: its own attributes, or else those that hold for all; raise BadAttribute."""
-    own = (host.attribute("SEMISHARED_BASES_LIMIT"), host.attribute("SEMISHARED_BASES_FLOOR")) if host else ("", "")
-    return limits(own[0] or size_limit, own[1] or free_floor, number(listed, "total"), number(listed, "whole"))
+    """Return the limits of a host, for what it lists: its own attributes, or else those that hold for all;
+    raise BadAttribute.
+    """
+    own = (
+        (host.attribute("SEMISHARED_BASES_LIMIT"), host.attribute("SEMISHARED_BASES_FLOOR"))
+        if host
+        else ("", "")
+    )
+    return limits(
+        own[0] or size_limit, own[1] or free_floor, number(listed, "total"), number(listed, "whole")
+    )
 
 
 def _bytes(key: str, text: str, total: int, none: int) -> int:
@@ -73,7 +93,9 @@ def _bytes(key: str, text: str, total: int, none: int) -> int:
                 return int(total * share / 100)
         return amount(text)
     except ValueError:
-        raise BadAttribute(f"{key} = {text!r} is neither a size (200G), nor a share (30%), nor none") from None
+        raise BadAttribute(
+            f"{key} = {text!r} is neither a size (200G), nor a share (30%), nor none"
+        ) from None
 
 
 def superseded(bases: Sequence[Held]) -> set[str]:
@@ -95,10 +117,13 @@ def _over(bases: Sequence[Held], limit: Limits, needed: int) -> int:
     return sum(base.bytes for base in bases) + needed - limit.most if limit.most >= 0 else 0
 
 
-def choose(bases: Sequence[Held], limit: Limits, free: int, needed: int = 0, keep: Collection[str] = ()) -> list[str]:
+def choose(
+    bases: Sequence[Held], limit: Limits, free: int, needed: int = 0, keep: Collection[str] = ()
+) -> list[str]:
     """Return the bases to remove, in that order, so that `needed` bytes more can come; it may not be enough.
 
-    Those on the same file system go first, as many as it lacks: of the limit of the whole host they are a part as well.
+    Those on the same file system go first, as many as it lacks: of the limit of the whole host they are a
+    part as well.
     """
     old = superseded(bases)
     candidates = [base for base in bases if not base.leases and base.name not in keep]
@@ -115,7 +140,9 @@ def choose(bases: Sequence[Held], limit: Limits, free: int, needed: int = 0, kee
 
 
 def _listed(listed: Mapping[str, Any]) -> tuple[list[Held], int]:
-    """Return the bases of a host, and the bytes that are free beside them, as it lists them (base/room.py)."""
+    """Return the bases of a host, and the bytes that are free beside them, as it lists them
+    (base/room.py).
+    """
     rows = listed.get("bases")
     bases = [Held.of(row) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     return bases, number(listed, "free")
@@ -128,18 +155,28 @@ def number(data: Mapping[str, Any], key: str) -> int:
 
 
 def room(
-    listed: Mapping[str, Any], limit: Limits, host: str, needed: int, *keep: str, must: bool = False, mends: bool = False
+    listed: Mapping[str, Any],
+    limit: Limits,
+    host: str,
+    needed: int,
+    *keep: str,
+    must: bool = False,
+    mends: bool = False,
 ) -> list[str]:
-    """Return which bases have to go so that a base of `needed` bytes can come; raise NoSpace if all that may is not enough.
+    """Return which bases have to go so that a base of `needed` bytes can come; raise NoSpace if all that may
+    is not enough.
 
-    With `must` it is to come also where the limits cannot be kept, if only it fits. One that `mends` is no base more than there was.
+    With `must` it is to come also where the limits cannot be kept, if only it fits. One that `mends` is no
+    base more than there was.
     """
     bases, free = _listed(listed)
     if mends:
         limit = Limits(-1, 0)
     chosen = choose(bases, limit, free, needed, keep)
     stay = [base for base in bases if base.name not in chosen]
-    gone = sum(base.bytes for base in bases if base.is_here) - sum(base.bytes for base in stay if base.is_here)
+    gone = sum(base.bytes for base in bases if base.is_here) - sum(
+        base.bytes for base in stay if base.is_here
+    )
     left = missing(stay, Limits(-1, 0) if must else limit, free + gone, needed)
     if left > 0:
         what = "are missing" if must else "over its size limit or free-space floor"
@@ -148,7 +185,8 @@ def room(
 
 
 def of_session(answers: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], int]]:
-    """Return what a host lists of each file system to which bases of a session come, and the bytes that they need there.
+    """Return what a host lists of each file system to which bases of a session come, and the bytes that they
+    need there.
 
     `answers`: what it says of each base, with the bases and the room `where` that one would be made.
     """
@@ -158,7 +196,9 @@ def of_session(answers: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, 
 
 
 def after(listed: Mapping[str, Any], gone: Collection[str], coming: int) -> Mapping[str, Any]:
-    """Return what a host would list when bases are gone, and `coming` bytes of others have come to its other file systems."""
+    """Return what a host would list when bases are gone, and `coming` bytes of others have come to its other
+    file systems.
+    """
     rows = [row for row in listed.get("bases", ()) if isinstance(row, dict)]
     left = [row for row in rows if row["name"] not in gone]
     freed = sum(base.bytes for base in map(Held.of, rows) if base.is_here and base.name in gone)
@@ -167,8 +207,12 @@ def after(listed: Mapping[str, Any], gone: Collection[str], coming: int) -> Mapp
     return {**listed, "bases": left, "free": number(listed, "free") + freed}
 
 
-def room_for_disk(listed: Mapping[str, Any], floor: int, needed: int, last: Collection[str] = ()) -> list[str]:
-    """Return which bases go for a guest's disk that takes `needed` bytes, `last` (which it comes from) only if all others do not do."""
+def room_for_disk(
+    listed: Mapping[str, Any], floor: int, needed: int, last: Collection[str] = ()
+) -> list[str]:
+    """Return which bases go for a guest's disk that takes `needed` bytes, `last` (which it comes from) only
+    if all others do not do.
+    """
     bases, free = _listed(listed)
     limit = Limits(-1, floor)
     chosen = choose(bases, limit, free, needed, last)

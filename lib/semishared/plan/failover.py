@@ -1,23 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mv of a VM that oned has lost sight of (LCM states 60 and 61), or that is off (43), from a host that is lost.
+"""mv of a VM that oned has lost sight of (LCM states 60 and 61), or that is off (43), from a host that is
+lost.
 
                        target                                      bridge, or who mounts the store
     which clones                                                   looked for
     older stay         removed, unless the VM runs there
-    share              nothing                                     the key for it that a guest had is taken back, if it was a client
-    in place           linked or recorded anew                     nobody writes to the image? a session begins
+    share              nothing                                     the key for it that a guest had is taken
+    back, if it was a client
+    in place           linked or recorded anew                     nobody writes to the image? a session
+    begins
     clone on the store linked or recorded anew
     swap area          made anew
     diff               made anew, if it may begin at what was committed last
     any other          made anew, if it may begin without what it held
-    epoch                                                          noted: what older directories hold is not the VM's any more
+    epoch                                                          noted: what older directories hold is not
+    the VM's any more
 
-Nothing is asked of the host that is lost, nor of the front-end's own files: all comes from oned and the stores. What a refusal
-can be known by is asked first, so that nothing is half-done. The epoch comes last: until then what the lost host has is the
-VM still, and `recover --failure` gives it back. oned has context made when it boots the VM here.
+Nothing is asked of the host that is lost, nor of the front-end's own files: all comes from oned and the
+stores. What a refusal can be known by is asked first, so that nothing is half-done. The epoch comes last:
+until then what the lost host has is the VM still, and `recover --failure` gives it back. oned has context
+made when it boots the VM here.
 
-A host that is not shut out of the stores may be alive, and have lost no more than oned's sight of that VM. Then the move is
-an ordinary one, if the host says that the guest does not run.
+A host that is not shut out of the stores may be alive, and have lost no more than oned's sight of that VM.
+Then the move is an ordinary one, if the host says that the guest does not run.
 """
 
 from __future__ import annotations
@@ -47,7 +52,9 @@ def _is_swap(disk: Disk) -> bool:
 
 
 def _has_no_file(disk: Disk) -> bool:
-    """Tell whether nothing in the VM directory leads to a disk, whoever's it is: RBD, or a file system that is passed through."""
+    """Tell whether nothing in the VM directory leads to a disk, whoever's it is: RBD, or a file system that
+    is passed through.
+    """
     return disk.type in ("RBD", "FILESYSTEM")
 
 
@@ -60,7 +67,9 @@ class _Rebuilt(NamedTuple):
 
 
 def mv(asked: Move, vm: Vm, overlay_options: str) -> Plan:
-    """Plan mv of a VM directory from a host that can write to no store any more; raise DiskLost or NotSupported before anything is done."""
+    """Plan mv of a VM directory from a host that can write to no store any more; raise DiskLost or
+    NotSupported before anything is done.
+    """
     place, found = asked.target, []
     for disk in vm.disks:
         if not disk.is_directory and (disk.driver in ("", disks.DRIVER) or not _has_no_file(disk)):
@@ -92,7 +101,9 @@ def _decided(asked: Move, vm: Vm, disk: Disk, overlay_options: str) -> Part[_Reb
         request = NewDisk(disk.size, "raw" if _is_swap(disk) else disk.format, place)
         return _Rebuilt(disks.mkswap(request) if _is_swap(disk) else disks.mkimage(request, disk))
     if disk.driver not in ("", disks.DRIVER):
-        raise NotSupported(f"disk {disk.id} of VM {vm.id} is of driver {disk.driver}, and is not brought elsewhere")
+        raise NotSupported(
+            f"disk {disk.id} of VM {vm.id} is of driver {disk.driver}, and is not brought elsewhere"
+        )
     image: Image = yield AskOned("image", disk.image_id)
     if not_acquired(vm, disk, image):
         raise BadArguments(not_acquired(vm, disk, image))
@@ -101,9 +112,12 @@ def _decided(asked: Move, vm: Vm, disk: Disk, overlay_options: str) -> Part[_Reb
     ref, bridge = images.image_ref(image, datastore, request_image.source), stores.bridge(datastore, image.id)
     if not disk.is_clone:
         if placement.attached(image, datastore, disk).commits:
-            # What was not committed is lost with the host: the image's owner says whether that may be given up.
+            # What was not committed is lost with the host: the image's owner says whether that may be given
+            # up.
             _may_begin_anew(asked.source.host, vm, disk, image, datastore)
-        return _Rebuilt(disks.ln(request_image, disk, image, datastore, overlay_options, is_taken_over=True), ref, bridge)
+        return _Rebuilt(
+            disks.ln(request_image, disk, image, datastore, overlay_options, is_taken_over=True), ref, bridge
+        )
     # What there is on the store says where the disk was: attributes may have changed since it was made.
     (clone,) = yield On(bridge or place.host, (i.FindClone(ref, vm.id, disk.id),))
     if clone:
@@ -113,12 +127,17 @@ def _decided(asked: Move, vm: Vm, disk: Disk, overlay_options: str) -> Part[_Reb
 
 
 def not_acquired(vm: Vm, disk: Disk, image: Image) -> str:
-    """Return why a disk is not one that oned acquired this image for, '' if it is: what its user wrote in DISK opens nothing."""
+    """Return why a disk is not one that oned acquired this image for, '' if it is: what its user wrote in
+    DISK opens nothing.
+    """
     of = f"disk {disk.id} of VM {vm.id}"
     if vm.id not in image.vms:
         return f"{of} names image {image.id}, which oned has not given to that VM"
     if (disk.source, disk.store_id) != (image.source, image.store_id):
-        said, right = f"{disk.source!r} in datastore {disk.store_id}", f"{image.source!r} in datastore {image.store_id}"
+        said, right = (
+            f"{disk.source!r} in datastore {disk.store_id}",
+            f"{image.source!r} in datastore {image.store_id}",
+        )
         return f"{of} names {said}, and its image {image.id} is {right}"
     return ""
 
@@ -134,16 +153,22 @@ def _adopted(place: DiskPlace, image: s.ImageRef, clone: str, kind: str) -> Plan
     yield from io_class.noted(place.host, disk, kind)
 
 
-def _may_begin_anew(host: str, vm: Vm, disk: Disk, image: Optional[Image] = None, datastore: Optional[Datastore] = None) -> None:
+def _may_begin_anew(
+    host: str, vm: Vm, disk: Disk, image: Optional[Image] = None, datastore: Optional[Datastore] = None
+) -> None:
     why = why_not_anew(vm, disk, image, datastore)
     if why:
         raise DiskLost(f"disk {disk.id} of VM {vm.id} was only on {host}: {why}")
 
 
-def why_not_anew(vm: Vm, disk: Disk, image: Optional[Image] = None, datastore: Optional[Datastore] = None) -> str:
-    """Return why a disk that was only on a lost host may not begin anew elsewhere, '' if it may; raise BadAttribute.
+def why_not_anew(
+    vm: Vm, disk: Disk, image: Optional[Image] = None, datastore: Optional[Datastore] = None
+) -> str:
+    """Return why a disk that was only on a lost host may not begin anew elsewhere, '' if it may; raise
+    BadAttribute.
 
-    A volatile disk (of no image) has the attribute in the VM's template. What a swap area held is worth nothing without the guest.
+    A volatile disk (of no image) has the attribute in the VM's template. What a swap area held is worth
+    nothing without the guest.
     """
     if _is_swap(disk):
         return ""
@@ -160,7 +185,9 @@ def why_not_anew(vm: Vm, disk: Disk, image: Optional[Image] = None, datastore: O
 
 
 def is_elsewhere(vm: Vm) -> bool:
-    """Tell whether the front-end has a VM's files: one that is stopped or undeployed, or waits to be deployed."""
+    """Tell whether the front-end has a VM's files: one that is stopped or undeployed, or waits to be
+    deployed.
+    """
     return vm.number("STATE") in (1, 2, 4, 9)
 
 
@@ -170,14 +197,19 @@ def is_off(vm: Vm) -> bool:
 
 
 def is_unseen(vm: Vm) -> bool:
-    """Tell whether oned takes a VM for running and does not see it: what it has started elsewhere when it is rescheduled."""
+    """Tell whether oned takes a VM for running and does not see it: what it has started elsewhere when it is
+    rescheduled.
+    """
     return (vm.number("STATE"), vm.lcm_state) == (3, 16)
 
 
 def why_waits(vm: Vm, disk: Disk, image: Image, datastore: Datastore) -> str:
-    """Return why a VM with this disk of an image would not come up elsewhere, '' if it would, as far as oned knows."""
+    """Return why a VM with this disk of an image would not come up elsewhere, '' if it would, as far as oned
+    knows.
+    """
     if disk.is_directory:
-        return ""  # its host is off, or only read it (front/fence_facts.py); where it is not mounted, deploy refuses
+        # its host is off, or only read it (front/fence_facts.py); where it is not mounted, deploy refuses
+        return ""
     if disk.driver not in ("", disks.DRIVER):
         return "" if _has_no_file(disk) else f"it is of driver {disk.driver}"
     if not_acquired(vm, disk, image):
@@ -193,14 +225,21 @@ def _kernel(place: VmPlace, vm: Vm, name: str) -> Part[_Rebuilt]:
     image: Image = yield AskOned("image", View(vm.element).number(f"TEMPLATE/OS/{name}_DS_ID"))
     datastore: Datastore = yield AskOned("datastore", image.store_id)
     if image.type != TYPES[name] or datastore.driver != disks.DRIVER:
-        of = f"of driver {datastore.driver}" if image.type == TYPES[name] else f"image {image.id}, which is none"
+        of = (
+            f"of driver {datastore.driver}"
+            if image.type == TYPES[name]
+            else f"image {image.id}, which is none"
+        )
         raise NotSupported(f"the {name.lower()} of VM {vm.id} is {of}, and is not brought elsewhere")
     target = DiskPlace(place, name.lower(), None)
-    return _Rebuilt(disks.copy_kernel(FromImage(image_source(image.source, "SOURCE"), target, datastore.id), datastore))
+    return _Rebuilt(
+        disks.copy_kernel(FromImage(image_source(image.source, "SOURCE"), target, datastore.id), datastore)
+    )
 
 
 def _cleared(place: VmPlace, vm: Vm) -> Plan:
-    """Remove what an earlier stay of the VM has left at the target, and the keys for its shares that it had at the lost host.
+    """Remove what an earlier stay of the VM has left at the target, and the keys for its shares that it had
+    at the lost host.
 
     What this very move made there before it was killed is used.
     """
@@ -209,14 +248,17 @@ def _cleared(place: VmPlace, vm: Vm) -> Plan:
     if any(disk.is_directory for disk in vm.disks):
         from . import client_access
 
-        # Its guest is off with its host if it could write. What it has open there still would have the next one wait.
+        # Its guest is off with its host if it could write. What it has open there still would have the next
+        # one wait.
         yield from client_access.withdrawn(vm)
     if found["disks"] and found["seq"] != vm.seq:
         yield On(place.host, (s.RemoveVm(vm.id, place.path),))
 
 
 def is_away(place: VmPlace) -> Part[bool]:
-    """Tell whether a host does not answer; one that does, though it is shut out of the stores, has what is on its own disks."""
+    """Tell whether a host does not answer; one that does, though it is shut out of the stores, has what is on
+    its own disks.
+    """
     try:
         yield On(place.host, (s.LookAtVm(place.vm, place.path),))
     except HostUnreachable:
@@ -225,7 +267,9 @@ def is_away(place: VmPlace) -> Part[bool]:
 
 
 def seen_to_be_off(host: str, vm: Vm, why_not_fenced: str) -> Plan:
-    """See that a host which is not shut out of the stores answers, and does not run the VM; raise HostNotLost or MigrationRefused."""
+    """See that a host which is not shut out of the stores answers, and does not run the VM; raise HostNotLost
+    or MigrationRefused.
+    """
     try:
         yield On(host, (s.CheckNotRunning(disks.running_domain(vm)),))
     except HostUnreachable as e:

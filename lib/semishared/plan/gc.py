@@ -2,32 +2,43 @@
 """What is left over: everything of ours on the machines against what oned knows.
 
     on a machine (hosts and front-end)                    left over if
-      <system>/<vm>/ .incoming-<vm>-* .outgoing-<vm>-*    oned does not know the VM, no domain here is it or uses a file of it
-      <system>/<vm>/ of a known VM                        oned has it elsewhere, it is there, and nothing is under way (gc_places.py)
+      <system>/<vm>/ .incoming-<vm>-* .outgoing-<vm>-*    oned does not know the VM, no domain here is it or
+      uses a file of it
+      <system>/<vm>/ of a known VM                        oned has it elsewhere, it is there, and nothing is
+      under way (gc_places.py)
       <system>/.incoming-<vm>-* of a known VM             nobody writes it any more
       <system>/.removed-<vm>-*                            always: the removal of the VM's directory had begun
-      <system>/.kept-<vm>-*                               somebody names it: what was not committed to an image (disk/kept.py)
-      bases/*/leases/VM-DISK                              neither the VM's disk nor a staged one is in any system datastore here
+      <system>/.kept-<vm>-*                               somebody names it: what was not committed to an
+      image (disk/kept.py)
+      bases/*/leases/VM-DISK                              neither the VM's disk nor a staged one is in any
+      system datastore here
       bases/<store>-<image>-<generation>                  oned does not know the image, and nobody has a lease
       staging/*                                           nobody holds its lock
-      .staged-*                                           the process that it names is gone, and none here has it open
-      a domain                                            never: said, if oned does not know its VM and its files were deleted
+      .staged-*                                           the process that it names is gone, and none here has
+      it open
+      a domain                                            never: said, if oned does not know its VM and its
+      files were deleted
       on a device, without a link that leads there        its VM, if it is of one, is not known to oned
-      locks/vm-<vm>, locks/incoming-<vm>-*                two days old, VM unknown: it keeps the time of the VM's deletion
+      locks/vm-<vm>, locks/incoming-<vm>-*                two days old, VM unknown: it keeps the time of the
+      VM's deletion
     on a store
       .semishared/NAME/clones/VM-DISK-CLOUD[.snap]        oned does not know the VM, and it is this cloud's
-      .semishared/NAME/                                   NAME is not there, no image of oned has that SOURCE, no clone in it
+      .semishared/NAME/                                   NAME is not there, no image of oned has that SOURCE,
+      no clone in it
                                                           that is another cloud's, or might be
       .semishared/.uploads/NAME/                          nobody holds its lock
-      .semishared/.epochs/VM-SEQ-CLOUD                    oned does not know the VM, it is this cloud's, and all machines were asked
-      .staged-*, NAME.snap                                as above; no process of any machine has it open, or is named by it
+      .semishared/.epochs/VM-SEQ-CLOUD                    oned does not know the VM, it is this cloud's, and
+      all machines were asked
+      .staged-*, NAME.snap                                as above; no process of any machine has it open, or
+      is named by it
 
-A clone without CLOUD, of 0.1.0 or of a store on Ceph, is this cloud's if oned remembers the VM, and that its disk was made from
-that image. What is of a VM newer than any that oned has ever had is kept: an older state of oned's database was restored.
+A clone without CLOUD, of 0.1.0 or of a store on Ceph, is this cloud's if oned remembers the VM, and that its
+disk was made from that image. What is of a VM newer than any that oned has ever had is kept: an older state
+of oned's database was restored.
 
-All of it only when older than `older_than` seconds. The facts were collected before oned was asked, so whatever was
-there then, and is not known to oned, will not be known to it later: ids are not used twice.
-What looks like ours but might be the only copy of data is *kept* and said, not removed.
+All of it only when older than `older_than` seconds. The facts were collected before oned was asked, so
+whatever was there then, and is not known to oned, will not be known to it later: ids are not used twice. What
+looks like ours but might be the only copy of data is *kept* and said, not removed.
 """
 
 from __future__ import annotations
@@ -40,7 +51,9 @@ from ..model import steps as s
 from . import gc_places
 
 LOCK_S = 2 * 86400
-"""No action runs that long (disk/vm_dir.py); not shortened by --now, as a lock says what must not be published any more."""
+"""No action runs that long (disk/vm_dir.py); not shortened by --now, as a lock says what must not be
+published any more.
+"""
 
 
 @dataclass(frozen=True)
@@ -71,13 +84,21 @@ class Known:
 
     def why_not(self, vm: int) -> str:
         """Return why a VM that oned does not know might be one all the same, '' if it is not."""
-        return "" if vm <= self.newest_vm else f"VM {vm} is newer than any that oned has had: was an older database restored?"
+        return (
+            ""
+            if vm <= self.newest_vm
+            else f"VM {vm} is newer than any that oned has had: was an older database restored?"
+        )
 
     def whose(self, vm: int, disk: int, source: str, cloud: str) -> str:
         """Return why a clone on a store might be another cloud's, '' if it is this one's."""
         if cloud:
             return "" if cloud == self.cloud else f"it is cloud {cloud}'s"
-        return "" if (vm, disk, source) in self.past else "it might be another cloud's: oned does not remember that disk"
+        return (
+            ""
+            if (vm, disk, source) in self.past
+            else "it might be another cloud's: oned does not remember that disk"
+        )
 
 
 @dataclass(frozen=True)
@@ -128,12 +149,23 @@ class _Everywhere:
     """What some machine has in use; paths of stores are the same on all of them."""
 
     def __init__(self, machines: list[Machine], all_seen: bool) -> None:
-        self.open = gc_places.Paths(path for machine in machines for path in (*machine.facts["open"], *gc_places.living(machine.facts)))
+        self.open = gc_places.Paths(
+            path
+            for machine in machines
+            for path in (*machine.facts["open"], *gc_places.living(machine.facts))
+        )
         domains = [machine.facts["domains"] for machine in machines]
-        self.all_seen = all_seen and not any(machine.is_near and "error" in machine.facts["domains"] for machine in machines)
+        self.all_seen = all_seen and not any(
+            machine.is_near and "error" in machine.facts["domains"] for machine in machines
+        )
         self.domains = {name for found in domains for name in found.get("names", ())}
         self.files = gc_places.Paths(path for found in domains for path in found.get("files", ()))
-        found = ((machine.name, item) for machine in machines for item in machine.facts["vms"] if item["kind"] == "dir")
+        found = (
+            (machine.name, item)
+            for machine in machines
+            for item in machine.facts["vms"]
+            if item["kind"] == "dir"
+        )
         self.directories = {(name, item["system"], item["vm"]): item for name, item in found}
 
 
@@ -162,18 +194,37 @@ class _OnMachine:
                 yield self._finding("domain", {"path": path, "age": 0}, why, vm, keep)
         for item in facts.get("unlinked", ()):
             why = self.known.why_not(item["vm"]) or self._runs_here(item["vm"], item["path"])
-            keep = "" if item.get("replaced") else gc_places.why_unlinked_stays(item["vm"], self.known.vms, why)
-            reason = "a move to another device left it" if item.get("replaced") else "its device was away when it was removed"
+            keep = (
+                "" if item.get("replaced") else gc_places.why_unlinked_stays(item["vm"], self.known.vms, why)
+            )
+            reason = (
+                "a move to another device left it"
+                if item.get("replaced")
+                else "its device was away when it was removed"
+            )
             yield self._finding("unlinked", item, reason, item["vm"], keep)
-        yield from (self._finding("staged", item, "a killed action left it") for item in facts["staged"] if self._is_idle(item))
+        yield from (
+            self._finding("staged", item, "a killed action left it")
+            for item in facts["staged"]
+            if self._is_idle(item)
+        )
         for store in facts["stores"]:
             yield from self._store(store)
 
     def _finding(self, kind: str, item: dict[str, Any], reason: str, vm: int = -1, keep: str = "") -> Finding:
         return Finding(
-            self.machine.name, self.machine.location, kind, item["path"], reason, int(item.get("bytes", 0)), int(item["age"]),
-            str(item.get("seen", "")), vm, keep, self.machine.libvirt,
-        )  # fmt: skip
+            self.machine.name,
+            self.machine.location,
+            kind,
+            item["path"],
+            reason,
+            int(item.get("bytes", 0)),
+            int(item["age"]),
+            str(item.get("seen", "")),
+            vm,
+            keep,
+            self.machine.libvirt,
+        )
 
     def _is_idle(self, item: dict[str, Any]) -> bool:
         return not self.everywhere.open.has(item["path"])
@@ -201,7 +252,13 @@ class _OnMachine:
         for item in facts["vms"]:
             vm, kind = item["vm"], item["kind"]
             if kind == "kept" and any(map(layout.is_of_disks, item["entries"])):
-                yield self._finding(kind, item, f"a persistent disk of VM {vm} was deleted before it was committed", vm, self._kept(item))
+                yield self._finding(
+                    kind,
+                    item,
+                    f"a persistent disk of VM {vm} was deleted before it was committed",
+                    vm,
+                    self._kept(item),
+                )
                 continue
             if kind == "kept":
                 kind = "removed"  # its disks were committed, or never came
@@ -217,7 +274,11 @@ class _OnMachine:
                     yield self._finding("vm" if kind == "dir" else kind, item, reason, vm, keep)
                 continue
             place = self.known.places.get(vm)
-            if kind == "dir" and place and (self.machine.name, item["system"]) != (place.machine, place.system):
+            if (
+                kind == "dir"
+                and place
+                and (self.machine.name, item["system"]) != (place.machine, place.system)
+            ):
                 home = self.everywhere.directories.get((place.machine, place.system, vm))
                 keep = gc_places.why_kept(item, home, place) or self._runs_here(vm, item["path"])
                 keep = keep or ("" if self._is_idle(item) else "somebody writes to it")
@@ -226,8 +287,13 @@ class _OnMachine:
             if kind == "incoming" and self._is_idle(item):
                 yield self._finding(kind, item, f"a killed move of VM {vm} left it", vm)
             if kind == "outgoing":
-                # Set aside by a move that died before its own directory took the place: the only one there is.
-                keep = "" if (item["system"], vm) in published else f"it may be the only directory of VM {vm}; retry its move"
+                # Set aside by a move that died before its own directory took the place: the only one there
+                # is.
+                keep = (
+                    ""
+                    if (item["system"], vm) in published
+                    else f"it may be the only directory of VM {vm}; retry its move"
+                )
                 yield self._finding(kind, item, f"a killed move of VM {vm} left it", vm, keep)
             for staged in item["staged"]:
                 if self._is_idle(staged):
@@ -236,7 +302,11 @@ class _OnMachine:
     def _kept(self, item: dict[str, Any]) -> str:
         name = item["path"].rpartition("/")[2]
         word = name if layout.beside_named(name) else "NAME"  # it is to be copied, and a host has named it
-        return "" if name in self.known.discarded else f"semishared commit {item['vm']}, or semishared gc --discard {word}"
+        return (
+            ""
+            if name in self.known.discarded
+            else f"semishared commit {item['vm']}, or semishared gc --discard {word}"
+        )
 
     def _root(self, root: dict[str, Any]) -> Iterator[Finding]:
         for base in root["bases"]:
@@ -244,7 +314,10 @@ class _OnMachine:
             for lease in base["leases"]:
                 if not self._uses(lease["vm"], lease["disk"]):
                     where = self.known.vms.get(lease["vm"])
-                    reason = f"VM {lease['vm']} is {'not known to oned' if where is None else 'not here'}: no disk uses it"
+                    reason = (
+                        f"VM {lease['vm']} is {'not known to oned' if where is None else 'not here'}: "
+                        f"no disk uses it"
+                    )
                     yield self._finding("lease", {**lease, "bytes": 0}, reason, lease["vm"])
             for item in filter(self._is_idle, base["staged"]):
                 yield self._finding("staged", item, "a killed action left it")
@@ -259,7 +332,9 @@ class _OnMachine:
 
     def _uses(self, vm: int, disk: int) -> bool:
         """Tell whether a disk of a VM is here, or staged here, or may be in what is not mounted."""
-        return bool(self.machine.facts.get("is_away")) or any(layout.is_of_disk(entry, disk) for entry in self.entries.get(vm, ()))
+        return bool(self.machine.facts.get("is_away")) or any(
+            layout.is_of_disk(entry, disk) for entry in self.entries.get(vm, ())
+        )
 
     def _foreign(self, store: str, side: dict[str, Any], clone: dict[str, Any]) -> str:
         return self.known.whose(clone["vm"], clone["disk"], f"{store}/{side['name']}", clone["cloud"])
@@ -279,14 +354,24 @@ class _OnMachine:
                 yield self._finding("clone", clone, f"VM {clone['vm']} is not known to oned", -1, keep)
             is_gone = not side["image"] and f"{path}/{side['name']}" not in self.known.sources
             if is_gone and layout_store.is_image(side["name"]) and side["name"] not in uploads:
-                held = any(c["vm"] in self.known.vms or self._foreign(path, side, c) or self.known.why_not(c["vm"]) for c in side["clones"])
+                held = any(
+                    c["vm"] in self.known.vms or self._foreign(path, side, c) or self.known.why_not(c["vm"])
+                    for c in side["clones"]
+                )
                 keep = "it holds clones of VMs" if held else ""
-                yield self._finding("side", side, f"image {side['name']} is not there and not known to oned", -1, keep)
+                yield self._finding(
+                    "side", side, f"image {side['name']} is not there and not known to oned", -1, keep
+                )
         for item in store["uploads"]:
             if not item["held"]:
                 yield self._finding("upload", item, "nobody holds this upload")
         for item in store["epochs"]:
-            if item["vm"] not in self.known.vms and item["cloud"] == self.known.cloud and not self.known.why_not(item["vm"]) and not unseen:
+            if (
+                item["vm"] not in self.known.vms
+                and item["cloud"] == self.known.cloud
+                and not self.known.why_not(item["vm"])
+                and not unseen
+            ):
                 yield self._finding("epoch", item, f"VM {item['vm']} is not known to oned")
         for item in store["staged"]:
             if self._is_idle(item):
@@ -297,7 +382,9 @@ class _OnMachine:
             if not layout_store.is_image(name) or f"{path}/{name}" in self.known.sources or name in uploads:
                 continue
             if is_snap and name not in images:
-                yield self._finding("snapshots", item, f"image {name} is not there and not known to oned", -1, unseen)
+                yield self._finding(
+                    "snapshots", item, f"image {name} is not there and not known to oned", -1, unseen
+                )
             elif not is_snap:
                 keep = "it may hold somebody's data: register it again, or remove it by hand"
                 yield self._finding("image", item, "no image of oned has this SOURCE", -1, keep)

@@ -3,10 +3,11 @@
 
     ACTIVE and RUNNING, POWEROFF, SUSPENDED    the host of the last history record, in its system datastore
     STOPPED, UNDEPLOYED                        the front-end
-    anything else                              something is under way, or has failed half-way: nobody says where
+    anything else                              something is under way, or has failed half-way: nobody says
+    where
 
-One that is elsewhere goes only if the whole VM is where it belongs: that is looked at again, by the machines and by oned, just
-before it goes.
+One that is elsewhere goes only if the whole VM is where it belongs: that is looked at again, by the machines
+and by oned, just before it goes.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class Place(NamedTuple):
 
 
 class Paths:
-    """Paths that something has in use, and all above them: so what has one of them below itself is found without a look at each."""
+    """Paths that something has in use, and all above them: so what has one of them below itself is found
+    without a look at each.
+    """
 
     def __init__(self, paths: Iterable[str]) -> None:
         self._above: set[str] = set()
@@ -67,7 +70,9 @@ def place_of(vm: Vm, front_end: str, is_here: Callable[[str], bool]) -> Optional
 
 
 def after_failure(vm: Vm, front_end: str, is_here: Callable[[str], bool]) -> list[Place]:
-    """Return where the files of a VM may be that waits for `onevm recover`: front-end, last two hosts; none in any other state."""
+    """Return where the files of a VM may be that waits for `onevm recover`: front-end, last two hosts; none
+    in any other state.
+    """
     if (vm.number("STATE"), vm.lcm_state in FAILURES) != (ACTIVE, True) or not vm.host:
         return []
     hosts = [front_end if is_here(host) else host for host in vm.hosts]
@@ -76,7 +81,9 @@ def after_failure(vm: Vm, front_end: str, is_here: Callable[[str], bool]) -> lis
 
 
 def in_question(found: Iterable[tuple[str, Mapping[str, Any]]], hosts: Mapping[int, str]) -> set[int]:
-    """Return the VMs that oned knows of which some machine (name, what it has) has a directory elsewhere than on their host."""
+    """Return the VMs that oned knows of which some machine (name, what it has) has a directory elsewhere than
+    on their host.
+    """
     seen: dict[int, list[str]] = {}
     for machine, item in found:
         if item["kind"] == "dir" and item["vm"] in hosts:
@@ -85,14 +92,20 @@ def in_question(found: Iterable[tuple[str, Mapping[str, Any]]], hosts: Mapping[i
 
 
 def why_kept(item: Mapping[str, Any], home: Optional[Mapping[str, Any]], place: Place) -> str:
-    """Return why a directory that is not where it belongs may be the only one, '' if it is not; `home` is what is there."""
+    """Return why a directory that is not where it belongs may be the only one, '' if it is not; `home` is
+    what is there.
+    """
     if home is None:
         return f"it may be the only directory of VM {item['vm']}: {place.machine} has none, or was not asked"
     if item.get("seq", -1) > home.get("seq", -1):
-        # A directory of an earlier stay was left where the VM belongs, and the move that was to replace it never came.
+        # A directory of an earlier stay was left where the VM belongs, and the move that was to replace it
+        # never came.
         return f"it is of SEQ {item['seq']} of the VM's history, what is on {place.machine} is older"
     if home.get("noted"):
-        return f"what a killed action has begun in that on {place.machine} is not ended, and may need this one: the next action there does"
+        return (
+            f"what a killed action has begun in that on {place.machine} is not ended, and may need "
+            f"this one: the next action there does"
+        )
     ours = {name for name in item["entries"] if layout.disk_named(name) in place.disks}
     missing = sorted(ours - set(home["entries"]))
     if missing:
@@ -101,7 +114,8 @@ def why_kept(item: Mapping[str, Any], home: Optional[Mapping[str, Any]], place: 
 
 
 def why_unlinked_stays(vm: int, known: Mapping[int, str], why: str) -> str:
-    """Return why layers on a device stay to which no link leads, '' if nobody misses them; `why` they may be in use, as far as seen.
+    """Return why layers on a device stay to which no link leads, '' if nobody misses them; `why` they may be
+    in use, as far as seen.
 
     VM -1: not layers but a base, which is made again where it is wanted.
     """
@@ -111,18 +125,35 @@ def why_unlinked_stays(vm: int, known: Mapping[int, str], why: str) -> str:
 
 
 def living(facts: dict[str, Any]) -> Iterator[str]:
-    """Yield what processes of a machine have staged that are there, whatever its age: a clock may be set while they write."""
+    """Yield what processes of a machine have staged that are there, whatever its age: a clock may be set
+    while they write.
+    """
     for holder in (facts, *facts["root"]["bases"], *facts["vms"], *facts["stores"]):
         yield from (item["path"] for item in holder["staged"] if item.get("lives"))
 
 
 def orphans(facts: Mapping[str, Any], location: str) -> Iterator[tuple[int, str, str, str]]:
-    """Yield the VMs, with their directories, of which nothing is left but a domain; why it is named, and what ends it."""
+    """Yield the VMs, with their directories, of which nothing is left but a domain; why it is named, and what
+    ends it.
+    """
     there = {item["path"] for item in facts["vms"]}
-    names = [used[len(location) + 1 :].split("/") for used in facts["domains"].get("files", ()) if used.startswith(f"{location}/")]
-    of_vms = {(int(name[1]), name[0]) for name in names if len(name) > 2 and layout.is_number(name[0]) and layout.is_number(name[1])}
+    names = [
+        used[len(location) + 1 :].split("/")
+        for used in facts["domains"].get("files", ())
+        if used.startswith(f"{location}/")
+    ]
+    of_vms = {
+        (int(name[1]), name[0])
+        for name in names
+        if len(name) > 2 and layout.is_number(name[0]) and layout.is_number(name[1])
+    }
     for vm, system in sorted(of_vms):
         path = f"{location}/{system}/{vm}"
         if path not in there:
             keep = f"`virsh destroy one-{vm}` there ends it: what it writes is lost with it already"
-            yield vm, path, f"VM {vm} is not known to oned, and a domain has files open that were deleted with it", keep
+            yield (
+                vm,
+                path,
+                f"VM {vm} is not known to oned, and a domain has files open that were deleted with it",
+                keep,
+            )

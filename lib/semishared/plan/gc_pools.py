@@ -3,16 +3,19 @@
 
     one-35.semishared-<x>         nobody has it open: a killed action left it
     one-35.semishared-changing    kept: the next action on one-35 puts its content back
-    one-35-23-1                   oned has VM 23 among those that are DONE, with that disk; nobody has it open, no clone depends
+    one-35-23-1                   oned has VM 23 among those that are DONE, with that disk; nobody has it
+    open, no clone depends
                                   on it, and we made it
     one-35                        kept: no image of oned has this SOURCE, though we made it
     one-35@semishared-undo        the image is there: what it was before a change that is over
-          @semishared-saved       nobody has an image open that is being made, of which this might be the source
+          @semishared-saved       nobody has an image open that is being made, of which this might be the
+          source
           @semishared-old-<x>     no clone depends on it any more
           @semishared-lent-<id>   no VM of oned has the image, and nobody has it open
 
-Names are collected before oned is asked, and looked into after that: whatever was there then and is not known to oned will
-not be known to it later. Others may have images in the same pool: what has not our mark on it is not looked at.
+Names are collected before oned is asked, and looked into after that: whatever was there then and is not known
+to oned will not be known to it later. Others may have images in the same pool: what has not our mark on it is
+not looked at.
 """
 
 from __future__ import annotations
@@ -79,37 +82,62 @@ def find(pool: Pool, looks: dict[str, Any], older_than: int, known: Known) -> It
         if said is None or look.age < older_than:
             continue
         image = images.ref_at(pool.store, pool.access, said.image, pool.source(name))
-        in_use = f"{look.watchers[0]} has it open" if look.watchers else f"{look.clones[0]} is a clone of it" if look.clones else ""
+        in_use = (
+            f"{look.watchers[0]} has it open"
+            if look.watchers
+            else f"{look.clones[0]} is a clone of it"
+            if look.clones
+            else ""
+        )
         ours = look.made == layout_pool.made_for(pool.store, pool.source(name))
         if said.is_changing:
-            reason, keep, kind = "a killed change of its content", "the next action on the image undoes it", "changing"
+            reason, keep, kind = (
+                "a killed change of its content",
+                "the next action on the image undoes it",
+                "changing",
+            )
         elif said.is_staged:
             reason, keep, kind = "a killed action left it", in_use, "staged"
         elif not ours:
             continue
         elif said.vm is not None and said.disk is not None:
-            foreign = known.why_not(said.vm) or known.whose(said.vm, said.disk, pool.source(layout_pool.image(said.image)), "")
+            foreign = known.why_not(said.vm) or known.whose(
+                said.vm, said.disk, pool.source(layout_pool.image(said.image)), ""
+            )
             reason, keep, kind = f"VM {said.vm} is not known to oned", foreign or in_use, "clone"
         else:
             reason, kind = "no image of oned has this SOURCE", "image"
             keep = "it may hold somebody's data: register it again, or remove it by hand"
-        yield Finding(pool.machine, "", kind, image.source, reason, look.size, look.age, keep=keep, image=image)
+        yield Finding(
+            pool.machine, "", kind, image.source, reason, look.size, look.age, keep=keep, image=image
+        )
 
 
 def with_snapshots(pool: Pool) -> list[str]:
-    """Return the names of the images whose snapshots need a look: of ours, but for those that an action is about to put back."""
+    """Return the names of the images whose snapshots need a look: of ours, but for those that an action is
+    about to put back.
+    """
     named = {name: layout_pool.named(name) for name in pool.images}
     return [name for name, said in named.items() if said and not said.is_staged and not said.is_changing]
 
 
-def snapshots(pool: Pool, found: dict[str, Any], looks: dict[str, Any], older_than: int, known: Known) -> Iterator[Finding]:
-    """Yield the snapshots that are left over, of those that were found; `looks` has the images that are being made."""
+def snapshots(
+    pool: Pool, found: dict[str, Any], looks: dict[str, Any], older_than: int, known: Known
+) -> Iterator[Finding]:
+    """Yield the snapshots that are left over, of those that were found; `looks` has the images that are being
+    made.
+    """
     making = [look["watchers"][0] for look in looks.values() if look["watchers"]]
     for name, data in sorted(found.items()):
         said, source = layout_pool.named(name), pool.source(name)
         for number, snapshot in sorted(data["snapshots"].items()):
             kind = next((kind for kind in REASONS if snapshot["name"].startswith(kind)), "")
-            if said is None or not kind or snapshot["age"] < older_than or (kind == layout_pool.LENT and source not in known.idle):
+            if (
+                said is None
+                or not kind
+                or snapshot["age"] < older_than
+                or (kind == layout_pool.LENT and source not in known.idle)
+            ):
                 continue
             keep = f"{snapshot['clones'][0]} is a clone of it" if snapshot["clones"] else ""
             if kind == layout_pool.LENT and data["watchers"]:
@@ -118,6 +146,14 @@ def snapshots(pool: Pool, found: dict[str, Any], looks: dict[str, Any], older_th
                 keep = f"{making[0]} makes an image, perhaps of this"
             image = images.ref_at(pool.store, pool.access, said.image, source)
             yield Finding(
-                pool.machine, "", "lent" if kind == layout_pool.LENT else "snapshot", f"{source}@{snapshot['name']}", REASONS[kind], 0,
-                snapshot["age"], seen=number, keep=keep, image=image,
-            )  # fmt: skip
+                pool.machine,
+                "",
+                "lent" if kind == layout_pool.LENT else "snapshot",
+                f"{source}@{snapshot['name']}",
+                REASONS[kind],
+                0,
+                snapshot["age"],
+                seen=number,
+                keep=keep,
+                image=image,
+            )

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of the hypervisor actions for a VM that has a record of ours: change what must differ, then become the stock script.
+"""Plans of the hypervisor actions for a VM that has a record of ours: change what must differ, then become
+the stock script.
 
-All of it happens on the VM's host. The stock script is become, not called: its output and its exit code are what
-OpenNebula gets.
+All of it happens on the VM's host. The stock script is become, not called: its output and its exit code are
+what OpenNebula gets.
 
 Why the other actions that see a disk are plain forwarders:
 resize_disk               addresses the disk by its target (vda), never by its path.
@@ -55,7 +56,9 @@ class Asked(NamedTuple):
 
 
 def planned(asked: Asked) -> Plan:
-    """Return the plan of an action for a VM with records; raise BadArguments for one that is plainly forwarded."""
+    """Return the plan of an action for a VM with records; raise BadArguments for one that is plainly
+    forwarded.
+    """
     if asked.action not in PLANNERS:
         raise BadArguments(f"{asked.action!r} is none of {', '.join(PLANNERS)}")
     return PLANNERS[asked.action](asked)
@@ -112,7 +115,8 @@ def attach_disk(asked: Asked) -> Plan:
         return
     if record.over:
         raise NotSupported(
-            f"disk {number} (remote-first) reads from Ceph, and OpenNebula's script has no words for as whom when it attaches to a "
+            f"disk {number} (remote-first) reads from Ceph, and OpenNebula's script has no words "
+            f"for as whom when it attaches to a "
             "running VM: power the VM off before, or attach an image without SEMISHARED_LOCAL = remote-first"
         )
     source = record.source(path)
@@ -121,13 +125,16 @@ def attach_disk(asked: Asked) -> Plan:
     yield from _chains({number: source}, {number: record})
     limits = yield from _io_limits({number: record})
     argv = (asked.argv[0], source, *asked.argv[2:MESSAGE], "", *asked.argv[MESSAGE + 1 :])
-    yield Here(h.BecomeStock(asked.action, argv, message=message.with_record(record, limits[number]).decode()))
+    yield Here(
+        h.BecomeStock(asked.action, argv, message=message.with_record(record, limits[number]).decode())
+    )
 
 
 def detach_disk(asked: Asked) -> Plan:
     """Detach the disk at target `argv[2]` of the running VM `argv[0]`, or say that it is done.
 
-    The transfer action comes after this one and may fail; oned then has the disk still, and detaches it once more.
+    The transfer action comes after this one and may fail; oned then has the disk still, and detaches it once
+    more.
     """
     asked.at_least(3)
     domain, target = asked.argv[0], asked.argv[2]
@@ -143,7 +150,9 @@ def detach_disk(asked: Asked) -> Plan:
 
 
 def migrate(asked: Asked) -> Plan:
-    """Move the running VM to another host: by us or not at all, never by the stock script, if it has a disk of ours."""
+    """Move the running VM to another host: by us or not at all, never by the stock script, if it has a disk
+    of ours.
+    """
     from . import live_migration
 
     move = live_migration.Move.parse(asked.argv, asked.stdin)
@@ -160,7 +169,9 @@ def migrate(asked: Asked) -> Plan:
 
 
 def restore(asked: Asked) -> Plan:
-    """Resume the VM from the checkpoint `argv[0]`, with its disks at the layers that are active now, over what those lie."""
+    """Resume the VM from the checkpoint `argv[0]`, with its disks at the layers that are active now, over
+    what those lie.
+    """
     yield from _not_overtaken(asked.vm_dir)
     yield from _settled(asked.vm_dir)
     from .checkpoint import Told, check, with_active_layers
@@ -173,7 +184,11 @@ def restore(asked: Asked) -> Plan:
     if xml is not None:
         text = str(xml).encode()
         check(text, records, vm_dir, told)
-        named = {number: record.source(layout.disk(vm_dir, number)) for number, record in records.items() if not record.network}
+        named = {
+            number: record.source(layout.disk(vm_dir, number))
+            for number, record in records.items()
+            if not record.network
+        }
         chains = yield from _chains(named, records, vm_dir)
         changed = with_active_layers(text, records, chains, told.context if told else -1)
         if changed != text:
@@ -184,9 +199,10 @@ def restore(asked: Asked) -> Plan:
 def save(asked: Asked) -> Plan:
     """Write the memory of the VM `argv[0]` to the checkpoint `argv[1]`, and end it.
 
-    The checkpoint holds the XML that deploy and attach_disk made, so paths and formats are right. What snapshots change while the
-    VM is suspended, and what an attached disk lies over (libvirt does not keep what it has found by itself), our restore puts right;
-    the stock one replaces `<datastores>/<n>/<vm>/` only, which paths on a shared store never contain.
+    The checkpoint holds the XML that deploy and attach_disk made, so paths and formats are right. What
+    snapshots change while the VM is suspended, and what an attached disk lies over (libvirt does not keep
+    what it has found by itself), our restore puts right; the stock one replaces `<datastores>/<n>/<vm>/`
+    only, which paths on a shared store never contain.
     """
     asked.at_least(2)
     yield from _settled_if_possible(asked.vm_dir, asked.argv[0])
@@ -195,14 +211,17 @@ def save(asked: Asked) -> Plan:
 
 def snapshot_create(asked: Asked) -> Plan:
     """Do `snapshot_create DEPLOY_ID SNAPSHOT VM_ID HOST` of the whole VM, unless a disk cannot take part."""
-    # libvirt puts it into what the guest writes to: of a layer that is there for a while nothing would be left.
+    # libvirt puts it into what the guest writes to: of a layer that is there for a while nothing would be
+    # left.
     yield from _settled(asked.vm_dir, asked.argv[0])
     check_system_snapshot((yield from _recorded(asked.vm_dir)))
     yield from _stock(asked)
 
 
 def _settled(vm_dir: str, domain: str = "") -> Part[bool]:
-    """End what others have begun in the VM's disks, also who is at work there without oned's knowing; tell whether there was anything."""
+    """End what others have begun in the VM's disks, also who is at work there without oned's knowing; tell
+    whether there was anything.
+    """
     if not (yield Here(h.SeeNotes(vm_dir))):
         return False
     yield Here(h.Recover(vm_dir, domain))
@@ -210,7 +229,9 @@ def _settled(vm_dir: str, domain: str = "") -> Part[bool]:
 
 
 def _settled_if_possible(vm_dir: str, domain: str) -> Plan:
-    """Do that, since libvirt neither saves a guest nor takes a disk away that is being copied; what is wrong it then says itself."""
+    """Do that, since libvirt neither saves a guest nor takes a disk away that is being copied; what is wrong
+    it then says itself.
+    """
     try:
         yield from _settled(vm_dir, domain)
     except SemisharedError as e:
@@ -230,7 +251,9 @@ def _told_by_oned(vm_dir: str) -> Part[Optional[bytes]]:
 
 
 def _given_shares(vm_dir: str, text: bytes, told: Optional[bytes]) -> Part[bytes]:
-    """Return the domain XML with the VM's shares as they are given to guests; raise BadRecord if others of ours are in it."""
+    """Return the domain XML with the VM's shares as they are given to guests; raise BadRecord if others of
+    ours are in it.
+    """
     from .filesystems import given, shares_of
 
     shares, programs = None if told is None else shares_of(told), {}
@@ -266,7 +289,9 @@ def _io_limits(records: Records) -> Part[Mapping[int, Limits]]:
 
 
 def _chains(sources: Mapping[int, str], records: Records, vm_dir: str = "") -> Part[Chains]:
-    """Return what each of the qcow2 files `sources` lies over; for a guest that starts from `vm_dir` also over copies in memory."""
+    """Return what each of the qcow2 files `sources` lies over; for a guest that starts from `vm_dir` also
+    over copies in memory.
+    """
     found = {}
     for number, path in sources.items():
         if records[number].format == "qcow2":
@@ -284,11 +309,15 @@ SHARE = b"FILESYSTEM"
 DIRECTORY = b"<filesystem"
 """Where the domain XML has one."""
 SHARE_STAYS = (
-    "a VM with a share does not move while it runs: what its virtiofsd knows of open files would stay behind, and libvirt refuses it; "
+    "a VM with a share does not move while it runs: what its virtiofsd knows of open files would "
+    "stay behind, and libvirt refuses it; "
     "power the VM off, migrate it, and resume it"
 )
 
-PLANNERS = {planner.__name__: planner for planner in (deploy, attach_disk, detach_disk, migrate, restore, save, snapshot_create)}
+PLANNERS = {
+    planner.__name__: planner
+    for planner in (deploy, attach_disk, detach_disk, migrate, restore, save, snapshot_create)
+}
 READ = ("deploy", "migrate", "restore", "snapshot_create")
 """Those that look at what is on stdin."""
 ON_STDIN = ("migrate", "snapshot_create")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decisions about images: which paths may be read, which format one is stored in, and how everybody names it to a host."""
+"""Decisions about images: which paths may be read, which format one is stored in, and how everybody names it
+to a host.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ def _is_below(path: str, directory: str) -> bool:
 
 
 def check_allowed(path: str, real_path: str, safe: list[str], restricted: list[str]) -> None:
-    """Raise RestrictedPath unless `real_path` may be read: below a safe directory, or below no restricted one.
+    """Raise RestrictedPath unless `real_path` may be read: below a safe directory, or below no restricted
+    one.
 
     All paths are real paths; they are compared by component (OpenNebula's libfs.sh compares prefixes).
     """
@@ -37,29 +40,34 @@ def check_allowed(path: str, real_path: str, safe: list[str], restricted: list[s
 
 
 def check_allowed_ssh(url: str, safe: list[str]) -> None:
-    """Raise RestrictedPath unless SAFE_DIRS names the machine and a directory above the path (ssh://host:/dir).
+    """Raise RestrictedPath unless SAFE_DIRS names the machine and a directory above the path
+    (ssh://host:/dir).
 
-    Nothing less will do: oneadmin's keys open every host, whose files are not for whoever may create an image.
+    Nothing less will do: oneadmin's keys open every host, whose files are not for whoever may create an
+    image.
     """
     if not any(entry.startswith("ssh://") and _is_below(url, entry.rstrip("/")) for entry in safe):
         raise RestrictedPath(f"{url} may not be read by this datastore")
 
 
 def check_backup(path: str, store: int, parts: frozenset[str], image: Image, known: Sequence[Image]) -> None:
-    """Raise RestrictedPath unless `image` may be made of a disk in a backup: of one that oned knows and lets its owner use.
+    """Raise RestrictedPath unless `image` may be made of a disk in a backup: of one that oned knows and lets
+    its owner use.
 
     What stands in its template proves nothing: FROM_BACKUP_DS may be written by any user.
     """
     backups = (one for one in known if one.type == BACKUP and one.store_id == store)
     if not any(parts <= one.backup_parts and one.may_be_used_by(image) for one in backups):
-        raise RestrictedPath(f"{path} is in no backup that user {image.number('UID')} may use by its permissions")
+        raise RestrictedPath(
+            f"{path} is in no backup that user {image.number('UID')} may use by its permissions"
+        )
 
 
 def stored_format(found: str, image: Image, datastore: Datastore, *, encrypted: bool = False) -> str:
     """Return the format to store an image of format `found` in; raise BadAttribute for an unknown DRIVER.
 
-    CD-ROMs and files (kernels, scripts) are stored as they are, whatever they look like; and so are `encrypted` raw images:
-    libvirt decrypts what is raw.
+    CD-ROMs and files (kernels, scripts) are stored as they are, whatever they look like; and so are
+    `encrypted` raw images: libvirt decrypts what is raw.
     """
     if encrypted and found == "raw":
         return found
@@ -67,7 +75,9 @@ def stored_format(found: str, image: Image, datastore: Datastore, *, encrypted: 
         return found
     wanted = datastore.attribute("DRIVER").lower()
     if wanted and wanted not in STORED:
-        raise BadAttribute(f"DRIVER of datastore {datastore.id} is {wanted!r}, not one of {', '.join(STORED)}")
+        raise BadAttribute(
+            f"DRIVER of datastore {datastore.id} is {wanted!r}, not one of {', '.join(STORED)}"
+        )
     if wanted and datastore.attribute("CONVERT").lower() != "no":
         return wanted
     return found if found in STORED else "qcow2"
@@ -76,8 +86,8 @@ def stored_format(found: str, image: Image, datastore: Datastore, *, encrypted: 
 def format_of(image: Image, datastore: Datastore) -> str:
     """Return the format in which an image is read: its FORMAT, else what its datastore would have made it.
 
-    That word is part of a generation's name (tools/extents.py). Nothing but the image and its datastore may decide it: a VM
-    or a command with a rule of its own would make another generation of the same content.
+    That word is part of a generation's name (tools/extents.py). Nothing but the image and its datastore may
+    decide it: a VM or a command with a rule of its own would make another generation of the same content.
     """
     formats = stores.access(datastore).can.formats
     default = datastore.attribute("DRIVER").lower() if len(formats) > 1 else ""
@@ -87,15 +97,20 @@ def format_of(image: Image, datastore: Datastore) -> str:
 def image_ref(image: Image, datastore: Datastore, source: str = "", name: str = "SOURCE") -> ImageRef:
     """Return how hosts reach an image, at `source` (of which errors say `name`) or its own SOURCE.
 
-    Raise NotSupported for a format that its store does not have, BadArguments for a source that it cannot have.
+    Raise NotSupported for a format that its store does not have, BadArguments for a source that it cannot
+    have.
     """
     access = stores.access(datastore)
     found = source or image_source(image.source, name)
     return ref_at(datastore.id, access, image.id, found, name, format_of(image, datastore))
 
 
-def ref_at(store: int, access: stores.Access, number: int, source: str, name: str = "SOURCE", format: str = "") -> ImageRef:
-    """Return an image by its place in a store, for who has no image of oned for it; the store's own format if none is named."""
+def ref_at(
+    store: int, access: stores.Access, number: int, source: str, name: str = "SOURCE", format: str = ""
+) -> ImageRef:
+    """Return an image by its place in a store, for who has no image of oned for it; the store's own format if
+    none is named.
+    """
     format = format or access.can.formats[0]
     if format not in access.can.formats:
         raise NotSupported(f"image {number} has format {format!r}, not {' or '.join(access.can.formats)}")

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which I/O class a disk is of: said by attributes, noted in its record. What follows for its guest: io_limits.py.
+"""Which I/O class a disk is of: said by attributes, noted in its record. What follows for its guest:
+io_limits.py.
 
-    clone, ln               SEMISHARED_IO_CLASS of the image, else of its datastore
-    mkimage, mkswap         of the system datastore
-    context                 both again, of all disks: OpenNebula calls it before each boot, so what has changed since holds then
+clone, ln               SEMISHARED_IO_CLASS of the image, else of its datastore
+mkimage, mkswap         of the system datastore
+context                 both again, of all disks: OpenNebula calls it before each boot, so what has changed
+since holds then
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def volatile(place: VmPlace) -> Part[str]:
 
 
 def brought_up_to_date(place: VmPlace) -> Plan:
-    """Note of each disk of ours which class it has now; if oned does not say it, or says what none is, what was noted before stays."""
+    """Note of each disk of ours which class it has now; if oned does not say it, or says what none is, what
+    was noted before stays.
+    """
     try:
         vm = yield AskOned("vm", place.vm)
         found = yield from _classes(vm, _system(place))

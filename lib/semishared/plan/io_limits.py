@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a disk may read and write, by its I/O class: as libvirt is told it, and as OpenNebula's attach script is.
+"""What a disk may read and write, by its I/O class: as libvirt is told it, and as OpenNebula's attach script
+is.
 
-QEMU itself holds to it, so it needs nothing of the host's kernel and holds for every kind of disk; libvirt takes it along in a
-checkpoint and in a live migration. Limits that OpenNebula has for the disk (TOTAL_BYTES_SEC and the like) are not touched, nor
-completed: somebody has thought about that disk.
+QEMU itself holds to it, so it needs nothing of the host's kernel and holds for every kind of disk; libvirt
+takes it along in a checkpoint and in a live migration. Limits that OpenNebula has for the disk
+(TOTAL_BYTES_SEC and the like) are not touched, nor completed: somebody has thought about that disk.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from ..named import NamedTuple
 from ..opennebula.xml_edit import Element
 
 LIMIT = re.compile(r"(TOTAL|READ|WRITE)_(BYTES|IOPS)_SEC(_MAX)?\Z")
-"""What OpenNebula reads as a limit, and lets administrators alone write (VM_RESTRICTED_ATTR). Another name limits nothing."""
+"""What OpenNebula reads as a limit, and lets administrators alone write (VM_RESTRICTED_ATTR). Another name
+limits nothing.
+"""
 
 
 class Limits(NamedTuple):
@@ -32,7 +35,9 @@ class Limits(NamedTuple):
         return f"<iotune>{text}</iotune>" if text else ""
 
     def attributes(self, disk: Element) -> dict[str, str]:
-        """Return the attributes from which OpenNebula's script makes the same, none for a DISK that has any such."""
+        """Return the attributes from which OpenNebula's script makes the same, none for a DISK that has any
+        such.
+        """
         if any(child.text.strip() and LIMIT.match(child.name) for child in disk.children):
             return {}
         parts = (("TOTAL_BYTES_SEC", self.bytes), ("TOTAL_IOPS_SEC", self.operations))

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The live migration of a VM that has a disk of ours: whether it may move, with which options, and who owns it after a failure.
+"""The live migration of a VM that has a disk of ours: whether it may move, with which options, and who owns
+it after a failure.
 
-What lies on shared storage stays there, and of what is local libvirt copies deltas alone (guest/deltas.py): premigrate has
-brought the rest. The stock script would create empty images over the disks, so every doubt here is a refusal.
+What lies on shared storage stays there, and of what is local libvirt copies deltas alone (guest/deltas.py):
+premigrate has brought the rest. The stock script would create empty images over the disks, so every doubt
+here is a refusal.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class Move(NamedTuple):
 
     @classmethod
     def parse(cls, argv: Sequence[str], stdin: bytes) -> Move:
-        """Return what `DEPLOY_ID TARGET_HOST SOURCE_HOST VM_ID HOST` and the driver message ask for; raise BadArguments."""
+        """Return what `DEPLOY_ID TARGET_HOST SOURCE_HOST VM_ID HOST` and the driver message ask for; raise
+        BadArguments.
+        """
         if len(argv) < 4 or not DEPLOY_ID.match(argv[0]):
             raise BadArguments(f"not the arguments of migrate: {list(argv)}")
         if not re.match(HOST, argv[1]):
@@ -68,23 +72,34 @@ def moved(move: Move, vm_dir: str, records: Records) -> Plan:
         yield from _copied(move, vm_dir, proof)
         return
     if seen["snapshots"]:
-        raise MigrationRefused(f"VM {move.vm.id} has {len(seen['snapshots'])} system snapshots, libvirt does not move them")
+        raise MigrationRefused(
+            f"VM {move.vm.id} has {len(seen['snapshots'])} system snapshots, libvirt does not move them"
+        )
     if disks.mirrored and not is_proved((), proof, host):
-        raise MigrationRefused(f"premigrate has made nothing ready on {host} for the local disks of VM {move.vm.id}")
+        raise MigrationRefused(
+            f"premigrate has made nothing ready on {host} for the local disks of VM {move.vm.id}"
+        )
     if isinstance(proof, dict) and proof.get("brought"):
         # What premigrate says itself gets into the VM's log only if it fails.
         yield Say(_brought, (str(proof["brought"]),))
     proved = is_proved(disks.in_place, proof, host)
     if not proved:
-        yield warn(f"premigrate has not seen {host} share the disks of VM {move.vm.id}: libvirt decides if it is safe")
+        yield warn(
+            f"premigrate has not seen {host} share the disks of VM {move.vm.id}: libvirt decides "
+            f"if it is safe"
+        )
     site = yield Here(h.ReadSite(host))
-    chosen = options(list(site["migrate_options"]), move.auto_converge, move.compressed, seen["persistent"], proved)
+    chosen = options(
+        list(site["migrate_options"]), move.auto_converge, move.compressed, seen["persistent"], proved
+    )
     before = State((yield Here(h.SeeState(domain, host))))
     if before is State.UNKNOWN:
         raise HostUnreachable(f"libvirtd of {host} does not answer at {site['target']}")
     if before is not State.ABSENT:
         raise MigrationRefused(f"{host} already has a domain {domain} ({before.value})")
-    wanted = with_disks(with_settings(parsed(["--live", *chosen]), Settings(**site["migration"])), disks.mirrored)
+    wanted = with_disks(
+        with_settings(parsed(["--live", *chosen]), Settings(**site["migration"])), disks.mirrored
+    )
     chains = yield from _chains(records)
     yield from _handed_over(h.MigrateDomain(domain, host, wanted, chains), int(site["tries"]))
     # As the stock script does; none of it decides about success.
@@ -95,7 +110,9 @@ def moved(move: Move, vm_dir: str, records: Records) -> Plan:
 
 
 def _copied(move: Move, vm_dir: str, proof: object) -> Plan:
-    """Have what the guest writes in the copy of its VM directory, which premigrate has made in another datastore of this host."""
+    """Have what the guest writes in the copy of its VM directory, which premigrate has made in another
+    datastore of this host.
+    """
     place = VmPlace.at(Location(move.target, absolute(move.vm_dir, "VM directory")), str(move.vm.id))
     if not is_proved((), proof, move.target) or place.path == vm_dir:
         raise MigrationRefused(f"premigrate has not made VM {move.vm.id} ready for {place.path}")
@@ -105,8 +122,8 @@ def _copied(move: Move, vm_dir: str, proof: object) -> Plan:
 def _chains(records: Records) -> Part[dict[str, Chain]]:
     """Return what disks that have layers lie over, by the paths of their active ones.
 
-    libvirt does not know it: of a layer below the active one that was merged with the one below it, and so replaced, QEMU
-    goes on with the files that it had open.
+    libvirt does not know it: of a layer below the active one that was merged with the one below it, and so
+    replaced, QEMU goes on with the files that it had open.
     """
     from ..model.steps_hypervisor import ReadChain
 
@@ -130,7 +147,9 @@ def arriving(domain: bytes, chains: Mapping[str, Chain]) -> bytes:
 
 
 def _handed_over(migrate: h.MigrateDomain, tries: int) -> Plan:
-    """Have libvirt move the domain; on failure ask both libvirtds who has it, and clean up only what never ran."""
+    """Have libvirt move the domain; on failure ask both libvirtds who has it, and clean up only what never
+    ran.
+    """
     for left in range(tries, 0, -1):
         try:
             took = yield Here(migrate)
@@ -178,23 +197,33 @@ def _has_arrived(domain: str, host: str) -> Part[bool]:
 
 
 class Moving(NamedTuple):
-    """What becomes of a running guest's disks: paths that the target has too, and targets of those that libvirt is to mirror."""
+    """What becomes of a running guest's disks: paths that the target has too, and targets of those that
+    libvirt is to mirror.
+    """
 
     in_place: list[str]
     mirrored: list[str]
 
 
-def moving(domain: bytes, vm_dir: str, records: Records, context_disk: int, others: Collection[str] = ()) -> Moving:
+def moving(
+    domain: bytes, vm_dir: str, records: Records, context_disk: int, others: Collection[str] = ()
+) -> Moving:
     """Return what is to become of the disks; raise MigrationRefused if one would be left behind.
 
     `others`: files of other drivers' disks that both hosts are known to see.
     """
-    known = {absolute(record.path, "path") for record in records.values() if record.path and not record.is_local}
+    known = {
+        absolute(record.path, "path") for record in records.values() if record.path and not record.is_local
+    }
     own = {record.path: record for record in records.values() if record.is_local}
     found, mirrored = [], []
     for disk in Markup(domain, "domain").root.find("devices", "disk"):
         path = _source(disk)
-        if disk.attributes.get("type") == "network" or not path or (disk.attributes.get("type") == "file" and path in others):
+        if (
+            disk.attributes.get("type") == "network"
+            or not path
+            or (disk.attributes.get("type") == "file" and path in others)
+        ):
             continue
         named = disk_number(path, vm_dir)
         if named is not None and named == context_disk and disk.first("readonly"):
@@ -203,23 +232,37 @@ def moving(domain: bytes, vm_dir: str, records: Records, context_disk: int, othe
         if plain in own:
             record = own.pop(plain)
             if not layout_delta.is_delta(plain):
-                raise MigrationRefused(f"disk {record.disk} ({record.how}) lies on this host alone: premigrate has not prepared its move")
+                raise MigrationRefused(
+                    f"disk {record.disk} ({record.how}) lies on this host alone: premigrate has "
+                    f"not prepared its move"
+                )
             mirrored.append(_target_of(disk))
             continue
         plain = plain if named is None or named not in records else _plain(records[named].path)
         if disk.attributes.get("type") != "file" or plain not in known:
-            name = f"disk {named}" if named is not None else f"disk {_target_of(disk)}" if _target_of(disk) else "a disk"
+            name = (
+                f"disk {named}"
+                if named is not None
+                else f"disk {_target_of(disk)}"
+                if _target_of(disk)
+                else "a disk"
+            )
             raise MigrationRefused(f"{name} ({path}) is not on a shared store that semishared knows")
         found.append(plain)
     for path, record in own.items():
-        raise MigrationRefused(f"disk {record.disk} ({record.how}) lies on this host alone, and the guest does not have {path} open")
+        raise MigrationRefused(
+            f"disk {record.disk} ({record.how}) lies on this host alone, and the guest does not "
+            f"have {path} open"
+        )
     return Moving(found, mirrored)
 
 
 def _source(disk: Element) -> str:
     source = disk.first("source")
     attributes = source.attributes if source else {}
-    return next((attributes[key] for key in ("file", "dev", "dir", "volume", "name") if attributes.get(key)), "")
+    return next(
+        (attributes[key] for key in ("file", "dev", "dir", "volume", "name") if attributes.get(key)), ""
+    )
 
 
 def _target_of(disk: Element) -> str:
@@ -252,11 +295,17 @@ def _parts(path: str) -> list[str]:
     return [part for part in path.split("/") if part]
 
 
-def options(site: list[str], auto_converge: str, compressed: str, persistent: bool, proved: bool) -> list[str]:
-    """Return the options of `virsh migrate`: the site's, the VM's, and ours; raise NotSupported, BadArguments."""
+def options(
+    site: list[str], auto_converge: str, compressed: str, persistent: bool, proved: bool
+) -> list[str]:
+    """Return the options of `virsh migrate`: the site's, the VM's, and ours; raise NotSupported,
+    BadArguments.
+    """
     for option in site:
         if option.startswith(COPIES):
-            raise NotSupported(f"MIGRATE_OPTIONS of kvmrc contains {option}, which would overwrite disks in place")
+            raise NotSupported(
+                f"MIGRATE_OPTIONS of kvmrc contains {option}, which would overwrite disks in place"
+            )
     chosen = list(site)
     if auto_converge:
         steps = [step.strip() for step in auto_converge.split(",")]
@@ -285,7 +334,9 @@ class Outcome(enum.Enum):
 
 
 def outcome(source: State, target: State) -> Outcome:
-    """Return what the answers of both libvirtds mean. Only a VM seen running here allows touching the target."""
+    """Return what the answers of both libvirtds mean. Only a VM seen running here allows touching the
+    target.
+    """
     if source in (State.ABSENT, State.OFF) and target is State.RUNNING:
         return Outcome.MOVED
     if source is not State.RUNNING:

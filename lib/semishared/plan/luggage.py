@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
 
 class Luggage(NamedTuple):
-    """What travels with the guest: disks of its own, the bases below them, stores to probe, disks that QEMU opens over the network.
+    """What travels with the guest: disks of its own, the bases below them, stores to probe, disks that QEMU
+    opens over the network.
 
-    `files` are disks of other drivers, as the guest has them open; `places` the directories to probe for those.
+    `files` are disks of other drivers, as the guest has them open; `places` the directories to probe for
+    those.
     """
 
     own: tuple[int, ...]
@@ -34,7 +36,9 @@ class Luggage(NamedTuple):
 
 
 def of_others(vm: Vm, records: Sequence[Record]) -> list[Disk]:
-    """Return the disks that other drivers have made; raise MigrationRefused for one of ours that lost its record."""
+    """Return the disks that other drivers have made; raise MigrationRefused for one of ours that lost its
+    record.
+    """
     known = {record.disk for record in records}
     found = [disk for disk in vm.disks if disk.id not in known]
     for disk in found:
@@ -45,20 +49,26 @@ def of_others(vm: Vm, records: Sequence[Record]) -> list[Disk]:
 
 def refusal(vm: Vm, disk: Disk, why: str) -> MigrationRefused:
     """Return the error that names a disk of another driver."""
-    return MigrationRefused(f"disk {disk.id} of VM {vm.id} is none of ours (driver {disk.driver or 'unknown'}) and {why}")
+    return MigrationRefused(
+        f"disk {disk.id} of VM {vm.id} is none of ours (driver {disk.driver or 'unknown'}) and {why}"
+    )
 
 
 def own_disks(vm: Vm, records: Sequence[Record]) -> tuple[int, ...]:
-    """Return the disks that lie on the host alone; raise EncryptedDisk, naming the disk, for one that cannot move live."""
+    """Return the disks that lie on the host alone; raise EncryptedDisk, naming the disk, for one that cannot
+    move live.
+    """
     own = tuple(sorted(record.disk for record in records if record.is_local))
     encryption.check_running(vm, own, "live migration")
     return own
 
 
 def packed(vm: Vm, records: Sequence[Record], vm_dir: str, opened: Mapping[str, Any]) -> Luggage:
-    """Return what is to travel to `vm_dir`; raise MigrationRefused, EncryptedDisk, naming the disk that cannot.
+    """Return what is to travel to `vm_dir`; raise MigrationRefused, EncryptedDisk, naming the disk that
+    cannot.
 
-    `records` are those of the source host; `opened` is what its guest has open, by targets, asked if others have made disks.
+    `records` are those of the source host; `opened` is what its guest has open, by targets, asked if others
+    have made disks.
     """
     own, root = own_disks(vm, records), layout.base_store_of(vm_dir)
     bases = {record.of_image: s.StageBase(root, record.of_image) for record in records if record.place.leases}
@@ -70,8 +80,11 @@ def packed(vm: Vm, records: Sequence[Record], vm_dir: str, opened: Mapping[str, 
     return Luggage(own, tuple(bases.values()), tuple(sorted(stores)), tuple(network), files, places)
 
 
-def _shared(vm: Vm, others: Sequence[Disk], opened: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the files that disks of other drivers are, and the directories in which both hosts must see the same.
+def _shared(
+    vm: Vm, others: Sequence[Disk], opened: Mapping[str, Any]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the files that disks of other drivers are, and the directories in which both hosts must see the
+    same.
 
     A disk that QEMU opens over the network is the same wherever it does that.
     """
@@ -83,7 +96,11 @@ def _shared(vm: Vm, others: Sequence[Disk], opened: Mapping[str, Any]) -> tuple[
         if found["type"] == "network":
             continue
         if found["type"] != "file" or "" in found.get("directories", [""]):
-            what = "a file in the VM's own directory" if found["type"] == "file" else f"of the type {found['type']}"
+            what = (
+                "a file in the VM's own directory"
+                if found["type"] == "file"
+                else f"of the type {found['type']}"
+            )
             raise refusal(vm, disk, f"{what}, not known to be the same on both hosts")
         files.append(str(found["path"]))
         places.update(map(str, found["directories"]))

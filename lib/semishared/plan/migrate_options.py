@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of a live migration in libvirt's terms: kvmrc's MIGRATE_OPTIONS are words of `virsh migrate`, [migration] of
-semishared.conf are ours. What only one of the two says holds; where both say something of the same it has to be the same.
+"""The options of a live migration in libvirt's terms: kvmrc's MIGRATE_OPTIONS are words of `virsh migrate`,
+[migration] of semishared.conf are ours. What only one of the two says holds; where both say something of the
+same it has to be the same.
 
 Names of flags and parameters are those of libvirt's constants without VIR_MIGRATE_ and VIR_MIGRATE_PARAM_.
 """
@@ -112,18 +113,21 @@ def with_settings(options: MigrateOptions, settings: Settings) -> MigrateOptions
         values.setdefault("BANDWIDTH_POSTCOPY", rate)
     return options._replace(
         flags=tuple(dict.fromkeys(flags)), values=values, downtime_ms=settings.downtime_ms, memory_mib_s=rate
-    )  # fmt: skip
+    )
 
 
 def _agreed(word: str, said: object, key: str, wanted: object) -> None:
     if said != wanted:
         raise BadAttribute(
-            f"MIGRATE_OPTIONS of kvmrc has {word} {said}, [migration] of semishared.conf {key} = {wanted}: only one of them can hold"
+            f"MIGRATE_OPTIONS of kvmrc has {word} {said}, [migration] of semishared.conf {key} = "
+            f"{wanted}: only one of them can hold"
         )
 
 
 def with_disks(options: MigrateOptions, targets: list[str]) -> MigrateOptions:
-    """Return the options with which libvirt also copies what the active layers of these disks hold, and of no others."""
+    """Return the options with which libvirt also copies what the active layers of these disks hold, and of no
+    others.
+    """
     if not targets:
         return options
     values = {**options.values, "MIGRATE_DISKS": targets}

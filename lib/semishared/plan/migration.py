@@ -14,8 +14,8 @@ each removal only where the domain is known not to run.
 
 A VM that stays on its host changes its system datastore: datastore_change.py.
 
-oned may not call failmigrate: so premigrate undoes what it did, and every later action on the disks begins with what it finds
-(disk/recovery.py).
+oned may not call failmigrate: so premigrate undoes what it did, and every later action on the disks begins
+with what it finds (disk/recovery.py).
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 
 def premigrate(asked: Migrate, vm: Vm, token: str, given: Mapping[int, Given]) -> Plan:
-    """Plan premigrate: make everything ready at the target, or refuse. `given`: what oned has given the VM, by disk.
+    """Plan premigrate: make everything ready at the target, or refuse. `given`: what oned has given the VM,
+    by disk.
 
     `token`: what nobody else would write into a store.
     """
@@ -68,18 +69,27 @@ def premigrate(asked: Migrate, vm: Vm, token: str, given: Mapping[int, Given]) -
     try:
         wanted = {record.disk: record.classes for record in records if record.classes}
         took = yield from _brought(asked, vm, source_dir, luggage, wanted, seen.get("sizes", {}))
-        yield On(here, (s.AllowMigration(place.vm, source_dir, place.host, luggage.stores, took, luggage.files),))
+        yield On(
+            here, (s.AllowMigration(place.vm, source_dir, place.host, luggage.stores, took, luggage.files),)
+        )
     except SemisharedError:
         yield from _undone(asked, vm, source_dir)
         raise
 
 
 def _brought(
-    asked: Migrate, vm: Vm, source_dir: str, luggage: Luggage, classes: Mapping[int, Sequence[str]], sizes: dict[str, int]
+    asked: Migrate,
+    vm: Vm,
+    source_dir: str,
+    luggage: Luggage,
+    classes: Mapping[int, Sequence[str]],
+    sizes: dict[str, int],
 ) -> Part[str]:
-    """Have the VM's directory at the target, with what its guest has written until now; return what that took, '' for nothing.
+    """Have the VM's directory at the target, with what its guest has written until now; return what that
+    took, '' for nothing.
 
-    `classes`: of devices, for the disks that want some. `sizes`: the bytes that come with each disk, by its number.
+    `classes`: of devices, for the disks that want some. `sizes`: the bytes that come with each disk, by its
+    number.
     """
     place, here, domain = asked.target, asked.source_host, running_domain(vm)
     same, unmark = yield from _one_directory(here, place.host, vm.id, source_dir, place.path)
@@ -114,7 +124,9 @@ def _undone(asked: Migrate, vm: Vm, source_dir: str) -> Plan:
 
 
 def _same_stores(source: str, target: str, luggage: Luggage, token: str) -> Plan:
-    """See that both hosts have the same stores, and directories of other drivers: each reads what the other has written."""
+    """See that both hosts have the same stores, and directories of other drivers: each reads what the other
+    has written.
+    """
     ask, answer = f"{token} {source}", f"{token} {target}"
     places = [(store, True) for store in luggage.stores] + [(place, False) for place in luggage.places]
     written = yield On(source, tuple(s.WriteProbe(place, ask, side) for place, side in places))
@@ -145,7 +157,9 @@ def postmigrate(asked: Migrate, vm: Vm) -> Plan:
 
 
 def failmigrate(asked: Migrate, vm: Vm) -> Plan:
-    """Plan failmigrate: remove what was made at the target, and merge what the guest has written meanwhile."""
+    """Plan failmigrate: remove what was made at the target, and merge what the guest has written
+    meanwhile.
+    """
     place = asked.target
     if asked.source_host == place.host:
         from . import datastore_change
@@ -153,11 +167,20 @@ def failmigrate(asked: Migrate, vm: Vm) -> Plan:
         yield from datastore_change.failmigrate(asked, vm)
     else:
         left = vm.system_datastores[-1] if vm.system_datastores else -1
-        yield from _ended(place.host, asked.source_host, f"{place.datastore_location}/{left}/{vm.id}", place, vm, brought=True)
+        yield from _ended(
+            place.host,
+            asked.source_host,
+            f"{place.datastore_location}/{left}/{vm.id}",
+            place,
+            vm,
+            brought=True,
+        )
 
 
 def _ended(left: str, runs: str, vm_dir: str, place: VmPlace, vm: Vm, *, brought: bool) -> Plan:
-    """Clear the host that is `left`, and merge deltas where the guest `runs`, which does not depend on that: it may be lost."""
+    """Clear the host that is `left`, and merge deltas where the guest `runs`, which does not depend on that:
+    it may be lost.
+    """
     lost: SemisharedError | None = None
     try:
         yield from _clear(left, runs, place, vm, brought=brought)
@@ -168,8 +191,12 @@ def _ended(left: str, runs: str, vm_dir: str, place: VmPlace, vm: Vm, *, brought
         raise lost
 
 
-def _one_directory(host: str, other: str, vm: int, path: str, other_path: str) -> Part[tuple[bool, s.UnmarkVm]]:
-    """Return whether the VM has one directory on both hosts; it is marked on `host` until the UnmarkVm is done."""
+def _one_directory(
+    host: str, other: str, vm: int, path: str, other_path: str
+) -> Part[tuple[bool, s.UnmarkVm]]:
+    """Return whether the VM has one directory on both hosts; it is marked on `host` until the UnmarkVm is
+    done.
+    """
     (marked,) = yield On(host, (s.MarkVm(vm, path),))
     unmark = s.UnmarkVm(vm, path, str(marked["token"]))
     try:
@@ -181,7 +208,8 @@ def _one_directory(host: str, other: str, vm: int, path: str, other_path: str) -
 
 
 def _clear(host: str, other: str, place: VmPlace, vm: Vm, *, brought: bool) -> Plan:
-    """Remove the VM's directory on `host`, unless the VM runs there, or has that very directory on the `other` host.
+    """Remove the VM's directory on `host`, unless the VM runs there, or has that very directory on the
+    `other` host.
 
     Nor is anything removed but what this migration has `brought` there, or has come from.
     """

@@ -9,7 +9,9 @@ NFS = ("nfs", "nfs4")
 
 
 def problems(mount: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
-    """Yield (is it broken, what) of a mount as install/preflight.mount_of returns it; docs/how-to/nfs.md says why."""
+    """Yield (is it broken, what) of a mount as install/preflight.mount_of returns it; docs/how-to/nfs.md says
+    why.
+    """
     if mount.get("type") not in NFS:
         return
     options: dict[str, str] = {}
@@ -18,7 +20,10 @@ def problems(mount: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
         options[name] = value
     version = options.get("vers") or options.get("nfsvers") or ("4" if mount["type"] == "nfs4" else "3")
     if not version.startswith("4"):
-        yield True, f"NFS version {version}: between its clients QEMU's image locks do not hold; vers=4.2 is wanted"
+        yield (
+            True,
+            f"NFS version {version}: between its clients QEMU's image locks do not hold; vers=4.2 is wanted",
+        )
     local = options.get("local_lock", "none")
     if "nolock" in options or local != "none":
         name = "nolock" if "nolock" in options else f"local_lock={local}"
@@ -29,4 +34,8 @@ def problems(mount: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
     if "softreval" in options:
         yield False, "mounted with softreval: while the server is away, old answers are taken for true"
     if options.get("lookupcache") not in ("pos", "positive", "none"):
-        yield False, "mounted without lookupcache=positive: a file that others have just made may seem absent for 30 s"
+        yield (
+            False,
+            "mounted without lookupcache=positive: a file that others have just made may seem "
+            "absent for 30 s",
+        )

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mv of a VM directory: relayed between two hosts, or copied on one; the source is removed last, and only if nobody wants it.
+"""mv of a VM directory: relayed between two hosts, or copied on one; the source is removed last, and only if
+nobody wants it.
 
-`recover --failure` stops no driver: while an older mv goes on, the VM may run again where its files came from. So before
-the source goes its host looks for the domain and for changes, and oned is asked whether the move is still under way. In
-doubt the source is kept, which is no failure: the target has it all, and `semishared gc` removes what oned says is not
-the VM's.
+`recover --failure` stops no driver: while an older mv goes on, the VM may run again where its files came
+from. So before the source goes its host looks for the domain and for changes, and oned is asked whether the
+move is still under way. In doubt the source is kept, which is no failure: the target has it all, and
+`semishared gc` removes what oned says is not the VM's.
 """
 
 from __future__ import annotations
@@ -22,13 +23,17 @@ from .disks import DRIVER, running_domain
 from .under_way import why_over
 
 MOVING = (8, 9, 10, 30, 31, 43, 45, 60)
-"""LCM states in which oned has a VM's files moved: prologs of migrations and resumes, epilogs of stop and undeploy."""
+"""LCM states in which oned has a VM's files moved: prologs of migrations and resumes, epilogs of stop and
+undeploy.
+"""
 COMING = (8, 9, 31, 43, 45, 60)
 """Those of them in which the target is a host, where the VM is to run."""
 
 
 UNKNOWN = (60, 61)
-"""LCM states of a migration of a VM that oned has lost sight of, as a rule with its host (plan/failover.py)."""
+"""LCM states of a migration of a VM that oned has lost sight of, as a rule with its host
+(plan/failover.py).
+"""
 OFF = 43
 """LCM state of a migration of a VM that is powered off: its host may be lost as well."""
 
@@ -42,7 +47,9 @@ class Told(NamedTuple):
     front_end_runs_vms: bool = False
     """The front-end is a host too."""
     why_not_fenced: str = ""
-    """Of a VM that oned has lost sight of, or that is off: why its host might write to a store still, '' if it cannot."""
+    """Of a VM that oned has lost sight of, or that is off: why its host might write to a store still, '' if
+    it cannot.
+    """
     overlay_options: str = ""
 
 
@@ -54,7 +61,9 @@ def mv(asked: Move, vm: Vm, told: Told) -> Plan:
     if vm.lcm_state in (*UNKNOWN, OFF):
         from . import failover
 
-        if not told.why_not_fenced and (vm.lcm_state in UNKNOWN or (yield from failover.is_away(asked.source))):
+        if not told.why_not_fenced and (
+            vm.lcm_state in UNKNOWN or (yield from failover.is_away(asked.source))
+        ):
             yield from failover.mv(asked, vm, told.overlay_options)
             return
         if vm.lcm_state in UNKNOWN:
@@ -68,16 +77,24 @@ def mv(asked: Move, vm: Vm, told: Told) -> Plan:
 
 
 def steps_of(
-    request: Move, vm: Vm, source_is_frontend: bool, target_is_frontend: bool, front_end_runs_vms: bool = False
+    request: Move,
+    vm: Vm,
+    source_is_frontend: bool,
+    target_is_frontend: bool,
+    front_end_runs_vms: bool = False,
 ) -> tuple[s.Step, s.Step | None] | None:
-    """Return what mv of a VM directory is: (step at the source, step at the target); None if there is nothing to do.
+    """Return what mv of a VM directory is: (step at the source, step at the target); None if there is nothing
+    to do.
 
     Disks travel with their directory, so mv of a disk is nothing. On one host it is a single step.
     """
     source, target = request.source, request.target
     if request.disk or (source.host, source.path) == (target.host, target.path):
         return None
-    guest, disks = domain_at(vm, target_is_frontend, front_end_runs_vms), [disk for disk in vm.disks if not disk.is_directory]
+    guest, disks = (
+        domain_at(vm, target_is_frontend, front_end_runs_vms),
+        [disk for disk in vm.disks if not disk.is_directory],
+    )
     ids = tuple(sorted(disk.id for disk in disks))
     foreign = tuple(sorted(disk.id for disk in disks if disk.driver not in ("", DRIVER)))
     # A VM at rest on the front-end has no leases there; one that comes to it as a host needs them.
@@ -118,8 +135,12 @@ def carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str) -> Plan:
         yield from _release(place.host, s.ReleaseVm(place.vm, place.path, guest, gone), vm)
 
 
-def _carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str, found: Mapping[str, Any], unmark: On) -> Part[str | None]:
-    """Have the directory where it is to go; return the fingerprint of what is to be let go of, None if it was there under another name."""
+def _carried(
+    asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str, found: Mapping[str, Any], unmark: On
+) -> Part[str | None]:
+    """Have the directory where it is to go; return the fingerprint of what is to be let go of, None if it was
+    there under another name.
+    """
     place, there = asked.source, asked.target
     token, seen = str(found["token"]), str(found["seen"])
     (looked,) = yield On(there.host, (s.LookForVm(there.vm, there.path, token, seen),))
@@ -131,12 +152,16 @@ def _carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str, found: Map
         yield unmark
     elif not found["present"]:
         raise SemisharedError(f"VM {place.vm} is neither on {place.host} nor, as it is now, on {there.host}")
-    elif not found["whole"] and any(disk.driver in ("", DRIVER) and not disk.is_directory for disk in vm.disks):
+    elif not found["whole"] and any(
+        disk.driver in ("", DRIVER) and not disk.is_directory for disk in vm.disks
+    ):
         raise MigrationRefused(s.no_records(place.path, place.host))
     else:
         source_step, target_step = steps
         if found.get("diffs"):
-            renewed = yield from _renewed(place, guest, leaves_bases=not getattr(target_step, "keep_bases", True))
+            renewed = yield from _renewed(
+                place, guest, leaves_bases=not getattr(target_step, "keep_bases", True)
+            )
             found = {**found, **renewed}
         if found.get("classes") and target_step.keep_bases:
             from . import device_class
@@ -145,13 +170,18 @@ def _carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str, found: Map
             target_step = target_step._replace(wants=device_class.travelling(vm, found["classes"]))
         target_step = target_step._replace(sizes=found.get("sizes", {}))
         yield On(there.host, (arrivals.room(there, found, keep_bases=target_step.keep_bases),))
-        relay = Relay(On(place.host, (source_step._replace(token=token),)), On(there.host, (target_step,)), arrivals.most(vm))
+        relay = Relay(
+            On(place.host, (source_step._replace(token=token),)),
+            On(there.host, (target_step,)),
+            arrivals.most(vm),
+        )
         seen = yield from _sent(relay, vm)
     return seen
 
 
 def _renewed(place: VmPlace, guest: str, *, leaves_bases: bool) -> Part[Mapping[str, Any]]:
-    """Commit the local disks of persistent images before they go where no base is, or where that may not be had any more.
+    """Commit the local disks of persistent images before they go where no base is, or where that may not be
+    had any more.
 
     Return what the directory is then.
     """
@@ -190,7 +220,9 @@ def _seen(found: Mapping[str, Any]) -> str:
 
 
 def _asked(question: Callable[[Vm, Vm], str], then: Vm, unknown: str) -> Part[str]:
-    """Return what `question` makes of the VM as it was `then` and as oned has it now; `unknown` if oned cannot be asked."""
+    """Return what `question` makes of the VM as it was `then` and as oned has it now; `unknown` if oned
+    cannot be asked.
+    """
     try:
         now = yield AskOned("vm", then.id)
     except OnedUnavailable as e:
@@ -205,7 +237,9 @@ def _release(host: str, step: s.ReleaseVm, vm: Vm) -> Plan:
         (done,) = yield On(host, (step,))
         why = str(done.get("kept", "")) if done else ""
     if why:
-        yield warn(f"{step.vm_dir} on {host} is kept: {why}. semishared gc removes it when it is not the VM's")
+        yield warn(
+            f"{step.vm_dir} on {host} is kept: {why}. semishared gc removes it when it is not the VM's"
+        )
 
 
 def domain_at(vm: Vm, is_frontend: bool, front_end_runs_vms: bool) -> str:

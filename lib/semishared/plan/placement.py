@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where does this disk live? From the attributes of the image and, below them, of its datastore.
 
-    SEMISHARED_PLACE = auto|shared|local          auto: persistent -> shared (in place), non-persistent -> local
-    SEMISHARED_LOCAL = overlay|copy|remote-first  how a non-persistent disk is local
-    SEMISHARED_DETACH = on-request|after-boot     whether a remote-first disk of a running VM comes to lie over a base by itself
-    SEMISHARED_ON_HOST_FAILURE = wait|recreate    whether a local disk may be made anew elsewhere when its host is lost
-    SEMISHARED_IO_CLASS = production|normal|scratch   how much a disk may read and write (io_class.py)
-    SEMISHARED_BASES = disk|ram                   whether guests read the base from memory, where there is room (base/hot.py)
-    SEMISHARED_CLASS = ram|fast|slow|any ...      on which class of device of its host's pool a local disk lies (device_class.py)
-    SEMISHARED_SHARE_ACCESS = virtiofs|client     how a guest comes to a directory: from its host, or as a client of Ceph (client_access.py)
+SEMISHARED_PLACE = auto|shared|local          auto: persistent -> shared (in place), non-persistent -> local
+SEMISHARED_LOCAL = overlay|copy|remote-first  how a non-persistent disk is local
+SEMISHARED_DETACH = on-request|after-boot     whether a remote-first disk of a running VM comes to lie over a
+base by itself
+SEMISHARED_ON_HOST_FAILURE = wait|recreate    whether a local disk may be made anew elsewhere when its host is
+lost
+SEMISHARED_IO_CLASS = production|normal|scratch   how much a disk may read and write (io_class.py)
+SEMISHARED_BASES = disk|ram                   whether guests read the base from memory, where there is room
+(base/hot.py)
+SEMISHARED_CLASS = ram|fast|slow|any ...      on which class of device of its host's pool a local disk lies
+(device_class.py)
+SEMISHARED_SHARE_ACCESS = virtiofs|client     how a guest comes to a directory: from its host, or as a client
+of Ceph (client_access.py)
 """
 
 from __future__ import annotations
@@ -22,7 +27,9 @@ from ..model.record import IO_CLASSES, NORMAL
 from ..opennebula.xml import Datastore, Disk, Image
 
 WHERE = ("auto", "shared", "local")
-LOCALS = tuple(place.name for place in PLACES.values() if place.is_local and place.is_layered and not place.commits)
+LOCALS = tuple(
+    place.name for place in PLACES.values() if place.is_local and place.is_layered and not place.commits
+)
 """Volatile disks, which have no layers, are of no image; the one that commits is for persistent images."""
 
 
@@ -32,7 +39,9 @@ BASES = ("disk", "ram")
 ACCESS = ("virtiofs", "client")
 
 
-def _value(image: Optional[Image], datastore: Datastore, name: str, known: Sequence[str], default: str) -> tuple[str, str]:
+def _value(
+    image: Optional[Image], datastore: Datastore, name: str, known: Sequence[str], default: str
+) -> tuple[str, str]:
     """Return the value in force and who says so; raise BadAttribute if it is not one of `known`."""
     for holder, text in (
         (f"image {image.id}", image.attribute(name)) if image else ("", ""),
@@ -52,7 +61,9 @@ def place(image: Image, datastore: Datastore) -> Place:
     how, how_from = _value(image, datastore, "SEMISHARED_LOCAL", LOCALS, "overlay")
     if where == "shared":
         if how_from and how_from == where_from:
-            raise BadAttribute(f"SEMISHARED_LOCAL = {how} of {how_from} contradicts its SEMISHARED_PLACE = shared")
+            raise BadAttribute(
+                f"SEMISHARED_LOCAL = {how} of {how_from} contradicts its SEMISHARED_PLACE = shared"
+            )
         return STORE_CLONE
     return PLACES[how]
 
@@ -63,7 +74,9 @@ def detach_when(image: Image, datastore: Datastore) -> str:
 
 
 def io_class(image: Optional[Image], datastore: Datastore) -> str:
-    """Return the I/O class of disks from `image`, or of volatile disks, whose `datastore` is the system's; raise BadAttribute."""
+    """Return the I/O class of disks from `image`, or of volatile disks, whose `datastore` is the system's;
+    raise BadAttribute.
+    """
     return _value(image, datastore, "SEMISHARED_IO_CLASS", IO_CLASSES, NORMAL)[0]
 
 
@@ -73,29 +86,39 @@ def is_hot(image: Image, datastore: Datastore) -> bool:
 
 
 def is_client(image: Optional[Image], datastore: Datastore) -> bool:
-    """Tell whether guests are themselves clients of the share that `image` is (None: of one that says nothing itself).
+    """Tell whether guests are themselves clients of the share that `image` is (None: of one that says nothing
+    itself).
 
     Raise BadAttribute, also where that cannot be.
     """
     access, holder = _value(image, datastore, "SEMISHARED_SHARE_ACCESS", ACCESS, "virtiofs")
     fs = datastore.attribute("SEMISHARED_FS").lower()
     if access == "client" and fs not in ("", "cephfs"):
-        raise BadAttribute(f"SEMISHARED_SHARE_ACCESS of {holder} is client: datastore {datastore.id} is on {fs}, only cephfs has clients")
+        raise BadAttribute(
+            f"SEMISHARED_SHARE_ACCESS of {holder} is client: datastore {datastore.id} is on {fs}, "
+            f"only cephfs has clients"
+        )
     return access == "client"
 
 
 def device_classes(image: Image, datastore: Datastore) -> tuple[str, ...]:
-    """Return the classes of devices on which local disks from `image` are to lie, in the order to be tried; () if nobody says.
+    """Return the classes of devices on which local disks from `image` are to lie, in the order to be tried;
+    () if nobody says.
 
     Raise BadAttribute.
     """
     name = "SEMISHARED_CLASS"
-    for holder, text in ((f"image {image.id}", image.attribute(name)), (f"datastore {datastore.id}", datastore.attribute(name))):
+    for holder, text in (
+        (f"image {image.id}", image.attribute(name)),
+        (f"datastore {datastore.id}", datastore.attribute(name)),
+    ):
         if text:
             found = device_class.words(text)
             if not found:
                 known = ", ".join(device_class.WORDS)
-                raise BadAttribute(f"{name} of {holder} is {text!r}, not one of {known} or several of them, each once")
+                raise BadAttribute(
+                    f"{name} of {holder} is {text!r}, not one of {known} or several of them, each once"
+                )
             return found
     return ()
 
@@ -106,21 +129,26 @@ def is_diff(image: Image, datastore: Datastore) -> bool:
 
 
 def attached(image: Image, datastore: Datastore, disk: Disk) -> Place:
-    """Return the place of a disk that OpenNebula attaches with ln: persistent, or read-only; raise BadAttribute."""
+    """Return the place of a disk that OpenNebula attaches with ln: persistent, or read-only; raise
+    BadAttribute.
+    """
     where, where_from = _value(image, datastore, "SEMISHARED_PLACE", WHERE, "auto")
     _value(image, datastore, "SEMISHARED_LOCAL", LOCALS, "overlay")
     if where != "local" or disk.is_readonly:
         return IN_PLACE  # nothing is written to what is read-only: there would be nothing to commit
     if image.is_shareable:
         raise BadAttribute(
-            f"SEMISHARED_PLACE = local of {where_from} contradicts PERSISTENT_TYPE = SHAREABLE: what several guests write at once "
+            f"SEMISHARED_PLACE = local of {where_from} contradicts PERSISTENT_TYPE = SHAREABLE: "
+            f"what several guests write at once "
             "is in one place"
         )
     return DIFF
 
 
 def may_recreate(image: Image, datastore: Datastore) -> bool:
-    """Tell whether a local disk from `image` may begin anew elsewhere, without what its guest wrote, when its host is lost."""
+    """Tell whether a local disk from `image` may begin anew elsewhere, without what its guest wrote, when its
+    host is lost.
+    """
     return _value(image, datastore, "SEMISHARED_ON_HOST_FAILURE", ON_HOST_FAILURE, "wait")[0] == "recreate"
 
 
@@ -128,7 +156,10 @@ def may_recreate_volatile(vm: int, disk: Disk) -> bool:
     """Tell the same of a disk of no image: DISK of the VM's template says it."""
     text = disk.text("SEMISHARED_ON_HOST_FAILURE")
     if text and text.lower() not in ON_HOST_FAILURE:
-        raise BadAttribute(f"SEMISHARED_ON_HOST_FAILURE of disk {disk.id} of VM {vm} is {text!r}, not one of {', '.join(ON_HOST_FAILURE)}")
+        raise BadAttribute(
+            f"SEMISHARED_ON_HOST_FAILURE of disk {disk.id} of VM {vm} is {text!r}, not one of "
+            f"{', '.join(ON_HOST_FAILURE)}"
+        )
     return text.lower() == "recreate"
 
 

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which disks and bases go to another device of their host's pool: all of a device that is drained, or as few bytes as will do.
+"""Which disks and bases go to another device of their host's pool: all of a device that is drained, or as few
+bytes as will do.
 
     drain      all that lies on one device, each where it would be placed if it were new, the largest first
-    rebalance  from each device that is too full as much as makes it full enough, to those that stay below that
+    rebalance  from each device that is too full as much as makes it full enough, to those that stay below
+    that
 
-A device is too full above BOUND times the fill of its class. It is brought to AIM: what file systems take for themselves would
-else have the next rebalance begin again. Never is more moved than LIMIT times what devices have above the mean: with few, large
-files one may stay too full.
+A device is too full above BOUND times the fill of its class. It is brought to AIM: what file systems take for
+themselves would else have the next rebalance begin again. Never is more moved than LIMIT times what devices
+have above the mean: with few, large files one may stay too full.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ class Item(NamedTuple):
 
     @property
     def tried(self) -> Tuple[str, ...]:
-        """Return the classes to which it can be moved, in their order: memory takes what is made there, or arrives, with a promise."""
+        """Return the classes to which it can be moved, in their order: memory takes what is made there, or
+        arrives, with a promise.
+        """
         return tuple(word for word in Want(self.classes).tried if word != MEMORY)
 
 
@@ -55,7 +59,9 @@ class Move(NamedTuple):
 
 
 def drain(devices: Sequence[Device], items: Sequence[Item], uuid: str) -> List[Move]:
-    """Return where all items of a device go; on no other device less is left than its reserve, which its guests fill."""
+    """Return where all items of a device go; on no other device less is left than its reserve, which its
+    guests fill.
+    """
     left = {device.uuid: device for device in devices if device.uuid != uuid}
     moves = []
     for item in sorted((item for item in items if item.device == uuid), key=_largest_first):
@@ -69,7 +75,9 @@ def drain(devices: Sequence[Device], items: Sequence[Item], uuid: str) -> List[M
 
 
 def rebalance(devices: Sequence[Device], items: Sequence[Item]) -> List[Move]:
-    """Return as few moves, by their bytes, as bring each device down to the bound; each stays within its class."""
+    """Return as few moves, by their bytes, as bring each device down to the bound; each stays within its
+    class.
+    """
     moves: List[Move] = []
     for device_class in CLASSES:
         of_class = [device for device in devices if device.device_class == device_class and device.share > 0]
@@ -106,7 +114,9 @@ def _mean(devices: Sequence[Device]) -> float:
     return sum(device.used for device in devices) / sum(device.share for device in devices)
 
 
-def _after(devices: Sequence[Device], items: Sequence[Item], moves: Sequence[Move]) -> Tuple[List[Device], List[Item]]:
+def _after(
+    devices: Sequence[Device], items: Sequence[Item], moves: Sequence[Move]
+) -> Tuple[List[Device], List[Item]]:
     """Return devices and items as they will be."""
     free = {device.uuid: device.free for device in devices}
     for move in moves:
@@ -122,9 +132,13 @@ def _searched(devices: Sequence[Device], items: Sequence[Item]) -> List[Move]:
     mean, levels = _mean(devices), {}
     for device in devices:
         aim, is_above = int(AIM * mean * device.share), device.used > int(BOUND * mean * device.share)
-        levels[device.uuid] = Level(device.used, min(aim, device.used + device.room), aim if is_above else device.capacity)
+        levels[device.uuid] = Level(
+            device.used, min(aim, device.used + device.room), aim if is_above else device.capacity
+        )
     own = {f"{item.part}/{item.name}": item for item in items if item.device in levels and item.size > 0}
-    found = pool_search.search(levels, [File(name, item.device, item.size) for name, item in own.items()], _most(devices))
+    found = pool_search.search(
+        levels, [File(name, item.device, item.size) for name, item in own.items()], _most(devices)
+    )
     return [Move(own[file.name], target) for file, target in found]
 
 
@@ -138,7 +152,9 @@ def _one_by_one(devices: Sequence[Device], items: Sequence[Item]) -> List[Move]:
             continue
         need = device.used - int(AIM * mean * device.share)
         most = int(LIMIT * (device.used - mean * device.share))
-        own = sorted((item for item in items if item.device == device.uuid and item.size > 0), key=_largest_first)
+        own = sorted(
+            (item for item in items if item.device == device.uuid and item.size > 0), key=_largest_first
+        )
         found = _enough(own, need, most, gaps)
         moves += found
         for move in found:
@@ -151,7 +167,9 @@ def _largest_first(item: Item) -> Tuple[int, str, str]:
 
 
 def _enough(own: Sequence[Item], need: int, most: int, gaps: Mapping[str, int]) -> List[Move]:
-    """Return moves of at least `need` bytes, as few as can be told and `most` at most; of less if there are no such moves."""
+    """Return moves of at least `need` bytes, as few as can be told and `most` at most; of less if there are
+    no such moves.
+    """
     begun: List[Move] = []
     left, gaps_left = need, dict(gaps)
     for item in own:
@@ -174,7 +192,9 @@ def _enough(own: Sequence[Item], need: int, most: int, gaps: Mapping[str, int]) 
 def _completions(
     rest: Sequence[Item], begun: Sequence[Move], left: int, most: int
 ) -> Iterator[Tuple[Tuple[int, bool, str], Item, Optional[Move]]]:
-    """Yield what completes moves that have begun: how many bytes that adds, one more item, and which of those it takes the place of."""
+    """Yield what completes moves that have begun: how many bytes that adds, one more item, and which of those
+    it takes the place of.
+    """
     for item in rest:
         if left <= item.size <= most:
             yield (item.size, False, item.name), item, None
@@ -184,7 +204,11 @@ def _completions(
 
 
 def _completed(
-    more: Item, fewer: Optional[Move], begun: Sequence[Move], gaps: Mapping[str, int], gaps_left: Mapping[str, int]
+    more: Item,
+    fewer: Optional[Move],
+    begun: Sequence[Move],
+    gaps: Mapping[str, int],
+    gaps_left: Mapping[str, int],
 ) -> List[Move]:
     """Return the moves so completed, none if a device is to take more than it has room for."""
     if fewer is None:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files bring all devices of a pool below a bound where those that come to mind first do not (plan/pool_moves.py).
+"""Which files bring all devices of a pool below a bound where those that come to mind first do not
+(plan/pool_moves.py).
 
-With few files for each device it is a matter of which ones. So it is tried: many orders of the same files, always the same orders,
-in each what fits is moved, and one file goes there and a smaller one back where only that helps. The least of what succeeds is taken.
+With few files for each device it is a matter of which ones. So it is tried: many orders of the same files,
+always the same orders, in each what fits is moved, and one file goes there and a smaller one back where only
+that helps. The least of what succeeds is taken.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from .pool import drawn
 
 ATTEMPTS = 100
 LOOKS = 400_000
-"""At items and devices in all attempts: of a pool with very many items only as many are made as take part of a second."""
+"""At items and devices in all attempts: of a pool with very many items only as many are made as take part of
+a second.
+"""
 
 
 class File(NamedTuple):
@@ -38,7 +42,9 @@ Found = List[Tuple[File, str]]
 
 
 def search(levels: Mapping[str, Level], files: Sequence[File], most: int) -> Found:
-    """Return moves of at most `most` bytes after which every device has reached its goal; none if no attempt finds any."""
+    """Return moves of at most `most` bytes after which every device has reached its goal; none if no attempt
+    finds any.
+    """
     best: Found = []
     fewest = most
     for number in range(min(ATTEMPTS, LOOKS // (len(files) * len(levels) + 1))):
@@ -97,6 +103,10 @@ class _Attempt:
                     self._move(back, uuid)
 
     def _fits(self, file: File, back: File) -> bool:
-        if back.device == file.device or back in self.moves or self.moved + file.size + back.size > self._most:
+        if (
+            back.device == file.device
+            or back in self.moves
+            or self.moved + file.size + back.size > self._most
+        ):
             return False
         return 0 < file.size - back.size <= self._gap(back.device)

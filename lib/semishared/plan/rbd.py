@@ -1,42 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts of plans for disks whose image is reached over the network: host and bridge take turns.
 
-                 host                                   bridge
-    ln                                                  nobody writes to the image? its generations end
-                 record
-    clone, shared
-                 record (so that delete knows)
-                                                        clone of the frozen image
-                 still wanted? else it is removed again
-    clone, remote-first
-                                                        a snapshot that is there as long as the image is in use
-                 overlay over that
-    clone, local
-                 is the content frozen, and which?
-                                                        frozen, if it is not
-                 base, straight from RBD
-                                                        generation named, if it was not
-                 overlay or copy
-    cpds of a disk on the network
-                 record read; guest rests
-                                                        its moment held
-                                                        copied
-    cpds of a local disk
-                 record read
-                                                        empty image staged
-                 filled
-                                                        published
-    delete of a clone
-                 deletion noted
-                                                        clone removed
-                 record removed
-    snapshots, resize
-                 record read; turn taken
-                                                        done there
-    restore
-                                                        hidden and emptied
-                 filled
-                                                        shown again
+             host                                   bridge
+ln                                                  nobody writes to the image? its generations end
+             record
+clone, shared
+             record (so that delete knows)
+                                                    clone of the frozen image
+             still wanted? else it is removed again
+clone, remote-first
+                                                    a snapshot that is there as long as the image is in use
+             overlay over that
+clone, local
+             is the content frozen, and which?
+                                                    frozen, if it is not
+             base, straight from RBD
+                                                    generation named, if it was not
+             overlay or copy
+cpds of a disk on the network
+             record read; guest rests
+                                                    its moment held
+                                                    copied
+cpds of a local disk
+             record read
+                                                    empty image staged
+             filled
+                                                    published
+delete of a clone
+             deletion noted
+                                                    clone removed
+             record removed
+snapshots, resize
+             record read; turn taken
+                                                    done there
+restore
+                                                    hidden and emptied
+             filled
+                                                    shown again
 """
 
 from __future__ import annotations
@@ -64,12 +64,20 @@ def bridge_of(image: s.ImageRef) -> Part[str]:
 
 
 def clone(host: str, bridge: str, image: s.ImageRef, disk: s.DiskRef, min_size: int) -> Plan:
-    """Make a disk that is a copy-on-write clone beside its image; the record comes first, so that delete knows."""
+    """Make a disk that is a copy-on-write clone beside its image; the record comes first, so that delete
+    knows.
+    """
     # As OpenNebula's own driver names it.
     made = image._replace(source=layout_pool.clone(image.source, disk.vm, disk.disk))
     network = NetworkDisk.of(made.source, image.access)
     yield agree(bridge)
-    yield On(host, (s.PrepareVm(disk.vm, disk.vm_dir), i.RecordNetwork(disk, image, network, STORE_CLONE.name, readonly=False)))
+    yield On(
+        host,
+        (
+            s.PrepareVm(disk.vm, disk.vm_dir),
+            i.RecordNetwork(disk, image, network, STORE_CLONE.name, readonly=False),
+        ),
+    )
     (done,) = yield On(bridge, (i.CloneStored(image, made.source, min_size),))
     try:
         yield On(host, (i.ConfirmDisk(disk),))
@@ -80,18 +88,23 @@ def clone(host: str, bridge: str, image: s.ImageRef, disk: s.DiskRef, min_size: 
 
 
 def remote(host: str, bridge: str, image: s.ImageRef, create: s.CreateRemote) -> Plan:
-    """Make a disk that lies on the host, over a snapshot of the image's content: nothing of that is read before its guest does."""
+    """Make a disk that lies on the host, over a snapshot of the image's content: nothing of that is read
+    before its guest does.
+    """
     NetworkDisk.below(image.source, "", image.access)
     yield agree(host)
     (lent,) = yield On(bridge, (i.LendContent(image),))
-    over = create._replace(image=image._replace(generation=str(lent["generation"])), snapshot=str(lent["snapshot"]))
+    over = create._replace(
+        image=image._replace(generation=str(lent["generation"])), snapshot=str(lent["snapshot"])
+    )
     yield On(host, (s.PrepareVm(create.disk.vm, create.disk.vm_dir), over))
 
 
 def frozen(host: str, bridge: str, image: s.ImageRef, root: str) -> Part[s.ImageRef]:
     """Have the image's content frozen; return the image with its generation.
 
-    A content that nobody has hashed yet is, if there is a base store `root`, staged there for that; else it stays ''.
+    A content that nobody has hashed yet is, if there is a base store `root`, staged there for that; else it
+    stays ''.
     """
     (seen,) = yield On(host, (i.SeeImage(image),))
     if not seen["frozen"]:
@@ -105,13 +118,18 @@ def frozen(host: str, bridge: str, image: s.ImageRef, root: str) -> Part[s.Image
     return image._replace(generation=generation)
 
 
-def ln(host: str, bridge: str, image: s.ImageRef, disk: s.DiskRef, *, readonly: bool, shareable: bool) -> Plan:
+def ln(
+    host: str, bridge: str, image: s.ImageRef, disk: s.DiskRef, *, readonly: bool, shareable: bool
+) -> Plan:
     """Attach an image in place."""
     network = NetworkDisk.of(image.source, image.access)
     yield agree(host)
     (begun,) = yield On(bridge, (i.BeginSession(image, readonly, shareable),))
     yield Say(_open_by, (image.source, begun))
-    yield On(host, (s.PrepareVm(disk.vm, disk.vm_dir), i.RecordNetwork(disk, image, network, IN_PLACE.name, readonly)))
+    yield On(
+        host,
+        (s.PrepareVm(disk.vm, disk.vm_dir), i.RecordNetwork(disk, image, network, IN_PLACE.name, readonly)),
+    )
 
 
 def _open_by(source: str, begun: Mapping[str, Any]) -> Lines:
@@ -121,7 +139,10 @@ def _open_by(source: str, begun: Mapping[str, Any]) -> Lines:
 def who_has_it_open(source: str, clients: Sequence[str]) -> Lines:
     """Say who has an image open, as far as one can see."""
     if clients:
-        yield "warn", f"{source} is open by {', '.join(clients)}; without its exclusive lock nobody sees who writes"
+        yield (
+            "warn",
+            f"{source} is open by {', '.join(clients)}; without its exclusive lock nobody sees who writes",
+        )
 
 
 def record_of(host: str, disk: s.DiskRef) -> Part[Record]:
@@ -133,10 +154,22 @@ def record_of(host: str, disk: s.DiskRef) -> Part[Record]:
     raise BadRecord(f"disk {disk.disk} of VM {disk.vm} has no record on {host}")
 
 
-def copy(host: str, bridge: str, source: str, target: s.ImageRef, disk: s.DiskRef, snapshot: int, guest: resting.Guest) -> Plan:
-    """Save the disk `source` on the network as the image `target`; a running guest rests while its moment is held."""
+def copy(
+    host: str,
+    bridge: str,
+    source: str,
+    target: s.ImageRef,
+    disk: s.DiskRef,
+    snapshot: int,
+    guest: resting.Guest,
+) -> Plan:
+    """Save the disk `source` on the network as the image `target`; a running guest rests while its moment is
+    held.
+    """
     if guest.domain:
-        yield from resting.meanwhile(host, disk, guest, On(bridge, (i.HoldMoment(target._replace(source=source)),)))
+        yield from resting.meanwhile(
+            host, disk, guest, On(bridge, (i.HoldMoment(target._replace(source=source)),))
+        )
         yield On(bridge, (i.CopyHeld(target, source),))
     else:
         yield On(bridge, (i.CopyStored(target, source, snapshot),))
@@ -165,7 +198,9 @@ def fill(local: Local, bridge: str, target: s.ImageRef, snapshot: int, guest: re
 
 
 def _unpublished(image: s.ImageRef, said: str) -> str:
-    """Return what an image is called until it is published, as its bridge has `said`; raise ForeignImage for what another one might be."""
+    """Return what an image is called until it is published, as its bridge has `said`; raise ForeignImage for
+    what another one might be.
+    """
     pool, _, name = said.rpartition("/")
     of = image.source.rpartition("/")[2]
     if pool != image.root or not (layout_pool.is_staged(name, of) or name == layout_pool.changing(of)):
@@ -186,8 +221,11 @@ def remove_clone(image: s.ImageRef) -> Plan:
     yield On(bridge, (i.RemoveImage(image),))
 
 
-def snapshot(what: str, host: str, disk: s.DiskRef, image: s.ImageRef, number: int, vm: Vm, guest: resting.Guest) -> Plan:
-    """Create, delete or revert snapshot `number` of a disk that turned out to be `image`, on the network; `guest` rests for it.
+def snapshot(
+    what: str, host: str, disk: s.DiskRef, image: s.ImageRef, number: int, vm: Vm, guest: resting.Guest
+) -> Plan:
+    """Create, delete or revert snapshot `number` of a disk that turned out to be `image`, on the network;
+    `guest` rests for it.
 
     oned's SIZE of the disk in `vm` does not go back with the snapshot.
     """
@@ -197,9 +235,10 @@ def snapshot(what: str, host: str, disk: s.DiskRef, image: s.ImageRef, number: i
         (session,) = yield On(bridge, (i.SeeSession(image),))
         yield from still(vm)
     steps = {
-        "create": i.KeepSnapshot(image, number), "delete": i.ForgetSnapshot(image, number, session),
+        "create": i.KeepSnapshot(image, number),
+        "delete": i.ForgetSnapshot(image, number, session),
         "revert": i.RevertImage(image, number, vm.disk(disk.disk).size, session),
-    }  # fmt: skip
+    }
     done = On(bridge, (steps[what],))
     if guest.domain:
         yield from resting.meanwhile(host, disk, guest, done)
@@ -214,7 +253,9 @@ def grow(image: s.ImageRef, size: int) -> Plan:
 
 
 def restore(host: str, disk: s.DiskRef, image: s.ImageRef, size: int, source: Download) -> Plan:
-    """Replace the content of a disk that is `image`, on the network, by that of a backup: whole, or as it was."""
+    """Replace the content of a disk that is `image`, on the network, by that of a backup: whole, or as it
+    was.
+    """
     bridge = yield from bridge_of(image)
     (begun,) = yield On(bridge, (i.BeginChange(image, size),))
     change = str(begun["change"])

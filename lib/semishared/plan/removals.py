@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans of removals: delete of a disk or a VM directory, and what mvds shares with it.
 
-oned retries the epilog of a stopped or undeployed VM on its last host, and deletes such a VM there, though all of its
-files are on the front-end. So whatever is removed on a host is removed there too (`is_here`: the front-end
-has the VM, and is not that host); and if it was, a host that is not there any more holds nothing up.
+oned retries the epilog of a stopped or undeployed VM on its last host, and deletes such a VM there, though
+all of its files are on the front-end. So whatever is removed on a host is removed there too (`is_here`: the
+front-end has the VM, and is not that host); and if it was, a host that is not there any more holds nothing
+up.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 
 def delete(asked: Delete, is_here: bool) -> Plan:
-    """Plan delete of a disk or of a VM directory. Comes for persistent disks too: only what is the VM's own goes."""
+    """Plan delete of a disk or of a VM directory. Comes for persistent disks too: only what is the VM's own
+    goes.
+    """
     place = asked.vm_place
     if asked.is_nothing:
         return
@@ -31,7 +34,9 @@ def delete(asked: Delete, is_here: bool) -> Plan:
         return
     disk = disk_ref(asked.disk)
     # The datastore is the image's for an image disk, the system's for a volatile one, which has no clones.
-    found = yield from everywhere(place, is_here, s.RemoveDisk(disk, f"{place.datastore_location}/{asked.store}"))
+    found = yield from everywhere(
+        place, is_here, s.RemoveDisk(disk, f"{place.datastore_location}/{asked.store}")
+    )
     for answer in found:
         if answer and "on_store" in answer:
             from ..model.steps_image import ForgetDisk
@@ -44,7 +49,8 @@ def delete(asked: Delete, is_here: bool) -> Plan:
 
 
 def mvds(asked: ToImage, is_here: bool, vm: Optional[Vm] = None) -> Plan:
-    """Plan mvds: the session of an in-place disk ends, its data is where it belongs already; that of a diff is committed.
+    """Plan mvds: the session of an in-place disk ends, its data is where it belongs already; that of a diff
+    is committed.
 
     `vm`: as oned has it, if that was asked for already.
     """
@@ -58,7 +64,8 @@ def mvds(asked: ToImage, is_here: bool, vm: Optional[Vm] = None) -> Plan:
         from ..model.steps_commit import FinishDisk
         from . import settling
 
-        # Of a guest that runs on other disks may be at rest, or have jobs. Where the files of one at rest are, there are no domains.
+        # Of a guest that runs on other disks may be at rest, or have jobs. Where the files of one at rest
+        # are, there are no domains.
         domain = running_domain(vm or (yield AskOned("vm", place.vm)))
         for machine in diffs:
             finish = FinishDisk(disk, "" if is_here and machine == "localhost" else domain)
@@ -75,7 +82,9 @@ def _finished(place: VmPlace, *answers: Any) -> Lines:
 
 
 def everywhere(place: VmPlace, is_here: bool, step: s.Step) -> Part["list[Any]"]:
-    """Carry out a removal on the host that was named, and before that on the front-end if the VM is there; return the answers."""
+    """Carry out a removal on the host that was named, and before that on the front-end if the VM is there;
+    return the answers.
+    """
     on_host = On(place.host, (step,))
     if not is_here:
         return list((yield on_host))
@@ -87,5 +96,7 @@ def everywhere(place: VmPlace, is_here: bool, step: s.Step) -> Part["list[Any]"]
         found += yield on_host
     except HostUnreachable as e:
         found = found or (yield On("localhost", (step,)))
-        yield warn(f"{e.detail}. VM {place.vm} was on the front-end; what that host may still have of it is left")
+        yield warn(
+            f"{e.detail}. VM {place.vm} was on the front-end; what that host may still have of it is left"
+        )
     return found

@@ -30,7 +30,9 @@ def meanwhile(host: str, disk: s.DiskRef, guest: Guest, then: On) -> Plan:
 
 
 def lines(*answers: Any) -> Lines:
-    """Say how a guest rested while its disk was copied, or a snapshot taken; other answers say nothing of that."""
+    """Say how a guest rested while its disk was copied, or a snapshot taken; other answers say nothing of
+    that.
+    """
     for found in answers:
         how, why = (found.get("rest"), found.get("why")) if isinstance(found, dict) else (None, "")
         if how == "AGENT":
@@ -38,4 +40,8 @@ def lines(*answers: Any) -> Lines:
         elif how == "SUSPEND":
             yield "info", f"the guest was suspended for the moment that was kept{f' ({why})' if why else ''}"
         elif how == "NONE" and why:
-            yield "warn", f"the guest could neither be frozen nor suspended ({why}): what was kept is what a power cut leaves"
+            yield (
+                "warn",
+                f"the guest could neither be frozen nor suspended ({why}): what was kept is what "
+                f"a power cut leaves",
+            )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plan of cpds: a disk is saved as another image, which the store of that has to reach first (plan/rbd.py)."""
+"""Plan of cpds: a disk is saved as another image, which the store of that has to reach first
+(plan/rbd.py).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Told(NamedTuple):
 
 
 def cpds(asked: ToImage, vm: Vm, datastore: Datastore, told: Told) -> Plan:
-    """Plan cpds: save a disk as another image, from the running guest if there is one, which rests for a moment."""
+    """Plan cpds: save a disk as another image, from the running guest if there is one, which rests for a
+    moment.
+    """
     disk, access = disk_ref(asked.disk), stores.access(datastore)
     # A snapshot does not change while the guest runs.
     is_running = vm.lcm_state == LIVE and asked.snapshot == -1

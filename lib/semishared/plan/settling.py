@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of plans in which a host claims images on Ceph and commits to them: what its user may not do there, the store's bridge does.
+"""Parts of plans in which a host claims images on Ceph and commits to them: what its user may not do there,
+the store's bridge does.
 
                  host                                   bridge
-    ln                                                  nobody writes to the image? what a killed commit has begun is undone
+    ln                                                  nobody writes to the image? what a killed commit has
+    begun is undone
                  is the content frozen, and which?
                                                         frozen, if it is not
                  base, straight from RBD
@@ -14,8 +16,8 @@
                                                         made known by a snapshot
                  the rest: claim given up, disk removed
 
-A host says that it can go on only after the bridge has (disk/commits.py): its answer has `settle`, the image. Then it is asked the
-same again. Of a mounted store no answer has that, and all of this is one message.
+A host says that it can go on only after the bridge has (disk/commits.py): its answer has `settle`, the image.
+Then it is asked the same again. Of a mounted store no answer has that, and all of this is one message.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ def claimable(host: str, bridge: str, image: s.ImageRef, root: str) -> Part[s.Im
 
 
 def settled(host: str, step: s.Step) -> Part["list[Any]"]:
-    """Have a step carried out that commits, as often as an image is to be settled for it; return all of the host's answers."""
+    """Have a step carried out that commits, as often as an image is to be settled for it; return all of the
+    host's answers.
+    """
     found: list[Any] = []
     for _ in range(TURNS):
         (answer,) = yield On(host, (step,))
@@ -56,7 +60,9 @@ def settled(host: str, step: s.Step) -> Part["list[Any]"]:
 
 
 def _due(step: Any, answer: Any) -> Part["list[s.ImageRef]"]:
-    """Return the images that are to be settled for the disk, or the VM's disks, of a step: those that oned has for them."""
+    """Return the images that are to be settled for the disk, or the VM's disks, of a step: those that oned
+    has for them.
+    """
     disks = [answer, *answer.get("disks", ())] if answer else []
     said = [(disk.get("disk"), disk["settle"]) for disk in disks if disk.get("settle")]
     if not said:

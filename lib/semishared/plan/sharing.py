@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who sends which extents to whom, where hosts are to have bases: of one image, or each its own images.
 
-Extents are known by their hashes. What two hosts or more lack is *common*, and is sent once, whichever bases it is in; the
-rest is *unique*: each host has that for itself, from who has the base or from the store, all at the same time.
+Extents are known by their hashes. What two hosts or more lack is *common*, and is sent once, whichever bases
+it is in; the rest is *unique*: each host has that for itself, from who has the base or from the store, all at
+the same time.
 
     multicast  one stream from the sender to all; who misses something, or leaves, goes on as in a chain
     chain      sender -> first -> second -> ...; each passes on what has come while the rest still comes
     unicast    each from the sender itself
 
-The sender is the host that has most of what is common; if none has any, one of those who lack most of it, which reads the
-store and sends what has come. So the store is read once for it, whatever the number of hosts.
+The sender is the host that has most of what is common; if none has any, one of those who lack most of it,
+which reads the store and sends what has come. So the store is read once for it, whatever the number of hosts.
 """
 
 from __future__ import annotations
@@ -58,8 +59,9 @@ class Plan(NamedTuple):
     """One round of a session."""
 
     transport: str
-    """Of what is common; where nothing is: 'unicast', 'store' if no host of the session has any of it, 'here' if nothing has to
-    come; '' if nothing is to do."""
+    """Of what is common; where nothing is: 'unicast', 'store' if no host of the session has any of it, 'here'
+    if nothing has to come; '' if nothing is to do.
+    """
     sender: str
     stream: tuple[tuple[str, Ranges], ...]
     """What is streamed, each extent as one of the bases has it."""
@@ -70,7 +72,9 @@ class Plan(NamedTuple):
     """Extents, of all hosts together."""
 
     def rate(self, wish: int) -> int:
-        """Return the limit for each host, in bytes per second, so that the sender keeps to `wish` (0: no limit)."""
+        """Return the limit for each host, in bytes per second, so that the sender keeps to `wish` (0: no
+        limit).
+        """
         served = sum(item.sources[:1] == (self.sender,) for item in self.hosts)
         return max(wish // served, 1) if wish and self.transport == "unicast" and served else wish
 
@@ -84,17 +88,23 @@ class _Lot:
 
     def __init__(self, said: Sequence[Said], contents: Contents) -> None:
         self.contents = contents
-        self.lacks = {item.host: {contents[name][at] for name, indices in item.lacks.items() for at in indices} for item in said}
-        self.have = {
-            item.host: {digest for name in (*item.has, *item.lacks) for digest in contents[name].values()} - self.lacks[item.host]
+        self.lacks = {
+            item.host: {contents[name][at] for name, indices in item.lacks.items() for at in indices}
             for item in said
-        }  # fmt: skip
+        }
+        self.have = {
+            item.host: {digest for name in (*item.has, *item.lacks) for digest in contents[name].values()}
+            - self.lacks[item.host]
+            for item in said
+        }
         counts = Counter(digest for lacked in self.lacks.values() for digest in lacked)
         self.common = {digest for digest, hosts in counts.items() if hosts > 1}
         self.unique = len(counts) - len(self.common)
 
     def stream(self, sender: str, receivers: AbstractSet[str], said: Sequence[Said]) -> dict[str, list[int]]:
-        """Return what of the common the receivers lack, as a base of the sender's has it, or else anybody's."""
+        """Return what of the common the receivers lack, as a base of the sender's has it, or else
+        anybody's.
+        """
         left = self.common & set().union(*(self.lacks[host] for host in receivers))
         found: dict[str, list[int]] = {}
         for item in sorted(said, key=lambda item: item.host != sender):
@@ -106,10 +116,13 @@ class _Lot:
         return found
 
 
-def plan(said: Sequence[Said], contents: Contents, elsewhere: Mapping[str, Sequence[str]], transport: str) -> Plan:
+def plan(
+    said: Sequence[Said], contents: Contents, elsewhere: Mapping[str, Sequence[str]], transport: str
+) -> Plan:
     """Return how hosts get what they lack; `elsewhere` are hosts not asked that are said to have a base.
 
-    `contents` names all that is in `said`. Raise NotSupported if the transport that is wished for is not there.
+    `contents` names all that is in `said`. Raise NotSupported if the transport that is wished for is not
+    there.
     """
     lacking = [item for item in said if item.lacks]
     if not lacking:
@@ -136,7 +149,9 @@ def plan(said: Sequence[Said], contents: Contents, elsewhere: Mapping[str, Seque
         ways = tuple(_ways(item, said, lot, own, elsewhere))
         found.append(Assignment(item.host, item.host in streamed, sources, ways))
         # Where each asks the sender, what another has read himself is all that the sender does not give.
-        gives[item.host] = lot.have[item.host] | (own if chosen == "unicast" and item.host != sender else lot.lacks[item.host])
+        gives[item.host] = lot.have[item.host] | (
+            own if chosen == "unicast" and item.host != sender else lot.lacks[item.host]
+        )
     as_one = tuple((name, ranges(indices)) for name, indices in stream.items())
     return Plan(chosen, sender, as_one, tuple(found), len(lot.common), lot.unique)
 
@@ -180,8 +195,12 @@ def _askable(gives: Mapping[str, AbstractSet[str]], sender: str, chosen: str) ->
     return {host: gives[host] for host in order}
 
 
-def _sources(wanted: AbstractSet[str], askable: Mapping[str, AbstractSet[str]], sender: str) -> tuple[str, ...]:
-    """Return whom a host asks: those that give all of what is wanted, if there are any such MOST, and ways round them."""
+def _sources(
+    wanted: AbstractSet[str], askable: Mapping[str, AbstractSet[str]], sender: str
+) -> tuple[str, ...]:
+    """Return whom a host asks: those that give all of what is wanted, if there are any such MOST, and ways
+    round them.
+    """
     hosts = [host for host in askable if askable[host] & wanted]
     chosen: list[str] = []
     left = wanted
@@ -205,4 +224,9 @@ def _ways(
         common = [at for at in sorted(indices) if content[at] in lot.common]
         first = [at for at in common if content[at] in own]
         shared = [at for at in common if content[at] not in own]
-        yield Way(name, tuple(dict.fromkeys((*holders, *elsewhere.get(name, ()))))[:MOST], ranges(shared), ranges(first))
+        yield Way(
+            name,
+            tuple(dict.fromkeys((*holders, *elsewhere.get(name, ()))))[:MOST],
+            ranges(shared),
+            ranges(first),
+        )

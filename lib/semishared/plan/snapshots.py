@@ -7,16 +7,19 @@ Own disks are trees of layers (tools/layers.py); a layer holds what differs from
                 the active layer is frozen under the snapshot's number, a new one is put over it
 
     revert 0:   base <- 0 <- 1 <- (2)      ->   base <- 0 <- 1
-                                                        ^---- (2')    a new active layer, same name, replaces (2)
+                                                        ^---- (2')    a new active layer, same name, replaces
+                                                        (2)
 
-    delete 0:   base <- 0 <- 1             ->   base <- 1'            each child takes over what 0 holds and it
-                        ^---- (2)                  ^---- (2')         does not, and comes to lie on what 0 lay on
+    delete 0:   base <- 0 <- 1             ->   base <- 1'            each child takes over what 0 holds and
+    it
+                        ^---- (2)                  ^---- (2')         does not, and comes to lie on what 0 lay
+                        on
 
-Nobody else's content changes by any of them; () is the active layer. ALLOW_ORPHANS=YES is what we announce: a snapshot
-with children may go, and so may one that the active layer stands on.
+Nobody else's content changes by any of them; () is the active layer. ALLOW_ORPHANS=YES is what we announce: a
+snapshot with children may go, and so may one that the active layer stands on.
 
-Disks in place have independent copies beside the image instead, so that SOURCE is always the current content in the
-image's own format, whoever asks.
+Disks in place have independent copies beside the image instead, so that SOURCE is always the current content
+in the image's own format, whoever asks.
 """
 
 from __future__ import annotations
@@ -69,7 +72,9 @@ class Tree(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What DescribeDisk found: how the disk is made, its layers or its snapshot copies, the guest that runs on it."""
+    """What DescribeDisk found: how the disk is made, its layers or its snapshot copies, the guest that runs
+    on it.
+    """
 
     place: Place
     tree: Tree
@@ -86,17 +91,29 @@ class Facts(NamedTuple):
     @classmethod
     def parse(cls, data: object) -> Facts:
         """Return the facts in the answer of a DescribeDisk."""
-        if not isinstance(data, dict) or not isinstance(data.get("layers"), dict) or data.get("how") not in PLACES:
+        if (
+            not isinstance(data, dict)
+            or not isinstance(data.get("layers"), dict)
+            or data.get("how") not in PLACES
+        ):
             raise BadArguments("not a description of a disk")
         place, active = PLACES[data["how"]], data["active"]
-        layers = {int(number): Layer(*(layer[name] for name in Layer._fields)) for number, layer in data["layers"].items()}
+        layers = {
+            int(number): Layer(*(layer[name] for name in Layer._fields))
+            for number, layer in data["layers"].items()
+        }
         if place.snapshots != "none" and not data["image"] and active not in layers:
             raise BadRecord(f"its guest is said to write to layer {active}, which is not there")
         return cls(
-            place, Tree(layers, active), tuple(data["snapshots"]), tuple(data["aliases"]), data["target"],
-            data["system_snapshots"], s.ImageRef.from_data(data["image"]) if data["image"] else None,
+            place,
+            Tree(layers, active),
+            tuple(data["snapshots"]),
+            tuple(data["aliases"]),
+            data["target"],
+            data["system_snapshots"],
+            s.ImageRef.from_data(data["image"]) if data["image"] else None,
             str(data.get("session", "")),
-        )  # fmt: skip
+        )
 
     @property
     def is_running(self) -> bool:
@@ -105,24 +122,31 @@ class Facts(NamedTuple):
 
 def _check(facts: Facts, request: SnapshotPlace) -> None:
     if facts.place.commits:
-        # oned lists them with the image, whatever VM has it; these would be on the host of one, and gone with its disk.
+        # oned lists them with the image, whatever VM has it; these would be on the host of one, and gone with
+        # its disk.
         raise NotSupported(
-            f"disk {request.disk.disk} is a local disk of a persistent image ({facts.place.name}): its snapshots would stay on the host, "
-            "those of a persistent image belong to the image; save the disk as another image instead (onevm disk-saveas)"
+            f"disk {request.disk.disk} is a local disk of a persistent image "
+            f"({facts.place.name}): its snapshots would stay on the host, "
+            "those of a persistent image belong to the image; save the disk as another image "
+            "instead (onevm disk-saveas)"
         )
     if facts.place.snapshots == "none":
         raise NotSupported(f"disk {request.disk.disk} is volatile, it cannot have snapshots")
     if facts.system_snapshots:
         # They live inside the active layer and count on what is below it staying as it is.
-        raise NotSupported(f"the VM has {facts.system_snapshots} system snapshots; delete them before those of disks")
+        raise NotSupported(
+            f"the VM has {facts.system_snapshots} system snapshots; delete them before those of disks"
+        )
 
 
 def create(request: SnapshotPlace, facts: Facts, domain: str, freeze: str = "NONE") -> list[s.Step]:
-    """Plan snap_create, or snap_create_live of the running `domain`: the present content gets the snapshot's number.
+    """Plan snap_create, or snap_create_live of the running `domain`: the present content gets the snapshot's
+    number.
 
     `freeze`: how the guest rests meanwhile.
 
-    A suspended VM is off: its memory image names the layer that is frozen here, and vmm/restore puts that right.
+    A suspended VM is off: its memory image names the layer that is frozen here, and vmm/restore puts that
+    right.
     """
     _check(facts, request)
     disk, number = disk_ref(request.disk), request.snapshot
@@ -130,7 +154,9 @@ def create(request: SnapshotPlace, facts: Facts, domain: str, freeze: str = "NON
         return [s.CopyOut(disk, number, domain, facts.target, freeze if domain else "NONE")]
     tree = facts.tree
     top, new = tree.active, number + 1
-    unused = [s.DropLayer(disk, alias) for alias in sorted({top, *facts.aliases} - {number, new}) if not domain]
+    unused = [
+        s.DropLayer(disk, alias) for alias in sorted({top, *facts.aliases} - {number, new}) if not domain
+    ]
     if top == new and tree.layers[top].parent == number:
         return [s.ActivateLayer(disk, new, "qcow2"), *unused]  # done before
     if top > number:
@@ -138,7 +164,8 @@ def create(request: SnapshotPlace, facts: Facts, domain: str, freeze: str = "NON
     steps: list[s.Step] = [s.NameLayer(disk, top, number)] if top != number else []
     steps += [s.AddLayer(disk, new, number, tree.layers[top].format), s.ActivateLayer(disk, new, "qcow2")]
     if domain:
-        # The record first: whatever fails now, both layers hold what the guest has, and only the newer one says so.
+        # The record first: whatever fails now, both layers hold what the guest has, and only the newer one
+        # says so.
         return [*steps[:-1], s.SwitchLayer(disk, top, new, domain, facts.target, freeze)]
     return steps + unused
 
@@ -162,19 +189,25 @@ def delete(request: SnapshotPlace, facts: Facts, domain: str) -> list[s.Step]:
         if facts.is_running and child == tree.active:
             steps.append(s.PullLayer(disk, child, domain, facts.target, gone.backing))
         else:
-            steps.append(s.MergeLayer(disk, child, gone.backing, gone.backing_format, copy=child in open_by_guest))
+            steps.append(
+                s.MergeLayer(disk, child, gone.backing, gone.backing_format, copy=child in open_by_guest)
+            )
     return [*steps, s.DropLayer(disk, number)]
 
 
 def tidy(request: SnapshotPlace, facts: Facts, known: tuple[int, ...], domain: str) -> list[s.Step]:
-    """Plan what follows every change: what failed snapshots have left goes. `known`: what OpenNebula lists of the disk."""
+    """Plan what follows every change: what failed snapshots have left goes. `known`: what OpenNebula lists of
+    the disk.
+    """
     if facts.image or not known:
         return []
     return [s.DropStrays(disk_ref(request.disk), tuple(sorted({*known, request.snapshot})), domain)]
 
 
 def revert(request: SnapshotPlace, facts: Facts) -> list[s.Step]:
-    """Plan snap_revert of a VM that is off: the active layer's content is given up for that of the snapshot."""
+    """Plan snap_revert of a VM that is off: the active layer's content is given up for that of the
+    snapshot.
+    """
     _check(facts, request)
     disk, number, tree = disk_ref(request.disk), request.snapshot, facts.tree
     if facts.image:
@@ -190,11 +223,14 @@ def revert(request: SnapshotPlace, facts: Facts) -> list[s.Step]:
 
 
 def change(what: str, asked: SnapshotPlace, vm: Vm, *, live: bool, freeze: str) -> Plan:
-    """Plan snap_create, snap_create_live (`live`), snap_delete and snap_revert: look at the disk on its host, then decide."""
+    """Plan snap_create, snap_create_live (`live`), snap_delete and snap_revert: look at the disk on its host,
+    then decide.
+    """
     place, number = asked.disk, asked.disk.disk or 0
     domain = running_domain(vm) if live or vm.lcm_state == DELETE_RUNNING else ""
     if live and is_path(vm.disk(number).source):
-        # Before anything is asked of the guest. What is on the network is copied there, below QEMU; a local copy of it is not.
+        # Before anything is asked of the guest. What is on the network is copied there, below QEMU; a local
+        # copy of it is not.
         encryption.check_running(vm, [number], "snapshot")
     (found,) = yield On(place.host, (s.DescribeDisk(disk_ref(asked.disk), domain),))
     if "on_store" in found:
@@ -247,7 +283,9 @@ def resize(asked: Resize, vm: Vm) -> Plan:
 
 
 def _readonly(disk: s.DiskRef) -> str:
-    """Say why a read-only disk is not grown, which may be an image of everybody's: oned asks nobody for more than USE of the VM."""
+    """Say why a read-only disk is not grown, which may be an image of everybody's: oned asks nobody for more
+    than USE of the VM.
+    """
     return f"disk {disk.disk} of VM {disk.vm} is read-only, and is not grown"
 
 

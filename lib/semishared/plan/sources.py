@@ -4,10 +4,11 @@
     holders                have it (or had it when they were last heard of)
     arriving, oldest first are getting it at this moment, and pass on what has come
 
-The first one reads the store, if nobody has the base. Each later one follows the one that came just before it; should that
-fail, one that has it, then one that came earlier, and so on by turns, and in the end the store. So the store is read once, a
-holder sends once, and a host that dies or stalls costs those behind it a bounded time (base/peers.py), not the session; and
-several that died together cost no more than one of them, if there is a holder.
+The first one reads the store, if nobody has the base. Each later one follows the one that came just before
+it; should that fail, one that has it, then one that came earlier, and so on by turns, and in the end the
+store. So the store is read once, a holder sends once, and a host that dies or stalls costs those behind it a
+bounded time (base/peers.py), not the session; and several that died together cost no more than one of them,
+if there is a holder.
 """
 
 from __future__ import annotations
@@ -56,12 +57,16 @@ def for_host(host: str, holders: Sequence[str], arriving: Sequence[Arriving]) ->
 
 
 def quickest(candidates: Sequence[str], rates: Mapping[str, float], left: int, current: str = "") -> str:
-    """Return from which of the `candidates`, peers first, `left` bytes come soonest; the first of those that are as good.
+    """Return from which of the `candidates`, peers first, `left` bytes come soonest; the first of those that
+    are as good.
 
-    `rates` are bytes per second of those that are known; `current` is one that has begun. Of peers none of whom is known one is
-    tried, and the store is not before.
+    `rates` are bytes per second of those that are known; `current` is one that has begun. Of peers none of
+    whom is known one is tried, and the store is not before.
     """
-    hope = HOPE * max((rate for name, rate in rates.items() if name in candidates and not name.startswith(STORE)), default=0.0)
+    hope = HOPE * max(
+        (rate for name, rate in rates.items() if name in candidates and not name.startswith(STORE)),
+        default=0.0,
+    )
 
     def seconds(name: str) -> float:
         rate, is_store = rates.get(name, hope), name.startswith(STORE)

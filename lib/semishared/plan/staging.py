@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A staging session: when there is one, and whom to leave behind on the way (who sends what to whom: sharing.py)."""
+"""A staging session: when there is one, and whom to leave behind on the way (who sends what to whom:
+sharing.py).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ WINDOW_S = 4.0
 STREAM_WINDOW_S = 2.0
 """The same in a stream, where all wait for one that is slow."""
 SLOW = 0.5
-"""A receiver to which the stream comes at less than this share of the speed at which it comes to others leaves it."""
+"""A receiver to which the stream comes at less than this share of the speed at which it comes to others
+leaves it.
+"""
 SLOW_SOURCE = 0.3
 """A source that is slower than this share of the fastest host is left by those who have caught up with it."""
 FIRST_S = 8.0
@@ -28,8 +32,10 @@ FIRST_S = 8.0
 
 def when(image: Image, datastore: Datastore) -> str:
     """Return when an image is to be staged without being asked for; raise BadAttribute."""
-    for holder, text in ((f"image {image.id}", image.attribute("SEMISHARED_STAGE")),
-                         (f"datastore {datastore.id}", datastore.attribute("SEMISHARED_STAGE"))):  # fmt: skip
+    for holder, text in (
+        (f"image {image.id}", image.attribute("SEMISHARED_STAGE")),
+        (f"datastore {datastore.id}", datastore.attribute("SEMISHARED_STAGE")),
+    ):
         if text:
             value = text.strip().lower()
             if value not in WHEN:
@@ -65,8 +71,8 @@ def _recent(samples: Sequence[Sample], now: float, window: float) -> list[Sample
 def leave_stream(history: History, now: float, begun: float) -> list[str]:
     """Return the receivers without which the stream goes on faster, or which it does not reach.
 
-    All get the same from udp-sender, at the pace of the slowest. Who holds the others up is who takes long for what comes
-    to them in bursts, with pauses in between.
+    All get the same from udp-sender, at the pace of the slowest. Who holds the others up is who takes long
+    for what comes to them in bursts, with pauses in between.
     """
     speeds, silent = {}, []
     for host, samples in history.items():
@@ -100,6 +106,11 @@ def skips(history: History, now: float) -> list[tuple[str, str]]:
     for host in rates:
         source = history[host][-1].source
         ahead = history.get(source)
-        if ahead and source in rates and rates[source] < SLOW_SOURCE * best and ahead[-1].have - history[host][-1].have <= 3:
+        if (
+            ahead
+            and source in rates
+            and rates[source] < SLOW_SOURCE * best
+            and ahead[-1].have - history[host][-1].have <= 3
+        ):
             found.append((host, source))
     return sorted(found)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an action is under way still: oned may have given it up, and begun another one with the VM, while nobody here noticed."""
+"""Whether an action is under way still: oned may have given it up, and begun another one with the VM, while
+nobody here noticed.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,17 @@ from ..opennebula.xml import Vm
 def why_over(then: Vm, now: Vm) -> str:
     """Return why an action that began when the VM was as `then` is not under way any more, '' if it is."""
     if (then.seq, then.lcm_state) != (now.seq, now.lcm_state):
-        return f"VM {now.id} was in state {then.lcm_state} of SEQ {then.seq} and is in {now.lcm_state} of SEQ {now.seq}"
+        return (
+            f"VM {now.id} was in state {then.lcm_state} of SEQ {then.seq} and is in {now.lcm_state} "
+            f"of SEQ {now.seq}"
+        )
     return ""
 
 
 def still(then: Vm) -> Plan:
-    """Raise Overtaken if an action that began when the VM was as `then` is not under way any more: what it removes may be wanted since."""
+    """Raise Overtaken if an action that began when the VM was as `then` is not under way any more: what it
+    removes may be wanted since.
+    """
     over = why_over(then, (yield AskOned("vm", then.id)))
     if over:
         raise Overtaken(f"{over}: what was asked for then is not done any more")

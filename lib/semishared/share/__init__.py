@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares, where they are made: directories for guests on file systems that hold them to their size, one module for each of those.
+"""Shares, where they are made: directories for guests on file systems that hold them to their size, one
+module for each of those.
 
-What concerns all of them is in life.py; verbs.py says which function carries out which step (model/steps_share.py).
+What concerns all of them is in life.py; verbs.py says which function carries out which step
+(model/steps_share.py).
 """
 
 from __future__ import annotations
@@ -21,10 +23,14 @@ class FileSystem(Protocol):
         """Return what is needed there and not permitted, as commands; raise as `check`. Nothing is done."""
 
     def lapsed(self) -> tuple[str, str]:
-        """Return why no share is held to its size at the moment, and the command of root that mends it; '' and '' where they are."""
+        """Return why no share is held to its size at the moment, and the command of root that mends it; ''
+        and '' where they are.
+        """
 
     def there(self, image: int) -> str:
-        """Return where something of a share is, '' if there is nothing; raise NoQuota if a new one would not be held to its size."""
+        """Return where something of a share is, '' if there is nothing; raise NoQuota if a new one would not
+        be held to its size.
+        """
 
     def make(self, share: Share, uid: int) -> str:
         """Have an empty tree, held to its size, that belongs to user and group `uid`; return its path."""

@@ -1,13 +1,16 @@
 #!/usr/bin/python3 -IS
 # SPDX-License-Identifier: Apache-2.0
-"""What of shares on btrfs takes root, as a program of its own: root has a copy at /usr/local/sbin/semishared-btrfs, and sudo runs that.
+"""What of shares on btrfs takes root, as a program of its own: root has a copy at
+/usr/local/sbin/semishared-btrfs, and sudo runs that.
 
   semishared-btrfs limit BYTES ROOT share-N           hold a share to a size
-  semishared-btrfs snapshot ROOT share-N NAME         keep what is in a share, read-only, as that name, snapshot-N-NAME
+  semishared-btrfs snapshot ROOT share-N NAME         keep what is in a share, read-only, as that name,
+  snapshot-N-NAME
   semishared-btrfs delete ROOT gone-N|snapshot-N-NAME remove one
 
-Whoever owns ROOT can put a link in the place of anything in it. So nothing is done by a path: ROOT is opened, and what is in it by its name
-alone, without following a link; the kernel takes the opened one, or a name in an opened directory.
+Whoever owns ROOT can put a link in the place of anything in it. So nothing is done by a path: ROOT is opened,
+and what is in it by its name alone, without following a link; the kernel takes the opened one, or a name in
+an opened directory.
 """
 
 import fcntl
@@ -56,7 +59,11 @@ def limit(size: int, root: str, name: str) -> None:
 def snapshot(root: str, name: str, kept: str) -> None:
     """Keep what is in a share, under a name that is free: it is not put into what has that name."""
     above = opened(root)
-    fcntl.ioctl(above, SNAP_CREATE_V2, bytearray(struct.pack("=qQQ32x4040s", subvolume(name, above), 0, READ_ONLY, kept.encode())))
+    fcntl.ioctl(
+        above,
+        SNAP_CREATE_V2,
+        bytearray(struct.pack("=qQQ32x4040s", subvolume(name, above), 0, READ_ONLY, kept.encode())),
+    )
     fcntl.ioctl(above, SYNC)
 
 
@@ -64,7 +71,9 @@ def delete(root: str, name: str) -> None:
     """Remove a subvolume by its name in the root: the kernel takes none that is a link."""
     above = opened(root)
     os.close(subvolume(name, above))
-    fcntl.ioctl(above, SNAP_DESTROY, bytearray(struct.pack("=q4088s", 0, name.encode())))  # of bytes Python takes 1024
+    fcntl.ioctl(
+        above, SNAP_DESTROY, bytearray(struct.pack("=q4088s", 0, name.encode()))
+    )  # of bytes Python takes 1024
     fcntl.ioctl(above, SYNC)
 
 
@@ -72,7 +81,12 @@ def main(words: "list[str]") -> int:
     """Do what the words say; one line on stderr and 1 if that cannot be."""
     verb, rest = words[0] if words else "", words[1:]
     try:
-        if verb == "limit" and len(rest) == 3 and re.match(r"[0-9]{1,19}\Z", rest[0]) and SHARE.match(rest[2]):
+        if (
+            verb == "limit"
+            and len(rest) == 3
+            and re.match(r"[0-9]{1,19}\Z", rest[0])
+            and SHARE.match(rest[2])
+        ):
             limit(int(rest[0]), rest[1], rest[2])
         elif verb == "snapshot" and len(rest) == 3 and SHARE.match(rest[1]) and SNAPSHOT.match(rest[2]):
             snapshot(*rest)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a directory may be given to a guest, and as which users: asked on the VM's host, by what starts the VM and by what gives it.
+"""Whether a directory may be given to a guest, and as which users: asked on the VM's host, by what starts the
+VM and by what gives it.
 
-All of it is read below the share's root, which only root and the drivers' user may write to: guests write to trees alone.
+All of it is read below the share's root, which only root and the drivers' user may write to: guests write to
+trees alone.
 """
 
 from __future__ import annotations
@@ -35,40 +37,66 @@ class Given(NamedTuple):
 def check(image: int, source: str, root_marker: str = "", born: int = -1) -> Given:
     """Return as which users a guest is given a share.
 
-    Raise ShareRefused, BadRecord, MissingImage, StoreAbsent, OtherStore; RestrictedPath for a registered directory that is ours.
+    Raise ShareRefused, BadRecord, MissingImage, StoreAbsent, OtherStore; RestrictedPath for a registered
+    directory that is ours.
 
-    `image`: whose share it has to be, -1 for whoever's it is; `root_marker`: of the root that the datastore has, '' if that is not known;
-    `born`: when the image was made, as oned has it, -1 if that is not known.
+    `image`: whose share it has to be, -1 for whoever's it is; `root_marker`: of the root that the datastore
+    has, '' if that is not known; `born`: when the image was made, as oned has it, -1 if that is not known.
     """
     here, (root, number) = os.uname().nodename, layout_share.root_and_image(source)
-    if not re.match(PATH, source) or number < 0 or image not in (-1, number) or os.path.realpath(source) != source:
-        raise ShareRefused(f"{source} on {here} is no share that semishared has made{f' for image {image}' if image >= 0 else ''}")
+    if (
+        not re.match(PATH, source)
+        or number < 0
+        or image not in (-1, number)
+        or os.path.realpath(source) != source
+    ):
+        raise ShareRefused(
+            f"{source} on {here} is no share that semishared has "
+            f"made{f' for image {image}' if image >= 0 else ''}"
+        )
     if not os.path.isdir(root):
-        raise MissingImage(f"{root} on {here} is not there: a root of shares is mounted on all hosts, at the same path")
+        raise MissingImage(
+            f"{root} on {here} is not there: a root of shares is mounted on all hosts, at the same path"
+        )
     # A client of NFS that has looked for it before it was made says for half a minute that it is not there.
     files.refresh(root, f"{root}/{layout.SIDE}", f"{root}/{layout_share.SHARES}")
-    for path in (root, f"{root}/{layout.SIDE}", f"{root}/{layout_share.SHARES}", f"{root}/{layout_share.record(number)}"):
+    for path in (
+        root,
+        f"{root}/{layout.SIDE}",
+        f"{root}/{layout_share.SHARES}",
+        f"{root}/{layout_share.record(number)}",
+    ):
         _check_ours(path)
     marker.check(root, root_marker)
     known = life.read(Tree("plain", root), number)
     if not known or known.source != source:
-        raise ShareRefused(f"{root}/{layout_share.record(number)} on {here} does not say that {source} is ready")
+        raise ShareRefused(
+            f"{root}/{layout_share.record(number)} on {here} does not say that {source} is ready"
+        )
     if born not in (-1, known.share.born):
-        raise ShareRefused(f"{source} on {here} is of another image {number}: that was made at {known.share.born}, this one at {born}")
+        raise ShareRefused(
+            f"{source} on {here} is of another image {number}: that was made at "
+            f"{known.share.born}, this one at {born}"
+        )
     if not os.path.isdir(source):
         raise MissingImage(f"{source} on {here} is not there")
     _check_mount(known.share.directory or source, bool(known.share.directory))
     at = root
     while at:
         if not os.lstat(at).st_mode & 0o001:
-            raise ShareRefused(f"{at} on {here} lets no others pass (chmod o+x), and guests' users are others: nobody could use {source}")
+            raise ShareRefused(
+                f"{at} on {here} lets no others pass (chmod o+x), and guests' users are others: "
+                f"nobody could use {source}"
+            )
         at = os.path.dirname(at).rstrip("/")
     _check_ours(f"{root}/{layout_share.UIDS}")
     return Given(owners.known_uid_of(root, known.share.owner), known.share.directory, known.share.readonly)
 
 
 def _check_mount(path: str, is_registered: bool) -> None:
-    """Raise ShareRefused unless what guests make at `path` has no power here, and as registered.opened for a directory of others."""
+    """Raise ShareRefused unless what guests make at `path` has no power here, and as registered.opened for a
+    directory of others.
+    """
     fd = registered.opened(path) if is_registered else os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         flags = os.fstatvfs(fd).f_flag
@@ -76,7 +104,10 @@ def _check_mount(path: str, is_registered: bool) -> None:
         os.close(fd)
     missing = [word for word, flag in SAFE.items() if not flags & flag]
     if missing:
-        raise ShareRefused(f"{path} on {os.uname().nodename} is mounted without {' and '.join(missing)}: guests' files would be that here")
+        raise ShareRefused(
+            f"{path} on {os.uname().nodename} is mounted without {' and '.join(missing)}: guests' "
+            f"files would be that here"
+        )
 
 
 def _check_ours(path: str) -> None:
@@ -84,6 +115,10 @@ def _check_ours(path: str) -> None:
     try:
         found = os.lstat(path)
     except OSError as e:
-        raise ShareRefused(f"{path} on {os.uname().nodename}: {e.strerror}: this is no root of shares: is it mounted?") from None
+        raise ShareRefused(
+            f"{path} on {os.uname().nodename}: {e.strerror}: this is no root of shares: is it mounted?"
+        ) from None
     if not registered.is_ours(found) or found.st_mode & 0o022:
-        raise BadRecord(f"{path} on {os.uname().nodename} can be written to by others than root and the drivers' user")
+        raise BadRecord(
+            f"{path} on {os.uname().nodename} can be written to by others than root and the drivers' user"
+        )

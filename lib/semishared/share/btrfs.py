@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares on btrfs: a subvolume, whose qgroup has a limit. Guests cannot make subvolumes: no ioctl crosses virtiofs.
+"""Shares on btrfs: a subvolume, whose qgroup has a limit. Guests cannot make subvolumes: no ioctl crosses
+virtiofs.
 
-A snapshot is a read-only subvolume beside it. The limit is on what the share's own subvolume refers to, so nothing of it counts there.
+A snapshot is a read-only subvolume beside it. The limit is on what the share's own subvolume refers to, so
+nothing of it counts there.
 
-The kernel may stop counting, for the whole file system, where that would be costly (a snapshot is removed that has much in common with what
-is there, say): from then on no limit holds. Only a warning of `btrfs qgroup show` says so, beside numbers that are old. No share is made or
-resized then, and doctor has the command that counts anew. That reads all metadata, and no limit holds meanwhile, so it is begun by hand.
+The kernel may stop counting, for the whole file system, where that would be costly (a snapshot is removed
+that has much in common with what is there, say): from then on no limit holds. Only a warning of `btrfs qgroup
+show` says so, beside numbers that are old. No share is made or resized then, and doctor has the command that
+counts anew. That reads all metadata, and no limit holds meanwhile, so it is begun by hand.
 """
 
 from __future__ import annotations
@@ -30,7 +33,10 @@ UNSURE = re.compile(r"(?m)^WARNING: (.*\bqgroup data\b.*)$")
 """How `btrfs qgroup show` says that the kernel does not count, or not yet everything."""
 SUBVOLUME = 256
 """BTRFS_FIRST_FREE_OBJECTID."""
-PROGRAM, HERE = "/usr/local/sbin/semishared-btrfs", os.path.join(os.path.dirname(os.path.abspath(__file__)), "as_root.py")
+PROGRAM, HERE = (
+    "/usr/local/sbin/semishared-btrfs",
+    os.path.join(os.path.dirname(os.path.abspath(__file__)), "as_root.py"),
+)
 """Where root has its copy of as_root.py, and where that is."""
 MADE = re.compile(r"(?m)^\s+Creation time:\s+([0-9-]{10} [0-9:]{8} [+-][0-9]{4})$")
 ALONE = re.compile(r"(?m)^\s+Usage exclusive:\s+([0-9]+)$")
@@ -54,7 +60,10 @@ class Btrfs(Directories):
         found = UNSURE.search(_shown(self.root))
         if not found:
             return "", ""
-        return f"the kernel does not count, so no share is held to its size ({found.group(1)})", f"btrfs quota rescan -w {self.root}"
+        return (
+            f"the kernel does not count, so no share is held to its size ({found.group(1)})",
+            f"btrfs quota rescan -w {self.root}",
+        )
 
     def _require_count(self) -> None:
         what, mend = self.lapsed()
@@ -64,7 +73,14 @@ class Btrfs(Directories):
     def commands(self) -> list[list[str]]:
         """Return, of share 0, the commands that take root."""
         tree, kept = self.path(0), self._at(0, "x")
-        own = [_limit(tree, 1), _qgroups(tree), _delete(self.gone(0)), _snapshot(tree, kept), _show(kept), _delete(kept)]
+        own = [
+            _limit(tree, 1),
+            _qgroups(tree),
+            _delete(self.gone(0)),
+            _snapshot(tree, kept),
+            _show(kept),
+            _delete(kept),
+        ]
         return [*super().commands(), *own]
 
     def new(self, path: str) -> None:
@@ -73,7 +89,9 @@ class Btrfs(Directories):
         os.chmod(path, 0o700)
 
     def hold(self, image: int, size: int) -> None:
-        """Give the subvolume's qgroup a limit; raise NoQuota if it has not got it, or that would not be kept."""
+        """Give the subvolume's qgroup a limit; raise NoQuota if it has not got it, or that would not be
+        kept.
+        """
         path = self.path(image)
         rights.run(_limit(path, size))
         found = self.use(image).limit
@@ -92,8 +110,12 @@ class Btrfs(Directories):
         return parse(said)
 
     def there(self, image: int) -> str:
-        """Return where the tree is, or else a snapshot that has outlived it, '' if there is neither; raise NoQuota where no limit holds."""
-        found = super().there(image) or next((self._at(image, name) for name in self.snapshot_names(image)), "")
+        """Return where the tree is, or else a snapshot that has outlived it, '' if there is neither; raise
+        NoQuota where no limit holds.
+        """
+        found = super().there(image) or next(
+            (self._at(image, name) for name in self.snapshot_names(image)), ""
+        )
         if not found:
             self._require_count()
         return found
@@ -108,7 +130,8 @@ class Btrfs(Directories):
         return f"{self.root}/{layout_share.snapshot(image, name)}"
 
     def snapshot(self, image: int, name: str) -> None:
-        """Make a snapshot, which is there or is not: it is one transaction of the file system, on disk when this returns.
+        """Make a snapshot, which is there or is not: it is one transaction of the file system, on disk when
+        this returns.
 
         Raise DataInTheWay: into a directory that somebody has put there it would go, under another name.
         """
@@ -118,7 +141,9 @@ class Btrfs(Directories):
         rights.run(_snapshot(self.path(image), path))
 
     def snapshot_names(self, image: int) -> list[str]:
-        """Return the names of those in the root. What is called like one and is no subvolume somebody else has put there."""
+        """Return the names of those in the root. What is called like one and is no subvolume somebody else
+        has put there.
+        """
         named = filter(None, (layout_share.snapshot_of(image, entry) for entry in os.listdir(self.root)))
         return sorted(name for name in named if _is_subvolume(self._at(image, name)))
 
@@ -136,7 +161,9 @@ class Btrfs(Directories):
             point("snapshot removed")
 
     def drop(self, image: int, path: str) -> None:
-        """Remove the subvolume; its qgroup stays where this kernel keeps one without: its number is never given again."""
+        """Remove the subvolume; its qgroup stays where this kernel keeps one without: its number is never
+        given again.
+        """
         if _is_subvolume(path):
             rights.run(_delete(path), long=True)
         else:
@@ -144,7 +171,9 @@ class Btrfs(Directories):
 
 
 def _is_subvolume(path: str) -> bool:
-    """Tell whether something is there and a subvolume, whose top has this inode and no other directory has it."""
+    """Tell whether something is there and a subvolume, whose top has this inode and no other directory has
+    it.
+    """
     try:
         return os.lstat(path).st_ino == SUBVOLUME
     except FileNotFoundError:
@@ -181,7 +210,9 @@ def _program() -> list[str]:
 
 
 def parse(text: str) -> Use:
-    """Return what `btrfs qgroup show --raw -re -F` says of the one subvolume that it was asked about; raise ToolFailed."""
+    """Return what `btrfs qgroup show --raw -re -F` says of the one subvolume that it was asked about; raise
+    ToolFailed.
+    """
     for line in text.splitlines():
         row = ROW.match(line)
         if row:
@@ -190,11 +221,14 @@ def parse(text: str) -> Use:
 
 
 def parse_snapshot(text: str) -> tuple[int, int]:
-    """Return since when a snapshot is there, and the bytes that it alone keeps (-1: quotas are off): `btrfs subvolume show --raw`.
+    """Return since when a snapshot is there, and the bytes that it alone keeps (-1: quotas are off): `btrfs
+    subvolume show --raw`.
 
     Raise ToolFailed.
     """
     made, alone = MADE.search(text), ALONE.search(text)
     if not made:
         raise ToolFailed(f"btrfs subvolume show: not understood: {text[:200]!r}")
-    return int(datetime.strptime(made.group(1), "%Y-%m-%d %H:%M:%S %z").timestamp()), int(alone.group(1)) if alone else -1
+    return int(datetime.strptime(made.group(1), "%Y-%m-%d %H:%M:%S %z").timestamp()), int(
+        alone.group(1)
+    ) if alone else -1

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares on CephFS: subvolumes of one group, made by the cluster's manager, their objects in RADOS namespaces of their own.
+"""Shares on CephFS: subvolumes of one group, made by the cluster's manager, their objects in RADOS namespaces
+of their own.
 
-The root is where the group (/volumes/GROUP) is mounted, so a subvolume is at <root>/share-<image>/<uuid> on all hosts. The manager gives it
-to its owner: nothing here takes root. Layout, namespace and limit of files are set by us while the empty tree is ours, by a mount whose key
-has `p`, which no host with guests may have; nor can guests name what is ceph.* (vmm/virtiofsd.py). The manager's own namespaces are called
-after the subvolume alone, and two groups may each have a share-42: a key for one would open the objects of both. Clients hold themselves
-to quotas, by what they know of the others': what a share holds may be more for seconds.
+The root is where the group (/volumes/GROUP) is mounted, so a subvolume is at <root>/share-<image>/<uuid> on
+all hosts. The manager gives it to its owner: nothing here takes root. Layout, namespace and limit of files
+are set by us while the empty tree is ours, by a mount whose key has `p`, which no host with guests may have;
+nor can guests name what is ceph.* (vmm/virtiofsd.py). The manager's own namespaces are called after the
+subvolume alone, and two groups may each have a share-42: a key for one would open the objects of both.
+Clients hold themselves to quotas, by what they know of the others': what a share holds may be more for
+seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +19,15 @@ import os
 from datetime import datetime, timezone
 from typing import Any
 
-from ..errors import CephRefused, CephUnavailable, MissingImage, NotPermitted, ShareRefused, StoreUnavailable, ToolFailed
+from ..errors import (
+    CephRefused,
+    CephUnavailable,
+    MissingImage,
+    NotPermitted,
+    ShareRefused,
+    StoreUnavailable,
+    ToolFailed,
+)
 from ..model import layout_share
 from ..model.shares import Share, Snapshot, Tree, Use
 from ..model.stores import MOUNTED
@@ -26,9 +37,12 @@ from . import mounts
 from .trees import MODE, most_files
 
 ERRORS = {
-    errno.ENOENT: MissingImage, errno.EPERM: CephRefused, errno.EACCES: CephRefused,
-    errno.ETIMEDOUT: CephUnavailable, errno.ENXIO: CephUnavailable,
-}  # fmt: skip
+    errno.ENOENT: MissingImage,
+    errno.EPERM: CephRefused,
+    errno.EACCES: CephRefused,
+    errno.ETIMEDOUT: CephUnavailable,
+    errno.ENXIO: CephUnavailable,
+}
 UNIT = 65536
 """The least that CephFS stripes by."""
 OBJECT = 4 << 20
@@ -44,16 +58,21 @@ class CephFs:
         self._user, self._access = tree.user, MOUNTED._replace(conf=tree.conf)
 
     def check(self) -> None:
-        """Raise StoreUnavailable where it is no CephFS, ShareRefused if guests' files have power here: those of a guest that is a client
-        itself may be root's, and no host looks at its mount for that one."""
+        """Raise StoreUnavailable where it is no CephFS, ShareRefused if guests' files have power here: those
+        of a guest that is a client itself may be root's, and no host looks at its mount for that one.
+        """
         mounts.check(self.root, ("ceph", "fuse.ceph-fuse"))
         flags = os.statvfs(self.root).f_flag
         if not (flags & os.ST_NOSUID and flags & os.ST_NODEV):
-            raise ShareRefused(f"{self.root} on {os.uname().nodename} is mounted without nosuid,nodev: guests' files would have power here")
+            raise ShareRefused(
+                f"{self.root} on {os.uname().nodename} is mounted without nosuid,nodev: guests' "
+                f"files would have power here"
+            )
 
     def lacking(self) -> list[str]:
-        """Return nothing; raise CephRefused, CephUnavailable if the manager does not let us ask for subvolumes: which verbs, it says to
-        who uses them alone."""
+        """Return nothing; raise CephRefused, CephUnavailable if the manager does not let us ask for
+        subvolumes: which verbs, it says to who uses them alone.
+        """
         try:
             self._info(0)
         except MissingImage:
@@ -84,7 +103,9 @@ class CephFs:
     def use(self, image: int) -> Use:
         """Return what is in it, as of some seconds ago, and may be."""
         info = self._info(image)
-        return Use(int(info["bytes_used"]), int(info["bytes_quota"]) if str(info["bytes_quota"]).isdigit() else -1)
+        return Use(
+            int(info["bytes_used"]), int(info["bytes_quota"]) if str(info["bytes_quota"]).isdigit() else -1
+        )
 
     def remove(self, image: int) -> None:
         """Remove a subvolume with its snapshots; the manager empties it later."""
@@ -109,14 +130,17 @@ class CephFs:
         return sorted(name for name in self._names(image) if layout_share.may_be_snapshot(name))
 
     def known(self, image: int, name: str) -> Snapshot:
-        """Return one: below the subvolume, as it is; below its content, which guests have, by the name that CephFS gives it there.
+        """Return one: below the subvolume, as it is; below its content, which guests have, by the name that
+        CephFS gives it there.
 
         What it keeps alone, CephFS does not say.
         """
         info = json.loads(self._ask("snapshot info", image, snap_name=name))
         top = f"{self.root}/{layout_share.tree(image)}"
         inside = layout_share.inside(name, os.lstat(top).st_ino)
-        return Snapshot(name, parse_time(str(info["created_at"])), -1, f"{top}/{layout_share.below(name)}", inside)
+        return Snapshot(
+            name, parse_time(str(info["created_at"])), -1, f"{top}/{layout_share.below(name)}", inside
+        )
 
     def forget(self, image: int, name: str) -> None:
         """Have the manager remove one."""
@@ -133,7 +157,9 @@ class CephFs:
         return found
 
     def there(self, image: int) -> str:
-        """Return where a subvolume is mounted, '' if there is none; raise StoreUnavailable if that is not what is mounted at the root."""
+        """Return where a subvolume is mounted, '' if there is none; raise StoreUnavailable if that is not
+        what is mounted at the root.
+        """
         try:
             path = str(self._info(image)["path"])
         except MissingImage:
@@ -142,28 +168,45 @@ class CephFs:
         mounted = f"{self.root}/{path[len(group) :]}"
         if not path.startswith(group) or not os.path.isdir(mounted):
             raise StoreUnavailable(
-                f"{path} of CephFS {self._volume} is not at {mounted} on {os.uname().nodename}: is {group[:-1]} what is mounted there?"
+                f"{path} of CephFS {self._volume} is not at {mounted} on {os.uname().nodename}: "
+                f"is {group[:-1]} what is mounted there?"
             )
         return mounted
 
     def _ask(self, verb: str, image: int, **words: object) -> str:
-        """Have the manager do something with a subvolume; raise MissingImage, CephRefused, CephUnavailable, ToolFailed."""
+        """Have the manager do something with a subvolume; raise MissingImage, CephRefused, CephUnavailable,
+        ToolFailed.
+        """
         name = layout_share.tree(image)
-        asked = {"prefix": f"fs subvolume {verb}", "vol_name": self._volume, "group_name": self._group, "sub_name": name, "format": "json"}
+        asked = {
+            "prefix": f"fs subvolume {verb}",
+            "vol_name": self._volume,
+            "group_name": self._group,
+            "sub_name": name,
+            "format": "json",
+        }
         what = f"fs subvolume {verb} {self._volume}/{self._group}/{name}"
         connected = ceph.cluster(self._access, self._user)
         with ceph.understood(what, self._user):
-            code, out, said = connected.mgr_command(json.dumps({**asked, **words}), b"", timeout=ceph.ANSWER_S)
+            code, out, said = connected.mgr_command(
+                json.dumps({**asked, **words}), b"", timeout=ceph.ANSWER_S
+            )
         if code:
             error = ERRORS.get(abs(code), ToolFailed)
-            raise error(f"{what} as client.{self._user} on {os.uname().nodename}: {said or os.strerror(abs(code))}")
+            raise error(
+                f"{what} as client.{self._user} on {os.uname().nodename}: {said or os.strerror(abs(code))}"
+            )
         return str(out.decode())
 
 
 def parse_time(text: str) -> int:
     """Return the seconds since 1970 of a time as the manager writes it, in UTC; -1 if it is another way."""
     try:
-        return int(datetime.strptime(text.partition(".")[0], "%Y-%m-%d %H:%M:%S").replace(tzinfo=timezone.utc).timestamp())
+        return int(
+            datetime.strptime(text.partition(".")[0], "%Y-%m-%d %H:%M:%S")
+            .replace(tzinfo=timezone.utc)
+            .timestamp()
+        )
     except ValueError:
         return -1
 
@@ -178,7 +221,11 @@ def layout(share: Share) -> str:
 
 def _lay_out(path: str, share: Share, namespace: str) -> None:
     files, striped = str(most_files(share.size)), layout(share)
-    wanted = {"ceph.quota.max_files": files, "ceph.dir.layout": striped, "ceph.dir.layout.pool_namespace": namespace}
+    wanted = {
+        "ceph.quota.max_files": files,
+        "ceph.dir.layout": striped,
+        "ceph.dir.layout.pool_namespace": namespace,
+    }
     try:
         for name, value in wanted.items():
             if value:
@@ -187,5 +234,6 @@ def _lay_out(path: str, share: Share, namespace: str) -> None:
         if e.errno not in (errno.EPERM, errno.EACCES):
             raise
         raise NotPermitted(
-            f"{name} of {path} on {os.uname().nodename}: the key by which the root is mounted there has no `p` (rwp) in its caps of the MDS"
+            f"{name} of {path} on {os.uname().nodename}: the key by which the root is mounted "
+            f"there has no `p` (rwp) in its caps of the MDS"
         ) from None

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `semishared doctor` asks of shares: of the machine that makes them, and of hosts whose guests have them. Nothing is changed."""
+"""What `semishared doctor` asks of shares: of the machine that makes them, and of hosts whose guests have
+them. Nothing is changed.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ PROFILE = "/etc/apparmor.d/local/usr.sbin.libvirtd"
 
 
 def of_root(tree: Tree, clients: bool, images: tuple[int, ...]) -> dict[str, Any]:
-    """Return which commands nobody lets us use there, of which cloud the root is, why no share is held to its size and what mends that, the
-    bytes promised and in total, and where guests are `clients`, the pools of `images`.
+    """Return which commands nobody lets us use there, of which cloud the root is, why no share is held to its
+    size and what mends that, the bytes promised and in total, and where guests are `clients`, the pools of
+    `images`.
 
     Raise what would end any action.
     """
@@ -34,17 +37,27 @@ def of_root(tree: Tree, clients: bool, images: tuple[int, ...]) -> dict[str, Any
         ceph = ceph_clients.of(tree)
         lacking, pools = lacking + ceph.lacking_for_keys(), ceph.pools(images)
     promised = [life.promised(tree), life.capacity(tree)[1]]
-    return {"lacking": lacking, "cloud": marker.said(tree.root).cloud, "lapsed": fs.lapsed(), "promised": promised, "pools": pools}
+    return {
+        "lacking": lacking,
+        "cloud": marker.said(tree.root).cloud,
+        "lapsed": fs.lapsed(),
+        "promised": promised,
+        "pools": pools,
+    }
 
 
 def of_host(roots: tuple[str, ...]) -> dict[str, Any]:
-    """Return what this host has: each root, or why it cannot be looked at; the daemon, namespaces, whose users of guests also are."""
+    """Return what this host has: each root, or why it cannot be looked at; the daemon, namespaces, whose
+    users of guests also are.
+    """
     hangs: dict[str, Any] = {"error": f"hangs: no answer within {LIMIT_S:.0f} s"}
     return {
         "roots": {root: unless_it_hangs(partial(_root, root), hangs) for root in roots},
-        "daemon": _daemon(), "namespaces": int(_text(NAMESPACES) or 1), "profile": _text(PROFILE),
+        "daemon": _daemon(),
+        "namespaces": int(_text(NAMESPACES) or 1),
+        "profile": _text(PROFILE),
         "taken": [row for path in SUBIDS for row in taken(path, _text(path))],
-    }  # fmt: skip
+    }
 
 
 def _root(root: str) -> dict[str, Any]:
@@ -78,7 +91,9 @@ def _text(path: str) -> str:
 
 
 def taken(path: str, text: str) -> list[list[Any]]:
-    """Return path, name, first and last user of each line of /etc/subuid or subgid, of the form `text`, that meets users of guests."""
+    """Return path, name, first and last user of each line of /etc/subuid or subgid, of the form `text`, that
+    meets users of guests.
+    """
     rows = []
     for line in text.splitlines():
         name, _, numbers = line.partition(":")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps on the keys of shares (model/steps_share.py): each with its share held, so none is given for one that is being removed."""
+"""Steps on the keys of shares (model/steps_share.py): each with its share held, so none is given for one that
+is being removed.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from . import ceph_clients, life
 from .ceph_clients import Clients, Key
 
 LIMIT_S = 60.0
-"""Limit of waiting for a share: whoever holds it waits for a manager that may not answer, and all VMs that have the share would for him."""
+"""Limit of waiting for a share: whoever holds it waits for a manager that may not answer, and all VMs that
+have the share would for him.
+"""
 
 
 def give(tree: Tree, number: int, source: str, vm: int, readonly: bool, seq: int = -1) -> dict[str, str]:
@@ -29,7 +33,10 @@ def shown(tree: Tree, number: int, source: str, vm: int) -> dict[str, str]:
     with _held(tree, number, source) as clients:
         known = [key for key in ceph_clients.listed(tree.root) if (key.image, key.vm) == (number, vm)]
         if not known:
-            raise MissingImage(f"VM {vm} has no key for image {number}: it gets one when it boots (SEMISHARED_SHARE_ACCESS = client)")
+            raise MissingImage(
+                f"VM {vm} has no key for image {number}: it gets one when it boots "
+                f"(SEMISHARED_SHARE_ACCESS = client)"
+            )
         latest = max(known, key=lambda key: (not key.wrong, key.seq))
         if latest.wrong:
             raise BadRecord(latest.wrong)
@@ -43,12 +50,16 @@ def _held(tree: Tree, number: int, source: str) -> Iterator[Clients]:
     with life.alone(tree, number, LIMIT_S):
         known = life.made(tree, number)
         if known.source != source:
-            raise ShareRefused(f"image {number} is {source}, but its record in {tree.root} says {known.source}")
+            raise ShareRefused(
+                f"image {number} is {source}, but its record in {tree.root} says {known.source}"
+            )
         yield clients
 
 
 def take(tree: Tree, number: int, vm: int, seq: int = -1) -> dict[str, int]:
-    """Take back what a VM has had till this SEQ; return how many keys that were. All are tried; the first error is raised then."""
+    """Take back what a VM has had till this SEQ; return how many keys that were. All are tried; the first
+    error is raised then.
+    """
     clients = ceph_clients.of(tree)
     life.checked(tree)
     taken, failed = 0, list[SemisharedError]()

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The life of a share, on whatever file system: its record is there before anything of it, and goes last.
 
-So what a killed action leaves has a record that is not `ready`: the same action begun again goes on, `rm` removes what there is.
+So what a killed action leaves has a record that is not `ready`: the same action begun again goes on, `rm`
+removes what there is.
 """
 
 from __future__ import annotations
@@ -51,10 +52,15 @@ def read(tree: Tree, image: int) -> Optional[Record]:
     if data is None:
         return None
     if data.get("version") != VERSION or not isinstance(data.get("source"), str):
-        raise BadRecord(f"{path} on {os.uname().nodename} is no record of a share that this version understands")
+        raise BadRecord(
+            f"{path} on {os.uname().nodename} is no record of a share that this version understands"
+        )
     if layout_share.root_and_image(str(data["source"]))[0] not in ("", tree.root):
         # Guests are given what SOURCE of the image says: it is that which is theirs, and this a copy.
-        of_it = f"is of {data['source']}: a root of shares keeps its path, mount what has been moved there (SEMISHARED_FS_ROOT)"
+        of_it = (
+            f"is of {data['source']}: a root of shares keeps its path, mount what has been moved "
+            f"there (SEMISHARED_FS_ROOT)"
+        )
         raise BadRecord(f"{path} on {os.uname().nodename} {of_it}")
     try:
         return Record(Share.from_data(data.get("share")), str(data["source"]))
@@ -74,7 +80,10 @@ def made(tree: Tree, image: int) -> Record:
     """Return the same of one that we have made; raise NotSupported for a directory that was there before."""
     known = ready(tree, image)
     if known.share.directory:
-        raise NotSupported(f"image {image} is {known.share.directory}, which was there before: guests are given it as it is, no more")
+        raise NotSupported(
+            f"image {image} is {known.share.directory}, which was there before: guests are given "
+            f"it as it is, no more"
+        )
     return known
 
 
@@ -84,12 +93,16 @@ def _write(tree: Tree, share: Share, source: str) -> None:
 
 
 def checked(tree: Tree) -> FileSystem:
-    """Return the file system of a root; raise StoreAbsent, OtherStore, StoreUnavailable, NoQuota unless it is the datastore's."""
+    """Return the file system of a root; raise StoreAbsent, OtherStore, StoreUnavailable, NoQuota unless it is
+    the datastore's.
+    """
     if not tree.marker:
         raise StoreAbsent(f"{tree.root} is no root of shares yet: `semishared share init` makes it one")
     fs = unless_it_hangs(lambda: _reached(tree), None)
     if fs is None:
-        raise StoreUnavailable(f"{tree.root} on {os.uname().nodename} hangs: no answer within {LIMIT_S:.0f} s")
+        raise StoreUnavailable(
+            f"{tree.root} on {os.uname().nodename} hangs: no answer within {LIMIT_S:.0f} s"
+        )
     return fs
 
 
@@ -104,13 +117,19 @@ def _reached(tree: Tree) -> FileSystem:
 def _check_cloud(tree: Tree, found: str) -> None:
     """Raise OtherStore if a root is another OpenNebula's. Those of before do not say whose they are."""
     if found not in ("", tree.cloud):
-        whose = f"cloud {found}, and this datastore is of {tree.cloud or 'one that has no id'} (SEMISHARED_CLOUD)"
-        raise OtherStore(f"{tree.root} on {os.uname().nodename} is the root of shares of {whose}: what is in it is another OpenNebula's")
+        whose = (
+            f"cloud {found}, and this datastore is of {tree.cloud or 'one that has no id'} (SEMISHARED_CLOUD)"
+        )
+        raise OtherStore(
+            f"{tree.root} on {os.uname().nodename} is the root of shares of {whose}: what is in "
+            f"it is another OpenNebula's"
+        )
 
 
 @contextmanager
 def alone(tree: Tree, image: int, limit_s: float = locks.LIMIT_S) -> Iterator[str]:
-    """Let no other action change a share within the block; yield the path of the lock, which its holder may remove.
+    """Let no other action change a share within the block; yield the path of the lock, which its holder may
+    remove.
 
     Raise ToolTimeout after `limit_s` seconds of waiting.
     """
@@ -126,10 +145,15 @@ def mark(tree: Tree, new: str) -> dict[str, str]:
         raise StoreAbsent(f"{tree.root} on {os.uname().nodename} is no directory: mount it, or make it")
     found, cloud = marker.said(tree.root)
     if found and tree.marker and found != tree.marker:
-        raise OtherStore(f"{tree.root} on {os.uname().nodename} is marked {found}, the datastore has {tree.marker}")
+        raise OtherStore(
+            f"{tree.root} on {os.uname().nodename} is marked {found}, the datastore has {tree.marker}"
+        )
     _check_cloud(tree, cloud)
     if found and not tree.marker and not cloud:
-        how = f"and of no datastore of this OpenNebula as far as it says; if it is, give the datastore SEMISHARED_STORE = {found} first"
+        how = (
+            f"and of no datastore of this OpenNebula as far as it says; if it is, give the datastore "
+            f"SEMISHARED_STORE = {found} first"
+        )
         raise OtherStore(f"{tree.root} on {os.uname().nodename} is a root of shares already, {how}")
     of(tree).check()
     if not found or cloud != tree.cloud:
@@ -145,13 +169,17 @@ def make(tree: Tree, share: Share) -> dict[str, str]:
     with alone(tree, share.image):
         known = read(tree, share.image)
         if known and known.share != share:
-            raise DataInTheWay(f"{tree.root}/{layout_share.record(share.image)} is the record of another image {share.image}")
+            raise DataInTheWay(
+                f"{tree.root}/{layout_share.record(share.image)} is the record of another image {share.image}"
+            )
         if known and known.source:
             return {"source": known.source}
         if not known:
             there = fs.there(share.image)
             if there:
-                raise DataInTheWay(f"{there} on {os.uname().nodename} is there, and has no record that says whose it is")
+                raise DataInTheWay(
+                    f"{there} on {os.uname().nodename} is there, and has no record that says whose it is"
+                )
         uid = owners.first_uid_of(tree.root, share.owner)
         if not known:
             _write(tree, share, "")
@@ -161,10 +189,12 @@ def make(tree: Tree, share: Share) -> dict[str, str]:
 
 
 def remove(tree: Tree, number: int, source: str, born: int = -1) -> Optional[dict[str, bool]]:
-    """Remove a share with all in it. Of a directory that was there before, and of what is gone already, nothing is removed.
+    """Remove a share with all in it. Of a directory that was there before, and of what is gone already,
+    nothing is removed.
 
-    With `born` only that share is, if it is not ready: return {"removed": False} for another. Whose record cannot be read is removed only
-    for who names neither a SOURCE nor a birth, which nothing could be compared with.
+    With `born` only that share is, if it is not ready: return {"removed": False} for another. Whose record
+    cannot be read is removed only for who names neither a SOURCE nor a birth, which nothing could be compared
+    with.
     """
     fs = checked(tree)
     with alone(tree, number) as lock:
@@ -178,7 +208,10 @@ def remove(tree: Tree, number: int, source: str, born: int = -1) -> Optional[dic
         if known and born >= 0 and (known.source or known.share.born != born):
             return {"removed": False}
         if known and source and known.source not in ("", source):
-            raise DataInTheWay(f"image {number} is {source}, but {tree.root}/{layout_share.record(number)} says {known.source}")
+            raise DataInTheWay(
+                f"image {number} is {source}, but {tree.root}/{layout_share.record(number)} says "
+                f"{known.source}"
+            )
         if known:
             # From here on it is none any more, whatever becomes of this action.
             _write(tree, known.share, "")
@@ -193,7 +226,9 @@ def remove(tree: Tree, number: int, source: str, born: int = -1) -> Optional[dic
 
 
 def _forget(tree: Tree, number: int) -> None:
-    """Remove the record of a share, durably: after a power cut it would stand for a share whose image oned has not any more."""
+    """Remove the record of a share, durably: after a power cut it would stand for a share whose image oned
+    has not any more.
+    """
     path = f"{tree.root}/{layout_share.record(number)}"
     os.unlink(path)
     files.fsync(os.path.dirname(path))
@@ -224,7 +259,9 @@ def resize(tree: Tree, number: int, size: int) -> dict[str, int]:
         known = made(tree, number)
         used = fs.use(number).used
         if size < used:
-            raise BadArguments(f"{human(used)} are in the share of image {number}: it cannot be held to {human(size)}")
+            raise BadArguments(
+                f"{human(used)} are in the share of image {number}: it cannot be held to {human(size)}"
+            )
         fs.resize(number, size)
         point("share resized")
         _write(tree, known.share._replace(size=size), known.source)
@@ -232,8 +269,9 @@ def resize(tree: Tree, number: int, size: int) -> dict[str, int]:
 
 
 def listed(tree: Tree) -> dict[str, object]:
-    """Return of which `cloud` the root is, if it says so, and all shares: whose, where, how large, how full (-1: nobody knows), what its
-    snapshots are called, and what is wrong with one, which hides no other."""
+    """Return of which `cloud` the root is, if it says so, and all shares: whose, where, how large, how full
+    (-1: nobody knows), what its snapshots are called, and what is wrong with one, which hides no other.
+    """
     fs = checked(tree)
     rows = []
     for image in _images(tree):
@@ -274,12 +312,19 @@ def _row(fs: FileSystem, tree: Tree, image: int) -> Optional[dict[str, object]]:
 
 
 def _not_held(tree: Tree, share: Share, limit: int) -> dict[str, object]:
-    """Return what is wrong with a share that is not held to its size: quotas were turned off and on, or a resize was killed."""
+    """Return what is wrong with a share that is not held to its size: quotas were turned off and on, or a
+    resize was killed.
+    """
     if tree.fs == "plain" or limit == share.size:
         return {}
     to = f"held to {human(limit)}" if limit >= 0 else "held to nothing"
     mend = f"`semishared share resize {share.image} {share.size // MiB}M` holds it to that"
-    return {"wrong": {"id": NoQuota.id, "detail": f"the share of image {share.image} is {to}, not to {human(share.size)}: {mend}"}}
+    return {
+        "wrong": {
+            "id": NoQuota.id,
+            "detail": f"the share of image {share.image} is {to}, not to {human(share.size)}: {mend}",
+        }
+    }
 
 
 def promised(tree: Tree) -> int:
@@ -293,8 +338,12 @@ def promised(tree: Tree) -> int:
 
 
 def capacity(tree: Tree) -> tuple[int, int, int]:
-    """Return bytes used, in total and free of the file system: what is promised to shares is theirs when they come to it, and not free."""
+    """Return bytes used, in total and free of the file system: what is promised to shares is theirs when they
+    come to it, and not free.
+    """
     checked(tree)
     found = os.statvfs(tree.root)
-    used, total, free = (blocks * found.f_frsize for blocks in (found.f_blocks - found.f_bfree, found.f_blocks, found.f_bavail))
+    used, total, free = (
+        blocks * found.f_frsize for blocks in (found.f_blocks - found.f_bfree, found.f_blocks, found.f_bavail)
+    )
     return used, total, max(0, min(free, total - promised(tree)))

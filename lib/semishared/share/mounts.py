@@ -13,5 +13,8 @@ def check(root: str, types: tuple[str, ...]) -> Mount:
     """Return what a root lies on; raise StoreUnavailable unless that is one of `types`."""
     found = of(root)
     if found.type not in types:
-        raise StoreUnavailable(f"{root} on {os.uname().nodename} is on {found.type} ({found.point}), not on {types[0]}: is it mounted?")
+        raise StoreUnavailable(
+            f"{root} on {os.uname().nodename} is on {found.type} ({found.point}), not on "
+            f"{types[0]}: is it mounted?"
+        )
     return found

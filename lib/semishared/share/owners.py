@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which users of the hosts the users of an owner's guests are: a range for each owner, given once and never to another.
+"""Which users of the hosts the users of an owner's guests are: a range for each owner, given once and never
+to another.
 
-The number of a range is its owner's in OpenNebula, so it is the same in all datastores. A range is a file that says whose it is,
-published by a link(2), which makes it for one alone; none is ever removed. In roots of before, which show it by an owner with another
-number, they were given in turn, and are: without gaps, and who loses the race for one looks again, and finds its own or the next.
+The number of a range is its owner's in OpenNebula, so it is the same in all datastores. A range is a file
+that says whose it is, published by a link(2), which makes it for one alone; none is ever removed. In roots of
+before, which show it by an owner with another number, they were given in turn, and are: without gaps, and who
+loses the race for one looks again, and finds its own or the next.
 """
 
 from __future__ import annotations
@@ -19,11 +21,15 @@ from ..tools.crash_points import point
 RANGES = (1 << 31) // UIDS - 2
 """Beyond are users that some programs take for negative."""
 TRIES = 100
-"""How many races for a range may be lost, one after the other; with gaps, which other hands have made, all are."""
+"""How many races for a range may be lost, one after the other; with gaps, which other hands have made, all
+are.
+"""
 
 
 def first_uid_of(root: str, owner: int) -> int:
-    """Return the first user of the range of `owner`, who is given one if need be; raise NoSpace, BadRecord."""
+    """Return the first user of the range of `owner`, who is given one if need be; raise NoSpace,
+    BadRecord.
+    """
     directory = f"{root}/{layout_share.UIDS}"
     os.makedirs(directory, mode=0o755, exist_ok=True)
     files.remove_stale(directory)
@@ -34,9 +40,15 @@ def first_uid_of(root: str, owner: int) -> int:
         _refuse(broken)
         number = owner if all(who == number for number, who in given.items()) else len(given)
         if number >= RANGES:
-            raise NoSpace(f"user {owner} of OpenNebula can have no shares in {root}: ranges of users are for the first {RANGES} alone")
+            raise NoSpace(
+                f"user {owner} of OpenNebula can have no shares in {root}: ranges of users are "
+                f"for the first {RANGES} alone"
+            )
         _give(f"{root}/{layout_share.uids(number)}", owner)
-    raise BadRecord(f"{directory} on {os.uname().nodename}: ranges of users are given with gaps, so there is none for user {owner}")
+    raise BadRecord(
+        f"{directory} on {os.uname().nodename}: ranges of users are given with gaps, so there is "
+        f"none for user {owner}"
+    )
 
 
 def known_uid_of(root: str, owner: int) -> int:
@@ -46,11 +58,15 @@ def known_uid_of(root: str, owner: int) -> int:
         if who == owner:
             return first_uid(number)
     _refuse(broken)
-    raise BadRecord(f"{root}/{layout_share.UIDS} on {os.uname().nodename} does not say which users those of {owner} are")
+    raise BadRecord(
+        f"{root}/{layout_share.UIDS} on {os.uname().nodename} does not say which users those of {owner} are"
+    )
 
 
 def _given(directory: str) -> tuple[dict[int, int], list[str]]:
-    """Return whose the ranges are, and the files that do not say it: they cost only who is named by none of the others."""
+    """Return whose the ranges are, and the files that do not say it: they cost only who is named by none of
+    the others.
+    """
     files.refresh(directory)
     given, broken = {}, []
     for name in os.listdir(directory):

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories that were there before, which guests are given as they are: registered below the datastore's SAFE_DIRS.
+"""Directories that were there before, which guests are given as they are: registered below the datastore's
+SAFE_DIRS.
 
-Of such a one there is in the root, as of any share, a record, which says where it is, and a tree: an empty directory, the place where the
-daemon has it mounted, for itself alone (vmm/virtiofsd.py). So whoever asks for a share of ours is judged by what only root and the drivers'
-user can have written; and a daemon that is not ours would give the empty one. Nothing in the directory is made, given, counted or removed.
+Of such a one there is in the root, as of any share, a record, which says where it is, and a tree: an empty
+directory, the place where the daemon has it mounted, for itself alone (vmm/virtiofsd.py). So whoever asks for
+a share of ours is judged by what only root and the drivers' user can have written; and a daemon that is not
+ours would give the empty one. Nothing in the directory is made, given, counted or removed.
 """
 
 from __future__ import annotations
@@ -19,22 +21,39 @@ from ..tools import files
 from ..tools.crash_points import point
 from ..tools.hung_store import LIMIT_S, unless_it_hangs
 
-NEVER = ("/boot", "/dev", "/etc", "/proc", "/root", "/run", "/sys", "/usr", "/var/lib/libvirt", "/var/lib/one", "/var/tmp")
-"""What no guest may be given to write to, whatever SAFE_DIRS says: oned itself writes /var/tmp there, where hosts have its scripts."""
+NEVER = (
+    "/boot",
+    "/dev",
+    "/etc",
+    "/proc",
+    "/root",
+    "/run",
+    "/sys",
+    "/usr",
+    "/var/lib/libvirt",
+    "/var/lib/one",
+    "/var/tmp",
+)
+"""What no guest may be given to write to, whatever SAFE_DIRS says: oned itself writes /var/tmp there, where
+hosts have its scripts.
+"""
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def found(tree: Tree, path: str, safe: tuple[str, ...], others: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return where a directory really is that the operator has allowed; raise RestrictedPath, NotSupported, StoreUnavailable, as `opened`.
+    """Return where a directory really is that the operator has allowed; raise RestrictedPath, NotSupported,
+    StoreUnavailable, as `opened`.
 
-    `others`: what datastores are in, which no guest may have either. What is not below `safe` as it is given is not even looked at: a user
-    may name what hangs, or is mounted by being named.
+    `others`: what datastores are in, which no guest may have either. What is not below `safe` as it is given
+    is not even looked at: a user may name what hangs, or is mounted by being named.
     """
     if not any(_is_below(path, directory.rstrip("/") or "/") for directory in safe):
         raise RestrictedPath(f"{path} is below none of the datastore's SAFE_DIRS")
     there = unless_it_hangs(lambda: _found(tree, path, safe, others), None)
     if there is None:
-        raise StoreUnavailable(f"{path} on {os.uname().nodename}, or a datastore there, hangs: no answer within {LIMIT_S:.0f} s")
+        raise StoreUnavailable(
+            f"{path} on {os.uname().nodename}, or a datastore there, hangs: no answer within {LIMIT_S:.0f} s"
+        )
     return there
 
 
@@ -60,9 +79,11 @@ def _is_below(path: str, directory: str) -> bool:
 
 
 def opened(path: str) -> int:
-    """Open a directory as any user of this machine might get there, and through no link, which somebody may have put there meanwhile.
+    """Open a directory as any user of this machine might get there, and through no link, which somebody may
+    have put there meanwhile.
 
-    Raise MissingImage, ShareRefused; RestrictedPath if it is in what is ours, or in what no guest may be given, whatever a record says.
+    Raise MissingImage, ShareRefused; RestrictedPath if it is in what is ours, or in what no guest may be
+    given, whatever a record says.
     """
     for directory in NEVER:
         if _is_below(path, directory) or _is_below(directory, path):
@@ -71,22 +92,33 @@ def opened(path: str) -> int:
     try:
         for name in path.strip("/").split("/"):
             if not os.fstat(fd).st_mode & 0o001:
-                raise ShareRefused(f"{at or '/'} on {here} lets no others pass (chmod o+x), and guests' users are others")
+                raise ShareRefused(
+                    f"{at or '/'} on {here} lets no others pass (chmod o+x), and guests' users are others"
+                )
             at = f"{at}/{name}"
             below = os.open(name, _DIRECTORY, dir_fd=fd)
             os.close(fd)
             fd = below
             if _is_of_ours(fd):
-                raise RestrictedPath(f"{path} on {here} has to do with {at}, which is ours: no guest may be given it")
+                raise RestrictedPath(
+                    f"{path} on {here} has to do with {at}, which is ours: no guest may be given it"
+                )
     except OSError as e:
         os.close(fd)
         if e.errno == errno.ENOENT:
-            raise MissingImage(f"{at} on {here} is not there: {path} is mounted on all hosts, at the same path") from None
+            raise MissingImage(
+                f"{at} on {here} is not there: {path} is mounted on all hosts, at the same path"
+            ) from None
         if e.errno == errno.EACCES:
             way = os.path.dirname(at) or "/"
-            raise ShareRefused(f"{way} on {here} lets not everybody pass (its group, or an ACL), not the drivers' user either") from None
+            raise ShareRefused(
+                f"{way} on {here} lets not everybody pass (its group, or an ACL), not the "
+                f"drivers' user either"
+            ) from None
         if e.errno in (errno.ENOTDIR, errno.ELOOP):
-            raise ShareRefused(f"{at} on {here} is a link, or no directory, where {path} was one when it was registered") from None
+            raise ShareRefused(
+                f"{at} on {here} is a link, or no directory, where {path} was one when it was registered"
+            ) from None
         raise
     except BaseException:
         os.close(fd)
@@ -102,7 +134,8 @@ def is_ours(found: os.stat_result) -> bool:
 def _is_of_ours(fd: int) -> bool:
     """Tell whether a directory is a store, a root, or whatever else of ours has a side directory.
 
-    A guest calls what it makes as it likes, and may call what it has been given anew: neither makes a directory of others ours.
+    A guest calls what it makes as it likes, and may call what it has been given anew: neither makes a
+    directory of others ours.
     """
     try:
         found = os.lstat(layout.SIDE, dir_fd=fd)
@@ -129,7 +162,9 @@ def make(tree: Tree, share: Share) -> str:
 
 
 def remove(tree: Tree, image: int) -> None:
-    """Remove the place, which is empty; the directory stays. Raise DataInTheWay if somebody has put something there."""
+    """Remove the place, which is empty; the directory stays. Raise DataInTheWay if somebody has put something
+    there.
+    """
     path = _place(tree, image)
     try:
         os.rmdir(path)
@@ -138,6 +173,8 @@ def remove(tree: Tree, image: int) -> None:
     except OSError as e:
         if e.errno != errno.ENOTEMPTY:
             raise
-        raise DataInTheWay(f"{path} on {os.uname().nodename} is not empty, and nothing of ours is in it") from None
+        raise DataInTheWay(
+            f"{path} on {os.uname().nodename} is not empty, and nothing of ours is in it"
+        ) from None
     files.fsync(tree.root)
     point("place of the directory removed")

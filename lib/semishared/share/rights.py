@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only root may do to a share: by sudo, command by command, each as the rule in docs/how-to/shares.md has it.
+"""What only root may do to a share: by sudo, command by command, each as the rule in docs/how-to/shares.md
+has it.
 
 Whoever owns a tree is a user of a guest, and none of this machine's.
 
-What sudo runs is not ours to end, and goes on when we are killed. So it has the lock of the share open, as its stdin, which is all that
-sudo leaves it: nobody changes that share until it has ended.
+What sudo runs is not ours to end, and goes on when we are killed. So it has the lock of the share open, as
+its stdin, which is all that sudo leaves it: nobody changes that share until it has ended.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def holding(lock: IO[str]) -> Iterator[None]:
 
 
 def run(argv: list[str], *, long: bool = False, both: bool = False) -> str:
-    """Run `argv` as root and return its stdout, and its stderr with `both`; `long`: it may take as long as it works.
+    """Run `argv` as root and return its stdout, and its stderr with `both`; `long`: it may take as long as it
+    works.
 
     Raise NotPermitted, or as tools/run.py.
     """
@@ -75,7 +77,9 @@ def rm(path: str) -> list[str]:
 
 
 def give(path: str, uid: int) -> None:
-    """Give a directory to user and group `uid`; what is in it stays as it is. Raise NotPermitted where root of this machine may not."""
+    """Give a directory to user and group `uid`; what is in it stays as it is. Raise NotPermitted where root
+    of this machine may not.
+    """
     found = os.lstat(path)
     if (found.st_uid, found.st_gid) == (uid, uid):
         return

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of shares, where the file system has them: named by the operator, there as a whole or not at all, gone with their share."""
+"""Snapshots of shares, where the file system has them: named by the operator, there as a whole or not at all,
+gone with their share.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,23 @@ from . import FileSystem, life
 
 def _check(name: str) -> None:
     if not layout_share.may_be_snapshot(name):
-        raise BadArguments(f"a snapshot is called 1 to 64 letters, digits, dots, dashes and underscores, not {name[:100]!r}")
+        raise BadArguments(
+            f"a snapshot is called 1 to 64 letters, digits, dots, dashes and underscores, not {name[:100]!r}"
+        )
 
 
 def make(tree: Tree, number: int, name: str) -> dict[str, object]:
-    """Keep what is in a share; return what is then known of the snapshot. One that is there already is of another moment: DataInTheWay."""
+    """Keep what is in a share; return what is then known of the snapshot. One that is there already is of
+    another moment: DataInTheWay.
+    """
     _check(name)
     fs = life.checked(tree)
     with life.alone(tree, number):
         life.made(tree, number)
         if name in fs.snapshot_names(number):
-            raise DataInTheWay(f"image {number} has a snapshot {name} already: remove it, or call this one otherwise")
+            raise DataInTheWay(
+                f"image {number} has a snapshot {name} already: remove it, or call this one otherwise"
+            )
         fs.snapshot(number, name)
         point("snapshot made")
         return fs.known(number, name)._asdict()
@@ -44,7 +52,11 @@ def _row(fs: FileSystem, number: int, name: str) -> dict[str, object] | None:
         return fs.known(number, name)._asdict()
     except (ToolFailed, MissingImage) as e:
         wrong = {"id": e.id, "detail": e.detail}
-    return {**Snapshot(name, -1, -1, "")._asdict(), "wrong": wrong} if name in fs.snapshot_names(number) else None
+    return (
+        {**Snapshot(name, -1, -1, "")._asdict(), "wrong": wrong}
+        if name in fs.snapshot_names(number)
+        else None
+    )
 
 
 def remove(tree: Tree, number: int, name: str) -> None:

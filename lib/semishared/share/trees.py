@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees that are plain directories of a root: made, given to their owner, and out of the way before they are removed."""
+"""Trees that are plain directories of a root: made, given to their owner, and out of the way before they are
+removed.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,18 @@ from ..tools.crash_points import point
 from . import rights
 
 MODE = 0o755
-"""As of a new file system: the guest's root may change it. Other users of a host may look into it; what they do not see is nobody's
-promise: guests see no more of the host than their share."""
+"""As of a new file system: the guest's root may change it. Other users of a host may look into it; what they
+do not see is nobody's promise: guests see no more of the host than their share.
+"""
 
 
 BYTES_PER_FILE, LEAST_FILES = 16384, 1024
 
 
 def most_files(size: int) -> int:
-    """Return how many files a share may have, where what is empty costs the file system room that no size counts."""
+    """Return how many files a share may have, where what is empty costs the file system room that no size
+    counts.
+    """
     return max(LEAST_FILES, size // BYTES_PER_FILE)
 
 
@@ -84,7 +89,10 @@ class Directories:
 
     def snapshot(self, image: int, name: str) -> None:
         """Raise NotSupported: few file systems keep what a directory was."""
-        raise NotSupported(f"shares on {self._fs} have no snapshots: it keeps none of a single directory, as btrfs and cephfs do")
+        raise NotSupported(
+            f"shares on {self._fs} have no snapshots: it keeps none of a single directory, as "
+            f"btrfs and cephfs do"
+        )
 
     def snapshot_names(self, image: int) -> list[str]:
         """Return none."""
@@ -100,7 +108,8 @@ class Directories:
     def drop(self, image: int, path: str) -> None:
         """Remove a tree that is out of the way, with all in it.
 
-        One that is ours yet was given to nobody, so it is empty; and root may not remove it where giving it failed (NFS, root_squash).
+        One that is ours yet was given to nobody, so it is empty; and root may not remove it where giving it
+        failed (NFS, root_squash).
         """
         if os.path.lexists(path) and os.lstat(path).st_uid == os.geteuid():
             with suppress(OSError):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares on XFS: a directory with a project of its own, whose quota has limits. Guests do not change it: no ioctl crosses virtiofs.
+"""Shares on XFS: a directory with a project of its own, whose quota has limits. Guests do not change it: no
+ioctl crosses virtiofs.
 
-`df` in the guest shows the limits. What is empty is held by their second half: inodes cost the file system room that no project is
-charged for.
+`df` in the guest shows the limits. What is empty is held by their second half: inodes cost the file system
+room that no project is charged for.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from . import mounts, rights
 from .trees import Directories, most_files
 
 FIRST_PROJECT = 2_000_000_000
-"""Images count from 0 to 2^31 - 1, projects to 2^32 - 2: the rule for sudoers knows ours by their ten digits."""
+"""Images count from 0 to 2^31 - 1, projects to 2^32 - 2: the rule for sudoers knows ours by their ten
+digits.
+"""
 FSGETXATTR, FSSETXATTR = 0x801C581F, 0x401C5820
 """ioctl_xfs_fsgetxattr(2); the same numbers on all that has a 28 byte struct fsxattr."""
 FSXATTR = struct.Struct("=IIIII8s")
@@ -51,7 +54,10 @@ class Xfs(Directories):
         if "prjquota" not in mount.options:
             raise NoQuota(f"{self.root} on {self._where}: {mount.point} is not mounted with prjquota")
         if _project(self.root):
-            raise NoQuota(f"{self.root} on {self._where} is in project {_project(self.root)} itself, which nothing may be renamed out of")
+            raise NoQuota(
+                f"{self.root} on {self._where} is in project {_project(self.root)} itself, which "
+                f"nothing may be renamed out of"
+            )
 
     def commands(self) -> list[list[str]]:
         """Return, of share 0, the commands that take root."""
@@ -60,7 +66,8 @@ class Xfs(Directories):
     def hold(self, image: int, size: int) -> None:
         """Put a tree in its project, and limit that; raise NoQuota if others have it.
 
-        A limit is ours if the tree is in the project, so it is in there first. Empty, it is nobody's to write to yet.
+        A limit is ours if the tree is in the project, so it is in there first. Empty, it is nobody's to write
+        to yet.
         """
         path, project = self.path(image), FIRST_PROJECT + image
         if _project(path) != project:
@@ -73,7 +80,11 @@ class Xfs(Directories):
     def _require_free(self, image: int) -> None:
         held, project = self._held(image), FIRST_PROJECT + image
         if held.files or held.limit or held.most_files:
-            whose = f"in which {held.files} other files of the file system are" if held.files else "for which others have set a limit"
+            whose = (
+                f"in which {held.files} other files of the file system are"
+                if held.files
+                else "for which others have set a limit"
+            )
             raise NoQuota(f"{self.path(image)} on {self._where} would be in project {project}, {whose}")
 
     def there(self, image: int) -> str:
@@ -84,17 +95,22 @@ class Xfs(Directories):
         return found
 
     def resize(self, image: int, size: int) -> None:
-        """Give the project other limits; raise NoQuota if it has not got them, BadArguments if it has more files than it may have then."""
+        """Give the project other limits; raise NoQuota if it has not got them, BadArguments if it has more
+        files than it may have then.
+        """
         held = self._held(image)
         self._require_in(image, held)
         if held.files > most_files(size):
             raise BadArguments(
-                f"{held.files} files are in the share of image {image}: held to {human(size)}, it may have {most_files(size)}"
+                f"{held.files} files are in the share of image {image}: held to {human(size)}, it "
+                f"may have {most_files(size)}"
             )
         self._limit(image, size, most_files(size))
         found = self._held(image).limit
         if found != size:
-            raise NoQuota(f"{self.path(image)} on {self._where} is held to {human(found)}, not to {human(size)}")
+            raise NoQuota(
+                f"{self.path(image)} on {self._where} is held to {human(found)}, not to {human(size)}"
+            )
 
     def use(self, image: int) -> Use:
         """Return what the project has, and may have."""
@@ -103,15 +119,21 @@ class Xfs(Directories):
         return Use(held.used, held.limit or -1)
 
     def _require_in(self, image: int, held: Held) -> None:
-        """Raise NoQuota where the project has no file: a tree that is in it is one itself, also one that nobody may look into."""
+        """Raise NoQuota where the project has no file: a tree that is in it is one itself, also one that
+        nobody may look into.
+        """
         if held.files:
             return
         path, project = self.path(image), FIRST_PROJECT + image
         mend = f"xfs_quota -x -c 'project -s -p {path} {project}' {of(self.root).point}"
-        raise NoQuota(f"{path} on {self._where} is not in project {project}: no limit holds it (as root, while no VM has it: {mend})")
+        raise NoQuota(
+            f"{path} on {self._where} is not in project {project}: no limit holds it (as root, "
+            f"while no VM has it: {mend})"
+        )
 
     def drop(self, image: int, path: str) -> None:
-        """Remove a tree that is out of the way, and before it the limits of its project: the id of an image may be given anew.
+        """Remove a tree that is out of the way, and before it the limits of its project: the id of an image
+        may be given anew.
 
         Those of a project that the tree never came to be in are others'.
         """
@@ -143,11 +165,14 @@ def _report(image: int) -> str:
 
 
 def parse(text: str, project: int) -> Held:
-    """Return what `xfs_quota -c 'report -p -N -n -b -i'` says of a project, nothing of one that it does not list; raise ToolFailed."""
+    """Return what `xfs_quota -c 'report -p -N -n -b -i'` says of a project, nothing of one that it does not
+    list; raise ToolFailed.
+    """
     if not text.strip():
         return Held()
     row = re.match(
-        rf"#{project}\s+([0-9]+)\s+[0-9]+\s+([0-9]+)\s+[0-9]+\s+\[[^]]*\]\s+([0-9]+)\s+[0-9]+\s+([0-9]+)\s+[0-9]+\s+\[[^]]*\]\s*\Z", text
+        rf"#{project}\s+([0-9]+)\s+[0-9]+\s+([0-9]+)\s+[0-9]+\s+\[[^]]*\]\s+([0-9]+)\s+[0-9]+\s+([0-9]+)\s+[0-9]+\s+\[[^]]*\]\s*\Z",
+        text,
     )
     if not row:
         raise ToolFailed(f"xfs_quota report: not understood: {text[-200:]!r}")
@@ -168,7 +193,9 @@ def _project(path: str) -> int:
 
 
 def _was_held(path: str, project: int) -> bool:
-    """Tell whether a tree is in its project. What was given to its owner is: we may not look into it any more."""
+    """Tell whether a tree is in its project. What was given to its owner is: we may not look into it any
+    more.
+    """
     return os.path.lexists(path) and (os.lstat(path).st_uid != os.geteuid() or _project(path) == project)
 
 

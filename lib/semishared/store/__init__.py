@@ -1,16 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where images live: what can be asked of a store and done in it, and the one place that says which kind answers.
+"""Where images live: what can be asked of a store and done in it, and the one place that says which kind
+answers.
 
-A kind is a class, loaded when a store of it is used, and its capabilities (model/stores.py), by which callers decide what
-they ask. SOURCE of an image is ROOT/NAME in every kind: the datastore's directory, or its pool, and a name in it.
+A kind is a class, loaded when a store of it is used, and its capabilities (model/stores.py), by which callers
+decide what they ask. SOURCE of an image is ROOT/NAME in every kind: the datastore's directory, or its pool,
+and a name in it.
 
-Each method may be called again after it was killed anywhere, and then does the rest. What it makes is there whole or not at
-all. They run where the kind's images are changed: on any machine that mounts the store, or on the store's bridge.
+Each method may be called again after it was killed anywhere, and then does the rest. What it makes is there
+whole or not at all. They run where the kind's images are changed: on any machine that mounts the store, or on
+the store's bridge.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Optional, Protocol, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Optional,
+    Protocol,
+    Tuple,
+)
 
 from ..model.refs import ImageRef
 from ..model.stores import Access
@@ -25,7 +40,8 @@ if TYPE_CHECKING:
 class Content(Protocol):
     """The content of one image in its store.
 
-    What `see` returns means something to its own store only; equal before and after means that nobody wrote in between.
+    What `see` returns means something to its own store only; equal before and after means that nobody wrote
+    in between.
     """
 
     def see(self) -> Any:
@@ -41,7 +57,9 @@ class Content(Protocol):
         """Copy what was seen to the new sparse file `target` and return the manifest of what was read."""
 
     def read(self, wanted: Iterable[int], seen: Any = None) -> Iterator[tuple[int, bytes]]:
-        """Yield (index, content) of the extents `wanted` of the image, for whoever knows their hashes: as it was `seen` just now."""
+        """Yield (index, content) of the extents `wanted` of the image, for whoever knows their hashes: as it
+        was `seen` just now.
+        """
 
     def expected(self, generation: str) -> Manifest | None:
         """Return the manifest of `generation` if the store keeps it, to say where a copy differs."""
@@ -64,7 +82,9 @@ class Draft(Protocol):
         """Return what QEMU is to write to, whoever it is."""
 
     def fill(self, source: str, format: str, *, share: bool = False) -> None:
-        """Write the content of the image `source` that qemu-img opens as `format`, with all it lies over; `share`: somebody has it open."""
+        """Write the content of the image `source` that qemu-img opens as `format`, with all it lies over;
+        `share`: somebody has it open.
+        """
 
 
 class Store(Protocol):
@@ -76,7 +96,9 @@ class Store(Protocol):
         """Raise unless the store is there, and the right one."""
 
     def check(self, image: ImageRef) -> None:
-        """Raise unless the store is the right one, and the image is there and one that a guest could be given."""
+        """Raise unless the store is the right one, and the image is there and one that a guest could be
+        given.
+        """
 
     def content(self, image: ImageRef) -> Content:
         """Return the content of an image, as hosts read it that keep bases."""
@@ -85,10 +107,14 @@ class Store(Protocol):
         """Yield what qemu-img is to open to read an image, or one of its snapshots, as a guest does."""
 
     def attach(self, image: ImageRef) -> Tuple[str, Optional[NetworkDisk]]:
-        """Return where libvirt finds the image, a path or a disk on the network, for the disk's record; make what that needs."""
+        """Return where libvirt finds the image, a path or a disk on the network, for the disk's record; make
+        what that needs.
+        """
 
     def writers(self, image: ImageRef) -> List[str]:
-        """Raise AnotherWriter if a guest is seen to write to the image; return who has it open without being seen to write."""
+        """Raise AnotherWriter if a guest is seen to write to the image; return who has it open without being
+        seen to write.
+        """
 
     def snapshots(self, image: ImageRef) -> List[int]:
         """Return the numbers of an image's snapshots, as OpenNebula counts them."""
@@ -104,17 +130,26 @@ class Store(Protocol):
 
     # -- images -------------------------------------------------------------------------------------
 
-    def publish(self, image: ImageRef, path: str, known: Manifest | None = None, *, sparse: bool = True) -> str:
-        """Make a private file the new image, and return its generation; `known`: what is in it. The store may take the file."""
+    def publish(
+        self, image: ImageRef, path: str, known: Manifest | None = None, *, sparse: bool = True
+    ) -> str:
+        """Make a private file the new image, and return its generation; `known`: what is in it. The store may
+        take the file.
+        """
 
-    def receive(self, image: ImageRef, size: int, extents: Iterable[tuple[int, bytes]], said: Callable[[], str]) -> str:
-        """Make the new image from extents that arrive; return its generation, which is what was `said`, or raise TransferCorrupt."""
+    def receive(
+        self, image: ImageRef, size: int, extents: Iterable[tuple[int, bytes]], said: Callable[[], str]
+    ) -> str:
+        """Make the new image from extents that arrive; return its generation, which is what was `said`, or
+        raise TransferCorrupt.
+        """
 
     def create(self, image: ImageRef, size: int, fs: str) -> None:
         """Make a new empty image, with a file system unless `fs` is ''."""
 
     def copy(self, image: ImageRef, source: str, snapshot: int = -1, most: int = 0) -> None:
-        """Make the new `image` an independent copy of another one of this kind that nobody writes to, or of a snapshot of it.
+        """Make the new `image` an independent copy of another one of this kind that nobody writes to, or of a
+        snapshot of it.
 
         Raise UploadTooLarge if it has more than `most` bytes, unless that is 0.
         """
@@ -123,7 +158,9 @@ class Store(Protocol):
         """Yield the draft of a new image; it is published when the block ends well, else removed."""
 
     def remove(self, image: ImageRef) -> None:
-        """Remove an image, its snapshots and all of ours that belongs to it; raise ImageInUse if something depends on it."""
+        """Remove an image, its snapshots and all of ours that belongs to it; raise ImageInUse if something
+        depends on it.
+        """
 
     def grow(self, image: ImageRef, size: int) -> None:
         """Grow an image to `size` bytes, at least."""
@@ -131,7 +168,9 @@ class Store(Protocol):
     # -- what its content is called -----------------------------------------------------------------
 
     def freeze(self, image: ImageRef) -> str:
-        """Have the present content in a state in which hosts can read it; return its generation, '' if nobody knows it yet."""
+        """Have the present content in a state in which hosts can read it; return its generation, '' if nobody
+        knows it yet.
+        """
 
     def name(self, image: ImageRef, snapshot: int, generation: str) -> None:
         """Say which generation the frozen content `snapshot` is, as `Content.unnamed` has it."""
@@ -140,22 +179,31 @@ class Store(Protocol):
         """End the generations of an image, before a guest writes to it."""
 
     def session(self, image: ImageRef) -> str:
-        """Return what names the session that was begun last, '' if none is noted: what was planned in another one is late."""
+        """Return what names the session that was begun last, '' if none is noted: what was planned in another
+        one is late.
+        """
 
     def replaced(self, image: ImageRef, size: int, session: str = "") -> ContextManager[Draft]:
-        """Yield the draft of new content, of at least `size` bytes; the image has it when the block ends well, else what it had.
+        """Yield the draft of new content, of at least `size` bytes; the image has it when the block ends
+        well, else what it had.
 
-        A new session begins. Raise AnotherWriter, ImageInUse, or Overtaken if one has begun meanwhile, or since `session`.
+        A new session begins. Raise AnotherWriter, ImageInUse, or Overtaken if one has begun meanwhile, or
+        since `session`.
         """
 
     # -- snapshots and clones -----------------------------------------------------------------------
 
     def keep(
-        self, image: ImageRef, snapshot: int, fill: Callable[[str], None] | None = None, check: Callable[[], None] | None = None
+        self,
+        image: ImageRef,
+        snapshot: int,
+        fill: Callable[[str], None] | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
         """Keep the present content of an image as its snapshot; `check` is called before that is published.
 
-        Where the store sees no more than what a running guest has written out, its QEMU writes the snapshot: `fill`, to a path.
+        Where the store sees no more than what a running guest has written out, its QEMU writes the snapshot:
+        `fill`, to a path.
         """
 
     def forget(self, image: ImageRef, snapshot: int, session: str = "") -> None:
@@ -165,7 +213,8 @@ class Store(Protocol):
         """
 
     def revert(self, image: ImageRef, snapshot: int, size: int = 0, session: str = "") -> None:
-        """Give an image the content of its snapshot, and at least `size` bytes; all snapshots stay, a new session begins.
+        """Give an image the content of its snapshot, and at least `size` bytes; all snapshots stay, a new
+        session begins.
 
         Raise AnotherWriter, ImageInUse, or Overtaken as `forget`, or if a session has begun meanwhile.
         """
@@ -177,23 +226,31 @@ class Store(Protocol):
         """Return the name of the image's clone for a disk."""
 
     def clone(self, image: ImageRef, clone: str, size: int) -> None:
-        """Make a copy-on-write clone of the image's present content, of at least `size` bytes, in place of what has its name."""
+        """Make a copy-on-write clone of the image's present content, of at least `size` bytes, in place of
+        what has its name.
+        """
 
     def remove_clone(self, image: ImageRef, clone: str) -> None:
         """Remove a clone with its snapshots; one that is not there is removed already."""
 
     def clone_found(self, image: ImageRef, vm: int, disk: int) -> str:
-        """Return what `clone` has made for a disk, as its guest last wrote to it: an active layer or an image; '' for nothing."""
+        """Return what `clone` has made for a disk, as its guest last wrote to it: an active layer or an
+        image; '' for nothing.
+        """
 
     # -- diffs (model/owner.py): told by hosts, but for `settle` -----------------------------------------
 
     def settle(self, image: ImageRef) -> None:
-        """End what a killed commit has begun, or undo it; what looks at an image or changes it here does that first by itself."""
+        """End what a killed commit has begun, or undo it; what looks at an image or changes it here does that
+        first by itself.
+        """
 
     def claim(self, image: ImageRef, owner: Owner) -> Optional[Owner]:
-        """Make a disk the only one that may commit to the image, which is `owner.generation` now; return whose it was before.
+        """Make a disk the only one that may commit to the image, which is `owner.generation` now; return
+        whose it was before.
 
-        Again for the same diff, on another host or later: what it has committed stays noted. Raise StaleDiff, CommitRefused.
+        Again for the same diff, on another host or later: what it has committed stays noted. Raise StaleDiff,
+        CommitRefused.
         """
 
     def owner(self, image: ImageRef) -> Optional[Owner]:
@@ -208,25 +265,31 @@ class Store(Protocol):
     def commit(self, image: ImageRef, owner: Owner, diff: Diff) -> Committed:
         """Make the image what `diff` is: its layers over its base. Returns when that is durable.
 
-        For every reader it is the old or the new content. Killed anywhere, and done again or not, it is one of both, and the
-        diff is as it was. A store with a bridge is told `settle` there, before the next commit at the latest.
-        Raise NotOwner, StaleDiff, CommitRefused, AnotherWriter, NoSpace.
+        For every reader it is the old or the new content. Killed anywhere, and done again or not, it is one
+        of both, and the diff is as it was. A store with a bridge is told `settle` there, before the next
+        commit at the latest. Raise NotOwner, StaleDiff, CommitRefused, AnotherWriter, NoSpace.
         """
 
     # -- whose a VM is ------------------------------------------------------------------------------
 
     def note_epoch(self, image: ImageRef, vm: int, epoch: int) -> None:
-        """Note that what was made of a VM before SEQ `epoch` of its history is not the VM's any more; never an earlier one."""
+        """Note that what was made of a VM before SEQ `epoch` of its history is not the VM's any more; never
+        an earlier one.
+        """
 
     def epoch(self, image: ImageRef, vm: int) -> int:
         """Return what `note_epoch` has noted, -1 for nothing; asked by hosts."""
 
 
 class Bridged(Store, Protocol):
-    """A store whose images one machine changes and another one fills; image.source is then what the first has told."""
+    """A store whose images one machine changes and another one fills; image.source is then what the first has
+    told.
+    """
 
     def keyed(self) -> Access:
-        """Return how the store is reached with the keys of this machine: the front-end may have the bridge's alone."""
+        """Return how the store is reached with the keys of this machine: the front-end may have the bridge's
+        alone.
+        """
 
     def is_settled(self, image: ImageRef) -> bool:
         """Tell whether hosts may claim the image and commit to it: no `settle` is due; asked by hosts."""
@@ -235,7 +298,9 @@ class Bridged(Store, Protocol):
         """Return whether the present content is frozen, and its generation."""
 
     def lend(self, image: ImageRef) -> Dict[str, str]:
-        """Have a `snapshot` of the present content that keeps its name until a session begins; return it, and its `generation`."""
+        """Have a `snapshot` of the present content that keeps its name until a session begins; return it, and
+        its `generation`.
+        """
 
     def hold(self, image: ImageRef) -> None:
         """Keep the present moment of an image that a guest writes to, for `copy_held`."""
@@ -250,7 +315,8 @@ class Bridged(Store, Protocol):
         """Publish what was staged."""
 
     def clone_for(self, image: ImageRef, clone: str, size: int, seq: int = -1) -> Dict[str, str]:
-        """Make a clone as `clone` does, for a VM at that SEQ of its history (-1: not known); return what was `made`, by its id.
+        """Make a clone as `clone` does, for a VM at that SEQ of its history (-1: not known); return what was
+        `made`, by its id.
 
         Raise LateAction if the name is that of one for a later SEQ.
         """
@@ -265,7 +331,9 @@ class Bridged(Store, Protocol):
         """Hide and empty an image; return its `hidden` name meanwhile, and what names this `change`."""
 
     def end_change(self, image: ImageRef, whole: bool, change: str = "") -> None:
-        """Show it again: with its new content, or with what it had. Raise Overtaken if another change of it is under way by then."""
+        """Show it again: with its new content, or with what it had. Raise Overtaken if another change of it
+        is under way by then.
+        """
 
     def draft(self, image: ImageRef) -> Draft:
         """Return what a host fills that was staged, or hidden."""
@@ -274,10 +342,14 @@ class Bridged(Store, Protocol):
         """Return the names of all images of a pool."""
 
     def describe(self, root: str, names: Iterable[str]) -> Dict[str, Dict[str, object]]:
-        """Return age, size, maker, watchers and clones of images of a pool, by name, of those that are there."""
+        """Return age, size, maker, watchers and clones of images of a pool, by name, of those that are
+        there.
+        """
 
     def passing(self, root: str, names: Iterable[str]) -> Dict[str, Dict[str, object]]:
-        """Return the snapshots of images of a pool that are no generations, and who has these images open, by name."""
+        """Return the snapshots of images of a pool that are no generations, and who has these images open, by
+        name.
+        """
 
     def drop_snapshot(self, image: ImageRef, snapshot: int) -> Dict[str, bool]:
         """Remove such a snapshot, by its id; say whether it is `removed`."""

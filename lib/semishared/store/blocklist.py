@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The blocklist of a Ceph cluster, and who might have to be on it, with the key of the role `fence` (`semishared caps --role fence`).
+"""The blocklist of a Ceph cluster, and who might have to be on it, with the key of the role `fence`
+(`semishared caps --role fence`).
 
-An OSD takes no operation from a client on the list; an entry ADDRESS:0/0 is for all clients of an address, those of tomorrow too.
-An OSD that has not heard of an entry yet hears of it from the first client that connects later, before it does anything for that one.
-Adding what is there already leaves its end as it was (so did 16.2.15): what was put there for an hour, by librbd or by hand, is
-removed and added again. How long it lasts is told by the monitors' clock alone.
+An OSD takes no operation from a client on the list; an entry ADDRESS:0/0 is for all clients of an address,
+those of tomorrow too. An OSD that has not heard of an entry yet hears of it from the first client that
+connects later, before it does anything for that one. Adding what is there already leaves its end as it was
+(so did 16.2.15): what was put there for an hour, by librbd or by hand, is removed and added again. How long
+it lasts is told by the monitors' clock alone.
 """
 
 from __future__ import annotations
@@ -52,8 +54,11 @@ class Fencer:
     def look(self) -> Tuple[Blocklist, frozenset[str]]:
         """Return the blocklist, and the addresses of the cluster's OSDs."""
         found = self._command("osd dump")
-        addresses = [str(osd[key]) for osd in found["osds"] for key in ("public_addr", "cluster_addr") if key in osd]
-        # By the monitors' own clock: adding an entry has changed the map, so it was made no later than that was.
+        addresses = [
+            str(osd[key]) for osd in found["osds"] for key in ("public_addr", "cluster_addr") if key in osd
+        ]
+        # By the monitors' own clock: adding an entry has changed the map, so it was made no later than that
+        # was.
         now = _at(str(found["modified"]))
         entries = {str(entry): _at(str(until)) - now for entry, until in found.get("blocklist", {}).items()}
         return Blocklist(entries), frozenset(ip_of(address) for address in addresses)
@@ -74,7 +79,9 @@ class Fencer:
     # -- what is done ---------------------------------------------------------------------------------
 
     def block(self, entries: Iterable[str]) -> Blocklist:
-        """Shut out the clients that entries name, until they are let in again; return the list as it is then."""
+        """Shut out the clients that entries name, until they are let in again; return the list as it is
+        then.
+        """
         listed, _ = self.look()
         for entry in listed.lacks(tuple(entries)):
             if entry in listed.entries:

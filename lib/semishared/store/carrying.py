@@ -20,7 +20,9 @@ from .diffs import Committed, Diff
 
 @contextmanager
 def opened(diff: Diff, claim: Claim, size: int) -> Iterator[Change]:
-    """Yield what a diff changes in an image of `size` bytes, as a guest sees it; raise AnotherWriter if somebody writes to a layer."""
+    """Yield what a diff changes in an image of `size` bytes, as a guest sees it; raise AnotherWriter if
+    somebody writes to a layer.
+    """
     for layer in diff.layers:
         writers.check_file(layer)
     with ExitStack() as stack:
@@ -35,7 +37,8 @@ def opened(diff: Diff, claim: Claim, size: int) -> Iterator[Change]:
 
 
 def carry_out(change: Change, write: Callable[[Change], int]) -> tuple[Optional[Manifest], Committed]:
-    """Have `write` write a change, by `Change.each`; return the manifest of the new content, and what was done.
+    """Have `write` write a change, by `Change.each`; return the manifest of the new content, and what was
+    done.
 
     `write` returns how many bytes it has sent to the store.
     """
@@ -49,11 +52,15 @@ def carry_out(change: Change, write: Callable[[Change], int]) -> tuple[Optional[
     change.hash()
     manifest = change.manifest()
     name, waited = manifest.generation if manifest else "", time.monotonic() - done
-    return manifest, Committed(name, change.size, change.dirty, written, done - began, change.hashed, waited, "")
+    return manifest, Committed(
+        name, change.size, change.dirty, written, done - began, change.hashed, waited, ""
+    )
 
 
 def remember(diff: Diff, change: Change, manifest: Optional[Manifest]) -> None:
-    """Keep on this machine what the image now has: that spares the next commit work, and is not worth a failure of this one."""
+    """Keep on this machine what the image now has: that spares the next commit work, and is not worth a
+    failure of this one.
+    """
     if not diff.last:
         return
     ranges = [[found.start, found.length] for found in change.own]

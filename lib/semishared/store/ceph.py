@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections to Ceph: as a named user, with a limit on every call, and its errors in our words.
 
-Keys come from the keyring that the user's Ceph configuration names on this machine; none is ever an argument of ours.
+Keys come from the keyring that the user's Ceph configuration names on this machine; none is ever an argument
+of ours.
 """
 
 from __future__ import annotations
@@ -11,7 +12,16 @@ import os
 from contextlib import contextmanager
 from typing import Any, ContextManager, Iterator
 
-from ..errors import CephRefused, CephUnavailable, ImageInUse, MissingImage, NoSpace, SemisharedError, ToolFailed, ToolMissing
+from ..errors import (
+    CephRefused,
+    CephUnavailable,
+    ImageInUse,
+    MissingImage,
+    NoSpace,
+    SemisharedError,
+    ToolFailed,
+    ToolMissing,
+)
 from ..model.steps import Access, ImageRef, pool_and_name
 from ..named import NamedTuple
 from ..tools import bindings, progress
@@ -42,7 +52,9 @@ class Pool(NamedTuple):
 
 
 def long() -> ContextManager[None]:
-    """Return a context for one call that works through a whole image: each request it makes has a limit (LIMITS)."""
+    """Return a context for one call that works through a whole image: each request it makes has a limit
+    (LIMITS).
+    """
     return progress.waiting()
 
 
@@ -52,7 +64,9 @@ def _bindings() -> Any:
         import rados
         import rbd
     except ImportError as e:
-        raise ToolMissing(f"{e.name} (python3-rados, python3-rbd) is not installed on {os.uname().nodename}") from None
+        raise ToolMissing(
+            f"{e.name} (python3-rados, python3-rbd) is not installed on {os.uname().nodename}"
+        ) from None
     return rados, rbd
 
 
@@ -83,7 +97,9 @@ def _translated(e: Any, what: str, rbd: Any) -> SemisharedError:
 
 
 def cluster(access: Access, user: str) -> Any:
-    """Return the connection of this process to the cluster as `user`; raise CephUnavailable, CephRefused, ToolMissing."""
+    """Return the connection of this process to the cluster as `user`; raise CephUnavailable, CephRefused,
+    ToolMissing.
+    """
     key = (access.conf, user)
     if key not in _clusters:
         _clusters[key] = _connected(access.conf, user)
@@ -110,7 +126,9 @@ def _connected(conf: str, user: str) -> Any:
     except rados.Error as e:
         if abs(getattr(e, "errno", 0) or 0) in (errno.EACCES, errno.EPERM):
             raise CephRefused(f"the monitors do not accept the key of client.{user} {where}: {e}") from None
-        raise CephUnavailable(f"no monitor of {name} answers client.{user} {where} within {CONNECT_S} s: {e}") from None
+        raise CephUnavailable(
+            f"no monitor of {name} answers client.{user} {where} within {CONNECT_S} s: {e}"
+        ) from None
     return found
 
 
@@ -137,9 +155,14 @@ def bridged(image: ImageRef) -> tuple[Pool, str]:
 
 @contextmanager
 def opened(where: Pool, name: str, *, snapshot: int | None = None, read_only: bool = False) -> Iterator[Any]:
-    """Open an image, at the snapshot with that id if one is named; raise MissingImage, CephUnavailable, CephRefused."""
+    """Open an image, at the snapshot with that id if one is named; raise MissingImage, CephUnavailable,
+    CephRefused.
+    """
     _, rbd = _bindings()
-    with understood(f"image {where.name}/{name}", where.user), rbd.Image(where.ioctx, name, read_only=read_only) as image:
+    with (
+        understood(f"image {where.name}/{name}", where.user),
+        rbd.Image(where.ioctx, name, read_only=read_only) as image,
+    ):
         if snapshot is not None:
             image.set_snap_by_id(snapshot)
         yield image

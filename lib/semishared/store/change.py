@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a diff makes of its image: which ranges are to be written, what the extents hold then, and their hashes.
+"""What a diff makes of its image: which ranges are to be written, what the extents hold then, and their
+hashes.
 
-qemu-img says which file of the chain holds which range (`map`), to the subcluster; the bytes are taken from there. `qemu-img
-commit` would do, but writes 64 KiB for each 4 KiB of scattered writes: its mirror job knows no smaller piece.
+qemu-img says which file of the chain holds which range (`map`), to the subcluster; the bytes are taken from
+there. `qemu-img commit` would do, but writes 64 KiB for each 4 KiB of scattered writes: its mirror job knows
+no smaller piece.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from .diffs import Diff
 from .part import Part, digest_of
 
 AT_ONCE = 2
-"""Extents that are read and sent side by side: one is written while the next is read. On a busy machine more only wait for each other."""
+"""Extents that are read and sent side by side: one is written while the next is read. On a busy machine more
+only wait for each other.
+"""
 HASHERS = 4
 """Extents that are hashed at once."""
 MOSTLY = EXTENT // 2
@@ -46,7 +50,12 @@ class Range(NamedTuple):
     def within(self, start: int, end: int) -> Range:
         """Return the part between two bytes of the image."""
         cut = max(start - self.start, 0)
-        return Range(self.start + cut, min(self.start + self.length, end) - self.start - cut, self.file, self.offset + cut)
+        return Range(
+            self.start + cut,
+            min(self.start + self.length, end) - self.start - cut,
+            self.file,
+            self.offset + cut,
+        )
 
 
 class Last(NamedTuple):
@@ -58,7 +67,9 @@ class Last(NamedTuple):
 
     @classmethod
     def of(cls, path: str, generation: str) -> Optional[Last]:
-        """Return what a file says, None if there is none, or it is of another generation than what the image is now."""
+        """Return what a file says, None if there is none, or it is of another generation than what the image
+        is now.
+        """
         try:
             data = json.loads(files.read(path, LAST_LIMIT)) if path else None
             if not data:
@@ -73,8 +84,8 @@ class Last(NamedTuple):
 class Change:
     """A diff, opened: use within `opened`.
 
-    Extents are worked on side by side. Of one that is mostly new all is read once: its hash is made of what is sent. The others are
-    hashed when all was sent, while the store makes it durable.
+    Extents are worked on side by side. Of one that is mostly new all is read once: its hash is made of what
+    is sent. The others are hashed when all was sent, while the store makes it durable.
     """
 
     def __init__(self, diff: Diff, fds: list[int], claim: Claim, beside: Executor) -> None:
@@ -84,19 +95,31 @@ class Change:
         self.extents = {index for found in self.own for index in _indexes(found)}
         """Those that are not what the base has."""
         self.last = Last.of(diff.last, claim.generation)
-        was = self.last.ranges if self.last else [Range(index * EXTENT, EXTENT, HOLE, 0) for index in sorted(claim.touched)]
+        was = (
+            self.last.ranges
+            if self.last
+            else [Range(index * EXTENT, EXTENT, HOLE, 0) for index in sorted(claim.touched)]
+        )
         self.writes = sorted(self.own + list(_common(below, was)))
-        """What is to be written to the image, by offset: also what the base has, where the image has it not."""
+        """What is to be written to the image, by offset: also what the base has, where the image has it
+        not.
+        """
         self._base = manifest_at(diff.manifest) if diff.format == "raw" else None
         self._unhashed = self._of_extents(sorted(self.own + below))
-        self._digests = {index: found for index, found in (self._base or _NOTHING).extents.items() if index not in self._unhashed}
+        self._digests = {
+            index: found
+            for index, found in (self._base or _NOTHING).extents.items()
+            if index not in self._unhashed
+        }
         self._hashing: Optional[Future[None]] = None
         self._buffers = whole_pages.Buffers()
         self.hashed = 0
         """Bytes that were read for hashes."""
 
     def _of_extents(self, ranges: list[Range]) -> dict[int, list[Range]]:
-        """Return, by index, the parts of the chain that are in each extent whose hash is not that of the base."""
+        """Return, by index, the parts of the chain that are in each extent whose hash is not that of the
+        base.
+        """
         if not self._base:
             return {}
         wanted = set(self.extents)
@@ -110,7 +133,8 @@ class Change:
         return parts
 
     def each(self, work: Callable[[Part], T], pace: Pace) -> Iterator[T]:
-        """Yield what `work` returns of what is to be written of each extent, by offset, at a pace; it is called side by side.
+        """Yield what `work` returns of what is to be written of each extent, by offset, at a pace; it is
+        called side by side.
 
         The content it is given is there until it returns.
         """
@@ -125,7 +149,12 @@ class Change:
             index, writes, parts = task
             with self._buffers.one() as memory:
                 content = self._content(memory, index, parts) if parts else None
-                part = Part([(found.start, found.length, self._of(found, memory, content is not None)) for found in writes])
+                part = Part(
+                    [
+                        (found.start, found.length, self._of(found, memory, content is not None))
+                        for found in writes
+                    ]
+                )
                 done = work(part)
                 if content is None:
                     return index, None, done
@@ -159,11 +188,15 @@ class Change:
         progress.touch()
 
     def manifest(self) -> Optional[Manifest]:
-        """Return the manifest of the new content, all of which is hashed; None if that of the base is not known."""
+        """Return the manifest of the new content, all of which is hashed; None if that of the base is not
+        known.
+        """
         return Manifest("raw", self.size, self._digests) if self._base else None
 
     def _content(self, memory: memoryview, index: int, parts: list[Range]) -> memoryview:
-        """Return what an extent of the image is to hold, nothing for zeros; `parts` of the chain are in it."""
+        """Return what an extent of the image is to hold, nothing for zeros; `parts` of the chain are in
+        it.
+        """
         start, end = index * EXTENT, min((index + 1) * EXTENT, self.size)
         within = [found.within(start, end) for found in parts if found.file != HOLE]
         content = memory[: end - start if within else 0]
@@ -174,7 +207,9 @@ class Change:
         return content
 
     def _of(self, found: Range, memory: memoryview, is_read: bool) -> Optional[memoryview]:
-        """Return a range of the image, where it is in its extent, which is in `memory`; read it first unless it is there."""
+        """Return a range of the image, where it is in its extent, which is in `memory`; read it first unless
+        it is there.
+        """
         if found.file == HOLE:
             return None
         view = memory[found.start % EXTENT : found.start % EXTENT + found.length]
@@ -190,11 +225,17 @@ class Change:
     def leave_out(self, held: Manifest) -> None:
         """Do not write the extents that the image holds already; all of them are hashed."""
         parts = (part for _, found in _by_extent(self.writes) for part in found)
-        self.writes = [part for part in parts if self._digests.get(part.start // EXTENT) != held.extents.get(part.start // EXTENT)]
+        self.writes = [
+            part
+            for part in parts
+            if self._digests.get(part.start // EXTENT) != held.extents.get(part.start // EXTENT)
+        ]
 
 
 def _by_extent(ranges: list[Range]) -> Iterator[tuple[int, list[Range]]]:
-    """Yield the index of each extent that some ranges, which are sorted, are in, and what of them is in it."""
+    """Yield the index of each extent that some ranges, which are sorted, are in, and what of them is in
+    it.
+    """
     index = -1
     parts: list[Range] = []
     for found in ranges:
@@ -233,20 +274,30 @@ def _ranges(diff: Diff) -> tuple[list[Range], list[Range], int]:
     below: list[Range] = []
     end, sizes = 0, [layers.end(layer) for layer in diff.layers]
     for entry in qemu_img.mapped(qemu_img.chain(diff.layers, diff.base, diff.format)):
-        start, length, file = int(entry["start"]), int(entry["length"]), len(diff.layers) - 1 - int(entry["depth"])
+        start, length, file = (
+            int(entry["start"]),
+            int(entry["length"]),
+            len(diff.layers) - 1 - int(entry["depth"]),
+        )
         end = start + length
-        # What is not present lies behind the end of all that is below: the image has zeros there once it is grown.
-        # QEMU before 6.1 does not say whether it is; then what reads as zeros there is written as such.
+        # What is not present lies behind the end of all that is below: the image has zeros there once it is
+        # grown. QEMU before 6.1 does not say whether it is; then what reads as zeros there is written as
+        # such.
         is_own = file >= 0 and bool(entry.get("present", True))
         if file >= 0 and "offset" in entry and int(entry["offset"]) + length > sizes[file]:
             # QEMU reads zeros there.
-            raise DamagedLayer(f"{diff.layers[file]} on {os.uname().nodename} has {sizes[file]} bytes, and data of it lie behind that")
+            raise DamagedLayer(
+                f"{diff.layers[file]} on {os.uname().nodename} has {sizes[file]} bytes, and data "
+                f"of it lie behind that"
+            )
         if diff.format != "raw" and not is_own:
             continue
         if entry["zero"]:
             found = Range(start, length, HOLE, 0)
         elif "offset" not in entry and diff.format == "raw":
-            raise NotSupported(f"{diff.layers[file]} holds compressed or encrypted clusters, which no commit takes")
+            raise NotSupported(
+                f"{diff.layers[file]} holds compressed or encrypted clusters, which no commit takes"
+            )
         else:
             found = Range(start, length, file if is_own else len(diff.layers), int(entry.get("offset", 0)))
         (own if is_own else below).append(found)

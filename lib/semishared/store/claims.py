@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a diff may be committed to an image: what the image's record says, whatever kind of store keeps it.
 
-The record names the disk (model/owner.py) and says how the image was left: at the claim, or by the last commit. What identifies
-that content is the store's own affair (`state`). `touched` are the extents that commits have written since the claim: one that
-the diff does not hold any more, since the guest was reverted meanwhile, is given what the base has there.
+The record names the disk (model/owner.py) and says how the image was left: at the claim, or by the last
+commit. What identifies that content is the store's own affair (`state`). `touched` are the extents that
+commits have written since the claim: one that the diff does not hold any more, since the guest was reverted
+meanwhile, is given what the base has there.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from ..tools.extents import EXTENT
 MOST = 2 << 20
 """Bytes of the unpacked set of extents: of 64 TiB."""
 LIMIT = 4 << 20
-"""Bytes of a record, for who writes it and for who reads it: more than the largest set takes, however it was written to."""
+"""Bytes of a record, for who writes it and for who reads it: more than the largest set takes, however it was
+written to.
+"""
 
 
 class Claim(NamedTuple):
@@ -59,13 +62,18 @@ class Claim(NamedTuple):
 
 
 def parse(shown: str, text: "bytes | str") -> Claim:
-    """Return the record of an image in what is written there; raise UnknownClaim: whose it is must not be taken for nobody's."""
+    """Return the record of an image in what is written there; raise UnknownClaim: whose it is must not be
+    taken for nobody's.
+    """
     try:
         found = Claim.from_data(json.loads(text))
     except (ValueError, RecursionError):
         found = None
     if found is None:
-        raise UnknownClaim(f"whose writing {shown} waits for cannot be understood: its record is damaged, or of a newer version")
+        raise UnknownClaim(
+            f"whose writing {shown} waits for cannot be understood: its record is damaged, or of "
+            f"a newer version"
+        )
     return found
 
 
@@ -73,7 +81,10 @@ def _packed(numbers: Iterable[int]) -> str:
     bits = bytearray()
     largest = max(numbers := list(numbers), default=0)
     if largest // 8 >= MOST:
-        raise TooLarge(f"the record of an image holds {MOST * 8} extents of {EXTENT} bytes, and number {largest} was written to")
+        raise TooLarge(
+            f"the record of an image holds {MOST * 8} extents of {EXTENT} bytes, and number "
+            f"{largest} was written to"
+        )
     for number in numbers:
         if number // 8 >= len(bits):
             bits.extend(bytes(number // 8 + 1 - len(bits)))
@@ -86,17 +97,24 @@ def _unpacked(text: str) -> FrozenSet[int]:
     bits = unpacking.decompress(base64.b64decode(text, validate=True), MOST) if text else b""
     if unpacking.unconsumed_tail:
         raise ValueError("more extents than an image has")
-    return frozenset(8 * at + bit for at, byte in enumerate(bits) if byte for bit in range(8) if byte >> bit & 1)
+    return frozenset(
+        8 * at + bit for at, byte in enumerate(bits) if byte for bit in range(8) if byte >> bit & 1
+    )
 
 
 def check_epoch(shown: str, owner: Owner, noted: int) -> None:
     """Raise StaleDiff if another host has taken the VM over, at an epoch after the diff's."""
     if noted > owner.epoch:
-        raise StaleDiff(f"the diff of {shown} is of SEQ {owner.epoch} of VM {owner.vm}'s history; at SEQ {noted} another host took it over")
+        raise StaleDiff(
+            f"the diff of {shown} is of SEQ {owner.epoch} of VM {owner.vm}'s history; at SEQ "
+            f"{noted} another host took it over"
+        )
 
 
 def claimed(shown: str, before: Optional[Claim], new: Claim) -> Claim:
-    """Return the record after a claim; `new` has the image as it is now. Raise StaleDiff, or CommitRefused for another content."""
+    """Return the record after a claim; `new` has the image as it is now. Raise StaleDiff, or CommitRefused
+    for another content.
+    """
     owner = new.owner
     if before and before.owner.is_same(owner):
         if before.owner.epoch > owner.epoch:
@@ -110,31 +128,48 @@ def claimed(shown: str, before: Optional[Claim], new: Claim) -> Claim:
 
 
 def is_as(was: Tuple[object, ...], now: Tuple[object, ...]) -> bool:
-    """Tell whether a content is the one that was noted: of what older versions did not note nothing is known."""
+    """Tell whether a content is the one that was noted: of what older versions did not note nothing is
+    known.
+    """
     return now[: len(was)] == was and bool(was) == bool(now)
 
 
 def _stale(shown: str, claimed: Owner, own: Owner) -> StaleDiff:
-    return StaleDiff(f"{shown} was claimed for SEQ {claimed.epoch} of VM {own.vm}'s history, and the diff is of SEQ {own.epoch}")
+    return StaleDiff(
+        f"{shown} was claimed for SEQ {claimed.epoch} of VM {own.vm}'s history, and the diff is "
+        f"of SEQ {own.epoch}"
+    )
 
 
 def is_of(claim: Optional[Claim], owner: Owner) -> bool:
-    """Tell whether a claim is the one that `owner` may give up: its own, and not of a later SEQ of its VM's history."""
+    """Tell whether a claim is the one that `owner` may give up: its own, and not of a later SEQ of its VM's
+    history.
+    """
     return claim is not None and claim.owner.is_same(owner) and claim.owner.epoch <= owner.epoch
 
 
 def check(shown: str, claim: Optional[Claim], owner: Owner, now: Claim) -> Claim:
-    """Return the record of an image that `owner` may commit to; `now` has the image as it is. Raise NotOwner, StaleDiff, CommitRefused."""
+    """Return the record of an image that `owner` may commit to; `now` has the image as it is. Raise NotOwner,
+    StaleDiff, CommitRefused.
+    """
     if claim is None:
         raise NotOwner(f"{shown} was claimed for no disk, so not for disk {owner.disk} of VM {owner.vm}")
     if not claim.owner.is_same(owner):
-        raise NotOwner(f"{shown} was claimed for disk {claim.owner.disk} of VM {claim.owner.vm} since, not {owner.disk} of VM {owner.vm}")
+        raise NotOwner(
+            f"{shown} was claimed for disk {claim.owner.disk} of VM {claim.owner.vm} since, not "
+            f"{owner.disk} of VM {owner.vm}"
+        )
     if claim.owner.epoch > owner.epoch:
         raise _stale(shown, claim.owner, owner)
     if claim.owner.generation != owner.generation:
-        raise NotOwner(f"{shown} was claimed for a diff over generation {claim.owner.generation}, not {owner.generation}")
+        raise NotOwner(
+            f"{shown} was claimed for a diff over generation {claim.owner.generation}, not {owner.generation}"
+        )
     if now.snapshots != claim.snapshots:
-        raise CommitRefused(f"{shown} had the snapshots {_listed(claim.snapshots)} when it was claimed, and has {_listed(now.snapshots)}")
+        raise CommitRefused(
+            f"{shown} had the snapshots {_listed(claim.snapshots)} when it was claimed, and has "
+            f"{_listed(now.snapshots)}"
+        )
     if now.size != claim.size:
         how = "grown" if now.size > claim.size else "shrunk"
         raise CommitRefused(f"{shown} was {how} from {claim.size} to {now.size} bytes by somebody else")

@@ -12,7 +12,9 @@ class Diff(NamedTuple):
     """What a guest has written, in files of this machine, and what it lies over."""
 
     layers: Tuple[str, ...]
-    """All qcow2 layers up to the one that is to be committed, the lowest first; nobody writes to them. Headers are not asked."""
+    """All qcow2 layers up to the one that is to be committed, the lowest first; nobody writes to them.
+    Headers are not asked.
+    """
     base: str
     """The image of generation `Owner.generation` that the lowest lies over."""
     format: str
@@ -20,7 +22,9 @@ class Diff(NamedTuple):
     manifest: str
     """Path of its manifest."""
     last: str = ""
-    """Path of a file that the commit writes and the next one reads: what the image has. '' for none: all is written each time."""
+    """Path of a file that the commit writes and the next one reads: what the image has. '' for none: all is
+    written each time.
+    """
     rate: float = 0
     """Bytes per second to the store, 0 for no limit."""
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A clone on a store, as qemu-img is to open it: all that it lies over, opened here, without asking its headers once more.
+"""A clone on a store, as qemu-img is to open it: all that it lies over, opened here, without asking its
+headers once more.
 
     clones/VM-DISK.snap/2  over 1  over 0  over .semishared/NAME/image -> ../../NAME
 
-Every host can write there. QEMU would follow what a header names, and every link on the way; so what is below what is said
-here in full, with a path to each open file. A header is believed in two things: which layer beside it comes next, or that
-none does and the image is below.
+Every host can write there. QEMU would follow what a header names, and every link on the way; so what is below
+what is said here in full, with a path to each open file. A header is believed in two things: which layer
+beside it comes next, or that none does and the image is below.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ DEEPEST = 1000
 
 
 @contextmanager
-def opened(stored: dir_image.Stored, path: str, format: str, image_format: str, raw_layer: object = None) -> Iterator[str]:
-    """Yield a `json:` name for the layer `path` of a clone of `stored`; raise UnexpectedFile if it lies over anything else."""
+def opened(
+    stored: dir_image.Stored, path: str, format: str, image_format: str, raw_layer: object = None
+) -> Iterator[str]:
+    """Yield a `json:` name for the layer `path` of a clone of `stored`; raise UnexpectedFile if it lies over
+    anything else.
+    """
     folder, _, layer = path[len(stored.datastore) + 1 :].rpartition("/")
     if not layer.isdigit():
         raise BadRecord(f"{path} is no layer of a clone")

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clones of images in mounted stores, for one disk each: layers (tools/layers.py) beside the image, the first over the image itself.
+"""Clones of images in mounted stores, for one disk each: layers (tools/layers.py) beside the image, the first
+over the image itself.
 
     <datastore>/.semishared/9b6635f6/clones/VM-DISK-CLOUD    -> VM-DISK-CLOUD.snap/0
-                                            VM-DISK-CLOUD.snap/seq.json    {version, seq}: of which SEQ of its VM's history it is
+                                            VM-DISK-CLOUD.snap/seq.json    {version, seq}: of which SEQ of its
+                                            VM's history it is
 
-What another host was told to do with a VM before it was made anew, at a later SEQ, is done to no clone of that one.
+What another host was told to do with a VM before it was made anew, at a later SEQ, is done to no clone of
+that one.
 """
 
 from __future__ import annotations
@@ -27,11 +30,14 @@ FOLDER = "layers-"
 
 
 @contextmanager
-def made(stored: Stored, format: str, clone: str, min_size: int, seq: int = -1) -> Iterator[Callable[[], None]]:
-    """Make an overlay of at least `min_size` bytes over the image; yield what gives it the name `clone`, whole or not at all.
+def made(
+    stored: Stored, format: str, clone: str, min_size: int, seq: int = -1
+) -> Iterator[Callable[[], None]]:
+    """Make an overlay of at least `min_size` bytes over the image; yield what gives it the name `clone`,
+    whole or not at all.
 
-    What has that name meanwhile may be a newer VM's, which another host has made: LateAction is raised if it is of a later SEQ than `seq`
-    (-1: not known), and an undo takes back what was made here alone.
+    What has that name meanwhile may be a newer VM's, which another host has made: LateAction is raised if it
+    is of a later SEQ than `seq` (-1: not known), and an undo takes back what was made here alone.
     """
     dir_image.make_link(stored)
     with dir_image.side(stored, layout_store.CLONES, make=True) as clones:
@@ -58,9 +64,11 @@ def made(stored: Stored, format: str, clone: str, min_size: int, seq: int = -1) 
 
 
 def _publish(clones: str, name: str, staged: str, seq: int) -> None:
-    """Let a directory of its own, with the file `staged` as its only layer, take the place of what a clone's layers are in.
+    """Let a directory of its own, with the file `staged` as its only layer, take the place of what a clone's
+    layers are in.
 
-    No step of another host then writes into it that was meant for the one before: what is in there is found by its directory.
+    No step of another host then writes into it that was meant for the one before: what is in there is found
+    by its directory.
     """
     own, here = _staged_folder(clones, name), f"{clones}/{name}"
     with beneath.directory(clones, os.path.basename(own), make=True) as folder, Undo() as undo:
@@ -76,14 +84,18 @@ def _publish(clones: str, name: str, staged: str, seq: int) -> None:
         except OSError as e:
             if e.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT):
                 raise
-            raise LateAction(f"another host has made the clone {name} on the store meanwhile: it is left as it is") from None
+            raise LateAction(
+                f"another host has made the clone {name} on the store meanwhile: it is left as it is"
+            ) from None
         undo.add(lambda: _remove_itself(clones, name, folder))
         point("store clone in its place")
         files.fsync(clones)
 
         def check() -> None:
             if not files.is_at(layout.layers(here), os.stat(folder)):
-                raise LateAction(f"another host has made the clone {name} on the store anew meanwhile: it is left as it is")
+                raise LateAction(
+                    f"another host has made the clone {name} on the store anew meanwhile: it is left as it is"
+                )
 
         files.symlink(layout.layer(name, 0), here, check)
         undo.keep()
@@ -97,7 +109,8 @@ def _remove_itself(clones: str, name: str, folder: str) -> None:
 
 
 def _set_aside(clones: str, name: str, seq: int) -> str:
-    """Take the directory of a clone's layers out of its place by one rename; return where it is, '' if there was none.
+    """Take the directory of a clone's layers out of its place by one rename; return where it is, '' if there
+    was none.
 
     Raise LateAction for that of a later SEQ.
     """
@@ -108,7 +121,9 @@ def _set_aside(clones: str, name: str, seq: int) -> str:
             os.rename(place, aside)
             if not files.is_at(aside, os.stat(folder)):
                 os.rename(aside, place)
-                raise LateAction(f"another host has made the clone {name} on the store meanwhile: it is left as it is")
+                raise LateAction(
+                    f"another host has made the clone {name} on the store meanwhile: it is left as it is"
+                )
     except FileNotFoundError:
         return ""
     except (NotADirectoryError, UnexpectedLink):
@@ -140,7 +155,10 @@ def _seq_in(folder: str) -> int:
 def _compare(folder: str, name: str, seq: int) -> None:
     own = _seq_in(folder) if seq >= 0 else -1
     if own > seq:
-        raise LateAction(f"the clone {name} on the store is of SEQ {own} of its VM's history, and this of SEQ {seq}: it is left as it is")
+        raise LateAction(
+            f"the clone {name} on the store is of SEQ {own} of its VM's history, and this of SEQ "
+            f"{seq}: it is left as it is"
+        )
 
 
 def _refuse_late(clones: str, name: str, seq: int) -> None:
@@ -162,13 +180,17 @@ def _note_seq(clones: str, name: str, seq: int) -> None:
 
 
 def take_over(stored: Stored, clone: str, seq: int) -> None:
-    """Note that a clone is of a later SEQ than it was made at: a host that was lost has it no more. Raise LateAction."""
+    """Note that a clone is of a later SEQ than it was made at: a host that was lost has it no more. Raise
+    LateAction.
+    """
     with dir_image.side(stored, layout_store.CLONES) as clones:
         _note_seq(clones, os.path.basename(clone), seq)
 
 
 def refuse_late(clone: str, seq: int) -> None:
-    """Raise LateAction if a clone is of a later SEQ than this one, of a plan; one that is not there is of none."""
+    """Raise LateAction if a clone is of a later SEQ than this one, of a plan; one that is not there is of
+    none.
+    """
     try:
         with beneath.directory(*os.path.split(os.path.dirname(clone))) as clones:
             _refuse_late(clones, os.path.basename(clone), seq)
@@ -177,29 +199,40 @@ def refuse_late(clone: str, seq: int) -> None:
 
 
 def active(stored: Stored, vm: int, disk: int, cloud: str) -> str:
-    """Return the active layer of the clone for a disk, '' if there is none; raise BrokenChain if that cannot be told.
+    """Return the active layer of the clone for a disk, '' if there is none; raise BrokenChain if that cannot
+    be told.
 
-    Its link says it, and is the last thing that a snapshot writes: whoever died before that had a guest that wrote to the one
-    layer above, which until then is empty. So the topmost layer has the guest's data either way.
+    Its link says it, and is the last thing that a snapshot writes: whoever died before that had a guest that
+    wrote to the one layer above, which until then is empty. So the topmost layer has the guest's data either
+    way.
     """
     for path in dict.fromkeys((stored.clone(vm, disk, cloud), stored.clone(vm, disk))):
         name = os.path.basename(path)
         try:
-            with dir_image.side(stored, layout_store.CLONES) as clones, beneath.directory(clones, layout.layers(name)) as folder:
+            with (
+                dir_image.side(stored, layout_store.CLONES) as clones,
+                beneath.directory(clones, layout.layers(name)) as folder,
+            ):
                 number = layout.layer_of(os.readlink(f"{clones}/{name}"))
                 if number:
                     return layout.layer(path, layers.topmost(folder, int(number)))
         except (FileNotFoundError, NotADirectoryError):
             pass
         except OSError as e:
-            raise UnexpectedLink(f"{path} on {os.uname().nodename} is no link to a layer: {e.strerror}") from None
+            raise UnexpectedLink(
+                f"{path} on {os.uname().nodename} is no link to a layer: {e.strerror}"
+            ) from None
     return ""
 
 
 def note_pull(path: str) -> None:
-    """Note beside the layer `path` of a clone what it lies over, before its guest's QEMU copies that into it: see `put_back`."""
+    """Note beside the layer `path` of a clone what it lies over, before its guest's QEMU copies that into it:
+    see `put_back`.
+    """
     (folder, layer), (below, format) = os.path.split(path), layers.backing_of(path)
-    files.write_json(layout_store.pull_note(folder), {"version": 1, "layer": layer, "below": below, "format": format})
+    files.write_json(
+        layout_store.pull_note(folder), {"version": 1, "layer": layer, "below": below, "format": format}
+    )
     point("pull noted beside the clone")
 
 
@@ -209,9 +242,11 @@ def forget_pull(folder: str) -> None:
 
 
 def put_back(stored: Stored, clone: str) -> None:
-    """Put a layer back over what it lay over before a pull that died with its host: all the data is there, in the one below.
+    """Put a layer back over what it lay over before a pull that died with its host: all the data is there, in
+    the one below.
 
-    QEMU changes the name in the header last but one: then it still has in memory where in the layer what it has copied is.
+    QEMU changes the name in the header last but one: then it still has in memory where in the layer what it
+    has copied is.
     """
     with dir_image.side(stored, f"{layout_store.CLONES}/{layout.layers(os.path.basename(clone))}") as folder:
         noted = files.read_json(layout_store.pull_note(folder)) or {}
@@ -229,7 +264,9 @@ def put_back(stored: Stored, clone: str) -> None:
 
 
 def remove(path: str, seq: int = -1) -> None:
-    """Remove the store clone `path`: DATASTORE/.semishared/IMAGE/clones/NAME; one of a later SEQ than `seq`, of a plan, is left."""
+    """Remove the store clone `path`: DATASTORE/.semishared/IMAGE/clones/NAME; one of a later SEQ than `seq`,
+    of a plan, is left.
+    """
     clones, name = os.path.split(path)
     side_dir = os.path.dirname(clones)
     _remove(os.path.dirname(os.path.dirname(side_dir)), os.path.basename(side_dir), name, seq)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claim an image in a mounted store for a diff, and commit that to it. How it is whole or not at all: dir_journal.py."""
+"""Claim an image in a mounted store for a diff, and commit that to it. How it is whole or not at all:
+dir_journal.py.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,22 @@ def _now(image: ImageRef, owner: Owner) -> Claim:
 
 
 def _claim(image: ImageRef) -> Claim | None:
-    """Return the record of an image, under its lock; of one that was touched, or moved, and has what it had, as it is known by now."""
+    """Return the record of an image, under its lock; of one that was touched, or moved, and has what it had,
+    as it is known by now.
+    """
     stored = Stored(image.source)
     found, now = dir_journal.claim(stored), dir_image.see(stored, image.access.marker)
-    if found is None or claims.is_as(found.state, tuple(now)) or not found.generation or found.state[:KEPT] != tuple(now)[:KEPT]:
+    if (
+        found is None
+        or claims.is_as(found.state, tuple(now))
+        or not found.generation
+        or found.state[:KEPT] != tuple(now)[:KEPT]
+    ):
         return found
     with dir_image.opened(image.source) as path:
-        is_it = extents.copy(path, None, image.format, "store_read", direct=True).generation == found.generation
+        is_it = (
+            extents.copy(path, None, image.format, "store_read", direct=True).generation == found.generation
+        )
     if is_it and dir_image.see(stored, image.access.marker) == now:
         found = found._replace(state=tuple(now))
         dir_journal.write_claim(stored, found)
@@ -91,8 +102,14 @@ def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
     stored = Stored(image.source)
     with files.enough_space(stored.datastore), dir_journal.settled(stored) as fd:
         before = _may(image, owner)
-        size = qemu_img.virtual_size(beneath.path_of(fd), image.format) if image.format != "raw" else before.size
-        with carrying.opened(diff, before, size) as change, dir_journal.draft(stored) as directory, ExitStack() as room:
+        size = (
+            qemu_img.virtual_size(beneath.path_of(fd), image.format) if image.format != "raw" else before.size
+        )
+        with (
+            carrying.opened(diff, before, size) as change,
+            dir_journal.draft(stored) as directory,
+            ExitStack() as room,
+        ):
             staging = _Staging(image, diff, fd, directory, room)
             manifest, done = carrying.carry_out(change, staging.write)
             if not staging.how:
@@ -100,12 +117,18 @@ def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
             point("commit staged")
             # Who has taken the VM over meanwhile has not waited for the lock to say so.
             claims.check_epoch(image.source, owner, dir_epochs.read(image, owner.vm))
-            after = before._replace(owner=owner, generation=done.generation, touched=frozenset(change.extents))
-            decided = Decided(change.size, staging.digest, after, dir_journal.named(before), dir_image.new_token())
+            after = before._replace(
+                owner=owner, generation=done.generation, touched=frozenset(change.extents)
+            )
+            decided = Decided(
+                change.size, staging.digest, after, dir_journal.named(before), dir_image.new_token()
+            )
             dir_journal.decide(stored, directory, decided, manifest)
             sent = progress.moved["store_written"]
             if not dir_journal.end(stored, fd, trusted=True):
-                raise AnotherWriter(f"{image.source} was given to somebody else while {os.uname().nodename} was cut off")
+                raise AnotherWriter(
+                    f"{image.source} was given to somebody else while {os.uname().nodename} was cut off"
+                )
             carrying.remember(diff, change, manifest)
     return done._replace(written=done.written + progress.moved["store_written"] - sent, how=staging.how)
 
@@ -141,7 +164,9 @@ class _Staging:
             os.close(new)
 
     def _whole(self) -> int:
-        """Make the image anew: into a qcow2 file nobody but QEMU can write, and its half-done writes could not be repeated by others."""
+        """Make the image anew: into a qcow2 file nobody but QEMU can write, and its half-done writes could
+        not be repeated by others.
+        """
         self.how, path, diff = "whole", layout_store.journal_image(self._directory), self._diff
         with files.made(path) as made:
             chain = qemu_img.chain(diff.layers, diff.base, diff.format)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The content of images in mounted stores: read past this machine's cache, its generation named by whoever hashes it first.
+"""The content of images in mounted stores: read past this machine's cache, its generation named by whoever
+hashes it first.
 
-Nobody while a guest has the image open for writing: size and time may say of what it writes next that nothing has changed. On
-CephFS each client gives a file its own clock's time, and the metadata server keeps the later one (Locker::_update_cap_fields):
-writes of a host whose clock is behind show in neither.
+Nobody while a guest has the image open for writing: size and time may say of what it writes next that nothing
+has changed. On CephFS each client gives a file its own clock's time, and the metadata server keeps the later
+one (Locker::_update_cap_fields): writes of a host whose clock is behind show in neither.
 """
 
 from __future__ import annotations
@@ -33,12 +34,18 @@ class DirContent:
 
     def generation(self, seen: Seen) -> str:
         """Return the generation that was seen."""
-        return "" if self._is_written() else dir_image.generation(self._stored, seen, self._format) or self._read_again(seen)
+        return (
+            ""
+            if self._is_written()
+            else dir_image.generation(self._stored, seen, self._format) or self._read_again(seen)
+        )
 
     def _read_again(self, seen: Seen) -> str:
-        """Return the generation of an image that has another inode or time of change than when it was named, if its content is the same.
+        """Return the generation of an image that has another inode or time of change than when it was named,
+        if its content is the same.
 
-        An administrator may have renamed it, given it another mode, or copied it with its times: disks over it stay what they are.
+        An administrator may have renamed it, given it another mode, or copied it with its times: disks over
+        it stay what they are.
         """
         name = dir_image.generation(self._stored, seen, self._format, but=dir_image.LATER)
         if not name:

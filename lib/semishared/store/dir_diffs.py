@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a mounted store does for who may write to an image from elsewhere (store.Store): diffs, and VMs that were taken over.
+"""What a mounted store does for who may write to an image from elsewhere (store.Store): diffs, and VMs that
+were taken over.
 
 Most of it is loaded when there is something to do: dir_commit.py, dir_journal.py, dir_epochs.py.
 """

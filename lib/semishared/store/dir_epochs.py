@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Since when a VM is elsewhere than on a host that was lost (store.Store.note_epoch): the name of an empty file.
+"""Since when a VM is elsewhere than on a host that was lost (store.Store.note_epoch): the name of an empty
+file.
 
     <datastore>/.semishared/.epochs/VM-SEQ-CLOUD
 
-Written by whoever takes the VM over, read by every host before it starts, sends or saves what it has of a VM: so nothing else is
-loaded for that.
+Written by whoever takes the VM over, read by every host before it starts, sends or saves what it has of a VM:
+so nothing else is loaded for that.
 """
 
 from __future__ import annotations
@@ -22,11 +23,24 @@ def note(image: ImageRef, vm: int, epoch: int) -> None:
     from ..tools.crash_points import point
 
     cloud = image.access.cloud
-    with files.enough_space(image.root), beneath.directory(image.root, layout_store.epochs(), make=True) as where:
-        noted = [said for said in map(layout_store.epoch_named, os.listdir(where)) if said and (said.vm, said.cloud) == (vm, cloud)]
+    with (
+        files.enough_space(image.root),
+        beneath.directory(image.root, layout_store.epochs(), make=True) as where,
+    ):
+        noted = [
+            said
+            for said in map(layout_store.epoch_named, os.listdir(where))
+            if said and (said.vm, said.cloud) == (vm, cloud)
+        ]
         if any(said.epoch >= epoch for said in noted):
             return
-        os.close(os.open(f"{where}/{layout_store.epoch_name(vm, epoch, cloud)}", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644))
+        os.close(
+            os.open(
+                f"{where}/{layout_store.epoch_name(vm, epoch, cloud)}",
+                os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW,
+                0o644,
+            )
+        )
         point("epoch noted")
         for said in noted:
             files.unlink(f"{where}/{layout_store.epoch_name(*said)}")
@@ -49,6 +63,15 @@ def read(image: ImageRef, vm: int) -> int:
         # Nothing of ours need be there yet; an image shows that the store is.
         if os.path.lexists(ours) or (not image.access.marker and os.path.lexists(image.source)):
             return -1
-        raise StoreAbsent(f"{image.root} on {os.uname().nodename} is not the store of image {image.id}: {ours} is not there") from None
+        raise StoreAbsent(
+            f"{image.root} on {os.uname().nodename} is not the store of image {image.id}: {ours} is not there"
+        ) from None
     own = (vm, image.access.cloud)
-    return max((said.epoch for said in map(layout_store.epoch_named, names) if said and (said.vm, said.cloud) == own), default=-1)
+    return max(
+        (
+            said.epoch
+            for said in map(layout_store.epoch_named, names)
+            if said and (said.vm, said.cloud) == own
+        ),
+        default=-1,
+    )

@@ -8,21 +8,24 @@ Beside the images of a datastore lies one directory of ours per image:
     <datastore>/.semishared/9b6635f6/image            -> ../../9b6635f6   what in-place disks link to
                                     /session          who may have written last: a new token at each upload or
                                                       persistent session
-                                    /generation.json  {generation, session, format, size, mtime_ns, ctime_ns, inode} of a known content
+                                    /generation.json  {generation, session, format, size, mtime_ns, ctime_ns,
+                                    inode} of a known content
                                     /manifest         the hashes of that content (extents.py)
                                     /owner.json      whose diff may be committed to it (claims.py)
                                     /commit/         the journal of a commit (dir_journal.py)
-                                    /clones/VM-DISK-CLOUD    non-persistent disks whose place is shared (tools/layers.py)
+                                    /clones/VM-DISK-CLOUD    non-persistent disks whose place is shared
+                                    (tools/layers.py)
 
-A generation is current only while its token is the session's and size, times and inode are the image's own. So the end of a
-generation is one rename (a new token), before a guest can write; and whoever publishes a generation too late
-publishes one that nobody takes. Nothing here needs a lock across hosts.
+A generation is current only while its token is the session's and size, times and inode are the image's own.
+So the end of a generation is one rename (a new token), before a guest can write; and whoever publishes a
+generation too late publishes one that nobody takes. Nothing here needs a lock across hosts.
 
-On NFS, what is known of a name is old: absent for up to 30 s after it was made elsewhere, size and time of a file as they
-were. So names are looked up in directories that have just been opened, and an image is opened to see what it is.
+On NFS, what is known of a name is old: absent for up to 30 s after it was made elsewhere, size and time of a
+file as they were. So names are looked up in directories that have just been opened, and an image is opened to
+see what it is.
 
-Every host can write here, also one that was broken into: everything is opened beneath the datastore's directory, and what
-is done is done in what was opened (beneath.py).
+Every host can write here, also one that was broken into: everything is opened beneath the datastore's
+directory, and what is done is done in what was opened (beneath.py).
 """
 
 from __future__ import annotations
@@ -73,9 +76,11 @@ class Stored(NamedTuple):
 
 
 def check(source: str, marker_id: str = "") -> os.stat_result:
-    """Return the status of image `source` in the store with the id `marker_id` ('' : one that was never marked).
+    """Return the status of image `source` in the store with the id `marker_id` ('' : one that was never
+    marked).
 
-    Raise StoreAbsent, OtherStore, StoreUnavailable, MissingImage, UnexpectedLink or UnexpectedFile, saying on which machine.
+    Raise StoreAbsent, OtherStore, StoreUnavailable, MissingImage, UnexpectedLink or UnexpectedFile, saying on
+    which machine.
     """
     directory, name = os.path.split(source)
     marker.check(directory, marker_id)
@@ -99,7 +104,9 @@ def explained(source: str) -> Iterator[None]:
 
 @contextmanager
 def opened(source: str) -> Iterator[str]:
-    """Yield a path to the image (or another file of a datastore) `source`, open for reading; raise as `check`."""
+    """Yield a path to the image (or another file of a datastore) `source`, open for reading; raise as
+    `check`.
+    """
     directory, name = os.path.split(source)
     with explained(source):
         fd = beneath.open_file(directory, name)
@@ -111,8 +118,12 @@ def opened(source: str) -> Iterator[str]:
 
 @contextmanager
 def side(stored: Stored, below: str = "", *, make: bool = False) -> Iterator[str]:
-    """Yield a path to the image's directory of ours, or the directory `below` it, that stays where it is now."""
-    with beneath.directory(stored.datastore, f"{stored.below}/{below}" if below else stored.below, make=make) as path:
+    """Yield a path to the image's directory of ours, or the directory `below` it, that stays where it is
+    now.
+    """
+    with beneath.directory(
+        stored.datastore, f"{stored.below}/{below}" if below else stored.below, make=make
+    ) as path:
         yield path
 
 
@@ -161,7 +172,9 @@ def begin_session(stored: Stored, token: str = "") -> str:
 
 
 def make_link(stored: Stored) -> str:
-    """Return the link that in-place disks point to, made if need be (stock drivers leave a link to a link alone)."""
+    """Return the link that in-place disks point to, made if need be (stock drivers leave a link to a link
+    alone).
+    """
     with _made(stored) as path:
         files.symlink(layout_store.link_target(stored.name), layout_store.link(path))
     return stored.link
@@ -172,11 +185,15 @@ def check_link(stored: Stored) -> None:
     check(stored.source)
     with explained(stored.link), side(stored) as path:
         if os.readlink(layout_store.link(path)) != layout_store.link_target(stored.name):
-            raise UnexpectedLink(f"{stored.link} on {os.uname().nodename} leads to {os.readlink(layout_store.link(path))}")
+            raise UnexpectedLink(
+                f"{stored.link} on {os.uname().nodename} leads to {os.readlink(layout_store.link(path))}"
+            )
 
 
 class Seen(NamedTuple):
-    """The state of an image at one moment: equal before and after means that nobody began to write in between."""
+    """The state of an image at one moment: equal before and after means that nobody began to write in
+    between.
+    """
 
     session: str
     size: int
@@ -198,7 +215,8 @@ def see(stored: Stored, marker_id: str = "") -> Seen:
 
 
 def generation(stored: Stored, seen: Seen, format: str = "", but: tuple[str, ...] = ()) -> str:
-    """Return the name of the image's current generation, '' if its content is unknown, or known in another format only.
+    """Return the name of the image's current generation, '' if its content is unknown, or known in another
+    format only.
 
     `but`: what of its state may be another one, for who reads the content itself.
     """
@@ -209,7 +227,9 @@ def generation(stored: Stored, seen: Seen, format: str = "", but: tuple[str, ...
         return ""
     # Those of older versions have neither ctime nor inode.
     state = {key: value for key, value in seen._asdict().items() if key not in but}
-    if not header or any(header.get(key, value if key in LATER else None) != value for key, value in state.items()):
+    if not header or any(
+        header.get(key, value if key in LATER else None) != value for key, value in state.items()
+    ):
         return ""
     if format and header.get("format", format) != format:
         # The same bytes read otherwise: another disk for a guest, and another name.
@@ -236,7 +256,8 @@ def publish_generation(stored: Stored, found: extents.Manifest, seen: Seen) -> N
         if len(text) <= extents.MANIFEST_LIMIT:
             files.write(layout_store.manifest(path), text)
         files.write_json(
-            layout_store.generation(path), {"generation": extents.generation_of(text), "format": found.format, **seen._asdict()}
+            layout_store.generation(path),
+            {"generation": extents.generation_of(text), "format": found.format, **seen._asdict()},
         )
     point("generation published")
 

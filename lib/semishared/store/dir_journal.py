@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commits to images in mounted stores: decided by one rename, and ended by whoever comes next, if who has begun them cannot.
+"""Commits to images in mounted stores: decided by one rename, and ended by whoever comes next, if who has
+begun them cannot.
 
-    .semishared/NAME/commits/.staged-*  a journal that is being written: thrown away by the next claim or commit
-    .semishared/NAME/commit/            one that is whole, put here by one rename: from then on the image is the new content,
+    .semishared/NAME/commits/.staged-*  a journal that is being written: thrown away by the next claim or
+    commit
+    .semishared/NAME/commit/            one that is whole, put here by one rename: from then on the image is
+    the new content,
                                         for everybody who settles it before they look
-        journal.json    {version, size, digest, claim, before, session}: the record of the image after it, what names that before it,
+        journal.json    {version, size, digest, claim, before, session}: the record of the image after it,
+        what names that before it,
                         and the token of the session that its end begins
-        image           the new content, a clone of the image by reflink (or all of it anew): the image is replaced by it; or
+        image           the new content, a clone of the image by reflink (or all of it anew): the image is
+        replaced by it; or
         ranges  data    what is to be written to the image, where it is
         manifest        of the new content, if that is known
 
-All under one lock, on the image itself (writers.alone): no QEMU opens it meanwhile. A process that has lost that lock, since its
-machine was cut off, finds its journal thrown away, and cannot decide any more; and its file system lets it write no more. What it
-has decided all the same, late, nobody carries out: the image was claimed, committed to, or given to a guest since.
+All under one lock, on the image itself (writers.alone): no QEMU opens it meanwhile. A process that has lost
+that lock, since its machine was cut off, finds its journal thrown away, and cannot decide any more; and its
+file system lets it write no more. What it has decided all the same, late, nobody carries out: the image was
+claimed, committed to, or given to a guest since.
 """
 
 from __future__ import annotations
@@ -79,7 +85,9 @@ def _alone(stored: Stored) -> Iterator[int]:
 
 @contextmanager
 def settled(stored: Stored) -> Iterator[int]:
-    """Yield the image, locked, open for writing, with no commit under way, and no other one that could still be decided."""
+    """Yield the image, locked, open for writing, with no commit under way, and no other one that could still
+    be decided.
+    """
     while True:
         settle(stored)
         with _alone(stored) as fd:
@@ -142,7 +150,9 @@ def decide(stored: Stored, directory: str, it: Decided, manifest: extents.Manife
     """Decide a commit whose data are in the journal `directory`; the caller has the lock."""
     said = {"version": VERSION, **it._asdict(), "claim": it.after.to_data()}
     del said["after"]
-    lost = f"{stored.source}: another machine has taken its lock from {os.uname().nodename}, which was cut off"
+    lost = (
+        f"{stored.source}: another machine has taken its lock from {os.uname().nodename}, which was cut off"
+    )
     try:
         text = manifest.text() if manifest else b""
         if 0 < len(text) <= extents.MANIFEST_LIMIT:
@@ -151,7 +161,10 @@ def decide(stored: Stored, directory: str, it: Decided, manifest: extents.Manife
         point("commit written")
         with dir_image.side(stored) as side:
             # By its name: what was thrown away is not there.
-            os.rename(f"{layout_store.commits(side)}/{os.path.basename(os.readlink(directory))}", layout_store.commit(side))
+            os.rename(
+                f"{layout_store.commits(side)}/{os.path.basename(os.readlink(directory))}",
+                layout_store.commit(side),
+            )
             files.fsync(side)
     except FileNotFoundError:
         raise AnotherWriter(lost) from None
@@ -164,7 +177,9 @@ def decide(stored: Stored, directory: str, it: Decided, manifest: extents.Manife
 
 @contextmanager
 def room_counted(stored: Stored) -> Iterator[None]:
-    """Be, within the block, the only one who counts on the store's free space: a commit that is decided takes it only when it is ended."""
+    """Be, within the block, the only one who counts on the store's free space: a commit that is decided takes
+    it only when it is ended.
+    """
     with ExitStack() as stack:
         path = stack.enter_context(beneath.directory(stored.datastore, layout_store.side(), make=True))
         stack.enter_context(locks.exclusive(f"{path}/{layout_store.ROOM_LOCK}", locks.VM_LIMIT_S))
@@ -172,15 +187,21 @@ def room_counted(stored: Stored) -> Iterator[None]:
 
 
 def check_room(stored: Stored, fd: int, wanted: int, size: int) -> None:
-    """Raise NoSpace unless `wanted` bytes can be written to the open image, of `size` then: once that is decided, it must not fail."""
+    """Raise NoSpace unless `wanted` bytes can be written to the open image, of `size` then: once that is
+    decided, it must not fail.
+    """
     needed = min(wanted, max(size, os.fstat(fd).st_size) - os.fstat(fd).st_blocks * 512)
     free = dir_image.capacity(stored.datastore)[2]
     if needed > free:
-        raise NoSpace(f"{stored.datastore} has {human(free)} free, and what is to be committed needs {human(needed)} beside its journal")
+        raise NoSpace(
+            f"{stored.datastore} has {human(free)} free, and what is to be committed needs "
+            f"{human(needed)} beside its journal"
+        )
 
 
 def end(stored: Stored, fd: int, *, trusted: bool = False) -> bool:
-    """Carry out what was decided, and forget it; the caller has the lock, `fd` is the image. `trusted`: we have just written it.
+    """Carry out what was decided, and forget it; the caller has the lock, `fd` is the image. `trusted`: we
+    have just written it.
 
     Return False if the image is somebody else's since: then it is forgotten alone.
     """
@@ -208,9 +229,20 @@ def end(stored: Stored, fd: int, *, trusted: bool = False) -> bool:
 def _read(directory: str) -> Decided:
     """Return what a journal says; raise JournalDamaged."""
     said = files.hint(layout_store.journal(directory), LIMIT)  # one that says nothing is damaged
-    after, size, digest, session = Claim.from_data(said.get("claim")), said.get("size"), said.get("digest"), said.get("session", "")
+    after, size, digest, session = (
+        Claim.from_data(said.get("claim")),
+        said.get("size"),
+        said.get("digest"),
+        said.get("session", ""),
+    )
     version = VERSION if session else BEFORE
-    if said.get("version") != version or after is None or type(size) is not int or not isinstance(digest, str) or type(session) is not str:
+    if (
+        said.get("version") != version
+        or after is None
+        or type(size) is not int
+        or not isinstance(digest, str)
+        or type(session) is not str
+    ):
         raise JournalDamaged(f"{beneath.readable(layout_store.journal(directory))} cannot be read")
     return Decided(size, digest, after, said.get("before"), session)
 
@@ -221,7 +253,9 @@ def named(claim: Claim) -> list[object]:
 
 
 def _is_due(stored: Stored, it: Decided) -> bool:
-    """Tell whether the image is still that which a commit was decided for, or what its end, begun before, has made of that."""
+    """Tell whether the image is still that which a commit was decided for, or what its end, begun before, has
+    made of that.
+    """
     found = claim(stored)
     if not it.session:
         return True  # of an older version: nobody knows

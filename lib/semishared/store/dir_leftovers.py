@@ -15,7 +15,9 @@ def look(path: str) -> dict[str, object]:
     """Return what lies in the directory of a datastore, for plan/gc.py to judge."""
     side = f"{path}/{layout_store.side()}"
     # Nothing else is looked into: lost+found of a file system, for one, is root's.
-    images = [name for name in inventory.names(path, root=True) if layout_store.is_image(layout.disk_of(name))]
+    images = [
+        name for name in inventory.names(path, root=True) if layout_store.is_image(layout.disk_of(name))
+    ]
     sides, staged = [], inventory.staged(path) + inventory.staged(side)
     if beneath.is_link(side):
         return {"path": path, "images": [], "sides": [], "staged": [], "uploads": [], "epochs": []}
@@ -38,20 +40,30 @@ def look(path: str) -> dict[str, object]:
         "staged": staged,
         "epochs": [
             inventory.seen(f"{epochs}/{name}", vm=said.vm, cloud=said.cloud)
-            for name in inventory.names(epochs) for said in (layout_store.epoch_named(name),) if said
+            for name in inventory.names(epochs)
+            for said in (layout_store.epoch_named(name),)
+            if said
         ],
         # After the sides: an upload makes its own directory before that of its image.
         "uploads": [
-            inventory.seen(f"{uploads}/{name}", name=name, held=locks.is_held(layout_store.upload_lock(f"{uploads}/{name}")))
+            inventory.seen(
+                f"{uploads}/{name}",
+                name=name,
+                held=locks.is_held(layout_store.upload_lock(f"{uploads}/{name}")),
+            )
             for name in inventory.names(uploads)
         ],
-    }  # fmt: skip
+    }
 
 
 def _side(directory: str) -> tuple[dict[str, object], list[dict[str, object]]]:
     """Return what lies in the directory of an image, and what is unpublished there."""
     folder, clones = layout_store.clones(directory), []
-    staged = inventory.staged(directory) + inventory.staged(folder) + inventory.staged(layout_store.commits(directory))
+    staged = (
+        inventory.staged(directory)
+        + inventory.staged(folder)
+        + inventory.staged(layout_store.commits(directory))
+    )
     for entry in inventory.names(folder):
         own = layout_store.clone_named(entry)
         if own:
@@ -62,7 +74,9 @@ def _side(directory: str) -> tuple[dict[str, object], list[dict[str, object]]]:
 
 
 def _shown(found: Any, opened: str, directory: str) -> Any:
-    """Return what was found in a directory with the paths that lead there, in the place of those of the opened one."""
+    """Return what was found in a directory with the paths that lead there, in the place of those of the
+    opened one.
+    """
     if isinstance(found, dict):
         return {key: _shown(value, opened, directory) for key, value in found.items()}
     if isinstance(found, (list, tuple)):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data of a commit to an image in a mounted store: written to a file, or noted in a journal to be written later (dir_journal.py).
+"""The data of a commit to an image in a mounted store: written to a file, or noted in a journal to be written
+later (dir_journal.py).
 
 It comes by the extent, and several extents are worked on side by side.
 """
@@ -37,7 +38,9 @@ T = TypeVar("T")
 
 
 def cloned(fd: int, directory: str) -> int:
-    """Make a clone of the open image in a journal that shares its blocks, and return it open; -1 where the file system has no such."""
+    """Make a clone of the open image in a journal that shares its blocks, and return it open; -1 where the
+    file system has no such.
+    """
     path = layout_store.journal_image(directory)
     new = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -63,7 +66,9 @@ def as_before(fd: int, new: int) -> None:
 
 
 def put(fd: int, size: int, sent: Iterable[int]) -> int:
-    """Make an open image of `size` bytes of what `write` sends; return how many bytes that were, as it said."""
+    """Make an open image of `size` bytes of what `write` sends; return how many bytes that were, as it
+    said.
+    """
     if os.fstat(fd).st_size < size:
         os.ftruncate(fd, size)
     written = 0
@@ -88,8 +93,12 @@ def write(file: whole_pages.File, part: Part) -> int:
 
 
 def _zero(fd: int, start: int, length: int) -> int:
-    """Make a hole, or write zeros where the file system makes none (NFSv3); return how many bytes were sent."""
-    done = ctypes.CDLL(None, use_errno=True).fallocate(fd, PUNCH, ctypes.c_int64(start), ctypes.c_int64(length))
+    """Make a hole, or write zeros where the file system makes none (NFSv3); return how many bytes were
+    sent.
+    """
+    done = ctypes.CDLL(None, use_errno=True).fallocate(
+        fd, PUNCH, ctypes.c_int64(start), ctypes.c_int64(length)
+    )
     if not done:
         return 0
     for at in range(start, start + length, len(ZEROS)):
@@ -100,7 +109,10 @@ def _zero(fd: int, start: int, length: int) -> int:
 def note(directory: str, change: Change, pace: Pace) -> tuple[str, int]:
     """Write a change into a journal; return its digest, and how many bytes were sent."""
     found, lock, end = hashlib.sha256(), threading.Lock(), 0
-    with open(layout_store.journal_ranges(directory), "xb") as ranges, open(layout_store.journal_data(directory), "xb", 0) as data:
+    with (
+        open(layout_store.journal_ranges(directory), "xb") as ranges,
+        open(layout_store.journal_data(directory), "xb", 0) as data,
+    ):
         with whole_pages.opened(data.fileno()) as file:
 
             def append(part: Part) -> tuple[bytes, str, int]:
@@ -136,7 +148,8 @@ def _packed(heads: Heads) -> bytes:
 
 
 def replayed(directory: str, size: int, fd: int) -> Iterator[int]:
-    """Write what is in a journal to an open image of `size` bytes; yield how many bytes were sent, extent by extent.
+    """Write what is in a journal to an open image of `size` bytes; yield how many bytes were sent, extent by
+    extent.
 
     Raise JournalDamaged for what is none.
     """
@@ -154,10 +167,15 @@ def digest(directory: str, size: int) -> str:
 
 
 def _each(directory: str, size: int, work: Callable[[Heads, Part], T]) -> Iterator[T]:
-    """Yield what `work` returns of what a journal says of each extent, and has of it; it is called side by side."""
+    """Yield what `work` returns of what a journal says of each extent, and has of it; it is called side by
+    side.
+    """
     buffers = whole_pages.Buffers()
     with ExitStack() as stack:
-        ranges, data = (stack.enter_context(_opened(of(directory))) for of in (layout_store.journal_ranges, layout_store.journal_data))
+        ranges, data = (
+            stack.enter_context(_opened(of(directory)))
+            for of in (layout_store.journal_ranges, layout_store.journal_data)
+        )
         file = stack.enter_context(whole_pages.opened(data.fileno()))
 
         def carry(heads: Heads) -> T:
@@ -180,12 +198,16 @@ def _extents(ranges: IO[bytes]) -> Iterator[Heads]:
         yield heads
 
 
-def _chunk(directory: str, data: whole_pages.File, head: tuple[int, int, int], size: int, memory: memoryview) -> Chunk:
+def _chunk(
+    directory: str, data: whole_pages.File, head: tuple[int, int, int], size: int, memory: memoryview
+) -> Chunk:
     """Return a chunk that a journal names, read into memory for its extent."""
     start, length, at = head
     view = memory[start % extents.EXTENT :][:length]
     if start + length > size or len(view) != length or (at != ZERO and data.read(view, max(at, 0)) != length):
-        raise JournalDamaged(f"{beneath.readable(directory)} ends within a range, or names one that is not in the image")
+        raise JournalDamaged(
+            f"{beneath.readable(directory)} ends within a range, or names one that is not in the image"
+        )
     return start, length, None if at == ZERO else view
 
 

@@ -73,26 +73,33 @@ def copy(source: str, target: str) -> None:
 
 
 def refuse_newer(stored: Stored, session: str) -> None:
-    """Raise Overtaken if an image is in another session than that: given to a guest since, elsewhere perhaps, committed to, or replaced."""
+    """Raise Overtaken if an image is in another session than that: given to a guest since, elsewhere perhaps,
+    committed to, or replaced.
+    """
     if dir_image.session(stored) != session:
         why = f"was given to a guest, or replaced, since this was planned for it on {os.uname().nodename}"
         raise Overtaken(f"{stored.source} {why}: it is left as it is")
 
 
 def put(staged: str, stored: Stored, session: str) -> None:
-    """Rename a file to an image that is in that session still: its generation ends. Raise AnotherWriter, Overtaken."""
+    """Rename a file to an image that is in that session still: its generation ends. Raise AnotherWriter,
+    Overtaken.
+    """
     # A guest would go on writing to a file without a name.
     writers.check_file(stored.source)
     refuse_newer(stored, session)
     os.rename(staged, stored.source)
-    # Not before: it would hide that somebody has begun one. Until then the file itself, another one, ends the generation.
+    # Not before: it would hide that somebody has begun one. Until then the file itself, another one, ends the
+    # generation.
     dir_image.begin_session(stored)
 
 
 def copy_back(source: str, snapshot: int, format: str, min_size: int, session: str = "") -> None:
-    """Replace an image's content by that of a snapshot beside it, of `min_size` bytes at least; its generation ends.
+    """Replace an image's content by that of a snapshot beside it, of `min_size` bytes at least; its
+    generation ends.
 
-    Raise AnotherWriter if somebody writes to the image, Overtaken if its session is another than that by then ('' : than now).
+    Raise AnotherWriter if somebody writes to the image, Overtaken if its session is another than that by then
+    ('' : than now).
     """
     session = session or dir_image.session(Stored(source))
     refuse_newer(Stored(source), session)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores of kind `dir`: mounted directory trees, the same path on the front-end and on all hosts (store.Store).
+"""Stores of kind `dir`: mounted directory trees, the same path on the front-end and on all hosts
+(store.Store).
 
-What lies where: dir_image.py. Every machine that mounts the store changes it, so nothing is asked of a bridge.
+What lies where: dir_image.py. Every machine that mounts the store changes it, so nothing is asked of a
+bridge.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ class DirStore(DirDiffs):
         self._access = access
 
     def _at(self, image: ImageRef) -> os.stat_result:
-        """Return the status of an image that is there, in the store it should be in, after a commit that was killed is ended."""
+        """Return the status of an image that is there, in the store it should be in, after a commit that was
+        killed is ended.
+        """
         self.settle(image)
         return dir_image.check(image.source, image.access.marker)
 
@@ -60,7 +64,9 @@ class DirStore(DirDiffs):
         marker.check(root, self._access.marker)
 
     def check(self, image: ImageRef) -> None:
-        """Raise unless the image is there, is what it is said to be, and is no stack of a stock driver's layers."""
+        """Raise unless the image is there, is what it is said to be, and is no stack of a stock driver's
+        layers.
+        """
         # First of all: nothing may be written below a mount point that is not mounted.
         self._at(image)
         inspection.check(image.source, image.format)
@@ -72,9 +78,15 @@ class DirStore(DirDiffs):
 
     @contextmanager
     def opened(self, image: ImageRef, snapshot: int = -1) -> Iterator[str]:
-        """Yield a path to the file, opened here: no name in a header and no link on the store says what is read."""
+        """Yield a path to the file, opened here: no name in a header and no link on the store says what is
+        read.
+        """
         self.settle(image)
-        with dir_image.opened(image.source) if snapshot == -1 else dir_snapshots.opened(image.source, snapshot) as found:
+        with (
+            dir_image.opened(image.source)
+            if snapshot == -1
+            else dir_snapshots.opened(image.source, snapshot) as found
+        ):
             inspection.check(found, image.format, beneath.readable(found))
             yield found
 
@@ -129,11 +141,15 @@ class DirStore(DirDiffs):
         with dir_upload.uploading(stored.datastore, stored.name) as up:
             yield up
 
-    def publish(self, image: ImageRef, path: str, known: extents.Manifest | None = None, *, sparse: bool = True) -> str:
+    def publish(
+        self, image: ImageRef, path: str, known: extents.Manifest | None = None, *, sparse: bool = True
+    ) -> str:
         """Give the file `path`, in the directory of an upload, the image's name."""
         return dir_upload.publish(path, image.format, image.source, known, sparse=sparse)
 
-    def receive(self, image: ImageRef, size: int, arriving: Iterable[tuple[int, bytes]], said: Callable[[], str]) -> str:
+    def receive(
+        self, image: ImageRef, size: int, arriving: Iterable[tuple[int, bytes]], said: Callable[[], str]
+    ) -> str:
         """Write the extents to a file of an upload."""
         with self._uploading(image) as up:
             with extents.Copy(up.file("received"), size) as made:
@@ -141,7 +157,9 @@ class DirStore(DirDiffs):
                     made.add(index, content)
             found = made.manifest(image.format)
             if found.generation != said():
-                raise TransferCorrupt(f"{image.source}: what arrived on {os.uname().nodename} is not what was sent")
+                raise TransferCorrupt(
+                    f"{image.source}: what arrived on {os.uname().nodename} is not what was sent"
+                )
             point("image received")
             return self.publish(image, up.file("received"), found)
 
@@ -151,7 +169,9 @@ class DirStore(DirDiffs):
             dir_upload.create(image.format, size, fs, up)
 
     def copy(self, image: ImageRef, source: str, snapshot: int = -1, most: int = 0) -> None:
-        """Copy the file, which may be another datastore's: the same format. The copy is judged: others can write to what it is of."""
+        """Copy the file, which may be another datastore's: the same format. The copy is judged: others can
+        write to what it is of.
+        """
         with self.opened(image._replace(source=source), snapshot) as opened, self._uploading(image) as up:
             stock_layout.refuse(source, image.format)
             size, path = os.path.getsize(opened), up.file("copy")
@@ -192,7 +212,9 @@ class DirStore(DirDiffs):
     # -- what its content is called -----------------------------------------------------------------
 
     def freeze(self, image: ImageRef) -> str:
-        """Return the generation: a file can be read as it is, and whoever does looks whether it has changed meanwhile."""
+        """Return the generation: a file can be read as it is, and whoever does looks whether it has changed
+        meanwhile.
+        """
         found = self.content(image)
         return found.generation(found.see())
 
@@ -210,11 +232,14 @@ class DirStore(DirDiffs):
 
     @contextmanager
     def replaced(self, image: ImageRef, size: int, session: str = "") -> Iterator[DirDraft]:
-        """Yield the draft of a file that is renamed to the image: whoever has that open goes on with the old one."""
+        """Yield the draft of a file that is renamed to the image: whoever has that open goes on with the old
+        one.
+        """
         stored, mode = Stored(image.source), self._at(image).st_mode & 0o777
         session = session or dir_image.session(stored)
         writers.check_file(stored.source)
-        # Only the VM that has the image replaces it (oned gives it to nobody else), and every session tidies up there.
+        # Only the VM that has the image replaces it (oned gives it to nobody else), and every session tidies
+        # up there.
         with dir_image.side(stored, make=True) as side:
             files.remove_staged(side, "restored")
             staged = files.staged_name(f"{side}/restored")
@@ -229,7 +254,11 @@ class DirStore(DirDiffs):
     # -- snapshots and clones -----------------------------------------------------------------------
 
     def keep(
-        self, image: ImageRef, snapshot: int, fill: Callable[[str], None] | None = None, check: Callable[[], None] | None = None
+        self,
+        image: ImageRef,
+        snapshot: int,
+        fill: Callable[[str], None] | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
         """Publish a copy beside the image."""
         self._at(image)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bring images into a store of kind `dir`: convert, hash, publish. Where they come from: source.py.
 
-An upload works in <datastore>/.semishared/.uploads/NAME, and holds a lock in it. What a killed upload leaves there is
-removed by the next one. The image appears under its final name by one rename, and has its generation before oned is told.
+An upload works in <datastore>/.semishared/.uploads/NAME, and holds a lock in it. What a killed upload leaves
+there is removed by the next one. The image appears under its final name by one rename, and has its generation
+before oned is told.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class Upload:
         self.datastore_dir = datastore_dir
         self.target = f"{datastore_dir}/{name}"
         self.directory = directory or f"{datastore_dir}/{layout_store.side(layout_store.UPLOADS)}/{name}"
-        """While the upload is under way a path to the opened directory, which leads there whatever becomes of its name."""
+        """While the upload is under way a path to the opened directory, which leads there whatever becomes of
+        its name.
+        """
 
     def file(self, name: str) -> str:
         return f"{self.directory}/{name}"
@@ -50,7 +53,9 @@ def _hold(path: str) -> IO[str] | None:
 
 @contextmanager
 def uploading(datastore_dir: str, name: str = "") -> Iterator[Upload]:
-    """Yield the place of a new upload of the image `name` ('': a new name); whatever happens, nothing but a published image stays."""
+    """Yield the place of a new upload of the image `name` ('': a new name); whatever happens, nothing but a
+    published image stays.
+    """
     try:
         side = beneath.open_directory(datastore_dir, layout_store.side(), make=True)
     except OSError as e:
@@ -58,7 +63,10 @@ def uploading(datastore_dir: str, name: str = "") -> Iterator[Upload]:
     try:
         path = beneath.path_of(side)
         name = name or os.urandom(16).hex()
-        with beneath.directory(path, layout_store.UPLOADS, make=True) as uploads, _begun(datastore_dir, path, uploads, name) as upload:
+        with (
+            beneath.directory(path, layout_store.UPLOADS, make=True) as uploads,
+            _begun(datastore_dir, path, uploads, name) as upload,
+        ):
             yield upload
     finally:
         os.close(side)
@@ -113,7 +121,9 @@ def convert(path: str, found: str, wanted: str, upload: Upload) -> str:
     return target
 
 
-def publish(path: str, format: str, source: str, known: extents.Manifest | None = None, *, sparse: bool = True) -> str:
+def publish(
+    path: str, format: str, source: str, known: extents.Manifest | None = None, *, sparse: bool = True
+) -> str:
     """Publish the file `path` in an upload's directory as the new image `source`; return its generation.
 
     `known`: what is in it, if that was hashed when it was written.
@@ -123,7 +133,11 @@ def publish(path: str, format: str, source: str, known: extents.Manifest | None 
     os.rename(path, staged)
     fd = beneath.open_file(directory, "image", os.O_RDWR)
     with open(fd, "r+b") as file:
-        manifest = known._replace(format=format) if known else extents.copy(beneath.path_of(fd), None, format, "store_read")
+        manifest = (
+            known._replace(format=format)
+            if known
+            else extents.copy(beneath.path_of(fd), None, format, "store_read")
+        )
         if not sparse and manifest.size:
             os.posix_fallocate(fd, 0, manifest.size)
         os.fchmod(fd, 0o660)
@@ -133,7 +147,8 @@ def publish(path: str, format: str, source: str, known: extents.Manifest | None 
         token = dir_image.begin_session(stored)
         os.rename(staged, source)
         files.fsync(stored.datastore)
-        # Its change time is that of the rename; one that is killed here has an image of which oned does not know.
+        # Its change time is that of the rename; one that is killed here has an image of which oned does not
+        # know.
         dir_image.publish_generation(stored, manifest, dir_image.Seen.of(token, os.fstat(file.fileno())))
     point("image published")
     return manifest.generation

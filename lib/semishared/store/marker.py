@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The marker of a mounted store: how a directory is known to be the store, and not the place where it is to be mounted.
+"""The marker of a mounted store: how a directory is known to be the store, and not the place where it is to
+be mounted.
 
     <datastore>/.semishared/store      {"version": 1, "id": "32 hex digits", "cloud": "32 hex digits"}
 
-`cloud`: of a root of shares which OpenNebula it is of, as ids of images say nothing without that; not of other stores. The same id is
-SEMISHARED_STORE in the datastore's template, and travels with every image of it (plan/stores.Access). It is opened and
-read each time: on network file systems a name may be remembered, or remembered as absent, by who only looks.
+`cloud`: of a root of shares which OpenNebula it is of, as ids of images say nothing without that; not of
+other stores. The same id is SEMISHARED_STORE in the datastore's template, and travels with every image of it
+(plan/stores.Access). It is opened and read each time: on network file systems a name may be remembered, or
+remembered as absent, by who only looks.
 """
 
 from __future__ import annotations
@@ -70,22 +72,35 @@ def said(store_dir: str) -> Said:
 
 
 def check(store_dir: str, wanted: str) -> None:
-    """Raise StoreAbsent or OtherStore unless `store_dir` is the store with the id `wanted`; nothing is known of one without."""
+    """Raise StoreAbsent or OtherStore unless `store_dir` is the store with the id `wanted`; nothing is known
+    of one without.
+    """
     if not wanted:
         return
     found = read(store_dir)
     node = os.uname().nodename
     if not found:
-        raise StoreAbsent(f"{store_dir} on {node} is not the datastore's store: its marker {BELOW} is not there")
+        raise StoreAbsent(
+            f"{store_dir} on {node} is not the datastore's store: its marker {BELOW} is not there"
+        )
     if found != wanted:
-        raise OtherStore(f"{store_dir} on {node} is another datastore's store: its marker says {found}, the datastore has {wanted}")
+        raise OtherStore(
+            f"{store_dir} on {node} is another datastore's store: its marker says {found}, the "
+            f"datastore has {wanted}"
+        )
 
 
 def write(store_dir: str, store: str, cloud: str = "") -> None:
-    """Mark `store_dir` as the store with the id `store`, of `cloud`; what is made belongs to whoever has the directory."""
+    """Mark `store_dir` as the store with the id `store`, of `cloud`; what is made belongs to whoever has the
+    directory.
+    """
     made = not os.path.isdir(f"{store_dir}/{layout_store.side()}")
     with beneath.directory(store_dir, layout_store.side(), make=True) as side:
-        files.write_json(f"{side}/{layout_store.MARKER}", {"version": VERSION, "id": store, **({"cloud": cloud} if cloud else {})}, LIMIT)
+        files.write_json(
+            f"{side}/{layout_store.MARKER}",
+            {"version": VERSION, "id": store, **({"cloud": cloud} if cloud else {})},
+            LIMIT,
+        )
         if os.geteuid() == 0:
             owner = os.stat(store_dir)
             if made:

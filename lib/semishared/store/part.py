@@ -34,7 +34,9 @@ class Part:
 
 
 def digest_of(*contents: memoryview) -> str:
-    """Return the hash of some pieces in a row, as a manifest has it for an extent: '' for one that is all zero."""
+    """Return the hash of some pieces in a row, as a manifest has it for an extent: '' for one that is all
+    zero.
+    """
     if len(contents) == 1 and extents.is_zero(contents[0]):
         return ""
     found = hashlib.sha256()

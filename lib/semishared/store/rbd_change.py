@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes of an RBD image's content that are whole or undone: meanwhile nobody can open half of it.
 
-    one-35@semishared-undo        what the image was before the change that is under way
-    one-35.semishared-changing    the image, out of everybody's sight
+one-35@semishared-undo        what the image was before the change that is under way
+one-35.semishared-changing    the image, out of everybody's sight
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def exists(where: ceph.Pool, name: str) -> bool:
 
 
 def begin(where: ceph.Pool, name: str) -> str:
-    """Take an image out of everybody's sight, so that its content can be replaced; return its name meanwhile."""
+    """Take an image out of everybody's sight, so that its content can be replaced; return its name
+    meanwhile.
+    """
     settle(where, name)
     hidden = layout_pool.changing(name)
     with ceph.opened(where, name) as image:
@@ -43,7 +45,9 @@ def begin(where: ceph.Pool, name: str) -> str:
 
 
 def under_way(where: ceph.Pool, name: str) -> str:
-    """Return what names the change of an image that is under way, '' for none: no other snapshot of the pool has ever had that id."""
+    """Return what names the change of an image that is under way, '' for none: no other snapshot of the pool
+    has ever had that id.
+    """
     try:
         with ceph.opened(where, layout_pool.changing(name), read_only=True) as image:
             found = find(image, UNDO)
@@ -67,7 +71,9 @@ def settle(where: ceph.Pool, name: str) -> None:
     if not exists(where, hidden):
         return rbd_claim.settle(where, name)
     if exists(where, name):
-        raise SemisharedError(f"both {where.name}/{name} and {hidden} are there: look at them, and remove one by hand")
+        raise SemisharedError(
+            f"both {where.name}/{name} and {hidden} are there: look at them, and remove one by hand"
+        )
     with ceph.opened(where, hidden) as image:
         wait_unused(image, f"{where.name}/{hidden}")
         if find(image, UNDO):
@@ -77,7 +83,9 @@ def settle(where: ceph.Pool, name: str) -> None:
 
 @contextmanager
 def changing(where: ceph.Pool, name: str) -> Iterator[str]:
-    """Yield the name under which an image may be changed; it is the new content when the block ends well, else the old."""
+    """Yield the name under which an image may be changed; it is the new content when the block ends well,
+    else the old.
+    """
     hidden = begin(where, name)
     try:
         yield hidden

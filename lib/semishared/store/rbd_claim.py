@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may commit to an RBD image, noted in its metadata, and what becomes of a commit that was killed.
 
-The snapshot of the content that is known, a generation's, is what a commit can be undone by: without it none begins. The host
-notes `changing`, writes, and notes what the image is then: that one write of metadata decides. Until then whoever comes to the
-bridge rolls the image back, as soon as the host has let go of it; the diff is on the host as it was, and is committed again from
-there. A host that was cut off and comes back can write no more: who rolls back takes the image's exclusive lock, which the host
-has had from the beginning, and Ceph puts it on its blocklist.
+The snapshot of the content that is known, a generation's, is what a commit can be undone by: without it none
+begins. The host notes `changing`, writes, and notes what the image is then: that one write of metadata
+decides. Until then whoever comes to the bridge rolls the image back, as soon as the host has let go of it;
+the diff is on the host as it was, and is committed again from there. A host that was cut off and comes back
+can write no more: who rolls back takes the image's exclusive lock, which the host has had from the beginning,
+and Ceph puts it on its blocklist.
 """
 
 from __future__ import annotations
@@ -39,17 +40,23 @@ def write(image: Any, claim: Claim | None, done: str = "claim written") -> None:
 
 
 def now(image: Any, owner: Owner, claim: Claim | None) -> Claim:
-    """Return an open image as it is; what it is known by is the snapshot that holds its content, the claim's if that does."""
+    """Return an open image as it is; what it is known by is the snapshot that holds its content, the claim's
+    if that does.
+    """
     found = rbd_image.content(image)
     held = next((it for it in rbd_image.snapshots(image) if claim and (it.id,) == claim.state), None)
     if held and (not found or found.id != held.id) and rbd_image.is_unchanged(image, held):
         found = held
     numbers = sorted(int(it.name) for it in rbd_image.snapshots(image) if it.name.isdigit())
-    return Claim(owner, found.generation if found else "", image.size(), (found.id,) if found else (), tuple(numbers))
+    return Claim(
+        owner, found.generation if found else "", image.size(), (found.id,) if found else (), tuple(numbers)
+    )
 
 
 def settle(where: ceph.Pool, name: str) -> None:
-    """Roll an image back to what it was before a commit that was killed; make one that was committed known by a snapshot."""
+    """Roll an image back to what it was before a commit that was killed; make one that was committed known by
+    a snapshot.
+    """
     try:
         with ceph.opened(where, name, read_only=True) as image:
             if is_settled(read(image)):
@@ -85,7 +92,9 @@ def _undo(image: Any, claim: Claim, shown: str) -> str:
 
 
 def _frozen(image: Any, generation: str) -> int:
-    """Return the id of a new snapshot of an open image's content, under the name of its generation; what had that stays, aside."""
+    """Return the id of a new snapshot of an open image's content, under the name of its generation; what had
+    that stays, aside.
+    """
     name = layout_pool.frozen(generation) if generation else NEW
     if rbd_image.find(image, name):
         image.rename_snap(name, layout_pool.set_aside(os.urandom(4).hex()))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claim an RBD image for a diff, and commit that to it: on the host, as the guests' user. How it is whole or not at all: rbd_claim.py."""
+"""Claim an RBD image for a diff, and commit that to it: on the host, as the guests' user. How it is whole or
+not at all: rbd_claim.py.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +49,17 @@ def _settled(image: ImageRef, opened: Any) -> Claim | None:
 
 @contextmanager
 def _alone(image: ImageRef) -> Iterator[Any]:
-    """Yield the image, open as guests' user, with its exclusive lock: who takes that away from us keeps us out of the cluster."""
+    """Yield the image, open as guests' user, with its exclusive lock: who takes that away from us keeps us
+    out of the cluster.
+    """
     with ceph.opened(*ceph.pool_of(image, image.access.user)) as opened:
         import rbd
 
         if not opened.features() & rbd.RBD_FEATURE_EXCLUSIVE_LOCK:
-            raise NotSupported(f"{image.source} lacks exclusive-lock (`rbd feature enable`): a host that was cut off could write to it")
+            raise NotSupported(
+                f"{image.source} lacks exclusive-lock (`rbd feature enable`): a host that was cut "
+                f"off could write to it"
+            )
         rbd_image.wait_unused(opened, image.source)
         # It ends when the image is closed.
         opened.lock_acquire(rbd.RBD_LOCK_MODE_EXCLUSIVE)
@@ -110,7 +117,9 @@ def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
                 return done._replace(generation=before.generation)
             # Who has taken the VM over meanwhile has not waited for us.
             claims.check_epoch(image.source, owner, _noted(image, opened, owner))
-            after = Claim(owner, done.generation, change.size, (), before.snapshots, frozenset(change.extents))
+            after = Claim(
+                owner, done.generation, change.size, (), before.snapshots, frozenset(change.extents)
+            )
             if manifest:
                 rbd_manifest.write(opened, manifest)
                 point("commit described")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The content of RBD images: to hosts that keep bases, as a stream of extents; from uploads, the same way back.
+"""The content of RBD images: to hosts that keep bases, as a stream of extents; from uploads, the same way
+back.
 
-A host copies a snapshot of ours, never the image itself: with a key that may only read, straight from RBD, what is
-allocated only, every extent hashed as it arrives.
+A host copies a snapshot of ours, never the image itself: with a key that may only read, straight from RBD,
+what is allocated only, every extent hashed as it arrives.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class RbdContent:
         return ceph.pool_of(self._image, self._image.access.reader)
 
     def look(self) -> rbd_image.Snapshot | None:
-        """Return the snapshot that holds the image's present content (or the generation that it names), None without one."""
+        """Return the snapshot that holds the image's present content (or the generation that it names), None
+        without one.
+        """
         with ceph.opened(*self._place(), read_only=True) as image:
             if self._image.generation:
                 found = rbd_image.find(image, layout_pool.frozen(self._image.generation))
@@ -74,7 +77,11 @@ class RbdContent:
     def copy(self, seen: Seen, target: str, format: str) -> extents.Manifest:
         """Stream what was seen into a new sparse file."""
         frozen = ceph.opened(*self._place(), snapshot=seen.snapshot, read_only=True)
-        with frozen as image, extents.Copy(target, seen.size) as made, closing(stream(image, seen.size)) as found:
+        with (
+            frozen as image,
+            extents.Copy(target, seen.size) as made,
+            closing(stream(image, seen.size)) as found,
+        ):
             for index, content in found:
                 progress.count("store_read", len(content))
                 made.add(index, content)
@@ -90,7 +97,9 @@ class RbdContent:
                 yield index, content
 
     def expected(self, generation: str) -> extents.Manifest | None:
-        """Return the manifest of a generation, if the image has it in its metadata: of an upload, or a commit."""
+        """Return the manifest of a generation, if the image has it in its metadata: of an upload, or a
+        commit.
+        """
         with ceph.opened(*self._place(), read_only=True) as image:
             return rbd_manifest.read(image, generation)
 
@@ -126,7 +135,9 @@ def stream(image: Any, size: int) -> Generator[tuple[int, bytes], None, None]:
 
 
 def several(image: Any, size: int, indices: Iterable[int]) -> Generator[tuple[int, bytes], None, None]:
-    """Yield (index, content) of extents of an open image of `size` bytes, several reads under way; not in order."""
+    """Yield (index, content) of extents of an open image of `size` bytes, several reads under way; not in
+    order.
+    """
     arrived: queue.Queue[tuple[int, bytes | None]] = queue.Queue()
     wanted = (index for index in indices if index * extents.EXTENT < size)
     pending, patience_s = 0, 2 * ceph.ANSWER_S
@@ -136,7 +147,9 @@ def several(image: Any, size: int, indices: Iterable[int]) -> Generator[tuple[in
         if index is None:
             return 0
         length = min(extents.EXTENT, size - index * extents.EXTENT)
-        image.aio_read(index * extents.EXTENT, length, lambda _, content, at=index: arrived.put((at, content)))
+        image.aio_read(
+            index * extents.EXTENT, length, lambda _, content, at=index: arrived.put((at, content))
+        )
         return 1
 
     def answer() -> tuple[int, bytes | None]:
@@ -158,7 +171,8 @@ def several(image: Any, size: int, indices: Iterable[int]) -> Generator[tuple[in
             pending += ask()
             yield index, content.ljust(min(extents.EXTENT, size - index * extents.EXTENT), b"\0")
     finally:
-        # Whoever has enough, or has failed, closes the image next, into which these still come; what he has failed on is what counts.
+        # Whoever has enough, or has failed, closes the image next, into which these still come; what he has
+        # failed on is what counts.
         with suppress(CephUnavailable):
             for _ in range(pending):
                 answer()
@@ -200,7 +214,9 @@ class Writing:
         try:
             result = self._done.get(timeout=2 * ceph.ANSWER_S)
         except queue.Empty:
-            raise CephUnavailable(f"writes are not answered within {2 * ceph.ANSWER_S} s: is the cluster full?") from None
+            raise CephUnavailable(
+                f"writes are not answered within {2 * ceph.ANSWER_S} s: is the cluster full?"
+            ) from None
         self._pending -= 1
         if -result in (errno.ENOSPC, errno.EDQUOT):
             raise NoSpace(f"writing to the pool: {os.strerror(-result)}")

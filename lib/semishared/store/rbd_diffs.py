@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pool does for who may write to an image from elsewhere (store.Bridged): diffs, and VMs that were taken over.
+"""What a pool does for who may write to an image from elsewhere (store.Bridged): diffs, and VMs that were
+taken over.
 
 Hosts claim, commit and give up a claim, as guests' user; the bridge settles what they have begun.
 """

@@ -2,7 +2,8 @@
 """One open RBD image: its snapshots, and the generations among them.
 
     one-35                        the image; SOURCE is one/one-35
-          @7                      snapshot 7 as OpenNebula counts them: stock's name, protected as stock has it
+          @7                      snapshot 7 as OpenNebula counts them: stock's name, protected as stock has
+          it
           @semishared-<hash>      a generation: the content that has this manifest
           @semishared-new         a content whose hash nobody knows yet
           @semishared-lent-<id>   the same content, under a name that stays: guests read it (remote-first)
@@ -11,8 +12,8 @@
     one-35.semishared-changing    the image while its content is replaced (rbd_change.py)
     one-35-23-1                   its clone for disk 1 of VM 23
 
-Stock scripts find snapshots by names that begin with a digit: ours never do. A generation is current while nobody has
-written since: Ceph itself says so (`diff_iterate`), whatever was told to whom.
+Stock scripts find snapshots by names that begin with a digit: ours never do. A generation is current while
+nobody has written since: Ceph itself says so (`diff_iterate`), whatever was told to whom.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from ..tools.crash_points import point
 from . import ceph
 
 STOCK_BASE = "snap"
-"""What the stock driver clones from, and leaves behind: after a persistent session it is somebody's stale base."""
+"""What the stock driver clones from, and leaves behind: after a persistent session it is somebody's stale
+base.
+"""
 WATCH_S = 40
 """A client that was killed lets go of its images after 30 s."""
 
@@ -66,12 +69,16 @@ def is_unchanged(image: Any, snapshot: Snapshot) -> bool:
         return False
     changed: list[int] = []
     with ceph.long():
-        image.diff_iterate(0, snapshot.size, snapshot.name, lambda offset, *_: changed.append(offset), whole_object=True)
+        image.diff_iterate(
+            0, snapshot.size, snapshot.name, lambda offset, *_: changed.append(offset), whole_object=True
+        )
     return not changed
 
 
 def content(image: Any) -> Snapshot | None:
-    """Return the newest snapshot of ours that still is what an open image holds, None if its content is not frozen."""
+    """Return the newest snapshot of ours that still is what an open image holds, None if its content is not
+    frozen.
+    """
     for found in snapshots(image):
         if (found.generation or found.name == NEW) and is_unchanged(image, found):
             return found
@@ -113,7 +120,9 @@ def drop(image: Any, name: str) -> bool:
 
 
 def end_generations(image: Any, keep: int = -1) -> None:
-    """Forget all generations of an open image, but the snapshot `keep`: who writes to it now must leave nobody a stale base."""
+    """Forget all generations of an open image, but the snapshot `keep`: who writes to it now must leave
+    nobody a stale base.
+    """
     for found in snapshots(image):
         if found.id == keep or found.name.startswith(OLD) or not found.name.startswith(OURS):
             continue
@@ -129,7 +138,9 @@ def check_unused(image: Any, name: str) -> None:
     """Raise ImageInUse if another client has the open image open."""
     with_us = list(image.watchers_list())
     if len(with_us) > 1:
-        raise ImageInUse(f"{name} is open on {', '.join(sorted({watcher['addr'].split(':')[0] for watcher in with_us}))}")
+        raise ImageInUse(
+            f"{name} is open on {', '.join(sorted({watcher['addr'].split(':')[0] for watcher in with_us}))}"
+        )
 
 
 def wait_unused(image: Any, name: str) -> None:
@@ -173,7 +184,9 @@ def forget(image: Any, shown: str, snapshot: int) -> None:
     """Remove a numbered snapshot; clones that depend on it (a stock revert's) take its data over first."""
     if drop(image, str(snapshot)):
         return
-    raise ImageInUse(f"snapshot {snapshot} of {shown} has clones; flatten those first (rbd children {shown}@{snapshot})")
+    raise ImageInUse(
+        f"snapshot {snapshot} of {shown} has clones; flatten those first (rbd children {shown}@{snapshot})"
+    )
 
 
 def digest(where: ceph.Pool, name: str, kind: str) -> tuple[str, int]:
@@ -194,7 +207,9 @@ def names(where: ceph.Pool, name: str) -> list[str]:
 
 
 def lend(where: ceph.Pool, name: str) -> dict[str, str]:
-    """Return a snapshot of the image's present content whose name stays while nobody writes: at each start a VM finds it by that."""
+    """Return a snapshot of the image's present content whose name stays while nobody writes: at each start a
+    VM finds it by that.
+    """
     frozen = freeze(where, name)
     lent = frozen.name if frozen.generation else layout_pool.lent(frozen.id)
     with ceph.opened(where, name) as image:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of ours that killed actions have left on RBD images, and those that nobody reads any more: for plan/gc_pools.py."""
+"""Snapshots of ours that killed actions have left on RBD images, and those that nobody reads any more: for
+plan/gc_pools.py.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,23 @@ from . import ceph, rbd_image
 
 
 def found(where: ceph.Pool, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return watchers and snapshots, by id, of the images that have some which are not what the image is, or was."""
+    """Return watchers and snapshots, by id, of the images that have some which are not what the image is, or
+    was.
+    """
     answer: dict[str, dict[str, Any]] = {}
     for name in names:
         try:
             with ceph.opened(where, name, read_only=True) as image:
-                snapshots = {str(it.id): _look(image, it) for it in rbd_image.snapshots(image) if layout_pool.is_passing(it.name)}
+                snapshots = {
+                    str(it.id): _look(image, it)
+                    for it in rbd_image.snapshots(image)
+                    if layout_pool.is_passing(it.name)
+                }
                 if snapshots:
-                    answer[name] = {"watchers": [watcher["addr"] for watcher in image.watchers_list()], "snapshots": snapshots}
+                    answer[name] = {
+                        "watchers": [watcher["addr"] for watcher in image.watchers_list()],
+                        "snapshots": snapshots,
+                    }
         except MissingImage:
             pass
     return answer

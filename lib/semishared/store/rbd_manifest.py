@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manifest of an RBD image's content, kept in its metadata: so hosts know what it has in common with other images.
+"""The manifest of an RBD image's content, kept in its metadata: so hosts know what it has in common with
+other images.
 
-It is packed, and in pieces; a first key says of which generation it is, and of how many. A killed writer leaves a mixture that is the
-manifest of nothing: it is taken only if its hash is the generation. Metadata goes with the image, and every key may read it.
+It is packed, and in pieces; a first key says of which generation it is, and of how many. A killed writer
+leaves a mixture that is the manifest of nothing: it is taken only if its hash is the generation. Metadata
+goes with the image, and every key may read it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from ..tools import extents
 PIECE = 32 << 10
 """Characters in one value."""
 MOST = 256
-"""Pieces: of an image of some 700 GiB of random data; the hashes of a larger one are found out by reading it."""
+"""Pieces: of an image of some 700 GiB of random data; the hashes of a larger one are found out by reading
+it.
+"""
 
 
 def write(image: Any, manifest: extents.Manifest) -> None:

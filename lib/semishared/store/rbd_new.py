@@ -18,7 +18,9 @@ from .rbd_content import Writing
 
 
 def made_for(image: ImageRef) -> str:
-    """Return what is written on an image that we make: one of the same name that somebody else made has it not."""
+    """Return what is written on an image that we make: one of the same name that somebody else made has it
+    not.
+    """
     return layout_pool.made_for(image.store, image.source)
 
 
@@ -34,9 +36,16 @@ class RbdDraft(NamedTuple):
 
 
 def received(
-    where: ceph.Pool, name: str, made_for: str, size: int, arriving: Iterable[tuple[int, bytes]], said: Callable[[], str] | None
+    where: ceph.Pool,
+    name: str,
+    made_for: str,
+    size: int,
+    arriving: Iterable[tuple[int, bytes]],
+    said: Callable[[], str] | None,
 ) -> str:
-    """Make an image from extents; return its generation, which is what was `said`, or raise TransferCorrupt."""
+    """Make an image from extents; return its generation, which is what was `said`, or raise
+    TransferCorrupt.
+    """
     with rbd_pool.published(where, name, made_for) as staged:
         rbd_pool.create(where, staged, size)
         with ceph.opened(where, staged) as image:
@@ -47,7 +56,9 @@ def received(
             writing.finish()
             generation = made.manifest("raw").generation
             if said and generation != said():
-                raise TransferCorrupt(f"{where.name}/{name}: what arrived on {os.uname().nodename} is not what was sent")
+                raise TransferCorrupt(
+                    f"{where.name}/{name}: what arrived on {os.uname().nodename} is not what was sent"
+                )
             point("image received")
             rbd_manifest.write(image, made.manifest("raw"))
             rbd_image.create(image, layout_pool.frozen(generation))
@@ -63,8 +74,12 @@ def empty(where: ceph.Pool, name: str, made_for: str, size: int, fs: str) -> Non
         _freeze(where, staged)
 
 
-def copied(where: ceph.Pool, name: str, made_for: str, of: ceph.Pool, source: str, snapshot: str, most: int = 0) -> None:
-    """Make an image an independent copy of another one, at a snapshot if one is named; raise UploadTooLarge beyond `most` bytes."""
+def copied(
+    where: ceph.Pool, name: str, made_for: str, of: ceph.Pool, source: str, snapshot: str, most: int = 0
+) -> None:
+    """Make an image an independent copy of another one, at a snapshot if one is named; raise UploadTooLarge
+    beyond `most` bytes.
+    """
     with rbd_pool.published(where, name, made_for) as staged:
         rbd_pool.copy(of, source, snapshot, staged, most)
         _freeze(where, staged)
@@ -85,7 +100,9 @@ def show(where: ceph.Pool, staged: str, name: str, made_for: str) -> None:
 
 
 def _make_file_system(where: ceph.Pool, name: str, size: int, fs: str) -> None:
-    """Make it in a sparse file here: the tools want one, and it holds no more than the file system's own tables."""
+    """Make it in a sparse file here: the tools want one, and it holds no more than the file system's own
+    tables.
+    """
     with tempfile.TemporaryDirectory(prefix="semishared-mkfs-") as folder:
         path = f"{folder}/image"
         mkfs.make_empty(path, "raw", size, fs)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The images of an RBD pool: made under another name and renamed when whole, cloned, removed, counted.
 
-What each crash leaves: `one-35.semishared-<x>`, which the next action on one-35 removes once its maker's watch has
-ended (30 s), else `semishared gc`; an image whose snapshots are gone already, removed by the next run.
+What each crash leaves: `one-35.semishared-<x>`, which the next action on one-35 removes once its maker's
+watch has ended (30 s), else `semishared gc`; an image whose snapshots are gone already, removed by the next
+run.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ from contextlib import contextmanager
 from datetime import timezone
 from typing import Any, Iterator
 
-from ..errors import CephUnavailable, DataInTheWay, ImageInUse, LateAction, MissingImage, NotSupported, UploadTooLarge
+from ..errors import (
+    CephUnavailable,
+    DataInTheWay,
+    ImageInUse,
+    LateAction,
+    MissingImage,
+    NotSupported,
+    UploadTooLarge,
+)
 from ..model import layout_pool
 from ..model.refs import ImageRef
 from ..tools import progress
@@ -26,12 +35,14 @@ from . import ceph, rbd_change, rbd_image
 
 @contextmanager
 def published(where: ceph.Pool, name: str, made_for: str, seq: int = -1) -> Iterator[str]:
-    """Yield a name under which to make an image; when the block ends well it is renamed to `name`, else removed.
+    """Yield a name under which to make an image; when the block ends well it is renamed to `name`, else
+    removed.
 
-    `seq`: that of the VM's history, of an image that is a VM's own; raise LateAction if one of a later SEQ has the name by then.
+    `seq`: that of the VM's history, of an image that is a VM's own; raise LateAction if one of a later SEQ
+    has the name by then.
 
-    An image of that name goes before if we made it for the same purpose and nobody has written to it; any other one
-    stays (DataInTheWay).
+    An image of that name goes before if we made it for the same purpose and nobody has written to it; any
+    other one stays (DataInTheWay).
     """
     rbd_change.settle(where, name)
     sweep(where, name)
@@ -64,7 +75,10 @@ def show(where: ceph.Pool, staged: str, name: str, made_for: str) -> None:
 def _clear_way(where: ceph.Pool, name: str, made_for: str) -> None:
     try:
         with ceph.opened(where, name, read_only=True) as image:
-            ours = dict(image.metadata_list()).get(layout_pool.MADE) == made_for and rbd_image.content(image) is not None
+            ours = (
+                dict(image.metadata_list()).get(layout_pool.MADE) == made_for
+                and rbd_image.content(image) is not None
+            )
     except MissingImage:
         return
     if not ours:
@@ -73,7 +87,9 @@ def _clear_way(where: ceph.Pool, name: str, made_for: str) -> None:
 
 
 def refuse_late(where: ceph.Pool, name: str, seq: int) -> None:
-    """Raise LateAction if an image was made for its VM at a later SEQ than this one, of a plan; nothing is noted on what is no VM's own."""
+    """Raise LateAction if an image was made for its VM at a later SEQ than this one, of a plan; nothing is
+    noted on what is no VM's own.
+    """
     if seq < 0:
         return
     try:
@@ -82,7 +98,10 @@ def refuse_late(where: ceph.Pool, name: str, seq: int) -> None:
     except MissingImage:
         return
     if own > seq:
-        raise LateAction(f"{where.name}/{name} was made at SEQ {own} of its VM's history, and this is of SEQ {seq}: it is left as it is")
+        raise LateAction(
+            f"{where.name}/{name} was made at SEQ {own} of its VM's history, and this is of SEQ "
+            f"{seq}: it is left as it is"
+        )
 
 
 def id_of(where: ceph.Pool, name: str) -> str:
@@ -125,14 +144,17 @@ def copy(where: ceph.Pool, name: str, snapshot: str, target: str, most: int = 0)
                 raise MissingImage(f"snapshot {snapshot} of {where.name}/{name} is not there")
             image.set_snap(snapshot)
         if most and image.size() > most:
-            raise UploadTooLarge(f"{where.name}/{name} has {human(image.size())}, and a disk of {human(most)} was approved")
+            raise UploadTooLarge(
+                f"{where.name}/{name} has {human(image.size())}, and a disk of {human(most)} was approved"
+            )
         with ceph.long():
             image.copy(where.ioctx, target, data_pool=where.access.data_pool or None)
     point("image copied")
 
 
 def remove(where: ceph.Pool, name: str, wait_s: float = rbd_image.WATCH_S, made: str = "") -> bool:
-    """Remove an image with its snapshots; tell whether it was there. Raise ImageInUse if it has clones, or stays open.
+    """Remove an image with its snapshots; tell whether it was there. Raise ImageInUse if it has clones, or
+    stays open.
 
     With `made`, an id, only that image is.
     """
@@ -175,7 +197,9 @@ def _remove(where: ceph.Pool, name: str, made: str) -> bool:
 
 
 def remove_all(where: ceph.Pool, name: str) -> None:
-    """Remove an image, what is staged for it, and the images in which stock reverts have put its snapshots aside."""
+    """Remove an image, what is staged for it, and the images in which stock reverts have put its snapshots
+    aside.
+    """
     rbd_change.settle(where, name)
     aside = re.compile(re.escape(name) + r"-[0-9]+(:[0-9]+)*\Z")
     remove(where, name)
@@ -195,7 +219,9 @@ def remove_all(where: ceph.Pool, name: str) -> None:
 
 
 def check_not_aside(where: ceph.Pool, name: str, snapshot: int) -> None:
-    """Raise NotSupported for a snapshot that a revert by OpenNebula's own driver has put aside in another image."""
+    """Raise NotSupported for a snapshot that a revert by OpenNebula's own driver has put aside in another
+    image.
+    """
     rbd_change.settle(where, name)
     with ceph.opened(where, name, read_only=True) as image:
         if rbd_image.find(image, str(snapshot)):
@@ -203,7 +229,8 @@ def check_not_aside(where: ceph.Pool, name: str, snapshot: int) -> None:
     aside = re.compile(rf"{re.escape(name)}-(?:[0-9]+:)*{snapshot}(?::[0-9]+)*\Z")
     for found in filter(aside.match, names(where)):
         raise NotSupported(
-            f"snapshot {snapshot} of {where.name}/{name} lies in {found}, where OpenNebula's own ceph driver has put it: go back to "
+            f"snapshot {snapshot} of {where.name}/{name} lies in {found}, where OpenNebula's own "
+            f"ceph driver has put it: go back to "
             "it or delete it with that driver"
         )
 
@@ -215,30 +242,42 @@ def clone(where: ceph.Pool, name: str, snapshot: str, target: str) -> None:
         with ceph.opened(where, name) as image:
             rbd_image.create(image, snapshot, protect=True)
     with ceph.understood(f"clone {where.name}/{target}", where.user):
-        where.rbd.clone(where.ioctx, name, snapshot, where.ioctx, target, data_pool=where.access.data_pool or None)
+        where.rbd.clone(
+            where.ioctx, name, snapshot, where.ioctx, target, data_pool=where.access.data_pool or None
+        )
     point("clone made")
 
 
 def _clones_any_snapshot(where: ceph.Pool) -> bool:
-    """Tell whether librbd clones snapshots that nobody protects: where no client older than Mimic is allowed."""
+    """Tell whether librbd clones snapshots that nobody protects: where no client older than Mimic is
+    allowed.
+    """
     cluster = ceph.cluster(where.access, where.user)
     format = cluster.conf_get("rbd_default_clone_format")
     if format in ("1", "2"):
         return bool(format == "2")
-    code, said, _ = cluster.mon_command(json.dumps({"prefix": "osd get-require-min-compat-client"}), b"", timeout=ceph.ANSWER_S)
+    code, said, _ = cluster.mon_command(
+        json.dumps({"prefix": "osd get-require-min-compat-client"}), b"", timeout=ceph.ANSWER_S
+    )
     # Releases are named by the alphabet.
     return bool(code == 0 and said.strip()[:1] >= b"m")
 
 
 def capacity(where: ceph.Pool) -> tuple[int, int, int]:
-    """Return bytes used, total and free of a pool (of its data pool, if the store has one), as `ceph df` has them."""
+    """Return bytes used, total and free of a pool (of its data pool, if the store has one), as `ceph df` has
+    them.
+    """
     wanted = where.access.data_pool or where.name
     request = json.dumps({"prefix": "df", "detail": "detail", "format": "json"})
     with ceph.understood(f"capacity of pool {wanted}", where.user):
-        code, said, why = ceph.cluster(where.access, where.user).mon_command(request, b"", timeout=ceph.ANSWER_S)
+        code, said, why = ceph.cluster(where.access, where.user).mon_command(
+            request, b"", timeout=ceph.ANSWER_S
+        )
     if code:
         raise CephUnavailable(f"capacity of pool {wanted}: {why or code}")
-    stats = next((pool["stats"] for pool in json.loads(said).get("pools", []) if pool["name"] == wanted), None)
+    stats = next(
+        (pool["stats"] for pool in json.loads(said).get("pools", []) if pool["name"] == wanted), None
+    )
     if stats is None:
         raise MissingImage(f"pool {wanted} is not there")
     free, used = int(stats["max_avail"]), int(stats.get("stored", stats.get("bytes_used", 0)))
@@ -252,21 +291,27 @@ def check_supported(where: ceph.Pool, name: str) -> int:
     """Return the size of an image that a guest is to have; raise NotSupported for the first RBD format."""
     with ceph.opened(where, name, read_only=True) as image:
         if image.old_format():
-            raise NotSupported(f"{where.name}/{name} has RBD format 1, which has no layering: copy it with `rbd copy`")
+            raise NotSupported(
+                f"{where.name}/{name} has RBD format 1, which has no layering: copy it with `rbd copy`"
+            )
         size: int = image.size()
         return size
 
 
 def look(where: ceph.Pool, name: str) -> dict[str, object] | None:
-    """Return age, size, maker, watchers and clones of an image, for plan/gc_pools.py; None if it is not there."""
+    """Return age, size, maker, watchers and clones of an image, for plan/gc_pools.py; None if it is not
+    there.
+    """
     try:
         with ceph.opened(where, name, read_only=True) as image:
             changed = max(image.create_timestamp(), image.modify_timestamp()).replace(tzinfo=timezone.utc)
             return {
-                "age": int(time.time() - changed.timestamp()), "size": image.size(),
+                "age": int(time.time() - changed.timestamp()),
+                "size": image.size(),
                 "made": dict(image.metadata_list()).get(layout_pool.MADE, ""),
-                "watchers": [watcher["addr"] for watcher in image.watchers_list()], "clones": _clones(where, name),
-            }  # fmt: skip
+                "watchers": [watcher["addr"] for watcher in image.watchers_list()],
+                "clones": _clones(where, name),
+            }
     except MissingImage:
         return None
 

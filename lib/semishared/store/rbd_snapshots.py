@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbered snapshots of an RBD image, as OpenNebula counts them, and the one that holds a moment of a running guest."""
+"""The numbered snapshots of an RBD image, as OpenNebula counts them, and the one that holds a moment of a
+running guest.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def session(image: Any) -> str:
 
 
 def _refuse_newer(image: Any, shown: str, planned: str) -> None:
-    """Raise Overtaken if an open image is in another session than that ('' for any): it was given to a guest since."""
+    """Raise Overtaken if an open image is in another session than that ('' for any): it was given to a guest
+    since.
+    """
     if planned and session(image) != planned:
         raise Overtaken(f"{shown} was given to a guest since this was planned: it is left as it is")
 
@@ -47,7 +51,8 @@ def forget(where: ceph.Pool, name: str, *snapshots: int, session: str = "") -> N
 
 
 def revert(where: ceph.Pool, name: str, snapshot: int, size: int, session: str = "") -> None:
-    """Give an image the content of its snapshot, and at least `size` bytes, while nobody sees it; all snapshots stay.
+    """Give an image the content of its snapshot, and at least `size` bytes, while nobody sees it; all
+    snapshots stay.
 
     Raise Overtaken in another `session`.
     """

@@ -53,7 +53,9 @@ class RbdStore(RbdDiffs):
 
     @contextmanager
     def opened(self, image: ImageRef, snapshot: int = -1) -> Iterator[str]:
-        """Yield QEMU's name for the image. As the guests' own user: QEMU opens none, not even to read it, with a key that may only read."""
+        """Yield QEMU's name for the image. As the guests' own user: QEMU opens none, not even to read it,
+        with a key that may only read.
+        """
         at = "" if snapshot == -1 else f"@{snapshot}"
         yield qemu_img.rbd_name(f"{image.source}{at}", image.access.user, image.access.conf)
 
@@ -62,7 +64,9 @@ class RbdStore(RbdDiffs):
         return "", NetworkDisk.of(image.source, image.access)
 
     def writers(self, image: ImageRef) -> list[str]:
-        """Raise AnotherWriter if a client that is in sight has the exclusive lock; return who else watches."""
+        """Raise AnotherWriter if a client that is in sight has the exclusive lock; return who else
+        watches.
+        """
         where, name = self._settled(image)
         # Read-only: this way we are no watcher ourselves, and take nobody's lock.
         with ceph.opened(where, name, read_only=True) as opened:
@@ -107,13 +111,19 @@ class RbdStore(RbdDiffs):
 
     # -- images -------------------------------------------------------------------------------------
 
-    def publish(self, image: ImageRef, path: str, known: extents.Manifest | None = None, *, sparse: bool = True) -> str:
+    def publish(
+        self, image: ImageRef, path: str, known: extents.Manifest | None = None, *, sparse: bool = True
+    ) -> str:
         """Write what is not zero in the file to a new image: RBD has no other."""
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            return rbd_new.received(*ceph.bridged(image), rbd_new.made_for(image), size, extents.data(file.fileno(), size), None)
+            return rbd_new.received(
+                *ceph.bridged(image), rbd_new.made_for(image), size, extents.data(file.fileno(), size), None
+            )
 
-    def receive(self, image: ImageRef, size: int, arriving: Iterable[tuple[int, bytes]], said: Callable[[], str]) -> str:
+    def receive(
+        self, image: ImageRef, size: int, arriving: Iterable[tuple[int, bytes]], said: Callable[[], str]
+    ) -> str:
         """Write the extents straight to a new image."""
         return rbd_new.received(*ceph.bridged(image), rbd_new.made_for(image), size, arriving, said)
 
@@ -124,7 +134,13 @@ class RbdStore(RbdDiffs):
     def copy(self, image: ImageRef, source: str, snapshot: int = -1, most: int = 0) -> None:
         """Let Ceph copy what is allocated."""
         at = "" if snapshot == -1 else str(snapshot)
-        rbd_new.copied(*ceph.bridged(image), rbd_new.made_for(image), *self._settled(image._replace(source=source)), at, most)
+        rbd_new.copied(
+            *ceph.bridged(image),
+            rbd_new.made_for(image),
+            *self._settled(image._replace(source=source)),
+            at,
+            most,
+        )
 
     def hold(self, image: ImageRef) -> None:
         """Make a snapshot, below QEMU."""
@@ -232,7 +248,9 @@ class RbdStore(RbdDiffs):
         """Show it, or roll it back before."""
         where, name = ceph.bridged(image)
         if change and rbd_change.under_way(where, name) != change:
-            raise Overtaken(f"the change of {image.source} was undone since it was begun: another action has come to it")
+            raise Overtaken(
+                f"the change of {image.source} was undone since it was begun: another action has come to it"
+            )
         if whole:
             rbd_change.end(where, name)
         else:
@@ -252,9 +270,15 @@ class RbdStore(RbdDiffs):
     # -- snapshots and clones -----------------------------------------------------------------------
 
     def keep(
-        self, image: ImageRef, snapshot: int, fill: Callable[[str], None] | None = None, check: Callable[[], None] | None = None
+        self,
+        image: ImageRef,
+        snapshot: int,
+        fill: Callable[[str], None] | None = None,
+        check: Callable[[], None] | None = None,
     ) -> None:
-        """Make a snapshot, in place of one that a killed action has left; what a running guest writes is seen here, without `fill`."""
+        """Make a snapshot, in place of one that a killed action has left; what a running guest writes is seen
+        here, without `fill`.
+        """
         where, name = self._settled(image)
         if check:
             check()

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images with snapshots in the layout of OpenNebula's own file drivers (`qcow2`, `shared`), which oned lets us find.
+"""Images with snapshots in the layout of OpenNebula's own file drivers (`qcow2`, `shared`), which oned lets
+us find.
 
     SOURCE                    their oldest layer; ours always is the present content
     SOURCE.snap/NAME.snap  -> .          through which relative backing names lead; ours has no link there
                /0          -> SOURCE
-               /1          qcow2 over 0: what the guest wrote after snapshot 0; the highest number is the present content
+               /1          qcow2 over 0: what the guest wrote after snapshot 0; the highest number is the
+               present content
                /3.current     says which layer snapshot 3 has become part of
 
 Raw images with snapshots, and images without any, are the same in both: SOURCE is the content.
@@ -59,11 +61,16 @@ def _has_backing(path: str) -> bool:
 def refuse(source: str, format: str) -> None:
     """Raise StockImage if the content of image `source` is in layers of a stock driver."""
     if is_layered(source, format):
-        raise StockImage(f"image {source} has snapshots of OpenNebula's own drivers: what it holds is in {layout.layers(source)}")
+        raise StockImage(
+            f"image {source} has snapshots of OpenNebula's own drivers: what it holds is in "
+            f"{layout.layers(source)}"
+        )
 
 
 def forget_links(folder: str) -> None:
-    """Remove the links that a stock driver left beside an image without layers: with a snapshot of ours they would mean some."""
+    """Remove the links that a stock driver left beside an image without layers: with a snapshot of ours they
+    would mean some.
+    """
     for name in os.listdir(folder):
         if os.path.islink(f"{folder}/{name}"):
             files.unlink(f"{folder}/{name}")

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps on images (model/steps_image.py) that name a verb of their store: carried out alike wherever the store is changed.
+"""Steps on images (model/steps_image.py) that name a verb of their store: carried out alike wherever the
+store is changed.
 
-The fields of such a step are the arguments of its verb; an Access in front says which store it is, where no image does.
+The fields of such a step are the arguments of its verb; an Access in front says which store it is, where no
+image does.
 """
 
 from __future__ import annotations
@@ -45,11 +47,15 @@ VERBS = {
     "TakeBackClone": "take_back",
 }
 OF_DISKS = ("BeginChange", "ForgetSnapshot", "GrowImage", "KeepSnapshot", "RemoveImage", "RevertImage")
-"""Those that an action on a VM's disk comes to: the image may be its clone, and of a VM that was made anew."""
+"""Those that an action on a VM's disk comes to: the image may be its clone, and of a VM that was made
+anew.
+"""
 
 
 def do(step: Any, seq: int = -1) -> Any:
-    """Carry out a step of a plan of that SEQ of its VM's history; return what its verb does. Raise LateAction."""
+    """Carry out a step of a plan of that SEQ of its VM's history; return what its verb does. Raise
+    LateAction.
+    """
     name = type(step).__name__
     if hasattr(step, "image"):
         at = of(step.image.access)

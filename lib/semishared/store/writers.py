@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who writes to an image at this moment, wherever that can be seen, before it is given to one more guest.
 
-A file: QEMU holds a shared lock on one byte for each permission that it uses (its block/file-posix.c), asked for here with
-F_OFD_GETLK: that takes nothing, and reaches the other clients of NFSv4 and CephFS. NFSv3 sees this client alone.
+A file: QEMU holds a shared lock on one byte for each permission that it uses (its block/file-posix.c), asked
+for here with F_OFD_GETLK: that takes nothing, and reaches the other clients of NFSv4 and CephFS. NFSv3 sees
+this client alone.
 
-An RBD image: whoever has written holds its exclusive lock, until it closes the image. A watcher alone is no writer. A client
-that died keeps its watch for 30 s and its lock for ever; the next writer breaks a lock without a watch, and blocklists whose
-it was. So a lock counts while its holder watches, and one that `rbd lock add` made counts always.
+An RBD image: whoever has written holds its exclusive lock, until it closes the image. A watcher alone is no
+writer. A client that died keeps its watch for 30 s and its lock for ever; the next writer breaks a lock
+without a watch, and blocklists whose it was. So a lock counts while its holder watches, and one that `rbd
+lock add` made counts always.
 """
 
 from __future__ import annotations
@@ -26,9 +28,13 @@ from ..tools import beneath, progress
 
 LOCK_PERM_BASE = 100
 WRITE, RESIZE = 1, 3
-"""Bits of BLK_PERM_WRITE and BLK_PERM_RESIZE: whoever may write, or change the size, holds the byte 100 + bit."""
+"""Bits of BLK_PERM_WRITE and BLK_PERM_RESIZE: whoever may write, or change the size, holds the byte 100 +
+bit.
+"""
 OURS = 299
-"""Locked by who changes an image without QEMU, with all bytes that QEMU uses (100 to 107, 200 to 207): an end of that."""
+"""Locked by who changes an image without QEMU, with all bytes that QEMU uses (100 to 107, 200 to 207): an end
+of that.
+"""
 ALONE_S = 1800.0
 FLOCK = "hhqqi4x"
 LETS_GO = {
@@ -48,7 +54,9 @@ AUTO = "auto "
 
 
 def check_file(path: str) -> None:
-    """Raise AnotherWriter if some QEMU, here or on another client of the file system, may write to the image `path`."""
+    """Raise AnotherWriter if some QEMU, here or on another client of the file system, may write to the image
+    `path`.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     try:
         _check_open(fd, path)
@@ -57,14 +65,20 @@ def check_file(path: str) -> None:
 
 
 def of_disk(path: str) -> list[str]:
-    """Return who writes to a disk in a mounted store, to an image or a clone, in whichever of its layers; or why nobody can tell."""
+    """Return who writes to a disk in a mounted store, to an image or a clone, in whichever of its layers; or
+    why nobody can tell.
+    """
     store = layout_store.store_of(path)
     root = store or os.path.dirname(path)
     below, said = path[len(root) + 1 :], []
     layers = layout.layers(below)
     try:
         with beneath.directory(root, layers) as folder:
-            names = [f"{layers}/{entry.name}" for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False)]
+            names = [
+                f"{layers}/{entry.name}"
+                for entry in os.scandir(folder)
+                if entry.is_file(follow_symlinks=False)
+            ]
     except (FileNotFoundError, NotADirectoryError):
         names = []
     except UnexpectedLink as e:
@@ -102,7 +116,8 @@ def _check_open(fd: int, shown: str) -> None:
 
 @contextmanager
 def alone(datastore: str, name: str, wait_s: float = ALONE_S) -> Iterator[int]:
-    """Yield the image `name`, open for writing, while no QEMU and nobody else who changes it this way has it open.
+    """Yield the image `name`, open for writing, while no QEMU and nobody else who changes it this way has it
+    open.
 
     Raise AnotherWriter if a guest writes to it, or whoever has it open does not let go.
     """
@@ -117,7 +132,9 @@ def alone(datastore: str, name: str, wait_s: float = ALONE_S) -> Iterator[int]:
             if not _is_locked(fd, OURS):
                 _check_open(fd, f"{datastore}/{name}")
             if time.monotonic() > deadline:
-                raise AnotherWriter(f"{datastore}/{name} is held open, since {wait_s:.0f} s, by {_holder(fd)}")
+                raise AnotherWriter(
+                    f"{datastore}/{name} is held open, since {wait_s:.0f} s, by {_holder(fd)}"
+                )
         finally:
             os.close(fd)
         time.sleep(0.1)
@@ -125,14 +142,18 @@ def alone(datastore: str, name: str, wait_s: float = ALONE_S) -> Iterator[int]:
 
 
 def take(fd: int) -> bool:
-    """Lock an open image against every QEMU and every other `take`, until it is closed; tell whether nobody has it."""
+    """Lock an open image against every QEMU and every other `take`, until it is closed; tell whether nobody
+    has it.
+    """
     wanted = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, LOCK_PERM_BASE, OURS - LOCK_PERM_BASE + 1, 0)
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, wanted)
     except OSError as e:
         if e.errno in (errno.EAGAIN, errno.EACCES):
             return False
-        raise StoreUnavailable(f"{os.readlink(beneath.path_of(fd))} on {os.uname().nodename} cannot be locked: {e.strerror}") from None
+        raise StoreUnavailable(
+            f"{os.readlink(beneath.path_of(fd))} on {os.uname().nodename} cannot be locked: {e.strerror}"
+        ) from None
     return True
 
 
@@ -161,8 +182,15 @@ def _holder(fd: int) -> str:
     if any(device in line.split() for line in _lines("/proc/locks")):
         return f"a process of another user on {node} (as root: `lsof` with this path)"
     type = _file_system(stat.st_dev)
-    waits = f"; if that host has died, `onevm recover --retry` works {LETS_GO[type]} after it did" if type in LETS_GO else ""
-    return f"another client of the {type or 'same'} file system, seen from {node}: look for the guest there (`virsh list`){waits}"
+    waits = (
+        f"; if that host has died, `onevm recover --retry` works {LETS_GO[type]} after it did"
+        if type in LETS_GO
+        else ""
+    )
+    return (
+        f"another client of the {type or 'same'} file system, seen from {node}: look for the guest "
+        f"there (`virsh list`){waits}"
+    )
 
 
 def _pids_with(stat: os.stat_result) -> Iterator[int]:
@@ -171,7 +199,9 @@ def _pids_with(stat: os.stat_result) -> Iterator[int]:
 
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         try:
-            if any(_is_writers(lock.first, lock.last) and lock.is_on(pid, stat) for lock in fdinfo.locks(pid)):
+            if any(
+                _is_writers(lock.first, lock.last) and lock.is_on(pid, stat) for lock in fdinfo.locks(pid)
+            ):
                 yield pid
         except OSError:
             continue
@@ -179,7 +209,10 @@ def _pids_with(stat: os.stat_result) -> Iterator[int]:
 
 def _is_writers(first: int, last: str) -> bool:
     """Tell whether a lock on these bytes is on one that only a writer has."""
-    return any(first <= LOCK_PERM_BASE + bit and (last == "EOF" or LOCK_PERM_BASE + bit <= int(last)) for bit in (WRITE, RESIZE))
+    return any(
+        first <= LOCK_PERM_BASE + bit and (last == "EOF" or LOCK_PERM_BASE + bit <= int(last))
+        for bit in (WRITE, RESIZE)
+    )
 
 
 def _argument(pid: int) -> str:
@@ -219,7 +252,8 @@ class Locker(NamedTuple):
 
 
 def check_image(ioctx: Any, opened: Any, shown: str) -> list[str]:
-    """Return who else has an open image open, and is not seen to write; raise AnotherWriter if somebody has its lock.
+    """Return who else has an open image open, and is not seen to write; raise AnotherWriter if somebody has
+    its lock.
 
     A holder that does not answer may have died: it has the time for which such a client stays in sight.
     """
@@ -235,8 +269,12 @@ def check_image(ioctx: Any, opened: Any, shown: str) -> list[str]:
         seen = [holder for holder in holders if (holder.client, holder.address) in watchers]
         if not seen:
             return []  # whoever writes next breaks that lock, and keeps its dead holder out
-        # What does not answer may go out of sight while it is waited for: then all that are left have answered.
-        if (_all_answer(ioctx, opened) or time.monotonic() > deadline) and (seen[0].client, seen[0].address) in _watchers(opened):
+        # What does not answer may go out of sight while it is waited for: then all that are left have
+        # answered.
+        if (_all_answer(ioctx, opened) or time.monotonic() > deadline) and (
+            seen[0].client,
+            seen[0].address,
+        ) in _watchers(opened):
             raise AnotherWriter(_locked(seen[0], shown))
         time.sleep(1)
         progress.touch()
@@ -248,7 +286,9 @@ def _watchers(opened: Any) -> set[tuple[str, str]]:
 
 
 def _all_answer(ioctx: Any, opened: Any) -> bool:
-    """Tell whether all who watch an image answer: to what tells them, since the first librbd, to look at its header again."""
+    """Tell whether all who watch an image answer: to what tells them, since the first librbd, to look at its
+    header again.
+    """
     import rados
 
     try:
@@ -261,8 +301,10 @@ def _all_answer(ioctx: Any, opened: Any) -> bool:
 def _locked(holder: Locker, shown: str) -> str:
     host = holder.address.rpartition(":")[0]
     return (
-        f"{shown} is written to by {holder.client} at {holder.address}, which has its exclusive lock: end the guest on {host} "
-        f"(`virsh list` there); if nobody reaches that machine, `semishared fence HOST` shuts it out; a client that dies is out of "
+        f"{shown} is written to by {holder.client} at {holder.address}, which has its exclusive "
+        f"lock: end the guest on {host} "
+        f"(`virsh list` there); if nobody reaches that machine, `semishared fence HOST` shuts it "
+        f"out; a client that dies is out of "
         f"sight 30 s later, and `onevm recover --retry` works from then on"
     )
 
@@ -271,6 +313,8 @@ def _locked_by_hand(holder: Locker, shown: str) -> str:
     from ..tools.run import line_of  # holders have named what is in it
 
     return (
-        f"{shown} was locked by hand, by {holder.client} at {holder.address}: `{line_of(['rbd', 'lock', 'ls', shown])}` shows it, "
-        f"`{line_of(['rbd', 'lock', 'rm', shown, holder.cookie, holder.client])}` ends it; `onevm recover --retry` works from then on"
+        f"{shown} was locked by hand, by {holder.client} at {holder.address}: "
+        f"`{line_of(['rbd', 'lock', 'ls', shown])}` shows it, "
+        f"`{line_of(['rbd', 'lock', 'rm', shown, holder.cookie, holder.client])}` ends it; `onevm "
+        f"recover --retry` works from then on"
     )

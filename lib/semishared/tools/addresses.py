@@ -14,7 +14,9 @@ MOST = 64
 
 
 def addresses() -> list[str]:
-    """Return this machine's addresses that are not of one link alone, as Ceph writes them; none if they cannot be asked for."""
+    """Return this machine's addresses that are not of one link alone, as Ceph writes them; none if they
+    cannot be asked for.
+    """
     try:
         links = json.loads(run(["ip", "-j", "address", "show", "up", "scope", "global"], timeout_s=ANSWER_S))
         found = [str(row["local"]) for link in links for row in link.get("addr_info", ()) if "local" in row]

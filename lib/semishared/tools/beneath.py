@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Open what lies below a root of ours, and follow no symbolic link there.
 
-Whoever can write an export can put a link in the place of any name on it, at any time: a path that was looked at leads
-elsewhere a moment later. So what is on a store is opened component by component from its root (an image datastore), each
-without following a link, and what is done there is done in what was opened: `/proc/PID/fd/N` is a path to that, for us and
-for the programs that we run, which no later rename can change. The root itself may be a link, or lie behind some.
+Whoever can write an export can put a link in the place of any name on it, at any time: a path that was looked
+at leads elsewhere a moment later. So what is on a store is opened component by component from its root (an
+image datastore), each without following a link, and what is done there is done in what was opened:
+`/proc/PID/fd/N` is a path to that, for us and for the programs that we run, which no later rename can change.
+The root itself may be a link, or lie behind some.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ def is_link(path: str) -> bool:
 def refuse_link(path: str) -> None:
     """Raise UnexpectedLink if `path` is a symbolic link."""
     if is_link(path):
-        raise UnexpectedLink(f"{readable(path)} on {os.uname().nodename} is a symbolic link, to {os.readlink(path)}")
+        raise UnexpectedLink(
+            f"{readable(path)} on {os.uname().nodename} is a symbolic link, to {os.readlink(path)}"
+        )
 
 
 def _enter(fd: int, name: str) -> int:
@@ -69,7 +72,9 @@ def _enter(fd: int, name: str) -> int:
 
 
 def _refresh(fd: int) -> None:
-    """Let names in a directory be looked up anew (files.refresh): what is opened by O_PATH alone is not asked for again."""
+    """Let names in a directory be looked up anew (files.refresh): what is opened by O_PATH alone is not asked
+    for again.
+    """
     try:
         os.close(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd))
     except PermissionError:
@@ -77,10 +82,11 @@ def _refresh(fd: int) -> None:
 
 
 def _let_through(fd: int) -> None:
-    """Let everybody go through a directory, to what they can name; reading and writing there stay as they are.
+    """Let everybody go through a directory, to what they can name; reading and writing there stay as they
+    are.
 
-    Where an export squashes root, libvirt's root is nobody. It opens no image, but looks whether one is there and where our
-    links lead: AppArmor's rules are for that file (docs/how-to/apparmor.md).
+    Where an export squashes root, libvirt's root is nobody. It opens no image, but looks whether one is there
+    and where our links lead: AppArmor's rules are for that file (docs/how-to/apparmor.md).
     """
     mode = stat.S_IMODE(os.fstat(fd).st_mode)
     if not mode & stat.S_IXOTH:
@@ -91,7 +97,8 @@ def _let_through(fd: int) -> None:
 
 
 def open_directory(root: str, relative: str = "", *, make: bool = False, for_all: bool = True) -> int:
-    """Open the directory `relative` (without links or `..`) below `root`, with `make` made where it is missing.
+    """Open the directory `relative` (without links or `..`) below `root`, with `make` made where it is
+    missing.
 
     What is made, or was made before, is `for_all` to go through.
 
@@ -134,22 +141,30 @@ def directory(root: str, relative: str = "", *, make: bool = False) -> Iterator[
 
 
 def _open_regular(parent: int, name: str, flags: int) -> int:
-    """Open a regular file in a directory. It is looked at before it is opened: opening a device may do something."""
+    """Open a regular file in a directory. It is looked at before it is opened: opening a device may do
+    something.
+    """
     seen = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
         mode = os.fstat(seen).st_mode
         if stat.S_ISLNK(mode):
             refuse_link(f"{path_of(parent)}/{name}")
-            raise UnexpectedLink(f"{readable(path_of(parent))}/{name} on {os.uname().nodename} is a symbolic link")
+            raise UnexpectedLink(
+                f"{readable(path_of(parent))}/{name} on {os.uname().nodename} is a symbolic link"
+            )
         if not stat.S_ISREG(mode):
-            raise UnexpectedFile(f"{readable(path_of(parent))}/{name} on {os.uname().nodename} is no regular file")
+            raise UnexpectedFile(
+                f"{readable(path_of(parent))}/{name} on {os.uname().nodename} is no regular file"
+            )
         return os.open(path_of(seen), flags | os.O_CLOEXEC)
     finally:
         os.close(seen)
 
 
 def open_file(root: str, relative: str, flags: int = os.O_RDONLY) -> int:
-    """Open the regular file `relative` below `root`; raise UnexpectedLink, UnexpectedFile, or OSError as open(2)."""
+    """Open the regular file `relative` below `root`; raise UnexpectedLink, UnexpectedFile, or OSError as
+    open(2).
+    """
     where, _, name = relative.rpartition("/")
     _names(relative)
     parent = open_directory(root, where)
@@ -167,7 +182,9 @@ def open_file(root: str, relative: str, flags: int = os.O_RDONLY) -> int:
 
 @contextmanager
 def file(root: str, relative: str) -> Iterator[str]:
-    """Yield a path to a regular file below `root` that is open for reading, for us and our children; raise as `open_file`."""
+    """Yield a path to a regular file below `root` that is open for reading, for us and our children; raise as
+    `open_file`.
+    """
     fd = open_file(root, relative)
     try:
         yield path_of(fd)
@@ -192,7 +209,9 @@ def status(root: str, relative: str) -> os.stat_result:
 
 
 def check(root: str, relative: str) -> None:
-    """Raise UnexpectedLink if a component of `relative` below `root` is a link now; for where only this machine writes."""
+    """Raise UnexpectedLink if a component of `relative` below `root` is a link now; for where only this
+    machine writes.
+    """
     path = root
     for name in _names(relative):
         path = f"{path}/{name}"

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The machine's packages for Python: libvirt's and Ceph's bindings are there, and nothing else that we use.
 
-All of ours is started with -S: else each start looks through those packages, and loads what their .pth files name, 2 to 10 ms.
+All of ours is started with -S: else each start looks through those packages, and loads what their .pth files
+name, 2 to 10 ms.
 """
 
 from __future__ import annotations

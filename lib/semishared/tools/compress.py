@@ -51,7 +51,9 @@ class Sample(NamedTuple):
 
 
 def best(samples: Sequence[Sample], rate: float) -> str:
-    """Return the compressor with which most plain bytes per second go through `rate`; of equals the least work."""
+    """Return the compressor with which most plain bytes per second go through `rate`; of equals the least
+    work.
+    """
     link = rate or UNLIMITED
 
     def through(sample: Sample) -> float:
@@ -59,16 +61,23 @@ def best(samples: Sequence[Sample], rate: float) -> str:
 
     most = max(through(sample) for sample in samples)
     # Not for a few percent: compressing costs the guests of the sender their CPU.
-    return next(s.name for s in sorted(samples, key=lambda s: s.name != NONE and 1 / s.speed) if through(s) >= 0.93 * most)
+    return next(
+        s.name
+        for s in sorted(samples, key=lambda s: s.name != NONE and 1 / s.speed)
+        if through(s) >= 0.93 * most
+    )
 
 
 def pays(link: float) -> bool:
-    """Tell whether to think of compressing for a network that has carried so many bytes per second: processors are the guests'."""
+    """Tell whether to think of compressing for a network that has carried so many bytes per second:
+    processors are the guests'.
+    """
     return link < UNLIMITED * 1.25
 
 
 def choose(wanted: str, unpacks: Collection[str], content: bytes, rate: float) -> str:
-    """Return the compressor to use: `wanted`, or for 'auto' the one that pays for a piece of the image, if who receives `unpacks` it.
+    """Return the compressor to use: `wanted`, or for 'auto' the one that pays for a piece of the image, if
+    who receives `unpacks` it.
 
     It may have been installed on some of the hosts only; what cannot be unpacked is of no use to them.
     """
@@ -81,5 +90,7 @@ def choose(wanted: str, unpacks: Collection[str], content: bytes, rate: float) -
     for name in known:
         started = time.monotonic()
         packed = pack(name, content)
-        samples.append(Sample(name, len(packed) / max(len(content), 1), len(content) / (time.monotonic() - started)))
+        samples.append(
+            Sample(name, len(packed) / max(len(content), 1), len(content) / (time.monotonic() - started))
+        )
     return best(samples, rate)

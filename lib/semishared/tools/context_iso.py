@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The context ISO: volume CONTEXT with context.sh and the files the VM template names.
 
-context.sh may have a key in it (plan/client_access.py), so no killed action may leave it: what lies in the directory for temporary files
-while the ISO is written has the name of its writer (tools/owner.py) and goes when the next one is, or by `semishared gc`; the ISO itself
-is read from a file that has no name any more.
+context.sh may have a key in it (plan/client_access.py), so no killed action may leave it: what lies in the
+directory for temporary files while the ISO is written has the name of its writer (tools/owner.py) and goes
+when the next one is, or by `semishared gc`; the ISO itself is read from a file that has no name any more.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def _split(argument: str) -> tuple[str, str]:
 
 
 def remove_stale() -> None:
-    """Remove what writers that are no more left in the directory for temporary files, which is this machine's alone."""
+    """Remove what writers that are no more left in the directory for temporary files, which is this machine's
+    alone.
+    """
     top = tempfile.gettempdir()
     try:
         names = os.listdir(top)
@@ -55,9 +57,11 @@ def remove_stale() -> None:
 
 @contextmanager
 def built(files: tuple[str, ...], more: bytes = b"", datastores: str = "") -> Iterator[str]:
-    """Yield the path, in this process alone, of an ISO with `files`; `more` is added to context.sh, and secret.
+    """Yield the path, in this process alone, of an ISO with `files`; `more` is added to context.sh, and
+    secret.
 
-    What is in a datastore, below `datastores`, is read without following a link there: raise UnexpectedLink. A host may have put it there.
+    What is in a datastore, below `datastores`, is read without following a link there: raise UnexpectedLink.
+    A host may have put it there.
     """
     pairs = [_split(argument) for argument in files]
     for tool in TOOLS:
@@ -97,14 +101,19 @@ def _fill(content: str, pairs: list[tuple[str, str]], more: bytes, datastores: s
             if root:
                 from . import beneath
 
-                with open(beneath.open_file(root, below), "rb") as source, open(f"{content}/{name}", "wb") as target:
+                with (
+                    open(beneath.open_file(root, below), "rb") as source,
+                    open(f"{content}/{name}", "wb") as target,
+                ):
                     shutil.copyfileobj(source, target)
             elif os.path.isdir(path):
                 shutil.copytree(path, f"{content}/{name}", dirs_exist_ok=True)
             else:
                 shutil.copyfile(path, f"{content}/{name}")
         except OSError as e:
-            raise of_system(e, f"context file {path}, on its way to {content}: {e.strerror}", MissingImage) from None
+            raise of_system(
+                e, f"context file {path}, on its way to {content}: {e.strerror}", MissingImage
+            ) from None
     if more:
         with open(f"{content}/context.sh", "ab") as file:
             # In the guest too: Rock Ridge has modes.

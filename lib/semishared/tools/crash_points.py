@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named points between effects, where tests kill the process: the proof that any action may be killed needs every one of them.
+"""Named points between effects, where tests kill the process: the proof that any action may be killed needs
+every one of them.
 
 Without the environment variables a point costs one comparison. They are not passed through ssh.
 SEMISHARED_KILL_AT=N    SIGKILL to this process at its N-th point

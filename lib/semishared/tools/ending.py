@@ -26,10 +26,11 @@ NOT_SAID = 120
 
 
 def ended(code: int) -> int:
-    """End this process with `code`, at once: what python and exit(3) tidy up at their end the kernel frees anyway.
+    """End this process with `code`, at once: what python and exit(3) tidy up at their end the kernel frees
+    anyway.
 
-    That is a third of what a short action takes. And librados has threads that run on while exit(3) destroys what they use: now
-    and then that was SIGSEGV, after all was said and done.
+    That is a third of what a short action takes. And librados has threads that run on while exit(3) destroys
+    what they use: now and then that was SIGSEGV, after all was said and done.
     """
     try:
         sys.stdout.flush()
@@ -42,12 +43,14 @@ def ended(code: int) -> int:
 def ended_within(program: Program, limit_s: float) -> int | None:
     """Return the exit code of a program, None if it does not end within `limit_s`.
 
-    Popen.wait looks again and again, at last every 50 ms: a short program would be waited for twice as long as it takes.
+    Popen.wait looks again and again, at last every 50 ms: a short program would be waited for twice as long
+    as it takes.
     """
     try:
         fd = os.pidfd_open(program.pid)
     except (OSError, AttributeError):
-        # It is gone, or this kernel (before 5.3) cannot say, nor could the one that this Python was built for.
+        # It is gone, or this kernel (before 5.3) cannot say, nor could the one that this Python was built
+        # for.
         deadline = time.monotonic() + limit_s
         while program.poll() is None and time.monotonic() < deadline:
             time.sleep(LOOK_S)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images as extents of 4 MiB, each with its hash; what is all zero is a hole and is named nowhere.
 
-A manifest is the text form of that, and a generation is named by the hash of its manifest: the same content is
-the same generation, whoever computed it.
+A manifest is the text form of that, and a generation is named by the hash of its manifest: the same content
+is the same generation, whoever computed it.
 
     semishared-manifest 1
     format qcow2
@@ -35,7 +35,9 @@ DIGEST = 32
 """Bytes of a hash."""
 HEADER = "semishared-manifest 1"
 MANIFEST_LIMIT = 256 << 20
-"""Bytes of the text of a manifest, whoever has it: of some 14 TiB of data. What is longer is not kept, nor sent."""
+"""Bytes of the text of a manifest, whoever has it: of some 14 TiB of data. What is longer is not kept, nor
+sent.
+"""
 PAGE = 4096
 PEEK = 16
 _ZERO = bytes(EXTENT)
@@ -103,7 +105,9 @@ def offsets(fd: int, size: int) -> Iterator[int]:
 
 
 def held(path: str) -> tuple[tuple[int, int], int]:
-    """Return by what a file is known under all its names, and the bytes of a copy: neither its holes nor what is only set aside for it."""
+    """Return by what a file is known under all its names, and the bytes of a copy: neither its holes nor what
+    is only set aside for it.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found, data, offset = os.fstat(fd), 0, 0
@@ -154,7 +158,9 @@ def read_at(fd: int, index: int) -> bytes:
 
 
 def read_into(memory: mmap.mmap, fd: int, index: int) -> memoryview:
-    """Read an extent into `memory` and return it there: memory that is new costs more than what is copied into it."""
+    """Read an extent into `memory` and return it there: memory that is new costs more than what is copied
+    into it.
+    """
     got, view = 0, memoryview(memory)
     while got < EXTENT:
         count = os.preadv(fd, [view[got:EXTENT]], index * EXTENT + got)
@@ -166,7 +172,8 @@ def read_into(memory: mmap.mmap, fd: int, index: int) -> memoryview:
 
 def is_zero(content: bytes | bytearray | memoryview) -> bool:
     """Tell whether `content`, of at most an extent, is all zero."""
-    # bytes compare by memcmp; memoryviews compare item by item. What has data mostly has some at its beginning.
+    # bytes compare by memcmp; memoryviews compare item by item. What has data mostly has some at its
+    # beginning.
     if any(content[:PEEK]):
         return False
     return bytes(content) == _ZERO[: len(content)]
@@ -195,7 +202,9 @@ def pwrite(fd: int, view: memoryview, offset: int) -> None:
 
 
 class Copy:
-    """A copy in the making: extents in any order into a new sparse file (None: nowhere), and the manifest of them."""
+    """A copy in the making: extents in any order into a new sparse file (None: nowhere), and the manifest of
+    them.
+    """
 
     def __init__(self, target: str | None, size: int) -> None:
         self.size = size
@@ -209,7 +218,9 @@ class Copy:
     def __enter__(self) -> Copy:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         if self._fd >= 0:
             try:
                 if error is None:
@@ -258,10 +269,12 @@ def open_direct(path: str, flags: int = os.O_RDONLY) -> int:
 
 
 def copy(source: str, target: str | None, format: str, counted: str, *, direct: bool = False) -> Manifest:
-    """Copy `source` to the new sparse file `target` (None: only read) and return the manifest of what was read.
+    """Copy `source` to the new sparse file `target` (None: only read) and return the manifest of what was
+    read.
 
-    The bytes read are counted as `counted` (see progress). `direct`: past this machine's page cache. QEMU writes past it,
-    and on a shared file system (ceph-fuse, seen) what is cached may then be older than what the guest wrote.
+    The bytes read are counted as `counted` (see progress). `direct`: past this machine's page cache. QEMU
+    writes past it, and on a shared file system (ceph-fuse, seen) what is cached may then be older than what
+    the guest wrote.
     """
     source_fd = open_direct(source) if direct else os.open(source, os.O_RDONLY)
     try:

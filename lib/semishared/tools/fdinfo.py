@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which locks the open files of a process have, as the kernel tells it (proc(5), fdinfo): no file is looked at for that.
+"""Which locks the open files of a process have, as the kernel tells it (proc(5), fdinfo): no file is looked
+at for that.
 
-Of what lies on a store that hangs even a stat does not come back: who asks about one file must not have to ask about all.
+Of what lies on a store that hangs even a stat does not come back: who asks about one file must not have to
+ask about all.
 """
 
 from __future__ import annotations

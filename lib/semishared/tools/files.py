@@ -23,7 +23,9 @@ refusals: list[Callable[[], None]] = []
 
 
 def refuse() -> None:
-    """Raise if this process may publish, or remove, nothing any more: others are at what it would do that to."""
+    """Raise if this process may publish, or remove, nothing any more: others are at what it would do that
+    to.
+    """
     for check in refusals:
         check()
 
@@ -52,7 +54,9 @@ def fsync_open(fd: int) -> None:
 
 
 def _write_out(fd: int) -> None:
-    """Have the content of a large file written, piece by piece: one fsync of all of it would give no sign of life for hours."""
+    """Have the content of a large file written, piece by piece: one fsync of all of it would give no sign of
+    life for hours.
+    """
     found = os.fstat(fd)
     if found.st_blocks * 512 <= WINDOW or not stat.S_ISREG(found.st_mode):
         return
@@ -62,7 +66,9 @@ def _write_out(fd: int) -> None:
 
 
 def fsync_tree(directory: str) -> None:
-    """Make all files and directories below `directory`, and itself, survive a power cut; no link is followed."""
+    """Make all files and directories below `directory`, and itself, survive a power cut; no link is
+    followed.
+    """
     for entry in os.scandir(directory):
         if entry.is_dir(follow_symlinks=False):
             fsync_tree(entry.path)
@@ -99,7 +105,9 @@ def unlink(path: str) -> bool:
 
 @contextmanager
 def published(path: str, check: Callable[[], None] = lambda: None) -> Iterator[str]:
-    """Yield a staged name; when the block ends well its file is fsynced and, if `check` raises nothing, renamed to `path`, else removed."""
+    """Yield a staged name; when the block ends well its file is fsynced and, if `check` raises nothing,
+    renamed to `path`, else removed.
+    """
     staged = staged_name(path)
     try:
         with enough_space(os.path.dirname(path)):
@@ -144,8 +152,9 @@ def _itself(path: str, flags: int) -> int:
 
 @contextmanager
 def made(path: str, mode: int = 0o660) -> Iterator[str]:
-    """Make the new file `path` and yield a path to the open file, for our children too, that leads to it whatever becomes of
-    its name; when the block ends well it is durable and has its mode."""
+    """Make the new file `path` and yield a path to the open file, for our children too, that leads to it
+    whatever becomes of its name; when the block ends well it is durable and has its mode.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         yield f"/proc/{os.getpid()}/fd/{fd}"
@@ -165,17 +174,23 @@ def set_mode(path: str, mode: int) -> None:
 
 
 def write_json(path: str, data: object, limit: int = layout.JSON_BYTES) -> None:
-    """Write `data` as JSON, wholly or not at all; raise TooLarge for more than its readers take: what nobody can read is not written."""
+    """Write `data` as JSON, wholly or not at all; raise TooLarge for more than its readers take: what nobody
+    can read is not written.
+    """
     text = json.dumps(data, sort_keys=True).encode() + b"\n"
     if len(text) > limit:
-        raise TooLarge(f"{path} on {os.uname().nodename} would have {len(text)} bytes, and what reads it takes {limit}")
+        raise TooLarge(
+            f"{path} on {os.uname().nodename} would have {len(text)} bytes, and what reads it takes {limit}"
+        )
     write(path, text)
 
 
 def read_json(path: str, limit: int = layout.JSON_BYTES) -> dict[str, object] | None:
-    """Return the JSON object in a small file, None if there is no such file; raise BadRecord if it cannot be read, or holds none.
+    """Return the JSON object in a small file, None if there is no such file; raise BadRecord if it cannot be
+    read, or holds none.
 
-    Only ENOENT is absence: what a file that is cut, or on a disk with errors, said is not known, and nothing may be removed by that.
+    Only ENOENT is absence: what a file that is cut, or on a disk with errors, said is not known, and nothing
+    may be removed by that.
     """
     try:
         data = json.loads(read(path, limit))
@@ -193,7 +208,9 @@ def read_json(path: str, limit: int = layout.JSON_BYTES) -> dict[str, object] | 
 
 
 def hint(path: str, limit: int = layout.JSON_BYTES) -> dict[str, object]:
-    """Return the JSON object in a small file that only makes something quicker; {} if it is not there, or damaged."""
+    """Return the JSON object in a small file that only makes something quicker; {} if it is not there, or
+    damaged.
+    """
     try:
         return read_json(path, limit) or {}
     except BadRecord:
@@ -201,10 +218,12 @@ def hint(path: str, limit: int = layout.JSON_BYTES) -> dict[str, object]:
 
 
 def refresh(*directories: str) -> None:
-    """Let names in `directories`, each inside the one before it, be looked up anew; one that is not there is no error.
+    """Let names in `directories`, each inside the one before it, be looked up anew; one that is not there is
+    no error.
 
-    A client of NFS that once saw a name absent goes on saying so for 30 s, also to open(), unless it is mounted with
-    lookupcache=positive; opening the directory asks the server whether it has changed. Elsewhere this costs nothing.
+    A client of NFS that once saw a name absent goes on saying so for 30 s, also to open(), unless it is
+    mounted with lookupcache=positive; opening the directory asks the server whether it has changed. Elsewhere
+    this costs nothing.
     """
     for directory in directories:
         try:
@@ -214,8 +233,8 @@ def refresh(*directories: str) -> None:
 
 
 def is_absent(path: str, *, follow: bool = False) -> bool:
-    """Tell whether nothing is at `path` (with `follow`, or where that leads to): what cannot be looked at may be there, and whoever
-    goes on to it is told why not. os.path.exists and lexists call that absent.
+    """Tell whether nothing is at `path` (with `follow`, or where that leads to): what cannot be looked at may
+    be there, and whoever goes on to it is told why not. os.path.exists and lexists call that absent.
     """
     try:
         os.stat(path, follow_symlinks=follow)
@@ -246,7 +265,9 @@ def exists(path: str) -> bool:
 
 
 def symlink(target: str, path: str, check: Callable[[], None] = lambda: None) -> None:
-    """Make `path` a link to `target`, in place of whatever file or link is there; `check` as of `published`."""
+    """Make `path` a link to `target`, in place of whatever file or link is there; `check` as of
+    `published`.
+    """
     try:
         if os.readlink(path) == target:
             return
@@ -268,7 +289,9 @@ def remove_staged(directory: str, name: str = "") -> None:
 
 
 def changed_ns(found: os.stat_result) -> int:
-    """Return when a file was last written, in ns; when its inode changed if that is not known (ceph-fuse dates what `cp` made to 0)."""
+    """Return when a file was last written, in ns; when its inode changed if that is not known (ceph-fuse
+    dates what `cp` made to 0).
+    """
     return found.st_mtime_ns or found.st_ctime_ns
 
 
@@ -288,7 +311,8 @@ def remove_stale(directory: str) -> None:
 def remove_tree(directory: str) -> None:
     """Remove a directory with all in it, or what is in its place, not across mounts; it need not be there.
 
-    Who still makes files in it (of an action that is being ended) may be faster than one removal: again, until it is gone.
+    Who still makes files in it (of an action that is being ended) may be faster than one removal: again,
+    until it is gone.
     """
     # Not above: the host's monitoring probe needs this module, and no programs.
     from .run import work
@@ -306,7 +330,9 @@ def remove_tree(directory: str) -> None:
 
 
 def remove_folder(directory: str, *, ignore_errors: bool = False) -> None:
-    """Remove a directory that others can write to, however deep; no link is followed. Raise OSError or ToolFailed."""
+    """Remove a directory that others can write to, however deep; no link is followed. Raise OSError or
+    ToolFailed.
+    """
     if _remove_flat(directory):
         return
     import shutil
@@ -323,7 +349,9 @@ def remove_folder(directory: str, *, ignore_errors: bool = False) -> None:
 
 
 def _remove_flat(directory: str) -> bool:
-    """Remove a directory that holds no other; return False if that was not all of it. shutil loads three libraries of compression."""
+    """Remove a directory that holds no other; return False if that was not all of it. shutil loads three
+    libraries of compression.
+    """
     try:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -338,7 +366,9 @@ def _remove_flat(directory: str) -> bool:
 
 
 def _remove_some(directory: str) -> None:
-    """Remove the first three files one by one, so that tests can kill within the removal: after these no other is different."""
+    """Remove the first three files one by one, so that tests can kill within the removal: after these no
+    other is different.
+    """
     found = (os.path.join(folder, name) for folder, _, names in os.walk(directory) for name in sorted(names))
     for path in [path for path, _ in zip(found, range(3))]:
         os.unlink(path)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether who has a lock still shows life, as far as this machine's kernel sees it: somebody who was stopped would have it for ever.
+"""Whether who has a lock still shows life, as far as this machine's kernel sees it: somebody who was stopped
+would have it for ever.
 
-A process that lives is let run by the kernel now and then, however slow its disk is: the host side says every few seconds that it is
-alive. One that was not for SILENT_S seconds of our own (SIGSTOP, a frozen cgroup, a hung disk) is killed: it does nothing more, not even
-when it is let go on. Whom that does not end, since a disk holds it or it is another user's, is passed by (locks.py).
-No clock of anybody's is compared: what is counted are looks, and one that comes late counts no more than one in time.
+A process that lives is let run by the kernel now and then, however slow its disk is: the host side says every
+few seconds that it is alive. One that was not for SILENT_S seconds of our own (SIGSTOP, a frozen cgroup, a
+hung disk) is killed: it does nothing more, not even when it is let go on. Whom that does not end, since a
+disk holds it or it is another user's, is passed by (locks.py). No clock of anybody's is compared: what is
+counted are looks, and one that comes late counts no more than one in time.
 """
 
 from __future__ import annotations
@@ -18,11 +20,15 @@ from ..named import NamedTuple
 from . import fdinfo, owner, standstill
 
 SILENT_S = 120.0
-"""For so long, or for what is a standstill if that is less, a holder has not been let run at all when it is killed."""
+"""For so long, or for what is a standstill if that is less, a holder has not been let run at all when it is
+killed.
+"""
 DYING_S = 10.0
 """For so long after that it may take to be gone."""
 STIRRED_S = 10.0
-"""After so long without life it is not only slow: who waits for it does not give up before it is passed by."""
+"""After so long without life it is not only slow: who waits for it does not give up before it is passed
+by.
+"""
 LOOK_S = 1.0
 
 
@@ -42,7 +48,9 @@ class _Watch:
 
     @property
     def can_be_ended(self) -> bool:
-        """Tell whether it is a process of this machine. What one that has gone has started, and has the lock, ends by itself."""
+        """Tell whether it is a process of this machine. What one that has gone has started, and has the lock,
+        ends by itself.
+        """
         return self.holder is not None and self.holder.started != ""
 
 
@@ -50,7 +58,9 @@ _watched: Dict[str, _Watch] = {}
 
 
 def look(path: str, found: os.stat_result, say: Callable[[str], None]) -> bool:
-    """Look at the holder of the lock `found`, and kill it when that is due; tell whether it is to be passed by."""
+    """Look at the holder of the lock `found`, and kill it when that is due; tell whether it is to be passed
+    by.
+    """
     watch, now = _watched.get(path), time.monotonic()
     if watch and now - watch.looked < LOOK_S:
         return False
@@ -73,10 +83,18 @@ def look(path: str, found: os.stat_result, say: Callable[[str], None]) -> bool:
 def _told(holder: Optional[Holder], path: str, limit_s: float) -> str:
     here = os.uname().nodename
     if holder is None:
-        return f"{path} is held, since {limit_s:.0f} s, by a process that {here} does not see: of another machine, or in a container"
+        return (
+            f"{path} is held, since {limit_s:.0f} s, by a process that {here} does not see: of "
+            f"another machine, or in a container"
+        )
     if not holder.started:
-        return f"{path} is held, since {limit_s:.0f} s, by what process {holder.pid} on {here} has started, and left: it is waited for"
-    return f"process {holder.pid} on {here} has {path}, and has shown no life for {limit_s:.0f} s: it is killed"
+        return (
+            f"{path} is held, since {limit_s:.0f} s, by what process {holder.pid} on {here} has "
+            f"started, and left: it is waited for"
+        )
+    return (
+        f"process {holder.pid} on {here} has {path}, and has shown no life for {limit_s:.0f} s: it is killed"
+    )
 
 
 def is_silent(path: str) -> bool:
@@ -102,7 +120,12 @@ def _of(found: os.stat_result) -> Optional[Holder]:
         return None
     for words in rows:
         # N: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE START END
-        if len(words) < 6 or words[1] != "FLOCK" or words[5].rpartition(":")[2] != str(found.st_ino) or not words[4].isdigit():
+        if (
+            len(words) < 6
+            or words[1] != "FLOCK"
+            or words[5].rpartition(":")[2] != str(found.st_ino)
+            or not words[4].isdigit()
+        ):
             continue
         pid = int(words[4])
         if _has(pid, found, words[5]):
@@ -131,7 +154,9 @@ def _turns(pid: int) -> int:
 
 
 def _kill(holder: Holder) -> None:
-    """Kill a process that is still the one that was seen, with all that it has started if it leads them, as a host side does."""
+    """Kill a process that is still the one that was seen, with all that it has started if it leads them, as a
+    host side does.
+    """
     try:
         group = os.getpgid(holder.pid)
         if owner.started(holder.pid) != holder.started or holder.pid == os.getpid():

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A question to a store that may hang: whoever asks waits for so long, and the thread that got no answer is left to itself.
+"""A question to a store that may hang: whoever asks waits for so long, and the thread that got no answer is
+left to itself.
 
-A thread in a call that even SIGKILL does not end keeps what its process has open, and whoever reads from that waits on: oned, through
-ssh. Where that matters a process asks, and is left to itself.
+A thread in a call that even SIGKILL does not end keeps what its process has open, and whoever reads from that
+waits on: oned, through ssh. Where that matters a process asks, and is left to itself.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ from ..errors import ToolFailed
 
 Answer = TypeVar("Answer")
 LIMIT_S = 10.0
-"""Seconds: a mounted store that answers does so at once; one whose server is away holds its callers for ever."""
+"""Seconds: a mounted store that answers does so at once; one whose server is away holds its callers for
+ever.
+"""
 
 
 def unless_it_hangs(look: Callable[[], Answer], otherwise: Answer, limit_s: float = LIMIT_S) -> Answer:
-    """Return what `look` returns, or raise what it raises; return `otherwise` if it does neither within `limit_s` seconds."""
+    """Return what `look` returns, or raise what it raises; return `otherwise` if it does neither within
+    `limit_s` seconds.
+    """
     found: List[Answer] = []
     failed: List[BaseException] = []
 
@@ -39,7 +44,9 @@ def unless_it_hangs(look: Callable[[], Answer], otherwise: Answer, limit_s: floa
 
 
 def unless_its_process_hangs(look: Callable[[], Answer], otherwise: Answer, limit_s: float) -> Answer:
-    """As unless_it_hangs; for a process without threads. What `look` returns, or raises, is copied. Raise ToolFailed if it is killed."""
+    """As unless_it_hangs; for a process without threads. What `look` returns, or raises, is copied. Raise
+    ToolFailed if it is killed.
+    """
     import pickle
     import select
     import signal

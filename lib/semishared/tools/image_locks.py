@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The locks that QEMU has on the bytes of the images that it has open, read-only ones too (its block/file-posix.c), of this machine."""
+"""The locks that QEMU has on the bytes of the images that it has open, read-only ones too (its
+block/file-posix.c), of this machine.
+"""
 
 from __future__ import annotations
 

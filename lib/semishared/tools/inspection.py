@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an uploaded image really is, read from its header before any tool opens it.
 
-qemu-img would follow what a header names (a backing file, a data file, extents): a way to read any file of the
-machine. Formats per QEMU's docs/interop/qcow2.txt and block/{vmdk,vdi,vhdx,vpc,qed}.c.
+qemu-img would follow what a header names (a backing file, a data file, extents): a way to read any file of
+the machine. Formats per QEMU's docs/interop/qcow2.txt and block/{vmdk,vdi,vhdx,vpc,qed}.c.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from . import beneath, qemu_img
 
 INCOMPATIBLE_DATA_FILE = 1 << 2
 HEAD = 512 + 20 * 512
-"""Bytes to look at: QEMU reads the descriptor of a sparse VMDK behind its first sector, and the parent's name from it."""
+"""Bytes to look at: QEMU reads the descriptor of a sparse VMDK behind its first sector, and the parent's name
+from it.
+"""
 AGAIN = 64 << 10
 """Bytes to look at when a file is about to be opened: all that a qcow2 header can have."""
 LUKS = b"LUKS\xba\xbe"
@@ -76,8 +78,8 @@ def names_other_files(head: bytes, format: str) -> str:
 def inspect(path: str, max_virtual_size: int, name: str = "") -> Inspected:
     """Return format and virtual size of the file `path`.
 
-    Raise MissingImage if it is no readable file, UnsafeImage if it names other files or exceeds `max_virtual_size`
-    bytes. `name` is what errors call it.
+    Raise MissingImage if it is no readable file, UnsafeImage if it names other files or exceeds
+    `max_virtual_size` bytes. `name` is what errors call it.
     """
     name = name or path
     try:
@@ -100,7 +102,9 @@ def inspect(path: str, max_virtual_size: int, name: str = "") -> Inspected:
         except ToolFailed as e:
             raise ToolFailed(e.detail.replace(path, name).replace(beneath.readable(path), name)) from None
     if virtual_size > max_virtual_size:
-        raise UnsafeImage(f"{name} claims a size of {human(virtual_size)}, more than the {human(max_virtual_size)} allowed")
+        raise UnsafeImage(
+            f"{name} claims a size of {human(virtual_size)}, more than the {human(max_virtual_size)} allowed"
+        )
     return Inspected(format, virtual_size)
 
 
@@ -122,7 +126,10 @@ def size_in_header(head: bytes, name: str = "") -> int | None:
         size, cylinders, heads, sectors = struct.unpack(">QHBB", head[48:60])
         return max(int(size), int(cylinders * heads * sectors) * 512)
     if format == "vhdx":
-        raise NotSupported(f"{name or 'a VHDX image'} does not tell its size at its beginning: convert it to qcow2 (qemu-img convert)")
+        raise NotSupported(
+            f"{name or 'a VHDX image'} does not tell its size at its beginning: convert it to "
+            f"qcow2 (qemu-img convert)"
+        )
     return None
 
 
@@ -149,10 +156,11 @@ def check_header(head: bytes, format: str, name: str) -> None:
 
 @contextmanager
 def checked(path: str, format: str, name: str = "") -> Iterator[str]:
-    """Look again at an image that is about to be opened, and yield a path to the very file that was looked at (for our children too).
+    """Look again at an image that is about to be opened, and yield a path to the very file that was looked at
+    (for our children too).
 
-    Images come not only by uploads: other hosts, stock datastores and an admin's SOURCE put them into a store as well.
-    Raise as `check_header`, or MissingImage. No byte of a raw image is read.
+    Images come not only by uploads: other hosts, stock datastores and an admin's SOURCE put them into a store
+    as well. Raise as `check_header`, or MissingImage. No byte of a raw image is read.
     """
     name = name or path
     try:
@@ -168,6 +176,8 @@ def checked(path: str, format: str, name: str = "") -> Iterator[str]:
 
 
 def check(path: str, format: str, name: str = "") -> None:
-    """Look again at an image that is about to be opened by its name, or by somebody else; raise as `checked`."""
+    """Look again at an image that is about to be opened by its name, or by somebody else; raise as
+    `checked`.
+    """
     with checked(path, format, name):
         pass

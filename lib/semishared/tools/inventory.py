@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies in directories that others can write to: names, newest times, sizes. Looking changes nothing and follows no link."""
+"""What lies in directories that others can write to: names, newest times, sizes. Looking changes nothing and
+follows no link.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +48,19 @@ def newest(path: str, belongs: Callable[[str], object] = _never) -> tuple[int, i
 def seen(path: str, belongs: Callable[[str], object] = _never, **more: object) -> dict[str, object]:
     """Return path, newest time, age and size of a thing (`belongs` as in `newest`), and `more`."""
     time_ns, size = newest(path, belongs)
-    return {"path": path, "seen": str(time_ns), "age": int(time.time() - time_ns / 1e9), "bytes": size, **more}
+    return {
+        "path": path,
+        "seen": str(time_ns),
+        "age": int(time.time() - time_ns / 1e9),
+        "bytes": size,
+        **more,
+    }
 
 
 def staged(directory: str) -> list[dict[str, object]]:
     """Return what is unpublished in a directory; `lives`: the process whose it is does, on this machine."""
-    return [seen(f"{directory}/{name}", lives=owner.lives(name)) for name in names(directory) if layout.is_staged(name)]
+    return [
+        seen(f"{directory}/{name}", lives=owner.lives(name))
+        for name in names(directory)
+        if layout.is_staged(name)
+    ]

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A floor under the idle class of I/O: what gets next to nothing in it leaves it.
 
-`bfq` gives the idle class some of a busy device. `mq-deadline` gives it nothing at all while others have requests, but for each
-of its requests after ten seconds (prio_aging_expire): beside a guest that is always at it, that is 25 KiB per second, and a copy
-is never over. Which scheduler is below a path is not easily told (LVM, RAID, pools, partitions), and it may be changed at any time:
-so what counts is what comes. Whoever waits for the device nearly always, and gets less than LEAST, goes on in the lowest of the
-usual classes. Who waits for something else, a network or a rate, keeps the idle class, however slow that is.
+`bfq` gives the idle class some of a busy device. `mq-deadline` gives it nothing at all while others have
+requests, but for each of its requests after ten seconds (prio_aging_expire): beside a guest that is always at
+it, that is 25 KiB per second, and a copy is never over. Which scheduler is below a path is not easily told
+(LVM, RAID, pools, partitions), and it may be changed at any time: so what counts is what comes. Whoever waits
+for the device nearly always, and gets less than LEAST, goes on in the lowest of the usual classes. Who waits
+for something else, a network or a rate, keeps the idle class, however slow that is.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from ..named import NamedTuple
 from . import ioprio, standstill
 
 LEAST = 8 << 20
-"""Bytes per second as the kernel counts them: each that is copied two to four times, as it is read and written, asked for and done."""
+"""Bytes per second as the kernel counts them: each that is copied two to four times, as it is read and
+written, asked for and done.
+"""
 WINDOW_S = 4.0
 LOOK_S = 0.25
 MOSTLY = 0.8
@@ -47,7 +50,8 @@ def is_starved(looks: Sequence[Look]) -> bool:
 
 
 class Watch:
-    """Sees to it, up to `end`, that this process and what it starts leave the idle class if they get next to nothing there.
+    """Sees to it, up to `end`, that this process and what it starts leave the idle class if they get next to
+    nothing there.
 
     To be begun before that class is taken: the watch itself must not be in it.
     """

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The key of front-ends, by which a note that one of them wrote is told from any other: a file of 64 digits, its owner's alone.
+"""The key of front-ends, by which a note that one of them wrote is told from any other: a file of 64 digits,
+its owner's alone.
 
-Nothing of ours is imported here: install/examine.py sends this to other front-ends of an HA group, as a part of preflight.py.
+Nothing of ours is imported here: install/examine.py sends this to other front-ends of an HA group, as a part
+of preflight.py.
 """
 
 from __future__ import annotations
@@ -60,11 +62,15 @@ def make(path: str) -> None:
 def code(key: bytes, words: Sequence[str]) -> str:
     """Return the code of words: who has not the key can make none for others."""
     # Each word says how long it is: no two lists are one text.
-    return hmac.new(key, "".join(f"{len(word)}:{word}" for word in words).encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+    return hmac.new(
+        key, "".join(f"{len(word)}:{word}" for word in words).encode("utf-8", "surrogatepass"), hashlib.sha256
+    ).hexdigest()
 
 
 def compared(path: str, word: str) -> Dict[str, str]:
-    """Return why nobody may go by the key at `path`, and what it makes of a word: by that two are compared, and neither is told."""
+    """Return why nobody may go by the key at `path`, and what it makes of a word: by that two are compared,
+    and neither is told.
+    """
     key, why = look(path)
     return {"why_not": why, "code": code(key, ["compared", word]) if key else ""}
 

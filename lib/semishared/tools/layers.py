@@ -6,8 +6,8 @@
                /1  a snapshot, over 0
                /2  the active layer, over 1; every backing name inside is relative, so the directory may move
 
-The same on the store: clones/VM-DISK -> VM-DISK.snap/2. A disk is laid out like this from its first moment: after a
-live snapshot libvirt must never hold a name that means another layer than before.
+The same on the store: clones/VM-DISK -> VM-DISK.snap/2. A disk is laid out like this from its first moment:
+after a live snapshot libvirt must never hold a name that means another layer than before.
 """
 
 from __future__ import annotations
@@ -43,15 +43,25 @@ DEEPEST = 200
 def publish_first(path: str, staged: str) -> None:
     """Make the file `staged` the only layer of the disk `path`; the caller holds whatever lock there is.
 
-    It may lie in the directory of the layers already, and only then may that be a link: to a device of the host's pool.
+    It may lie in the directory of the layers already, and only then may that be a link: to a device of the
+    host's pool.
     """
     where, name = os.path.split(path)
-    root, below = (os.path.dirname(staged), "") if layout.are_layers(os.path.dirname(staged)) else (where, layout.layers(name))
+    root, below = (
+        (os.path.dirname(staged), "")
+        if layout.are_layers(os.path.dirname(staged))
+        else (where, layout.layers(name))
+    )
     with beneath.directory(root, below, make=True) as directory:
         keep = {"0", os.path.basename(staged)}
-        older = [entry for entry in os.listdir(directory) if entry not in keep and (layout.is_number(entry) or layout.is_staged(entry))]
+        older = [
+            entry
+            for entry in os.listdir(directory)
+            if entry not in keep and (layout.is_number(entry) or layout.is_staged(entry))
+        ]
         if older:
-            # A disk made anew: its predecessor's active layer is another one, and goes before what it lies over.
+            # A disk made anew: its predecessor's active layer is another one, and goes before what it lies
+            # over.
             files.unlink(path)
             for entry in older:
                 files.unlink(f"{directory}/{entry}")
@@ -77,7 +87,9 @@ def remove(path: str) -> bool:
 
 
 def backing_of(path: str) -> tuple[str, str]:
-    """Return backing name and format in the header of a qcow2 file of ours, ('', '') for none or for another file."""
+    """Return backing name and format in the header of a qcow2 file of ours, ('', '') for none or for another
+    file.
+    """
     head = files.read(path, 64 << 10)
     if head[:4] != MAGIC or len(head) < 104:
         return "", ""
@@ -96,9 +108,11 @@ def backing_of(path: str) -> tuple[str, str]:
 
 
 def is_empty(path: str) -> bool:
-    """Tell whether a qcow2 file holds nothing of its own: it has no table of clusters yet, not even of discarded ones.
+    """Tell whether a qcow2 file holds nothing of its own: it has no table of clusters yet, not even of
+    discarded ones.
 
-    Raise DamagedLayer if that cannot be told: QEMU reads zeros, and so nothing, behind the end of a file that was cut.
+    Raise DamagedLayer if that cannot be told: QEMU reads zeros, and so nothing, behind the end of a file that
+    was cut.
     """
     try:
         with open(path, "rb") as file:
@@ -111,19 +125,29 @@ def is_empty(path: str) -> bool:
 
 
 def _tables(path: str, file: BinaryIO, head: bytes) -> bytes:
-    """Return where in a qcow2 file its tables of clusters are; raise DamagedLayer if it ends before one of them does."""
+    """Return where in a qcow2 file its tables of clusters are; raise DamagedLayer if it ends before one of
+    them does.
+    """
     size = os.fstat(file.fileno()).st_size
     entries, offset = struct.unpack_from(">IQ", head, 36)
     file.seek(offset)
     text = file.read(8 * entries)
     tables = [entry & OFFSET for entry in struct.unpack(f">{len(text) // 8}Q", text[: len(text) // 8 * 8])]
-    if max(offset + 8 * entries, max(tables) + (1 << struct.unpack_from(">I", head, 20)[0]) if any(tables) else 0) > size:
+    if (
+        max(
+            offset + 8 * entries,
+            max(tables) + (1 << struct.unpack_from(">I", head, 20)[0]) if any(tables) else 0,
+        )
+        > size
+    ):
         raise _damaged(path, f"has {size} bytes, and its header speaks of more")
     return text
 
 
 def end(path: str) -> int:
-    """Return where a qcow2 file ends, in whole clusters: of its last one the end need not have been written."""
+    """Return where a qcow2 file ends, in whole clusters: of its last one the end need not have been
+    written.
+    """
     with open(path, "rb") as file:
         head = file.read(24)
         cluster = 1 << struct.unpack_from(">I", head, 20)[0] if head[:4] == MAGIC and len(head) == 24 else 1
@@ -153,11 +177,12 @@ def outside(name: str) -> str:
 
 
 def below(path: str, format: str, *, over_network: bool = False) -> list[tuple[str, str]]:
-    """Return path and format of each file below a disk's active layer `path`, from the headers, the topmost first.
+    """Return path and format of each file below a disk's active layer `path`, from the headers, the topmost
+    first.
 
     A disk `over_network` ends at a layer whose header names no file: what is there, only its record says.
-    Raise MissingImage if one is not there, BrokenChain if a header does not tell plainly what is below it: a chain that is
-    cut short would show the guest zeros in the place of its data.
+    Raise MissingImage if one is not there, BrokenChain if a header does not tell plainly what is below it: a
+    chain that is cut short would show the guest zeros in the place of its data.
     """
     found: list[tuple[str, str]] = []
     while format == "qcow2":
@@ -176,14 +201,18 @@ def below(path: str, format: str, *, over_network: bool = False) -> list[tuple[s
 
 
 def _named(path: str, over_network: bool) -> tuple[str, str]:
-    """Return what a qcow2 header names as the file below and its format, ('', '') for nothing; raise BrokenChain."""
+    """Return what a qcow2 header names as the file below and its format, ('', '') for nothing; raise
+    BrokenChain.
+    """
     try:
         # Not to wait for the other end of a FIFO.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
             head = file.read(80) if is_file else b""
             if head[:4] == MAGIC and len(head) == 80 and layout.layer_of(path):
-                _tables(path, file, head)  # one of ours: what is missing at its end would be read as zeros, or as what lies below
+                _tables(
+                    path, file, head
+                )  # one of ours: what is missing at its end would be read as zeros, or as what lies below
     except OSError as e:
         raise BrokenChain(f"{path} on {os.uname().nodename}: {e.strerror}") from None
     if not is_file:
@@ -199,12 +228,15 @@ def _named(path: str, over_network: bool) -> tuple[str, str]:
     if not name or (re.match(PROTOCOL, name) and not over_network) or "\0" in name:
         raise BrokenChain(f"{path} does not lie over a file: its header names {name!r}")
     if format not in FORMATS:
-        raise BrokenChain(f"{path} lies over {name}, but does not name a known format of that ({format or 'none'})")
+        raise BrokenChain(
+            f"{path} lies over {name}, but does not name a known format of that ({format or 'none'})"
+        )
     return name, format
 
 
 def explicit(path: str, format: str, node: dict[str, object]) -> str:
-    """Return a `json:` name for the layer `path`, with all that it lies over down to `node`, which is on the network.
+    """Return a `json:` name for the layer `path`, with all that it lies over down to `node`, which is on the
+    network.
 
     What headers name there QEMU and libvirt write, without the user who is to open it.
     """
@@ -227,7 +259,9 @@ def numbered(folder: str) -> list[int]:
 
 
 def topmost(folder: str, number: int) -> int:
-    """Return the layer over `number` that no other lies over, `number` itself if none does; raise BrokenChain if there are two."""
+    """Return the layer over `number` that no other lies over, `number` itself if none does; raise BrokenChain
+    if there are two.
+    """
     top = number
     while True:
         over = [other for other in numbered(folder) if _lies_over(folder, other, top)]
@@ -241,10 +275,16 @@ def topmost(folder: str, number: int) -> int:
 
 def _lies_over(folder: str, number: int, below: int) -> bool:
     name = backing_of(f"{folder}/{number}")[0]
-    return layout.is_number(name) and os.path.exists(f"{folder}/{name}") and os.path.samefile(f"{folder}/{name}", f"{folder}/{below}")
+    return (
+        layout.is_number(name)
+        and os.path.exists(f"{folder}/{name}")
+        and os.path.samefile(f"{folder}/{name}", f"{folder}/{below}")
+    )
 
 
-def tree(folder: str, active: int, active_format: str, raw_layer: object = None) -> dict[int, dict[str, object]]:
+def tree(
+    folder: str, active: int, active_format: str, raw_layer: object = None
+) -> dict[int, dict[str, object]]:
     """Return every layer's parent, format and backing name, from the headers of the files.
 
     The raw layer that a record names is raw though no header may say so any more.
@@ -259,13 +299,18 @@ def tree(folder: str, active: int, active_format: str, raw_layer: object = None)
         raw = number == active and active_format == "raw"
         found[number] = ("", "") if raw else backing_of(f"{folder}/{number}")
     below = {number: int(name) for number, (name, _) in found.items() if layout.is_number(name)}
-    raws: set[object] = {below[number] for number in below if found[number][1] == "raw" and number != raw_layer}
+    raws: set[object] = {
+        below[number] for number in below if found[number][1] == "raw" and number != raw_layer
+    }
     raws.add(raw_layer)
     described: dict[int, dict[str, object]] = {}
     for number in numbers:
         format = active_format if number == active else "raw" if number in raws else "qcow2"
         name, name_format = ("", "") if format == "raw" else found[number]
         described[number] = {
-            "parent": below.get(number, NONE) if name else NONE, "format": format, "backing": name, "backing_format": name_format
-        }  # fmt: skip
+            "parent": below.get(number, NONE) if name else NONE,
+            "format": format,
+            "backing": name,
+            "backing_format": name_format,
+        }
     return described

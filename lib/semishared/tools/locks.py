@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Locks of one machine: flock on files we own, released by the kernel when the holder dies.
 
-A lock file may be removed by its holder, and by nobody else however old it is: an action that holds a removed lock is
-alone no more. Whoever waited on the removed file notices and takes the new one.
+A lock file may be removed by its holder, and by nobody else however old it is: an action that holds a removed
+lock is alone no more. Whoever waited on the removed file notices and takes the new one.
 
-A holder that has been stopped is killed by who waits for it (holders.py). One that cannot be is passed by: its lock gets its next
-generation, a new file with what was noted in the old one, and what it would publish then is refused.
+A holder that has been stopped is killed by who waits for it (holders.py). One that cannot be is passed by:
+its lock gets its next generation, a new file with what was noted in the old one, and what it would publish
+then is refused.
 """
 
 from __future__ import annotations
@@ -91,7 +92,10 @@ def _pass(path: str, file: IO[str], found: os.stat_result) -> bool:
         if os.path.samestat(os.lstat(path), found):
             note(new, {**noted(file), "generation": _generation(file) + 1})
             os.rename(staged, path)
-            say(f"{path} on {os.uname().nodename} was taken over from who does not end: it can publish nothing any more")
+            say(
+                f"{path} on {os.uname().nodename} was taken over from who does not end: it can "
+                f"publish nothing any more"
+            )
             return True
         os.unlink(staged)
     return False
@@ -103,7 +107,8 @@ def _generation(file: IO[str]) -> int:
 
 
 def refuse_if_passed() -> None:
-    """Raise PassedBy if a lock that this process has is of a later generation, or gone: somebody else is, or was, at what it would publish.
+    """Raise PassedBy if a lock that this process has is of a later generation, or gone: somebody else is, or
+    was, at what it would publish.
 
     Raise OSError where that cannot be told.
     """
@@ -111,7 +116,9 @@ def refuse_if_passed() -> None:
         if not _has(fd, found):
             del _held[fd]  # given back
         elif not files.is_at(path, found):
-            raise PassedBy(f"process {os.getpid()} on {os.uname().nodename} had stopped, and lost {path} to another one")
+            raise PassedBy(
+                f"process {os.getpid()} on {os.uname().nodename} had stopped, and lost {path} to another one"
+            )
 
 
 def _has(fd: int, found: os.stat_result) -> bool:
@@ -122,7 +129,9 @@ def _has(fd: int, found: os.stat_result) -> bool:
 
 
 def remove(path: str) -> None:
-    """Remove the lock file `path`, which this process holds; what has its name since this one was passed by is another's."""
+    """Remove the lock file `path`, which this process holds; what has its name since this one was passed by
+    is another's.
+    """
     for fd, (name, found) in list(_held.items()):
         if name == path and _has(fd, found):
             del _held[fd]
@@ -131,7 +140,9 @@ def remove(path: str) -> None:
 
 
 def unless_busy(path: str) -> IO[str] | None:
-    """Take the lock `path` and return its open file, None if somebody has it; but who was stopped is waited for until it is ended."""
+    """Take the lock `path` and return its open file, None if somebody has it; but who was stopped is waited
+    for until it is ended.
+    """
     file = attempt(path)
     while file is None and (_is_stopped(path) or _is_silent(path)):
         time.sleep(0.1)
@@ -157,7 +168,9 @@ def noted(file: IO[str]) -> dict[str, Any]:
 
 
 def note(file: IO[str], data: dict[str, Any]) -> None:
-    """Write a JSON object into a lock file, never shorter than it was: who reads without the lock finds one state or the other."""
+    """Write a JSON object into a lock file, never shorter than it was: who reads without the lock finds one
+    state or the other.
+    """
     text = json.dumps(data)
     if len(text) > LONGEST_NOTE:
         raise TooLarge(f"{file.name} would have {len(text)} bytes, and what reads it takes {LONGEST_NOTE}")
@@ -177,7 +190,9 @@ def forget(path: str) -> bool:
 def is_held(path: str) -> bool:
     """Tell whether somebody holds the lock `path`, or that cannot be asked, without making it."""
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
+        with open(
+            os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8"
+        ) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except (FileNotFoundError, NotADirectoryError):
         return False
@@ -195,7 +210,9 @@ def _is_silent(path: str) -> bool:
 
 @contextmanager
 def exclusive(path: str, timeout_s: float = LIMIT_S) -> Iterator[IO[str]]:
-    """Hold the lock `path` and yield its open file; raise ToolTimeout after `timeout_s` seconds of waiting."""
+    """Hold the lock `path` and yield its open file; raise ToolTimeout after `timeout_s` seconds of
+    waiting.
+    """
     os.makedirs(os.path.dirname(path), exist_ok=True)
     deadline = time.monotonic() + timeout_s
     pause = 0.002

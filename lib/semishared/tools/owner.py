@@ -3,8 +3,8 @@
 
     .staged-NAME.<host><boot>-<pid>-<start>-<random>      host and boot in 8 hex digits each
 
-Of the names of another machine, or of another boot, nothing is known here: they are left to that machine, and to
-`semishared gc`, which asks all of them. A name without an owner (of 0.1.0) is left to gc too.
+Of the names of another machine, or of another boot, nothing is known here: they are left to that machine, and
+to `semishared gc`, which asks all of them. A name without an owner (of 0.1.0) is left to gc too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ _mine: dict[int, layout.Maker] = {}
 
 
 def started(pid: int) -> str:
-    """Return when a process began, '' if there is none: no other process of this boot ever has both the id and the time."""
+    """Return when a process began, '' if there is none: no other process of this boot ever has both the id
+    and the time.
+    """
     return _said(pid)[19]
 
 
@@ -35,7 +37,9 @@ def state(pid: int) -> str:
 def _said(pid: int) -> list[str]:
     """Return what proc(5) says of a process from its state on, nothing of each if there is none."""
     try:
-        with open(f"/proc/{pid if pid != os.getpid() else 'self'}/stat", encoding="utf-8", errors="replace") as file:
+        with open(
+            f"/proc/{pid if pid != os.getpid() else 'self'}/stat", encoding="utf-8", errors="replace"
+        ) as file:
             words = file.read().rpartition(")")[2].split()
     except OSError:
         words = []
@@ -73,15 +77,19 @@ def suffix() -> str:
 
 
 def lives(name: str) -> bool:
-    """Tell whether `name` was made by a process of this machine that is there; False where that is not known."""
+    """Tell whether `name` was made by a process of this machine that is there; False where that is not
+    known.
+    """
     maker = layout.maker_of(name)
     return maker is not None and maker.machine == _machine() and started(maker.pid) == maker.started
 
 
 def is_gone(name: str, *, other_boots: bool = False) -> bool:
-    """Tell whether `name` was made by a process of this machine that has ended; False where that is not known.
+    """Tell whether `name` was made by a process of this machine that has ended; False where that is not
+    known.
 
-    With `other_boots`, of a directory that this machine alone writes to, what processes of its earlier boots made is known, too.
+    With `other_boots`, of a directory that this machine alone writes to, what processes of its earlier boots
+    made is known, too.
     """
     maker, machine = layout.maker_of(name), _machine()
     if maker is None or maker.machine[:8] != machine[:8]:

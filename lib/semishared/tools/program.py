@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program under way that is fed or read piece by piece, and watched meanwhile: it may stall, and is ended when it is not needed."""
+"""A program under way that is fed or read piece by piece, and watched meanwhile: it may stall, and is ended
+when it is not needed.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Program:
         return read_back(self._err, last).decode("utf-8", "replace")
 
     def write(self, data: bytes | memoryview, stalled: Callable[[float], None]) -> None:
-        """Write to its stdin; `stalled` is called, with the seconds so far, while it takes nothing. Raise ToolFailed."""
+        """Write to its stdin; `stalled` is called, with the seconds so far, while it takes nothing. Raise
+        ToolFailed.
+        """
         view, since = memoryview(data), time.monotonic()
         while view:
             if not ready.to_write(self.fd, 0.5):
@@ -68,7 +72,9 @@ class Program:
 
 @contextmanager
 def started(argv: list[str], *, feed: bool) -> Iterator[Program]:
-    """Run `argv` and yield it, with its stdin (if `feed`, else its stdout) as `fd`; it does not outlive the block."""
+    """Run `argv` and yield it, with its stdin (if `feed`, else its stdout) as `fd`; it does not outlive the
+    block.
+    """
     with memory() as err:
         process, pipe = start_piped(argv, err, feed=feed)
         os.set_blocking(pipe.fileno(), not feed)

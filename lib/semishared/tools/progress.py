@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from typing import Callable, Iterator
 
 moved: Counter[str] = Counter()
-"""Bytes by what was done with them: `store_read`, `store_written`, `received`, `sent`, `reused` (of other bases)."""
+"""Bytes by what was done with them: `store_read`, `store_written`, `received`, `sent`, `reused` (of other
+bases).
+"""
 last = time.monotonic()
 last_words: list[Callable[[], None]] = []
 """What is to be done yet if the front-end dies now: a guest that rests for us must not rest for ever."""

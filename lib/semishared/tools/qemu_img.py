@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""qemu-img, one function per subcommand, always with an explicit format (CVE-2026-24708 is what happens without)."""
+"""qemu-img, one function per subcommand, always with an explicit format (CVE-2026-24708 is what happens
+without).
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ from ..units import MiB, mib_ceil
 from .run import run, work
 
 FOREIGN = ["env", "MALLOC_ARENA_MAX=1", "prlimit", f"--stack={1 << 20}", f"--as={1 << 30}"]
-"""Limits for images that strangers have made: tables may be as large as their headers say (OpenStack has the same limit).
+"""Limits for images that strangers have made: tables may be as large as their headers say (OpenStack has the
+same limit).
 
-The limit is to meet those tables: each of QEMU's threads, 64 on a busy machine, would reserve 64 MiB for malloc and 8 MiB of stack.
+The limit is to meet those tables: each of QEMU's threads, 64 on a busy machine, would reserve 64 MiB for
+malloc and 8 MiB of stack.
 """
 INFO_CPU = "--cpu=30"
 """Seconds; reading a header takes none. A conversion may take as long as the image is large."""
@@ -48,14 +52,30 @@ def create(path: str, format: str, size: int) -> None:
     work(["qemu-img", "create", "-q", "-f", format, path, str(size)])
 
 
-def create_overlay(path: str, backing: str, backing_format: str, size: int, options: str, *, look: bool = True) -> None:
+def create_overlay(
+    path: str, backing: str, backing_format: str, size: int, options: str, *, look: bool = True
+) -> None:
     """Create a qcow2 overlay over `backing`; `size` in bytes, 0 for that of the backing image.
 
     Without `look` only the name goes into the header, and nobody opens what it leads to.
     """
     if len(os.fsencode(backing)) > LONGEST_BACKING:
-        raise NotSupported(f"{backing} has more than {LONGEST_BACKING} bytes, and in a qcow2 file there is no room for the name of more")
-    argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", backing_format, "-b", backing, *([] if look else ["-u"])]
+        raise NotSupported(
+            f"{backing} has more than {LONGEST_BACKING} bytes, and in a qcow2 file there is no "
+            f"room for the name of more"
+        )
+    argv = [
+        "qemu-img",
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-F",
+        backing_format,
+        "-b",
+        backing,
+        *([] if look else ["-u"]),
+    ]
     if options:
         argv += ["-o", options]
     work([*argv, path, *([str(size)] if size else [])])
@@ -65,8 +85,9 @@ def create_overlay(path: str, backing: str, backing_format: str, size: int, opti
 def _set_length(path: str) -> None:
     """Give a new overlay's file the length it could grow to, as a hole.
 
-    A guest's first writes then fill a hole instead of extending the file, which the host's file system does one at a time
-    (docs/explanation/overlay-options.md: 0.5 of raw without, 0.7 to 0.8 with). The slack is for QEMU's tables.
+    A guest's first writes then fill a hole instead of extending the file, which the host's file system does
+    one at a time (docs/explanation/overlay-options.md: 0.5 of raw without, 0.7 to 0.8 with). The slack is for
+    QEMU's tables.
     """
     with open(path, "r+b") as file:
         size = int.from_bytes(file.read(32)[24:32], "big")
@@ -78,7 +99,9 @@ def _set_length(path: str) -> None:
 
 
 def chain(layers: Sequence[str], base: str, base_format: str) -> str:
-    """Return a `json:` name for qcow2 `layers`, the lowest first, over `base`: what their headers name is not asked."""
+    """Return a `json:` name for qcow2 `layers`, the lowest first, over `base`: what their headers name is not
+    asked.
+    """
     node: dict[str, object] = {"driver": base_format, "file": {"driver": "file", "filename": base}}
     if base_format == "qcow2":
         node["backing"] = None
@@ -92,37 +115,66 @@ MAPPED = ("start", "length", "depth", "zero", "data")
 
 
 def mapped(source: str) -> list[dict[str, Any]]:
-    """Return which file of the chain `source` (a `json:` name) holds what: MAPPED, and where it is so present and offset."""
+    """Return which file of the chain `source` (a `json:` name) holds what: MAPPED, and where it is so present
+    and offset.
+    """
     try:
         found = json.loads(work(["qemu-img", "map", "--output=json", source]))
     except ValueError:
         found = None
-    if not isinstance(found, list) or any(not isinstance(entry, dict) or any(key not in entry for key in MAPPED) for entry in found):
+    if not isinstance(found, list) or any(
+        not isinstance(entry, dict) or any(key not in entry for key in MAPPED) for entry in found
+    ):
         raise ToolFailed(f"qemu-img map {source}: answer is not understood, is QEMU older than 5.2?")
     return found
 
 
 def convert(
-    source: str, source_format: str, target: str, target_format: str, *,
-    share: bool = False, foreign: bool = False, rate: int = 0, direct: bool = False,
-) -> None:  # fmt: skip
+    source: str,
+    source_format: str,
+    target: str,
+    target_format: str,
+    *,
+    share: bool = False,
+    foreign: bool = False,
+    rate: int = 0,
+    direct: bool = False,
+) -> None:
     """Write an independent sparse copy of `source`, with all of its backing chain, to the new file `target`.
 
-    `rate`: bytes per second, 0 for no limit. `direct`: past the page cache, where the file system of `target` can do that.
+    `rate`: bytes per second, 0 for no limit. `direct`: past the page cache, where the file system of `target`
+    can do that.
     """
     shared, limits = ["--force-share"] if share else [], [*FOREIGN, "--"] if foreign else []
     pace, how = ["-r", str(rate)] if rate else [], _past_the_cache(target) if direct else []
-    work([*limits, "qemu-img", "convert", *shared, *pace, *how, *_format(source, source_format), "-O", target_format, source, target])
+    work(
+        [
+            *limits,
+            "qemu-img",
+            "convert",
+            *shared,
+            *pace,
+            *how,
+            *_format(source, source_format),
+            "-O",
+            target_format,
+            source,
+            target,
+        ]
+    )
 
 
 def convert_over(source: str, source_format: str, target: str, backing: str, backing_format: str) -> None:
-    """Write the content of the standalone image `source` to the new qcow2 `target` over `backing`, zeros and all: of that nothing shows."""
+    """Write the content of the standalone image `source` to the new qcow2 `target` over `backing`, zeros and
+    all: of that nothing shows.
+    """
     over = ["-B", backing, "-F", backing_format, *_past_the_cache(target)]
     work(["qemu-img", "convert", "-f", source_format, "-O", "qcow2", *over, source, target])
 
 
 def _past_the_cache(target: str) -> list[str]:
-    """Return how qemu-img is told to write past the page cache, if a new file beside `target` could be written so.
+    """Return how qemu-img is told to write past the page cache, if a new file beside `target` could be
+    written so.
 
     What it leaves there the kernel writes out when it likes, in nobody's class of I/O.
     """
@@ -135,7 +187,18 @@ def _past_the_cache(target: str) -> list[str]:
 
 def measure(source: str, format: str) -> int:
     """Return how many bytes a standalone qcow2 copy of `source` will take at most; works on images in use."""
-    text = run(["qemu-img", "measure", "--force-share", "--output=json", *_format(source, format), "-O", "qcow2", source])
+    text = run(
+        [
+            "qemu-img",
+            "measure",
+            "--force-share",
+            "--output=json",
+            *_format(source, format),
+            "-O",
+            "qcow2",
+            source,
+        ]
+    )
     try:
         return int(json.loads(text)["required"])
     except (ValueError, KeyError, TypeError):
@@ -148,19 +211,34 @@ def _format(source: str, format: str) -> list[str]:
 
 
 def rbd_name(source: str, user: str, conf: str) -> str:
-    """Return what QEMU calls the RBD image `source` (POOL/IMAGE) opened as `user`, with limits on what Ceph may take."""
+    """Return what QEMU calls the RBD image `source` (POOL/IMAGE) opened as `user`, with limits on what Ceph
+    may take.
+    """
     options = ["client_mount_timeout=10", "rados_mon_op_timeout=30", "rados_osd_op_timeout=30"]
     return ":".join([f"rbd:{source}", f"id={user}", *([f"conf={conf}"] if conf else []), *options])
 
 
 def fill(source: str, source_format: str, target: str, *, share: bool = False) -> None:
-    """Write the content of `source`, with all of its backing chain, to the raw image `target`, which is there and empty."""
-    argv = ["qemu-img", "convert", "-n", "--target-is-zero", "-W", "-m", "8", *(["--force-share"] if share else [])]
+    """Write the content of `source`, with all of its backing chain, to the raw image `target`, which is there
+    and empty.
+    """
+    argv = [
+        "qemu-img",
+        "convert",
+        "-n",
+        "--target-is-zero",
+        "-W",
+        "-m",
+        "8",
+        *(["--force-share"] if share else []),
+    ]
     work([*argv, *_format(source, source_format), "-O", "raw", source, target])
 
 
 def grow(path: str, format: str, size: int) -> None:
-    """Grow an image to `size` bytes, unless it is that large in whole MiB; what it lies over need not be there."""
+    """Grow an image to `size` bytes, unless it is that large in whole MiB; what it lies over need not be
+    there.
+    """
     if not size or mib_ceil(virtual_size(path, format)) * MiB >= size:
         return
     node: dict[str, object] = {"driver": format, "file": {"driver": "file", "filename": path}}
@@ -170,12 +248,16 @@ def grow(path: str, format: str, size: int) -> None:
 
 
 def commit(path: str) -> None:
-    """Write what the qcow2 `path` holds into what it lies over; it stays as it is, to be committed again if that is cut short."""
+    """Write what the qcow2 `path` holds into what it lies over; it stays as it is, to be committed again if
+    that is cut short.
+    """
     work(["qemu-img", "commit", "-q", "-d", *_format(path, "qcow2"), path])
 
 
 def rebase(path: str, backing: str, backing_format: str) -> None:
-    """Copy into the qcow2 `path` what it has from below itself, but not from `backing` ('' for none); lay it over that."""
+    """Copy into the qcow2 `path` what it has from below itself, but not from `backing` ('' for none); lay it
+    over that.
+    """
     argv = ["qemu-img", "rebase", "-q", *_format(path, "qcow2"), "-b", backing]
     work([*argv, *(["-F", backing_format] if backing else []), path])
 
@@ -185,11 +267,14 @@ def lay_over(path: str, backing: str, backing_format: str) -> None:
     work(["qemu-img", "rebase", "-u", "-q", "-f", "qcow2", "-b", backing, "-F", backing_format, path])
 
 
-def rebased(path: str, target: str, backing: str, backing_format: str, named: Callable[[str], str] = str) -> None:
-    """Write the new file `target`, beside `path` and with its content, as `rebase` would make it; `path` stays as it is.
+def rebased(
+    path: str, target: str, backing: str, backing_format: str, named: Callable[[str], str] = str
+) -> None:
+    """Write the new file `target`, beside `path` and with its content, as `rebase` would make it; `path`
+    stays as it is.
 
-    `named` returns what qemu-img is to be told for a file. Not by `convert -B`: that takes what `path` itself holds, and
-    leaves out what lies between it and `backing`.
+    `named` returns what qemu-img is to be told for a file. Not by `convert -B`: that takes what `path` itself
+    holds, and leaves out what lies between it and `backing`.
     """
     work(["cp", "--sparse=always", "--reflink=auto", "--", path, target])
     rebase(named(target), backing, backing_format)

@@ -21,7 +21,12 @@ _stands_back = False
 class Pace:
     """Bytes per second, 0 for no limit; `wait(n)` returns when n bytes more may go."""
 
-    def __init__(self, rate: float, now: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        rate: float,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._rate, self._now, self._sleep = rate, now, sleep
         self._due = now()
 
@@ -39,7 +44,8 @@ class Pace:
 
 
 def stand_back(nice: int = 0) -> None:
-    """Give this process, and what it starts, the idle class of I/O, and `nice` less priority; as far as this host lets it.
+    """Give this process, and what it starts, the idle class of I/O, and `nice` less priority; as far as this
+    host lets it.
 
     What talks to other hosts stays as nice as it is: who answers late holds them up, or is taken for dead.
     """
@@ -53,10 +59,11 @@ def stand_back(nice: int = 0) -> None:
 
 @contextmanager
 def standing_back() -> Iterator[None]:
-    """Copy, within the block, in the idle class of I/O, as far as this host lets it; what is started there is in it as well.
+    """Copy, within the block, in the idle class of I/O, as far as this host lets it; what is started there is
+    in it as well.
 
-    Only there: a guest may be at rest for what comes before and after, which is little. And only as long as there is enough left
-    (io_floor.py).
+    Only there: a guest may be at rest for what comes before and after, which is little. And only as long as
+    there is enough left (io_floor.py).
     """
     global _stands_back
     watch = None if _stands_back else _begin()
@@ -71,7 +78,9 @@ def standing_back() -> Iterator[None]:
 
 
 def _begin() -> Watch | None:
-    """Be in the idle class from now on, as long as that goes well; return what sees to that, None if this host does not let us."""
+    """Be in the idle class from now on, as long as that goes well; return what sees to that, None if this
+    host does not let us.
+    """
     global _stands_back
     from . import io_floor, ioprio
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wait until files can be read or written: by poll(2), since select(2) has no files above 1023, and a session with 250 hosts has."""
+"""Wait until files can be read or written: by poll(2), since select(2) has no files above 1023, and a session
+with 250 hosts has.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ def to_write(fd: int, within_s: float) -> bool:
 
 
 def to_read_or_write(read: int, write: int, within_s: float) -> tuple[bool, bool]:
-    """Tell whether one file can be read, and whether the other one takes something, as soon as one of it is so.
+    """Tell whether one file can be read, and whether the other one takes something, as soon as one of it is
+    so.
 
     Also where there is an end or an error to be told, which the next read or write does.
     """

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one way to run a program: argv lists, closed stdin, a constructed environment, a limit, stderr in the error.
+"""The one way to run a program: argv lists, closed stdin, a constructed environment, a limit, stderr in the
+error.
 
 Programs die with us (PR_SET_PDEATHSIG through setpriv), so that a killed driver leaves nobody at work.
 """
@@ -18,23 +19,47 @@ from .ending import ended_within
 
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
 DIES_WITH_US = ["setpriv", "--pdeathsig", "KILL", "--"]
-KEPT = ("HOME", "USER", "SSH_AUTH_SOCK", "TMPDIR", "http_proxy", "https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY")
+KEPT = (
+    "HOME",
+    "USER",
+    "SSH_AUTH_SOCK",
+    "TMPDIR",
+    "http_proxy",
+    "https_proxy",
+    "HTTPS_PROXY",
+    "no_proxy",
+    "NO_PROXY",
+)
 """The proxies are for downloads: DATASTORE_MAD's --proxy arrives as http_proxy."""
-GROUP_DIES_WITH_US = ["setpriv", "--pdeathsig", "TERM", "--", "sh", "-c",
-                      'trap "kill -KILL -$$" TERM; exec 8<&0; "$@" <&8 8<&- & wait $!', "sh"]  # fmt: skip
-"""The same for a program with children of its own; it needs a session of its own (a shell's job has no stdin by itself)."""
+GROUP_DIES_WITH_US = [
+    "setpriv",
+    "--pdeathsig",
+    "TERM",
+    "--",
+    "sh",
+    "-c",
+    'trap "kill -KILL -$$" TERM; exec 8<&0; "$@" <&8 8<&- & wait $!',
+    "sh",
+]
+"""The same for a program with children of its own; it needs a session of its own (a shell's job has no stdin
+by itself).
+"""
 QUICK_S = 120
 """Limit of what reads or writes metadata only."""
 SILENT_S = 600
 """Limit of silence of what produces data: a repository may have to merge a chain of increments first."""
 FIRST, LAST = 500, 900
-"""Bytes of what a program has said on stderr that are looked at: together less than a detail may have (errors.py)."""
+"""Bytes of what a program has said on stderr that are looked at: together less than a detail may have
+(errors.py).
+"""
 kept: list[int] = []
 """Files that what we run keeps open too: a lock is free when the last of us is gone (guest/job_lock.py)."""
 
 
 def environment(keep: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return the environment of every program we run: ours, plus system directories, in the C locale; `keep` names more of ours."""
+    """Return the environment of every program we run: ours, plus system directories, in the C locale; `keep`
+    names more of ours.
+    """
     env = {key: os.environ[key] for key in (*KEPT, *keep) if key in os.environ}
     env["PATH"] = f"{os.environ['PATH']}:{PATH}" if os.environ.get("PATH") else PATH
     env["LC_ALL"] = "C.UTF-8"
@@ -42,12 +67,20 @@ def environment(keep: tuple[str, ...] = ()) -> dict[str, str]:
 
 
 def run(
-    argv: list[str], *, timeout_s: float = QUICK_S, ok: tuple[int, ...] = (0,), cwd: str | None = None, stdin: int | None = None,
-    both: bool = False, keep: tuple[str, ...] = (),
-) -> str:  # fmt: skip
-    """Run `argv` and return its stdout, with `both` what it says on stderr as well; it has the variables `keep` of ours too.
+    argv: list[str],
+    *,
+    timeout_s: float = QUICK_S,
+    ok: tuple[int, ...] = (0,),
+    cwd: str | None = None,
+    stdin: int | None = None,
+    both: bool = False,
+    keep: tuple[str, ...] = (),
+) -> str:
+    """Run `argv` and return its stdout, with `both` what it says on stderr as well; it has the variables
+    `keep` of ours too.
 
-    Raise ToolMissing, ToolTimeout (after `timeout_s` seconds), NoSpace, or ToolFailed for an exit code not in `ok`.
+    Raise ToolMissing, ToolTimeout (after `timeout_s` seconds), NoSpace, or ToolFailed for an exit code not in
+    `ok`.
     """
 
     def wait(process: subprocess.Popen[bytes]) -> int:
@@ -60,15 +93,20 @@ def run(
 
 
 def work(argv: list[str], *, signs: Callable[[], object] | None = None, stdin: int | None = None) -> str:
-    """Run what copies, removes or writes out as much as there is: as `run`, but with no limit but that of a standstill.
+    """Run what copies, removes or writes out as much as there is: as `run`, but with no limit but that of a
+    standstill.
 
     With `signs`, what that returns is the sign of progress (standstill.py).
     """
     return _run(argv, lambda process: _worked(process, argv, signs), (0,), None, stdin)
 
 
-def _worked(process: subprocess.Popen[bytes], argv: list[str], signs: Callable[[], object] | None = None) -> int:
-    """Return the exit code of a program that may take as long as it works; raise ToolTimeout if it stands still."""
+def _worked(
+    process: subprocess.Popen[bytes], argv: list[str], signs: Callable[[], object] | None = None
+) -> int:
+    """Return the exit code of a program that may take as long as it works; raise ToolTimeout if it stands
+    still.
+    """
     with standstill.watched(process.pid, signs) as watched:
         while True:
             try:
@@ -83,13 +121,20 @@ def _worked(process: subprocess.Popen[bytes], argv: list[str], signs: Callable[[
                 continue
             _end(process)
             where = os.uname().nodename
-            raise ToolTimeout(f"{argv[0]} has done nothing for {idle_s:.0f} s on {where}: is its storage hung? {line_of(argv)}")
+            raise ToolTimeout(
+                f"{argv[0]} has done nothing for {idle_s:.0f} s on {where}: is its storage hung? "
+                f"{line_of(argv)}"
+            )
 
 
 def unheard(argv: list[str]) -> subprocess.Popen[bytes]:
-    """Start a program of which only the end matters; it has nothing of ours open, and is nobody's hindrance if it never ends."""
+    """Start a program of which only the end matters; it has nothing of ours open, and is nobody's hindrance
+    if it never ends.
+    """
     null = subprocess.DEVNULL
-    return subprocess.Popen([*DIES_WITH_US, *argv], stdin=null, stdout=null, stderr=null, env=environment(), cwd="/")
+    return subprocess.Popen(
+        [*DIES_WITH_US, *argv], stdin=null, stdout=null, stderr=null, env=environment(), cwd="/"
+    )
 
 
 def line_of(argv: list[str]) -> str:
@@ -100,7 +145,9 @@ def line_of(argv: list[str]) -> str:
 
 
 def _require(program: str, path: str) -> None:
-    """Raise ToolMissing unless a program is there; shutil would know, and load three libraries of compression with it."""
+    """Raise ToolMissing unless a program is there; shutil would know, and load three libraries of compression
+    with it.
+    """
     for folder in path.split(":") if "/" not in program else [""]:
         found = os.path.join(folder, program)
         if os.access(found, os.X_OK) and not os.path.isdir(found):
@@ -114,11 +161,15 @@ def _start(
     """Start a program that dies with us; raise ToolMissing."""
     env = environment(keep)
     _require(argv[0], env["PATH"])
-    return subprocess.Popen([*DIES_WITH_US, *argv], stdin=stdin, stdout=stdout, stderr=stderr, env=env, cwd=cwd, pass_fds=kept)
+    return subprocess.Popen(
+        [*DIES_WITH_US, *argv], stdin=stdin, stdout=stdout, stderr=stderr, env=env, cwd=cwd, pass_fds=kept
+    )
 
 
 def start_piped(argv: list[str], err: int, *, feed: bool) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
-    """Start a program that dies with us; return it and its stdin (if `feed`, else its stdout). Raise ToolMissing."""
+    """Start a program that dies with us; return it and its stdin (if `feed`, else its stdout). Raise
+    ToolMissing.
+    """
     stdin, stdout = (subprocess.PIPE, subprocess.DEVNULL) if feed else (subprocess.DEVNULL, subprocess.PIPE)
     process = _start(argv, stdin, stdout, err)
     pipe = process.stdin if feed else process.stdout
@@ -127,10 +178,16 @@ def start_piped(argv: list[str], err: int, *, feed: bool) -> tuple[subprocess.Po
 
 
 def _run(
-    argv: list[str], wait: Callable[[subprocess.Popen[bytes]], int], ok: tuple[int, ...], cwd: str | None, stdin: int | None,
-    both: bool = False, keep: tuple[str, ...] = (),
-) -> str:  # fmt: skip
-    # Not pipes: what a program leaves behind (virsh its ssh) would hold them open, and nothing that is said can block it.
+    argv: list[str],
+    wait: Callable[[subprocess.Popen[bytes]], int],
+    ok: tuple[int, ...],
+    cwd: str | None,
+    stdin: int | None,
+    both: bool = False,
+    keep: tuple[str, ...] = (),
+) -> str:
+    # Not pipes: what a program leaves behind (virsh its ssh) would hold them open, and nothing that is said
+    # can block it.
     with memory() as out, memory() as own:
         err = out if both else own
         with progress.waiting():
@@ -143,7 +200,9 @@ def _run(
 
 
 def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
-    """Return the exit code, None if the program did not end in its time (one in a hung system call not even when killed)."""
+    """Return the exit code, None if the program did not end in its time (one in a hung system call not even
+    when killed).
+    """
     try:
         code = ended_within(process, timeout_s)
     except BaseException:
@@ -206,8 +265,12 @@ def read_back(fd: int, last: int = 0) -> bytes:
     return b"".join(parts)
 
 
-def stream(argv: list[str], *, stdin: bytes = b"", silence_s: float = SILENT_S) -> Generator[bytes, None, None]:
-    """Run `argv` and yield its stdout in chunks; raise as `run` does, ToolTimeout after `silence_s` seconds without any."""
+def stream(
+    argv: list[str], *, stdin: bytes = b"", silence_s: float = SILENT_S
+) -> Generator[bytes, None, None]:
+    """Run `argv` and yield its stdout in chunks; raise as `run` does, ToolTimeout after `silence_s` seconds
+    without any.
+    """
     # OpenNebula's own scripts are run by this: they get what oned gave us, whole.
     env = {**os.environ, "PATH": environment()["PATH"]}
     _require(argv[0], env["PATH"])
@@ -215,7 +278,12 @@ def stream(argv: list[str], *, stdin: bytes = b"", silence_s: float = SILENT_S) 
         os.pwrite(asked, stdin, 0)
         # A group of its own: such scripts have children, which must not outlive them.
         with subprocess.Popen(
-            [*GROUP_DIES_WITH_US, *argv], stdin=asked, stdout=subprocess.PIPE, stderr=err, env=env, start_new_session=True
+            [*GROUP_DIES_WITH_US, *argv],
+            stdin=asked,
+            stdout=subprocess.PIPE,
+            stderr=err,
+            env=env,
+            start_new_session=True,
         ) as process:
             assert process.stdout
             try:
@@ -283,9 +351,14 @@ def beside(argv: list[str]) -> Iterator[None]:
     """Have `argv` run beside us: it may outlive us; its stdin ends with the block, or with us."""
     # Not in our group, which is killed with us.
     process = subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(), cwd="/",
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment(),
+        cwd="/",
         start_new_session=True,
-    )  # fmt: skip
+    )
     assert process.stdin
     try:
         yield
@@ -295,9 +368,13 @@ def beside(argv: list[str]) -> Iterator[None]:
 
 
 def apart(argv: list[str], keep: int) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own, which may outlive us; it says on our stderr what it has to, and has the file `keep` open."""
+    """Start a program in a session of its own, which may outlive us; it says on our stderr what it has to,
+    and has the file `keep` open.
+    """
     null = subprocess.DEVNULL
-    return subprocess.Popen(argv, stdin=null, stdout=null, env=environment(), cwd="/", start_new_session=True, pass_fds=[keep])
+    return subprocess.Popen(
+        argv, stdin=null, stdout=null, env=environment(), cwd="/", start_new_session=True, pass_fds=[keep]
+    )
 
 
 def failure(argv: list[str], code: int, stderr: bytes) -> SemisharedError:

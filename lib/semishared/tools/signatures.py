@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines sign directories that are to be each machine's own: so they find out that several of them have the same one.
+"""Machines sign directories that are to be each machine's own: so they find out that several of them have the
+same one.
 
-Nothing of ours is imported here: install/examine.py sends this to machines that need not have anything of ours.
+Nothing of ours is imported here: install/examine.py sends this to machines that need not have anything of
+ours.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ SIGNATURE = ".machine-"
 """Prefix of the files by which machines sign directories that are to be each machine's own."""
 SIGNED = re.compile(r"\.machine-([0-9a-f]{16})\Z")
 FORGOTTEN = 1000
-"""After so many rounds without a change the signature of another machine goes: one of before its last start, mostly."""
+"""After so many rounds without a change the signature of another machine goes: one of before its last start,
+mostly.
+"""
 
 
 def boot() -> str:
@@ -35,8 +39,9 @@ def machine() -> str:
 def sign(directory: str, remember: bool = False) -> Dict[str, Any]:
     """Sign a directory as this machine, once more, and return who else has: {machine: how often}.
 
-    `alive` are those that have signed since this machine did so with `remember`: they have the same directory, now. No clock
-    and no name of a host is asked. Signed first, then looked: of two that come at once, one sees the other.
+    `alive` are those that have signed since this machine did so with `remember`: they have the same
+    directory, now. No clock and no name of a host is asked. Signed first, then looked: of two that come at
+    once, one sees the other.
     """
     own = machine()
     mine = signature(directory, own)

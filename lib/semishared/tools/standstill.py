@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When something is stuck: not by how long it takes, which nobody knows of a disk of terabytes, but by what it does meanwhile.
+"""When something is stuck: not by how long it takes, which nobody knows of a disk of terabytes, but by what
+it does meanwhile.
 
-What the kernel counts of a program is its progress: bytes it has read and written, and CPU time, if that is more than a
-waiting program's timers take (librbd's bytes cross sockets, which are in no count). Nothing of that for `limit_s` seconds
-is a standstill; but one call may also write out, uninterrupted and uncounted, all that the machine has yet to write.
+What the kernel counts of a program is its progress: bytes it has read and written, and CPU time, if that is
+more than a waiting program's timers take (librbd's bytes cross sockets, which are in no count). Nothing of
+that for `limit_s` seconds is a standstill; but one call may also write out, uninterrupted and uncounted, all
+that the machine has yet to write.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from ..errors import SemisharedError
 from . import progress
 
 limit_s = 1800.0
-"""Seconds without progress ([hosts] standstill_timeout_s): no disk that is only slow or busy needs them for one request."""
+"""Seconds without progress ([hosts] standstill_timeout_s): no disk that is only slow or busy needs them for
+one request.
+"""
 FLOOR = 1 << 20
 """Bytes per second that any disk writes out."""
 LONGEST = 12
@@ -44,7 +48,9 @@ def patience_s() -> float:
 
 
 class Work:
-    """What a program has done. With `signs`, only what that returns counts: virsh itself waits for what others do."""
+    """What a program has done. With `signs`, only what that returns counts: virsh itself waits for what
+    others do.
+    """
 
     def __init__(self, pid: int, signs: Optional[Callable[[], object]] = None) -> None:
         self._pid, self._signs, self._sign = pid, signs, object()
@@ -81,7 +87,11 @@ def counted(pid: int) -> tuple[int, int]:
     moved = ticks = 0
     try:
         with open(f"/proc/{pid}/io", encoding="ascii") as file:
-            moved = sum(int(line.split()[1]) for line in file if line.startswith(("rchar", "wchar", "read_bytes", "write_bytes")))
+            moved = sum(
+                int(line.split()[1])
+                for line in file
+                if line.startswith(("rchar", "wchar", "read_bytes", "write_bytes"))
+            )
     except PermissionError:
         moved = _turns(pid)
     except (OSError, ValueError, IndexError):
@@ -96,7 +106,9 @@ def counted(pid: int) -> tuple[int, int]:
 
 
 def _turns(pid: int) -> int:
-    """Return how often the kernel has let go on what a program of root's (sudo) runs, of which it tells us no more: not while it hangs."""
+    """Return how often the kernel has let go on what a program of root's (sudo) runs, of which it tells us no
+    more: not while it hangs.
+    """
     turns = 0
     try:
         with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
@@ -121,6 +133,8 @@ def watched(pid: int, signs: Optional[Callable[[], object]] = None) -> Iterator[
 
 
 def of_plan_s() -> float:
-    """Return since how many seconds neither this process has made progress nor a program that works for it."""
+    """Return since how many seconds neither this process has made progress nor a program that works for
+    it.
+    """
     own = time.monotonic() - progress.last
     return min([own, *(work.idle_s() for work in list(programs.values()))])

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which names are this machine's: the one that it has, and every name or address that leads here; and which are one machine's.
+"""Which names are this machine's: the one that it has, and every name or address that leads here; and which
+are one machine's.
 
-Labels are not compared: x9.siteb.example is another machine than the x9 of this site, and `HOSTNAME` of oned.conf may be any name.
-A name may have addresses that many machines have (that of libvirt's bridge, one of a service), beside that by which it is reached.
+Labels are not compared: x9.siteb.example is another machine than the x9 of this site, and `HOSTNAME` of
+oned.conf may be any name. A name may have addresses that many machines have (that of libvirt's bridge, one of
+a service), beside that by which it is reached.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ def is_here(host: str) -> bool:
 
 @cache
 def are_one(name: str, other: str) -> bool:
-    """Tell whether two names are one machine's: the same full name, both this machine's, or of one all addresses are the other's."""
+    """Tell whether two names are one machine's: the same full name, both this machine's, or of one all
+    addresses are the other's.
+    """
     if name.lower() == other.lower():
         return True
     if is_here(name) or is_here(other):
@@ -37,7 +41,9 @@ def _leads_here(host: str) -> bool:
 
 
 def _ways(host: str) -> list[tuple[int, tuple[object, ...]]]:
-    """Return family and address of all to which a name leads, the best first; none if nobody can resolve it."""
+    """Return family and address of all to which a name leads, the best first; none if nobody can resolve
+    it.
+    """
     import socket
 
     try:
@@ -48,7 +54,9 @@ def _ways(host: str) -> list[tuple[int, tuple[object, ...]]]:
 
 
 def _is_ours(family: int, address: tuple[object, ...]) -> bool:
-    """Tell whether an address is one of this machine's: packets to such a one come from itself. All of 127/8 has one source."""
+    """Tell whether an address is one of this machine's: packets to such a one come from itself. All of 127/8
+    has one source.
+    """
     import socket
 
     if str(address[0]).startswith("127."):

@@ -8,7 +8,9 @@ from typing import Callable
 
 
 class Undo:
-    """`with Undo() as undo: effect(); undo.add(inverse); ...; undo.keep()`. An inverse that fails is passed over."""
+    """`with Undo() as undo: effect(); undo.add(inverse); ...; undo.keep()`. An inverse that fails is passed
+    over.
+    """
 
     def __init__(self) -> None:
         self._stack: list[Callable[[], object]] = []
@@ -24,7 +26,9 @@ class Undo:
     def __enter__(self) -> Undo:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         while self._stack:
             try:
                 self._stack.pop()()

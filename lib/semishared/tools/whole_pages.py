@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extents between files: in memory that is used again and again, and past the page cache where that is a disk's.
+"""Extents between files: in memory that is used again and again, and past the page cache where that is a
+disk's.
 
-New memory costs a fault for each page, and the page cache a copy, and the writing of it in the kernel's own threads: beside a hash that is
-a third of the processor time of a copy. What goes past it takes nothing from the guests' caches, either.
+New memory costs a fault for each page, and the page cache a copy, and the writing of it in the kernel's own
+threads: beside a hash that is a third of the processor time of a copy. What goes past it takes nothing from
+the guests' caches, either.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from typing import Iterator, List
 from . import beneath, extents, write_out
 
 LARGE = 64 << 10
-"""From so many bytes on it goes past the cache: a write there is not over before the disk has it, and small ones are better collected."""
+"""From so many bytes on it goes past the cache: a write there is not over before the disk has it, and small
+ones are better collected.
+"""
 PARTS = 1024
 """Of one write: IOV_MAX."""
 
@@ -91,8 +95,9 @@ def _fits(parts: List[memoryview], offset: int) -> bool:
 def opened(fd: int) -> Iterator[File]:
     """Yield an open file, to be read and written past the page cache where that is a disk's.
 
-    A store on a network is reached through it: NFS would make each write durable before the next, and what is opened here has none of
-    the locks of `fd`, which are what keeps a machine there that was cut off from writing.
+    A store on a network is reached through it: NFS would make each write durable before the next, and what is
+    opened here has none of the locks of `fd`, which are what keeps a machine there that was cut off from
+    writing.
     """
     direct = -1
     if os.major(os.fstat(fd).st_dev):  # else it is no disk's

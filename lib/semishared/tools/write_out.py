@@ -15,7 +15,9 @@ WRITE, WAIT_WRITE_WAIT = 2, 7
 
 
 def write_out(fd: int, size: int, piece: int) -> None:
-    """Have an open file of `size` bytes written, with a sign of progress after each piece; raise OSError for a write that failed."""
+    """Have an open file of `size` bytes written, with a sign of progress after each piece; raise OSError for
+    a write that failed.
+    """
     for offset in range(0, size, piece):
         if not _sync_file_range(fd, offset, piece, WAIT_WRITE_WAIT):
             return  # fsync does it at once
@@ -23,7 +25,9 @@ def write_out(fd: int, size: int, piece: int) -> None:
 
 
 def begin(fd: int, offset: int, length: int) -> None:
-    """Have what was written to a part of an open file go to its disk while more is written: fsync has less to wait for."""
+    """Have what was written to a part of an open file go to its disk while more is written: fsync has less to
+    wait for.
+    """
     _sync_file_range(fd, offset, length, WRITE)
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hypervisor action on the VM's host: planned in plan/hypervisor.py, carried out up to the stock script that this process becomes."""
+"""A hypervisor action on the VM's host: planned in plan/hypervisor.py, carried out up to the stock script
+that this process becomes.
+"""
 
 from __future__ import annotations
 

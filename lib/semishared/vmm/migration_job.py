@@ -14,22 +14,34 @@ from ..model.steps_live import MigrateOptions
 from ..opennebula.report import Progress
 
 COUNTED_S = 1.0
-"""How long to wait for the statistics of a migration that has succeeded; they come before its end, or with it."""
+"""How long to wait for the statistics of a migration that has succeeded; they come before its end, or with
+it.
+"""
 SOON_S = 0.2
 """Seconds between two looks while something is to be done to it."""
 MIB = 1 << 20
 
 
 def migrate(name: str, target: str, options: MigrateOptions, say: Callable[[str], None]) -> str:
-    """Move a running domain to the libvirtd `target`; return what that took. It may take as long as the guest keeps writing."""
+    """Move a running domain to the libvirtd `target`; return what that took. It may take as long as the guest
+    keeps writing.
+    """
     flags, values = _of_libvirt(options)
     if options.downtime_ms:
-        domain.ask(name, "migrate-setmaxdowntime", lambda guest: guest.migrateSetMaxDowntime(options.downtime_ms))
+        domain.ask(
+            name, "migrate-setmaxdowntime", lambda guest: guest.migrateSetMaxDowntime(options.downtime_ms)
+        )
     with ExitStack() as stack:
         counted = stack.enter_context(domain.hearing(name, "JOB_COMPLETED"))
-        rounds = stack.enter_context(domain.hearing(name, "MIGRATION_ITERATION")) if options.after_precopy else None
+        rounds = (
+            stack.enter_context(domain.hearing(name, "MIGRATION_ITERATION"))
+            if options.after_precopy
+            else None
+        )
         cut_off = threading.Event()
-        call = libvirtd.Call(f"migrate {name}", lambda here: _moved(here, name, target, values, flags, cut_off))
+        call = libvirtd.Call(
+            f"migrate {name}", lambda here: _moved(here, name, target, values, flags, cut_off)
+        )
         job = _Job(name, options, rounds, say)
         while not call.is_over(SOON_S if job.is_due else LOOK_S):
             job.look()
@@ -41,13 +53,17 @@ def migrate(name: str, target: str, options: MigrateOptions, say: Callable[[str]
         except ToolFailed:
             if not job.given_up:
                 raise
-            raise MigrationTimeout(f"the migration of {name} was given up after {options.limit_s} s: {job.how_far()}") from None
+            raise MigrationTimeout(
+                f"the migration of {name} was given up after {options.limit_s} s: {job.how_far()}"
+            ) from None
         said = next_said(counted, COUNTED_S)
     return job.told(said[0]) if said else ""
 
 
 def _of_libvirt(options: MigrateOptions) -> tuple[int, Dict[str, Any]]:
-    """Return flags and parameters for the libvirt of this host; raise NotSupported for what it does not know."""
+    """Return flags and parameters for the libvirt of this host; raise NotSupported for what it does not
+    know.
+    """
     libvirt, flags, values = libvirtd.binding(), 0, {}
     try:
         for word in options.flags:
@@ -59,7 +75,9 @@ def _of_libvirt(options: MigrateOptions) -> tuple[int, Dict[str, Any]]:
     return flags, values
 
 
-def _moved(here: Any, name: str, target: str, values: Dict[str, Any], flags: int, cut_off: threading.Event) -> None:
+def _moved(
+    here: Any, name: str, target: str, values: Dict[str, Any], flags: int, cut_off: threading.Event
+) -> None:
     guest = domain.lookup(here, name)
     if flags & libvirtd.binding().VIR_MIGRATE_PEER2PEER:
         guest.migrateToURI3(target, values, flags)
@@ -75,7 +93,9 @@ def _moved(here: Any, name: str, target: str, values: Dict[str, Any], flags: int
 class _Job:
     """A migration under way: what is told of it, and what is done to it."""
 
-    def __init__(self, name: str, options: MigrateOptions, rounds: Optional[libvirtd.Heard], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, name: str, options: MigrateOptions, rounds: Optional[libvirtd.Heard], say: Callable[[str], None]
+    ) -> None:
         self._name, self._rounds, self._say = name, rounds, say
         self._progress = Progress(say)
         self._limit_s, self._at_limit = options.limit_s, options.at_limit
@@ -89,7 +109,9 @@ class _Job:
         return bool(self._limit_s or self._rounds or self._memory_mib_s)
 
     def look(self) -> None:
-        """See how far it is, and do what is due: until it is done, as a libvirtd that is busy at this moment may not be able to."""
+        """See how far it is, and do what is due: until it is done, as a libvirtd that is busy at this moment
+        may not be able to.
+        """
         try:
             self._stats = domain.job(self._name) or self._stats
         except SemisharedError:
@@ -106,7 +128,9 @@ class _Job:
         if self._limit_s and self._progress.seconds > self._limit_s:
             if not self._is_late:
                 self._is_late = True
-                self._say(f"not there after {self._progress.seconds:.0f} s: {self._at_limit} ({self.how_far()})")
+                self._say(
+                    f"not there after {self._progress.seconds:.0f} s: {self._at_limit} ({self.how_far()})"
+                )
             if self._act(self._at_limit):
                 self._limit_s = 0
 
@@ -114,14 +138,23 @@ class _Job:
         """Return how much has crossed, and how much has not."""
         stats = self._stats
         total, left = int(stats.get("data_total", 0)), int(stats.get("data_remaining", 0))
-        slowed = f", guest slowed down by {stats['auto_converge_throttle']} %" if stats.get("auto_converge_throttle") else ""
+        slowed = (
+            f", guest slowed down by {stats['auto_converge_throttle']} %"
+            if stats.get("auto_converge_throttle")
+            else ""
+        )
         rounds = f", round {stats['memory_iteration']}" if stats.get("memory_iteration") else ""
         percent = 100 - 100 * left // total if total else 0
         sent = int(stats.get("data_processed", 0))
-        return f"{sent / MIB:.0f} MiB sent, {left / MIB:.0f} of {total / MIB:.0f} MiB left ({percent} % there{rounds}{slowed})"
+        return (
+            f"{sent / MIB:.0f} MiB sent, {left / MIB:.0f} of {total / MIB:.0f} MiB left ({percent} % "
+            f"there{rounds}{slowed})"
+        )
 
     def told(self, job: Dict[str, Any]) -> str:
-        """Return libvirt's statistics of a migration that is over, and what was seen of its disks, as a sentence."""
+        """Return libvirt's statistics of a migration that is over, and what was seen of its disks, as a
+        sentence.
+        """
         memory, seconds = int(job.get("memory_processed", 0)), int(job.get("time_elapsed", 0)) / 1000
         disks = max(int(one.get("disk_processed", 0)) for one in (job, self._stats))
         own = f" and {disks / MIB:.0f} MiB of disks" if disks else ""
@@ -130,7 +163,9 @@ class _Job:
         return f"{memory / MIB:.0f} MiB of memory{own} in {seconds:.1f} s{prepared}{still}"
 
     def _act(self, what: str) -> bool:
-        """Suspend a guest that comes to no end, let it go on over there without all of its memory, or give up; tell whether it is done."""
+        """Suspend a guest that comes to no end, let it go on over there without all of its memory, or give
+        up; tell whether it is done.
+        """
         if what == "postcopy":
             return self._do("migrate-postcopy", lambda guest: guest.migrateStartPostCopy(0))
         if what == "abort":

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps to functions: what a live migration does to the guest, through libvirt, and to the libvirtd of the other host."""
+"""Steps to functions: what a live migration does to the guest, through libvirt, and to the libvirtd of the
+other host.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from ..tools.run import run
 from . import migration_job
 
 NEVER_RAN = {"destroy": "paused", "undefine": "off"}
-"""In which state a domain is that a migration has left half-started: another one may have come to its end there since."""
+"""In which state a domain is that a migration has left half-started: another one may have come to its end
+there since.
+"""
 
 
 class OnGuest:
@@ -30,7 +34,11 @@ class OnGuest:
 
     def SeeDomain(self, step: h.SeeDomain) -> dict[str, object]:
         name = step.domain
-        return {"xml": domain.dumpxml(name).decode(), "snapshots": domain.snapshots(name), "persistent": domain.is_persistent(name)}
+        return {
+            "xml": domain.dumpxml(name).decode(),
+            "snapshots": domain.snapshots(name),
+            "persistent": domain.is_persistent(name),
+        }
 
     def LookAtProof(self, step: h.LookAtProof | h.TakeProof) -> object:
         try:
@@ -84,7 +92,9 @@ class OnGuest:
         sync = libvirtd.binding().VIR_DOMAIN_TIME_SYNC  # whatever the seconds say
         where = site().uri_of(step.host)
         try:
-            domain.ask(step.domain, "domtime --sync", lambda guest: guest.setTime({"seconds": 0}, sync), uri=where)
+            domain.ask(
+                step.domain, "domtime --sync", lambda guest: guest.setTime({"seconds": 0}, sync), uri=where
+            )
         except SemisharedError:
             pass  # a guest without an agent
 

@@ -17,9 +17,13 @@ CHECKPOINT_S = 60
 
 
 class OnHost:
-    """The steps of one action: `scripts` is the directory of the vmm scripts, `stdin` what was read there, `say` gets lines for the log."""
+    """The steps of one action: `scripts` is the directory of the vmm scripts, `stdin` what was read there,
+    `say` gets lines for the log.
+    """
 
-    def __init__(self, scripts: str = "", stdin: bytes = b"", say: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self, scripts: str = "", stdin: bytes = b"", say: Callable[[str], None] = lambda _: None
+    ) -> None:
         self._scripts = scripts
         self._stdin = stdin
         self._say = say
@@ -88,13 +92,20 @@ class OnHost:
         from . import virtiofsd
 
         noted = records.share_note(step.vm_dir)[1].get(step.image, records.Noted())
-        given = unless_its_process_hangs(lambda: attached.check(step.image, step.source, noted.marker, noted.born), None, LIMIT_S)
+        given = unless_its_process_hangs(
+            lambda: attached.check(step.image, step.source, noted.marker, noted.born), None, LIMIT_S
+        )
         if given is None:
-            raise StoreUnavailable(f"{step.source} on {os.uname().nodename} hangs: no answer within {LIMIT_S:.0f} s")
+            raise StoreUnavailable(
+                f"{step.source} on {os.uname().nodename} hangs: no answer within {LIMIT_S:.0f} s"
+            )
         daemons.daemon()
-        # DISK of a VM is its user's to write, the image its owner's: what that says now, or has said when the share was made.
+        # DISK of a VM is its user's to write, the image its owner's: what that says now, or has said when the
+        # share was made.
         reads = step.readonly or (given.readonly if noted.readonly is None else noted.readonly)
-        return os.path.abspath(f"{self._scripts}/{virtiofsd.READ_ONLY if reads else virtiofsd.NAME}"), bool(given.directory)
+        return os.path.abspath(f"{self._scripts}/{virtiofsd.READ_ONLY if reads else virtiofsd.NAME}"), bool(
+            given.directory
+        )
 
     def ReadClients(self, step: h.ReadClients) -> list[int]:
         return records.clients(step.vm_dir)
@@ -111,13 +122,17 @@ class OnHost:
 
         secure = libvirtd.binding().VIR_DOMAIN_SAVE_IMAGE_XML_SECURE
         what = f"save-image-dumpxml {step.path}"
-        return libvirtd.call(what, lambda libvirt: str(libvirt.saveImageGetXMLDesc(step.path, secure)), timeout_s=CHECKPOINT_S)
+        return libvirtd.call(
+            what, lambda libvirt: str(libvirt.saveImageGetXMLDesc(step.path, secure)), timeout_s=CHECKPOINT_S
+        )
 
     def WriteCheckpoint(self, step: h.WriteCheckpoint) -> None:
         from ..guest import libvirtd
 
         what = f"save-image-define {step.path}"
-        libvirtd.call(what, lambda libvirt: libvirt.saveImageDefineXML(step.path, step.xml, 0), timeout_s=CHECKPOINT_S)
+        libvirtd.call(
+            what, lambda libvirt: libvirt.saveImageDefineXML(step.path, step.xml, 0), timeout_s=CHECKPOINT_S
+        )
 
     def BecomeStock(self, step: h.BecomeStock) -> NoReturn:
         argv, stock = list(step.argv), f"{self._scripts}/../kvm/{step.action}"

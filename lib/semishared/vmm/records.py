@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records of a VM's disks as hypervisor actions read them, and whether what they say is there, before QEMU opens it."""
+"""The records of a VM's disks as hypervisor actions read them, and whether what they say is there, before
+QEMU opens it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class Noted(NamedTuple):
 
 
 def read_records(vm_dir: str, numbers: Iterable[int]) -> list[Record]:
-    """Return the records there are of the disks `numbers`; raise BadRecord for one that cannot be believed."""
+    """Return the records there are of the disks `numbers`; raise BadRecord for one that cannot be
+    believed.
+    """
     records = []
     for number in numbers:
         path = layout.record(vm_dir, number)
@@ -40,11 +44,14 @@ def read_records(vm_dir: str, numbers: Iterable[int]) -> list[Record]:
 
 def numbers_recorded(vm_dir: str) -> list[int]:
     """Return the numbers of the disks that have a record."""
-    return sorted(number for number in map(layout.recorded, os.listdir(layout.records(vm_dir))) if number is not None)
+    return sorted(
+        number for number in map(layout.recorded, os.listdir(layout.records(vm_dir))) if number is not None
+    )
 
 
 def notes(vm_dir: str) -> list[str]:
-    """Return the names of the notes that disk/recovery.py would see to, and of the lock if somebody is at work on the disks.
+    """Return the names of the notes that disk/recovery.py would see to, and of the lock if somebody is at
+    work on the disks.
 
     Without loading that, for mostly there are none.
     """
@@ -63,14 +70,17 @@ def notes(vm_dir: str) -> list[str]:
 
 
 def clients(vm_dir: str) -> list[int]:
-    """Return which of the VM's disks are shares whose client the guest itself is; raise BadRecord for a note that nobody understands."""
+    """Return which of the VM's disks are shares whose client the guest itself is; raise BadRecord for a note
+    that nobody understands.
+    """
     return share_note(vm_dir)[0]
 
 
 def share_note(vm_dir: str) -> tuple[list[int], dict[int, Noted]]:
     """Return these disks, and by image what is noted of shares that the host gives.
 
-    Raise BadRecord. Of VMs that have booted before there was such a note, and of those without a CONTEXT, nothing is noted.
+    Raise BadRecord. Of VMs that have booted before there was such a note, and of those without a CONTEXT,
+    nothing is noted.
     """
     import json
 
@@ -86,7 +96,11 @@ def share_note(vm_dir: str) -> tuple[list[int], dict[int, Noted]]:
         raise BadRecord(f"{path}: {e}") from None
     known = data if isinstance(data, dict) and data.get("version") == 1 else {}
     disks, roots = known.get("disks"), known.get("roots", {})
-    if not isinstance(disks, list) or not all(type(disk) is int for disk in disks) or not isinstance(roots, dict):
+    if (
+        not isinstance(disks, list)
+        or not all(type(disk) is int for disk in disks)
+        or not isinstance(roots, dict)
+    ):
         raise BadRecord(f"{path} is no note that this version understands")
     try:
         return disks, {int(image): _noted(*noted) for image, noted in roots.items()}
@@ -99,12 +113,16 @@ def _noted(marker: str, born: int, readonly: bool = False) -> Noted:
 
 
 def read_chain(path: str, record: Record) -> list[tuple[str, str]]:
-    """Return what the qcow2 file `path` of a disk lies over, as its headers say it now; raise if that is not plain."""
+    """Return what the qcow2 file `path` of a disk lies over, as its headers say it now; raise if that is not
+    plain.
+    """
     from ..tools import layers
 
     try:
         in_place = record.place.is_image
-        found = layers.below(os.path.realpath(path) if in_place else path, "qcow2", over_network=bool(record.over))
+        found = layers.below(
+            os.path.realpath(path) if in_place else path, "qcow2", over_network=bool(record.over)
+        )
         if in_place and found:
             raise UnsafeImage(f"image {path} has a backing file")
         if record.place.is_clone:
@@ -123,7 +141,8 @@ def read_chain(path: str, record: Record) -> list[tuple[str, str]]:
 
 
 def _check_chain(path: str, chain: list[tuple[str, str]], image: str) -> None:
-    """Raise UnsafeImage if the layer `path` lies over anything but layers beside it and, last, its `image`, by the link to it.
+    """Raise UnsafeImage if the layer `path` lies over anything but layers beside it and, last, its `image`,
+    by the link to it.
 
     Every host can write the headers of a clone on a store, and what is in the chain QEMU is let open.
     """
@@ -145,8 +164,11 @@ def check_disk(vm_dir: str, record: Record) -> None:
     link, inside = "/" + link.lstrip("/") if link else "", os.path.normpath("/" + vm_dir.strip("/"))
     if record.is_local and link and not link.startswith(f"{inside}/"):
         raise BadRecord(f"disk {record.disk} is recorded as {record.how} but is a link to {link}")
-    # An action that was killed may have left the link at an older layer; which one is active, the record alone says.
-    leads = os.path.dirname(record.path) == layout.layers(link) if record.place.is_clone else link == record.path
+    # An action that was killed may have left the link at an older layer; which one is active, the record
+    # alone says.
+    leads = (
+        os.path.dirname(record.path) == layout.layers(link) if record.place.is_clone else link == record.path
+    )
     if not record.is_local and not leads:
         raise BadRecord(f"disk {record.disk} is recorded as {record.path} but {link or 'no link'} is there")
     if not record.is_local:
@@ -176,11 +198,15 @@ def _check_device(vm_dir: str, record: Record) -> None:
 
 
 def _check_on_store(record: Record) -> None:
-    """Raise UnexpectedLink if a link on the store is none of the layout's: libvirt, which follows all, is to open it next.
+    """Raise UnexpectedLink if a link on the store is none of the layout's: libvirt, which follows all, is to
+    open it next.
 
-    Whoever can write the store can do that a moment later still: what QEMU may open is for its confinement to say.
+    Whoever can write the store can do that a moment later still: what QEMU may open is for its confinement to
+    say.
     """
-    side = layout_store.side_of(record.path) if record.place.backing == "store" else os.path.dirname(record.path)
+    side = (
+        layout_store.side_of(record.path) if record.place.backing == "store" else os.path.dirname(record.path)
+    )
     name, own = os.path.basename(side), os.path.dirname(side)
     suspects = [own, side, f"{os.path.dirname(own)}/{name}"]
     if record.place.backing == "store":

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hypervisor action rehearsed on its host: it looks as the action would, and nothing is done (model/rehearsal.py)."""
+"""A hypervisor action rehearsed on its host: it looks as the action would, and nothing is done
+(model/rehearsal.py).
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What gives a share to a guest: virtiofsd, in a user namespace in which root is the first user of the share's owner, and no other
-user of the host exists.
+"""What gives a share to a guest: virtiofsd, in a user namespace in which root is the first user of the
+share's owner, and no other user of the host exists.
 
-libvirt starts it as root, with the arguments of QEMU's virtiofsd and the socket as an open file. This process itself goes into the
-namespace and becomes the daemon, so what libvirt knows of it, and ends with the VM, is the daemon; who is real root yet has gone by then.
-It is the same for QEMU's daemon (in C, until 7.2) and the newer one in Rust, whose own maps some of its versions do not have.
+libvirt starts it as root, with the arguments of QEMU's virtiofsd and the socket as an open file. This process
+itself goes into the namespace and becomes the daemon, so what libvirt knows of it, and ends with the VM, is
+the daemon; who is real root yet has gone by then. It is the same for QEMU's daemon (in C, until 7.2) and the
+newer one in Rust, whose own maps some of its versions do not have.
 """
 
 from __future__ import annotations
@@ -29,20 +30,27 @@ READ_ONLY = "virtiofsd_read_only"
 LOCKS = ("posix_lock", "flock")
 """Options that only QEMU's knows: the one in Rust ends at them, as it has no locks."""
 NOT_FOR_GUESTS = ":bad:all:ceph.:ceph.::ok:all:::"
-"""Names of extended attributes, as both daemons take them: by ceph.* CephFS is told quotas and layouts, which are not a guest's to set, and
-says where things are. A guest gets EPERM. All others are as they are."""
+"""Names of extended attributes, as both daemons take them: by ceph.* CephFS is told quotas and layouts, which
+are not a guest's to set, and says where things are. A guest gets EPERM. All others are as they are.
+"""
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_SLAVE, MS_RELATIME = 1, 32, 4096, 16384, 1 << 19, 1 << 21
 KEPT = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME
-"""Flags of a mount that have the same number for statvfs(2) and mount(2), and that a user namespace cannot take off."""
+"""Flags of a mount that have the same number for statvfs(2) and mount(2), and that a user namespace cannot
+take off.
+"""
 CAPABILITIES = "--print-capabilities"
-"""What libvirt asks (from 11 on, before it starts any): no share is named, and what the daemon can do is what we can."""
+"""What libvirt asks (from 11 on, before it starts any): no share is named, and what the daemon can do is what
+we can.
+"""
 OPEN_FILES = 1000000
 """What QEMU's virtiofsd wants, and cannot take itself where it is not really root."""
 
 
 def run(argv: Sequence[str], read_only: bool) -> int:
-    """Become the daemon with the arguments `argv`; return an exit code if that may not be. libvirt keeps stderr in the VM's log."""
+    """Become the daemon with the arguments `argv`; return an exit code if that may not be. libvirt keeps
+    stderr in the VM's log.
+    """
     try:
         become(argv, read_only)
     except (SemisharedError, OSError) as e:
@@ -55,7 +63,10 @@ def become(argv: Sequence[str], read_only: bool) -> NoReturn:
     if list(argv) == [CAPABILITIES]:
         os.execv(program := daemon(), [program, CAPABILITIES])
     if os.geteuid() != 0:
-        raise ShareRefused(f"libvirt starts virtiofsd as user {os.geteuid()}, who cannot let a guest's users be those of an owner")
+        raise ShareRefused(
+            f"libvirt starts virtiofsd as user {os.geteuid()}, who cannot let a guest's users be "
+            f"those of an owner"
+        )
     source = source_of(argv)
     with as_drivers_user():
         given = attached.check(-1, source)
@@ -73,7 +84,9 @@ def become(argv: Sequence[str], read_only: bool) -> NoReturn:
 
 @contextmanager
 def as_drivers_user() -> Iterator[None]:
-    """Be whose the drivers are within the block: for a server of NFS root of a host may be nobody, who reads nothing that is ours."""
+    """Be whose the drivers are within the block: for a server of NFS root of a host may be nobody, who reads
+    nothing that is ours.
+    """
     os.seteuid(os.stat(__file__).st_uid)
     try:
         yield
@@ -91,12 +104,17 @@ def _allow_open_files() -> None:
 
 
 def _readable() -> Dict[int, int]:
-    """Open the regular files to be read that the daemon would have open for writing, while this is root yet; return by which for which.
+    """Open the regular files to be read that the daemon would have open for writing, while this is root yet;
+    return by which for which.
 
-    libvirt leaves it its pidfile: who takes the daemon over would write there whom libvirtd kills as root. And its log, where libvirt
-    writes that itself (stdio_handler = "file").
+    libvirt leaves it its pidfile: who takes the daemon over would write there whom libvirtd kills as root.
+    And its log, where libvirt writes that itself (stdio_handler = "file").
     """
-    return {fd: os.open(f"/proc/self/fd/{fd}", os.O_RDONLY) for fd in map(int, os.listdir("/proc/self/fd")) if _is_written(fd)}
+    return {
+        fd: os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+        for fd in map(int, os.listdir("/proc/self/fd"))
+        if _is_written(fd)
+    }
 
 
 def _is_written(fd: int) -> bool:
@@ -112,16 +130,21 @@ def _only_read(readable: Dict[int, int]) -> None:
     for fd, file in readable.items():
         os.dup2(file, fd)
         os.close(file)
-        # libvirt takes a daemon for gone, and kills none, whose pidfile nobody has locked; any close has let that lock go.
+        # libvirt takes a daemon for gone, and kills none, whose pidfile nobody has locked; any close has let
+        # that lock go.
         fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def source_of(argv: Sequence[str]) -> str:
-    """Return the directory that the daemon is to give, out of its arguments; raise BadArguments unless it is one."""
+    """Return the directory that the daemon is to give, out of its arguments; raise BadArguments unless it is
+    one.
+    """
     found: List[str] = []
     for at, word in enumerate(argv):
         if word == "-o" and at + 1 < len(argv):
-            found += [option[len("source=") :] for option in argv[at + 1].split(",") if option.startswith("source=")]
+            found += [
+                option[len("source=") :] for option in argv[at + 1].split(",") if option.startswith("source=")
+            ]
         elif word.startswith("--shared-dir"):
             found.append(word.partition("=")[2] or (argv[at + 1] if at + 1 < len(argv) else ""))
     if len(found) != 1:
@@ -130,7 +153,9 @@ def source_of(argv: Sequence[str]) -> str:
 
 
 def understood(program: str, argv: Sequence[str]) -> List[str]:
-    """Return the arguments without those that a daemon does not know, and with what guests may call extended attributes."""
+    """Return the arguments without those that a daemon does not know, and with what guests may call extended
+    attributes.
+    """
     if program == QEMUS:
         return [*argv, "-o", f"xattrmap={NOT_FOR_GUESTS}"]
     words = [*argv, f"--xattrmap={NOT_FOR_GUESTS}"]
@@ -141,7 +166,9 @@ def understood(program: str, argv: Sequence[str]) -> List[str]:
 
 
 def into_namespace(first: int) -> None:
-    """Go into a user namespace whose users 0 to 65535 are the host's from `first` on, and be root there; raise ToolFailed."""
+    """Go into a user namespace whose users 0 to 65535 are the host's from `first` on, and be root there;
+    raise ToolFailed.
+    """
     me, (ready, tell) = os.getpid(), os.pipe()
     writer = os.fork()
     if writer == 0:
@@ -161,7 +188,9 @@ def into_namespace(first: int) -> None:
         told.write(b"x")
     _, status = os.waitpid(writer, 0)
     if status:
-        raise ToolFailed(f"no user namespace for the users {first} to {first + UIDS - 1}: the map could not be written")
+        raise ToolFailed(
+            f"no user namespace for the users {first} to {first + UIDS - 1}: the map could not be written"
+        )
     os.setgroups([])
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
@@ -169,10 +198,13 @@ def into_namespace(first: int) -> None:
 
 
 def _put(directory: str, source: str) -> None:
-    """Mount a directory that was there before where the share is, for this process alone, without what is mounted below it."""
+    """Mount a directory that was there before where the share is, for this process alone, without what is
+    mounted below it.
+    """
     _call("unshare", CLONE_NEWNS)
     _call("mount", b"none", b"/", None, MS_REC | MS_SLAVE, None)
-    # Opened in here, as the kernel mounts nothing that is of another namespace; what was opened no rename can change.
+    # Opened in here, as the kernel mounts nothing that is of another namespace; what was opened no rename can
+    # change.
     fd = registered.opened(directory)
     _call("mount", f"/proc/self/fd/{fd}".encode(), os.fsencode(source), None, MS_BIND, None)
     os.close(fd)

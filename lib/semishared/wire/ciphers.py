@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How ssh carries bulk data: with the cipher that costs least of those that it may use, and not compressed.
 
-Which it may use is the affair of ssh's own configuration on both sides; only the order is ours. Processors have had
-instructions for AES and for GCM's multiplication for long, and OpenSSH prefers ChaCha20 all the same.
+Which it may use is the affair of ssh's own configuration on both sides; only the order is ours. Processors
+have had instructions for AES and for GCM's multiplication for long, and OpenSSH prefers ChaCha20 all the
+same.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ OPTION = "ciphers "
 
 def in_order(allowed: Sequence[str]) -> list[str]:
     """Return the ciphers that are allowed, the quickest first."""
-    return [*(name for name in QUICKEST if name in allowed), *(name for name in allowed if name not in QUICKEST)]
+    return [
+        *(name for name in QUICKEST if name in allowed),
+        *(name for name in allowed if name not in QUICKEST),
+    ]
 
 
 def options(host: str) -> list[str]:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a front-end lets a machine say while it carries out one plan: answers of the right shape (model/answers.py), and not without end."""
+"""What a front-end lets a machine say while it carries out one plan: answers of the right shape
+(model/answers.py), and not without end.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,13 @@ from ..model import answers
 from .messages import Message, Part
 
 MOST_KEPT = 10_000
-"""Messages that are kept of a host that talks while it is written to, and lines that it wants the log to have."""
+"""Messages that are kept of a host that talks while it is written to, and lines that it wants the log to
+have.
+"""
 MOST_SAID = 1 << 21
-"""Messages that a host says of one plan: that it lives, and how far it is, once in seconds; and it asks for a base or for room."""
+"""Messages that a host says of one plan: that it lives, and how far it is, once in seconds; and it asks for a
+base or for room.
+"""
 
 
 class Hearing:
@@ -23,7 +29,9 @@ class Hearing:
         self._may_send = not answers.SENDING.isdisjoint(steps)
 
     def check(self, message: Message | Part, kept: int) -> None:
-        """Raise FalseAnswer for what a host side does not say, or not as often; `kept`: messages that nobody has taken yet."""
+        """Raise FalseAnswer for what a host side does not say, or not as often; `kept`: messages that nobody
+        has taken yet.
+        """
         if isinstance(message, dict):
             self._count += 1
             if message.get("event") != "alive":

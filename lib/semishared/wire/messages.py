@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages between front-end and host: JSON lines, and bytes announced by one ({"data": N}, then N bytes).
 
-A JSON object that is longer than a line may be comes in pieces: {"piece": N, "more": true or false}, then N bytes of its text, and again.
+A JSON object that is longer than a line may be comes in pieces: {"piece": N, "more": true or false}, then N
+bytes of its text, and again.
 
-Every plan carries RELEASE, and a host that has another one refuses it (HostOutdated): what steps and answers mean is agreed
-on nowhere but in the package itself, so both ends must have the very same.
+Every plan carries RELEASE, and a host that has another one refuses it (HostOutdated): what steps and answers
+mean is agreed on nowhere but in the package itself, so both ends must have the very same.
 """
 
 from __future__ import annotations
@@ -20,13 +21,17 @@ from ..errors import HostFailed, TooLarge
 from ..tools import ready
 
 BUILD = "BUILD"
-"""File in an installed package: the hash of all others, by which it is known from any other of the same VERSION."""
+"""File in an installed package: the hash of all others, by which it is known from any other of the same
+VERSION.
+"""
 Message = Union[dict[str, object], bytes, None]
 """A JSON object, a chunk of data, or None at the end of the stream."""
 Part = Union[dict[str, object], memoryview, None]
 """The same, where data is read into its place: what has come of a chunk."""
 LONGEST_LINE = 4 << 20
-"""Bytes of a line, of a chunk of data, and of a piece of what is longer, for who writes it and for who reads it."""
+"""Bytes of a line, of a chunk of data, and of a piece of what is longer, for who writes it and for who reads
+it.
+"""
 LONGEST_MESSAGE = 64 << 20
 """Bytes of a JSON object, for who writes it and for who reads it: what 100,000 images or VMs take."""
 LONGEST_GREETING = 64 << 10
@@ -34,7 +39,9 @@ LONGEST_GREETING = 64 << 10
 OURS = (b'{"event": ', b'{"data": ', b'{"piece": ')
 """How the first line of a host side begins, of whichever version."""
 MUCH, LITTLE = 1 << 20, 4096
-"""Bytes that are read at once; little where data is read into its place: what comes with a line has to be copied there."""
+"""Bytes that are read at once; little where data is read into its place: what comes with a line has to be
+copied there.
+"""
 
 
 def release(package: str) -> str:
@@ -67,7 +74,9 @@ class Reader:
         self._pieces = bytearray()
         self._is_piece = self._has_more = False
         self._awaited = -1
-        """Size of the chunk that was announced, -1 if none was: a read that was given up is gone on with by the next."""
+        """Size of the chunk that was announced, -1 if none was: a read that was given up is gone on with by
+        the next.
+        """
 
     def _wait(self, deadline: float | None) -> None:
         if deadline is not None:
@@ -82,7 +91,9 @@ class Reader:
         return bool(chunk)
 
     def read(self, timeout_s: float | None = None) -> Message:
-        """Return the next message; raise Silence after `timeout_s` seconds without one, HostFailed if it is garbled."""
+        """Return the next message; raise Silence after `timeout_s` seconds without one, HostFailed if it is
+        garbled.
+        """
         while True:
             deadline = None if timeout_s is None else time.monotonic() + timeout_s
             if self._awaited < 0:
@@ -100,7 +111,9 @@ class Reader:
                 return self._parsed(text)
 
     def read_into(self, room: Callable[[], memoryview], timeout_s: float | None = None) -> Part:
-        """As `read`, but what comes of a chunk is written at once where `room` says: return as much of that as was written."""
+        """As `read`, but what comes of a chunk is written at once where `room` says: return as much of that
+        as was written.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         if self._awaited < 0:
             message = self._line(deadline, LITTLE)
@@ -223,7 +236,10 @@ class Writer:
                 return
             for at in range(0, len(text), LONGEST_LINE):
                 piece = memoryview(text)[at : at + LONGEST_LINE]
-                self._write(b'{"piece": %d, "more": %s}\n' % (len(piece), b"true" if at + len(piece) < len(text) else b"false"))
+                self._write(
+                    b'{"piece": %d, "more": %s}\n'
+                    % (len(piece), b"true" if at + len(piece) < len(text) else b"false")
+                )
                 self._write(piece)
 
     def send_data(self, data: bytes | memoryview) -> None:

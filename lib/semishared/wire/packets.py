@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extents on their way between hosts: packets that carry the id of their session, their number, and a MAC with its key.
+"""Extents on their way between hosts: packets that carry the id of their session, their number, and a MAC
+with its key.
 
-    packet    magic, session, number, kind, codec, sizes of table, plain and packed payload; MAC; table; payload
-    MAC       HMAC-SHA256 with the session's key over head and table, and over the payload's SHA-256 if nothing else
+    packet    magic, session, number, kind, codec, sizes of table, plain and packed payload; MAC; table;
+    payload
+    MAC       HMAC-SHA256 with the session's key over head and table, and over the payload's SHA-256 if
+    nothing else
               vouches for it
     MANIFEST  no table; the payload is the manifest's text
     EXTENTS   one or more extents: the table has (index, size, sha256) of each, the payload their contents
 
-A receiver looks into a packet only if its MAC is right; so neither another session's bytes (two senders on one port) nor
-forged ones reach a decompressor. Contents that are not packed are hashed once, not twice: what is not what the table says
-(`Extent.sha256`) is not taken by who gets it, and neither is what the manifest does not have.
+A receiver looks into a packet only if its MAC is right; so neither another session's bytes (two senders on
+one port) nor forged ones reach a decompressor. Contents that are not packed are hashed once, not twice: what
+is not what the table says (`Extent.sha256`) is not taken by who gets it, and neither is what the manifest
+does not have.
 """
 
 from __future__ import annotations
@@ -99,8 +103,12 @@ class Sealer:
 
     def extents(self, group: Sequence[Extent]) -> list[Bytes]:
         """Return extents as one packet, in pieces."""
-        table = b"".join(_ENTRY.pack(item.number, len(item.content), bytes.fromhex(item.sha256)) for item in group)
-        return self._seal(EXTENTS, table, group[0].content if len(group) == 1 else b"".join(item.content for item in group))
+        table = b"".join(
+            _ENTRY.pack(item.number, len(item.content), bytes.fromhex(item.sha256)) for item in group
+        )
+        return self._seal(
+            EXTENTS, table, group[0].content if len(group) == 1 else b"".join(item.content for item in group)
+        )
 
     def _seal(self, kind: int, table: bytes, plain: Bytes) -> list[Bytes]:
         name = self.compressor
@@ -114,7 +122,9 @@ class Sealer:
 
 
 class Packet(NamedTuple):
-    """A packet as it came; nobody has looked into it yet. `payload` is the opener's memory, and begins at a page of it."""
+    """A packet as it came; nobody has looked into it yet. `payload` is the opener's memory, and begins at a
+    page of it.
+    """
 
     head: bytes
     mac: bytes
@@ -138,10 +148,11 @@ def _extents(table: Bytes, content: memoryview) -> Iterator[Extent]:
 
 
 class Opener:
-    """Takes the bytes of one stream as they come, without copying them, and finds its packets; raises TransferCorrupt where
-    something begins that does not belong there.
+    """Takes the bytes of one stream as they come, without copying them, and finds its packets; raises
+    TransferCorrupt where something begins that does not belong there.
 
-    As asyncio's BufferedProtocol: what comes is to be written to `get_buffer()`, and then `buffer_updated` to be told.
+    As asyncio's BufferedProtocol: what comes is to be written to `get_buffer()`, and then `buffer_updated` to
+    be told.
     """
 
     def __init__(self, session: Session) -> None:
@@ -198,6 +209,8 @@ class Opener:
         return kind, list(_extents(packet.table, content)) if kind == EXTENTS else [], content
 
     def reuse(self, packet: Packet) -> None:
-        """Take back the memory of a packet of which nothing is looked at any more: new memory costs more than a copy."""
+        """Take back the memory of a packet of which nothing is looked at any more: new memory costs more than
+        a copy.
+        """
         if len(packet.payload) <= MOST[EXTENTS]:
             self._spare.append(packet.payload.obj)  # type: ignore[arg-type]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """An ssh that its sshd has turned away before it knew who that is: begun again, a little later.
 
-sshd lets ten connections at once say who they are, and of more it closes some as they come (MaxStartups 10:30:100, the default).
-oned starts as many actions at once as its drivers have threads, and asks for none of them again.
+sshd lets ten connections at once say who they are, and of more it closes some as they come (MaxStartups
+10:30:100, the default). oned starts as many actions at once as its drivers have threads, and asks for none of
+them again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Mapping, Sequence
 from ..tools.pipes import as_wide
 
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Before each new attempt, at most: some part of that, so that those which were turned away together come one by one."""
+"""Before each new attempt, at most: some part of that, so that those which were turned away together come one
+by one.
+"""
 SIGNS = ("kex_exchange_identification: ", "Connection closed by ", "Connection reset by ")
 """Words of ssh: the other side was there, and went before it agreed on keys."""
 DEAF = ("Connection refused", "timed out", "No route to host")
@@ -24,7 +27,8 @@ DEAF = ("Connection refused", "timed out", "No route to host")
 
 
 def is_one(said: str, unread: int, written: int) -> bool:
-    """Tell whether ssh, which ended with 255 and said that, was turned away with all of what was `written` to it still `unread`.
+    """Tell whether ssh, which ended with 255 and said that, was turned away with all of what was `written` to
+    it still `unread`.
 
     ssh reads nothing before its session is there: so the host cannot have heard any of it.
     """
@@ -35,16 +39,25 @@ def is_one(said: str, unread: int, written: int) -> bool:
 
 
 def begun_again(
-    ended: subprocess.Popen[bytes], pause_s: float, argv: Sequence[str], unread: int, stderr: int, env: Mapping[str, str]
+    ended: subprocess.Popen[bytes],
+    pause_s: float,
+    argv: Sequence[str],
+    unread: int,
+    stderr: int,
+    env: Mapping[str, str],
 ) -> subprocess.Popen[bytes]:
-    """Start ssh in the place of one that has `ended`, after a pause: it hears and is heard by the same files as that one."""
+    """Start ssh in the place of one that has `ended`, after a pause: it hears and is heard by the same files
+    as that one.
+    """
     assert ended.stdout
     os.ftruncate(stderr, 0)
     os.lseek(stderr, 0, os.SEEK_SET)
     pause_s *= 0.3 + 0.7 * int.from_bytes(os.urandom(2), "little") / 65536
     # The pause is the new process's own: who reads from several hosts goes on with the others.
     words = ["/bin/sh", "-c", 'sleep "$0"; exec "$@"', f"{pause_s:.2f}", *argv]
-    begun = subprocess.Popen(words, stdin=unread, stdout=subprocess.PIPE, stderr=stderr, env=env, start_new_session=True)
+    begun = subprocess.Popen(
+        words, stdin=unread, stdout=subprocess.PIPE, stderr=stderr, env=env, start_new_session=True
+    )
     assert begun.stdout
     as_wide(begun.stdout.fileno(), ended.stdout.fileno())
     os.dup2(begun.stdout.fileno(), ended.stdout.fileno(), inheritable=False)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A host, as the front-end sees it: one ssh per host and action, plans go in, events come back.
 
-The front-end itself is a host too, without the ssh. A host that says nothing for `silence_timeout_s` (its side
-breathes every 5 s) is given up: no action waits for ever (nobody else sets a limit). That limit is ours,
+The front-end itself is a host too, without the ssh. A host that says nothing for `silence_timeout_s` (its
+side breathes every 5 s) is given up: no action waits for ever (nobody else sets a limit). That limit is ours,
 not ssh's: through a shared connection (ControlMaster) the keep-alive is whatever its master was started with.
 """
 
@@ -38,7 +38,9 @@ _looks_only = False
 
 @contextmanager
 def looking_only() -> Iterator[None]:
-    """Let no session of this process send a step, within the block, that changes anything: begin() raises WouldChange."""
+    """Let no session of this process send a step, within the block, that changes anything: begin() raises
+    WouldChange.
+    """
     global _looks_only
     was, _looks_only = _looks_only, True
     try:
@@ -68,9 +70,17 @@ class Session:
             argv = [PYTHON, "-IS", HERE]
         else:
             argv = [
-                "ssh", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={config.hosts_connect_timeout_s}",
-                "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
-            ]  # fmt: skip
+                "ssh",
+                "-T",
+                "-o",
+                "BatchMode=yes",
+                "-o",
+                f"ConnectTimeout={config.hosts_connect_timeout_s}",
+                "-o",
+                "ServerAliveInterval=5",
+                "-o",
+                "ServerAliveCountMax=3",
+            ]
             if bulk:
                 from . import ciphers
 
@@ -85,12 +95,19 @@ class Session:
                 env[name] = os.environ[name]
         self._argv, self._env, self._refusals = argv, env, 0
         self._process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, env=env, start_new_session=True
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env=env,
+            start_new_session=True,
         )
         assert self._process.stdin and self._process.stdout
         there = self._process.stdin.fileno()
         self._unread = os.open(f"/proc/self/fd/{there}", os.O_RDONLY) if argv[0] == "ssh" else -1
-        """The end that ssh reads from, until the host is heard: if sshd turns ssh away, all that was said is in there for the next."""
+        """The end that ssh reads from, until the host is heard: if sshd turns ssh away, all that was said is
+        in there for the next.
+        """
         if bulk and argv[0] == "ssh":
             from ..tools.pipes import widen
 
@@ -104,7 +121,9 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         self.close(is_over=error is None)
 
     def close(self, *, is_over: bool = True) -> None:
@@ -128,9 +147,12 @@ class Session:
         os.close(self._stderr)
 
     def run(
-        self, steps: Iterable[Step], data: Iterable[bytes] = (), sha256: str = "",
+        self,
+        steps: Iterable[Step],
+        data: Iterable[bytes] = (),
+        sha256: str = "",
         answer: Callable[[dict[str, object]], object] | None = None,
-    ) -> list[object]:  # fmt: skip
+    ) -> list[object]:
         """Carry out `steps` and return what each found out; `data` goes to the step that receives.
 
         With `answer`, the host may ask ({"event": "ask", ...}), and gets what `answer` returns to that.
@@ -143,24 +165,36 @@ class Session:
         return self.finish(answer)
 
     def agree(self) -> None:
-        """Raise what the host says if it cannot work with this front-end; for where another machine is to act before it."""
+        """Raise what the host says if it cannot work with this front-end; for where another machine is to act
+        before it.
+        """
         self.run([])
 
     def begin(self, steps: Iterable[Step], answers: bool = False, last: bool = False) -> None:
-        """Send a plan; `answers` if the host may ask while it is carried out, `last` if no other plan follows.
+        """Send a plan; `answers` if the host may ask while it is carried out, `last` if no other plan
+        follows.
 
-        A host that was cut off while it carries out its last plan ends all the same, and not only when ssh does.
+        A host that was cut off while it carries out its last plan ends all the same, and not only when ssh
+        does.
         """
         steps = list(steps)
         names = [type(step).__name__ for step in steps]
         if _looks_only and (changing := [name for name in names if name not in LOOKS]):
             raise WouldChange(f"{changing[0]} on {self.host} was not sent: this is to change nothing")
         plan = {
-            "version": RELEASE, "action": self._action, "seq": self.seq, "steps": [to_data(step) for step in steps],
-            "answers": answers, "last": last, "standstill_s": self._config.hosts_standstill_timeout_s,
-        }  # fmt: skip
+            "version": RELEASE,
+            "action": self._action,
+            "seq": self.seq,
+            "steps": [to_data(step) for step in steps],
+            "answers": answers,
+            "last": last,
+            "standstill_s": self._config.hosts_standstill_timeout_s,
+        }
         if self.given:
-            plan["given"] = [[vm, [[disk, one.to_data()] for disk, one in disks.items()]] for vm, disks in self.given.items()]
+            plan["given"] = [
+                [vm, [[disk, one.to_data()] for disk, one in disks.items()]]
+                for vm, disks in self.given.items()
+            ]
         self._hearing = Hearing(self.host, names)
         self.is_busy = True
         # A host without a plan says nothing.
@@ -183,14 +217,19 @@ class Session:
             raise HostFailed(f"{self.host} stopped listening") from None
 
     def read(self, within_s: float | None = None) -> Message:
-        """Return the next chunk or message that is neither a sign of life nor a warning; raise the error that the host reports.
+        """Return the next chunk or message that is neither a sign of life nor a warning; raise the error that
+        the host reports.
 
         With `within_s`, return None when there was none in that time.
         """
         deadline = None if within_s is None else time.monotonic() + within_s
         while True:
             message = self._heard.popleft() if self._heard else self._next(deadline, self._reader.read)
-            if message is None or isinstance(message, bytes) or message.get("event") not in ("alive", "warning"):
+            if (
+                message is None
+                or isinstance(message, bytes)
+                or message.get("event") not in ("alive", "warning")
+            ):
                 return message
             if "text" in message and len(self.warnings) < MOST_KEPT:
                 self.warnings.append(str(message["text"]))
@@ -200,13 +239,18 @@ class Session:
         deadline = time.monotonic() + within_s
         while True:
             message = self._next(deadline, lambda seconds: self._reader.read_into(room, seconds))
-            if message is None or isinstance(message, memoryview) or message.get("event") not in ("alive", "warning"):
+            if (
+                message is None
+                or isinstance(message, memoryview)
+                or message.get("event") not in ("alive", "warning")
+            ):
                 return message
 
     def _next(self, deadline: float | None, read: Callable[[float], Heard]) -> Optional[Heard]:
         limit = self._config.hosts_silence_timeout_s
         if time.monotonic() - self._listened_at > limit / 2:
-            # Whoever passes on to somebody who takes nothing does not listen for as long: what there is to be heard has yet to come.
+            # Whoever passes on to somebody who takes nothing does not listen for as long: what there is to be
+            # heard has yet to come.
             self._heard_at = max(self._heard_at, time.monotonic() - limit / 2)
         while True:
             silence = self._heard_at + limit
@@ -238,7 +282,9 @@ class Session:
         self._unread = -1
 
     def _begun_again(self) -> bool:
-        """Start ssh again if it was turned away before it had read what was said; tell whether that was so."""
+        """Start ssh again if it was turned away before it had read what was said; tell whether that was
+        so.
+        """
         if self._unread < 0 or ended_within(self._process, 5) != 255:
             return False
         from . import refusal
@@ -249,12 +295,19 @@ class Session:
         if self._refusals > len(refusal.PAUSES_S):
             return False
         self._process = refusal.begun_again(
-            self._process, refusal.PAUSES_S[self._refusals - 1], self._argv, self._unread, self._stderr, self._env
+            self._process,
+            refusal.PAUSES_S[self._refusals - 1],
+            self._argv,
+            self._unread,
+            self._stderr,
+            self._env,
         )
         return True
 
     def _silent(self) -> HostUnreachable:
-        return HostUnreachable(f"{self.host} has said nothing for {self._config.hosts_silence_timeout_s} s during {self._action}")
+        return HostUnreachable(
+            f"{self.host} has said nothing for {self._config.hosts_silence_timeout_s} s during {self._action}"
+        )
 
     def _wait_to_write(self) -> None:
         """Wait until the host takes more; what it says meanwhile is kept. Slow is not dead: it breathes."""
@@ -262,7 +315,9 @@ class Session:
         deadline = time.monotonic() + self._config.hosts_silence_timeout_s
         while True:
             left = deadline - time.monotonic()
-            readable, writable = ready.to_read_or_write(self._process.stdout.fileno(), self._process.stdin.fileno(), left)
+            readable, writable = ready.to_read_or_write(
+                self._process.stdout.fileno(), self._process.stdin.fileno(), left
+            )
             if writable:
                 return
             if not readable:
@@ -274,7 +329,9 @@ class Session:
             deadline = time.monotonic() + self._config.hosts_silence_timeout_s
 
     def finish(self, answer: Callable[[dict[str, object]], object] | None = None) -> list[object]:
-        """Wait for the end of the plan and return what each step found out; what the host asks is answered."""
+        """Wait for the end of the plan and return what each step found out; what the host asks is
+        answered.
+        """
         while True:
             message = self.read()
             if answer and isinstance(message, dict) and message.get("event") == "ask":
@@ -293,10 +350,17 @@ class Session:
         """Return why the host side ended without an answer."""
         code = ended_within(self._process, 5) or 0
         said = self._said()
-        greeting = f"only its login shell has said something: {bytes(self._reader.greeting[:200])!r}" if self._reader.greeting else ""
+        greeting = (
+            f"only its login shell has said something: {bytes(self._reader.greeting[:200])!r}"
+            if self._reader.greeting
+            else ""
+        )
         if code == 255:
             times = f" ({self._refusals} times: MaxStartups of its sshd?)" if self._refusals > 1 else ""
             return HostUnreachable(f"{self.host}: {said or 'ssh gave no reason'}{times}")
         if "can't open file" in said or code in (126, 127):
             return HostOutdated(f"semishared is not installed on {self.host}")
-        return HostFailed(f"{self.host} ended with code {code} during {self._action}: {said or greeting or 'it said nothing'}")
+        return HostFailed(
+            f"{self.host} ended with code {code} during {self._action}: "
+            f"{said or greeting or 'it said nothing'}"
+        )

@@ -6,8 +6,8 @@
         with lab.ceph.stopped(): ...      # the whole cluster; data is kept
         before = lab.ceph.bytes_read()
 
-The keys lie where a real site has them: the bridge's on the front-end, CEPH_USER's and the readers' on the hosts, the
-admin's on the cluster's own node and nowhere else.
+The keys lie where a real site has them: the bridge's on the front-end, CEPH_USER's and the readers' on the
+hosts, the admin's on the cluster's own node and nowhere else.
 """
 
 from __future__ import annotations

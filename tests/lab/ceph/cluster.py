@@ -50,7 +50,8 @@ class Cluster:
         self._asking = threading.RLock()
         self._session: Optional[NodeProcess] = None
 
-    # -- made once ----------------------------------------------------------------------------------------------------
+    # -- made once
+    # ----------------------------------------------------------------------------------------------------
 
     def create(self, gib: int = 10) -> None:
         """Make the cluster and its pool, and wait until it serves: about 5 s."""
@@ -64,11 +65,36 @@ class Cluster:
         self._run(["bash", "-euc", _KEYS, "keys", seed, ADMIN], user="root")
         osd = str(uuid.uuid4())
         address = f"[v2:{self.node.ip}:3300,v1:{self.node.ip}:6789]"
-        self._run(["monmaptool", "--create", "--clobber", "--fsid", fsid, "--addv", "a", address, "/var/lib/ceph/monmap"], user="root")
+        self._run(
+            [
+                "monmaptool",
+                "--create",
+                "--clobber",
+                "--fsid",
+                fsid,
+                "--addv",
+                "a",
+                address,
+                "/var/lib/ceph/monmap",
+            ],
+            user="root",
+        )
         self._run(["chown", OWNER, seed, "/var/lib/ceph/monmap"], user="root")
-        make = ["ceph-osd", "--mkfs", "-i", "0", "--osd-uuid", osd, "--no-mon-config", "--monmap", "/var/lib/ceph/monmap"]
+        make = [
+            "ceph-osd",
+            "--mkfs",
+            "-i",
+            "0",
+            "--osd-uuid",
+            osd,
+            "--no-mon-config",
+            "--monmap",
+            "/var/lib/ceph/monmap",
+        ]
         log = self.node.path("/var/log/ceph/mkfs.log").open("wb")
-        making = self.node.popen(make, user=OWNER, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # beside the monitor's start
+        making = self.node.popen(
+            make, user=OWNER, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )  # beside the monitor's start
         log.close()
         self._run(["ceph-mon", "--mkfs", "-i", "a", "--monmap", "/var/lib/ceph/monmap", "--keyring", seed])
         self._run(["rm", seed], user="root")
@@ -79,18 +105,23 @@ class Cluster:
             ["command", ["osd new"], {"uuid": osd, "id": 0}],
         )
         if making.wait():
-            raise RuntimeError(f"ceph-osd --mkfs: {self.node.path('/var/log/ceph/mkfs.log').read_text()[-2000:]}")
+            raise RuntimeError(
+                f"ceph-osd --mkfs: {self.node.path('/var/log/ceph/mkfs.log').read_text()[-2000:]}"
+            )
         self.start("mgr", "osd")
         self.ask(
             ["wait", ["osd"], {}],
-            # Clones of snapshots nobody protects (clone v2), as any cluster without clients older than 2018 allows.
+            # Clones of snapshots nobody protects (clone v2), as any cluster without clients older than 2018
+            # allows.
             ["command", ["osd set-require-min-compat-client"], {"version": "mimic"}],
             ["pool", [POOL], {}],
             ["wait", ["mgr"], {}],
         )
 
     def serve(self, front_end: Node, hosts: Sequence[Node]) -> None:
-        """Give front-end and hosts what an admin gives them: ceph.conf, the keys of their roles, libvirt's secret."""
+        """Give front-end and hosts what an admin gives them: ceph.conf, the keys of their roles, libvirt's
+        secret.
+        """
         from semishared.plan.ceph_caps import keys  # here: most of the lab does without lib/
 
         made = {key.user: self.make_key(key) for key in keys(USER, POOL, READER, BRIDGE, remote=REMOTE)}
@@ -107,7 +138,9 @@ class Cluster:
     def make_key(self, key: Key) -> str:
         """Make a user with exactly these capabilities and return its key."""
         caps = [word for cap in key.caps for word in cap]
-        made = self.ask(["command", ["auth get-or-create"], {"entity": f"client.{key.user}", "caps": caps}])[0]
+        made = self.ask(["command", ["auth get-or-create"], {"entity": f"client.{key.user}", "caps": caps}])[
+            0
+        ]
         return str(made[0]["key"])
 
     def introduce(self, node: Node) -> None:
@@ -117,7 +150,13 @@ class Cluster:
 
     def give_key(self, node: Node, user: str, key: str) -> None:
         """Put a user's keyring where oneadmin of a node, and nobody else there, can read it."""
-        self._write(f"/etc/ceph/ceph.client.{user}.keyring", f"[client.{user}]\n\tkey = {key}\n", 0o600, node, node.uid_of("oneadmin"))
+        self._write(
+            f"/etc/ceph/ceph.client.{user}.keyring",
+            f"[client.{user}]\n\tkey = {key}\n",
+            0o600,
+            node,
+            node.uid_of("oneadmin"),
+        )
 
     def key(self, user: str) -> str:
         """Return a user's key."""
@@ -133,22 +172,39 @@ class Cluster:
         host.run(["rm", "/root/secret.xml", "/root/secret.key"], user="root")
 
     def datastore(self, name: str = "semi_rbd", **attributes: str) -> str:
-        """Return the template of an image datastore on this cluster; `attributes` are added, or replace what is there."""
+        """Return the template of an image datastore on this cluster; `attributes` are added, or replace what
+        is there.
+        """
         values = {
-            "NAME": name, "TYPE": "IMAGE_DS", "DS_MAD": "semishared", "TM_MAD": "semishared", "DISK_TYPE": "RBD", "RBD_FORMAT": "2",
-            "POOL_NAME": POOL, "CEPH_HOST": self.node.ip, "CEPH_USER": USER, "CEPH_SECRET": SECRET,
-            "SEMISHARED_CEPH_READER": READER, "SEMISHARED_CEPH_BRIDGE_USER": BRIDGE, "SEMISHARED_CEPH_REMOTE": REMOTE,
-            "SEMISHARED_CEPH_REMOTE_SECRET": REMOTE_SECRET, **attributes,
-        }  # fmt: skip
+            "NAME": name,
+            "TYPE": "IMAGE_DS",
+            "DS_MAD": "semishared",
+            "TM_MAD": "semishared",
+            "DISK_TYPE": "RBD",
+            "RBD_FORMAT": "2",
+            "POOL_NAME": POOL,
+            "CEPH_HOST": self.node.ip,
+            "CEPH_USER": USER,
+            "CEPH_SECRET": SECRET,
+            "SEMISHARED_CEPH_READER": READER,
+            "SEMISHARED_CEPH_BRIDGE_USER": BRIDGE,
+            "SEMISHARED_CEPH_REMOTE": REMOTE,
+            "SEMISHARED_CEPH_REMOTE_SECRET": REMOTE_SECRET,
+            **attributes,
+        }
         return " ".join(f'{key}="{value}"' for key, value in values.items())
 
-    # -- daemons ------------------------------------------------------------------------------------------------------
+    # -- daemons
+    # ------------------------------------------------------------------------------------------------------
 
     def start(self, *daemons: str) -> None:
-        """Start daemons (default: monitor, manager, OSD); returns once they have started, which is before they serve."""
+        """Start daemons (default: monitor, manager, OSD); returns once they have started, which is before
+        they serve.
+        """
         self._directories()
         for daemon in daemons or ("mon", "mgr", "osd"):
-            # The manager's modules print, and die where there is no stderr: it stays in the foreground of a shell's job.
+            # The manager's modules print, and die where there is no stderr: it stays in the foreground of a
+            # shell's job.
             number = "0" if daemon == "osd" else "a"
             run = 'exec >>/var/log/ceph/$1.out 2>&1 </dev/null; ulimit -n 8192; "ceph-$1" -i "$2"'
             if daemon == "mgr":
@@ -184,27 +240,38 @@ class Cluster:
             self.wait()
 
     def pids(self, daemon: str) -> List[int]:
-        """Return the pids, as seen from outside, of this cluster's running daemons of a kind (mon, mgr, osd, mds)."""
+        """Return the pids, as seen from outside, of this cluster's running daemons of a kind (mon, mgr, osd,
+        mds).
+        """
         mine = os.readlink(f"/proc/{self.node.pid}/ns/pid")
         found = []
         for entry in Path("/proc").iterdir():
             try:
                 words = (entry / "cmdline").read_bytes().split(b"\0")
-                if words[0] == f"ceph-{daemon}".encode() and os.readlink(entry / "ns/pid") == mine and state.started(int(entry.name)):
+                if (
+                    words[0] == f"ceph-{daemon}".encode()
+                    and os.readlink(entry / "ns/pid") == mine
+                    and state.started(int(entry.name))
+                ):
                     found.append(int(entry.name))
             except (OSError, ValueError):
                 continue
         return found
 
-    # -- what is in it --------------------------------------------------------------------------------------------------
+    # -- what is in it
+    # --------------------------------------------------------------------------------------------------
 
     def ask(self, *requests: Sequence[Any], timeout: float = 90.0) -> List[Any]:
-        """Do things of lab/ceph/session.py as the cluster's admin: [method, arguments, named arguments] each."""
+        """Do things of lab/ceph/session.py as the cluster's admin: [method, arguments, named arguments]
+        each.
+        """
         with self._asking:
             if self._session is None or self._session.poll() is not None:
                 source = (Path(__file__).parent / "session.py").read_text()
                 words = ["/usr/bin/python3", "-I", "-c", source]
-                self._session = self.node.popen(words, user="root", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                self._session = self.node.popen(
+                    words, user="root", stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                )
             try:
                 return [self._answer(self._session, request, timeout) for request in requests]
             except BaseException:
@@ -237,7 +304,9 @@ class Cluster:
         return self.ask(["command", [prefix], words])[0]
 
     def images(self, pool: str = POOL) -> Dict[str, Dict[str, Any]]:
-        """Return all images of a pool: size, snaps (name, size, protected), parent, children, watchers, lockers."""
+        """Return all images of a pool: size, snaps (name, size, protected), parent, children, watchers,
+        lockers.
+        """
         answer: Dict[str, Dict[str, Any]] = self.ask(["images", [pool], {}])[0]
         return answer
 
@@ -247,7 +316,9 @@ class Cluster:
         return answer
 
     def patterns(self, images: Dict[str, List[int]], count: int) -> Dict[str, List[int]]:
-        """Return of images, POOL/NAME each, which byte `count` of them from each offset on all are; -1 where they differ."""
+        """Return of images, POOL/NAME each, which byte `count` of them from each offset on all are; -1 where
+        they differ.
+        """
         answer: Dict[str, List[int]] = self.ask(["patterns", [images, count], {}])[0] if images else {}
         return answer
 
@@ -264,7 +335,9 @@ class Cluster:
         self.ask(["remove", [POOL, image], {}])
 
     def bytes_read(self) -> int:
-        """Return how many bytes the OSD has given to clients so far: data, and headers of a few hundred bytes per open."""
+        """Return how many bytes the OSD has given to clients so far: data, and headers of a few hundred bytes
+        per open.
+        """
         return int(self.osd("perf dump")["osd"]["op_r_out_bytes"])
 
     def bytes_written(self) -> int:
@@ -275,7 +348,9 @@ class Cluster:
         """Return who is connected to the monitor as what user, and from where."""
         found: Dict[str, List[str]] = {}
         for session in self._daemon("mon.a", "sessions"):
-            addresses = session.get("addrs", {}).get("addrvec", []) or [{"addr": session.get("socket_addr", {}).get("addr", "")}]
+            addresses = session.get("addrs", {}).get("addrvec", []) or [
+                {"addr": session.get("socket_addr", {}).get("addr", "")}
+            ]
             found.setdefault(session["entity_name"], []).append(addresses[0]["addr"].partition(":")[0])
         return found
 
@@ -296,7 +371,8 @@ class Cluster:
                 (length,) = struct.unpack(">I", answer.read(4))
                 return json.loads(answer.read(length))
 
-    # -- small things ---------------------------------------------------------------------------------------------------
+    # -- small things
+    # ---------------------------------------------------------------------------------------------------
 
     def rbd(self, *words: str, timeout: float = 60.0) -> bytes:
         """Run the rbd program as the admin, on the cluster's own node."""
@@ -339,4 +415,4 @@ make osd.0 /var/lib/ceph/osd/ceph-0/keyring --cap mon 'allow profile osd' --cap 
 make mds.a /var/lib/ceph/mds/ceph-a/keyring --cap mon 'allow profile mds' --cap mgr 'allow profile mds' --cap osd 'allow *' \\
     --cap mds 'allow *'
 chown ceph /var/lib/ceph/*/ceph-*/keyring
-"""
+"""  # noqa: E501

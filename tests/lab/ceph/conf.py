@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 # What looks odd, and why:
-# - mgr modules: half of the manager's memory and start-up; an always-on module in the list would be HEALTH_ERR.
+# - mgr modules: half of the manager's memory and start-up; an always-on module in the list would be
+#   HEALTH_ERR.
 # - pg logs, no cache autotune: Debian's Ceph has no tcmalloc, and its OSD grows with them.
 # - global id reclaim: false, or the cluster is never HEALTH_OK.
 # - mon data avail: the disk of a shared machine may be rather full.
@@ -72,7 +73,8 @@ mds cache memory limit = 67108864
 mds reconnect timeout = 5
 """
 DISABLED = (
-    "restful nfs iostat alerts prometheus dashboard zabbix influx telegraf insights localpool osd_perf_query osd_support "
+    "restful nfs iostat alerts prometheus dashboard zabbix influx telegraf insights localpool "
+    "osd_perf_query osd_support "
     "selftest snap_schedule stats test_orchestrator mirroring mds_autoscaler cephadm rook k8sevents "
     "diskprediction_local feedback hello cli_api"
 )

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CephFS on the lab's cluster, mounted by ceph-fuse on each node by itself: a shared file system with its real locks.
+"""CephFS on the lab's cluster, mounted by ceph-fuse on each node by itself: a shared file system with its
+real locks.
 
-A bind mount, which the lab's stores usually are, is one file system of one kernel, and hides what locks and caches do
-between machines.
+A bind mount, which the lab's stores usually are, is one file system of one kernel, and hides what locks and
+caches do between machines.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from lab.node import Node
 
 NAME = "semishared"
 USER = "semishared-fs"
-# Without them ceph-fuse (16.2) goes on serving what it has cached of a file after a direct write through the same mount, and
-# QEMU writes directly. And as a daemon it has a pipe of FUSE's in the place of its stderr: an error that it tells there stands in the
-# way of all requests for ever. docs/reference/support.md.
+# Without them ceph-fuse (16.2) goes on serving what it has cached of a file after a direct write through the
+# same mount, and QEMU writes directly. And as a daemon it has a pipe of FUSE's in the place of its stderr: an
+# error that it tells there stands in the way of all requests for ever. docs/reference/support.md.
 OPTIONS = ("--client_oc=false", "--fuse_disable_pagecache=true", "--err_to_stderr=false")
 
 
@@ -36,7 +37,14 @@ def create(cluster: Cluster) -> None:
 
 def make_key(cluster: Cluster) -> str:
     """Make the user that may read and write this file system, and return its key."""
-    caps = ["mon", f"allow r fsname={NAME}", "mds", f"allow rw fsname={NAME}", "osd", f"allow rw tag cephfs data={NAME}"]
+    caps = [
+        "mon",
+        f"allow r fsname={NAME}",
+        "mds",
+        f"allow rw fsname={NAME}",
+        "osd",
+        f"allow rw tag cephfs data={NAME}",
+    ]
     made = cluster.ask(["command", ["auth get-or-create"], {"entity": f"client.{USER}", "caps": caps}])[0]
     return str(made[0]["key"])
 
@@ -59,7 +67,9 @@ def serve(cluster: Cluster, nodes: Sequence[Node], path: str) -> None:
 
 
 def fence(cluster: Cluster, node: Node) -> None:
-    """Shut a node's client out, as the admin of a cloud does with a host that is known dead: its locks are free at once."""
+    """Shut a node's client out, as the admin of a cloud does with a host that is known dead: its locks are
+    free at once.
+    """
     for client in cluster.mds("session ls"):
         if client["client_metadata"]["hostname"] == node.name:
             cluster.mds("session evict", id=client["id"])

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Talk to the cluster as its admin, in one session that stays: run by python3 on the cluster's node (cluster.py, `ask`).
+"""Talk to the cluster as its admin, in one session that stays: run by python3 on the cluster's node
+(cluster.py, `ask`).
 
-Takes requests, one JSON a line, and prints one JSON answer a line: a list of one, or a text that says what went wrong. A `ceph`
-or `rbd` command costs up to 0.3 s of start-up each, and tests look into the pool some hundred times.
+Takes requests, one JSON a line, and prints one JSON answer a line: a list of one, or a text that says what
+went wrong. A `ceph` or `rbd` command costs up to 0.3 s of start-up each, and tests look into the pool some
+hundred times.
 """
 
 from __future__ import annotations
@@ -44,10 +46,14 @@ class Session:
             if what == "osd":
                 return bool(self.command("osd stat")["num_up_osds"])
             if what == "mgr":
-                return bool(self.command("mgr stat")["available"] and self.command("df")["stats"]["total_bytes"])
+                return bool(
+                    self.command("mgr stat")["available"] and self.command("df")["stats"]["total_bytes"]
+                )
             if what == "mds":
                 maps = self.command("fs dump")["filesystems"]
-                return all(any(i["state"] == "up:active" for i in one["mdsmap"]["info"].values()) for one in maps)
+                return all(
+                    any(i["state"] == "up:active" for i in one["mdsmap"]["info"].values()) for one in maps
+                )
             raise ValueError(what)
 
         end = time.monotonic() + SECONDS
@@ -70,7 +76,9 @@ class Session:
             rbd.RBD().list(io)
 
     def images(self, pool: str) -> Dict[str, Dict[str, Any]]:
-        """Return what is in a pool: per image its size, snapshots, parent, children, watchers and lock owners."""
+        """Return what is in a pool: per image its size, snapshots, parent, children, watchers and lock
+        owners.
+        """
         found = {}
         with self.cluster.open_ioctx(pool) as io:
             for name in rbd.RBD().list(io):
@@ -85,11 +93,17 @@ class Session:
             except rbd.ImageNotFound:
                 parent = ""
             snaps = [
-                {"name": snap["name"], "size": snap["size"], "protected": image.is_protected_snap(snap["name"])}
+                {
+                    "name": snap["name"],
+                    "size": snap["size"],
+                    "protected": image.is_protected_snap(snap["name"]),
+                }
                 for snap in image.list_snaps()
                 if snap["namespace"] == rbd.RBD_SNAP_NAMESPACE_TYPE_USER
             ]
-            children = [f"{child['pool']}/{child['image']}" for child in image.list_children2() if not child["trash"]]
+            children = [
+                f"{child['pool']}/{child['image']}" for child in image.list_children2() if not child["trash"]
+            ]
             lockers = image.list_lockers() or {}
             return {
                 "size": image.size(),
@@ -101,7 +115,9 @@ class Session:
             }
 
     def allocated(self, images: Dict[str, str]) -> Dict[str, int]:
-        """Return how many bytes the objects of each image POOL/NAME have, of what is there now: nothing of its snapshots or parent."""
+        """Return how many bytes the objects of each image POOL/NAME have, of what is there now: nothing of
+        its snapshots or parent.
+        """
         found = {}
         for key, image in images.items():
             pool, _, name = image.partition("/")
@@ -112,7 +128,9 @@ class Session:
         return found
 
     def patterns(self, images: Dict[str, List[int]], count: int) -> Dict[str, List[int]]:
-        """Return of each image POOL/NAME which byte `count` of them from each offset on all are; -1 where they differ, or end before."""
+        """Return of each image POOL/NAME which byte `count` of them from each offset on all are; -1 where
+        they differ, or end before.
+        """
         found: Dict[str, List[int]] = {}
         for image, offsets in images.items():
             pool, _, name = image.partition("/")
@@ -131,7 +149,10 @@ class Session:
     def read(self, pool: str, image: str, count: int, offset: int) -> str:
         """Return bytes of an image, or of IMAGE@SNAPSHOT, in base64."""
         name, _, snapshot = image.partition("@")
-        with self.cluster.open_ioctx(pool) as io, rbd.Image(io, name, snapshot=snapshot or None, read_only=True) as opened:
+        with (
+            self.cluster.open_ioctx(pool) as io,
+            rbd.Image(io, name, snapshot=snapshot or None, read_only=True) as opened,
+        ):
             return base64.b64encode(opened.read(offset, count)).decode()
 
     def snapshot(self, pool: str, image: str, name: str, protect: bool) -> None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real guests, bootable images with a verifier inside, and the client that talks to it over the serial console.
+"""Real guests, bootable images with a verifier inside, and the client that talks to it over the serial
+console.
 
-Of two kinds: METAL has no operating system, for tests whose guest only writes and reads blocks; LINUX where a kernel, its
-file systems or its other drivers are the point. METAL boots in a thirtieth of the time.
+Of two kinds: METAL has no operating system, for tests whose guest only writes and reads blocks; LINUX where a
+kernel, its file systems or its other drivers are the point. METAL boots in a thirtieth of the time.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class System(NamedTuple):
 
 METAL = System({"KERNEL": f"{BOOT}/metal"}, metal.boot_files, metal.disk_image)
 LINUX = System(
-    {"KERNEL": f"{BOOT}/vmlinux", "INITRD": f"{BOOT}/initrd", "KERNEL_CMD": linux.COMMAND_LINE}, linux.boot_files, linux.disk_image
+    {"KERNEL": f"{BOOT}/vmlinux", "INITRD": f"{BOOT}/initrd", "KERNEL_CMD": linux.COMMAND_LINE},
+    linux.boot_files,
+    linux.disk_image,
 )
 
 
@@ -48,5 +51,15 @@ def write_guest_image(dest: Path, system: System = METAL) -> Path:
 
 
 __all__ = [
-    "BOOT", "Guest", "GuestError", "LINUX", "METAL", "System", "content", "lay_out_boot", "serial_path", "serial_xml", "write_guest_image",
-]  # fmt: skip
+    "BOOT",
+    "Guest",
+    "GuestError",
+    "LINUX",
+    "METAL",
+    "System",
+    "content",
+    "lay_out_boot",
+    "serial_path",
+    "serial_xml",
+    "write_guest_image",
+]

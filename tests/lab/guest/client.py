@@ -17,7 +17,9 @@ from lab.node import Node
 Seed = Union[str, int]
 WORD = 0xFFFFFFFFFFFFFFFF
 RATE = 50 if os.environ.get("SEMISHARED_FULL") else 10
-"""Blocks that a background load writes, and reads again, per second: five disks at 50 keep an emulated processor busy, and Ceph."""
+"""Blocks that a background load writes, and reads again, per second: five disks at 50 keep an emulated
+processor busy, and Ceph.
+"""
 
 
 class GuestError(Exception):
@@ -30,7 +32,9 @@ def serial_path(vm_name: str) -> str:
 
 
 def console_path(serial: str) -> str:
-    """Return where a host keeps all that a guest there has said on its serial console, whether anybody listened or not."""
+    """Return where a host keeps all that a guest there has said on its serial console, whether anybody
+    listened or not.
+    """
     return serial[: -len(".serial")] + ".console"
 
 
@@ -90,7 +94,9 @@ class Guest:
         self._line, self._pending, self._dirty = None, b"", True
 
     def console(self) -> str:
-        """Return the end of what the guest has said on this host, for messages: why it has ended, or begun anew."""
+        """Return the end of what the guest has said on this host, for messages: why it has ended, or begun
+        anew.
+        """
         try:
             said = self.node.path(console_path(self.serial)).read_bytes()
         except OSError:
@@ -150,7 +156,9 @@ class Guest:
                 if not isinstance(error, socket.timeout):
                     self.close()
                 if time.monotonic() > deadline:
-                    raise GuestError(f"the guest did not answer in {timeout} s ({error}); {self.console()}") from error
+                    raise GuestError(
+                        f"the guest did not answer in {timeout} s ({error}); {self.console()}"
+                    ) from error
                 # On a busy machine an answer takes longer, and who asks again meanwhile never hears it.
                 patience = min(2 * patience, 15.0) if isinstance(error, socket.timeout) else patience
                 time.sleep(0.05)
@@ -207,11 +215,15 @@ class Guest:
         self.command(f"loop {disk} {seed} {offset} {count} {rate}")
 
     def loop_read(self, disk: str, offset: int = 0, count: int = 16384) -> None:
-        """Start reading 256 KiB anywhere in a range, as often as it can; `maxgap_ms` is the longest that one of these took."""
+        """Start reading 256 KiB anywhere in a range, as often as it can; `maxgap_ms` is the longest that one
+        of these took.
+        """
         self.command(f"loop {disk} read {offset} {count}")
 
     def loop_memory(self, mib: int, rate: int) -> None:
-        """Start writing and verifying memory, `rate` MiB (a word in each page) per second; its disk is called `memory`."""
+        """Start writing and verifying memory, `rate` MiB (a word in each page) per second; its disk is called
+        `memory`.
+        """
         self.command(f"loop memory {mib} {rate}")
 
     def _counts(self, line: str, timeout: float = 120) -> dict[str, int]:
@@ -226,7 +238,9 @@ class Guest:
         return self._counts(f"loop-stat {disk}")
 
     def wait_written(self, disk: str, count: int = 10, timeout: float = 120) -> None:
-        """Wait until it has written more than so many blocks: how long a machine takes for that is no fault."""
+        """Wait until it has written more than so many blocks: how long a machine takes for that is no
+        fault.
+        """
         deadline = time.monotonic() + timeout
         while (counts := self.loop_stat(disk))["writes"] <= count:
             if time.monotonic() > deadline:
@@ -234,7 +248,9 @@ class Guest:
             time.sleep(0.1)
 
     def loop_stop(self, disk: str) -> dict[str, int]:
-        """Stop it, flush, read all it wrote once more, and return the counts; on a busy machine a flush alone can take minutes."""
+        """Stop it, flush, read all it wrote once more, and return the counts; on a busy machine a flush alone
+        can take minutes.
+        """
         return self._counts(f"loop-stop {disk}", 300)
 
     def context(self) -> dict[str, str]:
@@ -248,7 +264,9 @@ class Guest:
         return bytes.fromhex(self.command(f"file {path} {data.hex()}".rstrip()))
 
     def run(self, script: str, timeout: float = 60) -> tuple[int, str]:
-        """Run a script of busybox's shell, of at most 2047 bytes; return its exit code and what it said (16 KiB)."""
+        """Run a script of busybox's shell, of at most 2047 bytes; return its exit code and what it said (16
+        KiB).
+        """
         code, _, output = self.command(f"run {script.encode().hex()}", timeout).partition(" ")
         return int(code), bytes.fromhex(output).decode(errors="replace")
 

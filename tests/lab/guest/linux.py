@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build the disk image of a Linux guest: raw, bootable through the BIOS, Debian's cloud kernel and a busybox initramfs.
+"""Build the disk image of a Linux guest: raw, bootable through the BIOS, Debian's cloud kernel and a busybox
+initramfs.
 
-The image is one FAT file system without a partition table, made by mtools and syslinux without mounting anything.
+The image is one FAT file system without a partition table, made by mtools and syslinux without mounting
+anything.
 """
 
 from __future__ import annotations
@@ -22,9 +24,13 @@ HERE = Path(__file__).resolve().parent
 MIB = 32
 CONTENT_MIB = 16
 """About as much of it is no zero, and hardly to be compressed."""
-# What they need comes by itself. The cloud kernel has no AHCI: see context.c. No disk of a test is one of SCSI: a driver for
-# that controller, which each guest has, would look for 256 of them.
-MODULES = {"": ["virtio_pci", "virtio_blk", "ata_piix", "sr_mod", "evdev", "button"], "efi": ["efivarfs"], "share": ["virtiofs"]}
+# What they need comes by itself. The cloud kernel has no AHCI: see context.c. No disk of a test is one of
+# SCSI: a driver for that controller, which each guest has, would look for 256 of them.
+MODULES = {
+    "": ["virtio_pci", "virtio_blk", "ata_piix", "sr_mod", "evdev", "button"],
+    "efi": ["efivarfs"],
+    "share": ["virtiofs"],
+}
 """By the folder below /modules: that for every guest, and those for some (boot.c)."""
 # loglevel=1: why a kernel panics, and nothing else.
 COMMAND_LINE = f"console=ttyS0 quiet loglevel=1 panic=1 lsm= apparmor=0 audit=0 norandmaps {initramfs.QUICK}"
@@ -46,7 +52,9 @@ HEADERS = ("context.h", "content.h", "sha256.h")
 def _initramfs(tree: Path, modules: dict[str, list[Path]]) -> bytes:
     (tree / "bin").mkdir(parents=True)
     shutil.copy(BUSYBOX, tree / "bin/busybox")
-    agent = caches.build([HERE / "agent.c", HERE / "context.c"], ["-static", f"-I{HERE}"], [HERE / name for name in HEADERS])
+    agent = caches.build(
+        [HERE / "agent.c", HERE / "context.c"], ["-static", f"-I{HERE}"], [HERE / name for name in HEADERS]
+    )
     shutil.copy(agent, tree / "bin/agent")
     shutil.copy(caches.build([HERE / "boot.c"], ["-static"]), tree / "init")
     for name, files in modules.items():
@@ -96,12 +104,30 @@ def disk_image() -> Path:
             image = folder / "image"
             sectors = str(MIB * 2048)
             tools = [
-                ["mformat", "-C", "-i", str(image), "-T", sectors, "-h", "64", "-s", "32", "-c", str(CLUSTER), "-v", "LABGUEST", "::"],
+                [
+                    "mformat",
+                    "-C",
+                    "-i",
+                    str(image),
+                    "-T",
+                    sectors,
+                    "-h",
+                    "64",
+                    "-s",
+                    "32",
+                    "-c",
+                    str(CLUSTER),
+                    "-v",
+                    "LABGUEST",
+                    "::",
+                ],
                 ["mcopy", "-i", str(image), str(kernel), "::vmlinuz"],
                 ["mcopy", "-i", str(image), str(folder / "initrd"), str(folder / "syslinux.cfg"), "::"],
                 ["syslinux", "--install", str(image)],
             ]
             for words in tools:
-                subprocess.run(words, check=True, capture_output=True, env={**os.environ, "MTOOLS_SKIP_CHECK": "1"})
+                subprocess.run(
+                    words, check=True, capture_output=True, env={**os.environ, "MTOOLS_SKIP_CHECK": "1"}
+                )
             caches.put(kept, image.read_bytes())
     return kept

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kernel host runs for its test: start programs, feed them, say what they say. JSON lines on a virtio port.
+"""What a kernel host runs for its test: start programs, feed them, say what they say. JSON lines on a virtio
+port.
 
     -> {"id", "start": [argv], "env": {}, "user": [uid, gid] or null, "cwd"}
                                         <- {"id", "out": base64} {"id", "err": base64} {"id", "end": code}
     -> {"id", "input": base64}  {"id", "close": true}                          stdin of that program
     -> {"id", "signal": number}                                                to its process group
-    -> {"id", "put": path, "content": base64, "mode": number}                  <- {"id", "end": 0} or {"id", "err": ...} {"id", "end": 1}
+    -> {"id", "put": path, "content": base64, "mode": number}                  <- {"id", "end": 0} or {"id",
+    "err": ...} {"id", "end": 1}
 
 Nothing waits for anything else: what hangs in a file system hangs alone.
 """
@@ -109,9 +111,15 @@ class Agent:
             uid, gid = message["user"]
             who = {"user": uid, "group": gid, "extra_groups": []}
         process = subprocess.Popen(
-            message["start"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=message["env"],
-            cwd=message["cwd"], start_new_session=True, **who,
-        )  # fmt: skip
+            message["start"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=message["env"],
+            cwd=message["cwd"],
+            start_new_session=True,
+            **who,
+        )
         self._running[number] = process
         assert process.stdin and process.stdout and process.stderr
         threads = [

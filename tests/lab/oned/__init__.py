@@ -26,9 +26,26 @@ from .settings import DRIVER_ENVIRONMENT, Settings
 from .states import Act, Img, Lcm, Vm
 
 __all__ = [
-    "ActionFailed", "Act", "Call", "CrashTrap", "DRIVER_ENVIRONMENT", "Done", "IMAGE_DS", "Img", "LabRunner",
-    "Lcm", "Oned", "Refused", "Rpc", "Runner", "SYSTEM_DS", "Settings", "Step", "TreeRunner", "Vm",
-]  # fmt: skip
+    "ActionFailed",
+    "Act",
+    "Call",
+    "CrashTrap",
+    "DRIVER_ENVIRONMENT",
+    "Done",
+    "IMAGE_DS",
+    "Img",
+    "LabRunner",
+    "Lcm",
+    "Oned",
+    "Refused",
+    "Rpc",
+    "Runner",
+    "SYSTEM_DS",
+    "Settings",
+    "Step",
+    "TreeRunner",
+    "Vm",
+]
 
 IMAGE_DS = 'NAME="semi_img" TYPE="IMAGE_DS" DS_MAD="semishared" TM_MAD="semishared"'
 SYSTEM_DS = 'NAME="semi_sys" TYPE="SYSTEM_DS" TM_MAD="semishared"'
@@ -84,6 +101,9 @@ class Oned(MoveOps):
         return self
 
     def __exit__(
-        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
     ) -> None:
         self.close()

@@ -146,10 +146,16 @@ class Core:
 
     def _system_attributes(self, ds: Datastore, format_: str) -> Dict[str, str]:
         values = {
-            "ALLOW_ORPHANS": "YES", "CLUSTER_ID": "0", "DATASTORE": ds.name, "DATASTORE_ID": str(ds.id),
-            "DISK_TYPE": "FILE", "DRIVER": format_, "FORMAT": format_, "PERSISTENT_SNAPSHOTS": "YES",
+            "ALLOW_ORPHANS": "YES",
+            "CLUSTER_ID": "0",
+            "DATASTORE": ds.name,
+            "DATASTORE_ID": str(ds.id),
+            "DISK_TYPE": "FILE",
+            "DRIVER": format_,
+            "FORMAT": format_,
+            "PERSISTENT_SNAPSHOTS": "YES",
             "TM_MAD": ds.tm_mad,
-        }  # fmt: skip
+        }
         for name in ("ALLOW_ORPHANS", "DISK_TYPE", "PERSISTENT_SNAPSHOTS"):
             value = ds.template.get(name)
             if isinstance(value, str):

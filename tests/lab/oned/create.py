@@ -16,9 +16,21 @@ from .template import Template, Vector, scalar, vectors
 from .transfer import is_directory, is_volatile
 
 _TO_VM = {
-    "NAME", "CPU", "VCPU", "MEMORY", "DISK", "CONTEXT", "OS", "FEATURES", "TPM", "RAW", "GRAPHICS",
-    "TM_MAD_SYSTEM", "SUBMIT_ON_HOLD", "NIC",
-}  # fmt: skip
+    "NAME",
+    "CPU",
+    "VCPU",
+    "MEMORY",
+    "DISK",
+    "CONTEXT",
+    "OS",
+    "FEATURES",
+    "TPM",
+    "RAW",
+    "GRAPHICS",
+    "TM_MAD_SYSTEM",
+    "SUBMIT_ON_HOLD",
+    "NIC",
+}
 
 
 class CreateOps(Core):
@@ -31,8 +43,13 @@ class CreateOps(Core):
             number = self.next_vm
             body: Template = {key: value for key, value in given.items() if key in _TO_VM and key != "NAME"}
             user: Template = {key: value for key, value in given.items() if key not in _TO_VM}
-            vm = Vm(number, name or scalar(given, "NAME") or f"one-{number}", body, user,
-                    State.HOLD if hold else State.PENDING)  # fmt: skip
+            vm = Vm(
+                number,
+                name or scalar(given, "NAME") or f"one-{number}",
+                body,
+                user,
+                State.HOLD if hold else State.PENDING,
+            )
             wanted = [dict(disk) for disk in vectors(given, "DISK")]
             body["DISK"] = []
             q35 = (vectors(body, "OS") or [{}])[0].get("MACHINE", "").startswith(("q35", "pc-q35"))
@@ -57,7 +74,9 @@ class CreateOps(Core):
             return number
 
     def _set_mode(self, vm: Vm, system: str) -> None:
-        """Give all disks the mode the user chose in the template: unlike the one found at deploy it replaces TYPE too."""
+        """Give all disks the mode the user chose in the template: unlike the one found at deploy it replaces
+        TYPE too.
+        """
         vm.template["AUTOMATIC_DS_REQUIREMENTS"] = f'("CLUSTERS/ID" @> 0) & (TM_MAD = "{system}")'
         for disk in vm.disks:
             disk["TM_MAD_SYSTEM"] = system
@@ -105,7 +124,8 @@ class CreateOps(Core):
         for key, value in _image_attributes(image, ds).items():
             disk[key] = value
         if disk["READONLY"] != "YES":
-            # Only what no VM may write to does oned decide itself (Image::disk_attribute); else DISK comes before the image.
+            # Only what no VM may write to does oned decide itself (Image::disk_attribute); else DISK comes
+            # before the image.
             disk["READONLY"] = own or ("YES" if scalar(image.template, "READONLY").upper() == "YES" else "NO")
         prefix = scalar(image.template, "DEV_PREFIX")
         if prefix:
@@ -123,7 +143,9 @@ class CreateOps(Core):
 
     @staticmethod
     def _check_directory(vm: Vm, disk: Vector) -> None:
-        """Do what Image::disk_attribute and VirtualMachineDisks::get_images do for it: a tag of its own, and no target."""
+        """Do what Image::disk_attribute and VirtualMachineDisks::get_images do for it: a tag of its own, and
+        no target.
+        """
         disk.setdefault("MOUNT_POINT", f"/mnt/one-fs-{disk['IMAGE_ID']}")
         disk.setdefault("MOUNT_TAG", f"one-tag-{disk['IMAGE_ID']}")
         others = [other for other in vm.disks if is_directory(other)]

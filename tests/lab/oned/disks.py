@@ -18,7 +18,9 @@ from .transfer import is_directory, is_volatile
 class DiskOps(SnapshotOps):
     """Operations on single disks."""
 
-    def disk_attach(self, vm_id: int, image: Optional[int] = None, attributes: Optional[Mapping[str, str]] = None) -> int:
+    def disk_attach(
+        self, vm_id: int, image: Optional[int] = None, attributes: Optional[Mapping[str, str]] = None
+    ) -> int:
         """Attach an image, or with attributes TYPE and SIZE a volatile disk; return the disk id."""
         with self._operate(vm_id) as vm:
             self._need(vm, State.ACTIVE, State.POWEROFF)
@@ -117,9 +119,12 @@ class DiskOps(SnapshotOps):
         """Copy a disk, or one of its snapshots, to a new image; return the image id."""
         with self._operate(vm_id) as vm:
             steps = {
-                State.ACTIVE: Lcm.SAVEAS, State.POWEROFF: Lcm.SAVEAS_POWEROFF, State.SUSPENDED: Lcm.SAVEAS_SUSPENDED,
-                State.UNDEPLOYED: Lcm.SAVEAS_UNDEPLOYED, State.STOPPED: Lcm.SAVEAS_STOPPED,
-            }  # fmt: skip
+                State.ACTIVE: Lcm.SAVEAS,
+                State.POWEROFF: Lcm.SAVEAS_POWEROFF,
+                State.SUSPENDED: Lcm.SAVEAS_SUSPENDED,
+                State.UNDEPLOYED: Lcm.SAVEAS_UNDEPLOYED,
+                State.STOPPED: Lcm.SAVEAS_STOPPED,
+            }
             self._need(vm, *steps)
             disk = self._disk(vm, disk_id)
             if "IMAGE_ID" not in disk:
@@ -127,15 +132,19 @@ class DiskOps(SnapshotOps):
             back = (vm.lcm, vm.state)
             image = self._reserve(vm, disk, name)
             marks = {
-                "HOTPLUG_SAVE_AS": str(image.id), "HOTPLUG_SAVE_AS_ACTIVE": "YES",
-                "HOTPLUG_SAVE_AS_SNAPSHOT_ID": str(snapshot), "HOTPLUG_SAVE_AS_SOURCE": image.source,
-            }  # fmt: skip
+                "HOTPLUG_SAVE_AS": str(image.id),
+                "HOTPLUG_SAVE_AS_ACTIVE": "YES",
+                "HOTPLUG_SAVE_AS_SNAPSHOT_ID": str(snapshot),
+                "HOTPLUG_SAVE_AS_SOURCE": image.source,
+            }
             with self.data:
                 disk.update(marks)
                 self._enter(vm, steps[vm.state])
             home = back[1] in (State.UNDEPLOYED, State.STOPPED)
             try:
-                self._transfer(vm, "disk_saveas", [self._lines(vm).save_as(disk, image.source, snapshot, home)])
+                self._transfer(
+                    vm, "disk_saveas", [self._lines(vm).save_as(disk, image.source, snapshot, home)]
+                )
             except ActionFailed:
                 image.set_state(Img.ERROR)
                 raise
@@ -220,9 +229,12 @@ class DiskOps(SnapshotOps):
         original = self.image(int(disk["IMAGE_ID"]))
         ds = self.datastore(original.datastore_id)
         template: Template = {
-            "DEV_PREFIX": disk["DEV_PREFIX"], "SAVED_DISK_ID": disk["DISK_ID"],
-            "SAVED_IMAGE_ID": disk["IMAGE_ID"], "SAVED_VM_ID": str(vm.id), "SAVE_AS_HOT": "YES",
-        }  # fmt: skip
+            "DEV_PREFIX": disk["DEV_PREFIX"],
+            "SAVED_DISK_ID": disk["DISK_ID"],
+            "SAVED_IMAGE_ID": disk["IMAGE_ID"],
+            "SAVED_VM_ID": str(vm.id),
+            "SAVE_AS_HOT": "YES",
+        }
         image = self._new_image(ds, name, original.type, False, template, int(disk["SIZE"]))
         image.format = "save_as"
         try:

@@ -90,11 +90,19 @@ def disk_lines(vm: Vm, directory: str, disk: Vector, q35: bool, order: int) -> L
 
 
 def _limits(disk: Vector) -> List[str]:
-    """Write what the disk may do in a second (LibVirtDriverKVM.cc:1705); where there is a total, the others do not count."""
+    """Write what the disk may do in a second (LibVirtDriverKVM.cc:1705); where there is a total, the others
+    do not count.
+    """
     lines = []
     for what in ("BYTES", "IOPS"):
-        names = [f"TOTAL_{what}_SEC"] if disk.get(f"TOTAL_{what}_SEC") else [f"READ_{what}_SEC", f"WRITE_{what}_SEC"]
-        lines += [f"\t\t\t\t<{name.lower()}>{disk[name]}</{name.lower()}>" for name in names if disk.get(name)]
+        names = (
+            [f"TOTAL_{what}_SEC"]
+            if disk.get(f"TOTAL_{what}_SEC")
+            else [f"READ_{what}_SEC", f"WRITE_{what}_SEC"]
+        )
+        lines += [
+            f"\t\t\t\t<{name.lower()}>{disk[name]}</{name.lower()}>" for name in names if disk.get(name)
+        ]
     return ["\t\t\t<iotune>", *lines, "\t\t\t</iotune>"] if lines else []
 
 
@@ -106,10 +114,17 @@ def _filesystem(disk: Vector) -> List[str]:
         "\t\t<filesystem type='mount' accessmode='passthrough'>",
         "\t\t\t<driver type='virtiofs' queue='1024'/>",
         "\t\t\t<binary path='/var/tmp/one/vmm/kvm/virtiofsd.sh' xattr='on'>",
-        "\t\t\t\t<cache mode='always'/>", "\t\t\t\t<sandbox mode='namespace'/>", "\t\t\t</binary>",
-        f"\t\t\t<source dir={quoteattr(disk['SOURCE'])}/>", f"\t\t\t<target dir={quoteattr(disk['MOUNT_TAG'])}/>",
-        *readonly, "\t\t\t<idmap>", *ids, "\t\t\t</idmap>", "\t\t</filesystem>",
-    ]  # fmt: skip
+        "\t\t\t\t<cache mode='always'/>",
+        "\t\t\t\t<sandbox mode='namespace'/>",
+        "\t\t\t</binary>",
+        f"\t\t\t<source dir={quoteattr(disk['SOURCE'])}/>",
+        f"\t\t\t<target dir={quoteattr(disk['MOUNT_TAG'])}/>",
+        *readonly,
+        "\t\t\t<idmap>",
+        *ids,
+        "\t\t\t</idmap>",
+        "\t\t</filesystem>",
+    ]
 
 
 def _controllers(q35: bool) -> List[str]:
@@ -167,7 +182,9 @@ def domain_xml(settings: Settings, vm: Vm) -> str:
     lines += ["\t<cputune>", f"\t\t<shares>{shares}</shares>", "\t</cputune>", f"\t<memory>{memory}</memory>"]
     lines += [
         "\t<os>",
-        f"\t\t<type arch='{system.get('ARCH', 'x86_64')}'" + (f" machine='{machine}'" if machine else "") + ">hvm</type>",
+        f"\t\t<type arch='{system.get('ARCH', 'x86_64')}'"
+        + (f" machine='{machine}'" if machine else "")
+        + ">hvm</type>",
     ]
     for name, tag in (("KERNEL", "kernel"), ("INITRD", "initrd"), ("KERNEL_CMD", "cmdline")):
         if system.get(name):
@@ -188,10 +205,19 @@ def domain_xml(settings: Settings, vm: Vm) -> str:
         lines += disk_lines(vm, directory, dict(context, TYPE="CDROM", READONLY="YES"), q35, 0)
     tpm = (vectors(vm.template, "TPM") or [{}])[0]
     if tpm.get("MODEL"):
-        lines += [f"\t\t<tpm model='{tpm['MODEL']}'>", "\t\t\t<backend type='emulator' version='2.0'/>", "\t\t</tpm>"]
+        lines += [
+            f"\t\t<tpm model='{tpm['MODEL']}'>",
+            "\t\t\t<backend type='emulator' version='2.0'/>",
+            "\t\t</tpm>",
+        ]
     lines += [*_controllers(q35), "\t</devices>"]
     if directories:
-        lines += ["\t<memoryBacking>", "\t\t<source type='memfd'/>", "\t\t<access mode='shared'/>", "\t</memoryBacking>"]
+        lines += [
+            "\t<memoryBacking>",
+            "\t\t<source type='memfd'/>",
+            "\t\t<access mode='shared'/>",
+            "\t</memoryBacking>",
+        ]
     lines += ["\t<features>", "\t\t<acpi/>", "\t</features>"]
     features = (vectors(vm.template, "FEATURES") or [{}])[0]
     if features.get("GUEST_AGENT", "YES" if settings.guest_agent else "NO").upper() == "YES":

@@ -23,7 +23,9 @@ class Refused(Exception):
 
 
 class CrashTrap(AssertionError):
-    """A driver printed what oned takes for something else: `SEVERITY: <digits>`, or more than one line of answer."""
+    """A driver printed what oned takes for something else: `SEVERITY: <digits>`, or more than one line of
+    answer.
+    """
 
 
 @dataclass
@@ -90,7 +92,11 @@ class Drivers:
 
     def __post_init__(self) -> None:
         # Whoever came first gets what becomes free first, as from ActionManager's queue.
-        counts = {"tm": self.settings.tm_threads, "datastore": self.settings.threads, "vmm": self.settings.threads}
+        counts = {
+            "tm": self.settings.tm_threads,
+            "datastore": self.settings.threads,
+            "vmm": self.settings.threads,
+        }
         self._pools = {kind: threading.BoundedSemaphore(count) for kind, count in counts.items()}
 
     def transfer(self, path: str) -> None:
@@ -121,10 +127,15 @@ class Drivers:
             directory = f"{self.settings.remotes}/datastore/{driver}"
             answer = self._local("datastore", directory, driver, action, [request], stdin)
             if action != "monitor" and "\n" in answer.rstrip("\n"):
-                raise CrashTrap(f"datastore/{driver}/{action} answers with several lines, each one a message to oned: {answer!r}")
+                raise CrashTrap(
+                    f"datastore/{driver}/{action} answers with several lines, each one a message "
+                    f"to oned: {answer!r}"
+                )
             return answer
 
-    def vmm(self, host: str, action: str, argv: Sequence[str], vm_id: int, stdin: str, before: Sequence[Step] = ()) -> str:
+    def vmm(
+        self, host: str, action: str, argv: Sequence[str], vm_id: int, stdin: str, before: Sequence[Step] = ()
+    ) -> str:
         """Run a hypervisor action on a host; vm id and host follow its arguments (one_vmm_exec)."""
         with self._pools["vmm"]:
             directory = f"{self.settings.host_remotes}/vmm/{self.settings.vmm_dir}"
@@ -133,7 +144,9 @@ class Drivers:
             step = Step((f"{directory}/{action}", *arguments), stdin)
             return self._finish(call, lambda: self.runner.remote(host, [*before, step]))
 
-    def _local(self, kind: str, directory: str, driver: str, action: str, argv: List[str], stdin: Optional[str]) -> str:
+    def _local(
+        self, kind: str, directory: str, driver: str, action: str, argv: List[str], stdin: Optional[str]
+    ) -> str:
         call = Call(kind, self.settings.front_end, driver, action, argv, stdin)
         argv = [f"{directory}/{action}", *argv]
         return self._finish(call, lambda: self.runner.local(argv, stdin, self.settings.environment))
@@ -147,7 +160,9 @@ class Drivers:
         plain, trapped = read_stderr(done.stderr)
         if trapped:
             self.crashes.extend(trapped)
-            raise CrashTrap(f"{call.kind}/{call.driver}/{call.action} would make oned log for a VM: {trapped}")
+            raise CrashTrap(
+                f"{call.kind}/{call.driver}/{call.action} would make oned log for a VM: {trapped}"
+            )
         if done.rc != 0:
             raise ActionFailed(plain)
         return done.stdout

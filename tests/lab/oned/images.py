@@ -17,13 +17,23 @@ from .template import Template, scalar
 _FILESYSTEM = "FILESYSTEM"
 _IMAGE_TYPES = {"OS": 0, "CDROM": 1, "DATABLOCK": 2, _FILESYSTEM: 7}
 _IMAGE_DS: Template = {
-    "ALLOW_ORPHANS": "YES", "CLONE_TARGET": "SYSTEM", "DISK_TYPE": "FILE", "LN_TARGET": "NONE",
-    "PERSISTENT_SNAPSHOTS": "YES", "TYPE": "IMAGE_DS",
-}  # fmt: skip
+    "ALLOW_ORPHANS": "YES",
+    "CLONE_TARGET": "SYSTEM",
+    "DISK_TYPE": "FILE",
+    "LN_TARGET": "NONE",
+    "PERSISTENT_SNAPSHOTS": "YES",
+    "TYPE": "IMAGE_DS",
+}
 _SYSTEM_DS: Template = {
-    "ALLOW_ORPHANS": "YES", "DISK_TYPE": "FILE", "DS_LIVE_MIGRATE": "YES", "DS_MIGRATE": "YES",
-    "DS_MIGRATE_SNAP": "YES", "PERSISTENT_SNAPSHOTS": "YES", "SHARED": "NO", "TYPE": "SYSTEM_DS",
-}  # fmt: skip
+    "ALLOW_ORPHANS": "YES",
+    "DISK_TYPE": "FILE",
+    "DS_LIVE_MIGRATE": "YES",
+    "DS_MIGRATE": "YES",
+    "DS_MIGRATE_SNAP": "YES",
+    "PERSISTENT_SNAPSHOTS": "YES",
+    "SHARED": "NO",
+    "TYPE": "SYSTEM_DS",
+}
 _RM_ERROR = (
     "Error removing image from datastore. Retry the operation or manually remove image source "
     " and run the delete --force operation to completely delete the image"
@@ -37,7 +47,11 @@ class ImageOps(Core):
         """Create a datastore; TM_MAD_CONF of the driver fills what the template leaves open."""
         given = as_template(template)
         system = scalar(given, "TYPE") == "SYSTEM_DS"
-        keys = ("SHARED", "DS_MIGRATE", "DS_LIVE_MIGRATE", "DS_MIGRATE_SNAP") if system else ("LN_TARGET", "CLONE_TARGET")
+        keys = (
+            ("SHARED", "DS_MIGRATE", "DS_LIVE_MIGRATE", "DS_MIGRATE_SNAP")
+            if system
+            else ("LN_TARGET", "CLONE_TARGET")
+        )
         conf = {key: value for key, value in self.tm_mad_conf.items() if key in (*keys, "ALLOW_ORPHANS")}
         full: Template = {**(_SYSTEM_DS if system else _IMAGE_DS), **conf, **given}
         name = scalar(full, "NAME")
@@ -113,7 +127,9 @@ class ImageOps(Core):
                 source = self._ds_action(ds, "mkfs", str(image.id), image).strip()
                 self._finish(image, source, format)
         except ActionFailed as failure:
-            self._image_error(image, f"Error {'copying' if path else 'creating'} image in the datastore", failure)
+            self._image_error(
+                image, f"Error {'copying' if path else 'creating'} image in the datastore", failure
+            )
             raise
         if monitored:
             self._monitor(ds)
@@ -192,7 +208,9 @@ class ImageOps(Core):
 
     # -- parts ----------------------------------------------------------------------------------
 
-    def _new_image(self, ds: Datastore, name: str, kind: int, persistent: bool, template: Template, size: int) -> Image:
+    def _new_image(
+        self, ds: Datastore, name: str, kind: int, persistent: bool, template: Template, size: int
+    ) -> Image:
         if kind != _IMAGE_TYPES[_FILESYSTEM]:
             template.setdefault("DEV_PREFIX", "hd" if kind == 1 else self.settings.device_prefix)
         with self.data:
@@ -200,7 +218,9 @@ class ImageOps(Core):
             self.next_image += 1
             # A CD-ROM is the next number after the type it is a CD-ROM of: FILE 0, RBD 3.
             disk_type = ds.disk_type + int(kind == 1)
-            image = Image(number, name, kind, persistent, ds.id, ds.name, template, size=size, disk_type=disk_type)
+            image = Image(
+                number, name, kind, persistent, ds.id, ds.name, template, size=size, disk_type=disk_type
+            )
             self.images[number] = image
         # The driver of cp and mkfs does not see the image in the datastore's list yet.
         image.regtime = image.modtime = now()
@@ -225,7 +245,9 @@ class ImageOps(Core):
         return int(answer)
 
     def _stat_directory(self, ds: Datastore, path: str) -> int:
-        """Return what oned counts for an image of TYPE=FILESYSTEM (ImageManagerActions.cc, stat_image): before 7.4 nothing."""
+        """Return what oned counts for an image of TYPE=FILESYSTEM (ImageManagerActions.cc, stat_image):
+        before 7.4 nothing.
+        """
         if self.settings.version < "7.4":
             return 0
         if not path:
@@ -243,7 +265,9 @@ class ImageOps(Core):
         answer = self.drivers.datastore(ds.ds_mad, "monitor", str(ds.id), _encode(body))
         found: Dict[str, str] = dict(re.findall(r"(USED_MB|TOTAL_MB|FREE_MB)\s*=\s*(\d+)", answer))
         with self.data:
-            ds.used_mb, ds.total_mb, ds.free_mb = (int(found.get(k, 0)) for k in ("USED_MB", "TOTAL_MB", "FREE_MB"))
+            ds.used_mb, ds.total_mb, ds.free_mb = (
+                int(found.get(k, 0)) for k in ("USED_MB", "TOTAL_MB", "FREE_MB")
+            )
 
     def _image_error(self, image: Image, prefix: str, failure: Optional[ActionFailed]) -> None:
         with self.data:
@@ -251,7 +275,9 @@ class ImageOps(Core):
             ds = self.datastore(image.datastore_id)
             if image.id not in ds.images:
                 ds.images.append(image.id)
-            image.template["ERROR"] = f"{time.strftime('%a %b %d %H:%M:%S %Y')} : {prefix}{failure and f': {failure}' or ''}"
+            image.template["ERROR"] = (
+                f"{time.strftime('%a %b %d %H:%M:%S %Y')} : {prefix}{failure and f': {failure}' or ''}"
+            )
 
 
 def revise_snapshots(snapshots: Template, action: str, number: int) -> None:

@@ -20,7 +20,9 @@ from .transfer import is_directory, is_volatile
 class LifeOps(CreateOps):
     """The life of a VM on one host."""
 
-    def vm_deploy(self, vm_id: int, host: Union[int, str], datastore_id: int, by_scheduler: bool = False) -> None:
+    def vm_deploy(
+        self, vm_id: int, host: Union[int, str], datastore_id: int, by_scheduler: bool = False
+    ) -> None:
         """Bring a VM to RUNNING on a host: prolog or resume, then boot or restore."""
         with self._operate(vm_id) as vm:
             if vm.state not in (State.PENDING, State.HOLD, State.UNDEPLOYED):
@@ -235,7 +237,9 @@ class LifeOps(CreateOps):
             self._fail(vm, "RESTORE", failure)
             raise
 
-    def _vmm(self, vm: Vm, action: str, argv: "list[str]", message: str, prefix: str, back: int = Lcm.RUNNING) -> None:
+    def _vmm(
+        self, vm: Vm, action: str, argv: "list[str]", message: str, prefix: str, back: int = Lcm.RUNNING
+    ) -> None:
         """Run a hypervisor action on the VM's host; a failure leaves the VM as it was."""
         try:
             self.drivers.vmm(vm.last.host.name, action, argv, vm.id, message)
@@ -252,7 +256,9 @@ class LifeOps(CreateOps):
             vm.last.retime = now()
 
     def _check_saved(self, vm: Vm) -> None:
-        """Let a VM with a directory run on: oned asks no driver (VirtualMachineManager::trigger_save, trigger_save_failure)."""
+        """Let a VM with a directory run on: oned asks no driver (VirtualMachineManager::trigger_save,
+        trigger_save_failure).
+        """
         if any(map(is_directory, vm.disks)):
             self._enter(vm, Lcm.RUNNING)
             raise Refused("save_action, Filesystem disks are not supported")

@@ -15,15 +15,21 @@ from .template import scalar
 from .transfer import is_directory
 
 _MOVES = {
-    State.POWEROFF: Lcm.PROLOG_MIGRATE_POWEROFF, State.SUSPENDED: Lcm.PROLOG_MIGRATE_SUSPEND, State.ACTIVE: Lcm.PROLOG_MIGRATE_UNKNOWN,
-}  # fmt: skip
-"""What a cold migration is called, by the state it begins in; an active VM with which it begins is one that is not seen."""
+    State.POWEROFF: Lcm.PROLOG_MIGRATE_POWEROFF,
+    State.SUSPENDED: Lcm.PROLOG_MIGRATE_SUSPEND,
+    State.ACTIVE: Lcm.PROLOG_MIGRATE_UNKNOWN,
+}
+"""What a cold migration is called, by the state it begins in; an active VM with which it begins is one that
+is not seen.
+"""
 
 
 class MoveOps(DiskOps):
     """From host to host, from datastore to datastore, and out of failures."""
 
-    def vm_migrate(self, vm_id: int, host: Union[int, str], datastore_id: Optional[int] = None, how: str = "save") -> None:
+    def vm_migrate(
+        self, vm_id: int, host: Union[int, str], datastore_id: Optional[int] = None, how: str = "save"
+    ) -> None:
         """Migrate: `save`, `poweroff`, `poweroff-hard` or `live`; a stopped VM just moves its files."""
         with self._operate(vm_id) as vm:
             unseen = (vm.state, vm.lcm) == (State.ACTIVE, Lcm.UNKNOWN)
@@ -54,7 +60,9 @@ class MoveOps(DiskOps):
 
     @staticmethod
     def _allow_change(ds: Datastore, how: str) -> None:
-        """Ask the datastore that a VM is to move to whether its driver can do that (src/rm/api/VirtualMachineAPI.cc)."""
+        """Ask the datastore that a VM is to move to whether its driver can do that
+        (src/rm/api/VirtualMachineAPI.cc).
+        """
         if ds.template["DS_MIGRATE"] != "YES":
             raise Refused("System datastore migration not supported by driver")
         if how == "live" and ds.template["DS_LIVE_MIGRATE"] != "YES":
@@ -114,21 +122,33 @@ class MoveOps(DiskOps):
             self._enter(vm, Lcm.UNKNOWN)
 
     def vm_find_off(self, vm_id: int) -> None:
-        """Let monitoring find a VM off that oned has for running or lost, as when its host was started again (monitor_poweroff_action)."""
+        """Let monitoring find a VM off that oned has for running or lost, as when its host was started again
+        (monitor_poweroff_action).
+        """
         with self._operate(vm_id) as vm:
             if (vm.state, vm.lcm) not in ((State.ACTIVE, Lcm.RUNNING), (State.ACTIVE, Lcm.UNKNOWN)):
-                raise Refused(f"VM {vm_id} is not one that monitoring looks for, in state {vm.state}/{vm.lcm}.")
+                raise Refused(
+                    f"VM {vm_id} is not one that monitoring looks for, in state {vm.state}/{vm.lcm}."
+                )
             self._enter(vm, Lcm.INIT, State.POWEROFF)
 
     def vm_resched(self, vm_id: int) -> None:
         """Ask for another host."""
         with self._operate(vm_id) as vm, self.data:
-            if (vm.state, vm.lcm) not in ((State.POWEROFF, Lcm.INIT), (State.ACTIVE, Lcm.RUNNING), (State.ACTIVE, Lcm.UNKNOWN)):
-                raise Refused(f"Could not set rescheduling flag for VM {vm_id}, wrong state {vm.state}/{vm.lcm}.")
+            if (vm.state, vm.lcm) not in (
+                (State.POWEROFF, Lcm.INIT),
+                (State.ACTIVE, Lcm.RUNNING),
+                (State.ACTIVE, Lcm.UNKNOWN),
+            ):
+                raise Refused(
+                    f"Could not set rescheduling flag for VM {vm_id}, wrong state {vm.state}/{vm.lcm}."
+                )
             vm.resched = True
 
     def _migrate_running(self, vm: Vm, old: History, new: History, how: str) -> None:
-        action = {"save": Act.MIGRATE, "poweroff": Act.POFF_MIGRATE, "poweroff-hard": Act.POFF_HARD_MIGRATE}[how]
+        action = {"save": Act.MIGRATE, "poweroff": Act.POFF_MIGRATE, "poweroff-hard": Act.POFF_HARD_MIGRATE}[
+            how
+        ]
         with self.data:
             self._act(old, action)
             self._act(new, action)
@@ -293,8 +313,11 @@ class MoveOps(DiskOps):
         moving = RETRY.get(lcm, lcm) in (Lcm.PROLOG_MIGRATE, *_MOVES.values())
         commands = lines.delete(vm.last) + (lines.delete(vm.history[-2]) if moving else [])
         booted = lcm in (Lcm.RUNNING, Lcm.HOTPLUG, Lcm.UNKNOWN) or RETRY.get(lcm) in (
-            Lcm.BOOT, Lcm.BOOT_MIGRATE, Lcm.BOOT_UNDEPLOY, Lcm.BOOT_STOPPED,
-        )  # fmt: skip
+            Lcm.BOOT,
+            Lcm.BOOT_MIGRATE,
+            Lcm.BOOT_UNDEPLOY,
+            Lcm.BOOT_STOPPED,
+        )
         if booted:
             if vm.deploy_id:
                 message = self._message(vm, command="\n".join(commands))

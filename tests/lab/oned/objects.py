@@ -20,8 +20,18 @@ def _owner(uid: int) -> str:
 
 
 DISK_TYPES = (
-    "FILE", "CDROM", "BLOCK", "RBD", "RBD_CDROM", "GLUSTER", "GLUSTER_CDROM", "SHEEPDOG", "SHEEPDOG_CDROM", "ISCSI", "FILESYSTEM",
-)  # fmt: skip
+    "FILE",
+    "CDROM",
+    "BLOCK",
+    "RBD",
+    "RBD_CDROM",
+    "GLUSTER",
+    "GLUSTER_CDROM",
+    "SHEEPDOG",
+    "SHEEPDOG_CDROM",
+    "ISCSI",
+    "FILESYSTEM",
+)
 """By number."""
 
 
@@ -32,7 +42,9 @@ def now() -> int:
 
 def _permissions(group_use: int = 0) -> str:
     bits = [("OWNER", "110"), ("GROUP", f"{group_use}00"), ("OTHER", "000")]
-    inner = "".join(f"<{who}_{what}>{bit}</{who}_{what}>" for who, row in bits for what, bit in zip("UMA", row))
+    inner = "".join(
+        f"<{who}_{what}>{bit}</{who}_{what}>" for who, row in bits for what, bit in zip("UMA", row)
+    )
     return f"<PERMISSIONS>{inner}</PERMISSIONS>"
 
 
@@ -100,7 +112,9 @@ class Image:
     source: str = ""
     format: str = ""
     fs: str = ""
-    disk_type: int = 0  # of the datastore when the image was made; what the datastore says later changes nothing
+    disk_type: int = (
+        0  # of the datastore when the image was made; what the datastore says later changes nothing
+    )
     size: int = 0
     state: int = Img.LOCKED
     prev_state: int = Img.INIT
@@ -152,7 +166,7 @@ class Host:
     def to_xml(self) -> str:
         """Return what one.host.info serves, as far as a driver may care."""
         return (
-            f"<HOST><ID>{self.id}</ID>{_plain([('NAME', self.name)])}<STATE>{self.state}</STATE><PREV_STATE>2</PREV_STATE>"
+            f"<HOST><ID>{self.id}</ID>{_plain([('NAME', self.name)])}<STATE>{self.state}</STATE><PREV_STATE>2</PREV_STATE>"  # noqa: E501
             f"<IM_MAD>{cdata(self.vm_mad)}</IM_MAD><VM_MAD>{cdata(self.vm_mad)}</VM_MAD>"
             f"<CLUSTER_ID>0</CLUSTER_ID><CLUSTER>default</CLUSTER><VMS></VMS><TEMPLATE>{render(self.template)}</TEMPLATE></HOST>"
         )
@@ -236,7 +250,8 @@ class Vm:
         history = "".join(record.to_xml() for record in records)
         history = f"<HISTORY_RECORDS>{history}</HISTORY_RECORDS>" if history else "<HISTORY_RECORDS/>"
         snapshots = "".join(
-            f"<SNAPSHOTS>{render(dict(self.snapshots[disk], DISK_ID=str(disk)))}</SNAPSHOTS>" for disk in sorted(self.snapshots)
+            f"<SNAPSHOTS>{render(dict(self.snapshots[disk], DISK_ID=str(disk)))}</SNAPSHOTS>"
+            for disk in sorted(self.snapshots)
         )
         return (
             f"<VM><ID>{self.id}</ID>{_OWNER}{_plain([('NAME', self.name)])}{_permissions()}"

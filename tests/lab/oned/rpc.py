@@ -54,7 +54,9 @@ class Rpc:
         self.allocate_datastore: Callable[[str], int] = lambda template: -1
         self.update_datastore: Callable[[int, str], None] = lambda number, attributes: None
         self.actions: "dict[str, Callable[[int], None]]" = {}
-        """What one.vm.action does, by the name of the action; begun, as oned does it, and gone on with after the answer."""
+        """What one.vm.action does, by the name of the action; begun, as oned does it, and gone on with after
+        the answer.
+        """
         self.documents: List[Tuple[int, str]] = []
         """(type, XML) of the documents that there are: type 100 are services of OneFlow."""
         self.notes: Dict[int, Tuple[int, Template]] = {}
@@ -145,7 +147,7 @@ class Rpc:
             found = "".join(text for kind, text in self.documents if kind == parameters[4])
             for number, (of_type, template) in self.notes.items():
                 if of_type == parameters[4]:
-                    head = f"<ID>{number}</ID><UID>0</UID><GID>0</GID><NAME>{template['NAME']}</NAME><TYPE>{of_type}</TYPE>"
+                    head = f"<ID>{number}</ID><UID>0</UID><GID>0</GID><NAME>{template['NAME']}</NAME><TYPE>{of_type}</TYPE>"  # noqa: E501
                     rest = render({name: value for name, value in template.items() if name != "NAME"})
                     found += f"<DOCUMENT>{head}<TEMPLATE>{rest}</TEMPLATE></DOCUMENT>"
             return [True, f"<DOCUMENT_POOL>{found}</DOCUMENT_POOL>", 0]
@@ -182,8 +184,14 @@ class Rpc:
                 return [True, f"<USER><ID>0</ID><GID>{self.group}</GID><NAME>oneadmin</NAME></USER>", 0]
             if method == "one.vmpool.info":
                 first, _, state = (*parameters[2:5], -1, -1, -1)[:3]
-                found_vms = [vm for vm in core.vms.values() if vm.id >= first and (state == -2 or vm.state != 6)]
-                return [True, f"<VM_POOL>{''.join(vm.to_xml(only_last=True) for vm in found_vms)}</VM_POOL>", 0]
+                found_vms = [
+                    vm for vm in core.vms.values() if vm.id >= first and (state == -2 or vm.state != 6)
+                ]
+                return [
+                    True,
+                    f"<VM_POOL>{''.join(vm.to_xml(only_last=True) for vm in found_vms)}</VM_POOL>",
+                    0,
+                ]
             if method in ("one.datastorepool.info", "one.hostpool.info", "one.imagepool.info"):
                 kind = method.split(".")[1][: -len("pool")]
                 pool_of = {"datastore": core.datastores, "host": core.hosts, "image": core.images}[kind]

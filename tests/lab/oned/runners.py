@@ -21,9 +21,15 @@ class Node(Protocol):
         """The first process of it."""
 
     def run(
-        self, argv: Sequence[str], user: str = ..., input: bytes = ..., *,
-        cwd: str = ..., check: bool = ..., timeout: float | None = ...,
-    ) -> "subprocess.CompletedProcess[bytes]":  # fmt: skip
+        self,
+        argv: Sequence[str],
+        user: str = ...,
+        input: bytes = ...,
+        *,
+        cwd: str = ...,
+        check: bool = ...,
+        timeout: float | None = ...,
+    ) -> "subprocess.CompletedProcess[bytes]":
         """Run a command inside the node."""
 
     def path(self, path: str) -> Path:
@@ -82,7 +88,9 @@ class LabRunner:
         """Type the commands into one `ssh host bash -s`."""
         done = self._run([*_bare(self.environment), "ssh", host, "bash", "-s"], stream_script(steps))
         # The stream reports the exit code as a plain line, which ends up in the error text (recorded).
-        done.stderr += ("\n" if done.stderr and not done.stderr.endswith("\n") else "") + f"ExitCode: {done.rc}\n"
+        done.stderr += (
+            "\n" if done.stderr and not done.stderr.endswith("\n") else ""
+        ) + f"ExitCode: {done.rc}\n"
         return done
 
     def _run(self, argv: List[str], stdin: str) -> Done:

@@ -18,7 +18,8 @@ DRIVER_ENVIRONMENT: Dict[str, str] = {
     "PRIORITY": "19",
 }
 
-# Of a Ceph datastore what a stock oned.conf lets every disk have. RBD_FORMAT and EC_POOL_NAME are not among it.
+# Of a Ceph datastore what a stock oned.conf lets every disk have. RBD_FORMAT and EC_POOL_NAME are not among
+# it.
 CEPH = ("CEPH_HOST", "CEPH_SECRET", "CEPH_KEY", "CEPH_USER", "CEPH_CONF", "CEPH_TRASH", "POOL_NAME")
 
 
@@ -39,13 +40,28 @@ class Settings:
     emulator: str = "/usr/bin/qemu-kvm-one"
     device_prefix: str = "vd"
     guest_agent: bool = False
-    """Default of FEATURES/GUEST_AGENT: yes in the stock vmm_exec_kvm.conf, but the lab's guests have no agent."""
+    """Default of FEATURES/GUEST_AGENT: yes in the stock vmm_exec_kvm.conf, but the lab's guests have no
+    agent.
+    """
     threads: int = 15
-    """What datastore and hypervisor actions run at once; `tm_threads`: transfers, as install.sh has oned.conf say."""
+    """What datastore and hypervisor actions run at once; `tm_threads`: transfers, as install.sh has oned.conf
+    say.
+    """
     tm_threads: int = LEAST
     timeout: float = 900.0
     tm_drivers: Tuple[str, ...] = ("semishared",)
     live_disk_snapshots: FrozenSet[str] = frozenset({"kvm-semishared", "qemu-semishared"})
-    inherit_image: Tuple[str, ...] = ("DISK_TYPE", "SPARSE", "SERIAL", "LUKS_SECRET", *INHERITED["INHERIT_IMAGE_ATTR"])
-    inherit_datastore: Tuple[str, ...] = ("SPARSE", "PERSISTENT_SNAPSHOTS", *CEPH, *INHERITED["INHERIT_DATASTORE_ATTR"])
+    inherit_image: Tuple[str, ...] = (
+        "DISK_TYPE",
+        "SPARSE",
+        "SERIAL",
+        "LUKS_SECRET",
+        *INHERITED["INHERIT_IMAGE_ATTR"],
+    )
+    inherit_datastore: Tuple[str, ...] = (
+        "SPARSE",
+        "PERSISTENT_SNAPSHOTS",
+        *CEPH,
+        *INHERITED["INHERIT_DATASTORE_ATTR"],
+    )
     environment: Dict[str, str] = field(default_factory=lambda: dict(DRIVER_ENVIRONMENT))

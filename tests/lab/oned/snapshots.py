@@ -29,7 +29,9 @@ class SnapshotOps(LifeOps, ImageOps):
             words = self._lines(vm).disk_action("SNAP_CREATE", disk, str(number))
             lcm = Lcm.SNAPSHOT_SUSPENDED if suspended else Lcm.SNAPSHOT_POWEROFF
             try:
-                with self._snapshot_step(vm, disk, number, Act.SNAPSHOT_CREATE, Lcm.SNAPSHOT if running else lcm):
+                with self._snapshot_step(
+                    vm, disk, number, Act.SNAPSHOT_CREATE, Lcm.SNAPSHOT if running else lcm
+                ):
                     if running:
                         self._snapshot_live(vm, disk, words)
                     else:
@@ -98,7 +100,9 @@ class SnapshotOps(LifeOps, ImageOps):
 
     def _snapshot_change(self, vm_id: int, disk_id: int, number: int, what: str) -> None:
         with self._operate(vm_id) as vm:
-            allowed = (State.POWEROFF,) if what == "revert" else (State.ACTIVE, State.POWEROFF, State.SUSPENDED)
+            allowed = (
+                (State.POWEROFF,) if what == "revert" else (State.ACTIVE, State.POWEROFF, State.SUSPENDED)
+            )
             self._need(vm, *allowed)
             disk = self._disk(vm, disk_id)
             rows = vm.snapshots.get(disk_id, {})
@@ -109,8 +113,9 @@ class SnapshotOps(LifeOps, ImageOps):
             else:
                 action = Act.SNAPSHOT_DELETE
                 lcm = {
-                    State.ACTIVE: Lcm.SNAPSHOT_DELETE, State.SUSPENDED: Lcm.SNAPSHOT_DELETE_SUSPENDED,
-                }.get(vm.state, Lcm.SNAPSHOT_DELETE_POWEROFF)  # fmt: skip
+                    State.ACTIVE: Lcm.SNAPSHOT_DELETE,
+                    State.SUSPENDED: Lcm.SNAPSHOT_DELETE_SUSPENDED,
+                }.get(vm.state, Lcm.SNAPSHOT_DELETE_POWEROFF)
             with self._snapshot_step(vm, disk, number, action, lcm):
                 line = self._lines(vm).disk_action(f"SNAP_{what.upper()}", disk, str(number))
                 self._transfer(vm, "disk_snapshot", [line])

@@ -72,4 +72,6 @@ FAILURE: Dict[int, int] = {
     Lcm.BOOT_STOPPED: Lcm.BOOT_STOPPED_FAILURE,
 }
 RETRY: Dict[int, int] = {failed: step for step, failed in FAILURE.items()}
-STATE_NAMES = {value: name for name, value in vars(Vm).items() if isinstance(value, int) and not name.startswith("_")}
+STATE_NAMES = {
+    value: name for name, value in vars(Vm).items() if isinstance(value, int) and not name.startswith("_")
+}

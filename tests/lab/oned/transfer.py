@@ -16,7 +16,9 @@ def is_volatile(disk: Vector) -> bool:
 
 
 def is_directory(disk: Vector) -> bool:
-    """Tell a directory for the guest, for which oned writes no line but one (VirtualMachineDisk::is_filesystem)."""
+    """Tell a directory for the guest, for which oned writes no line but one
+    (VirtualMachineDisk::is_filesystem).
+    """
     return disk.get("TYPE", "") == "FILESYSTEM"
 
 
@@ -63,7 +65,10 @@ class Lines:
             return ""
         record = self.vm.last
         script = f"{self.settings.vms}/{self.vm.id}/context.sh"
-        return f"CONTEXT {record.tm_mad} {script} {self.place(record, context['DISK_ID'])} {self.vm.id} {record.ds_id}"
+        return (
+            f"CONTEXT {record.tm_mad} {script} {self.place(record, context['DISK_ID'])} {self.vm.id} "
+            f"{record.ds_id}"
+        )
 
     def move(self, old: History, new: History, leaving: bool = False, returning: bool = False) -> List[str]:
         """Move every disk, then the directory; a side may be the front-end (stop, resume)."""
@@ -79,7 +84,10 @@ class Lines:
             lines.append(f"MV{tail} {driver} {source} {target} {self.vm.id} {store}")
         here = self.settings.front_end if returning else old.host.name
         there = self.settings.front_end if leaving else new.host.name
-        lines.append(f"MV {new.tm_mad} {here}:{self.directory(old)} {there}:{self.directory(new)} {self.vm.id} {new.ds_id}")
+        lines.append(
+            f"MV {new.tm_mad} {here}:{self.directory(old)} {there}:{self.directory(new)} "
+            f"{self.vm.id} {new.ds_id}"
+        )
         return lines
 
     def epilog_disk(self, disk: Vector, front_end: bool = False, save: bool = True) -> str:

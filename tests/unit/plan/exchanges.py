@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan played against the exchange of a case: what it yields is compared, what the case has in answer is given to it.
+"""A plan played against the exchange of a case: what it yields is compared, what the case has in answer is
+given to it.
 
-    {"asked": {"machine": "h1", "steps": [...]}, "answered": [...]}                 On; one answer per step
-    {"asked": {..., "feeds": "/path"}, "answered": [...]}                           Feed; or an URL
-    {"asked": {..., "fetched": true}, "answered": [[...], ["/path", "sha256"]]}      Fetch
-    {"asked": {..., "to": {"machine": ..., "steps": [...]}}, "answered": {...}}      Relay
-    {"asked": {"machine": "h2", "end": "sha256"}, "answered": [...]}                 End
-    {"asked": {..., "then": {"machine": ..., "steps": [...]}}, "answered": [[...], [...]]}     While
-    {"asked": {"here": {"step": ...}}, "answered": ...}                             Here
-    {"asked": {"oned": "datastore", "id": 105}, "answered": {...}}                  AskOned; changes to the recorded object
-    {"asked": ..., "failed": {"id": "SS010", "detail": "..."}}                      in place of an answer
-    {"said": [["warn", "..."]]}                                                     Say
+{"asked": {"machine": "h1", "steps": [...]}, "answered": [...]}                 On; one answer per step
+{"asked": {..., "feeds": "/path"}, "answered": [...]}                           Feed; or an URL
+{"asked": {..., "fetched": true}, "answered": [[...], ["/path", "sha256"]]}      Fetch
+{"asked": {..., "to": {"machine": ..., "steps": [...]}}, "answered": {...}}      Relay
+{"asked": {"machine": "h2", "end": "sha256"}, "answered": [...]}                 End
+{"asked": {..., "then": {"machine": ..., "steps": [...]}}, "answered": [[...], [...]]}     While
+{"asked": {"here": {"step": ...}}, "answered": ...}                             Here
+{"asked": {"oned": "datastore", "id": 105}, "answered": {...}}                  AskOned; changes to the
+recorded object
+{"asked": ..., "failed": {"id": "SS010", "detail": "..."}}                      in place of an answer
+{"said": [["warn", "..."]]}                                                     Say
 """
 
 from __future__ import annotations
@@ -19,7 +21,20 @@ import json
 from typing import Any, Callable, Dict, List, Optional
 
 from semishared.errors import from_id
-from semishared.model.exchange import AskOned, End, Exchange, Feed, Fetch, File, Here, On, Plan, Relay, Say, While
+from semishared.model.exchange import (
+    AskOned,
+    End,
+    Exchange,
+    Feed,
+    Fetch,
+    File,
+    Here,
+    On,
+    Plan,
+    Relay,
+    Say,
+    While,
+)
 from semishared.model.steps import to_data
 
 Entry = Dict[str, Any]
@@ -59,8 +74,11 @@ def silence(wanted: Exchange) -> Any:
     return [] if isinstance(wanted, End) else None if isinstance(wanted, Here) else {}
 
 
-def played(plan: Plan, exchange: List[Entry], recorded: Callable[[str, Entry], Any], found: List[Entry]) -> Any:
-    """Run a plan with the answers of `exchange` and append what it yields, and was given, to `found`; raise what it raises.
+def played(
+    plan: Plan, exchange: List[Entry], recorded: Callable[[str, Entry], Any], found: List[Entry]
+) -> Any:
+    """Run a plan with the answers of `exchange` and append what it yields, and was given, to `found`; raise
+    what it raises.
 
     Return what it returns. `recorded` returns the recorded object of oned that is called so, with changes.
     """

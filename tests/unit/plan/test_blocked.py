@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom to block in a Ceph cluster, by cases: plan/fence/<situation>.json says what is known and what is decided from it.
+"""Whom to block in a Ceph cluster, by cases: plan/fence/<situation>.json says what is known and what is
+decided from it.
 
     host        the host to be shut out
     told        host -> addresses that its monitoring told
@@ -32,9 +33,13 @@ CASES = sorted((Path(__file__).parent / "fence").glob("*.json"))
 
 def decided(case: dict[str, Any]) -> dict[str, list[str]]:
     openers = tuple(Opener(*words) for words in case.get("openers", ()))
-    cluster = Ceph("f", openers, *(frozenset(case.get(name, ())) for name in ("daemons", "images", "bridges")))
+    cluster = Ceph(
+        "f", openers, *(frozenset(case.get(name, ())) for name in ("daemons", "images", "bridges"))
+    )
     told = {host: frozenset(addresses) for host, addresses in case["told"].items()}
-    found = fence.blocks(cluster, fence.Machines(case["host"], told, frozenset(case["front_end"])), case["disks"])
+    found = fence.blocks(
+        cluster, fence.Machines(case["host"], told, frozenset(case["front_end"])), case["disks"]
+    )
     return {"entries": list(found.entries), "missing": list(found.missing)}
 
 
@@ -53,4 +58,8 @@ def test_who_is_blocked_is_what_the_case_says(path: Path) -> None:
 
 def test_there_are_cases_of_a_proof_and_of_what_is_none() -> None:
     cases = [json.loads(path.read_text()) for path in CASES]
-    assert {bool(case["missing"]) for case in cases} == {True, False} == {bool(case["entries"]) for case in cases}
+    assert (
+        {bool(case["missing"]) for case in cases}
+        == {True, False}
+        == {bool(case["entries"]) for case in cases}
+    )

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planners by cases: plan/cases/<action>/<situation>.json says what was asked and which steps, or which error, follow.
+"""Planners by cases: plan/cases/<action>/<situation>.json says what was asked and which steps, or which
+error, follow.
 
     argv        what oned calls the action with
-    disk        changes to the disk of the recorded VM (fixtures/vm.xml) that argv names; null removes an element
-    vm          changes to the recorded VM; "disks": its disks instead of the recorded ones; "disk": changes to them by their numbers
+    disk        changes to the disk of the recorded VM (fixtures/vm.xml) that argv names; null removes an
+    element
+    vm          changes to the recorded VM; "disks": its disks instead of the recorded ones; "disk": changes
+    to them by their numbers
     image       changes to the recorded image 1 (not persistent); TEMPLATE is an object of attributes
     datastore   changes to the recorded datastore 100
     here        hosts that are this machine (mv, cpds)
@@ -15,11 +18,14 @@
     urls        where a backup has each disk (restore)
     stdin       what a hypervisor action finds there
     message     the driver message that attach_disk is given among its arguments
-    described   what the host says of the VM's disks (cli_detach: `semishared detach`, on one host), "disks": the only ones that are
-                meant, "staged": by the disk, generation of its base and why that is not there; "rows": what becomes of each
-                (cli_commit: `semishared commit` of one disk; argv is that of resize, stdout the bytes that were committed)
+    described   what the host says of the VM's disks (cli_detach: `semishared detach`, on one host), "disks":
+    the only ones that are
+                meant, "staged": by the disk, generation of its base and why that is not there; "rows": what
+                becomes of each (cli_commit: `semishared commit` of one disk; argv is that of resize, stdout
+                the bytes that were committed)
     exchange    what is asked and answered (exchanges.py)
-    stdout      what a datastore action answers; its cases are in datastore_ACTION, those of a hypervisor action in vmm_ACTION
+    stdout      what a datastore action answers; its cases are in datastore_ACTION, those of a hypervisor
+    action in vmm_ACTION
     error       {"id": ..., "words": [...]} how it ends, if it fails
 
 REGENERATE=1 rewrites what is asked, keeping what is answered; read the difference before it is committed.
@@ -46,7 +52,19 @@ from semishared.model.exchange import File, Part, Plan
 from semishared.model.steps import LOOKS, ImageRef
 from semishared.opennebula import args
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
-from semishared.plan import backup, commits, detach, disks, hypervisor, migration, moves, overlay_options, removals, save_as, snapshots
+from semishared.plan import (
+    backup,
+    commits,
+    detach,
+    disks,
+    hypervisor,
+    migration,
+    moves,
+    overlay_options,
+    removals,
+    save_as,
+    snapshots,
+)
 from semishared.plan import datastore as datastores
 from semishared.plan.client_access import Clients
 
@@ -107,7 +125,9 @@ def clone(case: Case) -> Plan:
     request = args.FromImage.parse(case["argv"])
     if request.target.disk is None:
         return disks.copy_kernel(request, datastore(case))
-    return disks.clone(request, disk(case, request.target.disk), image(case), datastore(case), OVERLAY_OPTIONS)
+    return disks.clone(
+        request, disk(case, request.target.disk), image(case), datastore(case), OVERLAY_OPTIONS
+    )
 
 
 def ln(case: Case) -> Plan:
@@ -127,7 +147,9 @@ def mkswap(case: Case) -> Plan:
 def context(case: Case) -> Plan:
     roots = tuple(tuple(root) for root in case.get("roots", ()))
     clients = Clients(tuple(case["clients"]), b"", roots) if "clients" in case else None
-    return disks.context(args.Context.parse(case["argv"]), File("/tmp/context.iso", "5e" * 32), 358400, clients)
+    return disks.context(
+        args.Context.parse(case["argv"]), File("/tmp/context.iso", "5e" * 32), 358400, clients
+    )
 
 
 def mvds(case: Case) -> Plan:
@@ -145,7 +167,9 @@ def delete(case: Case) -> Plan:
 
 
 def _change(what: str, case: Case, live: bool = False) -> Plan:
-    return snapshots.change(what, args.SnapshotPlace.parse(case["argv"]), vm(case), live=live, freeze="AGENT-OR-SUSPEND")
+    return snapshots.change(
+        what, args.SnapshotPlace.parse(case["argv"]), vm(case), live=live, freeze="AGENT-OR-SUSPEND"
+    )
 
 
 def snap_create(case: Case) -> Plan:
@@ -171,7 +195,9 @@ def resize(case: Case) -> Plan:
 def mv(case: Case) -> Plan:
     request, here = args.Move.parse(case["argv"]), case.get("here", ["fe"])
     is_here = request.source.host in here, request.target.host in here
-    told = moves.Told(*is_here, case.get("front_end_runs_vms", False), case.get("why_not_fenced", ""), OVERLAY_OPTIONS)
+    told = moves.Told(
+        *is_here, case.get("front_end_runs_vms", False), case.get("why_not_fenced", ""), OVERLAY_OPTIONS
+    )
     return moves.mv(request, vm(case), told)
 
 
@@ -180,14 +206,26 @@ def premigrate(case: Case) -> Plan:
 
 
 def given_by(case: Case) -> dict[int, Given]:
-    """Return what oned has given the VM: what the case has the host say, which is so (test_lying_answers.py: what if it is not)."""
-    answers = [answer for entry in case.get("exchange", []) for answer in entry.get("answered") or [] if isinstance(answer, dict)]
+    """Return what oned has given the VM: what the case has the host say, which is so (test_lying_answers.py:
+    what if it is not).
+    """
+    answers = [
+        answer
+        for entry in case.get("exchange", [])
+        for answer in entry.get("answered") or []
+        if isinstance(answer, dict)
+    ]
     records = [one for answer in answers for one in answer.get("records", [])]
     own = ("in-place", "diff")
     return {
-        one["disk"]: Given(ImageRef.from_data({**one["image"], "generation": ""}), one["how"] not in own, one.get("readonly", False))
-        for one in records if one.get("image")
-    }  # fmt: skip
+        one["disk"]: Given(
+            ImageRef.from_data({**one["image"], "generation": ""}),
+            one["how"] not in own,
+            one.get("readonly", False),
+        )
+        for one in records
+        if one.get("image")
+    }
 
 
 def postmigrate(case: Case) -> Plan:
@@ -205,7 +243,14 @@ def restore(case: Case) -> Plan:
 
 def prebackup(case: Case) -> Plan:
     request = args.Backup.parse(case["argv"])
-    return backup.prebackup(request, vm(case), "PFZNPjwvVk0+", case.get("base_path", ""), live=case.get("live", False), are_one=str.__eq__)
+    return backup.prebackup(
+        request,
+        vm(case),
+        "PFZNPjwvVk0+",
+        case.get("base_path", ""),
+        live=case.get("live", False),
+        are_one=str.__eq__,
+    )
 
 
 def postbackup(case: Case) -> Plan:
@@ -214,14 +259,24 @@ def postbackup(case: Case) -> Plan:
 
 
 def of_detach(case: Case) -> Part[Any]:
-    found = detach.found(detach.wanted(vm(case), "/var/lib/one/datastores", case.get("disks")), case["described"])
-    bases = {(record.of_image, "h1"): detach.Staged(*case["staged"][str(record.disk)]) for record in found.remote}
+    found = detach.found(
+        detach.wanted(vm(case), "/var/lib/one/datastores", case.get("disks")), case["described"]
+    )
+    bases = {
+        (record.of_image, "h1"): detach.Staged(*case["staged"][str(record.disk)]) for record in found.remote
+    }
     return (yield from detach.on_host([found], bases, 0))
 
 
 def of_commit(case: Case) -> Part[str]:
     domain = "" if case.get("is_here") else "one-2"
-    return str((yield from commits.commit(args.Resize.parse(case["argv"]).disk, vm(case), domain, "AGENT-OR-SUSPEND")))
+    return str(
+        (
+            yield from commits.commit(
+                args.Resize.parse(case["argv"]).disk, vm(case), domain, "AGENT-OR-SUSPEND"
+            )
+        )
+    )
 
 
 def of_datastore(name: str, case: Case) -> Part[str]:
@@ -239,10 +294,28 @@ def of_hypervisor(name: str, case: Case) -> Plan:
 PLANNERS: dict[str, Callable[[Case], Part[Any]]] = {
     planner.__name__: planner
     for planner in (
-        clone, ln, mkimage, mkswap, context, mvds, cpds, delete, snap_create, snap_create_live, snap_delete, snap_revert, resize,
-        mv, premigrate, postmigrate, failmigrate, prebackup, postbackup, restore,
+        clone,
+        ln,
+        mkimage,
+        mkswap,
+        context,
+        mvds,
+        cpds,
+        delete,
+        snap_create,
+        snap_create_live,
+        snap_delete,
+        snap_revert,
+        resize,
+        mv,
+        premigrate,
+        postmigrate,
+        failmigrate,
+        prebackup,
+        postbackup,
+        restore,
     )
-}  # fmt: skip
+}
 PLANNERS.update(cli_detach=of_detach, cli_commit=of_commit)
 PLANNERS.update({f"datastore_{name}": partial(of_datastore, name) for name in datastores.ACTIONS})
 PLANNERS.update({f"vmm_{name}": partial(of_hypervisor, name) for name in hypervisor.PLANNERS})
@@ -276,21 +349,31 @@ MOVES = [path for path in CASES if path.parent.name in ("mv", "premigrate", "pos
 
 @pytest.mark.parametrize("path", MOVES, ids=name_of)
 def test_no_machine_is_changed_before_both_are_known_to_be_of_this_version(path: Path) -> None:
-    asked = [entry["asked"] for entry in json.loads(path.read_text()).get("exchange", []) if "steps" in entry.get("asked", {})]
-    first = next((at for at, one in enumerate(asked) if not {step["step"] for step in one["steps"]} <= LOOKS), len(asked))
+    asked = [
+        entry["asked"]
+        for entry in json.loads(path.read_text()).get("exchange", [])
+        if "steps" in entry.get("asked", {})
+    ]
+    first = next(
+        (at for at, one in enumerate(asked) if not {step["step"] for step in one["steps"]} <= LOOKS),
+        len(asked),
+    )
     heard = {one["machine"] for one in asked[: first + 1]}
     assert {machine for one in asked for machine in (one["machine"], one.get("to", one)["machine"])} <= heard
 
 
 def changed_record(case: Case, name: str, changes: dict[str, Any]) -> Any:
-    """Return what oned says of the VM, image or datastore `name` when a plan asks, `changes` over those of the case.
+    """Return what oned says of the VM, image or datastore `name` when a plan asks, `changes` over those of
+    the case.
 
     Where a case does not say it, an image is what the disk that names it says.
     """
     if name == "image":
         of = next((disk for disk in vm(case).disks if disk.image_id == changes.get("ID", 1)), None)
         changes = {**({"SOURCE": of.source, "DATASTORE_ID": of.store_id} if of else {}), **changes}
-    return {"vm": vm, "image": image, "datastore": datastore}[name]({**case, name: {**case.get(name, {}), **changes}})
+    return {"vm": vm, "image": image, "datastore": datastore}[name](
+        {**case, name: {**case.get(name, {}), **changes}}
+    )
 
 
 def regenerate(path: Path, case: Case) -> str:
@@ -307,7 +390,9 @@ def test_every_planner_has_cases_and_refusals() -> None:
         by_action.setdefault(path.parent.name, []).append(json.loads(path.read_text()))
     assert set(by_action) == set(PLANNERS)
     of_running_guests = {"prebackup_live", "postbackup_live"}  # cases of the others, with "live"
-    assert set(transfer.PLANNED) - of_running_guests == {name for name in PLANNERS if not name.startswith(("cli_", "datastore_", "vmm_"))}
+    assert set(transfer.PLANNED) - of_running_guests == {
+        name for name in PLANNERS if not name.startswith(("cli_", "datastore_", "vmm_"))
+    }
     for action, cases in by_action.items():
         assert any("error" not in case for case in cases), action
         assert any("error" in case for case in cases), f"{action} has no case of a refusal"

@@ -28,7 +28,9 @@ CAPABILITIES = """<capabilities>
 MODEL = "<secmodel>\n      <model>{}</model>\n      <doi>0</doi>\n    </secmodel>\n    "
 
 
-@pytest.mark.parametrize(("model", "wanted"), [("apparmor", ["apparmor"]), ("selinux", ["selinux"]), ("none", []), ("", [])])
+@pytest.mark.parametrize(
+    ("model", "wanted"), [("apparmor", ["apparmor"]), ("selinux", ["selinux"]), ("none", []), ("", [])]
+)
 def test_what_libvirt_confines_qemu_by(model: str, wanted: list[str]) -> None:
     assert preflight.confines(CAPABILITIES.format(MODEL.format(model) if model else "")) == wanted
 
@@ -40,15 +42,25 @@ def test_libvirt_that_says_nothing_confines_by_nothing() -> None:
 def findings(confines: list[str], type: str, passable: bool) -> list[diagnosis.Finding]:
     mount = {"type": type, "options": ["vers=4.2", "lookupcache=pos", "hard"]}
     answer: dict[str, Any] = {
-        "python": [3, 11, 2], "lacks": {"needed": [], "wanted": []}, "programs": {}, "user": "oneadmin",
-        "tree": {"version": "x", "parts": {"lib/semishared": "a"}}, "libvirt": {"secrets": [], "confines": confines},
-        "stores": {STORE: {"empty": False, "same": True, "writable": True, "mount": mount, "passable": passable}},
-    }  # fmt: skip
-    found = diagnosis_machines.of_machines({"fe": answer, "h1": answer}, diagnosis.Site("fe"), diagnosis.Cloud(), ("0", "0"))
+        "python": [3, 11, 2],
+        "lacks": {"needed": [], "wanted": []},
+        "programs": {},
+        "user": "oneadmin",
+        "tree": {"version": "x", "parts": {"lib/semishared": "a"}},
+        "libvirt": {"secrets": [], "confines": confines},
+        "stores": {
+            STORE: {"empty": False, "same": True, "writable": True, "mount": mount, "passable": passable}
+        },
+    }
+    found = diagnosis_machines.of_machines(
+        {"fe": answer, "h1": answer}, diagnosis.Site("fe"), diagnosis.Cloud(), ("0", "0")
+    )
     return [item for item in found if item.machine == "h1"]
 
 
-@pytest.mark.fault(20, "doctor finds a store on NFS into which libvirt's squashed root may not go, where AppArmor is on")
+@pytest.mark.fault(
+    20, "doctor finds a store on NFS into which libvirt's squashed root may not go, where AppArmor is on"
+)
 def test_store_that_a_squashed_root_may_not_enter_is_found_where_apparmor_is_on() -> None:
     (found,) = findings(["apparmor"], "nfs4", passable=False)
     assert found.severity == diagnosis.WARNING and "AppArmor" in found.what
@@ -56,9 +68,12 @@ def test_store_that_a_squashed_root_may_not_enter_is_found_where_apparmor_is_on(
 
 
 @pytest.mark.parametrize(
-    ("confines", "type", "passable"), [(["apparmor"], "nfs4", True), (["apparmor"], "xfs", False), ([], "nfs4", False)]
+    ("confines", "type", "passable"),
+    [(["apparmor"], "nfs4", True), (["apparmor"], "xfs", False), ([], "nfs4", False)],
 )
-def test_confined_host_with_stores_as_they_should_be_is_no_finding(confines: list[str], type: str, passable: bool) -> None:
+def test_confined_host_with_stores_as_they_should_be_is_no_finding(
+    confines: list[str], type: str, passable: bool
+) -> None:
     assert findings(confines, type, passable) == []
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What doctor makes of what machines, oned and gc said: each finding whole, with the very words that mend it."""
+"""What doctor makes of what machines, oned and gc said: each finding whole, with the very words that mend
+it.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,28 @@ from xml.etree import ElementTree
 import pytest
 
 from semishared.opennebula.xml import Datastore, Host, Image, View
-from semishared.plan.diagnosis import BROKEN, WARNING, Cloud, Finding, Site, of_cloud, of_leftovers, of_site, of_stock_images, of_unseen
+from semishared.plan.diagnosis import (
+    BROKEN,
+    WARNING,
+    Cloud,
+    Finding,
+    Site,
+    of_cloud,
+    of_leftovers,
+    of_site,
+    of_stock_images,
+    of_unseen,
+)
 from semishared.plan.diagnosis_machines import PACKAGES, Answers, of_machines
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 STORE, SYSTEM = "/var/lib/one/datastores/100", "/var/lib/one/datastores/101"
 LOCAL = "/var/lib/one/datastores/.semishared"
-MARKER, SECRET, REMOTE = "0123456789abcdef" * 2, "c7f6f1a2-6c1e-4d0b-9a53-0d6c8a1f3b11", "d8a7f1a2-6c1e-4d0b-9a53-0d6c8a1f3b22"
+MARKER, SECRET, REMOTE = (
+    "0123456789abcdef" * 2,
+    "c7f6f1a2-6c1e-4d0b-9a53-0d6c8a1f3b11",
+    "d8a7f1a2-6c1e-4d0b-9a53-0d6c8a1f3b22",
+)
 SIZES = ("80%", "1G")
 GIB = 1 << 30
 
@@ -34,21 +51,46 @@ def element(kind: str, about: Mapping[str, str], template: Mapping[str, str]) ->
 
 
 def store(**template: str) -> Datastore:
-    about = {"ID": "100", "NAME": "semi images", "TYPE": "0", "TM_MAD": "semishared", "DS_MAD": "semishared", "BASE_PATH": STORE}
+    about = {
+        "ID": "100",
+        "NAME": "semi images",
+        "TYPE": "0",
+        "TM_MAD": "semishared",
+        "DS_MAD": "semishared",
+        "BASE_PATH": STORE,
+    }
     return Datastore(element("DATASTORE", about, template))
 
 
 def system() -> Datastore:
-    about = {"ID": "101", "NAME": "it's_sys", "TYPE": "1", "TM_MAD": "semishared", "DS_MAD": "", "BASE_PATH": SYSTEM}
+    about = {
+        "ID": "101",
+        "NAME": "it's_sys",
+        "TYPE": "1",
+        "TM_MAD": "semishared",
+        "DS_MAD": "",
+        "BASE_PATH": SYSTEM,
+    }
     return Datastore(element("DATASTORE", about, {"SHARED": "NO"}))
 
 
 def ceph() -> Datastore:
-    about = {"ID": "110", "NAME": "ceph", "TYPE": "0", "TM_MAD": "semishared", "DS_MAD": "semishared", "BASE_PATH": "/x/110"}
+    about = {
+        "ID": "110",
+        "NAME": "ceph",
+        "TYPE": "0",
+        "TM_MAD": "semishared",
+        "DS_MAD": "semishared",
+        "BASE_PATH": "/x/110",
+    }
     template = {
-        "DISK_TYPE": "RBD", "POOL_NAME": "one", "CEPH_USER": "libvirt", "CEPH_SECRET": SECRET,
-        "SEMISHARED_CEPH_REMOTE": "reader", "SEMISHARED_CEPH_REMOTE_SECRET": REMOTE,
-    }  # fmt: skip
+        "DISK_TYPE": "RBD",
+        "POOL_NAME": "one",
+        "CEPH_USER": "libvirt",
+        "CEPH_SECRET": SECRET,
+        "SEMISHARED_CEPH_REMOTE": "reader",
+        "SEMISHARED_CEPH_REMOTE_SECRET": REMOTE,
+    }
     return Datastore(element("DATASTORE", about, template))
 
 
@@ -59,19 +101,39 @@ def host(**template: str) -> Host:
 def answer(**more: Any) -> dict[str, Any]:
     """Return what a sound machine says of itself."""
     return {
-        "python": [3, 11, 2], "lacks": {"needed": [], "wanted": []}, "programs": {"qemu-img": "7.2.22"}, "user": "oneadmin",
-        "tree": {"version": "x", "parts": {"lib/semishared": "a"}}, **more,
-    }  # fmt: skip
+        "python": [3, 11, 2],
+        "lacks": {"needed": [], "wanted": []},
+        "programs": {"qemu-img": "7.2.22"},
+        "user": "oneadmin",
+        "tree": {"version": "x", "parts": {"lib/semishared": "a"}},
+        **more,
+    }
 
 
 def state(**more: Any) -> dict[str, Any]:
     """Return what a machine says of a sound store."""
-    return {"empty": False, "same": True, "writable": True, "marker": MARKER, "mount": {}, "passable": True, **more}
+    return {
+        "empty": False,
+        "same": True,
+        "writable": True,
+        "marker": MARKER,
+        "mount": {},
+        "passable": True,
+        **more,
+    }
 
 
 def local(**more: Any) -> dict[str, Any]:
     """Return what a host says of its own sound disk."""
-    sound = {"where": LOCAL, "free": 50 * GIB, "total": 100 * GIB, "inodes": 9, "no_inodes": False, "writable": True, "read_only": False}
+    sound = {
+        "where": LOCAL,
+        "free": 50 * GIB,
+        "total": 100 * GIB,
+        "inodes": 9,
+        "no_inodes": False,
+        "writable": True,
+        "read_only": False,
+    }
     return {**sound, **more}
 
 
@@ -95,99 +157,174 @@ def test_sound_host_is_no_finding() -> None:
 
 # What h1 says, and what is made of it: severity, what, what mends it.
 MACHINES: dict[str, "tuple[dict[str, Any] | str, Cloud, int, str, str]"] = {
-    "nothing": ("does not answer: refused", SOUND, BROKEN, "does not answer: refused", "as oneadmin: ssh h1 true; or onehost offline h1"),
-    "another user": (
-        answer(user="root"), SOUND,
-        WARNING, "ssh enters as root, not as oneadmin", "as oneadmin on fe: mend User for h1 in ~/.ssh/config",
+    "nothing": (
+        "does not answer: refused",
+        SOUND,
+        BROKEN,
+        "does not answer: refused",
+        "as oneadmin: ssh h1 true; or onehost offline h1",
     ),
-    "old python": (answer(python=[3, 8, 10]), SOUND, BROKEN, "python3 is 3.8.10", "as root on h1: install python3 3.9 or newer"),
+    "another user": (
+        answer(user="root"),
+        SOUND,
+        WARNING,
+        "ssh enters as root, not as oneadmin",
+        "as oneadmin on fe: mend User for h1 in ~/.ssh/config",
+    ),
+    "old python": (
+        answer(python=[3, 8, 10]),
+        SOUND,
+        BROKEN,
+        "python3 is 3.8.10",
+        "as root on h1: install python3 3.9 or newer",
+    ),
     "old QEMU": (
-        answer(programs={"qemu-img": "4.2.1"}), SOUND,
-        BROKEN, "QEMU 4.2.1 is older than 5.2: no extended_l2", "as root on h1: update qemu",
+        answer(programs={"qemu-img": "4.2.1"}),
+        SOUND,
+        BROKEN,
+        "QEMU 4.2.1 is older than 5.2: no extended_l2",
+        "as root on h1: update qemu",
     ),
     "no libvirt": (
-        answer(libvirt={"error": "virsh hangs"}), SOUND,
-        BROKEN, "libvirt does not answer: virsh hangs", "as root on h1: systemctl restart libvirtd",
+        answer(libvirt={"error": "virsh hangs"}),
+        SOUND,
+        BROKEN,
+        "libvirt does not answer: virsh hangs",
+        "as root on h1: systemctl restart libvirtd",
     ),
     "a secret that libvirt lacks": (
-        answer(libvirt={"secrets": [REMOTE]}), Cloud([ceph()]),
-        BROKEN, f"libvirt does not know the secret {SECRET}", "docs/how-to/ceph.md, 4. libvirt",
+        answer(libvirt={"secrets": [REMOTE]}),
+        Cloud([ceph()]),
+        BROKEN,
+        f"libvirt does not know the secret {SECRET}",
+        "docs/how-to/ceph.md, 4. libvirt",
     ),
     "the other one": (
-        answer(libvirt={"secrets": [SECRET]}), Cloud([ceph()]),
-        BROKEN, f"libvirt does not know the secret {REMOTE}", "docs/how-to/ceph.md, 4. libvirt",
+        answer(libvirt={"secrets": [SECRET]}),
+        Cloud([ceph()]),
+        BROKEN,
+        f"libvirt does not know the secret {REMOTE}",
+        "docs/how-to/ceph.md, 4. libvirt",
     ),
     "a store that hangs": (
-        answer(stores={STORE: {"error": "hangs"}}), SOUND,
-        BROKEN, f"store {STORE}: hangs", f"as root on h1: mount {STORE} (docs/how-to/nfs.md)",
+        answer(stores={STORE: {"error": "hangs"}}),
+        SOUND,
+        BROKEN,
+        f"store {STORE}: hangs",
+        f"as root on h1: mount {STORE} (docs/how-to/nfs.md)",
     ),
     "an empty directory": (
-        answer(stores={STORE: state(same=False, empty=True)}), SOUND,
-        BROKEN, f"store {STORE} is not mounted", f"as root on h1: mount {STORE}",
+        answer(stores={STORE: state(same=False, empty=True)}),
+        SOUND,
+        BROKEN,
+        f"store {STORE} is not mounted",
+        f"as root on h1: mount {STORE}",
     ),
     "another file system": (
-        answer(stores={STORE: state(same=False)}), SOUND,
-        BROKEN, f"store {STORE} is another file system than on the front-end", f"as root on h1: mount {STORE}",
+        answer(stores={STORE: state(same=False)}),
+        SOUND,
+        BROKEN,
+        f"store {STORE} is another file system than on the front-end",
+        f"as root on h1: mount {STORE}",
     ),
     "no marker": (
-        answer(stores={STORE: state(marker="")}), SOUND,
-        BROKEN, f"store {STORE} is not there, or has lost its marker",
-        f"as root on h1: mount {STORE}; or semishared setup --apply --image 'semi images' --system 'it'\\''s_sys'",
+        answer(stores={STORE: state(marker="")}),
+        SOUND,
+        BROKEN,
+        f"store {STORE} is not there, or has lost its marker",
+        f"as root on h1: mount {STORE}; or semishared setup --apply --image 'semi images' "
+        f"--system 'it'\\''s_sys'",
     ),
     "another's marker": (
-        answer(stores={STORE: state(marker="f" * 32)}), SOUND,
-        BROKEN, f"store {STORE} is another datastore's: its marker says {'f' * 32}",
+        answer(stores={STORE: state(marker="f" * 32)}),
+        SOUND,
+        BROKEN,
+        f"store {STORE} is another datastore's: its marker says {'f' * 32}",
         f"as root on h1: mend its line in /etc/fstab (docs/how-to/nfs.md), then umount and mount {STORE}",
     ),
     "a read-only store": (
-        answer(stores={STORE: state(writable=False, reason="Read-only file system")}), SOUND,
-        BROKEN, f"store {STORE} cannot be written by oneadmin: Read-only file system",
+        answer(stores={STORE: state(writable=False, reason="Read-only file system")}),
+        SOUND,
+        BROKEN,
+        f"store {STORE} cannot be written by oneadmin: Read-only file system",
         f"as root where it is exported: chown oneadmin: {STORE}, and export it read-write",
     ),
     "a store mounted soft": (
-        answer(stores={STORE: state(mount={"type": "nfs4", "options": ["vers=4.2", "lookupcache=pos", "soft"]})}), SOUND,
-        WARNING, f"store {STORE}: mounted soft: guests get I/O errors while the server is away; hard is wanted",
+        answer(
+            stores={STORE: state(mount={"type": "nfs4", "options": ["vers=4.2", "lookupcache=pos", "soft"]})}
+        ),
+        SOUND,
+        WARNING,
+        f"store {STORE}: mounted soft: guests get I/O errors while the server is away; hard is wanted",
         f"as root on h1: mend its line in /etc/fstab (docs/how-to/nfs.md), then umount and mount {STORE}",
     ),
     "a store mounted by NFS 3": (
-        answer(stores={STORE: state(mount={"type": "nfs", "options": ["vers=3", "lookupcache=pos", "hard"]})}), SOUND,
-        BROKEN, f"store {STORE}: NFS version 3: between its clients QEMU's image locks do not hold; vers=4.2 is wanted",
+        answer(
+            stores={STORE: state(mount={"type": "nfs", "options": ["vers=3", "lookupcache=pos", "hard"]})}
+        ),
+        SOUND,
+        BROKEN,
+        f"store {STORE}: NFS version 3: between its clients QEMU's image locks do not hold; "
+        f"vers=4.2 is wanted",
         f"as root on h1: mend its line in /etc/fstab (docs/how-to/nfs.md), then umount and mount {STORE}",
     ),
     "a pool that it may not list": (
-        answer(ceph={"one": {"error": "error: no permission"}}), SOUND,
-        BROKEN, "pool one cannot be listed: error: no permission", "docs/how-to/ceph.md, 3. Keys",
+        answer(ceph={"one": {"error": "error: no permission"}}),
+        SOUND,
+        BROKEN,
+        "pool one cannot be listed: error: no permission",
+        "docs/how-to/ceph.md, 3. Keys",
     ),
     "a disk that gives errors": (
-        answer(local={"error": f"Input/output error: {LOCAL}"}), SOUND,
-        BROKEN, f"local store: Input/output error: {LOCAL}",
+        answer(local={"error": f"Input/output error: {LOCAL}"}),
+        SOUND,
+        BROKEN,
+        f"local store: Input/output error: {LOCAL}",
         "as root on h1: dmesg; mend or mount its disk (docs/how-to/dead-host.md if it is lost)",
     ),
     "a disk that is read-only": (
-        answer(local=local(read_only=True)), SOUND,
-        BROKEN, f"{LOCAL} is mounted read-only", f"as root on h1: dmesg; mount -o remount,rw {LOCAL}",
+        answer(local=local(read_only=True)),
+        SOUND,
+        BROKEN,
+        f"{LOCAL} is mounted read-only",
+        f"as root on h1: dmesg; mount -o remount,rw {LOCAL}",
     ),
     "another's directory": (
-        answer(local=local(writable=False)), SOUND,
-        BROKEN, f"{LOCAL} cannot be written", f"as root on h1: chown oneadmin: {LOCAL}",
+        answer(local=local(writable=False)),
+        SOUND,
+        BROKEN,
+        f"{LOCAL} cannot be written",
+        f"as root on h1: chown oneadmin: {LOCAL}",
     ),
     "a disk nearly full": (
-        answer(local=local(free=GIB - 1)), SOUND,
-        WARNING, f"{LOCAL} has 1023 MiB free, 1024 MiB are to stay free", "semishared base prune --hosts h1; or migrate VMs away",
+        answer(local=local(free=GIB - 1)),
+        SOUND,
+        WARNING,
+        f"{LOCAL} has 1023 MiB free, 1024 MiB are to stay free",
+        "semishared base prune --hosts h1; or migrate VMs away",
     ),
     "a full disk": (
-        answer(local=local(free=0)), SOUND,
-        BROKEN, f"{LOCAL} has 0 MiB free, 1024 MiB are to stay free", "semishared base prune --hosts h1; or migrate VMs away",
+        answer(local=local(free=0)),
+        SOUND,
+        BROKEN,
+        f"{LOCAL} has 0 MiB free, 1024 MiB are to stay free",
+        "semishared base prune --hosts h1; or migrate VMs away",
     ),
     "less than the host's own floor": (
-        answer(local=local()), Cloud(hosts=[host(SEMISHARED_BASES_FLOOR="60%")]),
-        WARNING, f"{LOCAL} has 51200 MiB free, 61440 MiB are to stay free", "semishared base prune --hosts h1; or migrate VMs away",
+        answer(local=local()),
+        Cloud(hosts=[host(SEMISHARED_BASES_FLOOR="60%")]),
+        WARNING,
+        f"{LOCAL} has 51200 MiB free, 61440 MiB are to stay free",
+        "semishared base prune --hosts h1; or migrate VMs away",
     ),
     "no inodes": (
-        answer(local=local(inodes=0)), SOUND,
-        BROKEN, f"{LOCAL} has no inodes left", "semishared gc; semishared base prune --hosts h1",
+        answer(local=local(inodes=0)),
+        SOUND,
+        BROKEN,
+        f"{LOCAL} has no inodes left",
+        "semishared gc; semishared base prune --hosts h1",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("said", MACHINES)
@@ -209,7 +346,12 @@ def test_page_that_mends_it_is_there(said: str) -> None:
 def test_program_that_is_lacking(program: str, kind: str, severity: int) -> None:
     said = answer(lacks={"needed": [], "wanted": [], kind: [program]})
     assert of_h1(said, SOUND) == [
-        Finding(severity, "h1", f"{program} is not installed", f"as root on h1: apt-get install {PACKAGES[program]}")
+        Finding(
+            severity,
+            "h1",
+            f"{program} is not installed",
+            f"as root on h1: apt-get install {PACKAGES[program]}",
+        )
     ]
 
 
@@ -218,17 +360,25 @@ def test_program_that_is_lacking(program: str, kind: str, severity: int) -> None
     [
         ({"version": "", "parts": {"lib/semishared": ""}}, "semishared is not there"),
         ({"version": "y", "parts": {"lib/semishared": "b"}}, "semishared y is there, the front-end has x"),
-        ({"version": "x", "parts": {"lib/semishared": "b"}}, "not synced: lib/semishared is not the front-end's"),
+        (
+            {"version": "x", "parts": {"lib/semishared": "b"}},
+            "not synced: lib/semishared is not the front-end's",
+        ),
     ],
 )
 def test_host_that_is_not_synced(there: dict[str, Any], what: str) -> None:
-    assert of_h1(answer(tree=there), SOUND) == [Finding(BROKEN, "h1", what, "as oneadmin: onehost sync --force")]
+    assert of_h1(answer(tree=there), SOUND) == [
+        Finding(BROKEN, "h1", what, "as oneadmin: onehost sync --force")
+    ]
 
 
 @pytest.mark.parametrize(
-    ("local_disk", "cloud"), [(local(inodes=0, no_inodes=True), SOUND), (local(free=GIB), SOUND), (local(free=0), Cloud())]
+    ("local_disk", "cloud"),
+    [(local(inodes=0, no_inodes=True), SOUND), (local(free=GIB), SOUND), (local(free=0), Cloud())],
 )
-def test_disk_that_counts_no_inodes_has_enough_or_is_no_hosts(local_disk: dict[str, Any], cloud: Cloud) -> None:
+def test_disk_that_counts_no_inodes_has_enough_or_is_no_hosts(
+    local_disk: dict[str, Any], cloud: Cloud
+) -> None:
     assert of_h1(answer(local=local_disk), cloud) == []
 
 
@@ -242,10 +392,12 @@ def test_store_that_was_never_marked_is_said_once_and_of_the_front_end() -> None
     answers: Answers = {machine: answer(stores={STORE: state(marker="")}) for machine in ("fe", "h1")}
     assert of_machines(answers, Site("fe"), OLD_STORE, SIZES) == [
         Finding(
-            WARNING, "fe", f"store {STORE} is not marked: that it is not mounted would not be noticed",
+            WARNING,
+            "fe",
+            f"store {STORE} is not marked: that it is not mounted would not be noticed",
             "semishared setup --apply --image 'semi images' --system 'it'\\''s_sys'",
         )
-    ]  # fmt: skip
+    ]
 
 
 def test_store_without_a_system_datastore_is_marked_by_its_own_name() -> None:
@@ -258,14 +410,25 @@ def test_store_without_a_system_datastore_is_marked_by_its_own_name() -> None:
 def test_what_the_front_end_says_of_itself() -> None:
     install = "as root: ./install.sh"
     site = Site(
-        "fe", ("oned.conf: TM_MAD",), "no oned.conf", True, ("new of this OpenNebula is not handed over to",), "unknown key", "refused"
+        "fe",
+        ("oned.conf: TM_MAD",),
+        "no oned.conf",
+        True,
+        ("new of this OpenNebula is not handed over to",),
+        "unknown key",
+        "refused",
     )
     assert of_site(site) == [
         Finding(BROKEN, "fe", "configuration: oned.conf: TM_MAD: missing", install),
         Finding(WARNING, "fe", "no oned.conf", "run this as oneadmin, or as root"),
-        Finding(WARNING, "fe", "oned.conf is newer than the running oned", "as root: systemctl restart opennebula"),
         Finding(
-            BROKEN, "fe", "vmm/semishared: new of this OpenNebula is not handed over to", f"{install}; as oneadmin: onehost sync --force"
+            WARNING, "fe", "oned.conf is newer than the running oned", "as root: systemctl restart opennebula"
+        ),
+        Finding(
+            BROKEN,
+            "fe",
+            "vmm/semishared: new of this OpenNebula is not handed over to",
+            f"{install}; as oneadmin: onehost sync --force",
         ),
         Finding(BROKEN, "fe", "unknown key", "edit etc/semishared.conf; as oneadmin: onehost sync --force"),
         Finding(BROKEN, "fe", "refused", "as root: systemctl start opennebula"),
@@ -284,7 +447,9 @@ def image(**template: str) -> Image:
         (
             Cloud(),
             [
-                Finding(WARNING, "fe", f"there is no {kind} datastore of semishared", "semishared setup --apply")
+                Finding(
+                    WARNING, "fe", f"there is no {kind} datastore of semishared", "semishared setup --apply"
+                )
                 for kind in ("image", "system")
             ],
         ),
@@ -292,7 +457,9 @@ def image(**template: str) -> Image:
             Cloud([store(SEMISHARED_PLACE="here"), system()]),
             [
                 Finding(
-                    BROKEN, "fe", "datastore 100 (semi images): SEMISHARED_PLACE is 'here', not one of auto, shared, local",
+                    BROKEN,
+                    "fe",
+                    "datastore 100 (semi images): SEMISHARED_PLACE is 'here', not one of auto, shared, local",
                     "onedatastore update 100",
                 )
             ],
@@ -301,55 +468,92 @@ def image(**template: str) -> Image:
             Cloud([store(LN_TARGET="SYSTEM"), system()]),
             [
                 Finding(
-                    WARNING, "fe", "datastore 100 (semi images): LN_TARGET is SYSTEM, oned.conf says NONE",
+                    WARNING,
+                    "fe",
+                    "datastore 100 (semi images): LN_TARGET is SYSTEM, oned.conf says NONE",
                     "onedatastore update 100: save it unchanged, and oned copies what oned.conf says",
                 )
             ],
         ),
         (
             Cloud([store(), system()], [image(SEMISHARED_PLACE="here")]),
-            [Finding(BROKEN, "fe", "image 7 (web): SEMISHARED_PLACE is 'here', not one of auto, shared, local", "oneimage update 7")],
+            [
+                Finding(
+                    BROKEN,
+                    "fe",
+                    "image 7 (web): SEMISHARED_PLACE is 'here', not one of auto, shared, local",
+                    "oneimage update 7",
+                )
+            ],
         ),
         (
             Cloud([store(), system()], hosts=[host(SEMISHARED_BASES_LIMT="80%")]),
-            [Finding(BROKEN, "h1", "there is no attribute SEMISHARED_BASES_LIMT: is SEMISHARED_BASES_LIMIT meant?", "onehost update h1")],
+            [
+                Finding(
+                    BROKEN,
+                    "h1",
+                    "there is no attribute SEMISHARED_BASES_LIMT: is SEMISHARED_BASES_LIMIT meant?",
+                    "onehost update h1",
+                )
+            ],
         ),
         (
             Cloud([store(), system()], [image(PERSISTENT_TYPE="SHAREABLE")]),
             [
                 Finding(
-                    WARNING, "fe", "image 7 (web) is SHAREABLE: the scheduler gives its VMs no system datastore of semishared",
+                    WARNING,
+                    "fe",
+                    "image 7 (web) is SHAREABLE: the scheduler gives its VMs no system datastore "
+                    "of semishared",
                     "deploy and migrate them by hand: onevm deploy VM HOST",
                 )
             ],
         ),
     ],
-)  # fmt: skip
+)
 def test_what_oned_says_and_what_mends_it(cloud: Cloud, wanted: list[Finding]) -> None:
     assert of_cloud(cloud, "fe") == wanted
 
 
 def test_store_of_two_drivers() -> None:
-    about = {"ID": "100", "NAME": "img", "TYPE": "0", "TM_MAD": "semishared", "DS_MAD": "fs", "BASE_PATH": STORE}
+    about = {
+        "ID": "100",
+        "NAME": "img",
+        "TYPE": "0",
+        "TM_MAD": "semishared",
+        "DS_MAD": "fs",
+        "BASE_PATH": STORE,
+    }
     assert of_cloud(Cloud([Datastore(element("DATASTORE", about, {})), system()]), "fe") == [
         Finding(
-            BROKEN, "fe", "datastore 100 (img): TM_MAD is semishared, DS_MAD fs, not both semishared",
+            BROKEN,
+            "fe",
+            "datastore 100 (img): TM_MAD is semishared, DS_MAD fs, not both semishared",
             "onedatastore update 100: both are semishared, or none",
         )
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(
     ("hooks", "what"),
     [
-        ([("ft/host_error.rb", "$TEMPLATE -r")], "OpenNebula's hook for lost hosts removes VMs, disks of semishared too"),
-        ([("ft/host_error.rb", "$TEMPLATE -m -p 5")], "OpenNebula's hook for lost hosts passes over all VMs of semishared"),
+        (
+            [("ft/host_error.rb", "$TEMPLATE -r")],
+            "OpenNebula's hook for lost hosts removes VMs, disks of semishared too",
+        ),
+        (
+            [("ft/host_error.rb", "$TEMPLATE -m -p 5")],
+            "OpenNebula's hook for lost hosts passes over all VMs of semishared",
+        ),
         ([("ft/host_error.rb", "$TEMPLATE -m"), ("semishared failover", "")], ""),
         ([], ""),
     ],
 )
 def test_hook_for_lost_hosts(hooks: list[tuple[str, str]], what: str) -> None:
-    views = [View(element("HOOK", {}, {"COMMAND": command, "ARGUMENTS": arguments})) for command, arguments in hooks]
+    views = [
+        View(element("HOOK", {}, {"COMMAND": command, "ARGUMENTS": arguments}))
+        for command, arguments in hooks
+    ]
     wanted = [Finding(WARNING, "fe", what, "docs/how-to/dead-host.md")] if what else []
     assert of_cloud(Cloud([store(), system()], hooks=views), "fe") == wanted
 
@@ -361,12 +565,16 @@ def test_images_of_stock_drivers() -> None:
 
 def test_leftovers() -> None:
     what = "3 leftovers of killed actions (1.5 GiB)"
-    assert of_leftovers(3, "1.5 GiB", "fe") == [Finding(WARNING, "fe", what, "semishared gc --dry-run; then semishared gc")]
+    assert of_leftovers(3, "1.5 GiB", "fe") == [
+        Finding(WARNING, "fe", what, "semishared gc --dry-run; then semishared gc")
+    ]
     assert of_leftovers(0, "0 B", "fe") == []
 
 
 def test_machine_that_gc_cannot_search_is_said_unless_it_is_broken_anyway() -> None:
     errors = [{"machine": machine, "error": "denied"} for machine in ("h1", "h2", "h3")]
     broken = Finding(BROKEN, "h2", "its disk", "mend it")
-    wanted = Finding(WARNING, "h1", "cannot be searched for leftovers: denied", "mend that; then semishared gc --dry-run")
+    wanted = Finding(
+        WARNING, "h1", "cannot be searched for leftovers: denied", "mend that; then semishared gc --dry-run"
+    )
     assert of_unseen(errors, {"h1", "h2"}, [broken]) == [wanted]

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel says of a mount, and what is wrong with it: lines as Linux 6.1 wrote them (tests/nfs reads real ones)."""
+"""What the kernel says of a mount, and what is wrong with it: lines as Linux 6.1 wrote them (tests/nfs reads
+real ones).
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ HEAD = """\
 29 22 0:25 / /var/lib/one rw,nosuid - xfs /dev/vdb rw,attr2,noquota
 30 29 0:30 / /var/lib/one/datastores/with\\040space rw - tmpfs tmpfs rw
 """
-V4 = "rw,vers=4.2,rsize=65536,wsize=65536,namlen=255,hard,proto=tcp,timeo=600,retrans=2,sec=sys,clientaddr=10.99.7.2,{}local_lock=none"
-V3 = "rw,vers=3,rsize=65536,wsize=65536,namlen=255,hard,{}proto=tcp,timeo=600,retrans=2,sec=sys,mountvers=3,local_lock={}"
+V4 = "rw,vers=4.2,rsize=65536,wsize=65536,namlen=255,hard,proto=tcp,timeo=600,retrans=2,sec=sys,clientaddr=10.99.7.2,{}local_lock=none"  # noqa: E501
+V3 = "rw,vers=3,rsize=65536,wsize=65536,namlen=255,hard,{}proto=tcp,timeo=600,retrans=2,sec=sys,mountvers=3,local_lock={}"  # noqa: E501
 STORE = "/var/lib/one/datastores/100"
 
 
@@ -28,28 +30,57 @@ def mountinfo(type: str, options: str, point: str = STORE) -> str:
 def findings(mount: dict[str, Any]) -> list[diagnosis.Finding]:
     """Judge as doctor does."""
     answer: dict[str, Any] = {
-        "python": [3, 11, 2], "lacks": {"needed": [], "wanted": []}, "programs": {}, "user": "oneadmin",
+        "python": [3, 11, 2],
+        "lacks": {"needed": [], "wanted": []},
+        "programs": {},
+        "user": "oneadmin",
         "tree": {"version": "x", "parts": {"lib/semishared": "a"}},
         "stores": {STORE: {"empty": False, "same": True, "writable": True, "mount": mount}},
-    }  # fmt: skip
-    return diagnosis_machines.of_machines({"fe": answer, "h1": answer}, diagnosis.Site("fe"), diagnosis.Cloud(), ("0", "0"))
+    }
+    return diagnosis_machines.of_machines(
+        {"fe": answer, "h1": answer}, diagnosis.Site("fe"), diagnosis.Cloud(), ("0", "0")
+    )
 
 
-@pytest.mark.fault(18, "doctor finds stores on NFSv3, with locks of one host only, soft, or without lookupcache=positive")
+@pytest.mark.fault(
+    18, "doctor finds stores on NFSv3, with locks of one host only, soft, or without lookupcache=positive"
+)
 @pytest.mark.parametrize(
     ("type", "options", "wanted"),
     [
         ("nfs4", V4.format(""), [(diagnosis.WARNING, "without lookupcache=positive")]),
-        ("nfs4", V4.format("lookupcache=pos,").replace("hard", "soft"), [(diagnosis.WARNING, "mounted soft")]),
-        ("nfs4", V4.format("lookupcache=pos,").replace("hard", "hard,softreval"), [(diagnosis.WARNING, "softreval")]),
-        ("nfs4", V4.format("lookupcache=pos,").replace("=none", "=posix"), [(diagnosis.BROKEN, "local_lock=posix")]),
+        (
+            "nfs4",
+            V4.format("lookupcache=pos,").replace("hard", "soft"),
+            [(diagnosis.WARNING, "mounted soft")],
+        ),
+        (
+            "nfs4",
+            V4.format("lookupcache=pos,").replace("hard", "hard,softreval"),
+            [(diagnosis.WARNING, "softreval")],
+        ),
+        (
+            "nfs4",
+            V4.format("lookupcache=pos,").replace("=none", "=posix"),
+            [(diagnosis.BROKEN, "local_lock=posix")],
+        ),
         ("nfs", V3.format("lookupcache=pos,", "none"), [(diagnosis.BROKEN, "NFS version 3")]),
-        ("nfs", V3.format("lookupcache=pos,nolock,", "all"), [(diagnosis.BROKEN, "NFS version 3"), (diagnosis.BROKEN, "nolock")]),
-        ("nfs", V3.format("lookupcache=pos,", "flock"), [(diagnosis.BROKEN, "NFS version 3"), (diagnosis.BROKEN, "local_lock=flock")]),
+        (
+            "nfs",
+            V3.format("lookupcache=pos,nolock,", "all"),
+            [(diagnosis.BROKEN, "NFS version 3"), (diagnosis.BROKEN, "nolock")],
+        ),
+        (
+            "nfs",
+            V3.format("lookupcache=pos,", "flock"),
+            [(diagnosis.BROKEN, "NFS version 3"), (diagnosis.BROKEN, "local_lock=flock")],
+        ),
     ],
     ids=["lookupcache", "soft", "softreval", "local_lock", "version 3", "nolock", "version 3 with flock"],
 )
-def test_a_store_that_others_cannot_trust_is_found(type: str, options: str, wanted: list[tuple[int, str]]) -> None:
+def test_a_store_that_others_cannot_trust_is_found(
+    type: str, options: str, wanted: list[tuple[int, str]]
+) -> None:
     found = findings({"type": type, "options": options.split(",")})
     for machine in ("fe", "h1"):
         here = [item for item in found if item.machine == machine]
@@ -84,6 +115,8 @@ def test_the_mount_of_a_path_is_the_innermost_and_the_last() -> None:
 
 
 @pytest.mark.parametrize(("mode", "is_passable"), [(0o750, False), (0o751, True), (0o774, False)])
-def test_a_store_is_passable_only_for_whom_everybody_may_pass(tmp_path: Path, mode: int, is_passable: bool) -> None:
+def test_a_store_is_passable_only_for_whom_everybody_may_pass(
+    tmp_path: Path, mode: int, is_passable: bool
+) -> None:
     tmp_path.chmod(mode)
     assert preflight.store_state(str(tmp_path), "token")["passable"] is is_passable

@@ -12,8 +12,16 @@ GiB = 1 << 30
 
 
 @pytest.mark.parametrize(
-    ("size", "cluster"), [(0, "128k"), (1, "128k"), (256 * GiB, "128k"), (256 * GiB + 1, "256k"), (512 * GiB, "256k"), (4096 * GiB, "256k")]
-)  # fmt: skip
+    ("size", "cluster"),
+    [
+        (0, "128k"),
+        (1, "128k"),
+        (256 * GiB, "128k"),
+        (256 * GiB + 1, "256k"),
+        (512 * GiB, "256k"),
+        (4096 * GiB, "256k"),
+    ],
+)
 def test_clusters_are_the_smallest_whose_tables_qemu_keeps(size: int, cluster: str) -> None:
     assert for_size(BY_SIZE, size) == f"extended_l2=on,cluster_size={cluster}"
     kib = int(cluster.rstrip("k"))
