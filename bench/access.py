@@ -34,7 +34,7 @@ from lab.ceph import POOL, USER, Cluster, fs
 from lab.hosts import SCRIPTS
 from lab.kernel_host import KernelHost
 from lab.switch import Switch
-from semishared.model.shares import first_uid
+from semishared.model.share.share import first_uid
 from shares.ceph import CephShares
 from shares.cloud import SHARES
 from shares.page import ROOT
@@ -48,7 +48,7 @@ PATIENCE_S = 240
 """What takes seconds on an idle machine."""
 CPU = "qemu64,+rdrand,+ssse3,+sse4.1,+sse4.2,+popcnt"
 """Of guests: any processor of theirs has an instruction for Ceph's checksums."""
-# As libvirt 9.0 writes them for what plan/filesystems.py has in the domain XML.
+# As libvirt 9.0 writes them for what plan/libvirt/filesystems.py has in the domain XML.
 OPTIONS = "source={source},sandbox=namespace,xattr,flock,posix_lock"
 DEVICE = "vhost-user-fs-pci,chardev=share,queue-size=1024,tag=share"
 SERVE = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which options overlays are to have, by the size of the disk: what `by-size` (plan/overlay_options.py)
+"""Which options overlays are to have, by the size of the disk: what `by-size` (plan/image/placement.py)
 chooses, beside what it could.
 
 On ext4 and XFS, each on a loop device past this machine's page cache. A round takes raw twice and each way
@@ -23,7 +23,7 @@ from figures import Figure, rounds_within
 from overlay import FLUSHES, LARGE_SHARE, LOST, SCATTER, SMALL, WINDOW, WORKLOADS, settle
 
 from semishared.config import Config
-from semishared.plan import overlay_options
+from semishared.plan.image import placement
 from semishared.tools import qemu_img
 
 DEVICE = 8 * GiB
@@ -103,7 +103,7 @@ Samples = Dict[Tuple[str, str], List[float]]
 
 def in_force(size: int) -> str:
     """Return by which of the ways a disk of that size is made."""
-    options = overlay_options.for_size(Config().overlays_options, size)
+    options = placement.overlay_options(Config().overlays_options, size)
     return next(name for name, way in WAYS.items() if way == Way(options))
 
 

@@ -21,10 +21,10 @@ from meter import Meter
 
 from lab.cloud import DATASTORES, RECORDS, STORE, SYSTEM, Cloud
 from semishared.config import Config
-from semishared.plan import overlay_options
+from semishared.plan.image import placement
 
 SIZES = {"16 MiB": 16, "256 MiB": 256, "1 GiB": 1024}
-OPTIONS = overlay_options.for_size(Config().overlays_options, max(SIZES.values()) << 20)
+OPTIONS = placement.overlay_options(Config().overlays_options, max(SIZES.values()) << 20)
 """What the product gives an overlay of each of them."""
 WARM_LIMIT = 3.0
 

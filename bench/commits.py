@@ -19,8 +19,8 @@ from typing import Any, Dict, Iterator, List, Tuple
 
 from figures import Figure, rounds_within
 
-from semishared.model.owner import Owner
-from semishared.store.diffs import Diff
+from semishared.model.refs import Owner
+from semishared.store.commit.claims import Diff
 from semishared.tools import extents, qemu_img
 from store.benches import DirBench, RbdBench
 from store.cases import Bench, MiB, of, ref

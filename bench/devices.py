@@ -28,7 +28,7 @@ from throttle import Device, MiB, Throttle, sectors_read
 
 from semishared.config import Config
 from semishared.model import steps as s
-from semishared.model import steps_device as d
+from semishared.model.device import steps as device_steps
 from semishared.wire.session import Session
 from tools.world import World
 
@@ -66,7 +66,9 @@ class Site:
                 self.devices.append(Device(self.top, f"device{number}", mib))
             self.world = World(self.top)
             self.world.on(
-                d.SetDevices(str(self.world.root), tuple(str(device.mount) for device in self.devices))
+                device_steps.SetDevices(
+                    str(self.world.root), tuple(str(device.mount) for device in self.devices)
+                )
             )
             self.image = self.new_image(7, IMAGE)
         except BaseException:
@@ -267,7 +269,7 @@ class Mover:
         self._error = ""
 
     def _row(self) -> Dict[str, object]:
-        (answer,) = self._site.world.on(d.ListHeld(str(self._site.world.root)))
+        (answer,) = self._site.world.on(device_steps.ListHeld(str(self._site.world.root)))
         assert isinstance(answer, dict)
         (row,) = [row for row in answer["items"] if row.get("vm") == 20]
         return {
@@ -283,7 +285,9 @@ class Mover:
         with open(self.path, "rb") as file:
             # What is to be moved was not read just now, as a rule.
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        step = d.MoveLayers(s.DiskRef(20, 1, str(row["vm_dir"])), "", str(row["name"]), str(row["to"]), LIMIT)
+        step = device_steps.MoveLayers(
+            s.DiskRef(20, 1, str(row["vm_dir"])), "", str(row["name"]), str(row["to"]), LIMIT
+        )
         thread = threading.Thread(target=self._run, args=(step,))
         thread.start()
         try:

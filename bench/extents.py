@@ -23,7 +23,7 @@ from figures import Figure, rounds_within
 
 from lab import caches
 from lab.kernel_host import KernelHost
-from semishared.plan import pool
+from semishared.plan.device import choose
 
 MiB = 1 << 20
 SMALL, LARGE = 64, 128
@@ -98,7 +98,7 @@ class Disks:
 def by_share(devices: Dict[str, int], extents: int) -> List[str]:
     """Return the device of each extent of a volume."""
     shares = {device: float(mib) for device, mib in devices.items()}
-    return [pool.share(f"extent/{extent}", shares)[0] for extent in range(extents)]
+    return [choose.share(f"extent/{extent}", shares)[0] for extent in range(extents)]
 
 
 def laid_out(volumes: Dict[str, List[str]]) -> Dict[str, List[Tuple[str, int]]]:

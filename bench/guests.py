@@ -27,8 +27,8 @@ from figures import Figure, rounds_within
 from throttle import Device, MiB, Throttle
 
 from semishared.model import steps as s
-from semishared.model import steps_commit as c
-from semishared.model.steps_base import VerifyBase
+from semishared.model.base.steps import VerifyBase
+from semishared.model.disk import commit_steps as c
 from tools.world import OVERLAY_OPTIONS, World
 
 RATE, OPERATIONS = 200 * MiB, 20000

@@ -21,7 +21,7 @@ from figures import Figure, rounds_within
 
 from lab import Node
 from lab.cloud import DATASTORES, STORE, SYSTEM, Cloud
-from semishared.install.threads import STOCK
+from semishared.install.configuration import STOCK_THREADS
 
 MIB = 256
 CASES = {"30 on 2": (30, 2), "100 on 8": (100, 8)}
@@ -123,15 +123,15 @@ def many(quick: bool) -> List[Figure]:
             vms, hosts = rig.vms[:count], cloud.lab.hosts[:on]
             for _ in rounds_within(70, 2 if quick else 4):
                 samples[name].append(rate(rig.prolog, vms, hosts, cloud.oned.settings.tm_threads))
-                rate(rig.epilog, vms, hosts, STOCK)
-                copies[name].append(rate(rig.copy, range(min(count, COPIED)), hosts, STOCK))
+                rate(rig.epilog, vms, hosts, STOCK_THREADS)
+                copies[name].append(rate(rig.copy, range(min(count, COPIED)), hosts, STOCK_THREADS))
     return [
         Figure(
             f"many/{name}",
             f"VMs at once from a warm base of {MIB} MiB, {name} hosts, to the end of prolog",
             "VMs/min",
             samples[name],
-            f"a copy by `tar | ssh` for each, {STOCK} at once",
+            f"a copy by `tar | ssh` for each, {STOCK_THREADS} at once",
             copies[name],
             expected=EXPECTED.get(name),
             because="two interpreters and one ssh each, on the cores of one machine, where a copy has all "

@@ -26,7 +26,7 @@ from figures import Figure, rounds_within
 from throttle import MiB
 
 from semishared.model import steps as s
-from semishared.model import steps_device as d
+from semishared.model.device import steps as device_steps
 
 IMAGE, MEMORY = 1024 * MiB, 2560 * MiB
 PART = 64 * MiB
@@ -97,16 +97,18 @@ class Host(Site):
 
     def fill(self) -> Dict[str, Disk]:
         """Make the disks: in memory, a raw file in the same memory, on the device."""
-        self.world.on(d.SetDevices(str(self.world.root), (str(self.devices[0].mount), f"{self.ram}=ram")))
+        self.world.on(
+            device_steps.SetDevices(str(self.world.root), (str(self.devices[0].mount), f"{self.ram}=ram"))
+        )
         image = self.new_image(8, IMAGE)
         found = {"raw": Disk("raw", self.ram / "raw")}
         block.fill(self.ram / "raw", IMAGE)
         for vm, (name, classes) in enumerate((("ram", ("ram",)), ("disk", ("fast",)))):
             disk = self.world.disk(10 + vm)
             steps = (
-                d.PlaceLayers(disk, classes, IMAGE, IMAGE),
+                device_steps.PlaceLayers(disk, classes, IMAGE, IMAGE),
                 *self.world.cloning(image, disk),
-                d.NoteClasses(disk, classes),
+                device_steps.NoteClasses(disk, classes),
             )
             self.world.on(s.PrepareVm(disk.vm, disk.vm_dir), *steps)
             if os.path.realpath(disk.path).startswith(f"{self.ram}/") != (name == "ram"):

@@ -29,7 +29,7 @@ from pool.devices import Disk
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
 DEVICES = {"/mnt/a": 320, "/mnt/b": 320}
 FAST, OPERATIONS = 200 * MiB, 8000
-"""Of each device, per second: as beside another's move (devices.py)."""
+"""Of each device, per second: as beside another's move (device/devices.py)."""
 MEMORY = "/dev/shm"
 """Where their blocks are, so that only the limit makes them slow: below a file on this machine's disk a flush
 takes what that takes.

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "lib"))
 
 from figures import Figure  # noqa: E402
 
-from semishared.plan import pool  # noqa: E402
+from semishared.plan.device import choose  # noqa: E402
 
 GiB = 1 << 30
 POOLS: Dict[str, Sequence[int]] = {
@@ -44,9 +44,9 @@ def orders(quick: bool) -> List[Figure]:
     samples, extents, runs = (2, 1000, 4) if quick else (4, 4000, 40)
     found = []
     for name, sizes in POOLS.items():
-        for order in pool.ORDERS:
+        for order in choose.ORDERS:
             found += _extents(name, sizes, order, samples, extents)
-        for way in (HASH, *pool.ORDERS):
+        for way in (HASH, *choose.ORDERS):
             found.append(_files(name, sizes, way, runs))
     return found
 
@@ -68,7 +68,7 @@ def _extents(name: str, sizes: Sequence[int], order: str, samples: int, extents:
     for sample in range(samples):
         keys = [f"{sample}/{number}" for number in range(extents)]
         was, now, then = (
-            [pool.ORDERS[order](key, shares)[0] for key in keys] for shares in (before, more, fewer)
+            [choose.ORDERS[order](key, shares)[0] for key in keys] for shares in (before, more, fewer)
         )
         whole = sum(before.values())
         fair.append(max(was.count(uuid) * whole / share for uuid, share in before.items()) / extents)
@@ -76,7 +76,7 @@ def _extents(name: str, sizes: Sequence[int], order: str, samples: int, extents:
         due.append(now.count("new") / extents)
         removed.append(sum(a != b for a, b in zip(was, then)) / extents)
         left.append(was.count(gone) / extents)
-    budget = ("ratio", "<=", 1.05) if order == pool.DEFAULT else None
+    budget = ("ratio", "<=", 1.05) if order == choose.DEFAULT else None
     moved: Dict[str, Any] = {
         "expected": MOVED[order],
         "because": WHY[order],
@@ -127,12 +127,12 @@ def _files(name: str, sizes: Sequence[int], way: str, runs: int) -> Figure:
         while min(free.values()) >= 0:
             size, number = draw.lognormvariate(0, 0.8) * unit, number + 1
             devices = [
-                pool.Device(uuid, int(share), int(free[uuid])) for uuid, share in shares(sizes).items()
+                choose.Device(uuid, int(share), int(free[uuid])) for uuid, share in shares(sizes).items()
             ]
             if way == HASH:
-                uuid = pool.rendezvous(f"{run}/{number}", shares(sizes))[0]
+                uuid = choose.rendezvous(f"{run}/{number}", shares(sizes))[0]
             else:
-                uuid = pool.choose(devices, f"{run}/{number}", int(unit), order=way)
+                uuid = choose.choose(devices, f"{run}/{number}", int(unit), order=way)
             free[uuid] -= size
         found.append(1 - sum(max(left, 0) for left in free.values()) / whole)
     what = "by the hash alone" if way == HASH else f"{way} and fill"

@@ -23,7 +23,7 @@ from block import Disk, GiB, KiB, MiB, TiB
 from figures import Figure, rounds_within
 
 from semishared.config import Config
-from semishared.plan import overlay_options
+from semishared.plan.image import placement
 from semishared.tools import qemu_img
 
 SMALL = 2 * GiB
@@ -36,7 +36,7 @@ LARGE = {"2 TiB, 640 MiB of it used": (2 * TiB, WINDOW), "500 GiB": (500 * GiB, 
 """Virtual size, and the range that is written to (0: all of it, so that nearly every write needs another L2
 table).
 """
-CHOSEN = overlay_options.for_size(Config().overlays_options, SMALL)
+CHOSEN = placement.overlay_options(Config().overlays_options, SMALL)
 VARIANTS: Dict[str, str] = {
     "64k": "",
     "64k lazy_refcounts": "lazy_refcounts=on",

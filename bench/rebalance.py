@@ -13,9 +13,9 @@ from typing import Dict, List, NamedTuple, Sequence
 from figures import Figure
 from orders import GiB, shares
 
-from semishared.plan import pool, pool_moves
-from semishared.plan.pool import BOUND, Device
-from semishared.plan.pool_moves import LIMIT, Item
+from semishared.plan.device import balance, choose
+from semishared.plan.device.balance import LIMIT, Item
+from semishared.plan.device.choose import BOUND, Device
 
 FILES = 50
 LARGEST = 0.05
@@ -69,20 +69,22 @@ def _one(sizes: Sequence[int], start: str, files: int, run: int) -> Run:
         if start == "one has come":
             there.pop()
         key = f"{run}/{number}"
-        uuid = draw.choice(there).uuid if start == "anyhow" else pool.choose(there, key, int(least * MEDIAN))
+        uuid = (
+            draw.choice(there).uuid if start == "anyhow" else choose.choose(there, key, int(least * MEDIAN))
+        )
         free[uuid] -= size
         items.append(Item("layers", key, uuid, size, key))
     before = [Device(uuid, capacity[uuid], free[uuid]) for uuid in capacity]
     mean = sum(device.used for device in before) / sum(device.share for device in before)
-    moves = pool_moves.rebalance(before, items)
+    moves = balance.rebalance(before, items)
     for move in moves:
         free[move.item.device] += move.item.size
         free[move.target] -= move.item.size
     after = [Device(uuid, capacity[uuid], free[uuid]) for uuid in capacity]
     excess = sum(max(device.used - mean * device.share, 0) for device in before)
     return Run(
-        pool_moves.unevenness(before),
-        pool_moves.unevenness(after),
+        balance.unevenness(before),
+        balance.unevenness(after),
         sum(move.item.size for move in moves),
         excess,
     )
@@ -98,7 +100,7 @@ def _figures(name: str, files: int, start: str, runs: List[Run]) -> List[Figure]
             f"{what}: the fullest device, by the mean, after a rebalance",
             "times",
             [run.after for run in runs],
-            expected=pool_moves.AIM if has_budget else 1.5,
+            expected=balance.AIM if has_budget else 1.5,
             because="what it aims at" if has_budget else "3 files for each device",
             budget=("worst value", "<=", BOUND) if has_budget else None,
             budget_from="max/mean of bytes",

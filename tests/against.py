@@ -89,7 +89,8 @@ def imported(name, globals=None, locals=None, fromlist=(), level=0, real=builtin
     module = real(name, globals, locals, fromlist, level)
     for known, one in list(sys.modules.items()):
         if known.startswith("semishared.") and "__getattr__" not in vars(one):
-            one.__getattr__ = lambda part, of=known: Module.__getattr__(types.SimpleNamespace(__name__=of), part)
+            named = types.SimpleNamespace(__name__=known)
+            one.__getattr__ = lambda part, named=named: Module.__getattr__(named, part)
     if name.startswith("semishared"):
         for part in fromlist or ():
             if not hasattr(module, part):
@@ -99,7 +100,7 @@ def imported(name, globals=None, locals=None, fromlist=(), level=0, real=builtin
 
 sys.meta_path.append(Finder())
 builtins.__import__ = imported
-"""  # noqa: E501
+"""
 """A plugin of pytest: what the older package does not have can be imported, so that tests beside it run, and
 ends who uses it.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""At which of its points (semishared/tools/crash_points.py) an action is killed: at all of them in `make
+"""At which of its points (semishared/tools/effects.py) an action is killed: at all of them in `make
 test-full`, else at each kind.
 
 A kind of point is an action and a name, without what differs from run to run. Variants of an action pass

@@ -23,7 +23,7 @@ as long as that is.
 """
 
 
-def mounting(path: object, mib: int) -> "list[str]":
+def mounting(path: object, mib: int) -> list[str]:
     """Return the command that mounts one."""
     return ["sh", "-c", MOUNT, "sh", str(path), str(mib)]
 

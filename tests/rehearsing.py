@@ -124,7 +124,7 @@ class Rehearsing:
 
     def _both(self, action: str, argv: Sequence[str], stdin: str, do: Callable[[], Done]) -> Done:
         from semishared.front import datastore, transfer
-        from semishared.plan import hypervisor
+        from semishared.plan.vm import hypervisor
 
         kind, _, name = action.rpartition("/")
         known: Any = {"": transfer.PLANNED, "datastore": datastore.ACTIONS, "vmm": hypervisor.PLANNERS}[kind]

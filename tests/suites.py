@@ -144,7 +144,7 @@ def bats(name: str, _full: bool) -> Tuple[List[str], Path]:
 RUNNERS: Dict[str, Callable[[str, bool], Tuple[List[str], Path]]] = {"pytest": pytest, "bats": bats}
 
 
-def skips(report: "ElementTree.ElementTree[ElementTree.Element]") -> Dict[str, int]:
+def skips(report: ElementTree.ElementTree[ElementTree.Element]) -> Dict[str, int]:
     """Return why tests were skipped, by a runner's report, and how many for each reason."""
     reasons = Counter((node.get("message") or node.text or "").strip() for node in report.iter("skipped"))
     return dict(reasons.most_common())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""etc/semishared.conf: site settings, each with a default, so that the file may be missing.
+"""etc/semishared.conf: site settings, each with a default; the file may be missing.
 
 What concerns an image or a datastore is an attribute of it in OpenNebula, not a key here.
 """
@@ -10,9 +10,65 @@ import os
 import re
 from typing import Union
 
-from . import ini
 from .errors import BadAttribute
 from .named import NamedTuple
+
+DEFAULT = "DEFAULT"
+"""The section whose values are those of all others that do not say otherwise."""
+
+
+def read(path: str) -> dict[tuple[str, str], str]:
+    """Return the values by (section, key), none if there is no such file; raise BadAttribute.
+
+    Sections and `key = value` are read as configparser reads them. configparser and its regular expressions
+    cost every action 4 ms.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = file.read().split("\n")
+    except UnicodeDecodeError as e:
+        raise BadAttribute(f"semishared.conf: {e}") from None
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as e:
+        # Its defaults are not what somebody has written there.
+        raise BadAttribute(f"semishared.conf cannot be read: {e.strerror}: {path}") from None
+    found: dict[tuple[str, str], list[str]] = {}
+    sections: set[str] = set()
+    section, value, depth = "", None, 0
+    for number, line in enumerate(lines, start=1):
+        text = line.strip()
+        if text.startswith(("#", ";")):
+            continue
+        indent = len(line) - len(line.lstrip())
+        if not text or (value is not None and indent > depth):
+            # Of a value of several lines.
+            if value is not None:
+                value.append(text)
+            continue
+        depth = indent
+        if text.startswith("[") and "]" in text[2:]:
+            section, value = text[1 : text.rindex("]")], None
+            if section in sections and section != DEFAULT:
+                raise BadAttribute(f"semishared.conf: line {number}: [{section}] is there twice")
+            sections.add(section)
+            continue
+        delimiter = min("=:", key=lambda sign: text.find(sign) % (len(text) + 1))
+        key, is_one, rest = text.partition(delimiter)
+        key = key.strip().lower()
+        if not section or not is_one or not key:
+            raise BadAttribute(
+                f"semishared.conf: line {number}: {text!r} is neither [section] nor key = value in one"
+            )
+        if (section, key) in found:
+            raise BadAttribute(f"semishared.conf: line {number}: {key!r} is in [{section}] twice")
+        value = found[section, key] = [rest.strip()]
+    values = {name: "\n".join(lines).rstrip() for name, lines in found.items() if name[0] != DEFAULT}
+    for (whose, key), lines in found.items():
+        for section in sections - {DEFAULT} if whose == DEFAULT else ():
+            values.setdefault((section, key), "\n".join(lines).rstrip())
+    return values
+
 
 PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "etc", "semishared.conf")
 OPTIONS = r"(by-size|[a-z0-9_]+=[A-Za-z0-9.]+(,[a-z0-9_]+=[A-Za-z0-9.]+)*)?\Z"
@@ -82,7 +138,7 @@ class Config(NamedTuple):
 
     @property
     def migration(self) -> dict[str, Union[int, str]]:
-        """[migration], as a host tells its plan (plan/migrate_options.py)."""
+        """[migration], as a host tells its plan (plan/vm/migrate_options.py)."""
         section = "migration_"
         return {
             name[len(section) :]: value for name, value in self._asdict().items() if name.startswith(section)
@@ -111,12 +167,10 @@ class Config(NamedTuple):
 
 
 def load(path: str = PATH) -> Config:
-    """Return the settings of `path`; raise BadAttribute for an unknown key or a value of the wrong kind,
-    BadPool.
-    """
+    """Return the settings of `path`; raise BadPool, or BadAttribute for an unknown key or a wrong value."""
     defaults = Config()._asdict()
     values: dict[str, object] = {}
-    for (section, key), text in ini.read(path).items():
+    for (section, key), text in read(path).items():
         name = f"{section}_{key}"
         if name not in defaults:
             raise BadAttribute(f"semishared.conf: unknown key {key!r} in [{section}]")
@@ -154,16 +208,16 @@ def load(path: str = PATH) -> Config:
         defaults["bases_size_limit"],
         defaults["bases_free_floor"],
     ):
-        from .plan import eviction
+        from .plan.base import eviction
 
         try:
             eviction.limits(config.bases_size_limit, config.bases_free_floor, 1)
         except BadAttribute as e:
             raise BadAttribute(f"semishared.conf: {e.detail}") from None
     if config.pool_devices != "none":
-        from .plan import pool
+        from .plan.device import choose
 
-        pool.declared(config.pool_devices)
+        choose.declared(config.pool_devices)
     if config.fence_command != "none" and not _is_program(config):
         raise BadAttribute(
             f"semishared.conf: command = {config.fence_command!r} in [fence] is neither "

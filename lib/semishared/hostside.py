@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ssh starts on a host. All that it does is in host/service.py: what is started is compiled every time,
-what it imports once.
+"""What ssh starts on a host. host/service.py does the work.
+
+What is started is compiled every time, what it imports once.
 """
 
 import gc

@@ -16,7 +16,7 @@ from lab.cloud import RBD_STORE, Cloud
 from lab.layout import FRONT_END_KEY
 from lab.oned.template import parse
 from semishared.front.fence_marks import TYPE, words
-from semishared.plan.fence import FENCED, Mark
+from semishared.plan.care.fence import FENCED, Mark
 from semishared.tools import key
 
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"

@@ -19,10 +19,10 @@ from lab.ceph import POOL, USER, Cluster
 from lab.cloud import DATASTORES, RBD_STORE, STORE, Cloud
 from lab.guest import Guest
 from semishared.cli.caps import FENCE_USER
-from semishared.plan.ceph_caps import fence as fence_key
+from semishared.plan.store.ceph_caps import fence as fence_key
 
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
-PROBE = ["/usr/bin/python3", "-I", "/var/tmp/one/lib/semishared/host/host_probe.py"]
+PROBE = ["/usr/bin/python3", "-I", "/var/tmp/one/lib/semishared/host/probe.py"]
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 KIB, AT = 64, 1024
 MONITORED, ERROR = 2, 3

@@ -12,7 +12,7 @@ import pytest
 from lab.ceph import BRIDGE, POOL, READER, REMOTE, REMOTE_SECRET, SECRET, USER, Cluster
 from lab.cloud import Cloud
 from lab.node import Node
-from semishared.plan import ceph_caps
+from semishared.plan.store import ceph_caps
 
 WRITES = ("bench", "--io-type", "write", "--io-size", "1M", "--io-total")
 

@@ -27,7 +27,7 @@ def host(cloud: Cloud) -> Iterator[Node]:
         forget(host)
 
 
-def upload(cloud: Cloud, path: str, name: str, persistent: bool, attributes: "dict[str, str]") -> int:
+def upload(cloud: Cloud, path: str, name: str, persistent: bool, attributes: dict[str, str]) -> int:
     own: dict[str, Any] = {"LUKS_SECRET": SECRET, **attributes}
     return cloud.oned.image_create(
         RBD_STORE, name, path=path, type="DATABLOCK", persistent=persistent, prefix="vd", attributes=own

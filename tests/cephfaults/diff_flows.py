@@ -19,13 +19,14 @@ from typing import Any, Callable, Dict, Iterator, NamedTuple
 
 from semishared.config import Config
 from semishared.errors import SemisharedError
-from semishared.model import layout
 from semishared.model import steps as s
-from semishared.model import steps_commit as c
+from semishared.model.disk import commit_steps as c
+from semishared.model.disk import names as disk_names
 from semishared.model.exchange import AskOned, Exchange, On, Part, drive
 from semishared.opennebula.args import DiskPlace, VmPlace
 from semishared.opennebula.xml import Datastore, Image, Vm, parse
-from semishared.plan import commits, settling
+from semishared.plan.disk import commits
+from semishared.plan.store import commit_turns
 from semishared.wire.session import Session
 from tools.world import OVERLAY_OPTIONS
 
@@ -71,8 +72,8 @@ def session() -> Iterator[Session]:
 
 def attached(job: Job) -> Part[Any]:
     """As tm/ln."""
-    root = layout.base_store_of(job.disk.vm_dir)
-    image = yield from settling.claimable(HERE, HERE, job.image, root)
+    root = disk_names.base_store_of(job.disk.vm_dir)
+    image = yield from commit_turns.claimable(HERE, HERE, job.image, root)
     create = c.CreateDiff(job.disk, image, 0, OVERLAY_OPTIONS)
     yield On(HERE, (s.StageBase(root, image), s.PrepareVm(job.disk.vm, job.disk.vm_dir), create))
 
@@ -80,7 +81,7 @@ def attached(job: Job) -> Part[Any]:
 def committed(job: Job) -> Part[Any]:
     """As `semishared commit`, of a VM that is off."""
     place = DiskPlace(
-        VmPlace(HERE, job.disk.vm_dir, job.disk.vm), layout.disk_name(job.disk.disk), job.disk.disk
+        VmPlace(HERE, job.disk.vm_dir, job.disk.vm), disk_names.disk_name(job.disk.disk), job.disk.disk
     )
     return (yield from commits.commit(place, VM, "", "NONE"))
 
@@ -89,12 +90,12 @@ def ended(job: Job) -> Part[Any]:
     """As tm/mvds."""
     (answer,) = yield On(HERE, (s.EndSession(job.disk),))
     if answer:
-        yield from settling.settled(HERE, c.FinishDisk(job.disk))
+        yield from commit_turns.settled(HERE, c.FinishDisk(job.disk))
 
 
 def renewed(job: Job) -> Part[Any]:
     """As tm/mv to the front-end, before it sends anything."""
-    return (yield from settling.settled(HERE, c.RenewVm(job.disk.vm, job.disk.vm_dir, True)))
+    return (yield from commit_turns.settled(HERE, c.RenewVm(job.disk.vm, job.disk.vm_dir, True)))
 
 
 FLOWS: Dict[str, Callable[[Job], Part[Any]]] = {

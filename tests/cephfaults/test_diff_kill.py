@@ -22,7 +22,7 @@ import pytest
 from lab import forks
 from semishared.errors import SemisharedError
 from semishared.model import steps as s
-from semishared.model import steps_image as i
+from semishared.model.store import image_steps as i
 from semishared.wire.session import Session
 from tools.ceph_cluster import running
 from tools.ceph_site import Site
@@ -56,7 +56,7 @@ class Standing(NamedTuple):
     number: int
 
     @classmethod
-    def made(cls, site: Site, top: Path) -> "Standing":
+    def made(cls, site: Site, top: Path) -> Standing:
         found = cls(site, World(top), next(numbers))
         site.make(found.number, SIZE)
         return found
@@ -70,7 +70,7 @@ class Standing(NamedTuple):
             flow, self.site.ref(self.number), self.world.disk(), self.site.datastore_xml(self.world.top)
         )
 
-    def run(self, flow: str, **env: str) -> "subprocess.CompletedProcess[bytes]":
+    def run(self, flow: str, **env: str) -> subprocess.CompletedProcess[bytes]:
         """Do an action in a process of its own."""
         job = self.world.top / "job"
         job.write_bytes(pickle.dumps(self.job(flow)))
@@ -113,7 +113,7 @@ class Standing(NamedTuple):
 
 def standings(
     site: Site, top: Path, flow: str, names: Sequence[object]
-) -> "List[Tuple[Standing, bytes, bytes]]":
+) -> List[Tuple[Standing, bytes, bytes]]:
     """Have as many as there are names, each as an action finds it; with what the image is, and what it is to
     be.
     """

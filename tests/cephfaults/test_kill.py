@@ -24,7 +24,7 @@ from lab import forks
 from semishared.config import Config
 from semishared.errors import SemisharedError
 from semishared.model import steps as s
-from semishared.model import steps_image as i
+from semishared.model.store import image_steps as i
 from semishared.tools import layers, qemu_img
 from semishared.wire.session import Session
 from tools.ceph_cluster import running
@@ -64,7 +64,7 @@ class Case(NamedTuple):
     """What removes all of it."""
 
 
-def run(steps: Sequence[s.Step], **env: str) -> "subprocess.CompletedProcess[bytes]":
+def run(steps: Sequence[s.Step], **env: str) -> subprocess.CompletedProcess[bytes]:
     """Carry out steps in a process of their own."""
     with tempfile.NamedTemporaryFile() as file:
         file.write(pickle.dumps(list(steps)))
@@ -76,7 +76,7 @@ def run(steps: Sequence[s.Step], **env: str) -> "subprocess.CompletedProcess[byt
         )
 
 
-def traced(done: "subprocess.CompletedProcess[bytes]", trace: Path) -> List[str]:
+def traced(done: subprocess.CompletedProcess[bytes], trace: Path) -> List[str]:
     """Return the names of the points that what is done has passed."""
     assert done.returncode == 0, done.stderr.decode()
     return [line.split(" ", 1)[1] for line in trace.read_text().splitlines()]
@@ -310,7 +310,7 @@ class Layered(NamedTuple):
     """What the header of the lowest layer is to name."""
 
     @classmethod
-    def made(cls, site: Site, top: Path) -> "Layered":
+    def made(cls, site: Site, top: Path) -> Layered:
         found, number = World(top), next(numbers)
         disk, image = found.disk(), site.make(number, 16 * MiB)
         (lent,) = site.on(i.LendContent(image))
@@ -334,7 +334,7 @@ class Layered(NamedTuple):
         del node["file"]["user"]
         qemu_img.lay_over(self.layer(0), f"json:{json.dumps(node)}", "raw")
 
-    def delete(self, copy: bool, **env: str) -> "subprocess.CompletedProcess[bytes]":
+    def delete(self, copy: bool, **env: str) -> subprocess.CompletedProcess[bytes]:
         disk = self.world.disk()
         return run([s.MergeLayer(disk, 2, "0", "qcow2", copy=copy), s.DropLayer(disk, 1)], **env)
 

@@ -14,7 +14,7 @@ import pytest
 import rbd
 
 from semishared.errors import CommitRefused, ImageInUse, NotSupported
-from semishared.store import rbd_claim, rbd_commit, rbd_image
+from semishared.store.rbd import claim, commit, image
 from store.benches import RbdBench
 from store.cases import of, ref
 from store.diff_cases import is_content, lent
@@ -33,7 +33,7 @@ def test_a_host_that_was_cut_off_writes_no_more(
     with stopped(it, at) as process:
         # While it is in sight, nobody takes the image from it.
         with monkeypatch.context() as soon:
-            soon.setattr(rbd_image, "WATCH_S", 0)
+            soon.setattr(image, "WATCH_S", 0)
             with pytest.raises(ImageInUse):
                 of(bench).check(it.image)
         is_content(bench, it, old)
@@ -64,14 +64,14 @@ def test_a_claim_is_not_given_up_while_another_is_made(site: Site, tmp_path: Pat
     it = lent(RbdBench(site), tmp_path)
     newer = it.owner._replace(epoch=it.owner.epoch + 1)
     with ThreadPoolExecutor(1) as pool:
-        with rbd_commit._alone(it.image) as opened:
-            late = pool.submit(rbd_commit.disown, it.image, it.owner)
+        with commit._alone(it.image) as opened:
+            late = pool.submit(commit.disown, it.image, it.owner)
             time.sleep(1)
-            found = rbd_claim.read(opened)
+            found = claim.read(opened)
             assert found, "given up while somebody else had the image's lock"
-            rbd_claim.write(opened, found._replace(owner=newer))
+            claim.write(opened, found._replace(owner=newer))
         late.result(60)
-    assert rbd_commit.owner(it.image) == newer
+    assert commit.owner(it.image) == newer
 
 
 def test_an_image_that_cannot_be_locked_is_not_claimed(site: Site, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_an_image_that_a_guest_has_open_is_neither_claimed_nor_committed_to(
 ) -> None:
     bench = RbdBench(site)
     it = lent(bench, tmp_path)
-    monkeypatch.setattr(rbd_image, "WATCH_S", 0)
+    monkeypatch.setattr(image, "WATCH_S", 0)
     with bench.writing(it.image.source):
         for ask in (
             lambda: of(bench).claim(it.image, it.owner),

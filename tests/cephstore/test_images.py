@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Iterator
 
 import pytest
 
-from semishared.base.partial import Partial
 from semishared.errors import (
     CephRefused,
     CephUnavailable,
@@ -24,8 +23,9 @@ from semishared.errors import (
     SemisharedError,
 )
 from semishared.model import steps as s
-from semishared.model import steps_base as b
-from semishared.model import steps_image as i
+from semishared.model.base import steps as base_steps
+from semishared.model.store import image_steps as i
+from semishared.stage.partial import Partial
 from semishared.tools import extents
 from tools.world import MiB, World, allocated, qemu_io
 
@@ -91,7 +91,11 @@ def test_what_lacks_of_a_base_is_read_from_the_frozen_content(site: Site, world:
     arrived.begin(manifest)
     assert arrived.put(0, content[: extents.EXTENT])
     arrived.close()
-    site.on(b.FetchBases(str(world.root), (b.Part(pinned),), (), "rest", "", "none", 0, 0, (), ()))
+    site.on(
+        base_steps.FetchBases(
+            str(world.root), (base_steps.Part(pinned),), (), "rest", "", "none", 0, 0, (), ()
+        )
+    )
     assert site.moved == {"store_read": extents.EXTENT}, "one of two"
     assert (base / "image").read_bytes() == content
     assert (base / "source").read_text() == f"{image.source}\n", "no host needs a mount for it"
@@ -378,7 +382,7 @@ def test_snapshot_that_a_killed_action_has_left_is_made_anew_once_its_guest_has_
     assert site.read("one-7", 8 * MiB, 4096, "0") == b"\x02" * 4096 and site.protected("one-7", "0")
 
 
-def listed(site: Site) -> "list[dict[str, Any]]":
+def listed(site: Site) -> list[dict[str, Any]]:
     """Return the snapshots of an image as librbd has them."""
     import rbd
 
@@ -608,20 +612,20 @@ def test_no_secret_is_on_a_command_line_or_in_what_is_said(site: Site, world: Wo
 
 
 def test_gc_sees_what_is_left_in_the_pool_and_removes_it(site: Site) -> None:
-    from semishared.plan import gc_pools
-    from semishared.plan.gc import Known
+    from semishared.plan.care import gc_stores
+    from semishared.plan.care.gc import Known
 
     image = site.make()
     site.on(i.CloneStored(image, "one/one-7-23-1", 0))
     site.on(i.StageImage(site.ref(60), 4 * MiB))
     site.make(8)
     (names,) = site.on(i.ListPool(image.access, "one"))
-    pool = gc_pools.Pool("localhost", 105, "one", image.access, tuple(names))
+    pool = gc_stores.Pool("localhost", 105, "one", image.access, tuple(names))
     known = Known(
         {}, frozenset(), frozenset(), frozenset({"one/one-7"}), past=frozenset({(23, 1, "one/one-7")})
     )
-    (looks,) = site.on(i.LookAtImages(image.access, "one", (*gc_pools.suspicious(pool, known), "one-gone")))
-    found = list(gc_pools.find(pool, looks, 0, known))
+    (looks,) = site.on(i.LookAtImages(image.access, "one", (*gc_stores.suspicious(pool, known), "one-gone")))
+    found = list(gc_stores.find_in_pool(pool, looks, 0, known))
     assert sorted(item.kind for item in found) == ["clone", "staged"], "what somebody else made stays"
     assert all(0 <= item.age < 600 for item in found)
     for item in found:
@@ -636,8 +640,8 @@ def test_gc_removes_snapshots_that_nobody_needs(site: Site, world: World) -> Non
     """
     import rbd
 
-    from semishared.plan import gc_pools
-    from semishared.plan.gc import Known
+    from semishared.plan.care import gc_stores
+    from semishared.plan.care.gc import Known
 
     image, used = site.make(), site.make(8)
     generation = site.base(world, image)
@@ -656,14 +660,16 @@ def test_gc_removes_snapshots_that_nobody_needs(site: Site, world: World) -> Non
             opened.protect_snap(name)
     site.rbd.clone(site.ioctx, "one-7", "semishared-old-0a1b2c3d", site.ioctx, "depends")
     (names,) = site.on(i.ListPool(image.access, "one"))
-    pool = gc_pools.Pool("localhost", 105, "one", image.access, tuple(names))
+    pool = gc_stores.Pool("localhost", 105, "one", image.access, tuple(names))
     known = Known(
         {}, frozenset(), frozenset(), frozenset({"one/one-7", "one/one-8"}), idle=frozenset({"one/one-7"})
     )
 
     def left() -> dict[str, bool]:
-        (found,) = site.on(i.FindSnapshots(image.access, "one", (*gc_pools.with_snapshots(pool), "one-gone")))
-        items = list(gc_pools.snapshots(pool, found, {}, 0, known))
+        (found,) = site.on(
+            i.FindSnapshots(image.access, "one", (*gc_stores.with_snapshots(pool), "one-gone"))
+        )
+        items = list(gc_stores.snapshots(pool, found, {}, 0, known))
         assert all(0 <= item.age < 600 for item in items)
         for item in items:
             if not item.keep:

@@ -239,7 +239,7 @@ def test_staged_image_is_read_once_for_all_hosts(cloud: Cloud) -> None:
     assert found["bytes"]["peers"] > 0 and cloud.lab.ceph.bytes_read() - before < EXTENT + (256 << 10)
     for host in cloud.lab.hosts:
         health = host.run(
-            ["/usr/bin/python3", "-I", f"{SCRIPTS}/lib/semishared/host/host_probe.py"], input=b""
+            ["/usr/bin/python3", "-I", f"{SCRIPTS}/lib/semishared/host/probe.py"], input=b""
         ).stdout.decode()
         assert 'HEALTH = "OK"' in health, "a store that is mounted nowhere is not missed"
     # Written to behind our back: nobody knows what it is, until one host has read it.

@@ -41,7 +41,7 @@ def rewrite(
     old.
     """
     lines: List[str] = []
-    block: "List[Command] | None" = None
+    block: List[Command] | None = None
     for line in page.read_text().splitlines():
         other = RUN.match(line)
         if block is None:

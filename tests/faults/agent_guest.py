@@ -51,7 +51,7 @@ DEVICES = (
 COMMAND_LINE = f"console=ttyS0 quiet loglevel=0 panic=1 audit=0 {initramfs.QUICK}"
 
 
-def build() -> "tuple[Path, Path]":
+def build() -> tuple[Path, Path]:
     """Return kernel and initramfs; that is made once per content and kept."""
     kernel = caches.newest_kernel()
     modules = initramfs.modules(kernel.name[len("vmlinuz-") :], MODULES)

@@ -26,9 +26,11 @@ from semishared.model.exchange import AskOned, On, Plan
 from semishared.opennebula import args
 from semishared.opennebula.report import Report
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
-from semishared.plan import disks, moves, removals
-from semishared.plan import migration as migrations
-from semishared.store import dir_image, dir_upload
+from semishared.plan.disk import disks, removals
+from semishared.plan.vm import migration as migrations
+from semishared.plan.vm import moves
+from semishared.store.dir import image as dir_image
+from semishared.store.dir import upload
 from semishared.wire import session as ssh
 
 from .rig import Rig, image_bytes, pattern
@@ -73,14 +75,14 @@ def build(rig: Rig) -> None:
         raw = rig.top / "in" / f"{image.name}.raw"
         raw.write_bytes(image.content)
         subprocess.run(["fallocate", "--dig-holes", raw], check=True)
-        up = dir_upload.Upload(store, image.name)
+        up = upload.Upload(store, image.name)
         os.makedirs(up.directory)
         path = str(raw)
         if image.format == "qcow2":
             path = f"{raw}.qcow2"
             subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", raw, path], check=True)
         path = shutil.copy(path, up.file("private"))  # what is published is given away
-        dir_upload.publish(path, image.format, up.target)
+        upload.publish(path, image.format, up.target)
         shutil.rmtree(up.directory)
         if not image.has_manifest:
             shutil.rmtree(dir_image.Stored(up.target).side)

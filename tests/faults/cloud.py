@@ -88,7 +88,7 @@ class Cloud:
 
     @classmethod
     @contextmanager
-    def up(cls, forks: bool = False) -> "Iterator[Cloud]":
+    def up(cls, forks: bool = False) -> Iterator[Cloud]:
         """Put it up; with `forks` the drivers are forked and not started (lab/forks.py), and copied and not
         installed.
         """
@@ -131,7 +131,7 @@ class Cloud:
 
     # -- calls ----------------------------------------------------------------------------------
 
-    def tm(self, action: str, *argv: str, stdin: bytes = b"", timeout: float = 60) -> "Done[bytes]":
+    def tm(self, action: str, *argv: str, stdin: bytes = b"", timeout: float = 60) -> Done[bytes]:
         """Run a transfer action as one_tm does."""
         self._source(action, argv)
         return self.fe.run(
@@ -175,7 +175,7 @@ class Cloud:
 
     def datastore(
         self, action: str, image: str, attributes: str = "", data: Optional[bytes] = None
-    ) -> "Done[bytes]":
+    ) -> Done[bytes]:
         """Run a datastore action as one_datastore does."""
         xml = (
             f"<DS_DRIVER_ACTION_DATA><IMAGE>{image}</IMAGE><DATASTORE><ID>100</ID><TYPE>0</TYPE><BASE_PATH>{STORE}</BASE_PATH>"
@@ -196,7 +196,7 @@ class Cloud:
 
     def clone(
         self, source: str, vm: int = 7, disk: int = 0, host: str = "h1", timeout: float = 60
-    ) -> "Done[bytes]":
+    ) -> Done[bytes]:
         return self.tm("clone", *self.clone_words(source, vm, disk, host), timeout=timeout)
 
     def clone_words(self, source: str, vm: int = 7, disk: int = 0, host: str = "h1") -> List[str]:
@@ -276,14 +276,14 @@ class Cloud:
                 break
             before = now
 
-    def _worked(self, node: Node) -> "Dict[str, Tuple[str, int]]":
+    def _worked(self, node: Node) -> Dict[str, Tuple[str, int]]:
         """Return for each host side its state, and its ticks of CPU time."""
         paths = [f"/proc/{pid}/stat" for pid in self.hostsides(node)]
         lines = node.run(["cat", *paths], check=False).stdout.decode().splitlines() if paths else []
         rows = [(line.split()[0], line.rpartition(")")[2].split()) for line in lines]
         return {pid: (fields[0], int(fields[11]) + int(fields[12])) for pid, fields in rows}
 
-    def stopped(self, node: Node, program: str, known: "Sequence[str]" = ()) -> "NodeProcess":
+    def stopped(self, node: Node, program: str, known: Sequence[str] = ()) -> NodeProcess:
         """Begin to stop, inside the node, whatever begins with these words and is none of `known`; it prints
         its pid and ends.
         """
@@ -346,7 +346,7 @@ def until(true: Any, seconds: float, what: str, pause: float = 0.1) -> None:
         time.sleep(pause)
 
 
-def one_line(done: "Done[bytes]", *words: str, code: int = 1) -> str:
+def one_line(done: Done[bytes], *words: str, code: int = 1) -> str:
     """Assert that a call failed as it must: exit code, one line for the user, with these words in it."""
     text = done.stderr.decode()
     plain = [line for line in text.splitlines() if not PREFIXED.match(line)]

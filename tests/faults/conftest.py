@@ -15,7 +15,7 @@ from .cloud import Cloud
 figures: Dict[str, Any] = {}
 
 
-def pytest_collection_modifyitems(items: "list[pytest.Item]") -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs root (namespaces, mounts) where there is none."""
     if os.geteuid():
         for item in items:

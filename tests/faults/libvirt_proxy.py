@@ -55,7 +55,7 @@ def string(text: str) -> bytes:
     return struct.pack(">I", len(data)) + data + bytes(-len(data) % 4)
 
 
-def failed(head: "tuple[int, ...]", text: str) -> bytes:
+def failed(head: tuple[int, ...], text: str) -> bytes:
     """Return the answer to a call that libvirtd could not carry out."""
     _, program, version, procedure, _, serial, _ = head
     # An internal error of the QEMU driver: code, domain, message, level; no domain, strings, numbers,
@@ -104,7 +104,7 @@ class Client:
         self.near, self.far = near, socket.socket(socket.AF_UNIX)
         self.far.connect(LIBVIRTD)
         self.pid = struct.unpack("3i", near.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-        self.held: "dict[int, tuple[int, ...]]" = {}
+        self.held: dict[int, tuple[int, ...]] = {}
         for work in (self.forth, self.back):
             threading.Thread(target=work, daemon=True).start()
 

@@ -27,9 +27,9 @@ from rot import copied
 from semishared.config import Config
 from semishared.errors import SemisharedError
 from semishared.model import steps as s
-from semishared.model.steps_device import SetDevices
+from semishared.model.device.steps import SetDevices
 from semishared.opennebula import args
-from semishared.plan import snapshots
+from semishared.plan.disk import snapshots
 from semishared.tools import layers
 from semishared.wire import messages
 from semishared.wire import session as ssh
@@ -110,7 +110,7 @@ class Live:
         self._machine.wait()
         shutil.rmtree(self.top)
 
-    def _power_on(self) -> "Tuple[socket.socket, NodeProcess]":
+    def _power_on(self) -> Tuple[socket.socket, NodeProcess]:
         """Start what starts host sides on h1, as the driver's user there."""
         self.host.path("/var/tmp/fork_server.py").write_text(Path(fork_server.__file__).read_text())
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -85,7 +85,7 @@ class Rig:
         assert ours.recv(100) == b"ready"
         self._servers[name] = ours
 
-    def __enter__(self) -> "Rig":
+    def __enter__(self) -> Rig:
         return self
 
     def __exit__(
@@ -129,7 +129,7 @@ class Rig:
 
     def run(
         self, machine: str, argv: Sequence[str], check: bool = True, **options: object
-    ) -> "subprocess.CompletedProcess[bytes]":
+    ) -> subprocess.CompletedProcess[bytes]:
         """Run a program as seen by a machine."""
         done = subprocess.run([*self._within(machine), *argv], capture_output=True, check=False, **options)  # type: ignore[call-overload]
         assert not check or done.returncode == 0, f"{argv}: {done.stderr.decode(errors='replace')}"
@@ -185,7 +185,7 @@ class Rig:
 
     def datastore(
         self, action: str, xml: str, environment: Dict[str, str]
-    ) -> "subprocess.CompletedProcess[bytes]":
+    ) -> subprocess.CompletedProcess[bytes]:
         """Run a datastore action on the front-end as one_datastore does."""
         python = [f"{self.top}/forks/python3", "-IS"] if self._programs else []
         return self.run(
@@ -230,7 +230,7 @@ class Rig:
 
     @staticmethod
     def _shown(path: str, names: Dict[str, str]) -> str:
-        def known(match: "re.Match[str]") -> str:
+        def known(match: re.Match[str]) -> str:
             return names.setdefault(match.group(0), f"IMAGE{len(names) + 1}")
 
         return re.sub(r"(?<=/)[0-9a-f]{32}(?=/|\Z)", known, path)

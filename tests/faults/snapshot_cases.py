@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Tuple
 from semishared.config import Config
 from semishared.model import steps as s
 from semishared.opennebula import args
-from semishared.plan import snapshots
+from semishared.plan.disk import snapshots
 from semishared.wire import session as ssh
 
 from .cases import (

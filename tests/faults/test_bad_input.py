@@ -146,7 +146,7 @@ def old_qcow(path: Path) -> None:
     path.write_bytes(b"QFI\xfb\0\0\0\1" + bytes(4000))
 
 
-IMAGES: Dict[str, "tuple[Callable[[Path], None], str]"] = {
+IMAGES: Dict[str, tuple[Callable[[Path], None], str]] = {
     "qcow2 with a backing file": (backed, "backing file"),
     "qcow2 with a data file": (with_data_file, "data file"),
     "qcow2 backed by json": (json_backed, "backing file"),
@@ -444,7 +444,7 @@ GOOD: Dict[str, List[str]] = {
 }
 
 
-def with_evil_parts(action: str) -> "List[Callable[[str], List[str]]]":
+def with_evil_parts(action: str) -> List[Callable[[str], List[str]]]:
     """Return ways to spoil an action's arguments: each argument as a whole, and host and path within it."""
     good = GOOD[action]
     ways: List[Callable[[str], List[str]]] = []

@@ -19,7 +19,7 @@ from semishared.errors import SemisharedError, VmBusy
 from semishared.model.exchange import AskOned, On, drive
 from semishared.opennebula.args import DiskPlace, VmPlace
 from semishared.opennebula.xml import Vm
-from semishared.plan import commits
+from semishared.plan.disk import commits
 
 from .cloud import Cloud, until
 from .live import DOMAIN, IN_PLACE, OVERLAY, TRACE, VM, VM_DIR, Environment, Live, written
@@ -65,7 +65,7 @@ def told(live: Live) -> Vm:
     return Vm.parse(live.cloud.answers.texts["vm", VM])
 
 
-def commit(live: Live, env: "Environment | None" = None, then: Optional[Vm] = None) -> int:
+def commit(live: Live, env: Environment | None = None, then: Optional[Vm] = None) -> int:
     """Commit on request, as `semishared commit` plans it; `then`: what oned said of the VM before."""
     place = DiskPlace(VmPlace("h1", VM_DIR, VM), f"disk.{DISK}", DISK)
     with live.session(env or {}) as session:

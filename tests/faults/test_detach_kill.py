@@ -22,7 +22,7 @@ import pytest
 
 from lab import NodeProcess
 from semishared.errors import SemisharedError
-from semishared.model.steps_base import DetachVm
+from semishared.model.base.steps import DetachVm
 
 from .cloud import STORE, SYSTEM, Cloud, until
 from .live import DOMAIN, OVERLAY, TRACE, VM, VM_DIR, Environment, Live, s, written
@@ -274,7 +274,7 @@ def waking(live: Live) -> NodeProcess:
     argv = [
         "/usr/bin/python3",
         "-I",
-        "/var/tmp/one/lib/semishared/guest/watch.py",
+        "/var/tmp/one/lib/semishared/guest/freeze_watch.py",
         VM_DIR,
         DOMAIN,
         token,

@@ -23,9 +23,9 @@ import pytest
 from lab import Node
 from pool_devices import mounting
 from semishared.errors import SemisharedError
-from semishared.model import layout_devices
-from semishared.model.steps_device import ListDevices, MoveLayers
-from semishared.plan import gc_places
+from semishared.model.device import names as device_names
+from semishared.model.device.steps import ListDevices, MoveLayers
+from semishared.plan.care import gc_places
 
 from .cloud import SYSTEM, Cloud, until
 from .live import BASE_STORE, COPY, DOMAIN, OVERLAY, TRACE, VM, VM_DIR, Environment, Live, s, written
@@ -86,8 +86,8 @@ def begin(live: Live) -> None:
         live.write_running(disk, 5)
 
 
-def link_of(live: Live, disk: int) -> layout_devices.Link:
-    link = layout_devices.linked(os.readlink(live.host.path(f"{VM_DIR}/disk.{disk}.snap")))
+def link_of(live: Live, disk: int) -> device_names.Link:
+    link = device_names.linked(os.readlink(live.host.path(f"{VM_DIR}/disk.{disk}.snap")))
     assert link
     return link
 
@@ -135,7 +135,7 @@ def places(live: Live, disk: int) -> Set[str]:
     found = set()
     for path in DEVICES:
         for name in os.listdir(live.host.path(f"{path}/.semishared/layers")):
-            if layout_devices.layers_named(name) == (VM, disk):
+            if device_names.layers_named(name) == (VM, disk):
                 found.add(f"{path}/.semishared/layers/{name}")
     return found
 
@@ -145,7 +145,7 @@ def opened(live: Live, disk: int) -> Set[str]:
     pid = live.host.path(f"/run/libvirt/qemu/{DOMAIN}.pid").read_text().strip()
     lines = live.host.run(["ls", "-l", f"/proc/{pid}/fd"], user="root").stdout.decode().splitlines()
     paths = {posixpath.dirname(line.partition(" -> ")[2]) for line in lines}
-    return {path for path in paths if layout_devices.layers_named(posixpath.basename(path)) == (VM, disk)}
+    return {path for path in paths if device_names.layers_named(posixpath.basename(path)) == (VM, disk)}
 
 
 def check_running(live: Live, disk: int) -> None:

@@ -231,8 +231,8 @@ def test_base_store_with_a_half_copy(cloud: Cloud, source: str) -> None:
 
 
 def overlap(
-    cloud: Cloud, action: str, words: "list[str]", lock: str, vm: int
-) -> "subprocess.CompletedProcess[bytes]":
+    cloud: Cloud, action: str, words: list[str], lock: str, vm: int
+) -> subprocess.CompletedProcess[bytes]:
     """Let an action wait, delete its VM, let it go on; return how it ended."""
     with cloud.held(cloud.h1, lock):
         driver = cloud.start(action, *words)

@@ -194,7 +194,7 @@ def test_tar_that_says_much_on_stderr(tmp_path: Path) -> None:
                 one.bind(f"{number:080}")
             finally:
                 os.chdir(here)
-    sent: "list[bytes]" = []
+    sent: list[bytes] = []
     answer = transfer.send(str(tmp_path), sent.append)
     assert answer["sha256"] == hashlib.sha256(b"".join(sent)).hexdigest()
     assert sent

@@ -248,7 +248,7 @@ STAGED = re.compile(
 )
 
 
-def split(listing: Listing) -> "tuple[Listing, Set[str]]":
+def split(listing: Listing) -> tuple[Listing, Set[str]]:
     """Tell a listing from what is staged in it: names that nobody takes for anything finished."""
     staged = {
         path for path in listing if STAGED.search(f"{path}/") and not path.endswith(("/.uploads", "/staging"))
@@ -476,7 +476,7 @@ def _end(_: int) -> int:
 @pytest.fixture(scope="module")
 def outcomes(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> "Iterator[Dict[str, Future[Outcome]]]":
+) -> Iterator[Dict[str, Future[Outcome]]]:
     """Prove the selected cases, two at a time."""
     specs = [getattr(item, "callspec", None) for item in request.session.items]
     wanted = {spec.params["name"] for spec in specs if spec and "name" in spec.params}
@@ -485,7 +485,7 @@ def outcomes(
         # Their processes are there from now on: one that a thread forked later would have open what another
         # thread just then starts a program with, which would wait for it to be closed.
         pool.submit(os.getpid).result()
-    futures: "Dict[str, Future[Outcome]]" = {}
+    futures: Dict[str, Future[Outcome]] = {}
     # The long ones first; whoever is done takes the next.
     queue = sorted(
         (index for index, case in enumerate(CASES) if case.name in wanted),
@@ -591,7 +591,7 @@ def test_driver_killed_while_its_host_runs_a_program(cloud: Cloud, source: str) 
 
 
 @pytest.mark.parametrize("name", [case.name for case in CASES])
-def test_action_killed_at_every_step(name: str, outcomes: "Dict[str, Future[Outcome]]") -> None:
+def test_action_killed_at_every_step(name: str, outcomes: Dict[str, Future[Outcome]]) -> None:
     outcome = outcomes[name].result()
     row: Dict[str, Any] = {key: getattr(outcome, key) for key in ("points", "reruns", "deletes", "passed")}
     conftest.figures.setdefault("actions", {})[name] = row

@@ -18,7 +18,7 @@ import pytest
 
 from lab import Node
 from semishared.errors import SemisharedError
-from semishared.plan import snapshots
+from semishared.plan.disk import snapshots
 
 from .cloud import Cloud, one_line, until
 from .live import DOMAIN, OVERLAY, SAVED, VM, VM_DIR, Live, s, written

@@ -22,8 +22,8 @@ import pytest
 
 from semishared.errors import SemisharedError
 from semishared.model import steps as s
-from semishared.model import steps_base as b
-from semishared.plan import gc
+from semishared.model.base import steps as base_steps
+from semishared.plan.care import gc
 
 from .cases import CASES as OTHER_CASES
 from .cases import (
@@ -133,17 +133,17 @@ def collect(rig: Rig, _env: object) -> None:
 def bases_care(rig: Rig, _env: object) -> None:
     """Ask for, verify, evict bases; report disks."""
     root = rig.inside(".semishared")
-    (listed,) = plan(rig, "a", [b.ListBases(root)], {})
-    plan(rig, "a", [b.ReportDisks(rig.inside("")[:-1], (101,))], {})
+    (listed,) = plan(rig, "a", [base_steps.ListBases(root)], {})
+    plan(rig, "a", [base_steps.ReportDisks(rig.inside("")[:-1], (101,))], {})
     for base in listed["bases"]:  # type: ignore[index]
-        plan(rig, "a", [b.VerifyBase(root, base["name"], 0)], {})
-        plan(rig, "a", [b.EvictBase(root, base["name"])], {})
+        plan(rig, "a", [base_steps.VerifyBase(root, base["name"], 0)], {})
+        plan(rig, "a", [base_steps.EvictBase(root, base["name"])], {})
 
 
 def evict(rig: Rig, _env: object) -> None:
     """Evict the base of the image by its name."""
     for path in (rig.top / "names").read_text().split():
-        plan(rig, "a", [b.EvictBase(rig.inside(".semishared"), path)], {})
+        plan(rig, "a", [base_steps.EvictBase(rig.inside(".semishared"), path)], {})
 
 
 def evictable(rig: Rig) -> None:

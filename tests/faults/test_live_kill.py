@@ -24,7 +24,7 @@ import pytest
 
 from lab.listening import events
 from semishared.errors import SemisharedError
-from semishared.model.record import Record
+from semishared.model.disk.record import Record
 
 from . import agent_guest, conftest
 from .cloud import Cloud, until

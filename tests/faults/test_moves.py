@@ -49,7 +49,7 @@ class Site:
     def words(self, target: str = f"h2:{SYSTEM}") -> List[str]:
         return [f"h1:{SYSTEM}/{VM}", f"{target}/{VM}", str(VM), "101"]
 
-    def move(self, target: str = f"h2:{SYSTEM}") -> "subprocess.CompletedProcess[bytes]":
+    def move(self, target: str = f"h2:{SYSTEM}") -> subprocess.CompletedProcess[bytes]:
         return self.cloud.tm("mv", *self.words(target))
 
     @staticmethod

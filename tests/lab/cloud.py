@@ -54,7 +54,7 @@ class Cloud:
     101.
     """
 
-    standing: "WeakSet[Cloud]" = WeakSet()
+    standing: WeakSet[Cloud] = WeakSet()
     """Those of this process."""
 
     def __init__(self, lab: Lab, oned: Oned) -> None:

@@ -99,7 +99,7 @@ class Starter:
 
     def Popen(
         self, argv: Sequence[str], *, env: Dict[str, str], stderr: int, **more: Any
-    ) -> "HostSide | subprocess.Popen[bytes]":  # noqa: N802
+    ) -> HostSide | subprocess.Popen[bytes]:  # noqa: N802
         """Start what `argv` says."""
         if self._only and self._only not in argv:
             return subprocess.Popen(argv, env=env, stderr=stderr, **more)
@@ -132,7 +132,7 @@ def _serve(server: socket.socket) -> None:
     """Start what is asked for, tell who ended; end with the other end of the socket."""
     poll = select.poll()
     poll.register(server, select.POLLIN)
-    running: Dict[int, "tuple[int, socket.socket]"] = {}
+    running: Dict[int, tuple[int, socket.socket]] = {}
     while True:
         for fd, _ in poll.poll():
             if fd in running:
@@ -171,7 +171,7 @@ def _become(env: Dict[str, str], fds: List[int]) -> None:
         os.closerange(3, 1000)
         os.environ.clear()
         os.environ.update(env)
-        importlib.reload(sys.modules["semishared.tools.crash_points"])
+        importlib.reload(sys.modules["semishared.tools.effects"])
         code = sys.modules["semishared.hostside"].main()
     except BaseException:  # noqa: BLE001 - as the interpreter would tell it
         traceback.print_exc()
@@ -179,16 +179,16 @@ def _become(env: Dict[str, str], fds: List[int]) -> None:
         os._exit(code)
 
 
-HOST = ("tools", "wire", "store", "intake", "base", "guest", "disk", "host")
+HOST = ("tools", "wire", "store", "intake", "device", "base", "stage", "pool", "guest", "disk", "host")
 """The parts of the package that a host side may load."""
-RUN_BY_PATH = ("watch.py", "host_probe.py")
+RUN_BY_PATH = ("freeze_watch.py", "host_probe.py", "probe.py", "watch.py")
 
 
 def _host_modules(lib: str) -> List[Path]:
     return [
         path
         for part in HOST
-        for path in Path(lib, "semishared", part).glob("*.py")
+        for path in Path(lib, "semishared", part).rglob("*.py")
         if path.name not in RUN_BY_PATH
     ]
 
@@ -241,7 +241,7 @@ class NodeServer:
         self._programs: Dict[int, Client] = {}
         self._poll.register(listening, select.POLLIN)
 
-    def _version(self) -> "tuple[int, ...]":
+    def _version(self) -> tuple[int, ...]:
         """Return what another version, or one of which a file was replaced, has otherwise."""
         with os.scandir(self._package) as entries:
             folders = [
@@ -336,7 +336,7 @@ def _become_script(argv: List[str], environment: List[str], mask: int, nice: int
 ACTIONS = (*HOST, "model", "opennebula", "plan", "front", "vmm", "share", "cli", "install", "do")
 """The last one is the older version's (tests/upgrade)."""
 BINDINGS = ("libvirt", "rados", "rbd")
-CRASH_POINTS, REACH = "semishared.tools.crash_points", "semishared.tools.bindings"
+CRASH_POINTS, REACH = "semishared.tools.effects", "semishared.tools.this_machine"
 """Modules that the older version has not got."""
 
 
@@ -344,7 +344,7 @@ def _bind(names: Sequence[str]) -> None:
     """Import bindings, which do nothing until they are called; nothing that is there by then is looked
     through for garbage again.
     """
-    sys.modules[REACH].reach() if REACH in sys.modules else site.main()
+    sys.modules[REACH].reach_bindings() if REACH in sys.modules else site.main()
     for name in names:
         try:
             importlib.import_module(name)
@@ -358,7 +358,7 @@ def _listen(path: str, lib: str, python: str = "") -> None:
     sys.path.insert(0, lib)
     package = Path(lib, "semishared")
     modules = [
-        path for part in ACTIONS for path in (package / part).glob("*.py") if path.name not in RUN_BY_PATH
+        path for part in ACTIONS for path in (package / part).rglob("*.py") if path.name not in RUN_BY_PATH
     ]
     for module in sorted([*package.glob("*.py"), *modules]):
         importlib.import_module(".".join(module.relative_to(lib).with_suffix("").parts))

@@ -72,7 +72,7 @@ def serve(lab: Lab) -> None:
 
 def start(
     folder: Path, within: Sequence[str] = (), checkout: Path = caches.CHECKOUT
-) -> "subprocess.Popen[bytes]":
+) -> subprocess.Popen[bytes]:
     """Start a server in a folder of this machine, where `python3` is the client that asks it; `within`: words
     that run it elsewhere.
     """

@@ -23,7 +23,7 @@ for name in bin sbin lib lib32 lib64 libx32; do
     fi
 done
 for name in etc var root opt; do mount --bind "$dir/$name" "$root/$name"; done
-if [ -d "$root/opt/remotes" ]; then # hosts.py, `put`
+if [ -d "$root/opt/remotes" ]; then # cli/command.py, `put`
     [ "$LAB_NAME" = fe ] && scripts=var/lib/one/remotes || scripts=var/tmp/one
     mount --bind "$root/opt/remotes" "$root/$scripts"
 fi

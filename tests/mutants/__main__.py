@@ -268,7 +268,7 @@ def main() -> int:
     for name, test in tests.items():
         for line in test["lines"]:
             by_line.setdefault(line, []).append(name)
-    copies: "SimpleQueue[Path]" = SimpleQueue()
+    copies: SimpleQueue[Path] = SimpleQueue()
     for number in range(COPIES):
         copies.put(copied(f"copy-{number}"))
 

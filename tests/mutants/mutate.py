@@ -108,11 +108,11 @@ def _joins_text(node: ast.AST) -> bool:
     return is_text or any(isinstance(part, (ast.JoinedStr, ast.List, ast.Tuple)) for part in parts)
 
 
-def _left_out(tree: ast.Module) -> "set[int]":
+def _left_out(tree: ast.Module) -> set[int]:
     """Return the ids of nodes that no test can judge: annotations, what only type checkers read, what has no
     place of its own.
     """
-    found: "set[int]" = set()
+    found: set[int] = set()
 
     def skip(node: Optional[ast.AST]) -> None:
         if node is not None:

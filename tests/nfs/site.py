@@ -100,7 +100,7 @@ class HostSide:
         return self.finish(timeout)
 
     def go_on(self) -> None:
-        """Let it go on after it has stopped at a point (tools/crash_points.py)."""
+        """Let it go on after it has stopped at a point (tools/effects.py)."""
         self._program.signal(18)
 
     def end(self) -> None:

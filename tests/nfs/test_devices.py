@@ -14,8 +14,8 @@ from lab.kernel_host import ONEADMIN, KernelHost, KernelHostError
 from nfs.site import LOCATION, PATIENCE_S, STORE, HostSide
 from semishared.errors import DeviceMissing
 from semishared.model import steps as s
-from semishared.model import steps_base as b
-from semishared.model import steps_device as d
+from semishared.model.base import steps as base_steps
+from semishared.model.device import steps as device_steps
 
 ROOT = f"{LOCATION}/.semishared"
 BOOT = """
@@ -95,7 +95,7 @@ class Device(KernelHost):
         return self.run(["realpath", path]).out.split("/.semishared/")[0]
 
     def states(self) -> dict[str, str]:
-        (answer,) = self.on(d.ListDevices(ROOT))
+        (answer,) = self.on(device_steps.ListDevices(ROOT))
         assert isinstance(answer, dict)
         return {row["path"]: row["state"] for row in answer["devices"]}
 
@@ -119,26 +119,26 @@ def host() -> Iterator[Device]:
 
 @pytest.mark.long  # a machine boots for it; tests/pool and tests/tools have devices that fail as a whole
 def test_a_device_that_fails_from_its_middle(host: Device) -> None:
-    host.on(d.SetDevices(ROOT, ("/mnt/a",)))
+    host.on(device_steps.SetDevices(ROOT, ("/mnt/a",)))
     image = host.image(1, 0xA1)
     first = host.clone(image, 1)
     base = f"{ROOT}/bases/{host.run(['ls', f'{ROOT}/bases']).out.strip()}"
     name = base.rpartition("/")[2]
     assert host.device_of(base) == host.device_of(f"{first.path}.snap") == "/mnt/a"
-    host.on(d.SetDevices(ROOT, ("/mnt/a", "/mnt/b")))
+    host.on(device_steps.SetDevices(ROOT, ("/mnt/a", "/mnt/b")))
 
     # Only what a base lies on: the file system is well, its label can be read and written, and nobody knows
     # until it is read.
     host.have_errors(*host.where(f"{base}/image"))
     assert host.states() == {"/mnt/a": "", "/mnt/b": ""}
     assert not host.reads(first.path, "qcow2", 0xA1)
-    (found,) = host.on(b.VerifyBase(ROOT, name, 0))
+    (found,) = host.on(base_steps.VerifyBase(ROOT, name, 0))
     assert isinstance(found, dict) and found["bad"] and found["damaged"]
     second = host.clone(image, 2)
     assert host.reads(second.path, "qcow2", 0xA1), "over a base that was made again"
-    host.on(b.MendBase(ROOT, image._replace(generation=name.rpartition("-")[2])))
+    host.on(base_steps.MendBase(ROOT, image._replace(generation=name.rpartition("-")[2])))
     assert host.reads(first.path, "qcow2", 0xA1), "of the old one nothing is left"
-    (found,) = host.on(b.VerifyBase(ROOT, name, 0))
+    (found,) = host.on(base_steps.VerifyBase(ROOT, name, 0))
     assert isinstance(found, dict) and not found["bad"]
 
     # From the middle, with the log of the file system in it: it shuts itself down at the next write.
@@ -153,7 +153,7 @@ def test_a_device_that_fails_from_its_middle(host: Device) -> None:
         KernelHostError, match=f"{DeviceMissing.__name__}.*on the device /mnt/a of devices, which is broken"
     ):
         host.can_boot(first)
-    (listed,) = host.on(b.ListBases(ROOT))
+    (listed,) = host.on(base_steps.ListBases(ROOT))
     assert isinstance(listed, dict)
     host.on(
         s.LookAround(LOCATION, (101,), (), False), s.RemoveVm(3, third.vm_dir), s.RemoveVm(1, first.vm_dir)

@@ -13,7 +13,7 @@ from nfs.site import EXPORT, LEASE_S, LOCATION, PATIENCE_S, SIZE, STORE, Guest, 
 from semishared.errors import MissingImage
 from semishared.model import steps as s
 
-HEALTH = f"{caches.CHECKOUT}/lib/semishared/host/host_probe.py"
+HEALTH = f"{caches.CHECKOUT}/lib/semishared/host/probe.py"
 
 
 def wait_for(what: str, is_so: object, timeout: float) -> None:

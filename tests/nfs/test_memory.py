@@ -15,7 +15,7 @@ from lab.kernel_host import ONEADMIN, KernelHost
 from nfs.site import LOCATION, STORE, Guest, Host, NfsSite
 from semishared.errors import BadPool, LostWithMemory, NoDeviceOfClass
 from semishared.model import steps as s
-from semishared.model import steps_device as d
+from semishared.model.device import steps as device_steps
 
 MiB = 1 << 20
 SIZE = 64 * MiB
@@ -76,22 +76,22 @@ class MemoryHost(Host):
         return s.ImageRef(100, 1, "raw", f"{STORE}/image")
 
     def clone(
-        self, image: s.ImageRef, vm: int, classes: "tuple[str, ...]" = ("ram",), size: int = SIZE
+        self, image: s.ImageRef, vm: int, classes: tuple[str, ...] = ("ram",), size: int = SIZE
     ) -> s.DiskRef:
         """Clone an image of that size into memory as `tm/clone` plans it."""
         disk = self.disk(vm)
-        self.on(s.PrepareVm(vm, disk.vm_dir), d.PlaceLayers(disk, classes, size, size // 10))
+        self.on(s.PrepareVm(vm, disk.vm_dir), device_steps.PlaceLayers(disk, classes, size, size // 10))
         overlay = s.CreateOverlay(disk, image, 0, "extended_l2=on,cluster_size=128k")
-        self.on(s.StageBase(ROOT, image), overlay, d.NoteClasses(disk, classes))
+        self.on(s.StageBase(ROOT, image), overlay, device_steps.NoteClasses(disk, classes))
         return disk
 
-    def row(self) -> "dict[str, object]":
+    def row(self) -> dict[str, object]:
         """Return what is told of memory."""
-        (answer,) = self.on(d.ListDevices(ROOT))
+        (answer,) = self.on(device_steps.ListDevices(ROOT))
         (row,) = [row for row in answer["devices"] if row["path"] == MEMORY]
         return dict(row)
 
-    def zram(self) -> "list[int]":
+    def zram(self) -> list[int]:
         """Return the bytes that were written to it, those that are left of them compressed, what it takes for
         these, and its limit.
         """
@@ -127,7 +127,7 @@ def test_zram_alone_is_no_place_for_disks_and_is_said_to_be_none(nfs_site: NfsSi
     own.
     """
     host = nfs_site.hosts[1]
-    look = f"from semishared.base import zram; print(zram.mixes_memory('{MEMORY}'), zram.limit('{MEMORY}'))"
+    look = f"from semishared.pool import memory; print(memory.mixes_memory('{MEMORY}'), memory.zram_limit('{MEMORY}'))"  # noqa: E501
     host.script(
         f"modprobe zram; device=$(zramctl --find --size 320M); mkfs.xfs -q $device; mkdir -p "
         f"{MEMORY}; mount $device {MEMORY}\n"
@@ -171,7 +171,7 @@ def check_watched(host: MemoryHost, kind: str) -> None:
         )
         make = ["qemu-img", "create", "-q", "-f", "qcow2", f"{MEMORY}/delta", "1G"]
         assert "No space left" in host.run(make, user=ONEADMIN, check=False).err
-        give = f"from semishared.base import spare; assert spare.give('{MEMORY}/.semishared')"
+        give = f"from semishared.device import ledger; assert ledger.give_spare('{MEMORY}/.semishared')"
         host.python(give, user=ONEADMIN)
         host.run(make, user=ONEADMIN)
         host.run(["rm", f"{MEMORY}/full", f"{MEMORY}/delta"])
@@ -205,8 +205,8 @@ def test_the_shipped_script_makes_memory_a_device_for_disks(
         BadPool,
         match=f"{MEMORY} on .* is memory, which a restart empties, and declared as fast: {MEMORY}=ram is",
     ):
-        host.on(d.SetDevices(ROOT, (MEMORY,)))
-    host.on(d.SetDevices(ROOT, (f"{MEMORY}=ram",)))
+        host.on(device_steps.SetDevices(ROOT, (MEMORY,)))
+    host.on(device_steps.SetDevices(ROOT, (f"{MEMORY}=ram",)))
     row = host.row()
     assert (row["class"], row["state"], row["promised"], row["mixes_memory"]) == ("ram", "", 0, False)
     assert mixed(host, MEMORY) == ""

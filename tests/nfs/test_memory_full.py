@@ -27,7 +27,7 @@ from nfs.site import LOCATION, STORE, MiB
 from nfs.test_apparmor import LIBVIRTD_CONF, QEMU_CONF
 from nfs.test_memory import INSTALL, MEMORY, ROOT, MemoryHost
 from semishared.model import steps as s
-from semishared.model import steps_device as d
+from semishared.model.device import steps as device_steps
 
 DISK = 200 * MiB
 WRITTEN = 48 * MiB
@@ -177,14 +177,14 @@ def watching(host: GuestHost) -> Iterator[Program]:
         yield watcher
     finally:
         watcher.signal()
-    until(lambda: not host.run(["pgrep", "-f", "host/watching.py"], check=False).out, "end of the last round")
+    until(lambda: not host.run(["pgrep", "-f", "host/watch.py"], check=False).out, "end of the last round")
 
 
 @pytest.mark.long
 def test_a_guest_that_fills_memory_goes_on_where_there_is_room(host: GuestHost) -> None:
     image = host.prepare()
     host.script(f"sh {INSTALL}/semishared-ram.sh enable 320M zram 2")
-    host.on(d.SetDevices(ROOT, (DEVICE, f"{MEMORY}=ram:2")))
+    host.on(device_steps.SetDevices(ROOT, (DEVICE, f"{MEMORY}=ram:2")))
     disk = host.clone(image, 1, ("ram", "any"), DISK)
     assert host.home(disk) == MEMORY
     # Who looks after memory has been there, to keep some of it for the move, and is away while it gets full.

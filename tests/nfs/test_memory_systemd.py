@@ -12,7 +12,7 @@ import pytest
 
 from lab.kernel_host import KernelHost
 from nfs.test_memory import INSTALL, MEMORY, ROOT, MemoryHost
-from semishared.model import steps_device as d
+from semishared.model.device import steps as device_steps
 
 MEMORY_UNIT, WATCH, LIBVIRT = "semishared-ram.service", "semishared-ram-watch.service", "libvirtd.service"
 LONG_S = 300
@@ -118,7 +118,7 @@ def test_systemd_makes_memory_at_boot_and_takes_it_away_after_its_guests() -> No
             "/dev/mapper/semishared-ram",
             "xfs",
         ]
-        host.on(d.SetDevices(ROOT, (f"{MEMORY}=ram:2",)))
+        host.on(device_steps.SetDevices(ROOT, (f"{MEMORY}=ram:2",)))
         uuid = host.row()["uuid"]
         check_boot(host)
         assert (host.row()["uuid"], host.row()["state"]) == (uuid, ""), "its label is the one of before"

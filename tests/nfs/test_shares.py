@@ -17,8 +17,8 @@ from lab import caches
 from lab.kernel_host import ONEADMIN, KernelHostError
 from nfs.site import EXPORT, PATIENCE_S, Host, HostSide, NfsSite
 from semishared.errors import MissingImage, NotPermitted, SemisharedError
-from semishared.model import steps_share as s
-from semishared.model.shares import Share, Tree, first_uid
+from semishared.model.share import steps as share_steps
+from semishared.model.share.share import Share, Tree, first_uid
 from shares.page import ROOT, rule
 
 MiB = 1 << 20
@@ -99,11 +99,11 @@ def maker(nfs_site: NfsSite) -> Host:
         host.put("/etc/sudoers.d/semishared-shares", rule("oneadmin").encode(), 0o440)
         host.run(["bash", "-euc", MOUNT, nfs_site.fe.address, ROOT], timeout=PATIENCE_S)
         assert host.run(["stat", "-f", "-c", "%T", ROOT]).out == "nfs\n"
-    h2.on(s.MarkRoot(TREE, MARKER))
+    h2.on(share_steps.MarkRoot(TREE, MARKER))
     return h2
 
 
-def may(host: Host, drivers: str, image: int, user: "tuple[int, int] | None") -> str:
+def may(host: Host, drivers: str, image: int, user: tuple[int, int] | None) -> str:
     """Return what a host says to a share; `user`: None for root, which its server takes for nobody."""
     words = [str(image), f"{ROOT}/share-{image}", MARKER]
     return host.python(MAY, *words, user=user, env={"PYTHONPATH": drivers}).out.strip()
@@ -121,13 +121,13 @@ def test_where_root_is_nobody_no_share_is_made_and_one_line_says_why(nfs_site: N
     with pytest.raises(
         NotPermitted, match=f"{ROOT}/share-1 on h1 is on NFS, .*no_root_squash.* Operation not permitted"
     ) as caught:
-        host.on(s.MakeShare(TREE, Share(1, 5, 1, 8 * MiB)))
+        host.on(share_steps.MakeShare(TREE, Share(1, 5, 1, 8 * MiB)))
     assert "\n" not in caught.value.line()
     # As oned has the image deleted then, there; nobody but oneadmin has had what there is yet.
-    (row,) = host.on(s.ListShares(TREE))[0]["shares"]
+    (row,) = host.on(share_steps.ListShares(TREE))[0]["shares"]
     assert (row["image"], row["source"]) == (1, "")
-    host.on(s.RemoveShare(TREE, 1, f"{ROOT}/share-1"))
-    assert host.on(s.ListShares(TREE)) == [{"shares": []}] and left(maker) == ""
+    host.on(share_steps.RemoveShare(TREE, 1, f"{ROOT}/share-1"))
+    assert host.on(share_steps.ListShares(TREE)) == [{"shares": []}] and left(maker) == ""
 
 
 def test_one_machine_makes_it_and_another_gives_it_at_once(
@@ -137,7 +137,8 @@ def test_one_machine_makes_it_and_another_gives_it_at_once(
     before = may(host, drivers, 2, ONEADMIN)
     assert before.startswith("SS175 "), before
     made = maker.on(
-        s.MakeShare(TREE, Share(2, owner, 1, 8 * MiB)), s.MakeShare(TREE, Share(3, 9, 1, 8 * MiB))
+        share_steps.MakeShare(TREE, Share(2, owner, 1, 8 * MiB)),
+        share_steps.MakeShare(TREE, Share(3, 9, 1, 8 * MiB)),
     )
     assert [row["source"] for row in made] == [f"{ROOT}/share-2", f"{ROOT}/share-3"]
     # This host knows, from a moment ago, that it is not there.
@@ -151,18 +152,24 @@ def test_one_machine_makes_it_and_another_gives_it_at_once(
     )
     other = GUEST.replace('open("file", "wb")', 'open("../share-2/file", "rb")')
     assert "Permission denied" in host.python(other, str(first_uid(9)), f"{ROOT}/share-3", check=False).err
-    rows = {row["image"]: row for row in maker.on(s.ListShares(TREE))[0]["shares"]}
+    rows = {row["image"]: row for row in maker.on(share_steps.ListShares(TREE))[0]["shares"]}
     assert [(rows[image]["size"], rows[image]["used"]) for image in (2, 3)] == [(8 * MiB, -1)] * 2
-    assert maker.on(s.ResizeShare(TREE, 2, 16 * MiB)) == [{"before": 8 * MiB}]
-    maker.on(s.RemoveShare(TREE, 2, f"{ROOT}/share-2"), s.RemoveShare(TREE, 3, f"{ROOT}/share-3"))
+    assert maker.on(share_steps.ResizeShare(TREE, 2, 16 * MiB)) == [{"before": 8 * MiB}]
+    maker.on(
+        share_steps.RemoveShare(TREE, 2, f"{ROOT}/share-2"),
+        share_steps.RemoveShare(TREE, 3, f"{ROOT}/share-3"),
+    )
     assert may(host, drivers, 2, ONEADMIN).startswith("SS") and left(maker) == ""
     with pytest.raises(MissingImage):
-        maker.on(s.ResizeShare(TREE, 2, 8 * MiB))
+        maker.on(share_steps.ResizeShare(TREE, 2, 8 * MiB))
 
 
 @pytest.mark.long  # a process of its own for each point, in emulation; on a file system of the machine itself: shares/test_btrfs.py  # noqa: E501
 def test_killed_at_every_point_gc_removes_what_is_left(maker: Host) -> None:
-    make_it, remove_it = s.MakeShare(TREE, Share(7, 3, 1, 8 * MiB)), s.RemoveShare(TREE, 7, f"{ROOT}/share-7")
+    make_it, remove_it = (
+        share_steps.MakeShare(TREE, Share(7, 3, 1, 8 * MiB)),
+        share_steps.RemoveShare(TREE, 7, f"{ROOT}/share-7"),
+    )
     points = {}
     for name, step in (("make", make_it), ("remove", remove_it)):
         for at in range(1, 100):
@@ -179,11 +186,13 @@ def test_killed_at_every_point_gc_removes_what_is_left(maker: Host) -> None:
                 raise AssertionError(e.line()) from None
             finally:
                 side.end()
-            rows = maker.on(s.ListShares(TREE))[0]["shares"]
+            rows = maker.on(share_steps.ListShares(TREE))[0]["shares"]
             # What gc asks for of one that is not ready; one that is, its image has.
             for row in rows:
-                maker.on(s.RemoveShare(TREE, 7, row["source"], -1 if row["source"] else row["born"]))
-            assert maker.on(s.ListShares(TREE)) == [{"shares": []}] and left(maker) == ""
+                maker.on(
+                    share_steps.RemoveShare(TREE, 7, row["source"], -1 if row["source"] else row["born"])
+                )
+            assert maker.on(share_steps.ListShares(TREE)) == [{"shares": []}] and left(maker) == ""
             if name in points:
                 break
     assert points["make"] > 3 and points["remove"] > 2, points

@@ -16,7 +16,7 @@ from lab.kernel_host import ONEADMIN
 from nfs.site import LOCATION, PATIENCE_S, SIZE, STORE, Guest, HostSide, NfsSite, Site
 from semishared.errors import ImageChanged, MissingImage, SemisharedError
 from semishared.model import steps as s
-from semishared.plan import diagnosis, diagnosis_machines
+from semishared.plan.care import diagnosis, diagnosis_machines
 
 UNTIL_SAID = """
 mkfifo /tmp/never
@@ -116,8 +116,7 @@ def test_a_snapshot_made_elsewhere_a_moment_ago_is_flattened_to(site: Site) -> N
     (h1, _), fe = site.hosts, site.fe
     image = site.image()
     flatten = (
-        "import sys; from semishared.store import dir_snapshots; dir_snapshots.flatten(sys.argv[1], "
-        "0, 'raw', 0)"
+        "import sys; from semishared.store.dir import snapshots; snapshots.flatten(sys.argv[1], 0, 'raw', 0)"
     )
     # As one without snapshots; now this machine knows that there are none.
     fe.python(flatten, image.source, user=ONEADMIN)
@@ -250,7 +249,7 @@ def test_ln_sees_the_writer_on_another_client(site: Site) -> None:
     h2.link(image)
 
 
-def examined(site: Site, *stores: str) -> "dict[str, list[diagnosis.Finding]]":
+def examined(site: Site, *stores: str) -> dict[str, list[diagnosis.Finding]]:
     """Have doctor's examination run on h2, and judge what it says of each store as doctor does."""
     question = [["host"], "/var/tmp/one", LOCATION, stores, "none", "", []]
     word = base64.b64encode(json.dumps(question).encode()).decode()
@@ -282,7 +281,7 @@ def test_a_store_that_is_not_mounted_is_no_store(site: Site) -> None:
     if hasattr(image.access, "marker"):
         word = "0123456789abcdef" * 2
         fe.python(
-            "import sys; from semishared.store import marker; marker.write(*sys.argv[1:])",
+            "import sys; from semishared.store.dir import marker; marker.write(*sys.argv[1:])",
             STORE,
             word,
             user=ONEADMIN,

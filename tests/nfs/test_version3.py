@@ -8,7 +8,7 @@ import pytest
 from lab.kernel_host import KernelHost
 from nfs.site import Guest, NfsSite
 from nfs.test_store import examined
-from semishared.plan import diagnosis
+from semishared.plan.care import diagnosis
 
 RPC = (
     "mkdir -p /run/rpcbind /var/lib/nfs/sm /var/lib/nfs/sm.bak; chmod 777 /run/rpcbind; rpcbind -w; "

@@ -33,7 +33,7 @@ def two(cloud: Cloud) -> Iterator[Cloud]:
     cloud.lab.fe.path(KEY).write_bytes(FRONT_END_KEY)
 
 
-def of_key(cloud: Cloud) -> "list[tuple[str, str, str]]":
+def of_key(cloud: Cloud) -> list[tuple[str, str, str]]:
     """Return what doctor says of the key: machine, what, and the words after the user in what mends it."""
     done = cloud.lab.fe.run([COMMAND, "doctor", "--json"], check=False, timeout=60)
     rows: Any = json.loads(done.stdout)["findings"]

@@ -11,7 +11,7 @@ import pytest
 
 import rehearsing
 from lab.cloud import STORE, Cloud
-from semishared.plan import hypervisor
+from semishared.plan.vm import hypervisor
 
 OF_GUESTS = {
     "snap_create_live",

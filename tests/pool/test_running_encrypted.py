@@ -17,20 +17,20 @@ from lab.luks import DATA, PASSPHRASE, SECRET, VIRSH, forget, know, luks_image
 from pool.conftest import DEVICES
 from pool.test_pool import DECLARED, device_of, layers, said
 from pool.test_running import moved
-from semishared.model import layout_delta
+from semishared.model.disk import names as disk_names
 from system.test_luks import seen_by_qemu
 
 SPILL = """
 import json, os, sys
 sys.path.insert(0, "/var/tmp/one/lib")
-from semishared.disk import moved_layers
+from semishared.disk import device_move
 from semishared.model.refs import DiskRef
-from semishared.model.steps_device import MoveLayers
+from semishared.model.device.steps import MoveLayers
 vm, vm_dir, target = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 name = os.path.basename(os.readlink(vm_dir + "/disk.0.snap"))
-print(json.dumps(moved_layers.spill(MoveLayers(DiskRef(vm, 0, vm_dir), f"one-{vm}", name, target, 0), lambda **_: None)))
+print(json.dumps(device_move.spill(MoveLayers(DiskRef(vm, 0, vm_dir), f"one-{vm}", name, target, 0), lambda **_: None)))
 """  # noqa: E501
-"""What who looks after memory does with a disk (host/watching.py), which asks no plan."""
+"""What who looks after memory does with a disk (host/watch.py), which asks no plan."""
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +82,9 @@ def test_an_encrypted_disk_stays_on_its_device_while_its_guest_runs(cloud: Cloud
     ]
     xml = h1.run([*VIRSH, "dumpxml", domain], user="root").stdout.decode()
     assert (
-        "<encryption format='luks'" in xml and "<mirror" not in xml and f"/{layout_delta.NUMBER}'" not in xml
+        "<encryption format='luks'" in xml
+        and "<mirror" not in xml
+        and f"/{disk_names.DELTA_NUMBER}'" not in xml
     )
     assert seen_by_qemu(h1, domain) == [DATA]
     check_ciphertext(h1)

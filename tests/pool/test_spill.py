@@ -23,7 +23,7 @@ from pool.test_ram import MEMORY, declare, layers, mount, rows
 
 KIB = 1024
 DATA = content("base", 0, KIB)
-WATCH = ["/usr/bin/python3", "-IS", "/var/tmp/one/lib/semishared/host/watching.py", DATASTORES, "0"]
+WATCH = ["/usr/bin/python3", "-IS", "/var/tmp/one/lib/semishared/host/watch.py", DATASTORES, "0"]
 MUCH, LITTLE = (10 * KIB, 130 * KIB), (10 * KIB, 70 * KIB)
 """From where on a guest writes how much: memory has room for the one or the other."""
 POINTS = (1, 3, 6, 9, 12, 16, 20, 24, 27, 30)
@@ -93,7 +93,7 @@ def start_libvirtd_anew(node: Node) -> None:
     )
 
 
-def deploy(cloud: Cloud, count: int) -> "list[int]":
+def deploy(cloud: Cloud, count: int) -> list[int]:
     """Have guests with a disk each in memory, which takes one of them and a bit at its largest."""
     os = cloud.os_image("spill-os")
     image = cloud.data_image("spill", DATA, 150, SEMISHARED_CLASS="ram any")
@@ -105,7 +105,7 @@ def deploy(cloud: Cloud, count: int) -> "list[int]":
     return vms
 
 
-def check(cloud: Cloud, vm: int, much: "tuple[int, int]" = MUCH) -> None:
+def check(cloud: Cloud, vm: int, much: tuple[int, int] = MUCH) -> None:
     cloud.guest(vm).check("vdb", "first", 2 * KIB, 32)
     cloud.guest(vm).check("vdb", f"much{vm}", *much)
 
@@ -178,5 +178,5 @@ def test_a_guest_waits_while_who_looks_after_memory_is_killed_again_and_again(cl
     assert layers(h1) == [] and cloud.leftovers() == []
 
 
-def records(node: Node, vm: int) -> "list[str]":
+def records(node: Node, vm: int) -> list[str]:
     return names(node, f"{DATASTORES}/101/{vm}/.semishared")

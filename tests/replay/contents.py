@@ -29,7 +29,7 @@ class Machine(Protocol):
 
     name: str
 
-    def run(self, argv: Sequence[str], **options: Any) -> "subprocess.CompletedProcess[bytes]":
+    def run(self, argv: Sequence[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
         """Run a command inside the node."""
 
     def path(self, path: str) -> Path:

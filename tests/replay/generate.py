@@ -135,16 +135,16 @@ class _Command:
     def onevm_hold(self, plain: List[str], *_: Any) -> None:
         self.oned.vm_hold(int(plain[0]))
 
-    def onevm_terminate(self, plain: List[str], _: Any, flags: "set[str]") -> None:
+    def onevm_terminate(self, plain: List[str], _: Any, flags: set[str]) -> None:
         self.oned.vm_terminate(int(plain[0]), "--hard" in flags)
 
-    def onevm_poweroff(self, plain: List[str], _: Any, flags: "set[str]") -> None:
+    def onevm_poweroff(self, plain: List[str], _: Any, flags: set[str]) -> None:
         self.oned.vm_poweroff(int(plain[0]), "--hard" in flags)
 
-    def onevm_reboot(self, plain: List[str], _: Any, flags: "set[str]") -> None:
+    def onevm_reboot(self, plain: List[str], _: Any, flags: set[str]) -> None:
         self.oned.vm_reboot(int(plain[0]), "--hard" in flags)
 
-    def onevm_undeploy(self, plain: List[str], _: Any, flags: "set[str]") -> None:
+    def onevm_undeploy(self, plain: List[str], _: Any, flags: set[str]) -> None:
         self.oned.vm_undeploy(int(plain[0]), "--hard" in flags)
 
     def onevm_suspend(self, plain: List[str], *_: Any) -> None:
@@ -156,13 +156,13 @@ class _Command:
     def onevm_resume(self, plain: List[str], *_: Any) -> None:
         self.oned.vm_resume(int(plain[0]))
 
-    def onevm_migrate(self, plain: List[str], _: Any, flags: "set[str]") -> None:
+    def onevm_migrate(self, plain: List[str], _: Any, flags: set[str]) -> None:
         how = {"--live": "live", "--poff": "poweroff", "--poff-hard": "poweroff-hard"}
         chosen = next((how[flag] for flag in flags if flag in how), "save")
         store = int(plain[2]) if len(plain) > 2 else None
         self.oned.vm_migrate(int(plain[0]), int(plain[1]), store, chosen)
 
-    def onevm_recover(self, plain: List[str], _: Any, flags: "set[str]") -> None:
+    def onevm_recover(self, plain: List[str], _: Any, flags: set[str]) -> None:
         how = next(flag for flag in flags if flag in RECOVERIES)[2:]
         self.oned.vm_recover(int(plain[0]), how)
         if how == "recreate":
@@ -210,7 +210,7 @@ class _Command:
     def onedatastore_delete(self, plain: List[str], *_: Any) -> None:
         self.oned.datastore_delete(int(plain[0]))
 
-    def oneimage_create(self, _: Any, options: Dict[str, str], flags: "set[str]") -> str:
+    def oneimage_create(self, _: Any, options: Dict[str, str], flags: set[str]) -> str:
         number = self.oned.image_create(
             int(options["d"]),
             options["name"],

@@ -364,7 +364,7 @@ class Player:
 
     # -- what must be true after an action ------------------------------------------------------------
 
-    def _target(self, word: str) -> "tuple[Any, str]":
+    def _target(self, word: str) -> tuple[Any, str]:
         host, path = word.split(":", 1)
         return self.lab.node(host), os.path.normpath(path)
 
@@ -441,7 +441,7 @@ class Player:
                 is_there = os.path.lexists(other.path(directory))
                 assert is_there == ((other.name, directory) == (node.name, path)), f"{other.name}:{directory}"
 
-    def _place(self, guest: Guest, word: str) -> "tuple[Any, Dict[str, Any], str]":
+    def _place(self, guest: Guest, word: str) -> tuple[Any, Dict[str, Any], str]:
         """Return the node of a disk, its record, and the key of its snapshots: those of a disk in place are
         its image's.
         """

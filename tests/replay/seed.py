@@ -83,7 +83,7 @@ class Seed:
                 if served.startswith("<") and not served.startswith("<domain"):
                     yield from ElementTree.fromstring(served).iter(tag)
 
-    def _datastore(self, element: ElementTree.Element, fresh: "set[int]") -> Datastore:
+    def _datastore(self, element: ElementTree.Element, fresh: set[int]) -> Datastore:
         get = partial(text, element)
         images = [int(item.text or "0") for item in element.findall("IMAGES/ID")]
         template = from_xml(need(element, "TEMPLATE"))

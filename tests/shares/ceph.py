@@ -16,8 +16,8 @@ from typing import Any
 from lab import Lab, Node
 from lab.ceph import fs
 from lab.cloud import Cloud
-from semishared.model import steps_share as s
-from semishared.model.shares import Tree, first_uid
+from semishared.model.share import steps as share_steps
+from semishared.model.share.share import Tree, first_uid
 from semishared.model.steps import Step, to_data
 from shares import once
 from shares.cloud import SHARES, template
@@ -112,7 +112,7 @@ class CephShares:
         self.host.run([*words, *fs.OPTIONS], user="root", cwd="/")
         self.host.run(["chown", "oneadmin:oneadmin", root], user="root")
         tree = Tree("cephfs", root, "", f"{fs.NAME}/two", "second", cloud="2" * 32)
-        return tree._replace(marker=self.step(s.MarkRoot(tree, "3" * 32))[1]["marker"])
+        return tree._replace(marker=self.step(share_steps.MarkRoot(tree, "3" * 32))[1]["marker"])
 
     @staticmethod
     def mount(host: Node) -> None:

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from lab import forks
 from semishared.config import Config
-from semishared.model.shares import Tree
+from semishared.model.share.share import Tree
 from semishared.model.steps import Step, to_data
 from semishared.wire import session
 from tools.oned_site import ActionSite

@@ -20,7 +20,7 @@ from lab.guest import Guest
 from lab.oned import ActionFailed
 from lab.oned.drivers import Call, Refused
 from lab.oned.states import Vm as State
-from semishared.model.shares import UIDS, first_uid
+from semishared.model.share.share import UIDS, first_uid
 from shares.cloud import MiB
 from shares.guests import Shares
 from shares.page import ROOT

@@ -28,10 +28,10 @@ from semishared.errors import (
     SemisharedError,
     ShareRefused,
 )
-from semishared.model import steps_share as s
-from semishared.model.shares import Share, Tree, first_uid
+from semishared.model.share import steps as share_steps
+from semishared.model.share.share import Share, Tree, first_uid
 from semishared.model.steps import NoteClients
-from semishared.model.steps_hypervisor import CheckShare, ReadClients
+from semishared.model.vm.hypervisor_steps import CheckShare, ReadClients
 from semishared.share import attached
 from semishared.share.daemons import DAEMONS, QEMUS
 from semishared.share.registered import opened
@@ -57,8 +57,8 @@ def root() -> Iterator[Path]:
     try:
         tree = Tree("plain", str(root), MARKER)
         on(
-            s.MarkRoot(tree, MARKER),
-            *(s.MakeShare(tree, Share(image, image - 4, 1, 8 * MiB)) for image in (7, 8)),
+            share_steps.MarkRoot(tree, MARKER),
+            *(share_steps.MakeShare(tree, Share(image, image - 4, 1, 8 * MiB)) for image in (7, 8)),
         )
         yield root
     finally:
@@ -91,7 +91,11 @@ def registered(
     top.mkdir()
     run("mount", "-t", "tmpfs", "-o", f"{options},mode=711", "theirs", top)
     (top / "theirs").mkdir()
-    on(s.MakeShare(Tree("plain", str(root), MARKER), Share(5, 3, 1, 0, directory=str(top / "theirs"))))
+    on(
+        share_steps.MakeShare(
+            Tree("plain", str(root), MARKER), Share(5, 3, 1, 0, directory=str(top / "theirs"))
+        )
+    )
     then(top)
 
 
@@ -144,7 +148,7 @@ CASES: dict[str, tuple[Callable[[Path], object], str, type[SemisharedError], str
         "lets no others pass",
     ),
     "not ready": (
-        lambda root: on(s.RemoveShare(Tree("plain", str(root), MARKER), 7, "")),
+        lambda root: on(share_steps.RemoveShare(Tree("plain", str(root), MARKER), 7, "")),
         "share-7",
         ShareRefused,
         "no root of shares",
@@ -320,7 +324,7 @@ def test_who_may_read_alone_is_said_by_the_image_and_not_by_the_vm(root: Path, t
     """
     vm_dir, host = tmp_path / "7", OnHost()
     (vm_dir / ".semishared").mkdir(parents=True)
-    on(s.MakeShare(Tree("plain", str(root), MARKER), Share(9, 3, 1, 8 * MiB, readonly=True)))
+    on(share_steps.MakeShare(Tree("plain", str(root), MARKER), Share(9, 3, 1, 8 * MiB, readonly=True)))
     registered(root)
 
     def given(image: int, readonly: bool = False) -> tuple[str, bool]:

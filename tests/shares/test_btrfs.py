@@ -19,8 +19,8 @@ from lab.oned import ActionFailed
 from lab.oned.drivers import Refused
 from lab.oned.states import Img
 from semishared.errors import BadRecord, DataInTheWay, NoSpace
-from semishared.model import steps_share as s
-from semishared.model.shares import Share, Tree, first_uid
+from semishared.model.share import steps as share_steps
+from semishared.model.share.share import Share, Tree, first_uid
 from semishared.share import owners
 from shares.cloud import SHARES, Killed, MiB, Shares, fill, on, template
 from shares.conftest import make_btrfs, run
@@ -201,7 +201,7 @@ def test_a_registered_directory_without_its_image_is_forgotten_and_stays(
     shares: Shares, allowed: Path
 ) -> None:
     tree = shares.known()
-    on(s.MakeShare(tree, Share(777, 0, 1, 0, directory=str(allowed))))
+    on(share_steps.MakeShare(tree, Share(777, 0, 1, 0, directory=str(allowed))))
     place = shares.root / "share-777"
     (place / "file").write_text("somebody's")
     assert (
@@ -254,7 +254,7 @@ def test_a_plain_directory_is_for_who_says_that_no_quota_is_meant(site: ActionSi
 
 def test_what_a_killed_action_leaves_is_listed_and_dropped(shares: Shares) -> None:
     tree = shares.known()
-    on(s.MakeShare(tree, Share(777, 0, 1, 16 * MiB)))
+    on(share_steps.MakeShare(tree, Share(777, 0, 1, 16 * MiB)))
     assert shares.listed()[777]["state"] == "OpenNebula has no such image"
     image = shares.image("scratch", "new:16M")
     assert "OpenNebula has image" in shares.site.cli("share", "drop", str(SHARES), str(image), code=2).stderr
@@ -267,7 +267,7 @@ def test_of_another_image_is_a_share_whose_id_oned_has_given_anew_and_it_can_be_
     shares: Shares,
 ) -> None:
     """As after its database was restored: in another datastore, or made at another time."""
-    on(s.MakeShare(shares.known(), Share(shares.site.image(), 0, 1, 16 * MiB)))
+    on(share_steps.MakeShare(shares.known(), Share(shares.site.image(), 0, 1, 16 * MiB)))
     other, image = sorted(shares.listed())[-1], shares.image("scratch", "new:16M")
     assert [row["state"] for row in shares.listed().values()] == [
         f"it is of another image {other} than OpenNebula has",
@@ -310,14 +310,17 @@ def test_a_share_that_is_not_held_to_its_size_says_so_and_is_held_anew(shares: S
 def test_what_has_a_record_that_says_nothing_can_be_dropped(shares: Shares, allowed: Path) -> None:
     tree = shares.known()
     on(
-        s.MakeShare(tree, Share(777, 0, 1, 16 * MiB)),
-        s.MakeShare(tree, Share(778, 0, 1, 0, directory=str(allowed))),
+        share_steps.MakeShare(tree, Share(777, 0, 1, 16 * MiB)),
+        share_steps.MakeShare(tree, Share(778, 0, 1, 0, directory=str(allowed))),
     )
     (shares.root / "share-777/file").write_text("text")
     for image in (777, 778):
         (shares.root / f".semishared/.shares/{image}.json").write_text("")
     # Who means a certain one has to be told that nobody knows whether it is.
-    for step in (s.RemoveShare(tree, 777, f"{shares.root}/share-777"), s.RemoveShare(tree, 777, "", 1)):
+    for step in (
+        share_steps.RemoveShare(tree, 777, f"{shares.root}/share-777"),
+        share_steps.RemoveShare(tree, 777, "", 1),
+    ):
         with pytest.raises(BadRecord):
             on(step)
     for image in (777, 778):
@@ -330,29 +333,29 @@ def test_what_has_a_record_that_says_nothing_can_be_dropped(shares: Shares, allo
 
 
 def test_each_owner_has_users_of_their_own(root: Path) -> None:
-    tree = Tree("btrfs", str(root), on(s.MarkRoot(Tree("btrfs", str(root)), MARKER))[0]["marker"])
+    tree = Tree("btrfs", str(root), on(share_steps.MarkRoot(Tree("btrfs", str(root)), MARKER))[0]["marker"])
     paths = [
-        on(s.MakeShare(tree, Share(number, owner, 1, 8 * MiB)))[0]["source"]
+        on(share_steps.MakeShare(tree, Share(number, owner, 1, 8 * MiB)))[0]["source"]
         for number, owner in ((1, 5), (2, 9), (3, 5))
     ]
     assert [os.stat(path).st_uid for path in paths] == [first_uid(owner) for owner in (5, 9, 5)]
     with pytest.raises(NoSpace, match="user 32766 of OpenNebula"):
-        on(s.MakeShare(tree, Share(4, 32766, 1, 8 * MiB)))
-    assert len(on(s.ListShares(tree))[0]["shares"]) == 3
+        on(share_steps.MakeShare(tree, Share(4, 32766, 1, 8 * MiB)))
+    assert len(on(share_steps.ListShares(tree))[0]["shares"]) == 3
     for number in (1, 2, 3):
-        on(s.RemoveShare(tree, number, paths[number - 1]))
-    on(s.RemoveShare(tree, 1, ""))
+        on(share_steps.RemoveShare(tree, number, paths[number - 1]))
+    on(share_steps.RemoveShare(tree, 1, ""))
 
 
 def test_a_root_whose_ranges_were_given_in_turn_goes_on_so(root: Path) -> None:
     tree = Tree("plain", str(root), MARKER)
-    on(s.MarkRoot(tree, MARKER))
+    on(share_steps.MarkRoot(tree, MARKER))
     ranges = root / ".semishared/.uids"
     ranges.mkdir()
     for number, owner in ((0, 0), (1, 7)):
         (ranges / str(number)).write_text(json.dumps({"version": 1, "owner": owner}))
     paths = [
-        on(s.MakeShare(tree, Share(number, owner, 1, 8 * MiB)))[0]["source"]
+        on(share_steps.MakeShare(tree, Share(number, owner, 1, 8 * MiB)))[0]["source"]
         for number, owner in ((1, 7), (2, 1), (3, 0))
     ]
     assert [os.stat(path).st_uid for path in paths] == [first_uid(number) for number in (1, 2, 0)]
@@ -360,42 +363,48 @@ def test_a_root_whose_ranges_were_given_in_turn_goes_on_so(root: Path) -> None:
 
 def test_a_broken_range_costs_nobody_whose_range_is_known(root: Path) -> None:
     tree = Tree("plain", str(root), MARKER)
-    on(s.MarkRoot(tree, MARKER))
-    on(s.MakeShare(tree, Share(1, 4, 1, 8 * MiB)))
+    on(share_steps.MarkRoot(tree, MARKER))
+    on(share_steps.MakeShare(tree, Share(1, 4, 1, 8 * MiB)))
     (root / ".semishared/.uids/5").write_text("")
     assert (
-        os.stat(on(s.MakeShare(tree, Share(2, 4, 1, 8 * MiB)))[0]["source"]).st_uid
+        os.stat(on(share_steps.MakeShare(tree, Share(2, 4, 1, 8 * MiB)))[0]["source"]).st_uid
         == first_uid(4)
         == owners.known_uid_of(str(root), 4)
     )
     # It may be theirs.
     for owner in (5, 6):
         with pytest.raises(BadRecord, match=r"\.uids/5 .* whose users"):
-            on(s.MakeShare(tree, Share(3, owner, 1, 8 * MiB)))
+            on(share_steps.MakeShare(tree, Share(3, owner, 1, 8 * MiB)))
         with pytest.raises(BadRecord, match=r"\.uids/5 .* whose users"):
             owners.known_uid_of(str(root), owner)
 
 
 def test_a_tree_without_a_record_is_nobodys_to_be_given(root: Path) -> None:
     tree = Tree("btrfs", str(root), MARKER)
-    on(s.MarkRoot(tree, MARKER))
+    on(share_steps.MarkRoot(tree, MARKER))
     (root / "share-7").mkdir()
     (root / "share-7/secret").write_text("of another")
     with pytest.raises(DataInTheWay, match="share-7 .* has no record"):
-        on(s.MakeShare(tree, Share(7, 5, 1, 8 * MiB)))
-    assert on(s.ListShares(tree)) == [{"shares": []}] and (root / "share-7").stat().st_uid == 0
+        on(share_steps.MakeShare(tree, Share(7, 5, 1, 8 * MiB)))
+    assert on(share_steps.ListShares(tree)) == [{"shares": []}] and (root / "share-7").stat().st_uid == 0
 
 
 def test_of_what_was_seen_not_to_be_ready_nothing_is_removed_that_has_become_another(root: Path) -> None:
     tree = Tree("btrfs", str(root), MARKER)
-    on(s.MarkRoot(tree, MARKER))
-    path = on(s.MakeShare(tree, Share(7, 5, 70, 8 * MiB)))[0]["source"]
+    on(share_steps.MarkRoot(tree, MARKER))
+    path = on(share_steps.MakeShare(tree, Share(7, 5, 70, 8 * MiB)))[0]["source"]
     record = root / ".semishared/.shares/7.json"
     ready = record.read_text()
-    assert on(s.RemoveShare(tree, 7, "", 70)) == [{"removed": False}] and record.read_text() == ready
+    assert (
+        on(share_steps.RemoveShare(tree, 7, "", 70)) == [{"removed": False}] and record.read_text() == ready
+    )
     record.write_text(ready.replace(path, ""))
-    assert on(s.RemoveShare(tree, 7, "", 69)) == [{"removed": False}] and os.path.isdir(path)
-    assert on(s.RemoveShare(tree, 7, "", 70)) == [None] and not os.path.exists(path) and not record.exists()
+    assert on(share_steps.RemoveShare(tree, 7, "", 69)) == [{"removed": False}] and os.path.isdir(path)
+    assert (
+        on(share_steps.RemoveShare(tree, 7, "", 70)) == [None]
+        and not os.path.exists(path)
+        and not record.exists()
+    )
 
 
 def test_a_share_that_is_broken_hides_no_other(shares: Shares) -> None:
@@ -420,11 +429,14 @@ def test_a_directory_is_registered_and_forgotten_whole_wherever_that_is_killed(
     root: Path, tmp_path: Path
 ) -> None:
     tree = Tree("plain", str(root), MARKER)
-    on(s.MarkRoot(tree, MARKER))
+    on(share_steps.MarkRoot(tree, MARKER))
     theirs, place = tmp_path / "theirs", f"{root}/share-7"
     theirs.mkdir()
     (theirs / "file").write_text("theirs")
-    make, remove = s.MakeShare(tree, Share(7, 3, 1, 0, directory=str(theirs))), s.RemoveShare(tree, 7, place)
+    make, remove = (
+        share_steps.MakeShare(tree, Share(7, 3, 1, 0, directory=str(theirs))),
+        share_steps.RemoveShare(tree, 7, place),
+    )
     killed = Killed(tmp_path)
     for step, least in ((make, 3), (remove, 2)):
         for at in range(1, 100):
@@ -432,12 +444,14 @@ def test_a_directory_is_registered_and_forgotten_whole_wherever_that_is_killed(
                 on(make)
             code = killed.run(step, at)
             if step is make:
-                assert on(make) == [{"source": place}] and on(s.ListShares(tree))[0]["shares"][0][
+                assert on(make) == [{"source": place}] and on(share_steps.ListShares(tree))[0]["shares"][0][
                     "directory"
                 ] == str(theirs)
                 run("rm", "-r", root / ".semishared/.uids")
             on(remove)
-            assert on(s.ListShares(tree)) == [{"shares": []}] and os.listdir(root) == [".semishared"]
+            assert on(share_steps.ListShares(tree)) == [{"shares": []}] and os.listdir(root) == [
+                ".semishared"
+            ]
             assert (theirs / "file").read_text() == "theirs"
             if not code:
                 break
@@ -447,17 +461,17 @@ def test_a_directory_is_registered_and_forgotten_whole_wherever_that_is_killed(
 @pytest.mark.parametrize("fs", ["btrfs", "plain"])
 def test_killed_at_every_point_and_begun_again_it_ends_the_same(root: Path, tmp_path: Path, fs: str) -> None:
     tree = Tree(fs, str(root), MARKER)
-    on(s.MarkRoot(tree, MARKER))
+    on(share_steps.MarkRoot(tree, MARKER))
     share = Share(7, 3, 1, 8 * MiB)
-    make, remove = s.MakeShare(tree, share), s.RemoveShare(tree, 7, f"{root}/share-7")
+    make, remove = share_steps.MakeShare(tree, share), share_steps.RemoveShare(tree, 7, f"{root}/share-7")
     killed = Killed(tmp_path)
     for at in range(1, 100):
         code = killed.run(make, at)
         assert on(make) == [{"source": f"{root}/share-7"}]
-        (row,) = on(s.ListShares(tree))[0]["shares"]
+        (row,) = on(share_steps.ListShares(tree))[0]["shares"]
         assert (row["source"], os.stat(f"{root}/share-7").st_uid) == (f"{root}/share-7", first_uid(3))
-        on(s.ResizeShare(tree, 7, 16 * MiB))
-        on(s.RemoveShare(tree, 7, ""))
+        on(share_steps.ResizeShare(tree, 7, 16 * MiB))
+        on(share_steps.RemoveShare(tree, 7, ""))
         # The next owner's range is given in the first action alone.
         run("rm", "-r", root / ".semishared/.uids")
         if not code:
@@ -470,7 +484,7 @@ def test_killed_at_every_point_and_begun_again_it_ends_the_same(root: Path, tmp_
         Path(f"{root}/share-7/file").write_text("x")
         code = killed.run(remove, at)
         on(remove)
-        assert on(s.ListShares(tree)) == [{"shares": []}] and os.listdir(root) == [".semishared"]
+        assert on(share_steps.ListShares(tree)) == [{"shares": []}] and os.listdir(root) == [".semishared"]
         if not code:
             break
     assert at > 2

@@ -12,8 +12,8 @@ import pytest
 
 from lab.ceph import fs
 from lab.oned import ActionFailed
-from semishared.model import steps_share as s
-from semishared.model.shares import Share, Tree
+from semishared.model.share import steps as share_steps
+from semishared.model.share.share import Share, Tree
 from shares.ceph import AS_HOST, CephShares
 from shares.cloud import SHARES
 from shares.page import ROOT
@@ -123,7 +123,7 @@ def test_a_maker_whose_mount_lets_guests_programs_be_setuid_makes_nothing_and_do
 def test_a_share_that_may_hold_data_is_kept_until_it_is_dropped_by_hand(
     cloud: CephShares, tree: Tree
 ) -> None:
-    _, made = cloud.step(s.MakeShare(tree, Share(777, 0, 1, 8 * MiB)))
+    _, made = cloud.step(share_steps.MakeShare(tree, Share(777, 0, 1, 8 * MiB)))
     code = "from semishared.share import attached; import sys; print(attached.check(777, sys.argv[1]).first)"
     done = cloud.host.run(["python3", "-c", code, made["source"]], env={"PYTHONPATH": "/var/tmp/one/lib"})
     assert done.stdout == b"100000\n"
@@ -144,7 +144,7 @@ def test_a_key_for_one_share_opens_no_other(cloud: CephShares) -> None:
     """
     mine, other = cloud.image("mine", "new:16M"), cloud.image("other", "new:16M,stripes=2,object=1M")
     second = cloud.second_group()
-    theirs = str(cloud.step(s.MakeShare(second, Share(mine, 0, 1, 16 * MiB)))[1]["source"])
+    theirs = str(cloud.step(share_steps.MakeShare(second, Share(mine, 0, 1, 16 * MiB)))[1]["source"])
     sources = {name: cloud.source(image) for name, image in (("mine", mine), ("other", other))}
     for path in (*sources.values(), theirs):
         cloud.does(["dd", "if=/dev/zero", f"of={path}/file", "bs=1M", "count=1", "conv=fsync", "status=none"])
@@ -182,7 +182,7 @@ def test_a_key_for_one_share_opens_no_other(cloud: CephShares) -> None:
         assert (done.returncode == 0) == (number == 0), (path, done)
         if number == 0:
             cloud.host.run(["umount", at], user="root")
-    cloud.step(s.RemoveShare(second, mine, theirs))
+    cloud.step(share_steps.RemoveShare(second, mine, theirs))
     assert cloud.does(["wc", "-c", f"{sources['mine']}/file"])[0].split()[0] == str(MiB)
     cloud.host.run(["umount", second.root], user="root")
     for image in (mine, other):
@@ -242,7 +242,10 @@ def test_files_without_data_end_in_a_guest_and_a_neighbour_still_makes_some(clou
 
 @pytest.mark.long
 def test_killed_at_every_point_and_begun_again_it_ends_the_same(cloud: CephShares, tree: Tree) -> None:
-    make, remove = s.MakeShare(tree, Share(7, 0, 1, 8 * MiB, 2, MiB)), s.RemoveShare(tree, 7, "")
+    make, remove = (
+        share_steps.MakeShare(tree, Share(7, 0, 1, 8 * MiB, 2, MiB)),
+        share_steps.RemoveShare(tree, 7, ""),
+    )
     for at in range(1, 100):
         code, _ = cloud.step(make, at)
         source = cloud.step(make)[1]["source"]
@@ -256,7 +259,7 @@ def test_killed_at_every_point_and_begun_again_it_ends_the_same(cloud: CephShare
         cloud.does(["touch", f"{cloud.step(make)[1]['source']}/file"])
         code, _ = cloud.step(remove, at)
         cloud.step(remove)
-        assert not cloud.subvolumes() and cloud.step(s.ListShares(tree))[1]["shares"] == []
+        assert not cloud.subvolumes() and cloud.step(share_steps.ListShares(tree))[1]["shares"] == []
         if not code:
             break
     assert at > 1

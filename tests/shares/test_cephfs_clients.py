@@ -23,8 +23,8 @@ from lab.kernel_host import Done, KernelHost
 from lab.oned import ActionFailed
 from lab.oned.states import Vm as State
 from lab.switch import Switch
-from semishared.model import layout_share
-from semishared.model import steps_share as s
+from semishared.model.share import names as share_names
+from semishared.model.share import steps as share_steps
 from shares.ceph import COMMAND, CephShares
 from shares.cloud import SHARES
 from shares.page import PAGE, ROOT
@@ -124,7 +124,7 @@ class Tenants:
 
     def namespace(self, image: int) -> str:
         """Return which namespace the objects of a share are in."""
-        return layout_share.namespace(self.cloud.tree.marker, image)
+        return share_names.namespace(self.cloud.tree.marker, image)
 
     def keys(self) -> list[str]:
         """Return of whom the root says that they have keys."""
@@ -466,13 +466,18 @@ def test_a_vm_that_ends_on_a_host_that_does_not_answer_has_no_key_any_more(tenan
 
 def test_an_action_of_an_earlier_boot_neither_gives_nor_takes_a_key(tenants: Tenants) -> None:
     cloud, image, vm, before = tenants.cloud, tenants.secret, 70, tenants.users()
-    key = cloud.step(s.GiveKey(cloud.tree, image, cloud.source(image), vm, False, 4))[1]["key"]
-    assert cloud.step(s.TakeKeys(cloud.tree, -1, vm, 3))[1] == {"taken": 0}
+    key = cloud.step(share_steps.GiveKey(cloud.tree, image, cloud.source(image), vm, False, 4))[1]["key"]
+    assert cloud.step(share_steps.TakeKeys(cloud.tree, -1, vm, 3))[1] == {"taken": 0}
     # A point that it never comes to: it may fail.
-    assert cloud.step(s.GiveKey(cloud.tree, image, cloud.source(image), vm, True, 3), 999)[0]
+    assert cloud.step(share_steps.GiveKey(cloud.tree, image, cloud.source(image), vm, True, 3), 999)[0]
     assert tenants.keys().count(f"{image}-{vm}.json") == 1 and len(tenants.users() - before) == 1
-    assert cloud.step(s.GiveKey(cloud.tree, image, cloud.source(image), vm, False, 4))[1]["key"] == key
-    assert cloud.step(s.TakeKeys(cloud.tree, -1, vm, 4))[1] == {"taken": 1} and tenants.users() == before
+    assert (
+        cloud.step(share_steps.GiveKey(cloud.tree, image, cloud.source(image), vm, False, 4))[1]["key"] == key
+    )
+    assert (
+        cloud.step(share_steps.TakeKeys(cloud.tree, -1, vm, 4))[1] == {"taken": 1}
+        and tenants.users() == before
+    )
 
 
 def test_an_operator_has_a_key_until_it_is_taken_back(tenants: Tenants) -> None:
@@ -505,7 +510,10 @@ def test_an_operator_has_a_key_until_it_is_taken_back(tenants: Tenants) -> None:
     assert tenants.shares(tenants.one)[0].of("KEY") in said
     assert "[SS" in cloud.cli("credentials", image, "--vm", str(tenants.one), code=2)
     # Who has got one by then, and which, is seen where it is shown: nothing is given or taken by that.
-    known, show = tenants.users(), s.ShowKey(cloud.tree, tenants.secret, cloud.source(tenants.secret), 7)
+    known, show = (
+        tenants.users(),
+        share_steps.ShowKey(cloud.tree, tenants.secret, cloud.source(tenants.secret), 7),
+    )
     assert cloud.step(show, 999)[0] and tenants.users() == known
 
 
@@ -530,7 +538,7 @@ def test_where_the_manager_may_not_make_keys_nothing_boots_and_a_line_says_why(t
     caps = tenants.cloud.lab.ceph.ask(["command", ["auth get"], {"entity": "client.shares"}])[0][0]["caps"]
     less = re.sub(r", allow command \"fs subvolume (de)?authorize\"[^,]*", "", caps["mgr"])
     assert less != caps["mgr"]
-    look = s.LookAtRoot(tenants.cloud.tree, True)
+    look = share_steps.LookAtRoot(tenants.cloud.tree, True)
     assert tenants.cloud.step(look)[1]["lacking"] == []
     set_caps = ["ceph", "auth", "caps", "client.shares", "mon", "allow r", "mgr"]
     ceph.run([*set_caps, less], user="root", cwd="/")
@@ -583,8 +591,8 @@ def test_when_the_vm_is_gone_its_key_is_and_whoever_has_it_still_is_shut_out(ten
 
 def test_what_a_killed_action_leaves_of_a_vm_that_is_gone_gc_takes(tenants: Tenants) -> None:
     cloud, gone = tenants.cloud, tenants.one
-    give = s.GiveKey(cloud.tree, tenants.mine, cloud.source(tenants.mine), gone, False)
-    take = s.TakeKeys(cloud.tree, tenants.mine, gone)
+    give = share_steps.GiveKey(cloud.tree, tenants.mine, cloud.source(tenants.mine), gone, False)
+    take = share_steps.TakeKeys(cloud.tree, tenants.mine, gone)
     path = f"{KEYS}/{tenants.mine}-{gone}.json"
     for before, step, at in ((), give, 3), ((give,), take, 1):
         for done in before:
@@ -597,8 +605,8 @@ def test_what_a_killed_action_leaves_of_a_vm_that_is_gone_gc_takes(tenants: Tena
 
 @pytest.mark.long
 def test_killed_at_every_point_a_key_is_the_same_or_gone(cloud: CephShares, tenants: Tenants) -> None:
-    give = s.GiveKey(cloud.tree, tenants.secret, cloud.source(tenants.secret), 7, True)
-    take = s.TakeKeys(cloud.tree, -1, 7)
+    give = share_steps.GiveKey(cloud.tree, tenants.secret, cloud.source(tenants.secret), 7, True)
+    take = share_steps.TakeKeys(cloud.tree, -1, 7)
     for at in range(1, 100):
         code, first = cloud.step(give, at)
         found = cloud.step(give)[1]

@@ -20,7 +20,7 @@ import pytest
 
 from lab.guest import Guest
 from lab.oned import ActionFailed
-from semishared.model.shares import UIDS, first_uid
+from semishared.model.share.share import UIDS, first_uid
 from shares.ceph import COMMAND, CephShares
 from shares.cloud import SHARES
 from shares.page import ROOT

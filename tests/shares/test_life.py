@@ -16,7 +16,7 @@ import pytest
 from lab import Node
 from lab.cloud import SYSTEM
 from lab.oned import ActionFailed
-from semishared.model.shares import first_uid
+from semishared.model.share.share import first_uid
 from shares.cloud import SHARES, MiB
 from shares.guests import SUDOERS, Shares, give_program
 from shares.page import ROOT, rule

@@ -13,10 +13,10 @@ from xml.etree import ElementTree
 import pytest
 
 from lab.oned import ActionFailed
-from semishared.model import steps_share as s
+from semishared.model.share import steps as share_steps
 from semishared.opennebula.xml import Datastore
-from semishared.plan.diagnosis import BROKEN, Finding
-from semishared.plan.diagnosis_shares import Made, of_roots
+from semishared.plan.care.diagnosis import BROKEN, Finding
+from semishared.plan.care.diagnosis_shares import Made, of_roots
 from shares.cloud import SHARES, MiB, Shares, fill, on
 from shares.conftest import mounted_btrfs, run
 from tools.oned_site import ActionSite
@@ -31,7 +31,7 @@ def shares(tmp_path: Path) -> Iterator[Shares]:
 
 def doctor(shares: Shares) -> list[Finding]:
     """Return what doctor makes of the root."""
-    (seen,) = on(s.LookAtRoot(shares.known()))
+    (seen,) = on(share_steps.LookAtRoot(shares.known()))
     store = Datastore(
         ElementTree.fromstring(f"<DATASTORE><ID>{SHARES}</ID><NAME>shares</NAME><TEMPLATE/></DATASTORE>")
     )
@@ -101,9 +101,9 @@ def test_what_is_promised_is_not_free_and_doctor_tells_of_promises_beyond_it(sha
     record = shares.root / f".semishared/.shares/{first}.json"
     text = record.read_text()
     record.write_text("{}")
-    assert on(s.MeasureRoot(shares.known()))[0][2] == 12 * MiB
+    assert on(share_steps.MeasureRoot(shares.known()))[0][2] == 12 * MiB
     record.write_text(text)
     assert json.loads(text)["share"]["size"] == 128 * MiB
     for image in (first, second):
         shares.oned.image_delete(image)
-    assert on(s.MeasureRoot(shares.known()))[0][2] > 400 * MiB
+    assert on(share_steps.MeasureRoot(shares.known()))[0][2] > 400 * MiB

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from lab.caches import CHECKOUT
-from semishared.model import steps_share as s
-from semishared.model.shares import Share, Tree
+from semishared.model.share import steps as share_steps
+from semishared.model.share.share import Share, Tree
 from semishared.model.steps import Step, to_data
 from shares.page import ROOT, rule
 
@@ -116,14 +116,14 @@ def test_what_only_root_may_do_goes_by_the_lines_of_the_page_and_by_nothing_less
     made.mkdir()
     user, tree = Unprivileged(made, tmp_path), Tree("btrfs", ROOT, MARKER)
     steps: list[Step] = [
-        s.MarkRoot(tree, MARKER),
-        s.MakeShare(tree, Share(7, 0, 1, 8 * MiB)),
-        s.ListShares(tree),
-        s.ResizeShare(tree, 7, 16 * MiB),
-        s.MakeSnapshot(tree, 7, "one"),
-        s.MakeSnapshot(tree, 7, "a.two-3"),
-        s.RemoveSnapshot(tree, 7, "one"),
-        s.RemoveShare(tree, 7, f"{ROOT}/share-7"),
+        share_steps.MarkRoot(tree, MARKER),
+        share_steps.MakeShare(tree, Share(7, 0, 1, 8 * MiB)),
+        share_steps.ListShares(tree),
+        share_steps.ResizeShare(tree, 7, 16 * MiB),
+        share_steps.MakeSnapshot(tree, 7, "one"),
+        share_steps.MakeSnapshot(tree, 7, "a.two-3"),
+        share_steps.RemoveSnapshot(tree, 7, "one"),
+        share_steps.RemoveShare(tree, 7, f"{ROOT}/share-7"),
     ]
     assert "[SS171]" in user.does(steps[0])
     lines = rule(USER).splitlines(keepends=True)
@@ -136,7 +136,7 @@ def test_what_only_root_may_do_goes_by_the_lines_of_the_page_and_by_nothing_less
 
 FOLLOWED = f"""
 import os, subprocess
-from semishared.model.shares import Tree
+from semishared.model.share.share import Tree
 from semishared.share import of
 for argv in of(Tree("btrfs", "{ROOT}", "{MARKER}")).commands():
     for name in ("share-0", "gone-0", "snapshot-0-x"):

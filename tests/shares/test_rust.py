@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from lab import caches
-from semishared.model.shares import first_uid
+from semishared.model.share.share import first_uid
 from shares.conftest import loop_of
 from shares.guests import Shares
 

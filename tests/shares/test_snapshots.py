@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from semishared.errors import BadArguments, DataInTheWay, MissingImage
-from semishared.model import steps_share as s
-from semishared.model.shares import Share, Tree
+from semishared.model.share import steps as share_steps
+from semishared.model.share.share import Share, Tree
 from shares.cloud import Killed, MiB, Shares, fill, on
 from shares.conftest import run
 from shares.page import PAGE
@@ -135,11 +135,14 @@ def test_what_a_snapshot_may_not_be_called(shares: Shares) -> None:
     )
     tree = Tree("btrfs", str(shares.root), marker, cloud=cloud)
     for name in NAMES:
-        for step in (s.MakeSnapshot(tree, image, name), s.RemoveSnapshot(tree, image, name)):
+        for step in (
+            share_steps.MakeSnapshot(tree, image, name),
+            share_steps.RemoveSnapshot(tree, image, name),
+        ):
             with pytest.raises(BadArguments, match="letters, digits"):
                 on(step)
     with pytest.raises(MissingImage):
-        on(s.MakeSnapshot(tree, 999, "one"))
+        on(share_steps.MakeSnapshot(tree, 999, "one"))
     assert sorted(os.listdir(shares.root)) == [".semishared", f"share-{image}"]
     for words in (["make", "1", "x"], ["create", "1"], []):
         said = "create takes IMAGE and NAME" if len(words) == 2 else "one of create, list, remove"
@@ -159,12 +162,12 @@ def test_a_file_system_without_snapshots_says_so(site: ActionSite, tmp_path: Pat
 
 def test_the_share_of_another_is_not_made_where_a_snapshot_has_outlived_its_own(root: Path) -> None:
     tree = Tree("btrfs", str(root), MARKER)
-    on(s.MarkRoot(tree, MARKER))
-    on(s.MakeShare(tree, Share(7, 0, 1, 8 * MiB)), s.MakeSnapshot(tree, 7, "old"))
+    on(share_steps.MarkRoot(tree, MARKER))
+    on(share_steps.MakeShare(tree, Share(7, 0, 1, 8 * MiB)), share_steps.MakeSnapshot(tree, 7, "old"))
     run("btrfs", "subvolume", "delete", root / "share-7")
     (root / ".semishared/.shares/7.json").unlink()
     with pytest.raises(DataInTheWay, match="snapshot-7-old .* has no record"):
-        on(s.MakeShare(tree, Share(7, 5, 2, 8 * MiB)))
+        on(share_steps.MakeShare(tree, Share(7, 5, 2, 8 * MiB)))
     run("btrfs", "subvolume", "delete", root / "snapshot-7-old")
 
 
@@ -172,34 +175,36 @@ def test_killed_at_every_point_a_snapshot_is_there_or_not_and_none_outlives_its_
     root: Path, tmp_path: Path
 ) -> None:
     tree = Tree("btrfs", str(root), MARKER)
-    on(s.MarkRoot(tree, MARKER))
+    on(share_steps.MarkRoot(tree, MARKER))
     killed = Killed(tmp_path)
     steps = (
-        s.MakeSnapshot(tree, 7, "two"),
-        s.RemoveSnapshot(tree, 7, "one"),
-        s.RemoveShare(tree, 7, f"{root}/share-7"),
+        share_steps.MakeSnapshot(tree, 7, "two"),
+        share_steps.RemoveSnapshot(tree, 7, "one"),
+        share_steps.RemoveShare(tree, 7, f"{root}/share-7"),
     )
     points = []
     for step in steps:
         for at in range(1, 100):
             on(
-                s.MakeShare(tree, Share(7, 0, 1, 8 * MiB)),
-                s.MakeSnapshot(tree, 7, "one"),
-                s.MakeSnapshot(tree, 7, "other"),
+                share_steps.MakeShare(tree, Share(7, 0, 1, 8 * MiB)),
+                share_steps.MakeSnapshot(tree, 7, "one"),
+                share_steps.MakeSnapshot(tree, 7, "other"),
             )
             (root / "share-7/file").write_text("x")
             code = killed.run(step, at)
             if step is steps[2]:
                 on(step)
             else:
-                names = {row["name"] for row in on(s.ListSnapshots(tree, 7))[0]["snapshots"]}
+                names = {row["name"] for row in on(share_steps.ListSnapshots(tree, 7))[0]["snapshots"]}
                 wanted = {"one", "other", "two"} if step is steps[0] else {"other"}
                 assert (
                     names in (wanted, {"one", "other"})
-                    and sorted(names) == on(s.ListShares(tree))[0]["shares"][0]["snapshots"]
+                    and sorted(names) == on(share_steps.ListShares(tree))[0]["shares"][0]["snapshots"]
                 )
-                on(s.RemoveShare(tree, 7, ""))
-            assert os.listdir(root) == [".semishared"] and on(s.ListShares(tree)) == [{"shares": []}]
+                on(share_steps.RemoveShare(tree, 7, ""))
+            assert os.listdir(root) == [".semishared"] and on(share_steps.ListShares(tree)) == [
+                {"shares": []}
+            ]
             if not code:
                 points.append(at - 1)
                 break

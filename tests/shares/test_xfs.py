@@ -13,8 +13,8 @@ import pytest
 from lab.kernel_host import ONEADMIN, KernelHost, KernelHostError
 from nfs.site import HostSide
 from semishared.errors import BadArguments, NoQuota, SemisharedError
-from semishared.model import steps_share as s
-from semishared.model.shares import Share, Tree, first_uid
+from semishared.model.share import steps as share_steps
+from semishared.model.share.share import Share, Tree, first_uid
 from semishared.share.xfs import FIRST_PROJECT
 from shares.page import ROOT, rule
 
@@ -75,7 +75,7 @@ def host() -> Iterator[KernelHost]:
     with KernelHost("shares", disks={"shares": 500, "off": 320}) as host:
         host.put("/etc/sudoers.d/semishared-shares", rule("oneadmin").encode(), 0o440)
         host.run(["bash", "-euc", MOUNT, ROOT, *map(str, ONEADMIN)])
-        HostSide(host).on(s.MarkRoot(TREE, MARKER))
+        HostSide(host).on(share_steps.MarkRoot(TREE, MARKER))
         yield host
 
 
@@ -86,13 +86,13 @@ def side(host: KernelHost) -> HostSide:
 
 def make(side: HostSide, image: int, owner: int, mib: int) -> str:
     """Make a share; return its path."""
-    return str(side.on(s.MakeShare(TREE, Share(image, owner, 1, mib * MiB)))[0]["source"])
+    return str(side.on(share_steps.MakeShare(TREE, Share(image, owner, 1, mib * MiB)))[0]["source"])
 
 
 def drop(side: HostSide, *images: int) -> None:
     """Remove shares."""
     for image in images:
-        side.on(s.RemoveShare(TREE, image, ""))
+        side.on(share_steps.RemoveShare(TREE, image, ""))
 
 
 def fill(host: KernelHost, path: str, owner: int, mib: int) -> tuple[int, str]:
@@ -115,15 +115,15 @@ def test_a_full_share_gets_an_error_and_its_neighbour_notices_nothing(
     mine, other = make(side, 1, 5, 32), make(side, 2, 9, 64)
     assert fill(host, f"{mine}/file", 5, 40) == (32, "No space left on device")
     assert fill(host, f"{other}/file", 9, 48) == (48, "")
-    rows = {row["image"]: row for row in side.on(s.ListShares(TREE))[0]["shares"]}
+    rows = {row["image"]: row for row in side.on(share_steps.ListShares(TREE))[0]["shares"]}
     assert rows[1]["used"] == 32 * MiB and rows[2]["used"] == 48 * MiB
     assert host.run(["df", "--output=size", "-BM", mine]).out.split()[-1] == "32M"
     # Not even root has a file of one counted for the other.
     assert "cross-device" in host.run(["ln", f"{mine}/file", f"{other}/linked"], check=False).err
-    assert side.on(s.ResizeShare(TREE, 1, 48 * MiB)) == [{"before": 32 * MiB}]
+    assert side.on(share_steps.ResizeShare(TREE, 1, 48 * MiB)) == [{"before": 32 * MiB}]
     assert fill(host, f"{mine}/more", 5, 12) == (12, "")
     with pytest.raises(BadArguments, match="cannot be held to 8.0 MiB"):
-        side.on(s.ResizeShare(TREE, 1, 8 * MiB))
+        side.on(share_steps.ResizeShare(TREE, 1, 8 * MiB))
     drop(side, 1, 2)
     assert host.run(["ls", "-A", ROOT]).out == ".semishared\n" and not projects(host)
 
@@ -135,8 +135,8 @@ def test_empty_files_end_too_and_a_neighbour_still_makes_some(host: KernelHost, 
     host.run(["sh", "-c", f"cd {other} && seq 2000 | xargs touch"], user=(first_uid(9),) * 2)
     # There is room, but nobody could make a file any more.
     with pytest.raises(BadArguments, match=r"2001 files .* held to 24.0 MiB, it may have 1536"):
-        side.on(s.ResizeShare(TREE, 4, 24 * MiB))
-    assert side.on(s.ResizeShare(TREE, 4, 48 * MiB)) == [{"before": 64 * MiB}]
+        side.on(share_steps.ResizeShare(TREE, 4, 24 * MiB))
+    assert side.on(share_steps.ResizeShare(TREE, 4, 48 * MiB)) == [{"before": 64 * MiB}]
     drop(side, 3, 4)
 
 
@@ -159,7 +159,7 @@ def test_projects_of_others_are_left_alone_and_quotas_have_to_be_on(host: Kernel
     host.run(["xfs_quota", "-x", "-c", f"limit -p bhard=8m ihard=500 {theirs}", ROOT])
     with pytest.raises(NoQuota, match=f"project {theirs}, in which 1 other"):
         make(side, 99, 5, 8)
-    assert side.on(s.ListShares(TREE)) == [{"shares": []}]
+    assert side.on(share_steps.ListShares(TREE)) == [{"shares": []}]
     # Nor where somebody has put them there since the share was begun; what is left of it goes, and no limit
     # of theirs with it.
     began = {"version": 1, "share": Share(99, 5, 1, 8 * MiB).to_data(), "source": ""}
@@ -171,7 +171,7 @@ def test_projects_of_others_are_left_alone_and_quotas_have_to_be_on(host: Kernel
         ["ls", ROOT]
     ).out == "theirs\n"
     with pytest.raises(NoQuota, match=f"is in project {theirs} itself"):
-        side.on(s.MarkRoot(Tree("xfs", f"{ROOT}/theirs"), MARKER))
+        side.on(share_steps.MarkRoot(Tree("xfs", f"{ROOT}/theirs"), MARKER))
     host.run(["rm", "-r", f"{ROOT}/theirs"])
     with pytest.raises(NoQuota, match=f"project {theirs}, for which others have set a limit"):
         make(side, 99, 5, 8)
@@ -180,7 +180,7 @@ def test_projects_of_others_are_left_alone_and_quotas_have_to_be_on(host: Kernel
     drop(side, 99)
     assert not projects(host)
     with pytest.raises(NoQuota, match="not mounted with prjquota"):
-        side.on(s.MarkRoot(Tree("xfs", "/srv/off"), MARKER))
+        side.on(share_steps.MarkRoot(Tree("xfs", "/srv/off"), MARKER))
 
 
 def test_a_tree_that_has_come_out_of_its_project_is_told_and_not_taken_for_held(
@@ -193,15 +193,15 @@ def test_a_tree_that_has_come_out_of_its_project_is_told_and_not_taken_for_held(
     fill(host, f"{path}/a", 5, 2)
     host.run(["xfs_quota", "-x", "-c", f"project -C -p {path} {project}", ROOT])
     mend = f"xfs_quota -x -c 'project -s -p {path} {project}' {ROOT}"
-    ((row,),) = (answer["shares"] for answer in side.on(s.ListShares(TREE)))
+    ((row,),) = (answer["shares"] for answer in side.on(share_steps.ListShares(TREE)))
     assert (
         row["wrong"]["id"] == NoQuota.id
         and f"(as root, while no VM has it: {mend})" in row["wrong"]["detail"]
     )
     with pytest.raises(NoQuota, match=f"is not in project {project}: no limit holds it"):
-        side.on(s.ResizeShare(TREE, 7, 16 * MiB))
+        side.on(share_steps.ResizeShare(TREE, 7, 16 * MiB))
     host.run(["bash", "-ec", mend])
-    ((row,),) = (answer["shares"] for answer in side.on(s.ListShares(TREE)))
+    ((row,),) = (answer["shares"] for answer in side.on(share_steps.ListShares(TREE)))
     assert "wrong" not in row and row["used"] >= 2 * MiB
     assert fill(host, f"{path}/b", 5, 16)[1] in ("No space left on device", "Disk quota exceeded")
     drop(side, 7)
@@ -210,7 +210,10 @@ def test_a_tree_that_has_come_out_of_its_project_is_told_and_not_taken_for_held(
 
 @pytest.mark.long
 def test_killed_at_every_point_and_begun_again_it_ends_the_same(host: KernelHost, side: HostSide) -> None:
-    make_it, remove_it = s.MakeShare(TREE, Share(7, 3, 1, 8 * MiB)), s.RemoveShare(TREE, 7, f"{ROOT}/share-7")
+    make_it, remove_it = (
+        share_steps.MakeShare(TREE, Share(7, 3, 1, 8 * MiB)),
+        share_steps.RemoveShare(TREE, 7, f"{ROOT}/share-7"),
+    )
     points = {}
     host.run(["rm", "-rf", f"{ROOT}/.semishared/.uids"])
     for name, step in (("make", make_it), ("remove", remove_it)):
@@ -222,12 +225,12 @@ def test_killed_at_every_point_and_begun_again_it_ends_the_same(host: KernelHost
             code = _code(killed, step)
             side.on(step)
             if step is make_it:
-                (row,) = side.on(s.ListShares(TREE))[0]["shares"]
+                (row,) = side.on(share_steps.ListShares(TREE))[0]["shares"]
                 assert (row["source"], row["used"]) == (f"{ROOT}/share-7", 0)
                 assert fill(host, f"{ROOT}/share-7/file", 3, 12)[0] == 8
                 side.on(remove_it)
                 host.run(["rm", "-r", f"{ROOT}/.semishared/.uids"])
-            assert side.on(s.ListShares(TREE)) == [{"shares": []}] and not projects(host)
+            assert side.on(share_steps.ListShares(TREE)) == [{"shares": []}] and not projects(host)
             assert host.run(["ls", "-A", ROOT]).out == ".semishared\n"
             killed.end()
             if not code:
@@ -236,7 +239,7 @@ def test_killed_at_every_point_and_begun_again_it_ends_the_same(host: KernelHost
     assert points["make"] > 5 and points["remove"] > 3
 
 
-def _code(side: HostSide, step: s.MakeShare | s.RemoveShare) -> int:
+def _code(side: HostSide, step: share_steps.MakeShare | share_steps.RemoveShare) -> int:
     try:
         side.on(step)
     except KernelHostError:

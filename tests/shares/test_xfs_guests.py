@@ -24,8 +24,8 @@ from lab.kernel_host import ONEADMIN, KernelHost, KernelHostError
 from nfs.site import LOCATION, HostSide
 from nfs.test_apparmor import LIBVIRTD_CONF, QEMU_CONF
 from semishared.model import steps as s
-from semishared.model import steps_share as shares
-from semishared.model.shares import Share, first_uid
+from semishared.model.share import steps as share_steps
+from semishared.model.share.share import Share, first_uid
 from shares.page import ROOT, rule
 from shares.test_xfs import MARKER, MOUNT, TREE, MiB
 
@@ -141,9 +141,9 @@ class Site:
             f"chown -R {ONEADMIN[0]}:{ONEADMIN[1]} {LOCATION} {OWNED}; libvirtd -d"
         )
         side = HostSide(host)
-        side.on(shares.MarkRoot(TREE, MARKER))
+        side.on(share_steps.MarkRoot(TREE, MARKER))
         for image, owner in OWNERS.items():
-            self.paths[image] = side.on(shares.MakeShare(TREE, Share(image, owner, 1, SIZES[image])))[0][
+            self.paths[image] = side.on(share_steps.MakeShare(TREE, Share(image, owner, 1, SIZES[image])))[0][
                 "source"
             ]
         for vm, images in ((1, (1, 3)), (2, (2,))):

@@ -103,8 +103,8 @@ def test_slow_receiver_leaves_the_stream_and_gets_the_rest_from_a_peer(staging: 
     run = staging.begin("stage", str(image), "--transport", "multicast", "--rate", "8M", "--compress", "none")
     for host in ("h2", "h4"):
         run.wait_for(
-            lambda event, host=host: event["event"] == "host" and event["host"] == host and event["done"]
-        )  # type: ignore[misc]
+            lambda event, host=host: event["event"] == "host" and event["host"] == host and event["done"]  # type: ignore[misc]
+        )
     healthy = time.monotonic()
     found = run.summary(timeout=200)
     assert time.monotonic() - healthy > 5, "it was slow, and the others did not wait for it"

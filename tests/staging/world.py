@@ -36,7 +36,7 @@ class Staging:
 
     @classmethod
     @contextmanager
-    def up(cls, hosts: int) -> Iterator["Staging"]:
+    def up(cls, hosts: int) -> Iterator[Staging]:
         with Cloud.up(hosts=hosts) as cloud:
             yield cls(cloud)
 
@@ -59,7 +59,7 @@ class Staging:
         except ValueError:
             return [json.loads(line) for line in text.splitlines()]
 
-    def begin(self, *words: str) -> "Run":
+    def begin(self, *words: str) -> Run:
         """Start `semishared WORDS --json` and go on."""
         return Run(
             self.lab.fe.popen([COMMAND, *words, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -161,7 +161,7 @@ class Staging:
 class Run:
     """A command under way, whose lines are read as they come."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
         self.events: List[Dict[str, Any]] = []
         self._more = threading.Condition()

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Iterator
 
 from lab import forks
 from semishared.model.refs import ImageRef
-from semishared.model.stores import Access
-from semishared.store import marker
+from semishared.model.store.access import Access
+from semishared.store.dir import marker
 from tools.test_writers import exported
 
 if TYPE_CHECKING:

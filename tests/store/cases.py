@@ -24,9 +24,9 @@ from semishared.errors import (
     TransferCorrupt,
     UploadTooLarge,
 )
-from semishared.model import stores
 from semishared.model.refs import ImageRef
-from semishared.model.stores import Access
+from semishared.model.store import access as store_access
+from semishared.model.store.access import Access
 from semishared.tools import extents
 
 MiB = 1 << 20
@@ -90,7 +90,7 @@ def ref(bench: Bench, number: int = 7) -> ImageRef:
         105,
         number,
         "raw",
-        stores.new_source(bench.access, bench.root, number, os.urandom(16).hex()),
+        store_access.new_source(bench.access, bench.root, number, os.urandom(16).hex()),
         access=bench.access,
     )
 
@@ -118,7 +118,7 @@ def receive(bench: Bench, made: ImageRef, path: Path, said: str = "") -> str:
         return of(bench).receive(made, SIZE, extents.data(file.fileno(), SIZE), lambda: said or known)
 
 
-def content(bench: Bench, stored: ImageRef, top: Path, *, name: bool = True) -> "tuple[bytes, str]":
+def content(bench: Bench, stored: ImageRef, top: Path, *, name: bool = True) -> tuple[bytes, str]:
     """Return what a host that makes a base reads, and the generation that it is known by afterwards (or was,
     without `name`).
     """

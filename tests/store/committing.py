@@ -13,9 +13,8 @@ from pathlib import Path
 
 from semishared import store
 from semishared.errors import SemisharedError
-from semishared.model.owner import Owner
-from semishared.model.refs import ImageRef
-from semishared.store.diffs import Committed, Diff
+from semishared.model.refs import ImageRef, Owner
+from semishared.store.commit.claims import Committed, Diff
 
 
 def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:

@@ -19,9 +19,8 @@ from lab import forks
 from points import Known
 from semishared import store
 from semishared.errors import AnotherWriter, CommitRefused, NotOwner, SemisharedError, StaleDiff
-from semishared.model.owner import Owner
-from semishared.model.refs import ImageRef
-from semishared.store.diffs import Committed, Diff
+from semishared.model.refs import ImageRef, Owner
+from semishared.store.commit.claims import Committed, Diff
 from semishared.tools import extents
 
 from .cases import SIZE, Bench, MiB, case, content, image, nothing_left, of, pattern
@@ -53,7 +52,7 @@ class Lent(NamedTuple):
             timeout=300,
         )
 
-    def over(self, *, below: int = -1, size: int = 0) -> "Lent":
+    def over(self, *, below: int = -1, size: int = 0) -> Lent:
         """Lay a new active layer over one of the chain: what a snapshot does, or, over a lower one, going
         back to it.
         """
@@ -78,7 +77,7 @@ class Lent(NamedTuple):
         """Commit it."""
         return commit(self.image, self.owner, self.diff)
 
-    def run(self, **env: str) -> "subprocess.CompletedProcess[bytes]":
+    def run(self, **env: str) -> subprocess.CompletedProcess[bytes]:
         """Commit it in another process, a fork."""
         words = [*forks.words("store.committing"), self.job()]
         return subprocess.run(words, env=self.env(**env), capture_output=True, check=False, timeout=300)

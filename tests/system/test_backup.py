@@ -38,14 +38,14 @@ def argv(cloud: Cloud, vm: int, action: str, disks: str = "0:1:2") -> List[str]:
 
 def call(
     cloud: Cloud, vm: int, action: str, freeze: str = "NONE", mode: str = "FULL"
-) -> "subprocess.CompletedProcess[bytes]":
+) -> subprocess.CompletedProcess[bytes]:
     words = argv(cloud, vm, action)
     return cloud.lab.fe.run(
         words, user="oneadmin", input=vm_xml(cloud, vm, freeze, mode), check=False, timeout=120
     )
 
 
-def ok(done: "subprocess.CompletedProcess[bytes]") -> None:
+def ok(done: subprocess.CompletedProcess[bytes]) -> None:
     assert done.returncode == 0, done.stderr.decode()
 
 

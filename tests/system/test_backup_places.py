@@ -35,7 +35,7 @@ def restored_as_an_image(cloud: Cloud, url: str) -> None:
     affair).
     """
 
-    def upload(path: str, template: str, user: int = 0) -> "subprocess.CompletedProcess[bytes]":
+    def upload(path: str, template: str, user: int = 0) -> subprocess.CompletedProcess[bytes]:
         xml = (
             f"<DS_DRIVER_ACTION_DATA><IMAGE><ID>999</ID><UID>{user}</UID><GID>{user}</GID><TYPE>0</TYPE><PATH>{path}</PATH><TEMPLATE>{template}</TEMPLATE></IMAGE>"
             f"<DATASTORE><ID>{STORE}</ID><TYPE>0</TYPE><BASE_PATH>{DATASTORES}/{STORE}</BASE_PATH><TEMPLATE/></DATASTORE>"

@@ -103,7 +103,7 @@ class Vm:
 
     def call(
         self, action: str, *argv: str, stdin: bytes = b"", host: Node | None = None
-    ) -> "subprocess.CompletedProcess[bytes]":
+    ) -> subprocess.CompletedProcess[bytes]:
         """Run an action on a host, through ssh from the front-end."""
         where = host or self.host
         words = ["ssh", where.name, "--", f"{VMM}/{action}", *argv, str(self.number), where.name]
@@ -122,7 +122,7 @@ class Vm:
         self.guest.close()
         self.does("cancel", self.id, self.host.name)
 
-    def migrate(self, target: Node, proof: bool = True) -> "subprocess.CompletedProcess[bytes]":
+    def migrate(self, target: Node, proof: bool = True) -> subprocess.CompletedProcess[bytes]:
         if proof:
             data = {"version": 1, "to": target.name, "shared_checked": [f"{PLAIN}/100"]}
             self.shell('printf %s "$1" >.semishared/migration.json', json.dumps(data))

@@ -63,7 +63,7 @@ def files(cloud: Cloud, node: Node) -> List[str]:
     return [*cloud.files(cloud.lab.fe, f"{DATASTORES}/{STORE}"), *cloud.files(node, DATASTORES)]
 
 
-def backup(cloud: Cloud, vm: int) -> "subprocess.CompletedProcess[bytes]":
+def backup(cloud: Cloud, vm: int) -> subprocess.CompletedProcess[bytes]:
     record = cloud.oned.vm(vm)
     config = (
         "<BACKUPS><BACKUP_CONFIG><FS_FREEZE>NONE</FS_FREEZE><MODE>FULL</MODE></BACKUP_CONFIG></BACKUPS></VM>"

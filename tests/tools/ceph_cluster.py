@@ -90,7 +90,7 @@ class LocalCluster:
     def __init__(self, top: Path, watch_s: int = 30) -> None:
         self.top = top
         self.conf = f"{top}/ceph.conf"
-        self._mgr: "subprocess.Popen[bytes] | None" = None
+        self._mgr: subprocess.Popen[bytes] | None = None
         for name in ("mon", "mgr", "run", "osd0"):
             (top / name).mkdir(parents=True)
         port = _free_port()
@@ -146,7 +146,7 @@ class LocalCluster:
             self._run("ceph-authtool", "-C", f"{self.top}/{path}", "--gen-key", "-n", name, *words)
             self._run("ceph-authtool", seed, "--import-keyring", f"{self.top}/{path}")
 
-    def _env(self) -> "dict[str, str]":
+    def _env(self) -> dict[str, str]:
         # Debian builds Ceph without tcmalloc: with many arenas its daemons grow.
         return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "MALLOC_ARENA_MAX": "2"}
 

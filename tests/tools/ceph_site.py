@@ -17,10 +17,10 @@ import rbd
 from lab import forks
 from semishared.config import Config
 from semishared.model import steps as s
-from semishared.model import steps_image as i
-from semishared.model import stores
-from semishared.model.network_disk import NetworkDisk
-from semishared.plan.ceph_caps import keys
+from semishared.model.disk.network_disk import NetworkDisk
+from semishared.model.store import access
+from semishared.model.store import image_steps as i
+from semishared.plan.store.ceph_caps import keys
 from semishared.wire.session import Session
 from tools.world import MiB, World
 
@@ -45,7 +45,7 @@ class Site:
             made = self.command("auth get-or-create", entity=f"client.{key.user}", caps=caps)
             path = Path(conf).parent / f"ceph.client.{key.user}.keyring"
             path.write_text(f"[client.{key.user}]\n\tkey = {made[0]['key']}\n")
-        self.access = stores.Access("rbd", USER, READER, BRIDGE, conf, (), SECRET, "")
+        self.access = access.Access("rbd", USER, READER, BRIDGE, conf, (), SECRET, "")
 
     def close(self) -> None:
         self.ioctx.close()
@@ -219,7 +219,7 @@ class Site:
         template: Optional[Dict[str, str]] = None,
         env: Optional[Dict[str, str]] = None,
         **image: Any,
-    ) -> "subprocess.CompletedProcess[bytes]":
+    ) -> subprocess.CompletedProcess[bytes]:
         """Run a datastore executable of this checkout as one_datastore does, forked."""
         data = self.request(base, template=template, **image)
         return subprocess.run(

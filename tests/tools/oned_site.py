@@ -30,7 +30,7 @@ class ActionSite:
 
     @classmethod
     @contextmanager
-    def up(cls, top: Path) -> Iterator["ActionSite"]:
+    def up(cls, top: Path) -> Iterator[ActionSite]:
         remotes = top / "fe/var/lib/one/remotes"
         for kind in ("tm", "datastore"):
             (remotes / kind / "semishared").mkdir(parents=True)
@@ -53,9 +53,7 @@ class ActionSite:
             oned.datastore_create(SYSTEM_DS, SYSTEM)
             yield site
 
-    def cli(
-        self, *words: str, code: Optional[int] = 0, stdin: str = ""
-    ) -> "subprocess.CompletedProcess[str]":
+    def cli(self, *words: str, code: Optional[int] = 0, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """Run the operator's command."""
         assert self.oned.rpc
         env = {"PATH": os.environ["PATH"], "ONE_XMLRPC": self.oned.rpc.url, "ONE_AUTH": str(self.auth)}

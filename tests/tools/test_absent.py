@@ -15,13 +15,15 @@ import pytest
 from semishared.disk import recovery
 from semishared.errors import SemisharedError, UnknownHistory
 from semishared.front import vm_location
-from semishared.model import layout, layout_share, layout_store
 from semishared.model import steps as s
-from semishared.model.shares import Tree
+from semishared.model.disk import names as disk_names
+from semishared.model.share import names as share_names
+from semishared.model.share.share import Tree
+from semishared.model.store import dir_names
 from semishared.opennebula.args import VmPlace
-from semishared.share.trees import Directories
-from semishared.store import dir_clones, dir_diffs, dir_upload
-from semishared.store.dir_image import Stored
+from semishared.share.plain import Directories
+from semishared.store.dir import clones, diffs, upload
+from semishared.store.dir.image import Stored
 from semishared.tools import files
 from tools.test_commit import active, attach, kept
 from tools.test_left_begun import Begun
@@ -29,7 +31,7 @@ from tools.unreadable import dead
 from tools.world import MiB, World, make_image, qemu_io
 
 
-def written(world: World) -> "tuple[s.ImageRef, s.DiskRef]":
+def written(world: World) -> tuple[s.ImageRef, s.DiskRef]:
     """Have a diff with something in it that its image has not."""
     image, disk = world.image(), world.disk()
     attach(world, image, disk, seq=1)
@@ -40,7 +42,7 @@ def written(world: World) -> "tuple[s.ImageRef, s.DiskRef]":
 @pytest.mark.fault(30, "a late removal does not take a VM's history that cannot be looked at for none")
 def test_a_late_removal_of_a_vm_whose_history_cannot_be_looked_at(world: World) -> None:
     _, disk = written(world)
-    with dead(Path(layout.history_note(disk.vm_dir))), pytest.raises(UnknownHistory, match="vm.json"):
+    with dead(Path(disk_names.history_note(disk.vm_dir))), pytest.raises(UnknownHistory, match="vm.json"):
         world.on(s.RemoveDisk(disk, str(world.store)), seq=0)
     qemu_io(active(disk), "qcow2", "read -P 0x77 3M 64k")
 
@@ -75,11 +77,11 @@ def test_what_a_guest_that_died_wrote_last(world: World) -> None:
 @pytest.mark.fault(30, "a decided commit that cannot be looked at is not taken for none")
 def test_a_decided_commit(world: World) -> None:
     stored = Stored(world.image().source)
-    commit = Path(layout_store.commit(stored.side))
+    commit = Path(dir_names.commit(stored.side))
     commit.parent.mkdir(parents=True)
     commit.touch()
     with dead(commit), pytest.raises((SemisharedError, OSError)):
-        dir_diffs.settle(stored)
+        diffs.settle(stored)
 
 
 @pytest.mark.fault(
@@ -88,16 +90,16 @@ def test_a_decided_commit(world: World) -> None:
 def test_a_layer_that_is_to_be_put_back_on_a_store(world: World) -> None:
     stored = Stored(world.image().source)
     clone = stored.clone(5, 1)
-    folder = Path(layout.layers(clone))
+    folder = Path(disk_names.layers(clone))
     folder.mkdir(parents=True)
     for name in ("0", "1"):
         make_image(folder / name, "qcow2", MiB)
-    note = Path(layout_store.pull_note(str(folder)))
+    note = Path(dir_names.pull_note(str(folder)))
     note.write_text(json.dumps({"version": 1, "layer": "1", "below": "0", "format": "qcow2"}))
     with dead(folder / "1"), pytest.raises((SemisharedError, OSError)):
-        dir_clones.put_back(stored, clone)
+        clones.put_back(stored, clone)
     assert note.exists()
-    dir_clones.put_back(stored, clone)
+    clones.put_back(stored, clone)
     assert not note.exists()
 
 
@@ -111,7 +113,7 @@ def test_the_clones_of_an_image_that_an_upload_was_killed_over(world: World) -> 
     (uploads / name).mkdir(parents=True)
     (side / name / "clones").mkdir(parents=True)
     with dead(Path(image.source)):
-        dir_upload.sweep(str(world.store), str(side), str(uploads))
+        upload.sweep(str(world.store), str(side), str(uploads))
     assert not (uploads / name).exists() and (side / name / "clones").exists()
 
 
@@ -136,7 +138,7 @@ def test_where_a_stopped_vm_is(tmp_path: Path) -> None:
 @pytest.mark.fault(30, "the tree of a share that cannot be looked at is not taken for removed")
 def test_the_tree_of_a_share_that_is_removed(tmp_path: Path) -> None:
     tree: Any = Directories(Tree("plain", str(tmp_path), "0123456789abcdef" * 2))
-    path = tmp_path / layout_share.tree(7)
+    path = tmp_path / share_names.tree(7)
     path.touch()
     with dead(path), pytest.raises((SemisharedError, OSError)):
         tree.remove(7)

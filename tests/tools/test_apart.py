@@ -15,14 +15,14 @@ from typing import List
 
 import pytest
 
-from semishared.base import apart, peers
-from semishared.base.ensure import ensure
-from semishared.base.incoming import Incoming
-from semishared.base.partial import Partial
 from semishared.config import PATH, Config
 from semishared.errors import HostUnreachable, MissingImage
 from semishared.model import steps as s
-from semishared.model import steps_base as b
+from semishared.model.base import steps as base_steps
+from semishared.stage import clear_tcp, peers
+from semishared.stage.ensure import ensure
+from semishared.stage.partial import Partial
+from semishared.stage.peers import Incoming
 from semishared.tools import extents
 from semishared.wire import packets, session
 from tools.world import MiB, World
@@ -45,14 +45,14 @@ def image(world: World) -> s.ImageRef:
 def connected(monkeypatch: pytest.MonkeyPatch) -> List[bool]:
     """For each time that a sender has offered a connection: whether it was taken."""
     found: List[bool] = []
-    connect = apart.Source._connect
+    connect = clear_tcp.Source._connect
 
-    def _connect(source: apart.Source, port: object) -> None:
+    def _connect(source: clear_tcp.Source, port: object) -> None:
         connect(source, port)
         found.append(source._connection is not None)
 
-    monkeypatch.setattr(apart.Source, "_connect", _connect)
-    monkeypatch.setattr(apart, "CONNECT_S", 30.0)
+    monkeypatch.setattr(clear_tcp.Source, "_connect", _connect)
+    monkeypatch.setattr(clear_tcp, "CONNECT_S", 30.0)
     return found
 
 
@@ -62,7 +62,7 @@ def trusting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = tmp_path / "there"
     shutil.copytree(Path(session.HERE).parent, there / "lib" / "semishared")
     # Which of both ways is taken is not to depend on how busy this machine is.
-    source = there / "lib" / "semishared" / "base" / "apart.py"
+    source = there / "lib" / "semishared" / "stage" / "clear_tcp.py"
     patient = (
         source.read_text()
         .replace("LISTEN_S = 4.0", "LISTEN_S = 15.0")
@@ -81,7 +81,7 @@ def trusting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def fetch(world: World, image: s.ImageRef, target: Partial, config: Config, generation: str = "") -> int:
     name = f"100-7-{generation or image.generation}"
     packed: List[int] = []
-    step = b.ServeBase(str(world.root), name, (), packets.Session.new().text, "none", 0)
+    step = base_steps.ServeBase(str(world.root), name, (), packets.Session.new().text, "none", 0)
     peers.fetch("localhost", step, target, config, lambda _, size: packed.append(size), lambda host: False)
     return sum(packed)
 
@@ -138,13 +138,13 @@ def test_what_is_wrong_at_the_peer_is_said_over_ssh(
 
 
 def test_who_has_not_the_key_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apart, "LISTEN_S", 60.0)
+    monkeypatch.setattr(clear_tcp, "LISTEN_S", 60.0)
     keys, other = packets.Session.new(), packets.Session.new()
     ports: List[int] = []
     got: List[bytes] = []
 
     def come(port: int) -> None:
-        for said in (b"", b"x" * 10, apart.proof(other), apart.proof(keys)):
+        for said in (b"", b"x" * 10, clear_tcp.proof(other), clear_tcp.proof(keys)):
             with socket.create_connection(("localhost", port), 30) as connection:
                 connection.sendall(said)
                 connection.settimeout(30)
@@ -158,7 +158,7 @@ def test_who_has_not_the_key_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> No
         ports.append(port)
         threading.Thread(target=come, args=[port], daemon=True).start()
 
-    with apart.offered(keys, told, lambda data: None) as write:
+    with clear_tcp.offered(keys, told, lambda data: None) as write:
         write(b"for the last one")
     deadline = time.monotonic() + 60
     while len(got) < 4 and time.monotonic() < deadline:
@@ -169,9 +169,9 @@ def test_who_has_not_the_key_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_sender_to_whom_nobody_comes_goes_on_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apart, "LISTEN_S", 0.1)
+    monkeypatch.setattr(clear_tcp, "LISTEN_S", 0.1)
     sent: List[object] = []
-    with apart.offered(packets.Session.new(), lambda **_: None, sent.append) as write:
+    with clear_tcp.offered(packets.Session.new(), lambda **_: None, sent.append) as write:
         write(b"over ssh")
     assert sent == [b"over ssh"]
 
@@ -197,7 +197,7 @@ def test_a_connection_that_is_reset_is_one_that_was_not_made() -> None:
     it can do that.
     """
     peer, keys = Peer(), packets.Session.new()
-    source = apart.Source(peer, keys)  # type: ignore[arg-type]
+    source = clear_tcp.Source(peer, keys)  # type: ignore[arg-type]
     buffer = memoryview(bytearray(100))
     assert source.read_into(lambda: buffer, 1) is None and source._connection
     peer.server.close()

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from semishared.base import cache, filling, room, rotten
-from semishared.base.ensure import ensure
+from semishared.base import cache, room
 from semishared.errors import BadArguments, ImageChanged, MissingImage
 from semishared.model import steps as s
-from semishared.model import steps_base as b
+from semishared.model.base import steps as base_steps
+from semishared.stage import fetch_from_sources, rotten
+from semishared.stage.ensure import ensure
 from semishared.tools import extents, files, locks
 from tools.world import MiB, World, qemu_io
 
@@ -28,19 +29,19 @@ def root(world: World) -> str:
 
 
 def listed(world: World) -> list[dict[str, Any]]:
-    (found,) = world.on(b.ListBases(root(world)))
+    (found,) = world.on(base_steps.ListBases(root(world)))
     assert isinstance(found, dict) and found["total"] >= found["free"] > 0
     return list(found["bases"])
 
 
 def verify(world: World, name: str, rate: int = 0) -> dict[str, Any]:
-    (found,) = world.on(b.VerifyBase(root(world), name, rate))
+    (found,) = world.on(base_steps.VerifyBase(root(world), name, rate))
     assert isinstance(found, dict)
     return found
 
 
 def evict(world: World, name: str) -> bool:
-    (found,) = world.on(b.EvictBase(root(world), name))
+    (found,) = world.on(base_steps.EvictBase(root(world), name))
     assert isinstance(found, dict)
     return bool(found["evicted"])
 
@@ -100,7 +101,7 @@ def test_a_base_that_somebody_is_about_to_use_stays_and_makes_no_room(world: Wor
 
 @pytest.mark.parametrize("name", ["", "x", "../100-7", f"100-7-{'0' * 32}/..", f"100-7-{'0' * 31}"])
 def test_only_bases_can_be_named(world: World, name: str) -> None:
-    for step in (b.EvictBase(root(world), name), b.VerifyBase(root(world), name, 0)):
+    for step in (base_steps.EvictBase(root(world), name), base_steps.VerifyBase(root(world), name, 0)):
         with pytest.raises(BadArguments):
             world.on(step)
 
@@ -139,7 +140,7 @@ def test_clone_that_comes_to_an_evicted_base_waits_and_stages_it_again(
             clone.join(0.3)
             assert not leased, "a base that is being evicted gives no lease"
 
-    for module in (cache, filling):
+    for module in (cache, fetch_from_sources):
         monkeypatch.setattr(module, "point", point)
     assert room.evict(root(world), os.path.basename(base.directory))["evicted"]
     clone.join(20)
@@ -239,7 +240,7 @@ def test_flipped_bit_is_found_taken_out_of_use_and_mended(world: World, at: int)
     assert (base / "image").stat().st_ino != bad
     assert (base / "leases" / "5-1").stat().st_ino == bad
     generation = base.name.split("-")[2]
-    (mended,) = world.on(b.MendBase(root(world), image._replace(generation=generation)))
+    (mended,) = world.on(base_steps.MendBase(root(world), image._replace(generation=generation)))
     assert mended == {"relinked": ["5-1"]}
     assert not (base / "damaged").exists()
     assert (base / "leases" / "5-1").stat().st_ino == (base / "image").stat().st_ino
@@ -257,7 +258,7 @@ def test_damaged_base_that_cannot_be_fetched_stays_out_of_use(world: World) -> N
     qemu_io(image.source, "raw", "write -P 0xb2 1M 64k")
     wanted = image._replace(generation=base.name.split("-")[2])
     with pytest.raises(ImageChanged):
-        world.on(b.MendBase(root(world), wanted))
+        world.on(base_steps.MendBase(root(world), wanted))
     with pytest.raises(ImageChanged):
         world.on(s.StageBase(root(world), wanted))
     assert not (base / "image").exists() and (base / "damaged").exists()
@@ -279,7 +280,7 @@ def test_lost_or_damaged_manifest_is_damage(world: World) -> None:
         (base,) = world.bases()
         harm(base / "manifest")
         assert verify(world, base.name)["bad"] == [-1]
-        world.on(b.MendBase(root(world), image._replace(generation=base.name.split("-")[2])))
+        world.on(base_steps.MendBase(root(world), image._replace(generation=base.name.split("-")[2])))
         assert verify(world, base.name)["bad"] == []
 
 

@@ -27,9 +27,9 @@ from semishared.errors import (
     UnknownClaim,
 )
 from semishared.model import steps as s
-from semishared.model import steps_commit as c
-from semishared.model.steps_base import EvictBase
-from semishared.model.steps_image import GrowImage, NoteEpoch
+from semishared.model.base.steps import EvictBase
+from semishared.model.disk import commit_steps as c
+from semishared.model.store.image_steps import GrowImage, NoteEpoch
 from semishared.tools import inventory, qemu_img
 from tools.test_host_transfer import carry
 from tools.test_writers import exported

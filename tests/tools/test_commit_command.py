@@ -29,7 +29,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ActionSite
         yield up
 
 
-def written(site: ActionSite) -> "tuple[int, Path]":
+def written(site: ActionSite) -> tuple[int, Path]:
     """Return a VM whose guest has written to its local disk, and the image of that."""
     image = site.image(persistent=True, SEMISHARED_PLACE="local")
     vm = site.vm(image)

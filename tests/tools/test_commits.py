@@ -20,11 +20,14 @@ from typing import Iterator
 import pytest
 
 from semishared.errors import AnotherWriter, CommitRefused, JournalDamaged, NoSpace
-from semishared.model import layout, layout_store
-from semishared.model.owner import Owner
-from semishared.store import dir_image, dir_journal, dir_redo
-from semishared.store.diffs import Diff
-from semishared.store.part import Part
+from semishared.model.disk import names as disk_names
+from semishared.model.refs import Owner
+from semishared.model.store import dir_names
+from semishared.store.commit.change import Part
+from semishared.store.commit.claims import Diff
+from semishared.store.dir import image as dir_image
+from semishared.store.dir import journal as dir_journal
+from semishared.store.dir import redo
 from semishared.tools import qemu_img, run, whole_pages
 from store.benches import DirBench
 from store.cases import SIZE, MiB, nothing_left, of, ref
@@ -44,7 +47,7 @@ def points(it: Lent, trace: Path) -> list[str]:
 
 
 @contextmanager
-def stopped(it: Lent, at: int) -> Iterator["subprocess.Popen[bytes]"]:
+def stopped(it: Lent, at: int) -> Iterator[subprocess.Popen[bytes]]:
     """Have a commit stand still at a point."""
     words = [sys.executable, "-m", "store.committing", it.job()]
     with subprocess.Popen(words, env=it.env(SEMISHARED_STOP_AT=str(at)), stderr=subprocess.PIPE) as process:
@@ -81,13 +84,13 @@ def test_room_is_counted_by_one_commit_until_it_has_taken_it(bench: DirBench, tm
     one, other = lent(bench, tmp_path), lent(bench, tmp_path, 8)
     with stopped(one, at) as process, ThreadPoolExecutor(1) as pool:
         committing = pool.submit(other.run)
-        side = Path(f"{bench.root}/{layout_store.side(os.path.basename(other.image.source))}")
+        side = Path(f"{bench.root}/{dir_names.side(os.path.basename(other.image.source))}")
         deadline = time.monotonic() + 60
-        while not any(path.stat().st_size for path in Path(layout_store.commits(str(side))).glob("*/ranges")):
+        while not any(path.stat().st_size for path in Path(dir_names.commits(str(side))).glob("*/ranges")):
             assert time.monotonic() < deadline and not committing.done()
             time.sleep(0.02)
         time.sleep(0.5)
-        assert not committing.done() and not os.path.exists(layout_store.commit(str(side)))
+        assert not committing.done() and not os.path.exists(dir_names.commit(str(side)))
         process.send_signal(signal.SIGCONT)
         assert process.wait(60) == 0 and committing.result(60).returncode == 0
     for it in (one, other):
@@ -102,8 +105,8 @@ def test_who_was_cut_off_decides_nothing_any_more(bench: DirBench, tmp_path: Pat
     with stopped(it, passed.index("commit staged") + 1) as process:
         assert len(of(bench).leftovers(bench.root)) == 1
         # What the next claim or commit does first: with a lock that the server has taken from this one.
-        side = f"{bench.root}/{layout_store.side(os.path.basename(it.image.source))}"
-        subprocess.run(["rm", "-r", layout_store.commits(side)], check=True)
+        side = f"{bench.root}/{dir_names.side(os.path.basename(it.image.source))}"
+        subprocess.run(["rm", "-r", dir_names.commits(side)], check=True)
         process.send_signal(signal.SIGCONT)
         assert process.wait(60) == 1
         assert process.stderr
@@ -123,9 +126,9 @@ SINCE = ("claimed by another disk", "committed to again", "given to a guest")
 def test_what_is_decided_late_is_thrown_away(since: str, bench: DirBench, tmp_path: Path) -> None:
     passed = points(lent(bench, tmp_path, 6), tmp_path / "trace")
     it = lent(bench, tmp_path)
-    side = Path(f"{bench.root}/{layout_store.side(os.path.basename(it.image.source))}")
+    side = Path(f"{bench.root}/{dir_names.side(os.path.basename(it.image.source))}")
     with stopped(it, passed.index("commit written") + 1):
-        (journal,) = Path(layout_store.commits(str(side))).iterdir()
+        (journal,) = Path(dir_names.commits(str(side))).iterdir()
         journal.rename(tmp_path / "late")
     owner = it.owner
     if since == SINCE[0]:
@@ -139,7 +142,7 @@ def test_what_is_decided_late_is_thrown_away(since: str, bench: DirBench, tmp_pa
         bench.write(it.image.source, 2 * MiB, b"\xb2" * 65536)
     expected = Path(it.image.source).read_bytes()
     # The rename of the host that was cut off arrives.
-    (tmp_path / "late").rename(layout_store.commit(str(side)))
+    (tmp_path / "late").rename(dir_names.commit(str(side)))
     of(bench).check(it.image)
     assert Path(it.image.source).read_bytes() == expected
     assert of(bench).owner(it.image) == owner
@@ -176,7 +179,7 @@ def test_a_journal_of_an_older_version_is_carried_out(bench: DirBench, tmp_path:
     it = lent(bench, tmp_path)
     assert it.run(SEMISHARED_KILL_AT=str(at)).returncode == -signal.SIGKILL
     journal = Path(
-        f"{bench.root}/{layout_store.side(os.path.basename(it.image.source))}/{layout_store.COMMIT}/journal.json"
+        f"{bench.root}/{dir_names.side(os.path.basename(it.image.source))}/{dir_names.COMMIT}/journal.json"
     )
     said = json.loads(journal.read_text())
     journal.write_text(json.dumps({"version": 1, **{key: said[key] for key in ("size", "digest", "claim")}}))
@@ -228,8 +231,8 @@ def test_an_image_that_was_touched_and_has_what_it_had_is_committed_to(
 
 def test_what_older_versions_noted_of_an_image_is_understood(bench: DirBench, tmp_path: Path) -> None:
     it = lent(bench, tmp_path)
-    side = f"{bench.root}/{layout_store.side(os.path.basename(it.image.source))}"
-    claim, generation = Path(layout_store.owner(side)), Path(layout_store.generation(side))
+    side = f"{bench.root}/{dir_names.side(os.path.basename(it.image.source))}"
+    claim, generation = Path(dir_names.owner(side)), Path(dir_names.generation(side))
     said = json.loads(claim.read_text())
     claim.write_text(json.dumps({**said, "state": said["state"][:3]}))
     said = json.loads(generation.read_text())
@@ -254,8 +257,8 @@ def test_a_journal_that_is_not_whole_is_not_carried_out(bench: DirBench, tmp_pat
     at = points(lent(bench, tmp_path, 6), tmp_path / "trace").index("commit decided") + 1
     it = lent(bench, tmp_path)
     assert it.run(SEMISHARED_KILL_AT=str(at)).returncode == -signal.SIGKILL
-    journal = f"{bench.root}/{layout_store.side(os.path.basename(it.image.source))}/{layout_store.COMMIT}"
-    with open(layout_store.journal_data(journal), "r+b") as data:
+    journal = f"{bench.root}/{dir_names.side(os.path.basename(it.image.source))}/{dir_names.COMMIT}"
+    with open(dir_names.journal_data(journal), "r+b") as data:
         data.write(b"\xff")
     before = Path(it.image.source).read_bytes()
     for ask in (
@@ -310,7 +313,7 @@ def test_scattered_writes_are_copied_twice_at_most(bench: DirBench, tmp_path: Pa
         it.write(*(f"write -P {1 + again + at % 250} {at * 32}k 4k" for at in range(SIZE // (32 << 10))))
         done = it.commit()
         table = (
-            2 * done.dirty // 4096 * dir_redo.RANGE.size
+            2 * done.dirty // 4096 * redo.RANGE.size
         )  # where it goes: a line each, and one for what lies between
         assert 0 < done.written <= 2 * done.dirty + table, "to the journal, and from there"
 
@@ -335,7 +338,7 @@ def test_a_decided_commit_can_be_read_however_much_it_touched(bench: DirBench, t
             None,
         )
         with dir_image.side(stored) as side:
-            assert os.stat(layout_store.journal(layout_store.commit(side))).st_size > layout.JSON_BYTES
+            assert os.stat(dir_names.journal(dir_names.commit(side))).st_size > disk_names.JSON_BYTES
     dir_journal.settle(stored)
     after = dir_journal.claim(stored)
     assert after and after.touched == touched
@@ -479,7 +482,7 @@ def test_zeros_are_written_where_the_file_system_makes_no_holes(tmp_path: Path) 
         before = os.urandom(4 * MiB)
         (where / "image").write_bytes(before)
         with open(where / "image", "r+b", 0) as image, whole_pages.opened(image.fileno()) as file:
-            assert dir_redo.write(file, Part([(start, length, None)])) == length
+            assert redo.write(file, Part([(start, length, None)])) == length
         assert (where / "image").read_bytes() == before[:start] + bytes(length) + before[start + length :]
     finally:
         subprocess.run(["umount", where], check=True)

@@ -141,6 +141,6 @@ def test_no_room_for_an_iso_is_no_missing_file(
     said = (
         caught.value
         if isinstance(caught.value, SemisharedError)
-        else of_system(caught.value, str(caught.value))
-    )  # type: ignore[arg-type]
+        else of_system(caught.value, str(caught.value))  # type: ignore[arg-type]
+    )
     assert type(said) is error and str(temporary) in said.detail

@@ -23,7 +23,7 @@ from xml.sax.saxutils import escape
 
 import pytest
 
-from semishared.store import dir_image
+from semishared.store.dir import image as dir_image
 from semishared.tools import extents
 from tools.world import MiB, allocated, make_image, qemu_io
 

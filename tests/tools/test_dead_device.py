@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from semishared.errors import DeviceMissing, NotOwner, SemisharedError
-from semishared.host import host_probe
-from semishared.model import layout_base, layout_devices
+from semishared.host import probe
 from semishared.model import steps as s
-from semishared.model.steps_commit import CreateDiff, FinishDisk
-from semishared.plan import pool as plan
+from semishared.model.base import names as base_names
+from semishared.model.device import names as device_names
+from semishared.model.disk.commit_steps import CreateDiff, FinishDisk
+from semishared.plan.device import choose as plan
 from semishared.tools import locks
 from tools.test_lost_device import about_to_boot, apart, can_boot
 from tools.test_pool import Pool, device_of
@@ -38,10 +39,10 @@ def is_well(world: World, pool: Pool, *paths: object) -> bool:
     """Tell whether the host is as it is to be with these devices: to its monitoring, and to `pool check`."""
     declared = [plan.Declared(str(path)) for path in paths]
     wrong = plan.differences(declared, list(pool.rows().values()))
-    return not wrong and 'HEALTH = "OK"' in host_probe.report(str(world.location))
+    return not wrong and 'HEALTH = "OK"' in probe.report(str(world.location))
 
 
-def links(world: World, part: str) -> "list[Path]":
+def links(world: World, part: str) -> list[Path]:
     return (
         [path for path in (world.root / part).iterdir() if path.is_symlink()]
         if (world.root / part).is_dir()
@@ -54,7 +55,7 @@ def test_one_that_held_nothing_is_let_go_of_and_taken_again_when_it_is_back(worl
     dead, left = pool.paths[0], list(map(str, pool.paths[1:]))
     uuid = pool.rows()[str(dead)]["uuid"]
     subprocess.run(["mount", "--move", str(dead), pool.aside()], check=True)
-    assert f"device {dead} is not there" in host_probe.report(str(world.location))
+    assert f"device {dead} is not there" in probe.report(str(world.location))
     assert pool.set(*left) == {"labelled": [], "closed": [], "gone": [str(dead)]}
     assert is_well(world, pool, *left) and len(list((world.root / "devices").iterdir())) == 4
     subprocess.run(["mount", "--move", pool.aside(), str(dead)], check=True)
@@ -100,7 +101,7 @@ def test_a_base_over_which_a_disk_lies_is_waited_for_until_that_has_it_from_else
     staging = world.root / "staging" / "100-9"
     uuid = str(pool.rows()[lost]["uuid"])
     staging.parent.mkdir(exist_ok=True)
-    staging.symlink_to(layout_devices.target_of(layout_devices.Link(uuid, "staging", "100-9")))
+    staging.symlink_to(device_names.target_of(device_names.Link(uuid, "staging", "100-9")))
     left = [str(path) for path in pool.paths if str(path) != lost]
     die(lost)
     world.on(s.RemoveVm(20, world.disk(20).vm_dir))
@@ -109,11 +110,11 @@ def test_a_base_over_which_a_disk_lies_is_waited_for_until_that_has_it_from_else
     )
     assert about_to_boot(world) == []
     can_boot(world)
-    with locks.exclusive(layout_base.image_lock(str(world.root), "100-9"), 1):
+    with locks.exclusive(base_names.image_lock(str(world.root), "100-9"), 1):
         assert pool.set(*left)["closed"] == [lost] and [path.name for path in links(world, "staging")] == [
             "100-9"
         ]
-    assert f"device {lost} is not there" in host_probe.report(str(world.location))
+    assert f"device {lost} is not there" in probe.report(str(world.location))
     for at in range(1, 30):
         monkeypatch.setenv("SEMISHARED_KILL_AT", str(at))
         try:

@@ -18,9 +18,9 @@ import pytest
 from semishared.errors import HostFailed
 from semishared.front.detach import detach
 from semishared.guest import detach as live
-from semishared.model import layout
 from semishared.model import steps as s
-from semishared.model.steps_base import DetachVm
+from semishared.model.base.steps import DetachVm
+from semishared.model.disk import names as disk_names
 from semishared.tools import layers
 from semishared.tools.rate_limit import Pace
 from tools.oned_site import HERE, SYSTEM, ActionSite
@@ -213,7 +213,7 @@ def test_disk_that_is_removed_meanwhile_leaves_no_lease(
 
     at_work = threading.Thread(target=work)
     at_work.start()
-    lock = Path(layout.disks_lock(layout.base_store_of(vm.ref.vm_dir), 5))
+    lock = Path(disk_names.disks_lock(disk_names.base_store_of(vm.ref.vm_dir), 5))
     while not trace.exists() or len(trace.read_text().splitlines()) < number:
         time.sleep(0.05)
     for name in ("TRACE", "STOP_AT"):

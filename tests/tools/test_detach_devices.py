@@ -17,11 +17,11 @@ from semishared.disk import detach, epochs, in_memory, records, recovery
 from semishared.disk.history import UNKNOWN
 from semishared.guest import active_layer, domain
 from semishared.guest import detach as live
-from semishared.model import layout, layout_delta
 from semishared.model import steps as s
-from semishared.model import steps_device as d
-from semishared.model.steps_base import DetachVm
-from semishared.model.steps_commit import CreateDiff, FinishDisk
+from semishared.model.base.steps import DetachVm
+from semishared.model.device import steps as device_steps
+from semishared.model.disk import names as disk_names
+from semishared.model.disk.commit_steps import CreateDiff, FinishDisk
 from tools.test_pool import Pool, device_of
 from tools.world import OVERLAY_OPTIONS, MiB, World, qemu_io
 
@@ -32,8 +32,8 @@ def remote(world: World, disk: s.DiskRef, *classes: str) -> None:
     """Make a remote-first disk, as `tm/clone` plans it for an image of some class."""
     image = s.ImageRef(100, 7, "raw", str(world.store / "image"))
     image = image if os.path.exists(image.source) else world.image()
-    world.on(s.PrepareVm(disk.vm, disk.vm_dir), d.PlaceLayers(disk, classes, SIZE, SIZE // 10))
-    world.on(s.CreateRemote(disk, image, 0, OVERLAY_OPTIONS), d.NoteClasses(disk, classes))
+    world.on(s.PrepareVm(disk.vm, disk.vm_dir), device_steps.PlaceLayers(disk, classes, SIZE, SIZE // 10))
+    world.on(s.CreateRemote(disk, image, 0, OVERLAY_OPTIONS), device_steps.NoteClasses(disk, classes))
 
 
 def write(disk: s.DiskRef, mib: int) -> None:
@@ -125,7 +125,7 @@ def test_what_a_killed_detach_was_promised_the_next_action_gives_back(world: Wor
     active_layer.create(record)
     assert guest.promised() == [192]
     recovery.recover(disk.vm_dir, "")
-    assert guest.promised() == [64] and not os.path.exists(layout_delta.delta(disk.vm_dir, 1))
+    assert guest.promised() == [64] and not os.path.exists(disk_names.delta(disk.vm_dir, 1))
 
 
 def test_copies_that_do_not_fit_beside_the_layers_are_refused_before_the_guest_is_asked(
@@ -137,7 +137,7 @@ def test_copies_that_do_not_fit_beside_the_layers_are_refused_before_the_guest_i
     world.on(s.StageBase(str(world.root), s.ImageRef(100, 7, "raw", str(world.store / "image"))))
     fill(device_of(f"{disk.path}.snap"), 8 * MiB)
     answer = guest.detach(disk)
-    assert answer["id"] == "SS030" and f"{layout.layers(disk.path)} on" in answer["error"], answer
+    assert answer["id"] == "SS030" and f"{disk_names.layers(disk.path)} on" in answer["error"], answer
     assert guest.seen == []
 
 

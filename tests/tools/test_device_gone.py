@@ -14,18 +14,20 @@ from typing import Callable, Iterator
 
 import pytest
 
-from semishared.base import devices, hot, labels, moving, spare
-from semishared.base.ensure import ensure
-from semishared.disk import moved_layers, on_devices
+from semishared.base import hot
+from semishared.device import devices, ledger
+from semishared.disk import device_move, on_devices
 from semishared.disk.epochs import Planned
 from semishared.errors import BadPool, NoDevice, SemisharedError
-from semishared.model import layout_devices
 from semishared.model import steps as s
-from semishared.model import steps_device as d
-from semishared.model.device_class import MEMORY, Want
-from semishared.model.steps_base import EvictBase
-from semishared.plan import pool as plan
-from semishared.tools import crash_points
+from semishared.model.base.steps import EvictBase
+from semishared.model.device import names as device_names
+from semishared.model.device import steps as device_steps
+from semishared.model.device.classes import MEMORY, Want
+from semishared.plan.device import choose as plan
+from semishared.pool import labels, moving
+from semishared.stage.ensure import ensure
+from semishared.tools import effects
 from tools.test_pool import Pool, device_of, uuid_of
 from tools.world import MiB, World
 
@@ -35,10 +37,10 @@ class Going:
     process could be killed.
     """
 
-    def __init__(self, world: World, paths: "list[Path]", how: str, at: int) -> None:
+    def __init__(self, world: World, paths: list[Path], how: str, at: int) -> None:
         self.devices, self.paths, self.how, self.at, self.seen = world.root / "devices", paths, how, at, 0
-        self.links: "dict[Path, str]" = {}
-        self.stray: "list[str]" = []
+        self.links: dict[Path, str] = {}
+        self.stray: list[str] = []
         """What was made where a device was not."""
         self.asides = [world.top / f"aside{number}" for number in range(len(paths))]
 
@@ -50,7 +52,7 @@ class Going:
                 aside.mkdir(exist_ok=True)
                 subprocess.run(["mount", "--move", str(path), str(aside)], check=True)
         elif self.seen == self.at:
-            # As base/labels.py does, which has just seen that nothing is on them.
+            # As pool/labels.py does, which has just seen that nothing is on them.
             links = {link: os.readlink(link) for link in self.devices.iterdir() if link.is_symlink()}
             self.links = {link: target for link, target in links.items() if Path(target).parent in self.paths}
             for link in self.links:
@@ -73,16 +75,16 @@ class Going:
 
 
 @contextlib.contextmanager
-def going(world: World, paths: "list[Path]", how: str, at: int) -> "Iterator[Going]":
+def going(world: World, paths: list[Path], how: str, at: int) -> Iterator[Going]:
     """Let devices go at a moment within the block, and be back behind it."""
     found, present, checked = Going(world, paths, how, at), devices.present, labels._checked
 
-    def look(*words: object) -> "list[plan.Device]":
+    def look(*words: object) -> list[plan.Device]:
         seen = present(*words)  # type: ignore[arg-type]
         found.moment()
         return seen
 
-    def look_at_all(*words: object) -> "dict[str, str]":
+    def look_at_all(*words: object) -> dict[str, str]:
         seen = checked(*words)  # type: ignore[arg-type]
         found.moment()
         return seen
@@ -90,7 +92,7 @@ def going(world: World, paths: "list[Path]", how: str, at: int) -> "Iterator[Goi
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(devices, "present", look)
         patch.setattr(labels, "_checked", look_at_all)
-        patch.setattr(crash_points, "is_on", found.moment)
+        patch.setattr(effects, "is_on", found.moment)
         try:
             yield found
         finally:
@@ -125,7 +127,7 @@ def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
 def move_base(world: World, pool: Pool) -> None:
     (base,) = world.bases()
     where = uuid_of(world, next(path for path in pool.paths if str(path) != device_of(base)))
-    answer = moving.move_base(d.MoveBase(str(world.root), base.name, where, 0), lambda **_: None)
+    answer = moving.move_base(device_steps.MoveBase(str(world.root), base.name, where, 0), lambda **_: None)
     assert not answer["error"], answer
 
 
@@ -134,8 +136,11 @@ def move_layers(world: World, pool: Pool) -> None:
     link = devices.link_of(f"{disk.path}.snap")
     assert link
     where = uuid_of(world, next(path for path in pool.paths if str(path) != device_of(f"{disk.path}.snap")))
-    answer = moved_layers.move(
-        d.MoveLayers(disk, "", link.name, where, 0), Planned(), lambda **_: {"why": ""}, lambda **_: None
+    answer = device_move.move(
+        device_steps.MoveLayers(disk, "", link.name, where, 0),
+        Planned(),
+        lambda **_: {"why": ""},
+        lambda **_: None,
     )
     assert not answer["error"], answer
 
@@ -149,11 +154,11 @@ def keep_spare(world: World, pool: Pool) -> None:
     found = [device.uuid for device in devices.present(str(world.root)) if device.device_class == MEMORY]
     assert found
     for uuid in found:
-        spare.keep(layout_devices.device(str(world.root), uuid))
+        ledger.keep_spare(device_names.device(str(world.root), uuid))
 
 
 def label(world: World, pool: Pool) -> None:
-    labels.declare(d.SetDevices(str(world.root), (str(pool.paths[0]),)))
+    labels.declare(device_steps.SetDevices(str(world.root), (str(pool.paths[0]),)))
 
 
 def image(world: World) -> s.ImageRef:
@@ -184,7 +189,7 @@ def nothing(world: World) -> None:
     pass
 
 
-MOVED: "dict[object, Callable[[World], object]]" = {
+MOVED: dict[object, Callable[[World], object]] = {
     move_base: lambda world: world.bases()[0],
     move_layers: lambda world: f"{world.disk().path}.snap",
 }
@@ -209,8 +214,8 @@ CASES = (
 def test_nothing_is_made_where_a_device_is_not(
     world: World,
     pool: Pool,
-    act: "Callable[[World, Pool], None]",
-    undo: "Callable[[World], None]",
+    act: Callable[[World, Pool], None],
+    undo: Callable[[World], None],
     least: int,
     how: str,
 ) -> None:

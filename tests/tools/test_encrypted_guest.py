@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from semishared.model import layout
-from semishared.model.place import COPY
-from semishared.model.record import Record
+from semishared.model.disk import names as disk_names
+from semishared.model.disk.place import COPY
+from semishared.model.disk.record import Record
 from tools.test_libvirt import ended
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("libvirt") is None, reason="no python3-libvirt")
@@ -38,13 +38,13 @@ DISKS = """<disk type='file' device='disk'><driver name='qemu' type='raw'/>
 NODE = """<node><domain type='test'><name>one-5</name><memory>32768</memory><os><type>hvm</type></os>
 <devices>{disks}</devices></domain></node>"""
 BEGIN = """
-from semishared.disk import moved_live, records
+from semishared.disk import device_move, records
 from semishared.errors import SemisharedError
-from semishared.guest import active_layer, backup_job, block_jobs, deltas, domain, kvmrc, libvirtd, mirror
-from semishared.model.layout_devices import Link
+from semishared.guest import active_layer, backup_job, block_jobs, deltas, domain, virsh, libvirtd, mirror
+from semishared.model.device.names import Link
 from semishared.model.refs import DiskRef
-from semishared.model.steps_device import MoveLayers
-kvmrc._site.append(kvmrc.Site(uri={uri!r}))
+from semishared.model.device.steps import MoveLayers
+virsh._site.append(virsh.Site(uri={uri!r}))
 top = {top!r}
 def said(do, *words):
     try: do(*words)
@@ -71,7 +71,7 @@ def vm_dir(tmp_path: Path) -> Path:
         path = directory / f"disk.{number}"
         path.write_bytes(bytes(1 << 20))
         record = Record(number, COPY, "raw", str(path))
-        Path(layout.record(str(directory), number)).write_text(json.dumps(record.to_data()))
+        Path(disk_names.record(str(directory), number)).write_text(json.dumps(record.to_data()))
     return directory
 
 
@@ -122,7 +122,7 @@ def test_a_disk_goes_to_another_device_under_its_guest_unless_it_is_encrypted(vm
     code = """
 import json
 links = [Link(uuid, 'layers', '5-0-0123456789ab') for uuid in ('a', 'b')]
-print(json.dumps([said(moved_live._check, MoveLayers(disk(number), 'one-5', links[0].name, 'b', 0), top, *links) for number in (0, 3)]))
+print(json.dumps([said(device_move._check, MoveLayers(disk(number), 'one-5', links[0].name, 'b', 0), top, *links) for number in (0, 3)]))
 """  # noqa: E501
     (id, detail), plain = asked(vm_dir, code)
     assert id == "SS164" and "disk 0 of VM 5 is encrypted (LUKS_SECRET)" in detail

@@ -18,7 +18,7 @@ import atexit, sys
 sys.path.insert(0, sys.argv[1])
 from semishared.errors import SemisharedError
 from semishared.model.refs import Access
-from semishared.store import ceph
+from semishared.store.rbd import ceph
 from semishared.tools.ending import ended
 ceph.CONNECT_S = ceph.LIMITS["client_mount_timeout"] = 1
 atexit.register(print, "unwound")

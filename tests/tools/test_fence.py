@@ -24,16 +24,16 @@ from lab.oned.objects import Datastore, History, Image, Vm
 from semishared.cli import caps
 from semishared.config import Config
 from semishared.errors import CephRefused, NoKey, NotFenced, StillFenced
-from semishared.front import alive, fence_facts, front_ends, move
+from semishared.front import fence_facts, move
 from semishared.front.fence import Fence, Proof
 from semishared.front.fence_marks import TYPE, Marks
-from semishared.model.stores import Access
+from semishared.model.store.access import Access
 from semishared.opennebula import xml
 from semishared.opennebula.oned import Oned
-from semishared.plan import fence as plan
-from semishared.plan.ceph_caps import fence as fence_key
-from semishared.store import ceph
-from semishared.store.blocklist import Fencer
+from semishared.plan.care import fence as plan
+from semishared.plan.store.ceph_caps import fence as fence_key
+from semishared.store.rbd import ceph
+from semishared.store.rbd.blocklist import Fencer
 from tools.oned_site import HERE, STORE, SYSTEM, ActionSite
 from tools.test_writers import exported
 
@@ -186,7 +186,7 @@ def test_what_ssh_says_of_who_may_be_lost_is_judged(
     program.write_text(f"#!/bin/sh\n{ssh}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert alive.answers("h1", 1 if "sleep" in ssh else 10) == answers
+    assert fence_facts.answers_ssh("h1", 1 if "sleep" in ssh else 10) == answers
 
 
 # -- mounted stores
@@ -556,8 +556,8 @@ def test_the_other_front_ends_addresses_are_nobodys_to_block(cloud: Cloud) -> No
     cloud.tell("h1", "10.0.0.3", "192.0.2.9")
     machines = fence_facts.ask(Oned(), "h1").machines()
     assert machines.own - machines.others == {"10.0.0.3"} and {"192.0.2.9", "fd00::9"} <= machines.front_end
-    assert front_ends.others(Oned()) == ["192.0.2.9", "fd00::9"]
-    assert "192.0.2.9" not in front_ends.addresses(Oned(), "192.0.2.9"), (
+    assert fence_facts.other_front_ends(Oned()) == ["192.0.2.9", "fd00::9"]
+    assert "192.0.2.9" not in fence_facts.front_end_addresses(Oned(), "192.0.2.9"), (
         "a front-end that is a host too can be shut out"
     )
 
@@ -567,7 +567,7 @@ def killed(at: int, words: str, tmp_path: Path) -> List[str]:
     code = f"""
 from semishared.config import Config
 from semishared.front.fence import Fence
-from semishared.model.stores import Access
+from semishared.model.store.access import Access
 from semishared.opennebula.oned import Oned
 Fence(Oned(), Config{words}
 """
@@ -597,7 +597,7 @@ def test_killed_anywhere_it_ends_the_same_when_it_is_repeated(
 class Writer:
     """A client of its own process, as a guest's QEMU has one for each disk."""
 
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def write(self, letter: str) -> bool:
@@ -631,7 +631,7 @@ def writer(conf: str, image: str) -> Iterator[Writer]:
 
 
 @pytest.fixture()
-def pool(cloud: Cloud, site: "Site") -> Iterator["Site"]:
+def pool(cloud: Cloud, site: Site) -> Iterator[Site]:
     """A datastore on the cluster, in the place of the mounted one; its OSD is where h1 is."""
     give_key(site, FENCER, *fence_key(FENCER, ["one"]).caps)
     add_pool(cloud, RBD, site.conf)
@@ -644,7 +644,7 @@ def pool(cloud: Cloud, site: "Site") -> Iterator["Site"]:
         site.command("osd blocklist clear")
 
 
-def give_key(site: "Site", user: str, *caps: Tuple[str, str]) -> None:
+def give_key(site: Site, user: str, *caps: Tuple[str, str]) -> None:
     made = site.command(
         "auth get-or-create", entity=f"client.{user}", caps=[word for cap in caps for word in cap]
     )
@@ -671,12 +671,12 @@ def disk(number: int = 7, **more: str) -> Dict[str, str]:
     return {"DATASTORE_ID": str(RBD), "SOURCE": f"one/one-{number}", "PERSISTENT": "YES", **more}
 
 
-def blocked(site: "Site") -> Dict[str, str]:
+def blocked(site: Site) -> Dict[str, str]:
     found: Dict[str, str] = site.command("osd dump")["blocklist"]
     return found
 
 
-def test_an_image_that_goes_while_they_are_looked_into_has_nobody(pool: "Site") -> None:
+def test_an_image_that_goes_while_they_are_looked_into_has_nobody(pool: Site) -> None:
     for number in (7, 8):
         pool.make(number)
 
@@ -693,7 +693,7 @@ def test_an_image_that_goes_while_they_are_looked_into_has_nobody(pool: "Site") 
     }
 
 
-def test_clients_are_shut_out_one_by_one_where_an_osd_has_their_address(cloud: Cloud, pool: "Site") -> None:
+def test_clients_are_shut_out_one_by_one_where_an_osd_has_their_address(cloud: Cloud, pool: Site) -> None:
     pool.make(7)
     pool.make(8)
     cloud.runs(disk(7))
@@ -714,7 +714,7 @@ def test_clients_are_shut_out_one_by_one_where_an_osd_has_their_address(cloud: C
 
 
 def test_a_disk_whose_client_nobody_sees_is_no_proof_where_an_osd_has_the_address(
-    cloud: Cloud, pool: "Site", command: Path
+    cloud: Cloud, pool: Site, command: Path
 ) -> None:
     for number in (7, 8):
         pool.make(number)
@@ -732,7 +732,7 @@ def test_a_disk_whose_client_nobody_sees_is_no_proof_where_an_osd_has_the_addres
 
 
 def test_watchers_that_are_gone_leave_their_locks_and_these_name_who_is_shut_out(
-    cloud: Cloud, pool: "Site"
+    cloud: Cloud, pool: Site
 ) -> None:
     pool.make(7)
     cloud.runs(disk(7))
@@ -761,7 +761,7 @@ def test_watchers_that_are_gone_leave_their_locks_and_these_name_who_is_shut_out
 )
 @pytest.mark.parametrize("years", [-20, 6])
 def test_blocklist_is_judged_by_no_clock_of_ours(
-    pool: "Site", monkeypatch: pytest.MonkeyPatch, years: int
+    pool: Site, monkeypatch: pytest.MonkeyPatch, years: int
 ) -> None:
     entry, now = "10.9.0.3:0/0", time.time
     monkeypatch.setattr(time, "time", lambda: now() + years * 365 * 86400)
@@ -773,7 +773,7 @@ def test_blocklist_is_judged_by_no_clock_of_ours(
 
 
 def test_one_of_two_clusters_is_not_enough_and_is_done_all_the_same(
-    cloud: Cloud, pool: "Site", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cloud: Cloud, pool: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # For both of them: the one that is there must answer within it.
     monkeypatch.setattr(ceph, "CONNECT_S", 5)
@@ -799,7 +799,7 @@ def test_one_of_two_clusters_is_not_enough_and_is_done_all_the_same(
 
 @pytest.mark.fault(27, "an address that two hosts print keeps nobody from being shut out by its being off")
 def test_a_contested_address_does_not_outweigh_that_the_host_is_off(
-    cloud: Cloud, pool: "Site", command: Path
+    cloud: Cloud, pool: Site, command: Path
 ) -> None:
     cloud.tell("h1", "10.0.0.3")
     cloud.site.oned.host_create("h2")
@@ -816,7 +816,7 @@ def test_a_contested_address_does_not_outweigh_that_the_host_is_off(
     assert cloud.fence() == cloud.proof(), "and it goes on to count"
 
 
-def test_whole_addresses_and_a_list_that_somebody_clears(cloud: Cloud, pool: "Site") -> None:
+def test_whole_addresses_and_a_list_that_somebody_clears(cloud: Cloud, pool: Site) -> None:
     cloud.tell("h1", "10.0.0.3", "fd00::3", "172.17.0.1")
     cloud.site.oned.host_create("h2")
     cloud.tell("h2", "10.0.0.4", "172.17.0.1")
@@ -838,7 +838,7 @@ def test_whole_addresses_and_a_list_that_somebody_clears(cloud: Cloud, pool: "Si
 
 
 def test_killed_anywhere_nothing_is_left_on_the_list_that_is_not_noted(
-    cloud: Cloud, pool: "Site", tmp_path: Path
+    cloud: Cloud, pool: Site, tmp_path: Path
 ) -> None:
     cloud.tell("h1", "10.0.0.3", "fd00::3")
     both = ["10.0.0.3:0/0", "[fd00::3]:0/0"]
@@ -863,12 +863,12 @@ def test_killed_anywhere_nothing_is_left_on_the_list_that_is_not_noted(
         assert not blocked(pool) and cloud.mark().state == "lifted"
 
 
-def test_a_host_with_an_osd_and_no_client_has_nobody_to_block(cloud: Cloud, pool: "Site") -> None:
+def test_a_host_with_an_osd_and_no_client_has_nobody_to_block(cloud: Cloud, pool: Site) -> None:
     proof = cloud.fence()
     assert proof.blocked == () and cloud.proof() == proof and not blocked(pool)
 
 
-def test_without_a_key_or_an_address_nothing_is_proved(cloud: Cloud, pool: "Site") -> None:
+def test_without_a_key_or_an_address_nothing_is_proved(cloud: Cloud, pool: Site) -> None:
     cloud.tell("h1")
     assert "no address of h1 alone is known" in cloud.refused()
     store = cloud.site.oned.datastores[RBD]
@@ -885,7 +885,7 @@ def test_without_a_key_or_an_address_nothing_is_proved(cloud: Cloud, pool: "Site
     assert not blocked(pool)
 
 
-def test_the_key_may_shut_out_and_look_and_nothing_else(cloud: Cloud, pool: "Site") -> None:
+def test_the_key_may_shut_out_and_look_and_nothing_else(cloud: Cloud, pool: Site) -> None:
     pool.make(7)
     words = cloud.site.cli("caps", "--role", "fence", "--pool", "one").stdout.splitlines()
     assert words[-1] == fence_key(FENCER, ["one"]).command()

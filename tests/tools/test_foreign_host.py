@@ -16,11 +16,11 @@ import pytest
 from semishared.config import Config
 from semishared.errors import ForeignImage, RestrictedPath, SemisharedError, ToolTimeout, TransferCorrupt
 from semishared.front import streams
-from semishared.host import host_probe
+from semishared.host import probe
 from semishared.model import steps as s
-from semishared.model.acquired import Given
+from semishared.model.disk.acquired import Given
 from semishared.opennebula.xml import Vm
-from semishared.plan import arrivals
+from semishared.plan.vm import checklist
 from semishared.share import registered
 from semishared.wire.session import Session
 from tools.test_commit import active, attach, kept
@@ -234,7 +234,7 @@ def test_what_a_vm_can_be_is_by_oned() -> None:
         "<DISK><DISK_ID>0</DISK_ID><SIZE>100</SIZE></DISK><DISK><DISK_ID>1</DISK_ID><SIZE>1_000</SIZE></DISK>"
     )
     vm = Vm.parse(f"<VM><ID>{VM}</ID><TEMPLATE><MEMORY>64</MEMORY>{disks}</TEMPLATE></VM>")
-    assert arrivals.most(vm) == (300 + 64) * MiB * 11 // 10 + arrivals.LITTLE
+    assert checklist.most_bytes(vm) == (300 + 64) * MiB * 11 // 10 + checklist.LITTLE
 
 
 @pytest.mark.fault(
@@ -249,9 +249,9 @@ def test_a_record_leads_to_nothing_that_no_guest_may_have(path: str) -> None:
 @pytest.mark.fault(29, "what a label or a name on a host says begins no attribute of the host's template")
 def test_a_label_ends_no_value(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        host_probe, "lost", lambda root: ['device /d is of h"\n], SEMISHARED_FENCED = [ STATE = "fenced\\']
+        probe, "lost", lambda root: ['device /d is of h"\n], SEMISHARED_FENCED = [ STATE = "fenced\\']
     )
-    said = host_probe.report(str(world.location))
+    said = probe.report(str(world.location))
     assert "\n" not in said and said.count("[") - said.count("]") <= 1
     assert 'HEALTH = "device /d is of h??], SEMISHARED_FENCED = [ STATE = ?fenced?"' in said
 

@@ -16,7 +16,7 @@ from semishared.tools import key
 from tools.test_setup import Site, site
 
 __all__ = ["site"]
-HARM: "dict[str, tuple[str, Callable[[Path], object]]]" = {
+HARM: dict[str, tuple[str, Callable[[Path], object]]] = {
     "gone": ("is missing", Path.unlink),
     "a link to it": (
         "cannot be read: Too many levels",

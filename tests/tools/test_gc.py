@@ -19,7 +19,7 @@ from typing import Iterable
 import pytest
 
 from semishared.model import steps as s
-from semishared.plan import gc
+from semishared.plan.care import gc
 from semishared.tools import files
 from tools.world import World
 

@@ -21,7 +21,7 @@ from semishared.cli import gc as command
 from semishared.config import Config
 from semishared.install import examine
 from semishared.opennebula.oned import Oned
-from semishared.plan import gc
+from semishared.plan.care import gc
 from semishared.tools import files
 from tools.oned_site import HERE, STORE, SYSTEM, ActionSite
 
@@ -43,13 +43,13 @@ def use(site: ActionSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONE_AUTH", str(site.auth))
 
 
-def find() -> "tuple[list[gc.Finding], command.Survey]":
+def find() -> tuple[list[gc.Finding], command.Survey]:
     survey = command.survey_cloud(Oned(), Config())
     assert survey.errors == []
     return gc.find(survey.machines, survey.known, 0, True), survey
 
 
-def collect() -> "list[tuple[str, str, str]]":
+def collect() -> list[tuple[str, str, str]]:
     """Do what `semishared gc --now` does; return (kind, name, what was said)."""
     found, survey = find()
     results = command.remove(found, Config(), survey)
@@ -69,7 +69,7 @@ def done(site: ActionSite, vm: int) -> None:
     site.oned.vm(vm).state = DONE
 
 
-def clones(site: ActionSite) -> "list[str]":
+def clones(site: ActionSite) -> list[str]:
     return sorted(path.name for path in site.store.glob(".semishared/*/clones/*"))
 
 

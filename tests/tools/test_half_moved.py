@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from semishared.model import steps as s
-from semishared.model.steps_commit import CreateDiff
+from semishared.model.disk.commit_steps import CreateDiff
 from tools.test_pool import Pool, carry
 from tools.test_pool_moves import elsewhere
 from tools.world import MiB, World, qemu_io
@@ -53,11 +53,11 @@ class HalfMoved:
         self.folder.unlink()
         os.symlink(f"../../.semishared/devices/{target}/layers/{self.new.name}", self.folder)
 
-    def check(self, directory: "str | Path", layer: str = "0") -> None:
+    def check(self, directory: str | Path, layer: str = "0") -> None:
         """See that a disk in this VM directory has all that was written."""
         qemu_io(f"{directory}/disk.1.snap/{layer}", "qcow2", "read -P 0x77 2M 64k", "read -P 0x78 3M 64k")
 
-    def check_settled(self, directory: "str | Path") -> None:
+    def check_settled(self, directory: str | Path) -> None:
         """See that nothing is left of the move."""
         assert (
             not Path(directory, ".semishared/deltas.json").exists()

@@ -14,16 +14,16 @@ import pytest
 
 from semishared.config import Config
 from semishared.errors import BadArguments
-from semishared.front import base_tracker
-from semishared.plan.eviction import Limits
+from semishared.front import questions
+from semishared.plan.base.eviction import Limits
 
 LIB = Path(__file__).resolve().parents[2] / "lib"
 NAME = f"100-7-{'a' * 32}"
 JOINS = """if True:
     import sys, time
     sys.path.insert(0, sys.argv[1])
-    from semishared.front import base_tracker
-    base_tracker.join(sys.argv[2], sys.argv[3], "h1")
+    from semishared.front import questions
+    questions.join(sys.argv[2], sys.argv[3], "h1")
     print("joined", flush=True)
     time.sleep(60)
 """
@@ -35,7 +35,7 @@ def test_driver_that_was_killed_brings_nothing_any_more(
     """It never says how it went: for an hour who came next was in a chain with it, and had no choice of its
     own.
     """
-    monkeypatch.setattr(base_tracker, "_limits", lambda *_: Limits(-1, 0))
+    monkeypatch.setattr(questions, "_limits", lambda *_: Limits(-1, 0))
     root = str(tmp_path)
     asked: dict[str, object] = {
         "question": "base",
@@ -49,17 +49,17 @@ def test_driver_that_was_killed_brings_nothing_any_more(
         [sys.executable, "-I", "-c", JOINS, str(LIB), root, NAME], stdout=subprocess.PIPE
     ) as driver:
         assert driver.stdout and driver.stdout.readline() == b"joined\n"
-        answer = base_tracker.answer(root, asked, "h2", Config())
+        answer = questions.answer(root, asked, "h2", Config())
         assert (answer["sources"], answer["from_store"]) == (["h1"], "last")
-        base_tracker.arrived(root, NAME, "h2", False)
+        questions.arrived(root, NAME, "h2", False)
         os.kill(driver.pid, signal.SIGKILL)
-    answer = base_tracker.answer(root, asked, "h3", Config())
+    answer = questions.answer(root, asked, "h3", Config())
     assert (answer["sources"], answer["from_store"]) == ([], "quicker")
 
 
 def test_a_front_end_that_is_full_fails_no_deploy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are hints: the host has room, and the store has the base."""
-    monkeypatch.setattr(base_tracker, "_limits", lambda *_: Limits(-1, 0))
+    monkeypatch.setattr(questions, "_limits", lambda *_: Limits(-1, 0))
     asked: dict[str, object] = {
         "question": "base",
         "name": NAME,
@@ -74,20 +74,20 @@ def test_a_front_end_that_is_full_fails_no_deploy(tmp_path: Path, monkeypatch: p
     try:
         with contextlib.suppress(OSError):
             (full / "all").write_bytes(bytes(1 << 20))
-        answer = base_tracker.answer(str(full), asked, "h1", Config())
+        answer = questions.answer(str(full), asked, "h1", Config())
         assert (answer["sources"], answer["from_store"]) == ([], "quicker")
-        base_tracker.arrived(str(full), NAME, "h1", True)
-        base_tracker.begin(str(full), NAME, ["h2"])
-        base_tracker.leave(str(full), NAME, {"h2": True})
-        assert base_tracker.holders_of(str(full), NAME) == []
+        questions.arrived(str(full), NAME, "h1", True)
+        questions.begin(str(full), NAME, ["h2"])
+        questions.leave(str(full), NAME, {"h2": True})
+        assert questions.holders_of(str(full), NAME) == []
         (full / "all").unlink()
-        base_tracker.leave(str(full), NAME, {"h2": True})
+        questions.leave(str(full), NAME, {"h2": True})
         with contextlib.suppress(OSError):
             (full / "all").write_bytes(bytes(1 << 20))
-        assert base_tracker.answer(str(full), asked, "h1", Config())["sources"] == ["h2"], (
+        assert questions.answer(str(full), asked, "h1", Config())["sources"] == ["h2"], (
             "what is known is told"
         )
         with pytest.raises(BadArguments):
-            base_tracker.holders_of(str(full), "../locks")
+            questions.holders_of(str(full), "../locks")
     finally:
         subprocess.run(["umount", str(full)], check=True)

@@ -23,9 +23,9 @@ from semishared.model import steps as s
 from semishared.model.exchange import On
 from semishared.opennebula.args import FromImage
 from semishared.opennebula.xml import Datastore, Disk, Image, parse
-from semishared.plan import disks
-from semishared.plan.images import image_ref
-from semishared.store.dir_content import DirContent
+from semishared.plan.disk import disks
+from semishared.plan.image.images import image_ref
+from semishared.store.dir.content import DirContent
 from semishared.tools import extents, qemu_img
 from semishared.wire.session import Session
 from tools.world import OVERLAY_OPTIONS, MiB, World, allocated, qemu_io

@@ -32,8 +32,9 @@ from semishared.errors import (
     VmGone,
 )
 from semishared.model import steps as s
-from semishared.store import dir_clones, dir_image
-from semishared.store.dir_image import Stored
+from semishared.store.dir import clones
+from semishared.store.dir import image as dir_image
+from semishared.store.dir.image import Stored
 from semishared.tools import extents, files, qemu_img
 from tools.world import MiB, World, qemu_io
 
@@ -104,7 +105,7 @@ def test_clone_that_is_not_published_whole_leaves_no_layer(
         raise OSError(errno.EIO, "it does not reach the disk")
 
     monkeypatch.setattr(files, "fsync", fails)
-    with pytest.raises(OSError, match="does not reach"), dir_clones.made(stored, "raw", clone, 0) as publish:
+    with pytest.raises(OSError, match="does not reach"), clones.made(stored, "raw", clone, 0) as publish:
         publish()
     assert seen == [["0"]], "its only layer was there by then"
     assert os.listdir(os.path.dirname(clone)) == []

@@ -288,9 +288,9 @@ def test_one_directory_is_known_again_under_another_name(world: World, tmp_path:
     again = f"{other}/101/5"
     for words in ((token, ""), ("", seen)):
         assert [
-            answer["same"]
+            answer["same"]  # type: ignore[index]
             for answer in world.on(s.LookForVm(5, again, *words), s.LookForVm(5, target, *words))
-        ] == [True, False]  # type: ignore[index]
+        ] == [True, False]
     world.on(s.UnmarkVm(5, source, token))
     assert world.leftovers() == []
     (looked,) = world.on(s.LookForVm(5, again, token, ""))

@@ -19,9 +19,9 @@ from semishared.disk import records
 from semishared.errors import NoDeviceOfClass, SemisharedError
 from semishared.host import leftovers
 from semishared.model import steps as s
-from semishared.model import steps_base as b
-from semishared.model import steps_device as d
-from semishared.model import steps_hypervisor as h
+from semishared.model.base import steps as base_steps
+from semishared.model.device import steps as device_steps
+from semishared.model.vm import hypervisor_steps as h
 from semishared.vmm.on_host import OnHost
 from tools.test_lost_device import about_to_boot
 from tools.test_pool import Pool
@@ -39,14 +39,14 @@ def pool(pool: Pool) -> Pool:
     return pool
 
 
-def clone(world: World, disk: s.DiskRef, image: "s.ImageRef | None" = None) -> s.ImageRef:
+def clone(world: World, disk: s.DiskRef, image: s.ImageRef | None = None) -> s.ImageRef:
     """Clone as `tm/clone` plans it for an image with SEMISHARED_BASES = ram."""
     image = image or (
         world.image()
         if not (world.store / "image").exists()
         else s.ImageRef(100, 7, "raw", str(world.store / "image"))
     )
-    world.on(*world.cloning(image, disk), d.NoteHot(disk))
+    world.on(*world.cloning(image, disk), device_steps.NoteHot(disk))
     return image
 
 
@@ -57,19 +57,19 @@ def bottom(disk: s.DiskRef) -> str:
     return str(OnHost().do(h.SeeHot(disk.vm_dir, record, lease)) or lease)
 
 
-def copies(pool: Pool) -> "list[str]":
+def copies(pool: Pool) -> list[str]:
     return sorted(path.name for path in Path(memory(pool)).glob(".semishared/hot/*"))
 
 
-def unlinked(world: World) -> "list[dict[str, str]]":
+def unlinked(world: World) -> list[dict[str, str]]:
     """Return what `gc` finds on devices that belongs to nothing."""
     found = leftovers.look_around(s.LookAround(str(world.location), (101,), (), False))["unlinked"]
     assert isinstance(found, list)
     return found
 
 
-def said(world: World, disk: s.DiskRef) -> "dict[str, str]":
-    (found,) = world.on(b.ReportDisks(str(world.location), (101,)))
+def said(world: World, disk: s.DiskRef) -> dict[str, str]:
+    (found,) = world.on(base_steps.ReportDisks(str(world.location), (101,)))
     assert isinstance(found, dict)
     rows = {(vm["vm"], row["disk"]): row for vm in found["vms"] for row in vm["disks"]}
     return dict(rows[disk.vm, disk.disk]["hot"])
@@ -135,7 +135,7 @@ def test_a_guest_reads_from_memory_and_after_a_restart_from_what_there_is(world:
 
 
 def test_disks_that_do_not_say_so_and_diffs_read_from_disk(world: World, pool: Pool) -> None:
-    from semishared.model.steps_commit import CreateDiff
+    from semishared.model.disk.commit_steps import CreateDiff
 
     world.clone(world.image(), world.disk())
     image = world.image("mine")._replace(id=8)
@@ -144,7 +144,7 @@ def test_disks_that_do_not_say_so_and_diffs_read_from_disk(world: World, pool: P
         s.StageBase(str(world.root), image),
         s.PrepareVm(6, diff.vm_dir),
         CreateDiff(diff, image, 0, ""),
-        d.NoteHot(diff),
+        device_steps.NoteHot(diff),
     )
     assert about_to_boot(world) == about_to_boot(world, 6) == [] and copies(pool) == []
     assert not records.record_of(diff).reads_hot
@@ -196,7 +196,7 @@ def test_a_copy_goes_with_its_base_and_one_without_is_left_over(world: World, po
     clone(world, world.disk())
     about_to_boot(world)
     (base,) = world.bases()
-    world.on(s.RemoveVm(5, world.disk().vm_dir), b.EvictBase(str(world.root), base.name))
+    world.on(s.RemoveVm(5, world.disk().vm_dir), base_steps.EvictBase(str(world.root), base.name))
     assert copies(pool) == [] and promised(pool) == 0 and world.bases() == []
     clone(world, world.disk())
     about_to_boot(world)
@@ -214,17 +214,17 @@ def test_a_copy_that_is_not_what_it_was_is_removed_and_the_base_stays(world: Wor
     clone(world, world.disk())
     about_to_boot(world)
     (name,) = copies(pool)
-    (found,) = world.on(b.VerifyBase(str(world.root), name, 0))
+    (found,) = world.on(base_steps.VerifyBase(str(world.root), name, 0))
     assert isinstance(found, dict) and (found["damaged"], found["wrong_in_memory"]) == (False, False)
     path = hot.found(str(world.root), name)
     os.chmod(path, 0o640)
     with open(path, "r+b") as file:
         file.seek(MiB)
         file.write(b"x")
-    (found,) = world.on(b.VerifyBase(str(world.root), name, 0))
+    (found,) = world.on(base_steps.VerifyBase(str(world.root), name, 0))
     assert isinstance(found, dict) and (found["damaged"], found["wrong_in_memory"]) == (False, True)
     assert copies(pool) == [] and about_to_boot(world) == [] and copies(pool) == [name]
-    (found,) = world.on(b.VerifyBase(str(world.root), name, 0))
+    (found,) = world.on(base_steps.VerifyBase(str(world.root), name, 0))
     assert isinstance(found, dict) and not found["wrong_in_memory"]
 
 
@@ -245,7 +245,7 @@ def test_a_device_that_is_drained_lets_its_copies_go(world: World, pool: Pool) -
     clone(world, world.disk())
     about_to_boot(world)
     uuid = str(pool.rows()[memory(pool)]["uuid"])
-    world.on(d.CloseDevice(str(world.root), uuid))
+    world.on(device_steps.CloseDevice(str(world.root), uuid))
     assert copies(pool) == []
     (warned,) = about_to_boot(world)
     assert warned.endswith("no device of class ram takes it")

@@ -19,12 +19,13 @@ from typing import Iterator
 
 import pytest
 
-from semishared.base import hung
+from semishared.device import hung
 from semishared.errors import BadPool, DeviceMissing
-from semishared.host import host_probe, vm_sizes
+from semishared.host import probe as host_probe
+from semishared.host import vm_sizes
 from semishared.model import steps as s
-from semishared.model import steps_device as d
-from semishared.model.steps_base import ListBases, ReportDisks
+from semishared.model.base.steps import ListBases, ReportDisks
+from semishared.model.device import steps as device_steps
 from semishared.wire import session
 from system.test_monitoring import HANG
 from tools.test_lost_device import apart, can_boot
@@ -38,7 +39,7 @@ LIMIT_S = 45
 SCALED = """
 import sys
 sys.path.insert(0, {lib!r})
-from semishared.base import hung
+from semishared.device import hung
 from semishared.host import service
 hung.PATIENCE_S, hung.ANSWER_S = {patience}, {answer}
 sys.exit(service.main())
@@ -115,7 +116,7 @@ def asked_long_ago(world: World) -> None:
 
 
 @contextmanager
-def hanging(world: World, path: str, how: str = HANG) -> "Iterator[subprocess.Popen[bytes]]":
+def hanging(world: World, path: str, how: str = HANG) -> Iterator[subprocess.Popen[bytes]]:
     """Let everything below `path` hang; none of ours may be left at it when that is over."""
     with subprocess.Popen(["/usr/bin/python3", "-c", how, path], stdout=subprocess.PIPE) as server:
         assert server.stdout
@@ -153,7 +154,9 @@ def test_a_device_that_hangs_costs_its_own_vms_and_nobody_waits_for_it(world: Wo
             can_boot(world)
         world.on(s.AddLayer(world.disk(40), 1, 0, "qcow2"))
         world.on(
-            ReportDisks(str(world.location), (101,)), ListBases(str(world.root)), d.ListHeld(str(world.root))
+            ReportDisks(str(world.location), (101,)),
+            ListBases(str(world.root)),
+            device_steps.ListHeld(str(world.root)),
         )
         world.on(s.LookAround(str(world.location), (101,), (), libvirt=False))
         assert f"device {lost} is hung" in host_probe.report(str(world.location))
@@ -290,7 +293,7 @@ def test_a_device_that_hangs_holds_one_program_however_often_it_is_asked(world: 
     assert not list((world.root / "devices").glob("*.asked"))
 
 
-def asking(device: str) -> "list[str]":
+def asking(device: str) -> list[str]:
     """Return who reads the label of a device."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):

@@ -19,7 +19,7 @@ ASK = """
 import sys
 sys.path.insert(0, {lib!r})
 from semishared.errors import SemisharedError
-from semishared.model.steps_hypervisor import CheckShare
+from semishared.model.vm.hypervisor_steps import CheckShare
 from semishared.tools import ending, hung_store
 from semishared.vmm.on_host import OnHost
 hung_store.LIMIT_S = 1.0
@@ -34,13 +34,13 @@ LOOK = """
 import os, sys
 sys.path.insert(0, {lib!r})
 from functools import partial
-from semishared.cli import doctor_stores
+from semishared.cli import doctor_checks
 from semishared.host import leftovers
 from semishared.model.steps import LookAround
 from semishared.tools import ending, hung_store
-leftovers.unless_it_hangs = doctor_stores.unless_it_hangs = partial(hung_store.unless_it_hangs, limit_s=0.5)
+leftovers.unless_it_hangs = doctor_checks.unless_it_hangs = partial(hung_store.unless_it_hangs, limit_s=0.5)
 store, other = {stores!r}
-with doctor_stores.tokens([store, other]) as token:
+with doctor_checks.tokens([store, other]) as token:
     print(os.listdir(other) == [token])
 for marker in ("0" * 32, ""):
     found = leftovers.look_around(LookAround({location!r}, (101,), (store, other), False, (marker, "")))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from semishared.config import Config
 from semishared.model import steps as s
-from semishared.model import steps_device as d
+from semishared.model.device import steps as device_steps
 from semishared.wire.messages import RELEASE
 from semishared.wire.session import Session
 from tools.world import World, qemu_io
@@ -32,7 +32,7 @@ sys.exit(service.main())
 
 def test_a_plan_that_comes_late_has_not_stood_still(tmp_path: Path) -> None:
     """It is looked all the time whether it does, and many steps take a while to be read."""
-    steps = [s.to_data(d.ListDevices(str(tmp_path)))] * 4000
+    steps = [s.to_data(device_steps.ListDevices(str(tmp_path)))] * 4000
     plan = {"version": RELEASE, "action": "test", "seq": -1, "answers": False, "last": True, "steps": steps}
     words = [sys.executable, "-I", "-c", WAITED]
     with subprocess.Popen(

@@ -16,7 +16,7 @@ import pytest
 
 from semishared.errors import AnotherWriter, BadRecord, LateAction
 from semishared.model import steps as s
-from semishared.model import steps_commit as c
+from semishared.model.disk import commit_steps as c
 from semishared.store import writers
 from tools.world import OVERLAY_OPTIONS, MiB, World
 

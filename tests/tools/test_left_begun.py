@@ -14,12 +14,12 @@ from typing import Callable, Iterator
 
 import pytest
 
-from semishared.base import hung
-from semishared.disk import epochs, records, recovery, renewal, uncommitted, vm_dir
+from semishared.device import hung
+from semishared.disk import diff_rebase, epochs, records, recovery, retained_diffs, vm_dir
 from semishared.errors import DeviceMissing, MissingImage
 from semishared.model import steps as s
-from semishared.model.record import Record
-from semishared.model.steps_commit import CreateDiff
+from semishared.model.disk.commit_steps import CreateDiff
+from semishared.model.disk.record import Record
 from semishared.tools import files, layers
 from tools.test_half_moved import HalfMoved
 from tools.test_hung_device import HOLD, hanging, scaled  # noqa: F401
@@ -101,7 +101,7 @@ class Begun:
             cwd=self.folder,
         )
 
-    def noted(self) -> "dict[str, bytes]":
+    def noted(self) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in self.records.iterdir()}
 
     def check(self) -> None:
@@ -112,7 +112,7 @@ class Begun:
         qemu_io(path, "qcow2", "read -P 0x76 2M 64k", "read -P 0x77 3M 64k", "read -P 0x78 4M 64k")
 
 
-ACTS: "dict[str, Callable[[World, s.DiskRef], object]]" = {
+ACTS: dict[str, Callable[[World, s.DiskRef], object]] = {
     "boot": lambda world, disk: recovery.recover(disk.vm_dir, ""),
     "resize": lambda world, disk: world.on(s.GrowDisk(disk, 128 * MiB)),
     "merge": lambda world, disk: world.on(s.MergeDeltas(disk.vm, disk.vm_dir, "")),
@@ -222,12 +222,12 @@ def test_a_diff_whose_device_is_put_aside_for_a_moment_is_kept(
     folder = Path(f"{disk.path}.snap")
     qemu_io(str(folder / "0"), "qcow2", "write -P 0x77 2M 64k")
     world.on(s.AddLayer(disk, 1, 0, "qcow2"), s.ActivateLayer(disk, 1, "qcow2"))
-    device, chain, backing_of = device_of(folder), uncommitted.chain, layers.backing_of
+    device, chain, backing_of = device_of(folder), retained_diffs.chain_of, layers.backing_of
 
-    def looked(record: Record) -> "list[str]":
+    def looked(record: Record) -> list[str]:
         with ExitStack() as aside, monkeypatch.context() as patched:
 
-            def seen(path: str) -> "tuple[str, str]":
+            def seen(path: str) -> tuple[str, str]:
                 found = backing_of(path)
                 if path.endswith("/1"):
                     aside.enter_context(away(world, pool, device, "aside"))
@@ -238,7 +238,7 @@ def test_a_diff_whose_device_is_put_aside_for_a_moment_is_kept(
             patched.setattr(layers, "backing_of", seen)
             return chain(record)
 
-    monkeypatch.setattr(uncommitted, "chain", looked)
+    monkeypatch.setattr(retained_diffs, "chain_of", looked)
     vm_dir.remove_disk(disk, epochs.arrived(-1, [], {}))
     (place,) = world.system.glob(".kept-5-*")
     qemu_io(f"{place}/disk.1.snap/1", "qcow2", "read -P 0x77 2M 64k")
@@ -271,13 +271,13 @@ def test_a_renewed_diff_whose_device_is_put_aside_for_a_moment_keeps_its_layers(
     pool.set()
     disk = world.disk()
     world.on(s.PrepareVm(5, disk.vm_dir), CreateDiff(disk, world.image(), 0, ""))
-    (layer,), chain = pool.layers(), uncommitted.chain
+    (layer,), chain = pool.layers(), retained_diffs.chain_of
 
-    def looked(record: Record) -> "list[str]":
+    def looked(record: Record) -> list[str]:
         with away(world, pool, device_of(layer), "aside"):
             return chain(record)
 
-    monkeypatch.setattr(uncommitted, "chain", looked)
+    monkeypatch.setattr(retained_diffs, "chain_of", looked)
     with pytest.raises(MissingImage):
-        renewal._drop_others(disk, records.record_of(disk))
+        diff_rebase._drop_others(disk, records.record_of(disk))
     assert os.listdir(layer) == ["0"]

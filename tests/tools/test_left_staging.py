@@ -14,12 +14,12 @@ from typing import List
 
 import pytest
 
-from semishared.base import partial
-from semishared.base.ensure import ensure
 from semishared.errors import NoSpace
-from semishared.model import layout_base
 from semishared.model import steps as s
-from semishared.model import steps_base as b
+from semishared.model.base import names as base_names
+from semishared.model.base import steps as base_steps
+from semishared.stage import partial
+from semishared.stage.ensure import ensure
 from semishared.tools import extents
 from tools.test_base_care import flip, verify
 from tools.test_several_bases import EXTENTS, abandoned, good, images, of, step, stored
@@ -29,7 +29,7 @@ __all__ = ["images", "stored"]
 
 
 def staging(world: World, image: s.ImageRef) -> str:
-    return layout_base.staging(str(world.root), image.base_prefix)
+    return base_names.staging(str(world.root), image.base_prefix)
 
 
 @pytest.mark.parametrize("inodes", [1, 3])
@@ -46,7 +46,7 @@ def test_without_space_to_begin_with_nobody_is_told_that_the_base_is_there(
         while os.statvfs(world.root).f_favail > inodes:
             (world.root / f"filler-{os.statvfs(world.root).f_favail}").touch()
         with pytest.raises(NoSpace):
-            world.on(step(world, b.Part(images[0])))
+            world.on(step(world, base_steps.Part(images[0])))
         with pytest.raises(NoSpace):
             ensure(str(world.root), images[0], None, (5, 0))
     finally:
@@ -67,8 +67,8 @@ def test_of_a_removal_that_was_killed_only_the_name_of_the_generation_is_left(
 
 def test_manifest_that_has_rotted_in_staging_is_written_again(world: World, images: List[s.ImageRef]) -> None:
     abandoned(world, images[0], 2)
-    flip(Path(layout_base.manifest(staging(world, images[0]))), 30)
-    world.on(step(world, b.Part(images[0])))
+    flip(Path(base_names.manifest(staging(world, images[0]))), 30)
+    world.on(step(world, base_steps.Part(images[0])))
     assert verify(world, images[0].base_name)["bad"] == []
 
 
@@ -79,7 +79,7 @@ def test_killed_while_it_reads_again_what_was_left_it_has_that_the_next_time(
     abandoned(world, images[0], EXTENTS)
     place = staging(world, images[0])
     if is_finished:
-        for name in (layout_base.have(place), layout_base.generation(place)):
+        for name in (base_names.have(place), base_names.generation(place)):
             os.unlink(name)
     looked: List[int] = []
 
@@ -94,7 +94,7 @@ def test_killed_while_it_reads_again_what_was_left_it_has_that_the_next_time(
         with pytest.raises(KeyboardInterrupt):
             partial.Partial(str(world.root), images[0])
     assert partial.have(place) == {0, 1}, "others are served what was read again"
-    (found,) = world.on(step(world, b.Part(images[0])))
+    (found,) = world.on(step(world, base_steps.Part(images[0])))
     assert isinstance(found, dict) and found["sources"] == {}, "all of it is here"
     good(world, images[0])
 

@@ -24,7 +24,7 @@ from semishared.disk import records
 from semishared.errors import NotSupported
 from semishared.guest import active_layer
 from semishared.model import steps as s
-from semishared.plan import live_migration, migrate_options
+from semishared.plan.vm import live_migration, migrate_options
 from tools.world import World
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("libvirt") is None, reason="no python3-libvirt")
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TEST = "test:///default"
 
 
-def ended(code: str) -> "tuple[int, str, str]":
+def ended(code: str) -> tuple[int, str, str]:
     """Run a program with our package, as an action runs: by itself; return exit code, stdout and stderr."""
     argv = [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(ROOT / 'lib')!r})\n{code}"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
@@ -87,17 +87,17 @@ def test_failure_is_one_line_of_libvirts_words_and_nothing_is_printed() -> None:
 )
 def test_domain_that_runs_by_now_is_no_arrival_to_be_removed() -> None:
     code, said, errors = ended(
-        "from semishared.tools import bindings\n"
-        "bindings.reach()\n"
+        "from semishared.tools import this_machine\n"
+        "this_machine.reach_bindings()\n"
         "import libvirt\n"
         "from semishared.errors import SemisharedError\n"
-        "from semishared.model.steps_live import RemoveArrival\n"
-        "from semishared.vmm import on_guest\n"
+        "from semishared.model.vm.live_steps import RemoveArrival\n"
+        "from semishared.vmm import live_migration\n"
         f"class Site: uri_of = staticmethod(lambda host: {TEST!r})\n"
-        "on_guest.site = Site\n"
+        "live_migration.site = Site\n"
         f"guest = libvirt.open({TEST!r}).lookupByName('test')\n"
         "def remove(how):\n"
-        "    try: on_guest.OnGuest(print).RemoveArrival(RemoveArrival('test', 'h2', how))\n"
+        "    try: live_migration.OnGuest(print).RemoveArrival(RemoveArrival('test', 'h2', how))\n"
         "    except SemisharedError as e: print(e.detail)\n"
         "    print(guest.isActive())\n"
         "remove('destroy'), remove('undefine'), guest.suspend(), remove('destroy')\n"
@@ -108,8 +108,8 @@ def test_domain_that_runs_by_now_is_no_arrival_to_be_removed() -> None:
 
 def test_what_libvirt_says_by_itself_is_heard() -> None:
     code, said, errors = ended(
-        "from semishared.guest import domain, libvirtd, kvmrc\n"
-        f"kvmrc._site.append(kvmrc.Site(uri={TEST!r}))\n"
+        "from semishared.guest import domain, libvirtd, virsh\n"
+        f"virsh._site.append(virsh.Site(uri={TEST!r}))\n"
         "with domain.hearing('test', 'LIFECYCLE') as heard:\n"
         "    domain.ask('test', 'suspend', lambda guest: guest.suspend())\n"
         "    print(heard.get(timeout=30)[0] == libvirtd.binding().VIR_DOMAIN_EVENT_SUSPENDED)\n"
@@ -121,10 +121,10 @@ def test_host_without_the_binding_names_the_package_and_asks_the_rest_all_the_sa
     (tmp_path / "libvirt.py").write_text("raise ImportError('not here')")
     code, said, errors = ended(
         f"sys.path.insert(0, {str(tmp_path)!r})\n"
-        "from semishared.guest import domain, kvmrc, listing\n"
+        "from semishared.guest import domain, virsh\n"
         "from semishared.errors import ToolMissing\n"
-        f"kvmrc._site.append(kvmrc.Site(uri={TEST!r}))\n"
-        "print(listing.active() >= {'test'}, listing.why_in_use('test'), listing.why_in_use('one-7') == '')\n"
+        f"virsh._site.append(virsh.Site(uri={TEST!r}))\n"
+        "print(virsh.active_domains() >= {'test'}, virsh.why_in_use('test'), virsh.why_in_use('one-7') == '')\n"  # noqa: E501
         "for ask in (domain.state, domain.dumpxml):\n"
         "    try: ask('test')\n"
         "    except ToolMissing as e: print(e.line())\n"
@@ -147,8 +147,8 @@ def test_deltas_of_a_guest_that_may_run_are_not_merged_under_it(world: World) ->
     before = {path: path.lstat().st_mtime_ns for path in Path(disk.vm_dir).rglob("*")}
     code, said, errors = ended(
         "from semishared.errors import ToolFailed\n"
-        "from semishared.guest import deltas, kvmrc\n"
-        "kvmrc._site.append(kvmrc.Site(uri='qemu+unix:///system?socket=/no'))\n"
+        "from semishared.guest import deltas, virsh\n"
+        "virsh._site.append(virsh.Site(uri='qemu+unix:///system?socket=/no'))\n"
         f"try: deltas.merge({disk.vm_dir!r}, 'one-5')\n"
         "except ToolFailed as e: print(e.detail)\n"
     )

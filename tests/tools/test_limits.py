@@ -9,16 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from semishared.disk import overtaken
+from semishared.disk import epoch_check
 from semishared.errors import BadRecord, StoreUnavailable, TooLarge, UnknownClaim
-from semishared.host import host_probe
-from semishared.model import layout, layout_store
+from semishared.host import probe
 from semishared.model import steps as s
-from semishared.model import steps_base as b
-from semishared.model.place import IN_PLACE
-from semishared.model.record import Record
+from semishared.model.base import steps as base_steps
+from semishared.model.disk import names as disk_names
+from semishared.model.disk.place import IN_PLACE
+from semishared.model.disk.record import Record
 from semishared.model.refs import ImageRef
-from semishared.store import claims, marker
+from semishared.model.store import dir_names
+from semishared.store.commit import claims
+from semishared.store.dir import marker
 from semishared.tools import files, locks, signatures
 from semishared.vmm import records as at_start
 from tools.world import World
@@ -38,7 +40,7 @@ def test_a_file_among_vms_stops_no_report(world: World) -> None:
     (system / "77").write_text("")
     (system / "6" / ".semishared").mkdir(parents=True)
     (system / "6" / ".semishared" / "disk.0.json").mkdir()
-    (found,) = world.on(b.ReportDisks(str(system.parent), (int(system.name),)))
+    (found,) = world.on(base_steps.ReportDisks(str(system.parent), (int(system.name),)))
     assert {row["vm"]: bool(row["error"]) for row in found["vms"]} == {5: False, 6: True}  # type: ignore[index]
 
 
@@ -50,16 +52,16 @@ def test_a_file_among_vms_stops_no_report(world: World) -> None:
 def test_what_is_nested_without_end_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "disk.0.json"
     path.write_text(DEEP)
-    assert host_probe._source(str(path)) == "" and files.hint(str(path)) == {}
+    assert probe._source(str(path)) == "" and files.hint(str(path)) == {}
     with pytest.raises(BadRecord):
         Record.parse(0, DEEP.encode())
     with pytest.raises(UnknownClaim):
         claims.parse("/store/image", DEEP)
     with open(path, encoding="utf-8") as file:
         assert locks.noted(file) == {}
-    side = tmp_path / layout_store.side()
+    side = tmp_path / dir_names.side()
     side.mkdir()
-    (side / layout_store.MARKER).write_text("[" * 4000)
+    (side / dir_names.MARKER).write_text("[" * 4000)
     with pytest.raises(StoreUnavailable):
         marker.read(str(tmp_path))
     (tmp_path / f"{signatures.SIGNATURE}{'a' * 16}").write_text(DEEP)
@@ -71,11 +73,11 @@ def test_what_is_nested_without_end_is_damaged(tmp_path: Path) -> None:
 )
 def test_what_would_be_cut_off_is_not_written(tmp_path: Path) -> None:
     path = str(tmp_path / "record")
-    fits = {"x": "y" * (layout.JSON_BYTES - 10)}
+    fits = {"x": "y" * (disk_names.JSON_BYTES - 10)}
     files.write_json(path, fits)
-    assert Path(path).stat().st_size == layout.JSON_BYTES and files.read_json(path) == fits
+    assert Path(path).stat().st_size == disk_names.JSON_BYTES and files.read_json(path) == fits
     with pytest.raises(TooLarge):
-        files.write_json(path, {"x": "y" * (layout.JSON_BYTES - 9)})
+        files.write_json(path, {"x": "y" * (disk_names.JSON_BYTES - 9)})
     assert files.read_json(path) == fits
     with open(tmp_path / "lock", "w+", encoding="utf-8") as file:
         with pytest.raises(TooLarge):
@@ -96,10 +98,10 @@ def test_the_longest_paths_of_a_record(tmp_path: Path) -> None:
     image = ImageRef(100, 7, "raw", source, "a" * 32)
     record = Record(0, IN_PLACE, "raw", source, image=image)
     vm_dir = tmp_path / "5"
-    Path(layout.records(str(vm_dir))).mkdir(parents=True)
+    Path(disk_names.records(str(vm_dir))).mkdir(parents=True)
     # What a later version may add is read as well, up to what a record may have.
-    files.write_json(layout.record(str(vm_dir), 0), {**record.to_data(), "later": "x" * 70_000})
-    assert len(Path(layout.record(str(vm_dir), 0)).read_bytes()) > 1 << 16
-    assert host_probe._source(layout.record(str(vm_dir), 0)) == source
-    assert [it and it.source for it in overtaken._images(str(vm_dir), None)] == [source]
+    files.write_json(disk_names.record(str(vm_dir), 0), {**record.to_data(), "later": "x" * 70_000})
+    assert len(Path(disk_names.record(str(vm_dir), 0)).read_bytes()) > 1 << 16
+    assert probe._source(disk_names.record(str(vm_dir), 0)) == source
+    assert [it and it.source for it in epoch_check._images(str(vm_dir), None)] == [source]
     assert [it.image and it.image.source for it in at_start.read_records(str(vm_dir), [0])] == [source]

@@ -21,11 +21,12 @@ from semishared.errors import SemisharedError
 from semishared.front import stores
 from semishared.install import preflight
 from semishared.model import steps as s
-from semishared.model import steps_commit as c
-from semishared.model import steps_datastore as d
-from semishared.model import steps_image as i
-from semishared.model.stores import Access
-from semishared.store import dir_diffs, dir_epochs, marker, stock_layout, writers
+from semishared.model.disk import commit_steps as c
+from semishared.model.store import datastore_steps as d
+from semishared.model.store import image_steps as i
+from semishared.model.store.access import Access
+from semishared.store import writers
+from semishared.store.dir import diffs, epochs, marker, stock_layout
 from tools.world import World
 
 NAME, STORE_ID = "0123456789abcdef" * 2, "a" * 32
@@ -142,8 +143,8 @@ class Site:
             "marker": lambda: marker.read(store),
             "doctor's marker": lambda: preflight.marker(store),
             "stock layout": lambda: stock_layout.is_layered(image.source, "qcow2"),
-            "epochs": lambda: dir_epochs.read(image, 9),
-            "owner": lambda: dir_diffs.DirDiffs().owner(image),
+            "epochs": lambda: epochs.read(image, 9),
+            "owner": lambda: diffs.DirDiffs().owner(image),
             "setup": lambda: stores._is_there(image.source),
             "fence": lambda: writers.of_disk(image.source),
             "fence of a clone": lambda: writers.of_disk(self.on_store),

@@ -17,12 +17,12 @@ import pytest
 
 from semishared.config import Config
 from semishared.errors import DeviceMissing, SemisharedError
-from semishared.host import host_probe
+from semishared.host import probe
 from semishared.model import steps as s
-from semishared.model import steps_base as b
-from semishared.model import steps_device as d
-from semishared.model.steps_base import EvictBase
-from semishared.model.steps_commit import CreateDiff
+from semishared.model.base import steps as base_steps
+from semishared.model.base.steps import EvictBase
+from semishared.model.device import steps as device_steps
+from semishared.model.disk.commit_steps import CreateDiff
 from semishared.vmm import records as vmm_records
 from semishared.wire.session import Session
 from tools.test_pool import Pool, carry, device_of
@@ -37,7 +37,7 @@ def uuid_of(root: Path, path: str) -> str:
     )
 
 
-def apart(world: World, pool: Pool) -> "tuple[s.ImageRef, str]":
+def apart(world: World, pool: Pool) -> tuple[s.ImageRef, str]:
     """Make a disk of VM 5 over a base on another device; return the image, and on which device the base
     lies.
     """
@@ -56,7 +56,7 @@ def apart(world: World, pool: Pool) -> "tuple[s.ImageRef, str]":
     return image, lost
 
 
-def about_to_boot(world: World, vm: int = 5) -> "list[str]":
+def about_to_boot(world: World, vm: int = 5) -> list[str]:
     """Do what `tm/context` does before each boot; return the warnings."""
     with Session("localhost", "context", Config()) as session:
         session.run([s.PrepareVm(vm, world.disk(vm).vm_dir), s.ReplaceLostBases(vm, world.disk(vm).vm_dir)])
@@ -140,7 +140,7 @@ def test_replacing_a_lost_base_killed_at_every_point_and_done_again(
 
 def writing(
     world: World, image: s.ImageRef, overlay: s.DiskRef, outside: s.DiskRef
-) -> "dict[str, Callable[[], object]]":
+) -> dict[str, Callable[[], object]]:
     """Return what writes, of disks that are on the pool and outside, and would on devices."""
     root, other = str(world.root), world.image("other", size=4 * MiB, pattern=0x44)._replace(id=8)
     backup, links = f"{overlay.vm_dir}/backup", list((world.root / "devices").glob("*-*[!n]"))
@@ -158,7 +158,7 @@ def writing(
         ),
         "stage": lambda: world.on(s.StageBase(root, other)),
         "session": lambda: world.on(
-            b.FetchBases(root, (b.Part(known),), (), "rest", "", "none", 0, 0, (), ())
+            base_steps.FetchBases(root, (base_steps.Part(known),), (), "rest", "", "none", 0, 0, (), ())
         ),
         "move in": lambda: carry(outside.vm_dir, target, outside.vm, (outside.disk,)),
         "other datastore": lambda: world.on(
@@ -173,7 +173,7 @@ def writing(
             s.BackUp(overlay.vm, overlay.vm_dir, backup, (str(overlay.disk),), "", "NONE", "<VM/>")
         ),
         "label": lambda: world.on(
-            d.SetDevices(root, tuple(os.path.dirname(os.readlink(link)) for link in links))
+            device_steps.SetDevices(root, tuple(os.path.dirname(os.readlink(link)) for link in links))
         ),
     }
 
@@ -288,7 +288,7 @@ def test_a_dying_device_takes_nothing_new_and_holds_nobody_else_up(
         qemu_io(world.disk(number).path, "qcow2", "write -P 0x32 1M 64k")
     wrong = "broken: Input/output error" if how in ("fail", "shut_down") else "read-only"
     assert disks.rows()[dying]["state"] == wrong and disks.rows()[other]["state"] == ""
-    assert f"device {dying} is {wrong}" in host_probe.report(str(world.location))
+    assert f"device {dying} is {wrong}" in probe.report(str(world.location))
     with pytest.raises(
         DeviceMissing, match=f"the layers of disk.1: on the device {dying} of .*, which is {wrong}"
     ):
@@ -296,7 +296,7 @@ def test_a_dying_device_takes_nothing_new_and_holds_nobody_else_up(
     for number in (6, 7):
         can_boot(world, number)
     # What looks at all of a host, and at other VMs than those of the device.
-    world.on(b.ListBases(str(world.root)), b.ReportDisks(str(world.location), (101, 103)))
+    world.on(base_steps.ListBases(str(world.root)), base_steps.ReportDisks(str(world.location), (101, 103)))
     world.on(s.LookAround(str(world.location), (101, 103), (), False))
     carry(world.disk(6).vm_dir, str(world.location / "103" / "6"), 6, (1,))
     qemu_io(f"{world.location}/103/6/disk.1", "qcow2", "read -P 0x32 1M 64k")

@@ -18,9 +18,9 @@ import pytest
 from lab.oned import ActionFailed
 from semishared.errors import OtherStore, StoreAbsent
 from semishared.model.refs import ImageRef
-from semishared.model.stores import Access
-from semishared.store import marker
-from semishared.store.dir_store import DirStore
+from semishared.model.store.access import Access
+from semishared.store.dir import marker
+from semishared.store.dir.store import DirStore
 from tools.oned_site import HERE, STORE, SYSTEM, ActionSite
 
 A, B = "a" * 32, "b" * 32
@@ -58,7 +58,7 @@ def mark(site: ActionSite, store: str = A, said: str = A) -> None:
     site.oned.datastore_update(STORE, {"SEMISHARED_STORE": said})
 
 
-def everything(directory: Path) -> "list[str]":
+def everything(directory: Path) -> list[str]:
     return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
 
 

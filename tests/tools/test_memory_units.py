@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from semishared.host import watching
+from semishared.host import watch
 
-INSTALL = Path(watching.__file__).parents[1] / "install"
+INSTALL = Path(watch.__file__).parents[1] / "install"
 SCRIPT, WATCH = "semishared-ram.sh", "semishared-ram-watch.service"
 MACHINE = """
 set -eu

@@ -12,18 +12,19 @@ from pathlib import Path
 import pytest
 
 from semishared.config import Config
-from semishared.disk import kept, overtaken
+from semishared.disk import epoch_check, retained_diffs
 from semishared.errors import StaleDirectory
 from semishared.front import action as front
-from semishared.model import layout, layout_store
 from semishared.model import steps as s
+from semishared.model.disk import names as disk_names
+from semishared.model.disk.place import IN_PLACE, OVERLAY
+from semishared.model.disk.record import Record
 from semishared.model.exchange import On, Plan
-from semishared.model.place import IN_PLACE, OVERLAY
-from semishared.model.record import Record
 from semishared.model.refs import ImageRef
-from semishared.model.stores import Access
+from semishared.model.store import dir_names
+from semishared.model.store.access import Access
 from semishared.opennebula.report import Report
-from semishared.store import dir_epochs
+from semishared.store.dir import epochs as dir_epochs
 from semishared.wire.session import Session
 from tools.slow_disk import SlowDisk
 from tools.test_commit import active, attach
@@ -42,49 +43,51 @@ def made(store: Path, directory: Path) -> tuple[str, ImageRef]:
     (store / ".semishared").mkdir(parents=True)
     (directory / ".semishared").mkdir(parents=True)
     of = ImageRef(100, 5, "raw", f"{store}/{'a' * 32}", "ab" * 16, Access(cloud=CLOUD))
-    Path(layout.history_note(str(directory))).write_text(json.dumps({"version": 1, "seq": 3}))
+    Path(disk_names.history_note(str(directory))).write_text(json.dumps({"version": 1, "seq": 3}))
     for number, place in ((0, IN_PLACE), (1, OVERLAY)):
         record = Record(number, place, "raw", f"{directory}/disk.{number}", image=of)
-        Path(layout.record(str(directory), number)).write_text(json.dumps(record.to_data()))
+        Path(disk_names.record(str(directory), number)).write_text(json.dumps(record.to_data()))
     return str(directory), of
 
 
 def test_a_directory_that_is_older_than_its_vms_epoch_is_refused(stay: tuple[str, ImageRef]) -> None:
     directory, of = stay
-    assert overtaken.check(7, directory) == ""
+    assert epoch_check.check(7, directory) == ""
     for epoch in (2, 3):
         dir_epochs.note(of, 7, epoch)
-        assert overtaken.check(7, directory) == ""
+        assert epoch_check.check(7, directory) == ""
     dir_epochs.note(of, 8, 9)
     dir_epochs.note(of._replace(access=Access(cloud="d" * 32)), 7, 9)
-    assert overtaken.check(7, directory) == "", "another VM's, another cloud's"
+    assert epoch_check.check(7, directory) == "", "another VM's, another cloud's"
     dir_epochs.note(of, 7, 4)
     with pytest.raises(StaleDirectory, match="SEQ 3 .* SEQ 4"):
-        overtaken.check(7, directory)
-    Path(layout.history_note(directory)).write_text("{")
+        epoch_check.check(7, directory)
+    Path(disk_names.history_note(directory)).write_text("{")
     with pytest.raises(StaleDirectory):
-        overtaken.check(7, directory)
+        epoch_check.check(7, directory)
 
 
 def test_a_record_that_nobody_understands_hides_no_other(stay: tuple[str, ImageRef]) -> None:
     directory, of = stay
     dir_epochs.note(of, 7, 4)
-    Path(layout.record(directory, 0)).write_text("nonsense")
+    Path(disk_names.record(directory, 0)).write_text("nonsense")
     with pytest.raises(StaleDirectory):
-        overtaken.check(7, directory)
-    Path(layout.record(directory, 1)).unlink()
-    assert "cannot be told" in overtaken.check(7, directory) and not overtaken.check(8, f"{directory}-none")
+        epoch_check.check(7, directory)
+    Path(disk_names.record(directory, 1)).unlink()
+    assert "cannot be told" in epoch_check.check(7, directory) and not epoch_check.check(
+        8, f"{directory}-none"
+    )
 
 
 def test_an_epoch_is_a_name_and_earlier_ones_go(stay: tuple[str, ImageRef]) -> None:
     _, of = stay
     for epoch in (4, 11, 9):
         dir_epochs.note(of, 7, epoch)
-    names = [path.name for path in Path(of.root, layout_store.epochs()).iterdir()]
+    names = [path.name for path in Path(of.root, dir_names.epochs()).iterdir()]
     assert names == [f"7-11-{CLOUD}"] and dir_epochs.read(of, 7) == 11
-    assert layout_store.epoch_named(names[0]) == (7, 11, CLOUD)
-    assert layout_store.epoch_named("7-11") == (7, 11, "")
-    assert not layout_store.epoch_named("7") and not layout_store.epoch_named(".staged-7-1")
+    assert dir_names.epoch_named(names[0]) == (7, 11, CLOUD)
+    assert dir_names.epoch_named("7-11") == (7, 11, "")
+    assert not dir_names.epoch_named("7") and not dir_names.epoch_named(".staged-7-1")
 
 
 def test_a_store_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
@@ -94,10 +97,10 @@ def test_a_store_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
         dir_epochs.note(of, 7, 4)
         disk.forget_cached()
         disk.hang()
-        assert "does not answer" in overtaken.check(7, directory)
+        assert "does not answer" in epoch_check.check(7, directory)
         disk.go_on()
         with pytest.raises(StaleDirectory):
-            overtaken.check(7, directory)
+            epoch_check.check(7, directory)
     finally:
         disk.end()
 
@@ -147,7 +150,7 @@ def test_what_cannot_be_told_of_a_directory_is_in_the_log(
 ) -> None:
     """As deploy says it, and goes on."""
     steps = taking(world)
-    epochs = f"{world.store}/{layout_store.epochs()}"
+    epochs = f"{world.store}/{dir_names.epochs()}"
     os.symlink(os.path.basename(epochs), epochs)  # cannot be listed
     with Session("localhost", "test", Config()) as session:
         session.run([steps["cpds"]])
@@ -182,7 +185,7 @@ def test_what_waits_in_a_directory_of_which_nothing_is_known_is_kept(world: Worl
         world.store.rename(world.top / "elsewhere")
         world.store.mkdir()
     else:
-        Path(layout.record(outgoing, 1)).write_bytes(b"")
-    assert kept.keep_set_aside(5, outgoing) != []
+        Path(disk_names.record(outgoing, 1)).write_bytes(b"")
+    assert retained_diffs.keep_set_aside(5, outgoing) != []
     (found,) = [path for path in world.system.rglob("*") if path.is_file() and path.stat().st_ino == inode]
     assert ".kept-5-" in str(found)

@@ -15,14 +15,15 @@ from pathlib import Path
 import pytest
 
 from rot import copied
-from semishared.base import cache, peers
-from semishared.base.ensure import ensure
-from semishared.base.partial import Partial
+from semishared.base import cache
 from semishared.config import Config
 from semishared.errors import BadArguments, HostFailed, HostUnreachable, MissingImage, TransferCorrupt
 from semishared.model import steps as s
-from semishared.model import steps_base as b
-from semishared.model.ranges import ALL, ranges
+from semishared.model.base import steps as base_steps
+from semishared.model.base.ranges import ALL, ranges
+from semishared.stage import peers
+from semishared.stage.ensure import ensure
+from semishared.stage.partial import Partial
 from semishared.tools import compress, extents, locks
 from semishared.wire import packets
 from tools.test_base_care import flip
@@ -32,7 +33,7 @@ IMAGE = 256 * MiB
 
 
 @pytest.fixture(scope="module")
-def staged(tmp_path_factory: pytest.TempPathFactory) -> "tuple[World, s.ImageRef]":
+def staged(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, s.ImageRef]:
     """An image with 31 MiB of data in pieces, and a machine where it is staged."""
     world = World(tmp_path_factory.mktemp("staged"))
     found = world.image(size=IMAGE)
@@ -45,7 +46,7 @@ def staged(tmp_path_factory: pytest.TempPathFactory) -> "tuple[World, s.ImageRef
 
 
 @pytest.fixture()
-def image(world: World, staged: "tuple[World, s.ImageRef]") -> s.ImageRef:
+def image(world: World, staged: tuple[World, s.ImageRef]) -> s.ImageRef:
     """The same on a machine of the test's own: what it takes to make and to hash it is spent once."""
     theirs, found = staged
     subprocess.run(["cp", "-a", "--", f"{theirs.location}/.", world.location], check=True)
@@ -55,16 +56,18 @@ def image(world: World, staged: "tuple[World, s.ImageRef]") -> s.ImageRef:
 
 def serve(
     world: World, image: s.ImageRef, wanted: tuple[tuple[int, int], ...] = (), name: str = "none"
-) -> b.ServeBase:
+) -> base_steps.ServeBase:
     base = f"100-7-{image.generation}"
-    return b.ServeBase(str(world.root), base, wanted, packets.Session.new().text, name, 0)
+    return base_steps.ServeBase(str(world.root), base, wanted, packets.Session.new().text, name, 0)
 
 
-def wanted(world: World, *parts: b.Part, sources: tuple[str, ...] = (), store: str = "rest") -> b.FetchBases:
-    return b.FetchBases(str(world.root), parts, sources, store, "", "none", 0, 0, (), ())
+def wanted(
+    world: World, *parts: base_steps.Part, sources: tuple[str, ...] = (), store: str = "rest"
+) -> base_steps.FetchBases:
+    return base_steps.FetchBases(str(world.root), parts, sources, store, "", "none", 0, 0, (), ())
 
 
-def fetch(step: b.ServeBase, target: Partial, skip: bool = False) -> int:
+def fetch(step: base_steps.ServeBase, target: Partial, skip: bool = False) -> int:
     packed: list[int] = []
     peers.fetch("localhost", step, target, Config(), lambda _, size: packed.append(size), lambda host: skip)
     return sum(packed)
@@ -135,19 +138,18 @@ def test_manifest_is_not_sent_to_who_has_it(world: World, image: s.ImageRef, tmp
 def test_peer_is_told_whether_to_send_the_manifest(
     world: World, image: s.ImageRef, tmp_path: Path, knows: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from semishared.base.account import Account, Orders
-    from semishared.base.filling import Filling
-    from semishared.base.targets import Target, Targets
+    from semishared.stage.bases_in_progress import Account, Orders, Target, Targets
+    from semishared.stage.fetch_from_sources import Filling
 
     targets = Targets(lambda target: None)
-    target = Target(str(tmp_path / "else"), b.Part(image, ("localhost",)))
+    target = Target(str(tmp_path / "else"), base_steps.Part(image, ("localhost",)))
     targets.add(target)
     if knows:
         targets.begin((world.bases()[0] / "manifest").read_bytes())
     filling = Filling(
         wanted(world), targets, Account(targets, lambda **_: None), Orders(lambda: None), Config()
     )
-    asked: list[b.ServeBase] = []
+    asked: list[base_steps.ServeBase] = []
     monkeypatch.setattr(peers, "fetch", lambda host, step, *_: asked.append(step))
     with pytest.raises(TransferCorrupt):
         filling._peer("localhost", target)
@@ -304,7 +306,7 @@ def test_receiver_has_it_from_the_peer_and_the_store_is_the_last_resort(
 
     def have(sources: tuple[str, ...], from_store: str) -> dict[str, object]:
         cache.forget(cache.at(str(world.root), base.name))
-        (found,) = world.on(wanted(world, b.Part(image, sources, ALL if from_store == "no" else ())))
+        (found,) = world.on(wanted(world, base_steps.Part(image, sources, ALL if from_store == "no" else ())))
         assert isinstance(found, dict)
         assert extents.copy(str(base / "image"), None, "raw", "test").generation == image.generation
         return found
@@ -314,9 +316,9 @@ def test_receiver_has_it_from_the_peer_and_the_store_is_the_last_resort(
     assert found["sources"] == {"store": {"extents": data, "bytes": data * extents.EXTENT}}
     with pytest.raises(HostUnreachable):
         have((), "no")
-    (again,) = world.on(wanted(world, b.Part(image)))
+    (again,) = world.on(wanted(world, base_steps.Part(image)))
     assert again["sources"] != {}  # type: ignore[index]
-    (there,) = world.on(wanted(world, b.Part(image, ("nowhere",), ALL)))
+    (there,) = world.on(wanted(world, base_steps.Part(image, ("nowhere",), ALL)))
     assert there == {"sources": {}, "troubles": []}
     assert world.leftovers() == []
 
@@ -376,7 +378,7 @@ def test_reception_killed_at_any_step_is_gone_on_with(
     peer.close()
     kept = world.root / "kept"
     os.rename(peer.directory, kept)
-    step = wanted(world, b.Part(image))
+    step = wanted(world, base_steps.Part(image))
     killed = 0
     for kill_at in range(1, 60):
         cache.forget(cache.at(str(world.root), base.name))
@@ -415,9 +417,9 @@ def second(world: World, image: s.ImageRef, name: str, at: int) -> s.ImageRef:
 
 def test_what_another_base_has_is_not_fetched(world: World, image: s.ImageRef) -> None:
     other = second(world, image, "other", 22 * MiB)
-    (found,) = world.on(b.DescribeBase(str(world.root), other))
+    (found,) = world.on(base_steps.DescribeBase(str(world.root), other))
     assert found["lacks"] == [[5, 6]] and found["manifest"]  # type: ignore[index]
-    (found,) = world.on(wanted(world, b.Part(other)))
+    (found,) = world.on(wanted(world, base_steps.Part(other)))
     (old,) = [base for base in world.bases() if base.name.startswith("100-7-")]
     data = len(extents.parse((old / "manifest").read_bytes()).extents)
     sources = found["sources"]  # type: ignore[index]
@@ -436,7 +438,7 @@ def test_what_has_rotted_in_another_base_comes_from_the_store(world: World, imag
     other = second(world, image, "other", 22 * MiB)
     (old,) = world.bases()
     flip(old / "image", 101 * MiB)
-    (found,) = world.on(wanted(world, b.Part(other)))
+    (found,) = world.on(wanted(world, base_steps.Part(other)))
     assert found["sources"]["store"]["extents"] == 2  # type: ignore[index]
     assert ((old / "image").exists(), (old / "damaged").exists()) == (False, True), (
         "no guest is given it any more"
@@ -453,13 +455,14 @@ def test_extents_of_several_bases_come_by_their_hashes(
     world: World, image: s.ImageRef, tmp_path: Path
 ) -> None:
     """A peer that has one base gives what it has of another one."""
-    from semishared.base.account import Account, Orders
-    from semishared.base.filling import Filling
-    from semishared.base.targets import Target, Targets
+    from semishared.stage.bases_in_progress import Account, Orders, Target, Targets
+    from semishared.stage.fetch_from_sources import Filling
 
     other = second(world, image, "other", 22 * MiB)
     targets, root = Targets(lambda target: None), str(tmp_path / "else")
-    step = wanted(world, b.Part(other, (), ALL), b.Part(image, (), ALL), sources=("localhost",))
+    step = wanted(
+        world, base_steps.Part(other, (), ALL), base_steps.Part(image, (), ALL), sources=("localhost",)
+    )
     account = Account(targets, lambda **_: None)
     for part in step.parts:
         targets.add(Target(root, part))
@@ -481,13 +484,12 @@ def test_who_was_left_for_a_faster_source_is_asked_for_the_next_base_all_the_sam
     world: World, tmp_path: Path
 ) -> None:
     """Unlike who was not reached."""
-    from semishared.base.account import Account, Orders
-    from semishared.base.filling import Filling
-    from semishared.base.targets import Target, Targets
+    from semishared.stage.bases_in_progress import Account, Orders, Target, Targets
+    from semishared.stage.fetch_from_sources import Filling
 
     image = world.image()
     image = image._replace(generation=ensure(str(world.root), image, None).base.generation)
-    step, targets = wanted(world, b.Part(image, ("localhost",))), Targets(lambda target: None)
+    step, targets = wanted(world, base_steps.Part(image, ("localhost",))), Targets(lambda target: None)
     target, account = Target(str(tmp_path / "else"), step.parts[0]), Account(targets, lambda **_: None)
     targets.add(target)
     orders = iter([{"skip": "localhost"}])
@@ -506,10 +508,9 @@ def test_who_was_left_for_a_faster_source_is_asked_for_the_next_base_all_the_sam
 def test_peer_that_nobody_knows_is_tried_while_the_store_is_read(
     world: World, tmp_path: Path, holder: str
 ) -> None:
-    from semishared.base import pricing
-    from semishared.base.account import Account, Orders
-    from semishared.base.filling import Filling
-    from semishared.base.targets import Target, Targets
+    from semishared.stage import source_speed
+    from semishared.stage.bases_in_progress import Account, Orders, Target, Targets
+    from semishared.stage.fetch_from_sources import Filling
 
     image, root = world.image(size=IMAGE), str(tmp_path / "else")
     with open(image.source, "r+b") as file:
@@ -520,7 +521,7 @@ def test_peer_that_nobody_knows_is_tried_while_the_store_is_read(
     targets = Targets(lambda target: None)
     account = Account(targets, lambda **_: None)
     # The trial is over before the store is.
-    step = wanted(world, b.Part(image, (holder,)), store="quicker")._replace(store_rate=64 * MiB)
+    step = wanted(world, base_steps.Part(image, (holder,)), store="quicker")._replace(store_rate=64 * MiB)
     target = Target(root, step.parts[0])
     targets.add(target)
     targets.begin(extents.copy(image.source, None, "raw", "test").text())
@@ -528,14 +529,19 @@ def test_peer_that_nobody_knows_is_tried_while_the_store_is_read(
     from_peer = account.sources.get(holder, {}).get("extents", 0)
     assert account.sources["store"]["extents"] + from_peer == IMAGE // extents.EXTENT, "nothing twice"
     if holder == "localhost":
-        assert account.troubles == [] and from_peer >= pricing.LEAST
+        assert account.troubles == [] and from_peer >= source_speed.LEAST
     else:
         assert [line.split(":")[0] for line in account.troubles] == [holder] and from_peer == 0
     assert whole(world, target.partial)
 
 
 def test_step_with_parts_is_the_same_after_its_way_through_json(world: World, image: s.ImageRef) -> None:
-    step = wanted(world, b.Part(image, ("h1",), ((0, 3), (5, 7)), ALL), b.Part(image), sources=("h2", "h3"))
+    step = wanted(
+        world,
+        base_steps.Part(image, ("h1",), ((0, 3), (5, 7)), ALL),
+        base_steps.Part(image),
+        sources=("h2", "h3"),
+    )
     assert s.from_data(json.loads(json.dumps(s.to_data(step)))) == step
     for bad in ({}, {"parts": 7}, {"parts": [7]}, {"parts": [{"image": 1}]}):
         with pytest.raises(BadArguments):

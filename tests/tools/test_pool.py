@@ -21,8 +21,8 @@ from typing import Iterator
 import pytest
 
 import pool_devices
-from semishared.base import devices, placed
 from semishared.config import Config
+from semishared.device import devices, ledger
 from semishared.disk import on_devices, vm_dir
 from semishared.disk.epochs import Planned
 from semishared.errors import (
@@ -35,15 +35,17 @@ from semishared.errors import (
     SemisharedError,
     UnexpectedLink,
 )
-from semishared.host import host_probe
-from semishared.model import layout_devices
+from semishared.host import probe as host_probe
 from semishared.model import steps as s
-from semishared.model import steps_device as d
-from semishared.model.device_class import Want
-from semishared.model.steps_base import DescribeBase, EvictBase, FetchBases, Part
-from semishared.model.steps_commit import CreateDiff, FinishDisk
+from semishared.model.base.steps import DescribeBase, EvictBase, FetchBases, Part
+from semishared.model.device import names as device_names
+from semishared.model.device import steps as device_steps
+from semishared.model.device.classes import Want
+from semishared.model.disk.commit_steps import CreateDiff, FinishDisk
 from semishared.opennebula import args
-from semishared.plan import arrivals, eviction, snapshots
+from semishared.plan.base import eviction
+from semishared.plan.disk import snapshots
+from semishared.plan.vm import checklist
 from semishared.wire.session import Session
 from tools.world import MiB, World, qemu_io
 
@@ -51,7 +53,7 @@ from tools.world import MiB, World, qemu_io
 class Pool:
     """Devices of 1:2:4, each a file system of its own."""
 
-    def __init__(self, world: World, sizes: "tuple[int, ...]" = (64, 128, 256)) -> None:
+    def __init__(self, world: World, sizes: tuple[int, ...] = (64, 128, 256)) -> None:
         self.world = world
         self.paths = [world.top / f"device{number}" for number in range(len(sizes))]
         self.sizes = sizes
@@ -73,21 +75,23 @@ class Pool:
         path.mkdir(exist_ok=True)
         return str(path)
 
-    def set(self, *words: str) -> "dict[str, list[str]]":
-        (answer,) = self.world.on(d.SetDevices(str(self.world.root), words or tuple(map(str, self.paths))))
+    def set(self, *words: str) -> dict[str, list[str]]:
+        (answer,) = self.world.on(
+            device_steps.SetDevices(str(self.world.root), words or tuple(map(str, self.paths)))
+        )
         assert isinstance(answer, dict)
         return answer
 
-    def rows(self) -> "dict[str, dict[str, object]]":
-        (answer,) = self.world.on(d.ListDevices(str(self.world.root)))
+    def rows(self) -> dict[str, dict[str, object]]:
+        (answer,) = self.world.on(device_steps.ListDevices(str(self.world.root)))
         assert isinstance(answer, dict)
         return {str(row["path"]): row for row in answer["devices"]}
 
-    def layers(self) -> "list[str]":
+    def layers(self) -> list[str]:
         """Return the directories of layers on all devices."""
         return sorted(str(found) for path in self.paths for found in path.glob(".semishared/layers/*"))
 
-    def leftovers(self) -> "list[str]":
+    def leftovers(self) -> list[str]:
         return [
             str(found) for path in self.paths for found in path.rglob("*") if ".staged-" in found.name
         ] + self.world.leftovers()
@@ -148,8 +152,8 @@ def carry(
     source_dir: str,
     target_dir: str,
     vm: int,
-    disks: "tuple[int, ...]",
-    wants: "dict[str, object] | None" = None,
+    disks: tuple[int, ...],
+    wants: dict[str, object] | None = None,
 ) -> None:
     """Relay a VM directory as `tm/mv` does, each end with its own session; `wants`: of devices there."""
     with Session("localhost", "mv", Config()) as source, Session("localhost", "mv", Config()) as target:
@@ -168,7 +172,7 @@ def carry(
         assert source.run([s.ReleaseVm(vm, source_dir, "", str(first["seen"]))]) == [{"kept": ""}]
 
 
-def prepared(world: World) -> "tuple[str, str]":
+def prepared(world: World) -> tuple[str, str]:
     """Make VM 5 with two overlays, one of them with a snapshot, a disk in place and a volatile one; return
     where it is and goes.
     """
@@ -330,7 +334,7 @@ def test_the_hosts_monitoring_tells_of_its_pool(world: World, pool: Pool) -> Non
 PROBE = Path(__file__).resolve().parents[2] / "im/semishared"
 
 
-def probe(location: Path) -> "list[str]":
+def probe(location: Path) -> list[str]:
     """Run the probe as OpenNebula's monitoring does; return the lines that it prints, and are of capacity."""
     told = f"<OPENNEBULA><DATASTORE_LOCATION>{location}</DATASTORE_LOCATION></OPENNEBULA>".encode()
     at = PROBE.parents[1]
@@ -405,7 +409,7 @@ def test_a_device_whose_label_only_somebody_else_may_write_is_not_read_only(worl
     rows = pool.rows()
     uuid = str(rows[str(pool.paths[0])]["uuid"])
     (pool.paths[0] / ".semishared" / "device.json").chmod(0o444)
-    code = "import sys; from semishared.base import device_state; print(device_state.state(*sys.argv[1:]))"
+    code = "import sys; from semishared.device import offline; print(offline.state(*sys.argv[1:]))"
     words = ["setpriv", "--bounding-set=-dac_override", "/usr/bin/python3", "-c", code, str(world.root), uuid]
     done = subprocess.run(words, stdout=subprocess.PIPE, check=True, cwd=Path(__file__).parents[2] / "lib")
     assert done.stdout == b"\n"
@@ -838,7 +842,7 @@ def test_what_comes_to_no_device_is_to_fit_where_the_directory_is(world: World, 
         "sizes": {"1": 8 * MiB, "2": more},
         "classes": {"2": ["ram"]},
     }
-    asked = arrivals.room(args.VmPlace("h1", vm_dir, 60), seen)
+    asked = checklist.room_for_arrival(args.VmPlace("h1", vm_dir, 60), seen)
     assert (asked.sizes, asked.apart) == ({"1": 8 * MiB}, more)
     with of_size(world.system, "1G"):
         # A checkpoint that is larger than the pool; and a disk that wants memory has a place there, or is
@@ -916,11 +920,11 @@ def test_a_burst_from_one_image_is_spread_over_the_devices(world: World) -> None
         pool.close()
 
 
-def pending(world: World) -> "dict[str, int]":
+def pending(world: World) -> dict[str, int]:
     root = str(world.root)
     return {
         devices.mount(root, uuid): size
-        for uuid, size in placed.pending(root, devices.registered(root)).items()
+        for uuid, size in ledger.pending(root, devices.registered(root)).items()
     }
 
 
@@ -944,14 +948,14 @@ def test_what_is_pending_is_what_is_not_there_yet(world: World, pool: Pool) -> N
     Path(folder, "1").unlink()
     line = file.read_text().splitlines()[-1].split(" ", 1)
     assert abs(time.time() - int(line[0])) < 60
-    file.write_text(f"{int(line[0]) - placed.YOUNG_S} {line[1]}\nno line\n")
+    file.write_text(f"{int(line[0]) - ledger.YOUNG_S} {line[1]}\nno line\n")
     assert pending(world) == {}, "of an hour ago, and what is none"
     for _ in range(1000):
-        placed.note(str(world.root), folder, 4 * MiB)
-    assert pending(world) == {where: MiB} and placed.MOST * 60 < file.stat().st_size < placed.LONG + 200
+        ledger.note(str(world.root), folder, 4 * MiB)
+    assert pending(world) == {where: MiB} and ledger.MOST * 60 < file.stat().st_size < ledger.LONG + 200
     file.unlink()
     file.symlink_to("elsewhere")
-    placed.note(str(world.root), folder, 4 * MiB)
+    ledger.note(str(world.root), folder, 4 * MiB)
     assert not (world.root / "locks" / "elsewhere").exists()
     with pytest.raises(UnexpectedLink):
         pending(world)
@@ -959,7 +963,7 @@ def test_what_is_pending_is_what_is_not_there_yet(world: World, pool: Pool) -> N
 
 def test_no_device_is_to_blame_for_a_vm_directory_that_is_gone(world: World, pool: Pool) -> None:
     pool.set()
-    name = layout_devices.layers_name(5, 1, "0" * 12)
+    name = device_names.layers_name(5, 1, "0" * 12)
     with pytest.raises(FileNotFoundError):
         devices.make(str(world.root), f"{world.disk().path}.snap", "layers", name, "5-1", MiB)
     assert not pool.layers()

@@ -52,7 +52,7 @@ def device(site: ActionSite, path: Path) -> str:
     return os.path.realpath(path).split("/.semishared/")[0]
 
 
-def overlay(site: ActionSite, image: int) -> "tuple[int, Path]":
+def overlay(site: ActionSite, image: int) -> tuple[int, Path]:
     """Return a powered-off VM with an overlay over an image, and its layers."""
     vm = site.vm(image)
     at_rest(site, vm, POWEROFF)
@@ -65,7 +65,7 @@ def overlay(site: ActionSite, image: int) -> "tuple[int, Path]":
     return vm, Path(f"{disk}.snap")
 
 
-def said(capsys: pytest.CaptureFixture[str]) -> "list[dict[str, Any]]":
+def said(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
@@ -258,7 +258,7 @@ def test_a_label_of_before_is_named_and_written_anew(
     ],
 )
 def test_what_cannot_be_meant_is_said_in_a_line(
-    site: ActionSite, capsys: pytest.CaptureFixture[str], words: "list[str]", why: str
+    site: ActionSite, capsys: pytest.CaptureFixture[str], words: list[str], why: str
 ) -> None:
     capsys.readouterr()
     assert main.main(["pool", *words]) == 2

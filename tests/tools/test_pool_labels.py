@@ -15,13 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from semishared.base import device_label, hung, labels
+from semishared.device import hung
+from semishared.device import label as device_label
 from semishared.errors import BadPool, NoSpace, SemisharedError
-from semishared.host import host_probe
-from semishared.model import layout_devices
+from semishared.host import probe
 from semishared.model import steps as s
-from semishared.model import steps_device as d
-from semishared.plan import pool as plan
+from semishared.model.device import names as device_names
+from semishared.model.device import steps as device_steps
+from semishared.plan.device import choose as plan
+from semishared.pool import labels
 from tools.test_pool import Pool, device_of
 from tools.world import MiB, World
 
@@ -30,7 +32,7 @@ def label(path: Path) -> Path:
     return path / ".semishared" / "device.json"
 
 
-def unlinked(world: World) -> "list[str]":
+def unlinked(world: World) -> list[str]:
     (seen,) = world.on(s.LookAround(str(world.location), (101,), (), False))
     assert isinstance(seen, dict)
     return [str(item["path"]) for item in seen["unlinked"]]
@@ -55,26 +57,26 @@ def test_a_device_of_another_host_is_refused_and_nothing_of_it_is_removed(world:
 @pytest.mark.fault(31, "a device of another host that calls itself alike is refused")
 def test_a_device_of_a_host_with_the_same_name_is_refused(world: World, pool: Pool) -> None:
     words = tuple(map(str, pool.paths))
-    world.on(d.SetDevices(str(world.root), words, 5))
+    world.on(device_steps.SetDevices(str(world.root), words, 5))
     said = json.loads(label(pool.paths[0]).read_text())
     note = world.root / "devices" / f"{said['uuid']}.json"
     note.unlink()  # so it is on a host to which the device has come
     with pytest.raises(
         BadPool, match=r"is in the pool of \S+:\S+ \(host 5 in OpenNebula\): take it out there"
     ):
-        world.on(d.SetDevices(str(world.root), words, 6))
+        world.on(device_steps.SetDevices(str(world.root), words, 6))
     assert not note.exists() and json.loads(label(pool.paths[0]).read_text()) == said
-    world.on(d.SetDevices(str(world.root), words, 5))
+    world.on(device_steps.SetDevices(str(world.root), words, 5))
     assert pool.rows()[str(pool.paths[0])]["state"] == "", "its own, when its notes were lost"
 
 
 @pytest.mark.fault(31, "a host that was renamed keeps the devices that it has noted")
 def test_a_renamed_host_keeps_its_devices(world: World, pool: Pool) -> None:
-    world.on(d.SetDevices(str(world.root), tuple(map(str, pool.paths)), 5))
+    world.on(device_steps.SetDevices(str(world.root), tuple(map(str, pool.paths)), 5))
     said = json.loads(label(pool.paths[0]).read_text())
     label(pool.paths[0]).write_text(json.dumps({**said, "host": "before:/ds"}))
     assert pool.rows()[str(pool.paths[0])]["state"] == ""
-    world.on(d.SetDevices(str(world.root), tuple(map(str, pool.paths)), 5))
+    world.on(device_steps.SetDevices(str(world.root), tuple(map(str, pool.paths)), 5))
     now = json.loads(label(pool.paths[0]).read_text())
     assert (now["owner"], now["host"], now["host_id"]) == (said["owner"], said["host"], 5)
 
@@ -88,7 +90,7 @@ def test_a_label_that_says_no_id_is_its_hosts_and_says_one_from_then_on(
     assert "host_id" not in said
     if lost:
         (world.root / "devices" / f"{said['uuid']}.json").unlink()
-    world.on(d.SetDevices(str(world.root), tuple(map(str, pool.paths)), 5))
+    world.on(device_steps.SetDevices(str(world.root), tuple(map(str, pool.paths)), 5))
     now = json.loads(label(pool.paths[0]).read_text())
     assert (now["host_id"], now["uuid"]) == (5, said["uuid"]) and pool.rows()[str(pool.paths[0])][
         "state"
@@ -97,7 +99,7 @@ def test_a_label_that_says_no_id_is_its_hosts_and_says_one_from_then_on(
 
 @pytest.mark.parametrize("without", [("host_id",), ("host_id", "host", "owner")], ids=["no id", "no owner"])
 def test_a_full_device_keeps_a_label_of_before(
-    world: World, pool: Pool, without: "tuple[str, ...]", monkeypatch: pytest.MonkeyPatch
+    world: World, pool: Pool, without: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool.set()
     side = label(pool.paths[0]).parent
@@ -145,7 +147,7 @@ def test_a_label_with_what_is_no_weight_is_none_and_all_else_goes_on(
     assert row["state"] and [wrong.text for wrong in plan.differences(declared, list(pool.rows().values()))]
     world.clone(world.image(), world.disk())
     assert device_of(f"{world.disk().path}.snap") == str(pool.paths[1])
-    assert "POOL" in host_probe.report(str(world.location))
+    assert "POOL" in probe.report(str(world.location))
     with pytest.raises(BadPool, match="cannot be understood"):
         pool.set(*map(str, pool.paths[:2]))
     broken.write_text(json.dumps({**said, "weight": 999.999}))
@@ -188,12 +190,12 @@ def test_a_device_is_closed_that_is_full_or_away(world: World, pool: Pool) -> No
         while file.write(bytes(MiB)) == MiB:
             pass
         os.write(file.fileno(), bytes(MiB))
-    world.on(d.CloseDevice(str(world.root), uuids[0]))
+    world.on(device_steps.CloseDevice(str(world.root), uuids[0]))
     assert pool.rows()[str(pool.paths[0])]["weight"] == 0
-    layers = layout_devices.Link(uuids[1], "layers", "7-0-0123456789ab")
+    layers = device_names.Link(uuids[1], "layers", "7-0-0123456789ab")
     os.makedirs(pool.paths[1] / ".semishared/layers" / layers.name)
     os.makedirs(world.system / "7")
-    os.symlink(layout_devices.target_of(layers), world.system / "7/disk.0.snap")
+    os.symlink(device_names.target_of(layers), world.system / "7/disk.0.snap")
     subprocess.run(["mount", "--move", str(pool.paths[1]), pool.aside()], check=True)
     others = str(pool.paths[0]), str(pool.paths[2])
     assert pool.set(*others)["closed"] == [str(pool.paths[1])]
@@ -228,7 +230,7 @@ def test_two_subvolumes_of_btrfs_are_one_file_system(world: World, pool: Pool) -
     assert label(pool.paths[1]).stat().st_size > 4096, "not in the metadata: who reads it asks the disk"
 
 
-def mounted(world: World, path: Path, make: "tuple[str, ...]") -> Path:
+def mounted(world: World, path: Path, make: tuple[str, ...]) -> Path:
     """Have a file system of its own instead of a device; return what the kernel says of the disk below it."""
     image = world.top / "disk"
     image.touch()
@@ -254,7 +256,7 @@ def looks_that_read(world: World, path: Path, stat: Path) -> int:
     return found
 
 
-def directly(path: Path) -> "dict[str, object]":
+def directly(path: Path) -> dict[str, object]:
     """Return a label as it is read past the page cache: one or the other, whoever replaces it meanwhile."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     try:
@@ -272,7 +274,7 @@ def directly(path: Path) -> "dict[str, object]":
     ids=["btrfs", "ext4"],
 )
 def test_a_label_of_before_is_found_and_written_anew_so_that_looks_ask_the_disk(
-    world: World, pool: Pool, make: "tuple[str, ...]", monkeypatch: pytest.MonkeyPatch
+    world: World, pool: Pool, make: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = pool.paths[0]
     stat = mounted(world, path, make)
@@ -290,7 +292,7 @@ def test_a_label_of_before_is_found_and_written_anew_so_that_looks_ask_the_disk(
 
     age()
     assert pool.rows()[str(path)]["is_old"] and looks_that_read(world, path, stat) == 0
-    seen: "set[int]" = set()
+    seen: set[int] = set()
     is_over = threading.Event()
 
     def read() -> None:

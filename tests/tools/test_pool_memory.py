@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from semishared.base import devices, overcommitted
-from semishared.disk import in_memory, moved_layers, moved_live, records
+from semishared.device import devices
+from semishared.disk import device_move, in_memory, records
 from semishared.errors import (
     BadPool,
     CannotMove,
@@ -23,11 +23,12 @@ from semishared.errors import (
     NoDeviceOfClass,
     SemisharedError,
 )
-from semishared.guest import active_layer, domain, waiting
-from semishared.host import host_probe, watching
-from semishared.model import layout_devices
+from semishared.guest import active_layer, domain
+from semishared.host import probe, watch
 from semishared.model import steps as s
-from semishared.model import steps_device as d
+from semishared.model.device import names as device_names
+from semishared.model.device import steps as device_steps
+from semishared.pool import memory as pool_memory
 from semishared.tools import qemu_img
 from semishared.vmm import records as started
 from tools.test_pool import Pool, device_of
@@ -52,17 +53,17 @@ def memory(pool: Pool) -> str:
 def clone(
     world: World,
     disk: s.DiskRef,
-    classes: "tuple[str, ...]" = ("ram",),
+    classes: tuple[str, ...] = ("ram",),
     size: int = SIZE,
-    image: "s.ImageRef | None" = None,
+    image: s.ImageRef | None = None,
 ) -> None:
     """Clone as `tm/clone` plans it for an image with SEMISHARED_CLASS, of which oned says that it is of
     `size`.
     """
     image = image or s.ImageRef(100, 7, "raw", str(world.store / "image"))
     image = image if os.path.exists(image.source) else world.image()
-    world.on(s.PrepareVm(disk.vm, disk.vm_dir), d.PlaceLayers(disk, classes, size, size // 10))
-    world.on(*world.cloning(image, disk), d.NoteClasses(disk, classes))
+    world.on(s.PrepareVm(disk.vm, disk.vm_dir), device_steps.PlaceLayers(disk, classes, size, size // 10))
+    world.on(*world.cloning(image, disk), device_steps.NoteClasses(disk, classes))
 
 
 def where(disk: s.DiskRef) -> str:
@@ -139,7 +140,7 @@ def test_memory_that_is_drained_has_room_for_the_layer_of_a_disk_that_leaves_it(
     for number in range(2):
         clone(world, world.disk(5, number))
     folders = [f"{world.disk(5, number).path}.snap" for number in range(2)]
-    world.on(d.CloseDevice(str(world.root), str(pool.rows()[memory(pool)]["uuid"])))
+    world.on(device_steps.CloseDevice(str(world.root), str(pool.rows()[memory(pool)]["uuid"])))
     with in_memory.another_layer(folders[0]):
         assert promised(pool) == 3 * SIZE
         with pytest.raises(MemoryPromised):
@@ -185,11 +186,11 @@ def test_a_pool_of_memory_alone_leaves_all_else_where_it_would_be_without_one(wo
                 base.is_symlink() for base in world.bases()
             )
             assert os.path.islink(f"{world.disk().path}.snap") == memory_is_there
-            told = host_probe.report(str(world.location))
+            told = probe.report(str(world.location))
             assert (
                 ("RAM_TOTAL_MB" in told) == memory_is_there
                 and "POOL" not in told
-                and host_probe.capacity(str(world.location)) == []
+                and probe.capacity(str(world.location)) == []
             )
             world.on(s.RemoveVm(5, world.disk().vm_dir), s.RemoveVm(6, world.disk(6).vm_dir))
     finally:
@@ -198,16 +199,16 @@ def test_a_pool_of_memory_alone_leaves_all_else_where_it_would_be_without_one(wo
 
 def test_memory_is_nothing_to_which_the_last_device_could_be_drained(world: World, pool: Pool) -> None:
     root, uuids = str(world.root), [str(pool.rows()[str(path)]["uuid"]) for path in pool.paths]
-    world.on(d.CloseDevice(root, uuids[0]))
+    world.on(device_steps.CloseDevice(root, uuids[0]))
     with pytest.raises(
         BadPool,
         match=f"{pool.paths[1]} on .* cannot be drained: no other device of its pool takes what is "
         f"not for memory",
     ):
-        world.on(d.CloseDevice(root, uuids[1]))
+        world.on(device_steps.CloseDevice(root, uuids[1]))
     world.clone(world.image(), world.disk())
     assert where(world.disk()) == str(pool.paths[1])
-    world.on(d.CloseDevice(root, uuids[2]))
+    world.on(device_steps.CloseDevice(root, uuids[2]))
     assert [row["weight"] for row in pool.rows().values()].count(0) == 2
 
 
@@ -216,7 +217,7 @@ def test_memory_that_is_all_of_a_pool_can_be_drained(world: World) -> None:
     try:
         alone.set(f"{alone.paths[0]}=ram")
         clone(world, world.disk(), ("ram", "any"))
-        world.on(d.CloseDevice(str(world.root), str(alone.rows()[str(alone.paths[0])]["uuid"])))
+        world.on(device_steps.CloseDevice(str(world.root), str(alone.rows()[str(alone.paths[0])]["uuid"])))
         clone(world, world.disk(6), ("ram", "any"))
         assert os.path.islink(f"{world.disk().path}.snap") and not os.path.islink(
             f"{world.disk(6).path}.snap"
@@ -228,7 +229,7 @@ def test_memory_that_is_all_of_a_pool_can_be_drained(world: World) -> None:
 # -- moves ------------------------------------------------------------------------------------------
 
 
-def moved(world: World, vm: int, want: "dict[str, object]") -> s.DiskRef:
+def moved(world: World, vm: int, want: dict[str, object]) -> s.DiskRef:
     """Move a VM to the other datastore as `tm/mv` does between two hosts, which this machine is both of."""
     source, target = world.disk(vm), world.disk(vm, system=103)
     carried(source.vm_dir, target.vm_dir, vm, (1,), {"1": want})
@@ -300,7 +301,10 @@ def test_memory_that_was_drained_takes_nothing_after_a_restart_until_it_is_added
         pool.paths[2] / ".semishared" / "device.json",
         (*map(str, pool.paths[:2]), f"{memory(pool)}=ram"),
     )
-    label, close = file.read_bytes(), d.CloseDevice(str(world.root), str(pool.rows()[memory(pool)]["uuid"]))
+    label, close = (
+        file.read_bytes(),
+        device_steps.CloseDevice(str(world.root), str(pool.rows()[memory(pool)]["uuid"])),
+    )
     for number in range(1, 30):
         monkeypatch.setenv("SEMISHARED_KILL_AT", str(number))
         with contextlib.suppress(SemisharedError):
@@ -334,7 +338,7 @@ def test_before_memory_is_mounted_again_it_is_a_device_that_is_not_there(world: 
 
 def test_the_hosts_monitoring_tells_of_its_memory_apart(world: World, pool: Pool) -> None:
     clone(world, world.disk())
-    told = dict(re.findall(r'([A-Z_]+) = "([^"]*)"', host_probe.report(str(world.location))))
+    told = dict(re.findall(r'([A-Z_]+) = "([^"]*)"', probe.report(str(world.location))))
     assert (told["POOL"], told["POOL_TOTAL_MB"]) == ("2", "192"), "none of it is capacity of the datastore"
     assert (told["RAM_TOTAL_MB"], told["RAM_LARGEST_MB"]) == ("256", "179")
     assert int(told["RAM_RESERVED_KB"]) == (256 + 16 + 64) * 1024
@@ -350,27 +354,25 @@ def test_memory_that_was_promised_more_than_once_is_watched_while_it_is_drained(
         assert where(world.disk(5, number)) == memory(pool)
     unwatched = f"memory {memory(pool)} is promised more than once and not watched"
     root, uuid = str(world.root), str(pool.rows()[memory(pool)]["uuid"])
-    assert host_probe.unwatched(root) == [unwatched]
-    world.on(d.CloseDevice(root, uuid))
-    assert [device.uuid for device in overcommitted.present(root)] == [uuid] and host_probe.unwatched(
-        root
-    ) == [unwatched]
+    assert probe.unwatched(root) == [unwatched]
+    world.on(device_steps.CloseDevice(root, uuid))
+    assert [device.uuid for device in pool_memory.present(root)] == [uuid] and probe.unwatched(root) == [
+        unwatched
+    ]
     disk, link = world.disk(5, 0), devices.link_of(f"{world.disk(5, 0).path}.snap")
     assert link
-    step = d.MoveLayers(disk, "one-5", link.name, str(pool.rows()[words[0]]["uuid"]), 0)
+    step = device_steps.MoveLayers(disk, "one-5", link.name, str(pool.rows()[words[0]]["uuid"]), 0)
     # There is no such guest: that is asked last.
     with pytest.raises(SemisharedError, match="one-5|libvirt"):
-        moved_live._check(step, root, link, link._replace(uuid=step.target))
+        device_move._check(step, root, link, link._replace(uuid=step.target))
     Path(memory(pool), "full").write_bytes(bytes(210 * MiB))
-    (device,) = overcommitted.present(root)
-    (move, *_) = overcommitted.leaving(root, uuid, moved_layers.held(d.ListHeld(root)), {})
-    assert overcommitted.is_due(device) and move.target in {str(pool.rows()[word]["uuid"]) for word in words}
+    (device,) = pool_memory.present(root)
+    (move, *_) = pool_memory.leaving(root, uuid, device_move.held(device_steps.ListHeld(root)), {})
+    assert pool_memory.is_due(device) and move.target in {str(pool.rows()[word]["uuid"]) for word in words}
     world.on(s.RemoveDisk(world.disk(5, FIT), ""))
-    assert overcommitted.present(root) == [] and [device.uuid for device in overcommitted.memory(root)] == [
-        uuid
-    ]
+    assert pool_memory.present(root) == [] and [device.uuid for device in pool_memory.memory(root)] == [uuid]
     with pytest.raises(CannotMove, match="in memory that is promised once"):
-        moved_live._check(step, root, link, link._replace(uuid=step.target))
+        device_move._check(step, root, link, link._replace(uuid=step.target))
 
 
 def test_a_device_with_disks_does_not_become_memory_nor_memory_a_device(world: World, pool: Pool) -> None:
@@ -447,7 +449,7 @@ def layering(world: World, number: int) -> None:
 
 @pytest.mark.parametrize("act", [cloning, layering])
 def test_killed_at_every_point_and_done_again(
-    world: World, pool: Pool, act: "object", monkeypatch: pytest.MonkeyPatch
+    world: World, pool: Pool, act: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace = world.top / "trace"
     assert callable(act)
@@ -525,8 +527,10 @@ class Waiting:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
         self.state, self.path = "paused", path
         monkeypatch.setattr(domain, "state", lambda _: self.state)
-        monkeypatch.setattr(waiting, "failed", lambda _: {"vdb": False} if self.state == "paused" else {})
-        monkeypatch.setattr(waiting, "go_on", lambda _: setattr(self, "state", "running"))
+        monkeypatch.setattr(
+            domain, "failed_disks", lambda _: {"vdb": False} if self.state == "paused" else {}
+        )
+        monkeypatch.setattr(domain, "resume_after_error", lambda _: setattr(self, "state", "running"))
         monkeypatch.setattr(active_layer, "opened", lambda *_: {os.path.realpath(self.path): "vdb"})
 
 
@@ -537,24 +541,24 @@ def test_a_guest_goes_on_though_who_knew_why_it_stands_still_was_killed(
     disk, root = world.disk(), str(world.root)
     clone(world, disk, ("ram", "any"))
     guest, folder = Waiting(monkeypatch, disk.path), f"{disk.path}.snap"
-    place = layout_devices.Link(
-        str(pool.rows()[str(pool.paths[0])]["uuid"]), "layers", layout_devices.layers_name(5, 1, "0" * 12)
+    place = device_names.Link(
+        str(pool.rows()[str(pool.paths[0])]["uuid"]), "layers", device_names.layers_name(5, 1, "0" * 12)
     )
-    elsewhere = layout_devices.directory(root, place)
+    elsewhere = device_names.directory(root, place)
     # As in a move under the guest: noted, copied, and switched.
-    moved_live.note_leaving(disk.vm_dir, 1, place)
-    assert not moved_live.has_left(disk.vm_dir, 1), "it has not, yet"
+    device_move.note_leaving(disk.vm_dir, 1, place)
+    assert not device_move.has_left(disk.vm_dir, 1), "it has not, yet"
     os.makedirs(elsewhere)
     subprocess.run(["cp", "-a", "--sparse=always", f"{folder}/.", elsewhere], check=True)
     os.unlink(folder)
-    os.symlink(layout_devices.target_of(place), folder)
-    assert watching.Round(root, 0).carry_out() and guest.state == "running"
-    assert not os.path.exists(layout_devices.left_note(disk.vm_dir, 1))
+    os.symlink(device_names.target_of(place), folder)
+    assert watch.Round(root, 0).carry_out() and guest.state == "running"
+    assert not os.path.exists(device_names.left_note(disk.vm_dir, 1))
     guest.state = "paused"
-    assert not watching.Round(root, 0).carry_out() and guest.state == "paused", "that is another error"
+    assert not watch.Round(root, 0).carry_out() and guest.state == "paused", "that is another error"
     # One that has run in between is none of it either.
-    moved_live.note_leaving(disk.vm_dir, 1, place)
+    device_move.note_leaving(disk.vm_dir, 1, place)
     guest.state = "running"
-    watching.Round(root, 0).carry_out()
+    watch.Round(root, 0).carry_out()
     guest.state = "paused"
-    assert not watching.Round(root, 0).carry_out() and guest.state == "paused"
+    assert not watch.Round(root, 0).carry_out() and guest.state == "paused"

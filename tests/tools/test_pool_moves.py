@@ -17,9 +17,9 @@ import pytest
 from semishared.config import Config
 from semishared.errors import BadPool, SemisharedError
 from semishared.model import steps as s
-from semishared.model import steps_device as d
-from semishared.model.steps_base import EvictBase
-from semishared.model.steps_commit import CreateDiff
+from semishared.model.base.steps import EvictBase
+from semishared.model.device import steps as device_steps
+from semishared.model.disk.commit_steps import CreateDiff
 from semishared.tools import qemu_img
 from semishared.wire.session import Session
 from tools.test_pool import Pool, carry, check_content, device_of, of_its_own, prepared
@@ -32,13 +32,13 @@ def pool(pool: Pool) -> Pool:
     return pool
 
 
-def held(world: World) -> "list[dict[str, Any]]":
-    (answer,) = world.on(d.ListHeld(str(world.root)))
+def held(world: World) -> list[dict[str, Any]]:
+    (answer,) = world.on(device_steps.ListHeld(str(world.root)))
     assert isinstance(answer, dict)
     return list(answer["items"])
 
 
-def of_disk(world: World, vm: int, disk: int) -> "dict[str, Any]":
+def of_disk(world: World, vm: int, disk: int) -> dict[str, Any]:
     (row,) = [row for row in held(world) if (row.get("vm"), row.get("disk")) == (vm, disk)]
     return row
 
@@ -47,7 +47,7 @@ def uuid_of(pool: Pool, path: object) -> str:
     return str(pool.rows()[str(path)]["uuid"])
 
 
-def elsewhere(pool: Pool, path: object) -> "tuple[Path, str]":
+def elsewhere(pool: Pool, path: object) -> tuple[Path, str]:
     """Return another device than that on which a path ends, and its UUID."""
     other = next(device for device in reversed(pool.paths) if str(device) != device_of(path))
     return other, uuid_of(pool, other)
@@ -55,10 +55,12 @@ def elsewhere(pool: Pool, path: object) -> "tuple[Path, str]":
 
 def move_disk(
     world: World, target: str, vm: int = 5, disk: int = 1, *, why: str = "", rate: int = 0
-) -> "dict[str, Any]":
+) -> dict[str, Any]:
     """Move the layers of a disk to a device; oned has the VM as it was, or `why` it has not."""
     row = of_disk(world, vm, disk)
-    step = d.MoveLayers(s.DiskRef(vm, disk, str(row["vm_dir"])), "", str(row["name"]), target, rate)
+    step = device_steps.MoveLayers(
+        s.DiskRef(vm, disk, str(row["vm_dir"])), "", str(row["name"]), target, rate
+    )
     with Session("localhost", "pool", Config()) as session:
         (answer,) = session.run(
             [step], answer=lambda question: {"why": why if question["question"] == "vm" else "?"}
@@ -67,8 +69,8 @@ def move_disk(
     return answer
 
 
-def move_base(world: World, target: str, number: int = 0) -> "dict[str, Any]":
-    (answer,) = world.on(d.MoveBase(str(world.root), world.bases()[number].name, target, 0))
+def move_base(world: World, target: str, number: int = 0) -> dict[str, Any]:
+    (answer,) = world.on(device_steps.MoveBase(str(world.root), world.bases()[number].name, target, 0))
     assert isinstance(answer, dict)
     return answer
 
@@ -97,7 +99,7 @@ def test_layers_go_to_another_device_whole_and_their_paths_stay(world: World, po
         assert found.st_blocks * 512 < MiB, "holes stay holes"
     assert Path(directory, ".semishared/disk.1.json").read_bytes() == record
     assert len(pool.layers()) == 3 and not pool.leftovers()
-    again = d.MoveLayers(s.DiskRef(5, 1, directory), "", "5-1-0123456789ab", target, 0)
+    again = device_steps.MoveLayers(s.DiskRef(5, 1, directory), "", "5-1-0123456789ab", target, 0)
     (refused,) = world.on(again)
     assert isinstance(refused, dict) and refused["id"] == "SS164", (
         "what was planned of another place is not done"
@@ -133,7 +135,8 @@ def test_a_disk_that_is_written_to_while_it_is_copied_stays_where_it_was(world: 
     row = of_disk(world, 5, 1)
     with Session("localhost", "pool", Config()) as session:
         session.begin(
-            [d.MoveLayers(s.DiskRef(5, 1, directory), "", row["name"], target, 1 << 20)], answers=True
+            [device_steps.MoveLayers(s.DiskRef(5, 1, directory), "", row["name"], target, 1 << 20)],
+            answers=True,
         )
         assert session.read() == {"event": "ask", "question": "vm", "vm": 5}
         session.send(answer={})
@@ -170,7 +173,8 @@ def test_a_disk_that_a_guest_has_open_stays_though_oned_has_its_vm_off(
         guest = open_it() if when == "before" else None
         # Some seconds for what is copied in the second case.
         session.begin(
-            [d.MoveLayers(s.DiskRef(5, 1, directory), "", row["name"], target, 8 << 20)], answers=True
+            [device_steps.MoveLayers(s.DiskRef(5, 1, directory), "", row["name"], target, 8 << 20)],
+            answers=True,
         )
         session.read()
         session.send(answer={"why": "", "is_off": True})
@@ -195,7 +199,8 @@ def test_what_oned_begins_ends_a_move_and_is_done(world: World, pool: Pool, what
     row, (_, target) = of_disk(world, 5, 1), elsewhere(pool, f"{directory}/disk.1.snap")
     with Session("localhost", "pool", Config()) as session:
         session.begin(
-            [d.MoveLayers(s.DiskRef(5, 1, directory), "", row["name"], target, 8 << 10)], answers=True
+            [device_steps.MoveLayers(s.DiskRef(5, 1, directory), "", row["name"], target, 8 << 10)],
+            answers=True,
         )
         session.read()
         session.send(answer={})
@@ -305,7 +310,7 @@ def test_a_base_without_leases_goes_and_can_be_evicted_there(world: World, pool:
 def test_a_drained_device_takes_nothing_until_it_is_added_again(world: World, pool: Pool) -> None:
     first = pool.paths[0]
     uuid = uuid_of(pool, first)
-    world.on(d.CloseDevice(str(world.root), uuid))
+    world.on(device_steps.CloseDevice(str(world.root), uuid))
     assert json.loads((world.root / "devices" / f"{uuid}.json").read_text())["weight"] == 0, "a fact on disk"
     for number in range(8):
         world.clone(world.image(), world.disk(6, number))
@@ -320,9 +325,9 @@ def test_a_drained_device_takes_nothing_until_it_is_added_again(world: World, po
 
 def test_the_last_device_that_takes_anything_is_not_drained(world: World, pool: Pool) -> None:
     for path in pool.paths[:2]:
-        world.on(d.CloseDevice(str(world.root), uuid_of(pool, path)))
+        world.on(device_steps.CloseDevice(str(world.root), uuid_of(pool, path)))
     with pytest.raises(BadPool, match="no other device"):
-        world.on(d.CloseDevice(str(world.root), uuid_of(pool, pool.paths[2])))
+        world.on(device_steps.CloseDevice(str(world.root), uuid_of(pool, pool.paths[2])))
     assert pool.rows()[str(pool.paths[2])]["weight"] == 1
 
 
@@ -330,7 +335,9 @@ def test_two_that_move_in_one_pool_are_not_at_work_together(world: World, pool: 
     directory, _ = prepared(world)
     row, (_, target) = of_disk(world, 5, 1), elsewhere(pool, f"{directory}/disk.1.snap")
     with Session("localhost", "pool", Config()) as session:
-        session.begin([d.MoveLayers(s.DiskRef(5, 1, directory), "", row["name"], target, 0)], answers=True)
+        session.begin(
+            [device_steps.MoveLayers(s.DiskRef(5, 1, directory), "", row["name"], target, 0)], answers=True
+        )
         session.read()  # it asks, and waits
         assert move_disk(world, target, 5, 3)["id"] == "SS163"
         (seen,) = world.on(s.LookAround(str(world.location), (101, 103), (), False))
@@ -356,7 +363,7 @@ def act(world: World, pool: Pool, what: str, number: int, target: str) -> None:
     if what == "disk":
         move_disk(world, target, number)
     else:
-        world.on(d.MoveBase(str(world.root), base_of(world, number).name, target, 0))
+        world.on(device_steps.MoveBase(str(world.root), base_of(world, number).name, target, 0))
 
 
 @pytest.mark.parametrize("what", ["disk", "base"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from semishared.errors import ToolFailed, UnsafeImage
-from semishared.store.dir_store import DirDraft
+from semishared.store.dir.store import DirDraft
 from semishared.tools import inspection, qemu_img, run
 from tools.world import MiB, allocated, qemu_io
 

@@ -14,18 +14,31 @@ from typing import Any, Callable, Dict, NamedTuple
 
 import pytest
 
-from semishared.disk import history, overtaken, records, recovery, report, uncommitted, unreadable, vm_dir
+from semishared.disk import (
+    epoch_check,
+    history,
+    records,
+    recovery,
+    report,
+    retained_diffs,
+    unreadable,
+    vm_dir,
+)
 from semishared.errors import SemisharedError
-from semishared.guest import active_layer, rest
-from semishared.model import layout, layout_delta, layout_share, layout_store
+from semishared.guest import active_layer, freeze
 from semishared.model import steps as s
-from semishared.model.place import DIFF
-from semishared.model.record import Record
-from semishared.model.shares import Share, Tree
-from semishared.model.steps_base import ReportDisks
+from semishared.model.base.steps import ReportDisks
+from semishared.model.disk import names as disk_names
+from semishared.model.disk.place import DIFF
+from semishared.model.disk.record import Record
+from semishared.model.share import names as share_names
+from semishared.model.share.share import Share, Tree
+from semishared.model.store import dir_names
 from semishared.share import life
-from semishared.store import dir_epochs, dir_image, dir_journal, marker
-from semishared.store.dir_image import Stored
+from semishared.store.dir import epochs as dir_epochs
+from semishared.store.dir import image as dir_image
+from semishared.store.dir import journal, marker
+from semishared.store.dir.image import Stored
 from semishared.tools import files, layers, locks
 from semishared.vmm import records as at_start
 from tools.unreadable import dead, eio
@@ -60,95 +73,100 @@ def made(world: World) -> Dict[str, Reader]:
     image = s.ImageRef(100, 7, "raw", f"{world.store}/image")
     disk, own = world.disk(), world.disk().vm_dir
     stored, tree = Stored(image.source), Tree("plain", str(world.top / "shares"), ID)
-    side, folder, system = Path(stored.side), Path(layout.layers(disk.path)), world.system
-    record = Record(1, DIFF, "qcow2", layout.layer(disk.path, 1), image=image._replace(generation="ab" * 16))
-    pulled = Path(layout.layers(stored.clone(5, 1)))
-    for directory in (side, folder, pulled, Path(layout.records(own))):
+    side, folder, system = Path(stored.side), Path(disk_names.layers(disk.path)), world.system
+    record = Record(
+        1, DIFF, "qcow2", disk_names.layer(disk.path, 1), image=image._replace(generation="ab" * 16)
+    )
+    pulled = Path(disk_names.layers(stored.clone(5, 1)))
+    for directory in (side, folder, pulled, Path(disk_names.records(own))):
         directory.mkdir(parents=True)
     make_image(folder / "1", "qcow2", MiB)
-    os.symlink(layout.layer("disk.1", 1), disk.path)
-    epochs = Path(f"{world.store}/{layout_store.epochs()}")
+    os.symlink(disk_names.layer("disk.1", 1), disk.path)
+    epochs = Path(f"{world.store}/{dir_names.epochs()}")
     put(Path(marker.path_in(str(world.store))), {"version": 1, "id": ID})
     job = {"version": 1, "run": "7"}
     of_share = {"version": 1, "source": f"{tree.root}/share-7", "share": Share(7, 3, 1, 16 * MiB).to_data()}
     of: Dict[str, Reader] = {
         "a disk's record": Reader(
-            put(Path(layout.record(own, 1)), record.to_data()), lambda: records.as_found(own, 1), system, None
+            put(Path(disk_names.record(own, 1)), record.to_data()),
+            lambda: records.as_found(own, 1),
+            system,
+            None,
         ),
         "the same at the start": Reader(
-            Path(layout.record(own, 1)), lambda: at_start.read_records(own, [1]), system, []
+            Path(disk_names.record(own, 1)), lambda: at_start.read_records(own, [1]), system, []
         ),
         "a VM's history": Reader(
-            put(Path(layout.history_note(own)), {"version": 1, "seq": 3}),
+            put(Path(disk_names.history_note(own)), {"version": 1, "seq": 3}),
             lambda: history.refuse_late(5, own, 4),
             system,
             None,
         ),
         "deltas": Reader(
-            put(Path(layout_delta.note(own)), {"version": 1, "disks": []}),
+            put(Path(disk_names.delta_note(own)), {"version": 1, "disks": []}),
             lambda: active_layer.noted(own),
             system,
             [],
         ),
         "a job": Reader(
-            put(Path(layout.job_note(own, 1)), job), lambda: recovery.check_there(own), system, None
+            put(Path(disk_names.job_note(own, 1)), job), lambda: recovery.check_there(own), system, None
         ),
         "a rest": Reader(
-            put(Path(layout.rest_note(own)), {"how": "AGENT"}), lambda: rest.wake(own, ""), system, True
+            put(Path(disk_names.rest_note(own)), {"how": "AGENT"}), lambda: freeze.wake(own, ""), system, True
         ),
         "a clone that is to be": Reader(
-            put(Path(layout.clone_note(own, 1)), {"clone": ""}),
+            put(Path(disk_names.clone_note(own, 1)), {"clone": ""}),
             lambda: vm_dir._clones(disk, None),
             system,
             [],
         ),
         "shares at the start": Reader(
-            put(Path(layout_share.clients(own)), {"version": 1, "disks": []}),
+            put(Path(share_names.clients(own)), {"version": 1, "disks": []}),
             lambda: at_start.share_note(own)[0],
             system,
             [],
         ),
         "a layer": Reader(folder / "1", lambda: layers.is_empty(str(folder / "1")), system),
         "a share": Reader(
-            put(Path(f"{tree.root}/{layout_share.record(7)}"), of_share),
+            put(Path(f"{tree.root}/{share_names.record(7)}"), of_share),
             lambda: life.read(tree, 7),
             Path(tree.root),
             None,
         ),
         "a claim": Reader(
-            put(Path(layout_store.owner(str(side))), "{}"),
-            lambda: dir_journal.claim(stored),
+            put(Path(dir_names.owner(str(side))), "{}"),
+            lambda: journal.claim(stored),
             world.store,
             None,
         ),
         "a journal": Reader(
-            put(Path(layout_store.journal(layout_store.commit(str(side)))), "{}"),
-            lambda: dir_journal._read(layout_store.commit(str(side))),
+            put(Path(dir_names.journal(dir_names.commit(str(side)))), "{}"),
+            lambda: journal._read(dir_names.commit(str(side))),
             world.store,
         ),
         "a marker": Reader(
             Path(marker.path_in(str(world.store))), lambda: marker.check(str(world.store), ID), world.store
         ),
         "a pull": Reader(
-            put(Path(layout_store.pull_note(str(pulled))), {"layer": ""}),
-            lambda: files.read_json(layout_store.pull_note(str(pulled))),
+            put(Path(dir_names.pull_note(str(pulled))), {"layer": ""}),
+            lambda: files.read_json(dir_names.pull_note(str(pulled))),
             world.store,
             None,
         ),
         "a session": Reader(
-            put(Path(layout_store.session(str(side))), f"{ID}\n"),
+            put(Path(dir_names.session(str(side))), f"{ID}\n"),
             lambda: dir_image.session(stored) == ID,
             world.store,
             False,
             torn=False,
         ),
         "a manifest": Reader(
-            put(Path(layout_store.manifest(str(side))), "1"),
+            put(Path(dir_names.manifest(str(side))), "1"),
             lambda: dir_image.manifest(stored, ID),
             world.store,
         ),
         "epochs": Reader(
-            put(epochs / layout_store.epoch_name(5, 4, ""), ""),
+            put(epochs / dir_names.epoch_name(5, 4, ""), ""),
             lambda: dir_epochs.read(image, 5),
             world.store,
             -1,
@@ -258,5 +276,7 @@ def test_what_cannot_be_read_is_shown(world: World) -> None:
     assert "vm.json" in damaged and "job.1.json" in damaged
     assert unreadable.listed(other.vm_dir) == []
     record = records.as_found(own, 1)
-    assert record and uncommitted.may_wait(record._replace(path=layout.layer(layout.disk(own, 1), 9)))
-    assert overtaken.check(6, other.vm_dir) == ""
+    assert record and retained_diffs.may_wait(
+        record._replace(path=disk_names.layer(disk_names.disk(own, 1), 9))
+    )
+    assert epoch_check.check(6, other.vm_dir) == ""

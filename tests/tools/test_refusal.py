@@ -22,7 +22,7 @@ from lab import forks
 from semishared.config import Config
 from semishared.errors import HostUnreachable, SemisharedError
 from semishared.model import steps as s
-from semishared.wire import refusal, session
+from semishared.wire import session, ssh
 from semishared.wire.session import Session
 from tools.world import MiB, World
 
@@ -164,7 +164,7 @@ def refusing(
         f'-1}}"\n{before}\n'
         f'echo "{said}" >&2\nexit 255',
     )
-    monkeypatch.setattr(refusal, "PAUSES_S", (0.1, 0.1, 0.2, 0.2, 0.2))
+    monkeypatch.setattr(ssh, "PAUSES_S", (0.1, 0.1, 0.2, 0.2, 0.2))
     return starts
 
 
@@ -200,7 +200,7 @@ def test_who_waits_for_several_hosts_is_not_held_up_by_one_that_turns_it_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusing(tmp_path, monkeypatch, 1)
-    monkeypatch.setattr(refusal, "PAUSES_S", (10.0,))
+    monkeypatch.setattr(ssh, "PAUSES_S", (10.0,))
     session = Session(HOST, "test", CONFIG)
     session.begin([])
     begun = time.monotonic()
@@ -239,4 +239,4 @@ def test_a_host_that_turns_all_away_is_given_up(tmp_path: Path, monkeypatch: pyt
     starts = refusing(tmp_path, monkeypatch, 99)
     with pytest.raises(HostUnreachable, match="MaxStartups"), Session(HOST, "test", CONFIG) as session:
         session.agree()
-    assert starts.stat().st_size == 1 + len(refusal.PAUSES_S)
+    assert starts.stat().st_size == 1 + len(ssh.PAUSES_S)

@@ -18,10 +18,10 @@ import pytest
 from semishared.base import room
 from semishared.config import Config
 from semishared.errors import HostFailed, NoSpace
-from semishared.front import base_tracker
+from semishared.front import questions
 from semishared.model import steps as s
-from semishared.model import steps_base as b
-from semishared.plan import eviction
+from semishared.model.base import steps as base_steps
+from semishared.plan.base import eviction
 from semishared.wire.session import Session
 from tools.test_base_care import flip
 from tools.test_host_transfer import carry
@@ -49,7 +49,7 @@ class Host:
 
         def answer(question: dict[str, object]) -> object:
             self.asked.append(question)
-            return base_tracker.answer(front_end, question, "h1", Config())
+            return questions.answer(front_end, question, "h1", Config())
 
         return answer if front_end else None
 
@@ -70,7 +70,7 @@ class Host:
         (staged,) = self.on(s.StageBase(str(self.world.root), image))
         assert isinstance(staged, dict)
         name = f"100-{number}-{staged['generation']}"
-        assert self.on(b.EvictBase(str(self.world.root), name))[0]["evicted"]  # type: ignore[index]
+        assert self.on(base_steps.EvictBase(str(self.world.root), name))[0]["evicted"]  # type: ignore[index]
         return image._replace(generation=str(staged["generation"]))
 
     def fill(self) -> None:
@@ -191,7 +191,7 @@ def arriving(host: Host) -> tuple[str, str]:
     subprocess.run(["cp", "-a", "--sparse=always", disk.vm_dir, str(source)], check=True)
     host.world.on(s.RemoveVm(5, disk.vm_dir))
     for path in host.bases(3):
-        assert host.on(b.EvictBase(str(host.world.root), path.name))[0]["evicted"]  # type: ignore[index]
+        assert host.on(base_steps.EvictBase(str(host.world.root), path.name))[0]["evicted"]  # type: ignore[index]
     host.fill()
     host.asked.clear()
     return str(source), disk.vm_dir
@@ -257,9 +257,11 @@ def test_base_that_is_mended_makes_room(host: Host) -> None:
     (base,) = host.bases(3)
     host.on(s.StageBase(str(host.world.root), host.image(1)))
     flip(base / "image", 3 * MiB)
-    (found,) = host.on(b.VerifyBase(str(host.world.root), base.name, 0))
+    (found,) = host.on(base_steps.VerifyBase(str(host.world.root), base.name, 0))
     assert found["damaged"]  # type: ignore[index]
-    (mended,) = host.on(b.MendBase(str(host.world.root), image._replace(generation=base.name.split("-")[2])))
+    (mended,) = host.on(
+        base_steps.MendBase(str(host.world.root), image._replace(generation=base.name.split("-")[2]))
+    )
     assert mended == {"relinked": ["5-1"]}
     host.check_made(3)
     qemu_io(host.world.disk().path, "qcow2", "read 0 16M")
@@ -336,7 +338,7 @@ def elsewhere(host: Host, size: int) -> str:
 
 
 def make_room(host: Host, source: str, target: str) -> dict[str, object]:
-    """Ask the target of a move for room, as plan/moves.py does; return what the source says of the
+    """Ask the target of a move for room, as plan/vm/moves.py does; return what the source says of the
     directory.
     """
     (found,) = host.on(s.LookAtVm(5, source))
@@ -388,7 +390,7 @@ def test_bases_of_the_vm_that_arrives_stay(host: Host, size: int) -> None:
 def test_vm_that_changes_its_datastore_keeps_its_base_where_the_copy_does_not_fit(host: Host) -> None:
     source, target = arriving(host)
     for number in (1, 2):
-        host.on(b.EvictBase(str(host.world.root), next(host.bases(number)).name))
+        host.on(base_steps.EvictBase(str(host.world.root), next(host.bases(number)).name))
     host.on(s.StageBase(str(host.world.root), s.ImageRef(100, 3, "raw", str(host.world.store / "image-3"))))
     away = here(host, source)
     with (Path(host.world.location) / "filler").open("wb") as file:
@@ -489,11 +491,7 @@ def test_what_all_bases_may_take_they_may_on_all_devices_together(
 
     def stage(number: int) -> None:
         image = host.image(number)
-        ask = (
-            (lambda **asked: base_tracker.answer(host.front_end, asked, "h1", config))
-            if is_answered
-            else None
-        )
+        ask = (lambda **asked: questions.answer(host.front_end, asked, "h1", config)) if is_answered else None
         room.for_base(str(world.root), image, IMAGE, ask, room.FOR_ALL)
         host.world.on(s.StageBase(str(world.root), image))
         os.utime(next(host.bases(number)) / "leases", (number, number))
@@ -505,7 +503,7 @@ def test_what_all_bases_may_take_they_may_on_all_devices_together(
     pool.set(str(pool.paths[2]))
     stage(3)
     assert host.numbers() == [2, 3]
-    (listed,) = world.on(b.ListBases(str(world.root)))
+    (listed,) = world.on(base_steps.ListBases(str(world.root)))
     assert isinstance(listed, dict) and len({row["device"] for row in listed["bases"]}) == 2
     held = [eviction.Held.of(row) for row in listed["bases"]]
     assert eviction.choose(held, eviction.limits_of(None, "40M", "5%", listed), listed["free"]) == [], (

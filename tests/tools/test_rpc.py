@@ -17,8 +17,8 @@ from xmlrpc.server import SimpleXMLRPCRequestHandler, SimpleXMLRPCServer
 
 import pytest
 
-from semishared.opennebula import rpc
-from semishared.opennebula.rpc import Endpoint, RpcFailed
+from semishared.opennebula import oned
+from semishared.opennebula.oned import Endpoint, RpcFailed
 
 WORDS = [
     "",
@@ -46,7 +46,7 @@ class Handler(SimpleXMLRPCRequestHandler):
 class Server(SimpleXMLRPCServer):
     """Of HTTPS, once there is a context."""
 
-    context: "ssl.SSLContext | None" = None
+    context: ssl.SSLContext | None = None
 
     def get_request(self):
         """Take a connection."""
@@ -262,5 +262,5 @@ def test_what_a_long_answer_costs_grows_as_it_does() -> None:
             return self.pieces.pop() if self.pieces else b""
 
     began = time.process_time()
-    said = rpc._received(Connection())  # type: ignore[arg-type]
+    said = oned._received(Connection())  # type: ignore[arg-type]
     assert len(said) > 3001 * 4096 and time.process_time() - began < 2

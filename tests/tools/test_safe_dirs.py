@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from semishared.errors import RestrictedPath, StoreUnavailable
-from semishared.model.shares import Tree
+from semishared.model.share.share import Tree
 from semishared.share import registered
 from semishared.tools.hung_store import unless_it_hangs
 

@@ -14,15 +14,16 @@ from typing import Any, Dict, List
 import pytest
 
 from semishared.errors import SemisharedError
-from semishared.model import layout, layout_store
 from semishared.model import steps as s
-from semishared.model import steps_base as b
-from semishared.model import steps_datastore as d
-from semishared.model import steps_image as i
-from semishared.model.place import IN_PLACE
-from semishared.model.record import Record
-from semishared.plan import gc
-from semishared.store import dir_leftovers
+from semishared.model.base import steps as base_steps
+from semishared.model.disk import names as disk_names
+from semishared.model.disk.place import IN_PLACE
+from semishared.model.disk.record import Record
+from semishared.model.store import datastore_steps as d
+from semishared.model.store import dir_names
+from semishared.model.store import image_steps as i
+from semishared.plan.care import gc
+from semishared.store.dir import leftovers
 from semishared.tools import extents, files
 from tools.world import World
 
@@ -36,15 +37,15 @@ def image_name(number: int) -> str:
 
 @pytest.mark.fault(40, "gc sees all of 12,000 images in a datastore, and what lies beside each")
 def test_a_datastore_with_many_images_is_looked_through(tmp_path: Path) -> None:
-    side = tmp_path / layout_store.side()
+    side = tmp_path / dir_names.side()
     side.mkdir()
     for number in range(IMAGES):
         (tmp_path / image_name(number)).touch()
         (side / image_name(number)).mkdir()
-    (side / image_name(7) / layout.staged("manifest", "x")).touch()
-    found: Any = dir_leftovers.look(str(tmp_path))
+    (side / image_name(7) / disk_names.staged("manifest", "x")).touch()
+    found: Any = leftovers.look(str(tmp_path))
     assert [len(found[key]) for key in ("images", "sides", "staged")] == [IMAGES, IMAGES, 1]
-    assert found["staged"][0]["path"] == f"{side}/{image_name(7)}/{layout.staged('manifest', 'x')}"
+    assert found["staged"][0]["path"] == f"{side}/{image_name(7)}/{disk_names.staged('manifest', 'x')}"
     assert {row["path"] for row in found["sides"]} == {
         f"{side}/{image_name(number)}" for number in range(IMAGES)
     }
@@ -55,10 +56,10 @@ def test_a_host_with_many_vms_reports_them_all(world: World) -> None:
     record = Record(0, IN_PLACE, "raw", "/images/x").to_data()
     for vm in range(VMS):
         vm_dir = str(world.system / str(vm))
-        os.makedirs(layout.records(vm_dir))
-        Path(layout.record(vm_dir, 0)).write_text(json.dumps(record))
+        os.makedirs(disk_names.records(vm_dir))
+        Path(disk_names.record(vm_dir, 0)).write_text(json.dumps(record))
     report, around = world.on(
-        b.ReportDisks(str(world.location), (101,)),
+        base_steps.ReportDisks(str(world.location), (101,)),
         s.LookAround(str(world.location), (101,), (str(world.store),), False),
     )
     assert {row["vm"] for row in report["vms"]} == set(range(VMS))  # type: ignore[index]
@@ -100,7 +101,7 @@ def item(path: str, **more: Any) -> Dict[str, Any]:
     return {"path": path, "seen": "1", "age": 9999, "bytes": 10, **more}
 
 
-def left_over(images: int, vms: int) -> "tuple[List[gc.Finding], int]":
+def left_over(images: int, vms: int) -> tuple[List[gc.Finding], int]:
     """Return what gc finds of so many images, each with a clone of a VM that is no more and a staged file,
     and VMs; and what it asked.
     """
@@ -174,7 +175,7 @@ def test_what_gc_asks_grows_as_what_it_finds() -> None:
     assert asked <= len(found)
 
 
-def made(world: World, image: s.ImageRef) -> "Dict[str, List[s.Step]]":
+def made(world: World, image: s.ImageRef) -> Dict[str, List[s.Step]]:
     """Return what happens to an image, one thing after the other."""
     store, copied = str(world.store), f"{world.store}/{'a' * 32}"
     return {

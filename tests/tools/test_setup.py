@@ -115,9 +115,9 @@ def test_files(site: Site, tmp_path: Path) -> None:
 CLOSED = """
 import os, sys
 sys.path.insert(0, {lib!r})
-from semishared.cli import main, waiting
+from semishared.cli import main, command
 code = main.main(["setup", "--out", {out!r}])
-with waiting.Waiting("hosts", 1):
+with command.Waiting("hosts", 1):
     sys.exit(code or any(os.readlink(f"/proc/self/fd/{{fd}}") != wanted for fd, wanted in {there!r}.items()))
 """
 

@@ -21,12 +21,7 @@ from typing import Any, Callable, Dict, Iterator, List
 import pytest
 
 from rot import copied
-from semishared.base import cache, held, peers
-from semishared.base.account import Account, Orders
-from semishared.base.ensure import ensure
-from semishared.base.filling import Filling
-from semishared.base.partial import Partial
-from semishared.base.targets import Targets
+from semishared.base import cache
 from semishared.config import Config
 from semishared.errors import (
     BaseBusy,
@@ -37,10 +32,15 @@ from semishared.errors import (
     NoSpace,
     ToolTimeout,
 )
-from semishared.model import layout_base
 from semishared.model import steps as s
-from semishared.model import steps_base as b
-from semishared.model.ranges import ALL
+from semishared.model.base import names as base_names
+from semishared.model.base import steps as base_steps
+from semishared.model.base.ranges import ALL
+from semishared.stage import extent_index, peers
+from semishared.stage.bases_in_progress import Account, Orders, Targets
+from semishared.stage.ensure import ensure
+from semishared.stage.fetch_from_sources import Filling
+from semishared.stage.partial import Partial
 from semishared.tools import extents, locks
 from semishared.wire import packets
 from semishared.wire.session import Session
@@ -53,7 +53,7 @@ SLOWLY = 1
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> "tuple[World, List[s.ImageRef]]":
+def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, List[s.ImageRef]]:
     """Three images that have nothing in common, of EXTENTS extents each; the store knows their hashes, and
     nobody has a base.
     """
@@ -69,7 +69,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> "tuple[World, List[s.Ima
 
 
 @pytest.fixture()
-def images(world: World, stored: "tuple[World, List[s.ImageRef]]") -> List[s.ImageRef]:
+def images(world: World, stored: tuple[World, List[s.ImageRef]]) -> List[s.ImageRef]:
     """The same on a machine of the test's own: what it takes to make and to hash them is spent once."""
     theirs, found = stored
     subprocess.run(["cp", "-a", f"{theirs.location}/.", world.location], check=True)
@@ -82,13 +82,13 @@ def of(world: World, image: s.ImageRef) -> cache.Base:
 
 
 def lock(world: World, image: s.ImageRef) -> str:
-    return layout_base.image_lock(str(world.root), image.base_prefix)
+    return base_names.image_lock(str(world.root), image.base_prefix)
 
 
 def step(
-    world: World, *parts: b.Part, rate: int = 0, wait: bool = True, sources: tuple[str, ...] = ()
-) -> b.FetchBases:
-    return b.FetchBases(str(world.root), parts, sources, "rest", "", "none", 0, rate, (), (), wait)
+    world: World, *parts: base_steps.Part, rate: int = 0, wait: bool = True, sources: tuple[str, ...] = ()
+) -> base_steps.FetchBases:
+    return base_steps.FetchBases(str(world.root), parts, sources, "rest", "", "none", 0, rate, (), (), wait)
 
 
 def good(world: World, *images: s.ImageRef) -> None:
@@ -99,7 +99,7 @@ def good(world: World, *images: s.ImageRef) -> None:
 class Run:
     """A step under way, and what it has said."""
 
-    def __init__(self, session: Session, what: b.FetchBases) -> None:
+    def __init__(self, session: Session, what: base_steps.FetchBases) -> None:
         self.session = session
         self.said: List[Dict[str, Any]] = []
         session.begin([what], last=True)
@@ -123,7 +123,7 @@ class Run:
 
 
 @contextmanager
-def begun(what: b.FetchBases) -> Iterator[Run]:
+def begun(what: base_steps.FetchBases) -> Iterator[Run]:
     with Session("localhost", "stage", Config(), bulk=True) as session:
         yield Run(session, what)
 
@@ -140,7 +140,7 @@ def test_first_base_is_in_use_while_the_second_one_still_comes(
     world: World, images: List[s.ImageRef]
 ) -> None:
     first, second, _ = images
-    with begun(step(world, b.Part(first, first=ALL), b.Part(second), rate=SLOWLY)) as run:
+    with begun(step(world, base_steps.Part(first, first=ALL), base_steps.Part(second), rate=SLOWLY)) as run:
         run.base(first)
         good(world, first)
         assert not locks.is_held(lock(world, first)) and locks.is_held(lock(world, second))
@@ -153,9 +153,11 @@ def test_peer_has_the_first_base_from_here_while_the_second_one_still_comes(
     world: World, images: List[s.ImageRef], tmp_path: Path
 ) -> None:
     first, second, _ = images
-    with begun(step(world, b.Part(first, first=ALL), b.Part(second), rate=SLOWLY)) as run:
+    with begun(step(world, base_steps.Part(first, first=ALL), base_steps.Part(second), rate=SLOWLY)) as run:
         target = Partial(str(tmp_path / "other"), first)
-        served = b.ServeBase(str(world.root), first.base_name, (), "00" * 16 + ":" + "11" * 32, "none", 0)
+        served = base_steps.ServeBase(
+            str(world.root), first.base_name, (), "00" * 16 + ":" + "11" * 32, "none", 0
+        )
         peers.fetch("localhost", served, target, Config(), lambda *_: None, lambda host: False)
         assert target.is_complete
         target.close()
@@ -174,7 +176,7 @@ def test_base_that_another_action_is_at_is_had_after_the_others(
         for image in images:
             cache.forget(of(world, image))
         # First, or the step is quicker.
-        with holding(lock(world, busy)) as let_go, begun(step(world, *map(b.Part, images))) as run:
+        with holding(lock(world, busy)) as let_go, begun(step(world, *map(base_steps.Part, images))) as run:
             for image in (image for image in images if image != busy):
                 run.base(image)
             run.until(lambda said: said.get("source") == "another session")
@@ -188,15 +190,19 @@ def test_two_that_want_the_same_in_opposite_order_have_each_base_once(
     world: World, images: List[s.ImageRef]
 ) -> None:
     first, second, third = images
-    with begun(step(world, b.Part(first, first=ALL), b.Part(second, first=((0, 2),)), rate=SLOWLY)) as slow:
+    with begun(
+        step(world, base_steps.Part(first, first=ALL), base_steps.Part(second, first=((0, 2),)), rate=SLOWLY)
+    ) as slow:
         slow.until(lambda said: said.get("have") == EXTENTS + 2)
-        with begun(step(world, b.Part(third), b.Part(second), b.Part(first))) as other:
+        with begun(
+            step(world, base_steps.Part(third), base_steps.Part(second), base_steps.Part(first))
+        ) as other:
             other.base(third)
             other.until(lambda said: said.get("source") == "another session")
             assert locks.is_held(lock(world, second)) and not locks.is_held(lock(world, third))
             # The one that has it in work is killed; the other one goes on with what has come.
             had = len(
-                Path(layout_base.have(layout_base.staging(str(world.root), second.base_prefix)))
+                Path(base_names.have(base_names.staging(str(world.root), second.base_prefix)))
                 .read_text()
                 .split()
             )
@@ -213,7 +219,7 @@ def test_what_is_busy_is_said_when_the_others_are_here(world: World, images: Lis
     first, second, _ = images
     with (
         locks.exclusive(lock(world, first)),
-        begun(step(world, b.Part(first), b.Part(second), wait=False)) as run,
+        begun(step(world, base_steps.Part(first), base_steps.Part(second), wait=False)) as run,
     ):
         run.base(second)
         came = run.until(lambda said: said["event"] == "came")
@@ -227,7 +233,7 @@ def test_look_at_a_lock_makes_nobody_busy(world: World, images: List[s.ImageRef]
     first, second, _ = images
     with open(lock(world, first)) as file:
         fcntl.flock(file, fcntl.LOCK_SH)  # as locks.is_held
-        with begun(step(world, b.Part(first), b.Part(second), wait=False)) as run:
+        with begun(step(world, base_steps.Part(first), base_steps.Part(second), wait=False)) as run:
             run.base(second)
             run.until(lambda said: said.get("source") == "another session")
             fcntl.flock(file, fcntl.LOCK_UN)
@@ -241,7 +247,9 @@ def test_disk_that_is_full_keeps_what_was_whole_before(world: World, images: Lis
         ["mount", "-t", "tmpfs", "-o", f"size={EXTENTS * 4 * 3 // 2}m", "small", str(world.root)], check=True
     )
     try:
-        with begun(step(world, b.Part(first), b.Part(second), b.Part(third))) as run:
+        with begun(
+            step(world, base_steps.Part(first), base_steps.Part(second), base_steps.Part(third))
+        ) as run:
             run.base(first)
             run.until(lambda said: said["event"] == "came")
             with pytest.raises(NoSpace):
@@ -258,7 +266,7 @@ def test_base_that_cannot_be_had_is_given_up_before_the_next_one_is_begun(
 ) -> None:
     first, second, third = images
     flip(Path(first.source), 5)
-    parts = (b.Part(first), b.Part(second, first=ALL), b.Part(third))
+    parts = (base_steps.Part(first), base_steps.Part(second, first=ALL), base_steps.Part(third))
     with begun(step(world, *parts, rate=64 * MiB)) as run:
         run.base(third)
         assert not locks.is_held(lock(world, first))
@@ -271,10 +279,10 @@ def test_base_that_cannot_be_had_is_given_up_before_the_next_one_is_begun(
 
 def there(staging: str) -> int:
     """Return how many extents a killed reception has left."""
-    if os.path.exists(layout_base.have(staging)):
-        return len(Path(layout_base.have(staging)).read_text().split())
-    is_finished = os.path.exists(layout_base.manifest(staging)) and not os.path.exists(
-        layout_base.generation(staging)
+    if os.path.exists(base_names.have(staging)):
+        return len(Path(base_names.have(staging)).read_text().split())
+    is_finished = os.path.exists(base_names.manifest(staging)) and not os.path.exists(
+        base_names.generation(staging)
     )
     return EXTENTS if is_finished else 0
 
@@ -283,7 +291,7 @@ def test_reception_of_two_killed_at_any_step_is_gone_on_with(
     world: World, images: List[s.ImageRef], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second, _ = images
-    what, root = step(world, b.Part(first), b.Part(second)), str(world.root)
+    what, root = step(world, base_steps.Part(first), base_steps.Part(second)), str(world.root)
     alone = 0
     for kill_at in range(1, 60):
         for image in (first, second):
@@ -299,7 +307,7 @@ def test_reception_of_two_killed_at_any_step_is_gone_on_with(
         good(world, *whole)
         alone += len(whole) == 1
         had = sum(
-            there(layout_base.staging(root, image.base_prefix))
+            there(base_names.staging(root, image.base_prefix))
             for image in (first, second)
             if image not in whole
         )
@@ -408,10 +416,10 @@ def test_what_is_published_under_a_look_is_found_where_it_is_then(
     first = images[0]
     abandoned(world, first, EXTENTS)
     digests = list(extents.copy(first.source, None, "raw", "test").extents.values())
-    there = held.Held(str(world.root), digests)
+    there = extent_index.Held(str(world.root), digests)
     there.look(arriving=True)
     assert all(digest in there for digest in digests)
-    world.on(step(world, b.Part(first)))
+    world.on(step(world, base_steps.Part(first)))
     memory = mmap.mmap(-1, extents.EXTENT)
     assert [there.read(digest, memory) for digest in digests] == [None] * EXTENTS, "moved"
     there.look(arriving=True)
@@ -432,7 +440,7 @@ def test_another_generation_in_the_same_place_is_read_from_its_own_file(
         for name in (first.source, str(path))
         for digest in extents.copy(name, None, "raw", "test").extents.values()
     ]
-    there = held.Held(str(world.root), wanted)
+    there = extent_index.Held(str(world.root), wanted)
     there.look(arriving=True)
     memory = mmap.mmap(-1, extents.EXTENT)
     assert there.read(wanted[0], memory)
@@ -475,7 +483,7 @@ def test_manifest_of_what_still_arrives_is_read_once(
         monkeypatch.setattr(extents, "parse", parsed)
         serving = peers.groups(root, first.base_name, (), 0)
         assert next(serving)[0] and [item.number for item in next(serving)[1]] == [0]
-        there = held.Held(root, list(partial.manifest.extents.values()))  # type: ignore[union-attr]
+        there = extent_index.Held(root, list(partial.manifest.extents.values()))  # type: ignore[union-attr]
         there.look(arriving=True)
         assert looked.count("parse") == 2
         looked.clear()
@@ -495,7 +503,7 @@ def test_whole_partial_is_published_without_a_byte_from_anywhere(
     first = images[0]
     abandoned(world, first, EXTENTS)
     subprocess.run(["mv", first.source, f"{first.source}.away"], check=True)
-    (found,) = world.on(step(world, b.Part(first)))
+    (found,) = world.on(step(world, base_steps.Part(first)))
     assert found == {"sources": {}, "troubles": []}
     assert cache.is_published(of(world, first)) and world.leftovers() == []
 
@@ -507,13 +515,13 @@ def test_finished_base_that_was_not_published_is_verified_and_not_fetched(
     for rotten in (False, True):
         cache.forget(of(world, first))
         abandoned(world, first, EXTENTS)
-        place = layout_base.staging(root, first.base_prefix)
-        for name in (layout_base.have(place), layout_base.generation(place)):
+        place = base_names.staging(root, first.base_prefix)
+        for name in (base_names.have(place), base_names.generation(place)):
             os.unlink(name)
-        os.chmod(layout_base.image(place), 0o440)
+        os.chmod(base_names.image(place), 0o440)
         if rotten:
-            flip(Path(layout_base.image(place)), 5 * MiB)
-        (found,) = world.on(step(world, b.Part(first)))
+            flip(Path(base_names.image(place)), 5 * MiB)
+        (found,) = world.on(step(world, base_steps.Part(first)))
         good(world, first)
         assert os.stat(of(world, first).image).st_mode & 0o777 == 0o440
         assert isinstance(found, dict) and found["sources"].get("store", {"extents": 0})["extents"] == (
@@ -526,12 +534,12 @@ def test_file_that_others_have_is_not_gone_on_with(
 ) -> None:
     first, root = images[0], str(world.root)
     abandoned(world, first, EXTENTS)
-    place = layout_base.staging(root, first.base_prefix)
-    for name in (layout_base.have(place), layout_base.generation(place)):
+    place = base_names.staging(root, first.base_prefix)
+    for name in (base_names.have(place), base_names.generation(place)):
         os.unlink(name)
     theirs = tmp_path / "theirs"
-    os.link(layout_base.image(place), theirs)
+    os.link(base_names.image(place), theirs)
     os.chmod(theirs, 0o440)
-    world.on(step(world, b.Part(first)))
+    world.on(step(world, base_steps.Part(first)))
     good(world, first)
     assert theirs.stat().st_nlink == 1 and theirs.stat().st_mode & 0o777 == 0o440

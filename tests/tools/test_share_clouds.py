@@ -15,10 +15,10 @@ import pytest
 from lab.oned import ActionFailed
 from semishared.cli import gc
 from semishared.config import Config
-from semishared.model.shares import Tree
-from semishared.model.steps_share import LookAtRoot
+from semishared.model.share.share import Tree
+from semishared.model.share.steps import LookAtRoot
 from semishared.opennebula.oned import Oned
-from semishared.plan.gc import Finding
+from semishared.plan.care.gc import Finding
 from shares.cloud import SHARES, Shares, on, template
 from tools.oned_site import ActionSite
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from semishared.errors import BadRecord, CephUnavailable, LateAction, StoreAbsent, ToolTimeout
-from semishared.model import layout_share
-from semishared.model.shares import Share, Tree
+from semishared.model.share import names as share_names
+from semishared.model.share.share import Share, Tree
 from semishared.share import ceph_clients, cephfs, keys, life
 from semishared.share.ceph_clients import Key
-from semishared.store import marker
+from semishared.store.dir import marker
 from semishared.tools import locks
 
 MARKER = "0123456789abcdef" * 2
@@ -32,7 +32,7 @@ class Root:
         self.silent: set[int] = set()
         marker.write(str(top), MARKER)
         for image in (5, 6):
-            path = top / layout_share.record(image)
+            path = top / share_names.record(image)
             path.parent.mkdir(exist_ok=True)
             life._write(self.tree, Share(image, 1, 1, 1 << 30), f"{top}/share-{image}")
         monkeypatch.setattr(cephfs.CephFs, "check", lambda _: None)
@@ -56,7 +56,7 @@ class Root:
         return ceph_clients.listed(self.tree.root)
 
     def lock(self, image: int) -> Any:
-        return locks.exclusive(f"{self.tree.root}/{layout_share.lock(image)}")
+        return locks.exclusive(f"{self.tree.root}/{share_names.lock(image)}")
 
 
 @pytest.fixture()
@@ -85,7 +85,7 @@ def test_a_key_of_no_later_time_is_taken(root: Root, seq: int) -> None:
 
 def test_a_note_of_a_version_that_knew_no_seq_is_anybodys(root: Root) -> None:
     root.give(5, 7, 3)
-    path = Path(root.tree.root, layout_share.key(5, 7, False))
+    path = Path(root.tree.root, share_names.key(5, 7, False))
     path.write_text('{"version": 1}')
     assert root.notes() == [Key(5, 7, False, -1)]
     assert keys.take(root.tree, -1, 7, 0) == {"taken": 1}
@@ -156,7 +156,7 @@ def test_a_note_that_cannot_be_read_hides_no_other(root: Root, text: str) -> Non
     root.give(5, 7, 3)
     root.give(5, 8, 3)
     root.give(6, 7, 3)
-    path = Path(root.tree.root, layout_share.key(5, 7, False))
+    path = Path(root.tree.root, share_names.key(5, 7, False))
     path.write_text(text)
     wrong = {(row["image"], row["vm"]): row.get("wrong") for row in keys.listed(root.tree)["keys"]}
     said: Any = wrong.pop((5, 7))

@@ -12,10 +12,10 @@ from typing import List
 import pytest
 
 from semishared.errors import BadRecord
-from semishared.model import layout_share
-from semishared.model.shares import Share, Tree
+from semishared.model.share import names as share_names
+from semishared.model.share.share import Share, Tree
 from semishared.share import life
-from semishared.store import marker
+from semishared.store.dir import marker
 from tools.unreadable import eio
 
 ID = "0123456789abcdef" * 2
@@ -36,7 +36,7 @@ def tree(tmp_path: Path) -> Tree:
 
 @pytest.mark.fault(49, "the record of a share that was removed is gone after a power cut too")
 def test_the_removal_of_a_record_is_durable(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, synced = f"{tree.root}/{layout_share.record(7)}", list[str]()
+    path, synced = f"{tree.root}/{share_names.record(7)}", list[str]()
     real = os.fsync
 
     def fsync(fd: int) -> None:
@@ -54,7 +54,7 @@ def test_the_removal_of_a_record_is_durable(tree: Tree, monkeypatch: pytest.Monk
 )
 @pytest.mark.parametrize("damage", ["zeroed", "cut", "a directory", "EIO"])
 def test_a_share_whose_record_cannot_be_read_stays(tree: Tree, damage: str) -> None:
-    path = Path(f"{tree.root}/{layout_share.record(7)}")
+    path = Path(f"{tree.root}/{share_names.record(7)}")
     text = path.read_bytes()
 
     def refused() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from semishared.plan import diagnosis, diagnosis_machines
+from semishared.plan.care import diagnosis, diagnosis_machines
 
 ROOT = Path(__file__).resolve().parents[2]
 INPUT = "<OPENNEBULA><DATASTORE_LOCATION>{}</DATASTORE_LOCATION></OPENNEBULA>"
@@ -29,7 +29,7 @@ def probe(machine: str, location: Path) -> str:
     """Run what OpenNebula's monitoring runs on a host; return HEALTH."""
     said = on(
         machine,
-        ["/usr/bin/python3", "-I", str(ROOT / "lib/semishared/host/host_probe.py")],
+        ["/usr/bin/python3", "-I", str(ROOT / "lib/semishared/host/probe.py")],
         INPUT.format(location).encode(),
     )
     return said.split('HEALTH = "')[1].split('"')[0]

@@ -40,9 +40,9 @@ try:
 except ImportError:  # an older version
     from semishared import hostside
 from semishared.disk import create
-from semishared.store import dir_snapshots
+from semishared.store.dir import snapshots
 from semishared.tools import files, qemu_img, run, standstill
-for module in (run, create, dir_snapshots, qemu_img):
+for module in (run, create, snapshots, qemu_img):
     module.LONG_S = {limit}
 run.run.__kwdefaults__["timeout_s"] = {limit}
 hostside.STALLED_S, hostside.ALIVE_S = {limit}, 0.2

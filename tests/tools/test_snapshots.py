@@ -16,11 +16,13 @@ from typing import Any, Callable, Dict, List
 import pytest
 
 from semishared.errors import BadRecord, MissingImage, NotSupported
-from semishared.model import layout, layout_store
 from semishared.model import steps as s
+from semishared.model.disk import names as disk_names
+from semishared.model.store import dir_names
 from semishared.opennebula import args
-from semishared.plan import snapshots
-from semishared.store import dir_clones, dir_image
+from semishared.plan.disk import snapshots
+from semishared.store.dir import clones
+from semishared.store.dir import image as dir_image
 from semishared.tools import layers, qemu_img
 from tools.world import OVERLAY_OPTIONS, MiB, World, qemu_io
 
@@ -336,9 +338,9 @@ def test_clone_whose_host_died_in_a_pull_lies_over_what_it_lay_over(world: World
         disk.write(at, 0xB0 + at)
     top, folder = str(disk.record["path"]), os.path.dirname(str(disk.record["path"]))
     below, above = layers.backing_of(top)[0], dict(disk.now)
-    dir_clones.note_pull(top)
+    clones.note_pull(top)
     qemu_img.lay_over(top, "1", "qcow2")
-    note = Path(layout_store.pull_note(folder))
+    note = Path(dir_names.pull_note(folder))
     noted = below if noted == "what it was" else noted
     note.write_text(json.dumps({**json.loads(note.read_text()), "below": noted}))
     subprocess.run(["rm", "-r", disk.ref.vm_dir], check=True)
@@ -354,9 +356,9 @@ def test_layer_of_a_clone_that_no_pull_has_changed_is_not_written(world: World) 
     disk = Disk(world, "store-clone", "raw")
     disk.create()
     top, stored = str(disk.record["path"]), dir_image.Stored(disk.image.source)
-    dir_clones.note_pull(top)
+    clones.note_pull(top)
     before = os.stat(top)
-    dir_clones.put_back(stored, layout.plain(top))
+    clones.put_back(stored, disk_names.plain(top))
     after = os.stat(top)
     assert (after.st_mtime_ns, after.st_ctime_ns) == (before.st_mtime_ns, before.st_ctime_ns)
-    assert not os.path.exists(layout_store.pull_note(os.path.dirname(top)))
+    assert not os.path.exists(dir_names.pull_note(os.path.dirname(top)))

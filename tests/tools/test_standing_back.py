@@ -20,7 +20,7 @@ import pytest
 
 from semishared.errors import ToolFailed
 from semishared.model import steps as s
-from semishared.model import steps_commit as c
+from semishared.model.disk import commit_steps as c
 from semishared.tools import qemu_img
 from semishared.tools.rate_limit import standing_back
 from semishared.tools.run import run

@@ -14,9 +14,9 @@ from typing import Iterator
 import pytest
 
 from lab.oned import ActionFailed
-from semishared.cli import doctor_stores
+from semishared.cli import doctor_checks
 from semishared.opennebula.xml import Image
-from semishared.plan import diagnosis
+from semishared.plan.care import diagnosis
 from tools.oned_site import HERE, ROOT, STORE, ActionSite
 from tools.world import qemu_io
 
@@ -89,7 +89,7 @@ def stock(site: ActionSite, name: str = "stock", snapshots: int = 2) -> int:
     return image
 
 
-def content(site: ActionSite) -> "dict[str, bytes | str]":
+def content(site: ActionSite) -> dict[str, bytes | str]:
     return {
         str(path.relative_to(site.store)): os.readlink(path) if path.is_symlink() else path.read_bytes()
         for path in site.store.rglob("*")
@@ -211,7 +211,7 @@ def test_doctor_lists_them(site: ActionSite) -> None:
     image = stock(site)
     site.image("other", "qcow2", persistent=True)
     images = [Image.parse(held.to_xml()) for held in site.oned.images.values()]
-    (found,) = diagnosis.of_stock_images(doctor_stores.stock_images(diagnosis.Cloud(images=images)), "fe")
+    (found,) = diagnosis.of_stock_images(doctor_checks.stock_images(diagnosis.Cloud(images=images)), "fe")
     assert (
         f"image {image} (stock) has snapshots of OpenNebula's own drivers" in found.what
         and found.severity == diagnosis.BROKEN

@@ -14,14 +14,14 @@ from typing import Iterator
 
 import pytest
 
-from semishared.base import devices, systems
-from semishared.disk import moved_layers
+from semishared.device import devices, systems
+from semishared.disk import device_move
 from semishared.errors import SystemAway, ToolFailed, ToolTimeout
-from semishared.host import unlinked
+from semishared.host import leftovers
 from semishared.model import steps as s
-from semishared.model import steps_device as d
-from semishared.model.steps_commit import CreateDiff
-from semishared.plan import gc
+from semishared.model.device import steps as device_steps
+from semishared.model.disk.commit_steps import CreateDiff
+from semishared.plan.care import gc
 from semishared.tools.run import DIES_WITH_US
 from tools.test_hung_device import hanging
 from tools.test_pool import Pool, of_size
@@ -31,8 +31,8 @@ LIMIT_S = 30
 LISTED = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from semishared.host import watching
-found = watching.Round(sys.argv[2], 0)
+from semishared.host import watch
+found = watch.Round(sys.argv[2], 0)
 print([row["name"] for row in found._held(sys.argv[3])], found._in_memory())
 """
 
@@ -57,12 +57,14 @@ def test_the_round_of_the_watcher_does_not_wait_for_a_store_that_hangs(world: Wo
         started = time.monotonic()
         with pytest.raises(ToolTimeout, match=r"/104 on \S+ does not answer"):
             devices.layers_links(str(world.location))
-        assert unlinked.look(str(world.location)) == [] and os.path.isdir(f"{world.disk().path}.snap")
-        moved_layers._discard_unlinked(str(world.root), world.disk())
+        assert leftovers.find_unlinked(str(world.location)) == [] and os.path.isdir(
+            f"{world.disk().path}.snap"
+        )
+        device_move._discard_unlinked(str(world.root), world.disk())
         assert time.monotonic() - started < LIMIT_S
     systems._silent.clear()
     assert devices.layers_links(str(world.location)) == {link}
-    assert [row["name"] for row in moved_layers.held(d.ListHeld(str(world.root)))] == [link.name]
+    assert [row["name"] for row in device_move.held(device_steps.ListHeld(str(world.root)))] == [link.name]
 
 
 def test_what_is_mounted_is_a_system_datastore_if_it_says_so(world: World) -> None:
@@ -113,7 +115,7 @@ def test_one_that_is_not_mounted_any_more_is_not_an_empty_one(world: World, pool
     (world.top / "note").rename(note)
     for step in steps:
         assert world.on(step) == [{"removed": False}]
-    moved_layers._discard_unlinked(str(world.root), diff)
+    device_move._discard_unlinked(str(world.root), diff)
     with bound(aside, system):
         assert (
             devices.layers_links(str(world.location)) == before
@@ -141,7 +143,7 @@ def test_what_cannot_be_read_is_not_taken_for_somebody_elses(
     assert not systems.is_ours(str(world.store)), "there is none"
 
 
-def found(world: World) -> "list[gc.Finding]":
+def found(world: World) -> list[gc.Finding]:
     (facts,) = world.on(s.LookAround(str(world.location), (101, 103), (), False))
     assert isinstance(facts, dict)
     known = gc.Known({5: "here"}, frozenset({(100, 7), (100, 9)}), frozenset())

@@ -103,7 +103,7 @@ def namespace(folder: Path) -> Tuple[List[str], Dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> "dict[str, bool]":
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bool]:
     """Return what a machine called x9 says of all these names."""
     asked = (*OURS, *OTHERS, *ONE, *TWO)
     words, env = namespace(tmp_path_factory.mktemp("names"))
@@ -117,13 +117,13 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> "dict[str, bool]":
     31, "a machine's own are its names, its addresses and HOSTNAME of oned.conf, whatever leads there"
 )
 @pytest.mark.parametrize("name", OURS)
-def test_its_name_and_all_that_lead_to_it_are_its_own(told: "dict[str, bool]", name: str) -> None:
+def test_its_name_and_all_that_lead_to_it_are_its_own(told: dict[str, bool], name: str) -> None:
     assert told[name]
 
 
 @pytest.mark.fault(31, "a host whose name begins like the front-end's is another machine")
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_name_that_begins_alike_is_another_machine(told: "dict[str, bool]", name: str) -> None:
+def test_a_name_that_begins_alike_is_another_machine(told: dict[str, bool], name: str) -> None:
     assert not told[name]
 
 
@@ -133,5 +133,5 @@ def test_a_name_that_begins_alike_is_another_machine(told: "dict[str, bool]", na
     "for how they begin",
 )
 @pytest.mark.parametrize("names", [*ONE, *TWO])
-def test_two_names_are_one_machine_if_they_lead_to_one(told: "dict[str, bool]", names: str) -> None:
+def test_two_names_are_one_machine_if_they_lead_to_one(told: dict[str, bool], names: str) -> None:
     assert told[names] is (names in ONE)

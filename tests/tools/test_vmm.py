@@ -23,7 +23,7 @@ from xml.etree import ElementTree
 import pytest
 
 from rehearsing import things
-from semishared.guest.kvmrc import Site
+from semishared.guest.virsh import Site
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDER = """#!/bin/sh
@@ -70,7 +70,7 @@ class Got(NamedTuple):
 
 
 @functools.cache
-def installed() -> "tempfile.TemporaryDirectory[str]":
+def installed() -> tempfile.TemporaryDirectory[str]:
     """Return a directory with `one`: the drivers beside actions of the stock driver that record how they are
     called.
     """

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from semishared.base import volatile
 from semishared.errors import BadPool
+from semishared.pool import labels
 from semishared.tools import mounts
 from tools.test_pool import Pool
 from tools.world import MiB, World
@@ -21,8 +21,8 @@ CONTROL = Path("/sys/class/zram-control")
 
 
 def test_what_this_machine_has_mounted_is_told_apart(pool: Pool) -> None:
-    assert volatile.is_volatile(mounts.of("/dev/shm"))
-    assert not any(volatile.is_volatile(mounts.of(str(path))) for path in (*pool.paths, "/proc", "/sys"))
+    assert labels.is_volatile(mounts.of("/dev/shm"))
+    assert not any(labels.is_volatile(mounts.of(str(path))) for path in (*pool.paths, "/proc", "/sys"))
 
 
 @pytest.mark.skipif(not CONTROL.is_dir(), reason="this kernel has no zram")
@@ -68,7 +68,7 @@ MEMORY = {"zram0", "ram0", "ram0/ram0p1", "dm-0", "dm-1", "md0", "md0/md0p1"}
 def test_devices_over_devices_are_followed_down_to_what_they_are_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(volatile, "SYSFS", str(tmp_path))
+    monkeypatch.setattr(labels, "SYSFS", str(tmp_path))
     (tmp_path / "dev/block").mkdir(parents=True)
     for number, name in enumerate(DEVICES):
         own = tmp_path / BLOCK / name
@@ -84,7 +84,7 @@ def test_devices_over_devices_are_followed_down_to_what_they_are_on(
     found = {
         name
         for number, name in enumerate(DEVICES)
-        if volatile.is_volatile(mounts.Mount("/mnt/a", "xfs", device=f"252:{number}"))
+        if labels.is_volatile(mounts.Mount("/mnt/a", "xfs", device=f"252:{number}"))
     }
     assert found == MEMORY
 
@@ -94,7 +94,7 @@ def test_what_has_no_block_device_or_is_gone_is_none() -> None:
         mounts.Mount("/mnt/a", "nfs4", device="0:61", source="h:/a"),
         mounts.Mount("/mnt/a", "xfs", device="252:9999"),
     ):
-        assert not volatile.is_volatile(mounted)
-    assert not volatile.is_volatile(
+        assert not labels.is_volatile(mounted)
+    assert not labels.is_volatile(
         mounts.Mount("/mnt/a", "btrfs", device="0:61", source="/dev/no-such-device")
     )

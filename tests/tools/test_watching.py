@@ -17,24 +17,24 @@ from typing import Callable
 
 import pytest
 
-from semishared.base import moving, overcommitted
-from semishared.disk import moved_layers
+from semishared.disk import device_move
 from semishared.errors import PoolBusy
 from semishared.guest import job_lock
-from semishared.host import watching
-from semishared.model import layout_devices
-from semishared.model.steps_device import MoveLayers
+from semishared.host import watch
+from semishared.model.device import names as device_names
+from semishared.model.device.steps import MoveLayers
+from semishared.pool import memory, moving
 from semishared.tools import locks, standstill
 from tools.test_pool import Pool
 from tools.world import World
 
-PACKAGE = Path(watching.__file__).parents[1]
+PACKAGE = Path(watch.__file__).parents[1]
 ROUND = "    def carry_out(self) -> bool:\n"
 
 
 @pytest.fixture
 def lock(world: World) -> Iterator[str]:
-    path = layout_devices.watch_lock(str(world.root))
+    path = device_names.watch_lock(str(world.root))
     os.makedirs(os.path.dirname(path), exist_ok=True)
     yield path
 
@@ -45,7 +45,7 @@ def drivers(world: World) -> Iterator[Path]:
     lib = shutil.copytree(
         PACKAGE, world.top / "lib" / "semishared", ignore=shutil.ignore_patterns("__pycache__")
     )
-    program = Path(lib, "host", "watching.py")
+    program = Path(lib, "host", "watch.py")
     program.write_text(
         program.read_text()
         .replace("\nIDLE_S = 10.0\n", "\nIDLE_S = 0.5\n")
@@ -72,50 +72,50 @@ def test_the_next_round_is_one_of_the_drivers_as_they_are_by_then(
     pool.set(*map(str, pool.paths[:2]), f"{pool.paths[2]}=ram:2")
     root, marker = str(world.root), world.top / "marker"
     with drivers(world) as program:
-        until(lambda: overcommitted.is_watched(root), "watcher")
+        until(lambda: memory.is_watched(root), "watcher")
         until(pool.paths[2].joinpath(".semishared", "spare", "3").exists, "round")
         program.write_text(
             program.read_text().replace(ROUND, f"{ROUND}        open({str(marker)!r}, 'w').close()\n")
         )
         until(marker.exists, "round of the other drivers")
-        assert overcommitted.is_watched(root)
-        monkeypatch.setattr(overcommitted, "STUCK_S", 2.0)
+        assert memory.is_watched(root)
+        monkeypatch.setattr(memory, "STUCK_S", 2.0)
         time.sleep(2.5)
-        assert overcommitted.is_watched(root), "it is said again and again"
+        assert memory.is_watched(root), "it is said again and again"
         program.write_text(
             program.read_text().replace(ROUND, f"{ROUND}        raise OSError('none of it works')\n")
         )
-        until(lambda: not overcommitted.is_watched(root), "sign that it fails each time")
-        assert locks.is_held(layout_devices.watch_lock(root))
-    assert not overcommitted.is_watched(root)
+        until(lambda: not memory.is_watched(root), "sign that it fails each time")
+        assert locks.is_held(device_names.watch_lock(root))
+    assert not memory.is_watched(root)
 
 
 def test_nobody_watches_who_has_said_nothing_for_long(
     world: World, lock: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = str(world.root)
-    assert not overcommitted.is_watched(root)
+    assert not memory.is_watched(root)
     file = locks.attempt(lock)
     assert file
-    assert not overcommitted.is_watched(root), "one that never said anything, as of drivers before"
-    overcommitted.note_watch(file)
-    assert overcommitted.is_watched(root)
-    later = time.monotonic() + overcommitted.STUCK_S + 1
+    assert not memory.is_watched(root), "one that never said anything, as of drivers before"
+    memory.note_watch(file)
+    assert memory.is_watched(root)
+    later = time.monotonic() + memory.STUCK_S + 1
     monkeypatch.setattr(time, "monotonic", lambda: later)
-    assert not overcommitted.is_watched(root)
+    assert not memory.is_watched(root)
     monkeypatch.undo()
     file.close()
-    assert not overcommitted.is_watched(root), "what is noted is of one that has ended"
+    assert not memory.is_watched(root), "what is noted is of one that has ended"
 
 
 def test_who_moves_one_thing_after_the_other_lets_a_disk_leave_memory_in_between(
     world: World, pool: Pool, lock: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool.set(*map(str, pool.paths[:2]), f"{pool.paths[2]}=ram:2")
-    root, path = str(world.root), layout_devices.moving_lock(str(world.root))
+    root, path = str(world.root), device_names.moving_lock(str(world.root))
     monkeypatch.setattr(moving, "stand_back", lambda _: None)
     monkeypatch.setattr(moving, "GIVE_WAY_S", 1.0)
-    had: "list[bool]" = []
+    had: list[bool] = []
 
     def other() -> None:
         """Try as a round does, which comes by now and then."""
@@ -128,7 +128,7 @@ def test_who_moves_one_thing_after_the_other_lets_a_disk_leave_memory_in_between
                 file.close()
                 return
 
-    def again(*, is_urgent: bool = False) -> "list[bool]":
+    def again(*, is_urgent: bool = False) -> list[bool]:
         had.clear()
         with ThreadPoolExecutor(1) as threads:
             threads.submit(other)
@@ -143,7 +143,7 @@ def test_who_moves_one_thing_after_the_other_lets_a_disk_leave_memory_in_between
         assert again() == [], "nobody watches"
         file = locks.attempt(lock)
         assert file
-        overcommitted.note_watch(file)
+        memory.note_watch(file)
         assert again(is_urgent=True) == []
         assert again() == [True], "it had the lock, and was waited for"
         monkeypatch.setattr(moving, "OTHERS_S", 0.5)
@@ -161,22 +161,22 @@ def test_a_round_that_could_not_move_one_disk_goes_on_to_the_next_at_once(
     world: World, pool: Pool, lock: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool.set(*map(str, pool.paths[:2]), f"{pool.paths[2]}=ram:2")
-    root, path = str(world.root), layout_devices.moving_lock(str(world.root))
+    root, path = str(world.root), device_names.moving_lock(str(world.root))
     for name, seconds in (("GIVE_WAY_S", 0.1), ("LOOK_S", 0.05)):
         monkeypatch.setattr(moving, name, seconds)
     monkeypatch.setattr(moving, "stand_back", lambda _: None)
     (pool.paths[2] / "full").write_bytes(bytes(210 << 20))
     file = locks.attempt(lock)
     assert file
-    overcommitted.note_watch(file)
+    memory.note_watch(file)
     try:
         moving.begin(root, is_urgent=True)
         had = moving._mine[path]
-        assert overcommitted.is_urgent(root)
+        assert memory.is_urgent(root)
         disk, uuid = world.disk(), str(pool.rows()[str(pool.paths[0])]["uuid"])
         with locks.exclusive(job_lock.lock_path(disk.vm, disk.vm_dir)):
-            step = MoveLayers(disk, "one-5", layout_devices.layers_name(5, 1, "0" * 12), uuid, 0)
-            assert "is being acted upon" in str(moved_layers.spill(step, lambda **_: None)["error"])
+            step = MoveLayers(disk, "one-5", device_names.layers_name(5, 1, "0" * 12), uuid, 0)
+            assert "is being acted upon" in str(device_move.spill(step, lambda **_: None)["error"])
         assert moving._mine[path] is had, "it lets nobody else move things meanwhile"
     finally:
         file.close()
@@ -191,17 +191,17 @@ def test_a_round_that_hangs_is_ended_and_one_that_outlives_the_watcher_watches(
     program.write_text(
         f"import sys, time\nopen({str(told)!r}, 'w').write(' '.join(sys.argv[1:]))\ntime.sleep(100)\n"
     )
-    monkeypatch.setattr(watching, "__file__", str(program))
+    monkeypatch.setattr(watch, "__file__", str(program))
     monkeypatch.setattr(standstill, "limit_s", 2.0)
     file = locks.attempt(lock)
     assert file
     started = time.monotonic()
-    assert watching._beside(str(world.root), 7, file) == -9
+    assert watch._beside(str(world.root), 7, file) == -9
     assert 2 < time.monotonic() - started < 60 and told.read_text() == f"{world.location} 7 round"
     program.write_text("import time\ntime.sleep(3)\n")
     pid = os.fork()
     if not pid:
-        watching._beside(str(world.root), 7, file)
+        watch._beside(str(world.root), 7, file)
         os._exit(0)
     file.close()
     time.sleep(1)

@@ -20,7 +20,7 @@ import pytest
 
 from semishared.errors import SemisharedError
 from semishared.model import steps as s
-from semishared.model import steps_image as i
+from semishared.model.store import image_steps as i
 from semishared.store import writers
 from tools.test_datastore import Store
 from tools.world import World, qemu_io
@@ -216,7 +216,7 @@ image.close()
 
 
 @contextmanager
-def client(site: Site, name: str, how: str) -> "Iterator[subprocess.Popen[bytes]]":
+def client(site: Site, name: str, how: str) -> Iterator[subprocess.Popen[bytes]]:
     """Have an image open as guests do: `write` has written, `open` could, `read` may not."""
     process = subprocess.Popen(
         [sys.executable, "-c", CLIENT, site.conf, name, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE

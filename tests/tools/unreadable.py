@@ -52,7 +52,7 @@ def _answers(path: Path) -> bool:
 
 
 @contextmanager
-def _over(*paths: Path) -> "Iterator[subprocess.Popen[bytes]]":
+def _over(*paths: Path) -> Iterator[subprocess.Popen[bytes]]:
     bad = '{"driver":"blkdebug","node-name":"bad","image":"none","inject-error":[{"event":"none","iotype":"read","errno":5}]}'  # noqa: E501
     argv = [
         "qemu-storage-daemon",

@@ -25,7 +25,7 @@ COMMAND = re.compile(r"(read|write) -P (\w+) (\d+)([kM]?) (\d+)([kM]?)")
 UNITS = {"": 1, "k": 1 << 10, "M": MiB}
 
 
-def _parsed(command: str) -> "tuple[str, int, bytes]":
+def _parsed(command: str) -> tuple[str, int, bytes]:
     """Return what a command does, where, and the bytes; ('', 0, b'') for one that has no pattern."""
     found = COMMAND.fullmatch(command)
     if not found:
@@ -62,7 +62,7 @@ def qemu_io(path: object, format: str, *commands: str) -> None:
 
 
 @cache
-def _made(format: str, size: int, *writes: str) -> "tuple[int, tuple[tuple[int, bytes], ...]]":
+def _made(format: str, size: int, *writes: str) -> tuple[int, tuple[tuple[int, bytes], ...]]:
     """Have QEMU's programs make an image; return the length of its file, and its data with their offsets."""
     if format == "raw":
         return size, tuple((at, content) for _, at, content in map(_parsed, writes))
@@ -72,7 +72,7 @@ def _made(format: str, size: int, *writes: str) -> "tuple[int, tuple[tuple[int, 
         qemu_io(path, format, *writes)
         with open(path, "rb") as file:
             at = 0
-            found: "list[tuple[int, bytes]]" = []
+            found: list[tuple[int, bytes]] = []
             while True:
                 try:
                     at = os.lseek(file.fileno(), at, os.SEEK_DATA)

@@ -32,7 +32,7 @@ class LyingSite(ActionSite):
 
     @classmethod
     @contextmanager
-    def with_hosts(cls, top: Path) -> Iterator["LyingSite"]:
+    def with_hosts(cls, top: Path) -> Iterator[LyingSite]:
         with cls.up(top) as site:
             assert isinstance(site, LyingSite)
             site._furnish()
@@ -60,8 +60,8 @@ class LyingSite(ActionSite):
             "PATH": path,
             "HOME": str(self.home),
             "ONE_AUTH": str(self.auth),
-            "ONE_XMLRPC": self.oned.rpc.url,
-        }  # type: ignore
+            "ONE_XMLRPC": self.oned.rpc.url,  # type: ignore[union-attr]
+        }
         self.oned.runner.extra.update(self.environment)  # type: ignore[attr-defined]
         self.oned.hosts.clear()
         for host in (LIAR, HONEST):

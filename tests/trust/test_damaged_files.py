@@ -19,11 +19,11 @@ import pytest
 from semishared.config import Config
 from semishared.disk import unreadable
 from semishared.errors import DamagedLayer, SemisharedError
-from semishared.model import layout
 from semishared.model import steps as s
-from semishared.model import steps_commit as c
-from semishared.model import steps_device as d
-from semishared.model.steps_base import EvictBase
+from semishared.model.base.steps import EvictBase
+from semishared.model.device import steps as device_steps
+from semishared.model.disk import commit_steps as c
+from semishared.model.disk import names as disk_names
 from semishared.tools import layers
 from semishared.wire.session import Session
 from tools.test_commit import attach, ended, frozen, kept
@@ -270,10 +270,10 @@ def test_a_layer_that_says_something_else_of_what_is_below(world: World, over: s
 def drain(case: Case) -> Any:
     """Move the disk to another device of the pool, as oned has its VM off."""
     vm_dir = case.disk.vm_dir
-    link = os.readlink(layout.layers(case.disk.path))
-    devices = case.world.on(d.ListDevices(str(case.world.root)))[0]["devices"]  # type: ignore[index]
+    link = os.readlink(disk_names.layers(case.disk.path))
+    devices = case.world.on(device_steps.ListDevices(str(case.world.root)))[0]["devices"]  # type: ignore[index]
     target = next(row["uuid"] for row in devices if row["uuid"] not in link)
-    step = d.MoveLayers(case.disk, "", os.path.basename(link), target, 0)
+    step = device_steps.MoveLayers(case.disk, "", os.path.basename(link), target, 0)
     with Session("localhost", "pool", Config()) as session:
         (answer,) = session.run([step], answer=lambda _question: {"why": "", "is_off": True})
     assert os.path.isdir(vm_dir) and isinstance(answer, dict)
@@ -299,7 +299,7 @@ def test_of_a_disk_on_a_device(world: World, pool: Pool, file: str, damage: str,
     pool.set()
     case = made(world)
     path = case.file(file)
-    assert os.path.islink(layout.layers(case.disk.path))
+    assert os.path.islink(disk_names.layers(case.disk.path))
     DAMAGES[damage](path)
     before = [everywhere(world, pool, number) for number in (0, 1)]
     try:

@@ -21,9 +21,9 @@ import pytest
 from semishared.config import Config
 from semishared.errors import SemisharedError
 from semishared.front.transfer import PLANNED
-from semishared.model import layout
 from semishared.model import steps as s
-from semishared.model import steps_image as i
+from semishared.model.disk import names as disk_names
+from semishared.model.store import image_steps as i
 from semishared.tools import layers
 from semishared.wire.session import Session
 from tools.world import MiB, World, make_image, qemu_io
@@ -125,7 +125,7 @@ def test_all_actions_are_held() -> None:
 
 def held_at(
     number: int, world: World, steps: Steps, pool: ThreadPoolExecutor
-) -> "Tuple[int, Future[List[object]]]":
+) -> Tuple[int, Future[List[object]]]:
     """Carry out steps at SEQ 0 until their process stops itself at that point; return it, or 0 if it has no
     such point.
     """
@@ -205,7 +205,7 @@ def tried(top: Path, action: str, place: str, first: str, number: int) -> bool:
     names = {
         path
         for path in before
-        if not layout.is_staged(os.path.basename(path)) and os.path.basename(path) != "session"
+        if not disk_names.is_staged(os.path.basename(path)) and os.path.basename(path) != "session"
     }
     changed = {path for path in names if before[path] != after.get(path)}
     assert changed == set(), f"held at point {number}: {said!r}"

@@ -18,21 +18,18 @@ import pytest
 
 from semishared.errors import LateAction, SemisharedError, VmGone
 from semishared.model import steps as s
-from semishared.model import (
-    steps_base,
-    steps_commit,
-    steps_device,
-    steps_hypervisor,
-    steps_image,
-    steps_live,
-    steps_share,
-)
-from semishared.model.network_disk import NetworkDisk
+from semishared.model.base import steps as base_steps
+from semishared.model.device import steps as device_steps
+from semishared.model.disk import commit_steps
+from semishared.model.disk.network_disk import NetworkDisk
+from semishared.model.share import steps as share_steps
+from semishared.model.store import image_steps
+from semishared.model.vm import hypervisor_steps, live_steps
 from tools.world import OVERLAY_OPTIONS, MiB, World
 
 VOCABULARY: Dict[str, Any] = {
     name: cls
-    for module in (s, steps_commit, steps_image, steps_device, steps_base, steps_share, steps_live)
+    for module in (s, commit_steps, image_steps, device_steps, base_steps, share_steps, live_steps)
     for name, cls in vars(module).items()
     if hasattr(cls, "_fields")
     and name
@@ -41,12 +38,12 @@ VOCABULARY: Dict[str, Any] = {
 ACTING = {
     name: cls
     for name, cls in VOCABULARY.items()
-    if name not in s.LOOKS | steps_hypervisor.LOOKS and not name.startswith("Look")
+    if name not in s.LOOKS | hypervisor_steps.LOOKS and not name.startswith("Look")
 }
 TRIED = sorted(
     name
     for name, cls in ACTING.items()
-    if {"disk", "vm_dir"} & set(cls._fields) and cls.__module__ != steps_live.__name__
+    if {"disk", "vm_dir"} & set(cls._fields) and cls.__module__ != live_steps.__name__
 )
 
 
@@ -94,7 +91,7 @@ TABLE = (
     ),
     Compared(GUARD, "the VM's", OWN, "RemoveVm"),
     Compared(
-        "claim: owner, epoch, generation, state (store/claims.py)",
+        "claim: owner, epoch, generation, state (store/commit/claims.py)",
         "the image's",
         "it is on the store",
         "CommitDisk FinishDisk",

@@ -25,8 +25,10 @@ from semishared.cli.main import COMMANDS
 from semishared.front import transfer
 from semishared.front.fence_marks import Marks
 from semishared.opennebula.oned import Oned
-from semishared.plan import datastore, hypervisor, shares
-from semishared.plan.fence import Mark
+from semishared.plan.care.fence import Mark
+from semishared.plan.share import shares
+from semishared.plan.store import datastore
+from semishared.plan.vm import hypervisor
 from tools.oned_site import ROOT, STORE, SYSTEM
 from tools.world import make_image
 from trust import lies
@@ -259,8 +261,8 @@ NO_DOMAIN = {
 for action in ("premigrate", "postmigrate", "failmigrate"):
     for name, hosts in ((action, (LIAR, HONEST)), (f"{action} to the host that lies", (HONEST, LIAR))):
         situation(name, **NO_DOMAIN)(
-            lambda site, action=action, hosts=hosts: migration(site, action.upper(), *hosts)
-        )  # type: ignore[misc]
+            lambda site, action=action, hosts=hosts: migration(site, action.upper(), *hosts)  # type: ignore[misc]
+        )
 
 
 def backup(site: LyingSite, action: str) -> Callable[[], Done]:
@@ -407,8 +409,8 @@ for action in datastore.ACTIONS:
     situation(f"datastore/{action}", **STORED)(lambda site, action=action: stored(site, action, CEPH))  # type: ignore[misc]
 for action in shares.ACTIONS:
     situation(f"datastore/{action} of a share", **STORED)(
-        lambda site, action=action: stored(site, action, SHARES)
-    )  # type: ignore[misc]
+        lambda site, action=action: stored(site, action, SHARES)  # type: ignore[misc]
+    )
 
 
 # -- verbs ----------------------------------------------------------------------------------------------
@@ -576,7 +578,7 @@ def test_what_records_are_compared_with_is_said_of_every_hypervisor_action() -> 
             assert f"def {name}(" * bool(name) in (ROOT / "tests" / path).read_text(), (action, test)
 
 
-def told_truly(site: LyingSite, name: str) -> "List[Tuple[str, Any]]":
+def told_truly(site: LyingSite, name: str) -> List[Tuple[str, Any]]:
     """Have it done by a host that does not lie; return what that has answered."""
     site.honest()
     do = SITUATIONS[name](site)
@@ -586,7 +588,7 @@ def told_truly(site: LyingSite, name: str) -> "List[Tuple[str, Any]]":
     return site.truth()
 
 
-def check(site: LyingSite, before: Dict[str, Any], lie: "lies.Lie", done: Done) -> None:
+def check(site: LyingSite, before: Dict[str, Any], lie: lies.Lie, done: Done) -> None:
     what = f"{str(lie)[:300]}: {done}"[:3000]
     after = site.of_others()
     assert {path for path in {*before, *after} if before.get(path) != after.get(path)} == set(), what
@@ -595,7 +597,7 @@ def check(site: LyingSite, before: Dict[str, Any], lie: "lies.Lie", done: Done) 
     assert not [c for c in done.out + done.err if not c.isprintable() and c != "\n"], what
 
 
-def some(name: str, found: "List[lies.Lie]", count: int) -> "List[lies.Lie]":
+def some(name: str, found: List[lies.Lie], count: int) -> List[lies.Lie]:
     """Return so many lies, of all kinds, for each situation from another one on."""
     first, count = sorted(SITUATIONS).index(name), min(count, len(found))
     return [found[(first + number * len(found) // count) % len(found)] for number in range(count)]

@@ -75,8 +75,8 @@ with locks.exclusive(sys.argv[1]):
 PASSER = """
 import os, sys
 os.setgid(65534), os.setuid(65534)
-from semishared.tools import holders, locks
-holders.SILENT_S, holders.STIRRED_S, holders.DYING_S, locks.LONG_S = 2.0, 0.5, 1.0, 0.1
+from semishared.tools import lock_holders, locks
+lock_holders.SILENT_S, lock_holders.STIRRED_S, lock_holders.DYING_S, locks.LONG_S = 2.0, 0.5, 1.0, 0.1
 with locks.exclusive(sys.argv[1], 1.6) as file:
     print("held", locks.noted(file), flush=True)
     sys.stdin.readline()
@@ -85,7 +85,7 @@ SAME = PASSER.replace("os.setgid(65534), os.setuid(65534)", "")
 
 
 @contextmanager
-def started(program: str, *words: str) -> "Iterator[subprocess.Popen[str]]":
+def started(program: str, *words: str) -> Iterator[subprocess.Popen[str]]:
     pipe, env = subprocess.PIPE, {**os.environ, "PYTHONPATH": LIB}
     with subprocess.Popen(
         ["/usr/bin/python3", "-c", program, *words], env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True
@@ -96,7 +96,7 @@ def started(program: str, *words: str) -> "Iterator[subprocess.Popen[str]]":
             process.kill()
 
 
-def line(file: "IO[str] | None") -> str:
+def line(file: IO[str] | None) -> str:
     assert file
     return file.readline()
 

@@ -15,8 +15,8 @@ from typing import List
 import pytest
 
 from semishared.errors import SemisharedError
-from semishared.model import layout
 from semishared.model import steps as s
+from semishared.model.disk import names as disk_names
 from tools.world import OVERLAY_OPTIONS, World, qemu_io
 
 
@@ -100,7 +100,7 @@ def test_overlay_whose_lease_a_late_one_gives_up(world: World, monkeypatch: pyte
     world.on(s.StageBase(str(world.root), image), s.PrepareVm(disk.vm, disk.vm_dir), seq=0)
     passed = points(world, other, s.CreateOverlay(other, image, 0, OVERLAY_OPTIONS), monkeypatch)
 
-    def hang(at: str, seq: int, but: int = -1) -> "tuple[Future[list[object]], int]":
+    def hang(at: str, seq: int, but: int = -1) -> tuple[Future[list[object]], int]:
         with monkeypatch.context() as env:
             env.setenv("SEMISHARED_STOP_AT", str(passed.index(at) + 1))
             return pool.submit(world.on, s.CreateOverlay(disk, image, 0, OVERLAY_OPTIONS), seq=seq), stopped(
@@ -149,6 +149,6 @@ def test_clone_that_hangs_while_its_vm_is_made_anew(
         link,
     )
     qemu_io(clone, "qcow2", "read -P 0x5a 2M 64k")
-    assert not [name for name in os.listdir(Path(clone).parents[1]) if layout.is_staged(name)]
+    assert not [name for name in os.listdir(Path(clone).parents[1]) if disk_names.is_staged(name)]
     world.on(s.RemoveDisk(disk, str(world.store)), seq=1)
     assert not os.path.exists(clone)

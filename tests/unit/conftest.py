@@ -76,9 +76,9 @@ class Watch:
         # With a directory's descriptor the path says little; that directory was opened, and judged, before.
         if event in CHANGES and not isinstance(args[0], int):
             name, has_directory = (
-                os.fsdecode(args[0]),
+                os.fsdecode(args[0]),  # type: ignore[arg-type]
                 any(isinstance(arg, int) and arg >= 0 for arg in args[1:]),
-            )  # type: ignore[arg-type]
+            )
             return "" if has_directory and not os.path.isabs(name) else self.outside(name, "change")
         return ""
 

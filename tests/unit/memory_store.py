@@ -22,15 +22,17 @@ from semishared.errors import (
     TransferCorrupt,
     UploadTooLarge,
 )
-from semishared.model import stores
-from semishared.model.network_disk import NetworkDisk
+from semishared.model.disk.network_disk import NetworkDisk
 from semishared.model.refs import ImageRef
-from semishared.model.stores import Access
+from semishared.model.store import access as store_access
+from semishared.model.store.access import Access
 from semishared.tools import extents
 from semishared.tools.extents import Manifest
 
 TOTAL = 1 << 30
-KIND = stores.Kind("memory", has_bridge=False, formats=("raw",), source="memory/.+", source_is="memory/NAME")
+KIND = store_access.Kind(
+    "memory", has_bridge=False, formats=("raw",), source="memory/.+", source_is="memory/NAME"
+)
 
 
 class Image:

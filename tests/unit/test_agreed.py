@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from semishared.cli import agreed, gc, share
+from semishared.cli import command, gc, share
 
 
 class Terminal(io.StringIO):
@@ -33,13 +33,13 @@ def test_a_terminal_is_asked(typed: str, yes: bool, may: bool, monkeypatch: pyte
     out = Terminal()
     monkeypatch.setattr("sys.stdin", Terminal(typed))
     monkeypatch.setattr("sys.stdout", out)
-    assert agreed.agreed(argparse.Namespace(yes=yes), ["a share would go\x1b"]) == may
+    assert command.agreed(argparse.Namespace(yes=yes), ["a share would go\x1b"]) == may
     assert ("a share would go?\n" in out.getvalue()) == (not yes)
 
 
 def test_a_program_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    assert agreed.agreed(argparse.Namespace(yes=False), ["x"])
+    assert command.agreed(argparse.Namespace(yes=False), ["x"])
 
 
 @pytest.mark.fault(42, "--yes and --dry-run are the same words everywhere")

@@ -15,7 +15,7 @@ from semishared.errors import FalseAnswer
 from semishared.model import answers, shapes
 from semishared.model import steps as s
 from semishared.store.verbs import VERBS
-from semishared.wire.hearing import MOST_SAID, Hearing
+from semishared.wire.session import MOST_SAID, Hearing
 
 CASES = sorted((Path(__file__).parent / "plan/cases").rglob("*.json"))
 LIB = Path(answers.__file__).parents[1]
@@ -225,7 +225,7 @@ def test_a_host_that_talks_without_end_is_heard_no_more(monkeypatch: pytest.Monk
         hearing.check(b"data", 0)
     Hearing("h", ["SendVm"]).check(b"data", 0)
     assert MOST_SAID < 1 << 22
-    monkeypatch.setattr("semishared.wire.hearing.MOST_SAID", 10)
+    monkeypatch.setattr("semishared.wire.session.MOST_SAID", 10)
     with pytest.raises(FalseAnswer, match="without end"):
         for _ in range(11):
             hearing.check({"event": "alive"}, 0)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from semishared.base.arrival import Arrival, octets
+from semishared.stage.multicast import Arrival, octets
 
 MiB = 1 << 20
 BURST = MiB // 5

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from semishared.cli import setup
-from semishared.plan import attributes
+from semishared.plan.image import attributes
 
 CEPH = {
     "DISK_TYPE": "RBD",

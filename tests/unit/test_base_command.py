@@ -14,17 +14,17 @@ from semishared.cli import base
 class Command:
     """One run on a host with one base."""
 
-    def __init__(self, leases: "list[str]", *, dry_run: bool, goes: bool) -> None:
+    def __init__(self, leases: list[str], *, dry_run: bool, goes: bool) -> None:
         self.arguments, self.goes = argparse.Namespace(dry_run=dry_run), goes
         self.listed = {"bases": [{"name": f"100-7-{'a' * 32}", "bytes": 5, "leases": leases}]}
 
-    def about(self, found: "dict[str, Any]") -> bool:
+    def about(self, found: dict[str, Any]) -> bool:
         return True
 
-    def on_hosts(self, work: "Callable[..., list[dict[str, Any]]]") -> "list[dict[str, Any]]":
+    def on_hosts(self, work: Callable[..., list[dict[str, Any]]]) -> list[dict[str, Any]]:
         return work(self, None, "/root", self.listed)
 
-    def run(self, steps: object) -> "list[dict[str, object]]":
+    def run(self, steps: object) -> list[dict[str, object]]:
         """Answer as the session with the host."""
         assert not self.arguments.dry_run, "nothing is changed"
         return [{"evicted": self.goes}]
@@ -41,7 +41,7 @@ class Command:
     ],
 )
 def test_evict_fails_for_a_base_that_is_leased_and_its_dry_run_says_so(
-    leases: "list[str]", dry_run: bool, goes: bool, said: str, code: int
+    leases: list[str], dry_run: bool, goes: bool, said: str, code: int
 ) -> None:
     command: Any = Command(leases, dry_run=dry_run, goes=goes)
     (row,), line, found = base.evict(command)

@@ -29,7 +29,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
             del sys.modules[name]
 
 
-def measured(choice: Any, rates: "Callable[[str, str, str, str], float]") -> "dict[str, Any]":
+def measured(choice: Any, rates: Callable[[str, str, str, str], float]) -> dict[str, Any]:
     """Return a report in which each way of each kind has the ratios to raw that `rates` says, in eight
     rounds.
     """
@@ -49,7 +49,7 @@ def measured(choice: Any, rates: "Callable[[str, str, str, str], float]") -> "di
     return {"runs": {"choice": run}, "figures": figures}
 
 
-def marked(text: str) -> "list[list[str]]":
+def marked(text: str) -> list[list[str]]:
     """Return (way, mark) of each row that has a mark, kind by kind."""
     rows = [
         [cell.strip() for cell in line.strip("|\n").split(" | ")]
@@ -60,7 +60,7 @@ def marked(text: str) -> "list[list[str]]":
 
 
 def test_what_is_in_force_stays_unless_another_is_better_by_more_than_a_little(
-    bench: "Callable[[str], Any]",
+    bench: Callable[[str], Any],
 ) -> None:
     choice, page = bench("choice"), bench("page_choice")
     now = [choice.in_force(kind.size) for kind in choice.KINDS.values()]
@@ -71,7 +71,7 @@ def test_what_is_in_force_stays_unless_another_is_better_by_more_than_a_little(
     assert marked(page.choice(a_little))[0] == ["128k", "in force, **chosen**"]
 
 
-def test_one_bad_ratio_costs_a_way_the_choice(bench: "Callable[[str], Any]") -> None:
+def test_one_bad_ratio_costs_a_way_the_choice(bench: Callable[[str], Any]) -> None:
     choice, page = bench("choice"), bench("page_choice")
 
     def rates(kind: str, system: str, way: str, workload: str) -> float:
@@ -85,7 +85,7 @@ def test_one_bad_ratio_costs_a_way_the_choice(bench: "Callable[[str], Any]") -> 
     ]
 
 
-def test_each_way_in_force_is_held_to_what_is_wanted(bench: "Callable[[str], Any]") -> None:
+def test_each_way_in_force_is_held_to_what_is_wanted(bench: Callable[[str], Any]) -> None:
     choice = bench("choice")
     held = [figure for figure in measured(choice, lambda *_: 0.96)["figures"] if figure["budget"]]
     assert {figure["name"].split("/")[3] for figure in held} == {"128k", "256k"}
@@ -97,7 +97,7 @@ def test_each_way_in_force_is_held_to_what_is_wanted(bench: "Callable[[str], Any
     )
 
 
-def test_table_has_its_place(bench: "Callable[[str], Any]") -> None:
+def test_table_has_its_place(bench: Callable[[str], Any]) -> None:
     assert "choice" in bench("page").BLOCKS and re.search(
         r"<!-- bench: choice -->\n.+\n<!-- end -->", PAGE.read_text(), re.DOTALL
     )

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture()
-def bench(monkeypatch: pytest.MonkeyPatch) -> "Iterator[Callable[[str], Any]]":
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
     """Import modules of bench/ by name, and forget them: `page` and `tables` are names that others may
     have.
     """
@@ -32,11 +32,11 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> "Iterator[Callable[[str], Any]]":
 
 
 @pytest.fixture()
-def page(bench: "Callable[[str], Any]") -> Any:
+def page(bench: Callable[[str], Any]) -> Any:
     return bench("page")
 
 
-def report(*of: "Dict[str, str] | None") -> Dict[str, Any]:
+def report(*of: Dict[str, str] | None) -> Dict[str, Any]:
     runs = {
         str(at): {"seconds": 600, "load_before": [0.1], "load_after": [1], **({"of": run} if run else {})}
         for at, run in enumerate(of)
@@ -58,7 +58,7 @@ def test_table_of_runs_says_how_long_each_took_and_how_busy_it_was(page: Any) ->
     assert "Failed, and so not in it: 0." in page.machine(found)
 
 
-def pages(page: Any, folder: Path, *names: str) -> "Callable[[], str]":
+def pages(page: Any, folder: Path, *names: str) -> Callable[[], str]:
     """Lay out pages with these tables; return what reads the first of them."""
     text = "".join(f"<!-- bench: {name} -->\nas it was\n<!-- end -->\n" for name in names)
     for name in page.PAGES:
@@ -93,7 +93,7 @@ def test_tables_of_two_runs_on_a_page_are_said_to_be(page: Any, tmp_path: Path) 
 
 
 def test_a_benchmark_that_fails_is_named_and_leaves_no_figures(
-    bench: "Callable[[str], Any]", tmp_path: Path, capsys: Any
+    bench: Callable[[str], Any], tmp_path: Path, capsys: Any
 ) -> None:
     run, figure = bench("run"), bench("figures").Figure
 
@@ -113,7 +113,7 @@ def test_a_benchmark_that_fails_is_named_and_leaves_no_figures(
     assert "== io: FAILED" in capsys.readouterr().out
 
 
-def test_what_no_name_is_needed_for_is_what_the_page_shows(bench: "Callable[[str], Any]") -> None:
+def test_what_no_name_is_needed_for_is_what_the_page_shows(bench: Callable[[str], Any]) -> None:
     run, schedule, page = bench("run"), bench("schedule"), bench("page")
     assert set(schedule.SECONDS) < set(run.BENCHMARKS)
     assert {page.OF.get(name, name) for name in page.BLOCKS} - set(page.OF_ALL) <= set(schedule.SECONDS) | {
@@ -123,7 +123,7 @@ def test_what_no_name_is_needed_for_is_what_the_page_shows(bench: "Callable[[str
 
 
 def test_who_is_late_makes_others_take_fewer_rounds(
-    bench: "Callable[[str], Any]", monkeypatch: pytest.MonkeyPatch
+    bench: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schedule, figures = bench("schedule"), bench("figures")
     last = list(schedule.SECONDS)[-1]
@@ -142,7 +142,7 @@ def test_who_is_late_makes_others_take_fewer_rounds(
     assert len(counted) == 2, "of the four for which there is time"
 
 
-def test_what_hangs_is_ended(bench: "Callable[[str], Any]", monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_hangs_is_ended(bench: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     schedule, before = bench("schedule"), signal.getsignal(signal.SIGUSR2)
     monkeypatch.setattr(schedule, "SECONDS", {"io": 0.1})
     monkeypatch.setattr(schedule, "PATIENCE", 0.1)

@@ -9,7 +9,7 @@ import pytest
 
 from semishared.cli.main import main
 from semishared.errors import BadAttribute
-from semishared.plan.ceph_caps import keys
+from semishared.plan.store.ceph_caps import keys
 
 
 def test_each_role_has_its_key() -> None:

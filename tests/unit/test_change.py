@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from semishared.store import change
-from semishared.store.change import Range
+from semishared.store.commit import change
+from semishared.store.commit.change import Range
 
 PIECE = 4096
 MANY = 20_000

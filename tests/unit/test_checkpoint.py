@@ -10,9 +10,9 @@ from typing import Any, Dict, List
 import pytest
 
 from semishared.errors import BadRecord, ForeignCheckpoint
+from semishared.model.disk.record import Record
 from semishared.model.exchange import Exchange, Here, drive
-from semishared.model.record import Record
-from semishared.plan import checkpoint, hypervisor
+from semishared.plan.vm import checkpoint, hypervisor
 
 STORE, VM_DIR = "/var/lib/one/datastores/100", "/var/lib/one//datastores/101/7"
 ACCESS: Dict[str, Any] = {

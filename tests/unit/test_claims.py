@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semishared.errors import CommitRefused, NotOwner, SemisharedError, StaleDiff, TooLarge, UnknownClaim
-from semishared.model.owner import Owner
-from semishared.store import claims
-from semishared.store.claims import Claim
+from semishared.model.refs import Owner
+from semishared.store.commit import claims
+from semishared.store.commit.claims import Claim
 
 OWNER = Owner(23, 1, 5, "a" * 32, "h1", "f" * 32)
 CLAIM = Claim(OWNER, "a" * 32, 8 << 20, ("token", 8 << 20, 7), (0, 3), frozenset({0, 9, 4000}))
@@ -50,7 +50,7 @@ def test_what_anybody_can_write_there_is_no_record(data: Any) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"\xff", "{"])
-def test_what_is_no_json_is_not_nobodys(text: "bytes | str") -> None:
+def test_what_is_no_json_is_not_nobodys(text: bytes | str) -> None:
     with pytest.raises(UnknownClaim):
         claims.parse("/store/image", text)
 

@@ -55,7 +55,7 @@ def test_exit_codes_are_those_of_the_help(command: str) -> None:
         action.choices for action in top._actions if isinstance(action, argparse._SubParsersAction)
     )
     description = choices[command].description or ""
-    codes = description.split("exit codes:")[1]
+    codes = " ".join(description.split()).split("exit codes:")[1]
     in_help = set(re.findall(r"(?:^|[,;\n]) ?([0-9])(?= )", codes))
     section = SECTIONS[f"semishared {command}"]
     on_page = set(re.findall(r"(?m)^\| ([0-9]) \|", section)) or set(

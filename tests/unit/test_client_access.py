@@ -26,17 +26,18 @@ from semishared.errors import (
 )
 from semishared.front import transfer
 from semishared.front.action import Action
-from semishared.model import layout_share
-from semishared.model import steps_share as s
 from semishared.model.exchange import AskOned, Exchange, Feed, On, Say, drive
-from semishared.model.shares import Tree
+from semishared.model.share import names as share_names
+from semishared.model.share import steps as share_steps
+from semishared.model.share.share import Tree
 from semishared.model.steps import PrepareVm
 from semishared.opennebula.args import VmPlace
 from semishared.opennebula.oned import Oned
 from semishared.opennebula.report import Report
 from semishared.opennebula.xml import Datastore, Image, Vm
-from semishared.plan import client_access, gc, gc_shares
-from semishared.plan.client_access import Clients
+from semishared.plan.care import gc, gc_stores
+from semishared.plan.share import client_keys
+from semishared.plan.share.client_keys import Clients
 from semishared.share.ceph_clients import Key
 from semishared.tools import context_iso
 
@@ -63,7 +64,7 @@ ANSWER = {
 HISTORY = "<HISTORY_RECORDS><HISTORY><SEQ>3</SEQ><HOSTNAME>h2</HOSTNAME></HISTORY></HISTORY_RECORDS>"
 PLACE = VmPlace("h2", "/var/lib/one/datastores/101/7", 7)
 PREPARED = ("h2", PrepareVm(7, PLACE.path))
-TAKEN = ("h1", s.TakeKeys(TREE, -1, 7, 3))
+TAKEN = ("h1", share_steps.TakeKeys(TREE, -1, 7, 3))
 SOURCE = "/srv/shares/share-5/0b1c"
 SHARE = "<DISK><DISK_ID>1</DISK_ID><IMAGE_ID>5</IMAGE_ID><DATASTORE_ID>110</DATASTORE_ID><MOUNT_TAG>data</MOUNT_TAG>"  # noqa: E501
 SHARE += f"<SOURCE>{SOURCE}</SOURCE>"
@@ -115,9 +116,9 @@ class Asked:
 
 def test_a_guest_is_told_what_a_client_needs_under_the_number_of_the_disk() -> None:
     asked = Asked(OTHERS + SHARE.format(more=""), ON_CEPH, CLIENT)
-    found = drive(client_access.handed(asked.vm, PLACE), asked.do)
+    found = drive(client_keys.handed(asked.vm, PLACE), asked.do)
     assert found.disks == (1,)
-    assert asked.steps == [PREPARED, ("h1", s.GiveKey(TREE, 5, SOURCE, 7, False, 3))]
+    assert asked.steps == [PREPARED, ("h1", share_steps.GiveKey(TREE, 5, SOURCE, 7, False, 3))]
     assert found.lines.decode().splitlines() == [
         "SEMISHARED_SHARE_1_TAG='data'",
         "SEMISHARED_SHARE_1_MONITORS='10.0.0.1:6789,[fd00::1]:6789'",
@@ -132,21 +133,21 @@ def test_a_guest_is_told_what_a_client_needs_under_the_number_of_the_disk() -> N
 
 def test_the_datastore_says_it_where_the_image_does_not_and_a_read_only_disk_gets_a_key_that_reads() -> None:
     asked = Asked(SHARE.format(more="<READONLY>YES</READONLY>"), {**ON_CEPH, **CLIENT}, {})
-    drive(client_access.handed(asked.vm, PLACE), asked.do)
-    assert asked.steps == [PREPARED, ("h1", s.GiveKey(TREE, 5, SOURCE, 7, True, 3))]
+    drive(client_keys.handed(asked.vm, PLACE), asked.do)
+    assert asked.steps == [PREPARED, ("h1", share_steps.GiveKey(TREE, 5, SOURCE, 7, True, 3))]
     asked = Asked(SHARE.format(more=""), {**ON_CEPH, **CLIENT}, {"SEMISHARED_SHARE_ACCESS": "virtiofs"})
     # No share any more whose client it is: what was noted before has to go.
     assert (
-        drive(client_access.handed(asked.vm, PLACE), asked.do) == Clients(roots=((5, MARKER, 70, False),))
+        drive(client_keys.handed(asked.vm, PLACE), asked.do) == Clients(roots=((5, MARKER, 70, False),))
         and not asked.steps
     )
 
 
 def test_of_a_share_that_its_host_gives_it_is_noted_which_one_that_is() -> None:
     asked = Asked(OTHERS + SHARE.format(more=""), {**ON_XFS, "SEMISHARED_STORE": MARKER}, {})
-    assert drive(client_access.handed(asked.vm, PLACE), asked.do).roots == ((5, MARKER, 70, False),)
+    assert drive(client_keys.handed(asked.vm, PLACE), asked.do).roots == ((5, MARKER, 70, False),)
     asked = Asked(SHARE.format(more=""), ON_XFS, {})
-    assert drive(client_access.handed(asked.vm, PLACE), asked.do) == Clients()
+    assert drive(client_keys.handed(asked.vm, PLACE), asked.do) == Clients()
 
 
 @pytest.mark.parametrize("reads", [{"READONLY": "yes"}, {"PERSISTENT_TYPE": "IMMUTABLE"}])
@@ -156,14 +157,14 @@ def test_an_image_to_be_read_is_so_whatever_a_vm_says_of_its_disk(reads: dict[st
     asked = Asked(
         SHARE.format(more=disk), ON_CEPH, {**CLIENT, **reads}, lambda step: {**ANSWER, "access": "rw"}
     )
-    lines = drive(client_access.handed(asked.vm, PLACE), asked.do).lines.decode().splitlines()
+    lines = drive(client_keys.handed(asked.vm, PLACE), asked.do).lines.decode().splitlines()
     assert (
-        asked.steps == [PREPARED, ("h1", s.GiveKey(TREE, 5, SOURCE, 7, True, 3))]
+        asked.steps == [PREPARED, ("h1", share_steps.GiveKey(TREE, 5, SOURCE, 7, True, 3))]
         and "SEMISHARED_SHARE_1_ACCESS='ro'" in lines
     )
     for marker in ("", MARKER):
         asked = Asked(SHARE.format(more=disk), {**ON_XFS, "SEMISHARED_STORE": marker}, reads)
-        assert drive(client_access.handed(asked.vm, PLACE), asked.do).roots == ((5, marker, 70, True),)
+        assert drive(client_keys.handed(asked.vm, PLACE), asked.do).roots == ((5, marker, 70, True),)
 
 
 @pytest.mark.parametrize("state", [3, 17, 26])
@@ -173,15 +174,15 @@ def test_a_guest_that_runs_keeps_the_key_by_which_it_has_mounted(state: int, rea
     one shuts out the other.
     """
     asked = Asked(SHARE.format(more=""), ON_CEPH, {**CLIENT, "READONLY": reads}, running=state)
-    found = drive(client_access.handed(asked.vm, PLACE), asked.do)
-    assert asked.steps == [PREPARED, ("h1", s.ShowKey(TREE, 5, SOURCE, 7))] and found.disks == (1,)
+    found = drive(client_keys.handed(asked.vm, PLACE), asked.do)
+    assert asked.steps == [PREPARED, ("h1", share_steps.ShowKey(TREE, 5, SOURCE, 7))] and found.disks == (1,)
 
     def none(step: Any) -> Any:
-        if isinstance(step, s.ShowKey):
+        if isinstance(step, share_steps.ShowKey):
             raise MissingImage("VM 7 has no key")
 
     asked = Asked(SHARE.format(more=""), ON_CEPH, CLIENT, none, running=state)
-    assert drive(client_access.handed(asked.vm, PLACE), asked.do) == Clients(), (
+    assert drive(client_keys.handed(asked.vm, PLACE), asked.do) == Clients(), (
         "one that was taken back is had again at the next boot"
     )
 
@@ -196,8 +197,11 @@ def test_a_share_that_is_two_disks_has_one_key_that_reads_if_both_do(second: str
         CLIENT,
         lambda step: {**ANSWER, "access": "ro" if getattr(step, "readonly", False) else "rw"},
     )
-    found = drive(client_access.handed(asked.vm, PLACE), asked.do)
-    assert asked.steps == [PREPARED, ("h1", s.GiveKey(TREE, 5, SOURCE, 7, readonly, 3))] and found.disks == (
+    found = drive(client_keys.handed(asked.vm, PLACE), asked.do)
+    assert asked.steps == [
+        PREPARED,
+        ("h1", share_steps.GiveKey(TREE, 5, SOURCE, 7, readonly, 3)),
+    ] and found.disks == (
         1,
         4,
     )
@@ -211,7 +215,7 @@ def test_a_share_that_is_two_disks_has_one_key_that_reads_if_both_do(second: str
 
 def test_a_vm_without_shares_asks_nobody_for_anything() -> None:
     asked = Asked(OTHERS, ON_CEPH, CLIENT)
-    assert drive(client_access.handed(asked.vm, PLACE), asked.do) == Clients() and not asked.steps
+    assert drive(client_keys.handed(asked.vm, PLACE), asked.do) == Clients() and not asked.steps
 
 
 @pytest.mark.parametrize(
@@ -231,15 +235,15 @@ def test_what_no_guest_can_be_a_client_of_is_refused(
     )
     asked = Asked(share, store, image)
     with pytest.raises(BadAttribute) as caught:
-        drive(client_access.handed(asked.vm, PLACE), asked.do)
+        drive(client_keys.handed(asked.vm, PLACE), asked.do)
     assert said in caught.value.detail and not asked.steps
 
 
-@pytest.mark.parametrize("name", client_access.TOLD)
+@pytest.mark.parametrize("name", client_keys.TOLD)
 @pytest.mark.parametrize("value", ["a'b", "a b", "$(a)", "a\nb", ""])
 def test_no_answer_ends_its_quotes_nor_is_a_key_in_what_refuses_it(name: str, value: str) -> None:
     with pytest.raises(BadRecord) as caught:
-        client_access.told({**ANSWER, name: value})
+        client_keys.told({**ANSWER, name: value})
     assert ANSWER["key"] not in caught.value.detail
 
 
@@ -247,7 +251,7 @@ def test_the_keys_of_a_vm_that_is_gone_are_taken_back_or_it_is_said_who_does_it_
     share = SHARE.format(more="")
     for taken in (0, 2):
         asked = Asked(share, ON_CEPH, {}, lambda _: {"taken": taken})  # noqa: B023 - it is asked within this round
-        drive(client_access.withdrawn(asked.vm), asked.do)
+        drive(client_keys.withdrawn(asked.vm), asked.do)
         assert asked.steps == [TAKEN]
         # The MDS goes on serving who has mounted a directory below: how that is ended has to be said.
         assert len(asked.said) == bool(taken) and all("session evict" in text for text in asked.said)
@@ -256,11 +260,11 @@ def test_the_keys_of_a_vm_that_is_gone_are_taken_back_or_it_is_said_who_does_it_
         raise CephUnavailable("no answer")
 
     asked = Asked(share, ON_CEPH, {}, away)
-    drive(client_access.withdrawn(asked.vm), asked.do)
+    drive(client_keys.withdrawn(asked.vm), asked.do)
     assert len(asked.said) == 1 and "`semishared gc`" in asked.said[0]
     for disks, store in ((share, ON_XFS), (OTHERS, ON_CEPH)):
         asked = Asked(disks, store, {})
-        drive(client_access.withdrawn(asked.vm), asked.do)
+        drive(client_keys.withdrawn(asked.vm), asked.do)
         assert not asked.steps
 
 
@@ -270,11 +274,13 @@ def test_gc_takes_the_keys_of_vms_that_oned_has_not() -> None:
         for key in (Key(5), Key(5, 7), Key(5, 8), Key(5, 8, True), Key(5, 99))
     ]
     known = gc.Known({7: "h1"}, frozenset({(110, 5)}), frozenset(), newest_vm=8)
-    gone, reading, newer = gc_shares.find(gc_shares.Shares("h1", 110, TREE, (), tuple(keys), "a" * 32), known)
+    gone, reading, newer = gc_stores.find_in_shares(
+        gc_stores.Shares("h1", 110, TREE, (), tuple(keys), "a" * 32), known
+    )
     assert (gone.path, gone.keep, gone.steps()) == (
         "/srv/shares/.semishared/.keys/5-8.json",
         "",
-        [s.TakeKeys(TREE, 5, 8)],
+        [share_steps.TakeKeys(TREE, 5, 8)],
     )
     assert reading.path == "/srv/shares/.semishared/.keys/5-8-ro.json" and not reading.keep
     assert newer.path.endswith("/5-99.json") and "restored" in newer.keep
@@ -287,7 +293,9 @@ def test_gc_keeps_a_key_whose_note_cannot_be_read() -> None:
     ]
     rows[1]["wrong"] = {"id": "SS042", "detail": "5-8-ro.json on b0 is damaged"}
     known = gc.Known({}, frozenset({(110, 5)}), frozenset(), newest_vm=8)
-    found = list(gc_shares.find(gc_shares.Shares("b0", 110, TREE, (), tuple(rows), "a" * 32), known))
+    found = list(
+        gc_stores.find_in_shares(gc_stores.Shares("b0", 110, TREE, (), tuple(rows), "a" * 32), known)
+    )
     assert [item.keep for item in found[:2]] == [
         "5-8-ro.json on b0 is damaged: `semishared share credentials 5 --vm 8 --revoke` takes it all the same"
     ] * 2
@@ -297,9 +305,9 @@ def test_gc_keeps_a_key_whose_note_cannot_be_read() -> None:
 def test_who_has_a_key_is_told_by_names_that_say_it() -> None:
     every = (Key(5), Key(5, 7), Key(5, readonly=True), Key(5, 7, True))
     for key in every:
-        assert layout_share.key_of(key.note.rpartition("/")[2]) == key[:3]
+        assert share_names.key_of(key.note.rpartition("/")[2]) == key[:3]
     assert [
-        layout_share.key_of(name) for name in ("5-7-1.json", "5-7.json.new", ".staged-5.json.x", "a.json")
+        share_names.key_of(name) for name in ("5-7-1.json", "5-7.json.new", ".staged-5.json.x", "a.json")
     ] == [None] * 4
     # Of who reads and who writes neither is ever made the other.
     assert [key.user(TREE) for key in every] == [

@@ -26,20 +26,20 @@ WORDS = (
     "modify_timestamp",
 )
 JUDGED = {
-    "for people": "front/fence.py cli/base.py cli/share_snapshots.py share/btrfs.py share/cephfs.py",
+    "for people": "front/fence.py cli/base.py cli/share.py share/btrfs.py share/cephfs.py",
     "an estimate, or a hint where to ask first; wrong, "
-    "it costs time": "base/placed.py base/hung.py base/pricing.py front/base_tracker.py",
-    "in which order what nobody uses goes": "base/hot.py base/room.py base/moving.py",
+    "it costs time": "device/ledger.py device/hung.py stage/source_speed.py front/questions.py",
+    "in which order what nobody uses goes": "base/hot.py base/room.py pool/moving.py",
     "equal to what was seen, or another content: never "
-    "earlier or later": "disk/commits.py disk/layer_copies.py "
-    "disk/whereabouts.py "
-    "store/dir_image.py tools/files.py",
+    "earlier or later": "disk/commits.py disk/device_move.py "
+    "disk/vm_dir_inventory.py "
+    "store/dir/image.py tools/files.py",
     "advice of doctor": "cli/doctor.py",
     "gc's --older-than; what lives, is open, or is known to oned stays "
-    "whatever its age": "tools/inventory.py host/leftovers.py store/rbd_pool.py store/rbd_leftovers.py",
+    "whatever its age": "tools/inventory.py host/leftovers.py store/rbd/pool.py store/rbd/snapshots.py",
     "lock files that nobody holds, and in which nothing was counted by the time of a boot "
     "(epochs.is_recent)": "disk/vm_dir.py",
-    "both times are the monitors'": "store/blocklist.py",
+    "both times are the monitors'": "store/rbd/blocklist.py",
 }
 """A module that is added has no line: a clock may be set, while we wait or by days, and no two machines have
 the same.

@@ -19,7 +19,7 @@ from semishared.front import clusters as front
 from semishared.front.staging_hosts import Wish
 from semishared.opennebula.oned import Oned
 from semishared.opennebula.xml import View, Vm, parse
-from semishared.plan import clusters
+from semishared.plan.care import clusters
 
 
 def vm(number: int, name: str = "", labels: str = "", state: int = 8, lcm: int = 0, disk: str = "") -> Vm:

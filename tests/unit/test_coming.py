@@ -9,11 +9,11 @@ from typing import Iterator
 
 import pytest
 
-from semishared.base import peers
-from semishared.base.outgoing import Out
 from semishared.config import Config
 from semishared.errors import ToolTimeout
-from semishared.model.steps_base import ServeBase
+from semishared.model.base.steps import ServeBase
+from semishared.stage import peers
+from semishared.stage.peers import Out
 from semishared.tools import rate_limit
 from semishared.tools.extents import EXTENT
 from semishared.wire import packets

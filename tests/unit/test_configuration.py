@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from configurations import REFUSED, SOUND, Value, oned_reads, vmm_execrc
 from semishared.errors import BadConfiguration, ConfigurationConflict
 from semishared.install import configuration as plan
-from semishared.install import execrc
+from semishared.install import edits
 from semishared.install.edits import NO_ACTIONS
 from semishared.install.oned_conf import parse
 from semishared.opennebula import mad_conf
-from semishared.plan import attributes
+from semishared.plan.image import attributes
 
 VMM = Path(__file__).resolve().parents[2] / "vmm"
 OWN = ("attach_disk", "deploy", "detach_disk", "migrate", "restore", "save", "snapshot_create")
@@ -167,9 +167,9 @@ def test_settings_by_hand_are_put_right_and_other_choices_stay() -> None:
     conf = named(oned_reads(done.text), "TM_MAD_CONF", "semishared")
     assert conf["SHARED"] == "NO" and conf["DS_MIGRATE"] == "NO" and conf["DS_MIGRATE_SNAP"] == "YES"
     assert (
-        sum(key == "TM_MAD_CONF" and value["NAME"] == "semishared" for key, value in oned_reads(done.text))
+        sum(key == "TM_MAD_CONF" and value["NAME"] == "semishared" for key, value in oned_reads(done.text))  # type: ignore[index]
         == 1
-    )  # type: ignore[index]
+    )
 
 
 RC = {
@@ -197,16 +197,16 @@ def words(text: str) -> list[str]:
 
 @pytest.mark.parametrize("name", RC)
 def test_live_snapshots(name: str) -> None:
-    done = execrc.configure(RC[name], ["kvm", "qemu"])
+    done = edits.configure_execrc(RC[name], ["kvm", "qemu"])
     assert words(done.text) == [*words(RC[name]), "kvm-semishared", "qemu-semishared"]
-    assert execrc.configure(done.text, ["kvm", "qemu"]) == plan.Changed(done.text, ())
-    assert execrc.unconfigure(done.text).text == RC[name]
+    assert edits.configure_execrc(done.text, ["kvm", "qemu"]) == plan.Changed(done.text, ())
+    assert edits.unconfigure_execrc(done.text).text == RC[name]
 
 
 def test_live_snapshots_of_what_is_missing_only() -> None:
-    done = execrc.configure('LIVE_DISK_SNAPSHOTS="kvm-semishared a"\n', ["kvm", "qemu"])
+    done = edits.configure_execrc('LIVE_DISK_SNAPSHOTS="kvm-semishared a"\n', ["kvm", "qemu"])
     assert words(done.text) == ["kvm-semishared", "a", "qemu-semishared"]
-    bare = execrc.configure("LIVE_DISK_SNAPSHOTS=kvm-a\n", ["kvm"])
+    bare = edits.configure_execrc("LIVE_DISK_SNAPSHOTS=kvm-a\n", ["kvm"])
     assert words(bare.text) == ["kvm-a", "kvm-semishared"]
 
 
@@ -215,7 +215,7 @@ def test_live_snapshots_of_what_is_missing_only() -> None:
 )
 def test_shell_that_is_no_plain_list_is_not_edited(line: str) -> None:
     with pytest.raises(BadConfiguration, match="line 2"):
-        execrc.configure(f"# x\n{line}\n", ["kvm"])
+        edits.configure_execrc(f"# x\n{line}\n", ["kvm"])
 
 
 TEXT = st.text(st.sampled_from('AB_1 \t\n=[],"#\\x'), max_size=40)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from semishared.guest import active_layer
-from semishared.model.place import COPY
-from semishared.model.record import Record
+from semishared.model.disk.place import COPY
+from semishared.model.disk.record import Record
 
 DISK = "/var/lib/one/datastores/101/5/disk.1"
 

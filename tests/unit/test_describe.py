@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from semishared import store
-from semishared.base import describe
 from semishared.errors import StoreUnavailable
+from semishared.model.base.steps import DescribeBase
 from semishared.model.refs import ImageRef
-from semishared.model.steps_base import DescribeBase
+from semishared.stage import describe
 
 
 class Away:

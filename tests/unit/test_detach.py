@@ -11,9 +11,9 @@ import pytest
 from semishared.cli import detach as cli
 from semishared.errors import BadArguments, BadAttribute
 from semishared.front import detach as front
-from semishared.model.record import Record
+from semishared.model.disk.record import Record
 from semishared.opennebula.xml import Datastore, Image, Vm
-from semishared.plan import detach
+from semishared.plan.disk import detach
 
 RUNS = (3, 3)
 

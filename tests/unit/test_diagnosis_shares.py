@@ -10,11 +10,11 @@ import pytest
 
 from semishared.errors import BadRecord, ToolFailed
 from semishared.install.preflight import knows_virtiofs
-from semishared.model import layout_share
-from semishared.model.shares import Tree
+from semishared.model.share import names as share_names
+from semishared.model.share.share import Tree
 from semishared.opennebula.xml import Datastore, Image
-from semishared.plan.diagnosis import BROKEN, WARNING, Finding
-from semishared.plan.diagnosis_shares import Made, of_hosts, of_roots, ways
+from semishared.plan.care.diagnosis import BROKEN, WARNING, Finding
+from semishared.plan.care.diagnosis_shares import Made, of_hosts, of_roots, ways
 from semishared.share import btrfs, cephfs, owners
 from semishared.share.inspection import taken
 from semishared.tools import files
@@ -229,7 +229,7 @@ def test_what_the_programs_say_of_a_snapshot() -> None:
 
 
 def test_what_in_a_root_is_a_snapshot() -> None:
-    assert layout_share.snapshot_of(7, "snapshot-7-a.b-c") == "a.b-c"
+    assert share_names.snapshot_of(7, "snapshot-7-a.b-c") == "a.b-c"
     for entry in (
         "snapshot-77-a",
         "snapshot-7-",
@@ -239,11 +239,11 @@ def test_what_in_a_root_is_a_snapshot() -> None:
         "snapshot-7-a\n",
         "snapshot-7-..",
     ):
-        assert layout_share.snapshot_of(7, entry) == "", entry
+        assert share_names.snapshot_of(7, entry) == "", entry
 
 
 def test_ranges_of_users_with_gaps_are_an_error_and_no_waiting_for_ever(tmp_path: Any) -> None:
-    ranges = tmp_path / layout_share.UIDS
+    ranges = tmp_path / share_names.UIDS
     ranges.mkdir(parents=True)
     for number, owner in ((1, 5), (2, 6)):
         files.write_json(str(ranges / str(number)), {"version": 1, "owner": owner})

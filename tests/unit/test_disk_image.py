@@ -10,10 +10,10 @@ from typing import Any, List, Tuple
 import pytest
 
 from semishared.errors import ForeignImage
-from semishared.model.acquired import Given
+from semishared.model.disk.acquired import Given
 from semishared.model.exchange import AskOned, Exchange, drive
 from semishared.opennebula.xml import Datastore, Image, Vm
-from semishared.plan import disk_image
+from semishared.plan.image import disk_image
 
 DISK = "<DISK><DISK_ID>{0}</DISK_ID><IMAGE_ID>{1}</IMAGE_ID><TM_MAD>semishared</TM_MAD></DISK>"
 

@@ -41,17 +41,16 @@ WORDS = {
     "READONLY": OF_USER,
     "SEMISHARED_ON_HOST_FAILURE": OF_USER,
     "SEMISHARED_SHARE_ACCESS": "it is not believed: what has it, and none of our context, is refused "
-    "(plan/filesystems.py)",
+    "(plan/libvirt/filesystems.py)",
     "SIZE": OF_USER,
 }
 
 
 PLACES = {
     "opennebula/xml.py": "the view of it",
-    "plan/attach_xml.py": "what is attached, as its record says",
-    "plan/checkpoint.py": "what oned has sent for this resume, whose disks a checkpoint is compared with",
-    "plan/domain_xml.py": "what libvirt is told, as the records say",
-    "plan/filesystems.py": "directories for guests, in the same",
+    "plan/libvirt/domain.py": "what is attached, as its record says",
+    "plan/vm/checkpoint.py": "what oned has sent for this resume, whose disks a checkpoint is compared with",
+    "plan/libvirt/filesystems.py": "directories for guests, in the same",
     "cli/commit.py": "a word of the command line",
     "cli/status.py": "the head of a column",
 }

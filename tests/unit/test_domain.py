@@ -14,16 +14,21 @@ from xml.etree import ElementTree
 import pytest
 
 from semishared.errors import BadArguments, BadRecord, MigrationRefused, NotSupported
-from semishared.model.place import PLACES
-from semishared.model.record import Record
+from semishared.model.disk.place import PLACES
+from semishared.model.disk.record import Record
 from semishared.model.steps import State
-from semishared.model.steps_live import MigrateOptions
+from semishared.model.vm.live_steps import MigrateOptions
 from semishared.opennebula.xml_edit import Markup, escape
-from semishared.plan.attach_xml import AttachMessage
-from semishared.plan.checkpoint import with_active_layers
-from semishared.plan.domain_xml import Domain, check_system_snapshot, disk_number, disks_of_ours
-from semishared.plan.live_migration import Moving, Outcome, is_proved, moving, options, outcome
-from semishared.plan.migrate_options import parsed
+from semishared.plan.libvirt.domain import (
+    AttachMessage,
+    Domain,
+    check_system_snapshot,
+    disk_number,
+    disks_of_ours,
+)
+from semishared.plan.vm.checkpoint import with_active_layers
+from semishared.plan.vm.live_migration import Moving, Outcome, is_proved, moving, options, outcome
+from semishared.plan.vm.migrate_options import parsed
 
 GOLDEN = Path(__file__).parent / "golden" / "domain"
 CASES = sorted(path.name[: -len(".in.xml")] for path in GOLDEN.glob("*.in.xml"))

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semishared import errors
-from semishared.model import device_class
-from semishared.model.record import IO_CLASSES
-from semishared.plan import placement, staging
+from semishared.model.device import classes
+from semishared.model.disk.record import IO_CLASSES
+from semishared.plan.base import staging
+from semishared.plan.image import placement
 
 pytestmark = pytest.mark.reads_checkout
 
@@ -57,7 +58,7 @@ def test_error_says_what_it_is_and_what_to_do(error: type[errors.SemisharedError
     assert "id" in vars(error)
     assert "remedy" in vars(error), f"{error.__name__} has no remedy of its own"
     assert error.__doc__ is not None
-    assert error.__doc__.endswith(".")
+    assert error.__doc__.rstrip().endswith(".")
     assert not error.remedy.endswith(".")
     assert error("what happened").line() == f"what happened; {error.remedy} [{error.id}]"
 
@@ -108,7 +109,7 @@ def test_page_of_attributes_lists_what_placement_knows_and_nothing_else() -> Non
         "SEMISHARED_ON_HOST_FAILURE": set(placement.ON_HOST_FAILURE),
         "SEMISHARED_DETACH": set(placement.DETACH),
         "SEMISHARED_IO_CLASS": set(IO_CLASSES),
-        "SEMISHARED_CLASS": set(device_class.WORDS),
+        "SEMISHARED_CLASS": set(classes.WORDS),
         "SEMISHARED_BASES": set(placement.BASES),
         "SEMISHARED_SHARE_ACCESS": set(placement.ACCESS),
     }
@@ -120,12 +121,14 @@ def test_page_of_attributes_lists_what_placement_knows_and_nothing_else() -> Non
             found[name] = set(re.findall(r"(?m)^\| `([^`]+)`", section))
     assert found == known
     of_ceph = set(
-        re.findall(r'"(SEMISHARED_CEPH_[A-Z_]+)"', (ROOT / "lib/semishared/model/stores.py").read_text())
+        re.findall(
+            r'"(SEMISHARED_CEPH_[A-Z_]+)"', (ROOT / "lib/semishared/model/store/access.py").read_text()
+        )
     )
     assert len(of_ceph) == 5
     written = {"SEMISHARED_STORE", "SEMISHARED_CLOUD"}
     of_shares = set(
-        re.findall(r'"(SEMISHARED_FS[A-Z_]*)"', (ROOT / "lib/semishared/model/shares.py").read_text())
+        re.findall(r'"(SEMISHARED_FS[A-Z_]*)"', (ROOT / "lib/semishared/model/share/share.py").read_text())
     )
     assert len(of_shares) == 5
     of_hosts = {"SEMISHARED_BASES_LIMIT", "SEMISHARED_BASES_FLOOR", "SEMISHARED_FENCED", "SEMISHARED_POOL"}
@@ -152,7 +155,8 @@ def test_page_of_attributes_lists_the_attributes_the_datastore_driver_reads() ->
     page = (REFERENCE / "attributes.md").read_text()
     listed = set(re.findall(r"`([A-Z0-9_]{2,})`", page.split("datastore driver knows")[1]))
     texts = [
-        (ROOT / "lib" / "semishared" / name).read_text() for name in ("front/upload.py", "plan/images.py")
+        (ROOT / "lib" / "semishared" / name).read_text()
+        for name in ("front/upload.py", "plan/image/images.py")
     ]
     read = {name for text in texts for name in re.findall(r'attribute\("([A-Z0-9_]+)"\)', text)} - {"FS"}
     assert read | {"MD5", "SHA1", "SHA256"} == listed

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semishared.errors import BadAttribute
-from semishared.plan.eviction import (
+from semishared.plan.base.eviction import (
     Held,
     Limits,
     after,

@@ -27,7 +27,7 @@ class Machine:
     raised.
     """
 
-    opened: List["Machine"] = []
+    opened: List[Machine] = []
     script: Dict[str, List[Any]] = {}
 
     def __init__(self, host: str, *_: Any, **__: Any) -> None:

@@ -13,9 +13,9 @@ import pytest
 from semishared.cli import failover as cli
 from semishared.cli import main
 from semishared.errors import BadArguments, BrokenChain, OnedUnavailable
-from semishared.front import alive
+from semishared.front import fence_facts
 from semishared.opennebula.xml import Datastore, Host, Image, View, Vm
-from semishared.plan.diagnosis import Cloud, of_cloud
+from semishared.plan.care.diagnosis import Cloud, of_cloud
 from semishared.tools import layers
 
 
@@ -188,7 +188,7 @@ def test_a_host_that_is_seen_or_answers_is_not_lost(monkeypatch: pytest.MonkeyPa
 
     oned: Any = Hosts()
     # MONITORING_MONITORED and MONITORED; then ERROR, MONITORING_ERROR and OFFLINE, and nobody is asked.
-    monkeypatch.setattr(alive, "answers", lambda host, connect_s: pytest.fail("asked"))
+    monkeypatch.setattr(fence_facts, "answers_ssh", lambda host, connect_s: pytest.fail("asked"))
     for oned.state in (1, 2):
         with pytest.raises(BadArguments, match="not lost"):
             cli.lost(oned, "h1", 0, 10)
@@ -198,10 +198,12 @@ def test_a_host_that_is_seen_or_answers_is_not_lost(monkeypatch: pytest.MonkeyPa
         cli.lost(oned, "h2", 0, 10)
     # INIT, DISABLED and those that are monitored just now: the host says it.
     for oned.state in (0, 4, 6, 7):
-        monkeypatch.setattr(alive, "answers", lambda host, connect_s: (host, connect_s) == ("h1", 10))
+        monkeypatch.setattr(
+            fence_facts, "answers_ssh", lambda host, connect_s: (host, connect_s) == ("h1", 10)
+        )
         with pytest.raises(BadArguments, match="h1: it answers"):
             cli.lost(oned, "h1", 0, 10)
-        monkeypatch.setattr(alive, "answers", lambda host, connect_s: False)
+        monkeypatch.setattr(fence_facts, "answers_ssh", lambda host, connect_s: False)
         assert cli.lost(oned, "h1", 0, 10)
 
 

@@ -13,13 +13,13 @@ import pytest
 from lab.oned.template import parse, render
 from semishared.config import Config, load
 from semishared.errors import BadAttribute
-from semishared.model.fencing import FOR_EVER_S, Blocklist, ip_of, whole
-from semishared.model.stores import fence_user
+from semishared.model.store.access import fence_user
+from semishared.model.store.ceph_clients import FOR_EVER_S, Blocklist, ip_of, whole
 from semishared.opennebula.xml import Host
-from semishared.plan import fence as plan
-from semishared.plan.attributes import datastore
-from semishared.plan.ceph_caps import fence as key
-from semishared.plan.diagnosis_fence import of_fenced, of_keys, of_means
+from semishared.plan.care import fence as plan
+from semishared.plan.care.diagnosis import of_fenced, of_keys, of_means
+from semishared.plan.image.attributes import datastore
+from semishared.plan.store.ceph_caps import fence as key
 
 BOOT, NEXT = "6f0c2a4e-0000-4000-8000-000000000001", "6f0c2a4e-0000-4000-8000-000000000002"
 MARK = plan.Mark(
@@ -76,7 +76,7 @@ def test_addresses_as_ceph_writes_them() -> None:
         ('010.0.0.4 10.0.0.4/24 10.0.0.4:0/7 10.4 fe80::1%eth0 x" 0x0a000004 [fd00::4]', set()),
     ],
 )
-def test_addresses_that_are_printed_are_read_in_one_spelling(printed: str, read: "set[str]") -> None:
+def test_addresses_that_are_printed_are_read_in_one_spelling(printed: str, read: set[str]) -> None:
     element = ElementTree.fromstring(
         "<HOST><TEMPLATE><SEMISHARED><ADDRESSES/></SEMISHARED></TEMPLATE></HOST>"
     )
@@ -200,7 +200,7 @@ def test_doctor_says_what_became_of_fenced_hosts() -> None:
 def test_doctor_compares_the_keys_of_front_ends() -> None:
     path = "/k"
 
-    def said(**answers: "dict[str, str] | str") -> list[tuple[int, str, str, str]]:
+    def said(**answers: dict[str, str] | str) -> list[tuple[int, str, str, str]]:
         return [(item.severity, item.machine, item.what, item.mend) for item in of_keys(answers, "fe", path)]
 
     good = {"why_not": "", "code": "1", "on": "ext4"}

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from semishared import store
-from semishared.base import fetch
-from semishared.base.partial import Partial
 from semishared.errors import ImageChanged, StoreUnavailable
-from semishared.model import layout, layout_base
+from semishared.model.base import names as base_names
+from semishared.model.base.steps import FetchBases, Part
+from semishared.model.disk import names as disk_names
 from semishared.model.refs import ImageRef
-from semishared.model.steps_base import FetchBases, Part
+from semishared.stage import fetch
+from semishared.stage.partial import Partial
 from semishared.tools import extents, inspection
 
 DATA = os.urandom(extents.EXTENT + 4096)
@@ -62,8 +63,8 @@ def filled(copied: bytes, root: Path, monkeypatch: pytest.MonkeyPatch, is_gone: 
 
 def test_base_is_copied_beside_what_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     image = filled(DATA, tmp_path, monkeypatch)
-    base = layout_base.base(str(tmp_path), image.base_name)
-    assert Path(layout_base.image(base)).read_bytes() == DATA
+    base = base_names.base(str(tmp_path), image.base_name)
+    assert Path(base_names.image(base)).read_bytes() == DATA
     assert not [entry for entry in os.listdir(base) if "image" in entry and entry != "image"]
 
 
@@ -87,5 +88,5 @@ def test_copy_of_a_store_that_goes_away_takes_no_room(
 ) -> None:
     with pytest.raises(StoreUnavailable):
         filled(DATA, tmp_path, monkeypatch, is_gone=True)
-    left = os.listdir(layout_base.staging(str(tmp_path), "100-1"))
-    assert "image" in left and not [name for name in left if layout.is_staged(name)]
+    left = os.listdir(base_names.staging(str(tmp_path), "100-1"))
+    assert "image" in left and not [name for name in left if disk_names.is_staged(name)]

@@ -13,13 +13,13 @@ from typing import Any, Callable, Iterable, Iterator
 import pytest
 
 from semishared import store
-from semishared.base import peers, pricing
-from semishared.base.account import Account, Orders
-from semishared.base.filling import Filling
 from semishared.config import Config
 from semishared.errors import HostUnreachable
+from semishared.model.base.steps import FetchBases, Part
 from semishared.model.refs import ImageRef
-from semishared.model.steps_base import FetchBases, Part
+from semishared.stage import peers, source_speed
+from semishared.stage.bases_in_progress import Account, Orders
+from semishared.stage.fetch_from_sources import Filling
 
 EXTENTS = 64
 IMAGE = ImageRef(100, 7, "raw", "one/one-7", generation="a" * 32)
@@ -122,7 +122,7 @@ def test_peer_that_breaks_off_while_the_store_stands_still_has_not_failed(
 
     monkeypatch.setattr(peers, "Coming", Coming)
     target = Target()
-    choice = pricing.Choice(str(tmp_path), ["h1", STORE], target)  # type: ignore[arg-type]
+    choice = source_speed.Choice(str(tmp_path), ["h1", STORE], target)  # type: ignore[arg-type]
     assert (choice.begin(), choice.tried) == (STORE, "h1")
     found = filling(monkeypatch, Content(stand_still), target, str(tmp_path))
     assert found._beside(target, choice) is None  # type: ignore[arg-type]

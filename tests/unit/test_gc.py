@@ -16,13 +16,14 @@ import pytest
 
 from lab.oned import Lcm
 from semishared.cli import gc as command
-from semishared.cli import gc_strays, main
+from semishared.cli import gc_kinds, main
 from semishared.config import Config
 from semishared.errors import BadArguments, HostUnreachable
 from semishared.model import steps as s
 from semishared.opennebula.xml import Vm
-from semishared.plan import diagnosis, gc, gc_places
-from semishared.store import dir_leftovers, writers
+from semishared.plan.care import diagnosis, gc, gc_places
+from semishared.store import writers
+from semishared.store.dir import leftovers
 
 LOCATION = "/ds"
 HEX = "0123456789abcdef" * 2
@@ -193,7 +194,7 @@ def test_what_is_not_ours_in_a_store_is_not_looked_into(
         return listdir(path)
 
     monkeypatch.setattr(os, "listdir", refusing)
-    found: Any = dir_leftovers.look(str(tmp_path))
+    found: Any = leftovers.look(str(tmp_path))
     assert [image["name"] for image in found["images"]] == [HEX, f"{HEX}.snap"]
 
 
@@ -344,7 +345,7 @@ def test_what_becomes_of_the_rest_where_a_machine_is_lost(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for module in (command, gc_strays):
+    for module in (command, gc_kinds):
         monkeypatch.setattr(module, "Session", Sessions(lost))
     survey = command.Survey(known=gc.Known({5: "h2"}, frozenset(), frozenset(), places=place(5, "h2", 0)))
     h1 = machine("h1", vms=[vm(5)], staged=[item("/ds/101/.staged-x")], domains={"names": [], "files": []})

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from semishared.model import steps as s
-from semishared.model import steps_image
-from semishared.plan import gc_pools
-from semishared.plan.gc import Known
+from semishared.model.store import image_steps
+from semishared.plan.care import gc_stores
+from semishared.plan.care.gc import Known
 
 ACCESS = s.Access("rbd", "libvirt", "bases", "bridge")
 KNOWN = Known(
@@ -24,8 +24,8 @@ KNOWN = Known(
 )
 
 
-def pool(*names: str) -> gc_pools.Pool:
-    return gc_pools.Pool("fe", 110, "one", ACCESS, names)
+def pool(*names: str) -> gc_stores.Pool:
+    return gc_stores.Pool("fe", 110, "one", ACCESS, names)
 
 
 def look(name: str, **more: Any) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def test_only_ours_that_oned_does_not_know_are_looked_at() -> None:
         "one-7.semishared-x",
         "one-x",
     )
-    assert gc_pools.suspicious(pool(*names), KNOWN) == [
+    assert gc_stores.suspicious(pool(*names), KNOWN) == [
         "one-9",
         "one-7-6-0",
         "one-7.semishared-0123456789ab",
@@ -82,17 +82,20 @@ def test_only_ours_that_oned_does_not_know_are_looked_at() -> None:
     ],
 )
 def test_what_goes_and_what_stays(name: str, more: dict[str, Any], kind: str, keep: str) -> None:
-    found = list(gc_pools.find(pool(name), {name: look(name, **more)}, 3600, KNOWN))
+    found = list(gc_stores.find_in_pool(pool(name), {name: look(name, **more)}, 3600, KNOWN))
     assert [item.kind for item in found] == ([kind] if kind else [])
     for item in found:
         assert (keep in item.keep) if keep else not item.keep
         (step,) = item.steps()
-        assert step == steps_image.RemoveImage(step.image)  # type: ignore[attr-defined]
+        assert step == image_steps.RemoveImage(step.image)  # type: ignore[attr-defined]
         assert step.image.source == f"one/{name}"  # type: ignore[attr-defined]
 
 
 def test_young_ones_are_left_alone() -> None:
-    assert list(gc_pools.find(pool("one-7-6-0"), {"one-7-6-0": look("one-7-6-0", age=60)}, 3600, KNOWN)) == []
+    assert (
+        list(gc_stores.find_in_pool(pool("one-7-6-0"), {"one-7-6-0": look("one-7-6-0", age=60)}, 3600, KNOWN))
+        == []
+    )
 
 
 def test_images_with_snapshots_are_looked_at_but_for_what_an_action_is_at() -> None:
@@ -104,7 +107,7 @@ def test_images_with_snapshots_are_looked_at_but_for_what_an_action_is_at() -> N
         "somebody",
         "one-7-1:2",
     )
-    assert gc_pools.with_snapshots(pool(*names)) == ["one-7", "one-7-5-0"]
+    assert gc_stores.with_snapshots(pool(*names)) == ["one-7", "one-7-5-0"]
 
 
 @pytest.mark.parametrize(
@@ -129,10 +132,10 @@ def test_which_snapshots_go_and_which_stay(snapshot: str, more: dict[str, Any], 
     looks = (
         {"one-7.semishared-0123456789ab": look("x", watchers=[more["making"]])} if "making" in more else {}
     )
-    items = list(gc_pools.snapshots(pool(name), found, looks, 3600, known))
+    items = list(gc_stores.snapshots(pool(name), found, looks, 3600, known))
     assert [item.kind for item in items] == ([kind] if kind else [])
     for item in items:
         assert (keep in item.keep) if keep else not item.keep
         assert item.path == f"one/{name}@{snapshot}"
         (step,) = item.steps()
-        assert step == steps_image.DropSnapshot(step.image, 17)  # type: ignore[attr-defined]
+        assert step == image_steps.DropSnapshot(step.image, 17)  # type: ignore[attr-defined]

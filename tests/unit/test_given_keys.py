@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from semishared.errors import CephRefused, MissingImage, ShareRefused
-from semishared.model import layout_share
-from semishared.model.shares import Share, Tree
+from semishared.model.share import names as share_names
+from semishared.model.share.share import Share, Tree
 from semishared.share import ceph_clients, keys, life
 from semishared.share.ceph_clients import Key
 from semishared.tools import files
@@ -23,7 +23,7 @@ MARKER = "0123456789abcdef" * 2
 
 @pytest.fixture()
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
-    (tmp_path / layout_share.SHARES).mkdir(parents=True)
+    (tmp_path / share_names.SHARES).mkdir(parents=True)
     # What is mounted there is no matter of these.
     monkeypatch.setattr(life, "checked", lambda tree: None)
     found = Tree("cephfs", str(tmp_path), MARKER, "cephfs/one", "shares")
@@ -32,7 +32,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
         "share": Share(5, 2, 1, 1 << 30).to_data(),
         "source": "/srv/shares/share-5/0b1c",
     }
-    files.write_json(f"{tmp_path}/{layout_share.record(5)}", record)
+    files.write_json(f"{tmp_path}/{share_names.record(5)}", record)
     return found
 
 
@@ -88,9 +88,7 @@ def test_what_a_user_of_ceph_is_not_let_ask_for_is_said(tree: Tree, monkeypatch:
     assert ceph_clients.of(tree).lacking_for_keys() == ["fs subvolume evict"]
     # Of a share that nobody can have, and of a user of ours.
     assert [verb for verb, _, _ in asked] == ["authorize", "deauthorize", "evict"]
-    assert all(
-        layout_share.root_and_image(f"/srv/{layout_share.tree(image)}")[1] < 0 for _, image, _ in asked
-    )
+    assert all(share_names.root_and_image(f"/srv/{share_names.tree(image)}")[1] < 0 for _, image, _ in asked)
     assert all(str(user).startswith("share-one-") for _, _, user in asked)
 
 
@@ -103,4 +101,4 @@ def test_a_vm_whose_disk_reads_by_now_has_no_key_that_writes(
     reads = keys.give(tree, 5, SOURCE, 7, True)["user"]
     assert asked == [("deauthorize", writes), ("evict", writes), ("authorize", reads)]
     assert set(ceph_clients.listed(tree.root)) == {Key(5), Key(5, 7, True)}
-    assert len(os.listdir(f"{tree.root}/{layout_share.KEYS}")) == 2
+    assert len(os.listdir(f"{tree.root}/{share_names.KEYS}")) == 2

@@ -18,7 +18,7 @@ from semishared.model.exchange import AskOned, On
 from semishared.model.steps import to_data
 from semishared.opennebula import args, values
 from semishared.opennebula.xml import Datastore, Image, Vm
-from semishared.plan import failover
+from semishared.plan.vm import failover
 
 OWNED, FOREIGN = 3, 9
 """The image that the VM's user may use, and one that is another's."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from semishared.errors import BadArguments, BadAttribute, NotSupported, RestrictedPath
 from semishared.opennebula.xml import Datastore, Image
-from semishared.plan.images import check_allowed, format_of, image_ref, stored_format
+from semishared.plan.image.images import check_allowed, format_of, image_ref, stored_format
 
 names = st.lists(st.sampled_from(["var", "tmp", "tmpX", "etc", "a"]), max_size=4)
 

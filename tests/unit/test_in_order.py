@@ -8,7 +8,7 @@ from typing import Iterator, List
 
 import pytest
 
-from semishared.tools.in_order import in_order
+from semishared.store.commit.change import in_order
 
 
 def test_what_is_found_comes_in_order_though_it_is_made_side_by_side() -> None:

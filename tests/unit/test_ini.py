@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from semishared import ini
+from semishared import config
 from semishared.config import PATH
 from semishared.errors import BadAttribute
 
@@ -64,7 +64,7 @@ def theirs(path: Path) -> Found:
 
 def ours(path: Path) -> Found:
     try:
-        return ini.read(str(path))
+        return config.read(str(path))
     except BadAttribute:
         return None
 
@@ -78,16 +78,16 @@ def test_any_text_is_read_as_the_library_reads_it(tmp_path: Path, lines: list[st
 
 
 def test_what_is_delivered_is_read_whole() -> None:
-    found = ini.read(PATH)
+    found = config.read(PATH)
     assert found == theirs(Path(PATH))
     assert len(found) > 25
 
 
 def test_no_file_and_no_text(tmp_path: Path) -> None:
-    assert ini.read(str(tmp_path / "none")) == {}
+    assert config.read(str(tmp_path / "none")) == {}
     (tmp_path / "conf").write_bytes(b"[a]\nk = \xff\n")
     with pytest.raises(BadAttribute):
-        ini.read(str(tmp_path / "conf"))
+        config.read(str(tmp_path / "conf"))
 
 
 @pytest.mark.parametrize(
@@ -102,4 +102,4 @@ def test_no_file_and_no_text(tmp_path: Path) -> None:
 def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "conf").write_text(text)
     with pytest.raises(BadAttribute, match=said):
-        ini.read(str(tmp_path / "conf"))
+        config.read(str(tmp_path / "conf"))

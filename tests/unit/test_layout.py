@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""model/layout*.py: who formats a name can parse it, nobody else does either, and docs/reference/names.md has
+"""model/*/names.py: who formats a name can parse it, nobody else does either, and docs/reference/names.md has
 them all.
 """
 
@@ -9,34 +9,20 @@ import ast
 import inspect
 import re
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Iterator, cast
 
 import pytest
 
-from semishared.model import (
-    layout,
-    layout_base,
-    layout_delta,
-    layout_devices,
-    layout_diff,
-    layout_pool,
-    layout_share,
-    layout_store,
-)
+from semishared.model.base import names as base_names
+from semishared.model.device import names as device_names
+from semishared.model.disk import names as disk_names
+from semishared.model.share import names as share_names
+from semishared.model.store import dir_names, rbd_names
 from semishared.tools import signatures
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "lib" / "semishared"
-LAYOUT = {
-    "layout",
-    "layout_base",
-    "layout_delta",
-    "layout_devices",
-    "layout_diff",
-    "layout_pool",
-    "layout_share",
-    "layout_store",
-}
+LAYOUT = {"names", "dir_names", "rbd_names"}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.stem not in LAYOUT)
 
 # -- nobody else ------------------------------------------------------------------------------------
@@ -56,7 +42,7 @@ ELSEWHERE = {
     ("install/edits.py", ".semishared-"): "a copy of a file of OpenNebula's, beside it",
     ("install/next_steps.py", "semishared-failover"): "a hook of OpenNebula's",
     ("install/timer.py", "semishared-detach"): "a unit of systemd, or a file of cron",
-    ("cli/doctor_pool.py", "semishared-ram.sh enable"): "a command of a host's administrator",
+    ("cli/doctor_checks.py", "semishared-ram.sh enable"): "a command of a host's administrator",
     ("install/tree.py", ".semishared-install."): "in remotes/, while install.sh runs",
     ("front/fence_marks.py", "semishared-fence-"): "the name of a document in OpenNebula",
     ("intake/source.py", r"/disk\."): "of a backup, as OpenNebula's backup drivers name it",
@@ -65,17 +51,17 @@ ELSEWHERE = {
         "semishared_key",
     ): "beside one_auth of a front-end, where nothing else of ours lies",
     ("opennebula/args.py", r"disk\.([0-9]{1,9})\Z"): "a word of oned, which knows of no layout",
-    ("plan/live_migration.py", "--migrate-disks"): "an option of virsh",
+    ("plan/vm/live_migration.py", "--migrate-disks"): "an option of virsh",
     ("share/as_root.py", "semishared-btrfs "): "what that program calls itself",
     ("share/btrfs.py", "/usr/local/sbin/semishared-btrfs"): "the program that root has a copy of",
-    ("store/rbd_new.py", "semishared-mkfs-"): "in the directory for temporary files, in one process",
+    ("store/rbd/pool.py", "semishared-mkfs-"): "in the directory for temporary files, in one process",
     ("store/writers.py", "/proc/locks"): "the kernel's",
     (
         "tools/context_iso.py",
         "semishared-context-",
     ): "in the directory for temporary files, until its process ends (tools/owner.py)",
     ("tools/extents.py", "semishared-manifest 1"): "the first line of a manifest",
-    ("tools/holders.py", "/proc/locks"): "the kernel's own list",
+    ("tools/lock_holders.py", "/proc/locks"): "the kernel's own list",
 }
 ON_ITS_OWN = {"install/preflight.py", "tools/signatures.py"}
 """They go to machines that have nothing of ours: test_what_is_sent_has_the_same_names."""
@@ -137,14 +123,14 @@ def test_no_other_module_formats_or_parses_a_name(path: Path) -> None:
 
 @pytest.mark.reads_checkout
 def test_what_is_sent_has_the_same_names() -> None:
-    assert signatures.STAGED == layout.STAGED and signatures.SIGNED.match(
+    assert signatures.STAGED == disk_names.STAGED and signatures.SIGNED.match(
         f"{signatures.SIGNATURE}0123456789abcdef"
     )
     said = {
         text
         for _, text in texts(ast.parse((PACKAGE / "install" / "preflight.py").read_text(encoding="utf-8")))
     }
-    assert {f"{{}}/{layout.SIDE}", layout_store.MARKER} <= said  # opened one after the other
+    assert {f"{{}}/{disk_names.SIDE}", dir_names.MARKER} <= said  # opened one after the other
 
 
 # -- who formats can parse --------------------------------------------------------------------------
@@ -153,104 +139,116 @@ GENERATION = "0123456789abcdef" * 2
 
 
 def test_names_are_parsed_as_they_were_made() -> None:
-    maker = layout.Maker(GENERATION[:16], 4711, "99")
-    assert layout.maker_of(layout.staged("disk.0", layout.made_by(maker, "0123456789ab"))) == maker
-    assert layout.maker_of(".staged-disk.0.1a2b3c") is None
-    assert layout.disk_named(layout.disk_name(3)) == layout.recorded(layout.record_name(3)) == 3
+    maker = disk_names.Maker(GENERATION[:16], 4711, "99")
+    assert (
+        disk_names.maker_of(disk_names.staged("disk.0", disk_names.made_by(maker, "0123456789ab"))) == maker
+    )
+    assert disk_names.maker_of(".staged-disk.0.1a2b3c") is None
+    assert (
+        disk_names.disk_named(disk_names.disk_name(3)) == disk_names.recorded(disk_names.record_name(3)) == 3
+    )
     assert [
-        layout.disk_named(name) for name in ("disk.3.snap", "disk.", "disk.x", "disk.1234567890", "disk.3\n")
+        disk_names.disk_named(name)
+        for name in ("disk.3.snap", "disk.", "disk.x", "disk.1234567890", "disk.3\n")
     ] == [None] * 5
-    assert layout.disk_file(layout.layer("/ds/0/7/disk.3", 2)) == ("/ds/0/7", 3, "2")
-    assert layout.disk_file("/ds/0/7/disk.3") == ("/ds/0/7", 3, "")
+    assert disk_names.disk_file(disk_names.layer("/ds/0/7/disk.3", 2)) == ("/ds/0/7", 3, "2")
+    assert disk_names.disk_file("/ds/0/7/disk.3") == ("/ds/0/7", 3, "")
     assert [
-        layout.disk_file(path)
+        disk_names.disk_file(path)
         for path in ("disk.3", "/ds/0/7/disk.03", "/ds/0/7/disk.3.snap/x", "/ds/0/7/disk.3.snap")
     ] == [None] * 4
     own = "/ds/0/7/disk.3"
     assert (
-        layout.plain(layout.layer(own, 0)) == layout.plain(own) == layout.disk_of(layout.layers(own)) == own
+        disk_names.plain(disk_names.layer(own, 0))
+        == disk_names.plain(own)
+        == disk_names.disk_of(disk_names.layers(own))
+        == own
     )
     assert all(
-        layout.is_of_disk(name, 1)
-        for name in ("disk.1", layout.layers("disk.1"), layout.staged("disk.1", "x"))
+        disk_names.is_of_disk(name, 1)
+        for name in ("disk.1", disk_names.layers("disk.1"), disk_names.staged("disk.1", "x"))
     )
     assert not any(
-        layout.is_of_disk(name, 1)
-        for name in ("disk.10", layout.layers("disk.10"), layout.staged("disk.10", "x"))
+        disk_names.is_of_disk(name, 1)
+        for name in ("disk.10", disk_names.layers("disk.10"), disk_names.staged("disk.10", "x"))
     )
-    incoming = layout.beside("/ds/0", "incoming", 7, "0123456789ab")
-    assert layout.beside_named(Path(incoming).name) == ("incoming", 7) == layout.beside_named(".incoming-7")
-    lock = Path(layout.incoming_lock("/root", incoming)).name
-    assert layout.incoming_of(lock, 7) == Path(incoming).name and not layout.incoming_of(lock, 8)
-    assert layout.locked_vm(lock) == layout.locked_vm(Path(layout.vm_lock("/root", 7)).name) == 7
-    assert layout.locked_vm(Path(layout.disks_lock("/root", 7)).name) is None
-    assert layout_delta.kept_layer(layout_delta.kept(layout.layer(own, 2))) == layout.layer(own, 2)
+    incoming = disk_names.beside("/ds/0", "incoming", 7, "0123456789ab")
+    assert (
+        disk_names.beside_named(Path(incoming).name)
+        == ("incoming", 7)
+        == disk_names.beside_named(".incoming-7")
+    )
+    lock = Path(disk_names.incoming_lock("/root", incoming)).name
+    assert disk_names.incoming_of(lock, 7) == Path(incoming).name and not disk_names.incoming_of(lock, 8)
+    assert disk_names.locked_vm(lock) == disk_names.locked_vm(Path(disk_names.vm_lock("/root", 7)).name) == 7
+    assert disk_names.locked_vm(Path(disk_names.disks_lock("/root", 7)).name) is None
+    assert disk_names.of_second_name(
+        disk_names.with_second_name(disk_names.layer(own, 2))
+    ) == disk_names.layer(own, 2)
     assert not any(
         map(
-            layout_delta.kept_layer,
-            (layout.layer(own, 2), layout_delta.kept(own), layout.layer(own, "x.kept")),
+            disk_names.of_second_name,
+            (disk_names.layer(own, 2), disk_names.with_second_name(own), disk_names.layer(own, "x.kept")),
         )
     )
 
 
 def test_names_of_bases_clones_and_images_are_parsed_as_they_were_made() -> None:
-    name = layout_base.name(100, 35, GENERATION)
-    assert layout_base.named(name) == (100, 35, GENERATION) and layout_base.prefix_of(
+    name = base_names.name(100, 35, GENERATION)
+    assert base_names.named(name) == (100, 35, GENERATION) and base_names.prefix_of(
         name
-    ) == layout_base.prefix(100, 35)
-    assert layout_base.named(f"{name}0") is layout_base.named("100-35-") is None
-    own = layout_devices.Link(
-        "0f0e0d0c-0b0a-4908-8706-050403020100", "layers", layout_devices.layers_name(7, 1, "0123456789ab")
+    ) == base_names.prefix(100, 35)
+    assert base_names.named(f"{name}0") is base_names.named("100-35-") is None
+    own = device_names.Link(
+        "0f0e0d0c-0b0a-4908-8706-050403020100", "layers", device_names.layers_name(7, 1, "0123456789ab")
     )
     for link in (own, own._replace(part="bases", name=name), own._replace(part="staging", name="100-35")):
-        assert layout_devices.linked(layout_devices.target_of(link)) == link
-    assert layout_devices.layers_named(own.name) == (7, 1) and layout_devices.layers_named("7-1-x") is None
-    strange = (layout_devices.target_of(own)[3:], f"{layout_devices.target_of(own)}/..")
+        assert device_names.linked(device_names.target_of(link)) == link
+    assert device_names.layers_named(own.name) == (7, 1) and device_names.layers_named("7-1-x") is None
+    strange = (device_names.target_of(own)[3:], f"{device_names.target_of(own)}/..")
     assert [
-        layout_devices.linked(text)
-        for text in (*strange, layout_devices.target_of(own._replace(part="locks")))
+        device_names.linked(text) for text in (*strange, device_names.target_of(own._replace(part="locks")))
     ] == [None] * 3
-    assert layout_devices.mount(layout_devices.side("/mnt/a")) == "/mnt/a"
+    assert device_names.mount(device_names.side("/mnt/a")) == "/mnt/a"
     assert (
-        layout_base.leased_to(layout_base.lease_name(7, 1)) == (7, 1)
-        and layout_base.leased_to("7-1-2") is None
+        base_names.leased_to(base_names.lease_name(7, 1)) == (7, 1) and base_names.leased_to("7-1-2") is None
     )
     for cloud in ("", GENERATION):
-        clone = layout_store.clone("/ds/100/.semishared/abc", 7, 1, cloud)
-        assert layout_store.clone_named(Path(clone).name) == (7, 1, cloud, False)
-        assert layout_store.clone_named(Path(layout.layers(clone)).name) == (7, 1, cloud, True)
+        clone = dir_names.clone("/ds/100/.semishared/abc", 7, 1, cloud)
+        assert dir_names.clone_named(Path(clone).name) == (7, 1, cloud, False)
+        assert dir_names.clone_named(Path(disk_names.layers(clone)).name) == (7, 1, cloud, True)
         assert (
-            layout_store.side_of(clone)
-            == layout_store.side_of(layout.layer(clone, 0))
+            dir_names.side_of(clone)
+            == dir_names.side_of(disk_names.layer(clone, 0))
             == "/ds/100/.semishared/abc"
         )
-        assert layout_store.is_clone_of(clone, 7, 1) and not layout_store.is_clone_of(clone, 7, 11)
-    assert layout_store.store_of("/ds/100/.semishared/abc") == "/ds/100"
+        assert dir_names.is_clone_of(clone, 7, 1) and not dir_names.is_clone_of(clone, 7, 11)
+    assert dir_names.store_of("/ds/100/.semishared/abc") == "/ds/100"
     assert (
-        layout_share.image_of(Path(layout_share.record(35)).name) == 35
-        and layout_share.image_of(Path(layout_share.lock(35)).name) == -1
+        share_names.image_of(Path(share_names.record(35)).name) == 35
+        and share_names.image_of(Path(share_names.lock(35)).name) == -1
     )
     assert (
-        layout_share.number_of(Path(layout_share.uids(3)).name) == 3
-        and layout_share.number_of(layout.staged("3", "x")) == -1
+        share_names.number_of(Path(share_names.uids(3)).name) == 3
+        and share_names.number_of(disk_names.staged("3", "x")) == -1
     )
-    assert layout_share.snapshot_of(35, layout_share.snapshot(35, "a-b")) == "a-b"
-    image = layout_pool.image(35)
-    clone = layout_pool.clone(image, 7, 1)
-    assert layout_pool.named(image) == (35, None, None, False, False) and layout_pool.named(clone) == (
+    assert share_names.snapshot_of(35, share_names.snapshot(35, "a-b")) == "a-b"
+    image = rbd_names.image(35)
+    clone = rbd_names.clone(image, 7, 1)
+    assert rbd_names.named(image) == (35, None, None, False, False) and rbd_names.named(clone) == (
         35,
         7,
         1,
         False,
         False,
     )
-    assert layout_pool.named(layout_pool.staged(clone, "0123456789ab")) == (35, 7, 1, True, False)
-    assert layout_pool.named(layout_pool.changing(image)) == (35, None, None, False, True)
-    assert layout_pool.is_staged(layout_pool.staged(image, "0123456789ab"), image)
-    assert not layout_pool.is_staged(layout_pool.changing(image), image)
-    assert layout_pool.generation(
-        layout_pool.frozen(GENERATION)
-    ) == GENERATION and not layout_pool.generation(layout_pool.NEW)
+    assert rbd_names.named(rbd_names.staged(clone, "0123456789ab")) == (35, 7, 1, True, False)
+    assert rbd_names.named(rbd_names.changing(image)) == (35, None, None, False, True)
+    assert rbd_names.is_staged(rbd_names.staged(image, "0123456789ab"), image)
+    assert not rbd_names.is_staged(rbd_names.changing(image), image)
+    assert rbd_names.generation(rbd_names.frozen(GENERATION)) == GENERATION and not rbd_names.generation(
+        rbd_names.NEW
+    )
 
 
 # -- docs/reference/names.md ------------------------------------------------------------------------
@@ -265,8 +263,8 @@ PARSERS = {
     "prefix_of",
     "store_of",
     "side_of",
-    "layout_pool.generation",
-    "kept_layer",
+    "rbd_names.generation",
+    "of_second_name",
     "mount",
     "snapshot_of",
 }
@@ -285,7 +283,7 @@ PLACEHOLDERS: dict[str, Any] = {
     "store": "<store>",
     "prefix": "<store>-<image>",
     **{
-        f"layout.{name}.disk": "N"
+        f"disk_names.{name}.disk": "N"
         for name in (
             "disk_name",
             "record_name",
@@ -297,54 +295,54 @@ PLACEHOLDERS: dict[str, Any] = {
         )
     },
     "uuid": "<uuid>",
-    "link": layout_devices.Link("<uuid>", "layers", "<vm>-<disk>-<random>"),
+    "link": device_names.Link("<uuid>", "layers", "<vm>-<disk>-<random>"),
     "epoch": "<seq>",
-    "layout_diff.last.disk": "N",
-    "layout.disk.number": "N",
-    "layout.backup_copy.number": "N",
-    "layout.layer.number": "K",
-    "layout_pool.image.number": "<image>",
-    "layout.layer.disk": "disk.N",
-    "layout.layers.disk": "disk.N",
-    "layout.staged.name": "NAME",
-    "layout.lock.name": "holders",
-    "layout.made_by.maker": layout.Maker("<host><boot>", "<pid>", "<start>"),  # type: ignore[arg-type]
-    "layout.incoming_lock.incoming": ".incoming-<vm>-<random>",
-    "layout.staged_backup.directory": "<vm>/backup",
-    "layout_base.name.image": "<image>",
-    "layout_base.prefix.image": "<image>",
-    "layout_base.base.name": "<store>-<image>-<generation>",
-    "layout_base.hot_lock.name": "<store>-<image>-<generation>",
-    "layout_devices.hot.name": "<store>-<image>-<generation>",
-    "layout_base.mounted.system": "<system>",
-    "layout_base.holders.name": "<store>-<image>-<generation>",
-    "layout_store.side.image": "NAME",
-    "layout_store.link_target.image": "NAME",
-    "layout_pool.clone.image": "one-<image>",
-    "layout_pool.staged.image": "one-<image>",
-    "layout_pool.changing.image": "one-<image>",
-    "layout_pool.rescued.image": "one-<image>",
-    "layout_pool.rescued.random": "<x>",
-    "layout_devices.left.folder": "disk.N.snap",
-    "layout_devices.note_beside.device": "devices/<uuid>",
-    "layout_devices.asked_beside.device": "devices/<uuid>",
-    "layout_devices.left_note.disk": "N",
-    "layout_devices.aside.side": "<mount point>/.semishared",
-    "layout_pool.lent.snapshot": "<id>",
-    "layout_delta.kept.layer": "K",
-    "layout_pool.manifest.number": "<n>",
+    "disk_names.last_commit.disk": "N",
+    "disk_names.disk.number": "N",
+    "disk_names.backup_copy.number": "N",
+    "disk_names.layer.number": "K",
+    "rbd_names.image.number": "<image>",
+    "disk_names.layer.disk": "disk.N",
+    "disk_names.layers.disk": "disk.N",
+    "disk_names.staged.name": "NAME",
+    "disk_names.lock.name": "holders",
+    "disk_names.made_by.maker": disk_names.Maker("<host><boot>", "<pid>", "<start>"),  # type: ignore[arg-type]
+    "disk_names.incoming_lock.incoming": ".incoming-<vm>-<random>",
+    "disk_names.staged_backup.directory": "<vm>/backup",
+    "base_names.name.image": "<image>",
+    "base_names.prefix.image": "<image>",
+    "base_names.base.name": "<store>-<image>-<generation>",
+    "base_names.hot_lock.name": "<store>-<image>-<generation>",
+    "device_names.hot.name": "<store>-<image>-<generation>",
+    "base_names.mounted.system": "<system>",
+    "base_names.holders.name": "<store>-<image>-<generation>",
+    "dir_names.side.image": "NAME",
+    "dir_names.link_target.image": "NAME",
+    "rbd_names.clone.image": "one-<image>",
+    "rbd_names.staged.image": "one-<image>",
+    "rbd_names.changing.image": "one-<image>",
+    "rbd_names.rescued.image": "one-<image>",
+    "rbd_names.rescued.random": "<x>",
+    "device_names.left.folder": "disk.N.snap",
+    "device_names.note_beside.device": "devices/<uuid>",
+    "device_names.asked_beside.device": "devices/<uuid>",
+    "device_names.left_note.disk": "N",
+    "device_names.aside.side": "<mount point>/.semishared",
+    "rbd_names.lent.snapshot": "<id>",
+    "disk_names.with_second_name.layer": "K",
+    "rbd_names.manifest.number": "<n>",
     **{
-        f"layout_share.{name}.image": "<image>"
+        f"share_names.{name}.image": "<image>"
         for name in ("tree", "gone", "record", "lock", "snapshot", "key", "namespace")
     },
-    "layout_share.uids.number": "<number>",
-    "layout_share.namespace.marker": "<SEMISHARED_STORE>",
-    "layout_share.key.readonly": False,
-    **{f"layout_share.{name}.name": "<name>" for name in ("snapshot", "below", "inside")},
-    "layout_share.inside.inode": "<inode>",
-    "layout_pool.staged.random": "<x>",
-    "layout_pool.set_aside.random": "<x>",
-    "layout_pool.made_for.source": "SOURCE",
+    "share_names.uids.number": "<number>",
+    "share_names.namespace.marker": "<SEMISHARED_STORE>",
+    "share_names.key.readonly": False,
+    **{f"share_names.{name}.name": "<name>" for name in ("snapshot", "below", "inside")},
+    "share_names.inside.inode": "<inode>",
+    "rbd_names.staged.random": "<x>",
+    "rbd_names.set_aside.random": "<x>",
+    "rbd_names.made_for.source": "SOURCE",
 }
 NOT_OURS = re.compile(
     r"<datastore>|<SEMISHARED_FS_ROOT>|<DATASTORE_LOCATION>|<system "
@@ -358,17 +356,9 @@ def made() -> Iterator[str]:
     """Yield what each formatter makes of what the page has in the place of its arguments, and each constant
     name.
     """
-    for module in (
-        layout,
-        layout_base,
-        layout_delta,
-        layout_devices,
-        layout_diff,
-        layout_share,
-        layout_store,
-        layout_pool,
-    ):
-        short = module.__name__.rpartition(".")[2]
+    for module in (disk_names, base_names, device_names, share_names, dir_names, rbd_names):
+        room, short = module.__name__.split(".")[-2:]
+        short = f"{room}_{short}" if short == "names" else short
         yield from (
             value
             for name, value in vars(module).items()
@@ -400,9 +390,9 @@ def test_every_name_on_the_page_is_made() -> None:
     known = {part for name in made() for part in name.split("/")}
     known |= {part.replace("removed", kind) for part in known for kind in ("incoming", "outgoing", "kept")}
     known |= {f"{signatures.SIGNATURE}<id>"}
-    known |= {
-        layout.layers(layout_store.clone_name("<vm>", "<disk>", cloud)) for cloud in ("", "<cloud>")
-    } | {"<vm>-<disk>"}  # type: ignore[arg-type]
+    vm, disk = cast(Any, ("<vm>", "<disk>"))
+    clones = [dir_names.clone_name(vm, disk, cloud) for cloud in ("", "<cloud>")]
+    known |= {"<vm>-<disk>", *(disk_names.layers(name) for name in clones)}
     left = re.findall(r"^ {4,42}(\S+?)(?:$|  | ->)", PAGE, re.MULTILINE)
     parts = {part.lstrip("@") for path in left for part in path.split("/")}
     assert len(parts) > 40

@@ -8,7 +8,7 @@ import math
 import pytest
 
 import matrix
-from semishared.model.place import PLACES
+from semishared.model.disk.place import PLACES
 
 
 def test_every_cell_works_or_says_why_not() -> None:

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from semishared import store
-from semishared.model import stores
 from semishared.model.refs import ImageRef
+from semishared.model.store import access as store_access
 from store.cases import CASES
 from unit.memory_store import KIND, MemoryBench, MemoryStore
 
 
 @pytest.fixture(autouse=True)
 def known_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(stores.KINDS, KIND.name, KIND)
+    monkeypatch.setitem(store_access.KINDS, KIND.name, KIND)
     monkeypatch.setitem(store.KINDS, KIND.name, MemoryStore)
 
 

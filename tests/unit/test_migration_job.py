@@ -11,8 +11,8 @@ import pytest
 
 from semishared.errors import ToolFailed
 from semishared.guest import domain
-from semishared.model.steps_live import MigrateOptions
-from semishared.vmm import migration_job
+from semishared.model.vm.live_steps import MigrateOptions
+from semishared.vmm import live_migration
 
 BUSY = 3
 """Times that libvirtd refuses."""
@@ -44,9 +44,9 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> Busy:
 
 def look(
     options: MigrateOptions, seconds: float, rounds: object = None
-) -> tuple[migration_job._Job, List[str]]:
+) -> tuple[live_migration._Job, List[str]]:
     said: List[str] = []
-    job = migration_job._Job("one-5", options, rounds, said.append)  # type: ignore[arg-type]
+    job = live_migration._Job("one-5", options, rounds, said.append)  # type: ignore[arg-type]
     job._progress._began -= seconds
     for _ in range(2 * BUSY + 2):
         job.look()
@@ -79,7 +79,7 @@ def test_after_the_first_round_the_rest_is_sent_on_demand(
     busy: Busy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = [None, (2,), None, (1,)]
-    monkeypatch.setattr(migration_job, "next_said", lambda heard, seconds: said.pop() if said else None)
+    monkeypatch.setattr(live_migration, "next_said", lambda heard, seconds: said.pop() if said else None)
     job, _ = look(MigrateOptions(after_precopy=True), 0, object())
     assert busy.asked == ["migrate-postcopy"] * (BUSY + 1) and not job.is_due
 

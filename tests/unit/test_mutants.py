@@ -29,7 +29,7 @@ def judge(size: int = 7, name: "str | None" = None) -> bool:
 '''
 
 
-def lines(text: str) -> "list[str]":
+def lines(text: str) -> list[str]:
     return text.splitlines()
 
 

@@ -16,11 +16,12 @@ import pytest
 from semishared.cli import failover as cli
 from semishared.config import Config
 from semishared.errors import NotSupported
-from semishared.front import fence_facts, fence_marks, front_ends, move
+from semishared.front import fence_facts, fence_marks, move
 from semishared.model.exchange import On
 from semishared.opennebula.args import Backup
 from semishared.opennebula.xml import Datastore, Host, Image, Vm
-from semishared.plan import backup, diagnosis, diagnosis_machines, fence
+from semishared.plan.care import diagnosis, diagnosis_machines, fence
+from semishared.plan.disk import backup
 from semishared.tools import this_machine
 
 LIB = Path(__file__).resolve().parents[2] / "lib" / "semishared"
@@ -169,8 +170,8 @@ def test_a_front_end_with_an_address_of_the_hosts_is_nobodys_to_block(
     )
     this_machine.are_one.cache_clear()
     oned: Any = SimpleNamespace(front_ends=lambda: [["fe2", "fe3"]])
-    assert front_ends.addresses(oned, "h1") == {"10.0.0.2", "10.0.0.4", "192.168.122.1"}
-    assert front_ends.addresses(oned, "10.0.0.4") == {"10.0.0.2", "192.168.122.1"}, (
+    assert fence_facts.front_end_addresses(oned, "h1") == {"10.0.0.2", "10.0.0.4", "192.168.122.1"}
+    assert fence_facts.front_end_addresses(oned, "10.0.0.4") == {"10.0.0.2", "192.168.122.1"}, (
         "one that is the host is not among them"
     )
     this_machine.are_one.cache_clear()
@@ -230,36 +231,36 @@ COMPARED = {
         "front/staging.py",
         "front/staging_round.py",
         "opennebula/xml.py",
-        "plan/detach.py",
-        "plan/live_migration.py",
-        "plan/migration.py",
-        "plan/moves.py",
-        "plan/pool_rows.py",
-        "plan/sharing.py",
-        "plan/sources.py",
-        "plan/staging.py",
+        "plan/disk/detach.py",
+        "plan/vm/live_migration.py",
+        "plan/vm/migration.py",
+        "plan/vm/moves.py",
+        "plan/device/pool_rows.py",
+        "plan/base/sharing.py",
+        "plan/base/sources.py",
+        "plan/base/staging.py",
     ),
     "names of peers that one action was given, or hints of whom to ask first": (
-        "base/account.py",
-        "base/filling.py",
-        "front/base_tracker.py",
+        "stage/bases_in_progress.py",
+        "stage/fetch_from_sources.py",
+        "front/questions.py",
     ),
     "names that the command has given to machines itself: the front-end has that of OpenNebula, "
     "if that has one for it": (
         "cli/doctor.py",
-        "cli/doctor_shares.py",
+        "cli/doctor_checks.py",
         "cli/gc.py",
         "cli/status.py",
         "front/action.py",
-        "plan/diagnosis_fence.py",
-        "plan/diagnosis_machines.py",
-        "plan/diagnosis_shares.py",
+        "plan/care/diagnosis.py",
+        "plan/care/diagnosis_machines.py",
+        "plan/care/diagnosis_shares.py",
     ),
-    "front/fence_facts.py has seen which bridges are the host": ("plan/fence.py",),
-    "ids, not names": ("cli/failover.py", "front/fence_facts.py", "plan/gc_places.py", "tools/owner.py"),
-    "the form of names": ("install/main.py", "model/network_disk.py", "plan/attach_xml.py"),
+    "front/fence_facts.py has seen which bridges are the host": ("plan/care/fence.py",),
+    "ids, not names": ("cli/failover.py", "front/fence_facts.py", "plan/care/gc_places.py", "tools/owner.py"),
+    "the form of names": ("install/main.py", "model/disk/network_disk.py", "plan/libvirt/domain.py"),
     "what a label says, to an operator who asks for that device, where the host's own notes are "
-    "lost; and its id": ("base/device_label.py",),
+    "lost; and its id": ("device/label.py",),
 }
 
 

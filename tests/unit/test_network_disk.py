@@ -19,13 +19,12 @@ import pytest
 
 import traces
 from semishared.errors import BadArguments, BadRecord, MigrationRefused, NotSupported
-from semishared.model.place import PLACES
-from semishared.model.record import Record
+from semishared.model.disk.place import PLACES
+from semishared.model.disk.record import Record
 from semishared.opennebula.xml import Vm
-from semishared.plan.attach_xml import AttachMessage
-from semishared.plan.checkpoint import with_active_layers
-from semishared.plan.domain_xml import Domain, disks_of_ours
-from semishared.plan.live_migration import moving
+from semishared.plan.libvirt.domain import AttachMessage, Domain, disks_of_ours
+from semishared.plan.vm.checkpoint import with_active_layers
+from semishared.plan.vm.live_migration import moving
 
 GOLDEN = Path(__file__).parent / "golden" / "network"
 CASES = sorted(path.stem for path in GOLDEN.glob("*.json"))

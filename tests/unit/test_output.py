@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from semishared.cli import output, progress
+from semishared.cli import command, progress
 
-CLI = Path(output.__file__).parent
+CLI = Path(command.__file__).parent
 HOSTILE = "a\x1b[2Jb\x9b31mc\nd\re\u202ef\u2066g\x00h\ud800\u200bi\x85j\u2028k"
 
 
@@ -22,8 +22,8 @@ HOSTILE = "a\x1b[2Jb\x9b31mc\nd\re\u202ef\u2066g\x00h\ud800\u200bi\x85j\u2028k"
     "no control character of what others have named is printed, nor one that turns the direction of writing",
 )
 def test_nothing_that_is_printed_controls_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    output.put(f"host {HOSTILE}")
-    output.table([["IMAGE", "OWNER"], [HOSTILE, "1"]])
+    command.put(f"host {HOSTILE}")
+    command.table([["IMAGE", "OWNER"], [HOSTILE, "1"]])
     bars = io.StringIO()
     progress.Bars(bars).tell(event="note", host=HOSTILE, text=HOSTILE)
     printed = capsys.readouterr().out
@@ -39,10 +39,10 @@ def test_nothing_that_is_printed_controls_a_terminal(capsys: pytest.CaptureFixtu
 def test_a_name_that_the_locale_has_not_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="iso8859-1")
     monkeypatch.setattr("sys.stdout", terminal)
-    output.put("VM \u65e5 \xe9")
-    output.table([["VM \u65e5", "\xe9"]])
+    command.put("VM \u65e5 \xe9")
+    command.table([["VM \u65e5", "\xe9"]])
     progress.Bars(terminal).tell(event="note", host="h", text="\u65e5")
-    output.put("\u65e5", to=terminal)
+    command.put("\u65e5", to=terminal)
     terminal.flush()
     printed = terminal.detach().getvalue()
     assert printed.startswith(b"VM ? \xe9\nVM ?  \xe9\n") and printed.endswith(b"?\n")
@@ -50,15 +50,15 @@ def test_a_name_that_the_locale_has_not_is_printed(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.fault(45, "names in JSON are escaped")
 def test_json_is_ascii_and_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    output.put_json({"name": HOSTILE}, None)
+    command.put_json({"name": HOSTILE}, None)
     (line,) = capsys.readouterr().out.splitlines()
     assert line.isascii() and line.isprintable()
 
 
 def test_lines_of_ours_stay_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    output.put_all("one\n  two\n")
-    output.put()
-    output.put_all("three")
+    command.put_all("one\n  two\n")
+    command.put()
+    command.put_all("three")
     assert capsys.readouterr().out == "one\n  two\n\nthree\n"
 
 
@@ -66,7 +66,7 @@ def test_lines_of_ours_stay_lines(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.fault(45, "nothing of the operator's command prints but by that writer")
 @pytest.mark.parametrize("path", sorted(CLI.glob("*.py")), ids=lambda path: path.name)
 def test_nobody_else_prints(path: Path) -> None:
-    if path.name in ("output.py", "waiting.py"):  # the latter draws again what is ours: words and numbers
+    if path.name == "command.py":  # the one writer, and what draws again words and numbers of ours
         return
     names = [node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)]
     assert "print" not in names

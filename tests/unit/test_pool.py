@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a file is put in a pool of unequal devices, and what may be declared to be one; plan/pool.py."""
+"""Where a file is put in a pool of unequal devices, and what may be declared to be one;
+plan/device/choose.py.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semishared.cli import doctor_pool
+from semishared.cli import doctor_checks
 from semishared.errors import BadPool
-from semishared.model import device_class
-from semishared.model.device_class import KNOWN, WORDS, Want
-from semishared.plan import pool
-from semishared.plan.diagnosis import BROKEN, WARNING
-from semishared.plan.pool import Declared, Device
+from semishared.model.device import classes
+from semishared.model.device.classes import KNOWN, WORDS, Want
+from semishared.plan.care.diagnosis import BROKEN, WARNING
+from semishared.plan.device import choose
+from semishared.plan.device.choose import Declared, Device
 
 GiB = 1 << 30
 capacities = st.lists(st.integers(1, 16), min_size=2, max_size=8)
-orders = st.sampled_from(sorted(pool.ORDERS))
+orders = st.sampled_from(sorted(choose.ORDERS))
 
 
 def shares(found: list[int]) -> dict[str, float]:
@@ -42,19 +44,19 @@ def test_an_order_has_every_device_once_and_is_the_same_whoever_asks(
     found: list[int], order: str, key: str
 ) -> None:
     given_shares = shares(found)
-    asked = pool.ORDERS[order](key, given_shares)
+    asked = choose.ORDERS[order](key, given_shares)
     assert sorted(asked) == sorted(given_shares)
-    assert asked == pool.ORDERS[order](key, dict(reversed(given_shares.items())))
+    assert asked == choose.ORDERS[order](key, dict(reversed(given_shares.items())))
 
 
 KEYS = [f"{number}-0" for number in range(4000)]
 
 
 def first(order: str, given_shares: dict[str, float]) -> list[str]:
-    return [pool.ORDERS[order](key, given_shares)[0] for key in KEYS]
+    return [choose.ORDERS[order](key, given_shares)[0] for key in KEYS]
 
 
-@pytest.mark.parametrize("order", sorted(pool.ORDERS))
+@pytest.mark.parametrize("order", sorted(choose.ORDERS))
 @pytest.mark.parametrize("found", [[1, 2, 4], [17, 17, 17, 17, 35, 35, 35, 35], [1, 1]])
 def test_each_device_comes_first_as_often_as_it_is_large(order: str, found: list[int]) -> None:
     given_shares = shares(found)
@@ -103,14 +105,14 @@ def test_what_is_chosen_has_room_if_any_has_and_is_not_much_fuller(
 ) -> None:
     there = devices(found, rates)
     by_uuid = {device.uuid: device for device in there}
-    uuid = pool.choose(there, key, expected, f"device-{near}", order)
-    assert uuid == pool.choose(list(reversed(there)), key, expected, f"device-{near}", order)
+    uuid = choose.choose(there, key, expected, f"device-{near}", order)
+    assert uuid == choose.choose(list(reversed(there)), key, expected, f"device-{near}", order)
     chosen, with_room = by_uuid[uuid], [device for device in there if device.room >= expected]
     if with_room:
         mean = sum(device.used for device in there) / sum(device.share for device in there)
         assert chosen in with_room
-        slack = pool.NEAR if uuid == f"device-{near}" else 0
-        assert chosen.fill <= pool.BOUND * mean + slack or chosen.fill == min(
+        slack = choose.NEAR if uuid == f"device-{near}" else 0
+        assert chosen.fill <= choose.BOUND * mean + slack or chosen.fill == min(
             device.fill for device in with_room
         )
     else:
@@ -126,15 +128,15 @@ def test_no_device_overflows_while_another_has_room(found: list[int], sizes: lis
         needed = size * GiB // 64
         if not any(device.room >= needed for device in there):
             return
-        free[pool.choose(there, f"{number}-0", needed, order=order)] -= needed
+        free[choose.choose(there, f"{number}-0", needed, order=order)] -= needed
         assert min(free.values()) >= 0
 
 
 def test_a_device_near_the_base_is_taken_before_the_first_in_the_order_but_not_a_much_fuller_one() -> None:
     there = devices([4, 4, 4], [0.2, 0.2, 0.2])
-    assert {pool.choose(there, key, 1, "device-1") for key in KEYS[:50]} == {"device-1"}
+    assert {choose.choose(there, key, 1, "device-1") for key in KEYS[:50]} == {"device-1"}
     assert "device-1" not in {
-        pool.choose(devices([4, 4, 4], [0.2, 0.4, 0.2]), key, 1, "device-1") for key in KEYS[:50]
+        choose.choose(devices([4, 4, 4], [0.2, 0.4, 0.2]), key, 1, "device-1") for key in KEYS[:50]
     }
 
 
@@ -143,7 +145,7 @@ def burst(there: list[Device], count: int, expected: int, near: str) -> dict[str
     got = {device.uuid: 0 for device in there}
     for vm in range(count):
         now = [device._replace(pending=got[device.uuid] * expected) for device in there]
-        got[pool.choose(now, f"{vm}-0", expected, near)] += 1
+        got[choose.choose(now, f"{vm}-0", expected, near)] += 1
     return got
 
 
@@ -169,7 +171,7 @@ def test_what_a_burst_is_expected_to_take_fits_where_it_lies_and_is_spread(
         came = got[device.uuid] * expected
         assert came <= device.room
         if all(expected <= other.capacity // 10 for other in there):
-            assert device.used + came <= (pool.BOUND * mean + pool.NEAR) * device.share + expected
+            assert device.used + came <= (choose.BOUND * mean + choose.NEAR) * device.share + expected
 
 
 def test_what_is_only_expected_refuses_nothing_and_does_not_send_a_disk_where_it_does_not_fit() -> None:
@@ -177,25 +179,25 @@ def test_what_is_only_expected_refuses_nothing_and_does_not_send_a_disk_where_it
         Device("a", 100 * GiB, 80 * GiB, pending=200 * GiB),
         Device("b", 10 * GiB, 9 * GiB, pending=30 * GiB),
     ]
-    assert pool.choose(there, "k", 20 * GiB) == "a" and pool.choose(there, "k", GiB) == "a", (
+    assert choose.choose(there, "k", 20 * GiB) == "a" and choose.choose(there, "k", GiB) == "a", (
         "the least filled of those with room now"
     )
     slow = Device("c", 100 * GiB, 80 * GiB, 1.0, "slow")
-    assert pool.choose([*there, slow], "k", 20 * GiB) == "c", "where a guest would fill it, the next class"
+    assert choose.choose([*there, slow], "k", 20 * GiB) == "c", "where a guest would fill it, the next class"
     full = slow._replace(pending=80 * GiB)
-    assert pool.choose([*there, full], "k", 20 * GiB) == "a"
-    assert pool.choose(there, "k", 90 * GiB) == "a", "the most bytes left"
+    assert choose.choose([*there, full], "k", 20 * GiB) == "a"
+    assert choose.choose(there, "k", 90 * GiB) == "a", "the most bytes left"
 
 
 def test_a_slow_device_takes_what_no_fast_one_has_room_for() -> None:
     fast, slow = Device("a", 10 * GiB, GiB), Device("b", 100 * GiB, 100 * GiB, 1.0, "slow")
-    assert pool.choose([slow, fast], "k", GiB // 4) == "a" and pool.choose([slow, fast], "k", GiB) == "b"
+    assert choose.choose([slow, fast], "k", GiB // 4) == "a" and choose.choose([slow, fast], "k", GiB) == "b"
 
 
 def test_a_device_of_half_the_weight_is_filled_half_as_much() -> None:
     heavy, light = devices([10, 10], [0.4, 0.4])
-    assert {pool.choose([heavy, light._replace(weight=0.5)], key, GiB) for key in KEYS[:50]} == {heavy.uuid}
-    assert pool.choose([light._replace(weight=0)], "k", 1) == "" == pool.choose([], "k", 1)
+    assert {choose.choose([heavy, light._replace(weight=0.5)], key, GiB) for key in KEYS[:50]} == {heavy.uuid}
+    assert choose.choose([light._replace(weight=0)], "k", 1) == "" == choose.choose([], "k", 1)
 
 
 # -- classes ----------------------------------------------------------------------------------------
@@ -236,7 +238,7 @@ def test_what_is_chosen_is_of_the_first_class_that_is_wanted_and_has_room(
     found: list[tuple[int, float, float, str]], want: Want, key: str, expected: int, most: int, order: str
 ) -> None:
     there = of_classes(found)
-    uuid = pool.choose(there, key, expected, order=order, classes=want.tried, most=most)
+    uuid = choose.choose(there, key, expected, order=order, classes=want.tried, most=most)
     having = [
         word
         for word in want.tried
@@ -257,7 +259,9 @@ def test_nothing_goes_to_memory_by_itself(
 ) -> None:
     there = of_classes(found)
     without = [device for device in there if device.device_class != "ram"]
-    assert pool.choose(there, key, expected, order=order) == pool.choose(without, key, expected, order=order)
+    assert choose.choose(there, key, expected, order=order) == choose.choose(
+        without, key, expected, order=order
+    )
 
 
 @settings(max_examples=50, deadline=None)
@@ -276,7 +280,7 @@ def test_memory_is_never_promised_twice(sizes: list[int], asked: list[int], fall
             for uuid, size in zip(promised, sizes)
         ]
         most = size * GiB // 32
-        uuid = pool.choose([*memory, disk], f"{number}-0", 0, classes=want.tried, most=most)
+        uuid = choose.choose([*memory, disk], f"{number}-0", 0, classes=want.tried, most=most)
         if uuid in promised:
             promised[uuid] += most
         else:
@@ -284,20 +288,18 @@ def test_memory_is_never_promised_twice(sizes: list[int], asked: list[int], fall
                 "disk" if falls_back else ""
             )
         assert all(
-            promised[device.uuid] <= device.capacity - device.capacity // pool.RESERVE for device in memory
+            promised[device.uuid] <= device.capacity - device.capacity // choose.RESERVE for device in memory
         )
 
 
 def test_what_can_be_wanted() -> None:
-    assert device_class.words("RAM, any") == ("ram", "any") and Want(("ram", "any")).tried == (
+    assert classes.words("RAM, any") == ("ram", "any") and Want(("ram", "any")).tried == (
         "ram",
         "fast",
         "slow",
     )
     assert Want(("slow", "any")).tried == ("slow", "fast") and Want().tried == ("fast", "slow")
-    assert [device_class.words(text) for text in ("", " ", "ram ram", "tape", "ram tape", "any;id")] == [
-        ()
-    ] * 6
+    assert [classes.words(text) for text in ("", " ", "ram ram", "tape", "ram tape", "any;id")] == [()] * 6
     assert [Want(words).is_strict for words in ((), ("ram",), ("any",), ("fast", "any"))] == [
         False,
         True,
@@ -308,33 +310,33 @@ def test_what_can_be_wanted() -> None:
 
 def test_memory_that_oned_would_give_to_vms_too() -> None:
     rows = [row("/m", total=GiB, **{"class": "ram"}), row("/a", total=64 * GiB)]
-    ((kind, said),) = pool.unreserved(rows, GiB)
-    assert kind == pool.UNRESERVED
+    ((kind, said),) = choose.unreserved(rows, GiB)
+    assert kind == choose.UNRESERVED
     assert (
         said == "oned keeps 1.0 GiB of its memory from VMs, and class ram can come to take 1.1 GiB: "
         "RESERVED_MEM = 1179648 at least"
     )
     assert (
-        [pool.unreserved(rows, reserved) for reserved in (2 * GiB, -1)]
+        [choose.unreserved(rows, reserved) for reserved in (2 * GiB, -1)]
         == [[], []]
-        == [pool.unreserved(rows[1:], 0), []]
+        == [choose.unreserved(rows[1:], 0), []]
     )
-    assert pool.unreserved([{**rows[0], "state": "not there"}], 0) == []
+    assert choose.unreserved([{**rows[0], "state": "not there"}], 0) == []
 
 
 # -- what is declared -------------------------------------------------------------------------------
 
 
 def test_what_is_declared() -> None:
-    found = pool.declared(" /mnt/nvme0  /mnt/nvme1=fast:2\n/mnt/hdd0=slow:0.5 ")
+    found = choose.declared(" /mnt/nvme0  /mnt/nvme1=fast:2\n/mnt/hdd0=slow:0.5 ")
     assert found == (
         Declared("/mnt/nvme0"),
         Declared("/mnt/nvme1", "fast", 2),
         Declared("/mnt/hdd0", "slow", 0.5),
     )
-    assert pool.declared(" ".join(device.word for device in found)) == found
-    assert pool.declared("/run/m=ram") == (Declared("/run/m", "ram"),)
-    assert len(pool.declared(" ".join(f"/d{number}" for number in range(16)))) == 16
+    assert choose.declared(" ".join(device.word for device in found)) == found
+    assert choose.declared("/run/m=ram") == (Declared("/run/m", "ram"),)
+    assert len(choose.declared(" ".join(f"/d{number}" for number in range(16)))) == 16
 
 
 @pytest.mark.parametrize(
@@ -359,7 +361,7 @@ def test_what_is_declared() -> None:
 )
 def test_what_cannot_be_declared(text: str, why: str) -> None:
     with pytest.raises(BadPool, match=why):
-        pool.declared(text)
+        choose.declared(text)
 
 
 def row(path: str, **more: Any) -> dict[str, Any]:
@@ -375,17 +377,25 @@ def row(path: str, **more: Any) -> dict[str, Any]:
 
 
 def test_differences_between_what_is_declared_and_what_a_host_has() -> None:
-    declared = pool.declared("/a /b=slow:2 /c")
-    assert pool.differences(declared, [row("/a"), row("/b", **{"class": "slow"}, weight=2), row("/c")]) == []
-    assert pool.differences(declared[:1], [row("/a"), row("/old", weight=0)]) == [], (
+    declared = choose.declared("/a /b=slow:2 /c")
+    assert (
+        choose.differences(declared, [row("/a"), row("/b", **{"class": "slow"}, weight=2), row("/c")]) == []
+    )
+    assert choose.differences(declared[:1], [row("/a"), row("/old", weight=0)]) == [], (
         "it takes nothing more, and its disks are there"
     )
-    wrong = pool.differences(
+    wrong = choose.differences(
         declared,
         [row("/a", state="not there"), row("/b"), row("/old"), row("/older", state="read-only", weight=0)],
     )
     assert [text.split(" ")[0].rstrip(",") for _, text in wrong] == ["/a", "/b", "/c", "/old", "/older"]
-    assert [kind for kind, _ in wrong] == [pool.ABSENT, pool.CHANGED, pool.CHANGED, pool.CHANGED, pool.ABSENT]
+    assert [kind for kind, _ in wrong] == [
+        choose.ABSENT,
+        choose.CHANGED,
+        choose.CHANGED,
+        choose.CHANGED,
+        choose.ABSENT,
+    ]
     assert (
         "not there" in wrong[0].text
         and "declared as slow:2" in wrong[1].text
@@ -396,113 +406,118 @@ def test_differences_between_what_is_declared_and_what_a_host_has() -> None:
 def test_of_two_at_one_path_that_is_judged_by_the_declaration_which_is_there() -> None:
     dead, here = row("/a", state="not there: another one is mounted in its place"), row("/a")
     for rows in ([dead, here], [here, dead]):
-        (said,) = pool.differences(pool.declared("/a"), rows)
-        assert said.kind == pool.ABSENT and said.text.startswith(
+        (said,) = choose.differences(choose.declared("/a"), rows)
+        assert said.kind == choose.ABSENT and said.text.startswith(
             "/a, which is not declared any more, is not there: another one"
         )
-    (changed,) = pool.differences(pool.declared("/a=slow"), [here])
-    assert pool.differences(pool.declared("/a=slow"), [here, dead]) == [changed, said]
+    (changed,) = choose.differences(choose.declared("/a=slow"), [here])
+    assert choose.differences(choose.declared("/a=slow"), [here, dead]) == [changed, said]
 
 
 def test_what_memory_held_before_its_host_was_started_again_is_said_to_be_lost() -> None:
     held = row("/m", **{"class": "ram"}, lost=["7-1", "5-0", "5-1"])
-    (said,) = pool.differences(pool.declared("/m=ram"), [held])
-    assert said == (pool.LOST, "/m was emptied by a restart of the host, disks of VM 5, 7 are lost with it")
+    (said,) = choose.differences(choose.declared("/m=ram"), [held])
+    assert said == (choose.LOST, "/m was emptied by a restart of the host, disks of VM 5, 7 are lost with it")
 
 
 def test_memory_that_is_promised_more_than_once_is_to_be_watched() -> None:
-    held, declared = row("/m", **{"class": "ram"}, weight=1.5, watched=False), pool.declared("/m=ram:1.5")
-    (said,) = pool.differences(declared, [held])
-    assert said.kind == pool.UNWATCHED and said.text.startswith(
+    held, declared = row("/m", **{"class": "ram"}, weight=1.5, watched=False), choose.declared("/m=ram:1.5")
+    (said,) = choose.differences(declared, [held])
+    assert said.kind == choose.UNWATCHED and said.text.startswith(
         "/m is promised more than once, and nothing moves disks away"
     )
-    assert pool.differences(declared, [{**held, "watched": True}]) == []
-    once = pool.differences(pool.declared("/m=ram"), [{**held, "weight": 1.0}])
-    assert once == [] == pool.differences(pool.declared("/m=fast:1.5"), [{**held, "class": "fast"}])
+    assert choose.differences(declared, [{**held, "watched": True}]) == []
+    once = choose.differences(choose.declared("/m=ram"), [{**held, "weight": 1.0}])
+    assert once == [] == choose.differences(choose.declared("/m=fast:1.5"), [{**held, "class": "fast"}])
 
 
 def test_memory_that_takes_nothing_more_is_to_be_watched_as_long_as_it_can_get_full() -> None:
     held, declared = (
         row("/m", **{"class": "ram"}, weight=0, watched=False, lost=["5-0"]),
-        pool.declared("/m=ram:1.5"),
+        choose.declared("/m=ram:1.5"),
     )
     once, twice = held | {"promised": 95 * GiB}, held | {"promised": 95 * GiB + 1}
-    assert [wrong.kind for wrong in pool.differences(declared, [once])] == [pool.CHANGED, pool.LOST]
-    assert [wrong.kind for wrong in pool.differences(declared, [twice])] == [
-        pool.CHANGED,
-        pool.LOST,
-        pool.UNWATCHED,
+    assert [wrong.kind for wrong in choose.differences(declared, [once])] == [choose.CHANGED, choose.LOST]
+    assert [wrong.kind for wrong in choose.differences(declared, [twice])] == [
+        choose.CHANGED,
+        choose.LOST,
+        choose.UNWATCHED,
     ]
-    assert [wrong.kind for wrong in pool.differences((), [twice])] == [pool.UNWATCHED], (
+    assert [wrong.kind for wrong in choose.differences((), [twice])] == [choose.UNWATCHED], (
         "it is declared no more, and has its disks"
     )
-    assert pool.UNWATCHED not in {
-        wrong.kind for wrong in pool.differences(declared, [{**twice, "watched": True}])
+    assert choose.UNWATCHED not in {
+        wrong.kind for wrong in choose.differences(declared, [{**twice, "watched": True}])
     }
 
 
 def test_memory_that_shuts_down_before_it_is_full_is_wrong_and_the_answer_of_a_host_that_does_not_know_is_not() -> (  # noqa: E501
     None
 ):
-    held, declared = row("/m", **{"class": "ram"}), pool.declared("/m=ram")
-    (said,) = pool.differences(declared, [{**held, "limit": 64 << 20}])
-    assert said.kind == pool.LIMITED and said.text.startswith(
+    held, declared = row("/m", **{"class": "ram"}), choose.declared("/m=ram")
+    (said,) = choose.differences(declared, [{**held, "limit": 64 << 20}])
+    assert said.kind == choose.LIMITED and said.text.startswith(
         "/m is on a zram that refuses a page beyond 64.0 MiB"
     ), said
-    assert pool.differences(declared, [{**held, "limit": 0}]) == [] == pool.differences(declared, [held])
+    assert choose.differences(declared, [{**held, "limit": 0}]) == [] == choose.differences(declared, [held])
 
 
 def test_memory_that_takes_something_else_than_what_is_written_is_wrong_whatever_it_is_declared_as() -> None:
-    for declared in ((), pool.declared("/m"), pool.declared("/m=ram")):
+    for declared in ((), choose.declared("/m"), choose.declared("/m=ram")):
         found = [
             wrong
-            for wrong in pool.differences(declared, [row("/m", mixes_memory=True)])
-            if wrong.kind == pool.UNSAFE
+            for wrong in choose.differences(declared, [row("/m", mixes_memory=True)])
+            if wrong.kind == choose.UNSAFE
         ]
         assert [wrong.text.partition(":")[0] for wrong in found] == [
             "/m is on a zram that guests' disks must not be on with this kernel"
         ]
     assert all(
-        pool.differences(pool.declared("/m"), [held]) == []
+        choose.differences(choose.declared("/m"), [held]) == []
         for held in (row("/m", mixes_memory=False), row("/m"))
     )
 
 
 def test_a_label_of_before_is_named_where_add_writes_it_anew() -> None:
-    declared = pool.declared("/a")
-    (said,) = pool.differences(declared, [row("/a", is_old=True)])
+    declared = choose.declared("/a")
+    (said,) = choose.differences(declared, [row("/a", is_old=True)])
     assert (
-        said.kind == pool.OLD and said.text.startswith("/a has a label of before") and "pool add" in said.text
+        said.kind == choose.OLD
+        and said.text.startswith("/a has a label of before")
+        and "pool add" in said.text
     )
     assert (
-        pool.differences(declared, [row("/a", is_old=False)]) == [] == pool.differences(declared, [row("/a")])
+        choose.differences(declared, [row("/a", is_old=False)])
+        == []
+        == choose.differences(declared, [row("/a")])
     )
-    other = pool.differences(declared, [row("/a", is_old=True, state="read-only")])
-    assert [wrong.kind for wrong in other] == [pool.ABSENT], "it can be written when that is mended"
-    assert [wrong.kind for wrong in pool.differences(declared, [row("/a", is_old=True, weight=0)])] == [
-        pool.CHANGED
+    other = choose.differences(declared, [row("/a", is_old=True, state="read-only")])
+    assert [wrong.kind for wrong in other] == [choose.ABSENT], "it can be written when that is mended"
+    assert [wrong.kind for wrong in choose.differences(declared, [row("/a", is_old=True, weight=0)])] == [
+        choose.CHANGED
     ]
 
 
 def test_doctor_says_of_each_kind_how_bad_it_is_and_what_mends_it() -> None:
     kinds = (
-        pool.ABSENT,
-        pool.CHANGED,
-        pool.LOST,
-        pool.UNRESERVED,
-        pool.UNWATCHED,
-        pool.LIMITED,
-        pool.OLD,
-        pool.UNSAFE,
+        choose.ABSENT,
+        choose.CHANGED,
+        choose.LOST,
+        choose.UNRESERVED,
+        choose.UNWATCHED,
+        choose.LIMITED,
+        choose.OLD,
+        choose.UNSAFE,
     )
-    found = {kind: doctor_pool._finding("h1", pool.Wrong(kind, "x")) for kind in kinds}
+    found = {kind: doctor_checks._finding("h1", choose.Wrong(kind, "x")) for kind in kinds}
     assert [finding.severity for finding in found.values()] == [BROKEN, *[WARNING] * 6, BROKEN]
-    assert "pool add h1" in found[pool.OLD].mend and "stop and start it" in found[pool.UNSAFE].mend
+    assert "pool add h1" in found[choose.OLD].mend and "stop and start it" in found[choose.UNSAFE].mend
     assert (
-        "mem_limit" in found[pool.LIMITED].mend and "semishared-ram.sh enable" in found[pool.UNWATCHED].mend
+        "mem_limit" in found[choose.LIMITED].mend
+        and "semishared-ram.sh enable" in found[choose.UNWATCHED].mend
     )
     assert (
-        "pool check h1" in found[pool.ABSENT].mend
-        and "recreate" in found[pool.LOST].mend
-        and "onehost" in found[pool.UNRESERVED].mend
+        "pool check h1" in found[choose.ABSENT].mend
+        and "recreate" in found[choose.LOST].mend
+        and "onehost" in found[choose.UNRESERVED].mend
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is moved between the devices of a pool; plan/pool_moves.py."""
+"""What is moved between the devices of a pool; plan/device/balance.py."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semishared.plan import pool, pool_moves
-from semishared.plan.pool import BOUND, Device
-from semishared.plan.pool_moves import CLASSES, LIMIT, Item, Move
+from semishared.plan.device import balance, choose
+from semishared.plan.device.balance import CLASSES, LIMIT, Item, Move
+from semishared.plan.device.choose import BOUND, Device
 
 MiB = 1 << 20
 
 
 @st.composite
-def pools(draw: st.DrawFn) -> "tuple[list[Device], list[Item]]":
+def pools(draw: st.DrawFn) -> tuple[list[Device], list[Item]]:
     """Devices with files, and with what is none of ours."""
     capacities = draw(st.lists(st.integers(1, 16), min_size=2, max_size=6))
     devices: list[Device] = []
@@ -36,9 +36,7 @@ def pools(draw: st.DrawFn) -> "tuple[list[Device], list[Item]]":
     return devices, items
 
 
-def moved(
-    devices: "list[Device]", items: "list[Item]", moves: "list[Move]"
-) -> "tuple[list[Device], list[Item]]":
+def moved(devices: list[Device], items: list[Item], moves: list[Move]) -> tuple[list[Device], list[Item]]:
     """Return the pool after all moves; each goes from where its item is to another device."""
     found = {device.uuid: device for device in devices}
     targets = {move.item: move.target for move in moves if move.target}
@@ -49,7 +47,7 @@ def moved(
     return list(found.values()), [item._replace(device=targets.get(item, item.device)) for item in items]
 
 
-def above_the_mean(devices: "list[Device]") -> float:
+def above_the_mean(devices: list[Device]) -> float:
     """Return how many bytes lie on devices beyond the mean fill of their class."""
     excess = 0.0
     for device_class in CLASSES:
@@ -65,21 +63,21 @@ def above_the_mean(devices: "list[Device]") -> float:
 @settings(max_examples=120, deadline=None)
 @given(pools())
 def test_rebalance_moves_little_fills_no_device_too_much_and_the_second_time_nothing(
-    found: "tuple[list[Device], list[Item]]",
+    found: tuple[list[Device], list[Item]],
 ) -> None:
     devices, items = found
-    moves = pool_moves.rebalance(devices, items)
-    assert moves == pool_moves.rebalance(list(reversed(devices)), list(reversed(items)))
+    moves = balance.rebalance(devices, items)
+    assert moves == balance.rebalance(list(reversed(devices)), list(reversed(items)))
     assert len({move.item for move in moves}) == len(moves)
     assert sum(move.item.size for move in moves) <= LIMIT * above_the_mean(devices)
     before = {device.uuid: device for device in devices}
     after, left = moved(devices, items, moves)
-    assert pool_moves.unevenness(after) <= pool_moves.unevenness(devices)
+    assert balance.unevenness(after) <= balance.unevenness(devices)
     for device in after:
         received = [move for move in moves if move.target == device.uuid]
         assert device.free >= 0 and (not received or (device.room >= 0 and device.share > 0))
         assert all(before[move.item.device].device_class == device.device_class for move in received)
-    assert pool_moves.rebalance(after, left) == []
+    assert balance.rebalance(after, left) == []
 
 
 def test_what_would_take_a_second_rebalance_and_too_many_bytes_is_not_begun() -> None:
@@ -99,10 +97,10 @@ def test_what_would_take_a_second_rebalance_and_too_many_bytes_is_not_begun() ->
         Device("device-1", 8589934592, 7807118460, 1.0, "slow"),
         Device("device-3", 11811160064, 10709998807, 1.0, "slow"),
     ]
-    moves = pool_moves.rebalance(devices, items)
+    moves = balance.rebalance(devices, items)
     assert sum(move.item.size for move in moves) <= LIMIT * above_the_mean(devices)
     after, left = moved(devices, items, moves)
-    assert pool_moves.rebalance(after, left) == []
+    assert balance.rebalance(after, left) == []
 
 
 def test_many_files_of_unequal_size_are_brought_within_the_bound() -> None:
@@ -125,9 +123,9 @@ def test_many_files_of_unequal_size_are_brought_within_the_bound() -> None:
             Device(f"device-{number}", capacity, free[f"device-{number}"])
             for number, capacity in enumerate(capacities)
         ]
-        moves = pool_moves.rebalance(devices, items)
+        moves = balance.rebalance(devices, items)
         after, _ = moved(devices, items, moves)
-        assert pool_moves.unevenness(after) <= BOUND, seed
+        assert balance.unevenness(after) <= BOUND, seed
         assert sum(move.item.size for move in moves) <= LIMIT * above_the_mean(devices), seed
 
 
@@ -143,15 +141,15 @@ def test_few_files_on_many_devices_are_brought_within_the_bound_where_some_way_l
         for number in range(50):
             size = int(min(dice.lognormvariate(0, 0.8) / 60, 0.05) * (17 << 30))
             open_ = [Device(name, capacity << 30, free[name]) for name, capacity in zip(names[:-1], sizes)]
-            uuid = pool.choose(open_, f"{seed}/{number}", (17 << 30) // 60)
+            uuid = choose.choose(open_, f"{seed}/{number}", (17 << 30) // 60)
             free[uuid] -= size
             items.append(Item("layers", str(number), uuid, size, str(number)))
         devices = [Device(name, size << 30, free[name]) for name, size in zip(names, sizes)]
-        moves = pool_moves.rebalance(devices, items)
+        moves = balance.rebalance(devices, items)
         after, left = moved(devices, items, moves)
-        assert pool_moves.unevenness(after) <= BOUND, seed
+        assert balance.unevenness(after) <= BOUND, seed
         assert sum(move.item.size for move in moves) <= LIMIT * above_the_mean(devices), seed
-        assert pool_moves.rebalance(after, left) == []
+        assert balance.rebalance(after, left) == []
 
 
 def test_a_smaller_file_comes_back_where_nothing_else_helps() -> None:
@@ -163,10 +161,10 @@ def test_a_smaller_file_comes_back_where_nothing_else_helps() -> None:
     ]
     files = (("a", 150), ("a", 520), ("b", 20), ("b", 395), ("c", 415))
     items = [Item("layers", f"{uuid}{size}", uuid, size * MiB, "") for uuid, size in files]
-    moves = pool_moves.rebalance(devices, items)
+    moves = balance.rebalance(devices, items)
     assert sorted(moves) == [Move(items[0], "b"), Move(items[2], "a")]
     after, left = moved(devices, items, moves)
-    assert pool_moves.unevenness(after) <= BOUND and pool_moves.rebalance(after, left) == []
+    assert balance.unevenness(after) <= BOUND and balance.rebalance(after, left) == []
 
 
 def test_two_steps_that_are_together_beyond_the_limit_are_not_begun() -> None:
@@ -182,27 +180,27 @@ def test_two_steps_that_are_together_beyond_the_limit_are_not_begun() -> None:
         uuid = f"device-{len(devices)}"
         devices.append(Device(uuid, capacity << 30, (capacity << 30) - used, weight))
         items += [Item("layers", f"{uuid}-{at}", uuid, size, f"{uuid}-{at}") for at, size in enumerate(files)]
-    moves = pool_moves.rebalance(devices, items)
+    moves = balance.rebalance(devices, items)
     after, left = moved(devices, items, moves)
     assert sum(move.item.size for move in moves) <= LIMIT * above_the_mean(devices)
-    assert pool_moves.rebalance(after, left) == []
+    assert balance.rebalance(after, left) == []
 
 
 def test_of_a_pool_within_the_bound_nothing_moves() -> None:
     devices = [Device("a", 100 * MiB, 46 * MiB), Device("b", 100 * MiB, 50 * MiB)]
-    assert pool_moves.rebalance(devices, [Item("bases", "x", "a", MiB, "x")]) == []
+    assert balance.rebalance(devices, [Item("bases", "x", "a", MiB, "x")]) == []
 
 
 def test_a_file_too_large_to_be_moved_for_what_it_brings_stays() -> None:
     devices = [Device("a", 100 * MiB, 40 * MiB), Device("b", 100 * MiB, 60 * MiB)]
-    assert pool_moves.rebalance(devices, [Item("layers", "x", "a", 60 * MiB, "x")]) == []
+    assert balance.rebalance(devices, [Item("layers", "x", "a", 60 * MiB, "x")]) == []
 
 
 def test_one_file_takes_the_place_of_another_where_that_is_less() -> None:
     """15.5 MiB are to go: 15 are found first, and then nothing small enough; 16 in their place do."""
     devices = [Device("a", 100 * MiB, 30 * MiB), Device("b", 100 * MiB, 70 * MiB)]
     items = [Item("layers", name, "a", size * MiB, name) for name, size in (("x", 15), ("y", 16), ("z", 30))]
-    assert pool_moves.rebalance(devices, items) == [Move(items[1], "b")]
+    assert balance.rebalance(devices, items) == [Move(items[1], "b")]
 
 
 # -- drain ------------------------------------------------------------------------------------------
@@ -210,10 +208,10 @@ def test_one_file_takes_the_place_of_another_where_that_is_less() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(pools())
-def test_a_drained_device_gives_all_that_has_room_elsewhere(found: "tuple[list[Device], list[Item]]") -> None:
+def test_a_drained_device_gives_all_that_has_room_elsewhere(found: tuple[list[Device], list[Item]]) -> None:
     devices, items = found
-    moves = pool_moves.drain(devices, items, "device-0")
-    assert moves == pool_moves.drain(list(reversed(devices)), list(reversed(items)), "device-0")
+    moves = balance.drain(devices, items, "device-0")
+    assert moves == balance.drain(list(reversed(devices)), list(reversed(items)), "device-0")
     assert sorted(move.item for move in moves) == sorted(item for item in items if item.device == "device-0")
     after, left = moved(devices, items, moves)
     for device in after:
@@ -222,7 +220,7 @@ def test_a_drained_device_gives_all_that_has_room_elsewhere(found: "tuple[list[D
         takers = [device for device in after if device.uuid != "device-0" and device.share > 0]
         assert move.target or all(device.room < move.item.size for device in takers)
     if all(move.target for move in moves):
-        assert pool_moves.drain(after, left, "device-0") == []
+        assert balance.drain(after, left, "device-0") == []
 
 
 def test_a_drained_device_gives_to_the_better_class_first() -> None:
@@ -232,7 +230,7 @@ def test_a_drained_device_gives_to_the_better_class_first() -> None:
         Device("c", 100 * MiB, 90 * MiB, 1.0, "slow"),
     ]
     items = [Item("layers", str(number), "a", 8 * MiB, str(number)) for number in range(12)]
-    targets = [move.target for move in pool_moves.drain(devices, items, "a")]
+    targets = [move.target for move in balance.drain(devices, items, "a")]
     assert targets == ["b"] * 10 + ["c"] * 2
 
 
@@ -254,9 +252,9 @@ def test_a_drained_device_gives_disks_to_the_classes_that_they_want_in_their_ord
     }
     for classes, target in wanted.items():
         item = Item("layers", "x", "a", 8 * MiB, "x", classes)
-        assert pool_moves.drain(devices, [item], "a") == [Move(item, target)], classes
+        assert balance.drain(devices, [item], "a") == [Move(item, target)], classes
     full = [devices[0], devices[1], devices[2]._replace(free=MiB)]
     item = Item("layers", "x", "a", 8 * MiB, "x", ("slow",))
-    assert pool_moves.drain(full, [item], "a") == [Move(item, "")], (
+    assert balance.drain(full, [item], "a") == [Move(item, "")], (
         "rather than on a class that it does not want"
     )

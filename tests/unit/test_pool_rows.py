@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stays on a device, or goes, and why; plan/pool_rows.py."""
+"""What stays on a device, or goes, and why; plan/device/pool_rows.py."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 from semishared.config import Config
 from semishared.front import pool_moves as front
-from semishared.model.steps_device import MoveBase, MoveLayers
+from semishared.model.device.steps import MoveBase, MoveLayers
 from semishared.opennebula.xml import Vm, parse
-from semishared.plan import pool_rows
-from semishared.plan.pool_moves import Move
-from semishared.plan.pool_rows import Held, Row
+from semishared.plan.device import pool_rows
+from semishared.plan.device.balance import Move
+from semishared.plan.device.pool_rows import Held, Row
 
 ACTIVE, POWEROFF, STOPPED = 3, 8, 4
 RUNNING, MIGRATING = 3, 4

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from semishared.base import peers, pricing
-from semishared.base.partial import Partial
+from semishared.stage import peers, source_speed
+from semishared.stage.partial import Partial
 from semishared.tools.extents import EXTENT
 
 STORE = "store 100"
@@ -40,7 +40,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def give(choice: pricing.Choice, partial: Coming, clock: Clock, extents: int, per_s: float) -> bool:
+def give(choice: source_speed.Choice, partial: Coming, clock: Clock, extents: int, per_s: float) -> bool:
     """Have so many extents come, at that rate; tell whether the source was left."""
     for _ in range(extents):
         clock.now += 1 / per_s
@@ -53,7 +53,7 @@ def give(choice: pricing.Choice, partial: Coming, clock: Clock, extents: int, pe
 
 def test_what_it_takes_to_begin_is_no_part_of_the_rate(clock: Clock) -> None:
     partial = Coming(100)
-    meter = pricing.Meter(lambda: len(partial.have))
+    meter = source_speed.Meter(lambda: len(partial.have))
     clock.now += 3
     partial.have.add(0)
     assert meter.came() == 0 and not meter.tells()
@@ -65,13 +65,13 @@ def test_what_it_takes_to_begin_is_no_part_of_the_rate(clock: Clock) -> None:
 
 def test_rates_are_remembered_for_a_while_and_damage_means_nothing(tmp_path: Path, clock: Clock) -> None:
     root = str(tmp_path)
-    assert pricing.known(root) == {}
-    pricing.note(root, "h1", 5e6)
+    assert source_speed.known(root) == {}
+    source_speed.note(root, "h1", 5e6)
     clock.now += 3000
-    pricing.note(root, STORE, 7e6)
-    assert pricing.known(root) == {"h1": 5e6, STORE: 7e6}
+    source_speed.note(root, STORE, 7e6)
+    assert source_speed.known(root) == {"h1": 5e6, STORE: 7e6}
     clock.now += 1000
-    assert pricing.known(root) == {STORE: 7e6}
+    assert source_speed.known(root) == {STORE: 7e6}
     path = tmp_path / "holders" / "rates"
     for text in (
         "{",
@@ -79,11 +79,11 @@ def test_rates_are_remembered_for_a_while_and_damage_means_nothing(tmp_path: Pat
         json.dumps({"h1": 7, "h2": ["x", "y"], "h3": [-1, clock.now], "h4": [1, 2, 3], "h5": [1, 9e9]}),
     ):
         path.write_text(text)
-        assert pricing.known(root) == {}
+        assert source_speed.known(root) == {}
     path.unlink()
     path.mkdir()
-    pricing.note(root, "h1", 5e6)
-    assert pricing.known(root) == {}, "what cannot be remembered is found out again"
+    source_speed.note(root, "h1", 5e6)
+    assert source_speed.known(root) == {}, "what cannot be remembered is found out again"
 
 
 def test_choice_flips_when_a_source_is_throttled_and_the_next_clone_knows(
@@ -91,9 +91,9 @@ def test_choice_flips_when_a_source_is_throttled_and_the_next_clone_knows(
 ) -> None:
     root = str(tmp_path)
     for name, rate in (("h1", 50), (STORE, 25)):
-        pricing.note(root, name, rate * EXTENT)
+        source_speed.note(root, name, rate * EXTENT)
     partial = Coming(256)
-    choice = pricing.Choice(root, ["h1", STORE], partial)
+    choice = source_speed.Choice(root, ["h1", STORE], partial)
     assert choice.begin() == "h1"
     assert give(choice, partial, clock, 20, 2.5), "it has become dear"
     assert clock.now < 1000 + 6
@@ -101,8 +101,8 @@ def test_choice_flips_when_a_source_is_throttled_and_the_next_clone_knows(
     choice.end(has_failed=True)
     assert choice.begin() == STORE and not give(choice, partial, clock, 256, 25)
     choice.end(has_failed=False)
-    assert not partial.missing() and pricing.known(root)["h1"] < 3 * EXTENT
-    again = pricing.Choice(root, ["h1", STORE], partial := Coming(256))
+    assert not partial.missing() and source_speed.known(root)["h1"] < 3 * EXTENT
+    again = source_speed.Choice(root, ["h1", STORE], partial := Coming(256))
     assert again.begin() == STORE
     assert give(again, partial, clock, 60, 0.5), "now the store is, and worse"
     again.end(has_failed=True)
@@ -114,7 +114,7 @@ def test_choice_flips_when_a_source_is_throttled_and_the_next_clone_knows(
 
 def test_source_that_gives_next_to_nothing_is_left_and_not_chosen_again(tmp_path: Path, clock: Clock) -> None:
     partial = Coming(40)
-    choice = pricing.Choice(str(tmp_path), ["h1", STORE], partial)
+    choice = source_speed.Choice(str(tmp_path), ["h1", STORE], partial)
     assert choice.begin() == "h1" and not choice.tried, "for so little nobody is tried beside another"
     clock.now += 10
     assert not choice.is_dear(), "a busy host takes its time to begin"
@@ -123,23 +123,23 @@ def test_source_that_gives_next_to_nothing_is_left_and_not_chosen_again(tmp_path
     clock.now += 6
     assert choice.is_dear()
     choice.end(has_failed=False)
-    assert choice.begin() == STORE and pricing.known(str(tmp_path)) == {"h1": pytest.approx(EXTENT / 6)}
+    assert choice.begin() == STORE and source_speed.known(str(tmp_path)) == {"h1": pytest.approx(EXTENT / 6)}
 
 
 def test_source_of_which_no_extent_comes_though_bytes_do_is_left(tmp_path: Path, clock: Clock) -> None:
     """It is alive (peers.LITTLE), and an extent would take it minutes."""
-    assert pricing.FIRST_S > peers.STALL_S
-    choice = pricing.Choice(str(tmp_path), ["h1", STORE], Coming(40))
+    assert source_speed.FIRST_S > peers.STALL_S
+    choice = source_speed.Choice(str(tmp_path), ["h1", STORE], Coming(40))
     assert choice.begin() == "h1"
     clock.now += peers.STALL_S
     assert not choice.is_dear(), "from whom nothing comes is given up now"
     clock.now += 4
     assert choice.is_dear()
     choice.end(has_failed=True)
-    assert choice.begin() == STORE and pricing.known(str(tmp_path)) == {"h1": pytest.approx(EXTENT / 16)}
+    assert choice.begin() == STORE and source_speed.known(str(tmp_path)) == {"h1": pytest.approx(EXTENT / 16)}
 
 
-def tried(choice: pricing.Choice, partial: Coming, clock: Clock, store: float, peer: float) -> int:
+def tried(choice: source_speed.Choice, partial: Coming, clock: Clock, store: float, peer: float) -> int:
     """Have the store and who is tried give so many extents a second, until it is seen who is quicker; return
     how many the store gave.
     """
@@ -162,12 +162,12 @@ def test_peer_that_nobody_knows_is_tried_beside_the_store(
     tmp_path: Path, clock: Clock, store: float, peer: float, taken: str
 ) -> None:
     partial = Coming(256)
-    choice = pricing.Choice(str(tmp_path), ["h1", STORE], partial)
+    choice = source_speed.Choice(str(tmp_path), ["h1", STORE], partial)
     assert (choice.begin(), choice.tried) == (STORE, "h1") and choice.asked == list(range(244, 256))
     given = tried(choice, partial, clock, store, peer)
     assert given < 150 and choice.has_given <= 12
     choice.end(has_failed=False)
-    known = pricing.known(str(tmp_path))
+    known = source_speed.known(str(tmp_path))
     assert known["h1"] == pytest.approx(peer * EXTENT, rel=0.15)
     assert store <= 10 or known[STORE] == pytest.approx(store * EXTENT, rel=0.15)
     assert choice.begin() == taken and not choice.tried
@@ -175,7 +175,7 @@ def test_peer_that_nobody_knows_is_tried_beside_the_store(
 
 def test_who_fails_while_he_is_tried_is_not_asked_again(tmp_path: Path, clock: Clock) -> None:
     partial = Coming(256)
-    choice = pricing.Choice(str(tmp_path), ["h1", "h2", STORE], partial)
+    choice = source_speed.Choice(str(tmp_path), ["h1", "h2", STORE], partial)
     for peer in ("h1", "h2"):
         assert (choice.begin(), choice.tried) == (STORE, peer)
         assert not give(choice, partial, clock, 10, 10)
@@ -186,7 +186,7 @@ def test_who_fails_while_he_is_tried_is_not_asked_again(tmp_path: Path, clock: C
 
 
 def test_store_that_fails_while_a_peer_is_tried_is_not_asked_again(tmp_path: Path, clock: Clock) -> None:
-    choice = pricing.Choice(str(tmp_path), ["h1", STORE], Coming(256))
+    choice = source_speed.Choice(str(tmp_path), ["h1", STORE], Coming(256))
     assert (choice.begin(), choice.tried) == (STORE, "h1")
     choice.end(has_failed=True)
     assert choice.begin() == "h1" and not choice.tried
@@ -194,7 +194,7 @@ def test_store_that_fails_while_a_peer_is_tried_is_not_asked_again(tmp_path: Pat
 
 def test_store_that_has_given_all_else_is_asked_for_the_rest(tmp_path: Path, clock: Clock) -> None:
     partial = Coming(256)
-    choice = pricing.Choice(str(tmp_path), ["h1", STORE], partial)
+    choice = source_speed.Choice(str(tmp_path), ["h1", STORE], partial)
     assert (choice.begin(), choice.tried) == (STORE, "h1")
     assert not give(choice, partial, clock, 244, 100)
     choice.end(has_failed=False)
@@ -202,16 +202,16 @@ def test_store_that_has_given_all_else_is_asked_for_the_rest(tmp_path: Path, clo
 
 
 def test_who_fails_is_not_asked_again_and_turns_are_not_endless(tmp_path: Path, clock: Clock) -> None:
-    choice = pricing.Choice(str(tmp_path), ["h1", "h2", STORE], Coming(10))
+    choice = source_speed.Choice(str(tmp_path), ["h1", "h2", STORE], Coming(10))
     asked = []
     while not choice.is_over:
         asked.append(choice.begin())
         choice.end(has_failed=False)
-    assert asked == ["h1", "h2", STORE] and pricing.known(str(tmp_path)) == {}
+    assert asked == ["h1", "h2", STORE] and source_speed.known(str(tmp_path)) == {}
     partial = Coming(100_000)
-    choice, names = pricing.Choice(str(tmp_path), ["h1", STORE], partial), []
+    choice, names = source_speed.Choice(str(tmp_path), ["h1", STORE], partial), []
     while not choice.is_over:
         names.append(choice.begin())
         give(choice, partial, clock, 20, 1 / len(names))
         choice.end(has_failed=False)
-    assert len(names) <= pricing.TURNS and set(pricing.known(str(tmp_path))) == {"h1", STORE}
+    assert len(names) <= source_speed.TURNS and set(source_speed.known(str(tmp_path))) == {"h1", STORE}

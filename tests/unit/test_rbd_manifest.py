@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semishared.model import layout_pool
-from semishared.store import rbd_manifest
+from semishared.model.store import rbd_names
+from semishared.store.rbd import content
 from semishared.tools.extents import Manifest
 
 
@@ -45,24 +45,24 @@ def manifest(count: int, seed: str) -> Manifest:
 def test_the_last_one_is_there_and_nothing_of_the_one_before(first: int, second: int) -> None:
     image = Metadata()
     for count in (first, second):
-        rbd_manifest.write(image, manifest(count, "a"))
-    assert rbd_manifest.read(image, manifest(second, "a").generation) == manifest(second, "a")
-    assert first == second or rbd_manifest.read(image, manifest(first, "a").generation) is None
+        content.write_manifest(image, manifest(count, "a"))
+    assert content.read_manifest(image, manifest(second, "a").generation) == manifest(second, "a")
+    assert first == second or content.read_manifest(image, manifest(first, "a").generation) is None
     again = Metadata()
-    rbd_manifest.write(again, manifest(second, "a"))
+    content.write_manifest(again, manifest(second, "a"))
     assert image.kept == again.kept
 
 
 @given(st.integers(0, 12))
 def test_a_killed_writer_leaves_the_old_the_new_or_none(left: int) -> None:
     image, old, new = Metadata(), manifest(2500, "old"), manifest(2600, "new")
-    rbd_manifest.write(image, old)
+    content.write_manifest(image, old)
     image.left = left
     try:
-        rbd_manifest.write(image, new)
+        content.write_manifest(image, new)
     except KeyboardInterrupt:
         pass
-    assert rbd_manifest.read(image, new.generation) in (None, new) and rbd_manifest.read(
+    assert content.read_manifest(image, new.generation) in (None, new) and content.read_manifest(
         image, old.generation
     ) in (None, old)
 
@@ -70,21 +70,21 @@ def test_a_killed_writer_leaves_the_old_the_new_or_none(left: int) -> None:
 @given(st.text(max_size=30), st.text(max_size=30))
 def test_anything_else_is_none(head: str, piece: str) -> None:
     image = Metadata()
-    image.kept.update({layout_pool.MANIFEST: head, layout_pool.manifest(0): piece})
-    assert rbd_manifest.read(image, "0" * 32) is None
-    image.kept[layout_pool.MANIFEST] = "0" * 32 + " 1"
-    assert rbd_manifest.read(image, "0" * 32) is None
+    image.kept.update({rbd_names.MANIFEST: head, rbd_names.manifest(0): piece})
+    assert content.read_manifest(image, "0" * 32) is None
+    image.kept[rbd_names.MANIFEST] = "0" * 32 + " 1"
+    assert content.read_manifest(image, "0" * 32) is None
 
 
 def test_one_that_is_too_large_is_not_kept() -> None:
     image = Metadata()
-    rbd_manifest.write(image, manifest(300_000, "a"))
+    content.write_manifest(image, manifest(300_000, "a"))
     assert image.kept == {"conf_x": "1"}
 
 
 @pytest.mark.parametrize("count", ["²", "-1", "", "257", "9" * 5000, "1 1"])
 def test_odd_counts_are_the_manifest_of_nothing(count: str) -> None:
     image, made = Metadata(), manifest(3, "a")
-    rbd_manifest.write(image, made)
-    image.kept[layout_pool.MANIFEST] = f"{made.generation} {count}"
-    assert rbd_manifest.read(image, made.generation) is None
+    content.write_manifest(image, made)
+    image.kept[rbd_names.MANIFEST] = f"{made.generation} {count}"
+    assert content.read_manifest(image, made.generation) is None

@@ -8,7 +8,7 @@ from typing import Any, List, Tuple
 import pytest
 
 from semishared.errors import ImageInUse
-from semishared.store import rbd_change, rbd_image, rbd_pool
+from semishared.store.rbd import claim, image, pool
 
 ASIDE = ["one-7-2", "one-7-2:1", "one-7-2:3"]
 
@@ -17,7 +17,7 @@ def test_of_several_none_is_waited_for_but_the_last(monkeypatch: pytest.MonkeyPa
     left = list(ASIDE)
     asked: List[Tuple[str, float]] = []
 
-    def remove(where: object, name: str, wait_s: float = rbd_image.WATCH_S) -> bool:
+    def remove(where: object, name: str, wait_s: float = image.WATCH_S) -> bool:
         asked.append((name, wait_s))
         if name == ASIDE[0] and len(left) > 1:
             raise ImageInUse(f"{name} has clones")
@@ -25,15 +25,15 @@ def test_of_several_none_is_waited_for_but_the_last(monkeypatch: pytest.MonkeyPa
             left.remove(name)
         return True
 
-    monkeypatch.setattr(rbd_change, "settle", lambda *_: None)
-    monkeypatch.setattr(rbd_pool, "names", lambda _: list(left))
-    monkeypatch.setattr(rbd_pool, "remove", remove)
+    monkeypatch.setattr(claim, "settle_change", lambda *_: None)
+    monkeypatch.setattr(pool, "names", lambda _: list(left))
+    monkeypatch.setattr(pool, "remove", remove)
     where: Any = None
-    rbd_pool.remove_all(where, "one-7")
+    pool.remove_all(where, "one-7")
     assert asked == [
-        ("one-7", rbd_image.WATCH_S),
+        ("one-7", image.WATCH_S),
         (ASIDE[0], 0),
         (ASIDE[1], 0),
         (ASIDE[2], 0),
-        (ASIDE[0], rbd_image.WATCH_S),
+        (ASIDE[0], image.WATCH_S),
     ]

@@ -11,7 +11,7 @@ from typing import Callable, Optional
 import pytest
 
 from semishared.errors import CephUnavailable
-from semishared.store import ceph, rbd_content
+from semishared.store.rbd import ceph, content
 from semishared.tools.extents import EXTENT
 
 Done = Callable[[object, Optional[bytes]], None]
@@ -24,9 +24,9 @@ class Image:
     some never do, or fail.
     """
 
-    def __init__(self, failing: "tuple[int, ...]" = (), never: "tuple[int, ...]" = ()) -> None:
+    def __init__(self, failing: tuple[int, ...] = (), never: tuple[int, ...] = ()) -> None:
         self.failing, self.never = failing, never
-        self.under_way: "set[int]" = set()
+        self.under_way: set[int] = set()
 
     def aio_read(self, offset: int, length: int, done: Done) -> None:
         index = offset // EXTENT
@@ -41,13 +41,13 @@ class Image:
 
 def test_all_is_read() -> None:
     image = Image()
-    assert sorted(index for index, _ in rbd_content.several(image, SIZE, range(20))) == list(range(20))
+    assert sorted(index for index, _ in content.several(image, SIZE, range(20))) == list(range(20))
     assert not image.under_way
 
 
 def test_whoever_has_enough_leaves_no_read_under_way() -> None:
     image = Image()
-    with closing(rbd_content.several(image, SIZE, range(20))) as found:
+    with closing(content.several(image, SIZE, range(20))) as found:
         assert next(found)[0] == 0
         assert image.under_way
     assert not image.under_way
@@ -56,13 +56,13 @@ def test_whoever_has_enough_leaves_no_read_under_way() -> None:
 def test_a_read_that_fails_leaves_none_under_way() -> None:
     image = Image(failing=(2,))
     with pytest.raises(CephUnavailable, match="extent 2 cannot be read"):
-        list(rbd_content.several(image, SIZE, range(20)))
+        list(content.several(image, SIZE, range(20)))
     assert not image.under_way
 
 
 def test_the_error_of_whoever_reads_is_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceph, "ANSWER_S", LATE_S)
-    reads = rbd_content.several(Image(never=(3,)), SIZE, range(20))
+    reads = content.several(Image(never=(3,)), SIZE, range(20))
     with pytest.raises(ValueError, match="no space"), closing(reads) as found:
         next(found)
         raise ValueError("no space")
@@ -72,5 +72,5 @@ def test_reads_that_are_not_answered_are_waited_for_once(monkeypatch: pytest.Mon
     monkeypatch.setattr(ceph, "ANSWER_S", 1)
     started = time.monotonic()
     with pytest.raises(CephUnavailable, match="reads are not answered within 2 s"):
-        list(rbd_content.several(Image(never=(3,)), SIZE, range(4)))
+        list(content.several(Image(never=(3,)), SIZE, range(4)))
     assert time.monotonic() - started < 3.5

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from semishared.errors import BadRecord
-from semishared.model.place import IN_PLACE, PLACES
-from semishared.model.record import Record, described
+from semishared.model.disk.place import IN_PLACE, PLACES
+from semishared.model.disk.record import Record, described
 
 DATASTORES = "/var/lib/one/datastores"
 VM_DIR = f"{DATASTORES}/101/42"

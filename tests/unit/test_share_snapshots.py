@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from semishared.cli import share_snapshots
+from semishared.cli import share
 from semishared.errors import DataInTheWay, MissingImage, ToolFailed
-from semishared.model import layout_share
-from semishared.model.shares import Share, Snapshot, Tree
+from semishared.model.share import names as share_names
+from semishared.model.share.share import Share, Snapshot, Tree
 from semishared.share import btrfs, life, snapshots
 from semishared.share.btrfs import Btrfs
 from semishared.share.plain import Plain
@@ -47,12 +47,12 @@ class Some(Plain):
 
 @pytest.fixture()
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
-    (tmp_path / layout_share.SHARES).mkdir(parents=True)
+    (tmp_path / share_names.SHARES).mkdir(parents=True)
     found = Tree("plain", str(tmp_path), MARKER)
     some = Some(found)
     monkeypatch.setattr(life, "checked", lambda tree: some)
     files.write_json(
-        f"{tmp_path}/{layout_share.record(5)}",
+        f"{tmp_path}/{share_names.record(5)}",
         {
             "version": life.VERSION,
             "share": Share(5, 2, 1, 1 << 30).to_data(),
@@ -68,7 +68,7 @@ def test_one_that_is_broken_hides_no_other(tree: Tree, capsys: pytest.CaptureFix
         ("bad", -1, True),
         ("good", 1000, False),
     ]
-    share_snapshots.show(rows)
+    share.show_snapshots(rows)
     _, bad, good = capsys.readouterr().out.splitlines()
     assert "not understood" in bad and "[SS031]" in bad and "/srv/good" in good
 
@@ -80,8 +80,8 @@ def test_nor_does_it_make_a_new_one_fail(tree: Tree) -> None:
 def test_a_plain_directory_is_no_snapshot_of_btrfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(btrfs, "_shown", lambda _: "")
     fs = Btrfs(Tree("btrfs", str(tmp_path), MARKER))
-    (tmp_path / layout_share.snapshot(5, "x")).mkdir()
-    (tmp_path / layout_share.snapshot(5, "y")).write_text("")
+    (tmp_path / share_names.snapshot(5, "x")).mkdir()
+    (tmp_path / share_names.snapshot(5, "y")).write_text("")
     assert fs.snapshot_names(5) == [] and fs.there(5) == ""
     for name in ("x", "y"):
         with pytest.raises(DataInTheWay):

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semishared.errors import BadAttribute, NoQuota, ToolFailed
-from semishared.model import layout_share
-from semishared.model.shares import Share, Tree, Use, first_uid, pools
-from semishared.model.steps_share import RemoveShare
+from semishared.model.share import names as share_names
+from semishared.model.share.share import Share, Tree, Use, first_uid, pools
+from semishared.model.share.steps import RemoveShare
 from semishared.opennebula.xml import Datastore
-from semishared.plan import gc, gc_shares
-from semishared.plan.shares import wanted
+from semishared.plan.care import gc, gc_stores
+from semishared.plan.share.shares import wanted
 from semishared.share import btrfs, cephfs, xfs
 from semishared.tools import mounts
 from semishared.units import GiB, MiB, TiB
@@ -158,9 +158,9 @@ def test_of_numbers_that_are_not_counted_nothing_is_said(
 def test_where_a_share_is_says_whose_it_is() -> None:
     inside = "share-7/ce28cdf0-dac6-415c-83bb-70bd2adf41de"
     assert (
-        layout_share.root_and_image("/srv/shares/share-7")
+        share_names.root_and_image("/srv/shares/share-7")
         == ("/srv/shares", 7)
-        == layout_share.root_and_image(f"/srv/shares/{inside}")
+        == share_names.root_and_image(f"/srv/shares/{inside}")
     )
     for source in (
         "/srv/shares/share-07",
@@ -170,7 +170,7 @@ def test_where_a_share_is_says_whose_it_is() -> None:
         "/srv/shares/gone-7",
         "share-7",
     ):
-        assert layout_share.root_and_image(source) == ("", -1), source
+        assert share_names.root_and_image(source) == ("", -1), source
 
 
 def test_of_shares_without_an_image_those_go_that_nobody_has_had() -> None:
@@ -186,8 +186,8 @@ def test_of_shares_without_an_image_those_go_that_nobody_has_had() -> None:
     # given anew.
     images = frozenset({(110, 3), (110, 4), (111, 5), (110, 7)})
     known = gc.Known({}, images, frozenset(), born={3: 73, 5: 75, 7: 99})
-    lost, kept, another, broken, later = gc_shares.find(
-        gc_shares.Shares("b0", 110, tree, tuple(rows), cloud="a" * 32), known
+    lost, kept, another, broken, later = gc_stores.find_in_shares(
+        gc_stores.Shares("b0", 110, tree, tuple(rows), cloud="a" * 32), known
     )
     assert (lost.path, lost.keep, lost.steps()) == ("/srv/shares/share-1", "", [RemoveShare(tree, 1, "", 71)])
     assert kept.reason == "oned has no image 2, and 2 of its snapshots are there"
@@ -211,7 +211,7 @@ def test_in_a_root_that_does_not_say_whose_it_is_gc_removes_nothing_and_advises_
         for image, source in ((1, ""), (2, "/srv/shares/share-2"))
     )
     keys = ({"image": 5, "vm": 8, "readonly": False, "user": "share-one-5-8-0"},)
-    found = list(gc_shares.find(gc_shares.Shares("h1", 110, tree, rows, keys), known))
+    found = list(gc_stores.find_in_shares(gc_stores.Shares("h1", 110, tree, rows, keys), known))
     assert len(found) == 3
     for item in found:
         assert (

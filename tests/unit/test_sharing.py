@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semishared.errors import NotSupported
-from semishared.model.ranges import ALL, Ranges, ranges, within
-from semishared.plan.sharing import Assignment, Plan, Said, plan
+from semishared.model.base.ranges import ALL, Ranges, ranges, within
+from semishared.plan.base.sharing import Assignment, Plan, Said, plan
 
 ONE = {"a": {index: f"a{index}" for index in range(5)}}
 """One image."""

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from semishared.errors import BadArguments, BadRecord, MissingImage, NotSupported
 from semishared.model import steps as s
-from semishared.model.place import OVERLAY, PLACES
+from semishared.model.disk.place import OVERLAY, PLACES
 from semishared.opennebula import args
-from semishared.plan import resting, snapshots
-from semishared.plan.snapshots import NO_LAYER, Facts, Layer, Tree
+from semishared.plan.disk import freeze, snapshots
+from semishared.plan.disk.snapshots import NO_LAYER, Facts, Layer, Tree
 
 BASE = {0: "base", 1: "base"}
 
@@ -196,8 +196,10 @@ IMAGE = s.ImageRef(100, 7, "raw", "/var/lib/one/datastores/100/image")
 
 def facts(how: str = "overlay", **changes: object) -> Facts:
     return Facts(
-        PLACES[how], Tree({0: Layer(NO_LAYER, "qcow2"), 1: Layer(0, "qcow2", "0", "qcow2")}, 1), **changes
-    )  # type: ignore[arg-type]
+        PLACES[how],
+        Tree({0: Layer(NO_LAYER, "qcow2"), 1: Layer(0, "qcow2", "0", "qcow2")}, 1),
+        **changes,  # type: ignore[arg-type]
+    )
 
 
 @pytest.mark.parametrize(
@@ -231,10 +233,10 @@ def test_what_is_no_description(data: Optional[object]) -> None:
 
 
 def test_the_log_says_how_the_guest_rested() -> None:
-    assert list(resting.lines(None, {}, {"generation": "x"}, {"rest": "NONE", "why": ""})) == []
-    ((level, text),) = resting.lines({"rest": "AGENT", "why": ""})
+    assert list(freeze.lines(None, {}, {"generation": "x"}, {"rest": "NONE", "why": ""})) == []
+    ((level, text),) = freeze.lines({"rest": "AGENT", "why": ""})
     assert (level, text[:24]) == ("info", "the guest's agent froze ")
-    ((level, text),) = resting.lines({"rest": "SUSPEND", "why": "no agent"})
+    ((level, text),) = freeze.lines({"rest": "SUSPEND", "why": "no agent"})
     assert (level, text) == ("info", "the guest was suspended for the moment that was kept (no agent)")
-    ((level, text),) = resting.lines({"rest": "NONE", "why": "no agent; no power"})
+    ((level, text),) = freeze.lines({"rest": "NONE", "why": "no agent; no power"})
     assert (level, text[:64]) == ("warn", "the guest could neither be frozen nor suspended (no agent; no po")

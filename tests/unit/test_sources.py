@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from semishared.config import Config
 from semishared.config import load as load_config
 from semishared.errors import BadArguments, NoSpace
-from semishared.front import base_tracker
-from semishared.plan import sources
-from semishared.plan.eviction import Limits, room, room_for_disk
-from semishared.plan.sources import Arriving, for_host
+from semishared.front import questions
+from semishared.plan.base import sources
+from semishared.plan.base.eviction import Limits, room, room_for_disk
+from semishared.plan.base.sources import Arriving, for_host
 
 STORE = f"{sources.STORE}100"
 SECOND = 100_000_000
@@ -53,22 +53,22 @@ def test_several_that_died_together_cost_no_more_than_one_if_somebody_has_it() -
 
 def test_simultaneous_hosts_are_one_chain_that_ends_in_holders(tmp_path: Path) -> None:
     root = str(tmp_path)
-    assert [base_tracker.join(root, NAME, host) for host in ("h1", "h2", "h3")] == [[], ["h1"], ["h2", "h1"]]
-    assert base_tracker.join(root, NAME, "h2") == ["h3", "h1"], "again: not from itself"
-    base_tracker.leave(root, NAME, {"h1": True, "h2": False})
-    assert base_tracker.holders_of(root, NAME) == ["h1"]
-    assert base_tracker.join(root, NAME, "h4") == ["h3", "h1"]
-    base_tracker.leave(root, NAME, {"h3": True, "h4": True})
-    assert base_tracker.join(root, NAME, "h5") == ["h4", "h3", "h1"]
-    base_tracker.leave(root, NAME, {"h1": False, "h5": False})
-    assert base_tracker.holders_of(root, NAME) == ["h3", "h4"]
+    assert [questions.join(root, NAME, host) for host in ("h1", "h2", "h3")] == [[], ["h1"], ["h2", "h1"]]
+    assert questions.join(root, NAME, "h2") == ["h3", "h1"], "again: not from itself"
+    questions.leave(root, NAME, {"h1": True, "h2": False})
+    assert questions.holders_of(root, NAME) == ["h1"]
+    assert questions.join(root, NAME, "h4") == ["h3", "h1"]
+    questions.leave(root, NAME, {"h3": True, "h4": True})
+    assert questions.join(root, NAME, "h5") == ["h4", "h3", "h1"]
+    questions.leave(root, NAME, {"h1": False, "h5": False})
+    assert questions.holders_of(root, NAME) == ["h3", "h4"]
 
 
 def test_hints_of_a_version_that_did_not_note_whose_they_are(tmp_path: Path) -> None:
     path = tmp_path / "holders" / NAME
     path.parent.mkdir()
     path.write_text(json.dumps({"holders": ["h0"], "arriving": [["h1", time.time()]]}))
-    assert base_tracker.join(str(tmp_path), NAME, "h2") == ["h1", "h0"]
+    assert questions.join(str(tmp_path), NAME, "h2") == ["h1", "h0"]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_known_source_is_at_most_a_ninth_dearer_than_the_best_and_then_it_spares
 def test_who_is_part_of_a_chain_does_not_ask_what_it_costs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base_tracker, "_limits", lambda *_: Limits(-1, 0))
+    monkeypatch.setattr(questions, "_limits", lambda *_: Limits(-1, 0))
     listed: dict[str, object] = {
         "question": "base",
         "name": NAME,
@@ -130,16 +130,15 @@ def test_who_is_part_of_a_chain_does_not_ask_what_it_costs(
         "needed": 1,
     }
     found = [
-        base_tracker.answer(str(tmp_path), listed, host, Config())["from_store"]
-        for host in ("h1", "h2", "h1")
+        questions.answer(str(tmp_path), listed, host, Config())["from_store"] for host in ("h1", "h2", "h1")
     ]
     assert found == ["quicker", "last", "last"]
-    base_tracker.leave(str(tmp_path), NAME, {"h1": True, "h2": False})
-    assert base_tracker.answer(str(tmp_path), listed, "h3", Config())["from_store"] == "quicker"
+    questions.leave(str(tmp_path), NAME, {"h1": True, "h2": False})
+    assert questions.answer(str(tmp_path), listed, "h3", Config())["from_store"] == "quicker"
 
 
 def test_base_comes_at_the_rate_of_the_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base_tracker, "_limits", lambda *_: Limits(-1, 0))
+    monkeypatch.setattr(questions, "_limits", lambda *_: Limits(-1, 0))
     listed: dict[str, object] = {
         "question": "base",
         "name": NAME,
@@ -149,40 +148,39 @@ def test_base_comes_at_the_rate_of_the_site(tmp_path: Path, monkeypatch: pytest.
         "needed": 1,
     }
     config = load_config(str(tmp_path / "none"))
-    assert base_tracker.answer(str(tmp_path), listed, "h1", config)["rate"] == 0, (
+    assert questions.answer(str(tmp_path), listed, "h1", config)["rate"] == 0, (
         "nothing is limited that nobody has limited"
     )
     (tmp_path / "conf").write_text("[staging]\nrate = 40M\n")
     assert (
-        base_tracker.answer(str(tmp_path), listed, "h1", load_config(str(tmp_path / "conf")))["rate"]
-        == 40 << 20
+        questions.answer(str(tmp_path), listed, "h1", load_config(str(tmp_path / "conf")))["rate"] == 40 << 20
     )
 
 
 def test_host_that_never_said_how_it_went_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert base_tracker.join(str(tmp_path), NAME, "h1") == []
-    assert base_tracker.join(str(tmp_path), NAME, "h2") == ["h1"]
+    assert questions.join(str(tmp_path), NAME, "h1") == []
+    assert questions.join(str(tmp_path), NAME, "h2") == ["h1"]
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + sources.ARRIVES_S + 1)
-    assert base_tracker.join(str(tmp_path), NAME, "h3") == []
+    assert questions.join(str(tmp_path), NAME, "h3") == []
 
 
 def test_hints_about_older_generations_go_and_damaged_ones_mean_nothing(tmp_path: Path) -> None:
     root, newer, other = str(tmp_path), f"100-7-{'b' * 32}", f"100-77-{'a' * 32}"
     for name in (NAME, other):
-        base_tracker.join(root, name, "h1")
+        questions.join(root, name, "h1")
     old = tmp_path / "holders" / f"100-78-{'a' * 32}"
     old.write_text("{}")
     os.utime(old, (0, 0))
-    base_tracker.join(root, newer, "h1")
+    questions.join(root, newer, "h1")
     assert sorted(path.name for path in (tmp_path / "holders").iterdir()) == sorted([newer, other])
     for text in ("{", "[]", '{"holders": 7, "arriving": [[1], "x"]}'):
         (tmp_path / "holders" / newer).write_text(text)
-        assert base_tracker.join(root, newer, "h2") == []
+        assert questions.join(root, newer, "h2") == []
     with pytest.raises(BadArguments):
-        base_tracker.join(root, "../x", "h1")
+        questions.join(root, "../x", "h1")
 
 
 def test_room_is_made_or_refused() -> None:
@@ -223,11 +221,11 @@ def test_room_for_a_disk_is_what_idle_bases_can_give() -> None:
 
 def test_what_is_only_borrowed_is_named_to_nobody(tmp_path: Path) -> None:
     root = str(tmp_path)
-    base_tracker.leave(root, NAME, {"h1": True})
-    assert base_tracker.join(root, NAME, "fe", stays=False) == ["h1"]
-    base_tracker.arrived(root, NAME, "fe", True)
-    assert base_tracker.holders_of(root, NAME) == ["h1"]
-    base_tracker.join(root, NAME, "h2")
-    base_tracker.arrived(root, NAME, "h2", True)
-    base_tracker.arrived(root, "", "h2", True)
-    assert base_tracker.holders_of(root, NAME) == ["h1", "h2"]
+    questions.leave(root, NAME, {"h1": True})
+    assert questions.join(root, NAME, "fe", stays=False) == ["h1"]
+    questions.arrived(root, NAME, "fe", True)
+    assert questions.holders_of(root, NAME) == ["h1"]
+    questions.join(root, NAME, "h2")
+    questions.arrived(root, NAME, "h2", True)
+    questions.arrived(root, "", "h2", True)
+    assert questions.holders_of(root, NAME) == ["h1", "h2"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which disk leaves memory that gets full, and which guests go on: decided by plan/spill.py alone."""
+"""Which disk leaves memory that gets full, and which guests go on: decided by plan/device/spill.py alone."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from semishared.plan import spill
-from semishared.plan.pool import Device
-from semishared.plan.pool_moves import Item
-from semishared.plan.spill import Wait
+from semishared.plan.device import spill
+from semishared.plan.device.balance import Item
+from semishared.plan.device.choose import Device
+from semishared.plan.device.spill import Wait
 from semishared.units import GiB, MiB
 
 MEMORY = Device("m", 10 * GiB, 1 * GiB, 1.5, "ram")

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from semishared.plan import staging
-from semishared.plan.staging import Sample, leave_stream, skips
+from semishared.plan.base import staging
+from semishared.plan.base.staging import Sample, leave_stream, skips
 
 
 def history(**speeds: tuple[str, float, float]) -> staging.History:

@@ -9,14 +9,14 @@ import pytest
 
 from semishared.config import Config
 from semishared.errors import HostUnreachable, ImageChanged, NoSpace, TransferCorrupt
-from semishared.front import base_tracker
+from semishared.front import questions
 from semishared.front.staging import Staging
 from semishared.front.staging_hosts import Hosts, Wanted, Wish
 from semishared.front.staging_round import Round
+from semishared.model.base.steps import StreamBases
 from semishared.model.refs import ImageRef
-from semishared.model.steps_base import StreamBases
 from semishared.opennebula.xml import Host, parse
-from semishared.plan.sharing import Plan
+from semishared.plan.base.sharing import Plan
 from semishared.tools import extents
 
 KNOWN = [Host(parse(f"<HOST><NAME>{name}</NAME><STATE>2</STATE></HOST>", "HOST")) for name in ("h1", "h2")]
@@ -52,7 +52,7 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Hosts, "describe", describe)
     for name in ("begin", "leave"):
-        monkeypatch.setattr(base_tracker, name, lambda *_: None)
+        monkeypatch.setattr(questions, name, lambda *_: None)
 
 
 def session(wants: Dict[str, List[Wanted]]) -> Made:
@@ -203,7 +203,7 @@ def test_host_that_has_left_sends_to_nobody_in_the_next_round(monkeypatch: pytes
     monkeypatch.setattr(Hosts, "describe", describe)
     monkeypatch.setattr("semishared.front.staging.Round", Failing)
     monkeypatch.setattr(Staging, "_extents", lambda *_: {0: "ab" * 32})
-    monkeypatch.setattr(base_tracker, "holders_of", lambda *_: [])
+    monkeypatch.setattr(questions, "holders_of", lambda *_: [])
     staging = Staging(
         "/root", {"h1": [A], "h2": [A]}, KNOWN, Wish("auto", "auto", 0, True), Config(), lambda **_: None
     )

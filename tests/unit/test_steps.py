@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 
 from semishared.disk import epochs
 from semishared.errors import BadArguments
-from semishared.host.conversation import Conversation
 from semishared.host.execute import Execution, read_plan
+from semishared.host.work import Conversation
 from semishared.model import steps as s
-from semishared.model import steps_base, steps_image, steps_share, stores
-from semishared.model.network_disk import NetworkDisk
-from semishared.model.shares import FILE_SYSTEMS, Share, Tree
+from semishared.model.base import steps as base_steps
+from semishared.model.disk.network_disk import NetworkDisk
+from semishared.model.share import steps as share_steps
+from semishared.model.share.share import FILE_SYSTEMS, Share, Tree
+from semishared.model.store import access, image_steps
 from semishared.share.verbs import VERBS as VERBS_OF_SHARES
 from semishared.store import Bridged
 from semishared.store.verbs import VERBS
@@ -27,15 +29,15 @@ from semishared.wire.messages import Writer
 SECRET = "00000000-0000-4000-8000-0000000000cc"
 OF_IMAGES = {
     name: cls
-    for name, cls in vars(steps_image).items()
+    for name, cls in vars(image_steps).items()
     if hasattr(cls, "_fields") and cls not in (s.ImageRef, s.DiskRef, s.Access, NetworkDisk)
 }
-OF_SHARES = {name: getattr(steps_share, name) for name in VERBS_OF_SHARES}
+OF_SHARES = {name: getattr(share_steps, name) for name in VERBS_OF_SHARES}
 STEPS = {**s.STEPS, **OF_IMAGES, **OF_SHARES}
 OF_BASES = {
     name: cls
-    for name, cls in vars(steps_base).items()
-    if hasattr(cls, "_fields") and cls not in (s.ImageRef, steps_base.Part)
+    for name, cls in vars(base_steps).items()
+    if hasattr(cls, "_fields") and cls not in (s.ImageRef, base_steps.Part)
 }
 words = st.text(max_size=20)
 numbers = st.integers(0, 2**60)
@@ -44,7 +46,7 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
     max_leaves=6,
 )
-names = st.from_regex(stores.POOL, fullmatch=True)
+names = st.from_regex(access.POOL, fullmatch=True)
 accesses = st.builds(
     s.Access,
     st.just("rbd"),
@@ -164,7 +166,7 @@ def test_a_step_on_shares_has_the_arguments_of_its_function(name: str) -> None:
 
 
 def test_every_step_on_shares_has_a_function() -> None:
-    assert set(OF_SHARES) == {name for name, cls in vars(steps_share).items() if hasattr(cls, "_fields")} - {
+    assert set(OF_SHARES) == {name for name, cls in vars(share_steps).items() if hasattr(cls, "_fields")} - {
         "Share",
         "Tree",
     }

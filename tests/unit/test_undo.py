@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from semishared.tools.undo import Undo
+from semishared.tools.effects import Undo
 
 
 def test_effects_are_undone_in_reverse_when_the_block_fails() -> None:

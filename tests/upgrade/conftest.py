@@ -15,7 +15,7 @@ LONG = {
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: "list[pytest.Item]") -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.name == "test_rbd.py" and item.name in LONG:
             item.add_marker("long")

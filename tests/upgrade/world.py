@@ -205,7 +205,7 @@ PASSING = re.compile(r"(^|/)(locks/|\.monitor$|\.machine-)|/locks$")
 """Files that hold nothing: locks come with whoever asks, and probes of monitoring."""
 
 
-def _below(top: str, name: str = "") -> Iterator[Tuple[str, "os.DirEntry[str]"]]:
+def _below(top: str, name: str = "") -> Iterator[Tuple[str, os.DirEntry[str]]]:
     """Yield all that is below a directory, by names relative to it. Not as paths: to make those takes more
     than to look at the files.
     """
@@ -217,7 +217,7 @@ def _below(top: str, name: str = "") -> Iterator[Tuple[str, "os.DirEntry[str]"]]
                 yield from _below(top, path)
 
 
-def _described(entry: "os.DirEntry[str]") -> Tuple[object, ...]:
+def _described(entry: os.DirEntry[str]) -> Tuple[object, ...]:
     seen = entry.stat(follow_symlinks=False)
     if entry.is_symlink():
         return ("link", os.readlink(entry.path))

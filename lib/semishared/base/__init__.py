@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base store of a host: verified copies of image generations, and every way to have one."""
+"""The base cache of a host: verified bases, leases, room, copies in memory."""

@@ -6,7 +6,7 @@
                                              /leases/VM-DISK  hard links to image: what overlays name as
                                              backing file
                                              /damaged         image, taken out of use because it is not what
-                                             it was (scrub.py)
+                                             it was (stage/scrub.py)
     <root>/staging/                                           copies not yet published
     <root>/locks/                                             base-<store>-<image>, vm-<id>
 
@@ -22,15 +22,16 @@ import errno
 import os
 from typing import Collection, Iterator
 
+from ..device import devices, offline
 from ..errors import BadArguments, BadRecord
-from ..model import layout, layout_base
-from ..model.record import Record
+from ..model.base import names as base_names
+from ..model.disk import names as disk_names
+from ..model.disk.record import Record
 from ..model.refs import ImageRef
 from ..named import NamedTuple
 from ..tools import beneath, files, progress
-from ..tools.crash_points import point
+from ..tools.effects import point
 from ..tools.run import work
-from . import device_state, devices
 
 
 class Base(NamedTuple):
@@ -41,47 +42,45 @@ class Base(NamedTuple):
 
     @property
     def image(self) -> str:
-        return layout_base.image(self.directory)
+        return base_names.image(self.directory)
 
     @property
     def damaged(self) -> str:
-        return layout_base.damaged(self.directory)
+        return base_names.damaged(self.directory)
 
     @property
     def manifest(self) -> str:
-        return layout_base.manifest(self.directory)
+        return base_names.manifest(self.directory)
 
     @property
     def leases(self) -> str:
-        return layout_base.leases(self.directory)
+        return base_names.leases(self.directory)
 
     def lease(self, vm: int, disk: int) -> str:
-        return layout_base.lease(self.directory, vm, disk)
+        return base_names.lease(self.directory, vm, disk)
 
 
 def root_of(vm_dir: str) -> str:
     """Return the base store of the host on which `vm_dir` lies: <DATASTORE_LOCATION>/.semishared."""
-    return layout.base_store_of(vm_dir)
+    return disk_names.base_store_of(vm_dir)
 
 
 def named(root: str, image: ImageRef, generation: str) -> Base:
     """Return the base of a generation of an image, which need not be there."""
-    return Base(layout_base.base(root, layout_base.name(image.store, image.id, generation)), generation)
+    return Base(base_names.base(root, base_names.name(image.store, image.id, generation)), generation)
 
 
 def at(root: str, name: str) -> Base:
     """Return the base called <store>-<image>-<generation>; raise BadArguments if that is no name."""
-    said = layout_base.named(name)
+    said = base_names.named(name)
     if said is None:
         raise BadArguments(f"not a base: {name!r}")
-    return Base(layout_base.base(root, name), said.generation)
+    return Base(base_names.base(root, name), said.generation)
 
 
 def lock_path(root: str, base: Base) -> str:
-    """Return the lock of the base's image: whoever stages, evicts or takes bases of it out of use holds
-    it.
-    """
-    return layout_base.image_lock(root, layout_base.prefix_of(os.path.basename(base.directory)))
+    """Return the lock of the base's image, held to stage, evict or take bases of it out of use."""
+    return base_names.image_lock(root, base_names.prefix_of(os.path.basename(base.directory)))
 
 
 def is_published(base: Base) -> bool:
@@ -93,7 +92,7 @@ def is_published(base: Base) -> bool:
     devices.refuse_link(base.directory)
     for path in (base.image, base.manifest, base.leases):
         beneath.refuse_link(path)
-    if device_state.takes_nothing(base.directory):
+    if offline.takes_nothing(base.directory):
         return False
     if os.path.exists(base.image):
         return True
@@ -105,7 +104,7 @@ def is_published(base: Base) -> bool:
         return False
     for name in leases:
         try:
-            with devices.staying(layout_base.root_of(base.directory)):
+            with devices.staying(base_names.root_of(base.directory)):
                 os.link(f"{base.leases}/{name}", base.image)
             return True
         except FileExistsError:
@@ -120,7 +119,7 @@ def _note_source(directory: str, image: ImageRef) -> None:
     miss a mount.
     """
     if image.access.can.has_bridge:
-        files.write(layout_base.source(directory), f"{image.source}\n".encode(), 0o440)
+        files.write(base_names.source(directory), f"{image.source}\n".encode(), 0o440)
 
 
 def _bring(source: str, target: str) -> None:
@@ -137,47 +136,45 @@ def _bring(source: str, target: str) -> None:
 def publish(root: str, base: Base, image: ImageRef) -> Base:
     """Make what is staged of an image, and whole, the base, under its lock."""
     files.refuse()
-    staging = layout_base.staging(root, image.base_prefix)
-    os.makedirs(layout_base.bases(root), exist_ok=True)
-    if os.path.isdir(base.directory) and not device_state.takes_nothing(base.directory):
+    staging = base_names.staging(root, image.base_prefix)
+    os.makedirs(base_names.bases(root), exist_ok=True)
+    if os.path.isdir(base.directory) and not offline.takes_nothing(base.directory):
         # Known by content: another session of the image came back to what is here already, or only leases are
         # left.
         if not is_published(base):
             # An eviction that was killed may have taken these already.
             os.makedirs(base.leases, exist_ok=True)
             _note_source(base.directory, image)
-            _bring(layout_base.manifest(staging), base.manifest)
-            _bring(layout_base.image(staging), base.image)
+            _bring(base_names.manifest(staging), base.manifest)
+            _bring(base_names.image(staging), base.image)
         devices.remove(staging)
     else:
         # What a killed run had half written beside what this one went on with; in a base nobody would look
         # for it.
-        files.remove_staged(*os.path.split(layout_base.manifest(staging)))
+        files.remove_staged(*os.path.split(base_names.manifest(staging)))
         _note_source(staging, image)
         # A removal that was killed may have taken these, and left what says what was to be made.
-        os.makedirs(layout_base.leases(staging), exist_ok=True)
+        os.makedirs(base_names.leases(staging), exist_ok=True)
         is_lost = os.path.islink(base.directory)
         devices.publish(root, staging, base.directory)
         if is_lost:
             _lease_again(root, base)
-    files.fsync(layout_base.bases(root))
+    files.fsync(base_names.bases(root))
     point("base published")
     return base
 
 
 def _lease_again(root: str, base: Base) -> None:
-    """Give the disks of this host that lie over a base their leases, after it was made anew since its device
-    is away.
-    """
+    """Give this host's disks over a base their leases, after it was made anew for a lost device."""
     location, name = os.path.dirname(root), os.path.basename(base.directory)
-    for system in filter(layout.is_number, os.listdir(location)):
+    for system in filter(disk_names.is_number, os.listdir(location)):
         for entry in os.listdir(f"{location}/{system}"):
-            own, directory = layout.beside_named(entry), f"{location}/{system}/{entry}"
-            vm = own.vm if own else int(entry) if layout.is_number(entry) else -1
+            own, directory = disk_names.beside_named(entry), f"{location}/{system}/{entry}"
+            vm = own.vm if own else int(entry) if disk_names.is_number(entry) else -1
             for disk in (
                 [disk for disk, lies_over in lying_over(directory) if lies_over == name] if vm >= 0 else ()
             ):
-                if lease(base, vm, disk) and files.is_absent(layout.record(directory, disk)):
+                if lease(base, vm, disk) and files.is_absent(disk_names.record(directory, disk)):
                     files.unlink(base.lease(vm, disk))
 
 
@@ -187,7 +184,7 @@ def lying_over(vm_dir: str) -> Iterator[tuple[int, str]]:
     """
     for number in _recorded(vm_dir):
         try:
-            data = files.read_json(layout.record(vm_dir, number))
+            data = files.read_json(disk_names.record(vm_dir, number))
             if data is None:
                 continue
             record = Record.from_data(data)
@@ -200,7 +197,7 @@ def lying_over(vm_dir: str) -> Iterator[tuple[int, str]]:
 
 def _recorded(vm_dir: str) -> list[int]:
     try:
-        found = map(layout.recorded, os.listdir(layout.records(vm_dir)))
+        found = map(disk_names.recorded, os.listdir(disk_names.records(vm_dir)))
     except (FileNotFoundError, NotADirectoryError):
         return []
     return [disk for disk in found if disk is not None]
@@ -213,7 +210,7 @@ def lease(base: Base, vm: int, disk: int) -> str:
     path = base.lease(vm, disk)
     beneath.refuse_link(path)
     try:
-        with devices.staying(layout_base.root_of(base.directory)):
+        with devices.staying(base_names.root_of(base.directory)):
             if os.path.exists(path):
                 return path
             # Fails if the base is gone; its directory must not come back without what belongs into it.
@@ -231,10 +228,8 @@ def lease(base: Base, vm: int, disk: int) -> str:
 
 
 def _died(base: Base) -> str:
-    """Return '' if the error that is handled is that of a device which takes nothing any more; else raise
-    it.
-    """
-    if device_state.takes_nothing(base.directory):
+    """Return '' if the present error is of a device that takes nothing any more; else raise it."""
+    if offline.takes_nothing(base.directory):
         return ""
     raise  # noqa: PLE0704 - called where one is handled
 
@@ -244,29 +239,29 @@ def release(root: str, vm: int, disk: int | None = None, but: str = "", spare: C
     base directory `but`.
     """
     try:
-        beneath.refuse_link(layout_base.bases(root))
-        directories = os.listdir(layout_base.bases(root))
+        beneath.refuse_link(base_names.bases(root))
+        directories = os.listdir(base_names.bases(root))
     except FileNotFoundError:
         return
     for name in directories:
-        base = layout_base.base(root, name)
-        leases = layout_base.leases(base)
+        base = base_names.base(root, name)
+        leases = base_names.leases(base)
         if (
             base == but
-            or not layout_base.named(name)
+            or not base_names.named(name)
             or (beneath.is_link(base) and not devices.link_of(base))
             or beneath.is_link(leases)
         ):
             continue
-        if device_state.takes_nothing(base):
+        if offline.takes_nothing(base):
             continue  # when it is well again, `gc` gives up what nobody has
         try:
             found = os.listdir(leases)
         except FileNotFoundError:
             continue
         for held in found:
-            if layout_base.is_leased_to(held, vm, disk) and not any(
-                layout_base.is_leased_to(held, vm, other) for other in spare
+            if base_names.is_leased_to(held, vm, disk) and not any(
+                base_names.is_leased_to(held, vm, other) for other in spare
             ):
                 with devices.staying(root):
                     files.unlink(f"{leases}/{held}")
@@ -303,5 +298,5 @@ def forget(base: Base) -> bool:
     devices.remove(base.directory)
     from . import hot  # not for every step on a host
 
-    hot.drop(layout_base.root_of(base.directory), os.path.basename(base.directory))
+    hot.drop(base_names.root_of(base.directory), os.path.basename(base.directory))
     return True

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hot bases: copies of bases in the memory of their host, from which guests read in the place of those on
-disk.
+"""Hot bases: copies of bases in memory, from which guests read in the place of those on disk.
 
     <memory>/.semishared/hot/<store>-<image>-<generation>/image     mode 0440
 
 An overlay lies over the base on disk, by its header and by its lease, wherever its guest reads from: that is
-said to libvirt alone, at each boot (plan/hypervisor.py). So a copy is never the only one of anything, and
+said to libvirt alone, at each boot (plan/vm/hypervisor.py). So a copy is never the only one of anything, and
 nothing has to be put right when memory is lost, or when a VM goes to another host.
 
-A copy is promised its room as layers are (promises.py), and goes when that is wanted and no guest reads from
-it: QEMU has locks on what it has open, and who boots a guest has one until QEMU is there.
+A copy is promised its room as layers are (device/ledger.py), and goes when that is wanted and no guest reads
+from it: QEMU has locks on what it has open, and who boots a guest has one until QEMU is there.
 
 What each crash leaves: a directory without `image`, which counts, and is made again by the next boot, or goes
 for what needs its room.
@@ -20,18 +19,19 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Iterator
 
+from ..device import devices, label, ledger
 from ..errors import SemisharedError
-from ..model import layout_base, layout_devices
-from ..model.device_class import MEMORY
+from ..model.base import names as base_names
+from ..model.device import names as device_names
+from ..model.device.classes import MEMORY
 from ..named import NamedTuple
-from ..tools import extents, files, image_locks, locks
-from ..tools.crash_points import point
+from ..tools import extents, files, lock_holders, locks
+from ..tools.effects import point
 from ..tools.rate_limit import standing_back
 from ..units import human
-from . import device_dirs, devices, promises
 
 if TYPE_CHECKING:
-    from ..plan import pool
+    from ..plan.device import choose
 
 COPY_S = 600
 """Seconds that a guest waits at most for another one's copy of the base that it is to read from, too."""
@@ -49,7 +49,7 @@ class Copy(NamedTuple):
 
     @property
     def image(self) -> str:
-        return layout_base.image(self.directory)
+        return base_names.image(self.directory)
 
 
 def _copies(root: str) -> Iterator[Copy]:
@@ -57,12 +57,12 @@ def _copies(root: str) -> Iterator[Copy]:
     for uuid in sorted(set(devices.registered(root)) - set(devices.usual(root))):
         if devices.is_there(root, uuid):
             # By its own path, not by the link to the device: libvirt is told of it.
-            place = os.readlink(layout_devices.device(root, uuid))
-            for name in filter(layout_base.named, _listed(layout_devices.hot(place))):
-                yield Copy(uuid, layout_devices.hot(place, name))
+            place = os.readlink(device_names.device(root, uuid))
+            for name in filter(base_names.named, _listed(device_names.hot(place))):
+                yield Copy(uuid, device_names.hot(place, name))
 
 
-def _listed(directory: str) -> "list[str]":
+def _listed(directory: str) -> list[str]:
     try:
         return sorted(os.listdir(directory))
     except (FileNotFoundError, NotADirectoryError):
@@ -91,7 +91,7 @@ def why_not(root: str, size: int) -> str:
     )
 
 
-def _takes(device: pool.Device) -> int:
+def _takes(device: choose.Device) -> int:
     """Return the bytes of a copy that memory takes at once: more than are promised may be free, and fewer
     where it promises them twice.
     """
@@ -99,16 +99,14 @@ def _takes(device: pool.Device) -> int:
 
 
 def provide(root: str, name: str, source: str, format: str) -> str:
-    """Have a copy of the base `name`, as the lease `source` has it, in memory; return why there is none, or
-    ''.
-    """
+    """Copy the base `name` into memory, from the lease `source`; return why there is no copy, or ''."""
     if found(root, name):
         return ""
     size = os.stat(source).st_size
     if why_not(root, size):
         return why_not(root, size)
-    os.makedirs(os.path.dirname(layout_base.hot_lock(root, name)), exist_ok=True)
-    with locks.exclusive(layout_base.hot_lock(root, name), COPY_S):
+    os.makedirs(os.path.dirname(base_names.hot_lock(root, name)), exist_ok=True)
+    with locks.exclusive(base_names.hot_lock(root, name), COPY_S):
         if found(root, name):
             return ""
         copy = _begin(root, name, size)
@@ -117,20 +115,20 @@ def provide(root: str, name: str, source: str, format: str) -> str:
         return _made(copy, source, format)
 
 
-def _begin(root: str, name: str, size: int) -> "Copy | None":
+def _begin(root: str, name: str, size: int) -> Copy | None:
     """Return where a copy is to be made, with its room promised; None if no device has that."""
-    with promises.held(root):
+    with ledger.promised(root):
         for copy in [copy for copy in _copies(root) if copy.name == name]:
             _remove(copy)  # a killed run left it
         make_way(root, size)
         for device in devices.present(root):
             if device.device_class == MEMORY and device.share > 0 and _takes(device) >= size > 0:
-                link = layout_devices.device(root, device.uuid)
+                link = device_names.device(root, device.uuid)
                 try:
-                    copy = Copy(device.uuid, layout_devices.hot(os.readlink(link), name))
-                    device_dirs.make(layout_devices.hot(link, name))
+                    copy = Copy(device.uuid, device_names.hot(os.readlink(link), name))
+                    label.make_directory(device_names.hot(link, name))
                     point("hot base begun")
-                    promises.write(link, name, size, 1)
+                    ledger.write_promises(link, name, size, 1)
                 except FileNotFoundError:
                     continue  # it has just been let go of, or unmounted
                 return copy
@@ -142,7 +140,7 @@ def _made(copy: Copy, source: str, format: str) -> str:
         with files.published(copy.image) as staged:
             with standing_back():
                 made = extents.copy(source, staged, format, "base_read")
-            said = layout_base.named(copy.name)
+            said = base_names.named(copy.name)
             if said is None or made.generation != said.generation:
                 raise ValueError(f"{source} is not what it was: semishared base verify")
             os.chmod(staged, 0o440)
@@ -153,15 +151,13 @@ def _made(copy: Copy, source: str, format: str) -> str:
 
 
 def hold(root: str, name: str) -> str:
-    """Return the copy of a base, '' if there is none; it stays as long as this process lives, and the program
-    that it becomes.
-    """
+    """Return the copy of a base, or ''; it stays while this process lives, and the program it becomes."""
     if not found(root, name):
         return ""
-    with promises.held(root):
+    with ledger.promised(root):
         path = found(root, name)
         if path:
-            image_locks.hold(path)
+            lock_holders.hold_image(path)
             # The one that was used last goes last.
             os.utime(os.path.dirname(path))
         return path
@@ -187,14 +183,12 @@ def _idle_bytes(root: str, uuid: str) -> int:
 
 
 def _promised(copy: Copy) -> int:
-    size, count = promises.read(os.path.dirname(os.path.dirname(copy.directory)), copy.name)
+    size, count = ledger.read_promises(os.path.dirname(os.path.dirname(copy.directory)), copy.name)
     return size * count
 
 
-def _idle(root: str, uuid: str) -> "list[Copy]":
-    """Return the copies that nobody makes and no guest reads from, the one first that was used longest
-    ago.
-    """
+def _idle(root: str, uuid: str) -> list[Copy]:
+    """Return the copies that no process makes or guest reads, the least recently used first."""
     idle = [copy for copy in _copies(root) if copy.uuid == uuid and not _is_used(root, copy)]
     return sorted(idle, key=_last_used)
 
@@ -208,15 +202,13 @@ def _last_used(copy: Copy) -> float:
 
 def _is_used(root: str, copy: Copy) -> bool:
     try:
-        return image_locks.is_open(copy.image)
+        return lock_holders.is_image_open(copy.image)
     except FileNotFoundError:
-        return locks.is_held(layout_base.hot_lock(root, copy.name))
+        return locks.is_held(base_names.hot_lock(root, copy.name))
 
 
 def drop(root: str, name: str) -> None:
-    """Remove the copy of a base that is gone, or of one whose copy is not what it was: who reads from it has
-    it open.
-    """
+    """Remove the copy of a base that is gone or whose copy is damaged: a reader has it open."""
     for copy in [copy for copy in _copies(root) if copy.name == name]:
         _remove(copy)
 
@@ -230,4 +222,4 @@ def drop_idle(root: str, uuid: str) -> None:
 def _remove(copy: Copy) -> None:
     files.remove_folder(copy.directory, ignore_errors=True)
     point("hot base removed")
-    files.unlink(layout_devices.promise(os.path.dirname(os.path.dirname(copy.directory)), copy.name))
+    files.unlink(device_names.promise(os.path.dirname(os.path.dirname(copy.directory)), copy.name))

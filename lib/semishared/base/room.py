@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Room on this host's disk: which bases there are, and which of them go for a base or a disk that is to come.
 
-Which go is decided by plan/eviction.py: on the front-end, which knows the host's own limits, if it answers;
-else here, by the limits of the site. A base that is leased stays, whoever has decided what.
+Which go is decided by plan/base/eviction.py: on the front-end, which knows the host's own limits, if it
+answers; else here, by the limits of the site. A base that is leased stays, whoever has decided what.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Callable, Collection, Dict, Iterable, Mapping
 
+from ..device import devices, offline
 from ..errors import NoSpace
-from ..model import layout, layout_base
-from ..model.device_class import MEMORY
+from ..model.base import names as base_names
+from ..model.device.classes import MEMORY
+from ..model.disk import names as disk_names
 from ..model.refs import ImageRef
 from ..named import NamedTuple
 from ..tools import locks
 from ..units import human
-from . import cache, device_state, devices
+from . import cache
 
 if TYPE_CHECKING:
-    from ..plan import eviction
+    from ..plan.base import eviction
 
 Ask = Callable[..., Dict[str, object]]
 """Asks the front-end: question=WHAT and what it has to know for the answer.
@@ -40,14 +42,14 @@ def list_bases(root: str, where: str = "") -> dict[str, Any]:
     """
     found = []
     system = os.stat(made_part(where)).st_dev if where else -1
-    for name in filter(layout_base.named, sorted(names(layout_base.bases(root)))):
-        base, is_here = layout_base.base(root, name), True
+    for name in filter(base_names.named, sorted(names(base_names.bases(root)))):
+        base, is_here = base_names.base(root, name), True
         try:
             is_here = system in (-1, os.stat(made_part(base)).st_dev)
             described = describe(cache.at(root, name))
         except OSError:
             # What is wrong with another device is no reason to have no room on this one.
-            if is_here and not device_state.takes_nothing(base):
+            if is_here and not offline.takes_nothing(base):
                 raise
             continue
         if described:
@@ -72,7 +74,7 @@ def names(directory: str) -> list[str]:
 
 def leases(base: cache.Base) -> list[str]:
     """Return who has a lease on a base: VM-DISK."""
-    return sorted(name for name in names(base.leases) if not layout.is_staged(name))
+    return sorted(name for name in names(base.leases) if not disk_names.is_staged(name))
 
 
 def describe(base: cache.Base) -> dict[str, object] | None:
@@ -98,7 +100,7 @@ def describe(base: cache.Base) -> dict[str, object] | None:
 
 
 def _device(base: cache.Base) -> str:
-    return device_state.where(layout_base.root_of(base.directory), base.directory)
+    return offline.where(base_names.root_of(base.directory), base.directory)
 
 
 def evict(root: str, name: str, held: tuple[str, ...] = ()) -> dict[str, object]:
@@ -162,10 +164,8 @@ FOR_ALL, FOR_THIS, BORROWED, MENDED = (
 
 
 def ask_for_base(root: str, image: ImageRef, needed: int, ask: Ask | None, want: Want) -> dict[str, object]:
-    """Return how a base of `needed` bytes is to be had (see Ask); raise NoSpace if there cannot be room for
-    it.
-    """
-    listed = list_bases(root, layout_base.staging(root, image.base_prefix))
+    """Return how to get a base of `needed` bytes (see Ask); raise NoSpace if there cannot be room."""
+    listed = list_bases(root, base_names.staging(root, image.base_prefix))
     if ask:
         return ask(
             question="base",
@@ -176,7 +176,7 @@ def ask_for_base(root: str, image: ImageRef, needed: int, ask: Ask | None, want:
             mends=want.mends,
             **listed,
         )
-    from ..plan import eviction
+    from ..plan.base import eviction
 
     host = os.uname().nodename
     return {
@@ -187,16 +187,14 @@ def ask_for_base(root: str, image: ImageRef, needed: int, ask: Ask | None, want:
 
 
 def for_base(root: str, image: ImageRef, needed: int, ask: Ask | None, want: Want) -> None:
-    """Make room for `needed` bytes of a base whose name nobody knows, under its image's lock; raise
-    NoSpace.
-    """
+    """Make room for `needed` bytes of an unnamed base, under its image's lock; raise NoSpace."""
     answer = ask_for_base(root, image, needed, ask, want)
-    evict_all(root, chosen(answer), (layout_base.image_lock(root, image.base_prefix),))
+    evict_all(root, chosen(answer), (base_names.image_lock(root, image.base_prefix),))
 
 
 def _limits(listed: dict[str, Any]) -> eviction.Limits:
     from ..config import load
-    from ..plan import eviction
+    from ..plan.base import eviction
 
     config = load()
     return eviction.limits_of(None, config.bases_size_limit, config.bases_free_floor, listed)
@@ -231,15 +229,13 @@ def for_disk(
     if ask:
         evict_all(root, chosen(ask(question="room", needed=needed, last=list(last), **listed)))
     else:
-        from ..plan import eviction
+        from ..plan.base import eviction
 
         evict_all(root, eviction.room_for_disk(listed, floor, needed, last))
 
 
 def space(root: str) -> tuple[int, int]:
-    """Return the bytes of the devices that take bases and disks, and those that are free; of the base store
-    without a pool.
-    """
+    """Return bytes and free bytes of devices that take bases and disks, else of the base store."""
     found = [device for device in devices.present(root) if device.share > 0 and device.device_class != MEMORY]
     if found:
         return sum(device.capacity for device in found), sum(device.free for device in found)
@@ -255,9 +251,7 @@ def made_part(path: str) -> str:
 
 
 def require(vm_dir: str, needed: int, ask: Ask | None, where: str = "", stay: Collection[str] = ()) -> None:
-    """As for_disk, of bytes that are known to come; raise NoSpace where they do not fit, before the first is
-    written.
-    """
+    """As for_disk, for a known size; raise NoSpace where it does not fit, before the first write."""
     for_disk(vm_dir, needed, ask, where=where, stay=stay)
     stat = os.statvfs(made_part(where or vm_dir))
     left = needed - stat.f_bavail * stat.f_frsize

@@ -29,16 +29,16 @@ from .. import NAME
 from ..config import Config, load
 from ..errors import BadArguments, ImageChanged, SemisharedError
 from ..front.answering import answering
-from ..model import steps_base as b
+from ..model.base import steps as base_steps
 from ..model.refs import ImageRef
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Host, Image
-from ..plan import eviction
-from ..plan.images import image_ref
+from ..plan.base import eviction
+from ..plan.image.images import image_ref
 from ..units import amount, human
 from ..wire.session import Session
-from . import hosts as on
-from .output import put, put_json
+from . import command as on
+from .command import put, put_json
 
 Row = dict[str, Any]
 VERBS = ("list", "verify", "prune", "evict")
@@ -90,7 +90,7 @@ class Command:
         def one(session: Session, host: Host) -> list[Row]:
             rows = []
             for root in self.roots:
-                (listed,) = session.run([b.ListBases(root)])
+                (listed,) = session.run([base_steps.ListBases(root)])
                 assert isinstance(listed, dict)
                 rows += [{"host": host.name, **row} for row in work(session, host, root, listed)]
             return rows
@@ -186,13 +186,17 @@ def verify(command: Command) -> Result:
         rows = []
         for base in filter(command.about, listed["bases"]):
             (found,) = session.run(
-                [(b.ReadBase if dry_run else b.VerifyBase)(root, base["name"], command.rate)]
+                [
+                    (base_steps.ReadBase if dry_run else base_steps.VerifyBase)(
+                        root, base["name"], command.rate
+                    )
+                ]
             )
             assert isinstance(found, dict)
             row = {"name": base["name"], **found, "mended": False, "why": ""}
             if found["damaged"] and not dry_run:
                 try:
-                    mend = b.MendBase(root, reference(command, base["name"]))
+                    mend = base_steps.MendBase(root, reference(command, base["name"]))
                     with answering(root, host.name, command.config) as answer:
                         session.run([mend], answer=answer)
                     row["mended"] = True
@@ -257,7 +261,7 @@ def prune(command: Command) -> Result:
         chosen = eviction.choose([eviction.Held.of(row) for row in listed["bases"]], limit, listed["free"])
         rows = []
         for name in chosen:
-            gone = not dry_run and session.run([b.EvictBase(root, name)])[0]["evicted"]  # type: ignore[index]
+            gone = not dry_run and session.run([base_steps.EvictBase(root, name)])[0]["evicted"]  # type: ignore[index]
             rows.append({"name": name, "bytes": bases[name]["bytes"], "evicted": gone})
         return rows
 
@@ -278,7 +282,7 @@ def evict(command: Command) -> Result:
     def work(session: Session, host: Host, root: str, listed: Row) -> list[Row]:
         rows = []
         for base in filter(command.about, listed["bases"]):
-            gone = not dry_run and session.run([b.EvictBase(root, base["name"])])[0]["evicted"]  # type: ignore[index]
+            gone = not dry_run and session.run([base_steps.EvictBase(root, base["name"])])[0]["evicted"]  # type: ignore[index]
             rows.append(
                 {"name": base["name"], "leases": base["leases"], "bytes": base["bytes"], "evicted": gone}
             )

@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 
 from ..errors import BadArguments
-from ..model import stores
+from ..model.store import access as store_access
 from ..opennebula.xml import Datastore
-from ..plan.ceph_caps import Key, fence, keys
-from .output import put, put_json
+from ..plan.store.ceph_caps import Key, fence, keys
+from .command import put, put_json
 
 WHERE = {
     "bridge": "on the front-end (or the BRIDGE_LIST hosts): makes, clones and removes images",
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fence-user", default="", metavar="NAME", help="SEMISHARED_CEPH_FENCE_USER; default: no such key"
     )
     parser.add_argument("--role", choices=list(WHERE), help="only the key of this role")
-    parser.add_argument("--pool", default="", metavar="NAME", help=f"POOL_NAME ({stores.DEFAULT_POOL})")
+    parser.add_argument("--pool", default="", metavar="NAME", help=f"POOL_NAME ({store_access.DEFAULT_POOL})")
     parser.add_argument(
         "--data-pool", default="", metavar="NAME", help="EC_POOL_NAME, if images keep their data there"
     )
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _of_options(arguments: argparse.Namespace) -> list[Key]:
-    pool = arguments.pool or stores.DEFAULT_POOL
+    pool = arguments.pool or store_access.DEFAULT_POOL
     shuts_out = arguments.fence_user or (FENCE_USER if arguments.role == "fence" else "")
     fencing = [fence(shuts_out, [pool])] if shuts_out else []
     if not arguments.user and not fencing:
@@ -107,17 +107,24 @@ def _of_datastore(word: str, role: str | None) -> list[Key]:
     found = [datastore for datastore in known if word in (str(datastore.id), datastore.name)]
     if not found:
         raise BadArguments(f"no datastore {word!r} in OpenNebula")
-    access = stores.access(found[0])
+    access = store_access.access(found[0])
     if not access.can.has_bridge:
         raise BadArguments(f"datastore {word} is not on Ceph (DISK_TYPE = RBD)")
     made = keys(
-        access.user, stores.pool(found[0]), access.reader, access.bridge_user, access.data_pool, access.remote
+        access.user,
+        store_access.pool(found[0]),
+        access.reader,
+        access.bridge_user,
+        access.data_pool,
+        access.remote,
     )
-    user = stores.fence_user(found[0]) or (FENCE_USER if role == "fence" else "")
+    user = store_access.fence_user(found[0]) or (FENCE_USER if role == "fence" else "")
     # `ceph auth get-or-create` refuses a user whose capabilities are others: one key for all pools of a
     # cluster.
-    others = [other for other in known if stores.kind(other).has_bridge and _is_beside(other, found[0], user)]
-    return [*made, fence(user, [stores.pool(store) for store in (found[0], *others)])] if user else made
+    others = [
+        other for other in known if store_access.kind(other).has_bridge and _is_beside(other, found[0], user)
+    ]
+    return [*made, fence(user, [store_access.pool(store) for store in (found[0], *others)])] if user else made
 
 
 def _is_beside(other: Datastore, datastore: Datastore, user: str) -> bool:
@@ -125,5 +132,6 @@ def _is_beside(other: Datastore, datastore: Datastore, user: str) -> bool:
     both.
     """
     return (
-        other.attribute("CEPH_CONF") == datastore.attribute("CEPH_CONF") and stores.fence_user(other) == user
+        other.attribute("CEPH_CONF") == datastore.attribute("CEPH_CONF")
+        and store_access.fence_user(other) == user
     )

@@ -34,13 +34,13 @@ from ..front.staging_hosts import Wish
 from ..opennebula.oned import Oned
 from ..opennebula.report import Report, printable
 from ..opennebula.xml import Vm
-from ..plan import clusters as plan
-from ..plan import detach as detaching
-from . import hosts as on
+from ..plan.care import clusters as plan
+from ..plan.disk import detach as detaching
+from . import command as on
 from . import status
 from .base import rate
+from .command import put, put_json
 from .commit import of_vm
-from .output import put, put_json
 from .progress import Bars, Lines
 
 FINE = ("booted", "running", "detached", "committed", "seen")

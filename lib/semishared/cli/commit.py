@@ -24,19 +24,24 @@ from typing import Any, Iterator, Optional
 from .. import NAME
 from ..errors import BadArguments, BadRecord, SemisharedError
 from ..front.action import Action, carry_out
-from ..model import layout, record, stores
 from ..model import steps as s
-from ..model import steps_commit as c
+from ..model.disk import commit_steps as c
+from ..model.disk import names as disk_names
+from ..model.disk import record
 from ..model.exchange import On, Part
+from ..model.store import access as store_access
 from ..opennebula.args import DiskPlace, VmPlace, absolute
 from ..opennebula.oned import Oned
 from ..opennebula.report import Report
 from ..opennebula.xml import Vm
-from ..plan import commits, disk_image, disks, gc_places, rbd
+from ..plan.care import gc_places
+from ..plan.disk import commits, disks
+from ..plan.image import disk_image
+from ..plan.store import rbd
 from ..tools.this_machine import are_one, is_here
 from ..units import human, mib_ceil
 from .base import rate
-from .output import put
+from .command import put
 
 DONE = 6
 """State of a VM that is no more (include/VirtualMachine.h)."""
@@ -129,7 +134,7 @@ def of_vm(
     )
     for known in record.described(found):
         if known.place.commits and disk in (None, known.disk):
-            at = DiskPlace(VmPlace(machine, vm_dir, vm.id), layout.disk_name(known.disk), known.disk)
+            at = DiskPlace(VmPlace(machine, vm_dir, vm.id), disk_names.disk_name(known.disk), known.disk)
             if as_new_image and failed:
                 # OpenNebula saves no disk of such a VM, and ends the VM only if its disk is committed or goes
                 # with it.
@@ -193,7 +198,7 @@ def _committed(place: DiskPlace, vm: Vm, domain: str, freeze: str, most: int) ->
 
 
 def _kept(
-    oned: Oned, vm: Vm, arguments: argparse.Namespace, action: Action, silent: "list[str]"
+    oned: Oned, vm: Vm, arguments: argparse.Namespace, action: Action, silent: list[str]
 ) -> Iterator[tuple[str, Part[str]]]:
     """Yield what is to be done for the disks that were kept of a VM; add machines that cannot be asked to
     `silent`.
@@ -230,7 +235,7 @@ def _kept(
                     )
 
 
-def _image(machine: str, vm: Vm, disk: s.DiskRef, item: "dict[str, Any]") -> Part[s.ImageRef]:
+def _image(machine: str, vm: Vm, disk: s.DiskRef, item: dict[str, Any]) -> Part[s.ImageRef]:
     """Return the image of a kept disk, as OpenNebula has it; raise BadRecord if nobody can tell which that
     was.
     """
@@ -242,13 +247,13 @@ def _image(machine: str, vm: Vm, disk: s.DiskRef, item: "dict[str, Any]") -> Par
     return (yield from disk_image.confirmed(vm, disk.disk, item["image"]))
 
 
-def _finished(machine: str, vm: Vm, disk: s.DiskRef, item: "dict[str, Any]", most: int) -> Part[str]:
+def _finished(machine: str, vm: Vm, disk: s.DiskRef, item: dict[str, Any], most: int) -> Part[str]:
     image = yield from _image(machine, vm, disk, item)
     done = yield from commits.kept(machine, disk, image.id, most)
     return f"{human(done)} committed, and gone"
 
 
-def _new(machine: str, vm: Vm, disk: s.DiskRef, item: "dict[str, Any]", name: str) -> Part[str]:
+def _new(machine: str, vm: Vm, disk: s.DiskRef, item: dict[str, Any], name: str) -> Part[str]:
     """Make another image of a kept disk, which may go then."""
     command = yield from _saved(machine, vm, disk, item, name)
     return f"run `{command}`, then `{shlex.join([NAME, 'gc', '--discard', os.path.basename(disk.vm_dir)])}`"
@@ -263,7 +268,7 @@ def _rescued(machine: str, vm: Vm, disk: s.DiskRef, known: record.Record, size: 
     )
 
 
-def _saved(machine: str, vm: Vm, disk: s.DiskRef, item: "dict[str, Any]", name: str) -> Part[str]:
+def _saved(machine: str, vm: Vm, disk: s.DiskRef, item: dict[str, Any], name: str) -> Part[str]:
     """Make a file or image of a disk beside the images; return the command by which OpenNebula registers
     it.
     """
@@ -275,7 +280,7 @@ def _saved(machine: str, vm: Vm, disk: s.DiskRef, item: "dict[str, Any]", name: 
             rbd.Local(machine, disk, item["size"], access), image, bridge, random
         )
     else:
-        path = stores.new_source(image.access, image.root, image.id, random)
+        path = store_access.new_source(image.access, image.root, image.id, random)
         yield On(machine, (s.SaveDisk(disk, path, image.format, ""),))
     words = ["--datastore", str(image.store), "--name", name, "--source", path, "--format", image.format]
     return shlex.join(["oneimage", "create", *words, "--size", str(mib_ceil(item["size"])), "--persistent"])

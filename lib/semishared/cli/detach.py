@@ -26,12 +26,12 @@ from ..front.detach import detach
 from ..opennebula.oned import Oned
 from ..opennebula.report import printable
 from ..opennebula.xml import Vm
-from ..plan import clusters
-from ..plan import detach as plan
-from ..plan.detach import Row
-from ..plan.staging import TRANSPORTS
+from ..plan.base.staging import TRANSPORTS
+from ..plan.care import clusters
+from ..plan.disk import detach as plan
+from ..plan.disk.detach import Row
 from .base import rate
-from .output import put, put_all, put_json
+from .command import put, put_all, put_json
 from .progress import Bars, Lines
 
 

@@ -20,20 +20,19 @@ from typing import Any, Callable, Iterator
 from .. import NAME
 from ..config import Config, load
 from ..errors import CannotInstall, HostUnreachable, SemisharedError
-from ..guest.kvmrc import Site as Libvirt
+from ..guest.virsh import Site as Libvirt
 from ..install import edits, examine
 from ..install.front_end import FrontEnd, locate
 from ..install.preflight import Question, encoded
 from ..install.tree import forwarder
-from ..model import stores
+from ..model.store import access as store_access
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
-from ..plan import diagnosis as plan
-from ..plan.diagnosis_machines import Answers, of_machines
+from ..plan.care import diagnosis as plan
+from ..plan.care.diagnosis_machines import Answers, of_machines
 from ..tools.this_machine import is_here
-from . import doctor_fence, doctor_leftovers, doctor_pool, doctor_shares, doctor_stores
-from .output import put, put_json, table
-from .waiting import Waiting
+from . import doctor_checks
+from .command import Waiting, put, put_json, table
 
 AT_ONCE = 32
 """Hosts asked at the same time."""
@@ -64,19 +63,19 @@ def run(arguments: argparse.Namespace) -> int:
         conf=wrong or _scripts(place, config), oned=no_oned, lost_name=_lost_name(place)
     )
     with ThreadPoolExecutor(1) as pool:
-        left = pool.submit(doctor_leftovers.found, config, bool(no_oned))
+        left = pool.submit(doctor_checks.leftovers_found, config, bool(no_oned))
         answers = ask_all(place, cloud, front_end, config)
         count, size, unseen, damaged = left.result()
     findings = [
         *plan.of_site(site),
         *(plan.of_cloud(cloud, front_end) if not no_oned else []),
         *of_machines(answers, site, cloud, (config.bases_size_limit, config.bases_free_floor)),
-        *plan.of_stock_images(doctor_stores.stock_images(cloud), front_end),
+        *plan.of_stock_images(doctor_checks.stock_images(cloud), front_end),
         *plan.of_leftovers(count, size, front_end),
         *plan.of_damaged(damaged),
-        *doctor_fence.findings(cloud, answers, config, front_end),
-        *doctor_pool.findings(cloud, config),
-        *doctor_shares.findings(cloud, answers, config, front_end),
+        *doctor_checks.fence_findings(cloud, answers, config, front_end),
+        *doctor_checks.pool_findings(cloud, config),
+        *doctor_checks.share_findings(cloud, answers, config, front_end),
     ]
     findings += plan.of_unseen(
         unseen, {machine for machine, answer in answers.items() if isinstance(answer, dict)}, findings
@@ -204,15 +203,15 @@ def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) 
     mounted, ceph, bridged = [], [], []
     for store in cloud.datastores:
         try:
-            if stores.is_shares(store):
+            if store_access.is_shares(store):
                 continue
-            access = stores.access(store)
+            access = store_access.access(store)
             if store.type != 1 and not access.can.has_bridge:
                 mounted.append(absolute(store.base_path, "BASE_PATH"))
             elif store.type != 1:
-                ceph.append((stores.pool(store), access.reader, access.conf, access.secret))
-                if not stores.bridges(store):
-                    bridged.append((stores.pool(store), access.bridge_user, access.conf, ""))
+                ceph.append((store_access.pool(store), access.reader, access.conf, access.secret))
+                if not store_access.bridges(store):
+                    bridged.append((store_access.pool(store), access.bridge_user, access.conf, ""))
         except SemisharedError:
             # Its attributes are a finding of their own.
             continue
@@ -224,7 +223,7 @@ def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) 
     )
     libvirt = Libvirt.read(f"{place.remotes}/etc/vmm/kvm/kvmrc").uri
     hosts = [host.name for host in cloud.hosts]
-    with doctor_stores.tokens(mounted) as token:
+    with doctor_checks.tokens(mounted) as token:
         base = Question(
             ("host",),
             config.hosts_scripts_dir,
@@ -237,7 +236,7 @@ def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) 
             True,
         )
 
-        def one(machine: str) -> "dict[str, Any] | str":
+        def one(machine: str) -> dict[str, Any] | str:
             question = base
             if machine == front_end:
                 roles = ("front-end", "host") if machine in hosts else ("front-end",)
@@ -258,7 +257,7 @@ def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) 
             return dict(zip(machines, pool.map(one, machines)))
 
 
-def machine_row(answer: "dict[str, Any] | str") -> dict[str, str]:
+def machine_row(answer: dict[str, Any] | str) -> dict[str, str]:
     """Return the versions of a machine."""
     if isinstance(answer, str):
         return {}

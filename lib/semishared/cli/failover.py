@@ -24,15 +24,15 @@ from typing import Iterator
 
 from ..config import load
 from ..errors import BadArguments, SemisharedError
-from ..front import alive
+from ..front import fence_facts
 from ..front.fence import Fence
 from ..install import next_steps
 from ..opennebula.encoded import decode
 from ..opennebula.oned import Oned
 from ..opennebula.report import printable
 from ..opennebula.xml import Host, Vm
-from ..plan import failover
-from .output import put, put_all
+from ..plan.vm import failover
+from .command import put, put_all
 
 WAIT_S = 300
 """As long as OpenNebula's own hook waits, with the arguments that its page names."""
@@ -113,9 +113,9 @@ def lost(oned: Oned, name: str, wait_s: int, connect_s: int) -> Host | None:
     if wait_s and state != ERROR:
         say(f"{name} came back")
         return None
-    if state in alive.MONITORED:
+    if state in fence_facts.MONITORED:
         raise BadArguments(f"{name} answers OpenNebula's monitoring: it is not lost")
-    if state in UNSAID and alive.answers(name, connect_s):
+    if state in UNSAID and fence_facts.answers_ssh(name, connect_s):
         raise BadArguments(
             f"{name}: it answers over ssh, so it is not lost; if it is all the same: onehost offline {name}"
         )

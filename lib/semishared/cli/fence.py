@@ -30,9 +30,9 @@ from ..install import examine
 from ..install.preflight import Question, encoded
 from ..opennebula.oned import Oned
 from ..opennebula.report import printable
-from ..plan.fence import boot_id
+from ..plan.care.fence import boot_id
 from ..tools.this_machine import is_here
-from .output import put, put_json
+from .command import put, put_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -22,20 +22,19 @@ from .. import NAME
 from ..config import Config, load
 from ..errors import BadArguments, HostUnreachable, SemisharedError, from_id
 from ..model import steps as s
-from ..model.stores import is_shares
+from ..model.store.access import is_shares
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore
-from ..plan import gc as plan
-from ..plan import gc_shares as plan_shares
-from ..plan.gc_pools import Pool
+from ..plan.care import gc as plan
+from ..plan.care import gc_stores as plan_shares
+from ..plan.care.gc_stores import Pool
 from ..tools import context_iso
 from ..tools.this_machine import is_here
 from ..units import human
 from ..wire.session import Session
-from . import agreed, gc_known, gc_pools, gc_shares, gc_strays
-from .output import put, put_json
-from .waiting import Waiting
+from . import command, gc_kinds
+from .command import Waiting, put, put_json
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 AT_ONCE = 32
@@ -44,7 +43,7 @@ AT_ONCE = 32
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the arguments."""
-    agreed.add_arguments(parser)
+    command.add_consent_options(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of lines")
     parser.add_argument(
         "--discard",
@@ -112,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
     findings += elsewhere(survey, older_than, config)
     going = [item for item in findings if not item.keep]
     asked = [f"{item.machine}: {item.kind} {item.path}: {item.reason}: would be removed" for item in going]
-    if going and not arguments.dry_run and not agreed.agreed(arguments, asked):
+    if going and not arguments.dry_run and not command.agreed(arguments, asked):
         return 1
     results = (
         ["" if item.keep else "would remove" for item in findings]
@@ -148,9 +147,9 @@ def survey_cloud(oned: Oned, config: Config) -> Survey:
                 if "error" in answer["domains"] and question.is_near:
                     survey.failed(question.host, SemisharedError(f"libvirt: {answer['domains']['error']}"))
     ours = [store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD"))]
-    survey.pools = gc_pools.listed(ours, config, survey.failed)
-    survey.shares = gc_shares.listed(ours, config, survey.failed)
-    survey.known = gc_known.known(oned, ours, survey.machines, survey.pools)
+    survey.pools = gc_kinds.pools_listed(ours, config, survey.failed)
+    survey.shares = gc_kinds.shares_listed(ours, config, survey.failed)
+    survey.known = gc_kinds.known(oned, ours, survey.machines, survey.pools)
     return survey
 
 
@@ -158,8 +157,10 @@ def elsewhere(survey: Survey, older_than: int, config: Config) -> list[plan.Find
     """Return what is left over where no machine's own files are: in pools of Ceph, and of directories for
     guests.
     """
-    found = gc_pools.left(survey.pools, survey.known, older_than, config, survey.failed)
-    return found + [item for shares in survey.shares for item in plan_shares.find(shares, survey.known)]
+    found = gc_kinds.left_in_pools(survey.pools, survey.known, older_than, config, survey.failed)
+    return found + [
+        item for shares in survey.shares for item in plan_shares.find_in_shares(shares, survey.known)
+    ]
 
 
 def questions(oned: Oned, survey: Survey) -> list[_Question]:
@@ -181,7 +182,7 @@ def questions(oned: Oned, survey: Survey) -> list[_Question]:
     found = []
     for location, stores in sorted(places.items()):
         systems = tuple(sorted(store.id for store in stores if store.type == 1))
-        # Shares are elsewhere: gc_shares.py.
+        # Shares are elsewhere: gc_kinds.py.
         images = [store for store in stores if store.type != 1 and not is_shares(store)]
         marked = sorted(
             (absolute(store.base_path, "BASE_PATH"), store.attribute("SEMISHARED_STORE")) for store in images
@@ -228,10 +229,10 @@ def remove(findings: list[plan.Finding], config: Config, survey: Survey) -> list
                     if item.kind == "stray":
                         place = survey.known.places[item.vm]
                         done[number] = (
-                            gc_strays.remove(session, item, place, config, survey.failed) or "removed"
+                            gc_kinds.remove_strays(session, item, place, config, survey.failed) or "removed"
                         )
                         continue
-                    if gc_pools.is_wanted(item):
+                    if gc_kinds.is_pool_wanted(item):
                         done[number] = "it is wanted by now"
                         continue
                     answer = session.run(item.steps())[-1]

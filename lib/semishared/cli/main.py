@@ -12,7 +12,7 @@ import sys
 from .. import NAME, VERSION
 from ..errors import BadArguments, SemisharedError
 from ..opennebula.report import drop_output, printable
-from .output import put
+from .command import put
 
 COMMANDS = {
     "base": "list, verify, prune and evict the bases of hosts",

@@ -28,8 +28,8 @@ from ..front import datastore, transfer
 from ..front.action import Action
 from ..front.rehearsal import rehearse, rehearse_on_host
 from ..opennebula.report import Report
-from ..plan import hypervisor
-from .output import put, put_all, put_json
+from ..plan.vm import hypervisor
+from .command import put, put_all, put_json
 
 KNOWN = (
     *transfer.PLANNED,
@@ -116,7 +116,7 @@ def show(found: Dict[str, Any], xml: Dict[str, str]) -> None:
 
 
 XML = ("stdin", "message", "xml")
-"""Fields of hypervisor steps in which XML is given on, changed (model/steps_hypervisor.py)."""
+"""Fields of hypervisor steps in which XML is given on, changed (model/vm/hypervisor_steps.py)."""
 
 
 def is_xml(value: object) -> bool:

@@ -24,15 +24,15 @@ from typing import Any
 from .. import NAME
 from ..config import load
 from ..errors import BadArguments, BadPool
-from ..model.device_class import MEMORY
-from ..model.steps_device import ListDevices, SetDevices
+from ..model.device.classes import MEMORY
+from ..model.device.steps import ListDevices, SetDevices
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Host
-from ..plan import pool
+from ..plan.device import choose
 from ..units import human
 from ..wire.session import Session
-from . import hosts as on
-from .output import put, put_json, table
+from . import command as on
+from .command import put, put_json, table
 
 Row = dict[str, Any]
 VERBS = ("list", "add", "check", "drain", "rebalance")
@@ -76,10 +76,10 @@ def check(arguments: argparse.Namespace) -> None:
         raise BadArguments(f"{verb} moves nothing: --rate and --dry-run are for drain and rebalance")
 
 
-def declaration(host: Host, default: str) -> tuple[pool.Declared, ...]:
+def declaration(host: Host, default: str) -> tuple[choose.Declared, ...]:
     """Return the devices that a host is to have, none if nothing declares any; raise BadPool."""
     text = host.attribute("SEMISHARED_POOL") or default
-    return () if text == "none" else pool.declared(text)
+    return () if text == "none" else choose.declared(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -115,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
                 ]
             (listed,) = session.run([ListDevices(root)])
             found["devices"] += _dict(listed)["devices"]
-        found["wrong"] = [wrong.text for wrong in pool.differences(declared, found["devices"])]
+        found["wrong"] = [wrong.text for wrong in choose.differences(declared, found["devices"])]
         return found
 
     rows = list(survey.ask(hosts, "pool", config, one).values())

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`semishared pool drain` and `rebalance`: what was moved, what stays and why, and how far it is
-meanwhile.
-"""
+"""`semishared pool drain` and `rebalance`: what was moved, what stays and why, and progress meanwhile."""
 
 from __future__ import annotations
 
@@ -14,10 +12,10 @@ from ..errors import BadArguments
 from ..front.pool_moves import Moving
 from ..opennebula.report import printable
 from ..opennebula.xml import Host
-from ..plan.pool_rows import Row
+from ..plan.device.pool_rows import Row
 from ..units import human
 from .base import rate
-from .output import put, put_json
+from .command import put, put_json
 from .progress import Bars, Lines
 
 

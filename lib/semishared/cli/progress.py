@@ -8,7 +8,7 @@ import threading
 import time
 from typing import IO, Callable
 
-from .output import shown
+from .command import shown
 
 WIDTH = 30
 REDRAW_S = 0.2

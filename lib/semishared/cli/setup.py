@@ -31,24 +31,92 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Sequence
 
 from .. import NAME
-from ..errors import BadArguments, BadAttribute, OnedUnavailable, SemisharedError
+from ..errors import BadArguments, BadAttribute, NoKey, OnedUnavailable, SemisharedError
+from ..front import fence_facts
 from ..front.stores import Marked, mark
 from ..install import examine
 from ..install.oned_conf import quoted
 from ..install.preflight import Question, encoded, mounted
-from ..model import stores
+from ..model.store import access
 from ..named import NamedTuple
 from ..opennebula.oned import Oned
+from ..opennebula.report import printable
 from ..opennebula.xml import Datastore
-from ..plan import attributes as known
-from ..plan.diagnosis import Finding, path_of
-from ..plan.diagnosis_fence import NETWORK
-from ..plan.diagnosis_machines import of_shared
+from ..plan.care.diagnosis import NETWORK, Finding, of_keys, path_of
+from ..plan.care.diagnosis_machines import of_shared
+from ..plan.image import attributes as known
+from ..tools import key
 from ..tools.files import write
 from ..tools.this_machine import is_here
-from . import front_end_key
-from .hosts import AT_ONCE
-from .output import put, put_all, put_json
+from .command import AT_ONCE, put, put_all, put_json
+
+CONNECT_S = 10
+
+
+def key_made(oned: Oned) -> list[str]:
+    """Make the key if there is none, and return what is left to do for the other front-ends; raise NoKey.
+
+    Another front-end that has one already, or that cannot say, keeps this one from making a second.
+
+    All front-ends of an HA group have one key.
+    """
+    why = key.look(oned.key)[1]
+    if why != key.MISSING:
+        if why:
+            raise NoKey(f"{oned.key} {why}")
+        return []
+    others = fence_facts.other_front_ends(oned)
+    for machine, said in _asked(oned.key, others, CONNECT_S).items():
+        if isinstance(said, str):
+            raise NoKey(
+                f"{oned.key} {why}, and {machine}, a front-end of this zone too, does not say "
+                f"whether it has one: {said}"
+            )
+        if said["why_not"] != key.MISSING:
+            raise NoKey(f"{oned.key} {why}, and {machine} has one: scp -p {machine}:{oned.key} {oned.key}")
+    key.make(oned.key)
+    return [
+        f"made {oned.key}",
+        *(f"each front-end needs the same: scp -p {oned.key} {machine}:{oned.key}" for machine in others),
+    ]
+
+
+def is_key_made(oned: Oned) -> bool:
+    """Make the key if there is none, tell whether there is one then, and say on stderr what is left to do."""
+    try:
+        said = key_made(oned)
+    except NoKey as e:
+        put(f"{NAME} setup: {printable(e.line())}", to=sys.stderr)
+        return False
+    for line in said:
+        put(f"{NAME} setup: {line}", to=sys.stderr)
+    return True
+
+
+def key_findings(front_end: str, connect_s: int) -> list[Finding]:
+    """Return what is wrong with the key here and on the other front-ends, as far as they can be asked."""
+    try:
+        oned = Oned()
+        others = fence_facts.other_front_ends(oned)
+    except SemisharedError:
+        return []  # oned is a finding of its own
+    return of_keys(_asked(oned.key, [front_end, *others], connect_s), front_end, oned.key)
+
+
+def _asked(path: str, machines: Sequence[str], connect_s: int) -> dict[str, dict[str, Any] | str]:
+    """Return what each machine says of its key, or why it says nothing."""
+    question = encoded(Question(roles=(), key=(path, os.urandom(16).hex())))
+
+    def one(machine: str) -> dict[str, Any] | str:
+        try:
+            said = examine.examine(machine, question, connect_s).get("key")
+        except SemisharedError as e:
+            return e.detail
+        return said if isinstance(said, dict) else "its answer makes no sense"
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return dict(zip(machines, pool.map(one, machines)))
+
 
 DIR, IMAGE, SYSTEM = "dir", "semi_img", "semi_sys"
 """What is made if nothing else is said, and nothing is there."""
@@ -78,7 +146,7 @@ class Template(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the arguments."""
     parser.add_argument(
-        "--kind", choices=sorted(stores.KINDS), help=f"of the image store (the one that is there, else {DIR})"
+        "--kind", choices=sorted(access.KINDS), help=f"of the image store (the one that is there, else {DIR})"
     )
     parser.add_argument(
         "--image", metavar="NAME", help=f"name of the image datastore (the one that is there, else {IMAGE})"
@@ -113,7 +181,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared setup`."""
     if arguments.key:
-        for line in front_end_key.made(Oned()):
+        for line in key_made(Oned()):
             put(line)
         return 0
     try:
@@ -124,14 +192,14 @@ def run(arguments: argparse.Namespace) -> int:
             templates = wanted(arguments)
     except (BadArguments, BadAttribute) as e:
         wrong, templates = [e.detail], []
-    if arguments.is_store and (not arguments.apply or stores.KINDS[arguments.kind or DIR].has_bridge):
+    if arguments.is_store and (not arguments.apply or access.KINDS[arguments.kind or DIR].has_bridge):
         raise BadArguments("--is-store is for --apply, and for a store that is mounted")
     if wrong:
         for text in wrong:
             put_all(f"{NAME} setup: {text}", to=sys.stderr)
         return 1
     made: dict[str, int] = {}
-    marked, has_key = Marked(), not arguments.apply or front_end_key.is_made(Oned())
+    marked, has_key = Marked(), not arguments.apply or is_key_made(Oned())
     if arguments.apply:
         refused = apply(templates, made)
         if not refused:
@@ -172,7 +240,7 @@ def wanted(arguments: argparse.Namespace) -> list[Template]:
     if image_name == system_name:
         raise BadArguments(f"both datastores are called {image_name!r}")
     image = {"NAME": image_name, "TYPE": IMAGE_TYPE, "DS_MAD": NAME, "TM_MAD": NAME}
-    if stores.KINDS[kind].has_bridge:
+    if access.KINDS[kind].has_bridge:
         image["DISK_TYPE"] = kind.upper()
     system = {"NAME": system_name, "TYPE": SYSTEM_TYPE, "TM_MAD": NAME}
     return [Template({**image, **pairs(arguments.set)}), Template({**system, **pairs(arguments.set_system)})]
@@ -182,14 +250,14 @@ def take_what_is_there(arguments: argparse.Namespace, datastores: Sequence[Datas
     """Name the datastores of ours that are there, and the kind of the store, where no name was given; raise
     BadArguments for several.
     """
-    ours = [store for store in datastores if store.driver == NAME and not stores.is_shares(store)]
+    ours = [store for store in datastores if store.driver == NAME and not access.is_shares(store)]
     images = [store for store in ours if store.type == TYPE_NUMBER[IMAGE_TYPE]]
-    of_kind = [store.name for store in images if arguments.kind in (None, stores.kind(store).name)]
+    of_kind = [store.name for store in images if arguments.kind in (None, access.kind(store).name)]
     systems = [store.name for store in ours if store.type == TYPE_NUMBER[SYSTEM_TYPE]]
     arguments.image = arguments.image or _one(of_kind, IMAGE, "image")
     arguments.system = arguments.system or _one(systems, SYSTEM, "system")
     arguments.kind = arguments.kind or next(
-        (stores.kind(store).name for store in images if store.name == arguments.image), DIR
+        (access.kind(store).name for store in images if store.name == arguments.image), DIR
     )
 
 
@@ -267,7 +335,7 @@ def shared(system: int) -> list[Finding]:
         return []
     question = encoded(Question(roles=(), location=os.path.dirname(path), systems=(path,)))
 
-    def one(machine: str) -> "dict[str, Any] | str":
+    def one(machine: str) -> dict[str, Any] | str:
         try:
             return examine.examine(machine, question)
         except SemisharedError as e:
@@ -341,7 +409,7 @@ def after(templates: list[Template], made: dict[str, int], kind: str, marked: Ma
             "every host, writable for oneadmin; then this again (--is-store where this machine "
             "exports the tree itself)"
         )
-    if not stores.KINDS[kind].has_bridge:
+    if not access.KINDS[kind].has_bridge:
         return (
             f"The store is marked. Next: the same tree at <DATASTORE_LOCATION>/{image} "
             f"(/var/lib/one/datastores/{image}) on every host, writable for oneadmin; then "

@@ -21,26 +21,147 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from functools import partial
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Sequence
 
 from ..config import load
 from ..errors import BadArguments, MissingImage, NotSupported, from_id
 from ..front.stores import cloud_of
-from ..model import shares, stores
-from ..model import steps_share as s
+from ..model.share import share
+from ..model.share import steps as share_steps
+from ..model.share.share import Tree
+from ..model.store import access
 from ..opennebula.args import number
 from ..opennebula.oned import Oned
-from ..opennebula.xml import Datastore
-from ..plan import gc_shares
-from ..plan.shares import size_of
+from ..opennebula.xml import Datastore, Image
+from ..plan.care import gc_stores
+from ..plan.share.client_keys import SHUT_OUT, told
+from ..plan.share.shares import size_of
 from ..units import GiB, MiB, human
 from ..wire.session import Session
-from . import agreed
-from . import share_keys as keys
-from . import share_snapshots as of_snapshots
-from .output import put_all, put_json, table
-from .share_rows import Row, numbers, said, state
+from . import command
+from .command import put_all, put_json, table
+
+Row = dict[str, Any]
+
+
+def share_state(row: Row, image: Optional[Image], store: int) -> str:
+    """Return what is wrong with a share in datastore `store`, '' for nothing; `image`: of its id, as oned has
+    it.
+    """
+    if image is None:
+        return "OpenNebula has no such image"
+    if not gc_stores.is_of(row, store, image.store_id, image.number("REGTIME")):
+        return f"it is of another image {image.id} than OpenNebula has"
+    if "wrong" in row:
+        return from_id(row["wrong"]["id"], row["wrong"]["detail"]).line()
+    return "" if row["source"] else "not ready"
+
+
+def state_column(row: Row) -> str:
+    """Return the same as a column: of a directory that was there before also which one it is."""
+    return row["state"] or (f"ok, is {row['directory']}" if "directory" in row else "ok")
+
+
+def number_columns(row: Row) -> list[str]:
+    """Return owner, size, bytes used and how many snapshots there are, as columns."""
+    used = human(row["used"]) if row["used"] >= 0 else "-"
+    owner = str(row["owner"]) if row["owner"] >= 0 else "-"
+    size = human(row["size"]) if row["size"] >= 0 and "directory" not in row else "-"
+    return [owner, size, used, str(len(row.get("snapshots", ())))]
+
+
+def key_of(
+    tree: Tree, image: Image, vm: Optional[int], *, readonly: bool, revoke: bool, ask: Callable[[Any], Any]
+) -> Row:
+    """Return the key of who is no VM, made if need be, or the one that a VM has; raise MissingImage if it has
+    none. Or take it back: both that an operator may have, of who writes and of who reads.
+
+    What the command prints of it is secret.
+    """
+    holder = -1 if vm is None else vm
+    if revoke:
+        taken = ask(share_steps.TakeKeys(tree, image.id, holder))["taken"]
+        whose = "the operator's key" if vm is None else f"the key of VM {vm}"
+        said = (
+            f"mounts nothing any more, and who has the share itself mounted by it is shut out; {SHUT_OUT}"
+            if taken
+            else "is not there"
+        )
+        return {"image": image.id, "taken": taken, "said": f"{whose} for image {image.id} {said}"}
+    where = tree, image.id, image.source
+    answer = ask(
+        share_steps.GiveKey(*where, holder, readonly) if vm is None else share_steps.ShowKey(*where, vm)
+    )
+    found = {name.lower(): value for name, value in told(answer)}
+    return {"image": image.id, "credentials": found, "said": _lines(image.id, vm, found)}
+
+
+def _lines(image: int, vm: Optional[int], one: dict[str, str]) -> str:
+    does = "reads" if one["access"] == "ro" else "reads and writes"
+    revoke = f"semishared share credentials {image}{'' if vm is None else f' --vm {vm}'} --revoke"
+    mount = (
+        f"mount -t ceph {one['monitors']}:{one['path']} /mnt -o "
+        f"name={one['user']},fs={one['fs']},secretfile=FILE"
+    )
+    rows = [
+        f"secret: who has this key {does} image {image}, until `{revoke}`",
+        *(f"{name} {value}" for name, value in one.items()),
+    ]
+    return "\n".join([*rows, mount])
+
+
+SNAPSHOT_WORDS = {"create": ("IMAGE", "NAME"), "list": ("IMAGE",), "remove": ("IMAGE", "NAME")}
+
+
+def check_snapshot_words(words: Sequence[str]) -> None:
+    """Raise BadArguments unless these are words after `snapshot`."""
+    if not words or words[0] not in SNAPSHOT_WORDS:
+        raise BadArguments(f"snapshot takes one of {', '.join(SNAPSHOT_WORDS)}")
+    if len(words) != len(SNAPSHOT_WORDS[words[0]]) + 1:
+        raise BadArguments(f"snapshot {words[0]} takes {' and '.join(SNAPSHOT_WORDS[words[0]])}")
+
+
+def run_snapshots(
+    tree: Tree,
+    image: int,
+    words: Sequence[str],
+    ask: Callable[[Any], Any],
+    may: Callable[[list[str]], bool],
+    is_dry: bool,
+) -> Row:
+    """Do what `words`, which are checked, say with the snapshots of a share; return what is to be said."""
+    if words[0] == "create":
+        made = ask(share_steps.MakeSnapshot(tree, image, words[2]))
+        return {
+            "image": image,
+            "snapshot": made,
+            "said": f"snapshot {made['name']} of the share of image {image}: {_where(made)}",
+        }
+    if words[0] == "remove":
+        what = f"snapshot {words[2]} of the share of image {image}"
+        if is_dry or not may([f"{what} would be removed"]):
+            return {"image": image, "said": f"{what} {'would be' if is_dry else 'is not'} removed"}
+        ask(share_steps.RemoveSnapshot(tree, image, words[2]))
+        return {"image": image, "said": f"snapshot {words[2]} of the share of image {image} is gone"}
+    return {"image": image, "snapshots": ask(share_steps.ListSnapshots(tree, image))["snapshots"]}
+
+
+def _where(row: Row) -> str:
+    if "wrong" in row:
+        return from_id(row["wrong"]["id"], row["wrong"]["detail"]).line()
+    return str(row["path"]) + (f", in guests {row['in_guest']}" if row["in_guest"] else "")
+
+
+def show_snapshots(rows: Sequence[Row]) -> None:
+    """Print snapshots as a table."""
+    lines = [["NAME", "MADE", "KEEPS ALONE", "WHERE"]]
+    for row in rows:
+        made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["made"])) if row["made"] >= 0 else "-"
+        lines.append([row["name"], made, human(row["alone"]) if row["alone"] >= 0 else "-", _where(row)])
+    table(lines)
+
 
 WORDS = {
     "init": ("DATASTORE",),
@@ -58,7 +179,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("verb", choices=tuple(WORDS))
     parser.add_argument("words", nargs="*", metavar="WORD", help="as above")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of lines")
-    agreed.add_arguments(parser, "drop, snapshot remove")
+    command.add_consent_options(parser, "drop, snapshot remove")
     parser.add_argument("--vm", metavar="ID", help="credentials: of that VM, not an operator's")
     parser.add_argument(
         "--readonly", action="store_true", help="credentials: an operator's other one, which writes nothing"
@@ -70,7 +191,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared share`."""
     verb, words = arguments.verb, arguments.words
     if verb == "snapshot":
-        of_snapshots.check(words)
+        check_snapshot_words(words)
     elif len(words) != len(WORDS[verb]) and not (verb == "list" and len(words) == 1):
         raise BadArguments(f"{verb} takes {' and '.join(WORDS[verb]) or 'at most a datastore'}")
     if verb != "credentials" and (arguments.vm or arguments.readonly or arguments.revoke):
@@ -80,22 +201,22 @@ def run(arguments: argparse.Namespace) -> int:
     oned = Oned()
     oned.require_admin()
     if verb == "snapshot":
-        answer = snapshot(oned, words, partial(agreed.agreed, arguments), arguments.dry_run)
+        answer = snapshot(oned, words, partial(command.agreed, arguments), arguments.dry_run)
         if "snapshots" in answer and not arguments.json:
-            of_snapshots.show(answer["snapshots"])
+            show_snapshots(answer["snapshots"])
             return 0
         return _say(answer, arguments.json)
     if verb == "list":
         datastores = (
             [_datastore(oned, words[0])]
             if words
-            else [one for one in oned.datastores() if stores.is_shares(one)]
+            else [one for one in oned.datastores() if access.is_shares(one)]
         )
         found = [row for datastore in datastores for row in listed(oned, datastore)]
         put_json({"shares": found}) if arguments.json else show(found)
         return 0
     verbs: dict[str, Callable[..., Row]] = {"init": init, "usage": usage, "resize": resize}
-    verbs["drop"] = partial(drop, may=partial(agreed.agreed, arguments), is_dry=arguments.dry_run)
+    verbs["drop"] = partial(drop, may=partial(command.agreed, arguments), is_dry=arguments.dry_run)
     verbs["credentials"] = partial(
         credentials, vm=arguments.vm, readonly=arguments.readonly, revoke=arguments.revoke
     )
@@ -109,14 +230,14 @@ def _say(answer: Row, as_json: bool) -> int:
 
 def ask(datastore: Datastore, step: Any) -> Any:
     """Have the machine that makes a datastore's shares carry out a step; return its answer."""
-    with Session(shares.bridge(datastore), "share", load()) as session:
+    with Session(share.bridge(datastore), "share", load()) as session:
         (answer,) = session.run([step])
     return answer
 
 
 def _datastore(oned: Oned, word: str) -> Datastore:
     datastore = oned.datastore(number(word, "datastore"))
-    if not stores.is_shares(datastore):
+    if not access.is_shares(datastore):
         raise BadArguments(f"datastore {datastore.id} has no shares: its DISK_TYPE is not FILESYSTEM")
     return datastore
 
@@ -132,8 +253,8 @@ def init(oned: Oned, word: str) -> Row:
         # Before the root says it: who is killed between finds the root to be this cloud's.
         oned.update_datastore(datastore.id, f'SEMISHARED_CLOUD = "{cloud_of(oned.datastores())}"\n')
         datastore = _datastore(oned, word)
-    tree = shares.tree(datastore)
-    marker = ask(datastore, s.MarkRoot(tree, os.urandom(16).hex()))["marker"]
+    tree = share.tree(datastore)
+    marker = ask(datastore, share_steps.MarkRoot(tree, os.urandom(16).hex()))["marker"]
     others = [
         one
         for one in oned.datastores()
@@ -153,11 +274,11 @@ def init(oned: Oned, word: str) -> Row:
 
 def listed(oned: Oned, datastore: Datastore) -> list[Row]:
     """Return the shares of a datastore, each with what is wrong with it ('' for nothing)."""
-    found = ask(datastore, s.ListShares(shares.tree(datastore)))["shares"]
+    found = ask(datastore, share_steps.ListShares(share.tree(datastore)))["shares"]
     # oned knows an image before its share is made: who is asked later knows of all that were found.
     images = {image.id: image for image in oned.images()}
     return [
-        {**row, "datastore": datastore.id, "state": state(row, images.get(row["image"]), datastore.id)}
+        {**row, "datastore": datastore.id, "state": share_state(row, images.get(row["image"]), datastore.id)}
         for row in found
     ]
 
@@ -166,7 +287,7 @@ def show(rows: list[Row]) -> None:
     """Print shares as a table."""
     lines = [["IMAGE", "DATASTORE", "OWNER", "SIZE", "USED", "SNAPSHOTS", "STATE"]]
     for row in rows:
-        lines.append([str(row["image"]), str(row["datastore"]), *numbers(row), said(row)])
+        lines.append([str(row["image"]), str(row["datastore"]), *number_columns(row), state_column(row)])
     table(lines)
 
 
@@ -205,7 +326,9 @@ def resize(oned: Oned, word: str, size: str) -> Row:
     """Hold a share to another size."""
     datastore = _of_image(oned, word)
     wanted = size_of(size, load().images_max_virtual_size_gib * GiB, "SIZE")
-    before = ask(datastore, s.ResizeShare(shares.tree(datastore), number(word, "image"), wanted))["before"]
+    before = ask(datastore, share_steps.ResizeShare(share.tree(datastore), number(word, "image"), wanted))[
+        "before"
+    ]
     counted = oned.image(number(word, "image")).size // MiB
     said = (
         f"{human(before)} -> {human(wanted)}; OpenNebula goes on counting {counted} MiB against the "
@@ -217,8 +340,8 @@ def resize(oned: Oned, word: str, size: str) -> Row:
 def snapshot(oned: Oned, words: list[str], may: Callable[[list[str]], bool], is_dry: bool) -> Row:
     """Make, list or remove snapshots of a share."""
     datastore = _of_image(oned, words[1])
-    return of_snapshots.run(
-        shares.tree(datastore),
+    return run_snapshots(
+        share.tree(datastore),
         number(words[1], "image"),
         words,
         lambda step: ask(datastore, step),
@@ -230,8 +353,8 @@ def snapshot(oned: Oned, words: list[str], may: Callable[[list[str]], bool], is_
 def credentials(oned: Oned, word: str, vm: Optional[str], *, readonly: bool, revoke: bool) -> Row:
     """Give or take back a key for a share."""
     datastore, of_vm = _of_image(oned, word), None if vm is None else number(vm, "VM")
-    return keys.credentials(
-        shares.tree(datastore),
+    return key_of(
+        share.tree(datastore),
         oned.image(number(word, "image")),
         of_vm,
         readonly=readonly,
@@ -243,8 +366,8 @@ def credentials(oned: Oned, word: str, vm: Optional[str], *, readonly: bool, rev
 def drop(oned: Oned, word: str, image: str, *, may: Callable[[list[str]], bool], is_dry: bool) -> Row:
     """Remove the share of an image that oned does not have, if that `may` be: it is told what goes."""
     datastore, wanted = _datastore(oned, word), number(image, "image")
-    tree = shares.tree(datastore)
-    found = ask(datastore, s.ListShares(tree))
+    tree = share.tree(datastore)
+    found = ask(datastore, share_steps.ListShares(tree))
     if "cloud" not in found:
         raise BadArguments(
             f"{tree.root} does not say of which OpenNebula it is: if of this, `semishared share "
@@ -254,11 +377,11 @@ def drop(oned: Oned, word: str, image: str, *, may: Callable[[list[str]], bool],
     if row is None:
         raise MissingImage(f"datastore {datastore.id} has no share of image {wanted}")
     having = next((one for one in oned.images() if one.id == wanted), None)
-    if having and gc_shares.is_of(row, datastore.id, having.store_id, having.number("REGTIME")):
+    if having and gc_stores.is_of(row, datastore.id, having.store_id, having.number("REGTIME")):
         raise BadArguments(f"OpenNebula has image {wanted}: oneimage delete removes its share")
     used = human(row["used"]) if row["used"] >= 0 else "nobody knows how much"
     what = f"the share of image {wanted} in {tree.root}, with all in it ({used}),"
     if is_dry or not may([f"{what} would be removed"]):
         return {"image": wanted, "said": f"{what} {'would be' if is_dry else 'is not'} removed"}
-    ask(datastore, s.RemoveShare(tree, wanted, ""))
+    ask(datastore, share_steps.RemoveShare(tree, wanted, ""))
     return {"image": wanted, "said": f"the share of image {wanted} is gone"}

@@ -22,17 +22,18 @@ from ..config import COMPRESSORS, Config, load
 from ..errors import BadArguments, BadAttribute, NotSupported, OnedUnavailable, SemisharedError
 from ..front.staging import Staging
 from ..front.staging_hosts import Wanted, Wish
-from ..model import layout, stores
+from ..model.disk import names as disk_names
+from ..model.store import access
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Host, Image
-from ..plan import placement
-from ..plan.images import image_ref
-from ..plan.staging import TRANSPORTS, when
+from ..plan.base.staging import TRANSPORTS, when
+from ..plan.image import placement
+from ..plan.image.images import image_ref
 from ..units import human
-from . import hosts as on
+from . import command as on
 from .base import rate
-from .output import put, put_json
+from .command import put, put_json
 from .progress import Bars, Lines
 
 READY, USED, USED_PERS = 1, 2, 8
@@ -174,7 +175,7 @@ def stage(
     named = ", ".join(str(number) for number in dict.fromkeys(image.id for image, _, _ in orders))
     try:
         roots = {
-            layout.base_store(os.path.dirname(absolute(store.base_path, "BASE_PATH")))
+            disk_names.base_store(os.path.dirname(absolute(store.base_path, "BASE_PATH")))
             for _, store, _ in orders
         }
         if len(roots) > 1:
@@ -183,7 +184,7 @@ def stage(
             )
         wants: dict[str, list[Wanted]] = {}
         for image, store, hosts in orders:
-            item = Wanted(image_ref(image, store), stores.bridge(store, image.id))
+            item = Wanted(image_ref(image, store), access.bridge(store, image.id))
             for host in hosts:
                 wants.setdefault(host.name, []).append(item)
         session = Staging(roots.pop(), wants, known, wish, config, view.tell)

@@ -27,21 +27,21 @@ from typing import Any
 from .. import NAME
 from ..config import load
 from ..errors import BadArguments, SemisharedError
-from ..model import layout
-from ..model import steps_base as b
-from ..model.place import OVERLAY
-from ..model.record import NORMAL
+from ..model.base import steps as base_steps
+from ..model.disk import names as disk_names
+from ..model.disk.place import OVERLAY
+from ..model.disk.record import NORMAL
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Host, Image, Vm
-from ..plan.gc_places import place_of
-from ..plan.placement import place, reason
+from ..plan.care.gc_places import place_of
+from ..plan.image.placement import place, reason
 from ..tools.this_machine import is_here
 from ..units import human
 from ..wire.session import Session
-from . import hosts as on
+from . import command as on
 from . import status_shares
-from .output import put, put_json, table
+from .command import put, put_json, table
 
 Row = dict[str, Any]
 STATES = {
@@ -96,7 +96,10 @@ class Cloud:
             answers = []
             for location in locations:
                 disks, bases = session.run(
-                    [b.ReportDisks(location, systems), b.ListBases(layout.base_store(location))]
+                    [
+                        base_steps.ReportDisks(location, systems),
+                        base_steps.ListBases(disk_names.base_store(location)),
+                    ]
                 )
                 assert isinstance(disks, dict) and isinstance(bases, dict)
                 answers.append({**disks, **bases})
@@ -176,7 +179,7 @@ class Cloud:
             )
         return found
 
-    def base_of(self, machine: str, vm: int, disk: int) -> "str | None":
+    def base_of(self, machine: str, vm: int, disk: int) -> str | None:
         """Return the base on which a disk has a lease."""
         lease = f"{vm}-{disk}"
         return next(
@@ -223,7 +226,7 @@ def run(arguments: argparse.Namespace) -> int:
     return int(any(row["missing"] for row in rows))
 
 
-def find(cloud: Cloud, word: "str | None") -> "tuple[str, Vm | Host | Image | None]":
+def find(cloud: Cloud, word: str | None) -> tuple[str, Vm | Host | Image | None]:
     """Return what is meant by VM|HOST|IMAGE; raise BadArguments if nothing is called so."""
     if word is None:
         return "", None
@@ -272,7 +275,7 @@ def is_wanted_base(base: Row, rows: list[Row], kind: str, thing: Any) -> bool:
     return kind != "host" or base["host"] == thing.name
 
 
-def short(base: "str | None") -> str:
+def short(base: str | None) -> str:
     """Return a base's name as people read it: without most of its generation."""
     if not base:
         return "-"

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of `semishared status` that says of each directory for guests how full it is, and which VMs have
-it.
-"""
+"""Rows of `semishared status` for each share: how full it is, and which VMs have it."""
 
 from __future__ import annotations
 
@@ -10,8 +8,8 @@ from typing import Callable, Iterable, Mapping
 from ..config import Config
 from ..errors import SemisharedError
 from ..opennebula.xml import Datastore, Host, Image, Vm
-from . import gc_shares
-from .share_rows import Row, numbers, said, state
+from . import gc_kinds
+from .share import Row, number_columns, share_state, state_column
 
 
 def rows(
@@ -39,7 +37,7 @@ def rows(
                     }
                 )
     found = []
-    for store in gc_shares.listed(datastores, config, failed):
+    for store in gc_kinds.shares_listed(datastores, config, failed):
         for row in store.rows:
             image = images.get(row["image"])
             found.append(
@@ -48,13 +46,13 @@ def rows(
                     "datastore": store.store,
                     "name": image.name if image else None,
                     "vms": having.get(row["image"], []),
-                    "state": state(row, image, store.store),
+                    "state": share_state(row, image, store.store),
                 }
             )
     return found
 
 
-def is_wanted(row: Row, kind: str, thing: "Vm | Host | Image | None") -> bool:
+def is_wanted(row: Row, kind: str, thing: Vm | Host | Image | None) -> bool:
     """Tell whether a share belongs to the VM, host or image that was asked for, `kind` says which; None: to
     all.
     """
@@ -71,7 +69,7 @@ def lines(found: Iterable[Row]) -> list[list[str]]:
     for row in found:
         vms = ", ".join(map(_vm, row["vms"]))
         name = f"{row['image']} {row['name'] or '-'}"
-        table.append([name, str(row["datastore"]), *numbers(row), vms or "-", said(row)])
+        table.append([name, str(row["datastore"]), *number_columns(row), vms or "-", state_column(row)])
     return table
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 
-from ..model import layout_share
+from ..model.share import names as share_names
 from ..model.steps import NoteClients
 from ..tools import files
-from ..tools.crash_points import point
+from ..tools.effects import point
 from . import vm_dir
 from .epochs import Planned
 
@@ -19,7 +19,7 @@ VERSION = 1
 
 def note(step: NoteClients, planned: Planned) -> None:
     """Note the disks, and the roots; no note says that there are none."""
-    path = layout_share.clients(step.vm_dir)
+    path = share_names.clients(step.vm_dir)
     with vm_dir.publishing(step.vm, step.vm_dir, planned), files.enough_space(step.vm_dir):
         files.remove_staged(*os.path.split(path))
         if step.disks or step.roots:

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Diffs: an overlay of a persistent image on a host, and how what it holds comes into the image
-(plan/commits.py says when).
+"""Diffs: an overlay of a persistent image on a host, and how its content comes into the image.
 
-A diff's layers are a redo log: they stay until what they hold is durable in the image, so a commit that was
-killed is done again, from the beginning, with the same result. The record says which layers the image has
-(`committed`), and is written after the store has said so. Whether the image still waits for this disk, and is
-what the diff lies over, the store knows (model/owner.py).
+plan/disk/commits.py says when. A diff's layers are a redo log: they stay until their content is durable in
+the image, so a commit that was killed is done again, from the beginning, with the same result. The record
+says which layers the image has (`committed`), and is written after the store has said so. The store knows
+whether the image still waits for this disk, and is what the diff lies over (model/refs.py).
 """
 
 from __future__ import annotations
@@ -13,42 +12,66 @@ from __future__ import annotations
 import os
 
 from .. import store
-from ..base import cache, devices, room
-from ..base.ensure import borrowed, ensure
+from ..base import cache, room
+from ..device import devices
 from ..errors import AnotherWriter, BadRecord, NoSpace, NotSupported, ToolFailed
 from ..guest import domain, job_lock
-from ..model import layout, layout_diff
-from ..model.owner import Owner
-from ..model.place import DIFF
-from ..model.record import Record
+from ..model.disk import names as disk_names
+from ..model.disk.commit_steps import CommitDisk, CreateDiff, FinishDisk, TakeTurn
+from ..model.disk.place import DIFF
+from ..model.disk.record import Record
+from ..model.disk.snapshot_steps import ActivateLayer, AddLayer
+from ..model.refs import Owner
 from ..model.steps import DiskRef, ImageRef
-from ..model.steps_commit import CommitDisk, CreateDiff, FinishDisk, TakeTurn
-from ..model.steps_snapshot import ActivateLayer, AddLayer
+from ..stage.ensure import borrowed, ensure
 from ..store import writers
-from ..store.diffs import Diff
+from ..store.commit.claims import Diff
 from ..tools import files, layers, qemu_img
-from ..tools.crash_points import point
+from ..tools.effects import point
 from ..tools.rate_limit import standing_back
 from . import (
-    beside,
-    bridged,
     create,
     history,
-    kept,
     layering,
     on_devices,
     records,
     recovery,
-    uncommitted,
+    retained_diffs,
     vm_dir,
+    vm_dir_siblings,
 )
 from .epochs import Planned
 
 
-def make(step: CreateDiff, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
-    """Publish an overlay over the leased base of the image's present content, for which alone the image waits
-    from now on.
+def image_of(record: Record) -> ImageRef:
+    """Return the image of a disk, by the keys that this machine has."""
+    image = record.of_image._replace(generation="")
+    return (
+        image._replace(access=store.bridged(image.access).keyed()) if image.access.can.has_bridge else image
+    )
+
+
+def check_reached(image: ImageRef) -> None:
+    """Raise unless the store of an image is there; one that has a bridge says so by itself."""
+    if not image.access.can.has_bridge:
+        store.of(image.access).check(image)
+
+
+def due_before_commit(record: Record) -> dict[str, object]:
+    """Return as an answer that the bridge has to settle the image first, nothing if it need not.
+
+    This machine only reads and writes images of a store with a bridge. The bridge alone can `settle`: before
+    a commit, if the one before was killed, and after each. A step then answers with `due`, which names the
+    image, and is asked again afterwards (plan/store/commit_turns.py).
     """
+    image = record.of_image._replace(generation="")
+    if not image.access.can.has_bridge or store.bridged(image.access).is_settled(image_of(record)):
+        return {}
+    return {"settle": image.to_data()}
+
+
+def make(step: CreateDiff, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
+    """Publish an overlay over the leased base of the image, which waits for this disk alone from now on."""
     disk, image, at = step.disk, step.image, store.of(step.image.access)
     vm_dir.check_wanted(disk, planned)
     if not image.access.can.has_bridge:  # which has looked
@@ -74,7 +97,7 @@ def make(step: CreateDiff, planned: Planned, ask: room.Ask | None) -> dict[str, 
         size = create.grown(lease, image, step.min_size)
         qemu_img.create_overlay(staged, lease, image.format, size, step.options)
     vm_dir.release(disk, planned, but=base.directory)
-    return {"before": before.to_data() if before else None, "kept": kept.said(put_aside)}
+    return {"before": before.to_data() if before else None, "kept": retained_diffs.said(put_aside)}
 
 
 def _put_aside(disk: DiskRef, planned: Planned) -> str:
@@ -83,7 +106,9 @@ def _put_aside(disk: DiskRef, planned: Planned) -> str:
     if record and not record.place.commits:
         return ""
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
-        return kept.keep(disk, record, is_last=False) if record else kept.keep_unknown(disk)
+        return (
+            retained_diffs.keep(disk, record, is_last=False) if record else retained_diffs.keep_unknown(disk)
+        )
 
 
 def owner_of(disk: DiskRef, image: ImageRef, seq: int, generation: str) -> Owner:
@@ -117,11 +142,11 @@ def check(disk: DiskRef) -> dict[str, object]:
     what is due before it.
     """
     record = _diff(disk)
-    due = bridged.due(record)
+    due = due_before_commit(record)
     if not due:
-        image = bridged.image_of(record)
+        image = image_of(record)
         at = store.of(image.access)
-        bridged.check(image)
+        check_reached(image)
         owner = owner_of(disk, image, history.seq_of(disk.vm_dir), record.of_image.generation)
         _claim_again(at, image, owner)
         at.may_commit(image, owner)
@@ -129,19 +154,17 @@ def check(disk: DiskRef) -> dict[str, object]:
 
 
 def commit(step: CommitDisk, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
-    """Write the layers up to `top` into the image, as far as it does not have them; return how many bytes
-    they hold.
-    """
+    """Commit the layers up to `top`, as far as the image does not have them; return their bytes."""
     disk = step.disk
     job_lock.take(disk.vm, disk.vm_dir)
     record = _diff(disk)
-    path = layout.layer(layout.plain(record.path), step.top)
+    path = disk_names.layer(disk_names.plain(record.path), step.top)
     if files.is_absent(path) or path == record.path:
         raise BadRecord(
             f"disk {disk.disk} of VM {disk.vm} has no layer {step.top} to which nobody writes on "
             f"{os.uname().nodename}"
         )
-    due = bridged.due(record)
+    due = due_before_commit(record)
     if due:
         return {"bytes": 0, **due}
     done = _write(disk, record._replace(path=path), ask, step.rate)
@@ -151,22 +174,21 @@ def commit(step: CommitDisk, planned: Planned, ask: room.Ask | None) -> dict[str
         # As it is now: its guest may write to another layer than when this began.
         records.write_record(disk.vm_dir, _diff(disk)._replace(committed=step.top))
     point("commit recorded")
-    return {**done, **bridged.due(record)}
+    return {**done, **due_before_commit(record)}
 
 
 def _write(disk: DiskRef, record: Record, ask: room.Ask | None, rate: int = 0) -> dict[str, object]:
-    """Have the image hold what a disk with this record does; return how many bytes were waiting for that, and
-    what was done.
+    """Commit what a disk with this record holds; return the bytes that waited, and what was done.
 
     `rate`: bytes per second to the store, 0 for no limit.
     """
-    image = bridged.image_of(record)
-    at, held = store.of(image.access), uncommitted.size(record)
-    if not uncommitted.waiting(record) and not _has_grown(
+    image = image_of(record)
+    at, held = store.of(image.access), retained_diffs.waiting_bytes(record)
+    if not retained_diffs.waiting_layers(record) and not _has_grown(
         at, image, qemu_img.virtual_size(record.path, "qcow2")
     ):
         return {"bytes": 0}
-    bridged.check(image)
+    check_reached(image)
     root = cache.root_of(disk.vm_dir)
     with borrowed(
         root,
@@ -175,22 +197,22 @@ def _write(disk: DiskRef, record: Record, ask: room.Ask | None, rate: int = 0) -
         ask,
     ):
         base = cache.named(root, record.of_image, record.of_image.generation)
-        lease, last = base.lease(disk.vm, disk.disk), layout_diff.last(disk.vm_dir, disk.disk)
+        lease, last = base.lease(disk.vm, disk.disk), disk_names.last_commit(disk.vm_dir, disk.disk)
         owner = owner_of(disk, image, history.seq_of(disk.vm_dir), base.generation)
         _claim_again(at, image, owner)
         with standing_back():
             done = at.commit(
                 image,
                 owner,
-                Diff(tuple(uncommitted.chain(record)), lease, image.format, base.manifest, last, rate),
+                Diff(tuple(retained_diffs.chain_of(record)), lease, image.format, base.manifest, last, rate),
             )
     point("image committed")
     return {"bytes": held, **done.to_data()}
 
 
 def _claim_again(at: store.Store, image: ImageRef, owner: Owner) -> None:
-    """Claim an image for what a disk lies over now, if who laid it so was killed before (renewal.py); refused
-    if it is not that.
+    """Claim an image for what a disk lies over now, if who laid it so was killed before
+    (disk/diff_rebase.py); refused if it is not that.
     """
     claimed = at.owner(image)
     if claimed and claimed.is_same(owner) and claimed.generation != owner.generation:
@@ -211,12 +233,12 @@ def written(
     What is committed lies under an empty layer before it is read: whoever starts the guest after that, since
     what comes next has failed, has it write to a layer of which nobody says that the image has it.
     """
-    if not uncommitted.waiting(record):
+    if not retained_diffs.waiting_layers(record):
         return _write(disk, record, ask, rate), record
     writers.check_file(record.path)
-    if len(uncommitted.chain(record)) > 1 and layers.is_empty(record.path):
+    if len(retained_diffs.chain_of(record)) > 1 and layers.is_empty(record.path):
         # There is one, of a commit that was refused.
-        top = int(layout.layer_of(uncommitted.chain(record)[-2]))
+        top = int(disk_names.layer_of(retained_diffs.chain_of(record)[-2]))
     else:
         top = int(record.layer)
         # What is to be committed, so that it can go, may be what fills the disk.
@@ -226,7 +248,7 @@ def written(
     done = _write(disk, record, ask, rate)
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
         # A guest that was started meanwhile may have been given what was the active layer then.
-        writers.check_file(layout.layer(layout.plain(record.path), top))
+        writers.check_file(disk_names.layer(disk_names.plain(record.path), top))
         after = _diff(disk)._replace(committed=top)
         records.write_record(disk.vm_dir, after)
     point("commit recorded")
@@ -242,34 +264,34 @@ def finish(step: FinishDisk, planned: Planned, ask: room.Ask | None) -> dict[str
     # A guest that goes on without this disk has others, with which something may be under way.
     recovery.recover(disk.vm_dir, step.domain)
     record = _diff(disk)
-    due = bridged.due(record)
+    due = due_before_commit(record)
     if due:
         return {"bytes": 0, **due}
-    image = bridged.image_of(record)
+    image = image_of(record)
     at, own = store.of(image.access), owner_of(disk, image, history.seq_of(disk.vm_dir), "")
-    if uncommitted.waiting(record) or files.is_absent(record.path):
+    if retained_diffs.waiting_layers(record) or files.is_absent(record.path):
         # A store that is not there says nothing of its owners.
-        bridged.check(image)
+        check_reached(image)
     if not _is_there(disk, record) and _is_given_up(at.owner(image), own):
         # Killed while it was taken away.
         _take_away(disk, planned)
         return {"bytes": 0}
     if (
-        uncommitted.waiting(record)
-        and not uncommitted.is_kept(disk.vm_dir)
+        retained_diffs.waiting_layers(record)
+        and not retained_diffs.is_kept(disk.vm_dir)
         and _is_over(at.owner(image), own)
     ):
         with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
-            place = kept.keep(disk, record)
+            place = retained_diffs.keep(disk, record)
         vm_dir.remove_disk(disk, planned)
-        return {"bytes": 0, "kept": kept.said(place)}
+        return {"bytes": 0, "kept": retained_diffs.said(place)}
     try:
         done, record = written(disk, record, planned, ask, step.rate)
     except NoSpace:
         if image.access.can.has_bridge:
             raise  # what is settled there is asked for again
         return _as_it_is(step, record, planned, ask)
-    due = bridged.due(record)
+    due = due_before_commit(record)
     if due:
         return {**done, **due}
     at.disown(image, own)
@@ -278,13 +300,12 @@ def finish(step: FinishDisk, planned: Planned, ask: room.Ask | None) -> dict[str
 
 
 def _as_it_is(step: FinishDisk, record: Record, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
-    """Commit a disk that goes, and take it away, where there is no room for a layer over it: it may be what
-    fills its host.
+    """Commit a disk that goes, and remove it, where its host is too full for a layer over it.
 
     Nothing is noted but in the image: who is killed begins again. A guest that was started meanwhile has it
     open, or has changed it.
     """
-    disk, image = step.disk, bridged.image_of(record)
+    disk, image = step.disk, image_of(record)
     writers.check_file(record.path)
     before = os.stat(record.path)
     done = _write(disk, record, ask, step.rate)
@@ -303,15 +324,15 @@ def _is_there(disk: DiskRef, record: Record) -> bool:
     """Tell whether there is still something of a disk; raise DeviceMissing of a kept one whose device is
     away: it is not gone by that.
     """
-    if uncommitted.is_kept(disk.vm_dir):
-        return record.layer in on_devices.listed(layout.layers(disk.path))
+    if retained_diffs.is_kept(disk.vm_dir):
+        return record.layer in on_devices.listed(disk_names.layers(disk.path))
     return not files.is_absent(record.path)
 
 
 def _take_away(disk: DiskRef, planned: Planned, *, is_committed: bool = False) -> None:
     vm_dir.remove_disk(disk, planned, done=is_committed)
-    if uncommitted.is_kept(disk.vm_dir):
-        on_devices.remove_tree(beside.bury(disk.vm_dir, disk.vm))
+    if retained_diffs.is_kept(disk.vm_dir):
+        on_devices.remove_tree(vm_dir_siblings.bury(disk.vm_dir, disk.vm))
 
 
 def _is_given_up(owner: Owner | None, own: Owner) -> bool:
@@ -320,7 +341,5 @@ def _is_given_up(owner: Owner | None, own: Owner) -> bool:
 
 
 def _is_over(owner: Owner | None, own: Owner) -> bool:
-    """Tell whether the disk has been committed and taken away already, or has moved on: what is here is left
-    from before.
-    """
+    """Tell whether the disk was committed and removed already, or has moved: this is a remainder."""
     return owner is None or (owner.is_same(own) and owner.epoch > own.epoch)

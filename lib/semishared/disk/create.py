@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from typing import Callable, ContextManager, Iterator
 
 from .. import store
-from ..base import cache, devices, room
-from ..base.ensure import ensure
-from ..errors import ImageChanged, MissingImage, NotSupported, ToolFailed
+from ..base import cache, room
+from ..device import devices
+from ..errors import BadRecord, ImageChanged, MissingImage, NotSupported, SemisharedError, ToolFailed
 from ..guest import job_lock
-from ..model import layout
-from ..model.place import COPY, IN_PLACE, OVERLAY, REMOTE_FIRST, STORE_CLONE, VOLATILE
-from ..model.record import Record
+from ..model.disk import names as disk_names
+from ..model.disk.place import COPY, IN_PLACE, OVERLAY, REMOTE_FIRST, STORE_CLONE, VOLATILE
+from ..model.disk.record import Record
 from ..model.steps import (
     AdoptClone,
     CloneOnStore,
@@ -28,12 +28,13 @@ from ..model.steps import (
     LinkInPlace,
     SaveDisk,
 )
-from ..store import dir_chain, dir_clones, dir_image
+from ..stage.ensure import ensure
+from ..store.dir import clones
+from ..store.dir import image as dir_image
 from ..tools import extents, files, inspection, layers, progress, qemu_img
-from ..tools.crash_points import point
+from ..tools.effects import Undo, point
 from ..tools.rate_limit import standing_back
-from ..tools.undo import Undo
-from . import left_behind, records, vm_dir
+from . import lost_host_claim, on_devices, records, vm_dir
 from .epochs import Planned
 
 
@@ -45,8 +46,7 @@ def publishing(
     near: str = "",
     first: Callable[[], None] | None = None,
 ) -> ContextManager[str]:
-    """Return a context that yields a staged name for the disk; when it ends well, the disk is recorded and
-    published.
+    """Return a context that yields a staged name for the disk, and records and publishes it at its end.
 
     `expected`: about how many bytes it will take; `near`: the device of what it lies over; `first` is called
     before, under the VM's lock.
@@ -55,20 +55,20 @@ def publishing(
     def write() -> None:
         if first:
             first()
-        path = layout.record(disk.vm_dir, disk.disk)
-        if os.path.lexists(path) and files.hint(path) != record.to_data():
+        path = disk_names.record(disk.vm_dir, disk.disk)
+        if not files.is_absent(path) and files.hint(path) != record.to_data():
             # A disk made anew over another generation: at no moment may a record lie about the disk beside
             # it.
             files.unlink(disk.path)
         records.write_record(disk.vm_dir, record)
 
     layered = vm_dir.Layered(expected, near) if record.is_local and record.layer else None
-    return vm_dir.published(disk.vm, disk.vm_dir, layout.disk_name(disk.disk), planned, write, layered)
+    return vm_dir.published(disk.vm, disk.vm_dir, disk_names.disk_name(disk.disk), planned, write, layered)
 
 
 def first_layer(disk: DiskRef) -> str:
     """Return the path of a new disk's only layer."""
-    return layout.layer(disk.path, 0)
+    return disk_names.layer(disk.path, 0)
 
 
 def create_overlay(step: CreateOverlay, planned: Planned, ask: room.Ask | None) -> None:
@@ -78,7 +78,7 @@ def create_overlay(step: CreateOverlay, planned: Planned, ask: room.Ask | None) 
     disk, image = step.disk, step.image
     root = cache.root_of(disk.vm_dir)
     base, lease = ensure(root, image, ask, (disk.vm, disk.disk))
-    is_first = not os.path.lexists(disk.path)
+    is_first = files.is_absent(disk.path)
     record = Record(
         disk.disk, OVERLAY, "qcow2", first_layer(disk), image=image._replace(generation=base.generation)
     )
@@ -111,8 +111,8 @@ def create_remote(step: CreateRemote, planned: Planned) -> None:
     """Publish an overlay over the image on the store (disk.N -> disk.N.snap/0 over the image, of which
     nothing is copied).
     """
-    from ..model.network_disk import NetworkDisk
-    from . import remote
+    from ..model.disk.network_disk import NetworkDisk
+    from . import remote_first
 
     disk, image, at = step.disk, step.image, store.of(step.image.access)
     over = None
@@ -124,11 +124,11 @@ def create_remote(step: CreateRemote, planned: Planned) -> None:
         content = at.content(image)
         image = image._replace(generation=content.generation(content.see()))
     record = Record(disk.disk, REMOTE_FIRST, "qcow2", first_layer(disk), image=image, over=over)
-    remote.check(record)
-    size = max(remote.size(record), step.min_size)
+    remote_first.check(record)
+    size = max(remote_first.size(record), step.min_size)
     with publishing(disk, planned, record, size // GROWTH) as staged:
         qemu_img.create_overlay(
-            staged, remote.backing_name(record), image.format, size, step.options, look=False
+            staged, remote_first.backing_name(record), image.format, size, step.options, look=False
         )
     # A disk made anew in another place.
     vm_dir.release(disk, planned)
@@ -144,17 +144,13 @@ def growth(path: str, min_size: int) -> int:
 
 
 def grown(path: str, image: ImageRef, min_size: int) -> int:
-    """Return the size to give an overlay: 0 (that of its backing image) unless the image is smaller than
-    `min_size`.
-    """
+    """Return the size of an overlay: 0 (its backing image's) unless the image is below `min_size`."""
     return min_size if min_size and qemu_img.virtual_size(path, image.format) < min_size else 0
 
 
 def copy_image(step: CopyImage, planned: Planned, ask: room.Ask | None) -> None:
-    """Publish a full copy, verified against the image's generation where that is known; from the base if it
-    is here.
-    """
-    from ..base.unchanged import check_unchanged
+    """Publish a full copy, from the base if it is here, verified if the image's generation is known."""
+    from ..stage.describe import check_unchanged
 
     disk, image = step.disk, step.image
     content = store.content(image)
@@ -168,7 +164,7 @@ def copy_image(step: CopyImage, planned: Planned, ask: room.Ask | None) -> None:
     with publishing(disk, planned, record, needed) as staged:
         room.for_disk(disk.vm_dir, needed, ask, (os.path.basename(base.directory),), os.path.dirname(staged))
         with standing_back():
-            if current and os.path.exists(base.image):
+            if current and not files.is_absent(base.image, follow=True):
                 found = extents.copy(base.image, staged, image.format, "base_read")
             else:
                 found = content.copy(seen, staged, image.format)
@@ -193,17 +189,15 @@ def copy_file(step: CopyFile, planned: Planned) -> None:
 
 
 def clone_on_store(step: CloneOnStore, planned: Planned) -> None:
-    """Publish a clone on the store (disk.N -> clones/VM-N -> VM-N.snap/0 over the image itself, which oned
-    keeps in use).
-    """
+    """Publish a clone on the store: disk.N -> clones/VM-N -> VM-N.snap/0 over the image itself."""
     disk, image, at = step.disk, step.image, store.of(step.image.access)
     # First of all: nothing may be written below a mount point that is not mounted.
     at.check(image)
     clone = at.clone_of(image, disk.vm, disk.disk)
     record = Record(
-        disk.disk, STORE_CLONE, "qcow2", layout.layer(clone, 0), image=image._replace(generation="")
+        disk.disk, STORE_CLONE, "qcow2", disk_names.layer(clone, 0), image=image._replace(generation="")
     )
-    with dir_clones.made(
+    with clones.made(
         dir_image.Stored(image.source), image.format, clone, step.min_size, planned.seq
     ) as publish:
 
@@ -223,13 +217,13 @@ def adopt_clone(step: AdoptClone, planned: Planned) -> None:
     """Publish a link to a clone that is on the store, and its record, as the host had them that was lost."""
     disk, image = step.disk, step.image
     store.of(image.access).check(image)
-    clone = layout.plain(step.layer)
-    dir_clones.take_over(dir_image.Stored(image.source), clone, planned.seq)
-    dir_clones.put_back(dir_image.Stored(image.source), clone)
+    clone = disk_names.plain(step.layer)
+    clones.take_over(dir_image.Stored(image.source), clone, planned.seq)
+    clones.put_back(dir_image.Stored(image.source), clone)
     record = Record(disk.disk, STORE_CLONE, "qcow2", step.layer, image=image._replace(generation=""))
     with publishing(disk, planned, record) as staged:
         os.symlink(clone, staged)
-    active = layout.layer(os.path.basename(clone), layout.layer_of(step.layer))
+    active = disk_names.layer(os.path.basename(clone), disk_names.layer_of(step.layer))
     if os.readlink(clone) != active:
         # A snapshot died with the host just before it said this.
         files.symlink(active, clone)
@@ -248,7 +242,7 @@ def link_in_place(step: LinkInPlace, planned: Planned) -> None:
         at.writers(image)
     path, network = at.attach(image)
     if step.session:
-        if left_behind.owner(disk, image, planned.seq):
+        if lost_host_claim.owner(disk, image, planned.seq):
             at.note_epoch(image, disk.vm, planned.seq)
         at.begin_session(image)
     record = Record(
@@ -301,19 +295,19 @@ def opened(record: Record | None, path: str, format: str, snapshot: int = -1) ->
         with store.of(stored.access).opened(stored, snapshot) as found:
             yield found
     elif record and record.place.is_remote:
-        from . import remote
+        from . import remote_first
 
-        with remote.opened(record, path) as found:
+        with remote_first.opened(record, path) as found:
             yield found
     elif record and record.place.is_clone:
         image = record.of_image
-        with dir_chain.opened(
+        with clones.opened_chain(
             dir_image.Stored(image.source), path, format, image.format, record.raw_layer
         ) as chain:
             yield chain
     else:
         # What lies below the layers of our own is named by names that are relative to them.
-        if record and record.layer and layout.layer_of(path):
+        if record and record.layer and disk_names.layer_of(path):
             layers.below(path, format)
         yield path
 
@@ -350,3 +344,51 @@ def save_disk(step: SaveDisk) -> dict[str, object]:
             with opened(record, path, source_format, step.snapshot) as source, standing_back():
                 draft.fill(source, source_format, share=step.snapshot != -1)
     return found
+
+
+# The bases of a VM that is about to boot, where the device on which they lay is not there: had again, on
+# another one.
+#
+# What its disks lie over are bases of known generations, each of which is the hash of its content: whoever
+# has that, the store or another host, gives it, and every extent is verified. The lease then stands where it
+# stood, and no header says anything else.
+#
+# What cannot be had is only told of: the VM may run, and only its CONTEXT be made anew. Who boots it is
+# refused (vmm/records.py).
+
+
+def replace_lost_bases(vm: int, vm_dir: str, ask: room.Ask | None, warn: Callable[[str], None]) -> None:
+    """Have the bases again without which disks of the VM cannot be opened; `warn` is told why one cannot be
+    had.
+    """
+    root = cache.root_of(vm_dir)
+    if not devices.registered(root):
+        return
+    try:
+        found = records.records(vm_dir)
+    except BadRecord:
+        return  # who boots it says so
+    if any(on_devices.is_away(disk_names.disk(vm_dir, record.disk)) for record in found):
+        return  # it cannot boot, whatever its disks lay over
+    for record in found:
+        if _is_lost(root, vm, record):
+            try:
+                ensure(root, record.of_image, ask, (vm, record.disk), want=room.FOR_THIS)
+            except SemisharedError as e:
+                warn(
+                    f"the base of disk {record.disk} lay on a device that is not there, and "
+                    f"cannot be had again: {e.line()}"
+                )
+            if files.is_absent(vm_dir):
+                # The VM was deleted meanwhile.
+                cache.release(root, vm, record.disk)
+
+
+def _is_lost(root: str, vm: int, record: Record) -> bool:
+    """Tell whether a disk has no lease on what it lies over, and that is, or was, on a device that is not
+    there.
+    """
+    if not record.place.leases or record.image is None:
+        return False
+    base = cache.named(root, record.image, record.image.generation)
+    return devices.link_of(base.directory) is not None and files.is_absent(base.lease(vm, record.disk))

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks of a VM that read from the store (`remote-first`) lie over bases of this host from now on: they
-become overlays.
+"""`remote-first` disks of a VM stop reading from the store: overlays over bases of this host.
 
 The lease comes first, then a running guest goes over (guest/detach.py), or headers and records of one that is
 off are changed. What is killed on the way is ended by the next action on the VM's disks, or its next start
@@ -17,17 +16,17 @@ from contextlib import ExitStack, contextmanager
 from typing import Iterator, Sequence
 
 from ..base import cache, room
-from ..base.ensure import ensure
 from ..errors import CannotDetach, ImageChanged, MemoryPromised
 from ..guest import active_layer, domain, job_lock
 from ..guest import detach as live
-from ..model.place import OVERLAY
-from ..model.record import Record
+from ..model.base.steps import DetachVm
+from ..model.disk.place import OVERLAY
+from ..model.disk.record import Record
 from ..model.steps import DiskRef
-from ..model.steps_base import DetachVm
-from ..tools import files, outcome, qemu_img
-from ..tools.crash_points import point
-from . import guard, in_memory, layering, overtaken, records, recovery, remote, vm_dir
+from ..stage.ensure import ensure
+from ..tools import effects, files, qemu_img
+from ..tools.effects import point
+from . import epoch_check, guard, in_memory, layering, records, recovery, remote_first, vm_dir
 from .epochs import Planned
 
 
@@ -37,7 +36,7 @@ def detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> dict[str, 
 
     `error` is the line of what is wrong, with its `id`, '' if all is done: nothing is raised for it.
     """
-    with outcome.told(vm=step.vm, disks=[]) as answer:
+    with effects.told(vm=step.vm, disks=[]) as answer:
         if not job_lock.take_if_free(step.vm, step.vm_dir):
             raise CannotDetach(f"VM {step.vm} on {os.uname().nodename} is being acted upon")
         try:
@@ -56,7 +55,7 @@ def _check_wanted(step: DetachVm, ask: room.Ask | None) -> None:
     why = str(ask(question="vm", vm=step.vm).get("why", "")) if ask else ""
     if why:
         raise CannotDetach(f"VM {step.vm}: {why}")
-    overtaken.check(step.vm, step.vm_dir)
+    epoch_check.check(step.vm, step.vm_dir)
     for disk in step.disks:
         guard.check_below(step.vm_dir, step.vm, disk)
 
@@ -119,9 +118,7 @@ def _memory(before: Sequence[Record]) -> Iterator[None]:
 
 
 def _require_room(vm_dir: str, disks: Sequence[live.Detached], ask: room.Ask | None) -> None:
-    """Have room for the copies where they are made, beside the layers: on whichever file systems those
-    lie.
-    """
+    """Make room for the copies beside the layers, on whichever file systems those lie."""
     needed: dict[int, tuple[str, int]] = {}
     for disk in disks:
         folder = layering.folder_of(disk.before)
@@ -136,8 +133,8 @@ def _over_base(step: DetachVm, before: Record, generation: str, ask: room.Ask | 
     it lies over now.
     """
     layering.folder_of(before)
-    remote.check(before)
-    remote.check_unchanged(before)
+    remote_first.check(before)
+    remote_first.check_unchanged(before)
     _check_system_snapshots(step, before)
     image = before.of_image
     if image.generation and generation and image.generation != generation:

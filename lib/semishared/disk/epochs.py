@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which came first, a deletion or what would publish into the deleted VM: told by counters, and by no clock.
+"""Which came first, a deletion or what would publish into the deleted VM: told by counters, by no clock.
 
 A clone may run on after oned has given it up, while the delete of the same VM starts: OpenNebula's
 ActionManager.rb kills the thread that waits, not the script. The VM's lock file on the host counts its
@@ -7,14 +7,13 @@ deletions, and those of each of its disks. A plan notes the counters when it arr
 published only while they are what they were. oned's own counter, the SEQ of a VM's last history record, is
 noted with each deletion: a plan of an older SEQ is late, whenever it arrives.
 
-    locks/vm-N          {"epochs": {"": 3, "1": 1}, "seqs": {"": 7}, "move": "9f..."}     '' is the whole VM,
-    else a disk
-                        "at": "BOOT 81.5"     when something was last counted, by the clock of a boot, which
-                        nobody sets
-                        "made": {"1": 4}      the sum of both counts when the disk was last made, if there was
-                        a deletion before
-    locks/vm-N-disks    {"ended": 4, ...}                                            what guest/job_lock.py
-    has ended
+    locks/vm-N          {"epochs": {"": 3, "1": 1}, "seqs": {"": 7}, "move": "9f..."}
+                                               '' is the whole VM, else a disk
+                        "at": "BOOT 81.5"      when something was last counted, by the clock of a boot, which
+                                               nothing sets
+                        "made": {"1": 4}       the sum of both counts when the disk was last made, if a
+                                               deletion came before
+    locks/vm-N-disks    {"ended": 4, ...}      what guest/job_lock.py has ended
 
 Files of 0.1.0 hold times: nothing is noted in them.
 """
@@ -26,7 +25,7 @@ import time
 from typing import IO, Any, Iterable
 
 from ..errors import LateAction, VmGone
-from ..model import layout
+from ..model.disk import names as disk_names
 from ..named import NamedTuple
 from ..tools import locks, owner
 from .history import UNKNOWN
@@ -81,8 +80,8 @@ def arrived(seq: int, steps: Iterable[object], known: dict[str, Noted]) -> Plann
     for this one too.
     """
     for vm, directory in places(steps):
-        root = layout.base_store_of(directory)
-        for name in (layout.vm_lock(root, vm), layout.disks_lock(root, vm)):
+        root = disk_names.base_store_of(directory)
+        for name in (disk_names.vm_lock(root, vm), disk_names.disks_lock(root, vm)):
             if name not in known:
                 known[name] = _read(name)
     return Planned(seq, known)
@@ -90,7 +89,7 @@ def arrived(seq: int, steps: Iterable[object], known: dict[str, Noted]) -> Plann
 
 def lock_path(vm: int, vm_dir: str) -> str:
     """Return the lock file of a VM on the machine where its directory is `vm_dir`."""
-    return layout.vm_lock(layout.base_store_of(vm_dir), vm)
+    return disk_names.vm_lock(disk_names.base_store_of(vm_dir), vm)
 
 
 def note_deletion(file: IO[str], path: str, key: str, planned: Planned) -> None:
@@ -137,9 +136,7 @@ def _count(noted: Noted, disk: str) -> int:
 
 
 def note_made(file: IO[str], disk: str) -> None:
-    """Note after which deletions a disk was made: a removal that was planned before them is none of this
-    one.
-    """
+    """Note after which deletions a disk was made: a removal planned before them is not of this disk."""
     noted = locks.noted(file)
     made = {key: _number(noted, "made", key) for key in noted.get("made") or {}}
     if _count(noted, disk) != made.get(disk, 0):
@@ -147,9 +144,7 @@ def note_made(file: IO[str], disk: str) -> None:
 
 
 def check_removal(file: IO[str], path: str, vm: int, disk: str, planned: Planned) -> None:
-    """Raise LateAction if a disk was deleted after its removal was planned, and another one was made in its
-    place.
-    """
+    """Raise LateAction if a disk was deleted after its removal was planned, and made anew."""
     noted = locks.noted(file)
     made = _number(noted, "made", disk)
     if made and made == _count(noted, disk) != planned.counted(path, "epochs", ALL) + planned.counted(
@@ -163,9 +158,7 @@ def check_removal(file: IO[str], path: str, vm: int, disk: str, planned: Planned
 
 
 def check(file: IO[str], path: str, vm: int, keys: Iterable[str], planned: Planned) -> None:
-    """Raise VmGone if what `keys` name was deleted since the plan arrived, LateAction if by an action of a
-    later SEQ.
-    """
+    """Raise VmGone if one of `keys` was deleted since the plan arrived, LateAction if at a later SEQ."""
     noted = locks.noted(file)
     here = os.uname().nodename
     for key in keys:
@@ -188,7 +181,5 @@ def begin_move(file: IO[str]) -> str:
 
 
 def is_latest_move(file: IO[str], move: str) -> bool:
-    """Tell whether no other move of the VM has begun since. None has if the lock file was old, and
-    removed.
-    """
+    """Tell whether no other move of the VM has begun since; true also if the old lock file was removed."""
     return bool(locks.noted(file).get("move", move) == move)

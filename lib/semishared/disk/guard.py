@@ -2,7 +2,7 @@
 """What may lie in a VM directory, and which symbolic links there are (docs/reference/names.md).
 
     disk.N                                  -> disk.N.snap/K               the active layer of an own disk
-    disk.N.snap                             -> its place on a device       (model/layout_devices.py)
+    disk.N.snap                             -> its place on a device       (model/device/names.py)
     disk.N                                  -> <store>/.semishared/NAME/image | clones/VM-N-CLOUD
     <store>/.semishared/NAME/image          -> ../../NAME
     <store>/.semishared/NAME/clones/VM-N-CLOUD   -> VM-N-CLOUD.snap/K
@@ -19,13 +19,15 @@ import re
 import stat
 from typing import Any, Callable, Tuple
 
-from ..base import devices
+from ..device import devices
 from ..errors import BadRecord, UnexpectedFile, UnexpectedLink
-from ..model import layout, layout_base, layout_store
-from ..model.record import Record
+from ..model.base import names as base_names
+from ..model.disk import names as disk_names
+from ..model.disk.record import Record
 from ..model.steps import LOOKS, DiskRef, ImageRef
+from ..model.store import dir_names
 from ..tools import beneath, layers
-from . import history, on_devices, records, uncommitted
+from . import history, on_devices, records, retained_diffs
 
 DEEPEST = 4
 STOCK = r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z"
@@ -38,8 +40,7 @@ def _here() -> str:
 
 
 def check_vm_dir(path: str, vm: int, is_followed: Callable[[int], bool] = lambda disk: True) -> None:
-    """Raise UnexpectedLink or UnexpectedFile if the VM directory `path`, or anything in it, is what the
-    layout has not.
+    """Raise UnexpectedLink or UnexpectedFile if a VM directory has anything that the layout has not.
 
     It need not be there. Disks without a record of ours are another driver's: their links may lead to any
     datastore, and where nobody here follows the link of a disk, anywhere (to a device, as the drivers of LVM
@@ -58,11 +59,9 @@ def check_vm_dir(path: str, vm: int, is_followed: Callable[[int], bool] = lambda
 
 
 def check_place(path: str) -> None:
-    """Raise UnexpectedLink if the VM directory `path` or its records' is a link: for removals, which follow
-    nothing inside.
-    """
+    """Raise UnexpectedLink if a VM directory or its records' is a link: a removal follows none inside."""
     beneath.refuse_link(path)
-    beneath.refuse_link(layout.records(path))
+    beneath.refuse_link(disk_names.records(path))
 
 
 REMOVALS = (
@@ -102,8 +101,10 @@ def guard(step: Tuple[Any, ...], warn: Callable[[str], None], seq: int = history
             places.append((getattr(step, field), vm))
     if name in ("CopyFile", "ReceiveFile"):
         path, file = os.path.split(step.path)  # type: ignore[attr-defined]
-        sent = layout.disk_named(file)
-        places.append((path, int(os.path.basename(path)) if layout.is_number(os.path.basename(path)) else vm))
+        sent = disk_names.disk_named(file)
+        places.append(
+            (path, int(os.path.basename(path)) if disk_names.is_number(os.path.basename(path)) else vm)
+        )
     for path, owner in places:
         if name not in LOOKS:
             history.refuse_late(owner, path, seq)
@@ -122,45 +123,43 @@ def guard(step: Tuple[Any, ...], warn: Callable[[str], None], seq: int = history
                 if name not in LOOKS:
                     refuse_late_clone(path, number, seq)
             # What was kept is nobody's but who asks for it by name.
-            if name in TAKES_ALONG and os.path.isdir(path) and not uncommitted.is_kept(path):
-                from . import overtaken
+            if name in TAKES_ALONG and os.path.isdir(path) and not retained_diffs.is_kept(path):
+                from . import epoch_check
 
-                unknown = overtaken.check(owner, path, records.given.get(owner))
+                unknown = epoch_check.check(owner, path, records.given.get(owner))
                 if unknown:
                     warn(unknown)
         elif name != "RemoveVm":
             check_place(path)
-    location = [getattr(step, "root", ""), *(layout.base_store_of(path) for path, _ in places)]
+    location = [getattr(step, "root", ""), *(disk_names.base_store_of(path) for path, _ in places)]
     for root in {root for root in location if root}:
-        for part in layout_base.PARTS:
+        for part in base_names.PARTS:
             beneath.refuse_link(f"{root}/{part}")
 
 
 def check_below(path: str, vm: int, disk: int) -> None:
-    """Raise UnexpectedLink if a link is in the place of what a disk lies over, or is: its lease, its image,
-    its clone there.
-    """
+    """Raise UnexpectedLink if a disk, its lease, its image or its clone there is a link."""
     record = records.as_found(path, disk)
     if record is None or record.network:
         return
     records.check_place(record, vm)
     if record.place.leases and record.image:
-        root = layout.base_store_of(path)
+        root = disk_names.base_store_of(path)
         devices.check(root, _lease(root, record.image, vm, disk)[len(root) + 1 :])
     if record.is_local:
         return
     datastore, name = os.path.split(record.of_image.source)
-    side = layout_store.side(name)
+    side = dir_names.side(name)
     beneath.check(datastore, name)
-    beneath.check(datastore, layout.layers(name))
+    beneath.check(datastore, disk_names.layers(name))
     beneath.check(datastore, side)
-    image = layout_store.link(f"{datastore}/{side}")
-    if os.path.islink(image) and os.readlink(image) != layout_store.link_target(name):
+    image = dir_names.link(f"{datastore}/{side}")
+    if os.path.islink(image) and os.readlink(image) != dir_names.link_target(name):
         beneath.refuse_link(image)
     if record.place.is_clone:
-        clone = f"{layout_store.clones(side)}/{os.path.basename(layout.plain(record.path))}"
-        folder, link = layout.layers(f"{datastore}/{clone}"), f"{datastore}/{clone}"
-        beneath.check(datastore, layout.layers(clone))
+        clone = f"{dir_names.clones(side)}/{os.path.basename(disk_names.plain(record.path))}"
+        folder, link = disk_names.layers(f"{datastore}/{clone}"), f"{datastore}/{clone}"
+        beneath.check(datastore, disk_names.layers(clone))
         for entry in os.scandir(folder) if os.path.isdir(folder) else ():
             beneath.refuse_link(entry.path)
         if os.path.islink(link) and not _is_own_layer(os.path.basename(clone), os.readlink(link)):
@@ -173,22 +172,20 @@ def refuse_late_clone(path: str, disk: int, seq: int) -> None:
     """
     record = records.as_found(path, disk) if seq >= 0 else None
     if record and record.place.is_clone and not record.network:
-        from ..store import dir_clones
+        from ..store.dir import clones
 
-        dir_clones.refuse_late(layout.plain(record.path), seq)
+        clones.refuse_late(disk_names.plain(record.path), seq)
 
 
 def _lease(root: str, image: ImageRef, vm: int, disk: int) -> str:
     """Return the path of a disk's lease in the base store `root`."""
-    return layout_base.lease(
-        layout_base.base(root, layout_base.name(image.store, image.id, image.generation)), vm, disk
+    return base_names.lease(
+        base_names.base(root, base_names.name(image.store, image.id, image.generation)), vm, disk
     )
 
 
 def _look(top: str, below: str, links: list[tuple[str, str]], names: int = 0) -> int:
-    """Find the links below a directory; raise UnexpectedFile for what is neither that nor a plain file or
-    directory.
-    """
+    """Find the links below a directory; raise UnexpectedFile for any other special file."""
     try:
         found = list(os.scandir(f"{top}/{below}" if below else top))
     except PermissionError:
@@ -209,18 +206,18 @@ def _look(top: str, below: str, links: list[tuple[str, str]], names: int = 0) ->
 
 def _is_foreign_socket(name: str, entry: os.DirEntry[str]) -> bool:
     """Tell whether an entry is a socket that somebody else listens on in the VM directory."""
-    return not (name.startswith(".") or layout.is_of_disks(name)) and stat.S_ISSOCK(
+    return not (name.startswith(".") or disk_names.is_of_disks(name)) and stat.S_ISSOCK(
         entry.stat(follow_symlinks=False).st_mode
     )
 
 
 def _check_link(path: str, vm: int, name: str, target: str, is_followed: Callable[[int], bool]) -> None:
     folder, _, last = name.rpartition("/")
-    if layout.is_staged(last):
+    if disk_names.is_staged(last):
         # left by somebody who was killed; nobody follows what is not published, and the next to publish
         # unlinks it
         return
-    disk = layout.disk_named(last) if not folder else None
+    disk = disk_names.disk_named(last) if not folder else None
     if (
         disk is not None
         and _is_own_layer(last, target)
@@ -229,7 +226,7 @@ def _check_link(path: str, vm: int, name: str, target: str, is_followed: Callabl
     ):
         return
     # What the stock drivers have: a directory of layers that contains itself, and the second name of a disk.
-    if target == "." and folder == last and layout.are_layers(folder):
+    if target == "." and folder == last and disk_names.are_layers(folder):
         return
     if (
         not folder
@@ -247,8 +244,8 @@ def _check_link(path: str, vm: int, name: str, target: str, is_followed: Callabl
 
 
 def _is_own_layer(disk: str, target: str) -> bool:
-    layer = layout.layer_of(target)
-    return bool(layer) and target == layout.layer(disk, layer)
+    layer = disk_names.layer_of(target)
+    return bool(layer) and target == disk_names.layer(disk, layer)
 
 
 def _leads_to_its_place(
@@ -257,22 +254,22 @@ def _leads_to_its_place(
     """Tell whether a link out of the VM directory leads where the disk's record says; without a record, as
     `check_vm_dir` has it.
     """
-    if os.path.islink(layout.records(path)) or os.path.islink(layout.record(path, disk)):
+    if os.path.islink(disk_names.records(path)) or os.path.islink(disk_names.record(path, disk)):
         return False
     record = records.as_found(path, disk)
     if record is None and not is_followed(disk):
         return True
     if record is None:
-        location = layout.location_of(path)
+        location = disk_names.location_of(path)
         below = target[len(location) + 1 :].split("/") if target.startswith(f"{location}/") else []
-        if len(below) == 3 and layout.are_layers(below[1]) and layout.is_number(below[2]):
+        if len(below) == 3 and disk_names.are_layers(below[1]) and disk_names.is_number(below[2]):
             del below[2]  # a snapshot of the stock drivers
         # Two names: what is deeper is another VM's.
-        return len(below) == 2 and layout.is_number(below[0]) and bool(re.match(STOCK, below[1]))
+        return len(below) == 2 and disk_names.is_number(below[0]) and bool(re.match(STOCK, below[1]))
     if record.network or record.is_local:
         return False
     records.check_place(record, vm)
-    return target == (record.path if record.place.is_image else layout.plain(record.path))
+    return target == (record.path if record.place.is_image else disk_names.plain(record.path))
 
 
 def check_received(staging: str, vm: int, vm_dir: str, foreign: Tuple[int, ...]) -> None:
@@ -301,14 +298,14 @@ def check_received(staging: str, vm: int, vm_dir: str, foreign: Tuple[int, ...])
     for key, (count, path) in counts.items():
         if names[key] != count:
             raise UnexpectedFile(f"{path} on {_here()} has a name outside of what was received")
-    side = layout.records(staging)
+    side = disk_names.records(staging)
     for number in records.given.get(vm, ()):
-        own = layout.disk(staging, number)
+        own = disk_names.disk(staging, number)
         # What did not arrive at all nobody opens: whoever starts the VM misses it.
-        there = os.path.lexists(own) or os.path.lexists(layout.layers(own))
-        if there and not os.path.lexists(layout.record(staging, number)):
+        there = os.path.lexists(own) or os.path.lexists(disk_names.layers(own))
+        if there and not os.path.lexists(disk_names.record(staging, number)):
             raise BadRecord(f"disk {number} of VM {vm} came to {_here()} without its record")
-    for disk in map(layout.recorded, os.listdir(side) if os.path.isdir(side) else []):
+    for disk in map(disk_names.recorded, os.listdir(side) if os.path.isdir(side) else []):
         if disk is not None:
             _check_layers(staging, disk, vm, vm_dir)
 
@@ -323,17 +320,16 @@ def _check_layers(staging: str, disk: int, vm: int, vm_dir: str) -> None:
     records.check_place(record, vm)
     if not record.is_local:
         return
-    from ..model import layout_delta  # only of a VM that arrives
 
-    if os.path.lexists(layout_delta.note(staging)):
+    if os.path.lexists(disk_names.delta_note(staging)):
         from ..guest import active_layer
 
         # A delta that stayed where its guest is: what it lies over counts, and gets a new one here.
         record = active_layer.arrived(staging, record)
         records.check_place(record, vm)
-    plain = layout.disk(staging, disk)
-    folder = layout.layers(plain)
-    format, layer = record.format, layout.layer_of(record.path)
+    plain = disk_names.disk(staging, disk)
+    folder = disk_names.layers(plain)
+    format, layer = record.format, disk_names.layer_of(record.path)
     found = {plain: format} if os.path.isfile(plain) and not os.path.islink(plain) else {}
     if layer and os.path.lexists(f"{folder}/{layer}"):
         tree = layers.tree(folder, int(layer), format, record.raw_layer)
@@ -354,9 +350,9 @@ def _check_layers(staging: str, disk: int, vm: int, vm_dir: str) -> None:
 def _lies_over_store(path: str, record: Record, trouble: str) -> bool:
     if not record.place.is_remote:
         return False
-    from . import remote
+    from . import remote_first
 
-    return remote.lies_over_it(record, path, trouble)
+    return remote_first.lies_over_it(record, path, trouble)
 
 
 def _lay_over_lease(path: str, record: Record, trouble: str, vm: int, vm_dir: str) -> bool:
@@ -365,16 +361,16 @@ def _lay_over_lease(path: str, record: Record, trouble: str, vm: int, vm_dir: st
     """
     if not record.place.leases or record.image is None:
         return False
-    if not layout_base.named(record.image.base_name):
+    if not base_names.named(record.image.base_name):
         return False
-    root = layout.base_store_of(vm_dir)
+    root = disk_names.base_store_of(vm_dir)
     here = _lease(root, record.image, vm, record.disk)
     name, format = layers.backing_of(path)
     if trouble != layers.outside(name):
         return False
     if name == here:
         return True
-    if not name.endswith(here[len(layout.location_of(vm_dir)) :]) or format not in ("raw", "qcow2"):
+    if not name.endswith(here[len(disk_names.location_of(vm_dir)) :]) or format not in ("raw", "qcow2"):
         return False
     from ..tools import qemu_img
 

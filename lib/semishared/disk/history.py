@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 
-from ..model import layout
+from ..model.disk import names as disk_names
 
 UNKNOWN = -1
 """In place of a SEQ."""
@@ -18,7 +18,9 @@ def seq_of(vm_dir: str) -> int:
     """Return the SEQ that is noted in a VM directory, UNKNOWN if none is."""
     try:
         with open(
-            os.open(layout.history_note(vm_dir), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC),
+            os.open(
+                disk_names.history_note(vm_dir), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            ),
             "rb",
         ) as file:
             found = json.loads(file.read(4096)).get("seq")
@@ -31,7 +33,7 @@ def check(vm_dir: str) -> None:
     """Raise UnknownHistory if a VM directory has a note that does not say its SEQ; those of 0.1.0 have
     none.
     """
-    path = layout.history_note(vm_dir)
+    path = disk_names.history_note(vm_dir)
     try:
         os.lstat(path)
     except FileNotFoundError:

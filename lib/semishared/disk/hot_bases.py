@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bases that a VM's guest is to read from memory (SEMISHARED_BASES = ram): had there before it boots,
-named when it does.
+"""Bases that a VM's guest needs: copies in memory (SEMISHARED_BASES = ram), lost ones made again.
+
+Both are there before the guest boots.
 """
 
 from __future__ import annotations
@@ -10,14 +11,12 @@ from typing import Callable
 
 from ..base import cache, hot
 from ..errors import BadRecord, SemisharedError
-from ..model.record import Record
+from ..model.disk.record import Record
 from . import records
 
 
 def provide(vm: int, vm_dir: str, warn: Callable[[str], None]) -> None:
-    """Have copies in memory of the bases of the VM's disks that want that; `warn` is told why one is read
-    from disk.
-    """
+    """Copy bases that the VM's disks want in memory; tell `warn` why one is read from disk."""
     try:
         found = [record for record in records.records(vm_dir) if record.reads_hot]
     except BadRecord:
@@ -52,7 +51,7 @@ def held(vm_dir: str, record: Record, lease: str, *, hold: bool) -> str:
     return (hot.hold if hold else hot.found)(cache.root_of(vm_dir), os.path.basename(base.directory))
 
 
-def said(vm_dir: str, record: Record) -> "dict[str, str] | None":
+def said(vm_dir: str, record: Record) -> dict[str, str] | None:
     """Return where the copy is, or why there is none, None for a disk that wants none."""
     if not record.reads_hot:
         return None

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of disks in the memory of their host (class ram): another one, or a larger one, only if it fits at
-its largest.
+"""Layers in the memory of their host (class ram): a new or larger one only if it fits at its largest.
 
 Of disks that lie anywhere else nothing is asked.
 """
@@ -11,9 +10,11 @@ import os
 from contextlib import ExitStack, contextmanager
 from typing import Iterator, Sequence
 
-from ..base import cache, devices, promises
+from ..base import cache
+from ..device import devices, ledger
 from ..errors import MemoryPromised
-from ..model import layout, layout_devices
+from ..model.device import names as device_names
+from ..model.disk import names as disk_names
 from ..model.steps import DiskRef
 from ..tools import qemu_img
 from ..units import human
@@ -21,8 +22,7 @@ from . import records
 
 
 def more(folder: str, *, size: int = 0, layers: int = 1) -> None:
-    """Promise memory to more `layers` than a disk has in `folder`, of `size` bytes each if that is more than
-    before.
+    """Promise memory to more `layers` than a disk has in `folder`, of `size` bytes at least.
 
     Raise MemoryPromised, with nothing changed, if they would not fit at their largest.
     """
@@ -30,13 +30,13 @@ def more(folder: str, *, size: int = 0, layers: int = 1) -> None:
     if link is None:
         return
     root = cache.root_of(os.path.dirname(folder))
-    device = layout_devices.device(root, link.uuid)
-    if not os.path.isfile(layout_devices.promise(device, link.name)):
+    device = device_names.device(root, link.uuid)
+    if not os.path.isfile(device_names.promise(device, link.name)):
         return
     from ..base import hot
 
-    with promises.held(root):
-        was, had = promises.read(device, link.name)
+    with ledger.promised(root):
+        was, had = ledger.read_promises(device, link.name)
         size, layers = max(size, was), _count(folder) + layers
         hot.make_way(root, size * layers - was * had)
         # One that takes nothing more has room for what is there: it is left by live migrations, too.
@@ -48,13 +48,13 @@ def more(folder: str, *, size: int = 0, layers: int = 1) -> None:
         left = sum(found.unpromised for found in there) + was * had
         if size * layers > max(left, was * had):
             raise MemoryPromised(
-                f"{layout.disk_of(os.path.basename(folder))}: {layers} layers of up to "
+                f"{disk_names.disk_of(os.path.basename(folder))}: {layers} layers of up to "
                 f"{human(size)} each are more than the "
                 f"{human(max(left, 0))} that {devices.mount(root, link.uuid)} on "
                 f"{os.uname().nodename} has for them"
             )
         if (size, layers) != (was, had):  # where memory is full there may be no room for a note
-            promises.write(device, link.name, size, layers)
+            ledger.write_promises(device, link.name, size, layers)
 
 
 def more_each(folders: Sequence[str]) -> None:
@@ -67,10 +67,8 @@ def more_each(folders: Sequence[str]) -> None:
 
 
 def check_made(disk: DiskRef) -> None:
-    """Raise MemoryPromised if a disk that was just made is larger than was said of it, and does not fit
-    so.
-    """
-    folder, record = layout.layers(disk.path), records.read_record(disk.vm_dir, disk.disk)
+    """Raise MemoryPromised if a disk was made larger than promised, and does not fit."""
+    folder, record = disk_names.layers(disk.path), records.read_record(disk.vm_dir, disk.disk)
     if record and devices.link_of(folder):
         more(folder, size=qemu_img.virtual_size(record.active(disk.path), record.format), layers=0)
 
@@ -83,9 +81,7 @@ def settle(folder: str) -> None:
 
 @contextmanager
 def another_layer(folder: str, size: int = 0) -> Iterator[None]:
-    """Have memory for one more layer of a disk, of up to `size` bytes if that is more than before, within the
-    block.
-    """
+    """Promise memory for one more layer of a disk, of `size` bytes at least, within the block."""
     more(folder, size=size)
     try:
         yield

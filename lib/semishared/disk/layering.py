@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers of a VM's disks on a host: the primitive operations on them. Why, and in which order:
-plan/snapshots.py.
+"""Primitive operations on the layers of a VM's disks. Why, and in which order: plan/disk/snapshots.py.
 
 What each crash leaves: a staged file, removed by the next operation on the disk; a layer nobody lies over and
 no record names, replaced by the next snapshot. The record says which layer is active, and is written when
@@ -16,8 +15,8 @@ from typing import Callable
 
 from ..errors import BadRecord, NotSupported
 from ..guest import block_jobs, domain
-from ..model import layout
-from ..model.record import Record
+from ..model.disk import names as disk_names
+from ..model.disk.record import Record
 from ..model.steps import (
     ActivateLayer,
     AddLayer,
@@ -31,7 +30,7 @@ from ..model.steps import (
 )
 from ..store import writers
 from ..tools import files, layers, qemu_img
-from ..tools.crash_points import point
+from ..tools.effects import point
 from ..tools.rate_limit import standing_back
 from . import guard, in_memory, records, vm_dir
 from .epochs import Planned
@@ -40,7 +39,7 @@ from .epochs import Planned
 def folder_of(record: Record) -> str:
     """Return the directory of a disk's layers; raise NotSupported for a disk that was made without any."""
     folder = os.path.dirname(record.path)
-    if not layout.layer_of(record.path):
+    if not disk_names.layer_of(record.path):
         raise NotSupported(f"disk {record.disk} is a plain file, it cannot have snapshots")
     return folder
 
@@ -52,10 +51,10 @@ def backing_of(record: Record, path: str) -> tuple[str, str]:
     name, format = layers.backing_of(path)
     if not record.over or not re.match(layers.PROTOCOL, name):
         return name, format
-    from . import remote
+    from . import remote_first
 
     # A pull by QEMU leaves a name without the user.
-    return remote.backing_name(record), "raw"
+    return remote_first.backing_name(record), "raw"
 
 
 def _layer(disk: DiskRef, number: int) -> str:
@@ -115,7 +114,7 @@ def activate_layer(step: ActivateLayer, planned: Planned) -> None:
 def _activate(disk: DiskRef, layer: int, format: str, planned: Planned) -> None:
     record = records.record_of(disk)
     path = f"{folder_of(record)}/{layer}"
-    files.remove_staged(layout.records(disk.vm_dir), layout.record_name(disk.disk))
+    files.remove_staged(disk_names.records(disk.vm_dir), disk_names.record_name(disk.disk))
     if (record.path, record.format) != (path, format):
         records.write_record(disk.vm_dir, _over_raw(record, path))
         point("layer recorded")
@@ -129,29 +128,27 @@ def _over_raw(record: Record, path: str) -> Record:
     bytes are its guest's.
     """
     below, format = layers.backing_of(path)
-    raw = int(below) if format == "raw" and layout.is_number(below) else record.raw_layer
+    raw = int(below) if format == "raw" and disk_names.is_number(below) else record.raw_layer
     return record._replace(path=path, format="qcow2", raw_layer=raw)
 
 
 def link(record: Record, disk: DiskRef, layer: int, check: Callable[[], None] = lambda: None) -> None:
     """Let the link that is a disk lead to a layer, if `check` raises nothing."""
-    path = layout.disk_of(folder_of(record))
+    path = disk_names.disk_of(folder_of(record))
     files.remove_staged(*os.path.split(path))
-    files.symlink(layout.layer(os.path.basename(path), layer), path, check)
+    files.symlink(disk_names.layer(os.path.basename(path), layer), path, check)
     point("layer active")
 
 
 def switch_layer(step: SwitchLayer, planned: Planned) -> dict[str, object]:
-    """Take the snapshot of a running guest; if it fails, say again that the layer before is the active
-    one.
-    """
+    """Take the snapshot of a running guest; if it fails, record the layer before as the active one."""
     disk, before = step.disk, records.record_of(step.disk)
     folder = folder_of(before)
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
         was = before._replace(
             path=f"{folder}/{step.layer}", format=layers.backing_of(f"{folder}/{step.to}")[1] or "qcow2"
         )
-        files.remove_staged(layout.records(disk.vm_dir), layout.record_name(disk.disk))
+        files.remove_staged(disk_names.records(disk.vm_dir), disk_names.record_name(disk.disk))
         records.write_record(disk.vm_dir, _over_raw(before, f"{folder}/{step.to}"))
         point("layer recorded")
         try:
@@ -176,12 +173,12 @@ def merge_layer(step: MergeLayer, planned: Planned) -> None:
     named: Callable[[str], str] = str
     if record.place.is_remote:
         from ..guest import active_layer
-        from . import remote
+        from . import remote_first
 
-        remote.check(record)
-        if layout.is_number(step.backing):
+        remote_first.check(record)
+        if disk_names.is_number(step.backing):
             # A file that is opened by a `json:` name takes no name that is relative to it.
-            remote.name_in_full(record, path, is_open=step.copy)
+            remote_first.name_in_full(record, path, is_open=step.copy)
         else:
             named = partial(active_layer.for_qemu_img, record)
     if qemu_img.info(path, "qcow2").get("snapshots"):
@@ -210,11 +207,11 @@ def pull_layer(step: PullLayer) -> None:
     _refuse_hot(step, record)
     beside = block_jobs.NOTHING
     if record.place.is_clone:
-        from ..store import dir_clones
+        from ..store.dir import clones
 
         # The other note goes with its host.
         beside = block_jobs.Beside(
-            partial(dir_clones.note_pull, path), partial(dir_clones.forget_pull, os.path.dirname(path))
+            partial(clones.note_pull, path), partial(clones.forget_pull, os.path.dirname(path))
         )
     block_jobs.pull(step.disk, step.domain, step.target, step.backing, path, beside)
 
@@ -223,7 +220,7 @@ def _refuse_hot(step: PullLayer, record: Record) -> None:
     """Raise NotSupported if the guest reads its base from memory: QEMU would write that name, which a restart
     ends, into the layer.
     """
-    if not record.reads_hot or layout.is_number(step.backing):
+    if not record.reads_hot or disk_names.is_number(step.backing):
         return
     if any(
         os.path.basename(os.path.dirname(below)) == record.of_image.base_name
@@ -237,9 +234,7 @@ def _refuse_hot(step: PullLayer, record: Record) -> None:
 
 
 def drop_strays(step: DropStrays, planned: Planned) -> None:
-    """Remove what snapshots that failed have left; never what the guest writes to, nor what anything lies
-    over.
-    """
+    """Remove layers of failed snapshots, never one that the guest writes to or that lies below another."""
     record = records.record_of(step.disk)
     folder = folder_of(record)
     active = record.path
@@ -251,7 +246,7 @@ def drop_strays(step: DropStrays, planned: Planned) -> None:
         # header.
         keep |= block_jobs.opened(step.domain, folder)
     while True:
-        names = {int(name) for name in os.listdir(folder) if layout.is_number(name)}
+        names = {int(name) for name in os.listdir(folder) if disk_names.is_number(name)}
         raw = (
             {number for number in names if os.path.samefile(f"{folder}/{number}", active)}
             if record.format == "raw"

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers of a VM's disks on the devices of its host's pool: <VMDIR>/disk.N.snap is a link there
-(model/layout_devices.py).
+"""Layers on the devices of a host's pool: <VMDIR>/disk.N.snap is a link there (model/device/names.py).
 
 Of two directories of VMs no two links lead to one place: a directory goes with all to which its links lead.
 It is sent, and copied, by its content; who receives it gives it places of its own.
@@ -11,7 +10,8 @@ from __future__ import annotations
 import os
 from typing import Any, Collection, Iterator, Mapping
 
-from ..base import cache, device_label, device_state, devices, hung
+from ..base import cache
+from ..device import devices, hung, label, offline
 from ..errors import (
     CannotMove,
     DeviceMissing,
@@ -21,9 +21,10 @@ from ..errors import (
     UnexpectedFile,
     UnexpectedLink,
 )
-from ..model import layout, layout_delta, layout_devices
-from ..model.device_class import MEMORY, NOTHING, Want
-from ..model.layout_devices import LAYERS, Link
+from ..model.device import names as device_names
+from ..model.device.classes import MEMORY, NOTHING, Want
+from ..model.device.names import LAYERS, Link
+from ..model.disk import names as disk_names
 from ..tools import files, qemu_img
 from ..tools.run import work
 from . import records
@@ -35,7 +36,7 @@ NO_BYTES: Mapping[Any, int] = {}
 def links(directory: str) -> dict[str, Link]:
     """Return the links to devices in a VM's directory, by their names."""
     try:
-        names = sorted(filter(layout.are_layers, os.listdir(directory)))
+        names = sorted(filter(disk_names.are_layers, os.listdir(directory)))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     found = {name: devices.link_of(f"{directory}/{name}") for name in names}
@@ -46,12 +47,12 @@ def is_own(directory: str, name: str, target: str, vm: int) -> bool:
     """Tell whether a link in a VM's directory leads to its layers on a device; raise UnexpectedFile if not
     only files are there.
     """
-    link, disk = layout_devices.linked(target), layout.disk_named(layout.disk_of(name))
+    link, disk = device_names.linked(target), disk_names.disk_named(disk_names.disk_of(name))
     if disk is None:
-        disk = layout_devices.left_named(name)
-    if link is None or disk is None or not layout.are_layers(name) or link.part != LAYERS:
+        disk = device_names.left_named(name)
+    if link is None or disk is None or not disk_names.are_layers(name) or link.part != LAYERS:
         return False
-    if layout_devices.layers_named(link.name) != (vm, disk):
+    if device_names.layers_named(link.name) != (vm, disk):
         return False
     place = f"{directory}/{name}"
     for entry in os.scandir(place) if os.path.isdir(place) else ():
@@ -65,7 +66,7 @@ def check(directory: str) -> None:
     root = cache.root_of(directory)
     for name, link in links(directory).items():
         if not os.path.isdir(f"{directory}/{name}"):
-            raise _missing(root, f"the layers of {layout.disk_of(name)}", link)
+            raise _missing(root, f"the layers of {disk_names.disk_of(name)}", link)
 
 
 def check_written(directory: str, disk: int) -> None:
@@ -75,22 +76,22 @@ def check_written(directory: str, disk: int) -> None:
     it leaves, as long as the record names the delta there; of what the other device has nothing is missed
     then.
     """
-    folder = layout.layers(layout.disk(directory, disk))
+    folder = disk_names.layers(disk_names.disk(directory, disk))
     left, named = (
-        layout_devices.left(folder),
-        str((files.read_json(layout.record(directory, disk)) or {}).get("path", "")),
+        device_names.left(folder),
+        str((files.read_json(disk_names.record(directory, disk)) or {}).get("path", "")),
     )
-    own = left if layout_delta.is_delta(named) and os.path.lexists(left) else folder
+    own = left if disk_names.is_delta(named) and os.path.lexists(left) else folder
     link = devices.link_of(own)
     if link and not os.path.isdir(own):
-        raise _missing(cache.root_of(directory), f"the layers of {layout.disk_name(disk)}", link)
+        raise _missing(cache.root_of(directory), f"the layers of {disk_names.disk_name(disk)}", link)
 
 
 def listed(folder: str) -> list[str]:
     """Return the names in a directory of layers, at one moment; raise DeviceMissing if it is on a device that
     is not there then.
 
-    Not of one that is looked at name by name while others put it aside (base/hung.py), or take it back.
+    Not of one that is looked at name by name while others put it aside (device/hung.py), or take it back.
     """
     files.refresh(os.path.dirname(folder))
     try:
@@ -101,26 +102,24 @@ def listed(folder: str) -> list[str]:
             return []
         raise _missing(
             cache.root_of(os.path.dirname(folder)),
-            f"the layers of {os.path.basename(layout.disk_of(folder))}",
+            f"the layers of {os.path.basename(disk_names.disk_of(folder))}",
             link,
         ) from None
 
 
 def is_away(path: str) -> bool:
     """Tell whether the layers of a disk, by its path or theirs, are on a device that is not there."""
-    folder = path if layout.are_layers(path) else layout.layers(path)
+    folder = path if disk_names.are_layers(path) else disk_names.layers(path)
     return devices.link_of(folder) is not None and not os.path.isdir(folder)
 
 
 def check_disk(directory: str, disk: int) -> None:
-    """Raise DeviceMissing if a device is not well on which layers of this disk lie, or not there with the
-    base below it.
-    """
-    root, own = cache.root_of(directory), layout.layers(layout.disk_name(disk))
+    """Raise DeviceMissing if a device with layers of this disk, or with its base, is not well."""
+    root, own = cache.root_of(directory), disk_names.layers(disk_names.disk_name(disk))
     link = devices.link_of(f"{directory}/{own}")
     hung.look(root, (link.uuid,) if link else ())
-    if link and (device_state.state(root, link.uuid) or not os.path.isdir(f"{directory}/{own}")):
-        raise _missing(root, f"the layers of {layout.disk_name(disk)}", link)
+    if link and (offline.state(root, link.uuid) or not os.path.isdir(f"{directory}/{own}")):
+        raise _missing(root, f"the layers of {disk_names.disk_name(disk)}", link)
     record = records.as_found(directory, disk)
     if record and record.place.leases and record.image:
         base = cache.named(root, record.image, record.image.generation).directory
@@ -128,7 +127,7 @@ def check_disk(directory: str, disk: int) -> None:
         if link and not os.path.isdir(base):
             hung.look(root, (link.uuid,))
         if link and not os.path.isdir(base):
-            raise _missing(root, f"the base of {layout.disk_name(disk)}", link)
+            raise _missing(root, f"the base of {disk_names.disk_name(disk)}", link)
 
 
 def _missing(root: str, which: str, link: Link) -> SemisharedError:
@@ -141,17 +140,15 @@ def _missing(root: str, which: str, link: Link) -> SemisharedError:
         return LostWithMemory(
             f"{which} lay in memory of {here}, {where}, which is empty since the host was started again"
         )
-    wrong = device_state.state(root, link.uuid)
+    wrong = offline.state(root, link.uuid)
     what = f"is {wrong}" if wrong else "has nothing of it any more"
     return DeviceMissing(f"{which}: on the device {where} of {os.uname().nodename}, which {what}")
 
 
 def is_lost(root: str, link: Link) -> bool:
     """Tell whether what a link leads to was in memory, and is not there any more though the device is."""
-    device = layout_devices.device(root, link.uuid)
-    return device_label.read(device).get("class") == MEMORY and not os.path.isdir(
-        layout_devices.directory(root, link)
-    )
+    device = device_names.device(root, link.uuid)
+    return label.read(device).get("class") == MEMORY and not os.path.isdir(device_names.directory(root, link))
 
 
 def place(vm_dir: str, vm: int, disk: int, expected: int, near: str = "", want: Want = NOTHING) -> str:
@@ -168,16 +165,16 @@ def place(vm_dir: str, vm: int, disk: int, expected: int, near: str = "", want: 
 
 def _note(vm_dir: str, disk: int, expected: int) -> None:
     """Note what the layers of a disk are expected to come to hold, if they lie on a device."""
-    from ..base import placed
+    from ..device import ledger
 
-    placed.note(cache.root_of(vm_dir), layout.layers(layout.disk(vm_dir, disk)), expected)
+    ledger.note(cache.root_of(vm_dir), disk_names.layers(disk_names.disk(vm_dir, disk)), expected)
 
 
 def _placed(
     vm_dir: str, vm: int, disk: int, expected: int, near: str, want: Want, coming: Mapping[str, int]
 ) -> str:
     """As place; `coming`: bytes that are about to come to devices, by their UUIDs, and are not noted yet."""
-    folder = layout.layers(layout.disk(vm_dir, disk))
+    folder = disk_names.layers(disk_names.disk(vm_dir, disk))
     link = devices.link_of(folder)
     if os.path.isdir(folder):
         return folder if link else ""
@@ -187,11 +184,12 @@ def _placed(
             raise NoDeviceOfClass(f"{what}: disks in it lie on no device; mount it there")
         return ""
     if MEMORY in want.tried:
-        from ..base import hot, promises
+        from ..base import hot
+        from ..device import ledger
 
-        with promises.held(cache.root_of(vm_dir)):
+        with ledger.promised(cache.root_of(vm_dir)):
             hot.make_way(cache.root_of(vm_dir), want.most)
-    name = layout_devices.layers_name(vm, disk, os.urandom(6).hex())
+    name = device_names.layers_name(vm, disk, os.urandom(6).hex())
     if devices.make(
         cache.root_of(vm_dir), folder, LAYERS, name, f"{vm}-{disk}", expected, near, want, coming
     ):
@@ -202,16 +200,14 @@ def _placed(
 
 
 def give_up(folder: str) -> None:
-    """Remove a place on a device that turned out to have no room, if nothing is in it: who tries again gets
-    another.
-    """
+    """Remove an empty place on a device that turned out to have no room: a retry gets another one."""
     if not os.listdir(folder):
         devices.remove(folder)
 
 
 def device(directory: str, disk: int) -> str:
     """Return where the device is mounted on which the layers of a disk lie, '' if on none."""
-    return device_state.where(cache.root_of(directory), layout.layers(layout.disk(directory, disk)))
+    return offline.where(cache.root_of(directory), disk_names.layers(disk_names.disk(directory, disk)))
 
 
 def walk(directory: str) -> Iterator[tuple[str, list[str], list[str]]]:
@@ -230,9 +226,7 @@ def fsync_tree(directory: str) -> None:
 
 
 def remove_tree(directory: str) -> None:
-    """Remove a directory that was a VM's, with what is on devices first; what is on one that is away is left
-    over there.
-    """
+    """Remove a VM's former directory, first what is on devices; a device that is away keeps its part."""
     for name in links(directory):
         devices.remove(f"{directory}/{name}")
     files.remove_tree(directory)
@@ -240,8 +234,8 @@ def remove_tree(directory: str) -> None:
 
 def remove(disk_path: str) -> None:
     """Remove the layers of a disk from their device; the link goes last."""
-    if devices.link_of(layout.layers(disk_path)):
-        devices.remove(layout.layers(disk_path))
+    if devices.link_of(disk_names.layers(disk_path)):
+        devices.remove(disk_names.layers(disk_path))
 
 
 def _own(directory: str) -> dict[str, Link]:
@@ -249,7 +243,7 @@ def _own(directory: str) -> dict[str, Link]:
     one does not lead to all.
     """
     own = links(directory)
-    leaving = [name for name in own if layout_devices.left_named(name) is not None]
+    leaving = [name for name in own if device_names.left_named(name) is not None]
     if leaving:
         raise CannotMove(
             f"{leaving[0]} of {directory} on {os.uname().nodename}: those layers are about to "
@@ -293,7 +287,7 @@ def prepare(
     made = links(directory)
     for disk in disks if made else ():
         _note(directory, disk, sizes.get(disk, 0))
-    return {name: layout_devices.target_of(link) for name, link in made.items()}
+    return {name: device_names.target_of(link) for name, link in made.items()}
 
 
 def arrived(directory: str, made: dict[str, str]) -> None:
@@ -303,7 +297,7 @@ def arrived(directory: str, made: dict[str, str]) -> None:
     for name in [
         name
         for name in os.listdir(directory)
-        if layout.are_layers(name) and os.path.islink(f"{directory}/{name}")
+        if disk_names.are_layers(name) and os.path.islink(f"{directory}/{name}")
     ]:
         path = f"{directory}/{name}"
         if os.readlink(path) != made.get(name):
@@ -329,7 +323,7 @@ def copy(source: str, directory: str, vm: int) -> None:
         return
     work([*argv, *(f"{source}/{name}" for name in sorted(os.listdir(source)) if name not in own), directory])
     for name in own:
-        disk = layout.disk_named(layout.disk_of(name))
+        disk = disk_names.disk_named(disk_names.disk_of(name))
         if disk is not None:
             if not place(directory, vm, disk, allocated(f"{source}/{name}"), want=_as_before(source, disk)):
                 os.mkdir(f"{directory}/{name}")
@@ -340,10 +334,10 @@ def _as_before(source: str, disk: int) -> Want:
     """Return what a disk wants of its new place, as its record in the directory `source` has it, with a layer
     for a move of its guest.
     """
-    record, folder = records.as_found(source, disk), layout.layers(layout.disk(source, disk))
+    record, folder = records.as_found(source, disk), disk_names.layers(disk_names.disk(source, disk))
     if record is None or not record.classes:
         return NOTHING
-    size = qemu_img.virtual_size(record.active(layout.disk(source, disk)), record.format)
+    size = qemu_img.virtual_size(record.active(disk_names.disk(source, disk)), record.format)
     return Want(record.classes, size, len(os.listdir(folder)))
 
 

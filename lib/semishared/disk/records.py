@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records of a VM's disks as files: `<VMDIR>/.semishared/disk.<N>.json`. What is in them:
-model/record.py.
-"""
+"""Records of a VM's disks as files, `<VMDIR>/.semishared/disk.<N>.json`. Content: model/disk/record.py."""
 
 from __future__ import annotations
 
@@ -9,14 +7,15 @@ import os
 from typing import TYPE_CHECKING
 
 from ..errors import BadRecord
-from ..model import layout, layout_store
-from ..model.place import DIFF, PLACES
-from ..model.record import VERSION, Record
+from ..model.disk import names as disk_names
+from ..model.disk.place import DIFF, PLACES
+from ..model.disk.record import VERSION, Record
 from ..model.steps import DiskRef
+from ..model.store import dir_names
 from ..tools import files
 
 if TYPE_CHECKING:
-    from ..model.acquired import Given
+    from ..model.disk.acquired import Given
 
 given: dict[int, dict[int, Given]] = {}
 """By VM, what oned has given it as its disks, as the front-end said with this plan: what its records say is
@@ -26,38 +25,36 @@ compared with that.
 
 def write_record(vm_dir: str, record: Record) -> None:
     """Write what a disk is, for vmm/ and for every later action."""
-    files.write_json(layout.record(vm_dir, record.disk), record.to_data())
+    files.write_json(disk_names.record(vm_dir, record.disk), record.to_data())
 
 
 def as_found(vm_dir: str, disk: int) -> Record | None:
     """Return the record of a disk, None if it has none; raise BadRecord if it cannot be read, ForeignImage if
     oned has another image for the disk. Where it is of is not looked at.
     """
-    data = files.read_json(layout.record(vm_dir, disk))
+    data = files.read_json(disk_names.record(vm_dir, disk))
     try:
         found = None if data is None else Record.from_data(data, disk)
     except BadRecord as e:
         raise BadRecord(
-            f"{layout.record(vm_dir, disk)} on {os.uname().nodename} cannot be understood: {e.detail}"
+            f"{disk_names.record(vm_dir, disk)} on {os.uname().nodename} cannot be understood: {e.detail}"
         ) from None
     if not found or not given or (vm := _vm_of(vm_dir)) not in given:
         return found
-    own = layout.beside_named(os.path.basename(vm_dir))
+    own = disk_names.beside_named(os.path.basename(vm_dir))
     # What is kept is of a disk that oned has not any more: its number may be another one's by now.
     if own and own.kind == "kept":
         return found
-    from ..model import acquired
+    from ..model.disk import acquired
 
     return acquired.records([found], given[vm], vm)[0]
 
 
 def _vm_of(vm_dir: str) -> int:
-    """Return whose a VM directory is by its name, also one on its way (beside.py); -1 if that says
-    nothing.
-    """
+    """Return whose a VM directory is by its name, also one in transit (disk/vm_dir_siblings.py), or -1."""
     name = os.path.basename(vm_dir)
-    own = layout.beside_named(name)
-    return own.vm if own else int(name) if layout.is_number(name) else -1
+    own = disk_names.beside_named(name)
+    return own.vm if own else int(name) if disk_names.is_number(name) else -1
 
 
 def may_commit(vm_dir: str, disk: int) -> bool:
@@ -65,7 +62,7 @@ def may_commit(vm_dir: str, disk: int) -> bool:
     says so, or nothing.
     """
     try:
-        data = files.read_json(layout.record(vm_dir, disk)) or {}
+        data = files.read_json(disk_names.record(vm_dir, disk)) or {}
     except BadRecord:
         return True
     version = data.get("version")
@@ -102,17 +99,17 @@ def record_of(disk: DiskRef) -> Record:
 def numbers(vm_dir: str) -> list[int]:
     """Return the disks of a VM that have records; raise OSError."""
     try:
-        names = os.listdir(layout.records(vm_dir))
+        names = os.listdir(disk_names.records(vm_dir))
     except FileNotFoundError:
         return []
-    return sorted(number for number in map(layout.recorded, names) if number is not None)
+    return sorted(number for number in map(disk_names.recorded, names) if number is not None)
 
 
 def must_be_there(vm_dir: str, disk: int) -> None:
     """Raise BadRecord if a disk has no record."""
-    if not os.path.lexists(layout.record(vm_dir, disk)):
+    if not os.path.lexists(disk_names.record(vm_dir, disk)):
         raise BadRecord(
-            f"{layout.record(vm_dir, disk)} on {os.uname().nodename} is not there, and the disk "
+            f"{disk_names.record(vm_dir, disk)} on {os.uname().nodename} is not there, and the disk "
             f"that it is of is"
         )
 
@@ -128,7 +125,7 @@ def check_place(record: Record, vm: int) -> None:
     if record.network:
         return
     if record.is_local:
-        own = layout.disk_file(record.path)
+        own = disk_names.disk_file(record.path)
         good = own is not None and own.disk == record.disk
     else:
         source = record.image.source if record.image else ""
@@ -147,10 +144,10 @@ def _on_store(source: str, vm: int, record: Record) -> tuple[str, ...]:
     of the record.
     """
     directory, name = os.path.split(os.path.normpath(source))
-    side, clone = f"{directory}/{layout_store.side(name)}", layout.plain(record.path)
-    said = layout_store.clone_named(os.path.basename(clone))
-    is_own = said is not None and clone == layout_store.clone(side, vm, record.disk, said.cloud)
-    return (layout_store.link(side), *((record.path,) if is_own else ()))
+    side, clone = f"{directory}/{dir_names.side(name)}", disk_names.plain(record.path)
+    said = dir_names.clone_named(os.path.basename(clone))
+    is_own = said is not None and clone == dir_names.clone(side, vm, record.disk, said.cloud)
+    return (dir_names.link(side), *((record.path,) if is_own else ()))
 
 
 def on_store(record: Record) -> dict[str, object]:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What killed actions have left begun in a guest, or in the disks of one that died with them: told by their
-notes, and ended.
+"""What killed actions left begun in a guest, or in disks of a guest that is gone: found by notes, and ended.
 
 Whoever is to act on the disks has the turn (guest/job_lock.py) and begins with `recover`.
 """
@@ -11,12 +10,12 @@ import os
 from contextlib import contextmanager
 from typing import Iterator
 
-from ..base import hung
+from ..device import hung
 from ..errors import SemisharedError
-from ..guest import block_jobs, rest
-from ..model import layout, layout_delta
+from ..guest import block_jobs, freeze
+from ..model.disk import names as disk_names
 from ..tools import files, layers, qemu_img
-from ..tools.crash_points import point
+from ..tools.effects import point
 from . import on_devices, records
 
 
@@ -26,23 +25,23 @@ def recover(vm_dir: str, name: str) -> None:
     Raise DeviceMissing if a device is not there on which something has been left begun; but for the rest
     nothing is changed then.
     """
-    rest.wake(vm_dir, name)
-    rest.tidy(vm_dir)
+    freeze.wake(vm_dir, name)
+    freeze.tidy(vm_dir)
     check_there(vm_dir)
     for note in sorted(left(vm_dir)):
-        disk = layout.job_noted(note)
+        disk = disk_names.job_noted(note)
         if disk is None:
             continue
-        path = layout.job_note(vm_dir, disk)
+        path = disk_names.job_note(vm_dir, disk)
         job = files.read_json(path) or {}
-        if rest.is_of_this_run(job, name):
+        if freeze.is_of_this_run(job, name):
             block_jobs.end(vm_dir, name, job)
         else:
             _put_back(vm_dir, disk, job)
         _tidy(vm_dir, disk, job)
         files.unlink(path)
         point("job ended")
-    if not files.is_absent(layout_delta.note(vm_dir)):
+    if not files.is_absent(disk_names.delta_note(vm_dir)):
         from ..guest import active_layer, deltas
         from . import in_memory
 
@@ -51,14 +50,12 @@ def recover(vm_dir: str, name: str) -> None:
         deltas.merge(vm_dir, name)
         _release(vm_dir, noted)
         for disk in noted:
-            in_memory.settle(layout.layers(layout.disk(vm_dir, disk)))
+            in_memory.settle(disk_names.layers(disk_names.disk(vm_dir, disk)))
 
 
 @contextmanager
 def ended_on_failure(vm_dir: str, name: str) -> Iterator[None]:
-    """End what the block has begun when it fails, if that can be done at once; else whoever comes next
-    does.
-    """
+    """Undo what the block has begun when it fails, if that can be done at once; else the next action does."""
     try:
         yield
     except Exception:
@@ -80,21 +77,20 @@ def _release(vm_dir: str, disks: list[int]) -> None:
 
 
 def check_there(vm_dir: str) -> None:
-    """Raise DeviceMissing if a device is not there with the layers of a disk on which something has been left
-    begun.
+    """Raise DeviceMissing if a disk with something begun has its layers on a device that is away.
 
     What is not seen there would be taken for ended, and what a guest has written last be lost when the device
     is back.
     """
-    jobs = [disk for disk in map(layout.job_noted, left(vm_dir)) if disk is not None]
-    disks = {disk for disk in jobs if "layer" in (files.read_json(layout.job_note(vm_dir, disk)) or {})}
-    if not files.is_absent(layout_delta.note(vm_dir)):
+    jobs = [disk for disk in map(disk_names.job_noted, left(vm_dir)) if disk is not None]
+    disks = {disk for disk in jobs if "layer" in (files.read_json(disk_names.job_note(vm_dir, disk)) or {})}
+    if not files.is_absent(disk_names.delta_note(vm_dir)):
         from ..guest import active_layer
 
         disks |= {record.disk for record in (*active_layer.noted(vm_dir), *active_layer.leaving(vm_dir))}
-    disks = {disk for disk in disks if not files.is_absent(layout.record(vm_dir, disk))}
+    disks = {disk for disk in disks if not files.is_absent(disk_names.record(vm_dir, disk))}
     if disks and on_devices.links(vm_dir):
-        hung.look(layout.base_store_of(vm_dir))
+        hung.look(disk_names.base_store_of(vm_dir))
     for disk in sorted(disks):
         on_devices.check_written(vm_dir, disk)
 
@@ -102,7 +98,7 @@ def check_there(vm_dir: str) -> None:
 def left(vm_dir: str) -> list[str]:
     """Return the names of the notes that `recover` would see to."""
     try:
-        return list(filter(layout.is_unsettled, os.listdir(layout.records(vm_dir))))
+        return list(filter(disk_names.is_unsettled, os.listdir(disk_names.records(vm_dir))))
     except FileNotFoundError:
         return []
 
@@ -123,9 +119,7 @@ def _put_back(vm_dir: str, disk: int, job: dict[str, object]) -> None:
 
 
 def _tidy(vm_dir: str, disk: int, job: dict[str, object]) -> None:
-    """Remove what a pull has left beside its layer: empty layers for libvirt to look into, and its note on a
-    store.
-    """
+    """Remove what a pull has left beside its layer: empty layers for libvirt, and its note on a store."""
     record, numbers = records.read_record(vm_dir, disk), job.get("stand_ins")
     if not record or not isinstance(numbers, list):
         return
@@ -133,6 +127,6 @@ def _tidy(vm_dir: str, disk: int, job: dict[str, object]) -> None:
     files.remove_staged(folder)
     block_jobs.leave(folder, [number for number in numbers if isinstance(number, int)])
     if record.place.is_clone:
-        from ..store import dir_clones
+        from ..store.dir import clones
 
-        dir_clones.forget_pull(folder)
+        clones.forget_pull(folder)

@@ -6,29 +6,27 @@ from __future__ import annotations
 import os
 
 from ..errors import SemisharedError
-from ..model import layout
-from ..model.record import Record
-from ..model.steps_base import ReportDisks
+from ..model.base.steps import ReportDisks
+from ..model.disk import names as disk_names
+from ..model.disk.record import Record
 from ..tools import layers, progress
 from ..tools.files import allocated
-from . import hot_bases, kept, on_devices, records, uncommitted
+from . import hot_bases, on_devices, records, retained_diffs
 
 
 def report(step: ReportDisks) -> dict[str, object]:
-    """Return every VM directory of the system datastores with the records of its disks and what they occupy
-    here.
-    """
+    """Return every VM directory of the system datastores, its disks' records, and their bytes here."""
     found, put_aside, errors = [], [], []
     for system in step.systems:
         directory = f"{step.location}/{system}"
         try:
-            put_aside += kept.found(directory)
+            put_aside += retained_diffs.found(directory)
             names = sorted(os.listdir(directory)) if os.path.lexists(directory) else []
         except OSError as e:
             errors.append(f"{directory} on {os.uname().nodename} cannot be read: {e.strerror}")
             continue
         for name in names:
-            if not layout.is_number(name):
+            if not disk_names.is_number(name):
                 continue
             progress.touch()
             path = f"{directory}/{name}"
@@ -59,8 +57,8 @@ def _disk(vm_path: str, record: Record) -> dict[str, object]:
     disk = record.disk
     size, snapshots = 0, 0
     if record.is_local:
-        plain = layout.disk(vm_path, disk)
-        folder = layout.layers(plain)
+        plain = disk_names.disk(vm_path, disk)
+        folder = disk_names.layers(plain)
         numbers = layers.numbered(folder) if os.path.isdir(folder) else []
         files = [f"{folder}/{number}" for number in numbers] or [plain]
         size, snapshots = sum(map(allocated, files)), max(len(numbers) - 1, 0)
@@ -75,7 +73,7 @@ def _disk(vm_path: str, record: Record) -> dict[str, object]:
         "snapshots": 0 if record.place.commits else snapshots,
         "image": record.image.to_data() if record.image else None,
         "io_class": record.io_class,
-        "uncommitted": uncommitted.size(record) if record.place.commits else None,
+        "uncommitted": retained_diffs.waiting_bytes(record) if record.place.commits else None,
         "device": on_devices.device(vm_path, disk),
         "hot": hot_bases.said(vm_path, record),
     }

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The snapshots of a VM's disks on a host: what plan/snapshots.py decides on, what it does with a disk whole,
-and where one is.
+"""Snapshots of a VM's disks on a host, and their growth.
 
-What it does with the layers: layering.py.
+plan/disk/snapshots.py decides on what is described here. layering.py changes the layers; this module copies a
+whole disk, and finds a snapshot's file.
 """
 
 from __future__ import annotations
@@ -11,19 +11,28 @@ import os
 from typing import Callable
 
 from .. import store
-from ..errors import BadRecord, MissingImage
-from ..guest import block_jobs, domain, job_lock, rest
-from ..model import layout
-from ..model.record import Record
-from ..model.steps import CopyOut, DescribeDisk, LookAtDisk, RestGuest
-from ..tools import files, layers
-from ..tools.crash_points import point
-from . import layering, records, recovery, uncommitted, vm_dir
+from ..errors import BadRecord, MissingImage, NotSupported
+from ..guest import block_jobs, domain, freeze, job_lock
+from ..model.disk import names as disk_names
+from ..model.disk.record import Record
+from ..model.steps import (
+    AllowGrowth,
+    CopyOut,
+    DescribeDisk,
+    DiskRef,
+    GrowDisk,
+    ImageRef,
+    LookAtDisk,
+    RestGuest,
+)
+from ..tools import beneath, files, layers, qemu_img
+from ..tools.effects import point
+from . import in_memory, layering, pending_jobs, records, recovery, retained_diffs, vm_dir
 from .epochs import Planned
 
 
 def describe(step: DescribeDisk) -> dict[str, object]:
-    """Return what plan/snapshots.py decides on, and hold the turn for what is done about it."""
+    """Return what plan/disk/snapshots.py decides on, and hold the turn for what is done about it."""
     disk = step.disk
     job_lock.take(disk.vm, disk.vm_dir)
     record = records.record_of(disk)
@@ -67,8 +76,8 @@ def _described(record: Record, name: str) -> dict[str, object]:
         return answer
     if record.place.commits:
         answer["waiting"], answer["uncommitted"] = (
-            uncommitted.size(record),
-            [layout.layer_of(path) for path in uncommitted.waiting(record)],
+            retained_diffs.waiting_bytes(record),
+            [disk_names.layer_of(path) for path in retained_diffs.waiting_layers(record)],
         )
     path = record.path
     if name:
@@ -82,9 +91,7 @@ def _described(record: Record, name: str) -> dict[str, object]:
 
 
 def _layers(record: Record, path: str) -> dict[str, object]:
-    """Return the layers of a disk whose guest writes to `path`, and which names are second names of
-    others.
-    """
+    """Return the layers of a disk whose guest writes to `path`, and which of their names are second ones."""
     folder, active = layering.folder_of(record), int(os.path.basename(path))
     format = record.format
     if path != record.path:
@@ -93,7 +100,7 @@ def _layers(record: Record, path: str) -> dict[str, object]:
         format = layers.backing_of(record.path)[1] or "qcow2"
     if not files.exists(f"{folder}/{active}"):
         raise MissingImage(f"{folder}/{active} is not there on {os.uname().nodename}")
-    names = [int(name) for name in os.listdir(folder) if layout.is_number(name)]
+    names = [int(name) for name in os.listdir(folder) if disk_names.is_number(name)]
     tree = layers.tree(folder, active, format, record.raw_layer)
     for number, found in tree.items() if record.over else ():
         found["backing"], found["backing_format"] = layering.backing_of(record, f"{folder}/{number}")
@@ -104,7 +111,7 @@ def rest_for(step: RestGuest, do: Callable[[], object]) -> dict[str, object]:
     """Let a running guest rest while `do` is done."""
     job_lock.take(step.vm, step.vm_dir)
     recovery.recover(step.vm_dir, step.domain)
-    with rest.resting(step.vm_dir, step.domain, step.freeze) as rested:
+    with freeze.resting(step.vm_dir, step.domain, step.freeze) as rested:
         do()
         point("moment over")
     return rested.to_data()
@@ -130,9 +137,7 @@ def copy_out(step: CopyOut, planned: Planned) -> dict[str, object]:
 
 
 def snapshot_file(record: Record, snapshot: int) -> tuple[str, str]:
-    """Return path and format of a snapshot (the image's own if the disk is one: its store opens it); raise
-    MissingImage.
-    """
+    """Return path and format of a snapshot (the store opens an image's own); raise MissingImage."""
     missing = f"snapshot {snapshot} of disk {record.disk}: "
     image = record.stored
     if image:
@@ -148,3 +153,58 @@ def snapshot_file(record: Record, snapshot: int) -> tuple[str, str]:
     if not files.exists(path):
         raise MissingImage(f"{missing}{path} is not there on {os.uname().nodename}")
     return path, str(found.get(snapshot, {}).get("format", "qcow2"))
+
+
+def grow(step: GrowDisk) -> dict[str, object]:
+    """Grow a disk: its active layer or image; return a network disk, which is not grown here.
+
+    A disk is its active layer, an image, or a clone on the store. No guest has it open: the hypervisor grows
+    a disk that one has, if there is room for that.
+    """
+    pending_jobs.settle(step.disk.vm, step.disk.vm_dir)
+    record = records.record_of(step.disk)
+    if record.bridged:
+        return records.on_store(record)
+    _check_writable(step.disk, record)
+    image, path = record.stored, record.path
+    if image:
+        # Not by the link that the guest has: what it leads to is what is looked at.
+        store.of(image.access).grow(image, step.size)
+    elif not files.exists(path):
+        raise MissingImage(f"{path} is not there on {os.uname().nodename}")
+    elif not record.is_local:
+        _grow_clone(record.of_image, path, step.size)
+    else:
+        in_memory.more(os.path.dirname(path), size=step.size, layers=0)
+        qemu_img.grow(path, record.format, step.size)
+    point("disk grown")
+    return {}
+
+
+def _check_writable(disk: DiskRef, record: Record) -> None:
+    """Raise NotSupported for a disk that is read-only, whose image others may have too: oned may say of it
+    what it likes by now.
+    """
+    if record.readonly:
+        raise NotSupported(f"disk {disk.disk} of VM {disk.vm} is read-only, and is not grown")
+
+
+def allow_growth(step: AllowGrowth) -> None:
+    """Promise memory to a disk that lies there and is about to grow; raise MemoryPromised if there is too
+    little, NotSupported.
+    """
+    record = records.read_record(step.disk.vm_dir, step.disk.disk)
+    if record:
+        _check_writable(step.disk, record)
+    if record and record.is_local:
+        in_memory.more(os.path.dirname(record.path), size=step.size, layers=0)
+
+
+def _grow_clone(image: ImageRef, path: str, size: int) -> None:
+    """Grow a layer of a clone on a store, opened beneath its root."""
+    store.of(image.access).check(image)
+    fd = beneath.open_file(image.root, path[len(image.root) + 1 :], os.O_RDWR)
+    try:
+        qemu_img.grow(beneath.path_of(fd), "qcow2", size)
+    finally:
+        os.close(fd)

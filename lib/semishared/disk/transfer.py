@@ -5,8 +5,8 @@ The source is removed only after the target has published (OpenNebula's ssh/mv w
 loses data), by a step of its own: whoever plans it has asked in between whether the move is still wanted.
 What each crash leaves: at the target `.incoming-VM-*`, removed by the next run; at both ends a whole
 directory, of which the source's is the one that counts, and the next run replaces the target's by it. A
-remainder is never sent as a whole: removals begin with a rename (beside.py). Nor does one of 0.1.0, which
-removed in place, replace what is more than itself.
+remainder is never sent as a whole: removals begin with a rename (disk/vm_dir_siblings.py). Nor does one of
+0.1.0, which removed in place, replace what is more than itself.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import hashlib
 import os
 from typing import Callable, Iterable, Iterator
 
-from ..base import cache, carried, room, systems
-from ..base.ensure import ensure
+from ..base import cache, room
+from ..device import systems
 from ..errors import (
     ImageChanged,
     MigrationRefused,
@@ -28,35 +28,46 @@ from ..errors import (
     TransferCorrupt,
     WholeDirectoryThere,
 )
-from ..guest import listing
-from ..model import layout, layout_delta
-from ..model.device_class import Want
-from ..model.record import Record
+from ..guest import virsh
+from ..model.device.classes import Want
+from ..model.disk import names as disk_names
+from ..model.disk.record import Record
 from ..model.steps import ClearVm, MakeRoom, ReceiveVm, ReleaseVm, RenameVm, has_arrived, no_records
+from ..stage import base_in_transit
+from ..stage.ensure import ensure
 from ..tools import beneath, files, progress
-from ..tools.crash_points import point
+from ..tools.effects import point
 from ..tools.rate_limit import standing_back
 from ..tools.run import piped
-from . import beside, epochs, guard, history, kept, on_devices, records, vm_dir, whereabouts
+from . import (
+    epochs,
+    guard,
+    history,
+    on_devices,
+    records,
+    retained_diffs,
+    vm_dir,
+    vm_dir_inventory,
+    vm_dir_siblings,
+)
 from .epochs import Planned
 
 CHUNK = 1 << 20
 
 
 def send(directory: str, write: Callable[[bytes], None], deltas: Iterable[int] = ()) -> dict[str, object]:
-    """Write the directory as a tar stream; return the hash of the stream, and the fingerprint of what was
-    sent.
+    """Write the directory as a tar stream; return the stream's hash, and the content's fingerprint.
 
     `deltas`: disks whose deltas are not sent; a guest writes to them.
     """
     beneath.refuse_link(directory)
     try:
-        before, seen = os.stat(directory), whereabouts.fingerprint(directory)
+        before, seen = os.stat(directory), vm_dir_inventory.fingerprint(directory)
     except FileNotFoundError:
         raise MissingImage(f"{directory} is not there on {os.uname().nodename}") from None
     # Nor does what says that a live migration from here may go on, or what nobody has published.
-    stay = [layout.migration_note("."), *(layout_delta.delta(".", disk) for disk in deltas)]
-    excluded = [f"--exclude={layout.STAGED}*", "--anchored", *(f"--exclude={path}" for path in stay)]
+    stay = [disk_names.migration_note("."), *(disk_names.delta(".", disk) for disk in deltas)]
+    excluded = [f"--exclude={disk_names.STAGED}*", "--anchored", *(f"--exclude={path}" for path in stay)]
     argv = [
         "tar",
         "--create",
@@ -93,7 +104,7 @@ def _begun(vm: int, directory: str, planned: Planned) -> str:
         systems.mark(directory)
     with vm_dir.publishing(vm, directory, planned) as file:
         move = epochs.begin_move(file)
-    beside.tidy(directory, cache.root_of(directory), vm)
+    vm_dir_siblings.tidy(directory, cache.root_of(directory), vm)
     return move
 
 
@@ -101,7 +112,7 @@ def make_room(step: MakeRoom, ask: room.Ask | None) -> None:
     """Make room for a VM directory that is to arrive, also by what removals have begun to remove; raise
     NoSpace if it does not fit.
     """
-    beside.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
+    vm_dir_siblings.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
     disks = {f"{step.vm}-{disk}": size for disk, size in step.sizes.items()}
     room.require_for_vm(step.vm_dir, step.needed, ask, step.bases, disks, step.apart)
 
@@ -115,7 +126,7 @@ def receive(
 ) -> None:
     """Unpack the stream beside the VM directory, and publish it if it is what was sent."""
     move = _begun(step.vm, step.vm_dir, planned)
-    with beside.receiving(step.vm, step.vm_dir, cache.root_of(step.vm_dir)) as staging:
+    with vm_dir_siblings.receiving(step.vm, step.vm_dir, cache.root_of(step.vm_dir)) as staging:
         wants = {
             int(disk): Want(tuple(want["classes"]), want["size"], want["layers"])
             for disk, want in step.wants.items()
@@ -131,7 +142,7 @@ def receive(
         if step.deltas:
             _add_deltas(staging, step.deltas)
         _publish(staging, step, move, planned, ask)
-    beside.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
+    vm_dir_siblings.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
 
 
 def _add_deltas(staging: str, disks: tuple[int, ...]) -> None:
@@ -164,7 +175,7 @@ def _publish(
     vm, directory = step.vm, step.vm_dir
     for record in records.records(staging):
         _adopt(staging, directory, vm, record, step.keep_bases, ask)
-    os.makedirs(layout.records(staging), exist_ok=True)
+    os.makedirs(disk_names.records(staging), exist_ok=True)
     vm_dir.note_seq(staging, planned.seq)
     with standing_back():
         on_devices.fsync_tree(staging)
@@ -175,15 +186,15 @@ def _publish(
         files.refuse()
         if not files.is_absent(directory):
             _check_may_replace(staging, step, planned)
-            os.rename(directory, beside.new_name("outgoing", directory))
+            os.rename(directory, vm_dir_siblings.new_name("outgoing", directory))
             point("older directory set aside")
         os.rename(staging, directory)
         point("vm directory renamed")
         files.fsync(os.path.dirname(directory))
         point("vm directory published")
-        for older in beside.listed(directory, "outgoing"):
-            kept.keep_stale(vm, older)
-            beside.bury(older, vm)
+        for older in vm_dir_siblings.listed(directory, "outgoing"):
+            retained_diffs.keep_stale(vm, older)
+            vm_dir_siblings.bury(older, vm)
 
 
 def _check_may_replace(staging: str, step: ReceiveVm | RenameVm, planned: Planned) -> None:
@@ -191,22 +202,22 @@ def _check_may_replace(staging: str, step: ReceiveVm | RenameVm, planned: Planne
     never under a guest.
     """
     directory, here = step.vm_dir, os.uname().nodename
-    there = whereabouts.inventory(directory)
+    there = vm_dir_inventory.inventory(directory)
     if not there:
         return
     seq = history.seq_of(directory)
-    arrived = whereabouts.inventory(staging)
+    arrived = vm_dir_inventory.inventory(staging)
     less = sorted(there - arrived)
     # Also of an older one: it may be what a move made whose source is gone, though oned was told that it had
     # failed.
     lost = [
         disk
         for disk in step.disks
-        if layout.disk_name(disk) in there and not whereabouts.names_of(disk) & arrived
+        if disk_names.disk_name(disk) in there and not vm_dir_inventory.names_of(disk) & arrived
     ]
     if less and (lost or not 0 <= seq < planned.seq):
         raise WholeDirectoryThere(f"{directory} on {here} has what did not arrive: {', '.join(less[:5])}")
-    why = listing.why_in_use(step.domain)
+    why = virsh.why_in_use(step.domain)
     if why:
         raise MigrationRefused(f"{directory} on {here} is not replaced: {why}")
 
@@ -223,32 +234,30 @@ def _adopt(
             raise StoreUnavailable(f"{path} of disk {disk} is not there on {os.uname().nodename}")
         return
     # disk.N itself, or its active layer disk.N.snap/K; backing names among layers are relative.
-    here, layer = layout.disk(directory, disk), layout.layer_of(path)
-    here = layout.layer(here, layer) if layer else here
+    here, layer = disk_names.disk(directory, disk), disk_names.layer_of(path)
+    here = disk_names.layer(here, layer) if layer else here
     if path != here:
         records.write_record(staging, record._replace(path=here))
     if record.place.leases and keep_bases and record.image:
-        arrived = record._replace(path=record.active(layout.disk(staging, disk)))
-        carried.take(cache.root_of(directory), vm, arrived)
+        arrived = record._replace(path=record.active(disk_names.disk(staging, disk)))
+        base_in_transit.take(cache.root_of(directory), vm, arrived)
         try:
             ensure(cache.root_of(directory), record.image, ask, (vm, disk), want=room.FOR_THIS)
         except ImageChanged as e:
             raise ImageChanged(f"disk {disk} of VM {vm} needs the image as it was: {e.detail}") from None
-        carried.drop(arrived)
+        base_in_transit.drop(arrived)
     elif record.place.is_remote and keep_bases:
-        from . import remote
+        from . import remote_first
 
-        remote.check(record)
+        remote_first.check(record)
 
 
 def rename(step: RenameVm, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
-    """Copy a VM directory to another system datastore of this host; return the fingerprint of the source, to
-    be released.
-    """
+    """Copy a VM directory to another system datastore of this host; return the source's fingerprint."""
     beneath.refuse_link(step.source)
-    source, target = whereabouts.describe(step.source), whereabouts.describe(step.vm_dir)
+    source, target = vm_dir_inventory.describe(step.source), vm_dir_inventory.describe(step.vm_dir)
     if has_arrived(source, target, planned.seq):
-        return {"seen": whereabouts.fingerprint(step.source)}
+        return {"seen": vm_dir_inventory.fingerprint(step.source)}
     if not source["present"]:
         raise MissingImage(f"{step.source} is not there on {os.uname().nodename}")
     if not source["whole"] and set(step.disks) - set(step.foreign):
@@ -263,12 +272,12 @@ def rename(step: RenameVm, planned: Planned, ask: room.Ask | None) -> dict[str, 
     # Not more than that: where files can share what they hold the copy takes nothing.
     room.for_disk(
         step.vm_dir,
-        whereabouts.allocated(step.source),
+        vm_dir_inventory.allocated(step.source),
         ask,
-        stay=whereabouts.bases(step.source) if step.keep_bases else (),
+        stay=vm_dir_inventory.bases(step.source) if step.keep_bases else (),
     )
-    with beside.receiving(step.vm, step.vm_dir, cache.root_of(step.vm_dir)) as staging:
-        before, seen = os.stat(step.source), whereabouts.fingerprint(step.source)
+    with vm_dir_siblings.receiving(step.vm, step.vm_dir, cache.root_of(step.vm_dir)) as staging:
+        before, seen = os.stat(step.source), vm_dir_inventory.fingerprint(step.source)
         with standing_back():
             on_devices.copy(step.source, staging, step.vm)
         _check_still(step.source, before)
@@ -278,17 +287,15 @@ def rename(step: RenameVm, planned: Planned, ask: room.Ask | None) -> dict[str, 
         if step.live:
             _begin_deltas(staging, step.source, deltas)
         _publish(staging, step, move, planned, ask)
-    beside.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
+    vm_dir_siblings.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
     return {"seen": seen}
 
 
 def _without_deltas(staging: str) -> list[Record]:
-    """Let a copied VM directory be as its guest left it when it began to write to deltas; return the records
-    of those disks.
-    """
+    """Set a copied VM directory back to before its guest wrote to deltas; return those disks' records."""
     from ..guest import active_layer
 
-    files.unlink(layout.migration_note(staging))
+    files.unlink(disk_names.migration_note(staging))
     found = active_layer.noted(staging)
     for record in found:
         files.unlink(active_layer.delta_of(record))
@@ -309,11 +316,11 @@ def release(step: ReleaseVm, planned: Planned) -> dict[str, object]:
     """Remove a VM directory that is elsewhere now; return {"kept": why it was not}."""
 
     def why_not() -> str:
-        if not files.is_absent(step.vm_dir) and whereabouts.fingerprint(step.vm_dir) != step.seen:
+        if not files.is_absent(step.vm_dir) and vm_dir_inventory.fingerprint(step.vm_dir) != step.seen:
             return "it has changed since it was read"
         return ""
 
-    why = why_not() or listing.why_in_use(step.domain)
+    why = why_not() or virsh.why_in_use(step.domain)
     if why:
         return {"kept": why}
     try:
@@ -325,9 +332,7 @@ def release(step: ReleaseVm, planned: Planned) -> dict[str, object]:
 
 
 def clear(step: ClearVm, planned: Planned) -> dict[str, object]:
-    """Remove a VM directory that a live migration has brought, or come from; return {"kept": why it was
-    not}.
-    """
+    """Remove a VM directory that a live migration has brought, or left; return {"kept": why not}."""
 
     def why_not() -> str:
         if files.is_absent(step.vm_dir):
@@ -339,5 +344,5 @@ def clear(step: ClearVm, planned: Planned) -> dict[str, object]:
 
     why = vm_dir.remove(step.vm, step.vm_dir, planned, why_not)
     if why:
-        beside.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
+        vm_dir_siblings.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
     return {"kept": why}

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a VM's directory cannot be read, for `semishared doctor`: whoever removes something refuses by it,
-or keeps what it is of.
-"""
+"""What of a VM's directory cannot be read, for `semishared doctor`; a removal keeps it, or is refused."""
 
 from __future__ import annotations
 
@@ -9,15 +7,13 @@ import os
 from typing import Callable, Iterator
 
 from ..errors import SemisharedError
-from ..model import layout
+from ..model.disk import names as disk_names
 from ..tools import files
-from . import history, kept, on_devices, records, uncommitted
+from . import history, on_devices, records, retained_diffs
 
 
 def listed(vm_dir: str) -> list[str]:
-    """Say of each record, note and layer of a VM what is wrong with it; nothing of those that are on a device
-    which is away.
-    """
+    """Say what is wrong with each record, note and layer of a VM, but for devices that are away."""
     found = []
     for look in _looks(vm_dir):
         try:
@@ -32,7 +28,7 @@ def listed(vm_dir: str) -> list[str]:
 def _looks(vm_dir: str) -> Iterator[Callable[[], object]]:
     yield lambda: history.check(vm_dir)
     try:
-        names = sorted(os.listdir(layout.records(vm_dir)))
+        names = sorted(os.listdir(disk_names.records(vm_dir)))
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as e:
@@ -44,16 +40,16 @@ def _looks(vm_dir: str) -> Iterator[Callable[[], object]]:
         yield refuse
         return
     for name in names:
-        number = layout.recorded(name)
+        number = disk_names.recorded(name)
         if number is not None:
             yield lambda number=number: _look_at(vm_dir, number)  # type: ignore[misc]
-        elif layout.is_unsettled(name):
-            yield lambda name=name: files.read_json(f"{layout.records(vm_dir)}/{name}")  # type: ignore[misc]
-    for number in kept.lost(vm_dir):
+        elif disk_names.is_unsettled(name):
+            yield lambda name=name: files.read_json(f"{disk_names.records(vm_dir)}/{name}")  # type: ignore[misc]
+    for number in retained_diffs.lost(vm_dir):
         yield lambda number=number: records.must_be_there(vm_dir, number)  # type: ignore[misc]
 
 
 def _look_at(vm_dir: str, number: int) -> None:
     record = records.as_found(vm_dir, number)
-    if record and record.place.commits and not on_devices.is_away(layout.disk(vm_dir, number)):
-        uncommitted.waiting(record._replace(path=record.active(layout.disk(vm_dir, number))))
+    if record and record.place.commits and not on_devices.is_away(disk_names.disk(vm_dir, number)):
+        retained_diffs.waiting_layers(record._replace(path=record.active(disk_names.disk(vm_dir, number))))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directory of a VM on a machine: its disks, our records of them, and who may publish into it
-(epochs.py).
+"""The directory of a VM on a machine: its disks, our records of them, and what may be published there.
 
 `.semishared/vm.json` holds the SEQ of the VM's history at which the directory was made, or published by a
 move, as oned said it: of two directories of one VM the lower is the older. Directories of 0.1.0 have none.
+Deletions are counted in epochs.py.
 """
 
 from __future__ import annotations
@@ -14,21 +14,23 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Callable, Iterator
 
 from .. import store
-from ..base import cache, devices
+from ..base import cache
+from ..device import devices
 from ..errors import BadRecord, DataInTheWay, LateAction, NoSpace, SemisharedError, VmGone
-from ..model import layout, layout_store
-from ..model.record import Record
+from ..model.disk import names as disk_names
+from ..model.disk.record import Record
 from ..model.steps import DiskRef, NoteIoClasses
+from ..model.store import dir_names
 from ..named import NamedTuple
-from ..store import dir_clones
+from ..store.dir import clones as dir_clones
 from ..tools import files, layers, locks
-from ..tools.crash_points import point
-from . import beside, epochs, history, kept, on_devices, records, unsettled
+from ..tools.effects import point
+from . import epochs, history, on_devices, pending_jobs, records, retained_diffs, vm_dir_siblings
 from .epochs import Planned
 from .records import read_record as read_record
 
 if TYPE_CHECKING:
-    from ..model.steps_device import NoteClasses, NoteHot
+    from ..model.device.steps import NoteClasses, NoteHot
 
 VERSION = 1
 """Of vm.json."""
@@ -62,8 +64,8 @@ def check_wanted(disk: DiskRef, planned: Planned) -> None:
 
 
 def release(disk: DiskRef, planned: Planned, but: str = "") -> None:
-    """Give up the leases of a disk, as kept.release does; none if another one that was made since this was
-    planned has them by its name.
+    """Give up the leases of a disk, as retained_diffs.release does; none if another disk that was made
+    since this was planned has them by its name.
     """
     with _lock(disk.vm, disk.vm_dir) as file:
         try:
@@ -73,29 +75,31 @@ def release(disk: DiskRef, planned: Planned, but: str = "") -> None:
             history.refuse_late(disk.vm, disk.vm_dir, planned.seq)
         except (LateAction, VmGone):
             # One that is about to be there has its lease again before it is (create.py).
-            if not (files.is_absent(disk.path) and files.is_absent(layout.record(disk.vm_dir, disk.disk))):
+            if not (
+                files.is_absent(disk.path) and files.is_absent(disk_names.record(disk.vm_dir, disk.disk))
+            ):
                 return
-        kept.release(disk, but)
+        retained_diffs.release(disk, but)
 
 
 def note_seq(vm_dir: str, seq: int) -> None:
     """Note the SEQ in a VM directory, unless it is not known."""
     if seq > history.seq_of(vm_dir):
-        files.remove_staged(*os.path.split(layout.history_note(vm_dir)))
-        files.write_json(layout.history_note(vm_dir), {"version": VERSION, "seq": seq})
+        files.remove_staged(*os.path.split(disk_names.history_note(vm_dir)))
+        files.write_json(disk_names.history_note(vm_dir), {"version": VERSION, "seq": seq})
 
 
 def prepare(vm: int, vm_dir: str, planned: Planned) -> None:
     """Make the VM directory; remove what was left of an older one of the VM."""
-    from ..base import systems
+    from ..device import systems
 
     with publishing(vm, vm_dir, planned), files.enough_space(vm_dir):
         systems.mark(vm_dir)
-        os.makedirs(layout.records(vm_dir), exist_ok=True)
+        os.makedirs(disk_names.records(vm_dir), exist_ok=True)
         point("vm directory made")
         note_seq(vm_dir, planned.seq)
-    if beside.listed(vm_dir, "removed"):
-        beside.tidy(vm_dir, cache.root_of(vm_dir), vm)
+    if vm_dir_siblings.listed(vm_dir, "removed"):
+        vm_dir_siblings.tidy(vm_dir, cache.root_of(vm_dir), vm)
 
 
 class Layered(NamedTuple):
@@ -114,15 +118,14 @@ def published(
     record: Callable[[], object] | None = None,
     layered: Layered | None = None,
 ) -> Iterator[str]:
-    """Yield a staged name for a file or link of the VM; when the block ends well, publish it under the VM's
-    lock.
+    """Yield a staged name for a file or link of the VM, and publish it under the VM's lock.
 
     `record` is called under that lock, just before. A `layered` disk is published as its first layer
     (tools/layers.py), on a device if there is a pool.
     """
     path = f"{vm_dir}/{name}"
     staged, folder = files.staged_name(path), ""
-    disk = layout.disk_named(name)
+    disk = disk_names.disk_named(name)
     try:
         if layered and disk is not None and devices.registered(cache.root_of(vm_dir)):
             with publishing(vm, vm_dir, planned, disk):
@@ -147,7 +150,7 @@ def published(
                 files.fsync(vm_dir)
                 files.remove_staged(vm_dir, name)
                 if disk is not None:
-                    files.remove_staged(layout.records(vm_dir), layout.record_name(disk))
+                    files.remove_staged(disk_names.records(vm_dir), disk_names.record_name(disk))
         point(f"{name} published")
     except BaseException as e:
         files.unlink(staged)
@@ -180,7 +183,7 @@ def note_hot(step: NoteHot, planned: Planned) -> None:
 
 
 def _note_in_record(vm_dir: str, disk: int, **what: Any) -> None:
-    files.remove_staged(layout.records(vm_dir), layout.record_name(disk))
+    files.remove_staged(disk_names.records(vm_dir), disk_names.record_name(disk))
     record = records.read_record(vm_dir, disk)
     if record and record._replace(**what) != record:
         records.write_record(vm_dir, record._replace(**what))
@@ -195,12 +198,12 @@ def remove_disk(
     Without `forget` the record of a clone on the network stays, and is returned: that must be removed first.
     `done`: its image has it all.
     """
-    unsettled.end_others(disk.vm, disk.vm_dir)
+    pending_jobs.end_others(disk.vm, disk.vm_dir)
     with _lock(disk.vm, disk.vm_dir) as file:
         history.refuse_late(disk.vm, disk.vm_dir, planned.seq)
         epochs.check_removal(file, epochs.lock_path(disk.vm, disk.vm_dir), disk.vm, str(disk.disk), planned)
         noted = _note(file, disk.vm, disk.vm_dir, str(disk.disk), planned)
-        unsettled.put_back(disk)
+        pending_jobs.put_back(disk)
         record = _to_remove(disk)
         if record and not forget and record.place.is_clone:
             if records.on_store(record):
@@ -209,7 +212,9 @@ def remove_disk(
             image = record.of_image
             store.of(image.access).reach(image.root)
         clones = _clones(disk, record)
-        place = "" if done else kept.keep(disk, record) if record else kept.keep_unknown(disk)
+        place = (
+            "" if done else retained_diffs.keep(disk, record) if record else retained_diffs.keep_unknown(disk)
+        )
         _unlink_disk(disk)
         if not noted:
             _note(file, disk.vm, disk.vm_dir, str(disk.disk), planned, must=True)
@@ -220,14 +225,12 @@ def remove_disk(
         files.remove_staged(*os.path.split(intended(disk)))
         files.unlink(intended(disk))
         if not _is_elsewhere(disk.vm, disk.vm_dir):
-            kept.release(disk)
-    return {"kept": kept.said(place)} if place else {}
+            retained_diffs.release(disk)
+    return {"kept": retained_diffs.said(place)} if place else {}
 
 
 def _to_remove(disk: DiskRef) -> Record | None:
-    """Return what is known of a disk: one that nobody understands, or that lies nowhere, is not in the way of
-    its removal.
-    """
+    """Return what is known of a disk: a damaged record, or a missing place, does not stop its removal."""
     try:
         return records.as_found(disk.vm_dir, disk.disk)
     except BadRecord:
@@ -236,12 +239,12 @@ def _to_remove(disk: DiskRef) -> Record | None:
 
 def intended(disk: DiskRef) -> str:
     """Return the file that names the store clone of a disk before there is one."""
-    return layout.clone_note(disk.vm_dir, disk.disk)
+    return disk_names.clone_note(disk.vm_dir, disk.disk)
 
 
 def _layered_clone(record: Record | None) -> str:
     """Return the clone on a store that a record names, '' if it is of another disk."""
-    return layout.plain(record.path) if record and record.place.is_clone else ""
+    return disk_names.plain(record.path) if record and record.place.is_clone else ""
 
 
 def _clones(disk: DiskRef, record: Record | None) -> list[str]:
@@ -251,19 +254,21 @@ def _clones(disk: DiskRef, record: Record | None) -> list[str]:
     return sorted(
         path
         for path in found
-        if layout_store.is_clone_of(path, disk.vm, disk.disk) and ".." not in path.split("/")
+        if dir_names.is_clone_of(path, disk.vm, disk.disk) and ".." not in path.split("/")
     )
 
 
 def _unlink_disk(disk: DiskRef) -> None:
     files.refuse()
-    files.unlink(disk.path)  # first: layers that are missed then are none that were lost (uncommitted.py)
+    files.unlink(
+        disk.path
+    )  # first: layers that are missed then are none that were lost (disk/retained_diffs.py)
     on_devices.remove(disk.path)
     layers.remove(disk.path)
     point("disk removed")
-    unsettled.forget(disk)
-    files.remove_staged(disk.vm_dir, layout.disk_name(disk.disk))
-    record = layout.record(disk.vm_dir, disk.disk)
+    pending_jobs.forget(disk)
+    files.remove_staged(disk.vm_dir, disk_names.disk_name(disk.disk))
+    record = disk_names.record(disk.vm_dir, disk.disk)
     if os.path.isdir(record):
         files.remove_folder(record)  # whoever put it there
     files.unlink(record)
@@ -271,9 +276,7 @@ def _unlink_disk(disk: DiskRef) -> None:
 
 
 def end_session(disk: DiskRef, planned: Planned) -> dict[str, object]:
-    """Take an in-place disk away; raise DataInTheWay if it is a file, which might be the only copy of its
-    data.
-    """
+    """Remove an in-place disk; raise DataInTheWay if it is a file, perhaps the only copy of its data."""
     if not files.is_absent(disk.path) and not os.path.islink(disk.path):
         raise DataInTheWay(
             f"{disk.path} on {os.uname().nodename} is to be saved but is no link to a shared image"
@@ -282,18 +285,14 @@ def end_session(disk: DiskRef, planned: Planned) -> dict[str, object]:
 
 
 def _is_elsewhere(vm: int, vm_dir: str) -> bool:
-    """Tell whether this machine has the VM in another system datastore too: its overlays share the VM's
-    leases.
-    """
+    """Tell whether this machine has the VM in another system datastore, whose overlays share its leases."""
     location, own = os.path.split(os.path.dirname(vm_dir))
     others = (name for name in os.listdir(location) if name.isdigit() and name != own)
-    return any(not files.is_absent(layout.records(f"{location}/{name}/{vm}")) for name in others)
+    return any(not files.is_absent(disk_names.records(f"{location}/{name}/{vm}")) for name in others)
 
 
 def _note(file: IO[str], vm: int, vm_dir: str, key: str, planned: Planned, *, must: bool = False) -> bool:
-    """Note a deletion before it begins; tell whether there was space for that: what is to go may be what
-    fills the disk.
-    """
+    """Note a deletion before it begins; tell whether there was room: the deleted may fill the disk."""
     try:
         with files.enough_space(vm_dir):
             epochs.note_deletion(file, epochs.lock_path(vm, vm_dir), key, planned)
@@ -312,7 +311,7 @@ def remove(vm: int, vm_dir: str, planned: Planned, why_not: Callable[[], str] = 
     the VM. `why_not` is asked when nobody else can publish the VM any more: return what it says; nothing is
     removed unless that is ''.
     """
-    unsettled.end_others(vm, vm_dir)
+    pending_jobs.end_others(vm, vm_dir)
     root = cache.root_of(vm_dir)
     with _lock(vm, vm_dir) as file:
         history.refuse_late(vm, vm_dir, planned.seq)
@@ -320,28 +319,27 @@ def remove(vm: int, vm_dir: str, planned: Planned, why_not: Callable[[], str] = 
         if why:
             return why
         noted = _note(file, vm, vm_dir, epochs.ALL, planned)
-        for directory in (vm_dir, *beside.listed(vm_dir, "outgoing")):
+        for directory in (vm_dir, *vm_dir_siblings.listed(vm_dir, "outgoing")):
             if not files.is_absent(directory):
-                beside.bury(directory, vm)
+                vm_dir_siblings.bury(directory, vm)
         if not noted:
-            beside.sweep(vm_dir, root, vm)
+            vm_dir_siblings.sweep(vm_dir, root, vm)
             _note(file, vm, vm_dir, epochs.ALL, planned, must=True)
         if not _is_elsewhere(vm, vm_dir):
-            cache.release(root, vm, spare=kept.others(vm, vm_dir))
-        forget_old_locks(layout.locks(root), time.time())
-    beside.sweep(vm_dir, root, vm)
+            cache.release(root, vm, spare=retained_diffs.others(vm, vm_dir))
+        forget_old_locks(disk_names.locks(root), time.time())
+    vm_dir_siblings.sweep(vm_dir, root, vm)
     return ""
 
 
 def forget_old_locks(directory: str, now: float, keep_s: float = 2 * 86400) -> None:
-    """Remove lock files of VMs that nobody has written to for two days, except those that are held: by other
-    VMs' actions.
+    """Remove VMs' lock files that are unchanged for two days and not held by other VMs' actions.
 
     A clock that was set ahead makes none old in which something was counted since: what is late is told by
     that.
     """
     for entry in os.scandir(directory):
-        if not layout.is_vm_lock(entry.name):
+        if not disk_names.is_vm_lock(entry.name):
             continue
         try:
             is_old = entry.stat().st_mtime < now - keep_s

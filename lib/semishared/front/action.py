@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One action under way, and its plan carried out: every machine is spoken to here (model/exchange.py says
-what plans yield).
-"""
+"""One action under way, and its plan carried out on every machine (plans yield: model/exchange.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Callable, ContextManager, Dict, Iterator
 
 from ..config import Config, load
-from ..model import layout
+from ..model.disk import names as disk_names
 from ..model.exchange import (
     AskOned,
     Download,
@@ -32,7 +30,7 @@ from ..opennebula.report import Report
 from .answering import Answer, answering
 
 if TYPE_CHECKING:
-    from ..model.acquired import Given
+    from ..model.disk.acquired import Given
     from ..opennebula.xml import Vm
     from ..wire.session import Session
 
@@ -76,7 +74,7 @@ class Action:
         """Return what oned has given a VM as its disks, with which hosts compare what they find; raise
         OnedUnavailable.
         """
-        from ..plan import disk_image
+        from ..plan.image import disk_image
 
         found = drive(disk_image.of_vm(vm), ask_oned)
         self.given = {vm.id: found}
@@ -239,7 +237,7 @@ def root_of(steps: tuple[Step, ...]) -> str:
             return str(step.root)
         vm_dir = getattr(getattr(step, "disk", step), "vm_dir", "")
         if vm_dir:
-            return layout.base_store_of(vm_dir)
+            return disk_names.base_store_of(vm_dir)
     return ""
 
 

@@ -22,10 +22,10 @@ def answering(root: str, host: str, config: Config) -> Iterator[Answer]:
     asked: set[str] = set()
 
     def answer(question: dict[str, object]) -> object:
-        from . import base_tracker
+        from . import questions
 
         asked.add(str(question.get("name", "")))
-        return base_tracker.answer(root, question, host, config)
+        return questions.answer(root, question, host, config)
 
     has_it = False
     try:
@@ -33,6 +33,6 @@ def answering(root: str, host: str, config: Config) -> Iterator[Answer]:
         has_it = True
     finally:
         for name in asked:
-            from . import base_tracker
+            from . import questions
 
-            base_tracker.arrived(root, name, host, has_it)
+            questions.arrived(root, name, host, has_it)

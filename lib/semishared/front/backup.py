@@ -16,7 +16,7 @@ from ..errors import BackupCancelled, BadArguments, MissingImage, NotSupported, 
 from ..model.exchange import Plan
 from ..opennebula import args
 from ..opennebula.xml import Vm
-from ..plan import backup as plan
+from ..plan.disk import backup as plan
 from ..tools import this_machine
 
 if TYPE_CHECKING:

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Have a set of VMs run: their bases first, all in one session; then all are started at once, and watched
-until they run.
-"""
+"""Run a set of VMs: stage all bases in one session, start all VMs at once, watch until they run."""
 
 from __future__ import annotations
 
@@ -11,12 +9,13 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from ..config import Config
 from ..errors import OnedUnavailable, SemisharedError
-from ..model import layout, stores
+from ..model.disk import names as disk_names
+from ..model.store import access
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Host, Vm
-from ..plan import clusters as plan
-from ..plan.images import image_ref
+from ..plan.care import clusters as plan
+from ..plan.image.images import image_ref
 from .staging import Staging
 from .staging_hosts import Wanted, Wish
 
@@ -135,7 +134,7 @@ class Boot:
                     try:
                         root, item = (
                             _root(store),
-                            Wanted(image_ref(image, store), stores.bridge(store, image.id)),
+                            Wanted(image_ref(image, store), access.bridge(store, image.id)),
                         )
                     except SemisharedError as e:
                         self._tell(event="note", host=name, text=f"image {image.id}: {e.line()}")
@@ -154,4 +153,4 @@ class Boot:
 
 
 def _root(datastore: Datastore) -> str:
-    return layout.base_store(os.path.dirname(absolute(datastore.base_path, "BASE_PATH")))
+    return disk_names.base_store(os.path.dirname(absolute(datastore.base_path, "BASE_PATH")))

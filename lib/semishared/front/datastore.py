@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The datastore actions: argv is an id, stdin is DS_DRIVER_ACTION_DATA, stdout is the answer
-(docs/explanation/contract.md).
+"""The datastore actions: argv is an id, stdin is DS_DRIVER_ACTION_DATA, stdout is the answer.
 
-Planned in plan/datastore.py; here is what the front-end does itself.
+docs/explanation/contract.md has the contract. plan/store/datastore.py plans them; here is what the front-end
+does itself.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import sys
 from typing import Any
 
 from ..errors import BadArguments, StoreUnavailable
-from ..model import layout
-from ..model import steps_datastore as d
+from ..model.disk import names as disk_names
 from ..model.exchange import Part
 from ..model.refs import Step
+from ..model.store import datastore_steps as d
 from ..opennebula.driver_data import DriverData
 from ..opennebula.report import Report
-from ..plan import datastore as plans
+from ..plan.store import datastore as plans
 from ..tools import standstill
 from ..tools.mkfs import MKFS
 from ..units import GiB
@@ -54,7 +54,7 @@ class FrontEnd:
         is_new = (
             not step.access.marker
             and not step.access.can.has_bridge
-            and not os.path.lexists(f"{step.where}/{layout.SIDE}")
+            and not os.path.lexists(f"{step.where}/{disk_names.SIDE}")
         )
         if is_new and self._action.name in CHANGES:
             from .mount_point import refuse

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lead a set of VMs to bases of their hosts: look, stage all images once to the hosts that need them, then
-let every host detach.
+"""Lead a set of VMs to bases of their hosts: look, stage all images once, let every host detach.
 
     rows = detach([12, 13, 17], tell, rate=100 << 20)
 
 Whoever has the ids of VMs calls that: `semishared detach`, and whatever finds VMs in another way. `tell` is
-called from several threads, with event="vm" and a Row (plan/detach.py) as soon as a disk is done, and with
-what a staging session says (event="plan", "host" or "note"). It returns all rows, and raises only what keeps
-it from beginning.
+called from several threads, with event="vm" and a Row (plan/disk/detach.py) as soon as a disk is done, and
+with what a staging session says (event="plan", "host" or "note"). It returns all rows, and raises only what
+keeps it from beginning.
 """
 
 from __future__ import annotations
@@ -18,16 +17,17 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Seq
 
 from ..config import Config, load
 from ..errors import MissingImage, OnedUnavailable, SemisharedError
-from ..model import layout, stores
 from ..model import steps as s
+from ..model.base.steps import DetachVm
+from ..model.disk import names as disk_names
 from ..model.exchange import On, drive
 from ..model.refs import ImageRef
-from ..model.steps_base import DetachVm
+from ..model.store import access
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Vm
-from ..plan import detach as plan
-from ..plan.detach import Found, Row, Staged, Wanted
+from ..plan.disk import detach as plan
+from ..plan.disk.detach import Found, Row, Staged, Wanted
 from ..wire.session import Session
 from .answering import answering
 from .staging import Staging
@@ -155,7 +155,7 @@ class _Led:
         assert isinstance(wanted, On)
         (step,) = wanted.steps
         assert isinstance(step, DetachVm)
-        with answering(layout.base_store_of(step.vm_dir), wanted.machine, self._config) as of_bases:
+        with answering(disk_names.base_store_of(step.vm_dir), wanted.machine, self._config) as of_bases:
 
             def answer(question: Dict[str, object]) -> object:
                 return (
@@ -175,8 +175,8 @@ class _Led:
             try:
                 if image.store not in self._datastores:
                     raise MissingImage(f"OpenNebula has no datastore {image.store}")
-                base = Base(image, stores.bridge(self._datastores[image.store], image.id))
-                root = layout.base_store(
+                base = Base(image, access.bridge(self._datastores[image.store], image.id))
+                root = disk_names.base_store(
                     os.path.dirname(absolute(self._datastores[image.store].base_path, "BASE_PATH"))
                 )
             except SemisharedError as e:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shut a host out of all stores, prove it, and let it in again: all from one front-end, which need not reach
-the host.
+"""Shut a host out of all stores, prove it, let it in again: from a front-end, without the host.
 
     proof = Fence(oned, config).proof("host3")         looks, changes nothing
     proof = Fence(oned, config).fence("host3")         does what is missing, then the same
@@ -22,20 +21,20 @@ from typing import Sequence
 
 from ..config import Config
 from ..errors import BadArguments, NotFenced, SemisharedError, StillFenced
-from ..model import stores
-from ..model.fencing import is_whole
+from ..model.store import access
+from ..model.store.ceph_clients import is_whole
 from ..named import NamedTuple
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Host
-from ..plan import fence as plan
+from ..plan.care import fence as plan
 from ..store import writers
-from ..store.blocklist import Fencer
+from ..store.rbd.blocklist import Fencer
 from ..tools import owner
-from ..tools.crash_points import point
+from ..tools.effects import point
 from ..tools.hung_store import unless_it_hangs
 from ..tools.run import run
 from ..tools.this_machine import is_here
-from . import alive, fence_facts
+from . import fence_facts
 from .fence_facts import Cloud
 from .fence_marks import Marks
 
@@ -171,7 +170,7 @@ class Fence:
         its time.
         """
         deadline = time.monotonic() + self._locks_s
-        files = [store for store in cloud.mounted if not stores.is_shares(store)]
+        files = [store for store in cloud.mounted if not access.is_shares(store)]
         while True:
             asked = (
                 unless_it_hangs(partial(writers.of_disk, path), [f"{path}: its store hangs"])
@@ -194,7 +193,9 @@ class Fence:
 
     def why_alive(self, host: str) -> str:
         """Return what says that a host is not dead, '' if nothing does."""
-        return alive.why(fence_facts.ask(self._oned, host).host, self._config.hosts_connect_timeout_s)
+        return fence_facts.why_alive(
+            fence_facts.ask(self._oned, host).host, self._config.hosts_connect_timeout_s
+        )
 
     def _proof(self, cloud: Cloud) -> Proof:
         host, mark = cloud.host, self._marks.of(cloud.host)
@@ -234,7 +235,9 @@ class Fence:
         for less than the command's.
         """
         told = (
-            alive.why(host, self._config.hosts_connect_timeout_s, as_monitored=mark.off == plan.CONFIRMED)
+            fence_facts.why_alive(
+                host, self._config.hosts_connect_timeout_s, as_monitored=mark.off == plan.CONFIRMED
+            )
             if mark.off
             else ""
         )

@@ -1,28 +1,88 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What oned and Ceph know of a host that is to be shut out: the stores it can reach, and what its guests may
-have open there.
-"""
+"""What oned, Ceph and ssh say of a host that is to be shut out: its stores, its guests, signs of life."""
 
 from __future__ import annotations
 
 import os
+import socket
 from typing import Iterator, Sequence, Tuple
 
 from .. import NAME
-from ..errors import BadArguments, BadAttribute
-from ..model import layout_pool, layout_store, stores
-from ..model.fencing import Ceph, Opener
+from ..errors import BadArguments, BadAttribute, ToolFailed, ToolTimeout
 from ..model.steps import Access
+from ..model.store import access, dir_names, rbd_names
+from ..model.store.ceph_clients import Ceph, Opener
 from ..named import NamedTuple
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Disk, Host, Image, Vm
-from ..plan import fence as plan
-from ..store.blocklist import Fencer
-from ..tools.addresses import addresses
+from ..plan.care import fence as plan
+from ..store.rbd.blocklist import Fencer
 from ..tools.hung_store import unless_it_hangs
-from ..tools.this_machine import are_one
-from . import front_ends
+from ..tools.run import run
+from ..tools.this_machine import addresses, are_one, is_here
+
+
+def other_front_ends(oned: Oned) -> list[str]:
+    """Return the addresses of the other front-ends of this zone; raise OnedUnavailable. Without HA there are
+    none.
+
+    They may not be shut out: they have the same key.
+    """
+    zones = [found for found in oned.front_ends() if found]
+    ours = [zone for zone in zones if any(map(is_here, zone))]
+    # Of several in a federation the one that this machine is of; one alone is ours whatever it calls us.
+    return [
+        found for zone in ours or (zones if len(zones) == 1 else []) for found in zone if not is_here(found)
+    ]
+
+
+def front_end_addresses(oned: Oned, host: str) -> frozenset[str]:
+    """Return their addresses, as far as names lead to one, without those of `host` if it is one of them;
+    raise OnedUnavailable.
+    """
+    return frozenset(
+        address for name in other_front_ends(oned) if not are_one(name, host) for address in _addresses(name)
+    )
+
+
+def _addresses(name: str) -> frozenset[str]:
+    try:
+        return frozenset(str(row[4][0]) for row in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
+    except (OSError, UnicodeError):
+        return frozenset()
+
+
+MONITORED = (1, 2)
+"""States of a host that OpenNebula sees (include/Host.h): MONITORING_MONITORED, MONITORED."""
+TURNED_AWAY = ("Permission denied", "Host key verification failed")
+"""Words of an ssh that was not let in: somebody is there."""
+
+
+def why_alive(host: Host, connect_s: int, as_monitored: bool = True) -> str:
+    """Return what says that a host is not off, '' if nothing does.
+
+    OpenNebula needs minutes to see that a host is gone: `as_monitored` says whether its word counts.
+
+    Callers ask anew wherever it counts that the host is off.
+    """
+    if as_monitored and host.number("STATE") in MONITORED:
+        return "OpenNebula monitors it"
+    return "it answers over ssh" if answers_ssh(host.name, connect_s) else ""
+
+
+def answers_ssh(host: str, connect_s: int) -> bool:
+    """Tell whether a host answers over ssh, also if it lets nobody in."""
+    options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_s}"]
+    try:
+        # Through a shared connection ssh itself has no limit; once more that time for the answer.
+        run(["ssh", *options, "--", host, "true"], timeout_s=2 * connect_s, ok=tuple(range(255)))
+    except ToolFailed as e:
+        return any(words in e.detail for words in TURNED_AWAY)
+    except ToolTimeout:
+        return False
+    return True
+
 
 NOBODY = "192.0.2.1:0/1"
 """An address that documentation has (RFC 5737): what removes it from a list removes nobody."""
@@ -96,14 +156,14 @@ def ask(oned: Oned, name: str) -> Cloud:
     near = [
         store.id
         for store in ours.values()
-        if not stores.is_shares(store) and host.cluster_id in store.clusters
+        if not access.is_shares(store) and host.cluster_id in store.clusters
     ]
     reached = [store for store in ours.values() if store.id in used or store.id in near]
-    pools = [store for store in ours.values() if stores.kind(store).has_bridge]
+    pools = [store for store in ours.values() if access.kind(store).has_bridge]
     mounted = [store for store in reached if store not in pools]
     near_pools = [store for store in reached if store in pools]
     return Cloud(
-        host, hosts, near_pools, mounted, tuple(disks), pools, tuple(odd), front_ends.addresses(oned, name)
+        host, hosts, near_pools, mounted, tuple(disks), pools, tuple(odd), front_end_addresses(oned, name)
     )
 
 
@@ -128,14 +188,14 @@ def _places(vm: Vm, disk: Disk, image: Image, store: Datastore) -> Iterator[str]
     """Yield where a guest may write of a disk: to the image itself, or to a clone if there is one; raise
     BadArguments.
     """
-    if image.is_persistent or stores.is_shares(store):
+    if image.is_persistent or access.is_shares(store):
         yield image.source
-    elif stores.kind(store).has_bridge:
-        yield layout_pool.clone(image.source, vm.id, disk.id)
+    elif access.kind(store).has_bridge:
+        yield rbd_names.clone(image.source, vm.id, disk.id)
     else:
         directory, _, name = absolute(image.source, "SOURCE").rpartition("/")
-        clone = layout_store.clone(
-            f"{directory}/{layout_store.side(name)}", vm.id, disk.id, store.attribute("SEMISHARED_CLOUD")
+        clone = dir_names.clone(
+            f"{directory}/{dir_names.side(name)}", vm.id, disk.id, store.attribute("SEMISHARED_CLOUD")
         )
         # Else its disk is on the host.
         if unless_it_hangs(lambda: os.path.lexists(clone), True):
@@ -146,14 +206,14 @@ def reached(datastores: Sequence[Datastore]) -> tuple[Access, str]:
     """Return how the front-end reaches their cluster to shut somebody out; raise BadAttribute,
     SemisharedError.
     """
-    users = sorted({stores.fence_user(store) for store in datastores} - {""})
+    users = sorted({access.fence_user(store) for store in datastores} - {""})
     numbers = ", ".join(str(store.id) for store in datastores)
     if not users:
         raise BadAttribute(
             f"datastore {numbers} has no SEMISHARED_CEPH_FENCE_USER (`semishared caps --role "
             f"fence {datastores[0].id}`)"
         )
-    return stores.access(datastores[0]), users[0]
+    return access.access(datastores[0]), users[0]
 
 
 def look(cloud: Cloud, datastores: Sequence[Datastore]) -> tuple[Fencer, Ceph]:
@@ -161,12 +221,12 @@ def look(cloud: Cloud, datastores: Sequence[Datastore]) -> tuple[Fencer, Ceph]:
     fencer = Fencer(*reached(datastores))
     images: list[str] = []
     openers: list[Opener] = []
-    for pool in sorted({stores.pool(store) for store in datastores}):
+    for pool in sorted({access.pool(store) for store in datastores}):
         names, found = fencer.openers(pool)
         images += names
         openers += found
     _, daemons = fencer.look()
-    bridges = {name for store in datastores for name in stores.bridges(store)}
+    bridges = {name for store in datastores for name in access.bridges(store)}
     # BRIDGE_LIST may call a host otherwise than OpenNebula does.
     own = {cloud.host.name} if any(are_one(name, cloud.host.name) for name in bridges) else set()
     return fencer, Ceph(fencer.fsid, tuple(openers), daemons, frozenset(images), frozenset(bridges | own))
@@ -179,5 +239,5 @@ def try_key(datastores: Sequence[Datastore]) -> None:
     fencer = Fencer(*reached(datastores))
     fencer.look()
     fencer.unblock([NOBODY])
-    for pool in {stores.pool(store) for store in datastores}:
+    for pool in {access.pool(store) for store in datastores}:
         fencer.see(pool)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The marks of fences: documents in oned, which replicates them to every front-end, each under a code by the
-front-ends' key.
+"""Marks of fences: documents in oned, which all front-ends see, each signed by the front-ends' key.
 
 A host's template is no place for them: what its probe prints is merged into it (Host::update_info), so that a
 host could write its own mark, put an older one back, or take it away by an empty attribute. Monitoring writes
@@ -16,7 +15,7 @@ from ..errors import NoKey
 from ..named import NamedTuple
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Host, View
-from ..plan.fence import ATTRIBUTE, Mark, mark_of
+from ..plan.care.fence import ATTRIBUTE, Mark, mark_of
 from ..tools import key
 
 TYPE = 5315

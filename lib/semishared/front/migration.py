@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The transfer actions around a live migration (vmm/semishared/migrate moves the guest): see
-plan/migration.py.
+plan/vm/migration.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..model.exchange import Plan
 from ..opennebula import args
 from ..opennebula.encoded import decode
 from ..opennebula.xml import Vm
-from ..plan import migration
+from ..plan.vm import migration
 from .action import Action
 
 

@@ -9,7 +9,8 @@ import os
 from typing import Optional
 
 from ..errors import OnedUnavailable, StoreAbsent
-from ..model import layout, layout_store
+from ..model.disk import names as disk_names
+from ..model.store import dir_names
 from ..opennebula.xml import Datastore, Image
 
 
@@ -21,9 +22,9 @@ def refuse(datastore: Datastore, directory: str, removed: Optional[Image]) -> No
         names = os.listdir(directory)
     except FileNotFoundError:
         names = []
-    if any(name == layout.SIDE or layout_store.is_image(name) for name in names):
+    if any(name == disk_names.SIDE or dir_names.is_image(name) for name in names):
         return
-    if removed and removed.source and layout_store.is_image(os.path.basename(removed.source)):
+    if removed and removed.source and dir_names.is_image(os.path.basename(removed.source)):
         known = 1
     elif datastore.element.find("IMAGES/ID") is not None:
         known = _settled(datastore)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the front-end knows of the machines before a VM directory is moved (plan/moves.py)."""
+"""What the front-end asks before it plans mv of a VM directory, and around a live migration.
+
+plan/vm/moves.py and plan/vm/migration.py plan; vmm/semishared/migrate moves the guest.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from ..model.exchange import Plan
 from ..opennebula import args
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Vm
-from ..plan import moves
+from ..plan.vm import moves
 from ..tools.this_machine import is_here
 from .action import Action
 

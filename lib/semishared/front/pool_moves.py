@@ -14,15 +14,15 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from ..config import Config
 from ..errors import OnedUnavailable, SemisharedError
-from ..model.device_class import MEMORY
+from ..model.device.classes import MEMORY
+from ..model.device.steps import CloseDevice, ListHeld
 from ..model.steps import Step
-from ..model.steps_device import CloseDevice, ListHeld
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Vm
-from ..plan import pool_moves, pool_rows
-from ..plan.detach import ACTIVE
-from ..plan.pool_moves import Item, Move
-from ..plan.pool_rows import Held, Row
+from ..plan.device import balance, pool_rows
+from ..plan.device.balance import Item, Move
+from ..plan.device.pool_rows import Held, Row
+from ..plan.disk.detach import ACTIVE
 from ..wire.session import Session
 
 ACTION = "pool"
@@ -66,7 +66,7 @@ class Moving:
         found = [held for held in found if held.item.device == uuid]
         self._ask_of(found)
         why = self._staying(found)
-        moves = pool_moves.drain(
+        moves = balance.drain(
             pool_rows.devices(self._devices), [held.item for held in found if held.item not in why], uuid
         )
         rows = [self._row(held, "", how="stays", why=why[held.item]) for held in found if held.item in why]
@@ -84,7 +84,7 @@ class Moving:
         found = self._look()
         self._ask_of(found)
         why = self._staying(found)
-        moves = pool_moves.rebalance(
+        moves = balance.rebalance(
             pool_rows.devices(self._devices), [held.item for held in found if held.item not in why]
         )
         return self._carried_out(found, moves)
@@ -93,7 +93,7 @@ class Moving:
         """Return how much fuller than the mean the fullest device of a class was when the host was last
         asked.
         """
-        return pool_moves.unevenness(pool_rows.devices(self._devices))
+        return balance.unevenness(pool_rows.devices(self._devices))
 
     def is_empty(self, device: str) -> bool:
         """Ask the host whether nothing is left on a device."""

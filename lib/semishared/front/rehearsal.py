@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an action would do, for `semishared plan`: rehearsed (model/rehearsal.py) from here, or on the host
-that would do it.
-"""
+"""What an action would do, for `semishared plan`: rehearsed here or on its host (model/rehearsal.py)."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ def rehearse(plan: Part[str | None], action: Action) -> Script:
 
 
 def _look(step: Step) -> Step | None:
-    from ..model.steps_datastore import LOOKS
+    from ..model.store.datastore_steps import LOOKS
 
     return step if type(step).__name__ in LOOKS else None
 
@@ -32,7 +30,7 @@ def rehearse_on_host(action: Action, stdin: str) -> Dict[str, Any]:
     """Have the host that the last argument names rehearse a hypervisor action; raise what would refuse it
     there.
     """
-    from ..model.steps_base import RehearseHypervisor
+    from ..model.base.steps import RehearseHypervisor
 
     host = action.argv[-1] if action.argv else ""
     if not re.match(HOST, host):

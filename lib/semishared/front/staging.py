@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A staging session, as the front-end leads it: round by round, until every host has its bases or cannot be
-helped.
+"""A staging session, led from the front-end: in rounds, until no host can be helped any more.
 
 Each host is to have its own bases, which may be those of all. Nothing of a session outlives it: each host's
 part ends with its ssh (hostside.py), and what that has started with it.
@@ -22,16 +21,16 @@ from ..errors import (
     SemisharedError,
     TransferCorrupt,
 )
-from ..model.ranges import from_data, within
+from ..model.base.ranges import from_data, within
 from ..model.refs import ImageRef
 from ..model.steps import StageBase, Step
-from ..model.steps_image import FreezeImage, NameGeneration
+from ..model.store.image_steps import FreezeImage, NameGeneration
 from ..opennebula.xml import Host
-from ..plan import eviction, sharing
-from ..plan import staging as plan
+from ..plan.base import eviction, sharing
+from ..plan.base import staging as plan
 from ..tools import extents
 from ..wire.session import Session
-from . import base_tracker
+from . import questions
 from .staging_hosts import Hosts, Outcome, Wanted, Wish
 from .staging_round import Round
 
@@ -103,7 +102,7 @@ class Staging:
             for name in _names(images)
         }
         for name, hosts in names.items():
-            base_tracker.begin(self.root, name, hosts)
+            questions.begin(self.root, name, hosts)
         try:
             for number in range(plan.ROUNDS):
                 # Also those that did not answer before: who comes late gets it from the others.
@@ -112,7 +111,7 @@ class Staging:
                     break
         finally:
             for name, hosts in names.items():
-                base_tracker.leave(
+                questions.leave(
                     self.root, name, {host: name not in self.hosts.outcomes[host].lacks for host in hosts}
                 )
 
@@ -327,7 +326,7 @@ class Staging:
         """Return how hosts get what they lack; what did not work before is not tried again."""
         names = {name for item in said for name in item.lacks}
         elsewhere = {
-            name: [host for host in base_tracker.holders_of(self.root, name) if host not in self.hosts.all]
+            name: [host for host in questions.holders_of(self.root, name) if host not in self.hosts.all]
             for name in names
         }
         wish = self.hosts.wish.transport

@@ -9,7 +9,7 @@ from typing import Callable, Iterator, Mapping, Sequence
 
 from ..config import Config
 from ..errors import NotSupported, SemisharedError
-from ..model import steps_base as b
+from ..model.base import steps as base_steps
 from ..model.refs import ImageRef
 from ..named import NamedTuple
 from ..opennebula.xml import Host
@@ -125,7 +125,7 @@ class Hosts:
             if self.all[name].is_offline:
                 raise NotSupported("the host is offline in OpenNebula")
             with self._kept(name) as session:
-                answers = session.run([b.DescribeBase(root, image) for image in wants[name]])
+                answers = session.run([base_steps.DescribeBase(root, image) for image in wants[name]])
                 found[name] = [answer for answer in answers if isinstance(answer, dict)]
 
         self.on(list(wants), ask)
@@ -135,7 +135,7 @@ class Hosts:
         """Return the text of a manifest that a host knows."""
         parts: list[bytes] = []
         with self._kept(host) as session:
-            session.begin([b.SendManifest(root, image)])
+            session.begin([base_steps.SendManifest(root, image)])
             while True:
                 message = session.read()
                 if isinstance(message, bytes):

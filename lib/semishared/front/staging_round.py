@@ -12,15 +12,16 @@ from typing import IO, Iterator, Mapping
 
 from ..config import COMPRESSORS
 from ..errors import BaseBusy, HostFailed, HostUnreachable, SemisharedError
-from ..model import layout, layout_base
-from ..model import steps_base as b
+from ..model.base import names as base_names
+from ..model.base import steps as base_steps
+from ..model.disk import names as disk_names
 from ..model.refs import ImageRef
-from ..plan import staging as plan
-from ..plan.sharing import Assignment, Plan
+from ..plan.base import staging as plan
+from ..plan.base.sharing import Assignment, Plan
 from ..tools import locks
 from ..wire.packets import Session as Packets
 from ..wire.session import Session
-from . import base_tracker
+from . import questions
 from .staging_hosts import Hosts, Outcome
 
 READY_S = 15.0
@@ -85,11 +86,13 @@ class Round:
         hosts, outcome = self.hosts, self.hosts.outcomes[item.host]
         where = self._where.get(item.host, {})
         parts = tuple(
-            b.Part(self.images[way.name], way.holders, way.shared, way.first, where.get(way.name, ""))
+            base_steps.Part(
+                self.images[way.name], way.holders, way.shared, way.first, where.get(way.name, "")
+            )
             for way in item.ways
         )
         wish = hosts.wish
-        step = b.FetchBases(
+        step = base_steps.FetchBases(
             self.root,
             parts,
             item.sources,
@@ -151,7 +154,7 @@ class Round:
         if name in {way.name for way in item.ways}:
             outcome.lacks.discard(name)
             try:
-                base_tracker.arrived(self.root, name, item.host, True)
+                questions.arrived(self.root, name, item.host, True)
             except (SemisharedError, OSError):
                 pass  # a hint; it is noted again in the end
             self.hosts.tell(event="base", host=item.host, name=name)
@@ -189,9 +192,9 @@ class Round:
         if not ready or self._ended.is_set():
             return
         hosts, wish = self.hosts, self.hosts.wish
-        parts = tuple(b.Part(self.images[name], (), shared) for name, shared in self.plan.stream)
+        parts = tuple(base_steps.Part(self.images[name], (), shared) for name, shared in self.plan.stream)
         unpacks = frozenset(COMPRESSORS).intersection(*(hosts.tools.get(host, ()) for host in ready))
-        step = b.StreamBases(
+        step = base_steps.StreamBases(
             self.root,
             parts,
             self.packets,
@@ -274,12 +277,12 @@ def portbase(root: str, first: int) -> Iterator[int]:
     file: IO[str] | None = None
     port = 0
     if first:
-        os.makedirs(layout.locks(root), exist_ok=True)
+        os.makedirs(disk_names.locks(root), exist_ok=True)
         # Other front-ends draw too; should they meet all the same, the packets tell whose they are.
         candidates = [first + 2 * number for number in range(100)]
         random.shuffle(candidates)
         for port in candidates:
-            file = locks.attempt(layout_base.port_lock(root, port))
+            file = locks.attempt(base_names.port_lock(root, port))
             if file:
                 break
         else:
@@ -288,5 +291,5 @@ def portbase(root: str, first: int) -> Iterator[int]:
         yield port
     finally:
         if file:
-            locks.remove(layout_base.port_lock(root, port))
+            locks.remove(base_names.port_lock(root, port))
             file.close()

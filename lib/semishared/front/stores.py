@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores that the front-end mounts, beside actions: `semishared setup` marks them, `doctor` looks what is in
-them.
+"""Stores that the front-end mounts, apart from actions: `setup` marks them, `doctor` looks into them.
 
 Who finds the marker of a datastore in its directory has its store there. A marker below a mount point would
 be worse than none. So a directory is marked where the images that oned knows are in it; for a datastore
@@ -13,12 +12,12 @@ import os
 from typing import Callable, Iterable, Sequence
 
 from ..errors import SemisharedError
-from ..model import stores
+from ..model.store import access as store_access
 from ..named import NamedTuple
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Image
-from ..store import marker, stock_layout
+from ..store.dir import marker, stock_layout
 
 SETTLED = (1, 2, 3, 6, 8)
 """States in which an image is in its store: READY, USED, DISABLED, CLONE, USED_PERS (include/Image.h)."""
@@ -50,7 +49,7 @@ def mark(
 
     Raise SemisharedError if it is another datastore's, or oned refuses.
     """
-    access = stores.access(datastore)
+    access = store_access.access(datastore)
     attributes = {} if access.cloud else {"SEMISHARED_CLOUD": cloud_of([datastore, *others])}
     marked = Marked()
     if not access.can.has_bridge:
@@ -118,4 +117,4 @@ def is_stock(image: Image) -> bool:
     """Tell whether an image lies in layers of a stock driver; raise OSError or SemisharedError if that cannot
     be read.
     """
-    return stores.is_path(image.source) and stock_layout.is_layered(image.source, image.format)
+    return store_access.is_path(image.source) and stock_layout.is_layered(image.source, image.format)

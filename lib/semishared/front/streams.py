@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes between machines that follow a plan: from one to the other, from one to the front-end, from a program
-to one.
-"""
+"""Bytes between machines: from one to another, from one to the front-end, from a program to one."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transfer actions: what was asked, what oned knows, the plan, and the hosts that carry it out
-(docs/explanation/contract.md).
+"""The transfer actions: what was asked, what oned knows, the plan, and the hosts that carry it out.
 
-What an action needs beside its arguments is imported where it says so: after `expects`, while the host side
-starts.
+docs/explanation/contract.md has the contract. Imports within functions come after `expects`, while the host
+side starts.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from ..errors import NotSupported, SemisharedError
 from ..model.exchange import File, Part, Plan, warn
 from ..opennebula import args
 from ..opennebula.report import Report
-from . import vm_location, vm_shares
+from . import vm_location
 from .action import Action, carry_out
 
 if TYPE_CHECKING:
     from ..opennebula.xml import Datastore, Disk, Image, Vm
-    from ..plan.client_access import Clients
+    from ..plan.share.client_keys import Clients
 
 
 def _facts(action: Action, request: args.FromImage) -> tuple[Disk, Image, Datastore]:
@@ -45,10 +44,10 @@ def _marked(action: Action, datastore: Datastore) -> Datastore:
     """Return the datastore; say it if nobody could tell its store from the place where that is to be
     mounted.
     """
-    from ..model import stores
+    from ..model.store import access
 
-    if stores.unmarked(datastore):
-        action.report.warn(stores.unmarked(datastore))
+    if access.unmarked(datastore):
+        action.report.warn(access.unmarked(datastore))
     return datastore
 
 
@@ -56,7 +55,7 @@ def clone(action: Action) -> Plan:
     """FE:SOURCE HOST:VMDIR/disk.N VM DATASTORE - give a VM its own disk from an image."""
     asked = args.FromImage.parse(action.argv)
     action.expects(asked.target.host)
-    from ..plan import disks
+    from ..plan.disk import disks
 
     if asked.target.disk is None:
         from ..opennebula.oned import Oned
@@ -69,7 +68,7 @@ def ln(action: Action) -> Plan:
     """FE:SOURCE HOST:VMDIR/disk.N VM DATASTORE - attach an image in place."""
     asked = args.FromImage.parse(action.argv)
     action.expects(asked.target.host)
-    from ..plan import disks
+    from ..plan.disk import disks
 
     return disks.ln(asked, *_facts(action, asked), action.config.overlays_options)
 
@@ -78,7 +77,7 @@ def mkimage(action: Action) -> Plan:
     """SIZE_MIB FORMAT HOST:VMDIR/disk.N VM DATASTORE - make an empty disk."""
     asked = args.NewDisk.parse(action.argv)
     action.expects(asked.target.host)
-    from ..plan import disks
+    from ..plan.disk import disks
 
     return disks.mkimage(asked, _vm(action, asked.target).disk(asked.target.disk or 0))
 
@@ -87,7 +86,7 @@ def mkswap(action: Action) -> Plan:
     """SIZE_MIB HOST:VMDIR/disk.N VM DATASTORE - make a swap area."""
     asked = args.NewDisk.parse_swap(action.argv)
     action.expects(asked.target.host)
-    from ..plan import disks
+    from ..plan.disk import disks
 
     return disks.mkswap(asked)
 
@@ -98,13 +97,13 @@ def context(action: Action) -> Plan:
     """
     asked = args.Context.parse(action.argv)
     action.expects(asked.target.host)
-    vm = vm_shares.with_shares(asked.target.vm_place.vm, asked.files[0])
+    vm = vm_location.with_shares(asked.target.vm_place.vm, asked.files[0])
     if vm:
-        from ..plan import client_access
+        from ..plan.share import client_keys
 
         action.seq = vm.seq
-        yield from client_access.or_taken_back(
-            vm, _context(asked, client_access.handed(vm, asked.target.vm_place))
+        yield from client_keys.or_taken_back(
+            vm, _context(asked, client_keys.handed(vm, asked.target.vm_place))
         )
     else:
         yield from _context(asked)
@@ -113,7 +112,7 @@ def context(action: Action) -> Plan:
 def _context(asked: args.Context, handed: Optional[Part[Clients]] = None) -> Plan:
     import hashlib
 
-    from ..plan import disks
+    from ..plan.disk import disks
     from ..tools import context_iso
 
     clients = (yield from handed) if handed else None
@@ -127,19 +126,19 @@ def _context(asked: args.Context, handed: Optional[Part[Clients]] = None) -> Pla
 
 def mvds(action: Action) -> Plan:
     """HOST:VMDIR/disk.N SOURCE VM DATASTORE - end the session of an in-place disk."""
-    from ..plan import removals
+    from ..plan.disk import removals
 
     asked = args.ToImage.parse(action.argv)
-    vm = vm_shares.known(asked.disk.vm_place.vm)
+    vm = vm_location.known_shares(asked.disk.vm_place.vm)
     action.seq = vm.seq_on(asked.disk.host) if vm else -1
     return removals.mvds(asked, vm_location.is_here_too(asked.disk.vm_place), vm)
 
 
 def cpds(action: Action) -> Plan:
     """HOST:VMDIR/disk.N SOURCE SNAPSHOT|-1 VM DATASTORE - save a disk as another image."""
-    from ..model import stores
+    from ..model.store import access
     from ..opennebula.oned import Oned
-    from ..plan import save_as
+    from ..plan.disk import save_as
     from ..tools.this_machine import are_one
 
     asked = args.ToImage.parse_copy(action.argv)
@@ -152,7 +151,7 @@ def cpds(action: Action) -> Plan:
         else asked.disk.host
     )
     datastore = _marked(action, oned.datastore(asked.store))
-    bridge = stores.bridge(datastore, vm.id)
+    bridge = access.bridge(datastore, vm.id)
     is_bridge = bool(bridge) and are_one(host, bridge)
     return save_as.cpds(asked, vm, datastore, save_as.Told(host, is_bridge, action.config.freeze))
 
@@ -163,9 +162,9 @@ def delete(action: Action) -> Plan:
     vm = None
     if not asked.is_nothing:
         action.expects(asked.vm_place.host)
-        vm = vm_shares.known(asked.vm_place.vm)
+        vm = vm_location.known_shares(asked.vm_place.vm)
         action.seq = vm.seq_on(asked.vm_place.host) if vm else -1
-    from ..plan import removals
+    from ..plan.disk import removals
 
     try:
         yield from removals.delete(asked, vm_location.is_here_too(asked.vm_place))
@@ -184,10 +183,10 @@ def _withdrawn(asked: args.Delete, vm: Optional[Vm]) -> Plan:
             f"oned does not say whether VM {asked.vm_place.vm} had keys for shares: such are good "
             f"until `semishared gc` takes them"
         )
-    elif vm and not asked.disk and vm_shares.has_directories(vm):
-        from ..plan import client_access
+    elif vm and not asked.disk and vm_location.has_directories(vm):
+        from ..plan.share import client_keys
 
-        yield from client_access.withdrawn(vm)
+        yield from client_keys.withdrawn(vm)
 
 
 def snap_create(action: Action) -> Plan:
@@ -213,7 +212,7 @@ def snap_revert(action: Action) -> Plan:
 def _change(action: Action, what: str, live: bool = False) -> Plan:
     asked = args.SnapshotPlace.parse(action.argv)
     action.expects(asked.disk.host)
-    from ..plan import snapshots
+    from ..plan.disk import snapshots
 
     return snapshots.change(what, asked, _vm(action, asked.disk), live=live, freeze=action.config.freeze)
 
@@ -222,7 +221,7 @@ def resize(action: Action) -> Plan:
     """HOST:VMDIR/disk.N SIZE_MIB VM DATASTORE - grow a disk; that of a running guest is left to its
     hypervisor.
     """
-    from ..plan import snapshots
+    from ..plan.disk import snapshots
 
     asked = args.Resize.parse(action.argv)
     return snapshots.resize(asked, _vm(action, asked.disk))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An upload, from PATH into the datastore: brought, judged and converted on the front-end, whatever the store
-is.
+"""An upload, from PATH into the datastore: fetched, judged and converted on the front-end.
+
+That holds for every kind of store.
 
 It works in BASE_PATH. A store without a bridge is given the file. To a bridge go extents, which it writes
 straight into the new image: nothing of an image is ever staged there.
@@ -16,16 +17,16 @@ from ..errors import BadArguments, BadAttribute, RestrictedPath, UnsafeImage
 from ..intake import private_copy
 from ..intake import source as sources
 from ..intake.source import Source
-from ..model.steps_datastore import ReceiveImage
-from ..plan import images
-from ..store import dir_upload
+from ..model.store.datastore_steps import ReceiveImage
+from ..plan.image import images
+from ..store.dir import upload
 from ..tools import extents, files, inspection
-from ..tools.crash_points import point
+from ..tools.effects import point
 from ..units import human
 
 if TYPE_CHECKING:
-    from ..model.steps_datastore import StoreUpload
-    from ..plan.datastore import Asked
+    from ..model.store.datastore_steps import StoreUpload
+    from ..plan.store.datastore import Asked
     from .action import Action
 
 ALWAYS_RESTRICTED = ("/var/lib/one", "/etc", "/root", "/proc", "/sys", "/dev", "/run")
@@ -117,12 +118,12 @@ class Upload:
         if step.bridge:
             # No store: where the front-end works on uploads, which nobody else has made.
             os.makedirs(step.directory, exist_ok=True)
-        with dir_upload.uploading(step.directory, name) as up:
+        with upload.uploading(step.directory, name) as up:
             kept = self._brought(up)
             self._not_empty(kept.manifest.size)
             found = self._judged(kept)
             format = step.image.format or self._stored_format(kept, found)
-            path, image = dir_upload.convert(kept.path, found, format, up), step.image._replace(format=format)
+            path, image = upload.convert(kept.path, found, format, up), step.image._replace(format=format)
             if step.bridge:
                 sent = self._send(path, ReceiveImage(image, os.path.getsize(path)), step.bridge)
                 stored = f"{human(sent)} of data"
@@ -136,7 +137,7 @@ class Upload:
         self._report.info(f"{self._source.path} stored as {image.source} ({stored})")
         return format
 
-    def _brought(self, up: dir_upload.Upload) -> private_copy.Kept:
+    def _brought(self, up: upload.Upload) -> private_copy.Kept:
         """Return a private copy of what is at PATH, decompressed, with the checksums it should have. Nothing
         is read from there again.
         """

@@ -1,22 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the front-end itself sees a VM, when oned says that it is elsewhere (why: plan/removals.py)."""
+"""Where the front-end itself sees a VM, when oned says that it is elsewhere (why: plan/disk/removals.py)."""
 
 from __future__ import annotations
 
 import os
+import re
+from typing import TYPE_CHECKING, Optional
 
-from ..model import layout
+from ..errors import OnedUnavailable
+from ..model.disk import names as disk_names
 from ..opennebula.args import VmPlace
 
 
 def is_on_front_end(path: str) -> bool:
     """Tell whether this machine has the VM directory `path`, or what a killed move left of it
-    (disk/beside.py).
+    (disk/vm_dir_siblings.py).
     """
     from ..tools import files
 
     parent, vm = os.path.split(path)
-    beside = map(layout.beside_named, os.listdir(parent)) if os.path.isdir(parent) else ()
+    beside = map(disk_names.beside_named, os.listdir(parent)) if os.path.isdir(parent) else ()
     return not files.is_absent(path) or any(
         own is not None and str(own.vm) == vm and own.kind != "kept" for own in beside
     )
@@ -39,3 +42,58 @@ def source_of_copy(place: VmPlace, last_host: str) -> str:
     if is_here(place.host):
         return last_host if last_host and files.is_absent(place.path) else place.host
     return place.host if files.is_absent(place.path) else "localhost"
+
+
+# Whether a VM has shares: as oned says, or else the domain that it has written.
+
+
+if TYPE_CHECKING:
+    from ..opennebula.xml import Vm
+
+DEPLOYMENT = re.compile(r"deployment\.([0-9]{1,10})\Z")
+"""Of a SEQ: the domain of a VM as oned writes it beside context.sh before it has the context made
+(VirtualMachineManager.cc).
+"""
+
+
+def known_shares(vm: int) -> Optional[Vm]:
+    """Return a VM, None if oned does not know it any more, or does not answer."""
+    from ..opennebula.oned import Oned
+
+    try:
+        return Oned().vm(vm)
+    except OnedUnavailable:
+        return None
+
+
+def with_shares(vm: int, context: str) -> Optional[Vm]:
+    """Return the VM that `context`, its context.sh, is for; None if it has no directories among its disks.
+
+    Raise OnedUnavailable if it has some and oned does not answer: nobody else says which of them the guest is
+    to be a client of.
+    """
+    from ..opennebula.oned import Oned
+
+    try:
+        known = Oned().vm(vm)
+    except OnedUnavailable:
+        if _domain_has_directories(os.path.dirname(context)):
+            raise
+        return None
+    return known if has_directories(known) else None
+
+
+def has_directories(vm: Vm) -> bool:
+    """Tell whether a VM has directories among its disks, whoever's."""
+    return any(disk.is_directory for disk in vm.disks)
+
+
+def _domain_has_directories(directory: str) -> bool:
+    try:
+        seqs = [int(match.group(1)) for match in map(DEPLOYMENT.match, os.listdir(directory)) if match]
+        with open(f"{directory}/deployment.{max(seqs)}", "rb") as file:
+            return b"<filesystem" in file.read()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError:
+        return True  # then only oned knows

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which layer a running guest writes to, said in the records: while a delta is put on its disks, or merged
-(deltas.py).
+"""The layer that a running guest writes to, kept in its records while a delta comes or goes (deltas.py).
 
     .semishared/deltas.json     {"version": 1, "disks": [the record that each disk had without a delta]}
                                 in a copy for a guest that changes its datastore also "from": the VM directory
@@ -19,10 +18,10 @@ import os
 from typing import Dict, List, Sequence
 
 from ..errors import BadRecord
-from ..model import layout, layout_delta
-from ..model.record import Record
+from ..model.disk import names as disk_names
+from ..model.disk.record import Record
 from ..tools import files, layers, qemu_img
-from ..tools.crash_points import point
+from ..tools.effects import point
 from . import domain, job_events
 
 
@@ -41,31 +40,31 @@ def leaving(vm_dir: str) -> List[Record]:
 
 
 def _noted(vm_dir: str, which: str) -> List[Record]:
-    data = files.read_json(layout_delta.note(vm_dir))
+    data = files.read_json(disk_names.delta_note(vm_dir))
     if data is None:
         return []
     disks = data.get(which, [])
     if data.get("version") != 1 or not isinstance(disks, list):
-        raise BadRecord(f"{layout_delta.note(vm_dir)} on {os.uname().nodename} cannot be understood")
+        raise BadRecord(f"{disk_names.delta_note(vm_dir)} on {os.uname().nodename} cannot be understood")
     # One that was taken away meanwhile has no record any more.
     found = [
         record
         for record in map(Record.from_data, disks)
-        if not files.is_absent(layout.record(vm_dir, record.disk))
+        if not files.is_absent(disk_names.record(vm_dir, record.disk))
     ]
-    return [record._replace(path=record.active(layout.disk(vm_dir, record.disk))) for record in found]
+    return [record._replace(path=record.active(disk_names.disk(vm_dir, record.disk))) for record in found]
 
 
 def origin(vm_dir: str) -> str:
     """Return the VM directory of which this is a copy that its guest has not entered yet, '' for any other;
     raise BadRecord.
     """
-    found = (files.read_json(layout_delta.note(vm_dir)) or {}).get("from", "")
-    location, vm = layout.location_of(vm_dir), os.path.basename(vm_dir)
+    found = (files.read_json(disk_names.delta_note(vm_dir)) or {}).get("from", "")
+    location, vm = disk_names.location_of(vm_dir), os.path.basename(vm_dir)
     system = os.path.basename(os.path.dirname(str(found)))
-    if found and not (layout.is_number(system) and found == f"{location}/{system}/{vm}" != vm_dir):
+    if found and not (disk_names.is_number(system) and found == f"{location}/{system}/{vm}" != vm_dir):
         raise BadRecord(
-            f"{layout_delta.note(vm_dir)} on {os.uname().nodename} names {found!r}, which is no "
+            f"{disk_names.delta_note(vm_dir)} on {os.uname().nodename} names {found!r}, which is no "
             f"directory of VM {vm}"
         )
     return str(found)
@@ -75,7 +74,7 @@ def moves(vm_dir: str) -> bool:
     """Tell whether the deltas are there for a disk that goes to another device, and for nothing that oned
     knows of.
     """
-    return (files.read_json(layout_delta.note(vm_dir)) or {}).get("moves") is True
+    return (files.read_json(disk_names.delta_note(vm_dir)) or {}).get("moves") is True
 
 
 def note(
@@ -90,7 +89,7 @@ def note(
 
     `remote`: how those of them were that are to lie over bases; `moves`: the disk goes to another device.
     """
-    path = layout_delta.note(vm_dir)
+    path = disk_names.delta_note(vm_dir)
     files.remove_staged(*os.path.split(path))
     data: Dict[str, object] = {"version": 1, "disks": [record.to_data() for record in without]}
     if origin:
@@ -110,13 +109,13 @@ def forget(vm_dir: str, disk: int) -> None:
     if without or origin(vm_dir):
         note(vm_dir, without, origin(vm_dir), remote)
     else:
-        files.unlink(layout_delta.note(vm_dir))
+        files.unlink(disk_names.delta_note(vm_dir))
     point("disk has no delta any more")
 
 
 def delta_of(record: Record) -> str:
     """Return the path of the delta that a disk has, or is to have."""
-    return layout.layer(layout.plain(record.path), layout_delta.NUMBER)
+    return disk_names.layer(disk_names.plain(record.path), disk_names.DELTA_NUMBER)
 
 
 def create(record: Record) -> None:
@@ -177,7 +176,7 @@ def settle(vm_dir: str, name: str) -> None:
 
 def write(vm_dir: str, record: Record) -> None:
     """Write the record of a disk, unless it says that already."""
-    file = layout.record(vm_dir, record.disk)
+    file = disk_names.record(vm_dir, record.disk)
     if files.hint(file) != record.to_data():
         files.remove_staged(*os.path.split(file))
         files.write_json(file, record.to_data())

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks that lay over the image on its store come to lie over a base of their host, while their guest runs on
-deltas (detach.py).
+"""Disks over an image on its store come to lie over a base of their host, under deltas (detach.py).
 
     disk.N.snap/K         the copy of a layer, which ends at the disk's lease on the base
     disk.N.snap/K.kept    the layer itself, which QEMU has open until it goes over
@@ -20,33 +19,32 @@ from __future__ import annotations
 import os
 from typing import Dict, Iterator, Mapping, Sequence, Tuple
 
-from ..model import layout, layout_base, layout_delta
-from ..model.record import Record
+from ..model.base import names as base_names
+from ..model.disk import names as disk_names
+from ..model.disk.record import Record
 from ..tools import files, layers, qemu_img
-from ..tools.crash_points import point
+from ..tools.effects import point
 from . import active_layer, block_jobs
 from .active_layer import delta_of, with_delta
 
 
 def lease_of(vm_dir: str, record: Record) -> str:
     """Return the lease that a disk has, or is to have, on the base of its record."""
-    base = layout_base.base(layout.base_store_of(vm_dir), record.of_image.base_name)
-    return layout_base.lease(base, int(os.path.basename(vm_dir)), record.disk)
+    base = base_names.base(disk_names.base_store_of(vm_dir), record.of_image.base_name)
+    return base_names.lease(base, int(os.path.basename(vm_dir)), record.disk)
 
 
 def outermost(record: Record) -> Iterator[Tuple[str, str]]:
     """Yield path and backing name of each layer of a disk that lies over no other layer."""
-    folder = layout.layers(layout.plain(record.path))
+    folder = disk_names.layers(disk_names.plain(record.path))
     for number in layers.numbered(folder):
         name, _ = layers.backing_of(f"{folder}/{number}")
-        if not layout.is_number(name):
+        if not disk_names.is_number(name):
             yield f"{folder}/{number}", name
 
 
 def begin(vm_dir: str, before: Sequence[Record], after: Sequence[Record], copies: Mapping[str, str]) -> None:
-    """Let the staged `copies` take the names of layers, by these; the records say what the disks are `after`
-    that.
-    """
+    """Give the staged `copies` the names of layers, by these; the records name the disks `after` that."""
     active_layer.note(vm_dir, list(after), remote=before)
     point("switch noted")
     for path, staged in copies.items():
@@ -59,11 +57,11 @@ def begin(vm_dir: str, before: Sequence[Record], after: Sequence[Record], copies
 def _replace(path: str, staged: str) -> None:
     """Let a staged file take all names of a layer, which keeps a second one of each."""
     folder = os.path.dirname(path)
-    numbers = [name for name in sorted(os.listdir(folder)) if layout.is_number(name)]
+    numbers = [name for name in sorted(os.listdir(folder)) if disk_names.is_number(name)]
     names = [name for name in numbers if os.path.samefile(f"{folder}/{name}", path)]
     for name in names:
-        files.unlink(layout_delta.kept(f"{folder}/{name}"))
-        os.link(f"{folder}/{name}", layout_delta.kept(f"{folder}/{name}"))
+        files.unlink(disk_names.with_second_name(f"{folder}/{name}"))
+        os.link(f"{folder}/{name}", disk_names.with_second_name(f"{folder}/{name}"))
         point("layer kept")
     for name in names[1:]:
         again = files.staged_name(f"{folder}/{name}")
@@ -75,9 +73,7 @@ def _replace(path: str, staged: str) -> None:
 
 
 def end(vm_dir: str, name: str) -> None:
-    """End what `begin` has begun, with the disks over bases or as they were before; `name` is '' when no
-    guest runs.
-    """
+    """Complete or roll back what `begin` has begun; `name` is '' when no guest runs."""
     before, opened = active_layer.leaving(vm_dir), _at_rest(vm_dir, name)
     settled = {record.disk: record for record in active_layer.noted(vm_dir)}
     for record in before:
@@ -91,9 +87,7 @@ def end(vm_dir: str, name: str) -> None:
 
 
 def _at_rest(vm_dir: str, name: str) -> Dict[str, str]:
-    """Return which target has which file open when no job is under way any more: a pivot may just be
-    ending.
-    """
+    """Return which target has which file open once no job is under way: a pivot may be ending."""
     if not name:
         return {}
     for target in active_layer.opened(vm_dir, name).values():
@@ -118,7 +112,7 @@ def _go_over(vm_dir: str, after: Record) -> None:
             qemu_img.lay_over(path, lease, after.of_image.format)
             files.fsync(path)
             point("layer laid over its base")
-    has_delta = (files.read_json(layout.record(vm_dir, after.disk)) or {}).get("path") == delta_of(after)
+    has_delta = (files.read_json(disk_names.record(vm_dir, after.disk)) or {}).get("path") == delta_of(after)
     active_layer.write(vm_dir, with_delta(after) if has_delta else after)
     for path, _ in _kept(after):
         files.unlink(path)
@@ -127,6 +121,6 @@ def _go_over(vm_dir: str, after: Record) -> None:
 
 def _kept(record: Record) -> Sequence[Tuple[str, str]]:
     """Return the second names of a disk's layers, with the first ones."""
-    folder = layout.layers(layout.plain(record.path))
+    folder = disk_names.layers(disk_names.plain(record.path))
     paths = [f"{folder}/{name}" for name in sorted(os.listdir(folder))]
-    return [(path, layout_delta.kept_layer(path)) for path in paths if layout_delta.kept_layer(path)]
+    return [(path, disk_names.of_second_name(path)) for path in paths if disk_names.of_second_name(path)]

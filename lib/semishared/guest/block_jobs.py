@@ -6,7 +6,7 @@ guest is noted beside the VM's records before, and disk/recovery.py ends what is
 running guest's disks begins with that, and with the turn (job_lock.py), so that what it finds noted is
 nobody's work any more.
 
-    .semishared/frozen.json     the guest rests, by us (rest.py)
+    .semishared/frozen.json     the guest rests, by us (guest/freeze.py)
     .semishared/job.N.json      a job for disk N: a snapshot, a copy or a pull
 
 A pull ends with a new backing name in the layer's header, while QEMU still has in memory where in the layer
@@ -24,12 +24,13 @@ from contextlib import contextmanager
 from typing import Any, Callable, Iterable, Iterator, Mapping
 
 from ..errors import MissingImage, SemisharedError, ToolFailed, ToolTimeout
-from ..model import layout
+from ..model.disk import names as disk_names
 from ..model.steps import DiskRef
 from ..named import NamedTuple
 from ..tools import files, layers, progress, qemu_img
-from ..tools.crash_points import point
-from . import domain, job_events, libvirtd, rest
+from ..tools.effects import point
+from . import domain, job_events, libvirtd
+from . import freeze as guest_freeze
 from .domain import quoted
 
 EQUAL_S = 30
@@ -38,16 +39,14 @@ END_S = 120
 
 
 def find(name: str, path: str) -> tuple[str, str]:
-    """Return the target of the running guest's disk whose recorded file is `path`, and the file that it
-    writes to.
-    """
+    """Return the target of the guest's disk with recorded file `path`, and the file that it writes to."""
     path = os.path.normpath(path)
     folder = os.path.dirname(path)
     for target, source in domain.disks(name).items():
         plain = "/" + os.path.normpath(source).lstrip("/")
-        if plain == path or (layout.are_layers(folder) and os.path.dirname(plain) == folder):
+        if plain == path or (disk_names.are_layers(folder) and os.path.dirname(plain) == folder):
             return target, plain
-        if layout.layers(plain) == folder:
+        if disk_names.layers(plain) == folder:
             # It was a plain file when the guest was started (deltas.py), and its only layer has that name
             # still.
             return target, os.path.join(os.path.dirname(plain), os.readlink(plain))
@@ -94,9 +93,7 @@ def _finish(directory: str, name: str, job: dict[str, object]) -> None:
 
 
 def wait_for_snapshot(name: str) -> None:
-    """Wait until libvirt has finished a snapshot that its dead caller has asked for: only then it says who
-    writes where.
-    """
+    """Wait until libvirt has finished a dead caller's snapshot: only then it knows the active layer."""
     deadline = time.monotonic() + END_S
     while domain.is_in(domain.job(name), "SNAPSHOT"):
         if time.monotonic() > deadline:
@@ -131,9 +128,9 @@ def noted(disk: DiskRef, name: str, target: str, beside: Beside = NOTHING, **pul
     `pull`: the number of the `layer` that is pulled into, and of that which it lies over: `below`,
     `below_format`; `stand_ins`: the numbers of layers that are there for libvirt alone.
     """
-    path = layout.job_note(disk.vm_dir, disk.disk)
+    path = disk_names.job_note(disk.vm_dir, disk.disk)
     files.remove_staged(*os.path.split(path))
-    job: dict[str, object] = {"target": target, "run": rest.run_of(name), **pull}
+    job: dict[str, object] = {"target": target, "run": guest_freeze.run_of(name), **pull}
     files.write_json(path, job)
     point("job noted")
     try:
@@ -153,11 +150,9 @@ def noted(disk: DiskRef, name: str, target: str, beside: Beside = NOTHING, **pul
 
 
 def flush(directory: str, name: str) -> None:
-    """Make QEMU write all it knows of the guest's disks; a stopped guest is the one flush that libvirt
-    offers.
-    """
+    """Make QEMU flush the guest's disks: a stopped guest is the one flush that libvirt offers."""
     if domain.state(name) == "running":
-        with rest.resting(directory, name, "SUSPEND"):
+        with guest_freeze.resting(directory, name, "SUSPEND"):
             pass
     else:
         write_out(name)
@@ -180,15 +175,13 @@ def _stop(guest: Any) -> None:
 
 
 def pull(disk: DiskRef, name: str, target: str, backing: str, layer: str, beside: Beside) -> None:
-    """Let QEMU copy into a disk's active layer, the file `layer`, what that does not share with `backing` (''
-    for nothing).
-    """
+    """Let QEMU copy into the active layer `layer` what it does not share with `backing` ('' for none)."""
     domain.check_plain(name, [target])
     # On the network there is at most one, the lowest.
     wanted = "" if re.match(layers.PROTOCOL, backing) else os.path.join(os.path.dirname(layer), backing)
     base = f"{target}[{_index(name, target, wanted)}]" if backing else None
     # Else QEMU writes an absolute name into the header, and the directory could not be moved any more.
-    flags = libvirtd.binding().VIR_DOMAIN_BLOCK_REBASE_RELATIVE if layout.is_number(backing) else 0
+    flags = libvirtd.binding().VIR_DOMAIN_BLOCK_REBASE_RELATIVE if disk_names.is_number(backing) else 0
     (folder, number), (below, below_format) = os.path.split(layer), layers.backing_of(layer)
     # For a relative name libvirt looks into all that the guest has had below its disk since it was started,
     # also what was merged away.
@@ -266,7 +259,7 @@ def _index(name: str, target: str, wanted: str) -> int:
     )
 
 
-def copy(disk: DiskRef, name: str, target: str, path: str, format: str, freeze: str) -> rest.Rest:
+def copy(disk: DiskRef, name: str, target: str, path: str, format: str, freeze: str) -> guest_freeze.Rest:
     """Copy a disk at one moment: blockcopy mirrors until the two are equal; the guest rests (`freeze`) while
     that lets go.
     """
@@ -284,7 +277,7 @@ def copy(disk: DiskRef, name: str, target: str, path: str, format: str, freeze: 
         )
         job.wait_until_ready()
         point("disk mirrored")
-        with rest.resting(disk.vm_dir, name, freeze) as rested:
+        with guest_freeze.resting(disk.vm_dir, name, freeze) as rested:
             if rested.how != "NONE":
                 wait_for_equal(name, target)
             _abort(name, target)
@@ -321,12 +314,12 @@ def capacity(name: str, target: str) -> int:
     return domain.ask(name, f"domblkinfo {target}", lambda guest: int(guest.blockInfo(target)[0]))
 
 
-def switch(disk: DiskRef, name: str, target: str, path: str, freeze: str) -> rest.Rest:
+def switch(disk: DiskRef, name: str, target: str, path: str, freeze: str) -> guest_freeze.Rest:
     """Let the guest write to `path` from now on, an empty layer over what it writes to; it rests (`freeze`)
     meanwhile.
     """
     domain.check_plain(name, [target])
-    with noted(disk, name, target), rest.resting(disk.vm_dir, name, freeze) as rested:
+    with noted(disk, name, target), guest_freeze.resting(disk.vm_dir, name, freeze) as rested:
         put_over(name, {target: path})
         point("guest switched")
     return rested

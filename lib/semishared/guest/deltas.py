@@ -20,11 +20,11 @@ from functools import partial
 from typing import Any, Iterable, List
 
 from ..errors import BadRecord, DeviceMissing, MissingImage, ToolFailed
-from ..model import layout, layout_delta
-from ..model.record import Record
+from ..model.disk import names as disk_names
+from ..model.disk.record import Record
 from ..tools import files, qemu_img
-from ..tools.crash_points import point
-from . import active_layer, block_jobs, domain, handover, job_events, libvirtd
+from ..tools.effects import point
+from . import active_layer, block_jobs, domain, job_events, libvirtd, mirror
 from .active_layer import delta_of, noted, with_delta
 
 CALL_S = 60
@@ -65,20 +65,20 @@ def _layered(vm_dir: str, record: Record) -> Record:
     """
     if record.layer:
         return record
-    path = layout.disk(vm_dir, record.disk)
-    first = layout.layer(path, 0)
+    path = disk_names.disk(vm_dir, record.disk)
+    first = disk_names.layer(path, 0)
     if not os.path.islink(path):
-        os.makedirs(layout.layers(path), mode=0o755, exist_ok=True)
+        os.makedirs(disk_names.layers(path), mode=0o755, exist_ok=True)
         files.remove_staged(*os.path.split(first))
         staged = files.staged_name(first)
         os.link(path, staged)
         os.rename(staged, first)
-        files.fsync(layout.layers(path))
+        files.fsync(disk_names.layers(path))
         point("plain disk has a layer")
     layered = record._replace(path=first)
     active_layer.write(vm_dir, layered)
     files.remove_staged(*os.path.split(path))
-    files.symlink(layout.layer(os.path.basename(path), 0), path)
+    files.symlink(disk_names.layer(os.path.basename(path), 0), path)
     point("plain disk has a link")
     return layered
 
@@ -146,7 +146,7 @@ def _commit(vm_dir: str, name: str, without: List[Record]) -> None:
             domain.ask(name, f"blockcommit {target}", partial(_begin, target), timeout_s=CALL_S)
             job.wait_until_ready()
     point("deltas mirrored")
-    handover.go_over(vm_dir, name, targets, "its deltas are merged when it runs")
+    mirror.go_over(vm_dir, name, targets, "its deltas are merged when it runs")
 
 
 def _begin(target: str, guest: Any) -> None:
@@ -193,10 +193,10 @@ def _drop(vm_dir: str, without: List[Record]) -> None:
         if _names_delta(vm_dir, record):
             raise BadRecord(f"disk {record.disk} of {vm_dir} on {os.uname().nodename} still has its delta")
         files.unlink(delta_of(record))
-        files.remove_staged(layout.layers(layout.plain(record.path)))
-    files.unlink(layout_delta.note(vm_dir))
+        files.remove_staged(disk_names.layers(disk_names.plain(record.path)))
+    files.unlink(disk_names.delta_note(vm_dir))
     point("deltas gone")
 
 
 def _names_delta(vm_dir: str, record: Record) -> bool:
-    return (files.read_json(layout.record(vm_dir, record.disk)) or {}).get("path") == delta_of(record)
+    return (files.read_json(disk_names.record(vm_dir, record.disk)) or {}).get("path") == delta_of(record)

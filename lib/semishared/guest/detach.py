@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running guest lets go of the image on the store that its disks lay over, and goes on over bases of its
-host.
+"""A running guest lets go of its image on the store, and goes on over bases of its host.
 
     store <- K  <- guest
     store <- K  <- delta <- guest              what is below the delta is only read (deltas.py)
@@ -22,13 +21,14 @@ from typing import Dict, List, Sequence
 from xml.etree import ElementTree
 
 from ..errors import CannotDetach
-from ..model import layout, layout_store
-from ..model.record import Record
+from ..model.disk import names as disk_names
+from ..model.disk.record import Record
+from ..model.store import dir_names
 from ..named import NamedTuple
 from ..tools import extents, files, progress, qemu_img
-from ..tools.crash_points import point
+from ..tools.effects import point
 from ..tools.rate_limit import Pace, standing_back
-from . import active_layer, base_switch, deltas, domain, handover, job_events, mirror
+from . import active_layer, base_switch, deltas, domain, job_events, mirror
 
 FICLONE = 0x40049409
 """ioctl_ficlone(2)."""
@@ -89,7 +89,7 @@ def check(name: str, records: Sequence[Record]) -> None:
         wanted = (
             f"{record.over.name}@{record.over.snapshot}"
             if record.over
-            else layout_store.link_of(record.of_image.source)
+            else dir_names.link_of(record.of_image.source)
         )
         if len(chain) < 2 or not _is_same(chain[-1], wanted):
             shown = " over ".join(chain)
@@ -133,7 +133,7 @@ def _copied(vm_dir: str, disks: Sequence[Detached], pace: Pace) -> Dict[str, str
     copies: Dict[str, str] = {}
     for disk in disks:
         outermost = dict(base_switch.outermost(disk.before))
-        files.remove_staged(layout.layers(layout.plain(disk.before.path)))
+        files.remove_staged(disk_names.layers(disk_names.plain(disk.before.path)))
         for path in to_copy(disk.before):
             copies[path] = files.staged_name(path)
             with files.enough_space(os.path.dirname(path)), standing_back():
@@ -179,4 +179,4 @@ def _go_over(vm_dir: str, name: str, after: Sequence[Record]) -> None:
             point("delta is being copied")
             job.wait_until_ready()
     point("layers ready")
-    handover.go_over(vm_dir, name, targets, "it stays as it is until it runs")
+    mirror.go_over(vm_dir, name, targets, "it stays as it is until it runs")

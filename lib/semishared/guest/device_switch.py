@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running guest goes on with the layers of a disk on another device of its host's pool
-(model/layout_devices.py), under their names.
+"""A running guest goes on with a disk's layers on another device, under their names (model/device/names.py).
 
     A/layers/V-N-x   K <- D  <- guest     <- disk.N.snap                           a delta is put on the disk
     (deltas.py)
@@ -21,22 +20,23 @@ import os
 from typing import Callable, Dict
 
 from ..errors import ToolFailed
-from ..model import layout, layout_delta, layout_devices
-from ..model.layout_devices import Link
-from ..model.record import Record
+from ..model.device import names as device_names
+from ..model.device.names import Link
+from ..model.disk import names as disk_names
+from ..model.disk.record import Record
 from ..tools import files
-from ..tools.crash_points import point
-from . import active_layer, block_jobs, handover, job_events, mirror
+from ..tools.effects import point
+from . import active_layer, block_jobs, job_events, mirror
 
 
 def begin(vm_dir: str, disk: int, new: Link) -> None:
     """Let the copies of a disk's layers in another place, `new`, have their names."""
-    folder = layout.layers(layout.disk(vm_dir, disk))
-    files.remove_staged(*os.path.split(layout_devices.left(folder)))
-    files.symlink(os.readlink(folder), layout_devices.left(folder))
+    folder = disk_names.layers(disk_names.disk(vm_dir, disk))
+    files.remove_staged(*os.path.split(device_names.left(folder)))
+    files.symlink(os.readlink(folder), device_names.left(folder))
     point("old device noted")
     files.remove_staged(*os.path.split(folder))
-    files.symlink(layout_devices.target_of(new), folder)
+    files.symlink(device_names.target_of(new), folder)
     point("layers have their names on the new device")
 
 
@@ -61,14 +61,14 @@ def go_over(vm_dir: str, name: str, record: Record, rate: int, see: Callable[[],
         point("layers are being mirrored")
         job.wait_until_ready(see)
     point("layers ready on the new device")
-    handover.go_over(vm_dir, name, [target], "its disk stays where it is until it runs")
+    mirror.go_over(vm_dir, name, [target], "its disk stays where it is until it runs")
 
 
 def left(vm_dir: str) -> Dict[int, str]:
     """Return the links to the devices that disks are about to leave, by their disks."""
     found = {}
     for entry in os.listdir(vm_dir) if os.path.isdir(vm_dir) else ():
-        disk = layout_devices.left_named(entry)
+        disk = device_names.left_named(entry)
         if disk is not None and os.path.islink(f"{vm_dir}/{entry}"):
             found[disk] = f"{vm_dir}/{entry}"
     return found
@@ -93,12 +93,12 @@ def end_of(vm_dir: str, disk: int) -> None:
     """End it for one disk, on which there is no job. Without a record nobody knows which of the two is right:
     both stay.
     """
-    folder = layout.layers(layout.disk(vm_dir, disk))
-    link, record = layout_devices.left(folder), files.read_json(layout.record(vm_dir, disk))
+    folder = disk_names.layers(disk_names.disk(vm_dir, disk))
+    link, record = device_names.left(folder), files.read_json(disk_names.record(vm_dir, disk))
     if not record:
         return
     was, now = os.readlink(link), os.readlink(folder)
-    if was != now and layout_delta.is_delta(str(record.get("path", ""))):
+    if was != now and disk_names.is_delta(str(record.get("path", ""))):
         files.remove_staged(*os.path.split(folder))
         files.symlink(was, folder)
         point("layers have their names on the old device again")
@@ -113,7 +113,7 @@ def end_of(vm_dir: str, disk: int) -> None:
 
 def _discard(vm_dir: str, target: str) -> None:
     """Remove layers to which no link leads any more, if their device is there; else gc finds them."""
-    link = layout_devices.linked(target)
-    directory = layout_devices.directory(layout.base_store_of(vm_dir), link) if link else ""
+    link = device_names.linked(target)
+    directory = device_names.directory(disk_names.base_store_of(vm_dir), link) if link else ""
     if directory and os.path.isdir(directory):
         files.remove_folder(directory, ignore_errors=True)

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A domain as libvirt knows it, through the binding: what it is, how it is, what it has open, what its jobs
-have done.
-"""
+"""A domain through libvirt's binding: its XML, its state, its disks, its job, a stop by a failed disk."""
 
 from __future__ import annotations
 
 import os
 import re
 from typing import Any, Callable, Collection, ContextManager, Dict, List, Set, TypeVar
+from xml.etree import ElementTree
 
 from ..errors import EncryptedDisk, SemisharedError, ToolMissing
 from . import libvirtd
@@ -177,3 +176,80 @@ def quoted(text: str) -> str:
     """Return text as it stands in XML, also in an attribute."""
     # xml.sax.saxutils would load urllib for this.
     return text.replace("&", "&amp;").replace("<", "&lt;").replace("'", "&apos;")
+
+
+HOPS = 8
+"""Links that are followed from a disk's name to its file; more is a circle."""
+
+
+def disk_types(vm_dir: str, name: str) -> Dict[str, Dict[str, object]]:
+    """Return the `type` of each disk that a running guest has open, by its target; of a file also its path,
+    and through which `directories` outside of the VM's it, and all that it lies over, is found: '' stands for
+    the VM's, in which there is one.
+
+    For disks of other drivers, which have no record.
+    """
+    found: Dict[str, Dict[str, object]] = {}
+    for disk in ElementTree.fromstring(dumpxml(name)).iterfind("devices/disk"):
+        target, source = disk.find("target"), disk.find("source")
+        if target is None or source is None:
+            continue
+        paths = [element.get("file", "") for element in disk.iter("source")]
+        row: Dict[str, object] = {"type": disk.get("type", "")}
+        if row["type"] == "file" and all(paths):
+            row.update(
+                path=source.get("file", ""),
+                directories=sorted({place for path in paths for place in _places(path, vm_dir)}),
+            )
+        found[target.get("dev", "")] = row
+    return found
+
+
+def _places(path: str, vm_dir: str) -> List[str]:
+    found: List[str] = []
+    path = "/" + os.path.normpath(path).lstrip("/")
+    for _ in range(HOPS):
+        folder = os.path.dirname(path)
+        is_inside = f"{folder}/".startswith(f"{vm_dir}/")
+        if not os.path.islink(path):
+            return [*found, "" if is_inside else folder]
+        if not is_inside:
+            found.append(folder)
+        path = os.path.normpath(os.path.join(folder, os.readlink(path)))
+    return [""]
+
+
+def is_paused_on_error(name: str) -> bool:
+    """Tell whether a guest stands still since a disk has failed.
+
+    The disk's error policy stops it: libvirt's `paused (I/O error)`. libvirt says so of no guest that an
+    operator or OpenNebula has paused, also not after it was started again. QEMU remembers which disk failed.
+    """
+    return ask(name, "domstate --reason", stands_still)
+
+
+def stands_still(guest: Any) -> bool:
+    """Tell it of libvirt's domain, within a call."""
+    libvirt = libvirtd.binding()
+    return tuple(guest.state()) == (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_IOERROR)
+
+
+def failed_disks(name: str) -> Dict[str, bool]:
+    """Return the disks of a guest that stands still which have failed, by their targets, and whether for want
+    of room; else nothing.
+    """
+    return ask(name, "domblkerror", _failed)
+
+
+def _failed(guest: Any) -> Dict[str, bool]:
+    if not stands_still(guest):
+        return {}
+    full = libvirtd.binding().VIR_DOMAIN_DISK_ERROR_NO_SPACE
+    return {target: error == full for target, error in guest.diskErrors(0).items()}
+
+
+def resume_after_error(name: str) -> None:
+    """Let a guest run that stands still since a disk has failed: it writes that again. Nothing is done to one
+    that is paused otherwise.
+    """
+    ask(name, "resume", lambda guest: guest.resume() if stands_still(guest) else None)

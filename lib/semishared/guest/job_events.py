@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting for QEMU's jobs in a running guest: what libvirt says of them wakes us, a look now and then sees
-that they get on.
+"""Wait for QEMU's jobs in a running guest: libvirt's events wake us, a look now and then sees progress.
 
 A look also finds what nobody heard: a libvirtd that was started anew says nothing of what ended meanwhile. So
 what was heard is never believed by itself.

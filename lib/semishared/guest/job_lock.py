@@ -16,7 +16,7 @@ import time
 from typing import IO, Callable, Mapping
 
 from ..errors import Overtaken, ToolTimeout, VmBusy
-from ..model import layout
+from ..model.disk import names as disk_names
 from ..tools import locks, owner, progress, run
 
 GRACE_S = 2.0
@@ -31,7 +31,7 @@ _mine: dict[str, IO[str]] = {}
 
 def lock_path(vm: int, vm_dir: str) -> str:
     """Return the lock file of a VM's turn."""
-    return layout.disks_lock(layout.base_store_of(vm_dir), vm)
+    return disk_names.disks_lock(disk_names.base_store_of(vm_dir), vm)
 
 
 def take(vm: int, vm_dir: str) -> None:

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one way to libvirt where a guest runs: its Python binding, a limit for every call, its events instead
-of polling.
+"""The one way to libvirt where a guest runs: its Python binding, a limit per call, events, no polling.
 
 A call of the binding ends when libvirtd answers, and not before. So each is made in a thread of its own, and
 whoever wants the answer waits for so long. A thread that got none is left to itself, with its connection, and
 nothing of libvirt holds up the end of this process. What has no limit (a live migration) ends with its
 connection: keepalives notice a libvirtd that hangs, or whose host is cut off.
 
-Questions that touch no running guest do not come here (listing.py): only hosts with guests of ours need the
-binding.
+Questions that touch no running guest do not come here (guest/virsh.py): only hosts with guests of ours need
+the binding.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Callable, Dict, Generic, Iterator, List, Optional, Tuple, TypeVar
 
 from ..errors import NoSpace, SemisharedError, ToolFailed, ToolMissing, ToolTimeout
-from ..tools import bindings, progress
+from ..tools import progress, this_machine
 from ..tools.beneath import readable
-from .kvmrc import site
+from .virsh import site
 
 if TYPE_CHECKING:
     import queue  # most actions wait for nothing
@@ -50,7 +49,7 @@ def binding() -> Any:
     """Return the module libvirt, whose events are being heard from now on; raise ToolMissing."""
     with _loading:
         if not _loaded:
-            bindings.reach()
+            this_machine.reach_bindings()
             try:
                 import libvirt
             except ImportError:

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""QEMU writes a running guest's disk to a second file as well, which the guest may go on with."""
+"""QEMU writes a running guest's disk to a second file as well, and the guest goes over to that file."""
 
 from __future__ import annotations
 
+import os
 import struct
-from typing import Dict
+from typing import Collection, Dict
 
+from ..errors import GuestNotFrozen
 from ..tools import files
-from . import domain, libvirtd
+from ..tools.effects import point
+from . import active_layer, block_jobs, domain, freeze, libvirtd
 from .domain import quoted
 
 BEGIN_S = 60
@@ -77,3 +80,32 @@ def unit(path: str) -> int:
     """
     bits: int = struct.unpack(">20xI", files.read(path, 24))[0]
     return max(1 << bits, UNIT)
+
+
+def go_over(vm_dir: str, name: str, targets: Collection[str], otherwise: str, origin: str = "") -> None:
+    """Let the guest go on with the mirrors of these disks, which have been equal once, and the records of
+    `vm_dir` say so.
+
+    `otherwise`: what is said to become of one that somebody has paused; `origin`: the VM directory that it
+    comes from, if another (relocation.py). Raise GuestNotFrozen if it does not rest, or not long enough: some
+    of its disks may have gone over then.
+
+    All disks go over in one freeze. While the guest is frozen the records may name either side; once it runs
+    they have to name what it writes to. So nothing thaws the guest between a pivot and its record
+    (guest/freeze.py limits a freeze), and after an early thaw no further disk is switched.
+    """
+    with freeze.resting(origin or vm_dir, name, "SUSPEND", copy=vm_dir if origin else "") as rested:
+        if rested.how == "NONE":
+            # Whoever has paused it may let it go on any time, between the switch and the records.
+            how = "was paused by somebody else" if domain.state(name) == "paused" else "does not run any more"
+            raise GuestNotFrozen(f"domain {name} on {os.uname().nodename} {how}: {otherwise}")
+        for target in targets:
+            block_jobs.wait_for_equal(name, target)
+        # What was mirrored is in QEMU's memory still, and what it is mirrored from may go.
+        block_jobs.write_out(name)
+        point("mirrors equal")
+        for target in targets:
+            with freeze.held(origin or vm_dir, name, rested):
+                block_jobs.pivot(name, target)
+                point("guest has gone over")
+                active_layer.settle(vm_dir, name)

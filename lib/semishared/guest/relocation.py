@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running guest goes on in a copy of its VM directory, on the same host: its system datastore changes
-(plan/datastore_change.py).
+"""A running guest goes on in a copy of its VM directory, on the same host (plan/vm/datastore_change.py).
 
     origin   K <- delta  <- guest      K <- delta  <- guest      K <- delta
     copy     K <- delta                K <- delta  = mirror      K <- delta  <- guest
@@ -23,12 +22,12 @@ from typing import Any, Dict
 from xml.etree import ElementTree
 
 from ..errors import MigrationRefused, MissingImage
-from ..model import layout, layout_delta
-from ..model.record import Record
+from ..model.disk import names as disk_names
+from ..model.disk.record import Record
 from ..tools import files
-from ..tools.crash_points import point
+from ..tools.effects import point
 from ..tools.run import work
-from . import active_layer, block_jobs, domain, handover, job_events, libvirtd, mirror, rest
+from . import active_layer, block_jobs, domain, freeze, job_events, libvirtd, mirror
 
 BEGIN_S = 60
 METADATA = "http://opennebula.org/xmlns/libvirt/1.0"
@@ -43,7 +42,7 @@ def mirrored(vm_dir: str, origin: str, name: str) -> Dict[str, Record]:
     """
     opened, found = active_layer.opened(origin, name), {}
     for record in active_layer.noted(vm_dir):
-        there = os.path.realpath(layout_delta.delta(origin, record.disk))
+        there = os.path.realpath(disk_names.delta(origin, record.disk))
         if there in opened:
             found[opened[there]] = record
     ready = _ready(name)
@@ -78,13 +77,13 @@ def enter(vm_dir: str, origin: str, name: str) -> None:
     """
     if name:
         # Where whoever acts there would find that too.
-        rest.wake(origin, name)
+        freeze.wake(origin, name)
         _switch(vm_dir, origin, name)
         _change_media(vm_dir, origin, name)
         domain.ask(name, "metadata", partial(_say_where, vm_dir, origin))
     else:
         for record in active_layer.noted(vm_dir):
-            if (files.read_json(layout.record(vm_dir, record.disk)) or {}).get("path") == record.path:
+            if (files.read_json(disk_names.record(vm_dir, record.disk)) or {}).get("path") == record.path:
                 _fetch(vm_dir, origin, record)
     # From here on a record may name no delta since that was merged.
     active_layer.note(vm_dir, active_layer.noted(vm_dir))
@@ -94,7 +93,7 @@ def enter(vm_dir: str, origin: str, name: str) -> None:
 def _switch(vm_dir: str, origin: str, name: str) -> None:
     found, here = mirrored(vm_dir, origin, name), os.uname().nodename
     if found:
-        handover.go_over(vm_dir, name, found, f"it goes on in {vm_dir} when it runs", origin)
+        mirror.go_over(vm_dir, name, found, f"it goes on in {vm_dir} when it runs", origin)
     opened = active_layer.opened(vm_dir, name)
     for record in active_layer.noted(vm_dir):
         if os.path.realpath(active_layer.delta_of(record)) not in opened:
@@ -150,10 +149,10 @@ def _fetch(vm_dir: str, origin: str, record: Record) -> None:
     """Bring the delta of a guest that died in the origin, where its record names it; here `record` does not
     yet.
     """
-    there = layout_delta.delta(origin, record.disk)
-    if (files.read_json(layout.record(origin, record.disk)) or {}).get("path") != there or not files.exists(
-        there
-    ):
+    there = disk_names.delta(origin, record.disk)
+    if (files.read_json(disk_names.record(origin, record.disk)) or {}).get(
+        "path"
+    ) != there or not files.exists(there):
         raise MissingImage(
             f"{there} on {os.uname().nodename} is not there, and {vm_dir} has not what its guest has written"
         )

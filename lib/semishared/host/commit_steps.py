@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that concern diffs (model/steps_commit.py) to functions."""
+"""Steps that concern diffs (model/disk/commit_steps.py) to functions."""
 
 from __future__ import annotations
 
-from ..disk import commits, kept, left_behind, renewal, vm_dir, whereabouts
-from ..model import steps_commit as c
-from .conversation import Steps
+from ..disk import commits, diff_rebase, lost_host_claim, retained_diffs, vm_dir, vm_dir_inventory
+from ..model.disk import commit_steps as c
+from .work import Steps
 
 
 class OnCommits(Steps):
@@ -15,7 +15,7 @@ class OnCommits(Steps):
         return commits.make(step, self.planned, self.talk.asking)
 
     def LookForDiff(self, step: c.LookForDiff) -> object:
-        before = left_behind.owner(step.disk, step.image, self.planned.seq)
+        before = lost_host_claim.owner(step.disk, step.image, self.planned.seq)
         return {"before": before.to_data(), "epoch": self.planned.seq} if before else {}
 
     def TakeTurn(self, step: c.TakeTurn) -> object:
@@ -31,18 +31,20 @@ class OnCommits(Steps):
         return commits.finish(step, self.planned, self.talk.asking)
 
     def RenewVm(self, step: c.RenewVm) -> object:
-        return renewal.renew(step, self.planned, self.talk.asking)
+        return diff_rebase.renew(step, self.planned, self.talk.asking)
 
     def KeepStale(self, step: c.KeepStale) -> object:
         with vm_dir.publishing(step.vm, step.vm_dir, self.planned):
-            if whereabouts.fingerprint(step.vm_dir) != step.seen:
+            if vm_dir_inventory.fingerprint(step.vm_dir) != step.seen:
                 return {"kept": [], "seen": step.seen}
-            found = kept.keep_stale(step.vm, step.vm_dir)
-            return {"kept": found, "seen": whereabouts.fingerprint(step.vm_dir) if found else step.seen}
+            found = retained_diffs.keep_stale(step.vm, step.vm_dir)
+            return {"kept": found, "seen": vm_dir_inventory.fingerprint(step.vm_dir) if found else step.seen}
 
     def FindKept(self, step: c.FindKept) -> object:
         return {
             "kept": [
-                item for system in step.systems for item in kept.found(f"{step.location}/{system}", step.vm)
+                item
+                for system in step.systems
+                for item in retained_diffs.found(f"{step.location}/{system}", step.vm)
             ]
         }

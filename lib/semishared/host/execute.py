@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from .. import store
 from ..base import cache, room
-from ..base.ensure import borrowed, ensure
-from ..disk import create, guard, kept, records, vm_dir
+from ..disk import create, guard, records, retained_diffs, vm_dir
 from ..errors import BadArguments, NoSpace, TransferCorrupt
 from ..model import steps as s
+from ..stage.ensure import borrowed, ensure
 from ..store import verbs
 from ..tools import progress
-from .conversation import Steps
+from .work import Steps
 
 if TYPE_CHECKING:
-    from ..model.acquired import Given
+    from ..model.disk.acquired import Given
 
 
 class Execution(Steps):
@@ -27,7 +27,7 @@ class Execution(Steps):
         """Carry out one step; return what it found out (JSON data) or None."""
         guard.guard(step, self.talk.warn, self.planned.seq)
         name = type(step).__name__
-        if type(step).__module__.endswith(".steps_share"):
+        if type(step).__module__.endswith(".share.steps"):
             from ..share import verbs as of_shares
 
             return of_shares.do(step)
@@ -39,28 +39,28 @@ class Execution(Steps):
         """Return what carries out the steps of a step's vocabulary: loaded when one of them comes, most plans
         are of one.
         """
-        vocabulary = type(step).__module__.rpartition(".")[2]
-        if vocabulary == "steps_snapshot":
+        vocabulary = type(step).__module__.partition(".model.")[2]
+        if vocabulary == "disk.snapshot_steps":
             from .snapshot_steps import OnSnapshots
 
             return OnSnapshots(self.planned, self.talk)
-        if vocabulary == "steps_move":
+        if vocabulary == "vm.move_steps":
             from .move_steps import OnMoves
 
             return OnMoves(self.planned, self.talk)
-        if vocabulary == "steps_base":
+        if vocabulary == "base.steps":
             from .base_steps import OnBases
 
             return OnBases(self.planned, self.talk)
-        if vocabulary == "steps_commit":
+        if vocabulary == "disk.commit_steps":
             from .commit_steps import OnCommits
 
             return OnCommits(self.planned, self.talk)
-        if vocabulary == "steps_device":
+        if vocabulary == "device.steps":
             from .device_steps import OnDevices
 
             return OnDevices(self.planned, self.talk)
-        if vocabulary in ("steps_image", "steps_datastore"):
+        if vocabulary in ("store.image_steps", "store.datastore_steps"):
             from .store_steps import OnStore
 
             return OnStore(self.planned, self.talk)
@@ -74,9 +74,9 @@ class Execution(Steps):
             vm_dir.prepare(step.vm, step.vm_dir, self.planned)
 
     def ReplaceLostBases(self, step: s.ReplaceLostBases) -> None:
-        from ..disk import hot_bases, lost_bases
+        from ..disk import hot_bases
 
-        lost_bases.replace(step.vm, step.vm_dir, self.talk.asking, self.talk.warn)
+        create.replace_lost_bases(step.vm, step.vm_dir, self.talk.asking, self.talk.warn)
         hot_bases.provide(step.vm, step.vm_dir, self.talk.warn)
 
     def StageBase(self, step: s.StageBase) -> object:
@@ -133,7 +133,7 @@ class Execution(Steps):
         found: list[str] = []
 
         def keep() -> str:
-            found.extend(kept.keep_all(step.vm, step.vm_dir))
+            found.extend(retained_diffs.keep_all(step.vm, step.vm_dir))
             return ""
 
         vm_dir.remove(step.vm, step.vm_dir, self.planned, keep)
@@ -164,12 +164,12 @@ class Execution(Steps):
         backup.end(step)
 
     def RestoreDisk(self, step: s.RestoreDisk) -> None:
-        from ..disk import restore, unsettled
+        from ..disk import backup, pending_jobs
 
-        unsettled.settle(step.disk.vm, step.disk.vm_dir)
-        session = restore.session(step.disk)
-        with restore.received(step.disk, self.talk.chunks(), self.talk.sha256) as path:
-            restore.restore(step, path, self.planned, self.talk.asking, session)
+        pending_jobs.settle(step.disk.vm, step.disk.vm_dir)
+        session = backup.session(step.disk)
+        with backup.received(step.disk, self.talk.chunks(), self.talk.sha256) as path:
+            backup.restore(step, path, self.planned, self.talk.asking, session)
 
     def LookAround(self, step: s.LookAround) -> object:
         from . import leftovers
@@ -200,6 +200,6 @@ def read_given(plan: object) -> dict[int, dict[int, Given]]:
     said = plan.get("given", []) if isinstance(plan, dict) else []
     if not said:
         return {}
-    from ..model.acquired import Given  # moves alone say it
+    from ..model.disk.acquired import Given  # moves alone say it
 
     return {vm: {disk: Given.from_data(data) for disk, data in disks} for vm, disks in said}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies on a machine, for plan/gc.py to judge, and the removal of what it judged to be left over.
+"""What lies on a machine, for plan/care/gc.py to judge, and the removal of what it judged to be left over.
 
 Looking changes nothing and follows no link. A removal happens under the lock of what is removed, and only if
 the thing is still as it was when it was looked at: its newest time is part of what the plan names (`seen`).
@@ -12,17 +12,77 @@ import time
 from contextlib import contextmanager
 from typing import Iterator
 
-from ..base import devices, systems
-from ..disk import beside, history, kept, on_devices, unreadable
+from ..device import devices, label, systems
+from ..disk import history, on_devices, retained_diffs, unreadable, vm_dir_siblings
 from ..errors import SemisharedError, StoreUnavailable, ToolFailed, ToolTimeout
-from ..guest import listing
-from ..model import layout, layout_base, layout_store
+from ..guest import virsh
+from ..model.base import names as base_names
+from ..model.device import names as device_names
+from ..model.device.names import HOT, LAYERS, PARTS, Link
+from ..model.disk import names as disk_names
 from ..model.steps import Discard, LookAround
-from ..store import dir_leftovers, marker
+from ..model.store import dir_names
+from ..store.dir import leftovers, marker
 from ..tools import beneath, files, inventory, locks, owner
-from ..tools.crash_points import point
+from ..tools.effects import point
 from ..tools.hung_store import LIMIT_S, unless_it_hangs
-from . import unlinked
+
+
+def find_unlinked(location: str) -> list[dict[str, object]]:
+    """Return the directories on devices to which no link leads, each with the VM whose layers are in it, -1
+    for one of a base.
+
+    `replaced`: the layers of that disk lie elsewhere here, whole.
+
+    These are of disks and bases that went while their device was away, and of moves between devices that were
+    killed.
+    """
+    root = disk_names.base_store(location)
+    if locks.is_held(device_names.moving_lock(root)):
+        return []  # what is copied to another device has no link yet
+    there = [uuid for uuid in devices.registered(root) if devices.is_there(root, uuid)]
+    try:
+        linked = devices.layers_links(location) if there else set()
+    except ToolTimeout:
+        return []  # a store hangs, or is not mounted: nobody knows what leads where
+    whole = [link for link in linked if os.path.isdir(device_names.directory(root, link))]
+    found = []
+    for uuid in there:
+        # By its own path: what is removed is opened below that.
+        place = os.readlink(device_names.device(root, uuid))
+        for part in (*PARTS, HOT):
+            for name in inventory.names(f"{place}/{part}"):
+                link = Link(uuid, part, name)
+                said = device_names.layers_named(name) if part == LAYERS else (-1, -1)
+                if said and link not in linked and (part == LAYERS or not devices.is_linked(location, link)):
+                    replaced = part == LAYERS and any(
+                        device_names.layers_named(other.name) == said for other in whole
+                    )
+                    found.append(inventory.seen(f"{place}/{part}/{name}", vm=said[0], replaced=replaced))
+    return found
+
+
+@contextmanager
+def nobody_moving(step: Discard) -> Iterator[bool]:
+    """Tell whether nothing is moved between devices within the block."""
+    file = locks.attempt(device_names.moving_lock(disk_names.base_store(step.location)))
+    if file is None:
+        yield False
+        return
+    with file:
+        yield True
+
+
+def is_linked(step: Discard) -> bool:
+    """Tell whether a link leads there after all, seen under the lock of the VM that would have made it."""
+    directory, name = os.path.split(os.path.realpath(step.path))
+    root = disk_names.base_store(step.location)
+    uuid = str(label.read(os.path.dirname(directory)).get("uuid"))
+    link = Link(uuid, os.path.basename(directory), name)
+    try:
+        return uuid not in devices.registered(root) or devices.is_linked(step.location, link)
+    except ToolTimeout:
+        return True
 
 
 def _open_files() -> list[str]:
@@ -46,7 +106,9 @@ def _open_files() -> list[str]:
 
 
 def _is_unpublished(name: str) -> bool:
-    return layout.is_staged(name) or layout.beside_named(name) is not None or name == layout_store.UPLOADS
+    return (
+        disk_names.is_staged(name) or disk_names.beside_named(name) is not None or name == dir_names.UPLOADS
+    )
 
 
 def look_around(step: LookAround) -> dict[str, object]:
@@ -54,21 +116,21 @@ def look_around(step: LookAround) -> dict[str, object]:
     `step.stores`.
     """
     # Leases before directories: whoever takes a lease has made his VM's directory before.
-    root = layout.base_store(step.location)
+    root = disk_names.base_store(step.location)
     found: dict[str, object] = {"open": _open_files(), "root": _root(root)}
     directories = {number: f"{step.location}/{number}" for number in step.systems}
-    found["unlinked"] = unlinked.look(step.location)
+    found["unlinked"] = find_unlinked(step.location)
     vms = [vm for number, path in directories.items() for vm in _system(number, path)]
     found["vms"] = vms
     found["unreadable"] = [
         text for vm in vms if vm["kind"] in ("dir", "kept") for text in unreadable.listed(str(vm["path"]))
     ]
-    ours = (layout_base.bases(root), layout_base.all_staging(root))
+    ours = (base_names.bases(root), base_names.all_staging(root))
     found["staged"] = [
         item for path in (root, *ours, *directories.values()) for item in inventory.staged(path)
     ]
     try:
-        found["domains"] = listing.names_and_files() if step.libvirt else {"names": [], "files": []}
+        found["domains"] = virsh.names_and_files() if step.libvirt else {"names": [], "files": []}
     except SemisharedError as e:
         found["domains"] = {"error": e.detail}
     stores, refused = [], _away(step.location)
@@ -79,7 +141,7 @@ def look_around(step: LookAround) -> dict[str, object]:
         except SemisharedError as e:
             refused.append({"id": e.id, "detail": e.detail})
         else:
-            stores.append(dir_leftovers.look(path))
+            stores.append(leftovers.look(path))
     return {**found, "stores": stores, "refused": refused}
 
 
@@ -110,14 +172,14 @@ def _away(location: str) -> list[dict[str, object]]:
 
 def _root(root: str) -> dict[str, object]:
     held = []
-    for name in inventory.names(layout_base.bases(root)):
-        base = layout_base.base(root, name)
-        if layout.is_staged(name) or (beneath.is_link(base) and not devices.link_of(base)):
+    for name in inventory.names(base_names.bases(root)):
+        base = base_names.base(root, name)
+        if disk_names.is_staged(name) or (beneath.is_link(base) and not devices.link_of(base)):
             continue
         leases = []
-        folder = layout_base.leases(base)
+        folder = base_names.leases(base)
         for lease in inventory.names(folder) if os.path.isdir(base) else ():
-            holder = layout_base.leased_to(lease)
+            holder = base_names.leased_to(lease)
             if holder:
                 # A hard link has the times of the image: only the change time tells when it was made.
                 path, (vm, disk) = f"{folder}/{lease}", holder
@@ -133,17 +195,17 @@ def _root(root: str) -> dict[str, object]:
         held.append(inventory.seen(base, devices.link_of, name=name, leases=leases, staged=staged))
     staging = [
         inventory.seen(
-            layout_base.staging(root, name),
+            base_names.staging(root, name),
             devices.link_of,
-            held=locks.is_held(layout_base.image_lock(root, name)),
+            held=locks.is_held(base_names.image_lock(root, name)),
         )
-        for name in inventory.names(layout_base.all_staging(root))
-        if not layout.is_staged(name)
+        for name in inventory.names(base_names.all_staging(root))
+        if not disk_names.is_staged(name)
     ]
     vm_locks = [
-        inventory.seen(layout.lock(root, name), vm=vm)
-        for name in inventory.names(layout.locks(root))
-        for vm in (layout.locked_vm(name),)
+        inventory.seen(disk_names.lock(root, name), vm=vm)
+        for name in inventory.names(disk_names.locks(root))
+        for vm in (disk_names.locked_vm(name),)
         if vm is not None
     ]
     return {"bases": held, "staging": staging, "locks": vm_locks}
@@ -151,19 +213,19 @@ def _root(root: str) -> dict[str, object]:
 
 def _system(number: int, directory: str) -> Iterator[dict[str, object]]:
     for name in inventory.names(directory, root=True):
-        own, path = layout.beside_named(name), f"{directory}/{name}"
-        if (own or layout.is_number(name)) and os.path.isdir(path) and not os.path.islink(path):
+        own, path = disk_names.beside_named(name), f"{directory}/{name}"
+        if (own or disk_names.is_number(name)) and os.path.isdir(path) and not os.path.islink(path):
             kind, vm = own or ("dir", int(name))
             entries = inventory.names(path)
-            own_layers = [f"{path}/{entry}" for entry in entries if layout.are_layers(entry)]
+            own_layers = [f"{path}/{entry}" for entry in entries if disk_names.are_layers(entry)]
             places = [
                 path,
-                layout.records(path),
+                disk_names.records(path),
                 *(os.path.realpath(place) if devices.link_of(place) else place for place in own_layers),
             ]
             staged = [item for place in places if os.path.isdir(place) for item in inventory.staged(place)]
             seq = history.seq_of(path)
-            noted = any(map(layout.is_unsettled, inventory.names(layout.records(path))))
+            noted = any(map(disk_names.is_unsettled, inventory.names(disk_names.records(path))))
             more = {
                 "system": number,
                 "vm": vm,
@@ -191,7 +253,7 @@ def _opened(step: Discard) -> Iterator[str]:
     device, beneath what that has.
     """
     directory, name = os.path.split(step.path)
-    bases = layout_base.bases(layout.base_store(step.location))
+    bases = base_names.bases(disk_names.base_store(step.location))
     if directory.startswith(f"{bases}/"):
         root = f"{bases}/{directory[len(bases) + 1 :].split('/')[0]}"
         devices.refuse_link(root)
@@ -201,8 +263,8 @@ def _opened(step: Discard) -> Iterator[str]:
     if step.path.startswith(f"{step.location}/"):
         root = f"{step.location}/{step.path[len(step.location) + 1 :].split('/')[0]}"
     else:
-        root = layout_store.store_of(step.path) or (
-            os.path.dirname(directory) if layout.are_layers(directory) else directory
+        root = dir_names.store_of(step.path) or (
+            os.path.dirname(directory) if disk_names.are_layers(directory) else directory
         )
     with beneath.directory(root, directory[len(root) + 1 :]) as where:
         yield f"{where}/{name}"
@@ -210,19 +272,19 @@ def _opened(step: Discard) -> Iterator[str]:
 
 def _discard_locked(step: Discard) -> dict[str, object]:
     if step.kind == "unlinked":
-        with unlinked.nobody_moving(step) as is_free:
+        with nobody_moving(step) as is_free:
             return {"removed": is_free and _discard_of(step)}
     return {"removed": _discard_of(step)}
 
 
 def _discard_of(step: Discard) -> bool:
-    root, name = layout.base_store(step.location), os.path.basename(step.path)
+    root, name = disk_names.base_store(step.location), os.path.basename(step.path)
     if step.kind == "staging":
-        lock = layout_base.image_lock(root, name)
+        lock = base_names.image_lock(root, name)
     elif step.kind == "base":
-        lock = layout_base.image_lock(root, layout_base.prefix_of(name))
+        lock = base_names.image_lock(root, base_names.prefix_of(name))
     elif step.vm >= 0:
-        lock = layout.vm_lock(root, step.vm)
+        lock = disk_names.vm_lock(root, step.vm)
     else:
         return _discard(step)
     with locks.exclusive(lock, 30):
@@ -234,20 +296,20 @@ def _discard(step: Discard) -> bool:
         return True
     if step.kind == "lease":
         # Its times are those of the image; what counts is that the VM's disk is not there.
-        with devices.staying(layout.base_store(step.location)):
+        with devices.staying(disk_names.base_store(step.location)):
             return not uses_lease(step) and files.unlink(step.path)
     if str(inventory.newest(step.path, devices.link_of)[0]) != step.seen:
         return False
     if step.kind == "staged" and owner.lives(os.path.basename(step.path)):
         return False
-    if step.kind == "unlinked" and unlinked.is_linked(step):
+    if step.kind == "unlinked" and is_linked(step):
         return False
     if step.kind == "base":
         return _remove_base(step.path)
     if step.kind == "staging":
         devices.remove(step.path)
     if step.kind == "upload" and os.path.isdir(step.path):
-        lock = locks.attempt(layout_store.upload_lock(step.path))
+        lock = locks.attempt(dir_names.upload_lock(step.path))
         if not lock:
             return False
         with lock:
@@ -256,13 +318,15 @@ def _discard(step: Discard) -> bool:
 
 
 def _removed(step: Discard) -> bool:
-    own, root = layout.beside_named(os.path.basename(step.path)), layout.base_store(step.location)
-    if own and own.kind == "incoming" and locks.is_held(layout.incoming_lock(root, step.path)):
+    own, root = disk_names.beside_named(os.path.basename(step.path)), disk_names.base_store(step.location)
+    if own and own.kind == "incoming" and locks.is_held(disk_names.incoming_lock(root, step.path)):
         return False
     if own and own.kind == "outgoing":
-        kept.keep_set_aside(own.vm, beneath.readable(step.path))
+        retained_diffs.keep_set_aside(own.vm, beneath.readable(step.path))
     # What might be taken for a VM's directory is so no more, however far its removal comes.
-    on_devices.remove_tree(beside.bury(step.path, own.vm) if own and own.kind != "removed" else step.path)
+    on_devices.remove_tree(
+        vm_dir_siblings.bury(step.path, own.vm) if own and own.kind != "removed" else step.path
+    )
     if os.path.lexists(step.path):
         raise ToolFailed(f"{beneath.readable(step.path)} is still there")
     point(f"{step.kind} removed")
@@ -274,7 +338,7 @@ def _remove_base(path: str) -> bool:
     race.
     """
     try:
-        os.rmdir(layout_base.leases(path))
+        os.rmdir(base_names.leases(path))
     except FileNotFoundError:
         pass
     except OSError:
@@ -287,7 +351,7 @@ def uses_lease(step: Discard) -> bool:
     """Tell whether a disk that the lease is for is, or is being made, in any system datastore of this
     machine.
     """
-    holder = layout_base.leased_to(os.path.basename(step.path))
+    holder = base_names.leased_to(os.path.basename(step.path))
     if not holder or _away(step.location):
         return True
     vm, disk = holder
@@ -295,7 +359,7 @@ def uses_lease(step: Discard) -> bool:
         if not system.isdigit():
             continue
         own = f"{step.location}/{system}/{vm}"
-        for directory in (own, *beside.listed(own, "incoming", "outgoing", "kept")):
-            if any(layout.is_of_disk(name, disk) for name in inventory.names(directory)):
+        for directory in (own, *vm_dir_siblings.listed(own, "incoming", "outgoing", "kept")):
+            if any(disk_names.is_of_disk(name, disk) for name in inventory.names(directory)):
                 return True
     return False

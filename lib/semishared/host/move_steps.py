@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that move a VM between machines to functions (model/steps_move.py), and those that look at VMs
-before.
-"""
+"""Steps that move VMs between machines to functions (model/vm/move_steps.py), and their looks."""
 
 from __future__ import annotations
 
@@ -9,40 +7,40 @@ import os
 from contextlib import contextmanager
 from typing import Iterator
 
-from ..disk import in_memory, on_devices, records, transfer, unsettled, vm_dir, whereabouts
+from ..disk import in_memory, on_devices, pending_jobs, records, transfer, vm_dir, vm_dir_inventory
 from ..errors import MigrationRefused, StoreUnavailable
-from ..guest import listing
-from ..model import layout, layout_delta
-from ..model import steps_move as m
+from ..guest import virsh
+from ..model.disk import names as disk_names
 from ..model.refs import DiskRef
+from ..model.vm import move_steps as m
 from ..tools import beneath, files, locks
-from ..tools.crash_points import point
-from .conversation import Steps
+from ..tools.effects import point
+from .work import Steps
 
 
 class OnMoves(Steps):
     """Forwards what disk/ does; probes of stores are done here."""
 
     def MarkVm(self, step: m.MarkVm) -> object:
-        if locks.is_held(layout.disks_lock(layout.base_store_of(step.vm_dir), step.vm)):
+        if locks.is_held(disk_names.disks_lock(disk_names.base_store_of(step.vm_dir), step.vm)):
             from ..guest import job_lock
 
             # What is not oned's (a disk that goes to another device) would have the directory be another than
             # was sent.
             job_lock.take(step.vm, step.vm_dir)
-        return whereabouts.mark(step.vm, step.vm_dir)
+        return vm_dir_inventory.mark(step.vm, step.vm_dir)
 
     def LookAtVm(self, step: m.LookAtVm) -> object:
-        return whereabouts.seen(step.vm_dir)
+        return vm_dir_inventory.seen(step.vm_dir)
 
     def LookForVm(self, step: m.LookForVm) -> object:
-        return whereabouts.look(step.vm_dir, step.token, step.seen)
+        return vm_dir_inventory.look(step.vm_dir, step.token, step.seen)
 
     def UnmarkVm(self, step: m.UnmarkVm) -> None:
-        whereabouts.unmark(step.vm_dir, step.token)
+        vm_dir_inventory.unmark(step.vm_dir, step.token)
 
     def SendVm(self, step: m.SendVm) -> object:
-        whereabouts.unmark(step.vm_dir, step.token)
+        vm_dir_inventory.unmark(step.vm_dir, step.token)
         self._enter(step.vm, step.vm_dir, step.domain)
         sent = transfer.send(step.vm_dir, self.talk.send_data, step.deltas)
         self.talk.send(event="sent", **sent)
@@ -66,8 +64,8 @@ class OnMoves(Steps):
         Nor that its disks lie over their stores in part only (guest/base_switch.py), or are about to leave a
         device, when their names do not lead to what is right yet (guest/device_switch.py).
         """
-        unsettled.end_moves(vm, vm_dir)
-        if not os.path.lexists(layout_delta.note(vm_dir)):
+        pending_jobs.end_moves(vm, vm_dir)
+        if not os.path.lexists(disk_names.delta_note(vm_dir)):
             return
         from ..disk import recovery
         from ..guest import active_layer, deltas, device_switch, job_lock
@@ -91,7 +89,7 @@ class OnMoves(Steps):
 
     def WriteProbe(self, step: m.WriteProbe) -> object:
         try:
-            with beneath.directory(step.store_dir, layout.SIDE if step.side else "") as directory:
+            with beneath.directory(step.store_dir, disk_names.SIDE if step.side else "") as directory:
                 files.remove_stale(directory)
                 path = files.staged_name(f"{directory}/probe")
                 files.write(path, step.text.encode())
@@ -100,12 +98,12 @@ class OnMoves(Steps):
                 f"nothing can be written into {step.store_dir} on {os.uname().nodename}: {e.strerror}"
             ) from None
         name = os.path.basename(path)
-        return {"name": f"{layout.SIDE}/{name}" if step.side else name}
+        return {"name": f"{disk_names.SIDE}/{name}" if step.side else name}
 
     def LookAtGuest(self, step: m.LookAtGuest) -> object:
-        from ..guest import foreign
+        from ..guest import domain as guest_domain
 
-        return foreign.disks(step.vm_dir, step.domain)
+        return guest_domain.disk_types(step.vm_dir, step.domain)
 
     def AnswerProbe(self, step: m.AnswerProbe) -> None:
         with self._beside(step) as path:
@@ -153,7 +151,7 @@ class OnMoves(Steps):
 
         job_lock.take(step.vm, step.vm_dir)
         recovery.recover(step.vm_dir, step.domain)
-        in_memory.more_each([layout.layers(layout.disk(step.vm_dir, disk)) for disk in step.disks])
+        in_memory.more_each([disk_names.layers(disk_names.disk(step.vm_dir, disk)) for disk in step.disks])
         with (
             vm_dir.publishing(step.vm, step.vm_dir, self.planned),
             recovery.ended_on_failure(step.vm_dir, step.domain),
@@ -175,10 +173,10 @@ class OnMoves(Steps):
                 in_memory.settle(f"{step.vm_dir}/{name}")
 
     def AllowMigration(self, step: m.AllowMigration) -> None:
-        files.remove_staged(*os.path.split(layout.migration_note(step.vm_dir)))
+        files.remove_staged(*os.path.split(disk_names.migration_note(step.vm_dir)))
         proof = {"shared_checked": list(step.stores), "foreign": list(step.foreign)}
         files.write_json(
-            layout.migration_note(step.vm_dir),
+            disk_names.migration_note(step.vm_dir),
             {"version": 1, "to": step.to, "brought": step.brought, **proof},
         )
 
@@ -188,7 +186,7 @@ class OnMoves(Steps):
         relocation.check_not_open(step.vm_dir, step.domain, disks=step.disks)
 
     def CheckNotRunning(self, step: m.CheckNotRunning) -> None:
-        if step.domain and step.domain in listing.active():
+        if step.domain and step.domain in virsh.active_domains():
             raise MigrationRefused(
                 f"domain {step.domain} still runs on {os.uname().nodename}, nothing was removed"
             )

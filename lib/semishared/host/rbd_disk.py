@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks that QEMU opens over the network: whether this host could, before a guest that runs elsewhere comes
-here.
-"""
+"""Whether this host could open a disk over the network, before a running guest comes here."""
 
 from __future__ import annotations
 
 import os
 
 from ..errors import MigrationRefused, MissingImage, SemisharedError
-from ..guest import listing
-from ..model.record import Record
+from ..guest import virsh
+from ..model.disk.record import Record
 from ..model.steps import ReachDisk
-from ..store import ceph, rbd_image
+from ..store.rbd import ceph
+from ..store.rbd import image as rbd_image
 
 
 def reach(step: ReachDisk) -> None:
@@ -20,7 +19,7 @@ def reach(step: ReachDisk) -> None:
     network, image = record.network or record.over, record.stored or record.image
     assert network is not None and image is not None
     host = os.uname().nodename
-    if network.secret not in listing.secrets():
+    if network.secret not in virsh.secrets():
         raise MigrationRefused(
             f"libvirt on {host} does not know the secret {network.secret} for disk {disk.disk} of "
             f"VM {disk.vm}"

@@ -18,7 +18,7 @@ import signal
 import threading
 import time
 
-from ..base import hung
+from ..device import hung
 from ..disk import epochs, records
 from ..errors import HostFailed, HostOutdated, SemisharedError, TooLarge, ToolTimeout, of_system
 from ..guest import job_lock
@@ -26,8 +26,8 @@ from ..tools import locks, progress, standstill
 from ..tools.beneath import readable
 from ..tools.ending import ended
 from ..wire.messages import RELEASE, Message, Reader, Writer
-from .conversation import Conversation
 from .execute import Execution, read_given, read_plan
+from .work import Conversation
 
 ALIVE_S = 5
 DYING_S = 5

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps about snapshots and sizes of a VM's disks to functions (model/steps_snapshot.py)."""
+"""Steps about snapshots and sizes of a VM's disks to functions (model/disk/snapshot_steps.py)."""
 
 from __future__ import annotations
 
 from ..disk import layering, snapshots, vm_dir
 from ..model import steps as s
-from .conversation import Steps
+from .work import Steps
 
 
 class OnSnapshots(Steps):
@@ -52,12 +52,8 @@ class OnSnapshots(Steps):
         return snapshots.copy_out(step, self.planned)
 
     def GrowDisk(self, step: s.GrowDisk) -> object:
-        from ..disk import grow
-
         vm_dir.check_wanted(step.disk, self.planned)
-        return grow.grow(step)
+        return snapshots.grow(step)
 
     def AllowGrowth(self, step: s.AllowGrowth) -> None:
-        from ..disk import grow
-
-        grow.allow(step)
+        snapshots.allow_growth(step)

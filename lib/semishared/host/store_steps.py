@@ -7,24 +7,24 @@ import os
 
 from .. import store
 from ..base import cache, room
-from ..base.ensure import borrowed
-from ..disk import epochs, on_devices, records, recovery, snapshots, unsettled, vm_dir
+from ..disk import epochs, on_devices, pending_jobs, records, recovery, snapshots, vm_dir
 from ..disk.create import opened
 from ..errors import MissingImage, VmGone
 from ..guest import block_jobs, job_lock
-from ..model import layout
-from ..model import steps_image as i
-from ..model.place import PLACES
-from ..model.record import Record
+from ..model.disk import names as disk_names
+from ..model.disk.place import PLACES
+from ..model.disk.record import Record
 from ..model.steps import DiskRef
+from ..model.store import image_steps as i
+from ..stage.ensure import borrowed
 from ..tools import files, layers, qemu_img
-from ..tools.crash_points import point
+from ..tools.effects import point
 from ..tools.rate_limit import standing_back
-from .conversation import Steps
+from .work import Steps
 
 
 class OnStore(Steps):
-    """Steps of model/steps_image.py and steps_datastore.py."""
+    """Steps of model/store/image_steps.py and model/store/datastore_steps.py."""
 
     # -- on a host ------------------------------------------------------------------------------------
 
@@ -59,7 +59,7 @@ class OnStore(Steps):
             job_lock.take(disk.vm, disk.vm_dir)
             recovery.recover(disk.vm_dir, step.domain)
         elif step.snapshot == -1:
-            unsettled.settle(disk.vm, disk.vm_dir)
+            pending_jobs.settle(disk.vm, disk.vm_dir)
         record = records.record_of(disk)
         if record.image:
             # The disk may lie where it is not at home (undeployed, on the front-end): with the keys that are
@@ -74,7 +74,7 @@ class OnStore(Steps):
             elif not os.path.exists(path):
                 raise MissingImage(f"{path} is not there on {os.uname().nodename}")
             if step.domain:
-                files.unlink(layout.saved(disk.vm_dir, disk.disk))  # a killed run's
+                files.unlink(disk_names.saved(disk.vm_dir, disk.disk))  # a killed run's
                 with opened(record, path, format, step.snapshot) as source:
                     room.require(
                         disk.vm_dir, qemu_img.measure(source, format), self.talk.asking, where=disk.vm_dir
@@ -96,7 +96,7 @@ class OnStore(Steps):
 
     def _copied(self, disk: DiskRef, domain: str, path: str, freeze: str) -> tuple[str, dict[str, object]]:
         """Return a local copy of one moment of a running guest's disk, and how the guest rested."""
-        copy = layout.saved(disk.vm_dir, disk.disk)
+        copy = disk_names.saved(disk.vm_dir, disk.disk)
         target, _ = block_jobs.find(domain, path)
         try:
             rested = block_jobs.copy(disk, domain, target, copy, "raw", freeze)
@@ -107,10 +107,10 @@ class OnStore(Steps):
         return copy, rested.to_data()
 
     def RestoreImage(self, step: i.RestoreImage) -> None:
-        from ..disk import restore
+        from ..disk import backup
 
         disk = step.disk
-        with restore.received(disk, self.talk.chunks(), self.talk.sha256) as path:
+        with backup.received(disk, self.talk.chunks(), self.talk.sha256) as path:
             with vm_dir.publishing(disk.vm, disk.vm_dir, self.planned, disk.disk):
                 pass
             with standing_back():

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the host's monitoring probe asks: the disk sizes of every VM of a system datastore
-(docs/explanation/contract.md).
+"""Disk sizes of every VM of a system datastore, for the monitoring probe (docs/explanation/contract.md).
 
 Sizes are what is allocated on this host, in MiB. Nothing is opened and no link is followed out of a VM
 directory, so that neither a dangling link nor a hung shared mount stops the probe, nor a device of the host's
@@ -12,7 +11,8 @@ from __future__ import annotations
 import base64
 import os
 
-from ..model import layout, layout_devices
+from ..model.device import names as device_names
+from ..model.disk import names as disk_names
 from ..tools.files import allocated
 from ..units import mib_ceil
 
@@ -30,33 +30,36 @@ def _active(path: str) -> str:
         target = os.readlink(path)
     except OSError:
         return ""
-    layer = layout.layer_of(target)
-    return layer if target == layout.layer(os.path.basename(path), layer) else ""
+    layer = disk_names.layer_of(target)
+    return layer if target == disk_names.layer(os.path.basename(path), layer) else ""
 
 
 def _vm_lines(directory: str) -> list[str]:
     lines = []
     for name in _names(directory):
-        disk, path = layout.disk_named(layout.disk_of(name)), f"{directory}/{layout.disk_of(name)}"
+        disk, path = (
+            disk_names.disk_named(disk_names.disk_of(name)),
+            f"{directory}/{disk_names.disk_of(name)}",
+        )
         if disk is None:
             continue
         active = _active(path)
-        if not layout.are_layers(name):
-            size = mib_ceil(allocated(layout.layer(path, active) if active else path))
+        if not disk_names.are_layers(name):
+            size = mib_ceil(allocated(disk_names.layer(path, active) if active else path))
             lines.append(f"DISK_SIZE = [ ID={disk}, SIZE={size} ]")
             continue
         for snapshot in _names(f"{directory}/{name}"):
-            if layout.is_number(snapshot) and snapshot != active:
-                size = mib_ceil(allocated(layout.layer(path, snapshot)))
+            if disk_names.is_number(snapshot) and snapshot != active:
+                size = mib_ceil(allocated(disk_names.layer(path, snapshot)))
                 lines.append(f"SNAPSHOT_SIZE = [ ID={snapshot}, DISK_ID={disk}, SIZE={size} ]")
     return lines
 
 
 def report(directory: str) -> str:
     """Return the probe's answer for the system datastore `directory`."""
-    root, answer = layout.base_store(os.path.dirname(directory)), []
-    if os.path.isdir(layout_devices.devices(root)):
-        from ..base import hung
+    root, answer = disk_names.base_store(os.path.dirname(directory)), []
+    if os.path.isdir(device_names.devices(root)):
+        from ..device import hung
 
         hung.look(root)
     for name in _names(directory):

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What oned.conf must say (docs/explanation/contract.md): text in, text out, and a line for each change.
-vmm_execrc: execrc.py.
 
 Words go into lists that are there, at their end; what is wholly ours goes into one block at the end of the
-file. Taking it out again is the exact inverse, so that a file which nobody else has changed is what it was,
-to the byte.
+file. Taking it out again is the exact inverse: a file that no other hand has changed is what it was, to the
+byte. vmm_execrc: install/edits.py.
 """
 
 from __future__ import annotations
@@ -17,8 +16,71 @@ from .. import NAME as DRIVER
 from ..errors import BadConfiguration, ConfigurationConflict
 from ..named import NamedTuple
 from ..opennebula.mad_conf import DS_CONF, INHERITED, RESTRICTED, TM_CONF
-from . import threads
 from .oned_conf import Arguments, Attribute, Edit, Value, apply, parse, quoted, removal, within
+
+OPTIONS = {"t": "threads", "d": "tm-types", "w": "timeout"}
+"""Of one_tm, by letter."""
+LEAST = 64
+"""What two clusters can have waiting, and four more."""
+STOCK_THREADS = 15
+"""What one_tm takes if it is not told."""
+THREADS_NOTE = re.compile(r'^# before: TM_MAD -t: (".*")\n', re.MULTILINE)
+"""What the value was, as JSON; of an option that was not there nothing."""
+
+
+def threads_raised(arguments: Arguments, noted: bool) -> tuple[list[Edit], list[str], list[str]]:
+    """Return the edits of TM_MAD's ARGUMENTS for LEAST threads, what to note of before, and what the
+    administrator should know.
+
+    Whoever has put it back afterwards (`noted`) is told, and heard.
+
+    -t of TM_MAD says how many transfers run at once. one_tm has one queue for all VMs and datastores: a
+    transfer begins when a thread is free, and holds that thread until its last script has ended
+    (mad/ruby/ActionManager.rb:165-230, tm_mad/one_tm.rb:71-88). Nothing overtakes. A clone ends when its disk
+    is there, and not before: with 15 threads, the default of oned.conf, 15 clones that wait for one base hold
+    up every other VM's delete as long. oned's own scheduler begins up to 30 for each cluster
+    (MAX_ACTIONS_PER_CLUSTER). Threads are made when there is work, and cost nothing otherwise.
+    """
+    word = arguments.last("t")
+    count = (
+        STOCK_THREADS
+        if word is None
+        else int(word.text)
+        if word.text.isascii() and word.text.isdigit()
+        else 0
+    )
+    if count >= LEAST or (word is not None and not word.text):
+        return [], [], []
+    if noted:
+        return (
+            [],
+            [],
+            [
+                f"TM_MAD: with -t {count} that many clones that wait for a base keep all other "
+                f"VMs' transfers waiting"
+            ],
+        )
+    edit = (
+        Edit(0, 0, f"-t {LEAST} " if arguments.text else f"-t {LEAST}")
+        if word is None
+        else Edit(word.start, word.end, str(LEAST))
+    )
+    return [edit], [f"# before: TM_MAD -t: {json.dumps(word.text if word else '')}\n"], []
+
+
+def threads_lowered(arguments: Arguments, block: str) -> list[Edit]:
+    """Return the edits that undo that, if the value is still ours; `block` is what is written between our
+    lines in oned.conf.
+    """
+    note, word = THREADS_NOTE.search(block), arguments.last("t")
+    if not note or word is None or word.text != str(LEAST):
+        return []
+    before = str(json.loads(note.group(1)))
+    if before:
+        return [Edit(word.start, word.end, before)]
+    whole = arguments.whole["t"][-1]
+    return [Edit(whole.start, whole.end + (len(arguments.text) > whole.end), "")]
+
 
 STOCK = "kvm"
 """OpenNebula's hypervisor directory, to which ours forwards."""
@@ -58,8 +120,7 @@ class _Notes:
         self.before: list[str] = []
 
 
-# -- oned.conf
-# -----------------------------------------------------------------------------------------------------------
+# -- the file as a whole ----------------------------------------------------------------------------
 
 
 def configure(text: str, own_actions: Sequence[str], path: str = "oned.conf") -> Changed:
@@ -71,7 +132,7 @@ def configure(text: str, own_actions: Sequence[str], path: str = "oned.conf") ->
     """
     attributes = parse(text, path)
     notes = _Notes()
-    _transfer(attributes, bool(threads.NOTE.search(text)), notes, path)
+    _transfer(attributes, bool(THREADS_NOTE.search(text)), notes, path)
     _list(attributes, "DATASTORE_MAD", DS_OPTIONS, "d", notes, path)
     _list(attributes, "DATASTORE_MAD", DS_OPTIONS, "s", notes, path)
     _hypervisors(attributes, own_actions, notes, path)
@@ -133,13 +194,13 @@ def _transfer(attributes: list[Attribute], noted: bool, notes: _Notes, path: str
     value = _arguments(attributes, "TM_MAD", path)
     if value is None:
         return
-    arguments = Arguments(value.text, threads.OPTIONS)
+    arguments = Arguments(value.text, OPTIONS)
     edits, (more, before, warnings) = (
         _listed(arguments, "TM_MAD", "d", notes, path),
-        threads.raised(arguments, noted),
+        threads_raised(arguments, noted),
     )
     notes.before += before
-    notes.changes += [f"TM_MAD: -t {threads.LEAST}, so many transfers at once" for _ in more]
+    notes.changes += [f"TM_MAD: -t {LEAST}, so many transfers at once" for _ in more]
     notes.warnings += warnings
     notes.edits += within(value, edits + more)
 
@@ -289,7 +350,7 @@ def _with_block(text: str, before: list[str], wanted: str) -> str:
 def _others(inside: str, above: str) -> str:
     """Return what somebody else has written into our block, to be kept."""
     attributes = [item for item in parse(inside) if _is_ours(item) or _is_inherited(item)]
-    rest = threads.NOTE.sub("", NOTE.sub("", apply(inside, [removal(inside, item) for item in attributes])))
+    rest = THREADS_NOTE.sub("", NOTE.sub("", apply(inside, [removal(inside, item) for item in attributes])))
     return f"\n{rest}" if rest and above and not above.endswith("\n") else rest
 
 
@@ -312,9 +373,9 @@ def _drop_words(attribute: Attribute, notes: _Notes, inside: str) -> None:
     value = attribute.field("ARGUMENTS")
     if value is None:
         return
-    options = threads.OPTIONS if attribute.name == "TM_MAD" else DS_OPTIONS
+    options = OPTIONS if attribute.name == "TM_MAD" else DS_OPTIONS
     arguments = Arguments(value.text, options)
-    edits = threads.lowered(arguments, inside) if attribute.name == "TM_MAD" else []
+    edits = threads_lowered(arguments, inside) if attribute.name == "TM_MAD" else []
     for letter, words in arguments.values.items():
         for word in words:
             names = word.text.split(",")

@@ -8,7 +8,7 @@ import os
 from typing import Any, Sequence
 
 from ..errors import FalseAnswer, HostUnreachable, SemisharedError, ToolMissing, ToolTimeout
-from ..model import examined, shapes
+from ..model import shapes
 from ..tools.run import stream
 from ..tools.this_machine import is_here
 from ..wire.session import PYTHON
@@ -73,7 +73,7 @@ def examine(host: str, question: str, connect_s: int = 10, user: Sequence[str] =
         answer = None
     if not isinstance(answer, dict):
         raise HostUnreachable(f"{host}: its answer makes no sense (does its shell print something at login?)")
-    found = shapes.wrong(answer, examined.ANSWER)
+    found = shapes.wrong(answer, shapes.ANSWER)
     if found is not None:
         raise FalseAnswer(f"{host} has said {found}")
     return answer

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""install.sh: put semishared into OpenNebula, or take it out. Nothing is touched before everything has been
-looked at.
-"""
+"""install.sh: put semishared into OpenNebula, or take it out. All is looked at before a file is changed."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from semishared.install.front_end import FrontEnd, check_rights, check_version, 
 from semishared.install.tree import CONF, PARTS, PROBES, STAGE, Tree
 from semishared.opennebula.report import drop_output, printable
 from semishared.tools import beneath
-from semishared.tools.crash_points import point
+from semishared.tools.effects import point
 
 DESCRIPTION = """Puts semishared into OpenNebula's front-end: the drivers below remotes/, and what oned.conf
 and vmm_execrc must say.

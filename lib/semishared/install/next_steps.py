@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What comes after the files: hosts, then oned (no host may meet a driver that it does not have), then
-datastores.
+"""What comes after the files: hosts, then oned, then datastores.
+
+No host may meet a driver that it does not have.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""oned.conf as it is: every attribute with its place in the text, so that an edit changes that place and no
-other byte.
+"""oned.conf as it is: every attribute with its place, so that an edit changes no other byte.
 
 The syntax is that of OpenNebula's own template files:
 
     NAME = value                      bare: no blank, no `=`, `#`, `,`, `[` or `]` in it
-    NAME = "value"                    may span lines; \\" is a quote
+    NAME = "value"                    may span lines; \" is a quote
     NAME = [ KEY = "value", KEY = value ]
     NAME =                            empty
     # comment                         to the end of its line, wherever a name, comma or bracket may stand

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Look at a machine for install.sh and `semishared doctor`: programs, our files, stores, the local disk,
-libvirt. Prints JSON.
+"""Look at a machine, for install.sh and `semishared doctor`, and print JSON.
+
+Programs, our files, stores, the local disk, libvirt.
 
 This goes to hosts as a program, which need not have anything of ours, or not the same: examine.py puts the
 two modules that are imported here into their places. The program's QUESTION is base64 of JSON, see
@@ -289,7 +290,7 @@ def mounted(path: str) -> Dict[str, Any]:
 
 
 def marker(store: str) -> str:
-    """Return the id that the store's marker says (store/marker.py), '' if there is none that can be
+    """Return the id that the store's marker says (store/dir/marker.py), '' if there is none that can be
     understood.
     """
     try:

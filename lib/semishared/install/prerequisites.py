@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must be there before anything is touched: programs on the front-end, and on hosts where they are
-named.
-"""
+"""Programs that must be there before anything is touched: on the front-end, and on named hosts."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ watch() {
     [ "$TIMES" != 1 ] || return 0
     cd /
     exec setpriv --reuid "$OWNER" --regid "$(id -g "$OWNER")" --init-groups \
-        /usr/bin/python3 -IS "$LIB/host/watching.py" "$DATASTORES" "$RATE"
+        /usr/bin/python3 -IS "$LIB/host/watch.py" "$DATASTORES" "$RATE"
 }
 
 enable() {
@@ -173,9 +173,9 @@ enable() {
     SIZE=$1 KIND=${2:-zram} TIMES=${3:-1} DATASTORES=${datastores:-$DATASTORES} RATE=${rate:-$RATE}
     check
     [ -n "$UUID" ] || UUID=$(cat /proc/sys/kernel/random/uuid)
-    [ ! -f "$HERE/../host/watching.py" ] || LIB=$(readlink -f "$HERE/..")
+    [ ! -f "$HERE/../host/watch.py" ] || LIB=$(readlink -f "$HERE/..")
     case $DATASTORES$LIB in *[!A-Za-z0-9._/-]*) fail "'$DATASTORES' is no DATASTORE_LOCATION, or '$LIB' no place of the drivers" ;; esac
-    [ "$TIMES" = 1 ] || [ -f "$LIB/host/watching.py" ] || fail "TIMES = $TIMES: watch needs the drivers, and there are none beside $0"
+    [ "$TIMES" = 1 ] || [ -f "$LIB/host/watch.py" ] || fail "TIMES = $TIMES: watch needs the drivers, and there are none beside $0"
     case $RATE in *[!0-9]*) fail "RATE = $RATE is no number of bytes" ;; esac
     printf '%s\n' "SIZE=$SIZE" "KIND=$KIND" "TIMES=$TIMES" "UUID=$UUID" "LIB=$LIB" "DATASTORES=$DATASTORES" "RATE=$RATE" >"$SETTINGS.new"
     mv "$SETTINGS.new" "$SETTINGS"

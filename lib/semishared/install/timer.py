@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The timer that has disks let go of their images' stores without being asked: units of systemd, else a file
-for cron.
+"""The timer by which disks let go of their images' stores unasked: units of systemd, else a file for cron.
 
 It is made when that is asked for, stays as it is in an upgrade, and goes with the rest.
 """
@@ -15,7 +14,7 @@ from .. import NAME
 from ..errors import CannotInstall
 from ..named import NamedTuple
 from ..tools import files
-from ..tools.crash_points import point
+from ..tools.effects import point
 from .front_end import FrontEnd
 from .next_steps import Command, administrator
 from .tree import Say

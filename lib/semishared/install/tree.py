@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files below remotes/: staged beside, compared, and exchanged part by part, so that each is old or new,
-never half.
+"""The files below remotes/: staged beside, compared, exchanged part by part, each old or new, never half.
 
 The package comes first and goes last: the actions need it.
 """
@@ -21,7 +20,7 @@ from typing import Callable, Iterator, Optional
 from .. import NAME
 from ..errors import CannotInstall, UnexpectedLink
 from ..tools import beneath
-from ..tools.crash_points import point
+from ..tools.effects import point
 from ..tools.files import fsync
 from ..wire.messages import BUILD
 from . import next_steps, preflight

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What comes from outside is first of all copied into the upload's own directory, and judged there: what is
-checked is what is used, whatever happens to the file that it came from. Sparse, hashed as it is written,
-never more than was approved.
+"""An upload is first copied into a directory of its own, and judged there: what is checked is what is used.
+
+So no later change of the original matters. The copy is sparse, hashed as it is written, and never larger than
+was approved.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where an image comes from: a local file or a URL, fetched, checked and decompressed."""
+"""Where an image comes from, a local file or a URL: fetched, checked, decompressed, measured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..errors import (
 )
 from ..named import NamedTuple
 from ..tools import inspection
-from ..tools.crash_points import point
+from ..tools.effects import point
 from ..tools.run import SILENT_S, run, stream
 from ..units import amount
 from . import private_copy
@@ -71,7 +71,7 @@ class Source(NamedTuple):
         return int(match.group(1)) if match and ".." not in self.path.split("/") else -1
 
     @property
-    def backup_parts(self) -> "frozenset[str]":
+    def backup_parts(self) -> frozenset[str]:
         """What the backup driver calls the increments of that disk's backup, whole."""
         match = re.match(BACKUP_URL, self.path)
         return (

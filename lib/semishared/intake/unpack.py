@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compressed files, unpacked piece by piece. Who made them is not to be trusted: 45 bytes of bz2 are 45 MB of
-zeros, and an xz header asks for as much memory as it likes.
+"""Compressed files, unpacked piece by piece, since their makers are not trusted.
+
+45 bytes of bz2 are 45 MB of zeros, and an xz header asks for as much memory as it likes.
 """
 
 from __future__ import annotations

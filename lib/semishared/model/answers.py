@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a machine may answer to each step: a host says what it likes, and nobody looks at an answer before it
-has this shape (shapes.py).
+"""The shape of a machine's answer to each step (shapes.py).
+
+A host may send anything: no answer is read before it has its shape.
 
 An image or a record within an answer is "json" here: ImageRef and Record look at those, and
-plan/disk_image.py compares them with oned's.
+plan/image/disk_image.py compares them with oned's.
 """
 
 from __future__ import annotations
@@ -420,9 +421,7 @@ SENDING = frozenset({"SendVm", "SendManifest", "ServeBase", "ServeExtents"})
 
 
 def heard(machine: str, names: list[str], message: dict[str, Any]) -> None:
-    """Raise FalseAnswer for a message that no machine of ours sends while it carries out steps of these
-    names.
-    """
+    """Raise FalseAnswer for a message that no machine of ours sends during steps of these names."""
     event = message.get("event")
     if event == "done":
         message["results"] = checked(machine, names, message.get("results"))
@@ -437,9 +436,7 @@ def heard(machine: str, names: list[str], message: dict[str, Any]) -> None:
 
 
 def checked(machine: str, names: list[str], answers: object) -> list[Any]:
-    """Return what a machine has answered to steps of these names; raise FalseAnswer for what none of ours
-    could have said.
-    """
+    """Return a machine's answers to steps of these names; raise FalseAnswer for one of a wrong shape."""
     if not isinstance(answers, list) or len(answers) != len(names):
         raise FalseAnswer(f"{machine} has answered {shown(answers)} to {len(names)} steps")
     return [one(machine, name, answer) for name, answer in zip(names, answers)]

@@ -60,9 +60,7 @@ class Download(NamedTuple):
 
 
 class Feed(NamedTuple):
-    """Like On, and the bytes of `source` follow, to the last of the steps, which receives; none of them can
-    ask.
-    """
+    """Like On, and the bytes of `source` follow, to the last step, which receives; no step can ask."""
 
     target: On
     source: Union[File, Download]
@@ -75,8 +73,7 @@ class Fetch(NamedTuple):
 
 
 class Relay(NamedTuple):
-    """What the only step of `source` sends goes to the only step of `target`. Given what the source says of
-    it (`sent`).
+    """The only step of `source` sends to the only step of `target`. Given what the source says (`sent`).
 
     The target waits for an End: until it is told that it has the whole, it has nothing.
     """
@@ -88,17 +85,15 @@ class Relay(NamedTuple):
 
 
 class End(NamedTuple):
-    """Tell the target of a Relay the hash of what it should have; any other, or none, makes it give up. Given
-    its answers.
-    """
+    """Tell the target of a Relay the expected hash; on any other, or none, it gives up. Given its answers."""
 
     machine: str
     sha256: str
 
 
 class Here(NamedTuple):
-    """Work of this very process: a step of steps_datastore.py, on a host of steps_hypervisor.py. Given what
-    that returns.
+    """Work of this very process: a step of model/store/datastore_steps.py, on a host of
+    model/vm/hypervisor_steps.py. Given what that returns.
     """
 
     step: Step
@@ -112,18 +107,14 @@ class AskOned(NamedTuple):
 
 
 class Say(NamedTuple):
-    """Lines for the log, made by `lines` from what machines have answered. Given nothing; a rehearsal passes
-    over it.
-    """
+    """Lines for the log, made by `lines` from answers. Given nothing; a rehearsal passes over it."""
 
     lines: Callable[..., Lines]
     about: Tuple[Any, ...] = ()
 
 
 def agree(machine: str) -> On:
-    """Return the message without a step: a machine of another version refuses it, before others do anything
-    for it.
-    """
+    """Return the message without a step: a machine of another version refuses it before any work is done."""
     return On(machine, ())
 
 
@@ -140,9 +131,7 @@ Part = Generator[Exchange, Any, T]
 
 
 def drive(plan: Part[T], do: Callable[[Exchange], Any]) -> T:
-    """Give a plan what `do` makes of all that it yields; what that raises is raised in the plan. Return what
-    the plan does.
-    """
+    """Give a plan what `do` makes of all that it yields, exceptions too. Return what the plan returns."""
     given: Any = None
     error: Exception | None = None
     try:

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What steps are made of, and what they name. steps.py passes all of it on."""
+"""References in steps: images, disks, and the disk that an image waits for.
+
+model/steps.py passes all of it on.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Any, Optional, Tuple
 
 from ..errors import BadArguments
 from ..named import NamedTuple
-from . import layout
-from .stores import MOUNTED, Access, check_source
+from .disk import names as disk_names
+from .store.access import MOUNTED, Access, check_source
 
 Step = Tuple[Any, ...]
 """A step is a named tuple; its class name is its name on the wire. (Named tuples: six times quicker to define
@@ -35,16 +38,16 @@ class ImageRef(NamedTuple):
     @property
     def base_prefix(self) -> str:
         """Return what the names of its bases begin with."""
-        from . import layout_base  # most actions name none
+        from .base import names as base_names  # most actions name none
 
-        return layout_base.prefix(self.store, self.id)
+        return base_names.prefix(self.store, self.id)
 
     @property
     def base_name(self) -> str:
         """Return the name of the base of its generation, '' if it names none."""
-        from . import layout_base
+        from .base import names as base_names
 
-        return layout_base.name(self.store, self.id, self.generation) if self.generation else ""
+        return base_names.name(self.store, self.id, self.generation) if self.generation else ""
 
     def to_data(self) -> dict[str, object]:
         """Return the image as JSON data; one in a mounted store needs no word about its access."""
@@ -88,7 +91,7 @@ class DiskRef(NamedTuple):
 
     @property
     def path(self) -> str:
-        return layout.disk(self.vm_dir, self.disk)
+        return disk_names.disk(self.vm_dir, self.disk)
 
     def to_data(self) -> dict[str, object]:
         """Return the disk as JSON data."""
@@ -100,3 +103,49 @@ class DiskRef(NamedTuple):
         if not isinstance(data, dict) or set(data) != set(cls._fields):
             raise BadArguments(f"not a disk: {str(data)[:200]}")
         return cls(**data)
+
+
+class Owner(NamedTuple):
+    """The disk whose guest writes what the image shall hold.
+
+    A store keeps one for each image that waits for a diff (store.Store.claim):
+
+        mounted store    <datastore>/.semishared/NAME/owner.json
+        pool             a key of the image's metadata
+
+    `ln` of a persistent image whose place is `diff` claims the image; the last claim counts. A commit is
+    refused unless the record still names its disk and cloud, no later epoch, and the base that the diff lies
+    over, and the image is what it was at the claim or what the last commit of this disk has made of it
+    (store/commit/claims.py).
+    """
+
+    vm: int
+    disk: int
+    epoch: int
+    """SEQ of the VM's history at which its host last claimed or committed: of two the higher counts."""
+    generation: str
+    """What the diff lies over: the image's own when it was claimed, and the base's on the host for as long as
+    the diff is there.
+    """
+    host: str = ""
+    """For people: where the diff was when this was written."""
+    cloud: str = ""
+    """'' of a cloud without an id."""
+
+    def is_same(self, other: Owner) -> bool:
+        """Tell whether both are the same disk, whatever has become of it."""
+        return (self.vm, self.disk, self.cloud) == (other.vm, other.disk, other.cloud)
+
+    def to_data(self) -> dict[str, object]:
+        """Return the owner as JSON data."""
+        return self._asdict()
+
+    @classmethod
+    def from_data(cls, data: object) -> Optional[Owner]:
+        """Return the owner in JSON data, None if there is none to be believed."""
+        if not isinstance(data, dict) or not set(cls._fields[:4]) <= set(data) <= set(cls._fields):
+            return None
+        found = cls(**data)
+        numbers, texts = found[:3], found[3:]
+        good = all(type(number) is int for number in numbers) and all(isinstance(text, str) for text in texts)
+        return found if good else None

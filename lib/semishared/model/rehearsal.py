@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan rehearsed: machines are only looked at, what they would be made to do is noted. `semishared plan`
-shows it.
+"""A plan rehearsed, for `semishared plan`: looks are carried out, changes are noted.
 
 Looks are sent as long as nothing acts before them: then what they see is what the action would see. From the
 first step that acts on everything is noted, and its answers are nobody's to look at: a plan that does look

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shapes of what comes from another machine, as data, and what in a value is not of its shape.
+"""Shapes of other machines' answers, as data, and what in a value is not of its shape.
 
-None                    null
-"count"                 one of FORMS
-[shape]                 a list of such
-(shape, shape)          one or the other
-{"name": shape}         an object that has these; with `?` behind a name one that may be left out. What it has
-besides is not read
-{"*": shape}            an object of such, by any names; {"#": shape}: by numbers
+    None                    null
+    "count"                 one of FORMS
+    [shape]                 a list of such
+    (shape, shape)          one or the other
+    {"name": shape}         an object that has these; `?` behind a name: it may be absent; others are not read
+    {"*": shape}            an object of such, by any names; {"#": shape}: by numbers
+
+ANSWER is the shape of what a machine says of itself when install/preflight.py examines it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import math
 import re
 from typing import Any, Callable, Iterable
 
-from . import layout
+from .disk import names as disk_names
 
 DEEPEST = 20
 """Of lists and objects within one another; a record has 4."""
@@ -40,9 +41,7 @@ def _is_real(value: object) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    """Tell whether a value is a text that a program can be given: what is no UTF-8 of a file's name is
-    one.
-    """
+    """Tell whether a value is a text for a program's argument: also a file name that is no UTF-8."""
     if not isinstance(value, str) or len(value) > LONGEST:
         return False
     try:
@@ -67,12 +66,17 @@ _is_digest = _matches(r"[0-9a-f]{32,128}")
 
 
 def _is_token(value: object) -> bool:
-    return value == "" or (_is_text(value) and "/" not in str(value) and layout.is_staged(str(value)))
+    return value == "" or (_is_text(value) and "/" not in str(value) and disk_names.is_staged(str(value)))
 
 
 def _is_probe(value: object) -> bool:
     folder, _, name = str(value).rpartition("/")
-    return _is_text(value) and folder in ("", layout.SIDE) and "\0" not in name and layout.is_staged(name)
+    return (
+        _is_text(value)
+        and folder in ("", disk_names.SIDE)
+        and "\0" not in name
+        and disk_names.is_staged(name)
+    )
 
 
 FORMS: dict[str, Callable[[object], bool]] = {
@@ -151,3 +155,48 @@ def shown(value: object) -> str:
     if isinstance(value, (list, dict)):
         return f"a list of {len(value)}" if isinstance(value, list) else f"an object of {len(value)}"
     return repr(value)[:100] if not isinstance(value, int) or abs(value) < MOST else "a huge number"
+
+
+ERROR = {"error": "text"}
+STORE = {
+    "empty": "flag",
+    "same": "flag",
+    "writable": "flag",
+    "marker": "text",
+    "passable": "flag",
+    "reason?": ("text", None),
+    "mount": {"point?": "text", "type?": "text", "options?": ["text"]},
+}
+LOCAL = {
+    "where": "text",
+    "free": "count",
+    "total": "count",
+    "inodes": "count",
+    "no_inodes": "flag",
+    "writable": "flag",
+    "read_only": "flag",
+}
+LIBVIRT = {
+    "libvirt": "text",
+    "qemu": "text",
+    "secrets": ["text"],
+    "virtiofs": ("flag", None),
+    "confines": ["text"],
+}
+SIGNED = {"place": "text", "machine?": "text", "count?": "number", "seen?": {"*": "number"}}
+
+ANSWER: Any = {
+    "programs": {"*": ("text", None)},
+    "lacks": {"needed": ["text"], "wanted": ["text"]},
+    "python": ["count"],
+    "user": "text",
+    "boot": "text",
+    "up_s": "real",
+    "tree?": {"version": "text", "parts": {"*": "text"}},
+    "libvirt?": (ERROR, LIBVIRT),
+    "local?": (ERROR, LOCAL),
+    "signed?": {"*": (ERROR, SIGNED)},
+    "stores?": {"*": (ERROR, STORE)},
+    "ceph": {"*": ERROR},
+}
+"""As shapes.py has it."""

@@ -12,14 +12,15 @@ from typing import Any
 
 from ..errors import BadArguments
 from ..named import NamedTuple
-from . import steps_move, steps_snapshot
+from .disk import snapshot_steps
+from .disk.snapshot_steps import *  # noqa: F403
 from .refs import DiskRef as DiskRef
 from .refs import ImageRef as ImageRef
 from .refs import Step as Step
-from .steps_move import *  # noqa: F403 - the vocabulary is one, in files of a size to read
-from .steps_snapshot import *  # noqa: F403
-from .stores import Access as Access
-from .stores import pool_and_name as pool_and_name
+from .store.access import Access as Access
+from .store.access import pool_and_name as pool_and_name
+from .vm import move_steps
+from .vm.move_steps import *  # noqa: F403 - the vocabulary is one, in files of a size to read
 
 
 class State(enum.Enum):
@@ -40,8 +41,7 @@ class PrepareVm(NamedTuple):
 
 
 class ReplaceLostBases(NamedTuple):
-    """Have the bases again that disks of the VM lie over, and that lay on a device of the host which is not
-    there.
+    """Make the bases again that the VM's disks lie over and that lay on a device which is not there.
 
     Those that its guest is to read from memory, have there, too.
     """
@@ -103,9 +103,7 @@ class CloneOnStore(NamedTuple):
 
 
 class LinkInPlace(NamedTuple):
-    """Link the VM's disk to the image itself; `session` ends the image's generation first, unless somebody
-    writes to it.
-    """
+    """Link the VM's disk to the image; `session` first ends its generation, unless a guest writes to it."""
 
     disk: DiskRef
     image: ImageRef
@@ -157,9 +155,7 @@ class ReceiveFile(NamedTuple):
 
 
 class EndSession(NamedTuple):
-    """Take an in-place disk away from the VM; the image stays. Of a diff that `commits` nothing but that is
-    said.
-    """
+    """Take an in-place disk from the VM; the image stays. A diff is only reported: `commits`."""
 
     disk: DiskRef
 
@@ -188,7 +184,7 @@ class SaveDisk(NamedTuple):
     snapshot: int = -1
     """The snapshot to save instead of the present content, -1 for none."""
     freeze: str = "NONE"
-    """How the guest rests for the moment that is saved (guest/rest.py)."""
+    """How the guest rests for the moment that is saved (guest/freeze.py)."""
 
 
 class BackUp(NamedTuple):
@@ -284,12 +280,10 @@ LOOKS = frozenset(
 
 
 def look_instead(step: Step) -> Step:
-    """Return the look that answers what `step` does, which also holds what it has looked at; `step` itself if
-    there is none.
-    """
-    if isinstance(step, steps_snapshot.DescribeDisk):
-        return steps_snapshot.LookAtDisk(*step)
-    return steps_move.LookAtVm(*step) if isinstance(step, steps_move.MarkVm) else step
+    """Return the look that answers `step`, and what the step itself looks at; `step` if there is none."""
+    if isinstance(step, snapshot_steps.DescribeDisk):
+        return snapshot_steps.LookAtDisk(*step)
+    return move_steps.LookAtVm(*step) if isinstance(step, move_steps.MarkVm) else step
 
 
 _NESTED: dict[str, Any] = {"image": ImageRef, "disk": DiskRef, "access": Access}
@@ -301,12 +295,17 @@ STEPS: dict[str, Any] = {
 def _named(name: str) -> Any:
     if name not in STEPS:
         # What no transfer action plans is not loaded by any.
-        from . import network_disk, shares, steps_base, steps_commit, steps_device, steps_image, steps_share
+        from .base import steps as base_steps
+        from .device import steps as device_steps
+        from .disk import commit_steps, network_disk
+        from .share import share
+        from .share import steps as share_steps
+        from .store import image_steps
 
         _NESTED.update(
-            network=network_disk.NetworkDisk, parts=steps_base.Part, tree=shares.Tree, share=shares.Share
+            network=network_disk.NetworkDisk, parts=base_steps.Part, tree=share.Tree, share=share.Share
         )
-        for module in (steps_base, steps_image, steps_commit, steps_device, steps_share):
+        for module in (base_steps, image_steps, commit_steps, device_steps, share_steps):
             STEPS.update(
                 {
                     key: cls

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of the transfer actions, one class per shape (docs/explanation/contract.md). Checked here,
-believed afterwards.
+"""Arguments and standard input of the actions, one class per shape (docs/explanation/contract.md).
+
+Values are checked here and believed afterwards.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def absolute(path: str, what: str) -> str:
 
 STORED = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*/[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z"
 """POOL/IMAGE of a store that is reached over the network. Whether the datastore is of that kind,
-model/stores.py says.
+model/store/access.py says.
 """
 
 

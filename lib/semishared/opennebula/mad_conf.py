@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What oned.conf has to say of this driver (docs/explanation/contract.md): install.sh writes it, doctor looks
-for it in datastores.
-"""
+"""What oned.conf says of this driver (docs/explanation/contract.md), for install.sh and doctor."""
 
 from __future__ import annotations
 
@@ -48,5 +46,5 @@ INHERITED = {
     "INHERIT_IMAGE_ATTR": ("SEMISHARED_SHARE_ACCESS",),
 }
 """Attributes of datastores and images that oned copies into a VM's disk: what it looks for there itself,
-which all stock files have, and what deploy has to (plan/filesystems.py).
+which all stock files have, and what deploy has to (plan/libvirt/filesystems.py).
 """

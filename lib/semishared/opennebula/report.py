@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stderr protocol of OpenNebula's drivers (docs/explanation/contract.md), and the only place that catches
-everything.
+"""The stderr protocol of OpenNebula's drivers (docs/explanation/contract.md).
+
+This is the only place that catches everything.
 
 Lines `SEV: text` become log lines, every other line is glued into the message the user sees. A text that
 begins with a number is taken for a VM id and can crash oned, so every text begins with the action's name.

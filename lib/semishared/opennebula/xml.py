@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named views over the XML of OpenNebula: VM, disk, image, datastore. No logic beyond YES/NO and units."""
+"""Views over the XML of OpenNebula: VM, disk, image, datastore, host. Values are read as oned reads them.
+
+No logic beyond numbers, YES/NO and units.
+"""
 
 from __future__ import annotations
 
@@ -164,7 +167,7 @@ class Disk(View):
 
     @property
     def luks_secret(self) -> str:
-        """What libvirt is told to decrypt the disk with, '' for nothing (plan/encryption.py)."""
+        """What libvirt is told to decrypt the disk with, '' for nothing (plan/image/encryption.py)."""
         return self.text("LUKS_SECRET")
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an action is under way still: oned may have given it up, and begun another one with the VM, while
-nobody here noticed.
+"""Whether an action is still under way.
+
+oned may have given it up and begun another one with the VM, unseen by this process.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares, where they are made: directories for guests on file systems that hold them to their size, one
-module for each of those.
+"""Shares, where they are made: one module for each file system that holds a directory to its size.
 
 What concerns all of them is in life.py; verbs.py says which function carries out which step
-(model/steps_share.py).
+(model/share/steps.py).
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from ..model.shares import Share, Snapshot, Tree, Use
+from ..model.share.share import Share, Snapshot, Tree, Use
 
 
 class FileSystem(Protocol):

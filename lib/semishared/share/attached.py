@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a directory may be given to a guest, and as which users: asked on the VM's host, by what starts the
-VM and by what gives it.
+"""Whether a directory may be given to a guest, as which users, and by which program of the host.
 
-All of it is read below the share's root, which only root and the drivers' user may write to: guests write to
-trees alone.
+The VM's host asks when it starts the VM, and when it gives the directory. All of it is read below the share's
+root, which only root and the drivers' user may write to: guests write to trees alone.
 """
 
 from __future__ import annotations
@@ -12,10 +11,11 @@ import os
 import re
 
 from ..errors import BadRecord, MissingImage, ShareRefused
-from ..model import layout, layout_share
-from ..model.shares import PATH, Tree
+from ..model.disk import names as disk_names
+from ..model.share import names as share_names
+from ..model.share.share import PATH, Tree
 from ..named import NamedTuple
-from ..store import marker
+from ..store.dir import marker
 from ..tools import files
 from . import life, owners, registered
 
@@ -43,7 +43,7 @@ def check(image: int, source: str, root_marker: str = "", born: int = -1) -> Giv
     `image`: whose share it has to be, -1 for whoever's it is; `root_marker`: of the root that the datastore
     has, '' if that is not known; `born`: when the image was made, as oned has it, -1 if that is not known.
     """
-    here, (root, number) = os.uname().nodename, layout_share.root_and_image(source)
+    here, (root, number) = os.uname().nodename, share_names.root_and_image(source)
     if (
         not re.match(PATH, source)
         or number < 0
@@ -59,19 +59,19 @@ def check(image: int, source: str, root_marker: str = "", born: int = -1) -> Giv
             f"{root} on {here} is not there: a root of shares is mounted on all hosts, at the same path"
         )
     # A client of NFS that has looked for it before it was made says for half a minute that it is not there.
-    files.refresh(root, f"{root}/{layout.SIDE}", f"{root}/{layout_share.SHARES}")
+    files.refresh(root, f"{root}/{disk_names.SIDE}", f"{root}/{share_names.SHARES}")
     for path in (
         root,
-        f"{root}/{layout.SIDE}",
-        f"{root}/{layout_share.SHARES}",
-        f"{root}/{layout_share.record(number)}",
+        f"{root}/{disk_names.SIDE}",
+        f"{root}/{share_names.SHARES}",
+        f"{root}/{share_names.record(number)}",
     ):
         _check_ours(path)
     marker.check(root, root_marker)
     known = life.read(Tree("plain", root), number)
     if not known or known.source != source:
         raise ShareRefused(
-            f"{root}/{layout_share.record(number)} on {here} does not say that {source} is ready"
+            f"{root}/{share_names.record(number)} on {here} does not say that {source} is ready"
         )
     if born not in (-1, known.share.born):
         raise ShareRefused(
@@ -89,7 +89,7 @@ def check(image: int, source: str, root_marker: str = "", born: int = -1) -> Giv
                 f"nobody could use {source}"
             )
         at = os.path.dirname(at).rstrip("/")
-    _check_ours(f"{root}/{layout_share.UIDS}")
+    _check_ours(f"{root}/{share_names.UIDS}")
     return Given(owners.known_uid_of(root, known.share.owner), known.share.directory, known.share.readonly)
 
 

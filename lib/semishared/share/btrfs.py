@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares on btrfs: a subvolume, whose qgroup has a limit. Guests cannot make subvolumes: no ioctl crosses
-virtiofs.
+"""Shares on btrfs: a subvolume, whose qgroup has a limit.
+
+Guests cannot make subvolumes: no ioctl crosses virtiofs.
 
 A snapshot is a read-only subvolume beside it. The limit is on what the share's own subvolume refers to, so
 nothing of it counts there.
@@ -18,14 +19,14 @@ import re
 from datetime import datetime
 
 from ..errors import DataInTheWay, NoQuota, ToolFailed
-from ..model import layout_share
-from ..model.shares import Snapshot, Use
+from ..model.share import names as share_names
+from ..model.share.share import Snapshot, Use
 from ..tools import files
-from ..tools.crash_points import point
+from ..tools.effects import point
 from ..tools.run import run
 from ..units import human
-from . import mounts, rights
-from .trees import Directories
+from . import rights
+from .plain import Directories
 
 ROW = re.compile(r"\s*0/[0-9]+\s+([0-9]+)\s+[0-9]+\s+([0-9]+|none)\s+([0-9]+|none)(\s|\Z)")
 
@@ -47,7 +48,7 @@ class Btrfs(Directories):
 
     def check(self) -> None:
         """Raise StoreUnavailable where it is no btrfs, NoQuota where its quotas are off."""
-        mounts.check(self.root, ("btrfs",))
+        rights.check_mounted(self.root, ("btrfs",))
         try:
             _shown(self.root)
         except ToolFailed as e:
@@ -89,9 +90,7 @@ class Btrfs(Directories):
         os.chmod(path, 0o700)
 
     def hold(self, image: int, size: int) -> None:
-        """Give the subvolume's qgroup a limit; raise NoQuota if it has not got it, or that would not be
-        kept.
-        """
+        """Give the subvolume's qgroup a limit; raise NoQuota if it does not take it, or would not keep it."""
         path = self.path(image)
         rights.run(_limit(path, size))
         found = self.use(image).limit
@@ -127,11 +126,10 @@ class Btrfs(Directories):
         super().remove(image)
 
     def _at(self, image: int, name: str) -> str:
-        return f"{self.root}/{layout_share.snapshot(image, name)}"
+        return f"{self.root}/{share_names.snapshot(image, name)}"
 
     def snapshot(self, image: int, name: str) -> None:
-        """Make a snapshot, which is there or is not: it is one transaction of the file system, on disk when
-        this returns.
+        """Make a snapshot in one transaction of the file system; it is on disk when this returns.
 
         Raise DataInTheWay: into a directory that somebody has put there it would go, under another name.
         """
@@ -144,7 +142,7 @@ class Btrfs(Directories):
         """Return the names of those in the root. What is called like one and is no subvolume somebody else
         has put there.
         """
-        named = filter(None, (layout_share.snapshot_of(image, entry) for entry in os.listdir(self.root)))
+        named = filter(None, (share_names.snapshot_of(image, entry) for entry in os.listdir(self.root)))
         return sorted(name for name in named if _is_subvolume(self._at(image, name)))
 
     def known(self, image: int, name: str) -> Snapshot:
@@ -171,9 +169,7 @@ class Btrfs(Directories):
 
 
 def _is_subvolume(path: str) -> bool:
-    """Tell whether something is there and a subvolume, whose top has this inode and no other directory has
-    it.
-    """
+    """Tell whether a path is a subvolume whose top has this inode, in no other directory."""
     try:
         return os.lstat(path).st_ino == SUBVOLUME
     except FileNotFoundError:

@@ -8,7 +8,7 @@ it also tells the key of a user who is there already, whoever that is: so the na
 for are confined, too.) The key is the same when it is asked for again; we keep it nowhere.
 
 That somebody has one stands in a file of the root from before the key is made until it is gone
-(layout_share.key): so `gc` finds what a killed action leaves, and nobody has to be let list the cluster's
+(share_names.key): so `gc` finds what a killed action leaves, and nobody has to be let list the cluster's
 users. So does the SEQ of the VM's history at which it was given last: no action of an earlier one, which runs
 on after oned has given it up, gives or takes the key of a VM that runs again.
 """
@@ -29,12 +29,12 @@ from ..errors import (
     NotSupported,
     ToolFailed,
 )
-from ..model import layout_share
-from ..model.shares import Tree
+from ..model.share import names as share_names
+from ..model.share.share import Tree
 from ..named import NamedTuple
-from ..store import ceph
+from ..store.rbd import ceph
 from ..tools import files
-from ..tools.crash_points import point
+from ..tools.effects import point
 from .cephfs import CephFs
 
 VERSION = 1
@@ -59,7 +59,7 @@ class Key(NamedTuple):
     @property
     def note(self) -> str:
         """Return where it stands, seen from the root."""
-        return layout_share.key(self.image, self.vm, self.readonly)
+        return share_names.key(self.image, self.vm, self.readonly)
 
     def user(self, tree: Tree) -> str:
         """Return as whom. The group goes before: whom we may make and remove has to be told from all others
@@ -84,10 +84,10 @@ def of(tree: Tree) -> Clients:
 
 def listed(root: str) -> list[Key]:
     """Return who has keys for shares of a root, also those of whom it cannot be read since when."""
-    directory = f"{root}/{layout_share.KEYS}"
+    directory = f"{root}/{share_names.KEYS}"
     files.refresh(directory)
     try:
-        found = map(layout_share.key_of, os.listdir(directory))
+        found = map(share_names.key_of, os.listdir(directory))
     except FileNotFoundError:
         return []
     return [_seen(root, Key(*key)) for key in sorted(key for key in found if key)]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares on CephFS: subvolumes of one group, made by the cluster's manager, their objects in RADOS namespaces
-of their own.
+"""Shares on CephFS: subvolumes of one group, made by the cluster's manager.
+
+Their objects are in RADOS namespaces of their own.
 
 The root is where the group (/volumes/GROUP) is mounted, so a subvolume is at <root>/share-<image>/<uuid> on
 all hosts. The manager gives it to its owner: nothing here takes root. Layout, namespace and limit of files
@@ -28,13 +29,13 @@ from ..errors import (
     StoreUnavailable,
     ToolFailed,
 )
-from ..model import layout_share
-from ..model.shares import Share, Snapshot, Tree, Use
-from ..model.stores import MOUNTED
-from ..store import ceph
-from ..tools.crash_points import point
-from . import mounts
-from .trees import MODE, most_files
+from ..model.share import names as share_names
+from ..model.share.share import Share, Snapshot, Tree, Use
+from ..model.store.access import MOUNTED
+from ..store.rbd import ceph
+from ..tools.effects import point
+from . import rights
+from .plain import MODE, most_files
 
 ERRORS = {
     errno.ENOENT: MissingImage,
@@ -61,7 +62,7 @@ class CephFs:
         """Raise StoreUnavailable where it is no CephFS, ShareRefused if guests' files have power here: those
         of a guest that is a client itself may be root's, and no host looks at its mount for that one.
         """
-        mounts.check(self.root, ("ceph", "fuse.ceph-fuse"))
+        rights.check_mounted(self.root, ("ceph", "fuse.ceph-fuse"))
         flags = os.statvfs(self.root).f_flag
         if not (flags & os.ST_NOSUID and flags & os.ST_NODEV):
             raise ShareRefused(
@@ -90,7 +91,7 @@ class CephFs:
             self._create(share, os.geteuid())
             point("subvolume made")
             path = self.there(share.image)
-            _lay_out(path, share, layout_share.namespace(self._marker, share.image))
+            _lay_out(path, share, share_names.namespace(self._marker, share.image))
             point("subvolume laid out")
         self._create(share, uid)
         point("subvolume given to its owner")
@@ -127,7 +128,7 @@ class CephFs:
 
     def snapshot_names(self, image: int) -> list[str]:
         """Return those of whoever made one, but for what none of ours is called."""
-        return sorted(name for name in self._names(image) if layout_share.may_be_snapshot(name))
+        return sorted(name for name in self._names(image) if share_names.may_be_snapshot(name))
 
     def known(self, image: int, name: str) -> Snapshot:
         """Return one: below the subvolume, as it is; below its content, which guests have, by the name that
@@ -136,10 +137,10 @@ class CephFs:
         What it keeps alone, CephFS does not say.
         """
         info = json.loads(self._ask("snapshot info", image, snap_name=name))
-        top = f"{self.root}/{layout_share.tree(image)}"
-        inside = layout_share.inside(name, os.lstat(top).st_ino)
+        top = f"{self.root}/{share_names.tree(image)}"
+        inside = share_names.inside(name, os.lstat(top).st_ino)
         return Snapshot(
-            name, parse_time(str(info["created_at"])), -1, f"{top}/{layout_share.below(name)}", inside
+            name, parse_time(str(info["created_at"])), -1, f"{top}/{share_names.below(name)}", inside
         )
 
     def forget(self, image: int, name: str) -> None:
@@ -177,7 +178,7 @@ class CephFs:
         """Have the manager do something with a subvolume; raise MissingImage, CephRefused, CephUnavailable,
         ToolFailed.
         """
-        name = layout_share.tree(image)
+        name = share_names.tree(image)
         asked = {
             "prefix": f"fs subvolume {verb}",
             "vol_name": self._volume,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `semishared doctor` asks of shares: of the machine that makes them, and of hosts whose guests have
-them. Nothing is changed.
+"""What `semishared doctor` asks of shares, and changes nothing.
+
+It asks the machine that makes them, and hosts whose guests have them.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from ..errors import SemisharedError, ToolMissing
-from ..model.shares import FIRST_UID, UIDS, Tree
-from ..store import marker
+from ..model.share.share import FIRST_UID, UIDS, Tree
+from ..store.dir import marker
 from ..tools import mounts
 from ..tools.hung_store import LIMIT_S, unless_it_hangs
 from . import daemons, life, owners

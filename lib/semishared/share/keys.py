@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps on the keys of shares (model/steps_share.py): each with its share held, so none is given for one that
-is being removed.
+"""Steps on the keys of shares (model/share/steps.py).
+
+Each holds its share's lock, so no key is given for a share that is being removed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from typing import Iterator
 
 from ..errors import BadRecord, MissingImage, SemisharedError, ShareRefused
-from ..model.shares import Tree
+from ..model.share.share import Tree
 from . import ceph_clients, life
 from .ceph_clients import Clients, Key
 

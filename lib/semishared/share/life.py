@@ -23,12 +23,12 @@ from ..errors import (
     StoreUnavailable,
     ToolFailed,
 )
-from ..model import layout_share
-from ..model.shares import Share, Tree
+from ..model.share import names as share_names
+from ..model.share.share import Share, Tree
 from ..named import NamedTuple
-from ..store import marker
+from ..store.dir import marker
 from ..tools import files, locks
-from ..tools.crash_points import point
+from ..tools.effects import point
 from ..tools.hung_store import LIMIT_S, unless_it_hangs
 from ..units import MiB, human
 from . import FileSystem, of, owners, registered, rights
@@ -46,7 +46,7 @@ class Record(NamedTuple):
 
 def read(tree: Tree, image: int) -> Optional[Record]:
     """Return what stands in the record of a share, None without one; raise BadRecord."""
-    path = f"{tree.root}/{layout_share.record(image)}"
+    path = f"{tree.root}/{share_names.record(image)}"
     files.refresh(os.path.dirname(path))
     data = files.read_json(path)
     if data is None:
@@ -55,7 +55,7 @@ def read(tree: Tree, image: int) -> Optional[Record]:
         raise BadRecord(
             f"{path} on {os.uname().nodename} is no record of a share that this version understands"
         )
-    if layout_share.root_and_image(str(data["source"]))[0] not in ("", tree.root):
+    if share_names.root_and_image(str(data["source"]))[0] not in ("", tree.root):
         # Guests are given what SOURCE of the image says: it is that which is theirs, and this a copy.
         of_it = (
             f"is of {data['source']}: a root of shares keeps its path, mount what has been moved "
@@ -88,7 +88,7 @@ def made(tree: Tree, image: int) -> Record:
 
 
 def _write(tree: Tree, share: Share, source: str) -> None:
-    path = f"{tree.root}/{layout_share.record(share.image)}"
+    path = f"{tree.root}/{share_names.record(share.image)}"
     files.write_json(path, {"version": VERSION, "share": share.to_data(), "source": source})
 
 
@@ -128,12 +128,11 @@ def _check_cloud(tree: Tree, found: str) -> None:
 
 @contextmanager
 def alone(tree: Tree, image: int, limit_s: float = locks.LIMIT_S) -> Iterator[str]:
-    """Let no other action change a share within the block; yield the path of the lock, which its holder may
-    remove.
+    """Hold a share within the block; yield the path of the lock, which its holder may remove.
 
     Raise ToolTimeout after `limit_s` seconds of waiting.
     """
-    path = f"{tree.root}/{layout_share.lock(image)}"
+    path = f"{tree.root}/{share_names.lock(image)}"
     with locks.exclusive(path, limit_s) as file, rights.holding(file):
         files.remove_stale(os.path.dirname(path))
         yield path
@@ -170,7 +169,7 @@ def make(tree: Tree, share: Share) -> dict[str, str]:
         known = read(tree, share.image)
         if known and known.share != share:
             raise DataInTheWay(
-                f"{tree.root}/{layout_share.record(share.image)} is the record of another image {share.image}"
+                f"{tree.root}/{share_names.record(share.image)} is the record of another image {share.image}"
             )
         if known and known.source:
             return {"source": known.source}
@@ -209,7 +208,7 @@ def remove(tree: Tree, number: int, source: str, born: int = -1) -> Optional[dic
             return {"removed": False}
         if known and source and known.source not in ("", source):
             raise DataInTheWay(
-                f"image {number} is {source}, but {tree.root}/{layout_share.record(number)} says "
+                f"image {number} is {source}, but {tree.root}/{share_names.record(number)} says "
                 f"{known.source}"
             )
         if known:
@@ -229,7 +228,7 @@ def _forget(tree: Tree, number: int) -> None:
     """Remove the record of a share, durably: after a power cut it would stand for a share whose image oned
     has not any more.
     """
-    path = f"{tree.root}/{layout_share.record(number)}"
+    path = f"{tree.root}/{share_names.record(number)}"
     os.unlink(path)
     files.fsync(os.path.dirname(path))
 
@@ -283,9 +282,9 @@ def listed(tree: Tree) -> dict[str, object]:
 
 
 def _images(tree: Tree) -> list[int]:
-    directory = f"{tree.root}/{layout_share.SHARES}"
+    directory = f"{tree.root}/{share_names.SHARES}"
     names = [] if files.is_absent(directory) else os.listdir(directory)
-    return sorted(number for number in map(layout_share.image_of, names) if number >= 0)
+    return sorted(number for number in map(share_names.image_of, names) if number >= 0)
 
 
 def _row(fs: FileSystem, tree: Tree, image: int) -> Optional[dict[str, object]]:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which users of the hosts the users of an owner's guests are: a range for each owner, given once and never
-to another.
+"""Users of the hosts for the users of an owner's guests: a range for each owner, given once, to no other.
 
 The number of a range is its owner's in OpenNebula, so it is the same in all datastores. A range is a file
 that says whose it is, published by a link(2), which makes it for one alone; none is ever removed. In roots of
@@ -13,10 +12,10 @@ from __future__ import annotations
 import os
 
 from ..errors import BadRecord, NoSpace
-from ..model import layout_share
-from ..model.shares import UIDS, first_uid
+from ..model.share import names as share_names
+from ..model.share.share import UIDS, first_uid
 from ..tools import files
-from ..tools.crash_points import point
+from ..tools.effects import point
 
 RANGES = (1 << 31) // UIDS - 2
 """Beyond are users that some programs take for negative."""
@@ -30,7 +29,7 @@ def first_uid_of(root: str, owner: int) -> int:
     """Return the first user of the range of `owner`, who is given one if need be; raise NoSpace,
     BadRecord.
     """
-    directory = f"{root}/{layout_share.UIDS}"
+    directory = f"{root}/{share_names.UIDS}"
     os.makedirs(directory, mode=0o755, exist_ok=True)
     files.remove_stale(directory)
     for _ in range(TRIES):
@@ -44,7 +43,7 @@ def first_uid_of(root: str, owner: int) -> int:
                 f"user {owner} of OpenNebula can have no shares in {root}: ranges of users are "
                 f"for the first {RANGES} alone"
             )
-        _give(f"{root}/{layout_share.uids(number)}", owner)
+        _give(f"{root}/{share_names.uids(number)}", owner)
     raise BadRecord(
         f"{directory} on {os.uname().nodename}: ranges of users are given with gaps, so there is "
         f"none for user {owner}"
@@ -53,13 +52,13 @@ def first_uid_of(root: str, owner: int) -> int:
 
 def known_uid_of(root: str, owner: int) -> int:
     """Return the first user of the range that `owner` has been given; raise BadRecord without one."""
-    given, broken = _given(f"{root}/{layout_share.UIDS}")
+    given, broken = _given(f"{root}/{share_names.UIDS}")
     for number, who in given.items():
         if who == owner:
             return first_uid(number)
     _refuse(broken)
     raise BadRecord(
-        f"{root}/{layout_share.UIDS} on {os.uname().nodename} does not say which users those of {owner} are"
+        f"{root}/{share_names.UIDS} on {os.uname().nodename} does not say which users those of {owner} are"
     )
 
 
@@ -70,7 +69,7 @@ def _given(directory: str) -> tuple[dict[int, int], list[str]]:
     files.refresh(directory)
     given, broken = {}, []
     for name in os.listdir(directory):
-        number = layout_share.number_of(name)
+        number = share_names.number_of(name)
         if number >= 0:
             data = files.hint(f"{directory}/{name}")  # one that says nothing is told of below
             if isinstance(data.get("owner"), int):

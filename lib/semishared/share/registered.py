@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories that were there before, which guests are given as they are: registered below the datastore's
-SAFE_DIRS.
+"""Directories that were there before, given to guests as they are: registered below SAFE_DIRS.
 
 Of such a one there is in the root, as of any share, a record, which says where it is, and a tree: an empty
 directory, the place where the daemon has it mounted, for itself alone (vmm/virtiofsd.py). So whoever asks for
@@ -14,11 +13,19 @@ import errno
 import os
 import re
 
-from ..errors import DataInTheWay, MissingImage, NotSupported, RestrictedPath, ShareRefused, StoreUnavailable
-from ..model import layout, layout_share
-from ..model.shares import PATH, Share, Tree
+from ..errors import (
+    DataInTheWay,
+    MissingImage,
+    NotSupported,
+    RestrictedPath,
+    ShareRefused,
+    StoreUnavailable,
+)
+from ..model.disk import names as disk_names
+from ..model.share import names as share_names
+from ..model.share.share import PATH, Share, Tree
 from ..tools import files
-from ..tools.crash_points import point
+from ..tools.effects import point
 from ..tools.hung_store import LIMIT_S, unless_it_hangs
 
 NEVER = (
@@ -138,7 +145,7 @@ def _is_of_ours(fd: int) -> bool:
     directory of others ours.
     """
     try:
-        found = os.lstat(layout.SIDE, dir_fd=fd)
+        found = os.lstat(disk_names.SIDE, dir_fd=fd)
     except FileNotFoundError:
         return False
     except PermissionError:
@@ -148,7 +155,7 @@ def _is_of_ours(fd: int) -> bool:
 
 
 def _place(tree: Tree, image: int) -> str:
-    return f"{tree.root}/{layout_share.tree(image)}"
+    return f"{tree.root}/{share_names.tree(image)}"
 
 
 def make(tree: Tree, share: Share) -> str:

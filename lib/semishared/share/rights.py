@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only root may do to a share: by sudo, command by command, each as the rule in docs/how-to/shares.md
-has it.
+"""What only root may do to a share: by sudo, command by command, as the rule in docs/how-to/shares.md has it.
 
-Whoever owns a tree is a user of a guest, and none of this machine's.
+The owner of a tree is a user of a guest, and none of this machine's.
 
 What sudo runs is not ours to end, and goes on when we are killed. So it has the lock of the share open, as
-its stdin, which is all that sudo leaves it: nobody changes that share until it has ended.
+its stdin, which is all that sudo leaves it: no action changes that share until it has ended.
 """
 
 from __future__ import annotations
@@ -15,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO
 
-from ..errors import NotPermitted, ToolFailed, ToolMissing
+from ..errors import NotPermitted, StoreUnavailable, ToolFailed, ToolMissing
 from ..tools import mounts
 from ..tools import run as programs
+from ..tools.mounts import Mount, of
 
 _held: list[int] = []
 
@@ -33,8 +33,7 @@ def holding(lock: IO[str]) -> Iterator[None]:
 
 
 def run(argv: list[str], *, long: bool = False, both: bool = False) -> str:
-    """Run `argv` as root and return its stdout, and its stderr with `both`; `long`: it may take as long as it
-    works.
+    """Run `argv` as root and return its stdout, `both`: and stderr; `long`: for as long as it works.
 
     Raise NotPermitted, or as tools/run.py.
     """
@@ -96,3 +95,14 @@ def remove(path: str) -> None:
     """Remove a tree that others could write to, with all in it; it need not be there."""
     if os.path.lexists(path):
         run(rm(path), long=True)
+
+
+def check_mounted(root: str, types: tuple[str, ...]) -> Mount:
+    """Return what a root lies on; raise StoreUnavailable unless that is one of `types`."""
+    found = of(root)
+    if found.type not in types:
+        raise StoreUnavailable(
+            f"{root} on {os.uname().nodename} is on {found.type} ({found.point}), not on "
+            f"{types[0]}: is it mounted?"
+        )
+    return found

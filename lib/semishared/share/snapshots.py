@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of shares, where the file system has them: named by the operator, there as a whole or not at all,
-gone with their share.
+"""Snapshots of shares, where the file system has them, by the operator's names.
+
+A snapshot is there as a whole or not at all, and goes with its share.
 """
 
 from __future__ import annotations
@@ -8,14 +9,14 @@ from __future__ import annotations
 import os
 
 from ..errors import BadArguments, DataInTheWay, MissingImage, ToolFailed
-from ..model import layout_share
-from ..model.shares import Snapshot, Tree
-from ..tools.crash_points import point
+from ..model.share import names as share_names
+from ..model.share.share import Snapshot, Tree
+from ..tools.effects import point
 from . import FileSystem, life
 
 
 def _check(name: str) -> None:
-    if not layout_share.may_be_snapshot(name):
+    if not share_names.may_be_snapshot(name):
         raise BadArguments(
             f"a snapshot is called 1 to 64 letters, digits, dots, dashes and underscores, not {name[:100]!r}"
         )

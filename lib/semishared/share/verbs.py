@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps on shares (model/steps_share.py) to functions: the fields of a step are the arguments of its
-function.
-"""
+"""Steps on shares (model/share/steps.py) to functions: fields of a step are arguments of its function."""
 
 from __future__ import annotations
 

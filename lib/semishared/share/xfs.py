@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares on XFS: a directory with a project of its own, whose quota has limits. Guests do not change it: no
-ioctl crosses virtiofs.
+"""Shares on XFS: a directory with a project of its own, whose quota has limits.
+
+Guests cannot change it: no ioctl crosses virtiofs.
 
 `df` in the guest shows the limits. What is empty is held by their second half: inodes cost the file system
 room that no project is charged for.
@@ -14,13 +15,13 @@ import re
 import struct
 
 from ..errors import BadArguments, NoQuota, ToolFailed
-from ..model.shares import Tree, Use
+from ..model.share.share import Tree, Use
 from ..named import NamedTuple
-from ..tools.crash_points import point
+from ..tools.effects import point
 from ..tools.mounts import of
 from ..units import human
-from . import mounts, rights
-from .trees import Directories, most_files
+from . import rights
+from .plain import Directories, most_files
 
 FIRST_PROJECT = 2_000_000_000
 """Images count from 0 to 2^31 - 1, projects to 2^32 - 2: the rule for sudoers knows ours by their ten
@@ -50,7 +51,7 @@ class Xfs(Directories):
 
     def check(self) -> None:
         """Raise StoreUnavailable where it is no XFS, NoQuota where projects are not held to their limits."""
-        mount = mounts.check(self.root, ("xfs",))
+        mount = rights.check_mounted(self.root, ("xfs",))
         if "prjquota" not in mount.options:
             raise NoQuota(f"{self.root} on {self._where}: {mount.point} is not mounted with prjquota")
         if _project(self.root):

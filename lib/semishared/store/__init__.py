@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where images live: what can be asked of a store and done in it, and the one place that says which kind
-answers.
+"""Where images live: what a store can be asked and told, and which kind of store answers.
 
-A kind is a class, loaded when a store of it is used, and its capabilities (model/stores.py), by which callers
-decide what they ask. SOURCE of an image is ROOT/NAME in every kind: the datastore's directory, or its pool,
-and a name in it.
+A kind is a class, loaded when a store of it is used, and its capabilities (model/store/access.py), by which
+callers decide what they ask. SOURCE of an image is ROOT/NAME in every kind: the datastore's directory, or its
+pool, and a name in it.
 
 Each method may be called again after it was killed anywhere, and then does the rest. What it makes is there
 whole or not at all. They run where the kind's images are changed: on any machine that mounts the store, or on
@@ -28,13 +27,13 @@ from typing import (
 )
 
 from ..model.refs import ImageRef
-from ..model.stores import Access
+from ..model.store.access import Access
 
 if TYPE_CHECKING:
-    from ..model.network_disk import NetworkDisk
-    from ..model.owner import Owner
+    from ..model.disk.network_disk import NetworkDisk
+    from ..model.refs import Owner
     from ..tools.extents import Manifest
-    from .diffs import Committed, Diff
+    from .commit.claims import Committed, Diff
 
 
 class Content(Protocol):
@@ -96,9 +95,7 @@ class Store(Protocol):
         """Raise unless the store is there, and the right one."""
 
     def check(self, image: ImageRef) -> None:
-        """Raise unless the store is the right one, and the image is there and one that a guest could be
-        given.
-        """
+        """Raise unless the store is the right one, and the image is there and fit for a guest."""
 
     def content(self, image: ImageRef) -> Content:
         """Return the content of an image, as hosts read it that keep bases."""
@@ -112,9 +109,7 @@ class Store(Protocol):
         """
 
     def writers(self, image: ImageRef) -> List[str]:
-        """Raise AnotherWriter if a guest is seen to write to the image; return who has it open without being
-        seen to write.
-        """
+        """Raise AnotherWriter if a guest is seen to write to the image; return who else has it open."""
 
     def snapshots(self, image: ImageRef) -> List[int]:
         """Return the numbers of an image's snapshots, as OpenNebula counts them."""
@@ -133,9 +128,7 @@ class Store(Protocol):
     def publish(
         self, image: ImageRef, path: str, known: Manifest | None = None, *, sparse: bool = True
     ) -> str:
-        """Make a private file the new image, and return its generation; `known`: what is in it. The store may
-        take the file.
-        """
+        """Publish a private file, which the store may take; return its generation. `known`: its content."""
 
     def receive(
         self, image: ImageRef, size: int, extents: Iterable[tuple[int, bytes]], said: Callable[[], str]
@@ -238,7 +231,7 @@ class Store(Protocol):
         image; '' for nothing.
         """
 
-    # -- diffs (model/owner.py): told by hosts, but for `settle` -----------------------------------------
+    # -- diffs (model/refs.py): told by hosts, but for `settle` -----------------------------------------
 
     def settle(self, image: ImageRef) -> None:
         """End what a killed commit has begun, or undo it; what looks at an image or changes it here does that
@@ -356,13 +349,13 @@ class Bridged(Store, Protocol):
 
 
 def _dir(access: Access) -> Store:
-    from .dir_store import DirStore
+    from .dir.store import DirStore
 
     return DirStore(access)
 
 
 def _rbd(access: Access) -> Bridged:
-    from .rbd_store import RbdStore
+    from .rbd.store import RbdStore
 
     return RbdStore(access)
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps on images (model/steps_image.py) that name a verb of their store: carried out alike wherever the
-store is changed.
+"""Steps on images that name a verb of their store (model/store/image_steps.py), on whatever machine.
 
 The fields of such a step are the arguments of its verb; an Access in front says which store it is, where no
 image does.

@@ -22,7 +22,8 @@ from contextlib import contextmanager
 from typing import Any, Iterator
 
 from ..errors import AnotherWriter, StoreUnavailable, UnexpectedFile, UnexpectedLink
-from ..model import layout, layout_store
+from ..model.disk import names as disk_names
+from ..model.store import dir_names
 from ..named import NamedTuple
 from ..tools import beneath, progress
 
@@ -68,10 +69,10 @@ def of_disk(path: str) -> list[str]:
     """Return who writes to a disk in a mounted store, to an image or a clone, in whichever of its layers; or
     why nobody can tell.
     """
-    store = layout_store.store_of(path)
+    store = dir_names.store_of(path)
     root = store or os.path.dirname(path)
     below, said = path[len(root) + 1 :], []
-    layers = layout.layers(below)
+    layers = disk_names.layers(below)
     try:
         with beneath.directory(root, layers) as folder:
             names = [
@@ -195,12 +196,13 @@ def _holder(fd: int) -> str:
 
 def _pids_with(stat: os.stat_result) -> Iterator[int]:
     """Yield the processes, of those that we may look into, that hold the write lock on a file."""
-    from ..tools import fdinfo
+    from ..tools import lock_holders
 
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         try:
             if any(
-                _is_writers(lock.first, lock.last) and lock.is_on(pid, stat) for lock in fdinfo.locks(pid)
+                _is_writers(lock.first, lock.last) and lock.is_on(pid, stat)
+                for lock in lock_holders.locks_of_process(pid)
             ):
                 yield pid
         except OSError:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The context ISO: volume CONTEXT with context.sh and the files the VM template names.
 
-context.sh may have a key in it (plan/client_access.py), so no killed action may leave it: what lies in the
-directory for temporary files while the ISO is written has the name of its writer (tools/owner.py) and goes
-when the next one is, or by `semishared gc`; the ISO itself is read from a file that has no name any more.
+context.sh may have a key in it (plan/share/client_keys.py), so no killed action may leave it: what lies in
+the directory for temporary files while the ISO is written has the name of its writer (tools/owner.py) and
+goes when the next one is, or by `semishared gc`; the ISO itself is read from a file that has no name any
+more.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Iterator
 
 from ..errors import BadArguments, MissingImage, ToolMissing, of_system
 from . import owner
-from .crash_points import point
+from .effects import point
 from .run import PATH, run
 
 TOOLS = (["genisoimage"], ["mkisofs"], ["xorriso", "-as", "mkisofs"])

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are there wholly or not at all: stage beside, fsync, rename."""
+"""Files that are there wholly or not at all (stage, fsync, rename), and what lies in others' directories.
+
+Others can write to the directories that `names_in`, `newest_below`, `look_at` and `unpublished_in` read:
+these change nothing and follow no link.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,9 @@ from contextlib import contextmanager
 from typing import Callable, Iterator
 
 from ..errors import BadRecord, NoSpace, ReadOnly, TooLarge, ToolFailed, UnexpectedLink
-from ..model import layout
-from . import crash_points
-from .crash_points import point
+from ..model.disk import names as disk_names
+from . import effects
+from .effects import point
 
 WINDOW = 16 << 20
 """Bytes that are written out between two signs of progress."""
@@ -35,7 +39,7 @@ def staged_name(path: str) -> str:
     from . import owner
 
     directory, name = os.path.split(path)
-    return f"{directory}/{layout.staged(name, owner.suffix())}"
+    return f"{directory}/{disk_names.staged(name, owner.suffix())}"
 
 
 def fsync(path: str) -> None:
@@ -173,7 +177,7 @@ def set_mode(path: str, mode: int) -> None:
         os.close(fd)
 
 
-def write_json(path: str, data: object, limit: int = layout.JSON_BYTES) -> None:
+def write_json(path: str, data: object, limit: int = disk_names.JSON_BYTES) -> None:
     """Write `data` as JSON, wholly or not at all; raise TooLarge for more than its readers take: what nobody
     can read is not written.
     """
@@ -185,7 +189,7 @@ def write_json(path: str, data: object, limit: int = layout.JSON_BYTES) -> None:
     write(path, text)
 
 
-def read_json(path: str, limit: int = layout.JSON_BYTES) -> dict[str, object] | None:
+def read_json(path: str, limit: int = disk_names.JSON_BYTES) -> dict[str, object] | None:
     """Return the JSON object in a small file, None if there is no such file; raise BadRecord if it cannot be
     read, or holds none.
 
@@ -207,7 +211,7 @@ def read_json(path: str, limit: int = layout.JSON_BYTES) -> dict[str, object] | 
     return data
 
 
-def hint(path: str, limit: int = layout.JSON_BYTES) -> dict[str, object]:
+def hint(path: str, limit: int = disk_names.JSON_BYTES) -> dict[str, object]:
     """Return the JSON object in a small file that only makes something quicker; {} if it is not there, or
     damaged.
     """
@@ -284,7 +288,7 @@ def remove_staged(directory: str, name: str = "") -> None:
     except FileNotFoundError:
         return
     for entry in entries:
-        if layout.is_staged(entry, name):
+        if disk_names.is_staged(entry, name):
             unlink(f"{directory}/{entry}")
 
 
@@ -300,7 +304,7 @@ def remove_stale(directory: str) -> None:
     from . import owner
 
     try:
-        names = [name for name in os.listdir(directory) if layout.is_staged(name)]
+        names = [name for name in os.listdir(directory) if disk_names.is_staged(name)]
     except FileNotFoundError:
         return
     for name in names:
@@ -317,7 +321,7 @@ def remove_tree(directory: str) -> None:
     # Not above: the host's monitoring probe needs this module, and no programs.
     from .run import work
 
-    if crash_points.is_on():
+    if effects.is_on():
         _remove_some(directory)
     for left in range(9, -1, -1):
         try:

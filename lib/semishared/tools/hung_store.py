@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A question to a store that may hang: whoever asks waits for so long, and the thread that got no answer is
-left to itself.
+"""A question to a store that may hang: the caller waits for so long, and leaves the thread to itself.
 
 A thread in a call that even SIGKILL does not end keeps what its process has open, and whoever reads from that
 waits on: oned, through ssh. Where that matters a process asks, and is left to itself.

@@ -9,7 +9,7 @@ import os
 import time
 from typing import Callable
 
-from ..model import layout
+from ..model.disk import names as disk_names
 from . import beneath, files, owner, progress
 
 
@@ -62,5 +62,5 @@ def staged(directory: str) -> list[dict[str, object]]:
     return [
         seen(f"{directory}/{name}", lives=owner.lives(name))
         for name in names(directory)
-        if layout.is_staged(name)
+        if disk_names.is_staged(name)
     ]

@@ -18,7 +18,32 @@ from collections import deque
 from typing import Deque, Sequence
 
 from ..named import NamedTuple
-from . import ioprio, standstill
+from . import standstill
+
+# The I/O priority of threads: ioprio_set(2), for which neither python nor the C library has a function.
+
+
+NUMBERS = {"aarch64": 30, "ppc64le": 273, "s390x": 282, "x86_64": 251}
+"""Of the system call, by machine."""
+BY_THREAD = 1
+ANY, LOWEST, IDLE = 0, 2 << 13 | 7, 3 << 13
+"""A class and what is within it: that of whoever asked for none, the last of the usual one, and the one that
+gets what all others leave.
+"""
+
+
+def put_in_io_class(threads: list[int], priority: int) -> bool:
+    """Give threads an I/O priority; tell whether this machine let us, also if some of them have ended
+    meanwhile.
+    """
+    import ctypes  # as long to load as one program takes to start
+
+    number = NUMBERS.get(os.uname().machine)
+    if number is None:
+        return False
+    libc = ctypes.CDLL(None)
+    return any([libc.syscall(number, BY_THREAD, thread, priority) == 0 for thread in threads])
+
 
 LEAST = 8 << 20
 """Bytes per second as the kernel counts them: each that is copied two to four times, as it is read and
@@ -78,7 +103,7 @@ class Watch:
             looks.clear()
             has_left = True
             # And again after the next window, if it is so then: a program begins threads as it needs them.
-            if not ioprio.put([thread for pid in _pids() for thread in _threads(pid)], ioprio.LOWEST):
+            if not put_in_io_class([thread for pid in _pids() for thread in _threads(pid)], LOWEST):
                 return
 
 

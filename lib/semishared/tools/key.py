@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The key of front-ends, by which a note that one of them wrote is told from any other: a file of 64 digits,
-its owner's alone.
+"""The key of front-ends, by which they know their own notes: a file of 64 digits, its owner's alone.
 
 Nothing of ours is imported here: install/examine.py sends this to other front-ends of an HA group, as a part
 of preflight.py.

@@ -20,9 +20,9 @@ import struct
 from typing import BinaryIO
 
 from ..errors import BrokenChain, DamagedLayer, MissingImage
-from ..model import layout
+from ..model.disk import names as disk_names
 from . import beneath, files
-from .crash_points import point
+from .effects import point
 
 MAGIC = b"QFI\xfb"
 BACKING_FORMAT = 0xE2792ACA
@@ -49,15 +49,15 @@ def publish_first(path: str, staged: str) -> None:
     where, name = os.path.split(path)
     root, below = (
         (os.path.dirname(staged), "")
-        if layout.are_layers(os.path.dirname(staged))
-        else (where, layout.layers(name))
+        if disk_names.are_layers(os.path.dirname(staged))
+        else (where, disk_names.layers(name))
     )
     with beneath.directory(root, below, make=True) as directory:
         keep = {"0", os.path.basename(staged)}
         older = [
             entry
             for entry in os.listdir(directory)
-            if entry not in keep and (layout.is_number(entry) or layout.is_staged(entry))
+            if entry not in keep and (disk_names.is_number(entry) or disk_names.is_staged(entry))
         ]
         if older:
             # A disk made anew: its predecessor's active layer is another one, and goes before what it lies
@@ -68,14 +68,14 @@ def publish_first(path: str, staged: str) -> None:
         os.rename(staged, f"{directory}/0")
         point(f"{name} layer renamed")
         files.fsync(directory)
-    files.symlink(layout.layer(name, 0), path)
+    files.symlink(disk_names.layer(name, 0), path)
 
 
 def remove(path: str) -> bool:
     """Remove the disk `path` with all of its layers; tell whether anything was there."""
     files.refresh(os.path.dirname(path))
     found = files.unlink(path)
-    folder = layout.layers(path)
+    folder = disk_names.layers(path)
     if os.path.islink(folder):
         return files.unlink(folder)  # whose link that is does not matter, nor where it leads
     if os.path.isdir(folder):
@@ -168,7 +168,7 @@ def reaches_out(path: str) -> str:
     name = backing_of(path)[0]
     if not name and struct.unpack_from(">Q", head, 8)[0]:
         return "a backing file that cannot be told"
-    return "" if not name or layout.is_number(name) else outside(name)
+    return "" if not name or disk_names.is_number(name) else outside(name)
 
 
 def outside(name: str) -> str:
@@ -209,7 +209,7 @@ def _named(path: str, over_network: bool) -> tuple[str, str]:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
             head = file.read(80) if is_file else b""
-            if head[:4] == MAGIC and len(head) == 80 and layout.layer_of(path):
+            if head[:4] == MAGIC and len(head) == 80 and disk_names.layer_of(path):
                 _tables(
                     path, file, head
                 )  # one of ours: what is missing at its end would be read as zeros, or as what lies below
@@ -253,7 +253,7 @@ def numbered(folder: str) -> list[int]:
         names = os.listdir(folder)
     except FileNotFoundError:
         return []
-    for number in sorted(int(name) for name in names if layout.is_number(name)):
+    for number in sorted(int(name) for name in names if disk_names.is_number(name)):
         found[os.lstat(f"{folder}/{number}").st_ino] = number
     return sorted(found.values())
 
@@ -276,7 +276,7 @@ def topmost(folder: str, number: int) -> int:
 def _lies_over(folder: str, number: int, below: int) -> bool:
     name = backing_of(f"{folder}/{number}")[0]
     return (
-        layout.is_number(name)
+        disk_names.is_number(name)
         and os.path.exists(f"{folder}/{name}")
         and os.path.samefile(f"{folder}/{name}", f"{folder}/{below}")
     )
@@ -298,7 +298,7 @@ def tree(
         # A raw layer's first bytes are its guest's, to be believed in nothing: it has no backing file.
         raw = number == active and active_format == "raw"
         found[number] = ("", "") if raw else backing_of(f"{folder}/{number}")
-    below = {number: int(name) for number, (name, _) in found.items() if layout.is_number(name)}
+    below = {number: int(name) for number, (name, _) in found.items() if disk_names.is_number(name)}
     raws: set[object] = {
         below[number] for number in below if found[number][1] == "raw" and number != raw_layer
     }

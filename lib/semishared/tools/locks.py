@@ -4,9 +4,9 @@
 A lock file may be removed by its holder, and by nobody else however old it is: an action that holds a removed
 lock is alone no more. Whoever waited on the removed file notices and takes the new one.
 
-A holder that has been stopped is killed by who waits for it (holders.py). One that cannot be is passed by:
-its lock gets its next generation, a new file with what was noted in the old one, and what it would publish
-then is refused.
+A holder that has been stopped is killed by who waits for it (tools/lock_holders.py). One that cannot be is
+passed by: its lock gets its next generation, a new file with what was noted in the old one, and what it would
+publish then is refused.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ def _look(path: str, file: IO[str]) -> bool:
     """Look at who has a lock that has been wanted for long; tell whether it was passed by."""
     if time.monotonic() - _wanted.setdefault(path, time.monotonic()) < LONG_S:
         return False
-    from . import holders
+    from . import lock_holders
 
     found = os.fstat(file.fileno())
-    return holders.look(path, found, say) and _pass(path, file, found)
+    return lock_holders.look(path, found, say) and _pass(path, file, found)
 
 
 def _pass(path: str, file: IO[str], found: os.stat_result) -> bool:
@@ -152,9 +152,9 @@ def unless_busy(path: str) -> IO[str] | None:
 
 
 def _is_stopped(path: str) -> bool:
-    from . import holders
+    from . import lock_holders
 
-    return holders.is_stopped(path)
+    return lock_holders.is_stopped(path)
 
 
 def noted(file: IO[str]) -> dict[str, Any]:
@@ -203,9 +203,9 @@ def is_held(path: str) -> bool:
 
 def _is_silent(path: str) -> bool:
     """Tell whether who has a lock is about to be ended, or passed by."""
-    from . import holders
+    from . import lock_holders
 
-    return holders.is_silent(path)
+    return lock_holders.is_silent(path)
 
 
 @contextmanager

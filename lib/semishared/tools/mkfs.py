@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Empty images, with a file system or a swap area if one is wanted."""
+"""Images that are made: empty, with a file system or a swap area, and the context ISO."""
 
 from __future__ import annotations
 

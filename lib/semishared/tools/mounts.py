@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is mounted on this machine, as /proc/self/mountinfo says it (proc(5)): none is touched, so none that
-hangs is waited for.
-"""
+"""What is mounted here, by /proc/self/mountinfo (proc(5)): no mount is touched, so none can hang us."""
 
 from __future__ import annotations
 

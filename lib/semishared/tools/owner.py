@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import os
 
-from ..model import layout
+from ..model.disk import names as disk_names
 
-_mine: dict[int, layout.Maker] = {}
+_mine: dict[int, disk_names.Maker] = {}
 
 
 def started(pid: int) -> str:
@@ -72,15 +72,15 @@ def suffix() -> str:
     pid = os.getpid()
     if pid not in _mine:
         _mine.clear()
-        _mine[pid] = layout.Maker(_machine(), pid, started(pid))
-    return layout.made_by(_mine[pid], os.urandom(6).hex())
+        _mine[pid] = disk_names.Maker(_machine(), pid, started(pid))
+    return disk_names.made_by(_mine[pid], os.urandom(6).hex())
 
 
 def lives(name: str) -> bool:
     """Tell whether `name` was made by a process of this machine that is there; False where that is not
     known.
     """
-    maker = layout.maker_of(name)
+    maker = disk_names.maker_of(name)
     return maker is not None and maker.machine == _machine() and started(maker.pid) == maker.started
 
 
@@ -91,7 +91,7 @@ def is_gone(name: str, *, other_boots: bool = False) -> bool:
     With `other_boots`, of a directory that this machine alone writes to, what processes of its earlier boots
     made is known, too.
     """
-    maker, machine = layout.maker_of(name), _machine()
+    maker, machine = disk_names.maker_of(name), _machine()
     if maker is None or maker.machine[:8] != machine[:8]:
         return False
     return started(maker.pid) != maker.started if maker.machine == machine else other_boots

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program under way that is fed or read piece by piece, and watched meanwhile: it may stall, and is ended
-when it is not needed.
-"""
+"""A program that is fed or read piece by piece and watched: it may stall, and is ended when not needed."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import time
 from contextlib import contextmanager
 from typing import Callable, Iterator
 
-from . import ready
+from . import run
 from .run import failure, memory, read_back, read_ends, start_piped
 
 
@@ -39,7 +37,7 @@ class Program:
         """
         view, since = memoryview(data), time.monotonic()
         while view:
-            if not ready.to_write(self.fd, 0.5):
+            if not run.wait_to_write(self.fd, 0.5):
                 stalled(time.monotonic() - since)
                 continue
             try:

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""qemu-img, one function per subcommand, always with an explicit format (CVE-2026-24708 is what happens
-without).
-"""
+"""qemu-img, one function per subcommand, always with an explicit format (without: CVE-2026-24708)."""
 
 from __future__ import annotations
 

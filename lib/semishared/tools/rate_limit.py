@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep to a rate, and out of the way of the guests: what is not urgent takes what they leave."""
+"""Rates of copies, and I/O priorities that leave the device to the guests first."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ def standing_back() -> Iterator[None]:
         yield
     finally:
         if watch:
-            from . import ioprio
+            from . import io_floor
 
             watch.end()
-            _stands_back = not ioprio.put([os.getpid()], ioprio.ANY)
+            _stands_back = not io_floor.put_in_io_class([os.getpid()], io_floor.ANY)
 
 
 def _begin() -> Watch | None:
@@ -82,10 +82,12 @@ def _begin() -> Watch | None:
     host does not let us.
     """
     global _stands_back
-    from . import io_floor, ioprio
+    from . import io_floor
 
     watch = io_floor.Watch()
-    _stands_back = ioprio.put([os.getpid()], ioprio.LOWEST if io_floor.has_left else ioprio.IDLE)
+    _stands_back = io_floor.put_in_io_class(
+        [os.getpid()], io_floor.LOWEST if io_floor.has_left else io_floor.IDLE
+    )
     if _stands_back:
         return watch
     watch.end()

@@ -1,21 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one way to run a program: argv lists, closed stdin, a constructed environment, a limit, stderr in the
-error.
+"""The one way to run a program: argv lists, closed stdin, a constructed environment, a limit.
 
-Programs die with us (PR_SET_PDEATHSIG through setpriv), so that a killed driver leaves nobody at work.
+An error carries the program's stderr. Programs die with us (PR_SET_PDEATHSIG through setpriv): a killed
+driver leaves none at work.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import select
 import signal
 import subprocess
 from contextlib import contextmanager
 from typing import IO, Callable, Generator, Iterator
 
 from ..errors import NoSpace, SemisharedError, ToolFailed, ToolMissing, ToolTimeout
-from . import progress, ready, standstill
+from . import progress, standstill
 from .ending import ended_within
+
+LONGEST_S = 86_400.0
+"""poll(2) takes milliseconds as an int."""
+NONE = -1
+
+
+def wait_to_read(fd: int, within_s: float) -> bool:
+    """Return True if a file can be read, or is at its end, within that time.
+
+    By poll(2): select(2) takes no file above 1023, which a session with 250 hosts has.
+    """
+    return wait_to_read_or_write(fd, NONE, within_s)[0]
+
+
+def wait_to_write(fd: int, within_s: float) -> bool:
+    """Return True if a file becomes writable within that time."""
+    return wait_to_read_or_write(NONE, fd, within_s)[1]
+
+
+def wait_to_read_or_write(read: int, write: int, within_s: float) -> tuple[bool, bool]:
+    """Tell whether one file can be read, and whether the other one takes something, as soon as one of it is
+    so.
+
+    Also where there is an end or an error to be told, which the next read or write does.
+    """
+    poll = select.poll()
+    for fd, events in ((read, select.POLLIN), (write, select.POLLOUT)):
+        if fd != NONE:
+            poll.register(fd, events)
+    # Rounded up: who is told too early would ask again and again.
+    found = dict(poll.poll(math.ceil(min(max(within_s, 0.0), LONGEST_S) * 1000)))
+    return read in found, write in found
+
 
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
 DIES_WITH_US = ["setpriv", "--pdeathsig", "KILL", "--"]
@@ -288,7 +323,7 @@ def stream(
             assert process.stdout
             try:
                 while True:
-                    if not ready.to_read(process.stdout.fileno(), silence_s):
+                    if not wait_to_read(process.stdout.fileno(), silence_s):
                         raise ToolTimeout(f"{argv[0]} has said nothing for {silence_s:.0f} s")
                     chunk = os.read(process.stdout.fileno(), 1 << 20)
                     if not chunk:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines sign directories that are to be each machine's own: so they find out that several of them have the
-same one.
+"""Machines sign directories that are each machine's own, and so find those that several have in common.
 
 Nothing of ours is imported here: install/examine.py sends this to machines that need not have anything of
 ours.

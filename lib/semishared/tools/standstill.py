@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When something is stuck: not by how long it takes, which nobody knows of a disk of terabytes, but by what
-it does meanwhile.
+"""When something is stuck: by what it does meanwhile, not by how long it takes.
+
+No limit of time suits a disk of terabytes.
 
 What the kernel counts of a program is its progress: bytes it has read and written, and CPU time, if that is
 more than a waiting program's timers take (librbd's bytes cross sockets, which are in no count). Nothing of

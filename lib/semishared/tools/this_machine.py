@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which names are this machine's: the one that it has, and every name or address that leads here; and which
-are one machine's.
+"""This machine's names and addresses, whether two names are one machine's, and its packages for Python.
 
 Labels are not compared: x9.siteb.example is another machine than the x9 of this site, and `HOSTNAME` of
-oned.conf may be any name. A name may have addresses that many machines have (that of libvirt's bridge, one of
-a service), beside that by which it is reached.
+oned.conf may be any name. A name may have addresses that many machines have (libvirt's bridge, a service)
+beside the one by which it is reached.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from functools import cache
+
+from ..errors import SemisharedError
+from .run import run
 
 _DISCARD = 9
 """A port; nothing is sent there."""
@@ -68,3 +72,32 @@ def _is_ours(family: int, address: tuple[object, ...]) -> bool:
             return bool(probe.getsockname()[0] == address[0])
     except OSError:
         return False
+
+
+ANSWER_S = 3
+MOST_ADDRESSES = 64
+"""More than any host of a cloud has; a line of monitoring is not to grow without an end."""
+
+
+def addresses() -> list[str]:
+    """Return this machine's addresses that are not of one link alone, as Ceph writes them; none if they
+    cannot be asked for.
+    """
+    try:
+        links = json.loads(run(["ip", "-j", "address", "show", "up", "scope", "global"], timeout_s=ANSWER_S))
+        found = [str(row["local"]) for link in links for row in link.get("addr_info", ()) if "local" in row]
+    except (SemisharedError, ValueError, TypeError):
+        return []
+    return sorted(found)[:MOST_ADDRESSES]
+
+
+def reach_bindings() -> None:
+    """Let this process import the machine's packages, libvirt's and Ceph's bindings: call it right before.
+
+    Every program of ours starts with -S: a start without looks through those packages and loads what their
+    .pth files name, 2 to 10 ms.
+    """
+    if sys.flags.no_site:
+        import site
+
+        sys.path += [path for path in site.getsitepackages() if path not in sys.path and os.path.isdir(path)]

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extents between files: in memory that is used again and again, and past the page cache where that is a
-disk's.
+"""Extents between files: through reused memory, past a disk's page cache, several side by side.
 
-New memory costs a fault for each page, and the page cache a copy, and the writing of it in the kernel's own
-threads: beside a hash that is a third of the processor time of a copy. What goes past it takes nothing from
-the guests' caches, either.
+New memory costs a fault for each page; the page cache costs a copy, and a write in the kernel's own threads.
+Beside a hash that is a third of a copy's processor time. Direct I/O also leaves the guests' caches alone.
 """
 
 from __future__ import annotations

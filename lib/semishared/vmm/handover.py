@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hypervisor action on the VM's host: planned in plan/hypervisor.py, carried out up to the stock script
-that this process becomes.
+"""A hypervisor action on the VM's host: carried out up to the stock script, or rehearsed.
+
+plan/vm/hypervisor.py plans; this process becomes the stock script.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 from ..model.exchange import Exchange, Here, Say, drive
 from ..opennebula.report import Report, caught
-from ..plan.hypervisor import PLANNERS, READ, Asked, planned
+from ..plan.vm.hypervisor import PLANNERS, READ, Asked, planned
 from ..tools.ending import ended
 from .on_host import OnHost
 

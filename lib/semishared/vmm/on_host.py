@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps to functions: what a hypervisor action does on its host (model/steps_hypervisor.py)."""
+"""Steps to functions: what a hypervisor action does on its host (model/vm/hypervisor_steps.py)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 from typing import Any, Callable, NoReturn
 
 from ..errors import BadArguments, StoreUnavailable, ToolMissing
-from ..model import steps_hypervisor as h
 from ..model.refs import Step
-from ..plan.hypervisor import MESSAGE
+from ..model.vm import hypervisor_steps as h
+from ..plan.vm.hypervisor import MESSAGE
 from . import records
 
 CHECKPOINT_S = 60
@@ -34,7 +34,7 @@ class OnHost:
         if hasattr(self, name):
             return getattr(self, name)(step)
         # Of a migration: loaded where one is.
-        from .on_guest import OnGuest
+        from .live_migration import OnGuest
 
         return getattr(OnGuest(self._say), name)(step)
 
@@ -66,10 +66,10 @@ class OnHost:
         records.check_disk(step.vm_dir, step.record)
 
     def CheckEpoch(self, step: h.CheckEpoch) -> str:
-        from ..disk import overtaken
+        from ..disk import epoch_check
 
         name = os.path.basename(step.vm_dir)
-        return overtaken.check(int(name), step.vm_dir) if name.isdigit() else ""
+        return epoch_check.check(int(name), step.vm_dir) if name.isdigit() else ""
 
     def ReadChain(self, step: h.ReadChain) -> list[tuple[str, str]]:
         return records.read_chain(step.path, step.record)

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records of a VM's disks as hypervisor actions read them, and whether what they say is there, before
-QEMU opens it.
-"""
+"""Records of a VM's disks for hypervisor actions, and a check of what they name before QEMU opens it."""
 
 from __future__ import annotations
 
@@ -9,8 +7,9 @@ import os
 from typing import Iterable, Optional
 
 from ..errors import BadRecord, MissingImage, SemisharedError, UnexpectedLink, UnsafeImage
-from ..model import layout, layout_store
-from ..model.record import Record
+from ..model.disk import names as disk_names
+from ..model.disk.record import Record
+from ..model.store import dir_names
 from ..named import NamedTuple
 
 
@@ -29,10 +28,10 @@ def read_records(vm_dir: str, numbers: Iterable[int]) -> list[Record]:
     """
     records = []
     for number in numbers:
-        path = layout.record(vm_dir, number)
+        path = disk_names.record(vm_dir, number)
         try:
             with open(path, "rb") as file:
-                records.append(Record.parse(number, file.read(layout.JSON_BYTES)))
+                records.append(Record.parse(number, file.read(disk_names.JSON_BYTES)))
         except FileNotFoundError:
             pass
         except OSError as e:
@@ -45,7 +44,9 @@ def read_records(vm_dir: str, numbers: Iterable[int]) -> list[Record]:
 def numbers_recorded(vm_dir: str) -> list[int]:
     """Return the numbers of the disks that have a record."""
     return sorted(
-        number for number in map(layout.recorded, os.listdir(layout.records(vm_dir))) if number is not None
+        number
+        for number in map(disk_names.recorded, os.listdir(disk_names.records(vm_dir)))
+        if number is not None
     )
 
 
@@ -56,11 +57,13 @@ def notes(vm_dir: str) -> list[str]:
     Without loading that, for mostly there are none.
     """
     try:
-        found = list(filter(layout.is_unsettled, os.listdir(layout.records(vm_dir))))
+        found = list(filter(disk_names.is_unsettled, os.listdir(disk_names.records(vm_dir))))
     except (FileNotFoundError, NotADirectoryError):
         return []
     vm = os.path.basename(vm_dir)
-    lock = layout.disks_lock(layout.base_store_of(vm_dir), int(vm)) if layout.is_number(vm) else ""
+    lock = (
+        disk_names.disks_lock(disk_names.base_store_of(vm_dir), int(vm)) if disk_names.is_number(vm) else ""
+    )
     if lock and os.path.exists(lock):
         from ..tools import locks
 
@@ -84,12 +87,12 @@ def share_note(vm_dir: str) -> tuple[list[int], dict[int, Noted]]:
     """
     import json
 
-    from ..model import layout_share
+    from ..model.share import names as share_names
 
-    path = layout_share.clients(vm_dir)
+    path = share_names.clients(vm_dir)
     try:
         with open(path, "rb") as file:
-            data = json.loads(file.read(layout.JSON_BYTES))
+            data = json.loads(file.read(disk_names.JSON_BYTES))
     except FileNotFoundError:
         return [], {}
     except (OSError, ValueError, RecursionError) as e:
@@ -126,16 +129,16 @@ def read_chain(path: str, record: Record) -> list[tuple[str, str]]:
         if in_place and found:
             raise UnsafeImage(f"image {path} has a backing file")
         if record.place.is_clone:
-            _check_chain(path, found, layout_store.link(layout_store.side_of(path)))
+            _check_chain(path, found, dir_names.link(dir_names.side_of(path)))
         elif record.place.is_remote:
-            from ..disk import remote
+            from ..disk import remote_first
 
-            _check_chain(path, found, remote.link_of(record))
-            if not record.over and (not found or found[-1][0] != remote.link_of(record)):
+            _check_chain(path, found, remote_first.link_of(record))
+            if not record.over and (not found or found[-1][0] != remote_first.link_of(record)):
                 raise UnsafeImage(f"{path} does not lie over {record.of_image.source}")
     except SemisharedError as e:
         if isinstance(e, MissingImage) and record.is_local:
-            _check_device(os.path.dirname(layout.plain(path)), record)
+            _check_device(os.path.dirname(disk_names.plain(path)), record)
         raise type(e)(f"disk {record.disk}: {e.detail}") from None
     return found
 
@@ -149,7 +152,7 @@ def _check_chain(path: str, chain: list[tuple[str, str]], image: str) -> None:
     folder, above = os.path.dirname(path), path
     for below, _ in chain:
         name = below[len(folder) + 1 :] if below.startswith(f"{folder}/") else ""
-        is_layer = layout.is_number(name)
+        is_layer = disk_names.is_number(name)
         above, earlier = below, above
         if earlier == image or not (is_layer or below == image):
             raise UnsafeImage(f"{path} lies over {below}, which is neither a layer of its disk nor its image")
@@ -159,7 +162,7 @@ def check_disk(vm_dir: str, record: Record) -> None:
     """Raise unless the disk is what its record says and there: nothing has been started yet."""
     if record.network:
         return  # no file of it is on this host; who opens it will see
-    path = layout.disk(vm_dir, record.disk)
+    path = disk_names.disk(vm_dir, record.disk)
     link = os.path.normpath(os.path.join(vm_dir, os.readlink(path))) if os.path.islink(path) else ""
     link, inside = "/" + link.lstrip("/") if link else "", os.path.normpath("/" + vm_dir.strip("/"))
     if record.is_local and link and not link.startswith(f"{inside}/"):
@@ -167,17 +170,19 @@ def check_disk(vm_dir: str, record: Record) -> None:
     # An action that was killed may have left the link at an older layer; which one is active, the record
     # alone says.
     leads = (
-        os.path.dirname(record.path) == layout.layers(link) if record.place.is_clone else link == record.path
+        os.path.dirname(record.path) == disk_names.layers(link)
+        if record.place.is_clone
+        else link == record.path
     )
     if not record.is_local and not leads:
         raise BadRecord(f"disk {record.disk} is recorded as {record.path} but {link or 'no link'} is there")
     if not record.is_local:
         _check_on_store(record)
     elif record.place.is_remote:
-        from ..disk import remote
+        from ..disk import remote_first
 
-        remote.check(record)
-    is_on_device = record.is_local and os.path.islink(layout.layers(path))
+        remote_first.check(record)
+    is_on_device = record.is_local and os.path.islink(disk_names.layers(path))
     if is_on_device:
         # First: whoever looks for a file on one that hangs waits for ever.
         _check_device(vm_dir, record)
@@ -204,15 +209,13 @@ def _check_on_store(record: Record) -> None:
     Whoever can write the store can do that a moment later still: what QEMU may open is for its confinement to
     say.
     """
-    side = (
-        layout_store.side_of(record.path) if record.place.backing == "store" else os.path.dirname(record.path)
-    )
+    side = dir_names.side_of(record.path) if record.place.backing == "store" else os.path.dirname(record.path)
     name, own = os.path.basename(side), os.path.dirname(side)
     suspects = [own, side, f"{os.path.dirname(own)}/{name}"]
     if record.place.backing == "store":
-        suspects += [layout_store.clones(side), os.path.dirname(record.path), record.path]
-    link = layout_store.link(side)
-    if os.path.islink(link) and os.readlink(link) != layout_store.link_target(name):
+        suspects += [dir_names.clones(side), os.path.dirname(record.path), record.path]
+    link = dir_names.link(side)
+    if os.path.islink(link) and os.readlink(link) != dir_names.link_target(name):
         suspects.append(link)
     for path in suspects:
         if os.path.islink(path):

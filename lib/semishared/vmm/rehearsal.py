@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ..model import layout
+from ..model.base.steps import RehearseHypervisor
+from ..model.disk import names as disk_names
 from ..model.exchange import Exchange, Here
 from ..model.rehearsal import rehearsed
-from ..model.steps_base import RehearseHypervisor
-from ..model.steps_hypervisor import look_instead
-from ..plan.hypervisor import Asked, forwarded, planned
+from ..model.vm.hypervisor_steps import look_instead
+from ..plan.vm.hypervisor import Asked, forwarded, planned
 from .on_host import OnHost
 
 
@@ -26,5 +26,5 @@ def rehearse(step: RehearseHypervisor) -> dict[str, Any]:
         return host.do(wanted.step)
 
     # As our forwarders decide it.
-    is_ours = os.path.lexists(layout.records(asked.vm_dir))
+    is_ours = os.path.lexists(disk_names.records(asked.vm_dir))
     return rehearsed(planned(asked) if is_ours else forwarded(asked), do, look_instead).to_data()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What gives a share to a guest: virtiofsd, in a user namespace in which root is the first user of the
-share's owner, and no other user of the host exists.
+"""virtiofsd, which gives a share to a guest, in a user namespace.
+
+root in it is the first user of the share's owner, and it has no other user of the host.
 
 libvirt starts it as root, with the arguments of QEMU's virtiofsd and the socket as an open file. This process
 itself goes into the namespace and becomes the daemon, so what libvirt knows of it, and ends with the VM, is
@@ -20,7 +21,7 @@ from contextlib import contextmanager
 from typing import Dict, Iterator, List, NoReturn, Sequence
 
 from ..errors import BadArguments, SemisharedError, ShareRefused, ToolFailed
-from ..model.shares import UIDS
+from ..model.share.share import UIDS
 from ..share import attached, registered
 from ..share.daemons import QEMUS, daemon
 

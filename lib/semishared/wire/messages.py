@@ -18,7 +18,7 @@ from typing import Callable, Optional, Union
 
 from .. import VERSION
 from ..errors import HostFailed, TooLarge
-from ..tools import ready
+from ..tools import run
 
 BUILD = "BUILD"
 """File in an installed package: the hash of all others, by which it is known from any other of the same
@@ -81,7 +81,7 @@ class Reader:
     def _wait(self, deadline: float | None) -> None:
         if deadline is not None:
             left = deadline - time.monotonic()
-            if left <= 0 or not ready.to_read(self._fd, left):
+            if left <= 0 or not run.wait_to_read(self._fd, left):
                 raise Silence
 
     def _fill(self, deadline: float | None, most: int) -> bool:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extents on their way between hosts: packets that carry the id of their session, their number, and a MAC
-with its key.
+"""Extents between hosts: packets with the id of their session, a number, and a MAC with its key.
 
     packet    magic, session, number, kind, codec, sizes of table, plain and packed payload; MAC; table;
     payload

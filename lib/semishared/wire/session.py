@@ -2,8 +2,9 @@
 """A host, as the front-end sees it: one ssh per host and action, plans go in, events come back.
 
 The front-end itself is a host too, without the ssh. A host that says nothing for `silence_timeout_s` (its
-side breathes every 5 s) is given up: no action waits for ever (nobody else sets a limit). That limit is ours,
-not ssh's: through a shared connection (ControlMaster) the keep-alive is whatever its master was started with.
+side says every 5 s that it is alive) is given up: no action waits for ever, for oned sets no limit. The limit
+is ours, not ssh's: through a shared connection (ControlMaster) the keep-alive is whatever its master was
+started with.
 """
 
 from __future__ import annotations
@@ -14,20 +15,65 @@ import time
 from collections import deque
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Callable, Iterable, Iterator, Mapping, Optional, TypeVar
+from typing import TYPE_CHECKING, Callable, Iterable, Iterator, Mapping, Optional, Sequence, TypeVar
 
 from ..config import Config
-from ..errors import HostFailed, HostOutdated, HostUnreachable, SemisharedError, WouldChange, from_id
+from ..errors import (
+    FalseAnswer,
+    HostFailed,
+    HostOutdated,
+    HostUnreachable,
+    SemisharedError,
+    WouldChange,
+    from_id,
+)
+from ..model import answers
 from ..model.steps import LOOKS, Step, to_data
-from ..tools import ready
+from ..tools import run as tools_run
 from ..tools.ending import LOOK_S, ended_within
 from ..tools.run import environment, read_ends
 from ..tools.this_machine import is_here
-from .hearing import MOST_KEPT, Hearing
 from .messages import RELEASE, Message, Part, Reader, Silence, Writer
 
+# What a front-end lets a machine say while it carries out one plan: answers of the right shape
+# (model/answers.py), and not without end.
+
+
+MOST_KEPT = 10_000
+"""Messages that are kept of a host that talks while it is written to, and lines that it wants the log to
+have.
+"""
+MOST_SAID = 1 << 21
+"""Messages that a host says of one plan: that it lives, and how far it is, once in seconds; and it asks for a
+base or for room.
+"""
+
+
+class Hearing:
+    """What a machine has said of one plan: answers of the right shape (model/answers.py), and a limited
+    number.
+    """
+
+    def __init__(self, host: str, steps: Sequence[str] = ()) -> None:
+        self._host, self._steps, self._count = host, list(steps), 0
+        self._may_send = not answers.SENDING.isdisjoint(steps)
+
+    def check(self, message: Message | Part, kept: int) -> None:
+        """Raise FalseAnswer for what a host side does not say, or not as often; `kept`: messages that nobody
+        has taken yet.
+        """
+        if isinstance(message, dict):
+            self._count += 1
+            if message.get("event") != "alive":
+                answers.heard(self._host, self._steps, message)
+        elif not self._may_send:
+            raise FalseAnswer(f"{self._host} has sent data that nobody has asked for")
+        if self._count > MOST_SAID or kept > MOST_KEPT:
+            raise FalseAnswer(f"{self._host} talks without end")
+
+
 if TYPE_CHECKING:
-    from ..model.acquired import Given
+    from ..model.disk.acquired import Given
 
 PYTHON = "/usr/bin/python3"
 HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "hostside.py")
@@ -82,10 +128,10 @@ class Session:
                 "ServerAliveCountMax=3",
             ]
             if bulk:
-                from . import ciphers
+                from . import ssh
 
                 # Bulk data through a shared connection would hold up every other action to that host.
-                argv += ["-o", "ControlMaster=no", "-o", "ControlPath=none", *ciphers.options(host)]
+                argv += ["-o", "ControlMaster=no", "-o", "ControlPath=none", *ssh.cipher_options(host)]
             argv += ["--", host, f"exec {PYTHON} -IS {config.hosts_scripts_dir}/lib/semishared/hostside.py"]
         # Not a pipe: a connection master that stays behind would hold it open.
         self._stderr = os.memfd_create("stderr")
@@ -287,16 +333,16 @@ class Session:
         """
         if self._unread < 0 or ended_within(self._process, 5) != 255:
             return False
-        from . import refusal
+        from . import ssh
 
-        if not refusal.is_one(self._said(), self._unread, self._writer.written):
+        if not ssh.is_refusal(self._said(), self._unread, self._writer.written):
             return False
         self._refusals += 1
-        if self._refusals > len(refusal.PAUSES_S):
+        if self._refusals > len(ssh.PAUSES_S):
             return False
-        self._process = refusal.begun_again(
+        self._process = ssh.begun_again(
             self._process,
-            refusal.PAUSES_S[self._refusals - 1],
+            ssh.PAUSES_S[self._refusals - 1],
             self._argv,
             self._unread,
             self._stderr,
@@ -315,7 +361,7 @@ class Session:
         deadline = time.monotonic() + self._config.hosts_silence_timeout_s
         while True:
             left = deadline - time.monotonic()
-            readable, writable = ready.to_read_or_write(
+            readable, writable = tools_run.wait_to_read_or_write(
                 self._process.stdout.fileno(), self._process.stdin.fileno(), left
             )
             if writable:

@@ -23,7 +23,7 @@ from lab.ceph import conf
 from lab.node import Node, NodeProcess
 
 if TYPE_CHECKING:
-    from semishared.plan.ceph_caps import Key
+    from semishared.plan.store.ceph_caps import Key
 
 POOL = "one"
 BRIDGE, USER, READER, REMOTE = "semishared-bridge", "libvirt", "semishared-reader", "semishared-remote"
@@ -122,7 +122,7 @@ class Cluster:
         """Give front-end and hosts what an admin gives them: ceph.conf, the keys of their roles, libvirt's
         secret.
         """
-        from semishared.plan.ceph_caps import keys  # here: most of the lab does without lib/
+        from semishared.plan.store.ceph_caps import keys  # here: most of the lab does without lib/
 
         made = {key.user: self.make_key(key) for key in keys(USER, POOL, READER, BRIDGE, remote=REMOTE)}
         for node in (front_end, *hosts):

@@ -57,7 +57,7 @@ class Oned(MoveOps):
     rpc: Optional[Rpc] = None
 
     @classmethod
-    def in_lab(cls, lab: Any, settings: Optional[Settings] = None) -> "Oned":
+    def in_lab(cls, lab: Any, settings: Optional[Settings] = None) -> Oned:
         """Serve a lab: XML-RPC on the front-end's loopback, scripts on its nodes, its hosts registered."""
         settings = settings or Settings(front_end=lab.fe.name)
         oned = cls(LabRunner(lab.fe, settings.environment, settings.timeout), settings)
@@ -70,7 +70,7 @@ class Oned(MoveOps):
         return oned
 
     @classmethod
-    def in_tree(cls, root: Path, settings: Settings) -> "Oned":
+    def in_tree(cls, root: Path, settings: Settings) -> Oned:
         """Serve a directory tree of recorders from a free port of this process's own loopback."""
         runner = TreeRunner(root, settings.front_end)
         oned = cls(runner, settings)
@@ -82,7 +82,7 @@ class Oned(MoveOps):
         return oned
 
     @property
-    def calls(self) -> "list[Call]":
+    def calls(self) -> list[Call]:
         """All driver calls so far."""
         return self.drivers.calls
 
@@ -97,7 +97,7 @@ class Oned(MoveOps):
             self.rpc.close()
             self.rpc = None
 
-    def __enter__(self) -> "Oned":
+    def __enter__(self) -> Oned:
         return self
 
     def __exit__(

@@ -151,7 +151,7 @@ class Drivers:
         argv = [f"{directory}/{action}", *argv]
         return self._finish(call, lambda: self.runner.local(argv, stdin, self.settings.environment))
 
-    def _finish(self, call: Call, run: "_Run") -> str:
+    def _finish(self, call: Call, run: _Run) -> str:
         self.calls.append(call)
         started = time.monotonic()
         done = run()

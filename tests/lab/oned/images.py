@@ -295,7 +295,7 @@ def revise_snapshots(snapshots: Template, action: str, number: int) -> None:
         snapshots["SNAPSHOT"] = rows
 
 
-def activate(rows: "list[Dict[str, str]]", number: int) -> None:
+def activate(rows: list[Dict[str, str]], number: int) -> None:
     """Mark one snapshot as the active one."""
     for row in rows:
         row.pop("ACTIVE", None)

@@ -238,7 +238,7 @@ class LifeOps(CreateOps):
             raise
 
     def _vmm(
-        self, vm: Vm, action: str, argv: "list[str]", message: str, prefix: str, back: int = Lcm.RUNNING
+        self, vm: Vm, action: str, argv: list[str], message: str, prefix: str, back: int = Lcm.RUNNING
     ) -> None:
         """Run a hypervisor action on the VM's host; a failure leaves the VM as it was."""
         try:

@@ -53,7 +53,7 @@ class Rpc:
         self.core = core
         self.allocate_datastore: Callable[[str], int] = lambda template: -1
         self.update_datastore: Callable[[int, str], None] = lambda number, attributes: None
-        self.actions: "dict[str, Callable[[int], None]]" = {}
+        self.actions: dict[str, Callable[[int], None]] = {}
         """What one.vm.action does, by the name of the action; begun, as oned does it, and gone on with after
         the answer.
         """
@@ -166,7 +166,7 @@ class Rpc:
             return [True, f"<ZONE_POOL>{self.zones}</ZONE_POOL>", 0]
         if method == "one.hookpool.info":
             return [True, f"<HOOK_POOL>{''.join(self.hooks)}</HOOK_POOL>", 0]
-        pools: "dict[str, tuple[str, Callable[[], Any]]]" = {
+        pools: dict[str, tuple[str, Callable[[], Any]]] = {
             "one.vm.info": ("virtual machine", lambda: core.vms),
             "one.image.info": ("image", lambda: core.images),
             "one.datastore.info": ("datastore", lambda: core.datastores),

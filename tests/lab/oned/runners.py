@@ -29,7 +29,7 @@ class Node(Protocol):
         cwd: str = ...,
         check: bool = ...,
         timeout: float | None = ...,
-    ) -> "subprocess.CompletedProcess[bytes]":
+    ) -> subprocess.CompletedProcess[bytes]:
         """Run a command inside the node."""
 
     def path(self, path: str) -> Path:
@@ -48,7 +48,7 @@ def stream_script(steps: Sequence[Step]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _done(result: "subprocess.CompletedProcess[bytes]") -> Done:
+def _done(result: subprocess.CompletedProcess[bytes]) -> Done:
     out, err = result.stdout.decode(errors="replace"), result.stderr.decode(errors="replace")
     return Done(result.returncode, out, err)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Dict, FrozenSet, Tuple
 
-from semishared.install.threads import LEAST
+from semishared.install.configuration import LEAST
 from semishared.opennebula.mad_conf import INHERITED
 
 # What a driver script finds in its environment (recorded); no ONE_LOCATION, no ONE_XMLRPC.

@@ -84,7 +84,7 @@ class SnapshotOps(LifeOps, ImageOps):
         rows = vectors(vm.snapshots.get(int(disk["DISK_ID"]), {}), "SNAPSHOT")
         disk["DISK_SNAPSHOT_TOTAL_SIZE"] = str(sum(int(row["SIZE"]) for row in rows))
 
-    def _snapshot_step(self, vm: Vm, disk: Vector, number: int, action: int, lcm: int) -> "_Marked":
+    def _snapshot_step(self, vm: Vm, disk: Vector, number: int, action: int, lcm: int) -> _Marked:
         return _Marked(self, vm, disk, number, action, lcm)
 
     def _snapshot_live(self, vm: Vm, disk: Vector, line: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from semishared.errors import RestrictedPath
 from semishared.opennebula.xml import Image
-from semishared.plan import images
+from semishared.plan.image import images
 
 
 def backup(rights: str = "", parts: str = "8e4cbd", store: int = 107, type: int = images.BACKUP) -> Image:
@@ -66,7 +66,7 @@ def test_a_backup_is_for_who_may_use_it(user: int, group: int, rights: str, may:
         ("8e4cbd", None),
     ],
 )
-def test_a_backup_is_one_that_oned_knows(parts: str, known: "Image | None") -> None:
+def test_a_backup_is_one_that_oned_knows(parts: str, known: Image | None) -> None:
     with pytest.raises(RestrictedPath):
         images.check_backup("url", 107, frozenset(parts.split()), wanted(6, 101), [known] if known else [])
 

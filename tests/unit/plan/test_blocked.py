@@ -25,8 +25,8 @@ from typing import Any
 
 import pytest
 
-from semishared.model.fencing import Ceph, Opener
-from semishared.plan import fence
+from semishared.model.store.ceph_clients import Ceph, Opener
+from semishared.plan.care import fence
 
 CASES = sorted((Path(__file__).parent / "fence").glob("*.json"))
 

@@ -47,30 +47,20 @@ from exchanges import played
 
 from semishared.errors import SemisharedError
 from semishared.front import transfer
-from semishared.model.acquired import Given
+from semishared.model.disk.acquired import Given
 from semishared.model.exchange import File, Part, Plan
 from semishared.model.steps import LOOKS, ImageRef
 from semishared.opennebula import args
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
-from semishared.plan import (
-    backup,
-    commits,
-    detach,
-    disks,
-    hypervisor,
-    migration,
-    moves,
-    overlay_options,
-    removals,
-    save_as,
-    snapshots,
-)
-from semishared.plan import datastore as datastores
-from semishared.plan.client_access import Clients
+from semishared.plan.disk import backup, commits, detach, disks, removals, save_as, snapshots
+from semishared.plan.image import placement
+from semishared.plan.share.client_keys import Clients
+from semishared.plan.store import datastore as datastores
+from semishared.plan.vm import hypervisor, migration, moves
 
 UNIT = Path(__file__).resolve().parents[1]
 CASES = sorted((UNIT / "plan" / "cases").glob("*/*.json"))
-OVERLAY_OPTIONS = overlay_options.BY_SIZE
+OVERLAY_OPTIONS = placement.BY_SIZE
 Case = dict[str, Any]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from semishared.install import preflight
-from semishared.plan import diagnosis, diagnosis_machines
+from semishared.plan.care import diagnosis, diagnosis_machines
 
 STORE = "/var/lib/one/datastores/100"
 CAPABILITIES = """<capabilities>

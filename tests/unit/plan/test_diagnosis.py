@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from semishared.opennebula.xml import Datastore, Host, Image, View
-from semishared.plan.diagnosis import (
+from semishared.plan.care.diagnosis import (
     BROKEN,
     WARNING,
     Cloud,
@@ -25,7 +25,7 @@ from semishared.plan.diagnosis import (
     of_stock_images,
     of_unseen,
 )
-from semishared.plan.diagnosis_machines import PACKAGES, Answers, of_machines
+from semishared.plan.care.diagnosis_machines import PACKAGES, Answers, of_machines
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 STORE, SYSTEM = "/var/lib/one/datastores/100", "/var/lib/one/datastores/101"
@@ -137,7 +137,7 @@ def local(**more: Any) -> dict[str, Any]:
     return {**sound, **more}
 
 
-def of_h1(said: "dict[str, Any] | str", cloud: Cloud, **front_end: Any) -> list[Finding]:
+def of_h1(said: dict[str, Any] | str, cloud: Cloud, **front_end: Any) -> list[Finding]:
     """Return what is found where h1 says this and the front-end is sound."""
     answers: Answers = {"fe": answer(**front_end), "h1": said}
     return of_machines(answers, Site("fe"), cloud, SIZES)
@@ -156,7 +156,7 @@ def test_sound_host_is_no_finding() -> None:
 
 
 # What h1 says, and what is made of it: severity, what, what mends it.
-MACHINES: dict[str, "tuple[dict[str, Any] | str, Cloud, int, str, str]"] = {
+MACHINES: dict[str, tuple[dict[str, Any] | str, Cloud, int, str, str]] = {
     "nothing": (
         "does not answer: refused",
         SOUND,

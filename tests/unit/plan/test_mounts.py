@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from semishared.install import preflight
-from semishared.plan import diagnosis, diagnosis_machines
+from semishared.plan.care import diagnosis, diagnosis_machines
 
 HEAD = """\
 22 1 254:0 / / rw,relatime - ext4 /dev/vda rw

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from semishared.config import Config
-from semishared.plan.overlay_options import BY_SIZE, CACHED, for_size
+from semishared.plan.image.placement import BY_SIZE, CACHED, overlay_options
 
 GiB = 1 << 30
 
@@ -23,13 +23,13 @@ GiB = 1 << 30
     ],
 )
 def test_clusters_are_the_smallest_whose_tables_qemu_keeps(size: int, cluster: str) -> None:
-    assert for_size(BY_SIZE, size) == f"extended_l2=on,cluster_size={cluster}"
+    assert overlay_options(BY_SIZE, size) == f"extended_l2=on,cluster_size={cluster}"
     kib = int(cluster.rstrip("k"))
     # An entry of 16 bytes for each cluster.
     assert kib == 256 or -(-size // (kib << 10)) * 16 <= CACHED
 
 
 def test_what_the_site_says_holds_for_each_size() -> None:
-    assert for_size("", 1024 * GiB) == ""
-    assert for_size("cluster_size=2M", GiB) == "cluster_size=2M"
+    assert overlay_options("", 1024 * GiB) == ""
+    assert overlay_options("cluster_size=2M", GiB) == "cluster_size=2M"
     assert Config().overlays_options == BY_SIZE

@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The devices of this host's pool, and the links to disks and bases on them (model/device/names.py).
+
+A device is known by its label, found through its link in the base store: below a mount point where nothing is
+mounted there is no label, nothing of ours, and nothing is made there. A host without such links has no pool,
+and all is in the base store and the directories of VMs themselves.
+
+What each crash leaves: a link whose directory is not there yet, taken again by the next run; a directory to
+which no link leads, of a device that was away when its disk was removed (host/leftovers.py).
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Iterable, Iterator, Mapping
+
+from ..errors import BadRecord, NoDevice, NoDeviceOfClass
+from ..model.base import names as base_names
+from ..model.device import names as device_names
+from ..model.device.classes import MEMORY, NOTHING, Want
+from ..model.device.names import Link
+from ..model.disk import names as disk_names
+from ..tools import beneath, files, locks
+from ..tools.effects import point
+from . import label, ledger
+
+if TYPE_CHECKING:
+    from ..plan.device import choose
+
+Coming = Mapping[str, int]
+"""Bytes by the UUIDs of devices."""
+NO_BYTES: Coming = {}
+SWITCH_S = 60
+"""Seconds that somebody may need for what is no more than links of one base."""
+
+
+def registered(root: str) -> list[str]:
+    """Return the UUIDs of the devices of this host's pool, whether they are there or not."""
+    try:
+        names = os.listdir(device_names.devices(root))
+    except FileNotFoundError:
+        return []
+    return sorted(
+        uuid
+        for uuid in filter(device_names.is_uuid, names)
+        if os.path.islink(device_names.device(root, uuid))
+    )
+
+
+def usual(root: str) -> list[str]:
+    """Return those of them that are no memory: without any, disks and bases of which nothing is said lie as
+    on a host without a pool.
+
+    Of one whose note cannot be read its label says it; without that it may be memory, and gets nothing that
+    is to outlive it.
+    """
+    return [uuid for uuid in registered(root) if _is_usual(root, uuid)]
+
+
+def _is_usual(root: str, uuid: str) -> bool:
+    try:
+        return (files.read_json(device_names.note(root, uuid)) or {}).get("class") != MEMORY
+    except BadRecord:
+        return label.read(device_names.device(root, uuid)).get("class", MEMORY) != MEMORY
+
+
+def may_hold(vm_dir: str) -> bool:
+    """Tell whether layers of a VM's disks may lie on devices: from where a datastore that is a link leads,
+    the way there is another one.
+    """
+    return not os.path.islink(os.path.dirname(vm_dir))
+
+
+def mount(root: str, uuid: str) -> str:
+    """Return where a device is, or was, mounted; its UUID if it has just been let go of."""
+    try:
+        return device_names.mount(os.readlink(device_names.device(root, uuid)))
+    except OSError:
+        return uuid
+
+
+def is_there(root: str, uuid: str) -> bool:
+    """Tell whether a device is mounted, and the one that it is to be."""
+    return bool(label.own(root, uuid))
+
+
+def present(root: str, uuids: Iterable[str] | None = None) -> list[choose.Device]:
+    """Return the devices, all or these, that are there and can be written to."""
+    from ..plan.device import choose
+
+    found: list[choose.Device] = []
+    for uuid, directory in (
+        (uuid, device_names.device(root, uuid)) for uuid in (registered(root) if uuids is None else uuids)
+    ):
+        said = label.own(root, uuid)
+        try:
+            stat = os.statvfs(directory)
+        except OSError:
+            continue
+        if said and not stat.f_flag & os.ST_RDONLY:
+            capacity, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+            promised = ledger.all_promised(directory) if said["class"] == MEMORY else 0
+            found.append(
+                choose.Device(uuid, capacity, free, float(str(said["weight"])), str(said["class"]), promised)
+            )
+    return found
+
+
+# -- links ------------------------------------------------------------------------------------------
+
+
+def link_of(path: str) -> Link | None:
+    """Return what the link `path` says, None if it is no link to a device."""
+    try:
+        return device_names.linked(os.readlink(path))
+    except OSError:
+        return None
+
+
+def device_of(path: str) -> str:
+    """Return the UUID of the device to which the link `path` leads, '' if it is none."""
+    link = link_of(path)
+    return link.uuid if link else ""
+
+
+def behind(path: str) -> str:
+    """Return the directory on a device to which the link `path` leads; `path` itself if it is none."""
+    return os.path.join(os.path.dirname(path), os.readlink(path)) if link_of(path) else path
+
+
+def refuse_link(path: str) -> None:
+    """Raise UnexpectedLink if a base, or what is made to be one, is a symbolic link to anything but its place
+    on a device.
+    """
+    link = link_of(path)
+    directory, name = os.path.split(path)
+    if link is None or (link.part, link.name) != (os.path.basename(directory), name):
+        beneath.refuse_link(path)
+
+
+def check(root: str, relative: str) -> None:
+    """Raise UnexpectedLink if a component of `relative` below the base store is a link now, but for a base
+    that is on a device.
+    """
+    path = root
+    for name in relative.split("/"):
+        path = f"{path}/{name}"
+        refuse_link(path)
+
+
+@contextmanager
+def staying(root: str) -> Iterator[None]:
+    """Have no base go to another device within the block, in which leases are taken, or given up: it is not
+    to take seconds.
+    """
+    if not registered(root):
+        yield
+        return
+    with locks.exclusive(device_names.switch_lock(root), SWITCH_S):
+        yield
+
+
+# -- placing ----------------------------------------------------------------------------------------
+
+
+def _wanted(
+    root: str, key: str, expected: int, near: str, want: Want = NOTHING, coming: Coming = NO_BYTES
+) -> Iterator[choose.Device]:
+    """Yield the devices that are to take `key`, the next if one cannot."""
+    from ..plan.device import choose
+
+    there = present(root)
+    pending = ledger.pending(root, {device.uuid for device in there})
+    left = [
+        device._replace(free=device.free - coming.get(device.uuid, 0), pending=pending.get(device.uuid, 0))
+        for device in there
+    ]
+    while left:
+        uuid = choose.choose(left, key, expected, near, classes=want.tried, most=want.most)
+        if not uuid:
+            return
+        yield next(device for device in left if device.uuid == uuid)
+        left = [device for device in left if device.uuid != uuid]
+
+
+def make(
+    root: str,
+    path: str,
+    part: str,
+    name: str,
+    key: str,
+    expected: int,
+    near: str = "",
+    want: Want = NOTHING,
+    coming: Coming = NO_BYTES,
+) -> bool:
+    """Let the link `path` lead to a new directory `name` on the device that is to take it; return False on a
+    host without a pool.
+
+    The caller holds the lock of who makes `path`. `coming`: the bytes that are about to come to devices, by
+    their UUIDs.
+
+    Raise NoDevice if no device can take it: what is made elsewhere would fill what is not meant for it.
+    NoDeviceOfClass if none can of those that are wanted.
+    """
+    if not usual(root) and not want.classes:
+        return False
+    if MEMORY in want.classes:
+        with ledger.promised(root):
+            return _make(
+                root, path, Link("", part, name), _wanted(root, key, expected, near, want, coming), want
+            )
+    return _make(root, path, Link("", part, name), _wanted(root, key, expected, near, want, coming), want)
+
+
+def _make(root: str, path: str, link: Link, wanted: Iterator[choose.Device], want: Want) -> bool:
+    files.remove_staged(*os.path.split(path))
+    for device in wanted:
+        link = link._replace(uuid=device.uuid)
+        directory = device_names.directory(root, link)
+        try:
+            label.make_directory(os.path.dirname(directory), exist_ok=True)
+            # First: there is never a directory to which no link leads.
+            files.symlink(device_names.target_of(link), path)
+            if device.device_class == MEMORY:
+                ledger.write_promises(
+                    device_names.device(root, device.uuid), link.name, want.size, want.layers
+                )
+            label.make_directory(directory, exist_ok=True)
+            # By its path: who makes layers there finds them by that.
+            files.fsync(os.path.dirname(directory))
+        except OSError:
+            if not os.path.isdir(os.path.dirname(path)):
+                raise
+            # it is dying, or was let go of: its label could be read, and nothing is written any more
+            continue
+        point("directory on a device made")
+        return True
+    if not usual(root) and not want.is_strict:
+        return False
+    if want.classes:
+        from ..plan.device import choose
+
+        raise NoDeviceOfClass(
+            choose.none_takes(present(root), want, lambda uuid: mount(root, uuid), os.uname().nodename)
+        )
+    raise NoDevice(f"{_missing(root)} of the pool of {os.uname().nodename}")
+
+
+def _missing(root: str) -> str:
+    lost = [mount(root, uuid) for uuid in registered(root) if not is_there(root, uuid)]
+    return f"no device takes anything ({', '.join(lost)} not there)" if lost else "no device takes anything"
+
+
+def remove(path: str) -> None:
+    """Remove a directory; of a link to a device what it leads to first, as far as that is there."""
+    files.refuse()
+    if link_of(path):
+        files.remove_folder(behind(path), ignore_errors=True)
+        point("directory on a device removed")
+        files.unlink(path)
+    elif not os.path.islink(path):
+        files.remove_folder(path, ignore_errors=True)
+
+
+def stage(root: str, prefix: str, expected: int = 0, near: str = "") -> str:
+    """Return where a base of an image is to be made, under its lock: on a device, if there is a pool; near
+    another base.
+    """
+    path = base_names.staging(root, prefix)
+    if not os.path.isdir(path):
+        os.makedirs(base_names.all_staging(root), exist_ok=True)
+        remove(path)
+        make(root, path, device_names.STAGING, prefix, prefix, expected, near)
+    return path
+
+
+def clear(path: str) -> None:
+    """Remove what is in a directory of a base that is being made; on a device it keeps its place."""
+    if link_of(path) and os.path.isdir(path):
+        files.remove_folder(behind(path), ignore_errors=True)
+        label.make_directory(behind(path))
+    else:
+        remove(path)
+
+
+def publish(root: str, staging: str, base: str) -> None:
+    """Rename what is staged, and whole, to a base that is not there; on a device the link comes first."""
+    link = link_of(staging)
+    if link is None:
+        # Of a pool that is no more.
+        remove(base)
+        os.rename(staging, base)
+        return
+    final = Link(link.uuid, device_names.BASES, os.path.basename(base))
+    directory = device_names.directory(root, final)
+    label.make_directory(os.path.dirname(directory), exist_ok=True)
+    if os.path.isdir(directory):
+        # Of a device that was away when its base was made anew elsewhere.
+        files.remove_folder(directory)
+    files.remove_staged(*os.path.split(base))
+    files.symlink(device_names.target_of(final), base)
+    point("base linked")
+    os.rename(behind(staging), directory)
+    files.fsync(os.path.dirname(directory))
+    point("base renamed on its device")
+    files.unlink(staging)
+
+
+def likely(root: str, key: str, expected: int, coming: Coming = NO_BYTES) -> str:
+    """Return where something would be made, '' on a host without a pool."""
+    device = next(_wanted(root, key, expected, "", coming=coming), None) if usual(root) else None
+    return device_names.device(root, device.uuid) if device else ""
+
+
+def is_linked(location: str, link: Link) -> bool:
+    """Tell whether a link here leads to a directory on a device."""
+    root = disk_names.base_store(location)
+    if link.part == device_names.HOT:
+        return os.path.isdir(base_names.base(root, link.name))
+    if link.part != device_names.LAYERS:
+        return link_of(f"{root}/{link.part}/{link.name}") == link
+    found = device_names.layers_named(link.name)
+    return found is None or link in layers_links(location, found[1])
+
+
+def layers_links(location: str, disk: int | None = None) -> set[Link]:
+    """Return all that directories of VMs here say of where layers (of disks of this number) are; raise
+    ToolTimeout if not all answer.
+    """
+    from .systems import directories
+
+    found: set[Link] = set()
+    own = disk_names.layers(disk_names.disk_name(disk)) if disk is not None else ""
+    for directory in directories(location):
+        names = (own, device_names.left(own)) if own else _listed(directory)
+        found |= {link for name in names for link in (link_of(f"{directory}/{name}"),) if link}
+    return found
+
+
+def _listed(directory: str) -> list[str]:
+    try:
+        return [name for name in os.listdir(directory) if disk_names.are_layers(name)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A disk's layers go to another device of their host's pool (pool/moving.py): all of them, by one rename.
+
+    disk.N.snap -> A/layers/V-N-x        B/layers/V-N-y, a copy, is made        disk.N.snap -> B/layers/V-N-y
+
+oned does not know of this, and may begin anything with the VM meanwhile. As in detach.py no action at work on
+the disks is ended for it, oned is asked when the disks are ours, and whatever oned begins after that ends us.
+An action that does not come here first (a restore) is seen: layers that changed since they were copied are
+not switched.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..base import cache
+from ..base.room import Ask
+from ..device import devices, label, ledger, systems
+from ..errors import CannotMove, NoSpace, ToolTimeout
+from ..guest import active_layer, block_jobs, deltas, device_switch, domain, freeze, job_lock
+from ..model.device import names as device_names
+from ..model.device.classes import MEMORY
+from ..model.device.names import LAYERS, Link
+from ..model.device.steps import ListHeld, MoveLayers
+from ..model.disk import names as disk_names
+from ..model.disk.record import Record
+from ..model.steps import DiskRef
+from ..pool import memory, moving
+from ..pool.moving import Copying, Tell
+from ..tools import effects, files, lock_holders
+from ..tools.effects import Undo, point
+from ..units import MiB, human
+from . import epochs, on_devices, records, recovery, retained_diffs, vm_dir, vm_dir_inventory
+from .epochs import Planned
+from .history import UNKNOWN
+
+
+def copy_layer(source: str, target: str, copying: Copying, empty: str = "") -> None:
+    """Copy layers that no guest writes to into a new directory, with hard links, without a delta.
+
+    `empty`: one that is only made there, of its size.
+    """
+    label.make_directory(target)
+    point("layers being copied")
+    names: dict[int, str] = {}
+    for entry in sorted(os.scandir(source), key=lambda entry: entry.name):
+        if disk_names.is_staged(entry.name) or entry.name == str(disk_names.DELTA_NUMBER):
+            continue
+        inode = entry.inode()
+        if inode in names:
+            os.link(f"{target}/{names[inode]}", f"{target}/{entry.name}")
+        elif entry.name == empty:
+            _make(entry, f"{target}/{entry.name}")
+        else:
+            copying.copy(entry.path, f"{target}/{entry.name}")
+            names[inode] = entry.name
+    files.fsync(target)
+    files.fsync(os.path.dirname(target))
+    point("layers copied")
+
+
+def _make(entry: os.DirEntry[str], path: str) -> None:
+    status = entry.stat()
+    with open(path, "xb") as file:
+        file.truncate(status.st_size)
+    os.chmod(path, status.st_mode & 0o7777)
+    files.fsync(path)
+
+
+def layers_seen(folder: str) -> list[tuple[str, int, int, int, int]]:
+    """Return what tells whether anything in a directory of layers was changed, but for a delta."""
+    own = (entry for entry in os.scandir(folder) if entry.name != str(disk_names.DELTA_NUMBER))
+    found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in own]
+    return sorted(
+        (name, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in found
+    )
+
+
+FLOOR = 64 * MiB
+"""So many bytes stay free on the device that is left, where guests go on writing: one that found it full
+would be paused.
+"""
+
+
+def move_live(step: MoveLayers, planned: Planned, tell: Tell, was: Link, new: Link) -> None:
+    """Move a disk's layers to a place that is no memory; its guest runs, or waits for room in memory.
+
+    The caller has the turn. A delta that is there is that of a move that was killed.
+
+    The guest writes to a delta while what is below that is copied, as in a move to another host; then QEMU
+    mirrors the delta into the copy, and the guest goes on with that (guest/device_switch.py). On its new
+    device it opens the base anew: where that is by now.
+
+    A disk may leave memory when that is full, and its guest stands still: the delta then takes room that is
+    kept free for it (device/ledger.py), and a run that was killed is gone on with instead of undone, for
+    which there might be no room.
+
+    Whatever ends this ends it on one device or the other, and so does the next action on the VM's disks
+    (recovery.py).
+    """
+    disk, root = step.disk, cache.root_of(step.disk.vm_dir)
+    folder, directory = disk_names.layers(disk.path), device_names.directory(root, new)
+    _check(step, root, was, new)
+    with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+        record = records.record_of(disk)
+    is_memory = _label(root, was).get("class") == MEMORY
+    floor = 0 if is_memory else min(FLOOR, _free(folder) // 2)
+    with recovery.ended_on_failure(disk.vm_dir, step.domain):
+        if not active_layer.noted(disk.vm_dir):
+            if is_memory and _free(folder) < ledger.PIECE:
+                ledger.give_spare(device_names.device(root, was.uuid))
+            deltas.add(disk.vm_dir, step.domain, [record], moves=True)
+        (record,) = active_layer.noted(disk.vm_dir)
+        with Undo() as undo, files.enough_space(directory):
+            undo.add(lambda: moving.discard(root, [new] if devices.link_of(folder) != new else []))
+            _copy(
+                folder,
+                directory,
+                record,
+                Copying(on_devices.allocated(folder), step.rate, _watched(folder, floor, tell)),
+            )
+            with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+                if is_memory:
+                    note_leaving(disk.vm_dir, disk.disk, new)
+                device_switch.begin(disk.vm_dir, disk.disk, new)
+            undo.keep()
+        device_switch.go_over(
+            disk.vm_dir, step.domain, record, step.rate, lambda: _see(device_names.left(folder), floor)
+        )
+        deltas.merge(disk.vm_dir, step.domain)
+    if devices.link_of(folder) != new:
+        raise CannotMove(f"disk {disk.disk} of VM {disk.vm}: its guest has not gone over")
+
+
+def note_leaving(vm_dir: str, disk: int, new: Link) -> None:
+    """Note that a disk is leaving memory for a place: as long as it is there, what its guest waits for may be
+    what memory has refused.
+    """
+    path = device_names.left_note(vm_dir, disk)
+    files.remove_staged(*os.path.split(path))
+    files.write_json(path, {"version": 1, "to": device_names.target_of(new)})
+    point("leaving of memory noted")
+
+
+def has_left(vm_dir: str, disk: int) -> bool:
+    """Tell whether a disk has left memory, and its guest was not seen to run since."""
+    link = devices.link_of(disk_names.layers(disk_names.disk(vm_dir, disk)))
+    said = files.hint(device_names.left_note(vm_dir, disk))
+    return link is not None and said == {"version": 1, "to": device_names.target_of(link)}
+
+
+def forget_left(vm_dir: str, disk: int) -> None:
+    """Remove that note: what fails from now on is not memory."""
+    files.unlink(device_names.left_note(vm_dir, disk))
+    point("leaving of memory over")
+
+
+def _check(step: MoveLayers, root: str, was: Link, new: Link) -> None:
+    """Raise CannotMove for a disk that can be moved only while its VM is off."""
+    which, record = f"disk {step.disk.disk} of VM {step.disk.vm}", records.record_of(step.disk)
+    if _label(root, new).get("class") == MEMORY:
+        raise CannotMove(f"{which}: what is to go to memory moves while its VM is off")
+    if _label(root, was).get("class") == MEMORY and was.uuid not in {
+        device.uuid for device in memory.present(root)
+    }:
+        raise CannotMove(
+            f"{which}: what is in memory that is promised once, and not for a delta, moves while "
+            f"its VM is off"
+        )
+    if record.over:
+        raise CannotMove(f"{which} lies over {record.over.name} on the network: it moves while its VM is off")
+    count = len(domain.snapshots(step.domain))
+    if count:
+        raise CannotMove(
+            f"{which}: the VM has {count} system snapshots, which libvirt keeps in its layers: it "
+            f"moves while it is off"
+        )
+    if block_jobs.find(step.domain, record.path)[0] in domain.encrypted(step.domain):
+        raise CannotMove(
+            f"{which} is encrypted (LUKS_SECRET), and QEMU would write it decrypted: it moves "
+            f"while its VM is off"
+        )
+
+
+def _label(root: str, link: Link) -> dict[str, object]:
+    return label.read(device_names.device(root, link.uuid))
+
+
+def _copy(folder: str, directory: str, record: Record, copying: Copying) -> None:
+    """Copy what lies below a disk's delta; a raw layer, which QEMU writes whole, is only made."""
+    before = layers_seen(folder)
+    copy_layer(folder, directory, copying, empty=record.layer if record.format == "raw" else "")
+    if layers_seen(folder) != before:
+        raise CannotMove(f"{folder} on {os.uname().nodename} was changed while it was copied")
+
+
+def _watched(folder: str, floor: int, tell: Tell) -> Tell:
+    """Return what tells how far a copy is, and raises NoSpace when the device that is left becomes full
+    meanwhile.
+    """
+
+    def told(**event: object) -> None:
+        _see(folder, floor)
+        tell(**event)
+
+    return told
+
+
+def _see(folder: str, floor: int) -> None:
+    if _free(folder) < floor:
+        here = os.uname().nodename
+        raise NoSpace(
+            f"{human(_free(folder))} are left on the device of {folder} on {here}, where its "
+            f"guest writes until it has moved"
+        )
+
+
+def _free(folder: str) -> int:
+    stat = os.statvfs(folder)
+    return stat.f_bavail * stat.f_frsize
+
+
+def held(step: ListHeld) -> list[dict[str, object]]:
+    """Return the layers of disks that are on devices: {"part", "name", "device", "bytes", "vm", "disk",
+    "vm_dir", "classes"}.
+
+    Not of VMs in what does not answer.
+    """
+    location, found = os.path.dirname(step.root), []
+    for system in systems.systems(location):
+        for name in sorted(os.listdir(f"{location}/{system}")):
+            directory = f"{location}/{system}/{name}"
+            links = on_devices.links(directory)
+            wanted = vm_dir_inventory.classes(directory) if links else {}
+            for own, link in links.items():
+                said = device_names.layers_named(link.name)
+                if said and (disk_names.is_number(name) or disk_names.beside_named(name)):
+                    size = (
+                        on_devices.allocated(f"{directory}/{own}")
+                        if os.path.isdir(f"{directory}/{own}")
+                        else 0
+                    )
+                    row: dict[str, object] = {
+                        "part": LAYERS,
+                        "name": link.name,
+                        "device": link.uuid,
+                        "bytes": size,
+                    }
+                    classes = wanted.get(str(said[1]), [])
+                    found.append(
+                        {**row, "vm": said[0], "disk": said[1], "vm_dir": directory, "classes": classes}
+                    )
+    return found
+
+
+def move(
+    step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell, *, is_urgent: bool = False
+) -> dict[str, object]:
+    """Move the layers of a disk; report {"bytes", "seconds", "error", "id"}: of what is wrong its line,
+    nothing is raised.
+    """
+    with effects.told(bytes=0) as answer:
+        disk = step.disk
+        moving.begin(cache.root_of(disk.vm_dir), is_urgent=is_urgent)
+        if not job_lock.take_if_free(disk.vm, disk.vm_dir):
+            raise CannotMove(f"VM {disk.vm} on {os.uname().nodename} is being acted upon")
+        try:
+            answer["bytes"] = _moved(step, planned, ask, tell)
+        finally:
+            job_lock.leave(disk.vm, disk.vm_dir)
+    return answer
+
+
+def spill(step: MoveLayers, tell: Tell) -> dict[str, object]:
+    """Move the layers of a disk that its guest has open, as `move`, where nobody can ask oned.
+
+    Only of a VM in which nothing is under way that anybody has noted, but for a move like this that was
+    killed.
+    """
+    vm_dir = step.disk.vm_dir
+
+    def ask(**_: object) -> dict[str, object]:
+        is_busy = recovery.left(vm_dir) and not active_layer.moves(vm_dir)
+        return {"why": "something is under way in it"} if is_busy else {}
+
+    return move(step, epochs.arrived(UNKNOWN, [step], {}), ask, tell, is_urgent=True)
+
+
+def _moved(step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell) -> int:
+    disk, root = step.disk, cache.root_of(step.disk.vm_dir)
+    folder, state = disk_names.layers(disk.path), "off"
+    left = devices.link_of(device_names.left(folder))
+    if not retained_diffs.is_kept(disk.vm_dir):
+        said = ask(question="vm", vm=disk.vm) if ask else {}
+        if said.get("why"):
+            raise CannotMove(f"VM {disk.vm}: {said['why']}")
+        if not _goes_on(step):
+            recovery.recover(disk.vm_dir, step.domain)
+        state = domain.state(step.domain) if step.domain else "off"
+        if state == "paused" and domain.is_paused_on_error(step.domain):
+            state = "running"
+        # Where libvirt does not say it, what QEMU has open does.
+        wanted = ("off", "absent", "unknown") if said.get("is_off") else ("running", "off", "absent")
+        if state not in wanted:
+            raise CannotMove(f"domain {step.domain} of VM {disk.vm} is {state} on {os.uname().nodename}")
+    was = devices.link_of(folder)
+    if was and left and was.name != step.name == left.name:
+        return 0  # A move that was killed had come so far that it has been ended there.
+    if was is None or was.name != step.name:
+        raise CannotMove(
+            f"the layers of disk {disk.disk} of VM {disk.vm} are not on the device any more where they were"
+        )
+    if on_devices.is_away(folder):
+        on_devices.check_disk(disk.vm_dir, disk.disk)
+    size = on_devices.allocated(folder)
+    moving.require(root, step.target, size)
+    _discard_unlinked(root, disk)
+    new = Link(step.target, LAYERS, device_names.layers_name(disk.vm, disk.disk, os.urandom(6).hex()))
+    if state == "running":
+        move_live(step, planned, tell, was, new)
+        return size
+    _refuse_opened(disk, folder)
+    with Undo() as undo, files.enough_space(device_names.directory(root, new)):
+        # A switch that fails behind its rename has been made.
+        undo.add(lambda: moving.discard(root, [new] if devices.link_of(folder) != new else []))
+        before = layers_seen(folder)
+        copy_layer(folder, device_names.directory(root, new), Copying(size, step.rate, tell))
+        with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+            if devices.link_of(folder) != was or layers_seen(folder) != before:
+                raise CannotMove(f"disk {disk.disk} of VM {disk.vm} was changed while it was copied")
+            _refuse_opened(disk, folder)
+            switch(folder, new)
+        undo.keep()
+    moving.discard(root, [was])
+    point("layers gone from their old device")
+    return size
+
+
+def _refuse_opened(disk: DiskRef, folder: str) -> None:
+    """Raise CannotMove if a guest has layers open after all: a guest that is idle changes none of them, and
+    would write to what is gone.
+    """
+    for name in sorted(os.listdir(folder)):
+        if lock_holders.is_image_open(f"{folder}/{name}"):
+            what = f"disk {disk.disk} of VM {disk.vm} open, which is to be off"
+            raise CannotMove(f"a guest on {os.uname().nodename} has {what}: {folder}/{name}")
+
+
+def _goes_on(step: MoveLayers) -> bool:
+    """Tell whether a move of this disk under its guest that was killed can be gone on with: all is undone of
+    it but its delta.
+    """
+    vm_dir = step.disk.vm_dir
+    if (
+        not step.domain
+        or not active_layer.moves(vm_dir)
+        or [record.disk for record in active_layer.noted(vm_dir)] != [step.disk.disk]
+    ):
+        return False
+    freeze.wake(vm_dir, step.domain)
+    return domain.state(step.domain) in ("running", "paused") and deltas.keep(vm_dir, step.domain)
+
+
+def switch(folder: str, new: Link) -> None:
+    """Let the layers of a disk be in another place from now on; the caller holds the VM."""
+    files.remove_staged(*os.path.split(folder))
+    files.symlink(device_names.target_of(new), folder)
+    point("layers switched")
+
+
+def _discard_unlinked(root: str, disk: DiskRef) -> None:
+    """Remove what killed moves of this disk have left: we have the turn, and a place has its link first."""
+    try:
+        linked = devices.layers_links(os.path.dirname(root), disk.disk)
+    except ToolTimeout:
+        return  # a store hangs, or is not mounted: gc does it when that answers
+    own = devices.link_of(disk_names.layers(disk.path))
+    if own not in linked:
+        return  # it was taken elsewhere meanwhile, or not everything was seen
+    for uuid in filter(lambda uuid: devices.is_there(root, uuid), devices.registered(root)):
+        parent = os.path.dirname(device_names.directory(root, Link(uuid, LAYERS, "-")))
+        for name in os.listdir(parent) if os.path.isdir(parent) else ():
+            link = Link(uuid, LAYERS, name)
+            if device_names.layers_named(name) == (disk.vm, disk.disk) and link not in linked:
+                moving.discard(root, [link])
+                point("left-over layers removed")

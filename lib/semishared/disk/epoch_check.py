@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether what this host has of a VM is still the VM's, or another host has taken the VM over.
+
+The directory says of which SEQ of the VM's history it is (vm_dir.py). A host that takes a VM over from a lost
+one notes the SEQ from which on it counts, its epoch, in each store that the VM has an image of; a VM that was
+never taken over has none. So a host that comes back sees the epoch before it starts what it has, sends it or
+saves it, whatever it is told to do.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Mapping, Optional
+
+from ..errors import BadRecord, SemisharedError, StaleDirectory
+from ..model.disk import names as disk_names
+from ..model.disk.record import Record
+from ..model.refs import ImageRef
+from ..store.dir import epochs
+from ..tools.hung_store import unless_it_hangs
+from .history import seq_of
+
+if TYPE_CHECKING:
+    from ..model.disk.acquired import Given
+
+HANGS = -2
+"""In place of an epoch."""
+
+
+def check(vm: int, directory: str, given: Optional[Mapping[int, Given]] = None) -> str:
+    """Raise StaleDirectory if a VM directory is older than the VM's epoch; return why unknown, or ''.
+
+    A store that is not to be reached, or hangs, is no reason to refuse: a VM on the host's own disks runs
+    without it.
+    """
+    seq, found = seq_of(directory), _images(directory, given)
+    unknown = (
+        f"whether another host has taken VM {vm} over cannot be told: a record in {directory} cannot be read"
+        if None in found
+        else ""
+    )
+    for image in filter(None, found):
+        try:
+            epoch = unless_it_hangs(partial(_epoch, image, vm), HANGS)
+        except (SemisharedError, OSError) as e:
+            unknown = f"whether another host has taken VM {vm} over cannot be told: {e}"
+            continue
+        if epoch == HANGS:
+            unknown = (
+                f"whether another host has taken VM {vm} over cannot be told: "
+                f"{image.root or image.source} does not answer"
+            )
+        if epoch > seq:
+            raise StaleDirectory(
+                f"{directory} on {os.uname().nodename} is of SEQ {seq} of VM {vm}'s history; at "
+                f"SEQ {epoch} another host took the VM over"
+            )
+    return unknown
+
+
+def _images(directory: str, given: Optional[Mapping[int, Given]]) -> list[ImageRef | None]:
+    """Return the images that the disks of a VM directory were made from: of a mounted store one will do. None
+    for what cannot be read.
+
+    Where oned has said what it has `given` the VM, oned's alone.
+    """
+    try:
+        names = os.listdir(disk_names.records(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found: dict[str, ImageRef | None] = {}
+    for number in [number for number in map(disk_names.recorded, names) if number is not None]:
+        try:
+            image = (
+                _image(directory, number)
+                if given is None
+                else given[number].image
+                if number in given
+                else None
+            )
+        except (OSError, BadRecord):
+            found[""] = None  # why, whoever works on that disk says
+            continue
+        if image:
+            found[image.source if image.access.can.has_bridge else image.root] = image
+    return list(found.values())
+
+
+def _image(directory: str, number: int) -> ImageRef | None:
+    with open(disk_names.record(directory, number), "rb") as file:
+        return Record.parse(number, file.read(disk_names.JSON_BYTES)).image
+
+
+def _epoch(image: ImageRef, vm: int) -> int:
+    if not image.access.can.has_bridge:
+        return epochs.read(image, vm)
+    from .. import store  # what opens images there takes its time to load
+
+    return store.of(image.access).epoch(image, vm)

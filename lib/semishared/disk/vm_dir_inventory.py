@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What there is of a VM on a machine, and whether what another machine has is the very same directory.
+
+Host names do not tell: an export may be mounted by many, under any path. So a token in the directory, of a
+name that was never looked for before, is looked for on the other machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Iterable
+
+from ..errors import BadRecord
+from ..model.disk import names as disk_names
+from ..tools import extents, files
+from ..tools.effects import point
+from . import history, on_devices, records
+
+HERE = "here"
+"""What a directory's mark is called, as a staged file."""
+
+
+_RECORDS = f"{disk_names.SIDE}/"
+
+
+def inventory(directory: str) -> set[str]:
+    """Return the names of a VM directory's records, disks and layers."""
+    found = set()
+    for folder, prefix in ((directory, ""), (disk_names.records(directory), _RECORDS)):
+        for name in _listed(folder):
+            if disk_names.is_of_disks(name):
+                found.add(f"{prefix}{name}")
+                if disk_names.are_layers(name):
+                    found.update(
+                        f"{name}/{layer}"
+                        for layer in _listed(f"{folder}/{name}")
+                        if disk_names.is_number(layer)
+                    )
+    return found
+
+
+def names_of(disk: int) -> set[str]:
+    """Return the names of which one at least is there, in an inventory that has the disk."""
+    return {disk_names.disk_name(disk), f"{_RECORDS}{disk_names.record_name(disk)}"}
+
+
+def _listed(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def fingerprint(directory: str) -> str:
+    """Return what changes with every change of a file in the directory, '' if there is no file.
+
+    A base that goes along is none of them: other disks' leases are names of the same file, and come and go.
+    """
+    lines = []
+    for folder, _, names in on_devices.walk(directory):
+        for name in names:
+            path = os.path.join(folder, name)
+            try:
+                stat = os.lstat(path)
+            except FileNotFoundError:
+                continue
+            if not disk_names.is_staged(name) and not disk_names.is_base_in_transit(path):
+                lines.append(
+                    f"{path[len(directory) :]} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} "
+                    f"{stat.st_ctime_ns}"
+                )
+    return (
+        hashlib.sha256("\n".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest()
+        if lines
+        else ""
+    )
+
+
+def allocated(directory: str) -> int:
+    """Return the bytes that a copy of a directory's files takes; hard links count once."""
+    return _held(
+        os.path.join(folder, name) for folder, _, names in on_devices.walk(directory) for name in names
+    )
+
+
+def _held(paths: Iterable[str]) -> int:
+    found: dict[tuple[int, int], int] = {}
+    for path in paths:
+        try:
+            file, held = extents.held(path)
+        except OSError:
+            continue  # gone, or no file of ours
+        found[file] = held
+    return sum(found.values())
+
+
+def bases(directory: str) -> tuple[str, ...]:
+    """Return the bases that a VM directory's disks lie over, by the records that are readable."""
+    try:
+        found = records.records(directory)
+    except BadRecord:
+        return ()
+    return tuple(
+        sorted({record.of_image.base_name for record in found if record.place.leases and record.image})
+    )
+
+
+def has_diffs(directory: str) -> bool:
+    """Tell whether a disk of a VM directory is to be committed, by the records that are readable."""
+    try:
+        return any(record.place.commits for record in records.records(directory))
+    except BadRecord:
+        return False
+
+
+def classes(directory: str) -> dict[str, list[str]]:
+    """Return the classes of devices that disks want, by number, by the records that are readable."""
+    try:
+        return {
+            str(record.disk): list(record.classes) for record in records.records(directory) if record.classes
+        }
+    except BadRecord:
+        return {}
+
+
+def sizes(directory: str) -> dict[str, int]:
+    """Return the bytes that a copy of each disk's layers would occupy, by its number."""
+    found = {}
+    for name in _listed(directory):
+        disk = disk_names.disk_named(disk_names.disk_of(name)) if disk_names.are_layers(name) else None
+        # Of one whose device is away nothing comes, and whoever looks at the VM is not to fail on it.
+        if disk is not None and os.path.isdir(f"{directory}/{name}"):
+            found[str(disk)] = _held(entry.path for entry in os.scandir(f"{directory}/{name}"))
+    return found
+
+
+def describe(directory: str) -> dict[str, object]:
+    """Return what there is of a VM directory; without a record of ours it is not `whole`: a remainder, or
+    somebody else's.
+    """
+    names = inventory(directory)
+    return {
+        "present": os.path.isdir(directory),
+        "whole": os.path.isdir(disk_names.records(directory)),
+        "disks": len(names),
+        "seq": history.seq_of(directory),
+    }
+
+
+# -- the same directory under two names -------------------------------------------------------------
+
+
+def mark(vm: int, directory: str) -> dict[str, object]:
+    """Put a token into the VM directory, and beside it: who looks there, or here, knows the directory again.
+
+    Both, since another client of a network file system may remember for a while that the directory was not
+    there.
+    """
+    parent = os.path.dirname(directory)
+    for folder in (parent, directory):
+        files.remove_stale(folder)
+    found = seen(directory)
+    token = os.path.basename(files.staged_name(f"{parent}/{HERE}-{vm}"))
+    if not found["present"]:
+        return found
+    for folder in (directory, parent):
+        try:
+            os.close(os.open(f"{folder}/{token}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+        except OSError:
+            break  # a full disk must not keep a VM; the fingerprint tells as well
+    point("directory marked")
+    return {**found, "token": token, "seen": fingerprint(directory)}
+
+
+def seen(directory: str) -> dict[str, object]:
+    """Return the same of a VM directory that is not marked."""
+    found = describe(directory)
+    if not found["present"]:
+        return {**found, "token": "", "seen": "", "bytes": 0, "bases": []}
+    answer = {
+        **found,
+        "token": "",
+        "seen": fingerprint(directory),
+        "bytes": allocated(directory),
+        "bases": bases(directory),
+    }
+    more = {"diffs": has_diffs(directory), "classes": classes(directory), "sizes": sizes(directory)}
+    return {**answer, **{name: value for name, value in more.items() if value}}
+
+
+def unmark(directory: str, token: str) -> None:
+    """Take the token away again."""
+    if disk_names.is_staged(token) and "/" not in token:
+        for folder in (os.path.dirname(directory), directory):
+            files.unlink(f"{folder}/{token}")
+
+
+def look(directory: str, token: str, seen: str) -> dict[str, object]:
+    """Return what there is of a VM directory, and whether it is the one with this token or fingerprint."""
+    return {
+        **describe(directory),
+        "same": _has_token(directory, token) or bool(seen and fingerprint(directory) == seen),
+    }
+
+
+def _has_token(directory: str, token: str) -> bool:
+    for folder in (os.path.dirname(directory), directory) if token else ():
+        files.refresh(folder)
+        try:
+            os.close(os.open(f"{folder}/{token}", os.O_RDONLY))
+            return True
+        except OSError:
+            pass
+    return False

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers to a host that carries out a plan: what to remove for a base or for room, and whence to fetch.
+
+    <DATASTORE_LOCATION>/.semishared/holders/<store>-<image>-<generation>      on the front-end
+        {"holders": [HOST, ...], "arriving": [[HOST, SINCE, MAKER], ...]}
+
+These are hints: a host that does not have the base (any more) says so, and the next one is asked.
+Simultaneous clones on many cold hosts find one another here and become one chain (plan/base/sources.py).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Iterator
+
+from ..config import Config
+from ..errors import BadArguments, OnedUnavailable, SemisharedError
+from ..model.base import names as base_names
+from ..model.disk import names as disk_names
+from ..opennebula.oned import Oned
+from ..plan.base import eviction, sources
+from ..tools import files, locks, owner
+
+KEEP_S = 30 * 86400
+"""Hints that nobody has touched for so long go: of images that are gone, mostly."""
+
+
+def _path(root: str, name: str) -> str:
+    if not base_names.named(name):
+        raise BadArguments(f"not a base: {name!r}")
+    return base_names.holders(root, name)
+
+
+@contextmanager
+def _hints(root: str, name: str) -> Iterator[tuple[list[str], list[sources.Arriving]]]:
+    """Yield holders and arriving hosts, to be changed; what is in them at the end is written.
+
+    A front-end that is full, or whose hints cannot be had for another reason, fails no deploy: nobody is
+    known then, and the store has it.
+    """
+    path = _path(root, name)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locks.exclusive(base_names.holders_lock(root), 30))
+            holders, arriving = _read(path)
+        except (SemisharedError, OSError):
+            yield [], []
+            return
+        yield holders, arriving
+        with suppress(SemisharedError, OSError):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            files.remove_stale(os.path.dirname(path))
+            _forget_older(root, name)
+            files.write_json(path, {"holders": holders, "arriving": [list(item) for item in arriving]})
+
+
+def _read(path: str) -> tuple[list[str], list[sources.Arriving]]:
+    found = files.hint(path)
+    holders = [str(host) for host in _list(found, "holders")]
+    entries = [
+        entry for entry in _list(found, "arriving") if isinstance(entry, list) and len(entry) in (2, 3)
+    ]
+    arriving = [sources.Arriving(str(host), float(since), "".join(maker)) for host, since, *maker in entries]
+    # Whoever was killed has not said how it went, and its host side has gone with it.
+    return holders, [
+        item
+        for item in arriving
+        if not owner.is_gone(disk_names.staged(item.host, item.maker), other_boots=True)
+    ]
+
+
+def _list(found: dict[str, object], key: str) -> list[object]:
+    value = found.get(key)
+    return value if isinstance(value, list) else []
+
+
+def _forget_older(root: str, name: str) -> None:
+    """Remove the hints about other generations of the image, from which nobody clones any more, and those of
+    long ago.
+    """
+    image = base_names.prefix_of(name)
+    for entry in os.scandir(base_names.holders(root)):
+        is_older = entry.name != name and base_names.prefix_of(entry.name) == image
+        if is_older or entry.stat().st_mtime < time.time() - KEEP_S:
+            files.unlink(entry.path)
+
+
+def join(root: str, name: str, host: str, *, stays: bool = True) -> list[str]:
+    """Note that `host` is about to get the base, if it is to stay there, and return from whom."""
+    return _join(root, name, host, stays)[0]
+
+
+def _join(root: str, name: str, host: str, stays: bool) -> tuple[list[str], bool]:
+    """As `join`; return also whether others are about to get it at this moment."""
+    with _hints(root, name) as (holders, arriving):
+        arriving[:] = [item for item in sources.current(arriving, time.time()) if item.host != host]
+        found, are_others = sources.for_host(host, holders, arriving), bool(arriving)
+        if stays:
+            arriving.append(sources.Arriving(host, time.time(), owner.suffix()))
+    return found, are_others
+
+
+def begin(root: str, name: str, hosts: list[str]) -> None:
+    """Note that a session brings the base to `hosts`: who clones meanwhile follows one of them."""
+    if hosts:
+        with _hints(root, name) as (_, arriving):
+            arriving[:] = [item for item in sources.current(arriving, time.time()) if item.host not in hosts]
+            arriving += [sources.Arriving(host, time.time(), owner.suffix()) for host in hosts]
+
+
+def leave(root: str, name: str, hosts: dict[str, bool]) -> None:
+    """Note of each host whether it has the base now."""
+    with _hints(root, name) as (holders, arriving):
+        arriving[:] = [item for item in arriving if item.host not in hosts]
+        holders[:] = [host for host in holders if host not in hosts] + [
+            host for host, has in hosts.items() if has
+        ]
+
+
+def arrived(root: str, name: str, host: str, has: bool) -> None:
+    """Note how it went for a host that has asked for a base, if `join` has noted it: what is only borrowed
+    nobody else can have.
+    """
+    if not name:
+        return
+    with _hints(root, name) as (holders, arriving):
+        if any(item.host == host for item in arriving):
+            arriving[:] = [item for item in arriving if item.host != host]
+            holders[:] = [other for other in holders if other != host] + [host] * has
+
+
+def holders_of(root: str, name: str) -> list[str]:
+    """Return who is said to have the base."""
+    with _hints(root, name) as (holders, _):
+        return list(holders)
+
+
+def answer(root: str, question: dict[str, Any], host: str, config: Config) -> dict[str, object]:
+    """Return what a `host` has to know that asks for a base, or for room (base/room.py); `arrived` must
+    follow for its "name".
+    """
+    name = str(question.get("name", ""))
+    if question.get("question") == "has":
+        join(root, name, host)
+        return {}
+    limit = _limits(question, host, config)
+    needed = eviction.number(question, "needed")
+    if question.get("question") == "room":
+        return {
+            "evict": eviction.room_for_disk(
+                question, limit.floor, needed, tuple(map(str, _list(question, "last")))
+            )
+        }
+    must, mends = (question.get(word) is True for word in ("must", "mends"))
+    evict = eviction.room(question, limit, host, needed, name, must=must, mends=mends)
+    # A content that nobody knows nobody else can have.
+    found, are_others = _join(root, name, host, question.get("stays") is not False) if name else ([], False)
+    # One that others come behind, or that comes behind others, is part of a chain: what it costs is not its
+    # own affair.
+    when = "last" if are_others else "quicker"
+    return {
+        "sources": found,
+        "from_store": when,
+        "codec": config.staging_compress,
+        "rate": config.staging_rate,
+        "evict": evict,
+    }
+
+
+def _limits(question: dict[str, Any], host: str, config: Config) -> eviction.Limits:
+    try:
+        known = {item.name: item for item in Oned().hosts()}
+    except OnedUnavailable:
+        # What a host's own attributes may add is no reason to fail a deploy: what holds for all hosts holds.
+        known = {}
+    return eviction.limits_of(known.get(host), config.bases_size_limit, config.bases_free_floor, question)

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Look after memory that is promised more than once: `semishared-ram watch` starts it, as the drivers' user.
+
+    host/watch.py LOCATION RATE           until the memory is gone; at once 0 if another one does on this host
+    host/watch.py LOCATION RATE round     once: 0 if something was done, 1 if nothing could be, or need be, 2
+    if
+    it has failed
+
+LOCATION: DATASTORE_LOCATION of OpenNebula; RATE: bytes per second at which disks are copied, 0 for no limit.
+
+Where memory is about to be full, a disk goes to another device under its guest (disk/device_move.py), the one
+that takes most; guests that stand still since it was full go on when there is room again (guest/domain.py).
+Nobody else is woken.
+
+Each round is a program of its own, of the drivers as they are by then, and has what it does as any other
+action: its turn, from which what oned begins with the VM ends it (guest/job_lock.py), and notes of what it
+has begun, with which the next round goes on. So all of it may be killed anywhere, and libvirtd be away: the
+next round finds what there is.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import IO
+
+if __package__ in (None, ""):
+    sys.path[0:0] = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
+
+from semishared.device import devices, hung, ledger, systems
+from semishared.disk import device_move, records, recovery
+from semishared.errors import SemisharedError
+from semishared.guest import active_layer, domain, job_lock
+from semishared.model.device import names as device_names
+from semishared.model.device.classes import MEMORY
+from semishared.model.device.steps import ListHeld, MoveLayers
+from semishared.model.disk import names as disk_names
+from semishared.model.steps import DiskRef
+from semishared.pool import memory
+from semishared.tools import locks, run, standstill
+from semishared.tools.ending import ended, ended_within
+from semishared.units import human
+
+LOOK_S = 1.0
+"""How often it is looked whether memory is about to be full."""
+IDLE_S = 10.0
+"""How often a round is made all the same: for guests that wait; and how long nothing is tried where nothing
+could be done.
+"""
+GROWTH_S = 0.5
+"""Over how many seconds it is seen how fast disks grow."""
+LONG_S = 60.0
+"""A round that takes longer copies a disk, and is seen to do so."""
+
+
+class Round:
+    """What is done at one time for all of the memory of a host; `rate`: as above."""
+
+    def __init__(self, root: str, rate: int) -> None:
+        self._root, self._rate = root, rate
+
+    def carry_out(self) -> bool:
+        """Do what there is to do; tell whether that was anything."""
+        hung.look(self._root)
+        moved = False
+        for device in memory.memory(self._root):
+            if memory.is_due(device):
+                moved = self._spill(device.uuid) or moved
+            elif device.is_overcommitted:
+                ledger.keep_spare(device_names.device(self._root, device.uuid))
+        # What a killed round has left is gone on with where memory is full: to undo it would take room there.
+        return (
+            any([self._settled(vm, directory, undo=not moved) for vm, directory in self._in_memory()])
+            or moved
+        )
+
+    def _spill(self, uuid: str) -> bool:
+        """Let one disk leave a device; tell whether it has."""
+        before = {row["name"]: int(str(row["bytes"])) for row in self._held(uuid)}
+        time.sleep(GROWTH_S)
+        held = {str(row["name"]): row for row in self._held(uuid)}
+        growth = {
+            name: (int(str(row["bytes"])) - before.get(name, 0)) / GROWTH_S
+            for name, row in held.items()
+            if name in before
+        }
+        moves = memory.leaving(self._root, uuid, held.values(), growth)
+        for move in sorted(
+            moves, key=lambda move: not active_layer.moves(str(held[move.item.name]["vm_dir"]))
+        ):
+            row = held[move.item.name]
+            disk = DiskRef(int(str(row["vm"])), int(str(row["disk"])), str(row["vm_dir"]))
+            if domain.state(_name(disk.vm)) not in ("running", "paused"):
+                continue
+            step = MoveLayers(disk, _name(disk.vm), move.item.name, move.target, self._rate)
+            answer = device_move.spill(step, lambda **_: None)
+            said = f"failed: {answer['error']}" if answer["error"] else f"moved in {answer['seconds']} s"
+            where = devices.mount(self._root, move.target)
+            print(
+                f"VM {disk.vm} disk {disk.disk}, {human(move.item.size)} -> {where}: {said}",
+                file=sys.stderr,
+                flush=True,
+            )
+            if not answer["error"]:
+                return True
+        return False
+
+    def _held(self, uuid: str) -> list[dict[str, object]]:
+        """Return the layers on a device, of VMs that are where they belong."""
+        rows = [row for row in device_move.held(ListHeld(self._root)) if row["device"] == uuid]
+        return [row for row in rows if disk_names.is_number(os.path.basename(str(row["vm_dir"])))]
+
+    def _in_memory(self) -> list[tuple[int, str]]:
+        """Return the VMs that have disks which are, or were, to lie in memory, with their directories."""
+        location, found = os.path.dirname(self._root), []
+        for system in systems.systems(location):
+            for name in filter(disk_names.is_number, os.listdir(f"{location}/{system}")):
+                directory = f"{location}/{system}/{name}"
+                try:
+                    if any(MEMORY in record.classes for record in records.records(directory)):
+                        found.append((int(name), directory))
+                except (SemisharedError, OSError):
+                    continue  # it is told of by the next action on its disks
+        return found
+
+    def _settled(self, vm: int, directory: str, undo: bool) -> bool:
+        """End what a killed round has left in a VM (with `undo`), and let it go on if it stands still; tell
+        whether it does that.
+        """
+        name = _name(vm)
+        try:
+            is_left = undo and active_layer.moves(directory)
+            if not (
+                is_left or self._may_go_on(directory, name) or _runs_on(directory, name)
+            ) or not job_lock.take_if_free(vm, directory):
+                return False
+            try:
+                if is_left:
+                    recovery.recover(directory, name)
+                # Where something is under way whoever is at it has the guest rest, or has begun what comes
+                # first.
+                if recovery.left(directory):
+                    return False
+                goes_on = self._may_go_on(directory, name)
+                if goes_on:
+                    domain.resume_after_error(name)
+                for disk in _left(directory) if goes_on or _runs_on(directory, name) else ():
+                    device_move.forget_left(directory, disk)
+                if not goes_on:
+                    return False
+            finally:
+                job_lock.leave(vm, directory)
+        except (SemisharedError, OSError) as e:
+            print(f"VM {vm}: {e}", file=sys.stderr, flush=True)
+            return False
+        print(f"VM {vm} goes on", file=sys.stderr, flush=True)
+        return True
+
+    def _may_go_on(self, directory: str, name: str) -> bool:
+        failed = domain.failed_disks(name) if domain.state(name) == "paused" else {}
+        opened = (
+            {target: path for path, target in active_layer.opened(directory, name).items()} if failed else {}
+        )
+        if not failed or set(failed) - set(opened):
+            return False
+        own = {
+            os.path.realpath(disk_names.disk(directory, record.disk)): record
+            for record in records.records(directory)
+        }
+        waits = []
+        for target, is_full in failed.items():
+            record = own.get(opened[target])
+            wait = memory.wait(self._root, opened[target], record.classes if record else (), is_full)
+            # What zram has refused is written again where the disk is by now.
+            has_left = record is not None and device_move.has_left(directory, record.disk)
+            waits.append(wait._replace(was_in_memory=wait.was_in_memory or has_left))
+        return memory.may_go_on(waits)
+
+
+def _left(directory: str) -> list[int]:
+    """Return the disks of a VM that are noted to have left memory."""
+    return [
+        record.disk
+        for record in records.records(directory)
+        if os.path.exists(device_names.left_note(directory, record.disk))
+    ]
+
+
+def _runs_on(directory: str, name: str) -> bool:
+    """Tell whether such a VM runs: it does not wait, or not any more."""
+    return bool(_left(directory)) and domain.state(name) == "running"
+
+
+def _name(vm: int) -> str:
+    """Return what OpenNebula calls a VM's domain."""
+    return f"one-{vm}"
+
+
+def watch(root: str, rate: int) -> int:
+    """Look after memory for as long as there is some, from when there is."""
+    os.makedirs(disk_names.locks(root), exist_ok=True)
+    lock = locks.unless_busy(device_names.watch_lock(root))
+    if lock is None:
+        return 0
+    tried, code, was_there = -IDLE_S, 0, False
+    while True:
+        if code in (0, 1):
+            memory.note_watch(lock)
+        try:
+            found = memory.memory(root)
+        except OSError:
+            found = []  # it is being unmounted
+        if was_there and not found:
+            return 0
+        was_there, is_due = bool(found), any(map(memory.is_due, found))
+        if found and time.monotonic() - tried >= (0 if is_due and code == 0 else IDLE_S):
+            code = _beside(root, rate, lock)
+            tried = time.monotonic()
+        time.sleep(LOOK_S)
+
+
+def _beside(root: str, rate: int, lock: IO[str]) -> int:
+    """Make a round in a process of its own; return its exit code. It has the lock too: one that outlives us
+    watches.
+
+    It may take as long as it works: a disk may be large. One that stands still is ended; before it has gone
+    there is no other.
+    """
+    argv = [sys.executable, "-IS", os.path.abspath(__file__), os.path.dirname(root), str(rate), "round"]
+    # A session of its own: who ends it (guest/job_lock.py) is not to end us.
+    process = run.apart(argv, lock.fileno())
+    began, limit_s = time.monotonic(), standstill.limit_s
+    with standstill.watched(process.pid) as work:
+        while True:
+            code = ended_within(process, LOOK_S)
+            if code is not None:
+                return code
+            idle_s = work.idle_s()
+            if idle_s > limit_s:
+                print(
+                    f"a round has done nothing for {idle_s:.0f} s, and is ended", file=sys.stderr, flush=True
+                )
+                os.killpg(process.pid, signal.SIGKILL)
+                limit_s += standstill.limit_s
+            elif idle_s < LONG_S < time.monotonic() - began:
+                memory.note_watch(lock)
+
+
+def once(root: str, rate: int) -> int:
+    """Make one round; return the exit code."""
+    job_lock.action = "watch"
+    try:
+        return int(not Round(root, rate).carry_out())
+    except (SemisharedError, OSError) as e:
+        print(e.line() if isinstance(e, SemisharedError) else e, file=sys.stderr, flush=True)
+        return 2
+
+
+def main(argv: list[str]) -> int:
+    """Look once, or for ever."""
+    root, rate = disk_names.base_store(os.path.normpath(argv[0])), int(argv[1])
+    os.umask(0o027)
+    return once(root, rate) if argv[2:] == ["round"] else watch(root, rate)
+
+
+if __name__ == "__main__":
+    sys.exit(ended(main(sys.argv[1:])))

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps on the base store of a host: staging, and questions of the operator's command.
+
+Not passed on by steps.py, which every action loads: `steps.from_data` finds them here when they are named.
+
+`root` is the base store, <DATASTORE_LOCATION>/.semishared; `name` is <store>-<image>-<generation>.
+"""
+
+from __future__ import annotations
+
+from ...errors import BadArguments
+from ...named import NamedTuple
+from ..refs import ImageRef
+from .ranges import Ranges, from_data
+
+
+class Part(NamedTuple):
+    """A base of `image` (with its generation) among those that a host is to have."""
+
+    image: ImageRef
+    holders: tuple[str, ...] = ()
+    """Hosts that have it, or are about to, in the order in which they are asked for what is not shared."""
+    shared: Ranges = ()
+    """What hosts of the session send each other: the store is not read for it."""
+    first: Ranges = ()
+    """What the store gives before anything else: others wait for it."""
+    device: str = ""
+    """The UUID of the device that has room for it; '' on a host without a pool, or if nobody has looked."""
+
+    def to_data(self) -> dict[str, object]:
+        """Return the part as JSON data."""
+        return {**self._asdict(), "image": self.image.to_data()}
+
+    @classmethod
+    def from_data(cls, data: object) -> Part:
+        """Return the part in JSON data; raise BadArguments."""
+        if (
+            not isinstance(data, dict)
+            or set(data) != set(cls._fields)
+            or not isinstance(data["holders"], list)
+        ):
+            raise BadArguments(f"no part: {str(data)[:200]}")
+        return cls(
+            ImageRef.from_data(data["image"]),
+            tuple(map(str, data["holders"])),
+            from_data(data["shared"]),
+            from_data(data["first"]),
+            str(data["device"]),
+        )
+
+
+class ListBases(NamedTuple):
+    """Report all bases of the host, and the capacity of the file system that they are on."""
+
+    root: str
+
+
+class VerifyBase(NamedTuple):
+    """Read a base from the disk and compare every extent with its manifest; take it out of use if one is
+    wrong.
+    """
+
+    root: str
+    name: str
+    rate: int
+    """Bytes per second at most, 0 for no limit."""
+    only: tuple[int, ...] = ()
+    """The extents that somebody has seen to be wrong; all, if there are none."""
+
+
+class ReadBase(NamedTuple):
+    """Compare a base as VerifyBase does, and change nothing: one that is wrong stays in use."""
+
+    root: str
+    name: str
+    rate: int
+    """Bytes per second at most, 0 for no limit."""
+
+
+class MendBase(NamedTuple):
+    """Have the base `image` anew in place of the one that was taken out of use, and give its leases the new
+    content.
+    """
+
+    root: str
+    image: ImageRef
+
+
+class EvictBase(NamedTuple):
+    """Remove a base if nobody has a lease on it."""
+
+    root: str
+    name: str
+
+
+class ReportDisks(NamedTuple):
+    """Report the disks of all VMs here that have records of ours, for `semishared status`. Nothing on a store
+    is touched.
+    """
+
+    location: str
+    systems: tuple[int, ...]
+
+
+class ServeBase(NamedTuple):
+    """Send the extents `wanted` of a base, or of one that is being made here, to whoever asks; packets follow
+    as data.
+    """
+
+    root: str
+    name: str
+    wanted: tuple[tuple[int, int], ...]
+    """Ranges of extents, (first, last + 1); none: all."""
+    session: str
+    codec: str
+    rate: int
+    """Bytes per second at most, 0 for no limit."""
+    apart: bool = False
+    """By a connection of their own, in clear, if this host's network is trusted too (stage/clear_tcp.py)."""
+    unpacks: tuple[str, ...] = ()
+    """Compressors of who asks: it is packed with none other."""
+    knows: bool = False
+    """Who asks has the manifest, which goes first otherwise."""
+
+
+class ServeExtents(NamedTuple):
+    """Send extents by their hashes, from whatever base they are in, also one that is being made here; packets
+    follow as data.
+
+    What is not here, and is not about to come, is not sent.
+    """
+
+    root: str
+    wanted: tuple[str, ...]
+    session: str
+    codec: str
+    rate: int
+    """Bytes per second at most, 0 for no limit."""
+    apart: bool = False
+    """By a connection of their own, in clear, if this host's network is trusted too (stage/clear_tcp.py)."""
+    unpacks: tuple[str, ...] = ()
+    """Compressors of who asks: it is packed with none other."""
+
+
+class SendManifest(NamedTuple):
+    """Send the manifest of the base of `image` (with its generation), from here or from the store; its text
+    follows as data.
+    """
+
+    root: str
+    image: ImageRef
+
+
+class FetchBases(NamedTuple):
+    """Have the bases of `parts`: from other bases here, the stream of a session, its hosts, holders, and the
+    store.
+    """
+
+    root: str
+    parts: tuple[Part, ...]
+    sources: tuple[str, ...]
+    """Hosts of the session that have what is shared, or are about to, in the order in which they are
+    asked.
+    """
+    from_store: str
+    """'rest': what is not shared, in the end; 'quicker': that, and before if it comes sooner than from the
+    holders; 'all': in the end also what nobody has sent of what is shared.
+    """
+    session: str
+    """ID:KEY of the session whose stream is received."""
+    codec: str
+    rate: int
+    """Bytes per second at most from a peer, and of what the store gives first; 0 for no limit."""
+    store_rate: int
+    """The same of everything else that the store gives."""
+    stream: tuple[object, ...]
+    """Where to receive the session's stream: (portbase, the sender's name); empty if there is none."""
+    evict: tuple[str, ...]
+    """Bases to remove first, for room."""
+    wait: bool = True
+    """Wait while a clone or another session is at the same image; else raise BaseBusy."""
+
+
+class StreamBases(NamedTuple):
+    """Send what is `shared` of the parts to all receivers of a session at once (udpcast): as it arrives here,
+    or from the store.
+    """
+
+    root: str
+    parts: tuple[Part, ...]
+    session: str
+    codec: str
+    rate: int
+    """Bytes per second at most on the network, 0 for no limit."""
+    portbase: int
+    receivers: int
+    toward: str
+    """A receiver: the route to it says which network the stream goes to."""
+    unpacks: tuple[str, ...] = ()
+    """Compressors that all receivers have: it is packed with none other."""
+
+
+class RehearseHypervisor(NamedTuple):
+    """Report what a hypervisor action would do here, and do nothing: `argv` and `stdin` as OpenNebula gives
+    them.
+    """
+
+    action: str
+    argv: tuple[str, ...]
+    stdin: str
+
+
+class DetachVm(NamedTuple):
+    """Let disks of a VM that read from the store lie over bases of this host, while the VM runs; report each,
+    or why it does not.
+
+    The machine asks, when it has the VM to itself, whether oned still has it as it was: {"question": "vm",
+    "vm": id}.
+    """
+
+    vm: int
+    vm_dir: str
+    domain: str
+    """'' of a VM that is off."""
+    disks: tuple[int, ...]
+    generations: tuple[str, ...]
+    """Of what each of `disks` lies over."""
+    rate: int
+    """Bytes per second at which layers are copied, 0 for no limit."""
+
+
+class DescribeBase(NamedTuple):
+    """Report whether the base of an image's current generation (or `image.generation`) is here, and what
+    staging needs.
+    """
+
+    root: str
+    image: ImageRef

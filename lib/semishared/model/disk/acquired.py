@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a host or a record says of the image of a disk, against what oned has given the VM as that disk.
+
+Both may say that there is a disk, and over which generation it lies. Which image it is of, whether it is that
+image or only made from it, where that is, as whom it is opened and by which configuration is oned's word.
+"""
+
+from __future__ import annotations
+
+from typing import List, Mapping, Optional, Sequence
+
+from ...errors import BadArguments, BadRecord, ForeignImage
+from ...named import NamedTuple
+from ..refs import ImageRef
+from ..store import rbd_names
+from .network_disk import NetworkDisk
+from .record import Record
+
+
+class Given(NamedTuple):
+    """What oned has given a VM as one disk."""
+
+    image: Optional[ImageRef]
+    """What it has acquired for the disk; None for a volatile one."""
+    is_clone: bool = False
+    """The disk is made from the image, which others may have as well; else it is the image, or goes there
+    when it is committed.
+    """
+    is_readonly: bool = False
+
+    def to_data(self) -> dict[str, object]:
+        """Return it as JSON data."""
+        return {**self._asdict(), "image": self.image.to_data() if self.image else None}
+
+    @classmethod
+    def from_data(cls, data: object) -> Given:
+        """Return what is in JSON data; raise BadArguments."""
+        if not isinstance(data, dict) or set(data) != set(cls._fields):
+            raise BadArguments(f"not a disk of oned's: {str(data)[:200]}")
+        return cls(
+            ImageRef.from_data(data["image"]) if data["image"] else None,
+            data["is_clone"] is True,
+            data["is_readonly"] is True,
+        )
+
+
+def compared(said: ImageRef, right: ImageRef, vm: int, disk: int) -> ImageRef:
+    """Return the image of a disk that is `said`, as oned has it; raise ForeignImage if it is another one."""
+    if said[:4] != right[:4]:
+        raise ForeignImage(
+            f"disk {disk} of VM {vm} is said to be of {said.source!r} (image {said.id}, "
+            f"{said.format}, of datastore {said.store}), and "
+            f"OpenNebula has {right.source!r} (image {right.id}, {right.format}, of datastore {right.store})"
+        )
+    return right._replace(generation=said.generation)
+
+
+def in_store(given: Given, vm: int, disk: int) -> ImageRef:
+    """Return what a disk of an image is in the store of that: where one has a bridge its clone, if oned has
+    it cloned.
+    """
+    assert given.image
+    if given.is_clone and given.image.access.can.has_bridge:
+        return given.image._replace(source=rbd_names.clone(given.image.source, vm, disk))
+    return given.image
+
+
+def record(said: Record, given: Given, vm: int) -> Record:
+    """Return a record of a disk with oned's image, reached as oned's datastore says; raise ForeignImage if it
+    is of another one.
+    """
+    right, image, network, over = given.image, said.image, said.network, said.over
+    what = f"disk {said.disk} of VM {vm} is said to be"
+    if right is None:
+        _made_empty(said, vm)
+        return said
+    if image is None:
+        raise ForeignImage(f"{what} made from nothing, and OpenNebula has image {right.id} for it")
+    found = compared(image, right, vm, said.disk)
+    if over and over.name != right.source:
+        raise ForeignImage(f"{what} made from {over.name!r}, not {right.source!r}")
+    if (said.place.is_image or said.place.commits) == given.is_clone:
+        has = "a disk made from it" if given.is_clone else "that image itself"
+        raise ForeignImage(f"{what} {said.how} of image {right.id}, and OpenNebula has given it {has}")
+    if said.place.is_image and given.is_readonly and not said.readonly:
+        raise ForeignImage(
+            f"{what} image {right.id} to be written to, which OpenNebula has given it to be read"
+        )
+    if bool(network or over) and not right.access.can.has_bridge:
+        raise BadRecord(
+            f"the record of disk {said.disk} of VM {vm} names a network, and the store of image "
+            f"{right.id} is none"
+        )
+    if network:
+        own = in_store(given, vm, said.disk)
+        network = NetworkDisk.of(
+            compared(image._replace(source=network.name), own, vm, said.disk).source, right.access
+        )
+    if over:
+        over = NetworkDisk.below(right.source, over.snapshot, right.access)
+    return said._replace(image=found, network=network, over=over)
+
+
+def records(said: Sequence[Record], given: Mapping[int, Given], vm: int) -> List[Record]:
+    """Return the records that a host has of a VM, with what oned has `given` it as its disks; raise
+    ForeignImage.
+    """
+    return [record(one, given.get(one.disk, Given(None)), vm) for one in said]
+
+
+def _made_empty(said: Record, vm: int) -> None:
+    """Raise ForeignImage if a disk for which oned has no image is said to be of one: it is volatile, or not
+    oned's any more.
+    """
+    of = (
+        said.image.source
+        if said.image
+        else said.network.name
+        if said.network
+        else ""
+        if said.is_local
+        else said.path
+    )
+    if of:
+        raise ForeignImage(
+            f"disk {said.disk} of VM {vm} is said to be of {of!r}, and OpenNebula has no image for it"
+        )

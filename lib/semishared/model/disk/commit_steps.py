@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps on diffs: what is written on a host and belongs into an image. Loaded only for such."""
+
+from __future__ import annotations
+
+from ...named import NamedTuple
+from ..refs import DiskRef, ImageRef
+
+
+class CreateDiff(NamedTuple):
+    """Claim an image for a disk, and publish an overlay over the staged base of its present content; report
+    whose it was before.
+    """
+
+    disk: DiskRef
+    image: ImageRef
+    min_size: int
+    options: str
+
+
+class LookForDiff(NamedTuple):
+    """Report whether an image waits for a disk as it was before the VM was made anew: `before`, and the
+    `epoch` due; else nothing.
+    """
+
+    disk: DiskRef
+    image: ImageRef
+
+
+class TakeTurn(NamedTuple):
+    """Hold a VM's disks until the conversation ends; refused if another action works on them.
+
+    Report whether `domain` ('' where there are no domains) `runs`.
+    """
+
+    vm: int
+    vm_dir: str
+    domain: str
+
+
+class CheckDiff(NamedTuple):
+    """Check that a diff can be committed to its image: refuse what a commit would, and change nothing."""
+
+    disk: DiskRef
+
+
+class CommitDisk(NamedTuple):
+    """Commit a diff's layers up to `top`, as far as the image does not have them; the disk stays.
+
+    Nobody writes to these layers meanwhile. At most `rate` bytes per second go to the store, 0 for no limit.
+    """
+
+    disk: DiskRef
+    top: int
+    rate: int = 0
+
+
+class FinishDisk(NamedTuple):
+    """Commit all of a diff that no guest has open, give up its claim, and remove it.
+
+    `domain`: the guest from which it was detached, which may run on; '' where there are no domains. `rate` as
+    of CommitDisk.
+    """
+
+    disk: DiskRef
+    domain: str = ""
+    rate: int = 0
+
+
+class RenewVm(NamedTuple):
+    """Commit what the diffs of a VM that is off hold, and lay empty ones over what their images are then;
+    report what was done.
+
+    With `all` for a machine that keeps no bases: those of disks that stay as they are go along. Without it
+    only of disks that have been committed before: what they lie over is not what the image is any more.
+    """
+
+    vm: int
+    vm_dir: str
+    all: bool
+    domain: str = ""
+    """What libvirt calls the VM; '' on a machine that runs no domains."""
+
+
+class KeepStale(NamedTuple):
+    """Keep what is not committed of a VM directory that is to go, if its VM was taken over; report where, and
+    as what it is `seen` now.
+    """
+
+    vm: int
+    vm_dir: str
+    seen: str
+
+
+class FindKept(NamedTuple):
+    """Report the diffs of a VM that were kept when it was deleted, and what is not committed of each."""
+
+    vm: int
+    location: str
+    systems: tuple[int, ...]

@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names and paths of files on a host, formatted and parsed here alone (docs/reference/names.md).
+
+    <DATASTORE_LOCATION>/.semishared/            the base store, `root`: model/base/names.py
+        locks/vm-<vm>  vm-<vm>-disks  incoming-<vm>-<random>
+    <DATASTORE_LOCATION>/<system>/               a system datastore
+        .monitor  .machine-<id> (tools/signatures.py)  .incoming-<vm>-<random>  .outgoing-<vm>-<random>
+        .removed- .kept-
+        <vm>/                                    the directory of a VM, `vm_dir`; in it disk.<N>
+        disk.<N>.snap/<layer>
+            .semishared/disk.<N>.json            its record; and notes of what is under way
+
+In a mounted store: model/store/dir_names.py; in a pool: model/store/rbd_names.py. Each of them imports little
+and compiles a pattern at its first use: every action pays for more.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+
+from ...named import NamedTuple
+
+DELTAS = "deltas.json"
+SIDE = ".semishared"
+"""What is ours, in a directory that is not."""
+JSON_BYTES = 1 << 20
+"""Of a record, a note or a label, at most, whether it is read or written."""
+
+
+def is_number(name: str) -> bool:
+    """Tell whether a name is a number: a system datastore's, a VM's, a layer's."""
+    return name.isdigit() and name.isascii()
+
+
+# -- what nobody has published yet ------------------------------------------------------------------
+
+STAGED = ".staged-"
+"""Prefix of unpublished files; whoever holds the directory's lock may remove them."""
+
+
+class Maker(NamedTuple):
+    """The process whose a staged name is."""
+
+    machine: str
+    """8 hex digits for the machine, and 8 for its boot."""
+    pid: int
+    started: str
+    """In clock ticks since the boot."""
+
+
+def staged(name: str, maker: str) -> str:
+    """Return what `name` is called until it is published."""
+    return f"{STAGED}{name}.{maker}"
+
+
+def is_staged(entry: str, name: str = "") -> bool:
+    """Tell whether an entry of a directory is unpublished (and to become `name`, if that is given)."""
+    return entry.startswith(f"{STAGED}{name}." if name else STAGED)
+
+
+def made_by(maker: Maker, random: str) -> str:
+    """Return the end of a staged name."""
+    return f"{maker.machine}-{maker.pid}-{maker.started}-{random}"
+
+
+def maker_of(entry: str) -> Maker | None:
+    """Return whose a staged name is; None if it does not say, as of 0.1.0."""
+    match = re.search(r"\.([0-9a-f]{16})-([0-9]+)-([0-9]+)-[0-9a-f]{12}\Z", entry)
+    return Maker(match.group(1), int(match.group(2)), match.group(3)) if match else None
+
+
+# -- the layers of a disk, on a host and in a store (tools/layers.py) -------------------------------
+
+_LAYERS = ".snap"
+
+
+def layers(disk: str) -> str:
+    """Return the directory of a disk's layers, by path or name; an image's snapshots in a store lie alike."""
+    return f"{disk}{_LAYERS}"
+
+
+def are_layers(directory: str) -> bool:
+    """Tell whether a directory is of layers."""
+    return directory.endswith(_LAYERS)
+
+
+def disk_of(layers: str) -> str:
+    """Return whose layers are in a directory, by path or name as that; the directory itself if they are
+    nobody's.
+    """
+    return layers[: -len(_LAYERS)] if are_layers(layers) else layers
+
+
+def layer(disk: str, number: object) -> str:
+    return f"{layers(disk)}/{number}"
+
+
+def layer_of(path: str) -> str:
+    """Return the number in the path of a layer, '' for that of anything else."""
+    directory, _, name = path.rpartition("/")
+    return name if are_layers(directory) and is_number(name) else ""
+
+
+def plain(path: str) -> str:
+    """Return the path of the disk whose layer `path` is, or which it is itself."""
+    return disk_of(posixpath.dirname(path)) if layer_of(path) else path
+
+
+# -- the directory of a VM --------------------------------------------------------------------------
+
+
+class DiskFile(NamedTuple):
+    """What the path of a disk on a host says."""
+
+    vm_dir: str
+    disk: int
+    layer: str = ""
+    """The number of its layer, '' for the disk itself."""
+
+
+def disk_name(disk: int) -> str:
+    return f"disk.{disk}"
+
+
+def disk_named(name: str) -> int | None:
+    """Return N of `disk.N`, None for any other name."""
+    match = re.match(r"disk\.([0-9]{1,9})\Z", name)
+    return int(match.group(1)) if match else None
+
+
+def is_of_disks(name: str) -> bool:
+    """Tell whether a name begins as those of disks, and of all that OpenNebula's drivers put beside them."""
+    return name.startswith("disk.")
+
+
+def is_of_disk(name: str, disk: int) -> bool:
+    """Tell whether a name is that of a disk, of what lies beside it, or of what is to become either."""
+    own = disk_name(disk)
+    return name == own or name.startswith(f"{own}.") or is_staged(name, own)
+
+
+def disk(vm_dir: str, number: int) -> str:
+    return f"{vm_dir}/{disk_name(number)}"
+
+
+def disk_file(path: str) -> DiskFile | None:
+    """Return what the path of a disk on a host says, None if it is none."""
+    directory, _, name = plain(path).rpartition("/")
+    number = disk_named(name)
+    return (
+        DiskFile(directory, number, layer_of(path))
+        if directory and number is not None and name == disk_name(number)
+        else None
+    )
+
+
+def records(vm_dir: str) -> str:
+    """Return the directory of a VM's records and notes."""
+    return f"{vm_dir}/{SIDE}"
+
+
+def record_name(disk: int) -> str:
+    return f"{disk_name(disk)}.json"
+
+
+def recorded(name: str) -> int | None:
+    """Return whose record a file is, None if it is none."""
+    return disk_named(name[: -len(".json")]) if name.endswith(".json") else None
+
+
+def record(vm_dir: str, disk: int) -> str:
+    return f"{records(vm_dir)}/{record_name(disk)}"
+
+
+def history_note(vm_dir: str) -> str:
+    """Return the note of the SEQ of the VM's history."""
+    return f"{records(vm_dir)}/vm.json"
+
+
+def migration_note(vm_dir: str) -> str:
+    """Return the proof that a live migration may go on."""
+    return f"{records(vm_dir)}/migration.json"
+
+
+def rest_note(vm_dir: str) -> str:
+    """Return the note that the guest rests for us."""
+    return f"{records(vm_dir)}/frozen.json"
+
+
+def clone_note(vm_dir: str, disk: int) -> str:
+    """Return the file that names the store clone of a disk before there is one."""
+    return f"{records(vm_dir)}/clone.{disk}.json"
+
+
+def job_note(vm_dir: str, disk: int) -> str:
+    """Return the note of a job of QEMU on a disk."""
+    return f"{records(vm_dir)}/job.{disk}.json"
+
+
+def job_noted(name: str) -> int | None:
+    """Return on which disk a job is noted in a file, None if in no such file."""
+    match = re.match(r"job\.([0-9]{1,9})\.json\Z", name)
+    return int(match.group(1)) if match else None
+
+
+def is_unsettled(name: str) -> bool:
+    """Tell whether a note says that something is under way in the guest: whoever finds it ends that."""
+    return job_noted(name) is not None or posixpath.basename(rest_note("")) == name or name == DELTAS
+
+
+def saved(vm_dir: str, disk: int) -> str:
+    """Return the copy of a running guest's disk that is on its way to a pool."""
+    return f"{vm_dir}/{STAGED}saved.{disk_name(disk)}"
+
+
+def arriving_backup(vm_dir: str, disk: int) -> str:
+    """Return what a backup that arrives is staged for. Not disk.N...: who restores a disk removes what is
+    staged for that.
+    """
+    return f"{vm_dir}/backup.{disk_name(disk)}"
+
+
+def staged_backup(directory: str) -> str:
+    """Return what a directory of copies for the backup drivers is until they are whole."""
+    return f"{posixpath.dirname(directory)}/{STAGED}backup"
+
+
+def backup_copy(directory: str, number: int) -> str:
+    """Return the name of a disk's copy for OpenNebula's backup drivers: a full backup, increment 0."""
+    return f"{disk(directory, number)}.0"
+
+
+# -- system datastores ------------------------------------------------------------------------------
+
+
+class Beside(NamedTuple):
+    """What the name of a directory beside a VM's says (disk/vm_dir_siblings.py)."""
+
+    kind: str
+    """incoming, outgoing, removed or kept."""
+    vm: int
+
+
+def location_of(vm_dir: str) -> str:
+    """Return the DATASTORE_LOCATION in which `vm_dir` lies."""
+    return posixpath.dirname(posixpath.dirname(vm_dir))
+
+
+def monitor(system: str) -> str:
+    """Return the file that tells the host's probe which driver to ask."""
+    return f"{system}/.monitor"
+
+
+def beside(system: str, kind: str, vm: object, random: str) -> str:
+    return f"{system}/.{kind}-{vm}-{random}"
+
+
+def beside_named(name: str) -> Beside | None:
+    """Return what such a name says (0.1.0 gave them without RANDOM), None if it is none."""
+    match = re.match(r"\.(incoming|outgoing|removed|kept)-([0-9]+)(?:-[0-9a-f]+)?\Z", name)
+    return Beside(match.group(1), int(match.group(2))) if match else None
+
+
+# -- the base store, and its locks ------------------------------------------------------------------
+
+
+def base_store(location: str) -> str:
+    """Return the base store of a host whose DATASTORE_LOCATION is `location`."""
+    return f"{location}/{SIDE}"
+
+
+def base_store_of(vm_dir: str) -> str:
+    """Return the base store of the host on which `vm_dir` lies."""
+    return base_store(location_of(vm_dir))
+
+
+def locks(root: str) -> str:
+    return f"{root}/locks"
+
+
+def lock(root: str, name: str) -> str:
+    return f"{locks(root)}/{name}"
+
+
+def vm_lock(root: str, vm: int) -> str:
+    """Return the lock of whoever publishes into a VM's directory."""
+    return lock(root, f"vm-{vm}")
+
+
+def disks_lock(root: str, vm: int) -> str:
+    """Return the lock of whoever works on the disks of a VM, as long as the action takes."""
+    return f"{vm_lock(root, vm)}-disks"
+
+
+def is_vm_lock(name: str) -> bool:
+    """Tell whether a lock is one of these two."""
+    return name.startswith("vm-")
+
+
+def incoming_lock(root: str, incoming: str) -> str:
+    """Return the lock that the receiver of the directory `incoming` holds."""
+    return lock(root, posixpath.basename(incoming)[1:])
+
+
+def incoming_of(lock: str, vm: int) -> str:
+    """Return the directory whose receiver holds a lock, '' if the lock is for no arrival of the VM."""
+    return f".{lock}" if lock.startswith(f"incoming-{vm}-") else ""
+
+
+def locked_vm(name: str) -> int | None:
+    """Return whose directory, or whose arrival, a lock is for; None for any other lock."""
+    match = re.match(r"(?:vm|incoming)-([0-9]+)(?:-[0-9a-f]+)?\Z", name)
+    return int(match.group(1)) if match else None
+
+
+# -- deltas: layers that a guest writes to while it moves (guest/deltas.py) -------------------------
+
+
+DELTA_NUMBER = 1_000_000
+"""Of a delta among its disk's layers: above all that snapshots of OpenNebula give."""
+
+
+def delta(vm_dir: str, number: int) -> str:
+    return layer(disk(vm_dir, number), DELTA_NUMBER)
+
+
+def is_delta(path: str) -> bool:
+    """Tell whether a path is that of a delta."""
+    return layer_of(path) == str(DELTA_NUMBER)
+
+
+def with_second_name(layer: str) -> str:
+    """Return the second name of a layer, whose own another file takes while its guest goes over to a base
+    (guest/base_switch.py).
+    """
+    return f"{layer}.kept"
+
+
+def of_second_name(path: str) -> str:
+    """Return the layer whose second name `path` is, '' if it is none."""
+    return path[: -len(".kept")] if path.endswith(".kept") and layer_of(path[: -len(".kept")]) else ""
+
+
+def delta_note(vm_dir: str) -> str:
+    """Return the note of the disks that have deltas, or are to have them."""
+    return f"{records(vm_dir)}/{DELTAS}"
+
+
+# -- what lies beside a diff, a local disk of a persistent image (disk/commits.py) ------------------
+
+
+IN_TRANSIT = "base"
+
+
+def last_commit(vm_dir: str, disk: int) -> str:
+    """Return the manifest of the image after the last commit: the next one leaves that out."""
+    return f"{records(vm_dir)}/committed.{disk}"
+
+
+def base_in_transit(path: str) -> str:
+    """Return the base that goes along with the disk `path`, beside its layers (stage/base_in_transit.py)."""
+    return f"{layers(path)}/{IN_TRANSIT}"
+
+
+def is_base_in_transit(path: str) -> bool:
+    """Tell whether a file is that."""
+    folder, name = posixpath.split(path)
+    return name == IN_TRANSIT and are_layers(posixpath.basename(folder))

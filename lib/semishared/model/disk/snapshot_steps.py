@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps on layers, snapshots and sizes of disks. model/steps.py passes them on."""
+
+from __future__ import annotations
+
+from ...named import NamedTuple
+from ..refs import DiskRef
+
+
+class DescribeDisk(NamedTuple):
+    """Report a disk's record, its layers and their order, its snapshot copies, and the guest (`domain`)."""
+
+    disk: DiskRef
+    domain: str
+
+
+class LookAtDisk(NamedTuple):
+    """Report what DescribeDisk does, and hold nothing; {"unsettled": True} if a killed action has left what
+    that would end.
+    """
+
+    disk: DiskRef
+    domain: str
+
+
+class NameLayer(NamedTuple):
+    """Give a layer another number too."""
+
+    disk: DiskRef
+    layer: int
+    name: int
+
+
+class AddLayer(NamedTuple):
+    """Publish a new empty layer over another one, in place of whatever layer has its number."""
+
+    disk: DiskRef
+    layer: int
+    over: int
+    over_format: str
+
+
+class ActivateLayer(NamedTuple):
+    """Make a layer the one that is written: the record first, then the link."""
+
+    disk: DiskRef
+    layer: int
+    format: str
+
+
+class SwitchLayer(NamedTuple):
+    """Make a running guest write to the layer `to` from now on, in a freeze (`freeze`, guest/freeze.py)."""
+
+    disk: DiskRef
+    layer: int
+    to: int
+    domain: str
+    target: str
+    freeze: str = "NONE"
+
+
+class MergeLayer(NamedTuple):
+    """Give a layer what the one below it holds, and put it over `backing` ('' for nothing).
+
+    `copy` leaves the file alone that a running guest has open, and replaces its name.
+    """
+
+    disk: DiskRef
+    layer: int
+    backing: str
+    backing_format: str
+    copy: bool
+
+
+class PullLayer(NamedTuple):
+    """Let a running guest do that to the layer it writes to, and make it durable."""
+
+    disk: DiskRef
+    layer: int
+    domain: str
+    target: str
+    backing: str
+
+
+class DropStrays(NamedTuple):
+    """Remove what snapshots that failed have left: names of layers that OpenNebula does not know, with
+    nothing over them.
+    """
+
+    disk: DiskRef
+    known: tuple[int, ...]
+    domain: str
+
+
+class DropLayer(NamedTuple):
+    """Remove a layer over which nothing lies any more."""
+
+    disk: DiskRef
+    layer: int
+
+
+class CopyOut(NamedTuple):
+    """Publish an independent copy of a disk in place as a snapshot beside its image."""
+
+    disk: DiskRef
+    snapshot: int
+    domain: str
+    target: str
+    freeze: str = "NONE"
+
+
+class RestGuest(NamedTuple):
+    """Freeze a running guest (`freeze`) while the front-end does something elsewhere, until it says so."""
+
+    vm: int
+    vm_dir: str
+    domain: str
+    freeze: str
+
+
+class GrowDisk(NamedTuple):
+    """Grow a disk that nobody has open to `size` bytes, at least."""
+
+    disk: DiskRef
+    size: int
+
+
+class AllowGrowth(NamedTuple):
+    """Promise room for a running guest's disk of `size` bytes, before its hypervisor grows it."""
+
+    disk: DiskRef
+    size: int

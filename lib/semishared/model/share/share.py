@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A share: a directory for guests, an image of a datastore with DISK_TYPE = FILESYSTEM.
+
+How a datastore makes them is a Tree, what an image asks for a Share; both cross the wire and stand in
+records.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ...errors import BadArguments, BadAttribute
+from ...named import NamedTuple
+from ..store import access
+
+if TYPE_CHECKING:
+    from ..store.access import Datastore
+
+FILE_SYSTEMS = ("btrfs", "xfs", "cephfs", "plain")
+PATH = r"(/[A-Za-z0-9_][A-Za-z0-9_.\-]*)+\Z"
+"""oned takes what follows a blank in SOURCE for the format."""
+FIRST_UID = 100000
+UIDS = 65536
+"""How many users a guest has; as many in a row belong to each owner of shares, in all datastores, of which no
+other owner has any: the range's number is the owner's in OpenNebula. Only in roots of before it is another
+one, of each root for itself (share/owners.py).
+"""
+
+
+class Tree(NamedTuple):
+    """Where a datastore has its shares, and how they are made there."""
+
+    fs: str
+    root: str
+    """On the machine that makes them, and on all hosts."""
+    marker: str = ""
+    volume: str = ""
+    """Of CephFS: FILE_SYSTEM/GROUP, whose subvolumes shares are."""
+    user: str = ""
+    """As whom the cluster's manager is asked for them."""
+    conf: str = ""
+    cloud: str = ""
+    """Which OpenNebula the datastore is of; '' of one whose root was made before roots said so."""
+
+    @classmethod
+    def from_data(cls, data: object) -> Tree:
+        """Return the tree in JSON data; raise BadArguments."""
+        if not isinstance(data, dict) or not {"fs", "root", "marker"} <= set(data) <= set(cls._fields):
+            raise BadArguments(f"not a tree of shares: {str(data)[:200]}")
+        if data["fs"] not in FILE_SYSTEMS or not re.match(PATH, str(data["root"])):
+            raise BadArguments(f"not a tree of shares: {str(data)[:200]}")
+        if data["fs"] == "cephfs" and not re.match(access.STORED, str(data.get("volume", ""))):
+            raise BadArguments(f"not a tree of shares: {str(data)[:200]}")
+        return cls(**data)
+
+    def to_data(self) -> dict[str, object]:
+        """Return the tree as JSON data: of its newer fields those that say something."""
+        return {
+            name: value
+            for name, value in self._asdict().items()
+            if value or name not in ("volume", "user", "conf", "cloud")
+        }
+
+
+NEWER = ("stripes", "object_size", "pool", "directory", "readonly")
+TEXTS = ("pool", "directory")
+
+
+class Share(NamedTuple):
+    """What an image asks for."""
+
+    image: int
+    owner: int
+    """The user of OpenNebula who made the image."""
+    born: int
+    """When, as oned has it: an oned whose database was restored gives ids anew."""
+    size: int
+    """In bytes."""
+    stripes: int = 0
+    """The number of objects over which a file is striped, where the file system does that; 0: its default."""
+    object_size: int = 0
+    """How large those are, in bytes; 0: as it makes them by itself."""
+    pool: str = ""
+    """Where its content lies; '': where that of others does."""
+    directory: str = ""
+    """A directory that was there before, which guests are given as it is; '': what is made for them."""
+    readonly: bool = False
+    """As the image was when it was made: what holds for a VM of which oned is asked nothing, as it has no
+    CONTEXT.
+    """
+
+    @classmethod
+    def from_data(cls, data: object) -> Share:
+        """Return the share in JSON data; raise BadArguments."""
+        known = isinstance(data, dict) and {"image", "owner", "born", "size"} <= set(data) <= set(cls._fields)
+        if (
+            not isinstance(data, dict)
+            or not known
+            or not all(isinstance(data[name], str if name in TEXTS else int) for name in data)
+        ):
+            raise BadArguments(f"not a share: {str(data)[:200]}")
+        if data.get("directory") and not re.match(PATH, data["directory"]):
+            raise BadArguments(f"not a share: {str(data)[:200]}")
+        return cls(**data)
+
+    def to_data(self) -> dict[str, object]:
+        """Return the share as JSON data: of its newer fields those that say something."""
+        return {name: value for name, value in self._asdict().items() if value or name not in NEWER}
+
+
+class Use(NamedTuple):
+    """How full a share is, in bytes; -1: the file system does not know."""
+
+    used: int
+    limit: int
+
+
+class Snapshot(NamedTuple):
+    """What a share was once."""
+
+    name: str
+    made: int
+    """When, in seconds since 1970; -1: nobody knows."""
+    alone: int
+    """Bytes that nothing but it keeps, which its removal would free; -1: nobody knows."""
+    path: str
+    """On machines that have the root mounted."""
+    in_guest: str = ""
+    """Below where a guest has mounted the share; '': it sees it nowhere."""
+
+
+def tree(datastore: Datastore) -> Tree:
+    """Return where a datastore has its shares; raise BadAttribute."""
+    fs = datastore.attribute("SEMISHARED_FS").lower()
+    if fs not in FILE_SYSTEMS:
+        raise BadAttribute(
+            f"SEMISHARED_FS of datastore {datastore.id} is {fs!r}, not one of {', '.join(FILE_SYSTEMS)}"
+        )
+    root = access.checked(datastore, "SEMISHARED_FS_ROOT", PATH, "a plain absolute path")
+    if not root:
+        raise BadAttribute(
+            f"datastore {datastore.id} has no SEMISHARED_FS_ROOT: the directory that its shares are to be in"
+        )
+    quota = datastore.attribute("SEMISHARED_FS_QUOTA").lower() or "yes"
+    if quota not in ("yes", "no"):
+        raise BadAttribute(f"SEMISHARED_FS_QUOTA of datastore {datastore.id} is {quota!r}, not yes or no")
+    if fs == "plain" and quota == "yes":
+        raise BadAttribute(
+            f"nothing would hold shares of datastore {datastore.id} to their size: SEMISHARED_FS "
+            f"= plain needs SEMISHARED_FS_QUOTA = no"
+        )
+    if fs != "plain" and quota == "no":
+        raise BadAttribute(
+            f"SEMISHARED_FS_QUOTA of datastore {datastore.id} is no, which only SEMISHARED_FS = plain knows"
+        )
+    marker = access.checked(datastore, "SEMISHARED_STORE", access.MARKER, "the id of a store (32 hex digits)")
+    cloud = access.checked(datastore, "SEMISHARED_CLOUD", access.MARKER, "the id of a cloud (32 hex digits)")
+    bridge(datastore)
+    if fs != "cephfs":
+        if datastore.attribute("SEMISHARED_FS_VOLUME"):
+            raise BadAttribute(
+                f"SEMISHARED_FS_VOLUME of datastore {datastore.id} is set, which only "
+                f"SEMISHARED_FS = cephfs has"
+            )
+        return Tree(fs, root, marker, cloud=cloud)
+    volume = access.checked(datastore, "SEMISHARED_FS_VOLUME", access.STORED, "FILE_SYSTEM/GROUP")
+    if not volume:
+        raise BadAttribute(
+            f"datastore {datastore.id} has no SEMISHARED_FS_VOLUME: FILE_SYSTEM/GROUP of its subvolumes"
+        )
+    user = access.ceph_user(datastore)
+    return Tree(
+        fs,
+        root,
+        marker,
+        volume,
+        user,
+        access.checked(datastore, "CEPH_CONF", access.CONF, "a plain absolute path"),
+        cloud,
+    )
+
+
+def pools(datastore: Datastore) -> tuple[str, ...]:
+    """Return the data pools that users may name for the content of a share; raise BadAttribute."""
+    found = tuple(datastore.attribute("SEMISHARED_FS_POOLS").split())
+    for name in found:
+        if not re.match(access.POOL, name):
+            raise BadAttribute(
+                f"SEMISHARED_FS_POOLS of datastore {datastore.id} has {name!r}, which is no name of a pool"
+            )
+    return found
+
+
+def bridge(datastore: Datastore) -> str:
+    """Return the machine that makes shares: the only one of BRIDGE_LIST, or this one; raise BadAttribute."""
+    found = access.bridges(datastore)
+    if len(found) > 1:
+        raise BadAttribute(
+            f"BRIDGE_LIST of datastore {datastore.id} has {len(found)} machines: one makes all "
+            f"shares of a root"
+        )
+    return found[0] if found else "localhost"
+
+
+def first_uid(number: int) -> int:
+    """Return the first user, and group, of a range: what root of a guest is on the hosts."""
+    return FIRST_UID + UIDS * number

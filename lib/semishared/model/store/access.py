@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stores: what each kind can do, and how a datastore's store is reached.
+
+Actions decide on what a store can do (`Kind`), never on its name. The kind of a datastore is its DISK_TYPE,
+OpenNebula's own attribute: RBD is `rbd`, anything else `dir`. Ceph's keys are never here: CEPH_USER names
+one, which lies in a keyring on the machine that uses it; CEPH_SECRET names what libvirt has.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Tuple
+
+from ...errors import BadArguments, BadAttribute
+from ...named import NamedTuple
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class Datastore(Protocol):
+        """Attributes of a datastore that hosts need: they are told how its store is reached, without XML."""
+
+        @property
+        def id(self) -> int: ...
+
+        def attribute(self, name: str) -> str: ...
+
+
+NAME = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
+"""Pools, images, users: nothing that means something to rbd (`@ / :`), to librados (`= ,`) or to a shell."""
+POOL = NAME + r"\Z"
+STORED = rf"({NAME})/({NAME})\Z"
+MONITOR = r"([A-Za-z0-9_][A-Za-z0-9_.\-]*|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?\Z"
+SECRET = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\Z"
+CONF = r"/[A-Za-z0-9_.\-/]+\Z"
+HOST = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z"
+MARKER = r"[0-9a-f]{32}\Z"
+
+
+class Kind(NamedTuple):
+    """What stores of one kind can do."""
+
+    name: str
+    has_bridge: bool
+    """Images are reached over the network and changed by one machine, the store's bridge; else by any, at the
+    same path on all.
+    """
+    formats: Tuple[str, ...]
+    """Formats in which images are stored."""
+    source: str
+    """What SOURCE of an image looks like."""
+    source_is: str
+    """The same in words."""
+
+
+KINDS = {
+    "dir": Kind("dir", False, ("raw", "qcow2"), r"(?s)/.*", "a plain absolute path"),
+    "rbd": Kind("rbd", True, ("raw",), STORED, "POOL/IMAGE"),
+}
+
+
+FORMS = {
+    "kind": r"[a-z]+\Z",
+    "conf": CONF,
+    "host": MONITOR,
+    "secret": SECRET,
+    "marker": MARKER,
+    "cloud": MARKER,
+    "remote_secret": SECRET,
+}
+"""What the fields of an Access look like that are no names of Ceph's, and each of its hosts."""
+NEWER = ("marker", "cloud", "remote", "remote_secret")
+"""Fields that records of older disks do not have."""
+
+
+class Access(NamedTuple):
+    """How a store is reached: `user` by guests, `reader` by hosts that copy bases, `bridge_user` by who
+    changes images.
+    """
+
+    kind: str = "dir"
+    user: str = ""
+    reader: str = ""
+    bridge_user: str = ""
+    conf: str = ""
+    hosts: Tuple[str, ...] = ()
+    """Monitors, `address` or `address:port`; none: those that Ceph's own configuration names."""
+    secret: str = ""
+    """UUID of the libvirt secret with the key of `user`."""
+    data_pool: str = ""
+    marker: str = ""
+    """Id of a mounted store, by its marker (store/dir/marker.py); '' for one that was never marked."""
+    cloud: str = ""
+    """Id of the OpenNebula whose datastore this is; '' if it has none. What is made beside images carries
+    it.
+    """
+    remote: str = ""
+    """Who opens what remote-first disks lie over, '' for `user`."""
+    remote_secret: str = ""
+    """UUID of the libvirt secret with the key of `remote`, '' for `secret`."""
+
+    @property
+    def can(self) -> Kind:
+        return KINDS[self.kind]
+
+    def by_bridge(self) -> Access:
+        """Return the same for the bridge, which has its own key alone, also for what hosts do otherwise."""
+        return self._replace(user=self.bridge_user, reader=self.bridge_user, remote="", remote_secret="")
+
+    def to_data(self) -> dict[str, object]:
+        """Return the access as JSON data."""
+        data = {**self._asdict(), "hosts": list(self.hosts)}
+        return {name: value for name, value in data.items() if value or name not in NEWER}
+
+    @classmethod
+    def from_data(cls, data: object) -> Access:
+        """Return the access in JSON data; raise BadArguments."""
+        if (
+            not isinstance(data, dict)
+            or set(data) | set(NEWER) != set(cls._fields)
+            or str(data["kind"]) not in KINDS
+        ):
+            raise BadArguments(f"not an access: {str(data)[:200]}")
+        if not isinstance(data["hosts"], (list, tuple)):
+            raise BadArguments(f"not an access: {str(data)[:200]}")
+        found = cls(**{**data, "hosts": tuple(data["hosts"]), **{name: data.get(name, "") for name in NEWER}})
+        values = {**found._asdict(), "hosts": ""}
+        for name, value in (*values.items(), *(("host", host) for host in found.hosts)):
+            if (
+                not isinstance(value, str)
+                or (value and not re.match(FORMS.get(name, POOL), value))
+                or ".." in value.split("/")
+            ):
+                raise BadArguments(f"not an access: its {name} is {str(value)[:200]!r}")
+        return found
+
+
+MOUNTED = Access()
+
+DEFAULT_POOL = "one"
+"""What the stock driver's configuration has (etc/datastore/ceph/ceph.conf)."""
+ADMIN = "admin"
+
+
+def kind(datastore: Datastore) -> Kind:
+    """Return the kind of the store of `datastore`."""
+    return KINDS["rbd" if datastore.attribute("DISK_TYPE").upper() == "RBD" else "dir"]
+
+
+def is_shares(datastore: Datastore) -> bool:
+    """Tell whether the images of a datastore are shares (model/share/share.py), and no disks."""
+    return datastore.attribute("DISK_TYPE").upper() == "FILESYSTEM"
+
+
+def access(datastore: Datastore) -> Access:
+    """Return how the store of `datastore` is reached; raise BadAttribute."""
+    cloud = checked(datastore, "SEMISHARED_CLOUD", MARKER, "the id of a cloud (32 hex digits)")
+    if not kind(datastore).has_bridge:
+        return MOUNTED._replace(
+            marker=checked(datastore, "SEMISHARED_STORE", MARKER, "the id of a store (32 hex digits)"),
+            cloud=cloud,
+        )
+    user = ceph_user(datastore)
+    hosts = tuple(datastore.attribute("CEPH_HOST").split())
+    for host in hosts:
+        if not re.match(MONITOR, host):
+            raise BadAttribute(
+                f"CEPH_HOST of datastore {datastore.id} has {host!r}, which is no address[:port]"
+            )
+    return Access(
+        "rbd",
+        user,
+        _user(datastore, "SEMISHARED_CEPH_READER", user),
+        _user(datastore, "SEMISHARED_CEPH_BRIDGE_USER", user),
+        checked(datastore, "CEPH_CONF", CONF, "a plain absolute path"),
+        hosts,
+        checked(datastore, "CEPH_SECRET", SECRET, "the UUID of a libvirt secret"),
+        checked(datastore, "EC_POOL_NAME", POOL, "the name of a pool"),
+        cloud=cloud,
+        **_remote(datastore),
+    )
+
+
+def ceph_user(datastore: Datastore) -> str:
+    """Return CEPH_USER; raise BadAttribute if there is none, or a key beside it."""
+    user = _user(datastore, "CEPH_USER", "")
+    if not user:
+        raise BadAttribute(
+            f"datastore {datastore.id} has no CEPH_USER: without one Ceph takes client.admin, "
+            f"which nothing here runs as"
+        )
+    if datastore.attribute("CEPH_KEY"):
+        raise BadAttribute(
+            f"CEPH_KEY of datastore {datastore.id}: put the key into a keyring that CEPH_CONF "
+            f"names, and remove this"
+        )
+    return user
+
+
+def _remote(datastore: Datastore) -> dict[str, str]:
+    user = _user(datastore, "SEMISHARED_CEPH_REMOTE", "")
+    secret = checked(datastore, "SEMISHARED_CEPH_REMOTE_SECRET", SECRET, "the UUID of a libvirt secret")
+    if bool(user) != bool(secret):
+        raise BadAttribute(
+            f"datastore {datastore.id} names only one of SEMISHARED_CEPH_REMOTE and "
+            f"SEMISHARED_CEPH_REMOTE_SECRET: a user and libvirt's "
+            "secret with the key of that user"
+        )
+    return {"remote": user, "remote_secret": secret}
+
+
+def unmarked(datastore: Datastore) -> str:
+    """Return what to say of a datastore whose store should have a marker and has none, '' of any other."""
+    if kind(datastore).has_bridge or datastore.attribute("SEMISHARED_STORE"):
+        return ""
+    return (
+        f"datastore {datastore.id} has no SEMISHARED_STORE: that its store is not mounted would "
+        f"not be noticed; "
+        "`semishared setup --apply` marks it"
+    )
+
+
+def checked(datastore: Datastore, name: str, pattern: str, what: str, default: str = "") -> str:
+    """Return an attribute of a datastore; raise BadAttribute unless it is `what`."""
+    text = datastore.attribute(name)
+    if not text:
+        return default
+    if not re.match(pattern, text) or ".." in text.split("/"):
+        raise BadAttribute(f"{name} of datastore {datastore.id} is {text!r}, not {what}")
+    return text
+
+
+def _user(datastore: Datastore, name: str, default: str) -> str:
+    user = checked(datastore, name, POOL, "the name of a Ceph user", default)
+    if user == ADMIN or user.startswith("client."):
+        raise BadAttribute(
+            f"{name} of datastore {datastore.id} is {user!r}: name a user of its own, without "
+            f"`client.`, and not admin"
+        )
+    return user
+
+
+def fence_user(datastore: Datastore) -> str:
+    """Return as whom the front-end shuts a dead host out of an rbd datastore's cluster, '' if nobody is
+    named; raise BadAttribute.
+    """
+    user = _user(datastore, "SEMISHARED_CEPH_FENCE_USER", "")
+    others = ("CEPH_USER", "SEMISHARED_CEPH_READER", "SEMISHARED_CEPH_BRIDGE_USER")
+    if user and user in map(datastore.attribute, others):
+        raise BadAttribute(
+            f"SEMISHARED_CEPH_FENCE_USER of datastore {datastore.id} is {user!r}, who has another "
+            f"role: name one of its own"
+        )
+    return user
+
+
+def pool(datastore: Datastore) -> str:
+    """Return the pool of an rbd datastore; raise BadAttribute for a name that no pool should have."""
+    return checked(datastore, "POOL_NAME", POOL, "the name of a pool", DEFAULT_POOL)
+
+
+def bridges(datastore: Datastore) -> list[str]:
+    """Return the hosts of BRIDGE_LIST, empty for the front-end; raise BadAttribute."""
+    found = datastore.attribute("BRIDGE_LIST").split()
+    for host in found:
+        if not re.match(HOST, host):
+            raise BadAttribute(f"BRIDGE_LIST of datastore {datastore.id} has {host!r}, which is no host name")
+    return found
+
+
+def bridge(datastore: Datastore, number: int) -> str:
+    """Return the machine that changes images of a datastore for object `number` (as upstream: by its id), ''
+    for any.
+    """
+    if not kind(datastore).has_bridge:
+        return ""
+    found = bridges(datastore)
+    return found[number % len(found)] if found else "localhost"
+
+
+def check_source(store: Access, source: str, what: str = "source") -> str:
+    """Return `source` if it names an image in a store of this kind; raise BadArguments."""
+    if not re.match(store.can.source, source):
+        raise BadArguments(f"{what} is not {store.can.source_is}: {source!r}")
+    return source
+
+
+def new_source(store: Access, root: str, number: int, token: str) -> str:
+    """Return the SOURCE of the new image `number` in the directory or pool `root`; `token` is a new name."""
+    if not store.can.has_bridge:
+        return f"{root}/{token}"
+    from . import rbd_names
+
+    return f"{root}/{rbd_names.image(number)}"
+
+
+def is_path(source: str) -> bool:
+    """Tell whether SOURCE of an image is a path, where nobody says whose it is: in a mounted store, then."""
+    return source.startswith("/")
+
+
+def pool_and_name(source: str) -> tuple[str, str]:
+    """Return pool and image name of the SOURCE `source`; raise BadArguments."""
+    match = re.match(STORED, source)
+    if not match:
+        raise BadArguments(f"not POOL/IMAGE: {source!r}")
+    return match.group(1), match.group(2)

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of the vocabulary that datastore actions are made of.
+
+What concerns a store names one of its verbs (store/verbs.py): the front-end carries it out in its own process
+(exchange.Here), or the store's bridge, if it has one. Uploads are measured, read, judged and converted on the
+front-end whatever the store is.
+"""
+
+from __future__ import annotations
+
+from ...named import NamedTuple
+from ..refs import ImageRef
+from .access import Access
+
+# -- of the front-end alone ---------------------------------------------------------------------------
+
+
+class MeasureSource(NamedTuple):
+    """Return the size in bytes of the future image at the action's PATH; its content stays where it is."""
+
+    path: str
+
+
+class ListRoots(NamedTuple):
+    """Return the directories that all datastores have what they keep in, as oned says."""
+
+
+class StoreUpload(NamedTuple):
+    """Publish what is at the action's PATH as `image`, by way of `directory`; return its format.
+
+    The format of `image` is '' if what is there and the datastore decide it.
+    """
+
+    path: str
+    directory: str
+    image: ImageRef
+    bridge: str
+    """The machine that changes the store, '' for this one."""
+
+
+class MakeStore(NamedTuple):
+    """Make the directory of a store that nobody has marked."""
+
+    directory: str
+
+
+# -- of a store ---------------------------------------------------------------------------------------
+
+
+class CheckStore(NamedTuple):
+    """Fail unless the store is there: its directory has its marker, or its cluster answers."""
+
+    access: Access
+    where: str
+    """Its directory or pool."""
+
+
+class CreateImage(NamedTuple):
+    """Publish an empty image of `size` bytes, with a file system unless `fs` is ''."""
+
+    image: ImageRef
+    size: int
+    fs: str
+
+
+class ReceiveImage(NamedTuple):
+    """Publish an image whose extents follow the plan, with its generation."""
+
+    image: ImageRef
+    size: int
+
+
+class CopyStored(NamedTuple):
+    """Publish `image`, an independent copy of `source`, at snapshot `snapshot` (-1: its present content)."""
+
+    image: ImageRef
+    source: str
+    snapshot: int = -1
+    most: int = 0
+    """Size in bytes beyond which an image is refused; 0: none."""
+
+
+class RemoveImage(NamedTuple):
+    """Remove an image with its snapshots and all that is staged for it."""
+
+    image: ImageRef
+
+
+class MeasureStore(NamedTuple):
+    """Report bytes used, in total and free of a store."""
+
+    access: Access
+    where: str
+
+
+class DigestImage(NamedTuple):
+    """Report the hex digest (`kind` as hashlib names it) of a whole image, and its size."""
+
+    image: ImageRef
+    kind: str
+
+
+class ForgetSnapshot(NamedTuple):
+    """Remove a snapshot of an image."""
+
+    image: ImageRef
+    snapshot: int
+    session: str = ""
+    """The session that the image must be in still, '' for any."""
+
+
+class RevertImage(NamedTuple):
+    """Give an image the content of its snapshot, and at least `size` bytes."""
+
+    image: ImageRef
+    snapshot: int
+    size: int = 0
+    session: str = ""
+    """As ForgetSnapshot has it."""
+
+
+class FlattenImage(NamedTuple):
+    """Give an image the content of its snapshot, and at least `size` bytes, and remove all snapshots."""
+
+    image: ImageRef
+    snapshot: int
+    size: int = 0
+
+
+LOOKS = frozenset({"CheckStore", "DigestImage", "ListRoots", "MeasureSource", "MeasureStore"})
+"""Those that change nothing where the front-end itself carries them out; what a bridge is asked, steps.LOOKS
+says.
+"""
+__all__ = [
+    "CheckStore",
+    "CopyStored",
+    "CreateImage",
+    "DigestImage",
+    "FlattenImage",
+    "ForgetSnapshot",
+    "MeasureStore",
+    "ReceiveImage",
+    "RemoveImage",
+    "RevertImage",
+]
+"""Those that cross the wire too (model/store/image_steps.py)."""

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps on images in stores. model/steps.py loads them when they are asked for.
+
+Most name a verb of their store and its arguments (store/verbs.py). They are carried out where the store's
+images are changed: on its bridge, as `bridge_user`, or, if it has none, wherever it is reached. Hosts only
+read, and write to what the bridge has made.
+"""
+
+from __future__ import annotations
+
+from ...named import NamedTuple
+from ..disk.network_disk import NetworkDisk
+from ..refs import DiskRef, ImageRef
+from .access import Access
+from .datastore_steps import *  # noqa: F403 - the vocabulary is one, in files of a size to read
+
+# -- on a host ----------------------------------------------------------------------------------------
+
+
+class SeeImage(NamedTuple):
+    """Report whether the present content of an image is frozen, and which generation it is."""
+
+    image: ImageRef
+
+
+class SeeSession(NamedTuple):
+    """Report what names the session that an image is in, '' if none is noted."""
+
+    image: ImageRef
+
+
+class RecordNetwork(NamedTuple):
+    """Record that a disk is opened over the network; there is no file of it."""
+
+    disk: DiskRef
+    image: ImageRef
+    network: NetworkDisk
+    how: str
+    readonly: bool
+
+
+class ConfirmDisk(NamedTuple):
+    """Fail (VmGone) if a disk was deleted after this was planned."""
+
+    disk: DiskRef
+
+
+class ForgetDisk(NamedTuple):
+    """Remove a disk's record, after what it names on the network is gone."""
+
+    disk: DiskRef
+
+
+class FillImage(NamedTuple):
+    """Write the content of a local disk (at `snapshot`, -1 for now) to the new image that the bridge has
+    made; `domain` runs.
+    """
+
+    disk: DiskRef
+    image: ImageRef
+    domain: str
+    snapshot: int
+    freeze: str = "NONE"
+
+
+class RestoreImage(NamedTuple):
+    """Give an image that the bridge has hidden and emptied the content of the qcow2 image that follows."""
+
+    disk: DiskRef
+    image: ImageRef
+
+
+# -- where images are changed --------------------------------------------------------------------------
+
+
+class LendContent(NamedTuple):
+    """Have a snapshot of an image's present content that keeps its name until a session begins; return that
+    and the generation.
+    """
+
+    image: ImageRef
+
+
+class HoldMoment(NamedTuple):
+    """Keep the present content of an image that a guest writes to, for the CopyHeld which follows."""
+
+    image: ImageRef
+
+
+class CopyHeld(NamedTuple):
+    """Publish `image`, an independent copy of the moment of the image `source` that HoldMoment has kept."""
+
+    image: ImageRef
+    source: str
+
+
+class StageImage(NamedTuple):
+    """Make an empty image of `size` bytes that is not published yet; report its name."""
+
+    image: ImageRef
+    size: int
+
+
+class PublishImage(NamedTuple):
+    """Publish what a host has written to a staged image."""
+
+    image: ImageRef
+    staged: str
+
+
+class ListPool(NamedTuple):
+    """Report the names of all images of a pool."""
+
+    access: Access
+    where: str
+
+
+class LookAtImages(NamedTuple):
+    """Report, for `semishared gc`, what some images of a pool are."""
+
+    access: Access
+    where: str
+    names: tuple[str, ...]
+
+
+class FindSnapshots(NamedTuple):
+    """Report, for `semishared gc`, which images of a pool have snapshots of ours that are no generations."""
+
+    access: Access
+    where: str
+    names: tuple[str, ...]
+
+
+class DropSnapshot(NamedTuple):
+    """Remove such a snapshot by its id; report whether it is `removed`: clones may depend on it."""
+
+    image: ImageRef
+    snapshot: int
+
+
+class FreezeImage(NamedTuple):
+    """Have a snapshot of the present content of an image."""
+
+    image: ImageRef
+
+
+class NameGeneration(NamedTuple):
+    """Name the frozen content with the id `snapshot` after its generation."""
+
+    image: ImageRef
+    snapshot: int
+    generation: str
+
+
+class BeginSession(NamedTuple):
+    """End an image's generations before a guest writes to it (unless `readonly`, or a guest writes now).
+
+    Report its size, and who has it open without being seen to write.
+    """
+
+    image: ImageRef
+    readonly: bool
+    shareable: bool = False
+    """Others may write to it too."""
+
+
+class CheckWriters(NamedTuple):
+    """Raise AnotherWriter if a guest is seen to write to an image; report who else has it open."""
+
+    image: ImageRef
+
+
+class FindClone(NamedTuple):
+    """Report an image's clone for a disk: its active layer, or its name in the pool; '' for none."""
+
+    image: ImageRef
+    vm: int
+    number: int
+
+
+class NoteEpoch(NamedTuple):
+    """Note, beside an image or on it, that what any machine has of a VM from before SEQ `epoch` of its
+    history is not the VM's.
+    """
+
+    image: ImageRef
+    vm: int
+    epoch: int
+
+
+class CloneStored(NamedTuple):
+    """Publish `clone`, a copy-on-write clone of an image for a disk, of at least `size` bytes; report what
+    was `made`, by its id.
+    """
+
+    image: ImageRef
+    clone: str
+    size: int
+
+
+class TakeBackClone(NamedTuple):
+    """Remove a clone, if it is the one that CloneStored has `made`: the name may be another one's by now."""
+
+    image: ImageRef
+    made: str
+
+
+class KeepSnapshot(NamedTuple):
+    """Keep the present content of an image as its snapshot `snapshot`."""
+
+    image: ImageRef
+    snapshot: int
+
+
+class GrowImage(NamedTuple):
+    """Grow an image to `size` bytes, at least."""
+
+    image: ImageRef
+    size: int
+
+
+class BeginChange(NamedTuple):
+    """Hide and empty an image, of at least `size` bytes, while a host replaces its content.
+
+    Report its `hidden` name meanwhile, and what no other `change` of it is called.
+    """
+
+    image: ImageRef
+    size: int
+
+
+class EndChange(NamedTuple):
+    """Show a hidden image again: with its new content if that is `whole`, else with what it had; only if that
+    is that `change` of it.
+    """
+
+    image: ImageRef
+    whole: bool
+    change: str = ""
+    """'': whichever is under way."""
+
+
+class SettleImage(NamedTuple):
+    """End or undo what a commit to an image has begun; make what one has made of it known."""
+
+    image: ImageRef

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of what is ours in a pool of Ceph; see model/disk/names.py.
+
+one-<image>                           an image, and
+one-<image>-<vm>-<disk>               a clone of it for a disk: OpenNebula's own names
+one-<image>-rescued-<random>          made of a kept disk of the image (semishared commit --as-new-image)
+    @semishared-<generation>  @semishared-new  @semishared-lent-<id>  @semishared-old-<x>  @semishared-undo
+    @semishared-saved
+<either>.semishared-<random>          one that is being made
+<either>.semishared-changing          one whose content is being replaced
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Optional
+
+from ...named import NamedTuple
+from ..disk.names import SIDE
+
+OURS = "semishared-"
+"""Prefix of our snapshots."""
+NEW = f"{OURS}new"
+UNDO = f"{OURS}undo"
+SAVED = f"{OURS}saved"
+OLD = f"{OURS}old-"
+LENT = f"{OURS}lent-"
+MADE = "semishared_made"
+"""Key of an image's metadata: which image of which datastore we made it for."""
+
+SEQ = "semishared_seq"
+"""The same, of the clone for a disk: the SEQ of its VM's history at which it was made."""
+
+SESSION = "semishared_session"
+"""The same: what names the session of a guest that was begun last, anew each time."""
+
+CLAIM = "semishared_claim"
+"""The same, of the record of who may commit to the image (store/commit/claims.py)."""
+
+
+MANIFEST = "semishared_manifest"
+"""The same, of which generation a manifest is that lies in other keys, and in how many
+(store/rbd/content.py).
+"""
+
+
+def manifest(number: int) -> str:
+    """Return the key of a piece of a manifest."""
+    return f"{MANIFEST}_{number}"
+
+
+def is_manifest(key: str) -> bool:
+    return key.startswith(MANIFEST)
+
+
+def epoch(vm: int, cloud: str = "") -> str:
+    """Return the metadata key that says since when a VM is elsewhere than on a lost host (its epoch)."""
+    return f"semishared_epoch_{vm}_{cloud}" if cloud else f"semishared_epoch_{vm}"
+
+
+class Name(NamedTuple):
+    """What the name of an image says."""
+
+    image: int
+    vm: Optional[int]
+    """Whose disk the clone is, None for an image."""
+    disk: Optional[int]
+    is_staged: bool = False
+    is_changing: bool = False
+
+
+def image(number: int) -> str:
+    return f"one-{number}"
+
+
+def clone(image: str, vm: int, disk: int) -> str:
+    return f"{image}-{vm}-{disk}"
+
+
+def rescued(image: str, random: str) -> str:
+    """Return the name of an image that is made of a kept disk of another one, for OpenNebula to register."""
+    return f"{image}-rescued-{random}"
+
+
+def staged(image: str, random: str) -> str:
+    return f"{image}{SIDE}-{random}"
+
+
+def changing(image: str) -> str:
+    return f"{image}{SIDE}-changing"
+
+
+def is_staged(name: str, of: str) -> bool:
+    """Tell whether `name` is an unpublished image for `of`."""
+    return name.startswith(f"{of}{SIDE}-") and name != changing(of)
+
+
+def is_ours(name: str) -> bool:
+    """Tell whether an image is staged, or hidden while it is changed."""
+    return f"{SIDE}-" in name
+
+
+def named(name: str) -> Optional[Name]:
+    """Return what the name of an image says, None if we do not give such names."""
+    match = re.match(r"one-([0-9]+)(?:-([0-9]+)-([0-9]+))?(?:\.semishared-([0-9a-f]{12}|changing))?\Z", name)
+    if not match:
+        return None
+    number, vm, disk, end = match.groups()
+    is_changing = end == "changing"
+    return Name(
+        int(number),
+        int(vm) if vm else None,
+        int(disk) if disk else None,
+        bool(end) and not is_changing,
+        is_changing,
+    )
+
+
+def made_for(store: int, source: str) -> str:
+    """Return what is noted of an image that we make (MADE): one of the same name that somebody else made has
+    it not.
+    """
+    return f"datastore {store} {source}"
+
+
+def frozen(generation: str) -> str:
+    """Return the snapshot that holds the content of a generation."""
+    return f"{OURS}{generation}"
+
+
+def generation(snapshot: str) -> str:
+    """Return the generation whose content a snapshot holds, '' if that is not known."""
+    match = re.match(r"semishared-([0-9a-f]{32})\Z", snapshot)
+    return match.group(1) if match else ""
+
+
+def is_passing(snapshot: str) -> bool:
+    """Tell whether a snapshot is ours, and there for an action, for clones or for guests that read it: it is
+    no generation.
+    """
+    return snapshot.startswith(OURS) and snapshot != NEW and not generation(snapshot)
+
+
+def is_lent(snapshot: str) -> bool:
+    return snapshot.startswith(LENT)
+
+
+def lent(snapshot: int) -> str:
+    """Return the name under which guests read the content of a snapshot that nobody has hashed yet."""
+    return f"{LENT}{snapshot}"
+
+
+def set_aside(random: str) -> str:
+    """Return the name of a snapshot that was a generation and has clones still."""
+    return f"{OLD}{random}"

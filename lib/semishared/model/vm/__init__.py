@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of VM moves, live migrations and hypervisor actions."""

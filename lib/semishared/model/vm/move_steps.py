@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps on VMs that move from host to host. model/steps.py passes them on."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+from ...named import NamedTuple
+from ..refs import DiskRef, ImageRef
+
+
+def has_arrived(source: Mapping[str, Any], target: Mapping[str, Any], seq: int) -> bool:
+    """Tell whether the source of a move need send nothing, since the target has all of it already.
+
+    Both are what a machine says of its directory; `seq` is the move's, -1 if not known. An older directory
+    has not arrived: it was left there by an earlier life of the VM.
+    """
+    older = 0 <= target["seq"] < seq
+    return (
+        not source["whole"]
+        and target["whole"]
+        and not older
+        and bool(target["disks"] or not source["present"])
+    )
+
+
+def no_records(vm_dir: str, host: str) -> str:
+    """Return why a directory is not moved as that of a VM with disks of ours."""
+    return (
+        f"{vm_dir} on {host} has no records of ours: another driver has made it, or it is a "
+        f"remainder; nothing was moved"
+    )
+
+
+def why_kept(vm_dir: str, host: str, cleared: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return what the log says of a directory that ClearVm has not removed; nothing else depends on that."""
+    text = f"{vm_dir} on {host} is kept: {cleared['kept']}. semishared gc removes it when it is not the VM's"
+    return [("warn", text)] if cleared["kept"] else []
+
+
+class MarkVm(NamedTuple):
+    """Report a VM directory, and mark it with a token by which it is recognised under any name."""
+
+    vm: int
+    vm_dir: str
+
+
+class LookAtVm(NamedTuple):
+    """Report what MarkVm does, and leave no mark: the token is ''."""
+
+    vm: int
+    vm_dir: str
+
+
+class LookForVm(NamedTuple):
+    """Report a VM directory, and whether it is the one that another machine has marked with `token`.
+
+    `seen` is that machine's fingerprint of it, for where no token could be written.
+    """
+
+    vm: int
+    vm_dir: str
+    token: str
+    seen: str
+
+
+class UnmarkVm(NamedTuple):
+    """Take the token away again."""
+
+    vm: int
+    vm_dir: str
+    token: str
+
+
+class SendVm(NamedTuple):
+    """Send a VM directory, without the `token` in it."""
+
+    vm: int
+    vm_dir: str
+    token: str = ""
+    deltas: tuple[int, ...] = ()
+    """Disks whose deltas stay: their guest writes to them."""
+    domain: str = ""
+    """The guest that may run there."""
+
+
+class MakeRoom(NamedTuple):
+    """Let idle bases go, never those of the VM, for a VM directory of so many bytes that is to arrive; fail
+    if it does not fit.
+    """
+
+    vm: int
+    vm_dir: str
+    needed: int
+    bases: tuple[str, ...]
+    """Names of those that its disks will lie over there."""
+    sizes: dict[str, int] = {}
+    """Of these, the bytes of the layers of each disk that may come to any device of a pool, by its number."""
+    apart: int = 0
+    """Of these, the bytes of the layers of all others: they want a class of devices, and ask for themselves
+    when they are placed.
+    """
+
+
+class ReceiveVm(NamedTuple):
+    """Receive a VM directory, give its overlays their bases and leases, and publish it."""
+
+    vm: int
+    vm_dir: str
+    keep_bases: bool
+    """False on the front-end: no bases there, an overlay lies without a lease."""
+    domain: str
+    """What libvirt calls the VM; '' on a machine that runs no domains."""
+    disks: tuple[int, ...] = ()
+    """Disks that oned says the VM has: a directory with one of them is not replaced by one without."""
+    foreign: tuple[int, ...] = ()
+    """Those of them that are another driver's."""
+    deltas: tuple[int, ...] = ()
+    """Disks that get new, empty deltas: for libvirt to write what their guest has in its own."""
+    wants: dict[str, Any] = {}
+    """What disks want of the devices there: by number {"classes", "size": bytes, "layers"}, of those that
+    want something.
+    """
+    sizes: dict[str, int] = {}
+    """The bytes that come with each, by its number."""
+
+
+class RenameVm(NamedTuple):
+    """Copy a VM directory to another system datastore of the same host (the rest as in ReceiveVm)."""
+
+    vm: int
+    source: str
+    vm_dir: str
+    keep_bases: bool
+    domain: str
+    disks: tuple[int, ...] = ()
+    foreign: tuple[int, ...] = ()
+    live: bool = False
+    """Its guest runs on in the source, with deltas, and gets new, empty ones in the copy
+    (guest/relocation.py).
+    """
+
+
+class ReleaseVm(NamedTuple):
+    """Remove a VM directory that is elsewhere now and all leases of the VM, unless it is in use or is not as
+    it was `seen`.
+    """
+
+    vm: int
+    vm_dir: str
+    domain: str
+    seen: str = ""
+    """'' if there was none."""
+
+
+class ClearVm(NamedTuple):
+    """Remove a VM directory that a live migration has left behind, and all leases of the VM; report why
+    another one is `kept`.
+
+    `seq`: the SEQ of that migration in the VM's history. What it has `brought` here is of that SEQ; where it
+    came from, of a lower.
+    """
+
+    vm: int
+    vm_dir: str
+    seq: int
+    brought: bool
+
+
+class DescribeVm(NamedTuple):
+    """Report the records of a VM's disks."""
+
+    vm: int
+    vm_dir: str
+
+
+class LookAtGuest(NamedTuple):
+    """Report how the guest that runs in a VM directory has its disks open, by their targets
+    (guest/domain.py).
+    """
+
+    vm: int
+    vm_dir: str
+    domain: str
+
+
+class WriteProbe(NamedTuple):
+    """Write a small file into a store, to see whether another host reads it; report its name.
+
+    `side`: among what is ours there, else into the directory itself, which is another driver's.
+    """
+
+    store_dir: str
+    text: str
+    side: bool = True
+
+
+class AnswerProbe(NamedTuple):
+    """Read the probe another host wrote, check its text, and append to it."""
+
+    store_dir: str
+    name: str
+    text: str
+    answer: str
+
+
+class CheckProbe(NamedTuple):
+    """Check that the other host's answer arrived, and remove the probe."""
+
+    store_dir: str
+    name: str
+    text: str
+
+
+class ReachDisk(NamedTuple):
+    """Fail unless this host could open a VM's disk on the network, as its `record` on another host has it."""
+
+    disk: DiskRef
+    record: dict[str, Any]
+
+
+class AdoptClone(NamedTuple):
+    """Make the clone on a mounted store whose active layer is `layer` the VM's disk on this host: link and
+    record, as it had elsewhere.
+    """
+
+    disk: DiskRef
+    image: ImageRef
+    layer: str
+
+
+class AddDeltas(NamedTuple):
+    """Let a running guest write to an empty layer on top of each of these disks, from one moment on."""
+
+    vm: int
+    vm_dir: str
+    domain: str
+    disks: tuple[int, ...]
+
+
+class MergeDeltas(NamedTuple):
+    """Merge the layers that AddDeltas has put on top, if there are any, into what they lie over."""
+
+    vm: int
+    vm_dir: str
+    domain: str
+
+
+class AllowMigration(NamedTuple):
+    """Leave the proof, for vmm/migrate, that both hosts see the same stores; `brought`: what was made ready,
+    for the VM's log.
+    """
+
+    vm: int
+    vm_dir: str
+    to: str
+    stores: tuple[str, ...]
+    brought: str = ""
+    foreign: tuple[str, ...] = ()
+    """Files of other drivers that both see as well, as the guest has them open."""
+
+
+class CheckNotOpen(NamedTuple):
+    """Fail if the domain, if it runs on this host, has anything of a VM directory open; `disks`: its disks
+    count too.
+    """
+
+    vm: int
+    vm_dir: str
+    domain: str
+    disks: bool
+
+
+class CheckNotRunning(NamedTuple):
+    """Fail if the domain is running on this host; '' on a machine that runs no domains."""
+
+    domain: str

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What leaves a host's base store: no leased base; older generations first, then the least recently leased.
+
+    size_limit   all bases of the host together are at most this large, on whichever devices they lie
+    free_floor   at least this much stays free on the file system that one comes to, for the guests' overlays
+
+A base that would go beyond them is refused where another host could have it as well; one that a VM needs here
+(it arrives, it is saved, it has read from a damaged one) only where it does not fit. Guests' own disks may
+have what bases leave free.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Collection, Mapping, Sequence
+
+from ...errors import BadAttribute, NoSpace
+from ...named import NamedTuple
+from ...units import amount, human
+
+if TYPE_CHECKING:
+    from ...opennebula.xml import Host
+
+
+class Held(NamedTuple):
+    """A base on a host."""
+
+    name: str
+    """<store>-<image>-<generation>"""
+    bytes: int
+    staged: float
+    """When it was staged: seconds since the epoch."""
+    used: float
+    """When a lease on it was last taken or given up, or it was staged: seconds since the epoch."""
+    leases: int
+    is_here: bool = True
+    """Whether it is on the file system for which room is wanted."""
+
+    @property
+    def image(self) -> str:
+        return self.name.rsplit("-", 1)[0]
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> Held:
+        """Return a base as a host lists it (base/room.py)."""
+        return cls(
+            row["name"],
+            row["bytes"],
+            row["staged"],
+            row["used"],
+            len(row["leases"]),
+            row.get("here", True) is True,
+        )
+
+
+class Limits(NamedTuple):
+    """What a host's base store may take, in bytes; `most` -1 for no limit."""
+
+    most: int
+    floor: int
+
+
+def limits(size_limit: str, free_floor: str, total: int, whole: int = 0) -> Limits:
+    """Return the limits for a file system of `total` bytes, of `whole` that a host has for bases (0: the
+    same); raise BadAttribute.
+    """
+    return Limits(
+        _bytes("size_limit", size_limit, whole or total, -1), _bytes("free_floor", free_floor, total, 0)
+    )
+
+
+def limits_of(host: Host | None, size_limit: str, free_floor: str, listed: Mapping[str, Any]) -> Limits:
+    """Return the limits of a host, for what it lists: its own attributes, or else those that hold for all;
+    raise BadAttribute.
+    """
+    own = (
+        (host.attribute("SEMISHARED_BASES_LIMIT"), host.attribute("SEMISHARED_BASES_FLOOR"))
+        if host
+        else ("", "")
+    )
+    return limits(
+        own[0] or size_limit, own[1] or free_floor, number(listed, "total"), number(listed, "whole")
+    )
+
+
+def _bytes(key: str, text: str, total: int, none: int) -> int:
+    if text == "none":
+        return none
+    try:
+        if text.endswith("%"):
+            share = float(text[:-1])
+            if 0 <= share <= 100:
+                return int(total * share / 100)
+        return amount(text)
+    except ValueError:
+        raise BadAttribute(
+            f"{key} = {text!r} is neither a size (200G), nor a share (30%), nor none"
+        ) from None
+
+
+def superseded(bases: Sequence[Held]) -> set[str]:
+    """Return the bases of whose image the host has a younger one."""
+    newest: dict[str, Held] = {}
+    for base in bases:
+        known = newest.get(base.image)
+        if known is None or (base.staged, base.name) > (known.staged, known.name):
+            newest[base.image] = base
+    return {base.name for base in bases if newest[base.image] is not base}
+
+
+def missing(bases: Sequence[Held], limit: Limits, free: int, needed: int = 0) -> int:
+    """Return the bytes that have to go before `needed` more can come; 0 or less if there is room."""
+    return max(_over(bases, limit, needed), limit.floor + needed - free)
+
+
+def _over(bases: Sequence[Held], limit: Limits, needed: int) -> int:
+    return sum(base.bytes for base in bases) + needed - limit.most if limit.most >= 0 else 0
+
+
+def choose(
+    bases: Sequence[Held], limit: Limits, free: int, needed: int = 0, keep: Collection[str] = ()
+) -> list[str]:
+    """Return the bases to remove, in that order, so that `needed` bytes more can come; it may not be enough.
+
+    Those on the same file system go first, as many as it lacks: of the limit of the whole host they are a
+    part as well.
+    """
+    old = superseded(bases)
+    candidates = [base for base in bases if not base.leases and base.name not in keep]
+    candidates.sort(key=lambda base: (base.name not in old, base.used, base.name))
+    over, short = _over(bases, limit, needed), limit.floor + needed - free
+    chosen: list[str] = []
+    for is_for_all in (False, True):
+        for base in candidates:
+            if base.name not in chosen and (over > 0 if is_for_all else short > 0 and base.is_here):
+                chosen.append(base.name)
+                over -= base.bytes
+                short -= base.bytes
+    return chosen
+
+
+def _listed(listed: Mapping[str, Any]) -> tuple[list[Held], int]:
+    """Return the bases of a host, and the bytes that are free beside them, as it lists them
+    (base/room.py).
+    """
+    rows = listed.get("bases")
+    bases = [Held.of(row) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return bases, number(listed, "free")
+
+
+def number(data: Mapping[str, Any], key: str) -> int:
+    """Return what a host has said of a number, 0 if it was none."""
+    value = data.get(key)
+    return value if isinstance(value, int) else 0
+
+
+def room(
+    listed: Mapping[str, Any],
+    limit: Limits,
+    host: str,
+    needed: int,
+    *keep: str,
+    must: bool = False,
+    mends: bool = False,
+) -> list[str]:
+    """Return which bases have to go so that a base of `needed` bytes can come; raise NoSpace if all that may
+    is not enough.
+
+    With `must` it is to come also where the limits cannot be kept, if only it fits. One that `mends` is no
+    base more than there was.
+    """
+    bases, free = _listed(listed)
+    if mends:
+        limit = Limits(-1, 0)
+    chosen = choose(bases, limit, free, needed, keep)
+    stay = [base for base in bases if base.name not in chosen]
+    gone = sum(base.bytes for base in bases if base.is_here) - sum(
+        base.bytes for base in stay if base.is_here
+    )
+    left = missing(stay, Limits(-1, 0) if must else limit, free + gone, needed)
+    if left > 0:
+        what = "are missing" if must else "over its size limit or free-space floor"
+        raise NoSpace(f"no space for a base of {human(needed)} on {host}: {human(left)} {what}")
+    return chosen
+
+
+def of_session(answers: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], int]]:
+    """Return what a host lists of each file system to which bases of a session come, and the bytes that they
+    need there.
+
+    `answers`: what it says of each base, with the bases and the room `where` that one would be made.
+    """
+    places = list(dict.fromkeys(str(answer.get("where", "")) for answer in answers))
+    groups = [[answer for answer in answers if str(answer.get("where", "")) == place] for place in places]
+    return [(group[0], sum(number(answer, "needed") for answer in group)) for group in groups]
+
+
+def after(listed: Mapping[str, Any], gone: Collection[str], coming: int) -> Mapping[str, Any]:
+    """Return what a host would list when bases are gone, and `coming` bytes of others have come to its other
+    file systems.
+    """
+    rows = [row for row in listed.get("bases", ()) if isinstance(row, dict)]
+    left = [row for row in rows if row["name"] not in gone]
+    freed = sum(base.bytes for base in map(Held.of, rows) if base.is_here and base.name in gone)
+    if coming:
+        left.append({"name": "", "bytes": coming, "staged": 0, "used": 0, "leases": ["0-0"], "here": False})
+    return {**listed, "bases": left, "free": number(listed, "free") + freed}
+
+
+def room_for_disk(
+    listed: Mapping[str, Any], floor: int, needed: int, last: Collection[str] = ()
+) -> list[str]:
+    """Return which bases go for a guest's disk that takes `needed` bytes, `last` (which it comes from) only
+    if all others do not do.
+    """
+    bases, free = _listed(listed)
+    limit = Limits(-1, floor)
+    chosen = choose(bases, limit, free, needed, last)
+    gone = sum(base.bytes for base in bases if base.is_here and base.name in chosen)
+    return chosen if missing([], limit, free + gone, needed) <= 0 else choose(bases, limit, free, needed)

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a staging session is held, and which hosts it leaves behind (orders: plan/base/sharing.py)."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+from ...errors import BadAttribute
+from ...named import NamedTuple
+from ...opennebula.xml import Datastore, Image
+
+WHEN = ("no", "on-upload")
+"""SEMISHARED_STAGE of an image, or else of its datastore: whether `semishared stage --due` is about it."""
+TRANSPORTS = ("auto", "multicast", "chain", "unicast")
+ROUNDS = 3
+"""How often hosts without the base are tried again; the store serves each of them only in the last."""
+WINDOW_S = 4.0
+"""Over so many seconds the speed of a host is looked at that takes from another one."""
+STREAM_WINDOW_S = 2.0
+"""The same in a stream, where all wait for one that is slow."""
+SLOW = 0.5
+"""A receiver to which the stream comes at less than this share of the speed at which it comes to others
+leaves it.
+"""
+SLOW_SOURCE = 0.3
+"""A source that is slower than this share of the fastest host is left by those who have caught up with it."""
+FIRST_S = 8.0
+"""Within so many seconds of the stream's begin a receiver must have something of it."""
+
+
+def when(image: Image, datastore: Datastore) -> str:
+    """Return when an image is to be staged without being asked for; raise BadAttribute."""
+    for holder, text in (
+        (f"image {image.id}", image.attribute("SEMISHARED_STAGE")),
+        (f"datastore {datastore.id}", datastore.attribute("SEMISHARED_STAGE")),
+    ):
+        if text:
+            value = text.strip().lower()
+            if value not in WHEN:
+                raise BadAttribute(f"SEMISHARED_STAGE of {holder} is {text!r}, not one of {', '.join(WHEN)}")
+            return value
+    return WHEN[0]
+
+
+class Sample(NamedTuple):
+    """How far a host was at a moment."""
+
+    at: float
+    """Seconds on the front-end's clock."""
+    have: int
+    """Extents."""
+    source: str
+    """From whom they come: 'stream', 'store' or a host."""
+    speed: int
+    """Of the stream: bytes per second while something comes (stage/multicast.py); 0 if unknown."""
+    came: int = 0
+    """Bytes that came from the source."""
+
+
+History = dict[str, list[Sample]]
+
+
+def _recent(samples: Sequence[Sample], now: float, window: float) -> list[Sample]:
+    """Return what a host said within the window, of its present source, if that spans most of the window."""
+    found = [item for item in samples if item.at >= now - window and item.source == samples[-1].source]
+    return found if len(found) > 1 and found[-1].at - found[0].at >= window * 0.6 else []
+
+
+def leave_stream(history: History, now: float, begun: float) -> list[str]:
+    """Return the receivers without which the stream goes on faster, or which it does not reach.
+
+    All get the same from udp-sender, at the pace of the slowest. Who holds the others up is who takes long
+    for what comes to them in bursts, with pauses in between.
+    """
+    speeds, silent = {}, []
+    for host, samples in history.items():
+        if not samples or samples[-1].source != "stream":
+            continue
+        # At its best: a burst may be cut short by chance, but not a whole window long.
+        best = max((item.speed for item in _recent(samples, now, STREAM_WINDOW_S)), default=0)
+        if best:
+            speeds[host] = best
+        if now - begun > FIRST_S and not samples[-1].came:
+            silent.append(host)
+    reached = [host for host in speeds if host not in silent]
+    # Nobody is reached: the others go on without each other.
+    if silent and not reached:
+        return sorted(silent)
+    middle = sorted(speeds.values())[len(speeds) // 2] if speeds else 0
+    return sorted({*silent, *(host for host, speed in speeds.items() if speed < SLOW * middle)})
+
+
+def skips(history: History, now: float) -> list[tuple[str, str]]:
+    """Return (host, source) for hosts that have caught up with a source which is slower than others are."""
+    rates = {}
+    for host, samples in history.items():
+        recent = _recent(samples, now, WINDOW_S)
+        if recent:
+            rates[host] = (recent[-1].have - recent[0].have) / (recent[-1].at - recent[0].at)
+    if not rates:
+        return []
+    best = max(rates.values())
+    found = []
+    for host in rates:
+        source = history[host][-1].source
+        ahead = history.get(source)
+        if (
+            ahead
+            and source in rates
+            and rates[source] < SLOW_SOURCE * best
+            and ahead[-1].have - history[host][-1].have <= 3
+        ):
+            found.append((host, source))
+    return sorted(found)

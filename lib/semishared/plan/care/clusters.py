@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sets of VMs that are one cluster: which VMs belong to it by OpenNebula, what each needs to run.
+
+What is asked of oned is in its documented XML-RPC: LABELS of a VM's user template, ROLES of a VM group, and
+the document (type 100) that OneFlow keeps of a service, whose body names the VMs of each role.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Iterable, List, Mapping, Sequence, Tuple
+
+from ... import NAME
+from ...errors import BadArguments, BadAttribute
+from ...model.disk import names as disk_names
+from ...model.disk.place import Place
+from ...named import NamedTuple
+from ...opennebula.xml import Datastore, Disk, Image, View, Vm
+from ..image import placement
+
+PENDING, HOLD, ACTIVE, STOPPED, SUSPENDED, POWEROFF, UNDEPLOYED = 1, 2, 3, 4, 5, 8, 9
+"""States of a VM (include/VirtualMachine.h)."""
+RUNNING, UNKNOWN = 3, 16
+"""LCM states of an active one: at work, and not seen by its host's monitoring."""
+FAILURES = frozenset({36, 37, 38, 39, 40, 41, 42, 44, 46, 47, 48, 49, 50, 61})
+"""LCM states in which OpenNebula waits for `onevm recover`."""
+SERVICE = 100
+"""Type of the documents in which OneFlow keeps services."""
+
+
+def named(vms: Sequence[Vm], text: str) -> List[Vm]:
+    """Return the VMs of a list of ids and names; raise BadArguments for one that there is not."""
+    found = []
+    for word in dict.fromkeys(word.strip() for word in text.split(",")):
+        known = [vm for vm in vms if word and word in (str(vm.id), vm.name)]
+        known = [vm for vm in known if word == str(vm.id)] or known
+        if len(known) != 1:
+            what = f"{len(known)} VMs are called" if known else "no VM"
+            raise BadArguments(f"{what} {word!r} in OpenNebula{': name one by its id' if known else ''}")
+        found += known
+    return list({vm.id: vm for vm in found}.values())
+
+
+def labelled(vms: Sequence[Vm], label: str) -> List[Vm]:
+    """Return the VMs that have a label; raise BadArguments if there are none."""
+    wanted = label.strip()
+    found = [
+        vm
+        for vm in vms
+        if wanted and wanted in (word.strip() for word in vm.text("USER_TEMPLATE/LABELS").split(","))
+    ]
+    if not found:
+        raise BadArguments(f"no VM has the label {label!r}")
+    return found
+
+
+def one_of(pool: Sequence[View], word: str, kind: str) -> View:
+    """Return the object of that id or name; raise BadArguments if there is none, or several are called so."""
+    found = [item for item in pool if word in (item.text("ID"), item.text("NAME"))]
+    found = [item for item in found if item.text("ID") == word] or found
+    if len(found) != 1:
+        what = f"{len(found)} {kind}s are called" if found else f"no {kind}"
+        raise BadArguments(f"{what} {word!r} in OpenNebula{': name one by its id' if found else ''}")
+    return found[0]
+
+
+def of_group(group: View) -> List[int]:
+    """Return the VMs of all roles of a VM group."""
+    lists = [View(role).text("VMS") for role in group.element.findall("ROLES/ROLE")]
+    return [
+        int(word) for text in lists for word in map(str.strip, text.split(",")) if disk_names.is_number(word)
+    ]
+
+
+def of_service(document: View) -> List[int]:
+    """Return the VMs of all roles of a OneFlow service; raise BadArguments if its document is not one."""
+    name = document.text("NAME")
+    try:
+        roles = json.loads(document.text("TEMPLATE/BODY"))["roles"]
+        return [int(node["deploy_id"]) for role in roles for node in role.get("nodes", ())]
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+        raise BadArguments(
+            f"document {document.text('ID')} ({name}) is no service as OneFlow keeps them"
+        ) from None
+
+
+def owned(vms: Sequence[Vm], document: View) -> List[Vm]:
+    """Return the VMs of a document's owner: he writes into it whatever he likes, and has no say about those
+    of others.
+    """
+    return [vm for vm in vms if vm.number("UID") == document.number("UID")]
+
+
+def members(vms: Sequence[Vm], ids: Iterable[int], what: str) -> List[Vm]:
+    """Return those of the VMs that still are there; raise BadArguments if none is."""
+    wanted = set(ids)
+    found = [vm for vm in vms if vm.id in wanted]
+    if not found:
+        raise BadArguments(f"{what} has no VM")
+    return found
+
+
+def is_ours(vm: Vm) -> bool:
+    """Tell whether any disk of a VM is this driver's: of others nothing is known here."""
+    return any(disk.driver == NAME or disk.text("TM_MAD_SYSTEM") == NAME for disk in vm.disks)
+
+
+class Start(NamedTuple):
+    """What gets a VM to run."""
+
+    action: str
+    """Of one.vm.action; '' if none is needed."""
+    why: str = ""
+    """Why nothing does."""
+
+
+def start(vm: Vm) -> Start:
+    """Return what gets a VM to run from where it is."""
+    state, lcm = vm.number("STATE"), vm.lcm_state
+    if state in (STOPPED, SUSPENDED, POWEROFF, UNDEPLOYED) or (state, lcm) == (ACTIVE, UNKNOWN):
+        return Start("resume")
+    if state == HOLD:
+        return Start("release")
+    if state == PENDING or (state == ACTIVE and lcm not in FAILURES):
+        return Start("")
+    if state == ACTIVE:
+        return Start("", f"it failed (LCM state {lcm}): onevm recover {vm.id}")
+    return Start("", f"it is in state {state}, in which nothing starts it")
+
+
+def is_running(vm: Vm) -> bool:
+    return (vm.number("STATE"), vm.lcm_state) == (ACTIVE, RUNNING)
+
+
+def why_failed(vm: Vm, was_active: bool) -> str:
+    """Return why a VM that was started does not come up, '' while it may."""
+    state = vm.number("STATE")
+    said = vm.text("USER_TEMPLATE/ERROR")
+    if state == ACTIVE and vm.lcm_state in FAILURES:
+        return f"it failed (LCM state {vm.lcm_state}): {said or f'see the log of VM {vm.id}'}"
+    if state in (SUSPENDED, POWEROFF, STOPPED, UNDEPLOYED) and was_active:
+        return f"it is off again: {said or f'see the log of VM {vm.id}'}"
+    return ""
+
+
+def waits_for_files(vm: Vm) -> bool:
+    """Tell whether the disks of a VM are made, or come, where it will run: who is off on its host has all
+    there.
+    """
+    return vm.number("STATE") in (PENDING, HOLD, STOPPED, UNDEPLOYED)
+
+
+def bases(
+    vm: Vm, images: Mapping[int, Image], datastores: Mapping[int, Datastore]
+) -> List[Tuple[Image, Datastore]]:
+    """Return the images of whose bases a VM's disks are made."""
+    found = []
+    for disk in vm.disks:
+        image = images.get(disk.image_id)
+        datastore = datastores.get(image.store_id) if image else None
+        if image is not None and datastore is not None and datastore.driver == NAME and image.type in (0, 2):
+            place = _place(image, datastore, disk)
+            if place is not None and place.leases:
+                found.append((image, datastore))
+    return found
+
+
+def _place(image: Image, datastore: Datastore, disk: Disk) -> Place | None:
+    try:
+        if image.is_persistent or disk.is_readonly:
+            return placement.attached(image, datastore, disk)
+        return placement.place(image, datastore)
+    except BadAttribute:
+        return None  # its clone says what is wrong with it

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the directory of a VM belongs, from what oned says of it; and which others of it may go.
+
+    ACTIVE and RUNNING, POWEROFF, SUSPENDED    the host of the last history record, in its system datastore
+    STOPPED, UNDEPLOYED                        the front-end
+    anything else                              something is under way, or has failed half-way: nobody says
+    where
+
+One that is elsewhere goes only if the whole VM is where it belongs: that is looked at again, by the machines
+and by oned, just before it goes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Optional
+
+from ...model.disk import names as disk_names
+from ...named import NamedTuple
+
+if TYPE_CHECKING:
+    from ...opennebula.xml import Vm
+
+ACTIVE, STOPPED, SUSPENDED, POWEROFF, UNDEPLOYED = 3, 4, 5, 8, 9
+"""States of a VM (include/VirtualMachine.h)."""
+RUNNING = 3
+"""LCM state of a VM with which nothing is under way."""
+
+
+FAILURES = frozenset({36, 37, 38, 39, 40, 41, 42, 44, 46, 47, 48, 49, 50, 61})
+"""LCM states in which what oned did with a VM has failed, and it waits for `onevm recover`."""
+
+
+class Place(NamedTuple):
+    """A machine, as `gc` calls it, and a system datastore; and the disks that the VM has."""
+
+    machine: str
+    system: int
+    disks: frozenset[int] = frozenset()
+
+
+class Paths:
+    """Paths that something has in use, and all above them: so what has one of them below itself is found
+    without a look at each.
+    """
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._above: set[str] = set()
+        for path in paths:
+            while path and path not in self._above:
+                self._above.add(path)
+                path = path.rpartition("/")[0]
+
+    def has(self, path: str) -> bool:
+        """Tell whether a path, or something below it, is among them."""
+        return path in self._above
+
+
+def place_of(vm: Vm, front_end: str, is_here: Callable[[str], bool]) -> Optional[Place]:
+    """Return where the files of a VM are, None if oned is at work on it or is not sure."""
+    state, host = vm.number("STATE"), vm.host
+    systems = vm.system_datastores
+    if not host or not systems:
+        return None
+    disks = frozenset(disk.id for disk in vm.disks)
+    if state in (STOPPED, UNDEPLOYED):
+        return Place(front_end, systems[-1], disks)
+    if state in (SUSPENDED, POWEROFF) or (state, vm.lcm_state) == (ACTIVE, RUNNING):
+        return Place(front_end if is_here(host) else host, systems[-1], disks)
+    return None
+
+
+def after_failure(vm: Vm, front_end: str, is_here: Callable[[str], bool]) -> list[Place]:
+    """Return where the files of a VM may be that waits for `onevm recover`: front-end, last two hosts; none
+    in any other state.
+    """
+    if (vm.number("STATE"), vm.lcm_state in FAILURES) != (ACTIVE, True) or not vm.host:
+        return []
+    hosts = [front_end if is_here(host) else host for host in vm.hosts]
+    places = [*zip(hosts[-2:], vm.system_datastores[-2:]), (front_end, vm.system_datastores[-1])]
+    return [Place(machine, system) for machine, system in dict.fromkeys(reversed(places))]
+
+
+def in_question(found: Iterable[tuple[str, Mapping[str, Any]]], hosts: Mapping[int, str]) -> set[int]:
+    """Return the VMs that oned knows of which some machine (name, what it has) has a directory elsewhere than
+    on their host.
+    """
+    seen: dict[int, list[str]] = {}
+    for machine, item in found:
+        if item["kind"] == "dir" and item["vm"] in hosts:
+            seen.setdefault(item["vm"], []).append(machine)
+    return {vm for vm, machines in seen.items() if machines != [hosts[vm]]}
+
+
+def why_kept(item: Mapping[str, Any], home: Optional[Mapping[str, Any]], place: Place) -> str:
+    """Return why a directory that is not where it belongs may be the only one, '' if it is not; `home` is
+    what is there.
+    """
+    if home is None:
+        return f"it may be the only directory of VM {item['vm']}: {place.machine} has none, or was not asked"
+    if item.get("seq", -1) > home.get("seq", -1):
+        # A directory of an earlier stay was left where the VM belongs, and the move that was to replace it
+        # never came.
+        return f"it is of SEQ {item['seq']} of the VM's history, what is on {place.machine} is older"
+    if home.get("noted"):
+        return (
+            f"what a killed action has begun in that on {place.machine} is not ended, and may need "
+            f"this one: the next action there does"
+        )
+    ours = {name for name in item["entries"] if disk_names.disk_named(name) in place.disks}
+    missing = sorted(ours - set(home["entries"]))
+    if missing:
+        return f"{missing[0]} of VM {item['vm']} is not on {place.machine}"
+    return ""
+
+
+def why_unlinked_stays(vm: int, known: Mapping[int, str], why: str) -> str:
+    """Return why layers on a device stay to which no link leads, '' if nobody misses them; `why` they may be
+    in use, as far as seen.
+
+    VM -1: not layers but a base, which is made again where it is wanted.
+    """
+    if vm < 0:
+        return ""
+    return f"VM {vm} is not gone: they may be its only ones" if vm in known else why
+
+
+def living(facts: dict[str, Any]) -> Iterator[str]:
+    """Yield what processes of a machine have staged that are there, whatever its age: a clock may be set
+    while they write.
+    """
+    for holder in (facts, *facts["root"]["bases"], *facts["vms"], *facts["stores"]):
+        yield from (item["path"] for item in holder["staged"] if item.get("lives"))
+
+
+def orphans(facts: Mapping[str, Any], location: str) -> Iterator[tuple[int, str, str, str]]:
+    """Yield the VMs, with their directories, of which nothing is left but a domain; why it is named, and what
+    ends it.
+    """
+    there = {item["path"] for item in facts["vms"]}
+    names = [
+        used[len(location) + 1 :].split("/")
+        for used in facts["domains"].get("files", ())
+        if used.startswith(f"{location}/")
+    ]
+    of_vms = {
+        (int(name[1]), name[0])
+        for name in names
+        if len(name) > 2 and disk_names.is_number(name[0]) and disk_names.is_number(name[1])
+    }
+    for vm, system in sorted(of_vms):
+        path = f"{location}/{system}/{vm}"
+        if path not in there:
+            keep = f"`virsh destroy one-{vm}` there ends it: what it writes is lost with it already"
+            yield (
+                vm,
+                path,
+                f"VM {vm} is not known to oned, and a domain has files open that were deleted with it",
+                keep,
+            )

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is left over in the pools of datastores on Ceph, and of shares, against what oned knows.
+
+    one-35.semishared-<x>         no client has it open: a killed action left it
+    one-35.semishared-changing    kept: the next action on one-35 puts its content back
+    one-35-23-1                   oned has VM 23 among those that are DONE, with that disk; no client has it
+                                  open, no clone depends on it, and we made it
+    one-35                        kept: no image of oned has this SOURCE, though we made it
+    one-35@semishared-undo        the image is there: what it was before a change that is over
+          @semishared-saved       no client has an image open that is being made, of which this might be the
+                                  source
+          @semishared-old-<x>     no clone depends on it any more
+          @semishared-lent-<id>   no VM of oned has the image, and no client has it open
+
+Names are collected before oned is asked, and looked into after that: whatever was there then and is not known
+to oned will not be known to it later. Others may have images in the same pool: what has not our mark on it is
+not looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Iterator, Mapping
+
+from ...model import steps as s
+from ...model.share import names as share_names
+from ...model.share.share import Tree
+from ...model.share.steps import RemoveShare, TakeKeys
+from ...model.store import rbd_names
+from ..image import images
+from .gc import Finding, Known
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A pool, the datastore whose it is, and the names in it."""
+
+    machine: str
+    store: int
+    name: str
+    access: s.Access
+    images: tuple[str, ...]
+
+    def source(self, name: str) -> str:
+        return f"{self.name}/{name}"
+
+
+REASONS = {
+    rbd_names.UNDO: "what the image was before a change that is over",
+    rbd_names.SAVED: "a killed save-as left it",
+    rbd_names.LENT: "no VM reads it",
+    rbd_names.OLD: "no clone depends on it",
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """What an image turned out to be (store/rbd/pool.py)."""
+
+    age: int
+    size: int
+    made: str
+    watchers: list[str] = field(hash=False)
+    clones: list[str] = field(hash=False)
+
+
+def suspicious(pool: Pool, known: Known) -> list[str]:
+    """Return the names that need a look: of ours, and of nothing that oned knows."""
+    found = []
+    for name in pool.images:
+        said = rbd_names.named(name)
+        if not said:
+            continue
+        is_known = said.vm in known.vms if said.vm is not None else pool.source(name) in known.stored
+        if said.is_staged or said.is_changing or not is_known:
+            found.append(name)
+    return found
+
+
+def find_in_pool(pool: Pool, looks: dict[str, Any], older_than: int, known: Known) -> Iterator[Finding]:
+    """Yield what is left over in a pool, of the names that were looked at."""
+    for name, data in sorted(looks.items()):
+        said, look = rbd_names.named(name), Look(**data)
+        if said is None or look.age < older_than:
+            continue
+        image = images.ref_at(pool.store, pool.access, said.image, pool.source(name))
+        in_use = (
+            f"{look.watchers[0]} has it open"
+            if look.watchers
+            else f"{look.clones[0]} is a clone of it"
+            if look.clones
+            else ""
+        )
+        ours = look.made == rbd_names.made_for(pool.store, pool.source(name))
+        if said.is_changing:
+            reason, keep, kind = (
+                "a killed change of its content",
+                "the next action on the image undoes it",
+                "changing",
+            )
+        elif said.is_staged:
+            reason, keep, kind = "a killed action left it", in_use, "staged"
+        elif not ours:
+            continue
+        elif said.vm is not None and said.disk is not None:
+            foreign = known.why_not(said.vm) or known.whose(
+                said.vm, said.disk, pool.source(rbd_names.image(said.image)), ""
+            )
+            reason, keep, kind = f"VM {said.vm} is not known to oned", foreign or in_use, "clone"
+        else:
+            reason, kind = "no image of oned has this SOURCE", "image"
+            keep = "it may hold somebody's data: register it again, or remove it by hand"
+        yield Finding(
+            pool.machine, "", kind, image.source, reason, look.size, look.age, keep=keep, image=image
+        )
+
+
+def with_snapshots(pool: Pool) -> list[str]:
+    """Return the names of the images whose snapshots need a look: of ours, but for those that an action is
+    about to put back.
+    """
+    named = {name: rbd_names.named(name) for name in pool.images}
+    return [name for name, said in named.items() if said and not said.is_staged and not said.is_changing]
+
+
+def snapshots(
+    pool: Pool, found: dict[str, Any], looks: dict[str, Any], older_than: int, known: Known
+) -> Iterator[Finding]:
+    """Yield the snapshots that are left over, of those that were found; `looks` has the images that are being
+    made.
+    """
+    making = [look["watchers"][0] for look in looks.values() if look["watchers"]]
+    for name, data in sorted(found.items()):
+        said, source = rbd_names.named(name), pool.source(name)
+        for number, snapshot in sorted(data["snapshots"].items()):
+            kind = next((kind for kind in REASONS if snapshot["name"].startswith(kind)), "")
+            if (
+                said is None
+                or not kind
+                or snapshot["age"] < older_than
+                or (kind == rbd_names.LENT and source not in known.idle)
+            ):
+                continue
+            keep = f"{snapshot['clones'][0]} is a clone of it" if snapshot["clones"] else ""
+            if kind == rbd_names.LENT and data["watchers"]:
+                keep = f"{data['watchers'][0]} has the image open"
+            if kind == rbd_names.SAVED and making:
+                keep = f"{making[0]} makes an image, perhaps of this"
+            image = images.ref_at(pool.store, pool.access, said.image, source)
+            yield Finding(
+                pool.machine,
+                "",
+                "lent" if kind == rbd_names.LENT else "snapshot",
+                f"{source}@{snapshot['name']}",
+                REASONS[kind],
+                0,
+                snapshot["age"],
+                seen=number,
+                keep=keep,
+                image=image,
+            )
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What the machine that makes the shares of a datastore has of them."""
+
+    machine: str
+    store: int
+    tree: Tree
+    rows: tuple[dict[str, Any], ...]
+    keys: tuple[dict[str, Any], ...] = ()
+    cloud: str = ""
+    """Which OpenNebula the root says that it is of: this one, as another's is not looked at; '' if it does
+    not say.
+    """
+
+
+@dataclass(frozen=True)
+class Left(Finding):
+    """A share."""
+
+    step: s.Step | None = None
+
+    def steps(self) -> list[s.Step]:
+        """Return what removes it."""
+        return [self.step] if self.step else []
+
+
+def is_of(row: Mapping[str, Any], store: int, having: int, born: int) -> bool:
+    """Tell whether a share in datastore `store` is that of the image of its id, which is in `having` and was
+    made at `born` (-1: unknown).
+
+    An oned whose database was restored gives ids anew, also in other datastores. A record that cannot be read
+    says nothing of when.
+    """
+    return store == having and (born < 0 or row["born"] in (-1, born))
+
+
+def find_in_shares(shares: Shares, known: Known) -> Iterator[Finding]:
+    """Yield what is left over in a datastore.
+
+        <root>/share-<image> gone-<image>
+            its record does not say that it is ready, and oned has no such image: a killed create or delete
+            left it, and no step has held it since
+            kept, if it is ready, or that cannot be told: it may hold data; so is one of another image of that
+            id than oned has, by its datastore or by when it was made
+        .semishared/.keys/<image>-<vm>[-ro].json
+            oned has no such VM: a delete that was killed, or that Ceph did not answer, left it a key
+
+    All is kept in a root of an older version, which does not say of which OpenNebula it is. Shares are
+    collected before oned is asked, which knows an image before its share is made, and until its share is
+    gone.
+    """
+    says_so = (
+        f"{shares.tree.root} does not say of which OpenNebula it is: `semishared share init "
+        f"{shares.store}` does"
+    )
+    unknown = "" if shares.cloud else says_so
+    stores = {image: store for store, image in known.images}
+    for row in shares.rows:
+        image, path = (
+            int(row["image"]),
+            row["source"] or f"{shares.tree.root}/{share_names.tree(int(row['image']))}",
+        )
+        if image in stores and is_of(row, shares.store, stores[image], known.born.get(image, -1)):
+            continue
+        has = f"oned has another image {image}" if image in stores else f"oned has no image {image}"
+        # An id that has been given anew is for a person to judge.
+        is_left = not row["source"] and "wrong" not in row and image not in stores
+        kept = row.get("snapshots", ())
+        with_them = f", and {len(kept)} of its snapshots are there" if kept else ""
+        reason = f"a killed action left it, and {has}" if is_left else f"{has}{with_them}"
+        of_others = ("it stands for a directory of others, which stays", "its record")
+        what, it = of_others if row.get("directory") else ("it may hold somebody's data", "it")
+        held = "" if is_left else f"{what}: `semishared share drop {shares.store} {image}` removes {it}"
+        keep = unknown or held
+        step = None if keep else RemoveShare(shares.tree, image, "", int(row["born"]))
+        yield Left(
+            shares.machine, "", "share", path, reason, max(0, int(row["used"])), 0, keep=keep, step=step
+        )
+    unread = {(key["image"], key["vm"]): key["wrong"]["detail"] for key in shares.keys if key.get("wrong")}
+    for key in shares.keys:
+        image, vm, readonly = int(key["image"]), int(key["vm"]), bool(key["readonly"])
+        if vm >= 0 and vm not in known.vms:
+            path = f"{shares.tree.root}/{share_names.key(image, vm, readonly)}"
+            reason = f"client.{key['user']} has a key for the share, and oned has no VM {vm}"
+            keep = unknown or known.why_not(vm) or _unread(image, vm, unread.get((image, vm), ""))
+            yield Left(
+                shares.machine,
+                "",
+                "key",
+                path,
+                reason,
+                0,
+                0,
+                keep=keep,
+                step=TakeKeys(shares.tree, image, vm),
+            )
+
+
+def _unread(image: int, vm: int, wrong: str) -> str:
+    return (
+        wrong and f"{wrong}: `semishared share credentials {image} --vm {vm} --revoke` takes it all the same"
+    )

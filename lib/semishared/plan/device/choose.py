@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""On which device of its host's pool a disk, or a base, is to lie.
+
+Whole files are placed, whose final size nobody knows: spreading them by a hash alone fills one device while
+others are half empty. So the order that the hash gives is only where the search begins: the first device with
+room that is not much fuller than the pool is taken. What is taken is recorded by a link, and never computed
+again.
+
+    share         Brinkmann, Salzwedel, Scheideler: Compact, adaptive placement schemes for non-uniform
+    requirements (SPAA 2002): each
+                  device covers an interval of a ring, as long as its share of the pool; those that cover a
+                  key's point compete
+    share-scaled  the same, with lengths that depend on the device alone until the pool has doubled
+    rendezvous    weighted rendezvous: all devices compete, by their weights (Thaler, Ravishankar: IEEE/ACM
+    ToN 6(1), 1998)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import posixpath
+import re
+from typing import Any, Callable, Mapping, Sequence
+
+from ...errors import BadPool
+from ...model.device.classes import KNOWN, MEMORY, USUAL, Want, needed_memory
+from ...named import NamedTuple
+from ...units import KiB, human
+
+BOUND = 1.1
+"""A device takes more as long as its fill is at most so many times that of the pool."""
+NEAR = 0.05
+"""So much fuller still may be the device of what a disk lies over: a device that dies then costs few VMs
+beside its own.
+"""
+RESERVE = 20
+"""One in so many of a device's bytes is left to disks that grow, where another device has room."""
+STRETCH = 10
+"""How often share covers the ring, times ln N: with less some of it is covered by few devices, and those are
+fuller.
+"""
+SCALED_STRETCH = 64
+"""The same, of share-scaled and of the scale, which is up to three times the pool: it must not change
+with N.
+"""
+
+
+CLASSES = KNOWN
+MOST = 16
+"""Devices of a host."""
+OVERCOMMIT = 8
+"""How many times over memory may be promised, if its weight says so; guests wait where it is full
+(plan/libvirt/domain.py).
+"""
+
+
+class Declared(NamedTuple):
+    """A device as SEMISHARED_POOL declares it: PATH, PATH=CLASS or PATH=CLASS:WEIGHT."""
+
+    path: str
+    device_class: str = CLASSES[0]
+    weight: float = 1.0
+
+    @property
+    def word(self) -> str:
+        return f"{self.path}={self.device_class}:{self.weight:g}"
+
+
+class Device(NamedTuple):
+    """A device of a host's pool."""
+
+    uuid: str
+    capacity: int
+    """Bytes."""
+    free: int
+    weight: float = 1.0
+    """How much of its capacity counts, of memory, how many times over it is promised; 0: it takes nothing
+    more.
+    """
+    device_class: str = CLASSES[0]
+    promised: int = 0
+    """Of memory: the bytes that what is there can come to hold."""
+    pending: int = 0
+    """The bytes that what was placed there lately is still expected to take."""
+
+    @property
+    def share(self) -> float:
+        """Return the bytes that count."""
+        return self.capacity * self.weight
+
+    @property
+    def used(self) -> int:
+        return self.capacity - self.free + self.pending
+
+    @property
+    def fill(self) -> float:
+        return self.used / self.share
+
+    @property
+    def room(self) -> int:
+        """Return the bytes that it takes before it has only its reserve left, and what is pending."""
+        return self.free - self.capacity // RESERVE - self.pending
+
+    @property
+    def is_overcommitted(self) -> bool:
+        return is_overcommitted(self.device_class, self.weight, self.capacity, self.promised)
+
+    @property
+    def unpromised(self) -> int:
+        """Return the bytes of memory that nothing there can come to hold: what is left beside that are its
+        tables, and those of files.
+        """
+        return int((self.capacity - self.capacity // RESERVE) * self.weight) - self.promised
+
+    def takes(self, expected: int, most: int) -> bool:
+        """Tell whether it has room for about `expected` bytes; memory, which fails its guests when it is
+        full, for the `most` of them.
+        """
+        return self.unpromised >= most > 0 if self.device_class == MEMORY else self.room >= expected
+
+
+def is_overcommitted(device_class: str, weight: float, capacity: int, promised: int) -> bool:
+    """Tell whether memory can be fuller than it is promised to be, also one that takes nothing more (weight
+    0): by what it has promised.
+    """
+    return device_class == MEMORY and (weight > 1 or promised > capacity - capacity // RESERVE)
+
+
+def declared(text: str) -> tuple[Declared, ...]:
+    """Return the devices that SEMISHARED_POOL of a host (or [pool] devices) declares; raise BadPool."""
+    found = tuple(map(_declared, text.split()))
+    paths = [device.path for device in found]
+    if not 1 <= len(found) <= MOST:
+        raise BadPool(f"a pool has 1 to {MOST} devices, and {len(found)} are declared")
+    twice = sorted({path for path in paths if paths.count(path) > 1})
+    if twice:
+        raise BadPool(f"{', '.join(twice)} is declared twice")
+    return found
+
+
+def _declared(word: str) -> Declared:
+    match = re.match(
+        r"(/[A-Za-z0-9._/\-]+)(?:=([a-z]+)(?::([0-9]{1,3}(?:\.[0-9]{1,3})?))?)?\Z", word, re.ASCII
+    )
+    path = match.group(1) if match else ""
+    if match is None or path != posixpath.normpath(path) or ".." in path.split("/"):
+        raise BadPool(
+            f"{word!r} is no device: /PATH, /PATH=CLASS and /PATH=CLASS:WEIGHT are (/mnt/nvme0=fast:1)"
+        )
+    device_class, weight = match.group(2) or CLASSES[0], float(match.group(3) or 1)
+    if device_class not in CLASSES:
+        raise BadPool(f"class {device_class!r} of {path} is not one of {', '.join(CLASSES)}")
+    if not weight:
+        raise BadPool(f"weight 0 of {path}: a device that is to take nothing is not declared")
+    if device_class == MEMORY and not 1 <= weight <= OVERCOMMIT:
+        raise BadPool(
+            f"weight {weight:g} of {path}: memory is promised to the last byte, or up to "
+            f"{OVERCOMMIT} times over"
+        )
+    return Declared(path, device_class, weight)
+
+
+ABSENT, CHANGED, LOST, UNRESERVED, UNWATCHED, LIMITED = (
+    "absent",
+    "changed",
+    "lost",
+    "unreserved",
+    "unwatched",
+    "limited",
+)
+OLD, UNSAFE = "old", "unsafe"
+
+
+class Wrong(NamedTuple):
+    """Something of a pool that is not as it is to be."""
+
+    kind: str
+    """ABSENT: disks cannot start; CHANGED: what is declared is not done, or undone, yet; LOST: disks, with
+    what memory held; UNRESERVED: memory of the host's that oned gives to VMs too; UNWATCHED: memory that is
+    promised more than once, and nobody moves disks away; LIMITED: memory that can be lost with all its disks
+    before it is full; OLD: a label from which it is not seen whether its device answers; UNSAFE: what guests
+    write there is lost, or they read something else.
+    """
+    text: str
+
+
+def differences(declared: Sequence[Declared], rows: Sequence[Mapping[str, Any]]) -> list[Wrong]:
+    """Return what is wrong with the devices of a host, as it reports them, against what is declared; nothing
+    if all is well.
+    """
+    # Where one has died another one may be mounted in its place.
+    found = {str(row["path"]): row for row in sorted(rows, key=lambda row: not row["state"])}
+    wrong = []
+    for device in declared:
+        row = found.get(device.path)
+        if row is None:
+            wrong.append(
+                Wrong(
+                    CHANGED, f"{device.path} is declared and no device of the pool yet: semishared pool add"
+                )
+            )
+        elif row["state"]:
+            wrong.append(
+                Wrong(
+                    ABSENT,
+                    f"{device.path} is {row['state']}: disks on it cannot start, and it takes no new ones",
+                )
+            )
+        elif (row["class"], float(row["weight"])) != (device.device_class, device.weight):
+            wrong.append(Wrong(CHANGED, _changed(device, row)))
+        if row and row.get("is_old") and not row["state"] and float(row["weight"]):
+            what = (
+                "has a label of before, which its file system may answer without asking the disk: "
+                "that it hangs would not be noticed"
+            )
+            wrong.append(
+                Wrong(OLD, f"{device.path} {what}: semishared pool add writes it anew, where there is room")
+            )
+        if row and row.get("lost"):
+            vms = sorted({int(disk.split("-")[0]) for disk in row["lost"]})
+            whose = f"disks of VM {', '.join(map(str, vms))}"
+            wrong.append(
+                Wrong(LOST, f"{device.path} was emptied by a restart of the host, {whose} are lost with it")
+            )
+    paths = {device.path for device in declared}
+    for path, row in sorted(((str(row["path"]), row) for row in rows), key=lambda known: known[0]):
+        is_declared = path in paths and row is found[path]
+        if not is_declared and row["state"]:
+            wrong.append(
+                Wrong(
+                    ABSENT,
+                    f"{path}, which is not declared any more, is {row['state']}: disks on it cannot start",
+                )
+            )
+        elif not is_declared and float(row["weight"]):
+            wrong.append(Wrong(CHANGED, f"{path} takes disks and is not declared: semishared pool add"))
+        if _is_overcommitted(row) and not row["watched"]:
+            what = "is promised more than once, and nothing moves disks away when it is full"
+            wrong.append(Wrong(UNWATCHED, f"{path} {what}: it is not watched"))
+        if row.get("limit"):
+            what = (
+                f"a zram that refuses a page beyond {human(int(row['limit']))}: its file system can "
+                f"shut down there, with all disks"
+            )
+            wrong.append(Wrong(LIMITED, f"{path} is on {what}"))
+        if row.get("mixes_memory"):
+            what = (
+                "a zram that guests' disks must not be on with this kernel: QEMU's direct I/O writes "
+                "and reads something else there"
+            )
+            wrong.append(Wrong(UNSAFE, f"{path} is on {what}"))
+    return wrong
+
+
+def _changed(device: Declared, row: Mapping[str, Any]) -> str:
+    """Return how a device that is there is not as it is declared."""
+    if not float(row["weight"]):
+        return (
+            f"{device.path} is being drained, or was, and takes nothing more: semishared pool add "
+            f"takes it back"
+        )
+    said, wanted = f"{row['class']}:{float(row['weight']):g}", f"{device.device_class}:{device.weight:g}"
+    return f"{device.path} is {said}, and declared as {wanted}: semishared pool add"
+
+
+def _is_overcommitted(row: Mapping[str, Any]) -> bool:
+    return is_overcommitted(str(row["class"]), float(row["weight"]), int(row["total"]), int(row["promised"]))
+
+
+def unreserved(rows: Sequence[Mapping[str, Any]], reserved: int) -> list[Wrong]:
+    """Return what is wrong with the `reserved` bytes that oned gives to no VM of a host, -1 if not known:
+    devices of memory take some.
+    """
+    needed = sum(
+        needed_memory(int(row["total"])) for row in rows if row["class"] == MEMORY and not row["state"]
+    )
+    if not needed or not 0 <= reserved < needed:
+        return []
+    said = f"oned keeps {human(reserved)} of its memory from VMs"
+    least = f"RESERVED_MEM = {-(-needed // KiB)} at least"
+    return [Wrong(UNRESERVED, f"{said}, and class {MEMORY} can come to take {human(needed)}: {least}")]
+
+
+def drawn(*words: object) -> float:
+    """Return a number between 0 and 1, both excluded, that is always the same for these words."""
+    digest = hashlib.blake2b("\0".join(map(str, words)).encode(), digest_size=8).digest()
+    return ((int.from_bytes(digest, "big") >> 12) + 0.5) / (1 << 52)
+
+
+def rendezvous(key: str, shares: Mapping[str, float]) -> list[str]:
+    """Return devices in the order in which they are asked to take `key`; `shares`: the bytes of each that
+    count.
+    """
+    return sorted(shares, key=lambda uuid: (-math.log(drawn("rendezvous", key, uuid)) / shares[uuid], uuid))
+
+
+def share(key: str, shares: Mapping[str, float]) -> list[str]:
+    """Return the same by Share as it was published."""
+    stretch = STRETCH * math.log(max(len(shares), 2))
+    return _by_intervals(key, shares, stretch / sum(shares.values()))
+
+
+def share_scaled(key: str, shares: Mapping[str, float]) -> list[str]:
+    """Return the same by Share with lengths that other devices do not change."""
+    scale = 2.0 ** math.ceil(math.log2(1.5 * sum(shares.values())))
+    return _by_intervals(key, shares, SCALED_STRETCH / scale)
+
+
+def _by_intervals(key: str, shares: Mapping[str, float], stretch: float) -> list[str]:
+    """Return devices by what they draw for the key: one drawing for each time that their interval covers the
+    key's point.
+    """
+    point = drawn("point", key)
+    best: dict[str, float] = {}
+    for uuid, bytes_that_count in shares.items():
+        length = bytes_that_count * stretch
+        inside = (point - drawn("start", uuid)) % 1.0 < length % 1.0
+        draws = [drawn("draw", key, uuid, copy) for copy in range(int(length) + inside)]
+        best[uuid] = max(draws, default=0.0)
+    # Those that do not cover it come last, in an order that does not always load the same one.
+    rest = {uuid: at for at, uuid in enumerate(rendezvous(key, shares))}
+    return sorted(shares, key=lambda uuid: (-best[uuid], rest[uuid]))
+
+
+ORDERS: Mapping[str, Callable[[str, Mapping[str, float]], list[str]]] = {
+    "share": share,
+    "share-scaled": share_scaled,
+    "rendezvous": rendezvous,
+}
+DEFAULT = "rendezvous"
+
+
+def choose(
+    devices: Sequence[Device],
+    key: str,
+    expected: int,
+    near: str = "",
+    order: str = DEFAULT,
+    *,
+    classes: Sequence[str] = USUAL,
+    most: int = 0,
+) -> str:
+    """Return the device that is to take `key`, of about `expected` bytes; '' if none takes anything.
+
+    The first in the order with room and a fill within the bound, `near` (that of what it lies over) before
+    all; else the least filled with room. As long as a device of the class in front has room, no other of
+    `classes` is looked at. If nothing fits beside what is pending, which is a guess, it is the least filled
+    of those of the class in front that have room now; if nothing fits now, the one with the most bytes left:
+    bases there may go. Never so of memory, where `most` bytes have to fit.
+    """
+    takers = [device for device in devices if device.share > 0 and device.device_class in classes]
+    for device_class in classes:
+        found = _first(
+            [device for device in takers if device.device_class == device_class],
+            key,
+            expected,
+            near,
+            order,
+            most,
+        )
+        if found:
+            return found
+    disks = [device for device in takers if device.device_class != MEMORY]
+    with_room = [device for device in disks if device.room + device.pending >= expected]
+    if with_room:
+        return min(
+            with_room, key=lambda device: (classes.index(device.device_class), device.fill, device.uuid)
+        ).uuid
+    return max(disks, key=lambda device: (device.free, device.uuid)).uuid if disks else ""
+
+
+def none_takes(devices: Sequence[Device], want: Want, mount: Callable[[str], str], host: str) -> str:
+    """Return why no device of a host takes something for which classes are wanted; `mount`: where a device is
+    mounted, by its UUID.
+    """
+    left = [
+        f"{mount(device.uuid)} has {human(max(device.unpromised, 0))} that are not promised"
+        for device in devices
+        if device.device_class == MEMORY and MEMORY in want.tried
+    ]
+    what = f"no device of class {' or '.join(want.tried)} on {host} for a disk of up to {human(want.most)}"
+    return f"{what}: {'; '.join(left) or 'it has none'}"
+
+
+def _first(devices: Sequence[Device], key: str, expected: int, near: str, order: str, most: int) -> str:
+    """Return which of the devices of one class takes `key`, '' if none has room."""
+    with_room = {device.uuid: device.fill for device in devices if device.takes(expected, most)}
+    if not with_room:
+        return ""
+    mean = sum(device.used for device in devices) / sum(device.share for device in devices)
+    if with_room.get(near, math.inf) <= BOUND * mean + NEAR:
+        return near
+    for uuid in ORDERS[order](key, {device.uuid: device.share for device in devices}):
+        if with_room.get(uuid, math.inf) <= BOUND * mean:
+            return uuid
+    return min(with_room, key=lambda uuid: (with_room[uuid], uuid))

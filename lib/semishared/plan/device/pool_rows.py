@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `semishared pool drain` and `rebalance` can move, in which order, and what they print of it.
+
+Bases come first: a disk that is moved while its guest runs then opens the base where it is going to be.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from ...errors import BadArguments
+from ...model.base import names as base_names
+from ...model.device.names import BASES, LAYERS
+from ...model.device.steps import MoveBase, MoveLayers
+from ...model.disk import names as disk_names
+from ...model.refs import DiskRef
+from ...named import NamedTuple
+from ...opennebula.xml import Vm
+from ..disk.detach import ACTIVE, POWEROFF, RUNNING
+from ..disk.disks import running_domain
+from . import choose
+from .balance import Item, Move
+
+SUSPENDED = 5
+"""The state of a VM whose memory is in a file on its host (include/VirtualMachine.h)."""
+Row = Dict[str, Any]
+"""{"what", "vm", "disk" (-1 of a base), "from", "to", "bytes", "how": moved|would move|stays|failed, "why",
+"id", "seconds"}.
+"""
+
+
+class Held(NamedTuple):
+    """What a host says that lies on a device."""
+
+    item: Item
+    said: Mapping[str, Any]
+
+    @property
+    def vm(self) -> int:
+        """The VM of a disk, -1 of a base."""
+        return int(self.said.get("vm", -1))
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it is a diff that was kept when its VM was deleted."""
+        own = disk_names.beside_named(str(self.said.get("vm_dir", "")).rpartition("/")[2])
+        return own is not None and own.kind == "kept"
+
+    @property
+    def what(self) -> str:
+        if self.item.part == BASES:
+            return f"base {self.item.name}"
+        return f"VM {self.vm} disk {self.said['disk']}{' (kept)' if self.is_kept else ''}"
+
+
+def held(items: Iterable[Mapping[str, Any]]) -> List[Held]:
+    """Return what a host has answered to ListHeld."""
+    return [Held(item(said), said) for said in items]
+
+
+def item(said: Mapping[str, Any]) -> Item:
+    """Return what one of them is to a plan."""
+    name = str(said["name"])
+    key = base_names.prefix_of(name) if said["part"] == BASES else f"{said['vm']}-{said['disk']}"
+    return Item(
+        str(said["part"]),
+        name,
+        str(said["device"]),
+        int(said["bytes"]),
+        key,
+        tuple(map(str, said.get("classes", ()))),
+    )
+
+
+def devices(rows: Iterable[Mapping[str, Any]]) -> List[choose.Device]:
+    """Return the devices that are there and can be written to, of those in an answer to ListHeld."""
+    return [
+        choose.Device(
+            str(row["uuid"]), int(row["total"]), int(row["free"]), float(row["weight"]), str(row["class"])
+        )
+        for row in rows
+        if not row["state"] and row["total"]
+    ]
+
+
+def named(rows: Sequence[Mapping[str, Any]], word: str, host: str) -> str:
+    """Return the UUID of the device that is meant, by its path (of several the one that is well) or UUID;
+    raise BadArguments.
+    """
+    for row in sorted(rows, key=lambda row: bool(row["state"])):
+        if word.rstrip("/") in (row["path"], row["uuid"]):
+            return str(row["uuid"])
+    raise BadArguments(
+        f"{word} is no device of the pool of {host}: "
+        f"{', '.join(str(row['path']) for row in rows) or 'it has none'}"
+    )
+
+
+def why_not(vm: Optional[Vm], host: str) -> str:
+    """Return why a disk of a VM, as oned has it now, stays where it is on a host; '' if it can be moved, also
+    while the VM runs.
+    """
+    if vm is None:
+        return "OpenNebula has no such VM: semishared gc"
+    if vm.host != host:
+        return f"its VM is on {vm.host or 'no host'}: semishared gc"
+    state = vm.number("STATE")
+    if state == ACTIVE:
+        return (
+            "" if vm.lcm_state == RUNNING else f"something is under way in its VM (LCM state {vm.lcm_state})"
+        )
+    return (
+        ""
+        if state in (POWEROFF, SUSPENDED)
+        else f"its VM neither runs nor is powered off or suspended (state {state})"
+    )
+
+
+def staying(
+    found: Sequence[Held], vms: Mapping[int, Optional[Vm]], host: str, memory: Collection[str] = ()
+) -> Dict[Item, str]:
+    """Return why what cannot be moved now stays where it is; `memory`: the devices that are that."""
+    why = {}
+    for held in found:
+        own = disk_names.beside_named(str(held.said.get("vm_dir", "")).rpartition("/")[2])
+        if held.item.part == LAYERS and own and not held.is_kept:
+            why[held.item] = f"a move or a removal of its VM is not ended ({own.kind}): semishared gc"
+        elif held.item.part == LAYERS and not own:
+            vm = vms.get(held.vm)
+            why[held.item] = why_not(vm, host)
+            if vm is not None and vm.number("STATE") == ACTIVE:
+                why[held.item] = why[held.item] or _why_not_live(held, vm, memory)
+    return {item: text for item, text in why.items() if text}
+
+
+def _why_not_live(held: Held, vm: Vm, memory: Collection[str]) -> str:
+    """Return why a disk stays where it is while its guest runs."""
+    if held.item.device in memory:
+        return "it is in memory, and its VM runs: it moves while that is off"
+    if any(disk.luks_secret for disk in vm.disks if disk.id == int(held.said["disk"])):
+        return (
+            "it is encrypted (LUKS_SECRET), and QEMU, while its VM runs, would write it decrypted: it "
+            "moves while that is off"
+        )
+    return ""
+
+
+def no_room(held: Held) -> str:
+    """Return why nothing takes what is held."""
+    of_class = (
+        f" of class {' or '.join(held.item.tried or held.item.classes)} (SEMISHARED_CLASS)"
+        if held.item.classes
+        else ""
+    )
+    return f"no other device{of_class} has room for it"
+
+
+def step(held: Held, move: Move, root: str, vm: Optional[Vm], rate: int) -> MoveBase | MoveLayers:
+    """Return the step that makes a move."""
+    if held.item.part == BASES:
+        return MoveBase(root, held.item.name, move.target, rate)
+    # Also of one that is off for oned: its host sees whether that is so.
+    domain = running_domain(vm) if vm is not None and not held.is_kept else ""
+    disk = DiskRef(held.vm, int(held.said["disk"]), str(held.said["vm_dir"]))
+    return MoveLayers(disk, domain, held.item.name, move.target, rate)
+
+
+def in_order(moves: Sequence[Move]) -> List[Move]:
+    """Return moves in the order in which they are made."""
+    return sorted(moves, key=lambda move: move.item.part != BASES)
+
+
+def row(held: Held, target: str, path: Callable[[str], str], **more: object) -> Row:
+    """Return what is said of one thing; `path`: of a device, by its UUID."""
+    said: Tuple[int, int] = (held.vm, int(held.said.get("disk", -1)))
+    where = {"from": path(held.item.device), "to": path(target) if target else ""}
+    return {
+        "what": held.what,
+        "vm": said[0],
+        "disk": said[1],
+        **where,
+        "bytes": held.item.size,
+        "why": "",
+        "id": "",
+        "seconds": 0.0,
+        **more,
+    }
+
+
+def reading_on(
+    found: Sequence[Held], uuid: str, vms: Mapping[int, Optional[Vm]], rows: Sequence[Row]
+) -> List[int]:
+    """Return the running VMs that lie over bases of a device: they have those open as they are until they
+    open them again.
+
+    That those have done whose disks went to another device after it, as `rows` say.
+    """
+    names = [
+        name
+        for held in found
+        if held.item.part == BASES and held.item.device == uuid
+        for name in held.said["leases"]
+    ]
+    again = {(row["vm"], row["disk"]) for row in rows if row["how"] == "moved"}
+    numbers = sorted(
+        {leased[0] for leased in map(base_names.leased_to, names) if leased and leased not in again}
+    )
+    running = [(number, vms.get(number)) for number in numbers]
+    return [number for number, vm in running if vm is not None and vm.number("STATE") == ACTIVE]

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans of a backup: full copies of the wanted disks, as of one moment.
+
+                running                                     off
+prebackup       freeze (if wanted)                          copy each disk
+                one backup job of QEMU for all disks,
+                which begins for all of them at once
+                thaw; wait for the job
+(backup)        OpenNebula's backup driver fetches VMDIR/backup
+postbackup      end the job, thaw, remove the copies        remove the copies
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Mapping
+
+from ...errors import BadArguments, NotSupported
+from ...model import steps as s
+from ...model.exchange import Download, Feed, On, Plan
+from ...opennebula.args import Backup, Restore
+from ...opennebula.xml import Vm
+from ..image import encryption
+from .disks import DRIVER
+
+FREEZE = ("NONE", "AGENT", "SUSPEND")
+NAME = "backup"
+
+
+def directory(asked: Backup, base_path: str) -> str:
+    """Return where the backup driver looks: beside the disks, or below BACKUP_BASE_PATH of datastore.conf."""
+    return f"{base_path}/{asked.place.vm}/{NAME}" if base_path else f"{asked.place.path}/{NAME}"
+
+
+def prebackup(
+    asked: Backup, vm: Vm, xml: str, base_path: str, *, live: bool, are_one: Callable[[str, str], bool]
+) -> Plan:
+    """Plan prebackup; `xml` is the future vm.xml. Raise NotSupported for another kind of backup."""
+    if vm.backup_setting("MODE") == "INCREMENT":
+        raise NotSupported(
+            f"incremental backup (VM {vm.id}) is not supported yet: set MODE = FULL in its BACKUP_CONFIG"
+        )
+    if vm.backup_setting("INTERACTIVE") == "YES":
+        raise NotSupported(f"interactive backup (VM {vm.id}) is not supported yet")
+    if vm.text("TEMPLATE/TPM/MODEL"):
+        raise NotSupported(f"VM {vm.id} has a TPM: backup of its state is not supported yet")
+    bridge = vm.text("BACKUPS/BACKUP_CONFIG/LAST_BRIDGE")
+    if bridge and not are_one(bridge, asked.place.host):
+        store = vm.text("BACKUPS/BACKUP_CONFIG/LAST_DATASTORE_ID")
+        raise NotSupported(
+            f"backup datastore {store} has a BRIDGE_LIST: its driver would fetch the disks of VM "
+            f"{vm.id} from {bridge}, and they are on "
+            f"{asked.place.host}. Use a backup datastore without BRIDGE_LIST, or with that host alone in it"
+        )
+    freeze = vm.backup_setting("FS_FREEZE") or "NONE"
+    if freeze not in FREEZE:
+        raise NotSupported(f"FS_FREEZE = {freeze} of VM {vm.id} is not one of {', '.join(FREEZE)}")
+    for number in asked.disks:
+        driver = vm.disk(number).driver
+        if driver not in ("", DRIVER):
+            raise NotSupported(
+                f"disk {number} of VM {vm.id} is of driver {driver}: backup together with ours is "
+                f"not supported yet"
+            )
+    domain = domain_of(asked, live)
+    if domain:
+        encryption.check_running(vm, asked.disks, "backup")
+    ids = tuple(str(number) for number in asked.disks)
+    place = asked.place
+    back_up = s.BackUp(
+        place.vm, place.path, directory(asked, base_path), ids, domain, freeze if domain else "NONE", xml
+    )
+    yield On(place.host, (back_up,))
+
+
+def postbackup(asked: Backup, base_path: str, *, live: bool) -> Plan:
+    """Plan postbackup, also after a prebackup that failed or was killed."""
+    place = asked.place
+    yield On(
+        place.host, (s.EndBackup(place.vm, place.path, directory(asked, base_path), domain_of(asked, live)),)
+    )
+
+
+def restore(asked: Restore, vm: Vm, urls: Mapping[int, str]) -> Plan:
+    """Plan restore: the disks of `urls` get what is there; the VM is off."""
+    from ...model.disk.record import described
+
+    place, domain = asked.place, vm.deploy_id or f"one-{vm.id}"
+    _, found = yield On(place.host, (s.CheckNotRunning(domain), s.DescribeVm(vm.id, place.path)))
+    records = {record.disk: record for record in described(found)}
+    for number, url in sorted(urls.items()):
+        disk, size = s.DiskRef(vm.id, number, place.path), vm.disk(number).size
+        record = records.get(number)
+        if record and record.bridged:
+            from ..image import disk_image
+            from ..store import rbd
+
+            image = yield from disk_image.confirmed(vm, number, record.bridged.to_data())
+            if record.readonly:
+                raise NotSupported(f"disk {number} of VM {vm.id} is read-only and cannot be restored")
+            yield from rbd.restore(place.host, disk, image, size, Download(url))
+        else:
+            yield Feed(On(place.host, (s.RestoreDisk(disk, size),)), Download(url))
+
+
+def domain_of(asked: Backup, live: bool) -> str:
+    """Return the running domain, '' if it is off; raise BadArguments for what is no domain's name."""
+    if not live:
+        return ""
+    name = asked.domain
+    if not name or name.startswith("-") or any(not (c.isalnum() or c in "-_.") for c in name):
+        raise BadArguments(f"not a deploy id: {name!r}")
+    return name

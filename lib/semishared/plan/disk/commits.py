@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Diffs: overlays on hosts of persistent images, and the commits that bring them into the images.
+
+    ln              the image is claimed for the disk; an empty overlay over the base of its present content
+    mvds            all is committed, the claim is given up, the disk goes (plan/disk/removals.py)
+    on request      what is there now is frozen under a new layer, and committed; the guest runs on
+
+                    base <- 0 <- (1)           0 is committed; () is written
+                    base <- 0 <- 1 <- (2)      1 is to be: if that is refused, it is committed by the next
+                    request, before
+                                               anything is frozen; so refusals do not add up to layers
+                    base <- 1' <- (2)          1 was: it takes over what 0 holds
+
+Until the commit the overlay is the only copy of what was written. So nothing here removes one that is not
+committed: `delete` has it kept (disk/retained_diffs.py), and a commit that cannot be is refused, and leaves
+the disk as it is.
+
+oned knows nothing of a commit on request, and may begin anything with the VM. So nobody is ended for it who
+is at work on the disks; oned is asked when they are ours, and whatever acts on them after that ends the
+commit, which the next one repeats.
+"""
+
+from __future__ import annotations
+
+from ...errors import CommitRefused, NotSupported, VmBusy
+from ...model import steps as s
+from ...model.disk import commit_steps as c
+from ...model.exchange import AskOned, On, Part, Plan, Say
+from ...opennebula.args import DiskPlace
+from ...opennebula.xml import Image, Vm
+from ..store import commit_turns
+from . import disks, snapshots
+from . import freeze as disk_freeze
+
+
+def commit(place: DiskPlace, vm: Vm, domain: str, freeze: str, rate: int = 0) -> Part[int]:
+    """Plan a commit on request; return how many bytes were committed.
+
+    `domain` is what libvirt on the disk's machine calls the guest, whether it runs or not; '' where there are
+    no domains. `rate`: bytes per second that go to the store, 0 for no limit.
+    """
+    host, disk = place.host, disks.disk_ref(place)
+    runs = yield from _turn(host, disk, domain)
+    yield from _still(vm)
+    guest = disk_freeze.Guest(domain, freeze) if runs else disk_freeze.Guest()
+    (described,) = yield On(host, (s.DescribeDisk(disk, guest.domain),))
+    facts = snapshots.Facts.parse(described)
+    if not facts.place.commits:
+        raise NotSupported(
+            f"disk {disk.disk} of VM {disk.vm} is {facts.place.name}: it has nothing to commit to an image"
+        )
+    if facts.system_snapshots:
+        # They live inside the layer that would be frozen, and libvirt looks for them in the one that is
+        # written.
+        raise NotSupported(
+            f"VM {disk.vm} has {facts.system_snapshots} system snapshots: delete them before its "
+            f"disks are committed"
+        )
+    waiting, active, done = {int(number) for number in described["uncommitted"]}, facts.tree.active, 0
+    if waiting - {active}:
+        done += yield from _committed(host, disk, facts.tree.layers[active].parent, guest.domain, rate)
+    if active in waiting:
+        yield from commit_turns.settled(host, c.CheckDiff(disk))
+        yield from _frozen(host, disk, facts, guest)
+        done += yield from _committed(host, disk, active, guest.domain, rate)
+    return done
+
+
+def kept(host: str, disk: s.DiskRef, image: int, rate: int = 0) -> Part[int]:
+    """Plan a commit of a disk that was kept when its VM was deleted, and remove it; return the bytes.
+
+    `image`: the id of its image, which must be persistent still: disks of other VMs may lie over one that is
+    not. `rate` as of `commit`.
+    """
+    known: Image = yield AskOned("image", image)
+    if not known.is_persistent:
+        raise CommitRefused(
+            f"image {image} ({known.name}) is not persistent any more: disks of other VMs may lie over it"
+        )
+    yield from _turn(host, disk, "")
+    done = yield from commit_turns.settled(host, c.FinishDisk(disk, rate=rate))
+    return sum(int(answer["bytes"]) for answer in done)
+
+
+def _turn(host: str, disk: s.DiskRef, domain: str) -> Part[bool]:
+    """Be alone at work on a VM's disks; return whether the guest runs."""
+    (found,) = yield On(host, (c.TakeTurn(disk.vm, disk.vm_dir, domain),))
+    return bool(found["runs"])
+
+
+def _still(then: Vm) -> Plan:
+    """Raise VmBusy unless oned has a VM in the state in which it was `then`."""
+    now = yield AskOned("vm", then.id)
+    states = [(vm.number("STATE"), vm.lcm_state, vm.seq) for vm in (then, now)]
+    if states[0] != states[1]:
+        before, after = (f"state {state}, LCM state {lcm}, SEQ {seq}" for state, lcm, seq in states)
+        raise VmBusy(
+            f"OpenNebula has begun something with VM {then.id}: it was in {before}, and is in {after}"
+        )
+
+
+def _frozen(host: str, disk: s.DiskRef, facts: snapshots.Facts, guest: disk_freeze.Guest) -> Plan:
+    """Put an empty layer over what the disk holds now."""
+    top, new = facts.tree.active, facts.tree.active + 1
+    add = s.AddLayer(disk, new, top, facts.tree.layers[top].format)
+    if guest.domain:
+        rested = yield On(
+            host, (add, s.SwitchLayer(disk, top, new, guest.domain, facts.target, guest.freeze))
+        )
+        yield Say(disk_freeze.lines, tuple(rested))
+    else:
+        yield On(host, (add, s.ActivateLayer(disk, new, "qcow2")))
+
+
+def _committed(host: str, disk: s.DiskRef, top: int, domain: str, rate: int) -> Part[int]:
+    """Commit the frozen layers up to `top`, and merge them into that: so chains do not grow.
+
+    Return how many bytes were committed.
+    """
+    done = yield from commit_turns.settled(host, c.CommitDisk(disk, top, rate))
+    (described,) = yield On(host, (s.DescribeDisk(disk, domain),))
+    tree = snapshots.Facts.parse(described).tree
+    below = tree.chain()[tree.chain().index(top) + 1 :]
+    # Also those over which nothing lies any more: whoever merged them was killed.
+    gone = tuple(
+        s.DropLayer(disk, number)
+        for number in sorted(tree.layers, reverse=True)
+        if number < tree.active and number != top
+    )
+    if below:
+        lowest = tree.layers[below[-1]]
+        yield On(
+            host, (s.MergeLayer(disk, top, lowest.backing, lowest.backing_format, copy=bool(domain)), *gone)
+        )
+    elif gone:
+        yield On(host, gone)
+    return sum(int(answer["bytes"]) for answer in done)

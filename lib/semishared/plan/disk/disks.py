@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans of the transfer actions for one disk, or one VM directory, on one host."""
+
+from __future__ import annotations
+
+import posixpath
+from typing import TYPE_CHECKING, Optional
+
+from ...errors import BadArguments, NotSupported
+from ...model import steps as s
+from ...model.disk import names as disk_names
+from ...model.disk.place import Place
+from ...model.exchange import Feed, File, On, Plan, Say
+from ...model.store import access as store_access
+from ...opennebula.args import Context, DiskPlace, FromImage, NewDisk
+from ...opennebula.xml import Datastore, Disk, Image, Vm
+from ..image import encryption, images, io_class, placement
+
+if TYPE_CHECKING:
+    from ..share.client_keys import Clients
+
+FORMATS = ("raw", "qcow2")
+DRIVER = "semishared"
+"""TM_MAD of the disks that are ours."""
+
+
+def disk_ref(place: DiskPlace) -> s.DiskRef:
+    """Return the disk at a place; raise BadArguments for a kernel."""
+    if place.disk is None:
+        raise BadArguments(f"{place.path} is no disk")
+    return s.DiskRef(place.vm_place.vm, place.disk, place.vm_place.path)
+
+
+def _prepare(place: DiskPlace) -> s.PrepareVm:
+    return s.PrepareVm(place.vm_place.vm, place.vm_place.path)
+
+
+def grown(disk: Disk) -> int:
+    """Return the size in bytes that the disk must have at least, 0 if the image's own will do."""
+    return disk.size if disk.size > disk.original_size else 0
+
+
+def check_store(access: store_access.Access, path: str) -> list[s.Step]:
+    """Plan to look whether the store is there, before something is read from or written to `path` in it."""
+    if not access.marker:
+        return []
+    from ...model.store.datastore_steps import CheckStore
+
+    return [CheckStore(access, posixpath.dirname(path))]
+
+
+def copy_kernel(asked: FromImage, datastore: Datastore) -> Plan:
+    """Plan clone of a kernel or initrd, for which the VM has no DISK."""
+    place = asked.target
+    source = store_access.check_source(store_access.MOUNTED, asked.source)
+    copy = s.CopyFile(source, place.path, place.vm_place.vm)
+    yield On(place.host, (*check_store(store_access.access(datastore), source), _prepare(place), copy))
+
+
+def clone(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, options: str) -> Plan:
+    """Plan clone: a writable disk of its own, gone at shutdown. `options`: of overlays, as semishared.conf
+    has them.
+    """
+
+    options = placement.overlay_options(options, disk.size)
+    kind, place, is_hot = (
+        placement.io_class(image, datastore),
+        placement.place(image, datastore),
+        placement.is_hot(image, datastore),
+    )
+    yield from _where_wanted(
+        asked, disk, image, datastore, place, _cloned(asked, disk, image, datastore, options)
+    )
+    if is_hot and place.is_local and place.backing != "none":
+        from ...model.device.steps import NoteHot
+
+        # Also of one that reads from the store: it may come to lie over a base.
+        yield On(asked.target.host, (NoteHot(disk_ref(asked.target)),))
+    yield from io_class.noted(asked.target.host, disk_ref(asked.target), kind)
+
+
+def _cloned(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, options: str) -> Plan:
+    if image.is_persistent:
+        raise BadArguments(f"image {image.id} is persistent, it is attached in place and never cloned")
+    ref, target = images.image_ref(image, datastore, asked.source, "source"), disk_ref(asked.target)
+    place, bridge = placement.place(image, datastore), store_access.bridge(datastore, image.id)
+    encryption.check_clone(disk, image, place, has_bridge=bool(bridge))
+    host, prepare, min_size = asked.target.host, _prepare(asked.target), grown(disk)
+    root = disk_names.base_store(asked.target.vm_place.datastore_location)
+    if bridge:
+        from ..store import rbd
+
+        if not place.is_local:
+            yield from rbd.clone(host, bridge, ref, target, min_size)
+            return
+        if place.is_remote:
+            yield from rbd.remote(host, bridge, ref, s.CreateRemote(target, ref, min_size, options))
+            return
+        ref = yield from rbd.frozen(host, bridge, ref, root if place.leases else "")
+    if not place.is_local:
+        yield On(host, (prepare, s.CloneOnStore(target, ref, min_size)))
+    elif place.is_remote:
+        yield On(host, (prepare, s.CreateRemote(target, ref, min_size, options)))
+    elif not place.leases:
+        yield On(host, (prepare, s.CopyImage(target, ref, min_size)))
+    else:
+        # The base first: it may take long, and until it is there nothing of the VM need exist.
+        yield On(host, (s.StageBase(root, ref), prepare, s.CreateOverlay(target, ref, min_size, options)))
+
+
+def ln(
+    asked: FromImage,
+    disk: Disk,
+    image: Image,
+    datastore: Datastore,
+    options: str,
+    is_taken_over: bool = False,
+) -> Plan:
+    """Plan ln: the image itself, in place, or a diff. CD-ROM and immutable images come read-only and keep
+    their generation.
+
+    `is_taken_over`: from a host that is lost, by whoever notes the VM's epoch when all of it is here.
+    """
+
+    options = placement.overlay_options(options, disk.size)
+    kind, place = placement.io_class(image, datastore), placement.attached(image, datastore, disk)
+    yield from _where_wanted(
+        asked, disk, image, datastore, place, _attached(asked, disk, image, datastore, options, is_taken_over)
+    )
+    yield from io_class.noted(asked.target.host, disk_ref(asked.target), kind)
+
+
+def _where_wanted(
+    asked: FromImage, disk: Disk, image: Image, datastore: Datastore, place: Place, made: Plan
+) -> Plan:
+    """Make a disk on a device of the classes that are wanted for it, if any are."""
+    if not placement.device_classes(image, datastore):
+        yield from made
+        return
+    from ..device import device_class
+
+    host, ref, classes = (
+        asked.target.host,
+        disk_ref(asked.target),
+        device_class.wanted(image, datastore, place),
+    )
+    yield from device_class.warned(disk, image, datastore, place)
+    yield from device_class.placed(host, ref, disk, classes, place)
+    yield from made
+    yield from device_class.noted(host, ref, classes)
+
+
+def _attached(
+    asked: FromImage, disk: Disk, image: Image, datastore: Datastore, options: str, is_taken_over: bool
+) -> Plan:
+    place = placement.attached(image, datastore, disk)
+    encryption.secret(disk, image)
+    ref, target = images.image_ref(image, datastore, asked.source, "source"), disk_ref(asked.target)
+    host, readonly, bridge = asked.target.host, disk.is_readonly, store_access.bridge(datastore, image.id)
+    if place.commits:
+        encryption.check_diff(disk, image)
+        yield from _diff(asked, ref, bridge, grown(disk), options, is_taken_over)
+        return
+    if not bridge:
+        link = s.LinkInPlace(target, ref, readonly, session=not readonly, shareable=image.is_shareable)
+        yield On(host, (_prepare(asked.target), link))
+        return
+    from ..store import rbd
+
+    yield from rbd.ln(host, bridge, ref, target, readonly=readonly, shareable=image.is_shareable)
+
+
+def _diff(
+    asked: FromImage, image: s.ImageRef, bridge: str, min_size: int, options: str, is_taken_over: bool
+) -> Plan:
+    """Plan ln of a persistent image whose place is local: claimed, and under an overlay of the VM's."""
+    from ...model.disk.commit_steps import CreateDiff, LookForDiff
+    from . import commit_lines
+
+    target, root = disk_ref(asked.target), disk_names.base_store(asked.target.vm_place.datastore_location)
+    if bridge:
+        from ..store import commit_turns
+
+        image = yield from commit_turns.claimable(asked.target.host, bridge, image, root)
+    create = CreateDiff(target, image, min_size, options)
+    if not is_taken_over:
+        (left,) = yield On(asked.target.host, (LookForDiff(target, image),))
+        if left:
+            from ...model.store.image_steps import NoteEpoch
+
+            yield Say(commit_lines.left_behind, (target.vm, target.disk, left["before"]))
+            # First of all, so that what is here of the VM is not older than its epoch.
+            yield On(asked.target.host, (_prepare(asked.target),))
+            yield On(bridge or asked.target.host, (NoteEpoch(image, target.vm, left["epoch"]),))
+    found = yield On(asked.target.host, (s.StageBase(root, image), _prepare(asked.target), create))
+    yield Say(commit_lines.made, (target.vm, target.disk, *found))
+
+
+def mkimage(asked: NewDisk, disk: Disk) -> Plan:
+    """Plan mkimage: an empty disk on the host, with the file system the VM template names."""
+    format = asked.format or "raw"
+    if format not in FORMATS:
+        raise NotSupported(f"format {format!r} of disk {disk.id} is not {' or '.join(FORMATS)}")
+    encryption.check_volatile(disk)
+    yield from _volatile(asked, format, disk.file_system)
+
+
+def mkswap(asked: NewDisk) -> Plan:
+    """Plan mkswap: a swap area on the host."""
+    yield from _volatile(asked, "raw", "swap")
+
+
+def _volatile(asked: NewDisk, format: str, fs: str) -> Plan:
+    if not asked.size:
+        raise BadArguments("a disk of size 0")
+    disk = disk_ref(asked.target)
+    kind = yield from io_class.volatile(asked.target.vm_place)
+    yield On(asked.target.host, (_prepare(asked.target), s.CreateVolatile(disk, asked.size, format, fs)))
+    yield from io_class.noted(asked.target.host, disk, kind)
+
+
+def context(asked: Context, iso: File, size: int, shares: Optional[Clients] = None) -> Plan:
+    """Plan context: bring the front-end's CONTEXT ISO to the host; OpenNebula calls it before each boot.
+
+    `shares`: what is to be noted of those of a VM that has shares.
+    """
+    place = asked.target
+    vm = place.vm_place
+    receive = s.ReceiveFile(place.path, vm.vm, size, iso.sha256)
+    roots = (
+        {
+            str(image): [marker, born, *([True] if reads else [])]
+            for image, marker, born, reads in shares.roots
+        }
+        if shares
+        else {}
+    )
+    noted = () if shares is None else (s.NoteClients(vm.vm, vm.path, shares.disks, roots),)
+    yield On(place.host, (_prepare(place), *noted, s.ReplaceLostBases(vm.vm, vm.path)))
+    yield from io_class.brought_up_to_date(vm)
+    yield Feed(On(place.host, (receive,)), iso)
+
+
+def running_domain(vm: Vm) -> str:
+    """Return the name by which libvirt knows the VM; raise BadArguments for one that nobody would give it."""
+    domain = vm.deploy_id or f"one-{vm.id}"
+    if any(not (c.isalnum() or c in "-_.") for c in domain) or domain.startswith("-"):
+        raise BadArguments(f"not a deploy id: {domain!r}")
+    return domain

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images: which paths may be read, their formats, how hosts are told of one, and a disk's image by oned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...errors import BadAttribute, NotSupported, RestrictedPath
+from ...model.refs import ImageRef
+from ...model.store import access as store_access
+from ...opennebula.args import image_source
+from ...opennebula.xml import Datastore, Image
+
+CDROM = 1
+BACKUP = 6
+FILESYSTEM = 7
+FILE_DATASTORE = 2
+STORED = ("raw", "qcow2")
+NEW_SHARE = "new:"
+"""What PATH begins with where it asks for a share (plan/share/shares.py)."""
+
+
+def _is_below(path: str, directory: str) -> bool:
+    return directory == "/" or path == directory or path.startswith(f"{directory}/")
+
+
+def check_allowed(path: str, real_path: str, safe: list[str], restricted: list[str]) -> None:
+    """Raise RestrictedPath unless `real_path` is below a safe directory, or below no restricted one.
+
+    All paths are real paths; they are compared by component (OpenNebula's libfs.sh compares prefixes).
+    """
+    if any(_is_below(real_path, directory) for directory in safe):
+        return
+    if any(_is_below(real_path, directory) for directory in restricted):
+        # The path as given: where a link leads is nobody's business who may not read there.
+        raise RestrictedPath(f"{path} may not be read by this datastore")
+
+
+def check_allowed_ssh(url: str, safe: list[str]) -> None:
+    """Raise RestrictedPath unless SAFE_DIRS names the machine and a directory above the path
+    (ssh://host:/dir).
+
+    Nothing less will do: oneadmin's keys open every host, whose files are not for whoever may create an
+    image.
+    """
+    if not any(entry.startswith("ssh://") and _is_below(url, entry.rstrip("/")) for entry in safe):
+        raise RestrictedPath(f"{url} may not be read by this datastore")
+
+
+def check_backup(path: str, store: int, parts: frozenset[str], image: Image, known: Sequence[Image]) -> None:
+    """Raise RestrictedPath unless oned knows the disk in a backup and lets the owner of `image` use it.
+
+    What stands in its template proves nothing: FROM_BACKUP_DS may be written by any user.
+    """
+    backups = (one for one in known if one.type == BACKUP and one.store_id == store)
+    if not any(parts <= one.backup_parts and one.may_be_used_by(image) for one in backups):
+        raise RestrictedPath(
+            f"{path} is in no backup that user {image.number('UID')} may use by its permissions"
+        )
+
+
+def stored_format(found: str, image: Image, datastore: Datastore, *, encrypted: bool = False) -> str:
+    """Return the format to store an image of format `found` in; raise BadAttribute for an unknown DRIVER.
+
+    CD-ROMs and files (kernels, scripts) are stored as they are, whatever they look like; and so are
+    `encrypted` raw images: libvirt decrypts what is raw.
+    """
+    if encrypted and found == "raw":
+        return found
+    if image.type == CDROM or datastore.type == FILE_DATASTORE:
+        return found
+    wanted = datastore.attribute("DRIVER").lower()
+    if wanted and wanted not in STORED:
+        raise BadAttribute(
+            f"DRIVER of datastore {datastore.id} is {wanted!r}, not one of {', '.join(STORED)}"
+        )
+    if wanted and datastore.attribute("CONVERT").lower() != "no":
+        return wanted
+    return found if found in STORED else "qcow2"
+
+
+def format_of(image: Image, datastore: Datastore) -> str:
+    """Return the format in which an image is read: its FORMAT, else what its datastore would have made it.
+
+    That word is part of a generation's name (tools/extents.py). Nothing but the image and its datastore may
+    decide it: a VM or a command with a rule of its own would make another generation of the same content.
+    """
+    formats = store_access.access(datastore).can.formats
+    default = datastore.attribute("DRIVER").lower() if len(formats) > 1 else ""
+    return image.format or default or formats[0]
+
+
+def image_ref(image: Image, datastore: Datastore, source: str = "", name: str = "SOURCE") -> ImageRef:
+    """Return how hosts reach an image, at `source` (of which errors say `name`) or its own SOURCE.
+
+    Raise NotSupported for a format that its store does not have, BadArguments for a source that it cannot
+    have.
+    """
+    access = store_access.access(datastore)
+    found = source or image_source(image.source, name)
+    return ref_at(datastore.id, access, image.id, found, name, format_of(image, datastore))
+
+
+def ref_at(
+    store: int, access: store_access.Access, number: int, source: str, name: str = "SOURCE", format: str = ""
+) -> ImageRef:
+    """Return an image by its place in a store, for who has no image of oned for it; the store's own format if
+    none is named.
+    """
+    format = format or access.can.formats[0]
+    if format not in access.can.formats:
+        raise NotSupported(f"image {number} has format {format!r}, not {' or '.join(access.can.formats)}")
+    return ImageRef(store, number, format, store_access.check_source(access, source, name), access=access)

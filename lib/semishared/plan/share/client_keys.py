@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys of shares whose guests are Ceph clients themselves (SEMISHARED_SHARE_ACCESS = client).
+
+The attribute is the image's, else its datastore's.
+
+    context      have a key for each such disk of the VM, for that share alone (share/ceph_clients.py); tell
+    it to the guest in its CONTEXT
+    deploy       gives the guest none of them (plan/libvirt/filesystems.py); of all others it has been told
+    which root
+    they are in, of when, and
+                 whether the image is to be read alone
+    delete       of the VM's directory: take its keys back, also where its host does not answer
+    mv           from a host that is lost: the same, before it boots elsewhere (plan/vm/failover.py)
+
+oned calls context before each boot, so what attributes say by then holds; the key is the same each time. It
+does so as well when a NIC comes to a running VM or goes, or its CONTEXT is changed: that guest keeps the key
+by which it has mounted, whatever attributes say by now. oned itself never has it: it is added to context.sh
+in the ISO alone. Nor does oned hold a VM to READONLY of an image where its own DISK says NO: so the image is
+asked.
+
+A context that oned has given up runs on, beside the delete of its VM. So it prepares the VM's directory
+before it asks for a key, and again after: what was deleted meanwhile is refused then, and the key that came
+too late for the delete is taken back. Each key is of a SEQ of the VM's history, and who comes of an earlier
+one leaves it (share/ceph_clients.py).
+"""
+
+from __future__ import annotations
+
+import re
+
+from ... import NAME
+from ...errors import BadRecord, LateAction, MissingImage, SemisharedError, VmGone
+from ...model.exchange import AskOned, Lines, On, Part, Plan, Say, warn
+from ...model.share import share
+from ...model.share import steps as share_steps
+from ...model.steps import PrepareVm
+from ...named import NamedTuple
+from ...opennebula.args import VmPlace
+from ...opennebula.xml import Datastore, Disk, Image, Vm
+from ..image import placement
+from ..libvirt.filesystems import check_tag
+
+TOLD = ("monitors", "fs", "path", "user", "key", "access")
+WORD = re.compile(r"[A-Za-z0-9_./:,\[\]=+\-]+\Z")
+"""What needs no quotes, nor can end them."""
+RUNS = (3, 17, 26)
+"""LCM_STATE of a VM whose context is made anew while it runs: RUNNING, HOTPLUG, HOTPLUG_NIC."""
+SHUT_OUT = (
+    "a mount of a directory below it stays good as long as its connections: `ceph tell mds.0 session "
+    "ls` names it, `session evict` ends it"
+)
+"""The manager finds no client but by the root of its mount, and the MDS asks for no key again."""
+
+
+class Clients(NamedTuple):
+    """The shares of a VM that are its guest's own affair."""
+
+    disks: tuple[int, ...] = ()
+    lines: bytes = b""
+    """For context.sh; secret."""
+    roots: tuple[tuple[int, str, int, bool], ...] = ()
+    """Of the shares that its host gives: NoteClients."""
+
+
+def directories(vm: Vm) -> list[Disk]:
+    """Return the disks of a VM that are directories of our datastores."""
+    return [disk for disk in vm.disks if disk.driver == NAME and disk.is_directory and disk.image_id >= 0]
+
+
+def handed(vm: Vm, place: VmPlace) -> Part[Clients]:
+    """Have keys for the shares of a VM whose client its guest is, which boots at `place`: one for each, of
+    however many disks.
+    """
+    mine, roots, lines, answers = [], [], list[str](), {}
+    for disk in directories(vm):
+        image = yield AskOned("image", disk.image_id)
+        datastore = yield AskOned("datastore", image.store_id)
+        marker, reads = datastore.attribute("SEMISHARED_STORE"), image.is_readonly
+        if placement.is_client(image, datastore):
+            mine.append(
+                (disk, check_tag(disk.id, disk.mount_tag), (image, datastore), reads or disk.is_readonly)
+            )
+        elif marker or reads:
+            roots.append((disk.image_id, marker, image.number("REGTIME"), reads))
+    if mine:
+        yield On(place.host, (PrepareVm(place.vm, place.path),))
+    for disk, tag, facts, reads_alone in mine:
+        same = [(one, reads) for one, _, _, reads in mine if one.image_id == disk.image_id]
+        if disk is same[0][0]:
+            reads = all(reads for _, reads in same)
+            answers[disk.image_id] = yield from _key(vm, *facts, reads)
+        if not answers[disk.image_id]:
+            continue
+        # What this disk is mounted for: by another one the guest may write all the same.
+        answer = {**answers[disk.image_id], **({"access": "ro"} if reads_alone else {})}
+        lines += [
+            f"SEMISHARED_SHARE_{disk.id}_{name}='{value}'\n" for name, value in (("TAG", tag), *told(answer))
+        ]
+    found = tuple(disk.id for disk, _, _, _ in mine if answers[disk.image_id])
+    lines += [f"SEMISHARED_SHARES='{' '.join(map(str, found))}'\n"] if found else []
+    return Clients(found, "".join(lines).encode(), tuple(roots))
+
+
+def _key(vm: Vm, image: Image, datastore: Datastore, reads: bool) -> Part[dict[str, str]]:
+    """Have the key of a VM for a share, nothing for one that runs and has none (any more)."""
+    where = (share.tree(datastore), image.id, image.source, vm.id)
+    if vm.lcm_state not in RUNS:
+        (given,) = yield On(share.bridge(datastore), (share_steps.GiveKey(*where, reads, vm.seq),))
+        return dict(given)
+    try:
+        (shown,) = yield On(share.bridge(datastore), (share_steps.ShowKey(*where),))
+    except MissingImage:
+        return {}
+    return dict(shown)
+
+
+def told(answer: dict[str, str]) -> list[tuple[str, str]]:
+    """Return the variables of a share, by what the machine that gives keys has answered; raise BadRecord for
+    what is no word of a shell.
+    """
+    for name in TOLD:
+        if not WORD.match(answer[name]):
+            raise BadRecord(
+                f"what clients are to be told of a share has {name} in a form that no client takes"
+            )
+    return [(name.upper(), answer[name]) for name in TOLD]
+
+
+def or_taken_back(vm: Vm, plan: Plan) -> Plan:
+    """Carry out the plan of a context; if the VM is gone meanwhile take back what it was given."""
+    try:
+        yield from plan
+    except (VmGone, LateAction):
+        yield from withdrawn(vm)
+        raise
+
+
+def withdrawn(vm: Vm) -> Plan:
+    """Take back the keys that a VM has had till now: a Ceph that does not answer keeps no VM from its end."""
+    for store in sorted({disk.store_id for disk in directories(vm)}):
+        try:
+            datastore = yield AskOned("datastore", store)
+            tree = share.tree(datastore)
+            if tree.fs == "cephfs":
+                (answer,) = yield On(
+                    share.bridge(datastore), (share_steps.TakeKeys(tree, -1, vm.id, vm.seq),)
+                )
+                yield Say(_taken, (vm.id, store, answer))
+        except SemisharedError as e:
+            which = f"the keys of VM {vm.id} for shares of datastore {store}"
+            yield warn(f"{which} may be good still: {e}. `semishared gc` takes those of VMs that are gone")
+
+
+def _taken(vm: int, store: int, answer: dict[str, int]) -> Lines:
+    if not answer["taken"]:
+        return ()
+    text = (
+        f"VM {vm} has no key any more for shares of datastore {store}, and what it had mounted by one "
+        f"is shut out; {SHUT_OUT}"
+    )
+    return [("info", text)]

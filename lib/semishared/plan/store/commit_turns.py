@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans in which a host claims images on Ceph and commits: what its user may not do, the bridge does.
+
+                 host                                   bridge
+    ln                                                  nobody writes to the image? what a killed commit has
+    begun is undone
+                 is the content frozen, and which?
+                                                        frozen, if it is not
+                 base, straight from RBD
+                                                        generation named, if it was not
+                 claimed; an empty overlay over the base
+    commits      was the commit before settled?
+                                                        undone or made known, if it was not
+                 written, recorded
+                                                        made known by a snapshot
+                 the rest: claim given up, disk removed
+
+A host says that it can go on only after the bridge has (disk/commits.py): its answer has `settle`, the image.
+Then it is asked the same again. Of a mounted store no answer has that, and all of this is one message.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import CommitRefused
+from ...model import steps as s
+from ...model.exchange import AskOned, On, Part, Plan, Say, agree
+
+TURNS = 4
+"""Undone; written; made known; and one more, for who has come in between."""
+
+
+def claimable(host: str, bridge: str, image: s.ImageRef, root: str) -> Part[s.ImageRef]:
+    """Have the base of an image that nobody writes to on a host; return the image with its generation."""
+    from ...model.store import image_steps as i
+    from . import rbd
+
+    yield agree(host)
+    (open_by,) = yield On(bridge, (i.CheckWriters(image),))
+    yield Say(rbd.who_has_it_open, (image.source, open_by))
+    return (yield from rbd.frozen(host, bridge, image, root))
+
+
+def settled(host: str, step: s.Step) -> Part[list[Any]]:
+    """Have a step carried out that commits, as often as an image is to be settled for it; return all of the
+    host's answers.
+    """
+    found: list[Any] = []
+    for _ in range(TURNS):
+        (answer,) = yield On(host, (step,))
+        found.append(answer)
+        images = yield from _due(step, answer)
+        if not images:
+            return found
+        for image in images:
+            yield from _settle(image)
+    raise CommitRefused(f"{images[0].source} is committed to, or changed, by somebody else again and again")
+
+
+def _due(step: Any, answer: Any) -> Part[list[s.ImageRef]]:
+    """Return the images that are to be settled for the disk, or the VM's disks, of a step: those that oned
+    has for them.
+    """
+    disks = [answer, *answer.get("disks", ())] if answer else []
+    said = [(disk.get("disk"), disk["settle"]) for disk in disks if disk.get("settle")]
+    if not said:
+        return []
+    from ..image import disk_image
+
+    own = getattr(step, "disk", None)
+    vm, found = (yield AskOned("vm", own.vm if own else step.vm)), []
+    for number, image in said:
+        found.append((yield from disk_image.confirmed(vm, own.disk if own else number, image)))
+    return list(dict.fromkeys(found))
+
+
+def _settle(image: s.ImageRef) -> Plan:
+    from ...model.store import image_steps as i
+    from . import rbd
+
+    bridge = yield from rbd.bridge_of(image)
+    yield On(bridge, (i.SettleImage(image),))

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Live migration: what lies on a shared store stays there, what is local goes along.
+
+                   source                          target
+premigrate         records are read                there is room, and a base for each overlay;
+                                                   and disks on the network are within reach
+                   every store is probed  ----->   and seen to be the same
+                   local disks get deltas
+                   the directory is read  ----->   VM directory with leases, and new deltas
+(vmm/migrate)      libvirt moves the guest, and what it has written to its deltas
+postmigrate        directory removed               deltas merged
+failmigrate        deltas merged                   directory removed
+each removal only where the domain is known not to run.
+
+A VM that stays on its host changes its system datastore: plan/vm/datastore_change.py.
+
+oned may not call failmigrate: so premigrate undoes what it did, and every later action on the disks begins
+with what it finds (disk/recovery.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Mapping, Sequence
+
+from ...errors import MigrationRefused, SameDirectory, SemisharedError
+from ...model import steps as s
+from ...model.exchange import End, On, Part, Plan, Relay, Say, agree, warn
+from ...opennebula.args import Migrate, VmPlace
+from ...opennebula.xml import Vm
+from ..disk.disks import DRIVER, running_domain
+from . import checklist
+
+if TYPE_CHECKING:
+    # Every action imports the plans of all.
+    from ...model.disk.acquired import Given
+    from .checklist import Luggage
+
+
+def premigrate(asked: Migrate, vm: Vm, token: str, given: Mapping[int, Given]) -> Plan:
+    """Plan premigrate: make the target ready, or refuse. `given`: the disks that oned has given the VM.
+
+    `token`: what nobody else would write into a store.
+    """
+    from ...model.disk import acquired
+    from ...model.disk.record import described
+    from .checklist import of_others, packed
+
+    if asked.source_host == asked.target.host:
+        from . import datastore_change
+
+        yield from datastore_change.premigrate(asked, vm)
+        return
+    place, here = asked.target, asked.source_host
+    left = vm.system_datastores[-1] if vm.system_datastores else -1
+    source_dir = f"{place.datastore_location}/{left}/{place.vm}"
+    yield agree(here)
+    yield agree(place.host)
+    found, seen = yield On(here, (s.DescribeVm(place.vm, source_dir), s.LookAtVm(place.vm, source_dir)))
+    if int(place.path.split("/")[-2]) != left:
+        raise MigrationRefused(f"VM {vm.id} cannot change host and system datastore at once")
+    records, opened = acquired.records(described(found), given, vm.id), {}
+    if of_others(vm, records):
+        (opened,) = yield On(here, (s.LookAtGuest(vm.id, source_dir, running_domain(vm)),))
+    luggage = packed(vm, records, place.path, opened)
+    if luggage.stores or luggage.places:
+        yield from _same_stores(here, place.host, luggage, token)
+    yield On(place.host, (*luggage.network, checklist.room_for_arrival(place, seen), *luggage.bases))
+    try:
+        wanted = {record.disk: record.classes for record in records if record.classes}
+        took = yield from _brought(asked, vm, source_dir, luggage, wanted, seen.get("sizes", {}))
+        yield On(
+            here, (s.AllowMigration(place.vm, source_dir, place.host, luggage.stores, took, luggage.files),)
+        )
+    except SemisharedError:
+        yield from _undone(asked, vm, source_dir)
+        raise
+
+
+def _brought(
+    asked: Migrate,
+    vm: Vm,
+    source_dir: str,
+    luggage: Luggage,
+    classes: Mapping[int, Sequence[str]],
+    sizes: dict[str, int],
+) -> Part[str]:
+    """Have the VM's directory at the target, with what its guest has written until now; return what that
+    took, '' for nothing.
+
+    `classes`: of devices, for the disks that want some. `sizes`: the bytes that come with each disk, by its
+    number.
+    """
+    place, here, domain = asked.target, asked.source_host, running_domain(vm)
+    same, unmark = yield from _one_directory(here, place.host, vm.id, source_dir, place.path)
+    if same:
+        yield On(here, (unmark,))
+        if luggage.own:
+            raise SameDirectory(f"{source_dir} on {here} and {place.path} on {place.host} are one directory")
+        return ""
+    if luggage.own:
+        yield On(here, (s.AddDeltas(vm.id, source_dir, domain, luggage.own),))
+    ids = tuple(sorted(disk.id for disk in vm.disks))
+    foreign = tuple(sorted(disk.id for disk in vm.disks if disk.driver not in ("", DRIVER)))
+    receive = s.ReceiveVm(vm.id, place.path, True, domain, ids, foreign, luggage.own, sizes=sizes)
+    if classes:
+        from ..device import device_class
+
+        receive = receive._replace(wants=device_class.travelling(vm, classes, more=1))
+    send = s.SendVm(vm.id, source_dir, unmark.token, luggage.own, domain)
+    sent = yield Relay(On(here, (send,)), On(place.host, (receive,)), checklist.most_bytes(vm))
+    yield End(place.host, str(sent.get("sha256")))
+    return f"{int(sent['bytes']) >> 20} MiB of files in {sent['seconds']} s"
+
+
+def _undone(asked: Migrate, vm: Vm, source_dir: str) -> Plan:
+    """Undo premigrate, as far as that goes."""
+    place, here = asked.target, asked.source_host
+    try:
+        yield On(here, (s.MergeDeltas(vm.id, source_dir, running_domain(vm)),))
+        yield from _clear(place.host, here, place, vm, brought=True)
+    except SemisharedError as e:
+        yield warn(f"not all that was made ready for VM {vm.id} on {place.host} is undone: {e.detail}")
+
+
+def _same_stores(source: str, target: str, luggage: Luggage, token: str) -> Plan:
+    """Check that both hosts have the same stores, and the same directories of other drivers."""
+    ask, answer = f"{token} {source}", f"{token} {target}"
+    places = [(store, True) for store in luggage.stores] + [(place, False) for place in luggage.places]
+    written = yield On(source, tuple(s.WriteProbe(place, ask, side) for place, side in places))
+    probes = [(place, str(found["name"])) for (place, _), found in zip(places, written)]
+    checks = tuple(s.CheckProbe(place, name, answer) for place, name in probes)
+    try:
+        yield On(target, tuple(s.AnswerProbe(place, name, ask, answer) for place, name in probes))
+    except SemisharedError:
+        for check in checks:
+            try:
+                # It finds no answer, and removes the probe.
+                yield On(source, (check,))
+            except SemisharedError:
+                pass
+        raise
+    yield On(source, checks)
+
+
+def postmigrate(asked: Migrate, vm: Vm) -> Plan:
+    """Plan postmigrate: remove what is left at the source, and merge what the guest has written meanwhile."""
+    place = asked.target
+    if asked.source_host == place.host:
+        from . import datastore_change
+
+        yield from datastore_change.postmigrate(asked, vm)
+        return
+    yield from _ended(asked.source_host, place.host, place.path, place, vm, brought=False)
+
+
+def failmigrate(asked: Migrate, vm: Vm) -> Plan:
+    """Plan failmigrate: remove what was made at the target, and merge the guest's deltas."""
+    place = asked.target
+    if asked.source_host == place.host:
+        from . import datastore_change
+
+        yield from datastore_change.failmigrate(asked, vm)
+    else:
+        left = vm.system_datastores[-1] if vm.system_datastores else -1
+        yield from _ended(
+            place.host,
+            asked.source_host,
+            f"{place.datastore_location}/{left}/{vm.id}",
+            place,
+            vm,
+            brought=True,
+        )
+
+
+def _ended(left: str, runs: str, vm_dir: str, place: VmPlace, vm: Vm, *, brought: bool) -> Plan:
+    """Clear the host that is `left`, and merge deltas where the guest `runs`, which does not depend on that:
+    it may be lost.
+    """
+    lost: SemisharedError | None = None
+    try:
+        yield from _clear(left, runs, place, vm, brought=brought)
+    except SemisharedError as e:
+        lost = e
+    yield On(runs, (s.MergeDeltas(vm.id, vm_dir, running_domain(vm)),))
+    if lost:
+        raise lost
+
+
+def _one_directory(
+    host: str, other: str, vm: int, path: str, other_path: str
+) -> Part[tuple[bool, s.UnmarkVm]]:
+    """Return whether both hosts share the VM's directory; it is marked on `host` until UnmarkVm."""
+    (marked,) = yield On(host, (s.MarkVm(vm, path),))
+    unmark = s.UnmarkVm(vm, path, str(marked["token"]))
+    try:
+        (looked,) = yield On(other, (s.LookForVm(vm, other_path, unmark.token, str(marked["seen"])),))
+    except SemisharedError:
+        yield On(host, (unmark,))
+        raise
+    return bool(looked["same"]), unmark
+
+
+def _clear(host: str, other: str, place: VmPlace, vm: Vm, *, brought: bool) -> Plan:
+    """Remove the VM's directory on `host`, unless the VM runs there, or `other` has that very directory.
+
+    Nor is anything removed but what this migration has `brought` there, or has come from.
+    """
+    not_running = s.CheckNotRunning(running_domain(vm))
+    _, found = yield On(host, (not_running, s.LookAtVm(vm.id, place.path)))
+    ends: tuple[s.Step, ...] = (not_running, s.ClearVm(vm.id, place.path, vm.seq, brought))
+    if host != other:
+        yield agree(other)
+    if found["present"] and host != other:
+        same, unmark = yield from _one_directory(host, other, vm.id, place.path, place.path)
+        if same:
+            yield On(host, (unmark,))
+            yield warn(f"{place.path} is one directory on {host} and {other}: nothing was removed")
+            return
+        ends = (unmark, *ends)
+    *_, cleared = yield On(host, ends)
+    yield Say(s.why_kept, (place.path, host, cleared))

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""mv of a VM directory: relayed between two hosts, or copied on one.
+
+The source is removed last, and only if no action wants it.
+
+`recover --failure` stops no driver: while an older mv goes on, the VM may run again where its files came
+from. So before the source goes its host looks for the domain and for changes, and oned is asked whether the
+move is still under way. In doubt the source is kept, which is no failure: the target has it all, and
+`semishared gc` removes what oned says is not the VM's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping
+
+from ...errors import MigrationRefused, OnedUnavailable, Overtaken, SameDirectory, SemisharedError
+from ...model import steps as s
+from ...model.exchange import AskOned, End, On, Part, Plan, Relay, Say, agree, warn
+from ...named import NamedTuple
+from ...opennebula.args import Move, VmPlace
+from ...opennebula.xml import Vm
+from ..disk.disks import DRIVER, running_domain
+from ..under_way import why_over
+from . import checklist
+
+MOVING = (8, 9, 10, 30, 31, 43, 45, 60)
+"""LCM states in which oned has a VM's files moved: prologs of migrations and resumes, epilogs of stop and
+undeploy.
+"""
+COMING = (8, 9, 31, 43, 45, 60)
+"""Those of them in which the target is a host, where the VM is to run."""
+
+
+UNKNOWN = (60, 61)
+"""LCM states of a migration of a VM that oned has lost sight of, as a rule with its host
+(plan/vm/failover.py).
+"""
+OFF = 43
+"""LCM state of a migration of a VM that is powered off: its host may be lost as well."""
+
+
+class Told(NamedTuple):
+    """What the front-end knows of the machines."""
+
+    source_is_here: bool
+    """The source is the front-end."""
+    target_is_here: bool
+    front_end_runs_vms: bool = False
+    """The front-end is a host too."""
+    why_not_fenced: str = ""
+    """Of a VM that oned has lost sight of, or that is off: why its host might write to a store still, '' if
+    it cannot.
+    """
+    overlay_options: str = ""
+
+
+def mv(asked: Move, vm: Vm, told: Told) -> Plan:
+    """Plan mv of a VM directory; its disks travel with it, and mv of a disk is nothing."""
+    pair = steps_of(asked, vm, *told[:3])
+    if pair is None:
+        return
+    if vm.lcm_state in (*UNKNOWN, OFF):
+        from . import failover
+
+        if not told.why_not_fenced and (
+            vm.lcm_state in UNKNOWN or (yield from failover.is_away(asked.source))
+        ):
+            yield from failover.mv(asked, vm, told.overlay_options)
+            return
+        if vm.lcm_state in UNKNOWN:
+            yield from failover.seen_to_be_off(asked.source.host, vm, told.why_not_fenced)
+    source_step, target_step = pair
+    guest = domain_at(vm, told.source_is_here, told.front_end_runs_vms)
+    if target_step is None:
+        yield from renamed(asked.source.host, source_step, vm, guest)
+    else:
+        yield from carried(asked, (source_step, target_step), vm, guest)
+
+
+def steps_of(
+    request: Move,
+    vm: Vm,
+    source_is_frontend: bool,
+    target_is_frontend: bool,
+    front_end_runs_vms: bool = False,
+) -> tuple[s.Step, s.Step | None] | None:
+    """Return mv of a VM directory: (step at the source, step at the target); None if there is none.
+
+    Disks travel with their directory, so mv of a disk is nothing. On one host it is a single step.
+    """
+    source, target = request.source, request.target
+    if request.disk or (source.host, source.path) == (target.host, target.path):
+        return None
+    guest, disks = (
+        domain_at(vm, target_is_frontend, front_end_runs_vms),
+        [disk for disk in vm.disks if not disk.is_directory],
+    )
+    ids = tuple(sorted(disk.id for disk in disks))
+    foreign = tuple(sorted(disk.id for disk in disks if disk.driver not in ("", DRIVER)))
+    # A VM at rest on the front-end has no leases there; one that comes to it as a host needs them.
+    runs = not target_is_frontend or (front_end_runs_vms and vm.lcm_state in COMING)
+    if source.host == target.host or (source_is_frontend and target_is_frontend):
+        step = s.RenameVm(source.vm, source.path, target.path, runs, guest, ids, foreign)
+        return (step, None) if source.path != target.path else None
+    return (
+        s.SendVm(source.vm, source.path, domain=domain_at(vm, source_is_frontend, front_end_runs_vms)),
+        s.ReceiveVm(target.vm, target.path, keep_bases=runs, domain=guest, disks=ids, foreign=foreign),
+    )
+
+
+def renamed(host: str, step: Any, vm: Vm, guest: str) -> Plan:
+    """Copy a VM directory to another datastore of its host, then let go of the first."""
+    (found,) = yield On(host, (step,))
+    yield from _release(host, s.ReleaseVm(step.vm, step.source, guest, _seen(found)), vm)
+
+
+def carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str) -> Plan:
+    """Relay a VM directory between two hosts; the source lets go only when the target has it."""
+    place, there = asked.source, asked.target
+    yield agree(there.host)
+    (found,) = yield On(place.host, (s.MarkVm(place.vm, place.path),))
+    token = str(found["token"])
+    unmark = On(place.host, (s.UnmarkVm(place.vm, place.path, token),))
+    try:
+        gone = yield from _carried(asked, steps, vm, guest, found, unmark)
+    except SemisharedError:
+        if token:
+            # A mark that stays is a file beside the VM directory, where nobody looks for it.
+            try:
+                yield unmark
+            except SemisharedError:
+                pass  # that host may be what has failed
+        raise
+    if gone is not None:
+        yield from _release(place.host, s.ReleaseVm(place.vm, place.path, guest, gone), vm)
+
+
+def _carried(
+    asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str, found: Mapping[str, Any], unmark: On
+) -> Part[str | None]:
+    """Have the directory where it is to go; return the fingerprint of what is to be let go of, None if it was
+    there under another name.
+    """
+    place, there = asked.source, asked.target
+    token, seen = str(found["token"]), str(found["seen"])
+    (looked,) = yield On(there.host, (s.LookForVm(there.vm, there.path, token, seen),))
+    if looked["same"]:
+        yield from _same_directory(place, there)
+        yield unmark
+        return None
+    if s.has_arrived(found, looked, vm.seq):
+        yield unmark
+    elif not found["present"]:
+        raise SemisharedError(f"VM {place.vm} is neither on {place.host} nor, as it is now, on {there.host}")
+    elif not found["whole"] and any(
+        disk.driver in ("", DRIVER) and not disk.is_directory for disk in vm.disks
+    ):
+        raise MigrationRefused(s.no_records(place.path, place.host))
+    else:
+        source_step, target_step = steps
+        if found.get("diffs"):
+            renewed = yield from _renewed(
+                place, guest, leaves_bases=not getattr(target_step, "keep_bases", True)
+            )
+            found = {**found, **renewed}
+        if found.get("classes") and target_step.keep_bases:
+            from ..device import device_class
+
+            # On the front-end, where it is at rest, its disks lie as they can.
+            target_step = target_step._replace(wants=device_class.travelling(vm, found["classes"]))
+        target_step = target_step._replace(sizes=found.get("sizes", {}))
+        yield On(there.host, (checklist.room_for_arrival(there, found, keep_bases=target_step.keep_bases),))
+        relay = Relay(
+            On(place.host, (source_step._replace(token=token),)),
+            On(there.host, (target_step,)),
+            checklist.most_bytes(vm),
+        )
+        seen = yield from _sent(relay, vm)
+    return seen
+
+
+def _renewed(place: VmPlace, guest: str, *, leaves_bases: bool) -> Part[Mapping[str, Any]]:
+    """Commit diffs before they go where no base is, or where it may not be available any more.
+
+    Return what the directory is then.
+    """
+    from ...model.disk.commit_steps import RenewVm
+    from ..disk import commit_lines
+    from ..store import commit_turns
+
+    found = yield from commit_turns.settled(place.host, RenewVm(place.vm, place.path, leaves_bases, guest))
+    yield Say(commit_lines.renewed, tuple(found))
+    return dict(found[-1])
+
+
+def _same_directory(source: VmPlace, target: VmPlace) -> Plan:
+    text = f"{source.path} on {source.host} and {target.path} on {target.host} are one directory"
+    if source.path != target.path:
+        raise SameDirectory(text)
+    yield warn(f"{text}: nothing was moved. A system datastore of semishared must not be shared")
+
+
+def _sent(relay: Relay, vm: Vm) -> Part[str]:
+    """Send the directory and have it published; return the fingerprint of what was sent."""
+    sent = yield relay
+    over = yield from _asked(why_over, vm, "")
+    try:
+        # Without its hash what arrived is removed.
+        yield End(relay.target.machine, "" if over else str(sent.get("sha256")))
+    except SemisharedError:
+        if not over:
+            raise
+    if over:
+        raise Overtaken(f"{over}: this move is not under way any more, nothing was moved")
+    return _seen(sent)
+
+
+def _seen(found: Mapping[str, Any]) -> str:
+    return str(found.get("seen", ""))
+
+
+def _asked(question: Callable[[Vm, Vm], str], then: Vm, unknown: str) -> Part[str]:
+    """Return what `question` makes of the VM as it was `then` and as oned has it now; `unknown` if oned
+    cannot be asked.
+    """
+    try:
+        now = yield AskOned("vm", then.id)
+    except OnedUnavailable as e:
+        return unknown and f"{unknown}: {e.detail}"
+    return question(then, now)
+
+
+def _release(host: str, step: s.ReleaseVm, vm: Vm) -> Plan:
+    """Remove the source of a move, unless it is in doubt whose it is."""
+    why = yield from _asked(why_doubted, vm, "oned cannot be asked")
+    if not why:
+        (done,) = yield On(host, (step,))
+        why = str(done.get("kept", "")) if done else ""
+    if why:
+        yield warn(
+            f"{step.vm_dir} on {host} is kept: {why}. semishared gc removes it when it is not the VM's"
+        )
+
+
+def domain_at(vm: Vm, is_frontend: bool, front_end_runs_vms: bool) -> str:
+    """Return what libvirt calls the VM on a machine, '' where there are no domains."""
+    return "" if is_frontend and not front_end_runs_vms else running_domain(vm)
+
+
+def why_doubted(then: Vm, now: Vm) -> str:
+    """Return why the source of a move may still be wanted though the target has it, '' if it is not."""
+    state = f"VM {now.id} is in state {now.lcm_state}, in which oned moves no files"
+    return why_over(then, now) or ("" if now.lcm_state in MOVING else state)

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disks and bases go from one device of this host's pool to another: what both share, and the bases.
+
+    device A   bases/NAME        <- link        bases/NAME                        -
+    device B   staging/NAME (a copy)            bases/NAME, with all leases       bases/NAME  <- link
+
+A copy is read again, past the page cache, before anything leads to it. Up to the one rename of the link the
+old one counts, and from then on the new one: both hold the same. What a killed move leaves is a directory to
+which no link leads: the next move of the same disk or base removes it, and so does gc (host/leftovers.py),
+unless somebody is moving.
+
+Who has the old copy of a base open (a guest that runs over it) keeps it until it opens its disk again, though
+it has no name any more: names in headers and in libvirt's XML lead to the new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from typing import IO, Callable, Iterable
+
+from ..base import cache, room
+from ..device import devices, label
+from ..errors import CannotMove, NoSpace, PoolBusy
+from ..model.base import names as base_names
+from ..model.device import names as device_names
+from ..model.device.names import BASES, STAGING, Link
+from ..model.device.steps import ListHeld, MoveBase
+from ..stage import scrub
+from ..tools import effects, extents, files, locks, progress
+from ..tools.effects import Undo, point
+from ..tools.rate_limit import Pace, stand_back
+from ..units import human
+from . import memory
+
+TELL_S = 1.0
+GIVE_WAY_S, LOOK_S = 15.0, 0.2
+"""Who looks after memory (host/watch.py) tries again every 10 seconds; how often it is looked whether that
+is over.
+"""
+OTHERS_S = 3600.0
+"""How long its move of one disk is waited for."""
+Tell = Callable[..., None]
+"""Send an event to the front-end: event="progress", done=, of= in bytes."""
+_mine: dict[str, IO[str]] = {}
+
+
+def begin(root: str, *, is_urgent: bool = False) -> None:
+    """Be the only process that moves things between devices here, until it ends; raise PoolBusy.
+
+    Unless what it moves `is_urgent`, it lets a disk leave memory first that is about to be full, between two
+    things of its own.
+    """
+    path = device_names.moving_lock(root)
+    if path in _mine and (is_urgent or not memory.is_urgent(root)):
+        return
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    is_first = path not in _mine
+    file = locks.unless_busy(path) if is_first else _taken_after_others(path)
+    if not file:
+        raise PoolBusy(f"something is being moved between the devices of {os.uname().nodename} already")
+    _mine[path] = file
+    if is_first:
+        stand_back(10)
+
+
+def _taken_after_others(path: str) -> IO[str] | None:
+    """Let others have the lock that this process has, and take it when they have been at it; return None if
+    that does not end.
+    """
+    _mine.pop(path).close()
+    began = time.monotonic()
+    while time.monotonic() - began < GIVE_WAY_S + OTHERS_S:
+        time.sleep(LOOK_S)
+        progress.touch()
+        file = locks.attempt(path) if time.monotonic() - began > GIVE_WAY_S else None
+        if file:
+            return file
+    return None
+
+
+def require(root: str, uuid: str, needed: int) -> None:
+    """Raise CannotMove unless a device is there and takes what is new, NoSpace unless it has room."""
+    found = next((device for device in devices.present(root) if device.uuid == uuid), None)
+    if found is None or found.share <= 0:
+        raise CannotMove(f"the device {uuid} of {os.uname().nodename} takes nothing")
+    if found.free < needed:
+        raise NoSpace(f"no space for {human(needed)} on {devices.mount(root, uuid)} of {os.uname().nodename}")
+
+
+class Copying:
+    """Copies of files at a pace, with what is said of them; `size`: bytes of all."""
+
+    def __init__(self, size: int, rate: int, tell: Tell) -> None:
+        self._of, self._pace, self._tell = size, Pace(rate), tell
+        self._done, self._last = 0, time.monotonic()
+
+    def copy(self, source: str, target: str) -> extents.Manifest:
+        """Copy a file that nobody writes to, with its holes, mode and times; return what it holds."""
+        status = os.stat(source)
+        with open(source, "rb", buffering=0) as old, extents.Copy(target, status.st_size) as made:
+            for index, content in extents.data(old.fileno(), status.st_size):
+                self._pace.wait(len(content))
+                progress.count("moved", len(content))
+                made.add(index, content)
+                self._told(len(content))
+            found = made.manifest("")
+        os.chmod(target, status.st_mode & 0o7777)
+        os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+        files.fsync(target)
+        point("file copied")
+        self._check(target, found)
+        return found
+
+    def _check(self, path: str, wanted: extents.Manifest) -> None:
+        """Raise CannotMove unless a device gives back what was written to it."""
+        left = dict(wanted.extents)
+        for index, content in scrub.from_disk(path, wanted.size):
+            self._pace.wait(len(content or b""))
+            progress.touch()
+            digest = (
+                "" if content is None or extents.is_zero(content) else hashlib.sha256(content).hexdigest()
+            )
+            if content is None or left.pop(index, "") != digest:
+                raise CannotMove(f"{path} on {os.uname().nodename} does not read as it was written")
+        if left:
+            raise CannotMove(f"{path} on {os.uname().nodename} does not read as it was written")
+
+    def _told(self, size: int) -> None:
+        self._done += size
+        if time.monotonic() - self._last > TELL_S:
+            self._last = time.monotonic()
+            self._tell(event="progress", done=min(self._done, self._of), of=self._of)
+
+
+def discard(root: str, links: Iterable[Link]) -> None:
+    """Remove directories on devices that no link leads to, which the caller knows."""
+    for link in links:
+        if devices.is_there(root, link.uuid):
+            files.remove_folder(device_names.directory(root, link), ignore_errors=True)
+
+
+# -- bases ------------------------------------------------------------------------------------------
+
+
+def move_base(step: MoveBase, tell: Tell) -> dict[str, object]:
+    """Move a base; report {"bytes", "leases": who has one, "seconds", "error", "id"}: of what is wrong its
+    line, nothing is raised.
+    """
+    with effects.told(bytes=0, leases=[]) as answer:
+        begin(step.root)
+        answer.update(_moved(step, tell))
+    return answer
+
+
+def _moved(step: MoveBase, tell: Tell) -> dict[str, object]:
+    base = cache.at(step.root, step.name)
+    was, new = devices.link_of(base.directory), Link(step.target, BASES, step.name)
+    if was == new:
+        return {}
+    here = os.uname().nodename
+    if was is None or not cache.is_published(base) or os.path.lexists(base.damaged):
+        raise CannotMove(
+            f"base {step.name} is not on a device of {here}, or not in use: semishared base list, verify"
+        )
+    image, size = os.stat(base.image), files.allocated(base.image)
+    require(step.root, step.target, size)
+    staged = Link(step.target, STAGING, step.name)
+    discard(step.root, [staged])
+    with Undo() as undo, files.enough_space(device_names.directory(step.root, staged)):
+        undo.add(lambda: discard(step.root, [staged]))
+        _copy(base, device_names.directory(step.root, staged), Copying(size, step.rate, tell))
+        with locks.exclusive(cache.lock_path(step.root, base)):
+            if devices.link_of(base.directory) != was or not files.is_at(base.image, image):
+                raise CannotMove(f"base {step.name} of {here} was evicted, or made anew, while it was copied")
+            discard(step.root, [new])
+            directory = device_names.directory(step.root, new)
+            label.make_directory(os.path.dirname(directory), exist_ok=True)
+            os.rename(device_names.directory(step.root, staged), directory)
+            files.fsync(os.path.dirname(directory))
+            point("base renamed on its new device")
+            leases = _switch(step.root, base, new)
+            undo.keep()
+    discard(step.root, [was])
+    point("base gone from its old device")
+    return {"bytes": size, "leases": leases}
+
+
+def _copy(base: cache.Base, staged: str, copying: Copying) -> None:
+    label.make_directory(base_names.leases(staged))
+    point("base being copied")
+    with open(base.manifest, "rb") as file:
+        recorded = extents.parse(file.read())
+    found = copying.copy(base.image, base_names.image(staged))
+    if (found.size, found.extents) != (recorded.size, recorded.extents):
+        raise CannotMove(
+            f"{base.image} on {os.uname().nodename} is not what its manifest says: semishared base verify"
+        )
+    for path in (base.manifest, base_names.source(base.directory)):
+        if os.path.exists(path):
+            copying.copy(path, f"{staged}/{os.path.basename(path)}")
+    files.fsync(staged)
+    point("base copied to its new device")
+
+
+def _switch(root: str, base: cache.Base, new: Link) -> list[str]:
+    """Let a base be on its new device, with all leases that it has by then; return those."""
+    directory = device_names.directory(root, new)
+    with devices.staying(root):
+        used, leases = os.stat(base.leases), room.leases(base)
+        for name in leases:
+            os.link(base_names.image(directory), f"{base_names.leases(directory)}/{name}")
+        # By that time bases are told apart that nobody has used for long.
+        os.utime(base_names.leases(directory), ns=(used.st_atime_ns, used.st_mtime_ns))
+        files.fsync(base_names.leases(directory))
+        point("leases taken along")
+        files.remove_staged(*os.path.split(base.directory))
+        files.symlink(device_names.target_of(new), base.directory)
+    point("base switched")
+    return leases
+
+
+def held(step: ListHeld) -> list[dict[str, object]]:
+    """Return the bases that are on devices: {"part", "name", "device", "bytes", "leases"}."""
+    found = []
+    for name in sorted(room.names(base_names.bases(step.root))):
+        link = devices.link_of(base_names.base(step.root, name))
+        described = room.describe(cache.at(step.root, name)) if link and base_names.named(name) else None
+        if link and described:
+            found.append(
+                {
+                    "part": BASES,
+                    "name": name,
+                    "device": link.uuid,
+                    "bytes": described["bytes"],
+                    "leases": described["leases"],
+                }
+            )
+    return found

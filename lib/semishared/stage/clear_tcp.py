@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packets by a TCP connection of their own, in clear, where `trusted_network = yes` holds at both ends.
+
+    receiver -> sender   over ssh   the step, with the session's id and key, which nobody else has
+    sender -> receiver   over ssh   {"event": "listening", "port"}
+    receiver -> sender   by TCP     a proof that it has the key
+    sender -> receiver   by TCP     packets, and the end of the stream; what else there is to be said goes
+    over ssh
+
+So nothing is secret, and all as authentic as otherwise: a packet has the MAC of the session, an extent is
+what the manifest says, the manifest what the generation names. Whoever only listens can send nothing, and of
+those who connect one is taken, once. If nobody comes (a firewall) the packets go over ssh.
+"""
+
+from __future__ import annotations
+
+import hmac
+import socket
+import time
+from contextlib import contextmanager
+from typing import Callable, Iterator
+
+from ..tools import run
+from ..tools.compress import Bytes
+from ..wire import packets
+from ..wire.messages import Part
+from ..wire.session import Session
+
+LISTEN_S = 4.0
+"""For so long the sender waits for its receiver."""
+CONNECT_S = 2.0
+SAYS_S = 1.0
+"""For so long one that has connected may take to say who it is."""
+PROOF = 32
+
+
+def proof(session: packets.Session) -> bytes:
+    """Return what a receiver sends that has the key."""
+    return hmac.digest(session.key, b"receiver of " + session.id, "sha256")
+
+
+@contextmanager
+def offered(
+    session: packets.Session, send: Callable[..., None], otherwise: Callable[[Bytes], None]
+) -> Iterator[Callable[[Bytes], None]]:
+    """Yield what writes to the receiver, who is told by `send` where to come; `otherwise` if it does not."""
+    is_dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dual else socket.AF_INET
+    with socket.create_server(("", 0), family=family, dualstack_ipv6=is_dual) as server:
+        send(event="listening", port=server.getsockname()[1])
+        connection = _accepted(server, proof(session))
+    if connection is None:
+        yield otherwise
+        return
+    with connection:
+        yield connection.sendall
+
+
+def _accepted(server: socket.socket, expected: bytes) -> socket.socket | None:
+    """Return the connection of the first who has the proof, None if nobody has in time."""
+    deadline = time.monotonic() + LISTEN_S
+    while (left := deadline - time.monotonic()) > 0:
+        server.settimeout(left)
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            continue
+        connection.settimeout(SAYS_S)
+        try:
+            if hmac.compare_digest(connection.recv(PROOF, socket.MSG_WAITALL), expected):
+                connection.settimeout(None)
+                return connection
+        except OSError:
+            pass
+        connection.close()
+    return None
+
+
+class Source:
+    """Where a receiver reads: its session with the peer, and the connection offered there, while open."""
+
+    def __init__(self, session: Session, keys: packets.Session) -> None:
+        self._session, self._keys = session, keys
+        self.host = session.host
+        self._connection: socket.socket | None = None
+
+    def read_into(self, room: Callable[[], memoryview], within_s: float) -> Part:
+        """As Session.read_into."""
+        if self._connection is None:
+            part = self._session.read_into(room, within_s)
+            if isinstance(part, dict) and part.get("event") == "listening":
+                self._connect(part.get("port"))
+                return None
+            return part
+        if not run.wait_to_read(self._connection.fileno(), within_s):
+            return None
+        place = room()
+        try:
+            count = self._connection.recv_into(place)
+        except OSError:
+            count = 0  # reset: so is also who was not let in while the sender listened
+        if not count:
+            # How it went comes over ssh, and the packets too, if it came too late.
+            self.close()
+            return None
+        return place[:count]
+
+    def _connect(self, port: object) -> None:
+        if not isinstance(port, int) or not 0 < port < 65536:
+            return
+        try:
+            connection = socket.create_connection((self._session.host, port), CONNECT_S)
+        except OSError:
+            return  # then it comes over ssh
+        try:
+            connection.sendall(proof(self._keys))
+            connection.settimeout(None)
+            self._connection = connection
+        except OSError:
+            connection.close()
+
+    def close(self) -> None:
+        if self._connection:
+            self._connection.close()
+            self._connection = None

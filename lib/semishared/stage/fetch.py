@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fetch bases, several at once, each under the lock of its image (sources: stage/fetch_from_sources.py).
+
+A base is in use, and its lock is free, as soon as it is whole: whoever wants the first of many waits for no
+other. One that somebody else on this host is at is waited for when nothing else is left to be done, and by
+who holds no lock; so two that want the same bases cannot wait for each other. What came stays if all sources
+fail: the next run asks for the rest only.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+from typing import IO, Callable, Sequence
+
+from .. import store
+from ..base import cache, room
+from ..config import load
+from ..device import devices, offline
+from ..errors import (
+    BaseBusy,
+    HostFailed,
+    HostUnreachable,
+    ImageChanged,
+    NoSpace,
+    SemisharedError,
+    ToolTimeout,
+    UnsafeImage,
+    WrongFormat,
+)
+from ..model.base import names as base_names
+from ..model.base.steps import FetchBases, Part
+from ..model.disk import names as disk_names
+from ..model.steps import ImageRef
+from ..plan.base import eviction
+from ..tools import files, inspection, locks, progress
+from ..tools.rate_limit import standing_back
+from . import describe
+from .bases_in_progress import Account, Orders, Target, Targets, Tell
+from .fetch_from_sources import Filling
+
+OF_NO_USE = (NoSpace, ImageChanged, UnsafeImage, WrongFormat)
+"""After these, what has come of a base is space that the host lacks, or of a content that nobody has any
+more.
+"""
+PAUSE_S = 0.1
+"""Between two looks at whether somebody else has become ready."""
+
+Held = Sequence[tuple[Part, "IO[str] | None"]]
+"""Bases whose locks are held: the lock of each, None if it is the caller's."""
+
+
+def receive(step: FetchBases, tell: Tell, poll: Callable[[], object]) -> dict[str, object]:
+    """Have the bases; return {"sources", "troubles"}: `sources` is empty if they were here already.
+
+    Raise why one cannot be had, when all that can be are here; BaseBusy if somebody else is at it and is not
+    to be waited for.
+    """
+    reception, left = _Reception(step, tell, poll), list(step.parts)
+    os.makedirs(disk_names.locks(step.root), exist_ok=True)
+    waiting_since = 0.0
+    while True:
+        with ExitStack() as locked:
+            left, free = reception.begin(left, locked)
+            if free:
+                waiting_since = 0.0
+                reception.fill(free)
+        if not left or reception.is_full:
+            return reception.end()
+        if free:
+            continue
+        busy = [
+            part.image
+            for part in left
+            if locks.is_held(base_names.image_lock(step.root, part.image.base_prefix))
+        ]
+        if busy and not step.wait:
+            return reception.end(BaseBusy(f"base {busy[0].base_name} is being made on {os.uname().nodename}"))
+        # Who only looks whether somebody has a lock has it for that moment.
+        waiting_since = waiting_since or time.monotonic()
+        reception.wait(waiting_since)
+
+
+def fill(step: FetchBases, tell: Tell, poll: Callable[[], object]) -> dict[str, object]:
+    """Make the bases, whose locks the caller holds, and publish each that is whole; raise why one is not."""
+    reception = _Reception(step, tell, poll)
+    reception.fill([(part, None) for part in step.parts])
+    return reception.end()
+
+
+class _Reception:
+    """The bases of one step."""
+
+    def __init__(self, step: FetchBases, tell: Tell, poll: Callable[[], object]) -> None:
+        self.step, self._tell, self._evict = step, tell, step.evict
+        self._full: NoSpace | None = None
+        self._orders = Orders(poll)
+        self._targets = Targets(self._settle)
+        self.account = Account(self._targets, tell)
+        self._filling = Filling(step, self._targets, self.account, self._orders, load())
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether there is no space for what has not come."""
+        return self._full is not None
+
+    def begin(
+        self, parts: Sequence[Part], locked: ExitStack
+    ) -> tuple[list[Part], list[tuple[Part, IO[str] | None]]]:
+        """Take the locks that are free of those which are not here; return of which they are not, and the
+        others with theirs.
+        """
+        busy: list[Part] = []
+        free: list[tuple[Part, IO[str] | None]] = []
+        for part in parts:
+            base = cache.at(self.step.root, part.image.base_name)
+            if cache.is_published(base):
+                self._has(part)
+                continue
+            lock = locks.attempt(cache.lock_path(self.step.root, base))
+            if lock is None:
+                busy.append(part)
+                continue
+            locked.enter_context(lock)
+            if cache.is_published(base):
+                lock.close()
+                self._has(part)
+            else:
+                free.append((part, lock))
+        return busy, free
+
+    def wait(self, since: float) -> None:
+        """Give those who hold the locks some time; raise ToolTimeout if they have had too much of it."""
+        if time.monotonic() - since > locks.LIMIT_S:
+            raise ToolTimeout(
+                f"a base is being made on {os.uname().nodename} by another action for over "
+                f"{locks.LIMIT_S:.0f} s"
+            )
+        self._orders.hear()
+        self.account.tell("another session")
+        progress.touch()
+        time.sleep(PAUSE_S)
+
+    def fill(self, held: Held) -> None:
+        """Have these bases, as far as they can be had."""
+        with standing_back():
+            self._fill(held)
+
+    def _fill(self, held: Held) -> None:
+        root = self.step.root
+        room.evict_all(
+            root, self._evict, tuple(base_names.image_lock(root, part.image.base_prefix) for part, _ in held)
+        )
+        self._evict = ()
+        try:
+            with files.enough_space(root):
+                for part, lock in held:
+                    describe.place(root, part)
+                    self._targets.add(Target(root, part, lock))
+                self._filling.run(self._give_up)
+        except NoSpace as e:
+            self._full = e
+            for target in self._targets.open:
+                target.error = e
+                self._give_up(target)
+        finally:
+            self._targets.close()
+
+    def end(self, busy: SemisharedError | None = None) -> dict[str, object]:
+        """Return what there is to be said; raise why not all are here, `busy` if that is all."""
+        lacking = [target for target in self._targets.all if not target.is_published]
+        error: SemisharedError | None = next((target.error for target in lacking if target.error), None)
+        if self._full and not error and not all(map(self._is_here, self.step.parts)):
+            error = self._full  # what there was no space to begin with is no target
+        if lacking and not error:
+            error = self._filling.error or HostUnreachable("nobody has the base")
+        error = error or busy
+        if error:
+            self._tell(event="came", **self.account.data())
+            raise error
+        return self.account.data()
+
+    def _is_here(self, part: Part) -> bool:
+        return cache.is_published(cache.at(self.step.root, part.image.base_name))
+
+    def _has(self, part: Part) -> None:
+        self._tell(event="base", name=part.image.base_name)
+
+    def _settle(self, target: Target) -> None:
+        """Publish a base that is whole, and let others have it."""
+        root, image = self.step.root, target.part.image
+        try:
+            with files.enough_space(root):
+                target.partial.finish()
+                inspection.check(base_names.image(target.partial.directory), image.format, image.source)
+                cache.publish(root, cache.named(root, image, image.generation), image)
+            target.is_published = True
+            self._has(target.part)
+        except SemisharedError as e:
+            target.error = e
+        except OSError as e:
+            target.error = HostFailed(f"on {os.uname().nodename}: {e}")
+        finally:
+            self._give_up(target)
+
+    def _give_up(self, target: Target) -> None:
+        """Let go of a base, and of what has come of it if nobody can go on with that."""
+        if target.is_over:
+            return
+        target.partial.close()
+        if not target.is_published and isinstance(target.error, OF_NO_USE):
+            devices.remove(target.partial.directory)
+        target.end()
+
+
+def fetch(
+    root: str,
+    image: ImageRef,
+    content: store.Content,
+    seen: object,
+    current: str,
+    ask: room.Ask | None,
+    want: room.Want,
+) -> None:
+    """Make a base of a known generation in staging, under its lock, from named sources, else the store.
+
+    `seen` and `current` are what the store has, None and '' if nothing.
+    """
+    needed = (
+        describe.needed(content, seen, content.expected(current) if current == image.generation else None)
+        if seen
+        else 0
+    )
+    # What a killed action has left is gone on with, or removed.
+    offline.abandon(base_names.staging(root, image.base_prefix))
+    needed = max(0, needed - files.allocated(base_names.image(base_names.staging(root, image.base_prefix))))
+    devices.stage(root, image.base_prefix, needed, devices.device_of(base_names.base(root, image.base_name)))
+    answer = room.ask_for_base(root, image, needed, ask, want)
+    fill(_of_answer(root, image, answer), lambda **_: None, lambda: None)
+
+
+def _of_answer(root: str, image: ImageRef, answer: dict[str, object]) -> FetchBases:
+    holders, rate = answer.get("sources"), eviction.number(answer, "rate")
+    part = Part(image, tuple(map(str, holders if isinstance(holders, list) else ())))
+    when = "quicker" if answer.get("from_store") == "quicker" else "rest"
+    return FetchBases(
+        root, (part,), (), when, "", str(answer.get("codec", "auto")), rate, rate, (), room.chosen(answer)
+    )

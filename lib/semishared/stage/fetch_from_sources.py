@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where missing extents come from: other bases here, a session's stream, its hosts, holders, the store.
+
+Each is asked for what is missing. What came stays if a source fails: the next one is asked for the rest only.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Callable, Sequence
+
+from .. import store
+from ..config import Config
+from ..errors import (
+    HostUnreachable,
+    ImageChanged,
+    MissingImage,
+    NoSpace,
+    SemisharedError,
+    ToolTimeout,
+    TransferCorrupt,
+)
+from ..model.base import names as base_names
+from ..model.base.ranges import ranges, within
+from ..model.base.steps import FetchBases, ServeBase, ServeExtents
+from ..plan.base import sources
+from ..tools import extents, files
+from ..tools.effects import point
+from ..tools.rate_limit import Pace
+from ..wire import packets
+from . import extent_index, manifests, peers, rotten, source_speed
+from .bases_in_progress import Account, Orders, Target, Targets
+from .describe import check_unchanged
+
+ROUNDS = 2
+"""How often peers are asked before the store is (or nobody is left)."""
+MANY = 32768
+"""Extents that a peer is asked for by their hashes at once: a message has a longest line
+(wire/messages.py).
+"""
+
+
+class Filling:
+    """Fills what is open of `targets` as `step` says."""
+
+    def __init__(
+        self, step: FetchBases, targets: Targets, account: Account, orders: Orders, config: Config
+    ) -> None:
+        self.step, self.targets, self.account, self.orders, self.config = (
+            step,
+            targets,
+            account,
+            orders,
+            config,
+        )
+        self.error: SemisharedError | None = None
+        """What went wrong last."""
+        self._gone: set[str] = set()
+        """Hosts that were not reached."""
+        self._slow: set[str] = set()
+        """Hosts that were left for faster ones."""
+        self._is_dear: Callable[[], bool] = lambda: False
+        """Tells whether another source than the one that is asked now would be quicker."""
+
+    def run(self, give_up: Callable[[Target], None]) -> None:
+        """Fetch what is missing; raise NoSpace. `give_up`: called for what the store cannot give, and why."""
+        step, targets, self._gone = self.step, self.targets, set()
+        self._try("here", self._reuse)
+        if step.stream:
+            self._try("stream", self._stream)
+            # It is over, whether it has come or not.
+            self.step = step = step._replace(stream=())
+        for target in targets.open:
+            if target.part.first and not target.part.holders:
+                # Before what else there is: the other hosts wait for this one to have it.
+                self._try("store", lambda target=target: self._store(target, is_first=True))  # type: ignore[misc]
+        self._ask(step.sources, lambda: not targets.has_shared, self._shared)
+        for target in targets.open:
+            self._own(target)
+            if target.error:
+                give_up(target)
+
+    def _own(self, target: Target) -> None:
+        """Fetch what the session does not share of a base, which is in use before the next one begins."""
+        if self.step.from_store == "quicker" and target.part.holders and target.is_known:
+            self._quickest(target)
+        self._ask(
+            target.part.holders,
+            lambda: not target.is_over and target.lacks,
+            lambda host: self._peer(host, target),
+        )
+        if not target.is_over and (self.step.from_store == "all" or target.lacks):
+            error = self._priced(
+                target, source_speed.Choice(self.step.root, [_store_of(target)], target.partial)
+            )
+            target.error = target.error or error
+
+    def _quickest(self, target: Target) -> None:
+        """Have of a base what its holders or the store give, whoever is quicker; who fails, or has not all,
+        is not asked so again.
+        """
+        choice = source_speed.Choice(
+            self.step.root, [*target.part.holders, _store_of(target)], target.partial
+        )
+        while not target.is_over and target.lacks and not self.orders.ended and not choice.is_over:
+            self._priced(target, choice)
+
+    def _priced(self, target: Target, choice: source_speed.Choice) -> SemisharedError | None:
+        """Ask whom `choice` says, and note how fast that was."""
+        name, error = choice.begin(), None
+        self._is_dear = choice.is_dear
+        try:
+            if choice.tried:
+                error = self._beside(target, choice)
+            elif name == _store_of(target):
+                error = self._try("store", lambda: self._store(target))
+            else:
+                error = self._try(name, lambda: self._peer(name, target))
+        finally:
+            self._is_dear = lambda: False
+            choice.end(has_failed=error is not None)
+        return error
+
+    def _beside(self, target: Target, choice: source_speed.Choice) -> SemisharedError | None:
+        """Read the store, and take from who is tried meanwhile: to find out what it costs, costs nothing
+        then.
+        """
+        host, had = choice.tried, [self.targets.count]
+        looked, was_unseen = time.monotonic(), False
+
+        def came(_: int, packed: int) -> None:
+            choice.gave(self.targets.count - had[0], coming.at)
+            self.account.came(host, had[0], packed)
+
+        def look() -> bool:
+            """Take what is here by now."""
+            nonlocal looked, was_unseen
+            before, looked = looked, time.monotonic()
+            was_unseen = was_unseen or looked - before > peers.STALL_S
+            more: bool | None = True
+            try:
+                while choice.tried and more and not choice.is_dear():
+                    had[0] = self.targets.count
+                    more = coming.turn(0)
+                if more is None and not choice.is_dear():
+                    raise TransferCorrupt(
+                        f"{host} does not have all of base {target.part.image.base_name}, or not "
+                        f"as it should be"
+                    )
+            except NoSpace:
+                raise
+            except SemisharedError as e:
+                self._failed(host, e)
+                # Who cannot send since the store stands still gives up after a while (stage/peers.py): that
+                # is the store's fault.
+                choice.drop(has_failed=not was_unseen)
+            return choice.is_dear()
+
+        with peers.Coming(host, self._serve(target, choice.asked), self.targets, self.config, came) as coming:
+            self._is_dear = look
+            return self._try("store", lambda: self._store(target, but=choice.asked))
+
+    def _ask(self, hosts: Sequence[str], is_lacking: Callable[[], bool], work: Callable[[str], None]) -> None:
+        left = [host for host in hosts if host not in self._gone]
+        for _ in range(ROUNDS):
+            failures: dict[str, SemisharedError | None] = {}
+            for host in left:
+                if is_lacking() and not self.orders.ended:
+                    failures[host] = self._try(host, lambda host=host: work(host))  # type: ignore[misc]
+            # To find that out again for each of many bases would take as long as they do.
+            self._gone |= {
+                host
+                for host, error in failures.items()
+                if isinstance(error, HostUnreachable) and host not in self._slow
+            }
+            # Who has no more to give has not by asking again, only by the time that it takes.
+            left = [host for host in left if not isinstance(failures.get(host), (MissingImage, ToolTimeout))]
+            if all(
+                isinstance(error, (HostUnreachable, MissingImage, ToolTimeout)) for error in failures.values()
+            ):
+                break
+
+    def _try(self, source: str, work: Callable[[], None]) -> SemisharedError | None:
+        error = None
+        try:
+            work()
+        except NoSpace:
+            raise
+        except SemisharedError as e:
+            error = self._failed(source, e)
+        self.account.tell(source, now=True)
+        return error
+
+    def _failed(self, source: str, error: SemisharedError) -> SemisharedError:
+        self.error = error
+        self.account.troubles.append(f"{source}: {error.detail}")
+        return error
+
+    def _reuse(self) -> None:
+        for target in self.targets.open:
+            found = None if target.is_known else manifests.manifest(self.step.root, target.part.image)
+            if found:
+                self.targets.begin(found.text())
+        rotted = extent_index.reuse(
+            self.step.root, self.targets, lambda count, size: self.account.count("here", count, size)
+        )
+        for directory, indices in rotted.items():
+            name, own = (
+                os.path.basename(directory),
+                {target.part.image.base_prefix for target in self.targets.open},
+            )
+            if base_names.named(name):
+                rotten.doubt(self.step.root, name, indices, is_locked=base_names.prefix_of(name) in own)
+
+    def _stream(self) -> None:
+        from . import multicast
+
+        multicast.receive(self.step, self.targets, self.account, self.orders)
+
+    def _shared(self, host: str) -> None:
+        """Take what the session shares from one of its hosts."""
+        for target in self.targets.open:
+            if target.part.shared and not target.is_known:
+                self._peer(host, target)
+        had, wanted = -1, self._lacking()
+        while wanted and self.targets.count > had:
+            had = self.targets.count
+            step = ServeExtents(
+                self.step.root, wanted[:MANY], packets.Session.new().text, self.step.codec, self.step.rate
+            )
+            self._fetch(host, step)
+            wanted = self._lacking() if len(wanted) > MANY else ()
+        if not self.targets.has_shared:
+            raise TransferCorrupt(f"{host} does not have all that is shared, or not as it should be")
+
+    def _lacking(self) -> tuple[str, ...]:
+        return tuple(self.targets.digests((target, target.shared()) for target in self.targets.open))
+
+    def _peer(self, host: str, target: Target) -> None:
+        name = target.part.image.base_name
+        self._fetch(
+            host, self._serve(target, target.partial.missing() if not self.step.sources else target.rest())
+        )
+        if not target.is_over and target.lacks:
+            raise TransferCorrupt(f"{host} does not have all of base {name}, or not as it should be")
+
+    def _serve(self, target: Target, wanted: Sequence[int]) -> ServeBase:
+        name, session = target.part.image.base_name, packets.Session.new().text
+        return ServeBase(
+            self.step.root,
+            name,
+            ranges(wanted),
+            session,
+            self.step.codec,
+            self.step.rate,
+            knows=target.is_known,
+        )
+
+    def _fetch(self, host: str, step: ServeBase | ServeExtents) -> None:
+        had = [self.targets.count]
+
+        def came(_: int, packed: int) -> None:
+            self.account.came(host, had[0], packed)
+            had[0] = self.targets.count
+
+        peers.fetch(host, step, self.targets, self.config, came, self._skip)
+
+    def _skip(self, host: str) -> bool:
+        is_left = self.orders.skip(host) or self._is_dear()
+        if is_left:
+            self._slow.add(host)
+        return is_left
+
+    def _store(self, target: Target, *, is_first: bool = False, but: Sequence[int] = ()) -> None:
+        """Take what is lacking from the store, `but` what comes from elsewhere; `is_first`: what others of
+        the session wait for, if it can be told from the rest.
+        """
+        image, partial = target.part.image, target.partial
+        content = store.content(image)
+        seen = content.see()
+        current = content.generation(seen)
+        if current and current != image.generation:
+            raise ImageChanged(
+                f"{image.source} does not have the content of generation {image.generation} any more"
+            )
+        if not target.is_known or not current:
+            # A content that nobody has hashed may be that one all the same: a session may have changed
+            # nothing.
+            expected = content.expected(image.generation) if current else None
+            if expected is None:
+                if not is_first:
+                    self._store_without_manifest(target, content, seen)
+                return
+            self.targets.begin(expected.text())
+        wanted = [
+            index
+            for index in (partial.missing() if self.step.from_store == "all" else target.rest())
+            if index not in but
+        ]
+        first = within(target.part.first, wanted)
+        self._read(target, content, seen, first, Pace(self.step.rate))
+        if not is_first:
+            self._read(target, content, seen, sorted(set(wanted) - set(first)), Pace(self.step.store_rate))
+        point("base copied")
+        check_unchanged(image, content, seen)
+
+    def _read(
+        self, target: Target, content: store.Content, seen: object, indices: list[int], pace: Pace
+    ) -> None:
+        if not indices:
+            return
+        for index, data in content.read(indices, seen):
+            assert target.partial.manifest is not None
+            pace.wait(len(data))
+            had = self.targets.count
+            if not self.targets.put(index, data, target.partial.manifest.extents[index]):
+                where = f"first at byte {index * extents.EXTENT}"
+                raise ImageChanged(
+                    f"{target.part.image.source} does not have the content of its generation, {where}"
+                )
+            self.account.came("store", had, len(data))
+            if self._is_dear():
+                return
+
+    def _store_without_manifest(self, target: Target, content: store.Content, seen: object) -> None:
+        """Copy the image whole: that its hash is its generation shows only at the end."""
+        image, path = target.part.image, base_names.image(target.partial.directory)
+        if not target.is_known:
+            files.unlink(path)
+        # Else it is open: what comes for another base may belong into it as well.
+        staged = files.staged_name(path)
+        try:
+            found = content.copy(seen, staged, image.format)
+            if found.generation != image.generation or content.see() != seen:
+                raise ImageChanged(f"{image.source} does not have the content of its generation")
+            # Also one that has its name: the store may have lost the manifest of that.
+            content.publish(found, seen)
+            os.rename(staged, path)
+        except BaseException:
+            files.unlink(staged)
+            raise
+        had = self.targets.count
+        self.targets.adopt(target, found)
+        self.account.came("store", had, len(found.extents) * extents.EXTENT)
+
+
+def _store_of(target: Target) -> str:
+    """Return what the store of a base is called among sources."""
+    return sources.STORE + str(target.part.image.store)

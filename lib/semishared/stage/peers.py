@@ -1,0 +1,484 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Extents from host to host, over ssh or beside it (stage/clear_tcp.py): serve what is here, fetch the rest.
+
+A host serves a base while it still arrives. Any host serves every peer that comes in as the drivers' user;
+OpenNebula's hosts reach one another as oneadmin for moves and live migration already. A peer can ask for a
+base by its name, and changes nothing. What came is taken only if it is what the manifest says, and a manifest
+only if the generation is its hash.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import queue
+import signal
+import threading
+import time
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Callable, Iterable, Iterator, Sequence, TypeVar
+
+from ..base import cache
+from ..config import Config, load
+from ..errors import HostUnreachable, MissingImage, SemisharedError, ToolTimeout
+from ..model.base import names as base_names
+from ..model.base.ranges import ALL, within
+from ..model.base.steps import ServeBase, ServeExtents
+from ..tools import compress, extents, locks, progress
+from ..tools.compress import Bytes
+from ..tools.rate_limit import Pace, stand_back
+from ..wire import packets
+from ..wire.session import Session
+from . import clear_tcp, partial, rotten
+from .bases_in_progress import Targets
+from .clear_tcp import Source
+from .extent_index import Held, manifest_in
+from .partial import Partial
+
+AHEAD = 2
+"""Packets that are here and not yet looked at, beside the one that comes."""
+LOOK_S = 0.25
+"""Between two looks whether it is over."""
+
+
+class Incoming:
+    """The packets of a plan that serves, within a `with` block.
+
+    They are read ahead: while one packet comes, the one before it is hashed and written.
+    """
+
+    def __init__(self, source: Source, opener: packets.Opener) -> None:
+        self._source, self._opener = source, opener
+        self.came = 0
+        """Bytes so far."""
+        self.at = 0.0
+        """When the packet was here that `next` returned last: time.monotonic()."""
+        self._error: SemisharedError | None = None
+        self._is_left = False
+        self._queue: queue.Queue[tuple[packets.Packet | None, float]] = queue.Queue(AHEAD)
+        self._thread = threading.Thread(target=self._read, daemon=True)
+
+    def __enter__(self) -> Incoming:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._is_left = True
+        # Before the session closes its files: another one may get their numbers.
+        self._thread.join()
+        self._source.close()
+
+    def _read(self) -> None:
+        try:
+            while not self._is_left:
+                part = self._source.read_into(self._opener.get_buffer, LOOK_S)
+                if isinstance(part, memoryview):
+                    self.came += len(part)
+                    packet = self._opener.buffer_updated(len(part))
+                    if packet:
+                        self._put(packet)
+                elif part is not None:
+                    break
+        except SemisharedError as e:
+            self._error = e
+        except OSError as e:
+            # What is wrong with this source is nothing that ends the plan: another one is asked.
+            self._error = HostUnreachable(f"{self._source.host}: {e}")
+        self._put(None)
+
+    def _put(self, packet: packets.Packet | None) -> None:
+        at = time.monotonic()
+        while not self._is_left:
+            try:
+                return self._queue.put((packet, at), timeout=LOOK_S)
+            except queue.Full:
+                pass  # a slow disk, or whoever takes them has left
+
+    def next(self, within_s: float) -> packets.Packet | None:
+        """Return the next packet, None if there is no other; raise TimeoutError if none came in that time, or
+        what has ended it.
+        """
+        try:
+            packet, self.at = self._queue.get(timeout=within_s)
+        except queue.Empty:
+            raise TimeoutError from None
+        if packet is None and self._error:
+            raise self._error
+        return packet
+
+
+WRITE_S = 30
+"""Seconds after which a receiver that takes nothing any more is lost; ssh would wait for a quarter of an
+hour.
+"""
+PIECE = 1 << 20
+"""Bytes of one write; where the rate is lower, what goes in a second: who receives is to see that something
+comes.
+"""
+IN_FLIGHT, TRIED, TRIED_S = 12 << 20, 48 << 20, 0.5
+"""Bytes of a base that go before the network's rate shows, as pipes and sockets hold so many; and bytes or
+seconds until it has.
+"""
+
+
+class Out:
+    """Packets on their way out, at the rate asked for; how fast they go says whether to pack them."""
+
+    def __init__(self, step: ServeBase | ServeExtents, write: Callable[[Bytes], None]) -> None:
+        self._write, self._pace, self._codec, self._rate, self._unpacks = (
+            write,
+            Pace(step.rate),
+            step.codec,
+            step.rate,
+            step.unpacks,
+        )
+        self.sealer = packets.Sealer(packets.Session.of(step.session), compress.NONE)
+        self.plain, self._is_chosen = 0, False
+        self._seen, self._seconds = 0, 0.0
+        """Bytes beyond those that were in flight at once, and seconds in which nobody took more of them."""
+
+    @property
+    def packs(self) -> bool:
+        return self.sealer.compressor != compress.NONE
+
+    def choose(self, group: list[packets.Extent]) -> None:
+        """Choose by this group what the others are packed with, when there is enough known for that."""
+        if self._is_chosen:
+            return
+        link = float(self._rate)
+        if self._codec == compress.AUTO and not link:
+            if self._seen < TRIED and self._seconds < TRIED_S:
+                return
+            link = self._seen / max(self._seconds, 1e-6)
+        self._is_chosen = True
+        if self._codec != compress.AUTO or self._rate or compress.pays(link):
+            self.sealer.compressor = compress.choose(
+                self._codec, self._unpacks, b"".join(item.content for item in group), link
+            )
+
+    def send(self, pieces: list[Bytes]) -> None:
+        """Write a packet, at the rate that was asked for."""
+        size = min(PIECE, self._rate or PIECE)
+        for piece in pieces:
+            for at in range(0, len(piece), size):
+                part = piece[at : at + size]
+                self._pace.wait(len(part))
+                started = time.monotonic()
+                signal.alarm(WRITE_S)
+                self._write(part)
+                signal.alarm(0)
+                if self.plain > IN_FLIGHT:
+                    self._seen, self._seconds = (
+                        self._seen + len(part),
+                        self._seconds + time.monotonic() - started,
+                    )
+                progress.count("sent", len(part))
+
+
+FOLLOW_S = 20.0
+"""Seconds without a further extent after which a base that is still arriving is not waited for any more."""
+STALL_S = 12.0
+"""Seconds after which a peer is given up that has sent neither a packet nor LITTLE; longer than a host needs
+to start and to compress the first.
+"""
+LITTLE = 1 << 20
+"""Bytes of a packet that are a sign of life: on a slow network, or at a low rate, a whole one takes longer
+than that.
+"""
+GRACE_S = 5.0
+"""Seconds within which a host that is to receive a base too must have begun to."""
+POLL_S = 0.05
+GROUP = 4
+"""Extents in one packet where there are more at once and nothing slows them down: fewer runs of the
+compressor.
+"""
+GROUP_RATE = 64 << 20
+"""Bytes per second below which extents go one by one: a packet that takes seconds looks like a standstill."""
+
+
+class _Here:
+    """A base of this machine, whole or arriving."""
+
+    def __init__(self, root: str, name: str) -> None:
+        self._base, self._directory = cache.at(root, name), partial.directory_of(root, name)
+        self._lock = cache.lock_path(root, self._base)
+        self._fd = -1
+        self._have: set[int] | None = None
+        self.manifest: extents.Manifest | None = None
+
+    def look(self) -> bool:
+        """Look at what there is by now; tell whether there may be more soon: somebody is at it, or it is
+        whole.
+        """
+        if self._fd >= 0 and self._have is None:
+            return True
+        # Before the look: who frees the lock has published by then, or leaves it as it is.
+        is_made = locks.is_held(self._lock)
+        for directory, whole in ((self._base.directory, True), (self._directory, False)):
+            fd = self._opened(directory, whole)
+            if fd < 0:
+                continue
+            if self._fd >= 0:
+                os.close(self._fd)
+            self._fd = fd
+            self._have = None if whole else partial.have(directory)
+            return whole or is_made
+        return is_made
+
+    def _opened(self, directory: str, whole: bool) -> int:
+        """Open the image in `directory`, whose manifest is known then; return -1 if it is not there, or not
+        that of this base.
+        """
+        try:
+            fd = os.open(base_names.image(directory), os.O_RDONLY)
+        except FileNotFoundError:
+            return -1
+        if whole or partial.generation_in(directory) == self._base.generation:
+            # A generation is its manifest's hash: what was read once is what it is. Of 1 TiB to read it takes
+            # most of a second.
+            if self.manifest is None:
+                self.manifest = manifest_in(directory, self._base.generation)
+            if self.manifest is not None:
+                return fd
+        os.close(fd)
+        return -1
+
+    def ready(self, wanted: list[int]) -> list[int]:
+        """Return which of the extents `wanted` are here."""
+        return wanted if self._have is None else [index for index in wanted if index in self._have]
+
+    def read(self, index: int, memory: mmap.mmap) -> packets.Extent:
+        assert self.manifest is not None
+        return packets.Extent(index, self.manifest.extents[index], extents.read_into(memory, self._fd, index))
+
+
+def _limit(seconds: float, rate: int) -> float:
+    """Return a limit for who keeps to a rate, and may be waiting for an extent that comes to him at it."""
+    return seconds + (2 * extents.EXTENT / rate if rate else 0)
+
+
+def groups(
+    root: str, name: str, wanted: tuple[tuple[int, int], ...], rate: int, knows: bool = False
+) -> Iterator[tuple[bytes, list[packets.Extent]]]:
+    """Yield (the manifest's text, []) unless who asks `knows` it, then (b"", extents) as they are here.
+
+    Raise MissingImage when no more are to come. The extents are in memory that the next ones are read into.
+    """
+    here, memories = _Here(root, name), _memories()
+    begun = last = time.monotonic()
+    left: list[int] | None = None
+    while left is None or left:
+        may_come = here.look()
+        if left is None and here.manifest is not None:
+            left = within(wanted or ALL, sorted(here.manifest.extents))
+            if not knows:
+                yield here.manifest.text(), []
+        ready = here.ready(left) if left else []
+        if not ready and left != []:
+            now = time.monotonic()
+            if not may_come and now - begun > GRACE_S:
+                raise MissingImage(
+                    f"{'no more of ' * (left is not None)}base {name} is on {os.uname().nodename}"
+                )
+            if now - last > _limit(FOLLOW_S, rate):
+                raise MissingImage(f"no more of base {name} arrives on {os.uname().nodename}")
+            time.sleep(POLL_S)
+            progress.touch()
+            continue
+        for some in _in_groups(ready, len(ready) == len(left or ()), rate):
+            yield b"", [here.read(index, memory) for index, memory in zip(some, memories)]
+        last = time.monotonic()
+        sent = set(ready)
+        left = [index for index in left or [] if index not in sent]
+
+
+def groups_of(
+    root: str,
+    wanted: Sequence[str],
+    rate: int,
+    otherwise: Callable[[list[str]], Iterator[packets.Extent]] | None = None,
+) -> Iterator[list[packets.Extent]]:
+    """Yield extents by their hashes, as they are here; `otherwise` reads those that neither are nor come,
+    else they are left out. They are in memory that the next ones are read into.
+
+    Raise MissingImage when no more of what was about to come does, and nothing reads it otherwise.
+    """
+    held, left, memories = Held(root, wanted), list(dict.fromkeys(wanted)), _memories()
+    begun = last = time.monotonic()
+    try:
+        while left:
+            held.look(arriving=True)
+            ready = [digest for digest in left if digest in held]
+            # Whoever is to receive something himself may be about to begin.
+            is_early = otherwise is None and len(left) == len(wanted) and time.monotonic() - begun < GRACE_S
+            if ready:
+                for some in _in_groups(ready, len(ready) == len(left), rate):
+                    found = [(digest, held.read(digest, memory)) for digest, memory in zip(some, memories)]
+                    yield [
+                        packets.Extent(0, digest, content) for digest, content in found if content is not None
+                    ]
+                last = time.monotonic()
+                left = [digest for digest in left if digest not in held]
+            elif held.coming or held.is_beginning or is_early:
+                # Who takes a stream leaves it not much later.
+                if otherwise and time.monotonic() - last > STALL_S:
+                    break
+                if time.monotonic() - last > _limit(FOLLOW_S, rate):
+                    raise MissingImage(f"no more of what was to come arrives on {os.uname().nodename}")
+                time.sleep(POLL_S)
+                progress.touch()
+            else:
+                break
+    finally:
+        held.close()
+    for item in otherwise(left) if otherwise else ():
+        yield [item]
+
+
+def _memories() -> list[mmap.mmap]:
+    return [mmap.mmap(-1, extents.EXTENT) for _ in range(GROUP)]
+
+
+Wanted = TypeVar("Wanted", int, str)
+
+
+def _in_groups(ready: Sequence[Wanted], is_rest: bool, rate: int) -> Iterator[Sequence[Wanted]]:
+    """Yield what is ready in groups, one by one while it arrives: large packets slow a chain."""
+    size = GROUP if is_rest and not 0 < rate < GROUP_RATE else 1
+    return (ready[at : at + size] for at in range(0, len(ready), size))
+
+
+def serve_extents(
+    step: ServeExtents, send: Callable[..., None], write: Callable[[Bytes], None]
+) -> dict[str, object]:
+    """Write extents as packets; `send` says what there is to be said beside them."""
+    return _serve(((b"", group) for group in groups_of(step.root, step.wanted, step.rate)), step, send, write)
+
+
+def serve(step: ServeBase, send: Callable[..., None], write: Callable[[Bytes], None]) -> dict[str, object]:
+    """Write a base as packets; `send` says what there is to be said beside them."""
+    return _serve(groups(step.root, step.name, step.wanted, step.rate, step.knows), step, send, write)
+
+
+def _serve(
+    pieces: Iterable[tuple[bytes, list[packets.Extent]]],
+    step: ServeBase | ServeExtents,
+    send: Callable[..., None],
+    write: Callable[[Bytes], None],
+) -> dict[str, object]:
+    stand_back()
+    with ExitStack() as stack:
+        if step.apart and load().is_network_trusted:
+            write = stack.enter_context(clear_tcp.offered(packets.Session.of(step.session), send, write))
+        out = Out(step, write)
+        for text, group in pieces:
+            if text:
+                out.send(out.sealer.manifest(text))
+            if group:
+                out.choose(group)
+                # What is not packed need not wait for what comes behind it in its group.
+                for some in [group] if out.packs else [[item] for item in group]:
+                    out.send(out.sealer.extents(some))
+                    out.plain += sum(len(item.content) for item in some)
+    return {"codec": out.sealer.compressor, "plain": out.plain}
+
+
+class Coming:
+    """What `host` sends of what `target` lacks, within a `with` block. It, or its `turn`, raises
+    HostUnreachable, MissingImage, ToolTimeout, TransferCorrupt or what else stops it.
+
+    `tell` is told (extents, packed bytes) after each packet.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        step: ServeBase | ServeExtents,
+        target: Partial | Targets,
+        config: Config,
+        tell: Callable[[int, int], None],
+    ) -> None:
+        self._host, self._step, self._target, self._config, self._tell = host, step, target, config, tell
+        self._opener = packets.Opener(packets.Session.of(step.session))
+        self._stack, self._is_over, self._refused = ExitStack(), False, list[int]()
+
+    def __enter__(self) -> Coming:
+        with ExitStack() as stack:
+            session = stack.enter_context(Session(self._host, "fetch", self._config, bulk=True))
+            step = self._step._replace(
+                apart=self._config.is_network_trusted, unpacks=tuple(compress.available())
+            )
+            session.begin([step], last=True)
+            self._last, self._told, self._unheard = time.monotonic(), 0, 0
+            self._incoming = stack.enter_context(
+                Incoming(clear_tcp.Source(session, packets.Session.of(self._step.session)), self._opener)
+            )
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        # Who is left before he has said all is not waited for.
+        self._stack.__exit__(
+            kind, error or (None if self._is_over else HostUnreachable(f"{self._host} is left")), tb
+        )
+        rotten.tell(self._host, self._step, self._refused, self._config)
+
+    @property
+    def at(self) -> float:
+        """When that packet was here of which `tell` is told: time.monotonic()."""
+        return self._incoming.at
+
+    def turn(self, within_s: float) -> bool | None:
+        """Take the next packet in that time; tell whether there was one, None if no other comes."""
+        try:
+            packet, has_come = self._incoming.next(within_s), True
+        except TimeoutError:
+            packet, has_come = None, False
+        if has_come and packet is None:
+            self._is_over = True
+            return None
+        # Also of a packet that is still coming: at a low rate that takes a while.
+        more, self._told = self._incoming.came - self._told, self._incoming.came
+        self._unheard += more
+        limit = _limit(STALL_S, self._step.rate)
+        if has_come or self._unheard >= LITTLE:
+            self._last, self._unheard = time.monotonic(), 0
+        elif time.monotonic() - self._last > limit:
+            raise ToolTimeout(f"{self._unheard} bytes came from {self._host} in {limit:.0f} s")
+        progress.count("received", more)
+        if packet:
+            self._refused += take(self._target, self._opener, packet)
+        self._tell(0, more)
+        return has_come
+
+
+def fetch(
+    host: str,
+    step: ServeBase | ServeExtents,
+    target: Partial | Targets,
+    config: Config,
+    tell: Callable[[int, int], None],
+    skip: Callable[[str], bool],
+) -> None:
+    """Take from `host` what `target` lacks, as Coming does; `skip` says whether to leave this source."""
+    with Coming(host, step, target, config, tell) as coming:
+        while not skip(host):
+            if coming.turn(1.0) is None:
+                return
+        raise HostUnreachable(f"{host} is left for a faster source")
+
+
+def take(target: Partial | Targets, opener: packets.Opener, packet: packets.Packet) -> list[int]:
+    """Store what is in a packet; return the numbers of what belongs nowhere. Raise TransferCorrupt."""
+    kind, group, content = opener.open(packet)
+    if kind == packets.MANIFEST:
+        target.begin(bytes(content))
+    # One that is damaged where it comes from, or on the way, is asked for elsewhere.
+    wrong = [item.number for item in group if not target.put(item.number, item.content, item.sha256)]
+    opener.reuse(packet)
+    return wrong

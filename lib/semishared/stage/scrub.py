@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bases at rest: whether each still is what it was, and what becomes of one that is not.
+
+A damaged base is taken out of use by one rename, image -> damaged, under its lock: nobody takes a new lease
+from there on, and no lease (they are the same file) brings it back. Mending stages the base anew and puts
+links to the new file in the place of the old leases, so that a VM finds good content when it next opens its
+disk; `damaged` goes last. Each crash leaves either the damaged base out of use or the new one in use, and the
+next mending goes on.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import mmap
+import os
+import time
+from typing import Callable, Iterator
+
+from ..base import cache, hot, room
+from ..errors import ImageChanged, MissingImage
+from ..model.base import names as base_names
+from ..model.base.steps import MendBase, ReadBase, VerifyBase
+from ..model.disk import names as disk_names
+from ..tools import extents, files, locks, progress
+from ..tools.effects import point
+from ..tools.rate_limit import Pace, stand_back
+from . import rotten
+from .ensure import ensure
+
+Tell = Callable[..., None]
+"""Send an event to the front-end."""
+TELL_S = 1.0
+
+
+def verify(step: VerifyBase, tell: Tell) -> dict[str, object]:
+    """Compare a base with its manifest, by reads from the disk; take it out of use if it differs."""
+    base = cache.at(step.root, step.name)
+    if not cache.is_published(base):
+        if os.path.lexists(base.damaged):
+            return {"bad": [], "damaged": True, "bytes": 0, "seconds": 0.0, **_held(base)}
+        raise MissingImage(f"base {step.name} is not there on {os.uname().nodename}")
+    if step.only:
+        doubted = rotten.doubt(step.root, step.name, step.only)
+        return {"bad": doubted, "damaged": bool(doubted), "bytes": 0, "seconds": 0.0, **_held(base)}
+    stand_back(19)
+    started = time.monotonic()
+    inode = os.stat(base.image).st_ino
+    bad, size = _compare(base, base.image, Pace(step.rate), tell)
+    if bad:
+        rotten.take_out(step.root, base, inode)
+    copy = hot.found(step.root, step.name)
+    wrong = bool(copy) and not bad and bool(_compare(base, copy, Pace(step.rate), tell)[0])
+    if wrong:
+        # Who reads from it has it open; from the next boot on nobody does.
+        hot.drop(step.root, step.name)
+    found = {
+        "bad": bad,
+        "damaged": bool(bad),
+        "bytes": size,
+        "seconds": time.monotonic() - started,
+        **_held(base),
+    }
+    return {**found, "wrong_in_memory": wrong} if copy else found
+
+
+def read(step: ReadBase, tell: Tell) -> dict[str, object]:
+    """Compare a base with its manifest as `verify` does, and change nothing."""
+    base = cache.at(step.root, step.name)
+    if os.path.lexists(base.damaged) and not os.path.lexists(base.image):
+        return {"bad": [], "damaged": True, "bytes": 0, "seconds": 0.0, **_held(base)}
+    # An evicted one that is still leased is what its leases are.
+    paths = [base.image, *(f"{base.leases}/{name}" for name in room.leases(base))]
+    path = next((path for path in paths if os.path.exists(path)), "")
+    if not path:
+        raise MissingImage(f"base {step.name} is not there on {os.uname().nodename}")
+    stand_back(19)
+    started = time.monotonic()
+    bad, size = _compare(base, path, Pace(step.rate), tell)
+    return {
+        "bad": bad,
+        "damaged": bool(bad),
+        "bytes": size,
+        "seconds": time.monotonic() - started,
+        **_held(base),
+    }
+
+
+def _held(base: cache.Base) -> dict[str, object]:
+    described = room.describe(base)
+    return {"leases": described["leases"] if described else []}
+
+
+def _compare(base: cache.Base, path: str, pace: Pace, tell: Tell) -> tuple[list[int], int]:
+    """Return the indices of wrong extents (-1: the manifest, or the size) and the bytes read."""
+    try:
+        with open(base.manifest, "rb") as file:
+            text = file.read()
+        if extents.generation_of(text) != base.generation:
+            return [-1], 0
+        manifest = extents.parse(text)
+    except (FileNotFoundError, ImageChanged):
+        return [-1], 0
+    bad, read, last = [], 0, time.monotonic()
+    left = dict(manifest.extents)
+    size = os.stat(path).st_size
+    if size != manifest.size:
+        return [-1], 0
+    for index, content in from_disk(path, size):
+        pace.wait(len(content) if content else extents.EXTENT)
+        expected = left.pop(index, None)
+        if content is None:
+            bad.append(index)
+        elif expected is None:
+            if not extents.is_zero(content):
+                bad.append(index)
+        elif hashlib.sha256(content).hexdigest() != expected:
+            bad.append(index)
+        read += len(content or b"")
+        progress.touch()
+        if time.monotonic() - last > TELL_S:
+            last = time.monotonic()
+            tell(event="progress", done=len(manifest.extents) - len(left), of=len(manifest.extents))
+    return sorted(bad + list(left)), read
+
+
+def from_disk(path: str, size: int) -> Iterator[tuple[int, bytes | None]]:
+    """Yield (index, content) of each extent with data, past the page cache; None if unreadable."""
+    fd = _open_direct(path)
+    with mmap.mmap(-1, extents.EXTENT) as buffer:
+        try:
+            for offset in extents.offsets(fd, size):
+                wanted = min(extents.EXTENT, size - offset)
+                done = 0
+                try:
+                    while done < wanted:
+                        got = os.preadv(fd, [memoryview(buffer)[done:]], offset + done)
+                        if not got:
+                            break
+                        done += got
+                        if got % 4096 and done < wanted:
+                            break
+                    yield offset // extents.EXTENT, buffer[:done]
+                except OSError as e:
+                    if e.errno != errno.EIO:
+                        raise
+                    yield offset // extents.EXTENT, None
+        finally:
+            os.close(fd)
+
+
+def _open_direct(path: str) -> int:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except OSError:
+        return _open_through_cache(path)
+    try:
+        with mmap.mmap(-1, 4096) as probe:
+            os.preadv(fd, [probe], 0)
+    except OSError as e:
+        if e.errno == errno.EINVAL:
+            os.close(fd)
+            return _open_through_cache(path)
+    return fd
+
+
+def _open_through_cache(path: str) -> int:
+    fd = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    return fd
+
+
+def mend(step: MendBase, ask: room.Ask | None) -> dict[str, object]:
+    """Make a base that is out of use anew, with its leases; return the VMs that had them."""
+    base, _ = ensure(step.root, step.image, ask, want=room.MENDED)
+    inode = os.stat(base.image).st_ino
+    relinked = []
+    for name in room.leases(base):
+        holder = base_names.leased_to(name)
+        if holder is None:
+            continue
+        # Who releases a lease holds the VM's lock: one that is gone must not come back.
+        with locks.exclusive(disk_names.vm_lock(step.root, holder[0]), locks.VM_LIMIT_S):
+            try:
+                if os.stat(f"{base.leases}/{name}").st_ino == inode:
+                    continue
+            except FileNotFoundError:
+                continue
+            with files.published(f"{base.leases}/{name}") as staged:
+                os.link(base.image, staged)
+            relinked.append(name)
+    with locks.exclusive(cache.lock_path(step.root, base)):
+        files.unlink(base.damaged)
+    point("base mended")
+    return {"relinked": relinked}

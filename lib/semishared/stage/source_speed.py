@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a base costs from each source: its speed now and before (plan/base/sources.py decides by it).
+
+What is remembered is a hint: where it is wrong the source shows so within a second, and is left.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Callable, Sequence
+
+from ..errors import SemisharedError
+from ..model.base import names as base_names
+from ..plan.base import sources
+from ..tools import extents, files
+from .partial import Partial
+
+LEAST = 8
+"""Extents that must have come before it shows how fast they do."""
+LONG_S, FIRST_S = 5.0, 15.0
+"""So long after the first it shows in any case, and if none has come: who sends nothing is given up before
+(peers.STALL_S).
+"""
+ASKED = 12
+"""Extents that a peer is asked for to see how quick it is: what comes with the first, and LEAST."""
+WORTH = 4 * ASKED
+"""Extents that must be missing for two sources to be asked at once, to find out which of them is quicker."""
+LOOK_S = 0.5
+"""Between two looks whether another one would be quicker."""
+TURNS = 6
+"""How often a source may be chosen."""
+
+
+class Meter:
+    """How fast extents of a base come from one source; `count` says how many have."""
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count, self._had, self._first = count, count(), 0.0
+        self._begun, self._before = time.monotonic(), self._had
+
+    def came(self) -> int:
+        """Return how many came after the first one: before that something was started."""
+        came = self._count() - self._had
+        if came and not self._first:
+            self._first, self._had = time.monotonic(), self._had + came
+            return 0
+        return came
+
+    def tells(self) -> bool:
+        """Tell whether the rate says something."""
+        came = self.came()
+        since, limit = (self._first, LONG_S) if self._first else (self._begun, FIRST_S)
+        return came >= LEAST or time.monotonic() - since > limit
+
+    def rate(self) -> float:
+        """Return bytes per second; at most so many, if only one has come, or none."""
+        if not self._first:
+            return self.rate_so_far()
+        return max(self.came(), 1) * extents.EXTENT / max(time.monotonic() - self._first, 1e-3)
+
+    def rate_so_far(self) -> float:
+        """Return the same of all that came; at most so many, if nothing has."""
+        return (
+            max(self._count() - self._before, 1) * extents.EXTENT / max(time.monotonic() - self._begun, 1e-3)
+        )
+
+
+class Trial:
+    """How fast they come from who is tried beside the store: what comes waits for what is read there, so by
+    when it arrived.
+    """
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+        self._came: list[tuple[float, int]] = []
+
+    def gave(self, count: int, at: float) -> None:
+        """Note extents that arrived then."""
+        if count:
+            self._came.append((at, count))
+
+    def _later(self) -> int:
+        return sum(count for _, count in self._came[1:])
+
+    def tells(self) -> bool:
+        """Tell whether the rate says something."""
+        return self._later() >= LEAST or bool(self._came) and time.monotonic() - self._came[0][0] > LONG_S
+
+    def rate(self) -> float:
+        """Return bytes per second; at most so many, if only those have come that came with the first."""
+        took = self._came[-1][0] - self._came[0][0] if self._later() else time.monotonic() - self._begun
+        return max(self._later(), 1) * extents.EXTENT / max(took, 1e-3)
+
+
+class Choice:
+    """From whom a base comes next: `begin` says it, `end` is called when nothing comes from there any more.
+
+    A peer of which nothing is known is tried beside the store: `tried` is who, `asked` for what, `has_given`
+    how many extents so far.
+    """
+
+    def __init__(self, root: str, candidates: Sequence[str], partial: Partial) -> None:
+        self._root, self._candidates, self._partial = root, list(candidates), partial
+        self._rates, self._turns, self._is_left = known(root), TURNS, False
+        self._name, self._looked = "", 0.0
+        self.tried, self.asked, self.has_given = "", list[int](), 0
+        self._begin_meters()
+
+    def _begin_meters(self) -> None:
+        self._meter = Meter(lambda: len(self._partial.have) - self.has_given)
+        self._trial = Trial()
+
+    def _left(self) -> int:
+        return len(self._partial.missing()) * extents.EXTENT
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether nobody is left to be asked."""
+        return not self._candidates or not self._turns
+
+    def begin(self) -> str:
+        """Return who is to be asked."""
+        self._turns, self._is_left, self.has_given = self._turns - 1, False, 0
+        self._name, self.tried, self.asked = (
+            sources.quickest(self._candidates, self._rates, self._left()),
+            "",
+            [],
+        )
+        stores = [name for name in self._candidates if name.startswith(sources.STORE)]
+        missing = self._partial.missing()
+        if stores and self._name not in (*stores, *self._rates) and len(missing) >= WORTH:
+            self._name, self.tried, self.asked = stores[0], self._name, missing[-ASKED:]
+        self._begin_meters()
+        return self._name
+
+    def is_dear(self) -> bool:
+        """Tell whether another one would be quicker from now on; while one is tried, whether it has been."""
+        if self.tried:
+            self._meter.came()
+            self._is_left = self._trial.tells()
+        # The last turn is to its end.
+        elif (
+            not self._is_left
+            and self._turns
+            and self._meter.tells()
+            and time.monotonic() - self._looked > LOOK_S
+        ):
+            self._looked = time.monotonic()
+            rates = {**self._rates, self._name: self._meter.rate()}
+            self._is_left = sources.quickest(self._candidates, rates, self._left(), self._name) != self._name
+        return self._is_left
+
+    def gave(self, count: int, at: float) -> None:
+        """Note that extents arrived then from who is tried."""
+        self.has_given += count
+        self._trial.gave(count, at)
+
+    def drop(self, *, has_failed: bool = True) -> None:
+        """Leave who is tried; do not ask him again if he `has_failed`."""
+        if has_failed:
+            self._candidates.remove(self.tried)
+        self.tried, self._is_left = "", True
+
+    def end(self, *, has_failed: bool) -> None:
+        """Remember how it went; who was not left for another one has no more to give.
+
+        Also where the site's rate was the limit: it is the same from whomever a base comes, and then none of
+        them is the quicker one.
+        """
+        if self.tried and not has_failed:
+            # What too little has come for to be remembered says enough to leave it.
+            self._rates |= {self._name: self._meter.rate_so_far(), self.tried: self._trial.rate()}
+        for name, meter in ((self._name, self._meter), (self.tried, self._trial)):
+            if name and meter.tells():
+                self._rates[name] = meter.rate()
+                note(self._root, name, self._rates[name])
+        if not self._is_left and (has_failed or not self.tried):
+            self._candidates.remove(self._name)
+
+
+def known(root: str) -> dict[str, float]:
+    """Return bytes per second of each source that was used not long ago."""
+    return {name: rate for name, (rate, _) in _remembered(root).items()}
+
+
+def note(root: str, source: str, rate: float) -> None:
+    """Remember how fast a source was."""
+    path = base_names.rates(root)
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        files.remove_stale(os.path.dirname(path))
+        files.write_json(path, {**_remembered(root), source: (rate, time.time())})
+    except (OSError, SemisharedError):
+        pass  # then it is found out again
+
+
+def _remembered(root: str) -> dict[str, tuple[float, float]]:
+    found, now = files.hint(base_names.rates(root)), time.time()
+    pairs = {name: pair for name, pair in found.items() if isinstance(pair, list) and len(pair) == 2}
+    numbers = {
+        name: (at, rate)
+        for name, (rate, at) in pairs.items()
+        if isinstance(at, (int, float)) and isinstance(rate, (int, float))
+    }
+    return {
+        name: (rate, at)
+        for name, (at, rate) in numbers.items()
+        if rate > 0 and now - sources.KNOWN_S < at <= now + 60
+    }

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Image stores in a mounted tree."""

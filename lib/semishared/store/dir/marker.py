@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The marker of a mounted store, by which the store is told from an empty mount point.
+
+    <datastore>/.semishared/store      {"version": 1, "id": "32 hex digits", "cloud": "32 hex digits"}
+
+`cloud`: of a root of shares which OpenNebula it is of, as ids of images say nothing without that; not of
+other stores. The same id is SEMISHARED_STORE in the datastore's template, and travels with every image of it
+(model/store/access.Access). The marker is opened and read each time: a client of a network file system that
+only looks a name up may remember it, or remember that it was absent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+from ...errors import OtherStore, StoreAbsent, StoreUnavailable
+from ...model.store import dir_names
+from ...named import NamedTuple
+from ...tools import beneath, files
+
+BELOW = dir_names.side(dir_names.MARKER)
+VERSION = 1
+LIMIT = 4096
+"""Bytes, for who writes it and for who reads it."""
+
+
+class Said(NamedTuple):
+    """What a marker says."""
+
+    store: str = ""
+    """Its id; '' if there is no marker."""
+    cloud: str = ""
+    """'' if it does not say that."""
+
+
+def path_in(store_dir: str) -> str:
+    """Return where the marker of a store lies."""
+    return f"{store_dir}/{BELOW}"
+
+
+def read(store_dir: str) -> str:
+    """Return the id that the marker says, '' if there is none; raise as `said`."""
+    return said(store_dir).store
+
+
+def said(store_dir: str) -> Said:
+    """Return what the marker says; raise StoreUnavailable if it cannot be read or understood."""
+    path = path_in(store_dir)
+    node = os.uname().nodename
+    try:
+        fd = beneath.open_file(store_dir, BELOW)
+    except (FileNotFoundError, NotADirectoryError):
+        return Said()
+    except OSError as e:
+        raise StoreUnavailable(f"{path} on {node}: {e.strerror}") from None
+    try:
+        text = os.read(fd, LIMIT)
+    except OSError as e:
+        raise StoreUnavailable(f"{path} on {node}: {e.strerror}") from None
+    finally:
+        os.close(fd)
+    try:
+        data = json.loads(text)
+        found = Said(data["id"], data.get("cloud", ""))
+        if data["version"] == VERSION and all(isinstance(word, str) for word in found) and found.store:
+            return found
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+    raise StoreUnavailable(f"{path} on {node} is no marker of a store")
+
+
+def check(store_dir: str, wanted: str) -> None:
+    """Raise StoreAbsent or OtherStore unless `store_dir` is the store with the id `wanted`; nothing is known
+    of one without.
+    """
+    if not wanted:
+        return
+    found = read(store_dir)
+    node = os.uname().nodename
+    if not found:
+        raise StoreAbsent(
+            f"{store_dir} on {node} is not the datastore's store: its marker {BELOW} is not there"
+        )
+    if found != wanted:
+        raise OtherStore(
+            f"{store_dir} on {node} is another datastore's store: its marker says {found}, the "
+            f"datastore has {wanted}"
+        )
+
+
+def write(store_dir: str, store: str, cloud: str = "") -> None:
+    """Mark `store_dir` as the store with the id `store`, of `cloud`; what is made belongs to whoever has the
+    directory.
+    """
+    made = not os.path.isdir(f"{store_dir}/{dir_names.side()}")
+    with beneath.directory(store_dir, dir_names.side(), make=True) as side:
+        files.write_json(
+            f"{side}/{dir_names.MARKER}",
+            {"version": VERSION, "id": store, **({"cloud": cloud} if cloud else {})},
+            LIMIT,
+        )
+        if os.geteuid() == 0:
+            owner = os.stat(store_dir)
+            if made:
+                os.chown(side, owner.st_uid, owner.st_gid)
+            os.chown(f"{side}/{dir_names.MARKER}", owner.st_uid, owner.st_gid, follow_symlinks=False)

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots of an image in a mounted store, or of a disk that is one: independent copies beside it.
+
+    SOURCE           always the present content, in the image's own format, whoever asks
+    SOURCE.snap/0    the content when snapshot 0 was taken, in the same format
+
+What each crash leaves: a staged file in SOURCE.snap, removed by the next operation on the image.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack, contextmanager
+from typing import Iterator
+
+from ...errors import MissingImage, Overtaken
+from ...model.disk import names as disk_names
+from ...tools import beneath, files, inspection, layers, qemu_img
+from ...tools.effects import point
+from ...tools.run import work
+from .. import writers
+from . import image, stock_layout
+from .image import Stored
+
+
+def folder(source: str) -> str:
+    """Return the directory of an image's snapshots."""
+    return disk_names.layers(source)
+
+
+@contextmanager
+def _opened(source: str, *, make: bool = False) -> Iterator[str]:
+    """Yield a path to the directory of an image's snapshots that stays where it is now."""
+    with beneath.directory(os.path.dirname(source), os.path.basename(folder(source)), make=make) as path:
+        yield path
+
+
+def numbers(source: str) -> list[int]:
+    """Return the numbers of an image's snapshots."""
+    try:
+        with _opened(source) as path:
+            return layers.numbered(path)
+    except FileNotFoundError:
+        return []
+
+
+@contextmanager
+def opened(source: str, snapshot: int) -> Iterator[str]:
+    """Yield a path to a snapshot of an image, open for reading; raise MissingImage."""
+    datastore, name = os.path.split(folder(source))
+    with ExitStack() as stack:
+        try:
+            found = stack.enter_context(beneath.file(datastore, f"{name}/{snapshot}"))
+        except FileNotFoundError:
+            raise MissingImage(f"{folder(source)}/{snapshot} is not there on {os.uname().nodename}") from None
+        yield found
+
+
+@contextmanager
+def kept(source: str, snapshot: int) -> Iterator[str]:
+    """Yield a staged name for the snapshot; when the block ends well it is published."""
+    with files.enough_space(os.path.dirname(source)), _opened(source, make=True) as snapshots:
+        files.remove_staged(snapshots)
+        stock_layout.forget_links(snapshots)
+        with files.published(f"{snapshots}/{snapshot}") as staged:
+            yield staged
+    point("snapshot published")
+
+
+def copy(source: str, target: str) -> None:
+    """Copy a file of images to the new file `target`."""
+    with files.made(target) as made:
+        work(["cp", "--sparse=always", "--reflink=auto", "--", source, made])
+
+
+def refuse_newer(stored: Stored, session: str) -> None:
+    """Raise Overtaken if an image is in another session than that: given to a guest since, elsewhere perhaps,
+    committed to, or replaced.
+    """
+    if image.session(stored) != session:
+        why = f"was given to a guest, or replaced, since this was planned for it on {os.uname().nodename}"
+        raise Overtaken(f"{stored.source} {why}: it is left as it is")
+
+
+def put(staged: str, stored: Stored, session: str) -> None:
+    """Rename a file to an image that is in that session still: its generation ends. Raise AnotherWriter,
+    Overtaken.
+    """
+    # A guest would go on writing to a file without a name.
+    writers.check_file(stored.source)
+    refuse_newer(stored, session)
+    os.rename(staged, stored.source)
+    # Not before: it would hide that somebody has begun one. Until then the file itself, another one, ends the
+    # generation.
+    image.begin_session(stored)
+
+
+def copy_back(source: str, snapshot: int, format: str, min_size: int, session: str = "") -> None:
+    """Replace an image's content by a snapshot's, `min_size` bytes at least; its generation ends.
+
+    Raise AnotherWriter if somebody writes to the image, Overtaken if its session is another than that by then
+    ('' : than now).
+    """
+    session = session or image.session(Stored(source))
+    refuse_newer(Stored(source), session)
+    with opened(source, snapshot) as found, _opened(source) as snapshots:
+        writers.check_file(source)
+        _put_back(session, source, found, snapshots, format, min_size)
+    files.fsync(os.path.dirname(source))
+    point("image reverted")
+
+
+def _put_back(session: str, source: str, path: str, snapshots: str, format: str, min_size: int) -> None:
+    files.remove_staged(snapshots)
+    # Not beside the image, where every name is an image's.
+    staged = files.staged_name(f"{snapshots}/image")
+    try:
+        with files.enough_space(os.path.dirname(source)):
+            with files.made(staged) as made:
+                work(["cp", "--sparse=always", "--reflink=auto", "--", path, made])
+                inspection.check(made, format, beneath.readable(path))
+                qemu_img.grow(made, format, min_size)
+            point("revert staged")
+            put(staged, Stored(source), session)
+    except BaseException:
+        files.unlink(staged)
+        raise
+
+
+def drop_copy(source: str, snapshot: int) -> None:
+    """Remove a snapshot beside an image."""
+    try:
+        with _opened(source) as snapshots:
+            files.remove_staged(snapshots)
+            files.unlink(f"{snapshots}/{snapshot}")
+    except FileNotFoundError:
+        pass
+    point("snapshot removed")
+    _remove_if_empty(folder(source))
+
+
+def _remove_if_empty(directory: str) -> None:
+    try:
+        os.rmdir(directory)
+    except OSError:
+        pass
+
+
+def flatten(source: str, snapshot: int, format: str, min_size: int) -> None:
+    """Make a snapshot the image's content and remove all snapshots, that one last: a rerun must find it."""
+    if numbers(source):
+        copy_back(source, snapshot, format, min_size)
+    for number in sorted(numbers(source), key=lambda number: number == snapshot):
+        drop_copy(source, number)
+    _remove_if_empty(folder(source))

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images with snapshots in the layout of OpenNebula's own file drivers (`qcow2`, `shared`), which oned lets
+us find.
+
+    SOURCE                    their oldest layer; ours always is the present content
+    SOURCE.snap/NAME.snap  -> .          through which relative backing names lead; ours has no link there
+               /0          -> SOURCE
+               /1          qcow2 over 0: what the guest wrote after snapshot 0; the highest number is the
+               present content
+               /3.current     says which layer snapshot 3 has become part of
+
+Raw images with snapshots, and images without any, are the same in both: SOURCE is the content.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from ...errors import StockImage
+from ...model.disk import names as disk_names
+from ...tools import beneath, files, layers
+
+
+def is_layered(source: str, format: str) -> bool:
+    """Tell whether the content of image `source` is in layers of a stock driver, and not in `source` itself.
+
+    In doubt it is: a directory that has both their links and files with numbers.
+    """
+    try:
+        with beneath.directory(
+            os.path.dirname(source), disk_names.layers(os.path.basename(source))
+        ) as folder:
+            return _is_layered(folder, format)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _is_layered(folder: str, format: str) -> bool:
+    numbered, signs = [], False
+    for name in os.listdir(folder):
+        try:
+            mode = os.lstat(f"{folder}/{name}").st_mode
+        except FileNotFoundError:
+            continue
+        if stat.S_ISLNK(mode) or name.endswith(".current"):
+            signs = True
+        elif disk_names.is_number(name) and stat.S_ISREG(mode):
+            numbered.append(name)
+    if not numbered:
+        return False
+    # The first bytes of a raw copy are a guest's, and prove nothing.
+    return signs or (format == "qcow2" and any(_has_backing(f"{folder}/{name}") for name in numbered))
+
+
+def _has_backing(path: str) -> bool:
+    try:
+        return layers.backing_of(path)[0] != ""
+    except OSError:
+        return False
+
+
+def refuse(source: str, format: str) -> None:
+    """Raise StockImage if the content of image `source` is in layers of a stock driver."""
+    if is_layered(source, format):
+        raise StockImage(
+            f"image {source} has snapshots of OpenNebula's own drivers: what it holds is in "
+            f"{disk_names.layers(source)}"
+        )
+
+
+def forget_links(folder: str) -> None:
+    """Remove the links that a stock driver left beside an image without layers: with a snapshot of ours they
+    would mean some.
+    """
+    for name in os.listdir(folder):
+        if os.path.islink(f"{folder}/{name}"):
+            files.unlink(f"{folder}/{name}")

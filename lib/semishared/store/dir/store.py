@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stores of kind `dir`: a mounted tree, the same path on the front-end and all hosts (store.Store).
+
+What lies where: store/dir/image.py. Every machine that mounts the store changes it, so nothing is asked of a
+bridge.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from typing import Callable, Iterable, Iterator
+
+from ...errors import TransferCorrupt, UploadTooLarge
+from ...model.refs import ImageRef
+from ...model.store.access import Access
+from ...named import NamedTuple
+from ...tools import beneath, extents, files, inspection, progress, qemu_img
+from ...tools.effects import point
+from ...units import human
+from .. import writers
+from . import image as dir_image
+from . import marker, stock_layout, upload
+from . import snapshots as dir_snapshots
+from .content import DirContent
+from .diffs import DirDiffs
+from .image import Stored
+
+
+class DirDraft(NamedTuple):
+    """New content in a file beside what it is for."""
+
+    path: str
+    format: str
+    size: int
+    mode: int = 0o660
+
+    def fill(self, source: str, format: str, *, share: bool = False) -> None:
+        """Make the file."""
+        with files.enough_space(os.path.dirname(self.path)), files.made(self.path, self.mode) as path:
+            qemu_img.convert(source, format, path, self.format, share=share)
+            if self.size and qemu_img.virtual_size(path, self.format) < self.size:
+                qemu_img.resize(path, self.format, self.size)
+            point("content made")
+        progress.count("store_written", files.allocated(self.path))
+
+
+class DirStore(DirDiffs):
+    """A mounted store."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def _at(self, image: ImageRef) -> os.stat_result:
+        """Return the status of an image in its right store, once a killed commit is ended."""
+        self.settle(image)
+        return dir_image.check(image.source, image.access.marker)
+
+    # -- looking ------------------------------------------------------------------------------------
+
+    def reach(self, root: str) -> None:
+        """Raise StoreAbsent or OtherStore if the marker is not there, or another."""
+        marker.check(root, self._access.marker)
+
+    def check(self, image: ImageRef) -> None:
+        """Raise unless the image is there, as it is said to be, and no stack of a stock driver's layers."""
+        # First of all: nothing may be written below a mount point that is not mounted.
+        self._at(image)
+        inspection.check(image.source, image.format)
+        stock_layout.refuse(image.source, image.format)
+
+    def content(self, image: ImageRef) -> DirContent:
+        """Return the content of the image's file."""
+        return DirContent(image.source, image.access.marker, image.format)
+
+    @contextmanager
+    def opened(self, image: ImageRef, snapshot: int = -1) -> Iterator[str]:
+        """Yield a path to the file, opened here: no header and no link on the store says what is read."""
+        self.settle(image)
+        with (
+            dir_image.opened(image.source)
+            if snapshot == -1
+            else dir_snapshots.opened(image.source, snapshot) as found
+        ):
+            inspection.check(found, image.format, beneath.readable(found))
+            yield found
+
+    def attach(self, image: ImageRef) -> tuple[str, None]:
+        """Return the path of the image's link, made if need be."""
+        stored = Stored(image.source)
+        link = dir_image.make_link(stored)
+        dir_image.check_link(stored)
+        return link, None
+
+    def writers(self, image: ImageRef) -> list[str]:
+        """Raise AnotherWriter if a QEMU has the write lock; who else has a file open cannot be seen."""
+        self.settle(image)
+        writers.check_file(image.source)
+        return []
+
+    def snapshots(self, image: ImageRef) -> list[int]:
+        """Return the numbers of the copies beside the image."""
+        return dir_snapshots.numbers(image.source)
+
+    def digest(self, image: ImageRef, kind: str) -> tuple[str, int]:
+        """Return the digest of the file."""
+        import hashlib
+
+        self.settle(image)
+        stock_layout.refuse(image.source, image.format)
+        digest, size = hashlib.new(kind), 0
+        with dir_image.opened(image.source) as path, open(path, "rb") as file:
+            for chunk in iter(lambda: file.read(extents.EXTENT), b""):
+                digest.update(chunk)
+                size += len(chunk)
+                progress.touch()
+        return digest.hexdigest(), size
+
+    def capacity(self, root: str) -> tuple[int, int, int]:
+        """Return bytes used, total and free of the file system."""
+        self.reach(root)
+        return dir_image.capacity(root)
+
+    def leftovers(self, root: str) -> list[str]:
+        """Return the staged files and uploads."""
+        from . import leftovers as dir_leftovers
+
+        return dir_leftovers.unpublished(root)
+
+    # -- images -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _uploading(self, image: ImageRef) -> Iterator[upload.Upload]:
+        stored = Stored(image.source)
+        self.reach(image.root)
+        with upload.uploading(stored.datastore, stored.name) as up:
+            yield up
+
+    def publish(
+        self, image: ImageRef, path: str, known: extents.Manifest | None = None, *, sparse: bool = True
+    ) -> str:
+        """Give the file `path`, in the directory of an upload, the image's name."""
+        return upload.publish(path, image.format, image.source, known, sparse=sparse)
+
+    def receive(
+        self, image: ImageRef, size: int, arriving: Iterable[tuple[int, bytes]], said: Callable[[], str]
+    ) -> str:
+        """Write the extents to a file of an upload."""
+        with self._uploading(image) as up:
+            with extents.Copy(up.file("received"), size) as made:
+                for index, content in arriving:
+                    made.add(index, content)
+            found = made.manifest(image.format)
+            if found.generation != said():
+                raise TransferCorrupt(
+                    f"{image.source}: what arrived on {os.uname().nodename} is not what was sent"
+                )
+            point("image received")
+            return self.publish(image, up.file("received"), found)
+
+    def create(self, image: ImageRef, size: int, fs: str) -> None:
+        """Make it in the directory of an upload."""
+        with self._uploading(image) as up:
+            upload.create(image.format, size, fs, up)
+
+    def copy(self, image: ImageRef, source: str, snapshot: int = -1, most: int = 0) -> None:
+        """Copy the file, which may be another datastore's: the same format. The copy is judged: others can
+        write to what it is of.
+        """
+        with self.opened(image._replace(source=source), snapshot) as opened, self._uploading(image) as up:
+            stock_layout.refuse(source, image.format)
+            size, path = os.path.getsize(opened), up.file("copy")
+            if most and size > most:
+                raise UploadTooLarge(f"{source} has {human(size)}, and a disk of {human(most)} was approved")
+            found = extents.copy(opened, path, image.format, "store_read", direct=True)
+            point("copied in")
+            inspection.check(path, image.format, source)
+            # A raw image may look like anything: that is its guest's affair.
+            if image.format != "raw":
+                inspection.inspect(path, most or sys.maxsize, source)
+            self.publish(image, path, found)
+
+    @contextmanager
+    def made(self, image: ImageRef, size: int) -> Iterator[DirDraft]:
+        """Yield the draft of a file beside the others."""
+        self.reach(image.root)
+        files.remove_staged(*os.path.split(image.source))
+        with files.published(image.source) as staged:
+            yield DirDraft(staged, image.format, size)
+
+    def remove(self, image: ImageRef) -> None:
+        """Remove the file and all beside it."""
+        self.reach(image.root)
+        upload.remove(image.source)
+
+    def grow(self, image: ImageRef, size: int) -> None:
+        """Grow the file, opened here: not by the link that a guest has."""
+        self._at(image)
+        inspection.check(image.source, image.format)
+        datastore, name = os.path.split(image.source)
+        fd = beneath.open_file(datastore, name, os.O_RDWR)
+        try:
+            qemu_img.grow(beneath.path_of(fd), image.format, size)
+        finally:
+            os.close(fd)
+
+    # -- what its content is called -----------------------------------------------------------------
+
+    def freeze(self, image: ImageRef) -> str:
+        """Return the generation: a file can be read as it is, and whoever does looks whether it has changed
+        meanwhile.
+        """
+        found = self.content(image)
+        return found.generation(found.see())
+
+    def name(self, image: ImageRef, snapshot: int, generation: str) -> None:
+        """Do nothing: hosts publish generations themselves."""
+
+    def begin_session(self, image: ImageRef) -> None:
+        """Write a new token."""
+        self._at(image)
+        dir_image.begin_session(Stored(image.source))
+
+    def session(self, image: ImageRef) -> str:
+        """Read the token."""
+        return dir_image.session(Stored(image.source))
+
+    @contextmanager
+    def replaced(self, image: ImageRef, size: int, session: str = "") -> Iterator[DirDraft]:
+        """Yield the draft of a file that is renamed to the image: whoever has that open goes on with the old
+        one.
+        """
+        stored, mode = Stored(image.source), self._at(image).st_mode & 0o777
+        session = session or dir_image.session(stored)
+        writers.check_file(stored.source)
+        # Only the VM that has the image replaces it (oned gives it to nobody else), and every session tidies
+        # up there.
+        with dir_image.side(stored, make=True) as side:
+            files.remove_staged(side, "restored")
+            staged = files.staged_name(f"{side}/restored")
+            try:
+                yield DirDraft(staged, image.format, size, mode)
+                dir_snapshots.put(staged, stored, session)
+                point("image replaced")
+            finally:
+                files.unlink(staged)
+        files.fsync(stored.datastore)
+
+    # -- snapshots and clones -----------------------------------------------------------------------
+
+    def keep(
+        self,
+        image: ImageRef,
+        snapshot: int,
+        fill: Callable[[str], None] | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        """Publish a copy beside the image."""
+        self._at(image)
+        session = self.session(image)
+        with dir_snapshots.kept(image.source, snapshot) as staged:
+            if fill:
+                # libvirt opens it by its name: as another user, through no file of ours.
+                fill(beneath.readable(staged))
+                files.set_mode(staged, 0o660)
+            else:
+                with dir_image.opened(image.source) as path:
+                    dir_snapshots.copy(path, staged)
+            files.fsync(staged)
+            if check:
+                check()
+            # What was copied while somebody else's guest wrote is no moment of the image.
+            dir_snapshots.refuse_newer(Stored(image.source), session)
+
+    def _with_copies(self, image: ImageRef) -> None:
+        """Raise unless what lies beside the image are copies of ours."""
+        stock_layout.refuse(image.source, image.format)
+        self._at(image)
+
+    def forget(self, image: ImageRef, snapshot: int, session: str = "") -> None:
+        """Remove a copy."""
+        self._with_copies(image)
+        if session:
+            dir_snapshots.refuse_newer(Stored(image.source), session)
+        dir_snapshots.drop_copy(image.source, snapshot)
+
+    def revert(self, image: ImageRef, snapshot: int, size: int = 0, session: str = "") -> None:
+        """Copy it back."""
+        self._with_copies(image)
+        dir_snapshots.copy_back(image.source, snapshot, image.format, size, session)
+
+    def flatten(self, image: ImageRef, snapshot: int, size: int = 0) -> None:
+        """Copy one back and remove all."""
+        self._with_copies(image)
+        dir_snapshots.flatten(image.source, snapshot, image.format, size)
+
+    def clone_of(self, image: ImageRef, vm: int, disk: int) -> str:
+        """Return a path beside the image."""
+        return Stored(image.source).clone(vm, disk, image.access.cloud)
+
+    def clone(self, image: ImageRef, clone: str, size: int) -> None:
+        """Make a first layer over the image itself, which oned keeps in use."""
+        from . import clones
+
+        self.check(image)
+        with clones.made(Stored(image.source), image.format, clone, size) as publish:
+            publish()
+
+    def remove_clone(self, image: ImageRef, clone: str) -> None:
+        """Remove the layers."""
+        from . import clones
+
+        # A clone that cannot be reached would be said to be gone, and stay.
+        self.reach(image.root)
+        clones.remove(clone)
+
+    def clone_found(self, image: ImageRef, vm: int, disk: int) -> str:
+        """Return the path of the active layer."""
+        from . import clones
+
+        self._at(image)
+        return clones.active(Stored(image.source), vm, disk, image.access.cloud)

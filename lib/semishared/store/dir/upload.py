@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bring images into a store of kind `dir`: convert, hash, publish. Where they come from: intake/source.py.
+
+An upload works in <datastore>/.semishared/.uploads/NAME, and holds a lock in it. What a killed upload leaves
+there is removed by the next one. The image appears under its final name by one rename, and has its generation
+before oned is told.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from contextlib import contextmanager
+from typing import IO, Iterator
+
+from ...errors import StoreUnavailable, UnexpectedLink
+from ...model.disk import names as disk_names
+from ...model.store import dir_names
+from ...tools import beneath, extents, files, locks, mkfs, qemu_img
+from ...tools.effects import point
+from . import image
+
+
+class Upload:
+    """The working directory of one upload into `datastore_dir`."""
+
+    def __init__(self, datastore_dir: str, name: str, directory: str = "") -> None:
+        self.datastore_dir = datastore_dir
+        self.target = f"{datastore_dir}/{name}"
+        self.directory = directory or f"{datastore_dir}/{dir_names.side(dir_names.UPLOADS)}/{name}"
+        """While the upload is under way a path to the opened directory, which leads there whatever becomes of
+        its name.
+        """
+
+    def file(self, name: str) -> str:
+        return f"{self.directory}/{name}"
+
+
+def _hold(path: str) -> IO[str] | None:
+    # Others can write there too: not to wait for the other end of a FIFO.
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        return None
+    file = os.fdopen(fd, "w", encoding="ascii")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    return file
+
+
+@contextmanager
+def uploading(datastore_dir: str, name: str = "") -> Iterator[Upload]:
+    """Yield the place of a new upload of the image `name` ('': a new name); whatever happens, nothing but a
+    published image stays.
+    """
+    try:
+        side = beneath.open_directory(datastore_dir, dir_names.side(), make=True)
+    except OSError as e:
+        raise StoreUnavailable(f"{datastore_dir}: {e.strerror}") from None
+    try:
+        path = beneath.path_of(side)
+        name = name or os.urandom(16).hex()
+        with (
+            beneath.directory(path, dir_names.UPLOADS, make=True) as uploads,
+            _begun(datastore_dir, path, uploads, name) as upload,
+        ):
+            yield upload
+    finally:
+        os.close(side)
+
+
+@contextmanager
+def _begun(datastore_dir: str, side: str, uploads: str, name: str) -> Iterator[Upload]:
+    with files.enough_space(datastore_dir):
+        # One at a time: between its directory and its lock, a new upload looks like a killed one.
+        with locks.exclusive(f"{side}/{dir_names.UPLOADS_LOCK}", 300):
+            sweep(datastore_dir, side, uploads)
+            files.remove_stale(datastore_dir)
+            files.remove_stale(side)
+            os.mkdir(f"{uploads}/{name}")
+            directory = beneath.open_directory(uploads, name)
+            upload = Upload(datastore_dir, name, beneath.path_of(directory))
+            lock = _hold(dir_names.upload_lock(upload.directory))
+        try:
+            point("upload begun")
+            yield upload
+        finally:
+            os.close(directory)
+            files.remove_folder(f"{uploads}/{name}", ignore_errors=True)
+            if lock:
+                lock.close()
+
+
+def sweep(datastore_dir: str, side: str, uploads: str) -> None:
+    """Remove what killed uploads left: directories with names such as we give, and what is in them."""
+    for name in filter(dir_names.is_image, os.listdir(uploads)):
+        try:
+            with beneath.directory(uploads, name) as directory:
+                lock = _hold(dir_names.upload_lock(directory))
+        except (OSError, UnexpectedLink):
+            continue  # gone, or nothing that an upload has made
+        if lock:
+            # Follows no link: neither at its top nor below.
+            files.remove_folder(f"{uploads}/{name}", ignore_errors=True)
+            if os.path.isdir(f"{side}/{name}") and files.is_absent(f"{datastore_dir}/{name}"):
+                files.remove_folder(f"{side}/{name}", ignore_errors=True)
+            lock.close()
+
+
+def convert(path: str, found: str, wanted: str, upload: Upload) -> str:
+    """Return `path`, or a copy in format `wanted` if it has another."""
+    if found == wanted:
+        return path
+    target = upload.file("converted")
+    qemu_img.convert(path, found, target, wanted, foreign=True)
+    point("converted")
+    os.unlink(path)
+    return target
+
+
+def publish(
+    path: str, format: str, source: str, known: extents.Manifest | None = None, *, sparse: bool = True
+) -> str:
+    """Publish the file `path` in an upload's directory as the new image `source`; return its generation.
+
+    `known`: what is in it, if that was hashed when it was written.
+    """
+    directory = os.path.dirname(path)
+    staged = f"{directory}/image"
+    os.rename(path, staged)
+    fd = beneath.open_file(directory, "image", os.O_RDWR)
+    with open(fd, "r+b") as file:
+        manifest = (
+            known._replace(format=format)
+            if known
+            else extents.copy(beneath.path_of(fd), None, format, "store_read")
+        )
+        if not sparse and manifest.size:
+            os.posix_fallocate(fd, 0, manifest.size)
+        os.fchmod(fd, 0o660)
+        files.fsync_open(fd)
+        point("image staged")
+        stored = image.Stored(source)
+        token = image.begin_session(stored)
+        os.rename(staged, source)
+        files.fsync(stored.datastore)
+        # Its change time is that of the rename; one that is killed here has an image of which oned does not
+        # know.
+        image.publish_generation(stored, manifest, image.Seen.of(token, os.fstat(file.fileno())))
+    point("image published")
+    return manifest.generation
+
+
+def create(format: str, size: int, fs: str, upload: Upload) -> str:
+    """Publish a new empty image, its content unknown until its first base copy; return its path."""
+    staged = upload.file("image")
+    with files.made(staged) as path:
+        mkfs.make_empty(path, format, size, fs, upload.directory)
+    point("image staged")
+    os.rename(staged, upload.target)
+    files.fsync(upload.datastore_dir)
+    point("image published")
+    return upload.target
+
+
+def remove(path: str) -> None:
+    """Remove an image, its snapshots and all of ours beside it; nothing of it need be there."""
+    stored = image.Stored(path)
+    files.unlink(path)
+    point("image removed")
+    files.remove_staged(*os.path.split(path))
+    _remove_tree(stored.datastore, disk_names.layers(stored.name))
+    try:
+        with beneath.directory(stored.datastore, dir_names.side()) as side:
+            _remove_tree(side, stored.name)
+    except FileNotFoundError:
+        pass
+    point("side directory removed")
+
+
+def _remove_tree(where: str, name: str) -> None:
+    """Remove a directory with all in it, or the link that is in its place; no link is followed."""
+    if os.path.islink(f"{where}/{name}"):
+        files.unlink(f"{where}/{name}")
+    files.remove_folder(f"{where}/{name}", ignore_errors=True)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Diffs, and VMs that were taken over, in a pool: store.Bridged.
+
+Hosts claim, commit and give up a claim, as guests' user; the bridge settles what they have begun.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...errors import CephRefused
+from ...model.refs import ImageRef
+from ...model.store.access import Access
+from . import ceph, pool
+from . import claim as rbd_claim
+
+if TYPE_CHECKING:
+    from ...model.refs import Owner
+    from ..commit.claims import Committed, Diff
+
+
+class RbdDiffs:
+    """The verbs."""
+
+    _access: Access
+
+    def _settled(self, image: ImageRef) -> tuple[ceph.Pool, str]:
+        """Return pool and name of an image, after a change of it that was killed is undone."""
+        where, name = ceph.bridged(image)
+        rbd_claim.settle_change(where, name)
+        return where, name
+
+    def settle(self, image: ImageRef) -> None:
+        """Roll back, or give what was committed its snapshot."""
+        self._settled(image)
+
+    def keyed(self) -> Access:
+        """Look which keys there are."""
+        access = self._access
+        try:
+            ceph.cluster(access, access.user)
+        except CephRefused as e:
+            try:
+                ceph.cluster(access, access.bridge_user)
+            except CephRefused:
+                raise e from None
+            return access.by_bridge()
+        return access
+
+    def is_settled(self, image: ImageRef) -> bool:
+        """Read the record on the image, as guests' user."""
+        with ceph.opened(*ceph.pool_of(image, image.access.user), read_only=True) as opened:
+            return rbd_claim.is_settled(rbd_claim.read(opened))
+
+    def claim(self, image: ImageRef, owner: Owner) -> Owner | None:
+        """Write a record on the image."""
+        from . import commit as rbd_commit
+
+        return rbd_commit.claim(image, owner)
+
+    def owner(self, image: ImageRef) -> Owner | None:
+        """Read it."""
+        from . import commit as rbd_commit
+
+        return rbd_commit.owner(image)
+
+    def disown(self, image: ImageRef, owner: Owner) -> None:
+        """Remove it."""
+        from . import commit as rbd_commit
+
+        rbd_commit.disown(image, owner)
+
+    def may_commit(self, image: ImageRef, owner: Owner) -> None:
+        """Compare its record with it."""
+        from . import commit as rbd_commit
+
+        rbd_commit.may_commit(image, owner)
+
+    def commit(self, image: ImageRef, owner: Owner, diff: Diff) -> Committed:
+        """Write to the image, and note what it is then."""
+        from . import commit as rbd_commit
+
+        return rbd_commit.commit(image, owner, diff)
+
+    def note_epoch(self, image: ImageRef, vm: int, epoch: int) -> None:
+        """Write it on the image."""
+        pool.note_epoch(image, *self._settled(image), vm, epoch)
+
+    def epoch(self, image: ImageRef, vm: int) -> int:
+        """Read it there, as guests' user."""
+        return pool.epoch(image, *ceph.pool_of(image, image.access.user), vm)

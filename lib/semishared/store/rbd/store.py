@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stores of kind `rbd`: pools of a Ceph cluster (store.Bridged).
+
+Images are changed by the store's bridge, as `bridge_user`; hosts read, and write to what the bridge has made.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import Callable, Iterable, Iterator
+
+from ...errors import Overtaken
+from ...model.disk.network_disk import NetworkDisk
+from ...model.refs import ImageRef
+from ...model.store import rbd_names
+from ...model.store.access import Access
+from ...tools import extents, qemu_img
+from ...tools.effects import point
+from .. import writers
+from . import ceph, claim
+from . import image as rbd_image
+from . import pool as rbd_pool
+from . import snapshots as rbd_snapshots
+from .content import RbdContent
+from .diffs import RbdDiffs
+from .pool import RbdDraft
+
+
+class RbdStore(RbdDiffs):
+    """A pool."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def _pool(self, root: str) -> ceph.Pool:
+        return ceph.pool(self._access, self._access.bridge_user, root)
+
+    # -- looking ------------------------------------------------------------------------------------
+
+    def reach(self, root: str) -> None:
+        """Connect to the cluster."""
+        self._pool(root)
+
+    def check(self, image: ImageRef) -> None:
+        """Raise unless the image is there, and not of the first RBD format."""
+        rbd_pool.check_supported(*self._settled(image))
+
+    def content(self, image: ImageRef) -> RbdContent:
+        """Return the content that is frozen."""
+        return RbdContent(image)
+
+    def look(self, image: ImageRef) -> dict[str, object]:
+        """Return whether the present content is frozen, and its generation; as who keeps bases."""
+        found = RbdContent(image).look()
+        return {"frozen": found is not None, "generation": found.generation if found else ""}
+
+    @contextmanager
+    def opened(self, image: ImageRef, snapshot: int = -1) -> Iterator[str]:
+        """Yield QEMU's name for the image. As the guests' own user: QEMU opens none, not even to read it,
+        with a key that may only read.
+        """
+        at = "" if snapshot == -1 else f"@{snapshot}"
+        yield qemu_img.rbd_name(f"{image.source}{at}", image.access.user, image.access.conf)
+
+    def attach(self, image: ImageRef) -> tuple[str, NetworkDisk]:
+        """Return what libvirt needs to open the image."""
+        return "", NetworkDisk.of(image.source, image.access)
+
+    def writers(self, image: ImageRef) -> list[str]:
+        """Raise AnotherWriter if a visible client has the exclusive lock; return who else watches."""
+        where, name = self._settled(image)
+        # Read-only: this way we are no watcher ourselves, and take nobody's lock.
+        with ceph.opened(where, name, read_only=True) as opened:
+            return writers.check_image(where.ioctx, opened, f"{where.name}/{name}")
+
+    def snapshots(self, image: ImageRef) -> list[int]:
+        """Return the numbers of the snapshots with stock's names."""
+        return rbd_snapshots.numbers(*self._settled(image))
+
+    def digest(self, image: ImageRef, kind: str) -> tuple[str, int]:
+        """Return the digest of the raw content."""
+        return rbd_image.digest(*self._settled(image), kind)
+
+    def capacity(self, root: str) -> tuple[int, int, int]:
+        """Return bytes used, total and free, as `ceph df` has them."""
+        return rbd_pool.capacity(self._pool(root))
+
+    def leftovers(self, root: str) -> list[str]:
+        """Return the images that are staged, or hidden."""
+        return sorted(f"{root}/{name}" for name in self.names(root) if rbd_names.is_ours(name))
+
+    def names(self, root: str) -> list[str]:
+        """Return the names of all images of a pool."""
+        return rbd_pool.names(self._pool(root))
+
+    def describe(self, root: str, names: Iterable[str]) -> dict[str, dict[str, object]]:
+        """Return what plan/care/gc_stores.py judges images by."""
+        where = self._pool(root)
+        return {name: found for name in names for found in (rbd_pool.look(where, name),) if found}
+
+    def passing(self, root: str, names: Iterable[str]) -> dict[str, dict[str, object]]:
+        """Look at each image."""
+
+        return rbd_snapshots.leftovers_of(self._pool(root), names)
+
+    def drop_snapshot(self, image: ImageRef, snapshot: int) -> dict[str, bool]:
+        """Remove it."""
+
+        return {"removed": rbd_snapshots.drop_leftover(*ceph.bridged(image), snapshot)}
+
+    # -- images -------------------------------------------------------------------------------------
+
+    def publish(
+        self, image: ImageRef, path: str, known: extents.Manifest | None = None, *, sparse: bool = True
+    ) -> str:
+        """Write what is not zero in the file to a new image: RBD has no other."""
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            return rbd_pool.received(
+                *ceph.bridged(image), rbd_pool.made_for(image), size, extents.data(file.fileno(), size), None
+            )
+
+    def receive(
+        self, image: ImageRef, size: int, arriving: Iterable[tuple[int, bytes]], said: Callable[[], str]
+    ) -> str:
+        """Write the extents straight to a new image."""
+        return rbd_pool.received(*ceph.bridged(image), rbd_pool.made_for(image), size, arriving, said)
+
+    def create(self, image: ImageRef, size: int, fs: str) -> None:
+        """Make an image, and freeze it."""
+        rbd_pool.empty(*ceph.bridged(image), rbd_pool.made_for(image), size, fs)
+
+    def copy(self, image: ImageRef, source: str, snapshot: int = -1, most: int = 0) -> None:
+        """Let Ceph copy what is allocated."""
+        at = "" if snapshot == -1 else str(snapshot)
+        rbd_pool.copied(
+            *ceph.bridged(image),
+            rbd_pool.made_for(image),
+            *self._settled(image._replace(source=source)),
+            at,
+            most,
+        )
+
+    def hold(self, image: ImageRef) -> None:
+        """Make a snapshot, below QEMU."""
+        rbd_snapshots.hold(*ceph.bridged(image))
+
+    def copy_held(self, image: ImageRef, source: str) -> None:
+        """Copy that snapshot, and remove it."""
+        held = ceph.bridged(image._replace(source=source))
+        try:
+            rbd_pool.copied(*ceph.bridged(image), rbd_pool.made_for(image), *held, rbd_names.SAVED)
+        finally:
+            rbd_snapshots.let_go(*held)
+
+    def stage(self, image: ImageRef, size: int) -> str:
+        """Make an empty image under another name."""
+        where, name = self._settled(image)
+        rbd_pool.sweep(where, name)
+        staged = rbd_names.staged(name, os.urandom(6).hex())
+        rbd_pool.create(where, staged, size)
+        return f"{where.name}/{staged}"
+
+    def show(self, image: ImageRef, staged: str) -> None:
+        """Freeze it, and rename it."""
+        where, name = ceph.bridged(image)
+        rbd_pool.publish(
+            where, ceph.bridged(image._replace(source=staged))[1], name, rbd_pool.made_for(image)
+        )
+
+    def draft(self, image: ImageRef) -> RbdDraft:
+        """Return the draft of an image that was staged or hidden, as guests' user."""
+        return RbdDraft(qemu_img.rbd_name(image.source, image.access.user, image.access.conf))
+
+    def _draft(self, source: str) -> RbdDraft:
+        return RbdDraft(qemu_img.rbd_name(source, self._access.bridge_user, self._access.conf))
+
+    @contextmanager
+    def made(self, image: ImageRef, size: int) -> Iterator[RbdDraft]:
+        """Stage an image and show it."""
+        staged = self.stage(image, size)
+        try:
+            yield self._draft(staged)
+        except BaseException:
+            self.remove(image._replace(source=staged))
+            raise
+        self.show(image, staged)
+
+    def remove(self, image: ImageRef) -> None:
+        """Remove the image, and what is staged for it."""
+        rbd_pool.remove_all(*ceph.bridged(image))
+
+    def take_back(self, image: ImageRef, made: str) -> None:
+        """Remove the image of that id."""
+        rbd_pool.remove(*ceph.bridged(image), made=made)
+
+    def refuse_late(self, source: str, seq: int) -> None:
+        """Compare with what is noted on the image."""
+        pool, _, name = source.partition("/")
+        rbd_pool.refuse_late(self._pool(pool), name, seq)
+
+    def grow(self, image: ImageRef, size: int) -> None:
+        """Resize the image, unless it is that large."""
+        claim.grow(*self._settled(image), size)
+
+    # -- what its content is called -----------------------------------------------------------------
+
+    def freeze(self, image: ImageRef) -> str:
+        """Have a snapshot of ours that is the image's present content."""
+        return rbd_image.freeze(*self._settled(image)).generation
+
+    def lend(self, image: ImageRef) -> dict[str, str]:
+        """Name it, and protect it from whoever tidies up snapshots."""
+        return rbd_image.lend(*self._settled(image))
+
+    def name(self, image: ImageRef, snapshot: int, generation: str) -> None:
+        """Give the snapshot the generation's name."""
+        where, name = ceph.bridged(image)
+        with ceph.opened(where, name) as opened:
+            rbd_image.name_snapshot(opened, snapshot, generation)
+
+    def begin_session(self, image: ImageRef) -> None:
+        """End all generations, also the stock driver's."""
+        where, name = self._settled(image)
+        with ceph.opened(where, name) as opened:
+            rbd_image.end_generations(opened)
+            rbd_image.drop(opened, rbd_image.STOCK_BASE)
+            opened.metadata_set(rbd_names.SESSION, os.urandom(8).hex())
+        point("session begun")
+
+    def session(self, image: ImageRef) -> str:
+        """Read what is noted on the image."""
+        with ceph.opened(*self._settled(image), read_only=True) as opened:
+            return rbd_snapshots.session(opened)
+
+    def begin_change(self, image: ImageRef, size: int) -> dict[str, str]:
+        """Take the image out of everybody's sight, and empty it."""
+        where, name = ceph.bridged(image)
+        hidden = claim.begin_change(where, name)
+        with ceph.opened(where, hidden) as opened, ceph.long():
+            size = max(opened.size(), size)
+            # What is written now need not write the zeros; what was is in the snapshot that was made before.
+            opened.resize(0)
+            opened.resize(size)
+        point("image emptied")
+        return {"hidden": f"{where.name}/{hidden}", "change": claim.change_under_way(where, name)}
+
+    def end_change(self, image: ImageRef, whole: bool, change: str = "") -> None:
+        """Show it, or roll it back before."""
+        where, name = ceph.bridged(image)
+        if change and claim.change_under_way(where, name) != change:
+            raise Overtaken(
+                f"the change of {image.source} was undone since it was begun: another action has come to it"
+            )
+        if whole:
+            claim.end_change(where, name)
+        else:
+            claim.settle_change(where, name)
+
+    @contextmanager
+    def replaced(self, image: ImageRef, size: int, session: str = "") -> Iterator[RbdDraft]:
+        """Hide the image meanwhile."""
+        begun = self.begin_change(image, size)
+        try:
+            yield self._draft(begun["hidden"])
+        except Exception:
+            self.end_change(image, False, begun["change"])
+            raise
+        self.end_change(image, True, begun["change"])
+
+    # -- snapshots and clones -----------------------------------------------------------------------
+
+    def keep(
+        self,
+        image: ImageRef,
+        snapshot: int,
+        fill: Callable[[str], None] | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        """Make a snapshot, in place of one that a killed action has left; what a running guest writes is seen
+        here, without `fill`.
+        """
+        where, name = self._settled(image)
+        if check:
+            check()
+        rbd_snapshots.keep(where, name, snapshot)
+
+    def _with_snapshot(self, image: ImageRef, snapshot: int) -> tuple[ceph.Pool, str]:
+        """Return pool and name of an image, unless that snapshot of it lies elsewhere."""
+        where, name = ceph.bridged(image)
+        rbd_pool.check_not_aside(where, name, snapshot)
+        return where, name
+
+    def forget(self, image: ImageRef, snapshot: int, session: str = "") -> None:
+        """Remove a snapshot."""
+        rbd_snapshots.forget(*self._with_snapshot(image, snapshot), snapshot, session=session)
+
+    def revert(self, image: ImageRef, snapshot: int, size: int = 0, session: str = "") -> None:
+        """Roll the image back while nobody sees it."""
+        rbd_snapshots.revert(*self._with_snapshot(image, snapshot), snapshot, size, session)
+
+    def flatten(self, image: ImageRef, snapshot: int, size: int = 0) -> None:
+        """Revert, then remove all numbered snapshots, that one last: a rerun must find it."""
+        where, name = self._with_snapshot(image, snapshot)
+        numbers = rbd_snapshots.numbers(where, name)
+        if numbers:
+            rbd_snapshots.revert(where, name, snapshot, size)
+        rbd_snapshots.forget(where, name, *sorted(numbers, key=lambda number: number == snapshot))
+
+    def clone_of(self, image: ImageRef, vm: int, disk: int) -> str:
+        """Return the name that OpenNebula's own driver would give it."""
+        return f"{image.source}-{vm}-{disk}"
+
+    def clone(self, image: ImageRef, clone: str, size: int) -> None:
+        """Clone the frozen content."""
+        self.clone_for(image, clone, size)
+
+    def clone_for(self, image: ImageRef, clone: str, size: int, seq: int = -1) -> dict[str, str]:
+        """Clone the frozen content, and note the SEQ on the clone."""
+        where, name = self._settled(image)
+        made = image._replace(source=clone)
+        _, target = ceph.bridged(made)
+        frozen = rbd_image.freeze(where, name)
+        rbd_pool.refuse_late(where, target, seq)
+        # Made anew: what is there was made by an action that oned has given up, and may be half.
+        rbd_pool.remove(where, target)
+        with rbd_pool.published(where, target, rbd_pool.made_for(made), seq) as staged:
+            rbd_pool.clone(where, name, frozen.name, staged)
+            if size > frozen.size:
+                claim.grow(where, staged, size)
+            found = rbd_pool.id_of(where, staged)
+        return {"made": found}
+
+    def remove_clone(self, image: ImageRef, clone: str) -> None:
+        """Remove an image that is a clone."""
+        self.remove(image._replace(source=clone))
+
+    def clone_found(self, image: ImageRef, vm: int, disk: int) -> str:
+        """Return the name of the image, which may be hidden while it is changed."""
+        clone = self.clone_of(image, vm, disk)
+        where, name = self._settled(image._replace(source=clone))
+        return clone if rbd_pool.look(where, name) else ""

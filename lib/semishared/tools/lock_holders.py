@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who holds a lock on this machine, whether the holder lives, and QEMU's locks on images.
+
+A stopped holder would keep its lock for ever. The kernel runs a living process now and then, however slow its
+disk: the host side says every few seconds that it is alive. A process that did not run for SILENT_S seconds
+of our own (SIGSTOP, a frozen cgroup, a hung disk) is killed, and does nothing more when it is let go on. One
+that does not end, since a disk holds it or it is another user's, is passed by (locks.py). No clocks are
+compared: looks are counted, and a late one counts as one in time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import struct
+import time
+from typing import Callable, Dict, Iterator, Optional
+
+from ..named import NamedTuple
+from . import owner, standstill
+
+
+class Lock(NamedTuple):
+    """One lock of an open file."""
+
+    fd: str
+    kind: str
+    """FLOCK, POSIX, OFDLCK."""
+    device: str
+    """MAJOR:MINOR of the file system, in hexadecimal: on btrfs stat(2) shows another one."""
+    inode: int
+    first: int
+    last: str
+    """The last byte, or EOF."""
+
+    def is_on(self, pid: int, found: os.stat_result) -> bool:
+        """Tell whether it is on that file."""
+        if self.inode != found.st_ino:
+            return False
+        if self.device == f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}":
+            return True
+        try:
+            return os.path.samestat(os.stat(f"/proc/{pid}/fd/{self.fd}"), found)
+        except OSError:
+            return False
+
+
+def locks_of_process(pid: int) -> Iterator[Lock]:
+    """Yield the locks of a process; raise OSError where we may not look into it.
+
+    As the kernel tells it (proc(5), fdinfo), without a look at any file: on a store that hangs even stat(2)
+    does not return.
+    """
+    for fd in os.listdir(f"/proc/{pid}/fdinfo"):
+        try:
+            with open(f"/proc/{pid}/fdinfo/{fd}", encoding="utf-8", errors="replace") as file:
+                rows = [line.split() for line in file if line.startswith("lock:")]
+        except OSError:
+            continue
+        for row in rows:
+            # lock: N: OFDLCK ADVISORY WRITE PID MAJOR:MINOR:INODE FIRST LAST
+            if len(row) == 9 and row[7].isdigit():
+                device, _, inode = row[6].rpartition(":")
+                yield Lock(fd, row[2], device, int(inode), int(row[7]), row[8])
+
+
+FLOCK = "hhqqi4x"
+"""struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid."""
+
+
+def is_image_open(path: str) -> bool:
+    """Tell whether a QEMU, or who has taken `hold`, has an image open; raise OSError as opening it does.
+
+    QEMU locks bytes of every image that it has open, read-only ones too (its block/file-posix.c). This
+    machine's alone are seen.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        # It asks, and takes nothing.
+        asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        return bool(struct.unpack(FLOCK, fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK)
+    finally:
+        os.close(fd)
+
+
+def hold_image(path: str) -> None:
+    """Let an image be seen as open as long as this process lives, and the program that it becomes."""
+    fd = os.open(path, os.O_RDONLY)
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0))
+    os.set_inheritable(fd, True)
+
+
+SILENT_S = 120.0
+"""For so long, or for what is a standstill if that is less, a holder has not been let run at all when it is
+killed.
+"""
+DYING_S = 10.0
+"""For so long after that it may take to be gone."""
+STIRRED_S = 10.0
+"""After so long without life it is not only slow: who waits for it does not give up before it is passed
+by.
+"""
+LOOK_S = 1.0
+
+
+class Holder(NamedTuple):
+    """Who has taken a lock on this machine."""
+
+    pid: int
+    started: str
+    """'' if it has gone, and what it has started has the lock."""
+
+
+class _Watch:
+    """What was seen of the holder of one lock."""
+
+    def __init__(self, holder: Optional[Holder], turns: int, now: float) -> None:
+        self.holder, self.turns, self.looked, self.silent_s, self.is_told = holder, turns, now, 0.0, False
+
+    @property
+    def can_be_ended(self) -> bool:
+        """Tell whether it is a process of this machine. What one that has gone has started, and has the lock,
+        ends by itself.
+        """
+        return self.holder is not None and self.holder.started != ""
+
+
+_watched: Dict[str, _Watch] = {}
+
+
+def look(path: str, found: os.stat_result, say: Callable[[str], None]) -> bool:
+    """Look at the holder of the lock `found`, and kill it when that is due; tell whether it is to be passed
+    by.
+    """
+    watch, now = _watched.get(path), time.monotonic()
+    if watch and now - watch.looked < LOOK_S:
+        return False
+    holder = _of(found)
+    turns = _turns(holder.pid) if holder else 0
+    if watch is None or watch.holder != holder or (watch.turns != turns and not watch.is_told):
+        _watched[path] = _Watch(holder, turns, now)
+        return False
+    watch.silent_s += min(now - watch.looked, 2 * LOOK_S)
+    watch.looked = now
+    limit_s = min(SILENT_S, standstill.limit_s)
+    if watch.silent_s >= limit_s and not watch.is_told:
+        watch.is_told = True
+        say(_told(holder, path, limit_s))
+        if holder:
+            _kill(holder)
+    return watch.can_be_ended and watch.silent_s >= limit_s + DYING_S
+
+
+def _told(holder: Optional[Holder], path: str, limit_s: float) -> str:
+    here = os.uname().nodename
+    if holder is None:
+        return (
+            f"{path} is held, since {limit_s:.0f} s, by a process that {here} does not see: of "
+            f"another machine, or in a container"
+        )
+    if not holder.started:
+        return (
+            f"{path} is held, since {limit_s:.0f} s, by what process {holder.pid} on {here} has "
+            f"started, and left: it is waited for"
+        )
+    return (
+        f"process {holder.pid} on {here} has {path}, and has shown no life for {limit_s:.0f} s: it is killed"
+    )
+
+
+def is_silent(path: str) -> bool:
+    """Tell whether who has a lock has shown no life for some time, and will be passed by unless it does."""
+    return path in _watched and _watched[path].can_be_ended and _watched[path].silent_s > STIRRED_S
+
+
+def is_stopped(path: str) -> bool:
+    """Tell whether who has a lock is stopped right now."""
+    try:
+        holder = _of(os.stat(path))
+    except FileNotFoundError:
+        return False
+    return holder is not None and owner.state(holder.pid) in ("T", "t")
+
+
+def _of(found: os.stat_result) -> Optional[Holder]:
+    """Return the process that has taken the flock on a file; None if none of this machine has."""
+    try:
+        with open("/proc/locks", encoding="ascii", errors="replace") as file:
+            rows = [line.split() for line in file]
+    except OSError:
+        return None
+    for words in rows:
+        # N: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE START END
+        if (
+            len(words) < 6
+            or words[1] != "FLOCK"
+            or words[5].rpartition(":")[2] != str(found.st_ino)
+            or not words[4].isdigit()
+        ):
+            continue
+        pid = int(words[4])
+        if _has(pid, found, words[5]):
+            return Holder(pid, owner.waiting(pid))
+    return None
+
+
+def _has(pid: int, found: os.stat_result, device: str) -> bool:
+    """Tell whether a process has a flock on the file; by the device's number where we may not look."""
+    try:
+        return any(lock.kind == "FLOCK" and lock.is_on(pid, found) for lock in locks_of_process(pid))
+    except OSError:
+        return device.rpartition(":")[0] == f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+
+
+def _turns(pid: int) -> int:
+    """Return how often the kernel has let any thread of a process run."""
+    turns = 0
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/status", encoding="utf-8", errors="replace") as file:
+                turns += sum(int(line.split()[1]) for line in file if "ctxt_switches" in line)
+    except (OSError, ValueError, IndexError):
+        pass
+    return turns
+
+
+def _kill(holder: Holder) -> None:
+    """Kill a process that is still the one that was seen, with all that it has started if it leads them, as a
+    host side does.
+    """
+    try:
+        group = os.getpgid(holder.pid)
+        if owner.started(holder.pid) != holder.started or holder.pid == os.getpid():
+            return
+        if group == holder.pid:
+            os.killpg(group, signal.SIGKILL)
+        else:
+            os.kill(holder.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass

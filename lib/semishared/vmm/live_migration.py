@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A live migration: begun through libvirt's binding, watched, limited, counted; and the other libvirtd.
+
+Steps to functions (OnGuest), and one migration (`migrate`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from contextlib import ExitStack
+from typing import Any, Callable, Dict, Optional
+
+from ..config import load
+from ..errors import MigrationTimeout, NotSupported, Overtaken, SemisharedError, ToolFailed
+from ..guest import domain, libvirtd
+from ..guest.job_events import LOOK_S, next_said
+from ..guest.virsh import site
+from ..model.disk import names as disk_names
+from ..model.vm import live_steps as h
+from ..model.vm.live_steps import MigrateOptions
+from ..opennebula.report import Progress
+from ..plan.vm.live_migration import arriving
+from ..tools.run import run
+
+COUNTED_S = 1.0
+"""How long to wait for the statistics of a migration that has succeeded; they come before its end, or with
+it.
+"""
+SOON_S = 0.2
+"""Seconds between two looks while something is to be done to it."""
+MIB = 1 << 20
+
+
+def migrate(name: str, target: str, options: MigrateOptions, say: Callable[[str], None]) -> str:
+    """Move a running domain to the libvirtd `target`; return what that took. It may take as long as the guest
+    keeps writing.
+    """
+    flags, values = _of_libvirt(options)
+    if options.downtime_ms:
+        domain.ask(
+            name, "migrate-setmaxdowntime", lambda guest: guest.migrateSetMaxDowntime(options.downtime_ms)
+        )
+    with ExitStack() as stack:
+        counted = stack.enter_context(domain.hearing(name, "JOB_COMPLETED"))
+        rounds = (
+            stack.enter_context(domain.hearing(name, "MIGRATION_ITERATION"))
+            if options.after_precopy
+            else None
+        )
+        cut_off = threading.Event()
+        call = libvirtd.Call(
+            f"migrate {name}", lambda here: _moved(here, name, target, values, flags, cut_off)
+        )
+        job = _Job(name, options, rounds, say)
+        while not call.is_over(SOON_S if job.is_due else LOOK_S):
+            job.look()
+            # QEMU would wait for the other one for as long as TCP does, a quarter of an hour.
+            if cut_off.is_set() and job.abort():
+                cut_off.clear()
+        try:
+            call.answer(0)
+        except ToolFailed:
+            if not job.given_up:
+                raise
+            raise MigrationTimeout(
+                f"the migration of {name} was given up after {options.limit_s} s: {job.how_far()}"
+            ) from None
+        said = next_said(counted, COUNTED_S)
+    return job.told(said[0]) if said else ""
+
+
+def _of_libvirt(options: MigrateOptions) -> tuple[int, Dict[str, Any]]:
+    """Return flags and parameters for the libvirt of this host; raise NotSupported for what it does not
+    know.
+    """
+    libvirt, flags, values = libvirtd.binding(), 0, {}
+    try:
+        for word in options.flags:
+            flags |= getattr(libvirt, f"VIR_MIGRATE_{word}")
+        for word, value in options.values.items():
+            values[getattr(libvirt, f"VIR_MIGRATE_PARAM_{word}")] = value
+    except AttributeError as e:
+        raise NotSupported(f"MIGRATE_OPTIONS of kvmrc: this host's libvirt is too old: {e}") from None
+    return flags, values
+
+
+def _moved(
+    here: Any, name: str, target: str, values: Dict[str, Any], flags: int, cut_off: threading.Event
+) -> None:
+    guest = domain.lookup(here, name)
+    if flags & libvirtd.binding().VIR_MIGRATE_PEER2PEER:
+        guest.migrateToURI3(target, values, flags)
+    else:
+        with libvirtd.connected(target) as there:
+            there.registerCloseCallback(lambda *_: cut_off.set(), None)
+            try:
+                guest.migrate3(there, values, flags)
+            finally:
+                there.unregisterCloseCallback()
+
+
+class _Job:
+    """A migration under way: what is told of it, and what is done to it."""
+
+    def __init__(
+        self, name: str, options: MigrateOptions, rounds: Optional[libvirtd.Heard], say: Callable[[str], None]
+    ) -> None:
+        self._name, self._rounds, self._say = name, rounds, say
+        self._progress = Progress(say)
+        self._limit_s, self._at_limit = options.limit_s, options.at_limit
+        self._memory_mib_s = options.memory_mib_s if "MIGRATE_DISKS" in options.values else 0
+        self._stats: Dict[str, Any] = {}
+        self.given_up = self._is_late = self._is_copied_once = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether something is to be done that cannot wait long."""
+        return bool(self._limit_s or self._rounds or self._memory_mib_s)
+
+    def look(self) -> None:
+        """See how far it is, and do what is due: until it is done, as a libvirtd that is busy at this moment
+        may not be able to.
+        """
+        try:
+            self._stats = domain.job(self._name) or self._stats
+        except SemisharedError:
+            pass  # a busy libvirtd, or a guest that has just left
+        self._progress.tell(self.how_far())
+        if self._memory_mib_s and self._stats.get("memory_processed"):
+            speed = self._memory_mib_s
+            if self._do("migrate-setspeed", lambda guest: guest.migrateSetMaxSpeed(speed)):
+                self._memory_mib_s = 0
+        said = next_said(self._rounds, 0) if self._rounds else None
+        self._is_copied_once |= bool(said and said[0] > 1)
+        if self._rounds and self._is_copied_once and self._act("postcopy"):
+            self._rounds = None
+        if self._limit_s and self._progress.seconds > self._limit_s:
+            if not self._is_late:
+                self._is_late = True
+                self._say(
+                    f"not there after {self._progress.seconds:.0f} s: {self._at_limit} ({self.how_far()})"
+                )
+            if self._act(self._at_limit):
+                self._limit_s = 0
+
+    def how_far(self) -> str:
+        """Return how much has crossed, and how much has not."""
+        stats = self._stats
+        total, left = int(stats.get("data_total", 0)), int(stats.get("data_remaining", 0))
+        slowed = (
+            f", guest slowed down by {stats['auto_converge_throttle']} %"
+            if stats.get("auto_converge_throttle")
+            else ""
+        )
+        rounds = f", round {stats['memory_iteration']}" if stats.get("memory_iteration") else ""
+        percent = 100 - 100 * left // total if total else 0
+        sent = int(stats.get("data_processed", 0))
+        return (
+            f"{sent / MIB:.0f} MiB sent, {left / MIB:.0f} of {total / MIB:.0f} MiB left ({percent} % "
+            f"there{rounds}{slowed})"
+        )
+
+    def told(self, job: Dict[str, Any]) -> str:
+        """Return libvirt's statistics of a migration that is over, and what was seen of its disks, as a
+        sentence.
+        """
+        memory, seconds = int(job.get("memory_processed", 0)), int(job.get("time_elapsed", 0)) / 1000
+        disks = max(int(one.get("disk_processed", 0)) for one in (job, self._stats))
+        own = f" and {disks / MIB:.0f} MiB of disks" if disks else ""
+        still = f", the guest stood still for {job['downtime']} ms" if "downtime" in job else ""
+        prepared = f" ({job['setup_time']} ms of them to set up)" if "setup_time" in job else ""
+        return f"{memory / MIB:.0f} MiB of memory{own} in {seconds:.1f} s{prepared}{still}"
+
+    def _act(self, what: str) -> bool:
+        """Suspend a guest that comes to no end, let it go on over there without all of its memory, or give
+        up; tell whether it is done.
+        """
+        if what == "postcopy":
+            return self._do("migrate-postcopy", lambda guest: guest.migrateStartPostCopy(0))
+        if what == "abort":
+            self.given_up = self.abort()
+            return self.given_up
+        return self._do("suspend", lambda guest: guest.suspend())
+
+    def abort(self) -> bool:
+        """End it; tell whether libvirt has agreed to that."""
+        return self._do("domjobabort", lambda guest: guest.abortJob())
+
+    def _do(self, verb: str, do: Callable[[Any], Any]) -> bool:
+        try:
+            domain.ask(self._name, verb, do)
+        except SemisharedError:
+            return False  # it has just arrived, or goes on as it did
+        return True
+
+
+NEVER_RAN = {"destroy": "paused", "undefine": "off"}
+"""In which state a domain is that a migration has left half-started: another one may have come to its end
+there since.
+"""
+
+
+class OnGuest:
+    """The steps of one migration; `say` is given lines for the log while it goes on."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+
+    def SeeDomain(self, step: h.SeeDomain) -> dict[str, object]:
+        name = step.domain
+        return {
+            "xml": domain.dumpxml(name).decode(),
+            "snapshots": domain.snapshots(name),
+            "persistent": domain.is_persistent(name),
+        }
+
+    def LookAtProof(self, step: h.LookAtProof | h.TakeProof) -> object:
+        try:
+            with open(disk_names.migration_note(step.vm_dir), "rb") as file:
+                proof: object = json.loads(file.read(disk_names.JSON_BYTES))
+        except (OSError, ValueError, RecursionError):
+            return None
+        return proof
+
+    def TakeProof(self, step: h.TakeProof) -> object:
+        proof = self.LookAtProof(step)
+        if proof is not None:
+            try:
+                os.unlink(disk_names.migration_note(step.vm_dir))
+            except OSError:
+                return None
+        return proof
+
+    def ReadSite(self, step: h.ReadSite) -> dict[str, object]:
+        return {**site()._asdict(), "target": site().uri_of(step.host), "migration": load().migration}
+
+    def SeeState(self, step: h.SeeState) -> str:
+        return domain.state(step.domain, site().uri_of(step.host)) if step.host else domain.state(step.domain)
+
+    def MigrateDomain(self, step: h.MigrateDomain) -> str:
+        options = step.options
+        if step.chains:
+            xml = arriving(domain.migratable(step.domain), step.chains)
+            options = options._replace(values={**options.values, "DEST_XML": xml.decode()})
+        return migrate(step.domain, site().uri_of(step.host), options, self._say)
+
+    def CopyDeltas(self, step: h.CopyDeltas) -> None:
+        from ..guest import job_lock, relocation
+
+        job_lock.take(step.vm, step.vm_dir)
+        relocation.mirrored(step.vm_dir, step.origin, step.domain)
+
+    def Wait(self, step: h.Wait) -> None:
+        time.sleep(step.seconds)
+
+    def RemoveArrival(self, step: h.RemoveArrival) -> None:
+        def remove(left: Any) -> None:
+            state = domain.state_of(left)
+            if state != NEVER_RAN[step.how]:
+                raise Overtaken(f"{step.domain} on {step.host} is {state} by now: it is left as it is")
+            getattr(left, step.how)()
+
+        domain.ask(step.domain, step.how, remove, uri=site().uri_of(step.host), timeout_s=60)
+
+    def SyncTime(self, step: h.SyncTime) -> None:
+        sync = libvirtd.binding().VIR_DOMAIN_TIME_SYNC  # whatever the seconds say
+        where = site().uri_of(step.host)
+        try:
+            domain.ask(
+                step.domain, "domtime --sync", lambda guest: guest.setTime({"seconds": 0}, sync), uri=where
+            )
+        except SemisharedError:
+            pass  # a guest without an agent
+
+    def CompactMemory(self, _: h.CompactMemory) -> None:
+        try:
+            run(["sudo", "-n", "sysctl", "vm.drop_caches=3", "vm.compact_memory=1"], timeout_s=20)
+        except SemisharedError:
+            pass
