@@ -35,8 +35,8 @@ from semishared.model.vm.hypervisor_steps import CheckShare, ReadClients
 from semishared.share import attached
 from semishared.share.daemons import DAEMONS, QEMUS
 from semishared.share.registered import opened
-from semishared.vmm import virtiofsd
-from semishared.vmm.on_host import OnHost
+from semishared.table import carry_out
+from semishared.vmm import on_host, virtiofsd
 from shares.cloud import MiB, on
 from shares.conftest import run
 
@@ -291,11 +291,11 @@ def test_what_a_guest_calls_as_it_likes_closes_a_directory_to_nobody(root: Path)
 
 
 def test_deploy_compares_it_with_what_the_context_has_noted(root: Path, tmp_path: Path) -> None:
-    vm_dir, host = tmp_path / "7", OnHost()
+    vm_dir, host = tmp_path / "7", on_host.Work()
     (vm_dir / ".semishared").mkdir(parents=True)
     check = CheckShare(7, f"{root}/share-7", False, str(vm_dir))
     # A VM whose context came before there was such a note.
-    host.do(check)
+    carry_out(check, host)
     for roots, refused in (
         ({"7": [MARKER, 1]}, ""),
         ({"8": ["f" * 32, 1]}, ""),
@@ -304,31 +304,32 @@ def test_deploy_compares_it_with_what_the_context_has_noted(root: Path, tmp_path
     ):
         on(NoteClients(7, str(vm_dir), (), roots))
         with pytest.raises(SemisharedError, match=refused) if refused else nullcontext():
-            host.do(check)
+            carry_out(check, host)
     # As one of before has it.
     (vm_dir / ".semishared/clients.json").write_text('{"version": 1, "disks": [3]}')
-    host.do(check)
-    assert host.do(ReadClients(str(vm_dir))) == [3]
+    carry_out(check, host)
+    assert carry_out(ReadClients(str(vm_dir)), host) == [3]
     for bad in (
         '{"version": 1, "disks": [], "roots": [7]}',
         '{"version": 1, "disks": [], "roots": {"7": 1}}',
     ):
         (vm_dir / ".semishared/clients.json").write_text(bad)
         with pytest.raises(BadRecord, match="no note"):
-            host.do(check)
+            carry_out(check, host)
 
 
 def test_who_may_read_alone_is_said_by_the_image_and_not_by_the_vm(root: Path, tmp_path: Path) -> None:
     """DISK of a VM is any user's to write. oned is asked of the image before a boot; without CONTEXT what it
     said at first holds.
     """
-    vm_dir, host = tmp_path / "7", OnHost()
+    vm_dir, host = tmp_path / "7", on_host.Work()
     (vm_dir / ".semishared").mkdir(parents=True)
     on(share_steps.MakeShare(Tree("plain", str(root), MARKER), Share(9, 3, 1, 8 * MiB, readonly=True)))
     registered(root)
 
     def given(image: int, readonly: bool = False) -> tuple[str, bool]:
-        program, is_registered = host.do(CheckShare(image, f"{root}/share-{image}", readonly, str(vm_dir)))
+        check = CheckShare(image, f"{root}/share-{image}", readonly, str(vm_dir))
+        program, is_registered = carry_out(check, host)
         return os.path.basename(program), is_registered
 
     assert [given(image) for image in (7, 9, 5)] == [

@@ -22,7 +22,8 @@ from semishared.model import steps as s
 from semishared.model.base import steps as base_steps
 from semishared.model.device import steps as device_steps
 from semishared.model.vm import hypervisor_steps as h
-from semishared.vmm.on_host import OnHost
+from semishared.table import carry_out
+from semishared.vmm.on_host import Work
 from tools.test_lost_device import about_to_boot
 from tools.test_pool import Pool
 from tools.test_pool_memory import clone as clone_into_memory
@@ -53,8 +54,8 @@ def clone(world: World, disk: s.DiskRef, image: s.ImageRef | None = None) -> s.I
 def bottom(disk: s.DiskRef) -> str:
     """Return what `vmm/deploy` tells libvirt that a disk lies over."""
     record = records.record_of(disk)
-    lease = str(OnHost().do(h.ReadChain(record.path, record))[-1][0])
-    return str(OnHost().do(h.SeeHot(disk.vm_dir, record, lease)) or lease)
+    lease = str(carry_out(h.ReadChain(record.path, record), Work())[-1][0])
+    return str(carry_out(h.SeeHot(disk.vm_dir, record, lease), Work()) or lease)
 
 
 def copies(pool: Pool) -> list[str]:

@@ -21,10 +21,10 @@ sys.path.insert(0, {lib!r})
 from semishared.errors import SemisharedError
 from semishared.model.vm.hypervisor_steps import CheckShare
 from semishared.tools import ending, hung_store
-from semishared.vmm.on_host import OnHost
+from semishared.vmm.on_host import check_share
 hung_store.LIMIT_S = 1.0
 try:
-    OnHost("scripts").CheckShare(CheckShare(7, {source!r}, False, ""))
+    check_share(CheckShare(7, {source!r}, False, ""), "scripts")
 except SemisharedError as e:
     print(e.line(), file=sys.stderr)
 ending.ended(1)

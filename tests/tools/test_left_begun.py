@@ -239,7 +239,7 @@ def test_a_diff_whose_device_is_put_aside_for_a_moment_is_kept(
             return chain(record)
 
     monkeypatch.setattr(retained_diffs, "chain_of", looked)
-    vm_dir.remove_disk(disk, epochs.arrived(-1, [], {}))
+    vm_dir.remove_disk(disk, epochs.arrived(-1, [], {}), forget=True)
     (place,) = world.system.glob(".kept-5-*")
     qemu_io(f"{place}/disk.1.snap/1", "qcow2", "read -P 0x77 2M 64k")
 

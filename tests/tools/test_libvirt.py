@@ -97,7 +97,7 @@ def test_domain_that_runs_by_now_is_no_arrival_to_be_removed() -> None:
         "live_migration.site = Site\n"
         f"guest = libvirt.open({TEST!r}).lookupByName('test')\n"
         "def remove(how):\n"
-        "    try: live_migration.OnGuest(print).RemoveArrival(RemoveArrival('test', 'h2', how))\n"
+        "    try: live_migration.remove_arrival(RemoveArrival('test', 'h2', how))\n"
         "    except SemisharedError as e: print(e.detail)\n"
         "    print(guest.isActive())\n"
         "remove('destroy'), remove('undefine'), guest.suspend(), remove('destroy')\n"

@@ -134,7 +134,7 @@ class MemoryStore:
 
     # -- looking ------------------------------------------------------------------------------------
 
-    def reach(self, root: str) -> None:
+    def reach(self, where: str) -> None:
         self._images()
 
     def check(self, image: ImageRef) -> None:
@@ -171,7 +171,7 @@ class MemoryStore:
         data = self.image(image.source).data
         return hashlib.new(kind, data).hexdigest(), len(data)
 
-    def capacity(self, root: str) -> tuple[int, int, int]:
+    def capacity(self, where: str) -> tuple[int, int, int]:
         used = sum(len(image.data) for image in self._images().values())
         return used, TOTAL, TOTAL - used
 
@@ -297,8 +297,8 @@ class MemoryStore:
         for found in self._images().values():
             found.clones.pop(clone, None)
 
-    def clone_found(self, image: ImageRef, vm: int, disk: int) -> str:
-        name = self.clone_of(image, vm, disk)
+    def clone_found(self, image: ImageRef, vm: int, number: int) -> str:
+        name = self.clone_of(image, vm, number)
         return name if name in self.image(image.source).clones else ""
 
     def note_epoch(self, image: ImageRef, vm: int, epoch: int) -> None:

@@ -3,22 +3,19 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
 
 import pytest
 
-from semishared import store
+from semishared import store, table
 from semishared.errors import FalseAnswer
 from semishared.model import answers, shapes
 from semishared.model import steps as s
-from semishared.store.verbs import VERBS
 from semishared.wire.session import MOST_SAID, Hearing
 
 CASES = sorted((Path(__file__).parent / "plan/cases").rglob("*.json"))
-LIB = Path(answers.__file__).parents[1]
 
 
 def vocabulary() -> Dict[str, Any]:
@@ -63,37 +60,18 @@ def test_what_plans_are_told_in_their_cases_could_be_said() -> None:
             assert shapes.wrong(answer, abridged(answers.ANSWERS[name])) is None, (name, answer)
 
 
-def returning(module: str) -> Iterator[str]:
-    """Yield the steps that a module of the host side carries out and answers."""
-    for node in ast.walk(ast.parse((LIB / module).read_text())):
-        if (
-            isinstance(node, ast.FunctionDef)
-            and node.name[0].isupper()
-            and ast.unparse(node.returns or ast.Constant(None)) != "None"
-        ):
-            yield node.name
-
-
-MODULES = [
-    f"host/{name}.py"
-    for name in (
-        "execute",
-        *(f"{part}_steps" for part in ("base", "commit", "device", "move", "snapshot", "store")),
-    )
-]
 NOTHING = {"SendManifest": "its data is the answer"}
 
 
 def test_each_step_that_answers_has_a_shape() -> None:
-    of_stores = {step for step, verb in VERBS.items() if _answers(verb)}
-    found = {name for module in MODULES for name in returning(module)} | of_stores
+    found = {name for name in vocabulary() if _answers(table.STEPS[name])}
     assert sorted(found - set(answers.ANSWERS) - set(NOTHING)) == []
     assert sorted(set(answers.ANSWERS) - set(vocabulary())) == []
 
 
-def _answers(verb: str) -> bool:
-    method = getattr(store.Store, verb, None) or getattr(store.Bridged, verb)
-    return method.__annotations__.get("return") not in (None, "None")
+def _answers(row: str) -> bool:
+    function = getattr(store.Bridged, row[1:]) if row.startswith(".") else table.loaded(row)
+    return function.__annotations__.get("return") not in (None, "None")
 
 
 # -- what nobody of ours says ---------------------------------------------------------------------------

@@ -12,6 +12,9 @@ from typing import Iterator
 
 import pytest
 
+from semishared import table
+from semishared.model.store import datastore_steps
+
 pytestmark = pytest.mark.reads_checkout
 
 LIB = Path(__file__).resolve().parents[2] / "lib"
@@ -37,6 +40,7 @@ GROUND = {"errors", "units", "config", "named", "model.disk.names", ""}
 """What every layer may import beside those of its row: modules of the package itself, its name and version,
 and its words on disk.
 """
+VOCABULARIES = sorted((PACKAGE / "model").rglob("*steps.py"))
 LAYERS = {
     # layer: the layers below it that it may import, beside itself
     "opennebula": set(),
@@ -66,9 +70,10 @@ LAYERS = {
         "disk",
         "vmm",
         "share",
+        "table",
     },
-    "front": {"model", "tools", "opennebula", "plan", "wire", "store", "intake"},
-    "vmm": {"model", "tools", "opennebula", "plan", "guest", "disk", "share"},
+    "front": {"table", "model", "tools", "opennebula", "plan", "wire", "store", "intake"},
+    "vmm": {"table", "model", "tools", "opennebula", "plan", "guest", "disk", "share"},
     "install": {"model", "tools", "opennebula", "plan", "wire"},
     "cli": {"model", "tools", "opennebula", "front", "plan", "wire", "install", "guest"},
 }
@@ -123,7 +128,7 @@ def test_imports_are_found_in_all_their_spellings() -> None:
         imports(PACKAGE / "disk" / "vm_dir.py")
     )
     assert "semishared.host.service" in set(imports(PACKAGE / "hostside.py"))
-    assert {"semishared.host.execute", "threading"} <= set(imports(PACKAGE / "host" / "service.py"))
+    assert {"semishared.host.work", "threading"} <= set(imports(PACKAGE / "host" / "service.py"))
     assert "semishared.wire.session" in set(imports(PACKAGE / "front" / "action.py")), (
         "an import inside a function counts"
     )
@@ -150,6 +155,19 @@ def test_module_imports_only_what_its_layer_may(path: Path) -> None:
             if rest not in GROUND and rest.split(".")[0] not in {here, *LAYERS[here]}
         }
         assert not above, f"{here}/ may not import what the table does not name"
+
+
+@pytest.mark.parametrize("name", table.STEPS)
+def test_a_step_is_carried_out_by_what_its_machine_may_import(name: str) -> None:
+    """What dispatches imports by the table: a host, the front-end, a hypervisor action."""
+    vocabulary = next(
+        module for module in VOCABULARIES if re.search(rf"^class {name}\(", module.read_text(), re.MULTILINE)
+    )
+    here = "vmm" if vocabulary.stem in ("hypervisor_steps", "live_steps") else "host"
+    if vocabulary.stem == "datastore_steps" and name not in datastore_steps.__all__:
+        here = "front"
+    row = table.STEPS[name]
+    assert row.startswith(".") or re.split("[.:]", row)[0] in {here, *LAYERS[here]}
 
 
 def test_no_import_closes_a_circle() -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from typing import Any
 
@@ -11,20 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semishared.disk import epochs
 from semishared.errors import BadArguments
-from semishared.host.execute import Execution, read_plan
-from semishared.host.work import Conversation
+from semishared.host.service import read_plan
 from semishared.model import steps as s
-from semishared.model.base import steps as base_steps
 from semishared.model.disk.network_disk import NetworkDisk
 from semishared.model.share import steps as share_steps
 from semishared.model.share.share import FILE_SYSTEMS, Share, Tree
 from semishared.model.store import access, image_steps
-from semishared.share.verbs import VERBS as VERBS_OF_SHARES
-from semishared.store import Bridged
-from semishared.store.verbs import VERBS
-from semishared.wire.messages import Writer
 
 SECRET = "00000000-0000-4000-8000-0000000000cc"
 OF_IMAGES = {
@@ -32,13 +24,12 @@ OF_IMAGES = {
     for name, cls in vars(image_steps).items()
     if hasattr(cls, "_fields") and cls not in (s.ImageRef, s.DiskRef, s.Access, NetworkDisk)
 }
-OF_SHARES = {name: getattr(share_steps, name) for name in VERBS_OF_SHARES}
-STEPS = {**s.STEPS, **OF_IMAGES, **OF_SHARES}
-OF_BASES = {
+OF_SHARES = {
     name: cls
-    for name, cls in vars(base_steps).items()
-    if hasattr(cls, "_fields") and cls not in (s.ImageRef, base_steps.Part)
+    for name, cls in vars(share_steps).items()
+    if hasattr(cls, "_fields") and cls not in (Share, Tree)
 }
+STEPS = {**s.STEPS, **OF_IMAGES, **OF_SHARES}
 words = st.text(max_size=20)
 numbers = st.integers(0, 2**60)
 json_values = st.recursive(
@@ -128,48 +119,6 @@ every_step = st.sampled_from(sorted(STEPS)).flatmap(lambda name: steps_of(STEPS[
 def test_every_step_is_the_same_after_its_way_through_json(step: s.Step) -> None:
     returned = s.from_data(json.loads(json.dumps(s.to_data(step))))
     assert (type(returned), returned) == (type(step), step)
-
-
-NAMED_BY_A_STEP = {**VERBS, **OF_SHARES}
-
-
-@pytest.mark.parametrize(
-    "cls",
-    [cls for name, cls in {**STEPS, **OF_BASES}.items() if name not in NAMED_BY_A_STEP],
-    ids=lambda cls: cls.__name__,
-)
-def test_every_step_can_be_carried_out(cls: Any) -> None:
-    talk = Conversation(Writer(0), lambda: None, lambda: None, answers=True)
-    part = Execution(epochs.Planned(), talk).part(cls(*cls._fields))
-    assert callable(getattr(part, cls.__name__))
-
-
-@pytest.mark.parametrize("name", VERBS)
-def test_a_step_that_names_a_verb_has_its_arguments(name: str) -> None:
-    _, *parameters = inspect.signature(getattr(Bridged, VERBS[name])).parameters.values()
-    fields = [field for field in OF_IMAGES[name]._fields if field != "access"]
-    assert len(fields) <= len(parameters)
-    assert all(parameter.default is not parameter.empty for parameter in parameters[len(fields) :])
-    kinds_of_it = [str(parameter.annotation) for parameter in parameters[: len(fields)]]
-    told = [kind for field, kind in zip(OF_IMAGES[name]._fields, kinds(OF_IMAGES[name])) if field != "access"]
-    assert [kind.replace("Iterable[str]", "tuple[str, ...]") for kind in kinds_of_it] == told
-
-
-@pytest.mark.parametrize("name", OF_SHARES)
-def test_a_step_on_shares_has_the_arguments_of_its_function(name: str) -> None:
-    parameters = inspect.signature(VERBS_OF_SHARES[name]).parameters.values()
-    told = [
-        (field, kind.replace("Tuple", "tuple"))
-        for field, kind in zip(OF_SHARES[name]._fields, kinds(OF_SHARES[name]))
-    ]
-    assert [(parameter.name, str(parameter.annotation)) for parameter in parameters] == told
-
-
-def test_every_step_on_shares_has_a_function() -> None:
-    assert set(OF_SHARES) == {name for name, cls in vars(share_steps).items() if hasattr(cls, "_fields")} - {
-        "Share",
-        "Tree",
-    }
 
 
 @given(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 from contextlib import ExitStack, contextmanager
-from typing import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Callable, Iterable, Iterator
 
 from .. import store
 from ..base import room
@@ -31,9 +31,12 @@ from ..named import NamedTuple
 from ..tools import files, inspection, layers, progress, qemu_img
 from ..tools.effects import point
 from ..tools.rate_limit import standing_back
-from . import guard, in_memory, records, recovery, vm_dir
-from .create import opened
+from . import guard, in_memory, pending_jobs, records, recovery, vm_dir
 from .epochs import Planned
+from .save_as import opened
+
+if TYPE_CHECKING:
+    from ..model.store.image_steps import RestoreImage
 
 
 class _Disk(NamedTuple):
@@ -179,7 +182,7 @@ AHEAD = 8 << 20
 
 
 @contextmanager
-def received(disk: DiskRef, chunks: Iterator[bytes], sha256: Callable[[], str]) -> Iterator[str]:
+def _received(disk: DiskRef, chunks: Iterator[bytes], sha256: Callable[[], str]) -> Iterator[str]:
     """Yield the file that arrived, which is a standalone qcow2 image."""
     path = disk_names.arriving_backup(disk.vm_dir, disk.disk)
     files.remove_staged(*os.path.split(path))
@@ -215,7 +218,7 @@ def received(disk: DiskRef, chunks: Iterator[bytes], sha256: Callable[[], str]) 
         files.unlink(path)
 
 
-def session(disk: DiskRef) -> str:
+def _session(disk: DiskRef) -> str:
     """Return the session of the image that a disk is, before a restore; '' of any other disk."""
     record = records.read_record(disk.vm_dir, disk.disk)
     image = record.stored if record else None
@@ -223,23 +226,41 @@ def session(disk: DiskRef) -> str:
 
 
 def restore(
-    step: RestoreDisk, backup: str, planned: Planned, ask: room.Ask | None, session: str = ""
+    step: RestoreDisk,
+    planned: Planned,
+    ask: room.Ask | None,
+    chunks: Iterator[bytes],
+    sha256: Callable[[], str],
 ) -> None:
-    """Replace a disk's content; an in-place disk's where it lies, on the store, if that is in the `session`
-    still: the link stays.
+    """Replace a disk's content by what arrives; an in-place disk's where it lies, on the store, if that is in
+    the same session still: the link stays.
 
     What each crash leaves: what arrived or was made so far, staged, removed by the next restore; the disk is
     the old one or the restored one.
     """
     disk = step.disk
-    record = records.record_of(disk)
-    if record.readonly:
-        raise NotSupported(f"disk {disk.disk} of VM {disk.vm} is read-only and cannot be restored")
-    image = record.stored
-    if image:
-        _restore_image(step, image, backup, planned, session)
-    else:
-        _restore_own(step, record, backup, planned, ask)
+    pending_jobs.settle(disk.vm, disk.vm_dir)
+    session = _session(disk)
+    with _received(disk, chunks, sha256) as backup:
+        record = records.record_of(disk)
+        if record.readonly:
+            raise NotSupported(f"disk {disk.disk} of VM {disk.vm} is read-only and cannot be restored")
+        image = record.stored
+        if image:
+            _restore_image(step, image, backup, planned, session)
+        else:
+            _restore_own(step, record, backup, planned, ask)
+
+
+def restore_bridged(
+    step: RestoreImage, planned: Planned, chunks: Iterator[bytes], sha256: Callable[[], str]
+) -> None:
+    """Give an image that the bridge has hidden and emptied the content that arrives."""
+    disk = step.disk
+    with _received(disk, chunks, sha256) as backup:
+        vm_dir.check_wanted(disk, planned)
+        with standing_back():
+            store.bridged(step.image.access).draft(step.image).fill(backup, "qcow2")
 
 
 def _write(backup: str, target: str, record: Record, active: str, min_size: int) -> None:

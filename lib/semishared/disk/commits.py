@@ -125,8 +125,8 @@ def _diff(disk: DiskRef) -> Record:
     return record
 
 
-def take_turn(step: TakeTurn) -> bool:
-    """Be alone at work on a VM's disks, unless somebody is; tell whether its guest runs. Raise VmBusy."""
+def take_turn(step: TakeTurn) -> dict[str, bool]:
+    """Be alone at work on a VM's disks, unless somebody is; return whether its guest `runs`. Raise VmBusy."""
     job_lock.take_unless_busy(step.vm, step.vm_dir)
     state = domain.state(step.domain) if step.domain else "absent"
     if state == "unknown":
@@ -134,7 +134,7 @@ def take_turn(step: TakeTurn) -> bool:
             f"libvirtd on {os.uname().nodename} does not say whether {step.domain} runs: nothing "
             f"was committed"
         )
-    return state in ("running", "paused")
+    return {"runs": state in ("running", "paused")}
 
 
 def check(disk: DiskRef) -> dict[str, object]:
@@ -283,7 +283,7 @@ def finish(step: FinishDisk, planned: Planned, ask: room.Ask | None) -> dict[str
     ):
         with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
             place = retained_diffs.keep(disk, record)
-        vm_dir.remove_disk(disk, planned)
+        vm_dir.remove_disk(disk, planned, forget=True)
         return {"bytes": 0, "kept": retained_diffs.said(place)}
     try:
         done, record = written(disk, record, planned, ask, step.rate)
@@ -330,7 +330,7 @@ def _is_there(disk: DiskRef, record: Record) -> bool:
 
 
 def _take_away(disk: DiskRef, planned: Planned, *, is_committed: bool = False) -> None:
-    vm_dir.remove_disk(disk, planned, done=is_committed)
+    vm_dir.remove_disk(disk, planned, forget=True, done=is_committed)
     if retained_diffs.is_kept(disk.vm_dir):
         on_devices.remove_tree(vm_dir_siblings.bury(disk.vm_dir, disk.vm))
 

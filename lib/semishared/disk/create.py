@@ -4,16 +4,14 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
-from typing import Callable, ContextManager, Iterator
+from typing import TYPE_CHECKING, Callable, ContextManager
 
 from .. import store
 from ..base import cache, room
 from ..device import devices
-from ..errors import BadRecord, ImageChanged, MissingImage, NotSupported, SemisharedError, ToolFailed
-from ..guest import job_lock
+from ..errors import BadRecord, ImageChanged, NotSupported, SemisharedError, ToolFailed
 from ..model.disk import names as disk_names
-from ..model.disk.place import COPY, IN_PLACE, OVERLAY, REMOTE_FIRST, STORE_CLONE, VOLATILE
+from ..model.disk.place import COPY, IN_PLACE, OVERLAY, PLACES, REMOTE_FIRST, STORE_CLONE, VOLATILE
 from ..model.disk.record import Record
 from ..model.steps import (
     AdoptClone,
@@ -26,16 +24,18 @@ from ..model.steps import (
     DiskRef,
     ImageRef,
     LinkInPlace,
-    SaveDisk,
 )
 from ..stage.ensure import ensure
 from ..store.dir import clones
 from ..store.dir import image as dir_image
-from ..tools import extents, files, inspection, layers, progress, qemu_img
+from ..tools import extents, files, inspection, layers, qemu_img
 from ..tools.effects import Undo, point
 from ..tools.rate_limit import standing_back
-from . import lost_host_claim, on_devices, records, vm_dir
+from . import epochs, lost_host_claim, on_devices, records, vm_dir
 from .epochs import Planned
+
+if TYPE_CHECKING:
+    from ..model.store.image_steps import RecordNetwork
 
 
 def publishing(
@@ -283,67 +283,20 @@ def _written_empty(step: CreateVolatile) -> int:
     )
 
 
-@contextmanager
-def opened(record: Record | None, path: str, format: str, snapshot: int = -1) -> Iterator[str]:
-    """Yield what qemu-img is to open to read a disk, or its snapshot. What is on a store is opened there, and
-    looked at again.
-
-    No name in a header and no link on the store then says what is read.
-    """
-    stored = record.stored if record else None
-    if stored:
-        with store.of(stored.access).opened(stored, snapshot) as found:
-            yield found
-    elif record and record.place.is_remote:
-        from . import remote_first
-
-        with remote_first.opened(record, path) as found:
-            yield found
-    elif record and record.place.is_clone:
-        image = record.of_image
-        with clones.opened_chain(
-            dir_image.Stored(image.source), path, format, image.format, record.raw_layer
-        ) as chain:
-            yield chain
-    else:
-        # What lies below the layers of our own is named by names that are relative to them.
-        if record and record.layer and disk_names.layer_of(path):
-            layers.below(path, format)
-        yield path
-
-
-def save_disk(step: SaveDisk) -> dict[str, object]:
-    """Publish an independent copy of a disk at `step.path` on the store (cpds)."""
-    from ..guest import block_jobs
-    from . import recovery, snapshots
-
+def record_network(step: RecordNetwork, planned: Planned) -> None:
+    """Record a disk that libvirt opens over the network; there is no file of it."""
     disk = step.disk
-    if step.domain:
-        job_lock.take(disk.vm, disk.vm_dir)
-    if step.domain or step.snapshot == -1:
-        # Of a snapshot nobody says whether a guest runs, and nothing that could be left concerns it.
-        recovery.recover(disk.vm_dir, step.domain)
-    record = records.read_record(disk.vm_dir, disk.disk)
-    source_format = record.format if record else step.format
-    path = record.path if record else disk.path
-    if step.snapshot != -1:
-        path, source_format = snapshots.snapshot_file(records.record_of(disk), step.snapshot)
-    elif not files.exists(path):
-        raise MissingImage(f"{path} is not there on {os.uname().nodename}")
-    found: dict[str, object] = {}
-    target = ImageRef(-1, -1, step.format, step.path)
-    with store.of(target.access).made(target, 0) as draft:
-        if step.domain:
-            device, _ = block_jobs.find(step.domain, path)
-            # libvirt opens it by its name: as another user, through no file of ours.
-            found = block_jobs.copy(disk, step.domain, device, draft.path, step.format, step.freeze).to_data()
-            files.set_mode(draft.path, 0o660)
-            progress.count("store_written", files.allocated(draft.path))
-        else:
-            # A snapshot may lie below what a running guest has open; nobody writes to it.
-            with opened(record, path, source_format, step.snapshot) as source, standing_back():
-                draft.fill(source, source_format, share=step.snapshot != -1)
-    return found
+    record = Record(
+        disk.disk, PLACES[step.how], step.image.format, "", step.readonly, step.image, step.network
+    )
+    with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk) as file:
+        epochs.note_made(file, str(disk.disk))
+        # A disk made anew in another place: at no moment may a record lie about the disk beside it.
+        on_devices.remove(disk.path)
+        layers.remove(disk.path)
+        records.write_record(disk.vm_dir, record)
+    vm_dir.release(disk, planned)
+    point("disk recorded")
 
 
 # The bases of a VM that is about to boot, where the device on which they lay is not there: had again, on

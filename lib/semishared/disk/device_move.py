@@ -25,7 +25,7 @@ from ..model.device.steps import ListHeld, MoveLayers
 from ..model.disk import names as disk_names
 from ..model.disk.record import Record
 from ..model.steps import DiskRef
-from ..pool import memory, moving
+from ..pool import labels, memory, moving
 from ..pool.moving import Copying, Tell
 from ..tools import effects, files, lock_holders
 from ..tools.effects import Undo, point
@@ -218,6 +218,11 @@ def _see(folder: str, floor: int) -> None:
 def _free(folder: str) -> int:
     stat = os.statvfs(folder)
     return stat.f_bavail * stat.f_frsize
+
+
+def list_held(step: ListHeld) -> dict[str, object]:
+    """Return the devices of this host, and all that lies on them."""
+    return {"devices": labels.described(step.root), "items": [*moving.held(step), *held(step)]}
 
 
 def held(step: ListHeld) -> list[dict[str, object]]:

@@ -19,6 +19,7 @@ import re
 import stat
 from typing import Any, Callable, Tuple
 
+from .. import store
 from ..device import devices
 from ..errors import BadRecord, UnexpectedFile, UnexpectedLink
 from ..model.base import names as base_names
@@ -78,6 +79,12 @@ REMOVALS = (
 """Steps that clean up whatever lies there; they follow nothing."""
 
 
+OF_DISKS = ("BeginChange", "ForgetSnapshot", "GrowImage", "KeepSnapshot", "RemoveImage", "RevertImage")
+"""Steps on images to which an action on a VM's disk comes: the image may be its clone, and of a VM that was
+made anew.
+"""
+
+
 TAKES_ALONG = ("SendVm", "RenameVm", "SaveDisk", "FillImage", "BackUp", "RestoreDisk")
 """Steps by which what a directory holds becomes the VM's elsewhere, or somebody's image, or leads to one that
 is replaced.
@@ -88,7 +95,8 @@ def guard(step: Tuple[Any, ...], warn: Callable[[str], None], seq: int = history
     """Look at the VM directories and the base store that a step works in, before it does; raise as
     `check_vm_dir`.
 
-    Raise LateAction for a step that changes something and was planned at a SEQ before that of a directory.
+    Raise LateAction for a step that changes something and was planned at a SEQ before that of a directory, or
+    of a clone that a bridge has made.
     `warn` is told what cannot be told of them.
     """
     name, disk, sent = type(step).__name__, getattr(step, "disk", None), None
@@ -135,6 +143,9 @@ def guard(step: Tuple[Any, ...], warn: Callable[[str], None], seq: int = history
     for root in {root for root in location if root}:
         for part in base_names.PARTS:
             beneath.refuse_link(f"{root}/{part}")
+    if seq >= 0 and name in OF_DISKS and step.image.access.can.has_bridge:  # type: ignore[attr-defined]
+        image: ImageRef = step.image  # type: ignore[attr-defined]
+        store.bridged(image.access).refuse_late(image.source, seq)
 
 
 def check_below(path: str, vm: int, disk: int) -> None:

@@ -7,12 +7,23 @@ Both are there before the guest boots.
 from __future__ import annotations
 
 import os
-from typing import Callable
+from typing import TYPE_CHECKING, Callable
 
 from ..base import cache, hot
 from ..errors import BadRecord, SemisharedError
 from ..model.disk.record import Record
 from . import records
+
+if TYPE_CHECKING:
+    from ..base import room
+
+
+def before_boot(vm: int, vm_dir: str, ask: room.Ask | None, warn: Callable[[str], None]) -> None:
+    """Have what a VM's disks lie over: lost bases again, and those in memory that its guest reads there."""
+    from . import create
+
+    create.replace_lost_bases(vm, vm_dir, ask, warn)
+    provide(vm, vm_dir, warn)
 
 
 def provide(vm: int, vm_dir: str, warn: Callable[[str], None]) -> None:
@@ -40,15 +51,22 @@ def _base(vm_dir: str, record: Record) -> cache.Base:
     return cache.named(cache.root_of(vm_dir), record.of_image, record.of_image.generation)
 
 
-def held(vm_dir: str, record: Record, lease: str, *, hold: bool) -> str:
-    """Return the copy of what a disk lies over, the file `lease`, in memory; '' if there is none. It stays if
-    it is to be held.
-    """
+def see(vm_dir: str, record: Record, lease: str) -> str:
+    """Return the copy of what a disk lies over, the file `lease`, in memory; '' if there is none."""
+    return _copy(vm_dir, record, lease, hot.found)
+
+
+def hold(vm_dir: str, record: Record, lease: str) -> str:
+    """Return the same copy, which stays until this process ends."""
+    return _copy(vm_dir, record, lease, hot.hold)
+
+
+def _copy(vm_dir: str, record: Record, lease: str, find: Callable[[str, str], str]) -> str:
     base, vm = _base(vm_dir, record), os.path.basename(vm_dir)
     # oned writes a slash too many.
     if not vm.isdigit() or os.path.normpath(lease) != os.path.normpath(base.lease(int(vm), record.disk)):
         return ""
-    return (hot.hold if hold else hot.found)(cache.root_of(vm_dir), os.path.basename(base.directory))
+    return find(cache.root_of(vm_dir), os.path.basename(base.directory))
 
 
 def said(vm_dir: str, record: Record) -> dict[str, str] | None:

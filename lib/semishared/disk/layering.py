@@ -166,6 +166,7 @@ def switch_layer(step: SwitchLayer, planned: Planned) -> dict[str, object]:
 
 def merge_layer(step: MergeLayer, planned: Planned) -> None:
     """Give a layer the data of the one below."""
+    vm_dir.check_wanted(step.disk, planned)
     path, record = _layer(step.disk, step.layer), records.record_of(step.disk)
     folder = os.path.dirname(path)
     if backing_of(record, path)[0] == step.backing:
@@ -199,8 +200,9 @@ def merge_layer(step: MergeLayer, planned: Planned) -> None:
     point("layer merged")
 
 
-def pull_layer(step: PullLayer) -> None:
+def pull_layer(step: PullLayer, planned: Planned) -> None:
     """Let the running guest's QEMU copy into its active layer what that does not share with `backing`."""
+    vm_dir.check_wanted(step.disk, planned)
     path, record = _layer(step.disk, step.layer), records.record_of(step.disk)
     if backing_of(record, path)[0] == step.backing:
         return
@@ -235,47 +237,49 @@ def _refuse_hot(step: PullLayer, record: Record) -> None:
 
 def drop_strays(step: DropStrays, planned: Planned) -> None:
     """Remove layers of failed snapshots, never one that the guest writes to or that lies below another."""
-    record = records.record_of(step.disk)
-    folder = folder_of(record)
-    active = record.path
-    if step.domain:
-        active = block_jobs.find(step.domain, active)[1]
-    keep = {*step.known, int(os.path.basename(active)), int(os.path.basename(record.path))}
-    if step.domain:
-        # libvirt knows a layer that the guest has open by one of its names, which need not be the one in a
-        # header.
-        keep |= block_jobs.opened(step.domain, folder)
-    while True:
-        names = {int(name) for name in os.listdir(folder) if disk_names.is_number(name)}
-        raw = (
-            {number for number in names if os.path.samefile(f"{folder}/{number}", active)}
-            if record.format == "raw"
-            else set()
-        )
-        below = {layers.backing_of(f"{folder}/{number}")[0] for number in names - raw}
-        strays = [number for number in sorted(names - keep, reverse=True) if str(number) not in below]
-        if not strays:
-            return
-        _check(step.disk, planned)()
-        files.unlink(f"{folder}/{strays[0]}")
-        in_memory.settle(folder)
-        point("stray removed")
+    with vm_dir.publishing(step.disk.vm, step.disk.vm_dir, planned, step.disk.disk):
+        record = records.record_of(step.disk)
+        folder = folder_of(record)
+        active = record.path
+        if step.domain:
+            active = block_jobs.find(step.domain, active)[1]
+        keep = {*step.known, int(os.path.basename(active)), int(os.path.basename(record.path))}
+        if step.domain:
+            # libvirt knows a layer that the guest has open by one of its names, which need not be the one in
+            # a header.
+            keep |= block_jobs.opened(step.domain, folder)
+        while True:
+            names = {int(name) for name in os.listdir(folder) if disk_names.is_number(name)}
+            raw = (
+                {number for number in names if os.path.samefile(f"{folder}/{number}", active)}
+                if record.format == "raw"
+                else set()
+            )
+            below = {layers.backing_of(f"{folder}/{number}")[0] for number in names - raw}
+            strays = [number for number in sorted(names - keep, reverse=True) if str(number) not in below]
+            if not strays:
+                return
+            _check(step.disk, planned)()
+            files.unlink(f"{folder}/{strays[0]}")
+            in_memory.settle(folder)
+            point("stray removed")
 
 
-def drop_layer(step: DropLayer) -> None:
+def drop_layer(step: DropLayer, planned: Planned) -> None:
     """Remove a layer; raise BadRecord if anything still lies over it."""
-    record = records.record_of(step.disk)
-    folder = folder_of(record)
-    if step.layer == int(os.path.basename(record.path)):
-        raise BadRecord(f"layer {step.layer} in {folder} is the active one")
-    for number in layers.numbered(folder):
-        is_raw = number == int(os.path.basename(record.path)) and record.format == "raw"
-        if (
-            not is_raw
-            and number != step.layer
-            and layers.backing_of(f"{folder}/{number}")[0] == str(step.layer)
-        ):
-            raise BadRecord(f"layer {number} in {folder} still lies over {step.layer}")
-    files.unlink(f"{folder}/{step.layer}")
-    in_memory.settle(folder)
-    point("layer removed")
+    with vm_dir.publishing(step.disk.vm, step.disk.vm_dir, planned, step.disk.disk):
+        record = records.record_of(step.disk)
+        folder = folder_of(record)
+        if step.layer == int(os.path.basename(record.path)):
+            raise BadRecord(f"layer {step.layer} in {folder} is the active one")
+        for number in layers.numbered(folder):
+            is_raw = number == int(os.path.basename(record.path)) and record.format == "raw"
+            if (
+                not is_raw
+                and number != step.layer
+                and layers.backing_of(f"{folder}/{number}")[0] == str(step.layer)
+            ):
+                raise BadRecord(f"layer {number} in {folder} still lies over {step.layer}")
+        files.unlink(f"{folder}/{step.layer}")
+        in_memory.settle(folder)
+        point("layer removed")

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from ..model.refs import Owner
 
 
+def look(disk: DiskRef, image: ImageRef, seq: int) -> dict[str, object]:
+    """Return such a disk as `before`, and the `epoch` that is due; nothing if the image waits for none."""
+    before = owner(disk, image, seq)
+    return {"before": before.to_data(), "epoch": seq} if before else {}
+
+
 def owner(disk: DiskRef, image: ImageRef, seq: int) -> Owner | None:
     """Return for which such disk the image waits, None for none; `seq`: that of the VM's history now."""
     try:

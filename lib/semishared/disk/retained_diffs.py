@@ -341,6 +341,11 @@ def _files_of(directory: str, disk: int) -> list[str]:
     return found if found or files.is_absent(plain, follow=True) else [plain]
 
 
+def find_kept(vm: int, location: str, systems: tuple[int, ...]) -> dict[str, object]:
+    """Return what is `kept` of a VM in all system datastores of this host, as `found` does."""
+    return {"kept": [one for system in systems for one in found(f"{location}/{system}", vm)]}
+
+
 def found(system: str, vm: int = -1) -> list[dict[str, object]]:
     """Return the kept diffs (of one VM) in a system datastore: where, of which disk and image, and the bytes
     that are not committed.

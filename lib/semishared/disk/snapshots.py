@@ -107,12 +107,12 @@ def _layers(record: Record, path: str) -> dict[str, object]:
     return {"aliases": sorted(set(names) - set(layers.numbered(folder))), "layers": tree, "active": active}
 
 
-def rest_for(step: RestGuest, do: Callable[[], object]) -> dict[str, object]:
-    """Let a running guest rest while `do` is done."""
+def rest_for(step: RestGuest, question: Callable[..., object]) -> dict[str, object]:
+    """Let a running guest rest while the front-end, which is asked for that, does something elsewhere."""
     job_lock.take(step.vm, step.vm_dir)
     recovery.recover(step.vm_dir, step.domain)
     with freeze.resting(step.vm_dir, step.domain, step.freeze) as rested:
-        do()
+        question(rests=step.domain)
         point("moment over")
     return rested.to_data()
 
@@ -155,12 +155,13 @@ def snapshot_file(record: Record, snapshot: int) -> tuple[str, str]:
     return path, str(found.get(snapshot, {}).get("format", "qcow2"))
 
 
-def grow(step: GrowDisk) -> dict[str, object]:
+def grow(step: GrowDisk, planned: Planned) -> dict[str, object]:
     """Grow a disk: its active layer or image; return a network disk, which is not grown here.
 
     A disk is its active layer, an image, or a clone on the store. No guest has it open: the hypervisor grows
     a disk that one has, if there is room for that.
     """
+    vm_dir.check_wanted(step.disk, planned)
     pending_jobs.settle(step.disk.vm, step.disk.vm_dir)
     record = records.record_of(step.disk)
     if record.bridged:

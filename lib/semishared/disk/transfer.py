@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Callable, Iterable, Iterator
 
 from ..base import cache, room
 from ..device import systems
@@ -32,7 +32,17 @@ from ..guest import virsh
 from ..model.device.classes import Want
 from ..model.disk import names as disk_names
 from ..model.disk.record import Record
-from ..model.steps import ClearVm, MakeRoom, ReceiveVm, ReleaseVm, RenameVm, has_arrived, no_records
+from ..model.steps import (
+    ClearVm,
+    MakeRoom,
+    ReceiveFile,
+    ReceiveVm,
+    ReleaseVm,
+    RenameVm,
+    SendVm,
+    has_arrived,
+    no_records,
+)
 from ..stage import base_in_transit
 from ..stage.ensure import ensure
 from ..tools import beneath, files, progress
@@ -44,6 +54,7 @@ from . import (
     guard,
     history,
     on_devices,
+    pending_jobs,
     records,
     retained_diffs,
     vm_dir,
@@ -52,7 +63,39 @@ from . import (
 )
 from .epochs import Planned
 
+if TYPE_CHECKING:
+    from ..model.disk.commit_steps import KeepStale
+
 CHUNK = 1 << 20
+
+
+def send_vm(step: SendVm, tell: Callable[..., None], write: Callable[[bytes], None]) -> dict[str, object]:
+    """Send a VM directory, and say what was `sent`."""
+    vm_dir_inventory.unmark(step.vm_dir, step.token)
+    _enter(step.vm, step.vm_dir, step.domain)
+    sent = send(step.vm_dir, write, step.deltas)
+    tell(event="sent", **sent)
+    point("directory sent")
+    return sent
+
+
+def _enter(vm: int, directory: str, domain: str) -> None:
+    """See that a VM directory does not depend on another one, of which it is a copy that its guest has not
+    entered.
+
+    Nor that its disks lie over their stores in part only (guest/base_switch.py), or are about to leave a
+    device, when their names do not lead to what is right yet (guest/device_switch.py).
+    """
+    pending_jobs.end_moves(vm, directory)
+    if not os.path.lexists(disk_names.delta_note(directory)):
+        return
+    from ..guest import active_layer, deltas, device_switch, job_lock
+    from . import recovery
+
+    if active_layer.origin(directory) or active_layer.leaving(directory) or device_switch.left(directory):
+        job_lock.take(vm, directory)
+        recovery.check_there(directory)
+        deltas.merge(directory, domain)
 
 
 def send(directory: str, write: Callable[[bytes], None], deltas: Iterable[int] = ()) -> dict[str, object]:
@@ -120,7 +163,7 @@ def make_room(step: MakeRoom, ask: room.Ask | None) -> None:
 def receive(
     step: ReceiveVm,
     chunks: Iterator[bytes],
-    sent_sha256: Callable[[], str],
+    sha256: Callable[[], str],
     planned: Planned,
     ask: room.Ask | None,
 ) -> None:
@@ -136,13 +179,27 @@ def receive(
         received = _unpack(staging, chunks)
         on_devices.arrived(staging, made)
         point("incoming unpacked")
-        if sent_sha256() != received:
+        if sha256() != received:
             raise TransferCorrupt(f"VM {step.vm}: what arrived on {os.uname().nodename} is not what was sent")
         guard.check_received(staging, step.vm, step.vm_dir, step.foreign)
         if step.deltas:
             _add_deltas(staging, step.deltas)
         _publish(staging, step, move, planned, ask)
     vm_dir_siblings.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
+
+
+def receive_file(step: ReceiveFile, planned: Planned, chunks: Iterator[bytes]) -> None:
+    """Publish a file whose bytes arrive."""
+    digest = hashlib.sha256()
+    directory, name = os.path.split(step.path)
+    with vm_dir.published(step.vm, directory, name, planned) as staged:
+        with open(staged, "xb") as file:
+            for chunk in chunks:
+                digest.update(chunk)
+                file.write(chunk)
+                progress.count("received", len(chunk))
+        if digest.hexdigest() != step.sha256:
+            raise TransferCorrupt(f"{step.path} did not arrive whole on {os.uname().nodename}")
 
 
 def _add_deltas(staging: str, disks: tuple[int, ...]) -> None:
@@ -254,6 +311,7 @@ def _adopt(
 
 def rename(step: RenameVm, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
     """Copy a VM directory to another system datastore of this host; return the source's fingerprint."""
+    _enter(step.vm, step.source, step.domain)
     beneath.refuse_link(step.source)
     source, target = vm_dir_inventory.describe(step.source), vm_dir_inventory.describe(step.vm_dir)
     if has_arrived(source, target, planned.seq):
@@ -310,6 +368,17 @@ def _begin_deltas(staging: str, source: str, disks: list[Record]) -> None:
     for record in disks:
         active_layer.create(record)
     active_layer.note(staging, disks, source)
+
+
+def keep_stale(step: KeepStale, planned: Planned) -> dict[str, object]:
+    """Keep what is not committed of a VM directory that is to go, if its VM was taken over, and it is as it
+    was `seen`.
+    """
+    with vm_dir.publishing(step.vm, step.vm_dir, planned):
+        if vm_dir_inventory.fingerprint(step.vm_dir) != step.seen:
+            return {"kept": [], "seen": step.seen}
+        found = retained_diffs.keep_stale(step.vm, step.vm_dir)
+        return {"kept": found, "seen": vm_dir_inventory.fingerprint(step.vm_dir) if found else step.seen}
 
 
 def release(step: ReleaseVm, planned: Planned) -> dict[str, object]:

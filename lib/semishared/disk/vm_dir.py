@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Callable, Iterator
 
 from .. import store
-from ..base import cache
+from ..base import cache, room
 from ..device import devices
 from ..errors import BadRecord, DataInTheWay, LateAction, NoSpace, SemisharedError, VmGone
 from ..model.disk import names as disk_names
@@ -30,7 +30,7 @@ from .epochs import Planned
 from .records import read_record as read_record
 
 if TYPE_CHECKING:
-    from ..model.device.steps import NoteClasses, NoteHot
+    from ..model.device.steps import NoteClasses, NoteHot, PlaceLayers
 
 VERSION = 1
 """Of vm.json."""
@@ -89,8 +89,18 @@ def note_seq(vm_dir: str, seq: int) -> None:
         files.write_json(disk_names.history_note(vm_dir), {"version": VERSION, "seq": seq})
 
 
-def prepare(vm: int, vm_dir: str, planned: Planned) -> None:
-    """Make the VM directory; remove what was left of an older one of the VM."""
+def prepare(vm: int, vm_dir: str, planned: Planned, ask: room.Ask | None) -> None:
+    """Make the VM directory, in the room of idle bases if there is no other; remove what was left of an older
+    one of the VM.
+    """
+    try:
+        _prepare(vm, vm_dir, planned)
+    except NoSpace:
+        room.for_disk(vm_dir, room.LITTLE, ask)
+        _prepare(vm, vm_dir, planned)
+
+
+def _prepare(vm: int, vm_dir: str, planned: Planned) -> None:
     from ..device import systems
 
     with publishing(vm, vm_dir, planned), files.enough_space(vm_dir):
@@ -173,6 +183,9 @@ def note_classes(step: NoteClasses, planned: Planned) -> None:
     disk = step.disk
     with publishing(disk.vm, disk.vm_dir, planned, disk.disk), files.enough_space(disk.vm_dir):
         _note_in_record(disk.vm_dir, disk.disk, classes=tuple(step.classes))
+    from . import in_memory
+
+    in_memory.check_made(disk)
 
 
 def note_hot(step: NoteHot, planned: Planned) -> None:
@@ -180,6 +193,15 @@ def note_hot(step: NoteHot, planned: Planned) -> None:
     disk = step.disk
     with publishing(disk.vm, disk.vm_dir, planned, disk.disk), files.enough_space(disk.vm_dir):
         _note_in_record(disk.vm_dir, disk.disk, hot=True)
+
+
+def place_layers(step: PlaceLayers, planned: Planned) -> None:
+    """Give the layers of a disk that is to be made their place on a device of the pool."""
+    from ..model.device.classes import Want
+
+    disk = step.disk
+    with publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+        on_devices.place(disk.vm_dir, disk.vm, disk.disk, step.expected, want=Want(step.classes, step.size))
 
 
 def _note_in_record(vm_dir: str, disk: int, **what: Any) -> None:
@@ -191,7 +213,7 @@ def _note_in_record(vm_dir: str, disk: int, **what: Any) -> None:
 
 
 def remove_disk(
-    disk: DiskRef, planned: Planned, store_dir: str = "", *, forget: bool = True, done: bool = False
+    disk: DiskRef, planned: Planned, store_dir: str = "", *, forget: bool = False, done: bool = False
 ) -> dict[str, object]:
     """Remove a disk's file or link, its clone on `store_dir`, its record and its lease. Never follow a link.
 
@@ -276,12 +298,29 @@ def _unlink_disk(disk: DiskRef) -> None:
 
 
 def end_session(disk: DiskRef, planned: Planned) -> dict[str, object]:
-    """Remove an in-place disk; raise DataInTheWay if it is a file, perhaps the only copy of its data."""
+    """Remove an in-place disk; raise DataInTheWay if it is a file, perhaps the only copy of its data. A diff
+    is only reported.
+    """
+    record = records.as_found(disk.vm_dir, disk.disk)
+    if record and record.place.commits:
+        return {"commits": True}
     if not files.is_absent(disk.path) and not os.path.islink(disk.path):
         raise DataInTheWay(
             f"{disk.path} on {os.uname().nodename} is to be saved but is no link to a shared image"
         )
-    return remove_disk(disk, planned)
+    return remove_disk(disk, planned, forget=True)
+
+
+def forget_disk(disk: DiskRef, planned: Planned) -> None:
+    """Remove a disk whose clone on the network is gone."""
+    remove_disk(disk, planned, forget=True)
+
+
+def confirm_disk(disk: DiskRef, planned: Planned) -> None:
+    """Raise VmGone or LateAction if a disk was deleted since this was planned."""
+    with publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+        if records.read_record(disk.vm_dir, disk.disk) is None:
+            raise VmGone(f"disk {disk.disk} of VM {disk.vm} was deleted while it was being made")
 
 
 def _is_elsewhere(vm: int, vm_dir: str) -> bool:
@@ -302,6 +341,18 @@ def _note(file: IO[str], vm: int, vm_dir: str, key: str, planned: Planned, *, mu
         return False
     point("deletion noted")
     return True
+
+
+def remove_vm(vm: int, vm_dir: str, planned: Planned) -> dict[str, object]:
+    """Remove a VM directory and all leases of the VM; return where diffs of it were `kept`."""
+    found: list[str] = []
+
+    def keep() -> str:
+        found.extend(retained_diffs.keep_all(vm, vm_dir))
+        return ""
+
+    remove(vm, vm_dir, planned, keep)
+    return {"kept": found}
 
 
 def remove(vm: int, vm_dir: str, planned: Planned, why_not: Callable[[], str] = str) -> str:

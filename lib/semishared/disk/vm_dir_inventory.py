@@ -12,8 +12,9 @@ import os
 from typing import Iterable
 
 from ..errors import BadRecord
+from ..guest import job_lock
 from ..model.disk import names as disk_names
-from ..tools import extents, files
+from ..tools import extents, files, locks
 from ..tools.effects import point
 from . import history, on_devices, records
 
@@ -148,59 +149,71 @@ def describe(directory: str) -> dict[str, object]:
     }
 
 
+def records_of(vm_dir: str) -> dict[str, object]:
+    """Return the records of a VM's disks, and whether its directory is `present`."""
+    return {
+        "present": os.path.isdir(vm_dir),
+        "records": [record.to_data() for record in records.records(vm_dir)],
+    }
+
+
 # -- the same directory under two names -------------------------------------------------------------
 
 
-def mark(vm: int, directory: str) -> dict[str, object]:
+def mark(vm: int, vm_dir: str) -> dict[str, object]:
     """Put a token into the VM directory, and beside it: who looks there, or here, knows the directory again.
 
     Both, since another client of a network file system may remember for a while that the directory was not
     there.
     """
-    parent = os.path.dirname(directory)
-    for folder in (parent, directory):
+    if locks.is_held(disk_names.disks_lock(disk_names.base_store_of(vm_dir), vm)):
+        # What is not oned's (a disk that goes to another device) would have the directory be another than was
+        # sent.
+        job_lock.take(vm, vm_dir)
+    parent = os.path.dirname(vm_dir)
+    for folder in (parent, vm_dir):
         files.remove_stale(folder)
-    found = seen(directory)
+    found = seen(vm_dir)
     token = os.path.basename(files.staged_name(f"{parent}/{HERE}-{vm}"))
     if not found["present"]:
         return found
-    for folder in (directory, parent):
+    for folder in (vm_dir, parent):
         try:
             os.close(os.open(f"{folder}/{token}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
         except OSError:
             break  # a full disk must not keep a VM; the fingerprint tells as well
     point("directory marked")
-    return {**found, "token": token, "seen": fingerprint(directory)}
+    return {**found, "token": token, "seen": fingerprint(vm_dir)}
 
 
-def seen(directory: str) -> dict[str, object]:
+def seen(vm_dir: str) -> dict[str, object]:
     """Return the same of a VM directory that is not marked."""
-    found = describe(directory)
+    found = describe(vm_dir)
     if not found["present"]:
         return {**found, "token": "", "seen": "", "bytes": 0, "bases": []}
     answer = {
         **found,
         "token": "",
-        "seen": fingerprint(directory),
-        "bytes": allocated(directory),
-        "bases": bases(directory),
+        "seen": fingerprint(vm_dir),
+        "bytes": allocated(vm_dir),
+        "bases": bases(vm_dir),
     }
-    more = {"diffs": has_diffs(directory), "classes": classes(directory), "sizes": sizes(directory)}
+    more = {"diffs": has_diffs(vm_dir), "classes": classes(vm_dir), "sizes": sizes(vm_dir)}
     return {**answer, **{name: value for name, value in more.items() if value}}
 
 
-def unmark(directory: str, token: str) -> None:
+def unmark(vm_dir: str, token: str) -> None:
     """Take the token away again."""
     if disk_names.is_staged(token) and "/" not in token:
-        for folder in (os.path.dirname(directory), directory):
+        for folder in (os.path.dirname(vm_dir), vm_dir):
             files.unlink(f"{folder}/{token}")
 
 
-def look(directory: str, token: str, seen: str) -> dict[str, object]:
+def look(vm_dir: str, token: str, seen: str) -> dict[str, object]:
     """Return what there is of a VM directory, and whether it is the one with this token or fingerprint."""
     return {
-        **describe(directory),
-        "same": _has_token(directory, token) or bool(seen and fingerprint(directory) == seen),
+        **describe(vm_dir),
+        "same": _has_token(vm_dir, token) or bool(seen and fingerprint(vm_dir) == seen),
     }
 
 

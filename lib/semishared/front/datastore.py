@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The datastore actions: argv is an id, stdin is DS_DRIVER_ACTION_DATA, stdout is the answer.
 
-docs/explanation/contract.md has the contract. plan/store/datastore.py plans them; here is what the front-end
-does itself.
+docs/explanation/contract.md has the contract, and plan/store/datastore.py plans them.
 """
 
 from __future__ import annotations
@@ -11,11 +10,13 @@ import os
 import sys
 from typing import Any
 
-from ..errors import BadArguments, StoreUnavailable
+from .. import table
+from ..errors import BadArguments
 from ..model.disk import names as disk_names
 from ..model.exchange import Part
 from ..model.refs import Step
-from ..model.store import datastore_steps as d
+from ..model.store.datastore_steps import CheckStore
+from ..named import NamedTuple
 from ..opennebula.driver_data import DriverData
 from ..opennebula.report import Report
 from ..plan.store import datastore as plans
@@ -31,64 +32,24 @@ there.
 """
 
 
-class FrontEnd:
-    """What the front-end does itself: steps to functions."""
+class Work(NamedTuple):
+    """One action, as the steps that the front-end carries out itself see it (table.py)."""
 
-    def __init__(self, action: Action, asked: plans.Asked) -> None:
-        self._action = action
-        self._asked = asked
+    action: Action
+    asked: plans.Asked
 
     def do(self, step: Step) -> Any:
-        """Carry out one step: its own, or one that names a verb of a store that is changed here."""
-        if hasattr(self, type(step).__name__):
-            return getattr(self, type(step).__name__)(step)
-        from ..store import verbs
+        """Carry out a step; raise StoreAbsent if a store seems to be no more than its mount point."""
+        found = table.carry_out(step, self)
+        if isinstance(step, CheckStore) and self.action.name in CHANGES:
+            # What we have made anything in has a directory of ours: then nothing more is loaded.
+            marked = step.access.marker or step.access.can.has_bridge
+            if not marked and not os.path.lexists(f"{step.where}/{disk_names.SIDE}"):
+                from .mount_point import refuse
 
-        return verbs.do(step)
-
-    def CheckStore(self, step: d.CheckStore) -> Any:
-        from ..store import verbs
-
-        found = verbs.do(step)
-        # What we have made anything in has a directory of ours: then nothing more is loaded.
-        is_new = (
-            not step.access.marker
-            and not step.access.can.has_bridge
-            and not os.path.lexists(f"{step.where}/{disk_names.SIDE}")
-        )
-        if is_new and self._action.name in CHANGES:
-            from .mount_point import refuse
-
-            refuse(
-                self._asked.datastore, step.where, self._asked.image if self._action.name == "rm" else None
-            )
+                removed = self.asked.image if self.action.name == "rm" else None
+                refuse(self.asked.datastore, step.where, removed)
         return found
-
-    def MeasureSource(self, step: d.MeasureSource) -> int:
-        from .upload import Upload
-
-        return Upload(self._asked, self._action).size()
-
-    def StoreUpload(self, step: d.StoreUpload) -> str:
-        from .upload import Upload
-
-        return Upload(self._asked, self._action).carry_out(step)
-
-    def ListRoots(self, step: d.ListRoots) -> list[str]:
-        from ..opennebula.oned import Oned
-
-        found = {
-            path
-            for one in Oned().datastores()
-            for path in (one.base_path, one.attribute("SEMISHARED_FS_ROOT"))
-        }
-        return sorted(path for path in found if path.startswith("/"))
-
-    def MakeStore(self, step: d.MakeStore) -> None:
-        try:
-            os.makedirs(step.directory, exist_ok=True)
-        except OSError as e:
-            raise StoreUnavailable(f"{step.directory}: {e.strerror}") from None
 
 
 def planned(action: Action) -> Part[str]:
@@ -100,7 +61,7 @@ def planned(action: Action) -> Part[str]:
     asked = plans.Asked(
         data.image, data.datastore, most, tuple(MKFS), os.urandom(16).hex(), os.uname().nodename
     )
-    action.here = FrontEnd(action, asked).do
+    action.here = Work(action, asked).do
     return plans.planned(action.name, asked)
 
 

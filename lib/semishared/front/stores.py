@@ -31,6 +31,14 @@ class Marked(NamedTuple):
     why_not: str = ""
 
 
+def roots() -> list[str]:
+    """Return the directories that all datastores have what they keep in, as oned says."""
+    found = {
+        path for one in Oned().datastores() for path in (one.base_path, one.attribute("SEMISHARED_FS_ROOT"))
+    }
+    return sorted(path for path in found if path.startswith("/"))
+
+
 def cloud_of(datastores: Iterable[Datastore]) -> str:
     """Return the id that datastores of ours have of their cloud, a new one if none has any."""
     found = sorted({store.attribute("SEMISHARED_CLOUD") for store in datastores} - {""})

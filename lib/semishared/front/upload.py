@@ -32,6 +32,16 @@ if TYPE_CHECKING:
 ALWAYS_RESTRICTED = ("/var/lib/one", "/etc", "/root", "/proc", "/sys", "/dev", "/run")
 
 
+def measure(asked: Asked, action: Action) -> int:
+    """Return the size in bytes that the image of an action will have."""
+    return Upload(asked, action).size()
+
+
+def publish(step: StoreUpload, asked: Asked, action: Action) -> str:
+    """Publish the image of an action; return its format."""
+    return Upload(asked, action).carry_out(step)
+
+
 class Upload:
     """What is at the PATH of the image that an action is asked for, and what may be done with it."""
 

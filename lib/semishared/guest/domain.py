@@ -122,6 +122,11 @@ def disks(name: str) -> Dict[str, str]:
     return found
 
 
+def targets(domain: str) -> List[str]:
+    """Return the targets of a running guest's disks."""
+    return list(disks(domain))
+
+
 def encrypted(name: str) -> Set[str]:
     """Return the targets of a running guest's disks of which QEMU decrypts something: what they are, or what
     that lies over.
@@ -182,7 +187,7 @@ HOPS = 8
 """Links that are followed from a disk's name to its file; more is a circle."""
 
 
-def disk_types(vm_dir: str, name: str) -> Dict[str, Dict[str, object]]:
+def disk_types(vm_dir: str, domain: str) -> Dict[str, Dict[str, object]]:
     """Return the `type` of each disk that a running guest has open, by its target; of a file also its path,
     and through which `directories` outside of the VM's it, and all that it lies over, is found: '' stands for
     the VM's, in which there is one.
@@ -190,7 +195,7 @@ def disk_types(vm_dir: str, name: str) -> Dict[str, Dict[str, object]]:
     For disks of other drivers, which have no record.
     """
     found: Dict[str, Dict[str, object]] = {}
-    for disk in ElementTree.fromstring(dumpxml(name)).iterfind("devices/disk"):
+    for disk in ElementTree.fromstring(dumpxml(domain)).iterfind("devices/disk"):
         target, source = disk.find("target"), disk.find("source")
         if target is None or source is None:
             continue

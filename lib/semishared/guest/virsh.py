@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 
-from ..errors import SemisharedError
+from ..errors import MigrationRefused, SemisharedError
 from ..named import NamedTuple
 from ..tools.run import run
 
@@ -73,6 +73,12 @@ def _virsh(*argv: str) -> str:
 def active_domains() -> set[str]:
     """Return names and UUIDs of the domains that run on this host, paused ones too."""
     return set(_virsh("list", "--name", "--uuid").split())
+
+
+def check_not_running(domain: str) -> None:
+    """Raise MigrationRefused if a domain runs on this host; '' as a name is a machine that runs none."""
+    if domain and domain in active_domains():
+        raise MigrationRefused(f"domain {domain} still runs on {os.uname().nodename}, nothing was removed")
 
 
 def why_in_use(name: str) -> str:

@@ -17,18 +17,33 @@ import queue
 import signal
 import threading
 import time
+from typing import TYPE_CHECKING
 
 from ..device import hung
-from ..disk import epochs, records
-from ..errors import HostFailed, HostOutdated, SemisharedError, TooLarge, ToolTimeout, of_system
+from ..disk import epochs, guard, records
+from ..errors import (
+    BadArguments,
+    HostFailed,
+    HostOutdated,
+    SemisharedError,
+    TooLarge,
+    ToolTimeout,
+    of_system,
+)
 from ..guest import job_lock
+from ..model import steps as s
+from ..table import STEPS, carry_out, loaded
 from ..tools import locks, progress, standstill
 from ..tools.beneath import readable
 from ..tools.ending import ended
 from ..wire.messages import RELEASE, Message, Reader, Writer
-from .execute import Execution, read_given, read_plan
-from .work import Conversation
+from .work import Work
 
+if TYPE_CHECKING:
+    from ..model.disk.acquired import Given
+
+loaded(STEPS["CreateOverlay"])
+"""Loaded while the front-end still asks oned, with all that most plans come to."""
 ALIVE_S = 5
 DYING_S = 5
 
@@ -82,13 +97,14 @@ class Host:
             standstill.limit_s = limit_s
         job_lock.action = str(plan.get("action", "")) if isinstance(plan, dict) else ""
         answers = isinstance(plan, dict) and plan.get("answers") is True
-        talk = Conversation(self._writer, self._inbox.get, self._heard, answers)
-        execution, locks.say = Execution(planned, talk), talk.warn
+        work = Work(planned, self._writer, self._inbox.get, self._heard, answers)
+        locks.say = work.warn
         progress.moved.clear()
         results = []
         for step in steps:
             progress.touch()
-            results.append(execution.step(step))
+            guard.guard(step, work.warn, seq)
+            results.append(carry_out(step, work))
         return {"results": results, "moved": dict(progress.moved)}
 
     def _heard(self) -> Message:
@@ -141,6 +157,29 @@ class Host:
                 self._writer.send(event="alive")
             except OSError:
                 os.killpg(0, signal.SIGKILL)
+
+
+def read_plan(data: object) -> tuple[int, list[s.Step]]:
+    """Return SEQ (-1: not known) and steps of a plan in JSON data; raise BadArguments."""
+    if (
+        not isinstance(data, dict)
+        or not isinstance(data.get("steps"), list)
+        or not isinstance(data.get("seq"), int)
+    ):
+        raise BadArguments("not a plan")
+    return data["seq"], [s.from_data(step) for step in data["steps"]]
+
+
+def read_given(plan: object) -> dict[int, dict[int, Given]]:
+    """Return what oned has given VMs as their disks, by VM, as far as the plan in JSON data says; raise
+    BadArguments.
+    """
+    said = plan.get("given", []) if isinstance(plan, dict) else []
+    if not said:
+        return {}
+    from ..model.disk.acquired import Given  # moves alone say it
+
+    return {vm: {disk: Given.from_data(data) for disk, data in disks} for vm, disks in said}
 
 
 def main() -> int:

@@ -1,58 +1,76 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What steps have of their plan: its conversation (wire/messages.py), and the state at its arrival."""
+"""What a step on a host may name beside its own fields (table.py): the state when its plan arrived, and the
+rest of the conversation that the plan came in (wire/messages.py).
+"""
 
 from __future__ import annotations
 
-from typing import Callable, Iterator
+from typing import Callable, Iterator, Optional, Union
 
-from ..base import room
+from ..base.room import Ask
 from ..disk.epochs import Planned
 from ..errors import TransferCorrupt
 from ..tools import progress
 from ..wire.messages import Message, Writer
 
 
-class Conversation:
-    """The rest of the conversation that a plan came with.
+class Work:
+    """One plan, as its steps see it."""
 
-    `poll` returns what the front-end has said meanwhile, None if nothing; `answers`: it answers questions.
-    """
+    planned: Planned
+    """What was so when it arrived."""
+    seq: int
+    """SEQ of the VM's last history record when it was planned, -1 if that is not known."""
+    ask: Optional[Ask]
+    """What asks the front-end, None if it does not answer."""
+    tell: Callable[..., None]
+    """Sends an event to the front-end."""
+    write: Callable[[Union[bytes, memoryview]], None]
+    """Sends it data."""
+    poll: Callable[[], object]
+    """Returns what the front-end has said meanwhile, None if nothing."""
 
     def __init__(
-        self, writer: Writer, next_message: Callable[[], Message], poll: Callable[[], Message], answers: bool
+        self,
+        planned: Planned,
+        writer: Writer,
+        next_message: Callable[[], Message],
+        poll: Callable[[], Message],
+        answers: bool,
     ) -> None:
-        self.send = writer.send
-        self.send_data = writer.send_data
-        self.poll = poll
+        self.planned, self.seq = planned, planned.seq
+        self.ask = self.question if answers else None
+        self.tell, self.write, self.poll = writer.send, writer.send_data, poll
         self._inbox = next_message
-        self._answers = answers
         self._end: Message = None
 
-    def next(self) -> Message:
+    def _next(self) -> Message:
         """Return the next message."""
         # The front-end may wait for another host, or for a backup server: it has limits of its own. If it
         # dies, so does this process (hostside.py).
         with progress.waiting():
             return self._inbox()
 
+    @property
     def chunks(self) -> Iterator[bytes]:
         """Yield the data that follows the plan, up to a message that is none."""
         while True:
-            message = self.next()
+            message = self._next()
             if not isinstance(message, bytes):
                 break
             yield message
         self._end = message
 
+    @property
     def extents(self) -> Iterator[tuple[int, bytes]]:
         """Yield the extents that follow the plan, {"extent": index} and the bytes of each, up to a message
         that is none.
         """
         while True:
-            message = self.next()
+            message = self._next()
             if not isinstance(message, dict) or "extent" not in message:
                 break
-            content = self.next()
+            content = self._next()
             if not isinstance(content, bytes) or not isinstance(message["extent"], int):
                 raise TransferCorrupt("an extent without its bytes")
             yield message["extent"], content
@@ -62,26 +80,13 @@ class Conversation:
         """Return what the message behind the data says that its hash is."""
         return str(self._end.get("sha256")) if isinstance(self._end, dict) else ""
 
-    @property
-    def asking(self) -> room.Ask | None:
-        """What asks the front-end, None if it does not answer."""
-        return self.ask if self._answers else None
-
     def warn(self, text: str) -> None:
         """Say what the action's log is to say as a warning."""
-        self.send(event="warning", text=text)
+        self.tell(event="warning", text=text)
 
-    def ask(self, **question: object) -> dict[str, object]:
+    def question(self, **question: object) -> dict[str, object]:
         """Ask the front-end; return its answer, an empty one if it has none."""
-        self.send(event="ask", **question)
-        message = self.next()
+        self.tell(event="ask", **question)
+        message = self._next()
         answer = message.get("answer") if isinstance(message, dict) else None
         return answer if isinstance(answer, dict) else {}
-
-
-class Steps:
-    """Steps of one plan to functions: `planned` is what was so when it arrived."""
-
-    def __init__(self, planned: Planned, talk: Conversation) -> None:
-        self.planned = planned
-        self.talk = talk

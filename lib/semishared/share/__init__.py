@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shares, where they are made: one module for each file system that holds a directory to its size.
 
-What concerns all of them is in life.py; verbs.py says which function carries out which step
-(model/share/steps.py).
+What concerns all of them is in life.py. A function that carries out a step (model/share/steps.py) has its
+fields as arguments.
 """
 
 from __future__ import annotations

@@ -69,6 +69,13 @@ def ensure(
     )
 
 
+def stage(root: str, image: ImageRef, ask: room.Ask | None) -> dict[str, object]:
+    """Have the base of an image; return its `generation`, and what `NameGeneration` is to make known."""
+    content = store.content(image)
+    base, _ = ensure(root, image, ask, content=content)
+    return {"generation": base.generation, **content.unnamed()}
+
+
 def _have(
     root: str, image: ImageRef, ask: room.Ask | None, want: room.Want, content: Optional[store.Content]
 ) -> cache.Base:

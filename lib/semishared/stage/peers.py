@@ -352,27 +352,27 @@ def _in_groups(ready: Sequence[Wanted], is_rest: bool, rate: int) -> Iterator[Se
 
 
 def serve_extents(
-    step: ServeExtents, send: Callable[..., None], write: Callable[[Bytes], None]
+    step: ServeExtents, tell: Callable[..., None], write: Callable[[Bytes], None]
 ) -> dict[str, object]:
-    """Write extents as packets; `send` says what there is to be said beside them."""
-    return _serve(((b"", group) for group in groups_of(step.root, step.wanted, step.rate)), step, send, write)
+    """Write extents as packets; `tell` says what there is to be said beside them."""
+    return _serve(((b"", group) for group in groups_of(step.root, step.wanted, step.rate)), step, tell, write)
 
 
-def serve(step: ServeBase, send: Callable[..., None], write: Callable[[Bytes], None]) -> dict[str, object]:
-    """Write a base as packets; `send` says what there is to be said beside them."""
-    return _serve(groups(step.root, step.name, step.wanted, step.rate, step.knows), step, send, write)
+def serve(step: ServeBase, tell: Callable[..., None], write: Callable[[Bytes], None]) -> dict[str, object]:
+    """Write a base as packets; `tell` says what there is to be said beside them."""
+    return _serve(groups(step.root, step.name, step.wanted, step.rate, step.knows), step, tell, write)
 
 
 def _serve(
     pieces: Iterable[tuple[bytes, list[packets.Extent]]],
     step: ServeBase | ServeExtents,
-    send: Callable[..., None],
+    tell: Callable[..., None],
     write: Callable[[Bytes], None],
 ) -> dict[str, object]:
     stand_back()
     with ExitStack() as stack:
         if step.apart and load().is_network_trusted:
-            write = stack.enter_context(clear_tcp.offered(packets.Session.of(step.session), send, write))
+            write = stack.enter_context(clear_tcp.offered(packets.Session.of(step.session), tell, write))
         out = Out(step, write)
         for text, group in pieces:
             if text:

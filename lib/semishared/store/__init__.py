@@ -91,7 +91,7 @@ class Store(Protocol):
 
     # -- looking ------------------------------------------------------------------------------------
 
-    def reach(self, root: str) -> None:
+    def reach(self, where: str) -> None:
         """Raise unless the store is there, and the right one."""
 
     def check(self, image: ImageRef) -> None:
@@ -117,7 +117,7 @@ class Store(Protocol):
     def digest(self, image: ImageRef, kind: str) -> tuple[str, int]:
         """Return the hex digest of a whole image, `kind` as hashlib names it, and its size."""
 
-    def capacity(self, root: str) -> Tuple[int, int, int]:
+    def capacity(self, where: str) -> Tuple[int, int, int]:
         """Return bytes used, total and free of the directory or pool."""
 
     def leftovers(self, root: str) -> List[str]:
@@ -226,7 +226,7 @@ class Store(Protocol):
     def remove_clone(self, image: ImageRef, clone: str) -> None:
         """Remove a clone with its snapshots; one that is not there is removed already."""
 
-    def clone_found(self, image: ImageRef, vm: int, disk: int) -> str:
+    def clone_found(self, image: ImageRef, vm: int, number: int) -> str:
         """Return what `clone` has made for a disk, as its guest last wrote to it: an active layer or an
         image; '' for nothing.
         """
@@ -331,15 +331,15 @@ class Bridged(Store, Protocol):
     def draft(self, image: ImageRef) -> Draft:
         """Return what a host fills that was staged, or hidden."""
 
-    def names(self, root: str) -> List[str]:
+    def names(self, where: str) -> List[str]:
         """Return the names of all images of a pool."""
 
-    def describe(self, root: str, names: Iterable[str]) -> Dict[str, Dict[str, object]]:
+    def describe(self, where: str, names: Iterable[str]) -> Dict[str, Dict[str, object]]:
         """Return age, size, maker, watchers and clones of images of a pool, by name, of those that are
         there.
         """
 
-    def passing(self, root: str, names: Iterable[str]) -> Dict[str, Dict[str, object]]:
+    def passing(self, where: str, names: Iterable[str]) -> Dict[str, Dict[str, object]]:
         """Return the snapshots of images of a pool that are no generations, and who has these images open, by
         name.
         """
@@ -373,6 +373,25 @@ def bridged(access: Access) -> Bridged:
     """Return a store whose kind has a bridge."""
     store: Bridged = KINDS[access.kind](access)
     return store
+
+
+def receive(
+    image: ImageRef, size: int, extents: Iterable[tuple[int, bytes]], sha256: Callable[[], str]
+) -> Dict[str, str]:
+    """Make the new image from extents that arrive; return its `generation`."""
+    return {"generation": of(image.access).receive(image, size, extents, sha256)}
+
+
+def begin_session(image: ImageRef, readonly: bool, shareable: bool) -> Dict[str, List[str]]:
+    """Begin a session of an image, unless its guest only reads it; return who has it `open_by` now."""
+    at = of(image.access)
+    at.check(image)
+    others: List[str] = []
+    if not readonly:
+        if not shareable:
+            others = at.writers(image)
+        at.begin_session(image)
+    return {"open_by": others}
 
 
 def content(image: ImageRef) -> Content:

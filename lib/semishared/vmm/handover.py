@@ -12,8 +12,9 @@ from typing import Any
 from ..model.exchange import Exchange, Here, Say, drive
 from ..opennebula.report import Report, caught
 from ..plan.vm.hypervisor import PLANNERS, READ, Asked, planned
+from ..table import carry_out
 from ..tools.ending import ended
-from .on_host import OnHost
+from .on_host import Work
 
 
 def run(here: str, argv: list[str]) -> int:
@@ -25,11 +26,11 @@ def run(here: str, argv: list[str]) -> int:
 
     def act(report: Report) -> int:
         asked = Asked(name, tuple(argv[1:]), sys.stdin.buffer.read() if name in READ else b"")
-        host = OnHost(here, asked.stdin, report.info)
+        work = Work(here, asked.stdin, report.info)
 
         def do(wanted: Exchange) -> Any:
             if isinstance(wanted, Here):
-                return host.do(wanted.step)
+                return carry_out(wanted.step, work)
             assert isinstance(wanted, Say)
             for level, text in wanted.lines(*wanted.about):
                 getattr(report, level)(text)

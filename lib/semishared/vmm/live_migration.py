@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A live migration: begun through libvirt's binding, watched, limited, counted; and the other libvirtd.
 
-Steps to functions (OnGuest), and one migration (`migrate`).
+Before and after it, what is asked and done on both hosts (model/vm/live_steps.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,15 @@ from ..guest import domain, libvirtd
 from ..guest.job_events import LOOK_S, next_said
 from ..guest.virsh import site
 from ..model.disk import names as disk_names
-from ..model.vm import live_steps as h
-from ..model.vm.live_steps import MigrateOptions
+from ..model.vm.live_steps import (
+    CopyDeltas,
+    MigrateDomain,
+    MigrateOptions,
+    RemoveArrival,
+    SeeDomain,
+    SeeState,
+    SyncTime,
+)
 from ..opennebula.report import Progress
 from ..plan.vm.live_migration import arriving
 from ..tools.run import run
@@ -203,80 +210,97 @@ there since.
 """
 
 
-class OnGuest:
-    """The steps of one migration; `say` is given lines for the log while it goes on."""
+def see_domain(step: SeeDomain) -> dict[str, object]:
+    """Return the `xml` of a running guest, its system `snapshots`, and whether it is `persistent`."""
+    return {
+        "xml": domain.dumpxml(step.domain).decode(),
+        "snapshots": domain.snapshots(step.domain),
+        "persistent": domain.is_persistent(step.domain),
+    }
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
 
-    def SeeDomain(self, step: h.SeeDomain) -> dict[str, object]:
-        name = step.domain
-        return {
-            "xml": domain.dumpxml(name).decode(),
-            "snapshots": domain.snapshots(name),
-            "persistent": domain.is_persistent(name),
-        }
+def look_at_proof(vm_dir: str) -> object:
+    """Return the proof that premigrate has left, None without one."""
+    try:
+        with open(disk_names.migration_note(vm_dir), "rb") as file:
+            proof: object = json.loads(file.read(disk_names.JSON_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return proof
 
-    def LookAtProof(self, step: h.LookAtProof | h.TakeProof) -> object:
+
+def take_proof(vm_dir: str) -> object:
+    """Return the same proof, and remove it."""
+    proof = look_at_proof(vm_dir)
+    if proof is not None:
         try:
-            with open(disk_names.migration_note(step.vm_dir), "rb") as file:
-                proof: object = json.loads(file.read(disk_names.JSON_BYTES))
-        except (OSError, ValueError, RecursionError):
+            os.unlink(disk_names.migration_note(vm_dir))
+        except OSError:
             return None
-        return proof
+    return proof
 
-    def TakeProof(self, step: h.TakeProof) -> object:
-        proof = self.LookAtProof(step)
-        if proof is not None:
-            try:
-                os.unlink(disk_names.migration_note(step.vm_dir))
-            except OSError:
-                return None
-        return proof
 
-    def ReadSite(self, step: h.ReadSite) -> dict[str, object]:
-        return {**site()._asdict(), "target": site().uri_of(step.host), "migration": load().migration}
+def read_site(host: str) -> dict[str, object]:
+    """Return what this host's configuration says of a migration to another one."""
+    return {**site()._asdict(), "target": site().uri_of(host), "migration": load().migration}
 
-    def SeeState(self, step: h.SeeState) -> str:
-        return domain.state(step.domain, site().uri_of(step.host)) if step.host else domain.state(step.domain)
 
-    def MigrateDomain(self, step: h.MigrateDomain) -> str:
-        options = step.options
-        if step.chains:
-            xml = arriving(domain.migratable(step.domain), step.chains)
-            options = options._replace(values={**options.values, "DEST_XML": xml.decode()})
-        return migrate(step.domain, site().uri_of(step.host), options, self._say)
+def see_state(step: SeeState) -> str:
+    """Return what a libvirtd says about a domain."""
+    return domain.state(step.domain, site().uri_of(step.host)) if step.host else domain.state(step.domain)
 
-    def CopyDeltas(self, step: h.CopyDeltas) -> None:
-        from ..guest import job_lock, relocation
 
-        job_lock.take(step.vm, step.vm_dir)
-        relocation.mirrored(step.vm_dir, step.origin, step.domain)
+def migrate_domain(step: MigrateDomain, say: Callable[[str], None]) -> str:
+    """Move a running guest to another host; return what that took."""
+    options = step.options
+    if step.chains:
+        xml = arriving(domain.migratable(step.domain), step.chains)
+        options = options._replace(values={**options.values, "DEST_XML": xml.decode()})
+    return migrate(step.domain, site().uri_of(step.host), options, say)
 
-    def Wait(self, step: h.Wait) -> None:
-        time.sleep(step.seconds)
 
-    def RemoveArrival(self, step: h.RemoveArrival) -> None:
-        def remove(left: Any) -> None:
-            state = domain.state_of(left)
-            if state != NEVER_RAN[step.how]:
-                raise Overtaken(f"{step.domain} on {step.host} is {state} by now: it is left as it is")
-            getattr(left, step.how)()
+def copy_deltas(step: CopyDeltas) -> None:
+    """Have what a guest writes mirrored into the copy of its VM directory."""
+    from ..guest import job_lock, relocation
 
-        domain.ask(step.domain, step.how, remove, uri=site().uri_of(step.host), timeout_s=60)
+    job_lock.take(step.vm, step.vm_dir)
+    relocation.mirrored(step.vm_dir, step.origin, step.domain)
 
-    def SyncTime(self, step: h.SyncTime) -> None:
-        sync = libvirtd.binding().VIR_DOMAIN_TIME_SYNC  # whatever the seconds say
-        where = site().uri_of(step.host)
-        try:
-            domain.ask(
-                step.domain, "domtime --sync", lambda guest: guest.setTime({"seconds": 0}, sync), uri=where
-            )
-        except SemisharedError:
-            pass  # a guest without an agent
 
-    def CompactMemory(self, _: h.CompactMemory) -> None:
-        try:
-            run(["sudo", "-n", "sysctl", "vm.drop_caches=3", "vm.compact_memory=1"], timeout_s=20)
-        except SemisharedError:
-            pass
+def wait(seconds: int) -> None:
+    """Wait."""
+    time.sleep(seconds)
+
+
+def remove_arrival(step: RemoveArrival) -> None:
+    """Remove a domain that never ran there from another host; raise Overtaken if it has."""
+
+    def remove(left: Any) -> None:
+        state = domain.state_of(left)
+        if state != NEVER_RAN[step.how]:
+            raise Overtaken(f"{step.domain} on {step.host} is {state} by now: it is left as it is")
+        getattr(left, step.how)()
+
+    domain.ask(step.domain, step.how, remove, uri=site().uri_of(step.host), timeout_s=60)
+
+
+def sync_time(step: SyncTime) -> None:
+    """Have a guest set its clock, if it has an agent that can."""
+    sync = libvirtd.binding().VIR_DOMAIN_TIME_SYNC  # whatever the seconds say
+    try:
+        domain.ask(
+            step.domain,
+            "domtime --sync",
+            lambda guest: guest.setTime({"seconds": 0}, sync),
+            uri=site().uri_of(step.host),
+        )
+    except SemisharedError:
+        pass
+
+
+def compact_memory() -> None:
+    """Have the kernel compact this host's memory."""
+    try:
+        run(["sudo", "-n", "sysctl", "vm.drop_caches=3", "vm.compact_memory=1"], timeout_s=20)
+    except SemisharedError:
+        pass

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps to functions: what a hypervisor action does on its host (model/vm/hypervisor_steps.py)."""
+"""What a hypervisor action does on its host (model/vm/hypervisor_steps.py), and its steps may name beside
+their own fields (table.py).
+"""
 
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, NoReturn
+from typing import Callable, NoReturn
 
 from ..errors import BadArguments, StoreUnavailable, ToolMissing
-from ..model.refs import Step
-from ..model.vm import hypervisor_steps as h
+from ..model.vm.hypervisor_steps import BecomeStock, CheckShare
+from ..named import NamedTuple
 from ..plan.vm.hypervisor import MESSAGE
 from . import records
 
@@ -16,137 +18,110 @@ CHECKPOINT_S = 60
 """How long libvirt may take to read or write the head of a checkpoint."""
 
 
-class OnHost:
-    """The steps of one action: `scripts` is the directory of the vmm scripts, `stdin` what was read there,
-    `say` gets lines for the log.
-    """
+class Work(NamedTuple):
+    """One action, as its steps see it."""
 
-    def __init__(
-        self, scripts: str = "", stdin: bytes = b"", say: Callable[[str], None] = lambda _: None
-    ) -> None:
-        self._scripts = scripts
-        self._stdin = stdin
-        self._say = say
+    scripts: str = ""
+    """The directory of the vmm scripts."""
+    received: bytes = b""
+    """What was read on stdin."""
+    say: Callable[[str], None] = lambda _: None
+    """Gets lines for the log."""
 
-    def do(self, step: Step) -> Any:
-        """Carry out one step."""
-        name = type(step).__name__
-        if hasattr(self, name):
-            return getattr(self, name)(step)
-        # Of a migration: loaded where one is.
-        from .live_migration import OnGuest
 
-        return getattr(OnGuest(self._say), name)(step)
+def read_vm(vm_dir: str) -> str | None:
+    """Return the text of vm.xml, None if there is none."""
+    try:
+        with open(f"{vm_dir}/vm.xml", "rb") as file:
+            return file.read().decode("utf-8", "surrogateescape")
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        raise BadArguments(str(e)) from None
 
-    def ReadVm(self, step: h.ReadVm) -> str | None:
-        try:
-            with open(f"{step.vm_dir}/vm.xml", "rb") as file:
-                return file.read().decode("utf-8", "surrogateescape")
-        except FileNotFoundError:
-            return None
-        except OSError as e:
-            raise BadArguments(str(e)) from None
 
-    def ReadRecords(self, step: h.ReadRecords) -> dict[str, object]:
-        disks = records.numbers_recorded(step.vm_dir) if step.disks is None else step.disks
-        return {"records": [record.to_data() for record in records.read_records(step.vm_dir, disks)]}
+def recover(vm_dir: str, domain: str) -> None:
+    """End what other actions have begun in a VM's disks."""
+    from ..disk import recovery
+    from ..guest import job_lock
 
-    def SeeNotes(self, step: h.SeeNotes) -> list[str]:
-        return records.notes(step.vm_dir)
+    # What is not oned's may be at work yet, and ends for this.
+    job_lock.take(int(os.path.basename(vm_dir)), vm_dir)
+    recovery.recover(vm_dir, domain)
 
-    def Recover(self, step: h.Recover) -> None:
-        from ..disk import recovery
-        from ..guest import job_lock
 
-        # What is not oned's may be at work yet, and ends for this.
-        job_lock.take(int(os.path.basename(step.vm_dir)), step.vm_dir)
-        recovery.recover(step.vm_dir, step.domain)
+def check_epoch(vm_dir: str) -> str:
+    """Raise StaleDirectory if another host has taken the VM over; return why that is not known, or ''."""
+    from ..disk import epoch_check
 
-    def CheckDisk(self, step: h.CheckDisk) -> None:
-        records.check_disk(step.vm_dir, step.record)
+    name = os.path.basename(vm_dir)
+    return epoch_check.check(int(name), vm_dir) if name.isdigit() else ""
 
-    def CheckEpoch(self, step: h.CheckEpoch) -> str:
-        from ..disk import epoch_check
 
-        name = os.path.basename(step.vm_dir)
-        return epoch_check.check(int(name), step.vm_dir) if name.isdigit() else ""
+def io_limits() -> dict[str, tuple[int, int]]:
+    """Return the limits of each I/O class on this host."""
+    from ..config import load
 
-    def ReadChain(self, step: h.ReadChain) -> list[tuple[str, str]]:
-        return records.read_chain(step.path, step.record)
+    return load().io_limits
 
-    def HoldHot(self, step: h.HoldHot | h.SeeHot) -> str:
-        from ..disk import hot_bases
 
-        return hot_bases.held(step.vm_dir, step.record, step.lease, hold=isinstance(step, h.HoldHot))
+def check_share(step: CheckShare, scripts: str) -> tuple[str, bool]:
+    """Return the program that gives a share to a guest, and whether it stands for a directory."""
+    from ..share import attached, daemons
+    from ..tools.hung_store import LIMIT_S, unless_its_process_hangs
+    from . import virtiofsd
 
-    SeeHot = HoldHot
-
-    def ReadIoLimits(self, step: h.ReadIoLimits) -> dict[str, tuple[int, int]]:
-        from ..config import load
-
-        return load().io_limits
-
-    def CheckShare(self, step: h.CheckShare) -> tuple[str, bool]:
-        from ..share import attached, daemons
-        from ..tools.hung_store import LIMIT_S, unless_its_process_hangs
-        from . import virtiofsd
-
-        noted = records.share_note(step.vm_dir)[1].get(step.image, records.Noted())
-        given = unless_its_process_hangs(
-            lambda: attached.check(step.image, step.source, noted.marker, noted.born), None, LIMIT_S
+    noted = records.share_note(step.vm_dir)[1].get(step.image, records.Noted())
+    given = unless_its_process_hangs(
+        lambda: attached.check(step.image, step.source, noted.marker, noted.born), None, LIMIT_S
+    )
+    if given is None:
+        raise StoreUnavailable(
+            f"{step.source} on {os.uname().nodename} hangs: no answer within {LIMIT_S:.0f} s"
         )
-        if given is None:
-            raise StoreUnavailable(
-                f"{step.source} on {os.uname().nodename} hangs: no answer within {LIMIT_S:.0f} s"
-            )
-        daemons.daemon()
-        # DISK of a VM is its user's to write, the image its owner's: what that says now, or has said when the
-        # share was made.
-        reads = step.readonly or (given.readonly if noted.readonly is None else noted.readonly)
-        return os.path.abspath(f"{self._scripts}/{virtiofsd.READ_ONLY if reads else virtiofsd.NAME}"), bool(
-            given.directory
-        )
+    daemons.daemon()
+    # DISK of a VM is its user's to write, the image its owner's: what that says now, or has said when the
+    # share was made.
+    reads = step.readonly or (given.readonly if noted.readonly is None else noted.readonly)
+    program = f"{scripts}/{virtiofsd.READ_ONLY if reads else virtiofsd.NAME}"
+    return os.path.abspath(program), bool(given.directory)
 
-    def ReadClients(self, step: h.ReadClients) -> list[int]:
-        return records.clients(step.vm_dir)
 
-    def ListTargets(self, step: h.ListTargets) -> list[str]:
-        from ..guest import domain
+def read_checkpoint(path: str) -> str | None:
+    """Return the domain XML in a checkpoint, None if that is no file."""
+    if not os.path.isfile(path):
+        return None
+    from ..guest import libvirtd
 
-        return list(domain.disks(step.domain))
+    secure = libvirtd.binding().VIR_DOMAIN_SAVE_IMAGE_XML_SECURE
+    what = f"save-image-dumpxml {path}"
+    return libvirtd.call(
+        what, lambda libvirt: str(libvirt.saveImageGetXMLDesc(path, secure)), timeout_s=CHECKPOINT_S
+    )
 
-    def ReadCheckpoint(self, step: h.ReadCheckpoint) -> str | None:
-        if not os.path.isfile(step.path):
-            return None
-        from ..guest import libvirtd
 
-        secure = libvirtd.binding().VIR_DOMAIN_SAVE_IMAGE_XML_SECURE
-        what = f"save-image-dumpxml {step.path}"
-        return libvirtd.call(
-            what, lambda libvirt: str(libvirt.saveImageGetXMLDesc(step.path, secure)), timeout_s=CHECKPOINT_S
-        )
+def write_checkpoint(path: str, xml: str) -> None:
+    """Put another domain XML into a checkpoint."""
+    from ..guest import libvirtd
 
-    def WriteCheckpoint(self, step: h.WriteCheckpoint) -> None:
-        from ..guest import libvirtd
+    what = f"save-image-define {path}"
+    libvirtd.call(what, lambda libvirt: libvirt.saveImageDefineXML(path, xml, 0), timeout_s=CHECKPOINT_S)
 
-        what = f"save-image-define {step.path}"
-        libvirtd.call(
-            what, lambda libvirt: libvirt.saveImageDefineXML(step.path, step.xml, 0), timeout_s=CHECKPOINT_S
-        )
 
-    def BecomeStock(self, step: h.BecomeStock) -> NoReturn:
-        argv, stock = list(step.argv), f"{self._scripts}/../kvm/{step.action}"
-        if step.message:
-            import base64
+def become_stock(step: BecomeStock, scripts: str, received: bytes) -> NoReturn:
+    """Become the stock script of the action."""
+    argv, stock = list(step.argv), f"{scripts}/../kvm/{step.action}"
+    if step.message:
+        import base64
 
-            argv[MESSAGE] = base64.b64encode(step.message.encode()).decode()
-        stdin = step.stdin.encode() or self._stdin
-        if stdin:
-            _stdin_is(stdin)
-        try:
-            os.execv(stock, [stock, *argv])
-        except OSError as e:
-            raise ToolMissing(f"OpenNebula's own script {os.path.normpath(stock)}: {e.strerror}") from None
+        argv[MESSAGE] = base64.b64encode(step.message.encode()).decode()
+    given = step.stdin.encode() or received
+    if given:
+        _stdin_is(given)
+    try:
+        os.execv(stock, [stock, *argv])
+    except OSError as e:
+        raise ToolMissing(f"OpenNebula's own script {os.path.normpath(stock)}: {e.strerror}") from None
 
 
 def _stdin_is(data: bytes) -> None:

@@ -41,6 +41,12 @@ def read_records(vm_dir: str, numbers: Iterable[int]) -> list[Record]:
     return records
 
 
+def as_data(vm_dir: str, disks: Optional[tuple[int, ...]]) -> dict[str, object]:
+    """Return the `records` of these disks, None: of all that have one."""
+    found = read_records(vm_dir, numbers_recorded(vm_dir) if disks is None else disks)
+    return {"records": [record.to_data() for record in found]}
+
+
 def numbers_recorded(vm_dir: str) -> list[int]:
     """Return the numbers of the disks that have a record."""
     return sorted(

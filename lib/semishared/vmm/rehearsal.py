@@ -14,16 +14,17 @@ from ..model.exchange import Exchange, Here
 from ..model.rehearsal import rehearsed
 from ..model.vm.hypervisor_steps import look_instead
 from ..plan.vm.hypervisor import Asked, forwarded, planned
-from .on_host import OnHost
+from ..table import carry_out
+from .on_host import Work
 
 
 def rehearse(step: RehearseHypervisor) -> dict[str, Any]:
     """Return, as JSON data, what the action would do; raise what would refuse it."""
-    asked, host = Asked(step.action, step.argv, step.stdin.encode("utf-8", "surrogateescape")), OnHost()
+    asked, work = Asked(step.action, step.argv, step.stdin.encode("utf-8", "surrogateescape")), Work()
 
     def do(wanted: Exchange) -> Any:
         assert isinstance(wanted, Here)
-        return host.do(wanted.step)
+        return carry_out(wanted.step, work)
 
     # As our forwarders decide it.
     is_ours = os.path.lexists(disk_names.records(asked.vm_dir))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of the vocabulary that datastore actions are made of.
 
-What concerns a store names one of its verbs (store/verbs.py): the front-end carries it out in its own process
+What concerns a store is one of its verbs (table.py): the front-end carries it out in its own process
 (exchange.Here), or the store's bridge, if it has one. Uploads are measured, read, judged and converted on the
 front-end whatever the store is.
 """

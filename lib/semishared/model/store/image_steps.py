@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps on images in stores. model/steps.py loads them when they are asked for.
 
-Most name a verb of their store and its arguments (store/verbs.py). They are carried out where the store's
+Most are a verb of their store, with its arguments (table.py). They are carried out where the store's
 images are changed: on its bridge, as `bridge_user`, or, if it has none, wherever it is reached. Hosts only
 read, and write to what the bridge has made.
 """

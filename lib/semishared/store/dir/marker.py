@@ -89,6 +89,14 @@ def check(store_dir: str, wanted: str) -> None:
         )
 
 
+def make_directory(directory: str) -> None:
+    """Make the directory of a store that nobody has marked."""
+    try:
+        os.makedirs(directory, exist_ok=True)
+    except OSError as e:
+        raise StoreUnavailable(f"{directory}: {e.strerror}") from None
+
+
 def write(store_dir: str, store: str, cloud: str = "") -> None:
     """Mark `store_dir` as the store with the id `store`, of `cloud`; what is made belongs to whoever has the
     directory.

@@ -59,9 +59,9 @@ class DirStore(DirDiffs):
 
     # -- looking ------------------------------------------------------------------------------------
 
-    def reach(self, root: str) -> None:
+    def reach(self, where: str) -> None:
         """Raise StoreAbsent or OtherStore if the marker is not there, or another."""
-        marker.check(root, self._access.marker)
+        marker.check(where, self._access.marker)
 
     def check(self, image: ImageRef) -> None:
         """Raise unless the image is there, as it is said to be, and no stack of a stock driver's layers."""
@@ -117,10 +117,10 @@ class DirStore(DirDiffs):
                 progress.touch()
         return digest.hexdigest(), size
 
-    def capacity(self, root: str) -> tuple[int, int, int]:
+    def capacity(self, where: str) -> tuple[int, int, int]:
         """Return bytes used, total and free of the file system."""
-        self.reach(root)
-        return dir_image.capacity(root)
+        self.reach(where)
+        return dir_image.capacity(where)
 
     def leftovers(self, root: str) -> list[str]:
         """Return the staged files and uploads."""
@@ -315,9 +315,9 @@ class DirStore(DirDiffs):
         self.reach(image.root)
         clones.remove(clone)
 
-    def clone_found(self, image: ImageRef, vm: int, disk: int) -> str:
+    def clone_found(self, image: ImageRef, vm: int, number: int) -> str:
         """Return the path of the active layer."""
         from . import clones
 
         self._at(image)
-        return clones.active(Stored(image.source), vm, disk, image.access.cloud)
+        return clones.active(Stored(image.source), vm, number, image.access.cloud)

@@ -38,9 +38,9 @@ class RbdStore(RbdDiffs):
 
     # -- looking ------------------------------------------------------------------------------------
 
-    def reach(self, root: str) -> None:
+    def reach(self, where: str) -> None:
         """Connect to the cluster."""
-        self._pool(root)
+        self._pool(where)
 
     def check(self, image: ImageRef) -> None:
         """Raise unless the image is there, and not of the first RBD format."""
@@ -82,27 +82,27 @@ class RbdStore(RbdDiffs):
         """Return the digest of the raw content."""
         return rbd_image.digest(*self._settled(image), kind)
 
-    def capacity(self, root: str) -> tuple[int, int, int]:
+    def capacity(self, where: str) -> tuple[int, int, int]:
         """Return bytes used, total and free, as `ceph df` has them."""
-        return rbd_pool.capacity(self._pool(root))
+        return rbd_pool.capacity(self._pool(where))
 
     def leftovers(self, root: str) -> list[str]:
         """Return the images that are staged, or hidden."""
         return sorted(f"{root}/{name}" for name in self.names(root) if rbd_names.is_ours(name))
 
-    def names(self, root: str) -> list[str]:
+    def names(self, where: str) -> list[str]:
         """Return the names of all images of a pool."""
-        return rbd_pool.names(self._pool(root))
+        return rbd_pool.names(self._pool(where))
 
-    def describe(self, root: str, names: Iterable[str]) -> dict[str, dict[str, object]]:
+    def describe(self, where: str, names: Iterable[str]) -> dict[str, dict[str, object]]:
         """Return what plan/care/gc_stores.py judges images by."""
-        where = self._pool(root)
-        return {name: found for name in names for found in (rbd_pool.look(where, name),) if found}
+        pool = self._pool(where)
+        return {name: found for name in names for found in (rbd_pool.look(pool, name),) if found}
 
-    def passing(self, root: str, names: Iterable[str]) -> dict[str, dict[str, object]]:
+    def passing(self, where: str, names: Iterable[str]) -> dict[str, dict[str, object]]:
         """Look at each image."""
 
-        return rbd_snapshots.leftovers_of(self._pool(root), names)
+        return rbd_snapshots.leftovers_of(self._pool(where), names)
 
     def drop_snapshot(self, image: ImageRef, snapshot: int) -> dict[str, bool]:
         """Remove it."""
@@ -336,8 +336,8 @@ class RbdStore(RbdDiffs):
         """Remove an image that is a clone."""
         self.remove(image._replace(source=clone))
 
-    def clone_found(self, image: ImageRef, vm: int, disk: int) -> str:
+    def clone_found(self, image: ImageRef, vm: int, number: int) -> str:
         """Return the name of the image, which may be hidden while it is changed."""
-        clone = self.clone_of(image, vm, disk)
+        clone = self.clone_of(image, vm, number)
         where, name = self._settled(image._replace(source=clone))
         return clone if rbd_pool.look(where, name) else ""

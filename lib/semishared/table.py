@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps to functions: which function carries out which step, on every machine. There is no other dispatch.
+
+A row is the module and the function, or "." and a verb of the store that the step's image or access is in
+(store.Store, store.Bridged). A module is loaded when its first step comes.
+
+The parameters of a function say what it needs: `step`, fields of the step by their names, parts of the work
+under way by theirs (host/work.py on a host, front/datastore.py on the front-end, vmm/on_host.py in a
+hypervisor action). What it returns is the answer. tests/unit/test_table.py resolves every row.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+STEPS = {
+    "ActivateLayer": "disk.layering:activate_layer",
+    "AddDeltas": "disk.premigrate:add_deltas",
+    "AddLayer": "disk.layering:add_layer",
+    "AdoptClone": "disk.create:adopt_clone",
+    "AllowGrowth": "disk.snapshots:allow_growth",
+    "AllowMigration": "disk.premigrate:allow_migration",
+    "AnswerProbe": "disk.premigrate:answer_probe",
+    "BackUp": "disk.backup:back_up",
+    "BecomeStock": "vmm.on_host:become_stock",
+    "BeginChange": ".begin_change",
+    "BeginSession": "store:begin_session",
+    "CheckDiff": "disk.commits:check",
+    "CheckDisk": "vmm.records:check_disk",
+    "CheckEpoch": "vmm.on_host:check_epoch",
+    "CheckNotOpen": "disk.premigrate:check_not_open",
+    "CheckNotRunning": "guest.virsh:check_not_running",
+    "CheckProbe": "disk.premigrate:check_probe",
+    "CheckShare": "vmm.on_host:check_share",
+    "CheckStore": ".reach",
+    "CheckWriters": ".writers",
+    "ClearVm": "disk.transfer:clear",
+    "CloneOnStore": "disk.create:clone_on_store",
+    "CloneStored": ".clone_for",
+    "CloseDevice": "pool.labels:close",
+    "CommitDisk": "disk.commits:commit",
+    "CompactMemory": "vmm.live_migration:compact_memory",
+    "ConfirmDisk": "disk.vm_dir:confirm_disk",
+    "CopyDeltas": "vmm.live_migration:copy_deltas",
+    "CopyFile": "disk.create:copy_file",
+    "CopyHeld": ".copy_held",
+    "CopyImage": "disk.create:copy_image",
+    "CopyOut": "disk.snapshots:copy_out",
+    "CopyStored": ".copy",
+    "CreateDiff": "disk.commits:make",
+    "CreateImage": ".create",
+    "CreateOverlay": "disk.create:create_overlay",
+    "CreateRemote": "disk.create:create_remote",
+    "CreateVolatile": "disk.create:create_volatile",
+    "DescribeBase": "stage.describe:describe",
+    "DescribeDisk": "disk.snapshots:describe",
+    "DescribeVm": "disk.vm_dir_inventory:records_of",
+    "DetachVm": "disk.detach:detach",
+    "DigestImage": ".digest",
+    "Discard": "host.leftovers:discard",
+    "DropLayer": "disk.layering:drop_layer",
+    "DropSnapshot": ".drop_snapshot",
+    "DropStrays": "disk.layering:drop_strays",
+    "EndBackup": "disk.backup:end",
+    "EndChange": ".end_change",
+    "EndSession": "disk.vm_dir:end_session",
+    "EvictBase": "base.room:evict",
+    "FetchBases": "stage.fetch:receive",
+    "FillImage": "disk.save_as:fill_image",
+    "FindClone": ".clone_found",
+    "FindDirectory": "share.registered:found",
+    "FindKept": "disk.retained_diffs:find_kept",
+    "FindSnapshots": ".passing",
+    "FinishDisk": "disk.commits:finish",
+    "FlattenImage": ".flatten",
+    "ForgetDisk": "disk.vm_dir:forget_disk",
+    "ForgetSnapshot": ".forget",
+    "FreezeImage": ".freeze",
+    "GiveKey": "share.keys:give",
+    "GrowDisk": "disk.snapshots:grow",
+    "GrowImage": ".grow",
+    "HoldHot": "disk.hot_bases:hold",
+    "HoldMoment": ".hold",
+    "KeepSnapshot": ".keep",
+    "KeepStale": "disk.transfer:keep_stale",
+    "LendContent": ".lend",
+    "LinkInPlace": "disk.create:link_in_place",
+    "ListBases": "base.room:list_bases",
+    "ListDevices": "pool.labels:describe",
+    "ListHeld": "disk.device_move:list_held",
+    "ListKeys": "share.keys:listed",
+    "ListPool": ".names",
+    "ListRoots": "front.stores:roots",
+    "ListShares": "share.life:listed",
+    "ListSnapshots": "share.snapshots:listed",
+    "ListTargets": "guest.domain:targets",
+    "LookAround": "host.leftovers:look_around",
+    "LookAtDisk": "disk.snapshots:look_at",
+    "LookAtGuest": "guest.domain:disk_types",
+    "LookAtImages": ".describe",
+    "LookAtProof": "vmm.live_migration:look_at_proof",
+    "LookAtRoot": "share.inspection:of_root",
+    "LookAtShareHost": "share.inspection:of_host",
+    "LookAtVm": "disk.vm_dir_inventory:seen",
+    "LookForDiff": "disk.lost_host_claim:look",
+    "LookForVm": "disk.vm_dir_inventory:look",
+    "MakeRoom": "disk.transfer:make_room",
+    "MakeShare": "share.life:make",
+    "MakeSnapshot": "share.snapshots:make",
+    "MakeStore": "store.dir.marker:make_directory",
+    "MarkRoot": "share.life:mark",
+    "MarkVm": "disk.vm_dir_inventory:mark",
+    "MeasureRoot": "share.life:capacity",
+    "MeasureSource": "front.upload:measure",
+    "MeasureStore": ".capacity",
+    "MendBase": "stage.scrub:mend",
+    "MergeDeltas": "disk.premigrate:merge_deltas",
+    "MergeLayer": "disk.layering:merge_layer",
+    "MigrateDomain": "vmm.live_migration:migrate_domain",
+    "MoveBase": "pool.moving:move_base",
+    "MoveLayers": "disk.device_move:move",
+    "NameGeneration": ".name",
+    "NameLayer": "disk.layering:name_layer",
+    "NoteClasses": "disk.vm_dir:note_classes",
+    "NoteClients": "disk.clients:note",
+    "NoteEpoch": ".note_epoch",
+    "NoteHot": "disk.vm_dir:note_hot",
+    "NoteIoClasses": "disk.vm_dir:note_io_classes",
+    "PlaceLayers": "disk.vm_dir:place_layers",
+    "PrepareVm": "disk.vm_dir:prepare",
+    "PublishImage": ".show",
+    "PullLayer": "disk.layering:pull_layer",
+    "ReachDisk": "disk.premigrate:reach_disk",
+    "ReadBase": "stage.scrub:read",
+    "ReadChain": "vmm.records:read_chain",
+    "ReadCheckpoint": "vmm.on_host:read_checkpoint",
+    "ReadClients": "vmm.records:clients",
+    "ReadIoLimits": "vmm.on_host:io_limits",
+    "ReadRecords": "vmm.records:as_data",
+    "ReadSite": "vmm.live_migration:read_site",
+    "ReadVm": "vmm.on_host:read_vm",
+    "ReceiveFile": "disk.transfer:receive_file",
+    "ReceiveImage": "store:receive",
+    "ReceiveVm": "disk.transfer:receive",
+    "RecordNetwork": "disk.create:record_network",
+    "Recover": "vmm.on_host:recover",
+    "RehearseHypervisor": "vmm.rehearsal:rehearse",
+    "ReleaseVm": "disk.transfer:release",
+    "RemoveArrival": "vmm.live_migration:remove_arrival",
+    "RemoveDisk": "disk.vm_dir:remove_disk",
+    "RemoveImage": ".remove",
+    "RemoveShare": "share.life:remove",
+    "RemoveSnapshot": "share.snapshots:remove",
+    "RemoveVm": "disk.vm_dir:remove_vm",
+    "RenameVm": "disk.transfer:rename",
+    "RenewVm": "disk.diff_rebase:renew",
+    "ReplaceLostBases": "disk.hot_bases:before_boot",
+    "ReportDisks": "disk.report:report",
+    "ResizeShare": "share.life:resize",
+    "RestGuest": "disk.snapshots:rest_for",
+    "RestoreDisk": "disk.backup:restore",
+    "RestoreImage": "disk.backup:restore_bridged",
+    "RevertImage": ".revert",
+    "SaveDisk": "disk.save_as:save_disk",
+    "SeeDomain": "vmm.live_migration:see_domain",
+    "SeeHot": "disk.hot_bases:see",
+    "SeeImage": ".look",
+    "SeeNotes": "vmm.records:notes",
+    "SeeSession": ".session",
+    "SeeState": "vmm.live_migration:see_state",
+    "SendManifest": "stage.manifests:send_manifest",
+    "SendVm": "disk.transfer:send_vm",
+    "ServeBase": "stage.peers:serve",
+    "ServeExtents": "stage.peers:serve_extents",
+    "SetDevices": "pool.labels:declare",
+    "SettleImage": ".settle",
+    "ShowKey": "share.keys:shown",
+    "StageBase": "stage.ensure:stage",
+    "StageImage": ".stage",
+    "StoreUpload": "front.upload:publish",
+    "StreamBases": "stage.multicast:send",
+    "SwitchLayer": "disk.layering:switch_layer",
+    "SyncTime": "vmm.live_migration:sync_time",
+    "TakeBackClone": ".take_back",
+    "TakeKeys": "share.keys:take",
+    "TakeProof": "vmm.live_migration:take_proof",
+    "TakeTurn": "disk.commits:take_turn",
+    "UnmarkVm": "disk.vm_dir_inventory:unmark",
+    "VerifyBase": "stage.scrub:verify",
+    "Wait": "vmm.live_migration:wait",
+    "WriteCheckpoint": "vmm.on_host:write_checkpoint",
+    "WriteProbe": "disk.premigrate:write_probe",
+}
+
+
+def loaded(row: str) -> Callable[..., Any]:
+    """Return the function that a row names with its module."""
+    module, _, name = row.partition(":")
+    found: Callable[..., Any] = getattr(__import__(f"{__package__}.{module}", fromlist=(name,)), name)
+    return found
+
+
+def carry_out(step: Any, work: object) -> Any:
+    """Carry out a step; return its answer (JSON data) or None.
+
+    A parameter that neither the step nor the work has keeps its default.
+    """
+    row = STEPS[type(step).__name__]
+    if row.startswith("."):
+        from . import store
+
+        access = step.image.access if "image" in step._fields else step.access
+        do = getattr(store.of(access), row[1:])
+    else:
+        do = loaded(row)
+    given = {}
+    for name in do.__code__.co_varnames[: do.__code__.co_argcount]:
+        if name == "step":
+            given[name] = step
+        elif name in step._fields:
+            given[name] = getattr(step, name)
+        elif hasattr(work, name):
+            given[name] = getattr(work, name)
+    return do(**given)

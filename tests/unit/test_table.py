@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of steps: each step has a function, of which every parameter is filled with what it is to be."""
+
+from __future__ import annotations
+
+import collections.abc
+import functools
+import importlib
+import types
+from pathlib import Path
+from typing import Any, Callable, Iterator, Union, get_args, get_origin, get_type_hints
+
+import pytest
+
+from semishared import model, store, table
+from semishared.base import room
+from semishared.front import datastore
+from semishared.front.action import Action
+from semishared.host import work as of_hosts
+from semishared.model.store import datastore_steps
+from semishared.plan.store.datastore import Asked
+from semishared.store.dir.store import DirStore
+from semishared.store.rbd.store import RbdStore
+from semishared.vmm import on_host
+
+HERE = Path(model.__file__).parent
+VOCABULARIES = [
+    importlib.import_module(f"semishared.model.{'.'.join(path.relative_to(HERE).with_suffix('').parts)}")
+    for path in sorted(HERE.rglob("*steps.py"))
+]
+CLASSES = [
+    cls
+    for module in VOCABULARIES
+    for cls in vars(module).values()
+    if getattr(cls, "__module__", "") == module.__name__
+    and hasattr(cls, "_fields")
+    and not hasattr(cls, "to_data")
+]
+VOCABULARY: dict[str, Any] = {cls.__name__: cls for cls in CLASSES}
+NAMES = {name: value for module in VOCABULARIES for name, value in vars(module).items()}
+NAMES.update(room=room, Asked=Asked, Action=Action)
+"""What modules name in annotations alone."""
+
+
+def works(cls: Any) -> list[Any]:
+    """Return the works in which a step is carried out."""
+    if cls.__module__.endswith((".hypervisor_steps", ".live_steps")):
+        return [on_host.Work]
+    if cls.__module__ == datastore_steps.__name__:
+        if cls.__name__ not in datastore_steps.__all__:
+            return [datastore.Work]
+        if table.STEPS[cls.__name__].startswith("."):
+            return [datastore.Work, of_hosts.Work]
+    return [of_hosts.Work]
+
+
+@functools.cache
+def parts(work: Any) -> dict[str, Any]:
+    """Return the parts of a work, by name, with the type of each."""
+    found = get_type_hints(work)
+    for name, value in vars(work).items():
+        if name in found:
+            continue
+        if isinstance(value, property):
+            found[name] = get_type_hints(value.fget)["return"]
+        elif isinstance(value, types.FunctionType) and not name.startswith("_"):
+            *taken, returned = get_type_hints(value).values()
+            code = value.__code__
+            found[name] = Callable[taken if code.co_argcount - 1 == len(taken) else ..., returned]
+    return found
+
+
+@functools.cache
+def functions(name: str) -> list[types.FunctionType]:
+    """Return what carries out the steps of a name: of a store's verb what is promised, then each kind's."""
+    row = table.STEPS[name]
+    if not row.startswith("."):
+        return [table.loaded(row)]  # type: ignore[list-item]
+    return [getattr(kind, row[1:]) for kind in (store.Bridged, RbdStore, DirStore) if hasattr(kind, row[1:])]
+
+
+def hints(function: types.FunctionType) -> dict[str, Any]:
+    return get_type_hints(function, {**NAMES, **function.__globals__})
+
+
+def fits(given: Any, wanted: Any) -> bool:
+    """Tell whether what is given may be passed as what is wanted."""
+    origin = get_origin(wanted)
+    if wanted in (given, Any, object) or given == Any:
+        return True
+    if origin in (Union, types.UnionType):
+        return all(
+            any(fits(one, other) for other in get_args(wanted))
+            for one in (get_args(given) if get_origin(given) in (Union, types.UnionType) else (given,))
+        )
+    if origin is collections.abc.Callable:
+        if get_origin(given) is not origin:
+            return False
+        (took, returned), (takes, returns) = get_args(given), get_args(wanted)
+        same = takes is ... or took is ... or all(fits(one, other) for one, other in zip(takes, took))
+        return same and (returns is type(None) or fits(returned, returns))
+    if origin in (collections.abc.Iterable, collections.abc.Sequence, collections.abc.Collection):
+        some = (tuple, list, collections.abc.Iterator)
+        return get_origin(given) in some and get_args(given)[0] == get_args(wanted)[0]
+    return origin is not None and (get_origin(given), get_args(given)) == (origin, get_args(wanted))
+
+
+def test_each_step_has_one_row() -> None:
+    assert len(CLASSES) == len(VOCABULARY), "two steps have one name"
+    assert sorted(VOCABULARY) == list(table.STEPS)
+
+
+def filled(name: str) -> Iterator[tuple[str, Any, Any]]:
+    """Yield each parameter that is filled, with the type of what it is given and the one that it wants."""
+    cls = VOCABULARY[name]
+    fields = get_type_hints(cls, NAMES)
+    for function in functions(name):
+        wanted, code = hints(function), function.__code__
+        for parameter in code.co_varnames[: code.co_argcount]:
+            if parameter == "step":
+                yield parameter, cls, wanted[parameter]
+            elif parameter in cls._fields:
+                yield parameter, fields[parameter], wanted[parameter]
+            else:
+                for work in works(cls):
+                    if parameter in parts(work):
+                        yield parameter, parts(work)[parameter], wanted[parameter]
+
+
+@pytest.mark.parametrize("name", table.STEPS)
+def test_what_a_function_is_given_is_what_it_takes(name: str) -> None:
+    for parameter, given, wanted in filled(name):
+        assert fits(given, wanted), f"{table.STEPS[name]}({parameter}: {wanted}) is given {given}"
+
+
+@pytest.mark.parametrize("name", table.STEPS)
+def test_each_parameter_of_a_function_is_filled_or_has_a_default(name: str) -> None:
+    cls, row = VOCABULARY[name], table.STEPS[name]
+    own = {"step", *cls._fields}
+    found = functions(name)
+    for function in found:
+        assert isinstance(function, types.FunctionType) and not hasattr(function, "__wrapped__"), (
+            f"{row} is decorated: its parameters cannot be seen"
+        )
+        code = function.__code__
+        names = code.co_varnames[: code.co_argcount]
+        needed = names[row.startswith(".") : code.co_argcount - len(function.__defaults__ or ())]
+        for work in works(cls):
+            missing = [one for one in needed if one not in own and one not in parts(work)]
+            assert not missing, f"{row} needs {missing}, which neither {name} nor {work.__module__} has"
+        if row.startswith("."):
+            assert set(cls._fields) - {"access"} <= set(names), f"{name} says more than {row} takes"
+            promised = found[0].__code__
+            assert names == promised.co_varnames[: promised.co_argcount]
+
+
+def test_a_function_that_takes_something_else_is_found() -> None:
+    assert fits(tuple[str, ...], collections.abc.Iterable[str]) and fits(str, str | None)
+    assert not fits(str, int) and not fits(str | None, str) and not fits(tuple[int, ...], tuple[str, ...])
+    assert not fits(Callable[[int], None], Callable[[str], None])
