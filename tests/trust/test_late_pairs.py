@@ -24,7 +24,7 @@ from semishared.model.disk import commit_steps
 from semishared.model.disk.network_disk import NetworkDisk
 from semishared.model.share import steps as share_steps
 from semishared.model.store import image_steps
-from semishared.model.vm import hypervisor_steps, live_steps
+from semishared.model.vm import live_steps
 from tools.world import OVERLAY_OPTIONS, MiB, World
 
 VOCABULARY: Dict[str, Any] = {
@@ -36,9 +36,7 @@ VOCABULARY: Dict[str, Any] = {
     not in ("ImageRef", "DiskRef", "Access", "NetworkDisk", "Part", "Share", "Tree", "MigrateOptions")
 }
 ACTING = {
-    name: cls
-    for name, cls in VOCABULARY.items()
-    if name not in s.LOOKS | hypervisor_steps.LOOKS and not name.startswith("Look")
+    name: cls for name, cls in VOCABULARY.items() if not hasattr(cls, "looks") and not name.startswith("Look")
 }
 TRIED = sorted(
     name

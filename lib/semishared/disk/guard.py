@@ -25,7 +25,7 @@ from ..errors import BadRecord, UnexpectedFile, UnexpectedLink
 from ..model.base import names as base_names
 from ..model.disk import names as disk_names
 from ..model.disk.record import Record
-from ..model.steps import LOOKS, DiskRef, ImageRef
+from ..model.steps import DiskRef, ImageRef, is_look
 from ..model.store import dir_names
 from ..tools import beneath, layers
 from . import history, on_devices, records, retained_diffs
@@ -114,7 +114,7 @@ def guard(step: Tuple[Any, ...], warn: Callable[[str], None], seq: int = history
             (path, int(os.path.basename(path)) if disk_names.is_number(os.path.basename(path)) else vm)
         )
     for path, owner in places:
-        if name not in LOOKS:
+        if not is_look(step):
             history.refuse_late(owner, path, seq)
         if name not in REMOVALS:
             numbers = (
@@ -128,7 +128,7 @@ def guard(step: Tuple[Any, ...], warn: Callable[[str], None], seq: int = history
             check_vm_dir(path, owner, numbers.__contains__)
             for number in numbers:
                 check_below(path, owner, number)
-                if name not in LOOKS:
+                if not is_look(step):
                     refuse_late_clone(path, number, seq)
             # What was kept is nobody's but who asks for it by name.
             if name in TAKES_ALONG and os.path.isdir(path) and not retained_diffs.is_kept(path):

@@ -6,7 +6,7 @@ model/steps.py passes all of it on.
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from typing import Any, Optional, Tuple, TypeVar
 
 from ..errors import BadArguments
 from ..named import NamedTuple
@@ -17,6 +17,20 @@ Step = Tuple[Any, ...]
 """A step is a named tuple; its class name is its name on the wire. (Named tuples: six times quicker to define
 than dataclasses.)
 """
+
+
+C = TypeVar("C")
+
+
+def looks(cls: C) -> C:
+    """Mark a step as a look: it changes nothing wherever it is carried out, and a dry run may send it."""
+    cls.looks = True  # type: ignore[attr-defined]
+    return cls
+
+
+def is_look(step: Step) -> bool:
+    """Tell whether a step changes nothing."""
+    return getattr(type(step), "looks", False) is True
 
 
 class ImageRef(NamedTuple):

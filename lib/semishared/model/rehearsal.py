@@ -13,7 +13,7 @@ from typing import Any, Callable
 from ..named import NamedTuple
 from .exchange import AskOned, Exchange, Feed, Fetch, Here, On, Part, Relay, While, drive
 from .refs import Step
-from .steps import LOOKS, look_instead, to_data
+from .steps import is_look, look_instead, to_data
 
 HERE = "this machine"
 
@@ -111,7 +111,7 @@ class _Rehearsal:
 
     def _on(self, on: On) -> list[object]:
         looks = 0
-        while not self._acts and looks < len(on.steps) and is_look(on.steps[looks]):
+        while not self._acts and looks < len(on.steps) and may_be_sent(on.steps[looks]):
             looks += 1
         found: list[object] = []
         if looks or not (self._acts or on.steps):
@@ -128,9 +128,9 @@ class _Rehearsal:
         return [_Unanswered() for _ in on.steps]
 
 
-def is_look(step: Step) -> bool:
+def may_be_sent(step: Step) -> bool:
     """Tell whether a step changes nothing, or there is one that answers the same and changes nothing."""
-    return type(look_instead(step)).__name__ in LOOKS
+    return is_look(look_instead(step))
 
 
 def rehearsed(

@@ -17,6 +17,8 @@ from .disk.snapshot_steps import *  # noqa: F403
 from .refs import DiskRef as DiskRef
 from .refs import ImageRef as ImageRef
 from .refs import Step as Step
+from .refs import is_look as is_look
+from .refs import looks
 from .store.access import Access as Access
 from .store.access import pool_and_name as pool_and_name
 from .vm import move_steps
@@ -218,6 +220,7 @@ class RestoreDisk(NamedTuple):
     min_size: int
 
 
+@looks
 class LookAround(NamedTuple):
     """Report all that is ours on the machine, for `semishared gc`; `libvirt`: also what its domains use."""
 
@@ -238,45 +241,6 @@ class Discard(NamedTuple):
     vm: int
     """The VM whose lock protects it, -1 without one."""
     seen: str
-
-
-LOOKS = frozenset(
-    {
-        "CheckNotOpen",
-        "CheckNotRunning",
-        "CheckStore",
-        "DescribeVm",
-        "FindClone",
-        "FindDirectory",
-        "FindKept",
-        "FindSnapshots",
-        "ListBases",
-        "ListDevices",
-        "ListHeld",
-        "ListKeys",
-        "ListPool",
-        "ListShares",
-        "ListSnapshots",
-        "LookAround",
-        "LookAtDisk",
-        "LookAtGuest",
-        "LookAtImages",
-        "LookAtRoot",
-        "LookAtShareHost",
-        "LookAtVm",
-        "LookForDiff",
-        "LookForVm",
-        "MeasureRoot",
-        "MeasureStore",
-        "ReachDisk",
-        "ReadBase",
-        "RehearseHypervisor",
-        "ReportDisks",
-        "SeeImage",
-        "SeeSession",
-    }
-)
-"""Steps that change nothing wherever they are carried out: all that a dry run may send."""
 
 
 def look_instead(step: Step) -> Step:

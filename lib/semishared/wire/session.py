@@ -28,7 +28,7 @@ from ..errors import (
     from_id,
 )
 from ..model import answers
-from ..model.steps import LOOKS, Step, to_data
+from ..model.steps import Step, is_look, to_data
 from ..tools import run as tools_run
 from ..tools.ending import LOOK_S, ended_within
 from ..tools.run import environment, read_ends
@@ -225,7 +225,7 @@ class Session:
         """
         steps = list(steps)
         names = [type(step).__name__ for step in steps]
-        if _looks_only and (changing := [name for name in names if name not in LOOKS]):
+        if _looks_only and (changing := [type(step).__name__ for step in steps if not is_look(step)]):
             raise WouldChange(f"{changing[0]} on {self.host} was not sent: this is to change nothing")
         plan = {
             "version": RELEASE,

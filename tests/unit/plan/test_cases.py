@@ -49,7 +49,7 @@ from semishared.errors import SemisharedError
 from semishared.front import transfer
 from semishared.model.disk.acquired import Given
 from semishared.model.exchange import File, Part, Plan
-from semishared.model.steps import LOOKS, ImageRef
+from semishared.model.steps import ImageRef, from_data, is_look
 from semishared.opennebula import args
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
 from semishared.plan.disk import backup, commits, detach, disks, removals, save_as, snapshots
@@ -345,7 +345,7 @@ def test_no_machine_is_changed_before_both_are_known_to_be_of_this_version(path:
         if "steps" in entry.get("asked", {})
     ]
     first = next(
-        (at for at, one in enumerate(asked) if not {step["step"] for step in one["steps"]} <= LOOKS),
+        (at for at, one in enumerate(asked) if not all(is_look(from_data(step)) for step in one["steps"])),
         len(asked),
     )
     heard = {one["machine"] for one in asked[: first + 1]}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ...errors import BadArguments
 from ...named import NamedTuple
-from ..refs import ImageRef
+from ..refs import ImageRef, looks
 from .ranges import Ranges, from_data
 
 
@@ -49,6 +49,7 @@ class Part(NamedTuple):
         )
 
 
+@looks
 class ListBases(NamedTuple):
     """Report all bases of the host, and the capacity of the file system that they are on."""
 
@@ -68,6 +69,7 @@ class VerifyBase(NamedTuple):
     """The extents that somebody has seen to be wrong; all, if there are none."""
 
 
+@looks
 class ReadBase(NamedTuple):
     """Compare a base as VerifyBase does, and change nothing: one that is wrong stays in use."""
 
@@ -93,6 +95,7 @@ class EvictBase(NamedTuple):
     name: str
 
 
+@looks
 class ReportDisks(NamedTuple):
     """Report the disks of all VMs here that have records of ours, for `semishared status`. Nothing on a store
     is touched.
@@ -200,6 +203,7 @@ class StreamBases(NamedTuple):
     """Compressors that all receivers have: it is packed with none other."""
 
 
+@looks
 class RehearseHypervisor(NamedTuple):
     """Report what a hypervisor action would do here, and do nothing: `argv` and `stdin` as OpenNebula gives
     them.

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from ...named import NamedTuple
-from ..refs import DiskRef
+from ..refs import DiskRef, looks
 
 
+@looks
 class ListDevices(NamedTuple):
     """Report the devices of the host's pool: what they are, what they hold, which are there."""
 
@@ -33,6 +34,7 @@ class CloseDevice(NamedTuple):
     """Its UUID."""
 
 
+@looks
 class ListHeld(NamedTuple):
     """Report what lies on each device: layers of disks, by the directories of VMs that lead to them, and
     bases.

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from ...named import NamedTuple
-from ..refs import DiskRef, ImageRef
+from ..refs import DiskRef, ImageRef, looks
 
 
 class CreateDiff(NamedTuple):
@@ -18,6 +18,7 @@ class CreateDiff(NamedTuple):
     options: str
 
 
+@looks
 class LookForDiff(NamedTuple):
     """Report whether an image waits for a disk as it was before the VM was made anew: `before`, and the
     `epoch` due; else nothing.
@@ -92,6 +93,7 @@ class KeepStale(NamedTuple):
     seen: str
 
 
+@looks
 class FindKept(NamedTuple):
     """Report the diffs of a VM that were kept when it was deleted, and what is not committed of each."""
 

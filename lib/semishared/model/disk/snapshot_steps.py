@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from ...named import NamedTuple
-from ..refs import DiskRef
+from ..refs import DiskRef, looks
 
 
 class DescribeDisk(NamedTuple):
@@ -14,6 +14,7 @@ class DescribeDisk(NamedTuple):
     domain: str
 
 
+@looks
 class LookAtDisk(NamedTuple):
     """Report what DescribeDisk does, and hold nothing; {"unsettled": True} if a killed action has left what
     that would end.

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Tuple
 
 from ...named import NamedTuple
+from ..refs import looks
 from .share import Share, Tree
 
 
@@ -16,6 +17,7 @@ class MarkRoot(NamedTuple):
     new: str
 
 
+@looks
 class FindDirectory(NamedTuple):
     """Report the real path of a directory that exists, below one of `safe` and in no datastore."""
 
@@ -59,6 +61,7 @@ class ResizeShare(NamedTuple):
     size: int
 
 
+@looks
 class ListShares(NamedTuple):
     """Report all shares, with the bytes used of each, and of which cloud the root is."""
 
@@ -73,6 +76,7 @@ class MakeSnapshot(NamedTuple):
     name: str
 
 
+@looks
 class ListSnapshots(NamedTuple):
     """Report the snapshots of a share."""
 
@@ -88,6 +92,7 @@ class RemoveSnapshot(NamedTuple):
     name: str
 
 
+@looks
 class LookAtRoot(NamedTuple):
     """Report which commands that shares need there are `lacking`, once the root is one with its quotas on;
     with `clients` also of those by which guests are given keys, and the data `pools` that the shares of
@@ -99,12 +104,14 @@ class LookAtRoot(NamedTuple):
     images: Tuple[int, ...] = ()
 
 
+@looks
 class LookAtShareHost(NamedTuple):
     """Report what a host has of what guests with shares need, and of each of `roots` whether it is there."""
 
     roots: Tuple[str, ...]
 
 
+@looks
 class MeasureRoot(NamedTuple):
     """Report bytes used, in total and free of the file system that shares are in."""
 
@@ -151,6 +158,7 @@ class TakeKeys(NamedTuple):
     """Keys of a later SEQ of the VM's history stay: the VM runs again. -1: none stays."""
 
 
+@looks
 class ListKeys(NamedTuple):
     """Report who has `keys`: image, vm, readonly of each, and as which user; not the keys."""
 

@@ -9,7 +9,7 @@ front-end whatever the store is.
 from __future__ import annotations
 
 from ...named import NamedTuple
-from ..refs import ImageRef
+from ..refs import ImageRef, looks
 from .access import Access
 
 # -- of the front-end alone ---------------------------------------------------------------------------
@@ -47,6 +47,7 @@ class MakeStore(NamedTuple):
 # -- of a store ---------------------------------------------------------------------------------------
 
 
+@looks
 class CheckStore(NamedTuple):
     """Fail unless the store is there: its directory has its marker, or its cluster answers."""
 
@@ -86,6 +87,7 @@ class RemoveImage(NamedTuple):
     image: ImageRef
 
 
+@looks
 class MeasureStore(NamedTuple):
     """Report bytes used, in total and free of a store."""
 
@@ -128,8 +130,8 @@ class FlattenImage(NamedTuple):
 
 
 LOOKS = frozenset({"CheckStore", "DigestImage", "ListRoots", "MeasureSource", "MeasureStore"})
-"""Those that change nothing where the front-end itself carries them out; what a bridge is asked, steps.LOOKS
-says.
+"""Those that change nothing where the front-end itself carries them out; of what a bridge is asked, `looks`
+says it.
 """
 __all__ = [
     "CheckStore",

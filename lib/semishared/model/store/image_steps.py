@@ -10,19 +10,21 @@ from __future__ import annotations
 
 from ...named import NamedTuple
 from ..disk.network_disk import NetworkDisk
-from ..refs import DiskRef, ImageRef
+from ..refs import DiskRef, ImageRef, looks
 from .access import Access
 from .datastore_steps import *  # noqa: F403 - the vocabulary is one, in files of a size to read
 
 # -- on a host ----------------------------------------------------------------------------------------
 
 
+@looks
 class SeeImage(NamedTuple):
     """Report whether the present content of an image is frozen, and which generation it is."""
 
     image: ImageRef
 
 
+@looks
 class SeeSession(NamedTuple):
     """Report what names the session that an image is in, '' if none is noted."""
 
@@ -108,6 +110,7 @@ class PublishImage(NamedTuple):
     staged: str
 
 
+@looks
 class ListPool(NamedTuple):
     """Report the names of all images of a pool."""
 
@@ -115,6 +118,7 @@ class ListPool(NamedTuple):
     where: str
 
 
+@looks
 class LookAtImages(NamedTuple):
     """Report, for `semishared gc`, what some images of a pool are."""
 
@@ -123,6 +127,7 @@ class LookAtImages(NamedTuple):
     names: tuple[str, ...]
 
 
+@looks
 class FindSnapshots(NamedTuple):
     """Report, for `semishared gc`, which images of a pool have snapshots of ours that are no generations."""
 
@@ -170,6 +175,7 @@ class CheckWriters(NamedTuple):
     image: ImageRef
 
 
+@looks
 class FindClone(NamedTuple):
     """Report an image's clone for a disk: its active layer, or its name in the pool; '' for none."""
 

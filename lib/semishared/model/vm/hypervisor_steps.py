@@ -11,15 +11,17 @@ from typing import Optional
 
 from ...named import NamedTuple
 from ..disk.record import Record
-from ..refs import Step
+from ..refs import Step, is_look, looks
 
 
+@looks
 class ReadVm(NamedTuple):
     """Return the text of the vm.xml that oned writes just before deploy, None if there is none."""
 
     vm_dir: str
 
 
+@looks
 class ReadRecords(NamedTuple):
     """Return the `records` there are of the disks `disks`; None: of all that have one."""
 
@@ -27,6 +29,7 @@ class ReadRecords(NamedTuple):
     disks: Optional[tuple[int, ...]] = None
 
 
+@looks
 class SeeNotes(NamedTuple):
     """Return the names of the notes that actions on the guest have left, and of the lock of one that is at
     work on its disks.
@@ -43,6 +46,7 @@ class Recover(NamedTuple):
     """'' if no guest runs."""
 
 
+@looks
 class CheckDisk(NamedTuple):
     """Fail unless a disk is what its record says, and there."""
 
@@ -50,6 +54,7 @@ class CheckDisk(NamedTuple):
     record: Record
 
 
+@looks
 class CheckEpoch(NamedTuple):
     """Fail if the VM was taken over by another host since its directory here was made; return why that cannot
     be told, or ''.
@@ -58,6 +63,7 @@ class CheckEpoch(NamedTuple):
     vm_dir: str
 
 
+@looks
 class ReadChain(NamedTuple):
     """Return (path, format) of each file below the qcow2 file `path`, by its headers now, topmost first."""
 
@@ -83,12 +89,14 @@ class HoldHot(NamedTuple):
     lease: str
 
 
+@looks
 class ReadIoLimits(NamedTuple):
     """Return what semishared.conf on this host says that a disk of each I/O class may do: (bytes per second,
     operations per second).
     """
 
 
+@looks
 class ReadCheckpoint(NamedTuple):
     """Return the domain XML in a checkpoint, None if that is no file."""
 
@@ -102,6 +110,7 @@ class WriteCheckpoint(NamedTuple):
     xml: str
 
 
+@looks
 class CheckShare(NamedTuple):
     """Fail unless a directory is the share of an image and may be given to a guest here; return the program
     that gives it, and whether it stands for a directory that was there before.
@@ -117,12 +126,14 @@ class CheckShare(NamedTuple):
     vm_dir: str
 
 
+@looks
 class ReadClients(NamedTuple):
     """Return which of the VM's disks are shares whose client the guest itself is."""
 
     vm_dir: str
 
 
+@looks
 class ListTargets(NamedTuple):
     """Return the targets (vda) of a running guest's disks."""
 
@@ -140,28 +151,6 @@ class BecomeStock(NamedTuple):
     """The driver message, which goes into the fifth argument in base64, if that is empty."""
 
 
-LOOKS = frozenset(
-    {
-        "ReadVm",
-        "ReadRecords",
-        "SeeNotes",
-        "CheckDisk",
-        "CheckEpoch",
-        "ReadChain",
-        "ReadIoLimits",
-        "ReadCheckpoint",
-        "CheckShare",
-        "ReadClients",
-        "ListTargets",
-        "SeeDomain",
-        "LookAtProof",
-        "ReadSite",
-        "SeeState",
-    }
-)
-"""Those that change nothing, also of model/vm/live_steps.py."""
-
-
 def look_instead(step: Step) -> Step | None:
     """Return the look that answers `step`: itself, or another one; None if there is none."""
     name = type(step).__name__
@@ -171,4 +160,4 @@ def look_instead(step: Step) -> Step | None:
         return LookAtProof(*step)
     if name == "HoldHot":
         return SeeHot(*step)
-    return step if name in LOOKS else None
+    return step if is_look(step) else None

@@ -11,8 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from ...named import NamedTuple
+from ..refs import looks
 
 
+@looks
 class SeeDomain(NamedTuple):
     """Return the `xml` of a running guest, the names of its system `snapshots`, and whether it is
     `persistent`.
@@ -29,12 +31,14 @@ class TakeProof(NamedTuple):
     vm_dir: str
 
 
+@looks
 class LookAtProof(NamedTuple):
     """Return what TakeProof does, and leave it there."""
 
     vm_dir: str
 
 
+@looks
 class ReadSite(NamedTuple):
     """Return what kvmrc, and semishared.conf (`migration`), say of a migration to `host`, whose libvirtd is
     at `target`.
@@ -43,6 +47,7 @@ class ReadSite(NamedTuple):
     host: str
 
 
+@looks
 class SeeState(NamedTuple):
     """Return what a libvirtd says about a domain (steps.State)."""
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, Mapping
 
 from ...named import NamedTuple
-from ..refs import DiskRef, ImageRef
+from ..refs import DiskRef, ImageRef, looks
 
 
 def has_arrived(source: Mapping[str, Any], target: Mapping[str, Any], seq: int) -> bool:
@@ -45,6 +45,7 @@ class MarkVm(NamedTuple):
     vm_dir: str
 
 
+@looks
 class LookAtVm(NamedTuple):
     """Report what MarkVm does, and leave no mark: the token is ''."""
 
@@ -52,6 +53,7 @@ class LookAtVm(NamedTuple):
     vm_dir: str
 
 
+@looks
 class LookForVm(NamedTuple):
     """Report a VM directory, and whether it is the one that another machine has marked with `token`.
 
@@ -167,6 +169,7 @@ class ClearVm(NamedTuple):
     brought: bool
 
 
+@looks
 class DescribeVm(NamedTuple):
     """Report the records of a VM's disks."""
 
@@ -174,6 +177,7 @@ class DescribeVm(NamedTuple):
     vm_dir: str
 
 
+@looks
 class LookAtGuest(NamedTuple):
     """Report how the guest that runs in a VM directory has its disks open, by their targets
     (guest/domain.py).
@@ -212,6 +216,7 @@ class CheckProbe(NamedTuple):
     text: str
 
 
+@looks
 class ReachDisk(NamedTuple):
     """Fail unless this host could open a VM's disk on the network, as its `record` on another host has it."""
 
@@ -260,6 +265,7 @@ class AllowMigration(NamedTuple):
     """Files of other drivers that both see as well, as the guest has them open."""
 
 
+@looks
 class CheckNotOpen(NamedTuple):
     """Fail if the domain, if it runs on this host, has anything of a VM directory open; `disks`: its disks
     count too.
@@ -271,6 +277,7 @@ class CheckNotOpen(NamedTuple):
     disks: bool
 
 
+@looks
 class CheckNotRunning(NamedTuple):
     """Fail if the domain is running on this host; '' on a machine that runs no domains."""
 
