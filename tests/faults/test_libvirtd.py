@@ -18,7 +18,6 @@ import pytest
 
 from lab import Node
 from semishared.errors import SemisharedError
-from semishared.plan.disk import snapshots
 
 from .cloud import Cloud, one_line, until
 from .live import DOMAIN, OVERLAY, SAVED, VM, VM_DIR, Live, s, written
@@ -28,7 +27,7 @@ PACKAGES = "/usr/lib/python3/dist-packages"
 OTHER = 8
 ACTIONS = [
     (3, "snap_create_live", ["1"]),
-    (snapshots.DELETE_RUNNING, "snap_delete", ["0"]),
+    (59, "snap_delete", ["0"]),
     (26, "cpds", [SAVED, "-1"]),
 ]
 NOW = written(*range(1, 8))

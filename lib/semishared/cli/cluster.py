@@ -33,6 +33,7 @@ from ..front.clusters import Boot, Row, row
 from ..front.staging_hosts import Wish
 from ..opennebula.oned import Oned
 from ..opennebula.report import Report, printable
+from ..opennebula.states import name_of
 from ..opennebula.xml import Vm
 from ..plan.care import clusters as plan
 from ..plan.disk import detach as detaching
@@ -226,7 +227,7 @@ def status_of(
         why = silent.get(vm.host, "") or "; ".join(
             f"disk {disk['disk']}: {disk['missing']}" for disk in disks if disk["missing"]
         )
-        state = "running" if plan.is_running(vm) else status.STATES.get(vm.number("STATE"), "").lower()
+        state = "running" if vm.is_running else name_of(vm.state).lower()
         found = {**row(vm, "failed" if why else "seen", why), "state": state, "disks": disks}
         rows.append(found)
         tell(event="vm", **found)

@@ -33,6 +33,7 @@ from ..model.store import access as store_access
 from ..opennebula.args import DiskPlace, VmPlace, absolute
 from ..opennebula.oned import Oned
 from ..opennebula.report import Report
+from ..opennebula.states import VmState
 from ..opennebula.xml import Vm
 from ..plan.care import gc_places
 from ..plan.disk import commits, disks
@@ -42,9 +43,6 @@ from ..tools.this_machine import are_one, is_here
 from ..units import human, mib_ceil
 from .base import rate
 from .command import put
-
-DONE = 6
-"""State of a VM that is no more (include/VirtualMachine.h)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,15 +121,13 @@ def of_vm(
     `most`: bytes per second that go to the store, 0 for no limit. Raise BadArguments for a VM that is in no
     state for that.
     """
-    if vm.number("STATE") == DONE:
+    if vm.state == VmState.DONE:
         return
     machine, vm_dir, found = _found(oned, vm, action)
     failed = bool(gc_places.after_failure(vm, os.uname().nodename, is_here))
     # Whether it runs its host says, when the disk's turn has come. Where the files of a VM at rest are, there
     # are no domains.
-    domain = (
-        "" if vm.number("STATE") in (gc_places.STOPPED, gc_places.UNDEPLOYED) else disks.running_domain(vm)
-    )
+    domain = "" if vm.is_on_front_end else disks.running_domain(vm)
     for known in record.described(found):
         if known.place.commits and disk in (None, known.disk):
             at = DiskPlace(VmPlace(machine, vm_dir, vm.id), disk_names.disk_name(known.disk), known.disk)
@@ -203,7 +199,7 @@ def _kept(
     """Yield what is to be done for the disks that were kept of a VM; add machines that cannot be asked to
     `silent`.
     """
-    systems = [store for store in oned.datastores() if store.type == 1 and store.driver == NAME]
+    systems = [store for store in oned.datastores() if store.is_system and store.driver == NAME]
     machines = {host.name for host in oned.hosts() if not host.is_offline and not is_here(host.name)} | {
         "localhost"
     }

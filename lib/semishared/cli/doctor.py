@@ -206,9 +206,9 @@ def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) 
             if store_access.is_shares(store):
                 continue
             access = store_access.access(store)
-            if store.type != 1 and not access.can.has_bridge:
+            if not store.is_system and not access.can.has_bridge:
                 mounted.append(absolute(store.base_path, "BASE_PATH"))
-            elif store.type != 1:
+            elif not store.is_system:
                 ceph.append((store_access.pool(store), access.reader, access.conf, access.secret))
                 if not store_access.bridges(store):
                     bridged.append((store_access.pool(store), access.bridge_user, access.conf, ""))
@@ -216,7 +216,7 @@ def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) 
             # Its attributes are a finding of their own.
             continue
     systems = tuple(
-        path for path in map(plan.path_of, (store for store in cloud.datastores if store.type == 1)) if path
+        path for path in map(plan.path_of, (store for store in cloud.datastores if store.is_system)) if path
     )
     location = next(
         (os.path.dirname(absolute(store.base_path, "BASE_PATH")) for store in cloud.datastores), ""

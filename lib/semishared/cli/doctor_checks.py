@@ -201,7 +201,7 @@ def fence_findings(cloud: Cloud, answers: Answers, config: Config, front_end: st
         for machine, answer in answers.items()
         if isinstance(answer, dict)
     }
-    pools = [store for store in cloud.datastores if store.type != 1 and _names_key(store)]
+    pools = [store for store in cloud.datastores if not store.is_system and _names_key(store)]
     keys = {str(group[0].id): _why_not(group) for group in fence_facts.clusters(pools)}
     own = setup.key_findings(front_end, config.hosts_connect_timeout_s)
     return [*own, *of_fenced(_marks(cloud), boots), *of_means(_not_run(config), keys, front_end)]

@@ -30,6 +30,7 @@ from ..install import next_steps
 from ..opennebula.encoded import decode
 from ..opennebula.oned import Oned
 from ..opennebula.report import printable
+from ..opennebula.states import HostState, VmState
 from ..opennebula.xml import Host, Vm
 from ..plan.vm import failover
 from .command import put, put_all
@@ -37,11 +38,13 @@ from .command import put, put_all
 WAIT_S = 300
 """As long as OpenNebula's own hook waits, with the arguments that its page names."""
 LONGEST_S = 7 * 86400
-ERROR = 3
-UNSAID = (0, 4, 6, 7)
-"""States that do not say whether it is seen (include/Host.h): INIT, DISABLED, MONITORING_INIT,
-MONITORING_DISABLED.
-"""
+UNSAID = (
+    HostState.INIT,
+    HostState.DISABLED,
+    HostState.MONITORING_INIT,
+    HostState.MONITORING_DISABLED,
+)
+"""That do not say whether the host is seen."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,13 +112,12 @@ def lost(oned: Oned, name: str, wait_s: int, connect_s: int) -> Host | None:
     host = next((host for host in oned.hosts() if host.name == name), None)
     if host is None:
         raise BadArguments(f"OpenNebula knows no host {name}")
-    state = host.number("STATE")
-    if wait_s and state != ERROR:
+    if wait_s and host.state != HostState.ERROR:
         say(f"{name} came back")
         return None
-    if state in fence_facts.MONITORED:
+    if host.is_monitored:
         raise BadArguments(f"{name} answers OpenNebula's monitoring: it is not lost")
-    if state in UNSAID and fence_facts.answers_ssh(name, connect_s):
+    if host.state in UNSAID and fence_facts.answers_ssh(name, connect_s):
         raise BadArguments(
             f"{name}: it answers over ssh, so it is not lost; if it is all the same: onehost offline {name}"
         )
@@ -127,7 +129,7 @@ def those_of(oned: Oned, host: int) -> Iterator[Vm]:
     that were on it last are not.
     """
     for vm in oned.vms():
-        if failover.is_elsewhere(vm):
+        if vm.is_on_no_host:
             continue
         is_there = vm.host_ids[-1:] == [host]
         if is_there or vm.lcm_state == failover.FAILED:
@@ -155,14 +157,14 @@ def reasons(oned: Oned, vm: Vm) -> Iterator[str]:
     """Yield why a VM would not come up elsewhere."""
     if vm.lcm_state == failover.FAILED:
         yield f"it did not come to {vm.host}: onevm recover --retry {vm.id}"
-    elif failover.is_off(vm):
+    elif vm.state == VmState.POWEROFF:
         yield (
             f"it is off, which OpenNebula starts nowhere by itself: onevm migrate {vm.id} HOST takes "
             f"it elsewhere, then onevm resume"
         )
     elif not failover.is_unseen(vm):
         yield (
-            f"it is in state {vm.number('STATE')}/{vm.lcm_state}, in which OpenNebula has nothing "
+            f"it is in state {vm.state}/{vm.lcm_state}, in which OpenNebula has nothing "
             f"running to start elsewhere"
         )
         return

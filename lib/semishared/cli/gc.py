@@ -181,9 +181,9 @@ def questions(oned: Oned, survey: Survey) -> list[_Question]:
         places.setdefault(os.path.dirname(absolute(store.base_path, "BASE_PATH")), []).append(store)
     found = []
     for location, stores in sorted(places.items()):
-        systems = tuple(sorted(store.id for store in stores if store.type == 1))
+        systems = tuple(sorted(store.id for store in stores if store.is_system))
         # Shares are elsewhere: gc_kinds.py.
-        images = [store for store in stores if store.type != 1 and not is_shares(store)]
+        images = [store for store in stores if not store.is_system and not is_shares(store)]
         marked = sorted(
             (absolute(store.base_path, "BASE_PATH"), store.attribute("SEMISHARED_STORE")) for store in images
         )

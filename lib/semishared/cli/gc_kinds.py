@@ -129,7 +129,7 @@ def pools_listed(datastores: Iterable[Datastore], config: Config, failed: Failed
         bridge = ""
         try:
             access = store_access.access(datastore)
-            if datastore.type == 1 or not access.can.has_bridge:
+            if datastore.is_system or not access.can.has_bridge:
                 continue
             bridge, pool = store_access.bridge(datastore, 0), store_access.pool(datastore)
             names = _ask(bridge, image_steps.ListPool(access, pool), config)

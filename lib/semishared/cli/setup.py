@@ -41,6 +41,7 @@ from ..model.store import access
 from ..named import NamedTuple
 from ..opennebula.oned import Oned
 from ..opennebula.report import printable
+from ..opennebula.states import DatastoreType
 from ..opennebula.xml import Datastore
 from ..plan.care.diagnosis import NETWORK, Finding, of_keys, path_of
 from ..plan.care.diagnosis_machines import of_shared
@@ -122,7 +123,6 @@ DIR, IMAGE, SYSTEM = "dir", "semi_img", "semi_sys"
 """What is made if nothing else is said, and nothing is there."""
 SYSTEM_TYPE, IMAGE_TYPE = "SYSTEM_DS", "IMAGE_DS"
 HOLDER = {IMAGE_TYPE: "image datastore", SYSTEM_TYPE: "system datastore"}
-TYPE_NUMBER = {IMAGE_TYPE: 0, SYSTEM_TYPE: 1}
 
 
 class Template(NamedTuple):
@@ -251,9 +251,9 @@ def take_what_is_there(arguments: argparse.Namespace, datastores: Sequence[Datas
     BadArguments for several.
     """
     ours = [store for store in datastores if store.driver == NAME and not access.is_shares(store)]
-    images = [store for store in ours if store.type == TYPE_NUMBER[IMAGE_TYPE]]
+    images = [store for store in ours if store.type == DatastoreType.IMAGE_DS]
     of_kind = [store.name for store in images if arguments.kind in (None, access.kind(store).name)]
-    systems = [store.name for store in ours if store.type == TYPE_NUMBER[SYSTEM_TYPE]]
+    systems = [store.name for store in ours if store.is_system]
     arguments.image = arguments.image or _one(of_kind, IMAGE, "image")
     arguments.system = arguments.system or _one(systems, SYSTEM, "system")
     arguments.kind = arguments.kind or next(
@@ -300,7 +300,7 @@ def apply(templates: list[Template], made: dict[str, int]) -> str:
         store = there.get(template.name)
         if store is None:
             continue
-        if store.driver != NAME or store.type != TYPE_NUMBER[template.type]:
+        if store.driver != NAME or store.type != getattr(DatastoreType, template.type):
             return (
                 f"there is a datastore {template.name} (id {store.id}) of another kind: choose another name"
             )
@@ -350,11 +350,7 @@ def mark_store(number: int, is_store: bool) -> Marked:
     another's.
     """
     oned = Oned()
-    ours = [
-        store
-        for store in oned.datastores()
-        if store.driver == NAME and store.type != TYPE_NUMBER[SYSTEM_TYPE]
-    ]
+    ours = [store for store in oned.datastores() if store.driver == NAME and not store.is_system]
     (datastore,) = [store for store in ours if store.id == number]
     return mark(
         oned,

@@ -26,6 +26,7 @@ from ..model.disk import names as disk_names
 from ..model.store import access
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
+from ..opennebula.states import ImageState
 from ..opennebula.xml import Datastore, Host, Image
 from ..plan.base.staging import TRANSPORTS, when
 from ..plan.image import placement
@@ -35,9 +36,6 @@ from . import command as on
 from .base import rate
 from .command import put, put_json
 from .progress import Bars, Lines
-
-READY, USED, USED_PERS = 1, 2, 8
-"""States of images that can be staged (include/Image.h)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -151,9 +149,9 @@ def cannot(image: Image, datastore: Datastore | None) -> str:
         return f"its datastore is not of driver {NAME}"
     if image.is_persistent and not placement.is_diff(image, datastore):
         return "it is persistent: its disks are attached in place and never have a base"
-    if image.type not in (0, 2):
+    if not image.is_disk:
         return "it is no disk image"
-    if image.number("STATE") not in (READY, USED, USED_PERS) or not image.source:
+    if image.state not in (ImageState.READY, ImageState.USED, ImageState.USED_PERS) or not image.source:
         return "it is not ready"
     return ""
 

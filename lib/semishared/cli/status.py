@@ -33,6 +33,7 @@ from ..model.disk.place import OVERLAY
 from ..model.disk.record import NORMAL
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
+from ..opennebula.states import name_of
 from ..opennebula.xml import Host, Image, Vm
 from ..plan.care.gc_places import place_of
 from ..plan.image.placement import place, reason
@@ -44,19 +45,6 @@ from . import status_shares
 from .command import put, put_json, table
 
 Row = dict[str, Any]
-STATES = {
-    1: "PENDING",
-    2: "HOLD",
-    3: "ACTIVE",
-    4: "STOPPED",
-    5: "SUSPENDED",
-    8: "POWEROFF",
-    9: "UNDEPLOYED",
-    10: "CLONING",
-    11: "CLONING_FAILURE",
-}
-AWAY = (4, 9)
-"""States in which a VM's files are on the front-end."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +78,7 @@ class Cloud:
         """Ask these hosts and the front-end, all at once."""
         ours = [store for store in self.stores.values() if NAME in (store.driver, store.text("DS_MAD"))]
         locations = sorted({os.path.dirname(absolute(store.base_path, "BASE_PATH")) for store in ours})
-        systems = tuple(sorted(store.id for store in ours if store.type == 1))
+        systems = tuple(sorted(store.id for store in ours if store.is_system))
 
         def look(session: Session, host: Host) -> list[Row]:
             answers = []
@@ -128,8 +116,7 @@ class Cloud:
 
     def rows(self, vm: Vm) -> list[Row]:
         """Return a row per disk of ours of a VM."""
-        state = vm.number("STATE")
-        machine = self.front_end if state in AWAY else vm.host
+        machine = self.front_end if vm.is_on_front_end else vm.host
         there = self.records.get((machine, vm.id), {"disks": [], "error": ""})
         by_number = {disk["disk"]: disk for disk in there["disks"]}
         was_asked = machine in self.space
@@ -157,7 +144,7 @@ class Cloud:
                 {
                     "vm": vm.id,
                     "name": vm.text("NAME"),
-                    "state": STATES.get(state, str(state)),
+                    "state": name_of(vm.state),
                     "machine": machine,
                     "disk": disk.id,
                     "image": image.name if image else None,

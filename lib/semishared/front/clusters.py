@@ -56,9 +56,9 @@ class Boot:
         begun = time.monotonic()
         for vm in vms:
             why = plan.start(vm).why
-            if plan.is_running(vm) or why:
+            if vm.is_running or why:
                 self._done(vm, "failed" if why else "running", why)
-        self._stage([vm for vm in vms if vm.id not in self._rows and plan.waits_for_files(vm)], hosts)
+        self._stage([vm for vm in vms if vm.id not in self._rows and vm.is_on_no_host], hosts)
         for vm in vms:
             if vm.id not in self._rows:
                 self._start(vm)
@@ -105,15 +105,15 @@ class Boot:
                 self._done(vms[number], "failed", "it is gone")
                 continue
             why = plan.why_failed(vm, number in active or waited > BEGIN_S)
-            if plan.is_running(vm) or why:
+            if vm.is_running or why:
                 self._done(self._oned.vm(number), "failed" if why else "booted", why)
             elif time.monotonic() - begun > self._limit_s:
                 self._done(
                     vm,
                     "failed",
-                    f"it does not run after {self._limit_s:.0f} s: state {vm.number('STATE')}/{vm.lcm_state}",
+                    f"it does not run after {self._limit_s:.0f} s: state {vm.state}/{vm.lcm_state}",
                 )
-            if vm.number("STATE") == plan.ACTIVE:
+            if vm.is_active:
                 active.add(number)
 
     # -- bases ----------------------------------------------------------------------------------------

@@ -15,8 +15,10 @@ from ..model.store.ceph_clients import Ceph, Opener
 from ..named import NamedTuple
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
+from ..opennebula.states import LcmState
 from ..opennebula.xml import Datastore, Disk, Host, Image, Vm
 from ..plan.care import fence as plan
+from ..plan.vm import moves
 from ..store.rbd.blocklist import Fencer
 from ..tools.hung_store import unless_it_hangs
 from ..tools.run import run
@@ -53,8 +55,6 @@ def _addresses(name: str) -> frozenset[str]:
         return frozenset()
 
 
-MONITORED = (1, 2)
-"""States of a host that OpenNebula sees (include/Host.h): MONITORING_MONITORED, MONITORED."""
 TURNED_AWAY = ("Permission denied", "Host key verification failed")
 """Words of an ssh that was not let in: somebody is there."""
 
@@ -66,7 +66,7 @@ def why_alive(host: Host, connect_s: int, as_monitored: bool = True) -> str:
 
     Callers ask anew wherever it counts that the host is off.
     """
-    if as_monitored and host.number("STATE") in MONITORED:
+    if as_monitored and host.is_monitored:
         return "OpenNebula monitors it"
     return "it answers over ssh" if answers_ssh(host.name, connect_s) else ""
 
@@ -86,12 +86,8 @@ def answers_ssh(host: str, connect_s: int) -> bool:
 
 NOBODY = "192.0.2.1:0/1"
 """An address that documentation has (RFC 5737): what removes it from a list removes nobody."""
-ACTIVE = 3
-"""State of a VM that may have a guest (include/VirtualMachine.h)."""
-MOVING = (4, 60, 61)
-"""LCM states of one on its way from host to host, also of one that oned has lost sight of: both may have
-it.
-"""
+MOVING = (LcmState.MIGRATE, *moves.UNKNOWN)
+"""In which both hosts may have the VM's guest."""
 
 
 class Cloud(NamedTuple):
@@ -134,7 +130,7 @@ def ask(oned: Oned, name: str) -> Cloud:
     ours = {
         store.id: store
         for store in oned.datastores()
-        if NAME in (store.driver, store.text("DS_MAD")) and store.type != 1
+        if NAME in (store.driver, store.text("DS_MAD")) and not store.is_system
     }
     images = {image.id: image for image in oned.images()}
     disks, odd = list[Tuple[int, str]](), list[str]()
@@ -179,7 +175,7 @@ def _guests(oned: Oned, host: int) -> list[Vm]:
     """Return the VMs that may have a guest on a host, also those that are on their way from it; by its id: it
     may be called anew.
     """
-    active = [vm for vm in oned.vms() if vm.number("STATE") == ACTIVE]
+    active = [vm for vm in oned.vms() if vm.is_active]
     near = [vm.id for vm in active if host in vm.host_ids[-1:] or vm.lcm_state in MOVING]
     return [vm for vm in map(oned.vm, near) if host in vm.host_ids[-2 if vm.lcm_state in MOVING else -1 :]]
 

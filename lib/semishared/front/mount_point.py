@@ -51,4 +51,4 @@ def _settled(datastore: Datastore) -> int:
         images = Oned().images()
     except OnedUnavailable:
         return 0
-    return sum(image.store_id == datastore.id and image.number("STATE") in SETTLED for image in images)
+    return sum(image.store_id == datastore.id and image.state in SETTLED for image in images)

@@ -23,9 +23,7 @@ def mv(action: Action, asked: args.Move) -> Plan:
     action.seq, action.bulk = vm.seq, True
     action.acquired(vm)
     why_not = (
-        _why_not_fenced(oned, action, vm, asked.source.host)
-        if vm.lcm_state in (*moves.UNKNOWN, moves.OFF)
-        else ""
+        _why_not_fenced(oned, action, vm, asked.source.host) if vm.lcm_state in moves.MAY_BE_LOST else ""
     )
     told = moves.Told(*here, any(here) and _front_end_runs_vms(oned), why_not, action.config.overlays_options)
     return moves.mv(asked, vm, told)

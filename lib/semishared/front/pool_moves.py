@@ -22,7 +22,6 @@ from ..opennebula.xml import Vm
 from ..plan.device import balance, pool_rows
 from ..plan.device.balance import Item, Move
 from ..plan.device.pool_rows import Held, Row
-from ..plan.disk.detach import ACTIVE
 from ..wire.session import Session
 
 ACTION = "pool"
@@ -156,9 +155,9 @@ class Moving:
             return {"why": e.detail}
         was = self._vms.get(number)
         why = pool_rows.why_not(now, self._host)
-        if not why and was is not None and was.number("STATE") != now.number("STATE"):
+        if not why and was is not None and was.state != now.state:
             why = "it has another state by now"
-        return {"why": why, "is_off": now.number("STATE") != ACTIVE}
+        return {"why": why, "is_off": not now.is_active}
 
     def _carried_out(self, found: Sequence[Held], moves: Sequence[Move]) -> List[Row]:
         by_item: Dict[Item, Held] = {held.item: held for held in found}

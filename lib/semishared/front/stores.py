@@ -16,11 +16,18 @@ from ..model.store import access as store_access
 from ..named import NamedTuple
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
+from ..opennebula.states import ImageState
 from ..opennebula.xml import Datastore, Image
 from ..store.dir import marker, stock_layout
 
-SETTLED = (1, 2, 3, 6, 8)
-"""States in which an image is in its store: READY, USED, DISABLED, CLONE, USED_PERS (include/Image.h)."""
+SETTLED = (
+    ImageState.READY,
+    ImageState.USED,
+    ImageState.DISABLED,
+    ImageState.CLONE,
+    ImageState.USED_PERS,
+)
+"""In which an image is in its store."""
 
 
 class Marked(NamedTuple):
@@ -63,9 +70,7 @@ def mark(
     if not access.can.has_bridge:
         directory = absolute(datastore.base_path, "BASE_PATH")
         sources = [
-            image.source
-            for image in images
-            if image.store_id == datastore.id and image.number("STATE") in SETTLED
+            image.source for image in images if image.store_id == datastore.id and image.state in SETTLED
         ]
         marked = _mark(directory, access.marker, others, sources, is_store)
         if marked.store != access.marker:

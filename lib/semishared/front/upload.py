@@ -18,6 +18,7 @@ from ..intake import private_copy
 from ..intake import source as sources
 from ..intake.source import Source
 from ..model.store.datastore_steps import ReceiveImage
+from ..opennebula.states import DatastoreType, ImageType
 from ..plan.image import images
 from ..store.dir import upload
 from ..tools import extents, files, inspection
@@ -62,7 +63,7 @@ class Upload:
         limit = self._datastore.attribute("LIMIT_TRANSFER_BW")
         if limit and not (limit.isascii() and limit.rstrip("kKmMgG").isdigit()):
             raise BadAttribute(f"LIMIT_TRANSFER_BW of datastore {self._datastore.id} is {limit!r}")
-        is_file = self._datastore.type == images.FILE_DATASTORE
+        is_file = self._datastore.type == DatastoreType.FILE_DS
         given = {kind: text for kind, text in sums.items() if text}
         return Source(path, given, decompress == "no" or (not decompress and not is_file), limit)
 
@@ -116,7 +117,7 @@ class Upload:
         """Return the size of what is to be a disk; raise UnsafeImage for none: whatever was to make that file
         has failed.
         """
-        if not size and self._datastore.type != images.FILE_DATASTORE:
+        if not size and self._datastore.type != DatastoreType.FILE_DS:
             raise UnsafeImage(f"{self._source.path} is empty: it holds no disk")
         return size
 
@@ -171,7 +172,7 @@ class Upload:
     def _judged(self, kept: private_copy.Kept) -> str:
         """Return the format of a private copy; raise UnsafeImage, UploadTooLarge."""
         bound, name = self._bound, self._source.path
-        if self._datastore.type == images.FILE_DATASTORE or self._image.type == images.CDROM:
+        if self._datastore.type == DatastoreType.FILE_DS or self._image.type == ImageType.CDROM:
             bound.check_data(kept, "raw", name)
             return "raw"
         found = inspection.inspect(kept.path, self._most, name)

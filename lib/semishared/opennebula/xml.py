@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Views over the XML of OpenNebula: VM, disk, image, datastore, host. Values are read as oned reads them.
 
-No logic beyond numbers, YES/NO and units.
+No logic beyond numbers, YES/NO, units and states.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 from ..errors import BadArguments
 from ..units import MiB
+from .states import DatastoreType, HostState, ImageType, LcmState, VmState
 from .values import ID_BITS, integer, is_yes, upper
 
 if TYPE_CHECKING:
@@ -73,6 +74,10 @@ class Object(View):
     @property
     def name(self) -> str:
         return self.text("NAME")
+
+    @property
+    def state(self) -> int:
+        return self.number("STATE")
 
     def attribute(self, name: str) -> str:
         """Return what somebody wrote for us in its template, without the blanks around it; '' if there is
@@ -179,6 +184,31 @@ class Vm(Object):
         return self.number("LCM_STATE")
 
     @property
+    def is_active(self) -> bool:
+        """Tell whether it may have a guest."""
+        return self.state == VmState.ACTIVE
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether its guest runs, and oned does nothing with it."""
+        return self.is_active and self.lcm_state == LcmState.RUNNING
+
+    @property
+    def has_failed(self) -> bool:
+        """Tell whether oned failed at something with it, and waits for `onevm recover`."""
+        return self.is_active and self.lcm_state in LcmState.FAILURES
+
+    @property
+    def is_on_front_end(self) -> bool:
+        """Tell whether its files are on the front-end."""
+        return self.state in (VmState.STOPPED, VmState.UNDEPLOYED)
+
+    @property
+    def is_on_no_host(self) -> bool:
+        """Tell whether its disks are made on a host, or come to one, only when it is deployed."""
+        return self.is_on_front_end or self.state in (VmState.PENDING, VmState.HOLD)
+
+    @property
     def seq(self) -> int:
         """SEQ of the last history record, -1 without one: the one counter that never goes back."""
         return self.number("HISTORY_RECORDS/HISTORY[last()]/SEQ")
@@ -268,8 +298,13 @@ class Image(Object):
 
     @property
     def type(self) -> int:
-        """0 OS, 1 CDROM, 2 DATABLOCK, 3 KERNEL, 4 RAMDISK, 5 CONTEXT (include/Image.h)."""
+        """An ImageType."""
         return self.number("TYPE")
+
+    @property
+    def is_disk(self) -> bool:
+        """Tell whether guests may write to disks of it."""
+        return self.type in (ImageType.OS, ImageType.DATABLOCK)
 
     @property
     def is_persistent(self) -> bool:
@@ -350,8 +385,12 @@ class Datastore(Object):
 
     @property
     def type(self) -> int:
-        """0 image, 1 system, 2 file (include/Datastore.h)."""
+        """A DatastoreType."""
         return self.number("TYPE")
+
+    @property
+    def is_system(self) -> bool:
+        return self.type == DatastoreType.SYSTEM_DS
 
     @property
     def driver(self) -> str:
@@ -376,8 +415,12 @@ class Host(Object):
 
     @property
     def is_offline(self) -> bool:
-        """Tell whether an operator has taken the host out (include/Host.h: OFFLINE)."""
-        return self.number("STATE") == 8
+        """Tell whether an operator has taken the host out."""
+        return self.state == HostState.OFFLINE
+
+    @property
+    def is_monitored(self) -> bool:
+        return self.state in (HostState.MONITORING_MONITORED, HostState.MONITORED)
 
     @property
     def reserved_memory(self) -> int:

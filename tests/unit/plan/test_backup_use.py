@@ -11,8 +11,10 @@ from semishared.errors import RestrictedPath
 from semishared.opennebula.xml import Image
 from semishared.plan.image import images
 
+BACKUP = 6
 
-def backup(rights: str = "", parts: str = "8e4cbd", store: int = 107, type: int = images.BACKUP) -> Image:
+
+def backup(rights: str = "", parts: str = "8e4cbd", store: int = 107, type: int = BACKUP) -> Image:
     """Return a backup of user 5, of group 100, whose increments are `parts`."""
     said = "".join(f"<{right}>1</{right}>" for right in rights.split())
     rows = "".join(f"<INCREMENT><SOURCE>{part}</SOURCE></INCREMENT>" for part in parts.split())

@@ -15,15 +15,11 @@ from ...errors import BadArguments, BadAttribute
 from ...model.disk import names as disk_names
 from ...model.disk.place import Place
 from ...named import NamedTuple
+from ...opennebula.states import LcmState, VmState
 from ...opennebula.xml import Datastore, Disk, Image, View, Vm
 from ..image import placement
 
-PENDING, HOLD, ACTIVE, STOPPED, SUSPENDED, POWEROFF, UNDEPLOYED = 1, 2, 3, 4, 5, 8, 9
-"""States of a VM (include/VirtualMachine.h)."""
-RUNNING, UNKNOWN = 3, 16
-"""LCM states of an active one: at work, and not seen by its host's monitoring."""
-FAILURES = frozenset({36, 37, 38, 39, 40, 41, 42, 44, 46, 47, 48, 49, 50, 61})
-"""LCM states in which OpenNebula waits for `onevm recover`."""
+AT_REST = (VmState.STOPPED, VmState.SUSPENDED, VmState.POWEROFF, VmState.UNDEPLOYED)
 SERVICE = 100
 """Type of the documents in which OneFlow keeps services."""
 
@@ -116,38 +112,25 @@ class Start(NamedTuple):
 
 def start(vm: Vm) -> Start:
     """Return what gets a VM to run from where it is."""
-    state, lcm = vm.number("STATE"), vm.lcm_state
-    if state in (STOPPED, SUSPENDED, POWEROFF, UNDEPLOYED) or (state, lcm) == (ACTIVE, UNKNOWN):
+    if vm.state in AT_REST or (vm.is_active and vm.lcm_state == LcmState.UNKNOWN):
         return Start("resume")
-    if state == HOLD:
+    if vm.state == VmState.HOLD:
         return Start("release")
-    if state == PENDING or (state == ACTIVE and lcm not in FAILURES):
+    if vm.has_failed:
+        return Start("", f"it failed (LCM state {vm.lcm_state}): onevm recover {vm.id}")
+    if vm.is_active or vm.state == VmState.PENDING:
         return Start("")
-    if state == ACTIVE:
-        return Start("", f"it failed (LCM state {lcm}): onevm recover {vm.id}")
-    return Start("", f"it is in state {state}, in which nothing starts it")
-
-
-def is_running(vm: Vm) -> bool:
-    return (vm.number("STATE"), vm.lcm_state) == (ACTIVE, RUNNING)
+    return Start("", f"it is in state {vm.state}, in which nothing starts it")
 
 
 def why_failed(vm: Vm, was_active: bool) -> str:
     """Return why a VM that was started does not come up, '' while it may."""
-    state = vm.number("STATE")
     said = vm.text("USER_TEMPLATE/ERROR")
-    if state == ACTIVE and vm.lcm_state in FAILURES:
+    if vm.has_failed:
         return f"it failed (LCM state {vm.lcm_state}): {said or f'see the log of VM {vm.id}'}"
-    if state in (SUSPENDED, POWEROFF, STOPPED, UNDEPLOYED) and was_active:
+    if vm.state in AT_REST and was_active:
         return f"it is off again: {said or f'see the log of VM {vm.id}'}"
     return ""
-
-
-def waits_for_files(vm: Vm) -> bool:
-    """Tell whether the disks of a VM are made, or come, where it will run: who is off on its host has all
-    there.
-    """
-    return vm.number("STATE") in (PENDING, HOLD, STOPPED, UNDEPLOYED)
 
 
 def bases(
@@ -158,7 +141,7 @@ def bases(
     for disk in vm.disks:
         image = images.get(disk.image_id)
         datastore = datastores.get(image.store_id) if image else None
-        if image is not None and datastore is not None and datastore.driver == NAME and image.type in (0, 2):
+        if image is not None and datastore is not None and datastore.driver == NAME and image.is_disk:
             place = _place(image, datastore, disk)
             if place is not None and place.leases:
                 found.append((image, datastore))

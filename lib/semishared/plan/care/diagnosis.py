@@ -14,6 +14,7 @@ from ...errors import SemisharedError
 from ...named import NamedTuple
 from ...opennebula.args import absolute
 from ...opennebula.mad_conf import TM_CONF
+from ...opennebula.states import DatastoreType
 from ...opennebula.xml import Datastore, Host, Image, View
 from ..image import attributes
 from .fence import BEGUN, Mark
@@ -118,7 +119,7 @@ def of_cloud(cloud: Cloud, front_end: str) -> list[Finding]:
     """Judge datastores, images and hosts by their attributes in OpenNebula."""
     found = []
     kinds = {store.type for store in cloud.datastores if store.driver == DRIVER}
-    for number, kind in ((0, "image"), (1, "system")):
+    for number, kind in ((DatastoreType.IMAGE_DS, "image"), (DatastoreType.SYSTEM_DS, "system")):
         if number not in kinds:
             found.append(
                 Finding(
@@ -128,12 +129,12 @@ def of_cloud(cloud: Cloud, front_end: str) -> list[Finding]:
     for store in cloud.datastores:
         update = f"onedatastore update {store.id}"
         name = f"datastore {store.id} ({store.name})"
-        holder = "system datastore" if store.type == 1 else "image datastore"
+        holder = "system datastore" if store.is_system else "image datastore"
         found += [
             Finding(BROKEN, front_end, f"{name}: {text}", update)
             for text in attributes.problems(holder, _template(store))
         ]
-        if store.type != 1 and (store.driver, store.store_driver) != (DRIVER, DRIVER):
+        if not store.is_system and (store.driver, store.store_driver) != (DRIVER, DRIVER):
             found.append(
                 Finding(
                     BROKEN,
@@ -143,7 +144,7 @@ def of_cloud(cloud: Cloud, front_end: str) -> list[Finding]:
                 )
             )
         for key, value, must in TM_CONF:
-            applies = () if store.type == 1 else ("LN_TARGET", "CLONE_TARGET", "ALLOW_ORPHANS")
+            applies = () if store.is_system else ("LN_TARGET", "CLONE_TARGET", "ALLOW_ORPHANS")
             there = store.attribute(key).upper()
             if must and key in applies and there not in ("", value):
                 found.append(

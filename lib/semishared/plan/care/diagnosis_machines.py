@@ -303,7 +303,7 @@ def _quoted(name: str) -> str:
 def _setup(cloud: Cloud, path: str) -> str:
     """Return the command that marks a store."""
     image = next((store.name for store in cloud.datastores if path_of(store) == path), "")
-    system = next((store.name for store in cloud.datastores if store.type == 1), "")
+    system = next((store.name for store in cloud.datastores if store.is_system), "")
     names = [f"--image {_quoted(image)}", *([f"--system {_quoted(system)}"] if system else [])]
     return f"{DRIVER} setup --apply {' '.join(names)}"
 

@@ -16,18 +16,10 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Op
 
 from ...model.disk import names as disk_names
 from ...named import NamedTuple
+from ...opennebula.states import VmState
 
 if TYPE_CHECKING:
     from ...opennebula.xml import Vm
-
-ACTIVE, STOPPED, SUSPENDED, POWEROFF, UNDEPLOYED = 3, 4, 5, 8, 9
-"""States of a VM (include/VirtualMachine.h)."""
-RUNNING = 3
-"""LCM state of a VM with which nothing is under way."""
-
-
-FAILURES = frozenset({36, 37, 38, 39, 40, 41, 42, 44, 46, 47, 48, 49, 50, 61})
-"""LCM states in which what oned did with a VM has failed, and it waits for `onevm recover`."""
 
 
 class Place(NamedTuple):
@@ -57,14 +49,13 @@ class Paths:
 
 def place_of(vm: Vm, front_end: str, is_here: Callable[[str], bool]) -> Optional[Place]:
     """Return where the files of a VM are, None if oned is at work on it or is not sure."""
-    state, host = vm.number("STATE"), vm.host
-    systems = vm.system_datastores
+    host, systems = vm.host, vm.system_datastores
     if not host or not systems:
         return None
     disks = frozenset(disk.id for disk in vm.disks)
-    if state in (STOPPED, UNDEPLOYED):
+    if vm.is_on_front_end:
         return Place(front_end, systems[-1], disks)
-    if state in (SUSPENDED, POWEROFF) or (state, vm.lcm_state) == (ACTIVE, RUNNING):
+    if vm.is_running or vm.state in (VmState.SUSPENDED, VmState.POWEROFF):
         return Place(front_end if is_here(host) else host, systems[-1], disks)
     return None
 
@@ -73,7 +64,7 @@ def after_failure(vm: Vm, front_end: str, is_here: Callable[[str], bool]) -> lis
     """Return where the files of a VM may be that waits for `onevm recover`: front-end, last two hosts; none
     in any other state.
     """
-    if (vm.number("STATE"), vm.lcm_state in FAILURES) != (ACTIVE, True) or not vm.host:
+    if not vm.has_failed or not vm.host:
         return []
     hosts = [front_end if is_here(host) else host for host in vm.hosts]
     places = [*zip(hosts[-2:], vm.system_datastores[-2:]), (front_end, vm.system_datastores[-1])]

@@ -15,14 +15,12 @@ from ...model.device.steps import MoveBase, MoveLayers
 from ...model.disk import names as disk_names
 from ...model.refs import DiskRef
 from ...named import NamedTuple
+from ...opennebula.states import VmState
 from ...opennebula.xml import Vm
-from ..disk.detach import ACTIVE, POWEROFF, RUNNING
 from ..disk.disks import running_domain
 from . import choose
 from .balance import Item, Move
 
-SUSPENDED = 5
-"""The state of a VM whose memory is in a file on its host (include/VirtualMachine.h)."""
 Row = Dict[str, Any]
 """{"what", "vm", "disk" (-1 of a base), "from", "to", "bytes", "how": moved|would move|stays|failed, "why",
 "id", "seconds"}.
@@ -104,16 +102,11 @@ def why_not(vm: Optional[Vm], host: str) -> str:
         return "OpenNebula has no such VM: semishared gc"
     if vm.host != host:
         return f"its VM is on {vm.host or 'no host'}: semishared gc"
-    state = vm.number("STATE")
-    if state == ACTIVE:
-        return (
-            "" if vm.lcm_state == RUNNING else f"something is under way in its VM (LCM state {vm.lcm_state})"
-        )
-    return (
-        ""
-        if state in (POWEROFF, SUSPENDED)
-        else f"its VM neither runs nor is powered off or suspended (state {state})"
-    )
+    if vm.is_running or vm.state in (VmState.POWEROFF, VmState.SUSPENDED):
+        return ""
+    if vm.is_active:
+        return f"something is under way in its VM (LCM state {vm.lcm_state})"
+    return f"its VM neither runs nor is powered off or suspended (state {vm.state})"
 
 
 def staying(
@@ -128,7 +121,7 @@ def staying(
         elif held.item.part == LAYERS and not own:
             vm = vms.get(held.vm)
             why[held.item] = why_not(vm, host)
-            if vm is not None and vm.number("STATE") == ACTIVE:
+            if vm is not None and vm.is_active:
                 why[held.item] = why[held.item] or _why_not_live(held, vm, memory)
     return {item: text for item, text in why.items() if text}
 
@@ -206,4 +199,4 @@ def reading_on(
         {leased[0] for leased in map(base_names.leased_to, names) if leased and leased not in again}
     )
     running = [(number, vms.get(number)) for number in numbers]
-    return [number for number, vm in running if vm is not None and vm.number("STATE") == ACTIVE]
+    return [number for number, vm in running if vm is not None and vm.is_active]

@@ -91,7 +91,7 @@ def _turn(host: str, disk: s.DiskRef, domain: str) -> Part[bool]:
 def _still(then: Vm) -> Plan:
     """Raise VmBusy unless oned has a VM in the state in which it was `then`."""
     now = yield AskOned("vm", then.id)
-    states = [(vm.number("STATE"), vm.lcm_state, vm.seq) for vm in (then, now)]
+    states = [(vm.state, vm.lcm_state, vm.seq) for vm in (then, now)]
     if states[0] != states[1]:
         before, after = (f"state {state}, LCM state {lcm}, SEQ {seq}" for state, lcm, seq in states)
         raise VmBusy(

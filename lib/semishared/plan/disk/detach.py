@@ -19,14 +19,11 @@ from ...model.disk.record import Record, described
 from ...model.exchange import On, Part
 from ...model.refs import ImageRef
 from ...named import NamedTuple
+from ...opennebula.states import VmState
 from ...opennebula.xml import Datastore, Image, Vm
 from ..image import placement
 from .disks import running_domain
 
-ACTIVE, POWEROFF = 3, 8
-"""States of VMs whose files are on their host, and which the driver may change (include/VirtualMachine.h)."""
-RUNNING = 3
-"""The LCM state of an active one about which nothing is under way."""
 NOTHING = "no disk of it reads from a store"
 Row = Dict[str, Any]
 """{"vm", "host", "disk", "image", "how": detached|failed|skipped, "why", "id", "seconds"}; `disk` and `image`
@@ -56,12 +53,11 @@ class Found(NamedTuple):
 
 def why_not(vm: Vm) -> str:
     """Return why a VM cannot be detached as it is now, '' if it can."""
-    state = vm.number("STATE")
-    if state == POWEROFF or (state == ACTIVE and vm.lcm_state == RUNNING):
+    if vm.is_running or vm.state == VmState.POWEROFF:
         return ""
-    if state == ACTIVE:
+    if vm.is_active:
         return f"something is under way in it (LCM state {vm.lcm_state})"
-    return f"it is neither running nor powered off (state {state})"
+    return f"it is neither running nor powered off (state {vm.state})"
 
 
 def wanted(vm: Vm, location: str, disks: Optional[Collection[int]] = None) -> Wanted:
@@ -69,7 +65,7 @@ def wanted(vm: Vm, location: str, disks: Optional[Collection[int]] = None) -> Wa
     has no name.
     """
     vm_dir = f"{location}/{vm.system_datastores[-1] if vm.system_datastores else -1}/{vm.id}"
-    domain = running_domain(vm) if vm.number("STATE") == ACTIVE else ""
+    domain = running_domain(vm) if vm.is_active else ""
     return Wanted(vm.id, vm.host, vm_dir, domain, None if disks is None else tuple(sorted(disks)))
 
 
@@ -79,7 +75,7 @@ def due(vm: Vm, images: Mapping[int, Image], datastores: Mapping[int, Datastore]
     for disk in vm.disks:
         image = images.get(disk.image_id)
         datastore = datastores.get(image.store_id) if image else None
-        if image is None or datastore is None or image.is_persistent or vm.number("STATE") != ACTIVE:
+        if image is None or datastore is None or image.is_persistent or not vm.is_active:
             continue
         if placement.detach_when(image, datastore) == "after-boot":
             found.append(disk.id)

@@ -8,15 +8,14 @@ from ...model.exchange import On, Plan, Say
 from ...model.store import access as store_access
 from ...named import NamedTuple
 from ...opennebula.args import ToImage
+from ...opennebula.states import LcmState
 from ...opennebula.xml import Datastore, Vm
 from ..image import encryption, images
 from . import freeze as disk_freeze
 from .disks import check_store, disk_ref, running_domain
 
-LIVE = 26
-"""LCM state of a save-as while the guest runs and writes (docs/explanation/contract.md)."""
-AWAY = (67, 68)
-"""LCM states in which cpds comes for an undeployed or stopped VM, whose files are on the front-end."""
+AWAY = (LcmState.HOTPLUG_SAVEAS_UNDEPLOYED, LcmState.HOTPLUG_SAVEAS_STOPPED)
+"""In which the files of the VM are on the front-end."""
 
 
 class Told(NamedTuple):
@@ -34,7 +33,7 @@ def cpds(asked: ToImage, vm: Vm, datastore: Datastore, told: Told) -> Plan:
     """Plan cpds: save a disk as another image; a running guest is frozen for a moment."""
     disk, access = disk_ref(asked.disk), store_access.access(datastore)
     # A snapshot does not change while the guest runs.
-    is_running = vm.lcm_state == LIVE and asked.snapshot == -1
+    is_running = vm.lcm_state == LcmState.HOTPLUG_SAVEAS and asked.snapshot == -1
     guest = disk_freeze.Guest(running_domain(vm), told.freeze) if is_running else disk_freeze.Guest()
     if access.can.has_bridge:
         yield from _to_rbd(asked, vm, datastore, told, guest)

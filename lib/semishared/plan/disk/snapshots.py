@@ -33,13 +33,12 @@ from ...model.exchange import On, Part, Plan, Say
 from ...model.store.access import is_path
 from ...named import NamedTuple
 from ...opennebula.args import DiskPlace, Resize, SnapshotPlace
+from ...opennebula.states import LcmState
 from ...opennebula.xml import Vm
 from ..image import encryption
 from . import freeze as disk_freeze
 from .disks import disk_ref, running_domain
 
-DELETE_RUNNING, RESIZE_RUNNING, RESIZE_UNDEPLOYED = 59, 62, 64
-"""LCM states (docs/explanation/contract.md)."""
 NO_LAYER = -1
 
 
@@ -221,7 +220,7 @@ def revert(request: SnapshotPlace, facts: Facts) -> list[s.Step]:
 def change(what: str, asked: SnapshotPlace, vm: Vm, *, live: bool, freeze: str) -> Plan:
     """Plan snap_create, snap_create_live (`live`), snap_delete and snap_revert, by a look at the disk."""
     place, number = asked.disk, asked.disk.disk or 0
-    domain = running_domain(vm) if live or vm.lcm_state == DELETE_RUNNING else ""
+    domain = running_domain(vm) if live or vm.lcm_state == LcmState.DISK_SNAPSHOT_DELETE else ""
     if live and is_path(vm.disk(number).source):
         # Before anything is asked of the guest. What is on the network is copied there, below QEMU; a local
         # copy of it is not.
@@ -262,10 +261,10 @@ def resize(asked: Resize, vm: Vm) -> Plan:
     place, host, disk = asked.disk, asked.disk.host, disk_ref(asked.disk)
     if vm.disk(disk.disk).is_readonly:
         raise NotSupported(_readonly(disk))
-    if vm.lcm_state == RESIZE_RUNNING:
+    if vm.lcm_state == LcmState.DISK_RESIZE:
         yield On(host, (s.AllowGrowth(disk, asked.size),))
         return
-    if vm.lcm_state == RESIZE_UNDEPLOYED:
+    if vm.lcm_state == LcmState.DISK_RESIZE_UNDEPLOYED:
         # argv names the last host, the directory has moved to the front-end.
         host = yield from _machine_of(place)
     (found,) = yield On(host, (s.GrowDisk(disk, asked.size),))

@@ -9,12 +9,9 @@ from ...errors import BadAttribute, NotSupported, RestrictedPath
 from ...model.refs import ImageRef
 from ...model.store import access as store_access
 from ...opennebula.args import image_source
+from ...opennebula.states import DatastoreType, ImageType
 from ...opennebula.xml import Datastore, Image
 
-CDROM = 1
-BACKUP = 6
-FILESYSTEM = 7
-FILE_DATASTORE = 2
 STORED = ("raw", "qcow2")
 NEW_SHARE = "new:"
 """What PATH begins with where it asks for a share (plan/share/shares.py)."""
@@ -52,7 +49,7 @@ def check_backup(path: str, store: int, parts: frozenset[str], image: Image, kno
 
     What stands in its template proves nothing: FROM_BACKUP_DS may be written by any user.
     """
-    backups = (one for one in known if one.type == BACKUP and one.store_id == store)
+    backups = (one for one in known if one.type == ImageType.BACKUP and one.store_id == store)
     if not any(parts <= one.backup_parts and one.may_be_used_by(image) for one in backups):
         raise RestrictedPath(
             f"{path} is in no backup that user {image.number('UID')} may use by its permissions"
@@ -67,7 +64,7 @@ def stored_format(found: str, image: Image, datastore: Datastore, *, encrypted: 
     """
     if encrypted and found == "raw":
         return found
-    if image.type == CDROM or datastore.type == FILE_DATASTORE:
+    if image.type == ImageType.CDROM or datastore.type == DatastoreType.FILE_DS:
         return found
     wanted = datastore.attribute("DRIVER").lower()
     if wanted and wanted not in STORED:

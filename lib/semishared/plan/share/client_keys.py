@@ -36,6 +36,7 @@ from ...model.share import steps as share_steps
 from ...model.steps import PrepareVm
 from ...named import NamedTuple
 from ...opennebula.args import VmPlace
+from ...opennebula.states import LcmState
 from ...opennebula.xml import Datastore, Disk, Image, Vm
 from ..image import placement
 from ..libvirt.filesystems import check_tag
@@ -43,8 +44,8 @@ from ..libvirt.filesystems import check_tag
 TOLD = ("monitors", "fs", "path", "user", "key", "access")
 WORD = re.compile(r"[A-Za-z0-9_./:,\[\]=+\-]+\Z")
 """What needs no quotes, nor can end them."""
-RUNS = (3, 17, 26)
-"""LCM_STATE of a VM whose context is made anew while it runs: RUNNING, HOTPLUG, HOTPLUG_NIC."""
+RUNS = (LcmState.RUNNING, LcmState.HOTPLUG, LcmState.HOTPLUG_SAVEAS)
+"""In which the context of a VM is made anew while it runs."""
 SHUT_OUT = (
     "a mount of a directory below it stays good as long as its connections: `ceph tell mds.0 session "
     "ls` names it, `session evict` ends it"

@@ -17,6 +17,7 @@ from ...model.share import share as share_share
 from ...model.share import steps as share_steps
 from ...model.store.datastore_steps import ListRoots
 from ...opennebula.args import absolute
+from ...opennebula.states import ImageType
 from ...opennebula.xml import Datastore, Image
 from ...units import GiB, KiB, MiB, TiB, mib_ceil
 from ..image import images
@@ -134,7 +135,7 @@ def stat(asked: Asked) -> Part[str]:
 def cp(asked: Asked) -> Part[str]:
     """Plan cp: make the share, or register a directory that is there as one; SOURCE and FORMAT."""
     image = asked.image
-    if image.type != images.FILESYSTEM:
+    if image.type != ImageType.FILESYSTEM:
         raise NotSupported(
             f"datastore {asked.datastore.id} has directories for guests: TYPE of image {image.id} "
             f"has to be FILESYSTEM"

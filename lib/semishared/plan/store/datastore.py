@@ -15,6 +15,7 @@ from ...model.store import access as store_access
 from ...model.store import datastore_steps as d
 from ...named import NamedTuple
 from ...opennebula.args import absolute, image_source, number
+from ...opennebula.states import ImageType
 from ...opennebula.xml import Datastore, Image
 from ...units import MiB, mib_ceil
 from ..image import images
@@ -222,7 +223,7 @@ def planned(action: str, asked: Asked) -> Part[str]:
         from ..share import shares
 
         return (yield from shares.planned(action, asked))
-    if asked.image.type == images.FILESYSTEM or asked.image.path.startswith(images.NEW_SHARE):
+    if asked.image.type == ImageType.FILESYSTEM or asked.image.path.startswith(images.NEW_SHARE):
         raise NotSupported(
             f"datastore {asked.datastore.id} holds disks: directories for guests are made where "
             f"DISK_TYPE is FILESYSTEM"

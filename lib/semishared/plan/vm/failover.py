@@ -38,13 +38,14 @@ from ...model.store import access
 from ...model.store import image_steps as i
 from ...named import NamedTuple
 from ...opennebula.args import DiskPlace, FromImage, Move, NewDisk, VmPlace, image_source
+from ...opennebula.states import ImageType, LcmState
 from ...opennebula.xml import Datastore, Disk, Image, View, Vm
 from ..disk import disks
 from ..image import images, io_class, placement
 
-FAILED = 61
-"""LCM state of a VM that did not come to its new host; `recover --retry` asks for the same mv again."""
-TYPES = {"KERNEL": 3, "INITRD": 4}
+FAILED = LcmState.PROLOG_MIGRATE_UNKNOWN_FAILURE
+"""The VM did not come to its new host; `recover --retry` asks for the same mv again."""
+TYPES = {"KERNEL": ImageType.KERNEL, "INITRD": ImageType.RAMDISK}
 """What OS of a VM may take from a datastore of files, as <name>_DS, and the type of image that it is."""
 
 
@@ -184,21 +185,11 @@ def why_not_anew(
     return ""
 
 
-def is_elsewhere(vm: Vm) -> bool:
-    """Tell whether the front-end has a VM's files: stopped, undeployed, or waiting to be deployed."""
-    return vm.number("STATE") in (1, 2, 4, 9)
-
-
-def is_off(vm: Vm) -> bool:
-    """Tell whether a VM is powered off: OpenNebula moves its files when it is told to, and starts nothing."""
-    return vm.number("STATE") == 8
-
-
 def is_unseen(vm: Vm) -> bool:
     """Tell whether oned takes a VM for running and does not see it: what it has started elsewhere when it is
     rescheduled.
     """
-    return (vm.number("STATE"), vm.lcm_state) == (3, 16)
+    return vm.is_active and vm.lcm_state == LcmState.UNKNOWN
 
 
 def why_waits(vm: Vm, disk: Disk, image: Image, datastore: Datastore) -> str:

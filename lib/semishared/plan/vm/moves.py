@@ -18,25 +18,26 @@ from ...model import steps as s
 from ...model.exchange import AskOned, End, On, Part, Plan, Relay, Say, agree, warn
 from ...named import NamedTuple
 from ...opennebula.args import Move, VmPlace
+from ...opennebula.states import LcmState
 from ...opennebula.xml import Vm
 from ..disk.disks import DRIVER, running_domain
 from ..under_way import why_over
 from . import checklist
 
-MOVING = (8, 9, 10, 30, 31, 43, 45, 60)
-"""LCM states in which oned has a VM's files moved: prologs of migrations and resumes, epilogs of stop and
-undeploy.
-"""
-COMING = (8, 9, 31, 43, 45, 60)
-"""Those of them in which the target is a host, where the VM is to run."""
-
-
-UNKNOWN = (60, 61)
-"""LCM states of a migration of a VM that oned has lost sight of, as a rule with its host
-(plan/vm/failover.py).
-"""
-OFF = 43
-"""LCM state of a migration of a VM that is powered off: its host may be lost as well."""
+COMING = (
+    LcmState.PROLOG_MIGRATE,
+    LcmState.PROLOG_RESUME,
+    LcmState.PROLOG_UNDEPLOY,
+    LcmState.PROLOG_MIGRATE_POWEROFF,
+    LcmState.PROLOG_MIGRATE_SUSPEND,
+    LcmState.PROLOG_MIGRATE_UNKNOWN,
+)
+"""In which oned has a VM's files moved to a host, where it is to run."""
+MOVING = (*COMING, LcmState.EPILOG_STOP, LcmState.EPILOG_UNDEPLOY)
+UNKNOWN = (LcmState.PROLOG_MIGRATE_UNKNOWN, LcmState.PROLOG_MIGRATE_UNKNOWN_FAILURE)
+"""oned has lost sight of the VM, as a rule with its host (plan/vm/failover.py)."""
+MAY_BE_LOST = (*UNKNOWN, LcmState.PROLOG_MIGRATE_POWEROFF)
+"""The host that the VM leaves."""
 
 
 class Told(NamedTuple):
@@ -59,7 +60,7 @@ def mv(asked: Move, vm: Vm, told: Told) -> Plan:
     pair = steps_of(asked, vm, *told[:3])
     if pair is None:
         return
-    if vm.lcm_state in (*UNKNOWN, OFF):
+    if vm.lcm_state in MAY_BE_LOST:
         from . import failover
 
         if not told.why_not_fenced and (
