@@ -167,7 +167,7 @@ def test_an_image_to_be_read_is_so_whatever_a_vm_says_of_its_disk(reads: dict[st
         assert drive(client_keys.handed(asked.vm, PLACE), asked.do).roots == ((5, marker, 70, True),)
 
 
-@pytest.mark.parametrize("state", [3, 17, 26])
+@pytest.mark.parametrize("state", [3, 17, 25])
 @pytest.mark.parametrize("reads", ["NO", "YES"])
 def test_a_guest_that_runs_keeps_the_key_by_which_it_has_mounted(state: int, reads: str) -> None:
     """oned has the context made anew for a NIC, or another CONTEXT; keys to write and to read are two, and

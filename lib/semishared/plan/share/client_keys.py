@@ -44,7 +44,7 @@ from ..libvirt.filesystems import check_tag
 TOLD = ("monitors", "fs", "path", "user", "key", "access")
 WORD = re.compile(r"[A-Za-z0-9_./:,\[\]=+\-]+\Z")
 """What needs no quotes, nor can end them."""
-RUNS = (LcmState.RUNNING, LcmState.HOTPLUG, LcmState.HOTPLUG_SAVEAS)
+RUNS = (LcmState.RUNNING, LcmState.HOTPLUG, LcmState.HOTPLUG_NIC)
 """In which the context of a VM is made anew while it runs."""
 SHUT_OUT = (
     "a mount of a directory below it stays good as long as its connections: `ceph tell mds.0 session "
