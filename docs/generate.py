@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
@@ -13,6 +15,7 @@ sys.path[0:0] = [str(DOCS.parent / "lib"), str(DOCS)]
 import fault_table  # noqa: E402
 
 from semishared.errors import SemisharedError, catalogue  # noqa: E402
+from semishared.model.attributes import Attribute, known  # noqa: E402
 
 ERRORS = """<!-- Generated from lib/semishared/errors.py by `make docs`. -->
 # Errors
@@ -44,7 +47,46 @@ def errors() -> str:
     return ERRORS + "\n".join(rows).replace("SEMISHARED_*", "SEMISHARED_\\*") + "\n"
 
 
-PAGES = {"reference/errors.md": errors, "reference/faults.md": fault_table.page}
+ATTRIBUTES = DOCS / "reference" / "attributes.md"
+ROWS = re.compile(r"(<!-- rows (\S+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
+HEAD = "\n| attribute | of | what it may be | meaning |\n|---|---|---|---|\n"
+
+
+def with_rows(text: str) -> str:
+    """Return a page with the rows of lib/semishared/model/attributes.py between its marks, which name the
+    attributes by a pattern; `*`: those that no other pattern names.
+    """
+    patterns = [match.group(2) for match in ROWS.finditer(text)]
+
+    def table(match: re.Match[str]) -> str:
+        pattern = match.group(2)
+        named = [other for other in patterns if other != pattern] if pattern == "*" else []
+        rows = [
+            _row(row, f"\n## {name}\n" in text)
+            for name, row in known().items()
+            if fnmatch(name, pattern) and not any(fnmatch(name, other) for other in named)
+        ]
+        return f"{match.group(1)}{HEAD}{''.join(rows)}\n{match.group(3)}"
+
+    return ROWS.sub(table, text)
+
+
+def _row(row: Attribute, has_section: bool) -> str:
+    words = [f"`{word}`" + " (default)" * (word == row.default) for word in row.values]
+    name = f"[`{row.name}`](#{row.name.lower()})" if has_section else f"`{row.name}`"
+    return f"| {name} | {', '.join(row.of)} | {', '.join(words) or row.what} | {row.doc} |\n"
+
+
+def attributes() -> str:
+    """Return the page of attributes, whose tables of ours follow from the code."""
+    return with_rows(ATTRIBUTES.read_text(encoding="utf-8"))
+
+
+PAGES = {
+    "reference/errors.md": errors,
+    "reference/faults.md": fault_table.page,
+    "reference/attributes.md": attributes,
+}
 
 
 def main(argv: list[str]) -> int:

@@ -4,14 +4,25 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 from pathlib import Path
+from typing import Iterator
 
 import pytest
 
 from semishared.cli import setup
+from semishared.errors import BadAttribute
+from semishared.model import attributes as rows
 from semishared.plan.image import attributes
 
+LIB = Path(__file__).resolve().parents[2] / "lib" / "semishared"
+TABLE = "model/attributes.py"
+OTHERS = {
+    *("SEMISHARED_KILL_AT", "SEMISHARED_STOP_AT", "SEMISHARED_TRACE"),
+    *("SEMISHARED_SHARES", "SEMISHARED_SHARE_"),
+}
+"""Variables of tests and of a guest's context, which are no attributes."""
 CEPH = {
     "DISK_TYPE": "RBD",
     "CEPH_USER": "libvirt",
@@ -173,4 +184,116 @@ def test_setup_names_everything_that_is_wrong(capsys: pytest.CaptureFixture[str]
 @pytest.mark.reads_checkout
 def test_page_names_the_attributes_that_there_are() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "attributes.md").read_text()
-    assert set(re.findall(r"SEMISHARED_[A-Z_]+", page)) == set(attributes.HOLDERS)
+    assert set(re.findall(r"SEMISHARED_[A-Z_]+", page)) == set(rows.known())
+
+
+def texts(module: str) -> Iterator[str]:
+    """Yield the texts of a module, also those within others; not what documents it."""
+    tree = ast.parse(module)
+    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
+            yield node.value
+
+
+def spelt(module: str) -> set[str]:
+    """Return the attributes that a module names itself, but for prose: alone, or before what it sets."""
+    found = (re.fullmatch(r"(SEMISHARED_[A-Z_]+)(?: *= *[\[\"] *)?", text) for text in texts(module))
+    return {match.group(1) for match in found if match} - OTHERS
+
+
+@pytest.mark.reads_checkout
+def test_an_attribute_is_spelt_in_its_row_alone() -> None:
+    found = {str(path.relative_to(LIB)): spelt(path.read_text()) for path in sorted(LIB.rglob("*.py"))}
+    assert found.pop(TABLE) == set(rows.known())
+    assert not {path: names for path, names in found.items() if names}
+
+
+@pytest.mark.reads_checkout
+def test_prose_names_attributes_that_there_are() -> None:
+    for path in sorted(LIB.rglob("*.py")):
+        names = set(re.findall(r"\bSEMISHARED_[A-Z_]+", path.read_text())) - OTHERS - {rows.PREFIX}
+        assert names <= set(rows.known()), path
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "image.attribute('SEMISHARED_NEW')",
+        "f'SEMISHARED_NEW = \"{value}\"'",
+        "f'{name}: SEMISHARED_NEW' if x else {'SEMISHARED_NEW': 1}",
+        "A = [('SEMISHARED_NEW', 1)]",
+    ],
+)
+def test_an_attribute_that_is_spelt_elsewhere_is_found(text: str) -> None:
+    assert spelt(text) == {"SEMISHARED_NEW"}
+
+
+def test_prose_is_no_spelling() -> None:
+    assert not spelt(
+        "'of SEMISHARED_NEW'\nx = 'say SEMISHARED_NEW = local'\ny = f'SEMISHARED_NEW of {holder} is'"
+    )
+
+
+class Holder:
+    """An object of oned's."""
+
+    def __init__(self, number: int, said: str) -> None:
+        self.id, self._said = number, said
+
+    def attribute(self, name: str) -> str:
+        return self._said if name == "SEMISHARED_NEW" else ""
+
+
+WORDS = rows.Attribute("SEMISHARED_NEW", (rows.IMAGE, rows.IMAGE_DS), "", ("one", "two"), "two")
+SEVERAL = WORDS._replace(several=True, default="", what="some")
+FORM = rows.Attribute("SEMISHARED_NEW", (rows.IMAGE_DS,), form=rows.CONF, what="a path", default="/")
+
+
+@pytest.mark.parametrize(
+    ("row", "image", "datastore", "said"),
+    [
+        (WORDS, "", "", ("two", "")),
+        (WORDS, "", "One ", ("one", "datastore 9")),
+        (WORDS, "TWO", "one", ("two", "image 5")),
+        (WORDS, "two", "three", ("two", "image 5")),
+        (SEVERAL, "", "", ("", "")),
+        (SEVERAL, "two, ONE", "", ("two one", "image 5")),
+        (FORM, "", "", ("/", "")),
+        (FORM, "", "/A/b", ("/A/b", "datastore 9")),
+    ],
+)
+def test_the_image_comes_before_its_datastore(
+    row: rows.Attribute, image: str, datastore: str, said: tuple[str, str]
+) -> None:
+    assert row.said(Holder(5, image), Holder(9, datastore)) == said
+    assert row.value(Holder(5, image), Holder(9, datastore)) == said[0]
+    if not image:
+        assert row.of_store(Holder(9, datastore)) == said[0] and row.said(None, Holder(9, datastore)) == said
+
+
+@pytest.mark.parametrize(
+    ("row", "text", "what"),
+    [
+        (WORDS, "three", "one of one, two"),
+        (WORDS, "one two", "one of one, two"),
+        (SEVERAL, "one one", "some"),
+        (SEVERAL, ",", "some"),
+        (SEVERAL, "one three", "some"),
+        (FORM, "a", "a path"),
+        (FORM, "/a/../b", "a path"),
+    ],
+)
+def test_what_is_no_value_is_refused(row: rows.Attribute, text: str, what: str) -> None:
+    with pytest.raises(BadAttribute) as caught:
+        row.of_store(Holder(9, text))
+    assert caught.value.detail == f"SEMISHARED_NEW of datastore 9 is {text!r}, not {what}"
+
+
+@pytest.mark.parametrize("row", rows.known().values(), ids=rows.known())
+def test_rows_are_sound(row: rows.Attribute) -> None:
+    assert set(row.of) <= {rows.IMAGE, rows.IMAGE_DS, rows.SYSTEM_DS, rows.HOST} and row.of and row.doc
+    assert not row.default or row.default in row.values
+    assert rows.IMAGE not in row.of or rows.IMAGE_DS in row.of, "the datastore says it of all its images"
+    assert not (row.values and row.form) and (not row.form or row.what)
+    assert row.line("x") == f'{row.name} = "x"\n'

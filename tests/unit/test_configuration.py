@@ -17,8 +17,7 @@ from semishared.install import configuration as plan
 from semishared.install import edits
 from semishared.install.edits import NO_ACTIONS
 from semishared.install.oned_conf import parse
-from semishared.opennebula import mad_conf
-from semishared.plan.image import attributes
+from semishared.model import attributes
 
 VMM = Path(__file__).resolve().parents[2] / "vmm"
 OWN = ("attach_disk", "deploy", "detach_disk", "migrate", "restore", "save", "snapshot_create")
@@ -59,11 +58,9 @@ def test_everything_is_there_as_oned_reads_it(name: str) -> None:
     )
     assert ds["PERSISTENT_ONLY"] == "NO"
     flat = [(key, value) for key, value in read if isinstance(value, str)]
-    assert all(("IMAGE_RESTRICTED_ATTR", attribute) in flat for attribute in mad_conf.RESTRICTED)
+    assert all(("IMAGE_RESTRICTED_ATTR", attribute) in flat for attribute in plan.RESTRICTED)
     assert all(
-        (name, attribute) in flat
-        for name, attributes in mad_conf.INHERITED.items()
-        for attribute in attributes
+        (name, attribute) in flat for name, attributes in plan.INHERITED.items() for attribute in attributes
     )
     for key, value in read:
         if key == "VM_MAD" and isinstance(value, dict) and value["NAME"] in ("kvm", "qemu", "kvm-gpu"):
@@ -240,9 +237,7 @@ def test_our_reader_and_oned_agree(text: str) -> None:
 
 
 def test_every_attribute_of_images_is_for_administrators_only() -> None:
-    assert set(mad_conf.RESTRICTED) == {
-        name for name, holders in attributes.HOLDERS.items() if "image" in holders
-    }
+    assert set(plan.RESTRICTED) == {name for name, row in attributes.known().items() if "image" in row.of}
 
 
 @pytest.mark.reads_checkout

@@ -10,6 +10,8 @@ from typing import Iterator, Set
 
 import pytest
 
+from semishared.model import attributes
+
 LIB = Path(__file__).resolve().parents[2] / "lib" / "semishared"
 READERS = {"text", "number", "is_yes", "value", "first"}
 OF_ONED = "oned writes it, for every disk"
@@ -121,7 +123,14 @@ def _reads(tree: ast.AST, names: Set[str], within_disk: bool = False) -> Iterato
         of, word = node.func.value, node.args[0]
         is_disk = isinstance(of, ast.Name) and (of.id in names or within_disk and of.id == "self")
         if is_disk or isinstance(of, ast.Attribute) and of.attr == "disk" or _is_of_vm(of):
-            yield str(word.value) if isinstance(word, ast.Constant) else ast.unparse(word)
+            yield _word(word)
+
+
+def _word(node: ast.AST) -> str:
+    """Return the word of DISK that something stands for: itself, or the name of one of our attributes."""
+    if isinstance(node, ast.Attribute) and node.attr == "name":
+        return str(getattr(attributes, ast.unparse(node.value).split(".")[-1]).name)
+    return str(node.value) if isinstance(node, ast.Constant) else ast.unparse(node)
 
 
 def read_in(text: str) -> Set[str]:
@@ -158,6 +167,7 @@ def test_a_disk_is_had_in_these_places_alone() -> None:
     "text",
     [
         "disk.text('NEW')",
+        "disk.text(attributes.NEW.name)",
         "vm.disk(3).text('NEW')",
         "self.disk.number('NEW')",
         "[one.text('NEW') for one in vm.disks]",
@@ -170,5 +180,6 @@ def test_a_disk_is_had_in_these_places_alone() -> None:
         "class Disk(View):\n    def new(self):\n        return self.text('NEW')",
     ],
 )
-def test_who_reads_another_word_is_found(text: str) -> None:
+def test_who_reads_another_word_is_found(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attributes, "NEW", attributes.Attribute("NEW", ()), raising=False)
     assert read_in(text) == {"NEW"}

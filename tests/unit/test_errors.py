@@ -14,10 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semishared import errors
-from semishared.model.device import classes
-from semishared.model.disk.record import IO_CLASSES
-from semishared.plan.base import staging
-from semishared.plan.image import placement
+from semishared.model import attributes
 
 pytestmark = pytest.mark.reads_checkout
 
@@ -100,41 +97,30 @@ def test_generator_writes_a_page_and_check_notices_a_change(
         assert f"{error.id} " in docs.errors()
 
 
-def test_page_of_attributes_lists_what_placement_knows_and_nothing_else() -> None:
+def test_page_of_attributes_has_a_row_of_each_and_lists_the_words_that_it_may_be() -> None:
     page = (REFERENCE / "attributes.md").read_text()
-    known = {
-        "SEMISHARED_PLACE": set(placement.WHERE),
-        "SEMISHARED_LOCAL": set(placement.LOCALS),
-        "SEMISHARED_STAGE": set(staging.WHEN),
-        "SEMISHARED_ON_HOST_FAILURE": set(placement.ON_HOST_FAILURE),
-        "SEMISHARED_DETACH": set(placement.DETACH),
-        "SEMISHARED_IO_CLASS": set(IO_CLASSES),
-        "SEMISHARED_CLASS": set(classes.WORDS),
-        "SEMISHARED_BASES": set(placement.BASES),
-        "SEMISHARED_SHARE_ACCESS": set(placement.ACCESS),
-    }
-    sections = re.split(r"(?m)^## ", page)
+    known = attributes.known()
+    rows = [name for name in re.findall(r"(?m)^\| \[?`(SEMISHARED_[A-Z_]+)`", page)]
+    assert sorted(rows) == sorted(known) and set(re.findall(r"SEMISHARED_[A-Z_]+", page)) == set(known)
     found: dict[str, set[str]] = {}
-    for section in sections:
+    for section in re.split(r"(?m)^## ", page):
         name = section.split("\n", 1)[0].strip()
         if name.startswith("SEMISHARED_"):
             found[name] = set(re.findall(r"(?m)^\| `([^`]+)`", section))
-    assert found == known
-    of_ceph = set(
-        re.findall(
-            r'"(SEMISHARED_CEPH_[A-Z_]+)"', (ROOT / "lib/semishared/model/store/access.py").read_text()
-        )
-    )
-    assert len(of_ceph) == 5
-    written = {"SEMISHARED_STORE", "SEMISHARED_CLOUD"}
-    of_shares = set(
-        re.findall(r'"(SEMISHARED_FS[A-Z_]*)"', (ROOT / "lib/semishared/model/share/share.py").read_text())
-    )
-    assert len(of_shares) == 5
-    of_hosts = {"SEMISHARED_BASES_LIMIT", "SEMISHARED_BASES_FLOOR", "SEMISHARED_FENCED", "SEMISHARED_POOL"}
-    assert (
-        set(re.findall(r"SEMISHARED_[A-Z_]+", page)) == set(known) | of_ceph | written | of_hosts | of_shares
-    )
+    assert len(found) >= 9 and found == {name: set(known[name].values) for name in found}
+    assert sum(name.startswith("SEMISHARED_CEPH_") for name in known) == 5
+    assert sum(name.startswith("SEMISHARED_FS") for name in known) == 5
+
+
+def test_rows_of_attributes_are_of_the_page_whatever_stands_around_them() -> None:
+    docs = generator()
+    text = "a\n<!-- rows *_CEPH_* -->\nold\n<!-- end -->\nb\n<!-- rows * -->\n<!-- end -->\n"
+    made = docs.with_rows(text)
+    first, second = made.split("\nb\n")
+    assert first.startswith("a\n<!-- rows *_CEPH_* -->\n\n| attribute |") and "old" not in first
+    assert "`SEMISHARED_CEPH_READER`" in first and "`SEMISHARED_CEPH_READER`" not in second
+    assert "| `SEMISHARED_DETACH` | image, image datastore | `on-request` (default), `after-boot` |" in second
+    assert docs.with_rows(made) == made
 
 
 def test_code_knows_no_attribute_that_the_page_does_not() -> None:

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semishared.cli import doctor_checks
-from semishared.errors import BadPool
-from semishared.model.device import classes
+from semishared.errors import BadAttribute, BadPool
+from semishared.model import attributes
 from semishared.model.device.classes import KNOWN, WORDS, Want
 from semishared.plan.care.diagnosis import BROKEN, WARNING
 from semishared.plan.device import choose
@@ -293,13 +293,15 @@ def test_memory_is_never_promised_twice(sizes: list[int], asked: list[int], fall
 
 
 def test_what_can_be_wanted() -> None:
-    assert classes.words("RAM, any") == ("ram", "any") and Want(("ram", "any")).tried == (
+    assert attributes.CLASS.parsed("RAM, any", "image 1") == "ram any" and Want(("ram", "any")).tried == (
         "ram",
         "fast",
         "slow",
     )
     assert Want(("slow", "any")).tried == ("slow", "fast") and Want().tried == ("fast", "slow")
-    assert [classes.words(text) for text in ("", " ", "ram ram", "tape", "ram tape", "any;id")] == [()] * 6
+    for text in ("", " ", "ram ram", "tape", "ram tape", "any;id"):
+        with pytest.raises(BadAttribute):
+            attributes.CLASS.parsed(text, "image 1")
     assert [Want(words).is_strict for words in ((), ("ram",), ("any",), ("fast", "any"))] == [
         False,
         True,

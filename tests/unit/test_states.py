@@ -94,10 +94,10 @@ def bare(text: str) -> Iterator[int]:
     """
     tree = ast.parse(text)
     own: set[str] = set()
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and _numbers(node.value):
+    for line in tree.body:
+        if isinstance(line, ast.Assign) and _numbers(line.value):
             own |= {
-                name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)
+                name.id for target in line.targets for name in ast.walk(target) if isinstance(name, ast.Name)
             }
 
     def is_bare(node: ast.AST) -> bool:

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from semishared.errors import BadArguments
 from semishared.host.service import read_plan
+from semishared.model import attributes
 from semishared.model import steps as s
 from semishared.model.disk.network_disk import NetworkDisk
 from semishared.model.share import steps as share_steps
-from semishared.model.share.share import FILE_SYSTEMS, Share, Tree
-from semishared.model.store import access, image_steps
+from semishared.model.share.share import Share, Tree
+from semishared.model.store import image_steps
 
 SECRET = "00000000-0000-4000-8000-0000000000cc"
 OF_IMAGES = {
@@ -37,7 +38,7 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
     max_leaves=6,
 )
-names = st.from_regex(access.POOL, fullmatch=True)
+names = st.from_regex(attributes.POOL, fullmatch=True)
 accesses = st.builds(
     s.Access,
     st.just("rbd"),
@@ -79,7 +80,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "dict[str, int]": st.dictionaries(words, numbers, max_size=3),
     "Tree": st.builds(
         Tree,
-        st.sampled_from(sorted(FILE_SYSTEMS)),
+        st.sampled_from(sorted(attributes.FS.values)),
         st.just("/srv/shares"),
         words,
         st.just("fs/one"),

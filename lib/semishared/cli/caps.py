@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 
 from ..errors import BadArguments
+from ..model.attributes import POOL_NAME
 from ..model.store import access as store_access
 from ..opennebula.xml import Datastore
 from ..plan.store.ceph_caps import Key, fence, keys
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fence-user", default="", metavar="NAME", help="SEMISHARED_CEPH_FENCE_USER; default: no such key"
     )
     parser.add_argument("--role", choices=list(WHERE), help="only the key of this role")
-    parser.add_argument("--pool", default="", metavar="NAME", help=f"POOL_NAME ({store_access.DEFAULT_POOL})")
+    parser.add_argument("--pool", default="", metavar="NAME", help=f"POOL_NAME ({POOL_NAME.default})")
     parser.add_argument(
         "--data-pool", default="", metavar="NAME", help="EC_POOL_NAME, if images keep their data there"
     )
@@ -85,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _of_options(arguments: argparse.Namespace) -> list[Key]:
-    pool = arguments.pool or store_access.DEFAULT_POOL
+    pool = arguments.pool or POOL_NAME.default
     shuts_out = arguments.fence_user or (FENCE_USER if arguments.role == "fence" else "")
     fencing = [fence(shuts_out, [pool])] if shuts_out else []
     if not arguments.user and not fencing:

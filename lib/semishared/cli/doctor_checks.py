@@ -18,6 +18,7 @@ from ..front import fence_facts
 from ..front.fence_marks import Marks
 from ..front.stores import is_stock
 from ..install.preflight import limited
+from ..model.attributes import HOST_POOL
 from ..model.device.steps import ListDevices
 from ..model.disk import names as disk_names
 from ..model.share import share
@@ -88,9 +89,7 @@ WATCH = "semishared-ram.sh enable SIZE KIND TIMES, once more (docs/how-to/pool.m
 
 def pool_findings(cloud: Cloud, config: Config) -> list[Finding]:
     """Return what is wrong with the pools of hosts, compared with what declares them."""
-    wanted = [
-        host for host in cloud.hosts if host.attribute("SEMISHARED_POOL") or config.pool_devices != "none"
-    ]
+    wanted = [host for host in cloud.hosts if HOST_POOL.text(host) or config.pool_devices != "none"]
     if not wanted:
         return []
     roots = on.roots(Oned())

@@ -30,7 +30,8 @@ from ..install import next_steps
 from ..opennebula.encoded import decode
 from ..opennebula.oned import Oned
 from ..opennebula.report import printable
-from ..opennebula.states import HostState, VmState
+from ..opennebula.states import HostState as State
+from ..opennebula.states import VmState
 from ..opennebula.xml import Host, Vm
 from ..plan.vm import failover
 from .command import put, put_all
@@ -38,12 +39,7 @@ from .command import put, put_all
 WAIT_S = 300
 """As long as OpenNebula's own hook waits, with the arguments that its page names."""
 LONGEST_S = 7 * 86400
-UNSAID = (
-    HostState.INIT,
-    HostState.DISABLED,
-    HostState.MONITORING_INIT,
-    HostState.MONITORING_DISABLED,
-)
+UNSAID = (State.INIT, State.DISABLED, State.MONITORING_INIT, State.MONITORING_DISABLED)
 """That do not say whether the host is seen."""
 
 
@@ -112,7 +108,7 @@ def lost(oned: Oned, name: str, wait_s: int, connect_s: int) -> Host | None:
     host = next((host for host in oned.hosts() if host.name == name), None)
     if host is None:
         raise BadArguments(f"OpenNebula knows no host {name}")
-    if wait_s and host.state != HostState.ERROR:
+    if wait_s and host.state != State.ERROR:
         say(f"{name} came back")
         return None
     if host.is_monitored:

@@ -22,6 +22,7 @@ from .. import NAME
 from ..config import Config, load
 from ..errors import BadArguments, HostUnreachable, SemisharedError, from_id
 from ..model import steps as s
+from ..model.attributes import STORE
 from ..model.store.access import is_shares
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
@@ -184,9 +185,7 @@ def questions(oned: Oned, survey: Survey) -> list[_Question]:
         systems = tuple(sorted(store.id for store in stores if store.is_system))
         # Shares are elsewhere: gc_kinds.py.
         images = [store for store in stores if not store.is_system and not is_shares(store)]
-        marked = sorted(
-            (absolute(store.base_path, "BASE_PATH"), store.attribute("SEMISHARED_STORE")) for store in images
-        )
+        marked = sorted((absolute(store.base_path, "BASE_PATH"), STORE.text(store)) for store in images)
         shared, markers = tuple(path for path, _ in marked), tuple(store for _, store in marked)
         here = [name for name in hosts if is_here(name)]
         are_near = not here or any(hosts[name] for name in here)

@@ -12,6 +12,7 @@ from typing import Any, Callable, Iterable, Iterator, Optional, Sequence
 from ..config import Config
 from ..errors import OnedUnavailable, SemisharedError
 from ..model import steps as s
+from ..model.attributes import CLOUD, STORE
 from ..model.disk import commit_steps as c
 from ..model.share import share
 from ..model.share.steps import ListKeys, ListShares
@@ -44,7 +45,7 @@ def known(
         frozenset(absolute(image.source, "SOURCE") for image in images if access.is_path(image.source)),
         frozenset(image.source for image in images if not access.is_path(image.source)),
         frozenset(image.source for image in images if not access.is_path(image.source) and is_idle(image)),
-        min({store.attribute("SEMISHARED_CLOUD") for store in datastores} - {""}, default=""),
+        min({CLOUD.text(store) for store in datastores} - {""}, default=""),
         max(oned.newest_vm(max(hosts, default=0)), max(hosts, default=-1)),
         frozenset(
             row
@@ -98,7 +99,7 @@ def shares_listed(
     """Return the shares of datastores of ours that have a root; to be asked before oned is."""
     found = []
     for datastore in datastores:
-        if not access.is_shares(datastore) or not datastore.attribute("SEMISHARED_STORE"):
+        if not access.is_shares(datastore) or not STORE.text(datastore):
             continue
         machine = f"datastore {datastore.id}"
         try:

@@ -24,6 +24,7 @@ from typing import Any
 from .. import NAME
 from ..config import load
 from ..errors import BadArguments, BadPool
+from ..model.attributes import HOST_POOL
 from ..model.device.classes import MEMORY
 from ..model.device.steps import ListDevices, SetDevices
 from ..opennebula.oned import Oned
@@ -78,7 +79,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 def declaration(host: Host, default: str) -> tuple[choose.Declared, ...]:
     """Return the devices that a host is to have, none if nothing declares any; raise BadPool."""
-    text = host.attribute("SEMISHARED_POOL") or default
+    text = HOST_POOL.text(host) or default
     return () if text == "none" else choose.declared(text)
 
 

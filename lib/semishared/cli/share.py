@@ -28,6 +28,7 @@ from typing import Any, Callable, Optional, Sequence
 from ..config import load
 from ..errors import BadArguments, MissingImage, NotSupported, from_id
 from ..front.stores import cloud_of
+from ..model.attributes import CLOUD, STORE
 from ..model.share import share
 from ..model.share import steps as share_steps
 from ..model.share.share import Tree
@@ -249,21 +250,17 @@ def _of_image(oned: Oned, word: str) -> Datastore:
 def init(oned: Oned, word: str) -> Row:
     """Make a directory the root of a datastore's shares, and have the datastore say so."""
     datastore = _datastore(oned, word)
-    if not datastore.attribute("SEMISHARED_CLOUD"):
+    if not CLOUD.text(datastore):
         # Before the root says it: who is killed between finds the root to be this cloud's.
-        oned.update_datastore(datastore.id, f'SEMISHARED_CLOUD = "{cloud_of(oned.datastores())}"\n')
+        oned.update_datastore(datastore.id, CLOUD.line(cloud_of(oned.datastores())))
         datastore = _datastore(oned, word)
     tree = share.tree(datastore)
     marker = ask(datastore, share_steps.MarkRoot(tree, os.urandom(16).hex()))["marker"]
-    others = [
-        one
-        for one in oned.datastores()
-        if one.id != datastore.id and one.attribute("SEMISHARED_STORE") == marker
-    ]
+    others = [one for one in oned.datastores() if one.id != datastore.id and STORE.text(one) == marker]
     if others:
         raise BadArguments(f"{tree.root} belongs to datastore {others[0].id} ({others[0].name})")
     if not tree.marker:
-        oned.update_datastore(datastore.id, f'SEMISHARED_STORE = "{marker}"\n')
+        oned.update_datastore(datastore.id, STORE.line(marker))
     return {
         "datastore": datastore.id,
         "root": tree.root,

@@ -22,13 +22,14 @@ from ..config import COMPRESSORS, Config, load
 from ..errors import BadArguments, BadAttribute, NotSupported, OnedUnavailable, SemisharedError
 from ..front.staging import Staging
 from ..front.staging_hosts import Wanted, Wish
+from ..model.attributes import STAGE
 from ..model.disk import names as disk_names
 from ..model.store import access
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.states import ImageState
 from ..opennebula.xml import Datastore, Host, Image
-from ..plan.base.staging import TRANSPORTS, when
+from ..plan.base.staging import TRANSPORTS
 from ..plan.image import placement
 from ..plan.image.images import image_ref
 from ..units import human
@@ -159,7 +160,7 @@ def cannot(image: Image, datastore: Datastore | None) -> str:
 def is_due(image: Image, datastore: Datastore) -> bool:
     """Tell whether an image is to be staged as soon as it is there."""
     try:
-        return not cannot(image, datastore) and when(image, datastore) == "on-upload"
+        return not cannot(image, datastore) and STAGE.value(image, datastore) == "on-upload"
     except BadAttribute as e:
         put(f"{NAME} stage: {e.line()}", to=sys.stderr)
         return False

@@ -9,6 +9,7 @@ from typing import Iterator, Sequence, Tuple
 
 from .. import NAME
 from ..errors import BadArguments, BadAttribute, ToolFailed, ToolTimeout
+from ..model.attributes import CLOUD
 from ..model.steps import Access
 from ..model.store import access, dir_names, rbd_names
 from ..model.store.ceph_clients import Ceph, Opener
@@ -190,9 +191,7 @@ def _places(vm: Vm, disk: Disk, image: Image, store: Datastore) -> Iterator[str]
         yield rbd_names.clone(image.source, vm.id, disk.id)
     else:
         directory, _, name = absolute(image.source, "SOURCE").rpartition("/")
-        clone = dir_names.clone(
-            f"{directory}/{dir_names.side(name)}", vm.id, disk.id, store.attribute("SEMISHARED_CLOUD")
-        )
+        clone = dir_names.clone(f"{directory}/{dir_names.side(name)}", vm.id, disk.id, CLOUD.text(store))
         # Else its disk is on the host.
         if unless_it_hangs(lambda: os.path.lexists(clone), True):
             yield clone

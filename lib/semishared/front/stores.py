@@ -12,21 +12,16 @@ import os
 from typing import Callable, Iterable, Sequence
 
 from ..errors import SemisharedError
+from ..model.attributes import CLOUD, FS_ROOT, STORE
 from ..model.store import access as store_access
 from ..named import NamedTuple
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
-from ..opennebula.states import ImageState
+from ..opennebula.states import ImageState as State
 from ..opennebula.xml import Datastore, Image
 from ..store.dir import marker, stock_layout
 
-SETTLED = (
-    ImageState.READY,
-    ImageState.USED,
-    ImageState.DISABLED,
-    ImageState.CLONE,
-    ImageState.USED_PERS,
-)
+SETTLED = (State.READY, State.USED, State.DISABLED, State.CLONE, State.USED_PERS)
 """In which an image is in its store."""
 
 
@@ -40,15 +35,13 @@ class Marked(NamedTuple):
 
 def roots() -> list[str]:
     """Return the directories that all datastores have what they keep in, as oned says."""
-    found = {
-        path for one in Oned().datastores() for path in (one.base_path, one.attribute("SEMISHARED_FS_ROOT"))
-    }
+    found = {path for one in Oned().datastores() for path in (one.base_path, FS_ROOT.text(one))}
     return sorted(path for path in found if path.startswith("/"))
 
 
 def cloud_of(datastores: Iterable[Datastore]) -> str:
     """Return the id that datastores of ours have of their cloud, a new one if none has any."""
-    found = sorted({store.attribute("SEMISHARED_CLOUD") for store in datastores} - {""})
+    found = sorted({CLOUD.text(store) for store in datastores} - {""})
     return found[0] if found else os.urandom(16).hex()
 
 
@@ -65,7 +58,7 @@ def mark(
     Raise SemisharedError if it is another datastore's, or oned refuses.
     """
     access = store_access.access(datastore)
-    attributes = {} if access.cloud else {"SEMISHARED_CLOUD": cloud_of([datastore, *others])}
+    lines = "" if access.cloud else CLOUD.line(cloud_of([datastore, *others]))
     marked = Marked()
     if not access.can.has_bridge:
         directory = absolute(datastore.base_path, "BASE_PATH")
@@ -74,11 +67,9 @@ def mark(
         ]
         marked = _mark(directory, access.marker, others, sources, is_store)
         if marked.store != access.marker:
-            attributes["SEMISHARED_STORE"] = marked.store
-    if attributes:
-        oned.update_datastore(
-            datastore.id, "".join(f'{name} = "{value}"\n' for name, value in attributes.items())
-        )
+            lines += STORE.line(marked.store)
+    if lines:
+        oned.update_datastore(datastore.id, lines)
     return marked
 
 
@@ -90,7 +81,7 @@ def _mark(
     is_store: Callable[[str], bool],
 ) -> Marked:
     found = marker.read(directory)
-    taken = [other for other in others if found and other.attribute("SEMISHARED_STORE") == found]
+    taken = [other for other in others if found and STORE.text(other) == found]
     if taken:
         raise SemisharedError(f"{directory} holds the store of datastore {taken[0].id} ({taken[0].name})")
     if found and wanted:

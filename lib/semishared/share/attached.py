@@ -11,9 +11,10 @@ import os
 import re
 
 from ..errors import BadRecord, MissingImage, ShareRefused
+from ..model.attributes import PATH
 from ..model.disk import names as disk_names
 from ..model.share import names as share_names
-from ..model.share.share import PATH, Tree
+from ..model.share.share import Tree
 from ..named import NamedTuple
 from ..store.dir import marker
 from ..tools import files

@@ -21,9 +21,10 @@ from ..errors import (
     ShareRefused,
     StoreUnavailable,
 )
+from ..model.attributes import PATH
 from ..model.disk import names as disk_names
 from ..model.share import names as share_names
-from ..model.share.share import PATH, Share, Tree
+from ..model.share.share import Share, Tree
 from ..tools import files
 from ..tools.effects import point
 from ..tools.hung_store import LIMIT_S, unless_it_hangs

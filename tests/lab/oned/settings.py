@@ -6,8 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Dict, FrozenSet, Tuple
 
-from semishared.install.configuration import LEAST
-from semishared.opennebula.mad_conf import INHERITED
+from semishared.install.configuration import INHERITED, LEAST
 
 # What a driver script finds in its environment (recorded); no ONE_LOCATION, no ONE_XMLRPC.
 DRIVER_ENVIRONMENT: Dict[str, str] = {

@@ -9,16 +9,15 @@ from __future__ import annotations
 from typing import Iterable
 
 from ...named import NamedTuple
+from ..attributes import CLASS
 
-MEMORY = "ram"
-"""A device that is empty after a restart of its host. Only what is told to goes there, and only what fits at
-its largest.
+FAST, SLOW, MEMORY, ANY = WORDS = CLASS.values
+"""MEMORY: a device that is empty after a restart of its host. Only what is told to goes there, and only what
+fits at its largest.
 """
-USUAL = ("fast", "slow")
+USUAL = (FAST, SLOW)
 """The better first: where disks go of which nothing is said."""
 KNOWN = (*USUAL, MEMORY)
-ANY = "any"
-WORDS = (*KNOWN, ANY)
 LOG = 64 << 20
 
 
@@ -46,12 +45,6 @@ class Want(NamedTuple):
     def is_strict(self) -> bool:
         """Tell whether it is put nowhere rather than where no class is known."""
         return bool(self.classes) and ANY not in self.classes
-
-
-def words(text: str) -> tuple[str, ...]:
-    """Return the words in the text of an attribute, () if they are none that can be wanted."""
-    found = tuple(text.lower().replace(",", " ").split())
-    return found if are_words(found) else ()
 
 
 def are_words(found: Iterable[object]) -> bool:

@@ -15,6 +15,7 @@ from typing import Optional, Tuple
 
 from ...errors import BadArguments, BadRecord
 from ...named import NamedTuple
+from ..attributes import IO_CLASS
 from ..device.classes import are_words
 from ..refs import ImageRef
 from . import names as disk_names
@@ -23,9 +24,7 @@ from .place import PLACES, Place
 
 VERSION = 1
 FORMATS = ("raw", "qcow2")
-IO_CLASSES = ("production", "normal", "scratch")
-"""What a disk's I/O is to others' on the same host; NORMAL where nobody says."""
-NORMAL = "normal"
+IO_CLASSES, NORMAL = IO_CLASS.values, IO_CLASS.default
 
 
 class Record(NamedTuple):

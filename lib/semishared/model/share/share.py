@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 
 from ...errors import BadArguments, BadAttribute
 from ...named import NamedTuple
+from .. import attributes as a
 from ..store import access
 
 if TYPE_CHECKING:
-    from ..store.access import Datastore
+    from ..attributes import Holder as Datastore
 
-FILE_SYSTEMS = ("btrfs", "xfs", "cephfs", "plain")
-PATH = r"(/[A-Za-z0-9_][A-Za-z0-9_.\-]*)+\Z"
-"""oned takes what follows a blank in SOURCE for the format."""
 FIRST_UID = 100000
 UIDS = 65536
 """How many users a guest has; as many in a row belong to each owner of shares, in all datastores, of which no
@@ -48,9 +46,9 @@ class Tree(NamedTuple):
         """Return the tree in JSON data; raise BadArguments."""
         if not isinstance(data, dict) or not {"fs", "root", "marker"} <= set(data) <= set(cls._fields):
             raise BadArguments(f"not a tree of shares: {str(data)[:200]}")
-        if data["fs"] not in FILE_SYSTEMS or not re.match(PATH, str(data["root"])):
+        if data["fs"] not in a.FS.values or not re.match(a.PATH, str(data["root"])):
             raise BadArguments(f"not a tree of shares: {str(data)[:200]}")
-        if data["fs"] == "cephfs" and not re.match(access.STORED, str(data.get("volume", ""))):
+        if data["fs"] == "cephfs" and not re.match(a.STORED, str(data.get("volume", ""))):
             raise BadArguments(f"not a tree of shares: {str(data)[:200]}")
         return cls(**data)
 
@@ -100,7 +98,7 @@ class Share(NamedTuple):
             or not all(isinstance(data[name], str if name in TEXTS else int) for name in data)
         ):
             raise BadArguments(f"not a share: {str(data)[:200]}")
-        if data.get("directory") and not re.match(PATH, data["directory"]):
+        if data.get("directory") and not re.match(a.PATH, data["directory"]):
             raise BadArguments(f"not a share: {str(data)[:200]}")
         return cls(**data)
 
@@ -132,19 +130,13 @@ class Snapshot(NamedTuple):
 
 def tree(datastore: Datastore) -> Tree:
     """Return where a datastore has its shares; raise BadAttribute."""
-    fs = datastore.attribute("SEMISHARED_FS").lower()
-    if fs not in FILE_SYSTEMS:
-        raise BadAttribute(
-            f"SEMISHARED_FS of datastore {datastore.id} is {fs!r}, not one of {', '.join(FILE_SYSTEMS)}"
-        )
-    root = access.checked(datastore, "SEMISHARED_FS_ROOT", PATH, "a plain absolute path")
+    fs = a.FS.parsed(a.FS.text(datastore), f"datastore {datastore.id}")
+    root = a.FS_ROOT.of_store(datastore)
     if not root:
         raise BadAttribute(
             f"datastore {datastore.id} has no SEMISHARED_FS_ROOT: the directory that its shares are to be in"
         )
-    quota = datastore.attribute("SEMISHARED_FS_QUOTA").lower() or "yes"
-    if quota not in ("yes", "no"):
-        raise BadAttribute(f"SEMISHARED_FS_QUOTA of datastore {datastore.id} is {quota!r}, not yes or no")
+    quota = a.FS_QUOTA.of_store(datastore)
     if fs == "plain" and quota == "yes":
         raise BadAttribute(
             f"nothing would hold shares of datastore {datastore.id} to their size: SEMISHARED_FS "
@@ -154,42 +146,27 @@ def tree(datastore: Datastore) -> Tree:
         raise BadAttribute(
             f"SEMISHARED_FS_QUOTA of datastore {datastore.id} is no, which only SEMISHARED_FS = plain knows"
         )
-    marker = access.checked(datastore, "SEMISHARED_STORE", access.MARKER, "the id of a store (32 hex digits)")
-    cloud = access.checked(datastore, "SEMISHARED_CLOUD", access.MARKER, "the id of a cloud (32 hex digits)")
+    marker, cloud = a.STORE.of_store(datastore), a.CLOUD.of_store(datastore)
     bridge(datastore)
     if fs != "cephfs":
-        if datastore.attribute("SEMISHARED_FS_VOLUME"):
+        if a.FS_VOLUME.text(datastore):
             raise BadAttribute(
                 f"SEMISHARED_FS_VOLUME of datastore {datastore.id} is set, which only "
                 f"SEMISHARED_FS = cephfs has"
             )
         return Tree(fs, root, marker, cloud=cloud)
-    volume = access.checked(datastore, "SEMISHARED_FS_VOLUME", access.STORED, "FILE_SYSTEM/GROUP")
+    volume = a.FS_VOLUME.of_store(datastore)
     if not volume:
         raise BadAttribute(
             f"datastore {datastore.id} has no SEMISHARED_FS_VOLUME: FILE_SYSTEM/GROUP of its subvolumes"
         )
     user = access.ceph_user(datastore)
-    return Tree(
-        fs,
-        root,
-        marker,
-        volume,
-        user,
-        access.checked(datastore, "CEPH_CONF", access.CONF, "a plain absolute path"),
-        cloud,
-    )
+    return Tree(fs, root, marker, volume, user, a.CEPH_CONF.of_store(datastore), cloud)
 
 
 def pools(datastore: Datastore) -> tuple[str, ...]:
     """Return the data pools that users may name for the content of a share; raise BadAttribute."""
-    found = tuple(datastore.attribute("SEMISHARED_FS_POOLS").split())
-    for name in found:
-        if not re.match(access.POOL, name):
-            raise BadAttribute(
-                f"SEMISHARED_FS_POOLS of datastore {datastore.id} has {name!r}, which is no name of a pool"
-            )
-    return found
+    return a.FS_POOLS.words(datastore)
 
 
 def bridge(datastore: Datastore) -> str:

@@ -13,28 +13,12 @@ from typing import TYPE_CHECKING, Tuple
 
 from ...errors import BadArguments, BadAttribute
 from ...named import NamedTuple
+from .. import attributes as a
+from ..attributes import CONF, MARKER, MONITOR, POOL, SECRET, STORED
 
 if TYPE_CHECKING:
-    from typing import Protocol
-
-    class Datastore(Protocol):
-        """Attributes of a datastore that hosts need: they are told how its store is reached, without XML."""
-
-        @property
-        def id(self) -> int: ...
-
-        def attribute(self, name: str) -> str: ...
-
-
-NAME = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
-"""Pools, images, users: nothing that means something to rbd (`@ / :`), to librados (`= ,`) or to a shell."""
-POOL = NAME + r"\Z"
-STORED = rf"({NAME})/({NAME})\Z"
-MONITOR = r"([A-Za-z0-9_][A-Za-z0-9_.\-]*|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?\Z"
-SECRET = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\Z"
-CONF = r"/[A-Za-z0-9_.\-/]+\Z"
-HOST = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z"
-MARKER = r"[0-9a-f]{32}\Z"
+    from ..attributes import Attribute
+    from ..attributes import Holder as Datastore
 
 
 class Kind(NamedTuple):
@@ -137,8 +121,6 @@ class Access(NamedTuple):
 
 MOUNTED = Access()
 
-DEFAULT_POOL = "one"
-"""What the stock driver's configuration has (etc/datastore/ceph/ceph.conf)."""
 ADMIN = "admin"
 
 
@@ -154,28 +136,19 @@ def is_shares(datastore: Datastore) -> bool:
 
 def access(datastore: Datastore) -> Access:
     """Return how the store of `datastore` is reached; raise BadAttribute."""
-    cloud = checked(datastore, "SEMISHARED_CLOUD", MARKER, "the id of a cloud (32 hex digits)")
+    cloud = a.CLOUD.of_store(datastore)
     if not kind(datastore).has_bridge:
-        return MOUNTED._replace(
-            marker=checked(datastore, "SEMISHARED_STORE", MARKER, "the id of a store (32 hex digits)"),
-            cloud=cloud,
-        )
-    user = ceph_user(datastore)
-    hosts = tuple(datastore.attribute("CEPH_HOST").split())
-    for host in hosts:
-        if not re.match(MONITOR, host):
-            raise BadAttribute(
-                f"CEPH_HOST of datastore {datastore.id} has {host!r}, which is no address[:port]"
-            )
+        return MOUNTED._replace(marker=a.STORE.of_store(datastore), cloud=cloud)
+    user, hosts = ceph_user(datastore), a.CEPH_HOST.words(datastore)
     return Access(
         "rbd",
         user,
-        _user(datastore, "SEMISHARED_CEPH_READER", user),
-        _user(datastore, "SEMISHARED_CEPH_BRIDGE_USER", user),
-        checked(datastore, "CEPH_CONF", CONF, "a plain absolute path"),
+        _user(datastore, a.CEPH_READER) or user,
+        _user(datastore, a.CEPH_BRIDGE_USER) or user,
+        a.CEPH_CONF.of_store(datastore),
         hosts,
-        checked(datastore, "CEPH_SECRET", SECRET, "the UUID of a libvirt secret"),
-        checked(datastore, "EC_POOL_NAME", POOL, "the name of a pool"),
+        a.CEPH_SECRET.of_store(datastore),
+        a.EC_POOL_NAME.of_store(datastore),
         cloud=cloud,
         **_remote(datastore),
     )
@@ -183,7 +156,7 @@ def access(datastore: Datastore) -> Access:
 
 def ceph_user(datastore: Datastore) -> str:
     """Return CEPH_USER; raise BadAttribute if there is none, or a key beside it."""
-    user = _user(datastore, "CEPH_USER", "")
+    user = _user(datastore, a.CEPH_USER)
     if not user:
         raise BadAttribute(
             f"datastore {datastore.id} has no CEPH_USER: without one Ceph takes client.admin, "
@@ -198,43 +171,30 @@ def ceph_user(datastore: Datastore) -> str:
 
 
 def _remote(datastore: Datastore) -> dict[str, str]:
-    user = _user(datastore, "SEMISHARED_CEPH_REMOTE", "")
-    secret = checked(datastore, "SEMISHARED_CEPH_REMOTE_SECRET", SECRET, "the UUID of a libvirt secret")
+    user, secret = _user(datastore, a.CEPH_REMOTE), a.CEPH_REMOTE_SECRET.of_store(datastore)
     if bool(user) != bool(secret):
         raise BadAttribute(
             f"datastore {datastore.id} names only one of SEMISHARED_CEPH_REMOTE and "
-            f"SEMISHARED_CEPH_REMOTE_SECRET: a user and libvirt's "
-            "secret with the key of that user"
+            f"SEMISHARED_CEPH_REMOTE_SECRET: a user and libvirt's secret with the key of that user"
         )
     return {"remote": user, "remote_secret": secret}
 
 
 def unmarked(datastore: Datastore) -> str:
     """Return what to say of a datastore whose store should have a marker and has none, '' of any other."""
-    if kind(datastore).has_bridge or datastore.attribute("SEMISHARED_STORE"):
+    if kind(datastore).has_bridge or a.STORE.text(datastore):
         return ""
     return (
-        f"datastore {datastore.id} has no SEMISHARED_STORE: that its store is not mounted would "
-        f"not be noticed; "
-        "`semishared setup --apply` marks it"
+        f"datastore {datastore.id} has no SEMISHARED_STORE: that its store is not mounted would not be "
+        "noticed; `semishared setup --apply` marks it"
     )
 
 
-def checked(datastore: Datastore, name: str, pattern: str, what: str, default: str = "") -> str:
-    """Return an attribute of a datastore; raise BadAttribute unless it is `what`."""
-    text = datastore.attribute(name)
-    if not text:
-        return default
-    if not re.match(pattern, text) or ".." in text.split("/"):
-        raise BadAttribute(f"{name} of datastore {datastore.id} is {text!r}, not {what}")
-    return text
-
-
-def _user(datastore: Datastore, name: str, default: str) -> str:
-    user = checked(datastore, name, POOL, "the name of a Ceph user", default)
+def _user(datastore: Datastore, attribute: Attribute) -> str:
+    user = attribute.of_store(datastore)
     if user == ADMIN or user.startswith("client."):
         raise BadAttribute(
-            f"{name} of datastore {datastore.id} is {user!r}: name a user of its own, without "
+            f"{attribute.name} of datastore {datastore.id} is {user!r}: name a user of its own, without "
             f"`client.`, and not admin"
         )
     return user
@@ -244,9 +204,9 @@ def fence_user(datastore: Datastore) -> str:
     """Return as whom the front-end shuts a dead host out of an rbd datastore's cluster, '' if nobody is
     named; raise BadAttribute.
     """
-    user = _user(datastore, "SEMISHARED_CEPH_FENCE_USER", "")
-    others = ("CEPH_USER", "SEMISHARED_CEPH_READER", "SEMISHARED_CEPH_BRIDGE_USER")
-    if user and user in map(datastore.attribute, others):
+    user = _user(datastore, a.CEPH_FENCE_USER)
+    others = (a.CEPH_USER, a.CEPH_READER, a.CEPH_BRIDGE_USER)
+    if user and user in [other.text(datastore) for other in others]:
         raise BadAttribute(
             f"SEMISHARED_CEPH_FENCE_USER of datastore {datastore.id} is {user!r}, who has another "
             f"role: name one of its own"
@@ -256,16 +216,12 @@ def fence_user(datastore: Datastore) -> str:
 
 def pool(datastore: Datastore) -> str:
     """Return the pool of an rbd datastore; raise BadAttribute for a name that no pool should have."""
-    return checked(datastore, "POOL_NAME", POOL, "the name of a pool", DEFAULT_POOL)
+    return a.POOL_NAME.of_store(datastore)
 
 
 def bridges(datastore: Datastore) -> list[str]:
     """Return the hosts of BRIDGE_LIST, empty for the front-end; raise BadAttribute."""
-    found = datastore.attribute("BRIDGE_LIST").split()
-    for host in found:
-        if not re.match(HOST, host):
-            raise BadAttribute(f"BRIDGE_LIST of datastore {datastore.id} has {host!r}, which is no host name")
-    return found
+    return list(a.BRIDGE_LIST.words(datastore))
 
 
 def bridge(datastore: Datastore, number: int) -> str:

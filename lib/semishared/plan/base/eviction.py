@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Collection, Mapping, Sequence
 
 from ...errors import BadAttribute, NoSpace
+from ...model.attributes import BASES_FLOOR, BASES_LIMIT
 from ...named import NamedTuple
 from ...units import amount, human
 
@@ -72,14 +73,8 @@ def limits_of(host: Host | None, size_limit: str, free_floor: str, listed: Mappi
     """Return the limits of a host, for what it lists: its own attributes, or else those that hold for all;
     raise BadAttribute.
     """
-    own = (
-        (host.attribute("SEMISHARED_BASES_LIMIT"), host.attribute("SEMISHARED_BASES_FLOOR"))
-        if host
-        else ("", "")
-    )
-    return limits(
-        own[0] or size_limit, own[1] or free_floor, number(listed, "total"), number(listed, "whole")
-    )
+    size_limit, free_floor = BASES_LIMIT.text(host) or size_limit, BASES_FLOOR.text(host) or free_floor
+    return limits(size_limit, free_floor, number(listed, "total"), number(listed, "whole"))
 
 
 def _bytes(key: str, text: str, total: int, none: int) -> int:

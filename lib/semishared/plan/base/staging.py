@@ -5,12 +5,8 @@ from __future__ import annotations
 
 from typing import Sequence
 
-from ...errors import BadAttribute
 from ...named import NamedTuple
-from ...opennebula.xml import Datastore, Image
 
-WHEN = ("no", "on-upload")
-"""SEMISHARED_STAGE of an image, or else of its datastore: whether `semishared stage --due` is about it."""
 TRANSPORTS = ("auto", "multicast", "chain", "unicast")
 ROUNDS = 3
 """How often hosts without the base are tried again; the store serves each of them only in the last."""
@@ -26,20 +22,6 @@ SLOW_SOURCE = 0.3
 """A source that is slower than this share of the fastest host is left by those who have caught up with it."""
 FIRST_S = 8.0
 """Within so many seconds of the stream's begin a receiver must have something of it."""
-
-
-def when(image: Image, datastore: Datastore) -> str:
-    """Return when an image is to be staged without being asked for; raise BadAttribute."""
-    for holder, text in (
-        (f"image {image.id}", image.attribute("SEMISHARED_STAGE")),
-        (f"datastore {datastore.id}", datastore.attribute("SEMISHARED_STAGE")),
-    ):
-        if text:
-            value = text.strip().lower()
-            if value not in WHEN:
-                raise BadAttribute(f"SEMISHARED_STAGE of {holder} is {text!r}, not one of {', '.join(WHEN)}")
-            return value
-    return WHEN[0]
 
 
 class Sample(NamedTuple):

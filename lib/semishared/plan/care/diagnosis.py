@@ -13,7 +13,6 @@ from ... import NAME as DRIVER
 from ...errors import SemisharedError
 from ...named import NamedTuple
 from ...opennebula.args import absolute
-from ...opennebula.mad_conf import TM_CONF
 from ...opennebula.states import DatastoreType
 from ...opennebula.xml import Datastore, Host, Image, View
 from ..image import attributes
@@ -21,6 +20,18 @@ from .fence import BEGUN, Mark
 
 OK, WARNING, BROKEN = 0, 1, 2
 WORDS = ("ok", "warning", "broken")
+TM_CONF = (
+    ("LN_TARGET", "NONE", True),
+    ("CLONE_TARGET", "SYSTEM", True),
+    ("SHARED", "NO", True),
+    ("DS_MIGRATE", "YES", False),
+    ("DS_LIVE_MIGRATE", "YES", False),
+    ("DS_MIGRATE_SNAP", "YES", False),
+    ("ALLOW_ORPHANS", "YES", True),
+)
+"""What oned.conf says of the driver (docs/explanation/contract.md): key, value, and whether it must have that
+value; else an administrator's other choice stays.
+"""
 
 
 class Finding(NamedTuple):

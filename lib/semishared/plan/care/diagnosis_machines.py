@@ -10,6 +10,7 @@ from typing import Any, Iterator, Mapping, Optional
 
 from ... import NAME as DRIVER
 from ...errors import SemisharedError
+from ...model.attributes import BASES_FLOOR, BASES_LIMIT, STORE
 from ...model.store import access as store_access
 from ...opennebula.xml import Host
 from ..base import eviction
@@ -215,7 +216,7 @@ def _ceph(cloud: Cloud) -> list[store_access.Access]:
 
 def _stores(machine: str, answer: Mapping[str, Any], is_front_end: bool, cloud: Cloud) -> list[Finding]:
     found = []
-    wanted = {path_of(store): store.attribute("SEMISHARED_STORE") for store in cloud.datastores}
+    wanted = {path_of(store): STORE.text(store) for store in cloud.datastores}
     for path, state in answer.get("stores", {}).items():
         mount = f"as root on {machine}: mount {path}"
         if "error" in state:
@@ -334,8 +335,8 @@ def _local(
                 f"as root on {machine}: chown oneadmin: {where}",
             )
         )
-    limit = (host.attribute("SEMISHARED_BASES_LIMIT") if host else "") or sizes[0]
-    floor = (host.attribute("SEMISHARED_BASES_FLOOR") if host else "") or sizes[1]
+    limit = BASES_LIMIT.text(host) or sizes[0]
+    floor = BASES_FLOOR.text(host) or sizes[1]
     try:
         wanted = eviction.limits(limit, floor, local["total"]).floor
     except SemisharedError:

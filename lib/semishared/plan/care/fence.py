@@ -17,11 +17,12 @@ from __future__ import annotations
 import re
 from typing import Collection, Mapping, Optional, Sequence
 
+from ...model import attributes
 from ...model.store.ceph_clients import Ceph, canonical, ip_of, whole
 from ...named import NamedTuple
 from ...opennebula.xml import Host, View
 
-ATTRIBUTE = "SEMISHARED_FENCED"
+ATTRIBUTE = attributes.FENCED.name
 BEGUN, FENCED, LIFTED = "begun", "fenced", "lifted"
 COMMAND, CONFIRMED = "command", "confirmed"
 

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which disks that read from their store are to lie over bases of their hosts, and what becomes of each.
 
-    SEMISHARED_DETACH = on-request|after-boot    of an image, or else of its datastore: whether `detach --due`
-    is about its disks
-
 Hosts say what a disk is now. The bases come first, one session for each image to all hosts that need it
 (front/detach.py); then every host is asked for one VM after the other, so that the oned action which ends one
 of them ends no other.
@@ -14,6 +11,7 @@ from __future__ import annotations
 from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ...errors import SemisharedError
+from ...model.attributes import DETACH
 from ...model.base.steps import DetachVm
 from ...model.disk.record import Record, described
 from ...model.exchange import On, Part
@@ -21,7 +19,6 @@ from ...model.refs import ImageRef
 from ...named import NamedTuple
 from ...opennebula.states import VmState
 from ...opennebula.xml import Datastore, Image, Vm
-from ..image import placement
 from .disks import running_domain
 
 NOTHING = "no disk of it reads from a store"
@@ -77,7 +74,7 @@ def due(vm: Vm, images: Mapping[int, Image], datastores: Mapping[int, Datastore]
         datastore = datastores.get(image.store_id) if image else None
         if image is None or datastore is None or image.is_persistent or not vm.is_active:
             continue
-        if placement.detach_when(image, datastore) == "after-boot":
+        if DETACH.value(image, datastore) == "after-boot":
             found.append(disk.id)
     return tuple(found)
 

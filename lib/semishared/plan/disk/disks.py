@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Optional
 
 from ...errors import BadArguments, NotSupported
 from ...model import steps as s
+from ...model.attributes import BASES, IO_CLASS
 from ...model.disk import names as disk_names
 from ...model.disk.place import Place
 from ...model.exchange import Feed, File, On, Plan, Say
@@ -64,9 +65,9 @@ def clone(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, opti
 
     options = placement.overlay_options(options, disk.size)
     kind, place, is_hot = (
-        placement.io_class(image, datastore),
+        IO_CLASS.value(image, datastore),
         placement.place(image, datastore),
-        placement.is_hot(image, datastore),
+        BASES.value(image, datastore) == "ram",
     )
     yield from _where_wanted(
         asked, disk, image, datastore, place, _cloned(asked, disk, image, datastore, options)
@@ -123,7 +124,7 @@ def ln(
     """
 
     options = placement.overlay_options(options, disk.size)
-    kind, place = placement.io_class(image, datastore), placement.attached(image, datastore, disk)
+    kind, place = IO_CLASS.value(image, datastore), placement.attached(image, datastore, disk)
     yield from _where_wanted(
         asked, disk, image, datastore, place, _attached(asked, disk, image, datastore, options, is_taken_over)
     )

@@ -9,47 +9,19 @@ from __future__ import annotations
 
 import re
 from difflib import get_close_matches
-from typing import Mapping, Sequence
+from typing import Mapping
 from xml.etree import ElementTree
 
 from ...errors import BadAttribute, SemisharedError
+from ...model import attributes as rows
+from ...model.attributes import BASES_FLOOR, BASES_LIMIT, HOST, HOST_POOL, IMAGE, IMAGE_DS, PREFIX, SYSTEM_DS
 from ...model.share import share
 from ...model.store import access as store_access
 from ...opennebula.xml import Datastore, Image
-from ..base import staging
 from ..base.eviction import limits
 from ..device import choose
 from . import placement
 
-PREFIX = "SEMISHARED_"
-HOLDERS: Mapping[str, tuple[str, ...]] = {
-    "SEMISHARED_PLACE": ("image", "image datastore"),
-    "SEMISHARED_LOCAL": ("image", "image datastore"),
-    "SEMISHARED_ON_HOST_FAILURE": ("image", "image datastore"),
-    "SEMISHARED_DETACH": ("image", "image datastore"),
-    "SEMISHARED_STAGE": ("image", "image datastore"),
-    "SEMISHARED_IO_CLASS": ("image", "image datastore", "system datastore"),
-    "SEMISHARED_CLASS": ("image", "image datastore"),
-    "SEMISHARED_BASES": ("image", "image datastore"),
-    "SEMISHARED_SHARE_ACCESS": ("image", "image datastore"),
-    "SEMISHARED_CEPH_READER": ("image datastore",),
-    "SEMISHARED_CEPH_BRIDGE_USER": ("image datastore",),
-    "SEMISHARED_CEPH_FENCE_USER": ("image datastore",),
-    "SEMISHARED_CEPH_REMOTE": ("image datastore",),
-    "SEMISHARED_CEPH_REMOTE_SECRET": ("image datastore",),
-    "SEMISHARED_FS": ("image datastore",),
-    "SEMISHARED_FS_ROOT": ("image datastore",),
-    "SEMISHARED_FS_QUOTA": ("image datastore",),
-    "SEMISHARED_FS_VOLUME": ("image datastore",),
-    "SEMISHARED_FS_POOLS": ("image datastore",),
-    "SEMISHARED_STORE": ("image datastore",),
-    "SEMISHARED_CLOUD": ("image datastore",),
-    "SEMISHARED_BASES_LIMIT": ("host",),
-    "SEMISHARED_BASES_FLOOR": ("host",),
-    "SEMISHARED_POOL": ("host",),
-    "SEMISHARED_FENCED": ("host",),
-}
-"""Name -> in whose template it means something."""
 NAME = re.compile(r"[A-Z][A-Z0-9_]*\Z")
 DISK_TYPES = ("FILE", "RBD", "FILESYSTEM")
 
@@ -59,12 +31,7 @@ def problems(holder: str, attributes: Mapping[str, str]) -> list[str]:
     'host'.
     """
     found = [text for name in attributes for text in _name_problems(holder, name)]
-    checks = {
-        "image": _image,
-        "image datastore": _image_datastore,
-        "system datastore": _system_datastore,
-        "host": _host,
-    }
+    checks = {IMAGE: _image, IMAGE_DS: _image_datastore, SYSTEM_DS: _system_datastore, HOST: _host}
     try:
         checks[holder](attributes)
     except SemisharedError as e:
@@ -77,20 +44,14 @@ def problems(holder: str, attributes: Mapping[str, str]) -> list[str]:
 
 
 def _name_problems(holder: str, name: str) -> list[str]:
-    if not name.startswith(PREFIX) or holder in HOLDERS.get(name, ()):
+    known = rows.known()
+    row = known.get(name)
+    if not name.startswith(PREFIX) or row and holder in row.of:
         return []
-    if name in HOLDERS:
-        return [
-            f"{name} means nothing in {holder}s, only in {' and '.join(f'{item}s' for item in HOLDERS[name])}"
-        ]
-    near = nearest(name, [known for known, holders in HOLDERS.items() if holder in holders] or list(HOLDERS))
-    return [f"there is no attribute {name}" + (f": is {near} meant?" if near else "")]
-
-
-def nearest(word: str, known: Sequence[str]) -> str:
-    """Return the known word that `word` was probably meant to be, '' if none is near."""
-    found = get_close_matches(word.upper(), known, 1, 0.5)
-    return found[0] if found else ""
+    if row:
+        return [f"{name} means nothing in {holder}s, only in {' and '.join(f'{item}s' for item in row.of)}"]
+    near = get_close_matches(name.upper(), [word for word in known if holder in known[word].of], 1, 0.5)
+    return [f"there is no attribute {name}" + "".join(f": is {word} meant?" for word in near)]
 
 
 def datastore(attributes: Mapping[str, str]) -> Datastore:
@@ -109,14 +70,14 @@ def _with_template(root: ElementTree.Element, attributes: Mapping[str, str]) -> 
 
 def _image(attributes: Mapping[str, str]) -> None:
     image = Image(_with_template(ElementTree.Element("IMAGE"), attributes))
-    placement.place(image, datastore({}))
-    placement.may_recreate(image, datastore({}))
-    placement.detach_when(image, datastore({}))
-    placement.io_class(image, datastore({}))
-    placement.device_classes(image, datastore({}))
-    placement.is_hot(image, datastore({}))
-    placement.is_client(image, datastore({}))
-    staging.when(image, datastore({}))
+    _disks(image, datastore({}))
+
+
+def _disks(image: Image, view: Datastore) -> None:
+    placement.place(image, view)
+    placement.is_client(image, view)
+    for row in rows.of_images():
+        row.value(image, view)
 
 
 def _image_datastore(attributes: Mapping[str, str]) -> None:
@@ -142,12 +103,7 @@ def _image_datastore(attributes: Mapping[str, str]) -> None:
     driver = attributes.get("DRIVER", "").lower()
     if driver and driver not in access.can.formats:
         raise BadAttribute(f"DRIVER is {driver!r}, not one of {', '.join(access.can.formats)}")
-    placement.place(empty, view)
-    placement.may_recreate(empty, view)
-    placement.detach_when(empty, view)
-    placement.io_class(empty, view)
-    placement.device_classes(empty, view)
-    placement.is_hot(empty, view)
+    _disks(empty, view)
 
 
 def _system_datastore(attributes: Mapping[str, str]) -> None:
@@ -155,14 +111,10 @@ def _system_datastore(attributes: Mapping[str, str]) -> None:
         raise BadAttribute(
             "SHARED is YES: a system datastore of semishared lies on the hosts' own disks, SHARED = NO"
         )
-    placement.io_class(None, datastore(attributes))
+    rows.IO_CLASS.of_store(datastore(attributes))
 
 
 def _host(attributes: Mapping[str, str]) -> None:
-    limits(
-        attributes.get("SEMISHARED_BASES_LIMIT", "") or "none",
-        attributes.get("SEMISHARED_BASES_FLOOR", "") or "none",
-        1 << 40,
-    )
-    if attributes.get("SEMISHARED_POOL"):
-        choose.declared(attributes["SEMISHARED_POOL"])
+    limits(attributes.get(BASES_LIMIT.name) or "none", attributes.get(BASES_FLOOR.name) or "none", 1 << 40)
+    if attributes.get(HOST_POOL.name):
+        choose.declared(attributes[HOST_POOL.name])

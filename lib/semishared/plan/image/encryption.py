@@ -13,13 +13,16 @@ any value means encrypted.
 
 from __future__ import annotations
 
-import re
 from typing import Iterable
 
-from ...errors import BadAttribute, EncryptedDisk
+from ...errors import EncryptedDisk
+from ...model.attributes import LUKS_SECRET
 from ...model.disk.place import Place
-from ...model.store.access import SECRET
 from ...opennebula.xml import Disk, Image, Vm
+
+UNDER_OVERLAY = (
+    "is encrypted (LUKS_SECRET) and cannot be laid under a qcow2 overlay, which QEMU would not open"
+)
 
 
 def secret(disk: Disk, image: Image | None = None) -> str:
@@ -28,8 +31,8 @@ def secret(disk: Disk, image: Image | None = None) -> str:
         (f"disk {disk.id}", disk.luks_secret),
         (f"image {image.id}" if image else "", image.luks_secret if image else ""),
     ):
-        if text and not re.match(SECRET, text):
-            raise BadAttribute(f"LUKS_SECRET of {holder} is {text[:100]!r}, not the UUID of a libvirt secret")
+        if text:
+            LUKS_SECRET.parsed(text, holder)
     return disk.luks_secret or (image.luks_secret if image else "")
 
 
@@ -37,8 +40,7 @@ def check_clone(disk: Disk, image: Image, place: Place, has_bridge: bool) -> Non
     """Raise EncryptedDisk if a disk made of an encrypted image, in `place`, could not be opened."""
     if secret(disk, image) and place.backing != "none" and (place.is_local or not has_bridge):
         raise EncryptedDisk(
-            f"image {image.id} is encrypted (LUKS_SECRET) and cannot be laid under a qcow2 "
-            f"overlay, which QEMU would not open: "
+            f"image {image.id} {UNDER_OVERLAY}: "
             "set SEMISHARED_LOCAL = copy, without SEMISHARED_PLACE = shared, or make the image persistent"
         )
 
@@ -47,9 +49,7 @@ def check_diff(disk: Disk, image: Image) -> None:
     """Raise EncryptedDisk if the image of a disk that is to be local and committed is encrypted."""
     if secret(disk, image):
         raise EncryptedDisk(
-            f"image {image.id} is encrypted (LUKS_SECRET) and cannot be laid under a qcow2 "
-            f"overlay, which QEMU would not open: "
-            "remove SEMISHARED_PLACE = local, it is then attached in place"
+            f"image {image.id} {UNDER_OVERLAY}: remove SEMISHARED_PLACE = local, it is then attached in place"
         )
 
 

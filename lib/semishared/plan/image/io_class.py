@@ -14,11 +14,11 @@ from typing import Optional
 from ... import NAME
 from ...errors import BadAttribute, OnedUnavailable
 from ...model import steps as s
+from ...model.attributes import IO_CLASS
 from ...model.disk.record import NORMAL
 from ...model.exchange import AskOned, On, Part, Plan, warn
 from ...opennebula.args import VmPlace
 from ...opennebula.xml import Datastore, Image, Vm
-from . import placement
 
 
 def noted(host: str, disk: s.DiskRef, io_class: str) -> Plan:
@@ -30,7 +30,7 @@ def noted(host: str, disk: s.DiskRef, io_class: str) -> Plan:
 def volatile(place: VmPlace) -> Part[str]:
     """Return the class of the volatile disks in a VM directory: what its system datastore says."""
     datastore = yield AskOned("datastore", _system(place))
-    return placement.io_class(None, datastore)
+    return IO_CLASS.value(None, datastore)
 
 
 def brought_up_to_date(place: VmPlace) -> Plan:
@@ -60,7 +60,7 @@ def _classes(vm: Vm, system: int) -> Part[dict[int, str]]:
             images[image] = yield AskOned("image", image)
         if store not in datastores:
             datastores[store] = yield AskOned("datastore", store)
-        found[disk.id] = placement.io_class(images[image], datastores[store])
+        found[disk.id] = IO_CLASS.value(images[image], datastores[store])
     return found
 
 

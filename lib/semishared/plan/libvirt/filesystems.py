@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Optional
 
 from ...errors import BadArguments, BadAttribute, BadRecord, NotSupported
+from ...model.attributes import SHARE_ACCESS
 from ...model.share import names as share_names
 from ...named import NamedTuple
 from ...opennebula.args import absolute
@@ -48,12 +49,12 @@ def shares_of(vm: bytes) -> list[Attached]:
 
     Raise NotSupported where a guest without CONTEXT is to be the client of one: oned calls no `context` then,
     so nobody has made a key, nor noted that the host gives it none. oned has copied the attribute when it
-    made the VM (mad_conf.INHERITED).
+    made the VM (Attribute.is_inherited).
     """
     root = Markup(vm, "VM").root
     disks = list(_directories(root))
     for disk in [] if any(root.find("TEMPLATE", "CONTEXT")) else disks:
-        if disk.value("SEMISHARED_SHARE_ACCESS").strip().lower() == "client":
+        if disk.value(SHARE_ACCESS.name).strip().lower() == "client":
             raise NotSupported(NO_CONTEXT.format(disk.value("DISK_ID")))
     return [_attached(disk) for disk in disks]
 

@@ -30,6 +30,7 @@ import re
 
 from ... import NAME
 from ...errors import BadRecord, LateAction, MissingImage, SemisharedError, VmGone
+from ...model.attributes import STORE
 from ...model.exchange import AskOned, Lines, On, Part, Plan, Say, warn
 from ...model.share import share
 from ...model.share import steps as share_steps
@@ -76,7 +77,7 @@ def handed(vm: Vm, place: VmPlace) -> Part[Clients]:
     for disk in directories(vm):
         image = yield AskOned("image", disk.image_id)
         datastore = yield AskOned("datastore", image.store_id)
-        marker, reads = datastore.attribute("SEMISHARED_STORE"), image.is_readonly
+        marker, reads = STORE.text(datastore), image.is_readonly
         if placement.is_client(image, datastore):
             mine.append(
                 (disk, check_tag(disk.id, disk.mount_tag), (image, datastore), reads or disk.is_readonly)

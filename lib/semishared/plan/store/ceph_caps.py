@@ -20,7 +20,8 @@ import re
 from typing import Dict, List, Sequence, Tuple
 
 from ...errors import BadAttribute
-from ...model.store.access import ADMIN, POOL
+from ...model import attributes as a
+from ...model.store.access import ADMIN
 from ...named import NamedTuple
 
 WRITABLE = ("rbd_data.", "rbd_header.", "rbd_object_map.")
@@ -61,7 +62,7 @@ def fence(user: str, pools: Sequence[str]) -> Key:
     raise BadAttribute.
     """
     for name in (user, *pools):
-        if not re.match(POOL, name) or name == ADMIN:
+        if not re.match(a.POOL, name) or name == ADMIN:
             raise BadAttribute(f"{name!r} is no name for a user or a pool")
     mon = 'profile rbd-read-only, allow command "osd blocklist"'
     return Key(
@@ -78,15 +79,15 @@ def keys(
     Raises BadAttribute for a name that is none, or that is the admin's.
     """
     for attribute, name in (
-        ("CEPH_USER", user),
-        ("POOL_NAME", pool),
-        ("SEMISHARED_CEPH_READER", reader or user),
-        ("SEMISHARED_CEPH_BRIDGE_USER", bridge or user),
-        ("SEMISHARED_CEPH_REMOTE", remote or user),
-        ("EC_POOL_NAME", data_pool or pool),
+        (a.CEPH_USER, user),
+        (a.POOL_NAME, pool),
+        (a.CEPH_READER, reader or user),
+        (a.CEPH_BRIDGE_USER, bridge or user),
+        (a.CEPH_REMOTE, remote or user),
+        (a.EC_POOL_NAME, data_pool or pool),
     ):
-        if not re.match(POOL, name) or (name == ADMIN and not attribute.endswith("_NAME")):
-            raise BadAttribute(f"{attribute} is {name!r}, which is no name for it")
+        if not re.match(attribute.form, name) or (name == ADMIN and not attribute.name.endswith("_NAME")):
+            raise BadAttribute(f"{attribute.name} is {name!r}, which is no name for it")
     roles: Dict[str, List[str]] = {}
     for role, name in (
         ("bridge", bridge or user),

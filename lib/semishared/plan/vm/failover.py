@@ -30,6 +30,7 @@ from typing import Optional
 
 from ...errors import BadArguments, DiskLost, HostNotLost, HostUnreachable, NotSupported
 from ...model import steps as s
+from ...model.attributes import IO_CLASS, ON_HOST_FAILURE
 from ...model.disk import names as disk_names
 from ...model.disk.network_disk import NetworkDisk
 from ...model.disk.place import STORE_CLONE
@@ -123,7 +124,7 @@ def _decided(asked: Move, vm: Vm, disk: Disk, overlay_options: str) -> Part[_Reb
     # What there is on the store says where the disk was: attributes may have changed since it was made.
     (clone,) = yield On(bridge or place.host, (i.FindClone(ref, vm.id, disk.id),))
     if clone:
-        return _Rebuilt(_adopted(place, ref, str(clone), placement.io_class(image, datastore)), ref, bridge)
+        return _Rebuilt(_adopted(place, ref, str(clone), IO_CLASS.value(image, datastore)), ref, bridge)
     _may_begin_anew(asked.source.host, vm, disk, image, datastore)
     return _Rebuilt(disks.clone(request_image, disk, image, datastore, overlay_options), ref, bridge)
 
@@ -174,10 +175,11 @@ def why_not_anew(
     if _is_swap(disk):
         return ""
     if image is None or datastore is None:
-        may = placement.may_recreate_volatile(vm.id, disk)
+        said = disk.text(ON_HOST_FAILURE.name) or ON_HOST_FAILURE.default
+        may = ON_HOST_FAILURE.parsed(said, f"disk {disk.id} of VM {vm.id}")
     else:
-        may = placement.may_recreate(image, datastore)
-    if not may:
+        may = ON_HOST_FAILURE.value(image, datastore)
+    if may != "recreate":
         return "SEMISHARED_ON_HOST_FAILURE is wait" + (f" for image {image.id}" if image else "")
     if vm.snapshots_of(disk.id):
         # oned would go on counting on them, and revert to what is not there.
