@@ -15,7 +15,7 @@ sys.path[0:0] = [str(DOCS.parent / "lib"), str(DOCS)]
 import fault_table  # noqa: E402
 
 from semishared.errors import SemisharedError, catalogue  # noqa: E402
-from semishared.model.attributes import Attribute, known  # noqa: E402
+from semishared.model.attributes import Attribute, known, of_images  # noqa: E402
 
 ERRORS = """<!-- Generated from lib/semishared/errors.py by `make docs`. -->
 # Errors
@@ -82,10 +82,21 @@ def attributes() -> str:
     return with_rows(ATTRIBUTES.read_text(encoding="utf-8"))
 
 
+CONFIGURE = DOCS / "how-to" / "configure-oned.md"
+RESTRICTED = re.compile(r"(?:^    IMAGE_RESTRICTED_ATTR = .*\n)+", re.MULTILINE)
+
+
+def configure() -> str:
+    """Return the page of what install.sh writes into oned.conf, with the attributes that are restricted."""
+    lines = [f'    IMAGE_RESTRICTED_ATTR = "{row.name}"\n' for row in of_images() if row.is_restricted]
+    return RESTRICTED.sub("".join(lines), CONFIGURE.read_text(encoding="utf-8"))
+
+
 PAGES = {
     "reference/errors.md": errors,
     "reference/faults.md": fault_table.page,
     "reference/attributes.md": attributes,
+    "how-to/configure-oned.md": configure,
 }
 
 
