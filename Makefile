@@ -60,7 +60,7 @@ demo: provision ## two hosts, four VMs, persistent and non-persistent disks: one
 bench: provision ## measure; JSON in build/bench.json, plots beside it
 	@$(RUN) bench/run.py
 
-docs: ## write the generated pages of docs/reference
+docs: ## write the generated pages and pictures of docs
 	@$(PY) docs/generate.py
 
 lab-up: provision ## a lab of N hosts that stays: make lab-up N=4

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Write the generated pages of docs/reference (`make docs`); with --check, say which ones are out of date."""
+"""Write the generated pages and pictures of docs/ (`make docs`); with --check, say which are stale."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ DOCS = Path(__file__).resolve().parent
 sys.path[0:0] = [str(DOCS.parent / "lib"), str(DOCS)]
 
 import fault_table  # noqa: E402
+import pictures  # noqa: E402
 
 from semishared.errors import SemisharedError, catalogue  # noqa: E402
 from semishared.model.attributes import Attribute, known, of_images  # noqa: E402
@@ -97,6 +98,8 @@ PAGES = {
     "reference/faults.md": fault_table.page,
     "reference/attributes.md": attributes,
     "how-to/configure-oned.md": configure,
+    "explanation/disk.svg": pictures.disk,
+    "explanation/rooms.svg": pictures.rooms,
 }
 
 
