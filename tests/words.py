@@ -3,8 +3,8 @@
 """Find words that hide the subject of a sentence: in docs/, and in docstrings and comments of lib/.
 
 tests/lint.sh runs it. Quoted text (code, blocks of code, text in "quotes"), generated pages and generated
-tables do not count. A page of docs/ has none of these words. lib/ has at most CEILING of them: lower it when you
-remove some, never raise it; it goes to 0. `tests/words.py --lib` prints those of lib/.
+tables do not count. A page of docs/ has none of these words. lib/ has at most CEILING of them: lower it when
+you remove some, never raise it; it goes to 0. `tests/words.py --lib` prints those of lib/.
 """
 
 from __future__ import annotations
