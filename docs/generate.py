@@ -21,7 +21,7 @@ from semishared.model.attributes import Attribute, known, of_images  # noqa: E40
 ERRORS = """<!-- Generated from lib/semishared/errors.py by `make docs`. -->
 # Errors
 
-An action that fails ends with one line, which OpenNebula shows as the ERROR of the VM or image:
+Look up what an error means and what to do. An action that fails ends with one line, which OpenNebula shows as the ERROR of the VM or image:
 
     clone: DETAIL; WHAT TO DO [ID]
 

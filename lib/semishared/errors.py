@@ -39,7 +39,7 @@ class BadArguments(SemisharedError):
     """Arguments or standard input that no OpenNebula would send."""
 
     id = "SS001"
-    remedy = "check the OpenNebula version and who called the driver"
+    remedy = "check the OpenNebula version, and which program called the driver"
 
 
 class BadAttribute(SemisharedError):
@@ -123,7 +123,7 @@ class ImageChanged(SemisharedError):
     """An image whose content is not that of its generation."""
 
     id = "SS025"
-    remedy = "find out who wrote to the image; a new upload or a persistent session makes a new generation"
+    remedy = "find what wrote to the image; a new upload or a persistent session makes a new generation"
 
 
 class SourceUnavailable(SemisharedError):
@@ -148,7 +148,7 @@ class CephRefused(SemisharedError):
 
 
 class ImageInUse(SemisharedError):
-    """An image on the network that somebody still has open, or that clones depend on."""
+    """An image on the network that a client still has open, or that clones depend on."""
 
     id = "SS029"
     remedy = "end what uses it (a client that died lets go after 30 s), then retry"
@@ -296,7 +296,7 @@ class WrongFormat(SemisharedError):
 
     id = "SS075"
     remedy = (
-        "find out who wrote to the image; if only OpenNebula's word is wrong, correct its FORMAT or "
+        "find what wrote to the image; if only OpenNebula's word is wrong, correct its FORMAT or "
         "register the image anew"
     )
 
@@ -364,9 +364,7 @@ class UnexpectedLink(SemisharedError):
     """
 
     id = "SS070"
-    remedy = (
-        "nothing was followed; find out who can write there (a host that was broken into?), then remove it"
-    )
+    remedy = "nothing was followed; find what can write there (a host that was broken into?), then remove it"
 
 
 class UnexpectedFile(SemisharedError):
@@ -375,14 +373,14 @@ class UnexpectedFile(SemisharedError):
     """
 
     id = "SS071"
-    remedy = "nothing of it was used; find out who made it (a host that was broken into?), then remove it"
+    remedy = "nothing of it was used; find what made it (a host that was broken into?), then remove it"
 
 
 class AnotherWriter(SemisharedError):
-    """An image that somebody writes to, where it is to be given to a guest or its content replaced."""
+    """An image with a writer, where an action would give it to a guest or replace its content."""
 
     id = "SS079"
-    remedy = "end whoever writes, then retry: docs/how-to/two-writers.md"
+    remedy = "end that writer, then retry: docs/how-to/two-writers.md"
 
 
 class WouldChange(SemisharedError):
@@ -400,12 +398,12 @@ class BackupCancelled(SemisharedError):
 
 
 class StoreAbsent(SemisharedError):
-    """The directory of a datastore without the marker of its store: what belongs there is not mounted."""
+    """The directory of a datastore without the marker of its store: the store is not mounted there."""
 
     id = "SS084"
     remedy = (
-        "mount the store there; one that is there has lost its marker, which `semishared setup "
-        "--apply` writes again"
+        "mount the store there; if it is mounted, it has lost its marker: `semishared setup --apply` "
+        "writes it again"
     )
 
 
@@ -420,12 +418,12 @@ class NoQuota(SemisharedError):
     """A file system that would not hold a share to its size."""
 
     id = "SS170"
-    remedy = "do what is named, or turn its quotas on, as docs/how-to/shares.md says; then retry"
+    remedy = "do what the line says, or turn its quotas on, as docs/how-to/shares.md says; then retry"
 
 
 class NotPermitted(SemisharedError):
-    """Something that only root may do on the machine that makes shares, and that sudo does not let oneadmin
-    do there, or a server of NFS does not take from its root.
+    """A command for root on the machine that makes shares, which sudo there does not allow oneadmin, or which
+    the NFS server does not take from that root.
     """
 
     id = "SS171"
@@ -433,12 +431,10 @@ class NotPermitted(SemisharedError):
 
 
 class ShareRefused(SemisharedError):
-    """A directory that no guest is given as things are on its host: it is no share that semishared has made,
-    or its mount is not safe.
-    """
+    """A directory that its host gives to no guest: it is no share of semishared, or its mount is unsafe."""
 
     id = "SS175"
-    remedy = "docs/how-to/shares.md says what a host needs for it; then retry"
+    remedy = "docs/how-to/shares-in-vms.md says what a host needs for it; then retry"
 
 
 class BrokenChain(SemisharedError):
@@ -446,7 +442,7 @@ class BrokenChain(SemisharedError):
 
     id = "SS082"
     remedy = (
-        "look at the named file with qemu-img info; what is below it was changed by hand, or it is damaged"
+        "look at the named file with qemu-img info: it is damaged, or a file below it was changed by hand"
     )
 
 
@@ -528,7 +524,7 @@ class DiskLost(SemisharedError):
 
     id = "SS130"
     remedy = (
-        "wait for that host, or say SEMISHARED_ON_HOST_FAILURE = recreate of its image and retry: "
+        "wait for that host, or set SEMISHARED_ON_HOST_FAILURE = recreate on its image and retry: "
         "docs/how-to/dead-host.md"
     )
 
@@ -543,16 +539,14 @@ class HostNotLost(SemisharedError):
 
 
 class StaleDirectory(SemisharedError):
-    """What a host has of a VM that was taken over by another host since: nothing of it is the VM's any
-    more.
-    """
+    """A VM's directory on a host, after another host has taken the VM over: it does not count any more."""
 
     id = "SS132"
     remedy = "`semishared gc` removes it; if the VM is to be here, migrate it here"
 
 
 class NotOwner(SemisharedError):
-    """A disk of a persistent image that waits for another disk's writing, or for nobody's."""
+    """A disk whose persistent image is reserved for another disk, or for none: it cannot commit."""
 
     id = "SS140"
     remedy = (
@@ -562,9 +556,7 @@ class NotOwner(SemisharedError):
 
 
 class CommitRefused(SemisharedError):
-    """What a local disk holds of a persistent image does not fit the image any more; the disk stays, and the
-    image as well.
-    """
+    """A diff that does not fit its persistent image any more; disk and image stay as they are."""
 
     id = "SS141"
     remedy = (
@@ -573,9 +565,7 @@ class CommitRefused(SemisharedError):
 
 
 class StaleDiff(SemisharedError):
-    """What a local disk holds of a persistent image, on a host whose VM another host has taken over since: it
-    is not the VM's any more.
-    """
+    """A diff of a persistent image on a host whose VM another host has taken over since."""
 
     id = "SS142"
     remedy = (
@@ -585,8 +575,8 @@ class StaleDiff(SemisharedError):
 
 
 class JournalDamaged(SemisharedError):
-    """A commit that was decided and then killed, and of whose journal beside the image not all is there: the
-    image may be between.
+    """A decided and killed commit whose journal beside the image is incomplete: the image may have parts of
+    both contents.
     """
 
     id = "SS143"
@@ -594,35 +584,31 @@ class JournalDamaged(SemisharedError):
 
 
 class VmBusy(SemisharedError):
-    """A VM with which something else is under way, which is not to be ended for what was asked."""
+    """A VM with another action under way, which this one does not interrupt."""
 
     id = "SS144"
-    remedy = "nothing was done: again when that is over"
+    remedy = "nothing was done: retry when that is over"
 
 
 class UnknownClaim(SemisharedError):
-    """An image whose record says whose writing it waits for, in words that this version does not understand;
-    it stays as it is.
-    """
+    """An image whose claim this version does not understand; it stays as it is."""
 
     id = "SS145"
     remedy = (
-        "update semishared there; if nothing newer has written it: with `rm` of that record no disk "
-        "may commit to the image any more"
+        "update semishared there; if no newer version wrote that record, `rm` it: then no disk may "
+        "commit to the image any more"
     )
 
 
 class CannotDetach(SemisharedError):
-    """A disk that goes on reading from its store, since what is there is not what has to be there for it to
-    go over to a base.
-    """
+    """A disk that cannot detach from its store as things are, and goes on reading from it."""
 
     id = "SS150"
-    remedy = "its VM runs on as before; `semishared detach` again when what is named has changed"
+    remedy = "its VM runs on as before; mend what the line names, then `semishared detach` again"
 
 
 class BadPool(SemisharedError):
-    """A pool of local devices that cannot be as it is declared, or a device that cannot be one of it."""
+    """A pool of local devices that cannot be as declared, or a device that is unfit for it."""
 
     id = "SS160"
     remedy = (
@@ -652,22 +638,22 @@ class PoolBusy(SemisharedError):
     """A pool between whose devices something is moved already."""
 
     id = "SS163"
-    remedy = "nothing was done: again when that `semishared pool drain` or `rebalance` is over"
+    remedy = "nothing was done: retry when that `semishared pool drain` or `rebalance` is over"
 
 
 class CannotMove(SemisharedError):
-    """What lies on a device of a pool, and does not go to another one as things are."""
+    """A disk or base on a device of a pool that cannot move to another device as things are."""
 
     id = "SS164"
     remedy = (
-        "it is whole where it was: `semishared pool drain` (or `rebalance`) again when what is named "
-        "has changed"
+        "it is whole where it was: mend what the line names, then `semishared pool drain` (or "
+        "`rebalance`) again"
     )
 
 
 class NoDeviceOfClass(SemisharedError):
-    """A disk for which its image wants a class of device (SEMISHARED_CLASS) that its host has not, or not
-    with that much room.
+    """A disk whose image wants a class of device (SEMISHARED_CLASS) that its host lacks, or that has no room
+    there.
     """
 
     id = "SS166"
@@ -678,8 +664,8 @@ class NoDeviceOfClass(SemisharedError):
 
 
 class MemoryPromised(SemisharedError):
-    """A disk in memory that would be given more layers, or become larger, than what is left of that memory
-    can hold in the worst case.
+    """A disk in memory that needs more layers, or more size, than the rest of that memory can hold in the
+    worst case.
     """
 
     id = "SS167"
@@ -692,10 +678,7 @@ class LostWithMemory(SemisharedError):
     """A disk that lay in its host's memory, which is empty since the host was started again."""
 
     id = "SS168"
-    remedy = (
-        "nothing brings back what it held: `onevm recover --recreate VM` makes its disks anew from "
-        "their images"
-    )
+    remedy = "its content is lost: `onevm recover --recreate VM` makes the VM's disks anew from their images"
 
 
 class SystemAway(ToolTimeout):
@@ -719,12 +702,12 @@ class ForeignImage(SemisharedError):
 
 
 class TooLarge(SemisharedError):
-    """Something that would be larger than what those who read it take; it was not written, and nothing was
-    begun on.
+    """A file or message that would be larger than its readers accept; it was not written, and nothing was
+    begun.
     """
 
     id = "SS181"
-    remedy = "nothing was changed: make what is named smaller, or do it in pieces"
+    remedy = "nothing was changed: make what the line names smaller, or do it in pieces"
 
 
 class NoKey(SemisharedError):
@@ -740,9 +723,7 @@ class NoKey(SemisharedError):
 
 
 class GoneFromOned(OnedUnavailable):
-    """A VM, image or datastore that OpenNebula does not have, or no more: what a host says of one is nobody's
-    word but the host's.
-    """
+    """A VM, image or datastore that OpenNebula does not have, or no more: only a host names it."""
 
     id = "SS183"
     remedy = (
@@ -758,8 +739,7 @@ class FalseAnswer(SemisharedError):
 
     id = "SS185"
     remedy = (
-        "nothing was done by it: look at that host, what runs there is not this software, or is in "
-        "other hands"
+        "nothing was done by it: look at that host, which runs other software than this, or is in other hands"
     )
 
 
@@ -782,7 +762,7 @@ class PassedBy(SemisharedError):
 
     id = "SS188"
     remedy = (
-        "nothing of it was published: do the action again, and look who stops processes of that host "
+        "nothing of it was published: do the action again, and look what stops processes of that host "
         "(SIGSTOP, a frozen cgroup)"
     )
 
