@@ -72,10 +72,10 @@ LONGEST = 120
 HEAD = """<!-- Generated from the tests marked `fault` by `make docs`. -->
 # Faults
 
-Cases in which a reading of an older version expected a disk to be lost, or worse, and what is proved about each now: 1 to 21 of
-0.1.0, the others of commit 2a155d3f. The last column is what that version did in the very same test (`tests/against.py 84b7bda`
-and `tests/against.py 2a155d3f`); *passed* is a case that it already got right.
-A test that calls parts that the older version does not have cannot be run there; beside it is one that could.
+See which faults tests provoke, and what older versions did in the same tests. A reading of these versions expected each case to lose a disk,
+or worse: 1 to 21 are of 0.1.0, the others of commit 2a155d3f. The last column is the result of that version in the very same test
+(`tests/against.py 84b7bda` and `tests/against.py 2a155d3f`); *passed* is a case that it already got right.
+A test of parts that the older version does not have cannot run there; beside it is one that can.
 """  # noqa: E501
 
 
