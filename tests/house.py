@@ -127,14 +127,14 @@ class House:
         )
 
     def steps(self) -> Set[str]:
-        """Return the names of all steps."""
-        return {
-            node.name
-            for path, tree in self.trees.items()
-            if self.room(path) == "model" and "steps" in path.stem
-            for node in tree.body
-            if isinstance(node, ast.ClassDef) and node.bases and not node.name.startswith("_")
-        }
+        """Return the names of all steps: where some classes of a module are `Step[...]`, these alone."""
+        found: Set[str] = set()
+        for path, tree in self.trees.items():
+            if self.room(path) == "model" and "steps" in path.stem:
+                classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.bases]
+                typed = [node for node in classes if ast.unparse(node.bases[0]).startswith("Step")]
+                found |= {node.name for node in typed or classes if not node.name.startswith("_")}
+        return found
 
     def sites(self) -> Iterator[Tuple[str, int]]:
         """Yield where steps are dispatched, and how many are there."""
