@@ -143,16 +143,13 @@ NAMES = 96
 
 
 def layers() -> Dict[str, Set[str]]:
-    """Return the table of tests/unit/test_layers.py: what each room may import."""
+    """Return the table of tests/unit/test_layers.py: which rooms each room may import."""
     for node in ast.parse(LAYERS.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
             names = [name.id for name in node.targets if isinstance(name, ast.Name)]
             if names == ["LAYERS"]:
-                return {
-                    ast.literal_eval(room): ast.literal_eval(below)
-                    for room, below in zip(node.value.keys, node.value.values)
-                    if room
-                }
+                table = ast.literal_eval(node.value)
+                return {room: below & {*table} for room, below in table.items()}
     raise SystemExit(f"{LAYERS} has no table of layers")
 
 

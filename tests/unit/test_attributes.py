@@ -14,6 +14,7 @@ import pytest
 from semishared.cli import setup
 from semishared.errors import BadAttribute
 from semishared.model import attributes as rows
+from semishared.model.store.access import CONF
 from semishared.plan.image import attributes
 
 LIB = Path(__file__).resolve().parents[2] / "lib" / "semishared"
@@ -247,7 +248,7 @@ class Holder:
 
 WORDS = rows.Attribute("SEMISHARED_NEW", (rows.IMAGE, rows.IMAGE_DS), "", ("one", "two"), "two")
 SEVERAL = WORDS._replace(several=True, default="", what="some")
-FORM = rows.Attribute("SEMISHARED_NEW", (rows.IMAGE_DS,), form=rows.CONF, what="a path", default="/")
+FORM = rows.Attribute("SEMISHARED_NEW", (rows.IMAGE_DS,), form=CONF, what="a path", default="/")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from semishared.config import Config, load
 from semishared.errors import BadAttribute
-from semishared.model.disk.record import IO_CLASSES
+from semishared.model.disk.place import IO_CLASSES
 
 SHIPPED = Path(__file__).resolve().parents[2] / "etc" / "semishared.conf"
 

@@ -17,7 +17,7 @@ from semishared.model import steps as s
 from semishared.model.disk.network_disk import NetworkDisk
 from semishared.model.share import steps as share_steps
 from semishared.model.share.share import Share, Tree
-from semishared.model.store import image_steps
+from semishared.model.store import access, image_steps
 
 SECRET = "00000000-0000-4000-8000-0000000000cc"
 OF_IMAGES = {
@@ -38,7 +38,7 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
     max_leaves=6,
 )
-names = st.from_regex(attributes.POOL, fullmatch=True)
+names = st.from_regex(access.POOL, fullmatch=True)
 accesses = st.builds(
     s.Access,
     st.just("rbd"),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from semishared.errors import BadArguments, BadAttribute, BadRecord
 from semishared.model import steps as s
 from semishared.model.disk.network_disk import NetworkDisk
-from semishared.model.store import access
+from semishared.model.store import access, template
 from semishared.opennebula import args
 from semishared.opennebula.xml import Datastore
 
@@ -43,12 +43,12 @@ def datastore(**changes: Any) -> Datastore:
 
 
 def test_recorded_datastore_is_reached_as_its_user() -> None:
-    found = access.access(datastore())
+    found = template.access(datastore())
     assert found == access.Access("rbd", "libvirt", "libvirt", "libvirt", "", ("10.77.0.1:6791",), SECRET, "")
     assert found.can.has_bridge
     assert found.can.formats == ("raw",)
-    assert access.pool(datastore()) == "one"
-    assert access.bridge(datastore(), 7) == "localhost"
+    assert template.pool(datastore()) == "one"
+    assert template.bridge(datastore(), 7) == "localhost"
 
 
 def test_every_role_may_have_its_own_user_and_bridges_take_turns() -> None:
@@ -61,7 +61,7 @@ def test_every_role_may_have_its_own_user_and_bridges_take_turns() -> None:
         BRIDGE_LIST="h1 h2",
         POOL_NAME=None,
     )
-    found = access.access(store)
+    found = template.access(store)
     assert (found.user, found.reader, found.bridge_user, found.data_pool) == (
         "libvirt",
         "bases",
@@ -69,8 +69,8 @@ def test_every_role_may_have_its_own_user_and_bridges_take_turns() -> None:
         "ec",
     )
     assert found.conf == "/etc/ceph/site.conf"
-    assert [access.bridge(store, number) for number in (4, 5)] == ["h1", "h2"]
-    assert access.pool(store) == "one"
+    assert [template.bridge(store, number) for number in (4, 5)] == ["h1", "h2"]
+    assert template.pool(store) == "one"
     disk = NetworkDisk.of("one/one-5", found)
     assert disk.monitors == [("mon1", ""), ("fd00::1", "6789"), ("mon3", "3300")]
 
@@ -78,7 +78,9 @@ def test_every_role_may_have_its_own_user_and_bridges_take_turns() -> None:
 @pytest.mark.parametrize("kind", ["FILE", "", None, "BLOCK"])
 def test_any_other_disk_type_is_a_mounted_store(kind: str | None) -> None:
     # Without a look at Ceph's attributes, which may be anything there.
-    assert access.access(datastore(DISK_TYPE=kind, CEPH_USER="admin", CEPH_HOST="; reboot")) == access.MOUNTED
+    assert (
+        template.access(datastore(DISK_TYPE=kind, CEPH_USER="admin", CEPH_HOST="; reboot")) == access.MOUNTED
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,7 +116,7 @@ def test_any_other_disk_type_is_a_mounted_store(kind: str | None) -> None:
 )
 def test_hostile_or_missing_attribute_is_refused_by_its_name(name: str, value: str | None) -> None:
     with pytest.raises(BadAttribute) as caught:
-        access.access(datastore(**{name: value}))
+        template.access(datastore(**{name: value}))
     assert name in caught.value.detail
     assert "105" in caught.value.detail
 
@@ -122,13 +124,13 @@ def test_hostile_or_missing_attribute_is_refused_by_its_name(name: str, value: s
 @pytest.mark.parametrize("value", ["a/b", "a@b", "-p", "a:b", ".rgw", "a b", "päl", "a=b", "a,b", "$(x)"])
 def test_hostile_pool_is_refused(value: str) -> None:
     with pytest.raises(BadAttribute, match="POOL_NAME"):
-        access.pool(datastore(POOL_NAME=value))
+        template.pool(datastore(POOL_NAME=value))
 
 
 @pytest.mark.parametrize("value", ["h1;x", "-oProxyCommand=x", "h1 h/2"])
 def test_hostile_bridge_is_refused(value: str) -> None:
     with pytest.raises(BadAttribute, match="BRIDGE_LIST"):
-        access.bridge(datastore(BRIDGE_LIST=value), 1)
+        template.bridge(datastore(BRIDGE_LIST=value), 1)
 
 
 HOSTILE = [
@@ -151,13 +153,13 @@ HOSTILE = [
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_image_name_is_refused(name: str) -> None:
     with pytest.raises(BadArguments):
-        access.check_source(access.access(datastore()), name)
+        access.check_source(template.access(datastore()), name)
     with pytest.raises(BadArguments):
         access.pool_and_name(name)
 
 
 def test_source_fits_its_store_or_is_refused() -> None:
-    rbd = access.access(datastore())
+    rbd = template.access(datastore())
     assert access.check_source(rbd, "one/one-35") == "one/one-35"
     assert access.check_source(access.MOUNTED, "/var/x") == "/var/x"
     assert access.pool_and_name("one/one-35-2-0") == ("one", "one-35-2-0")
@@ -183,7 +185,7 @@ def test_image_of_a_mounted_store_says_nothing_of_its_access() -> None:
 
 
 def test_image_carries_its_access_through_json() -> None:
-    image = s.ImageRef(105, 35, "raw", "one/one-35", "g", access.access(datastore()))
+    image = s.ImageRef(105, 35, "raw", "one/one-35", "g", template.access(datastore()))
     assert s.ImageRef.from_data(json.loads(json.dumps(image.to_data()))) == image
     parts: list[dict[str, Any]] = [
         {"access": {}},
@@ -197,14 +199,14 @@ def test_image_carries_its_access_through_json() -> None:
 
 
 def test_network_disk_is_the_same_in_its_record() -> None:
-    disk = NetworkDisk.of("one/one-35", access.access(datastore(CEPH_HOST="a b:1")))
+    disk = NetworkDisk.of("one/one-35", template.access(datastore(CEPH_HOST="a b:1")))
     assert NetworkDisk.parse(json.loads(json.dumps(disk.to_data()))) == disk
     assert disk.to_data()["secret"] == SECRET
 
 
 def test_network_disk_without_a_secret_is_refused() -> None:
     with pytest.raises(BadAttribute, match="CEPH_SECRET"):
-        NetworkDisk.of("one/one-35", access.access(datastore(CEPH_SECRET=None)))
+        NetworkDisk.of("one/one-35", template.access(datastore(CEPH_SECRET=None)))
 
 
 @pytest.mark.parametrize(
@@ -225,7 +227,7 @@ def test_network_disk_without_a_secret_is_refused() -> None:
     ],
 )
 def test_network_disk_that_nobody_would_write_is_refused(change: dict[str, Any]) -> None:
-    good = NetworkDisk.of("one/one-35", access.access(datastore())).to_data()
+    good = NetworkDisk.of("one/one-35", template.access(datastore())).to_data()
     with pytest.raises(BadRecord):
         NetworkDisk.parse({**good, **change})
 
@@ -243,4 +245,4 @@ def test_anything_else_is_no_network_disk(data: Any) -> None:
 
 def test_xml_in_an_attribute_is_text() -> None:
     with pytest.raises(BadAttribute):
-        access.access(datastore(CEPH_USER=escape("<x/>")))
+        template.access(datastore(CEPH_USER=escape("<x/>")))

@@ -13,7 +13,7 @@ import argparse
 
 from ..errors import BadArguments
 from ..model.attributes import POOL_NAME
-from ..model.store import access as store_access
+from ..model.store import template
 from ..opennebula.xml import Datastore
 from ..plan.store.ceph_caps import Key, fence, keys
 from .command import put, put_json
@@ -108,24 +108,24 @@ def _of_datastore(word: str, role: str | None) -> list[Key]:
     found = [datastore for datastore in known if word in (str(datastore.id), datastore.name)]
     if not found:
         raise BadArguments(f"no datastore {word!r} in OpenNebula")
-    access = store_access.access(found[0])
+    access = template.access(found[0])
     if not access.can.has_bridge:
         raise BadArguments(f"datastore {word} is not on Ceph (DISK_TYPE = RBD)")
     made = keys(
         access.user,
-        store_access.pool(found[0]),
+        template.pool(found[0]),
         access.reader,
         access.bridge_user,
         access.data_pool,
         access.remote,
     )
-    user = store_access.fence_user(found[0]) or (FENCE_USER if role == "fence" else "")
+    user = template.fence_user(found[0]) or (FENCE_USER if role == "fence" else "")
     # `ceph auth get-or-create` refuses a user whose capabilities are others: one key for all pools of a
     # cluster.
     others = [
-        other for other in known if store_access.kind(other).has_bridge and _is_beside(other, found[0], user)
+        other for other in known if template.kind(other).has_bridge and _is_beside(other, found[0], user)
     ]
-    return [*made, fence(user, [store_access.pool(store) for store in (found[0], *others)])] if user else made
+    return [*made, fence(user, [template.pool(store) for store in (found[0], *others)])] if user else made
 
 
 def _is_beside(other: Datastore, datastore: Datastore, user: str) -> bool:
@@ -134,5 +134,5 @@ def _is_beside(other: Datastore, datastore: Datastore, user: str) -> bool:
     """
     return (
         other.attribute("CEPH_CONF") == datastore.attribute("CEPH_CONF")
-        and store_access.fence_user(other) == user
+        and template.fence_user(other) == user
     )

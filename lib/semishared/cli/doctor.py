@@ -25,7 +25,7 @@ from ..install import edits, examine
 from ..install.front_end import FrontEnd, locate
 from ..install.preflight import Question, encoded
 from ..install.tree import forwarder
-from ..model.store import access as store_access
+from ..model.store import template
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..plan.care import diagnosis as plan
@@ -203,15 +203,15 @@ def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) 
     mounted, ceph, bridged = [], [], []
     for store in cloud.datastores:
         try:
-            if store_access.is_shares(store):
+            if template.is_shares(store):
                 continue
-            access = store_access.access(store)
+            access = template.access(store)
             if not store.is_system and not access.can.has_bridge:
                 mounted.append(absolute(store.base_path, "BASE_PATH"))
             elif not store.is_system:
-                ceph.append((store_access.pool(store), access.reader, access.conf, access.secret))
-                if not store_access.bridges(store):
-                    bridged.append((store_access.pool(store), access.bridge_user, access.conf, ""))
+                ceph.append((template.pool(store), access.reader, access.conf, access.secret))
+                if not template.bridges(store):
+                    bridged.append((template.pool(store), access.bridge_user, access.conf, ""))
         except SemisharedError:
             # Its attributes are a finding of their own.
             continue

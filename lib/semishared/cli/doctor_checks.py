@@ -23,7 +23,7 @@ from ..model.device.steps import ListDevices
 from ..model.disk import names as disk_names
 from ..model.share import share
 from ..model.share.steps import LookAtRoot, LookAtShareHost
-from ..model.store import access
+from ..model.store import template
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Host, Image
 from ..plan.care.diagnosis import BROKEN, WARNING, Cloud, Finding, of_fenced, of_means
@@ -141,7 +141,7 @@ def share_findings(cloud: Cloud, answers: Answers, config: Config, front_end: st
     made = [
         one
         for store in cloud.datastores
-        if access.is_shares(store)
+        if template.is_shares(store)
         for one in _made_shares(store, cloud, config, front_end)
     ]
     roots = tuple(sorted({one.tree.root for one in made if one.tree.marker and one.by_hosts}))
@@ -216,7 +216,7 @@ def _marks(cloud: Cloud) -> dict[str, Mark]:
 
 def _names_key(store: Datastore) -> bool:
     try:
-        return access.kind(store).has_bridge and bool(access.fence_user(store))
+        return template.kind(store).has_bridge and bool(template.fence_user(store))
     except SemisharedError:
         return False  # its attributes are a finding of their own
 

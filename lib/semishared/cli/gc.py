@@ -23,7 +23,7 @@ from ..config import Config, load
 from ..errors import BadArguments, HostUnreachable, SemisharedError, from_id
 from ..model import steps as s
 from ..model.attributes import STORE
-from ..model.store.access import is_shares
+from ..model.store.template import is_shares
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore

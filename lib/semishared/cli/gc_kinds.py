@@ -16,8 +16,7 @@ from ..model.attributes import CLOUD, STORE
 from ..model.disk import commit_steps as c
 from ..model.share import share
 from ..model.share.steps import ListKeys, ListShares
-from ..model.store import access, image_steps, rbd_names
-from ..model.store import access as store_access
+from ..model.store import access, image_steps, rbd_names, template
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Image, Vm
@@ -99,7 +98,7 @@ def shares_listed(
     """Return the shares of datastores of ours that have a root; to be asked before oned is."""
     found = []
     for datastore in datastores:
-        if not access.is_shares(datastore) or not STORE.text(datastore):
+        if not template.is_shares(datastore) or not STORE.text(datastore):
             continue
         machine = f"datastore {datastore.id}"
         try:
@@ -129,10 +128,10 @@ def pools_listed(datastores: Iterable[Datastore], config: Config, failed: Failed
     for datastore in datastores:
         bridge = ""
         try:
-            access = store_access.access(datastore)
+            access = template.access(datastore)
             if datastore.is_system or not access.can.has_bridge:
                 continue
-            bridge, pool = store_access.bridge(datastore, 0), store_access.pool(datastore)
+            bridge, pool = template.bridge(datastore, 0), template.pool(datastore)
             names = _ask(bridge, image_steps.ListPool(access, pool), config)
             found.append(gc_stores.Pool(bridge, datastore.id, pool, access, tuple(names)))
         except SemisharedError as e:

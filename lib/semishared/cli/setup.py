@@ -38,6 +38,7 @@ from ..install import examine
 from ..install.oned_conf import quoted
 from ..install.preflight import Question, encoded, mounted
 from ..model.store import access
+from ..model.store import template as store_template
 from ..named import NamedTuple
 from ..opennebula.oned import Oned
 from ..opennebula.report import printable
@@ -250,14 +251,14 @@ def take_what_is_there(arguments: argparse.Namespace, datastores: Sequence[Datas
     """Name the datastores of ours that are there, and the kind of the store, where no name was given; raise
     BadArguments for several.
     """
-    ours = [store for store in datastores if store.driver == NAME and not access.is_shares(store)]
+    ours = [store for store in datastores if store.driver == NAME and not store_template.is_shares(store)]
     images = [store for store in ours if store.type == DatastoreType.IMAGE_DS]
-    of_kind = [store.name for store in images if arguments.kind in (None, access.kind(store).name)]
+    of_kind = [store.name for store in images if arguments.kind in (None, store_template.kind(store).name)]
     systems = [store.name for store in ours if store.is_system]
     arguments.image = arguments.image or _one(of_kind, IMAGE, "image")
     arguments.system = arguments.system or _one(systems, SYSTEM, "system")
     arguments.kind = arguments.kind or next(
-        (access.kind(store).name for store in images if store.name == arguments.image), DIR
+        (store_template.kind(store).name for store in images if store.name == arguments.image), DIR
     )
 
 

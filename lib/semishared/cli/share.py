@@ -32,7 +32,7 @@ from ..model.attributes import CLOUD, STORE
 from ..model.share import share
 from ..model.share import steps as share_steps
 from ..model.share.share import Tree
-from ..model.store import access
+from ..model.store import template
 from ..opennebula.args import number
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Image
@@ -211,7 +211,7 @@ def run(arguments: argparse.Namespace) -> int:
         datastores = (
             [_datastore(oned, words[0])]
             if words
-            else [one for one in oned.datastores() if access.is_shares(one)]
+            else [one for one in oned.datastores() if template.is_shares(one)]
         )
         found = [row for datastore in datastores for row in listed(oned, datastore)]
         put_json({"shares": found}) if arguments.json else show(found)
@@ -238,7 +238,7 @@ def ask(datastore: Datastore, step: Any) -> Any:
 
 def _datastore(oned: Oned, word: str) -> Datastore:
     datastore = oned.datastore(number(word, "datastore"))
-    if not access.is_shares(datastore):
+    if not template.is_shares(datastore):
         raise BadArguments(f"datastore {datastore.id} has no shares: its DISK_TYPE is not FILESYSTEM")
     return datastore
 

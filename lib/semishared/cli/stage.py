@@ -24,7 +24,7 @@ from ..front.staging import Staging
 from ..front.staging_hosts import Wanted, Wish
 from ..model.attributes import STAGE
 from ..model.disk import names as disk_names
-from ..model.store import access
+from ..model.store import template
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.states import ImageState
@@ -183,7 +183,7 @@ def stage(
             )
         wants: dict[str, list[Wanted]] = {}
         for image, store, hosts in orders:
-            item = Wanted(image_ref(image, store), access.bridge(store, image.id))
+            item = Wanted(image_ref(image, store), template.bridge(store, image.id))
             for host in hosts:
                 wants.setdefault(host.name, []).append(item)
         session = Staging(roots.pop(), wants, known, wish, config, view.tell)

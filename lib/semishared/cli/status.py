@@ -29,8 +29,7 @@ from ..config import load
 from ..errors import BadArguments, SemisharedError
 from ..model.base import steps as base_steps
 from ..model.disk import names as disk_names
-from ..model.disk.place import OVERLAY
-from ..model.disk.record import NORMAL
+from ..model.disk.place import NORMAL, OVERLAY
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.states import name_of

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 from ..config import Config
 from ..errors import OnedUnavailable, SemisharedError
 from ..model.disk import names as disk_names
-from ..model.store import access
+from ..model.store import template
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Host, Vm
@@ -134,7 +134,7 @@ class Boot:
                     try:
                         root, item = (
                             _root(store),
-                            Wanted(image_ref(image, store), access.bridge(store, image.id)),
+                            Wanted(image_ref(image, store), template.bridge(store, image.id)),
                         )
                     except SemisharedError as e:
                         self._tell(event="note", host=name, text=f"image {image.id}: {e.line()}")

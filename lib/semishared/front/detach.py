@@ -22,7 +22,7 @@ from ..model.base.steps import DetachVm
 from ..model.disk import names as disk_names
 from ..model.exchange import On, drive
 from ..model.refs import ImageRef
-from ..model.store import access
+from ..model.store import template
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Vm
@@ -175,7 +175,7 @@ class _Led:
             try:
                 if image.store not in self._datastores:
                     raise MissingImage(f"OpenNebula has no datastore {image.store}")
-                base = Base(image, access.bridge(self._datastores[image.store], image.id))
+                base = Base(image, template.bridge(self._datastores[image.store], image.id))
                 root = disk_names.base_store(
                     os.path.dirname(absolute(self._datastores[image.store].base_path, "BASE_PATH"))
                 )

@@ -21,7 +21,7 @@ from typing import Sequence
 
 from ..config import Config
 from ..errors import BadArguments, NotFenced, SemisharedError, StillFenced
-from ..model.store import access
+from ..model.store import template
 from ..model.store.ceph_clients import is_whole
 from ..named import NamedTuple
 from ..opennebula.oned import Oned
@@ -170,7 +170,7 @@ class Fence:
         its time.
         """
         deadline = time.monotonic() + self._locks_s
-        files = [store for store in cloud.mounted if not access.is_shares(store)]
+        files = [store for store in cloud.mounted if not template.is_shares(store)]
         while True:
             asked = (
                 unless_it_hangs(partial(writers.of_disk, path), [f"{path}: its store hangs"])

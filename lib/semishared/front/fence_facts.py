@@ -11,7 +11,7 @@ from .. import NAME
 from ..errors import BadArguments, BadAttribute, ToolFailed, ToolTimeout
 from ..model.attributes import CLOUD
 from ..model.steps import Access
-from ..model.store import access, dir_names, rbd_names
+from ..model.store import dir_names, rbd_names, template
 from ..model.store.ceph_clients import Ceph, Opener
 from ..named import NamedTuple
 from ..opennebula.args import absolute
@@ -153,10 +153,10 @@ def ask(oned: Oned, name: str) -> Cloud:
     near = [
         store.id
         for store in ours.values()
-        if not access.is_shares(store) and host.cluster_id in store.clusters
+        if not template.is_shares(store) and host.cluster_id in store.clusters
     ]
     reached = [store for store in ours.values() if store.id in used or store.id in near]
-    pools = [store for store in ours.values() if access.kind(store).has_bridge]
+    pools = [store for store in ours.values() if template.kind(store).has_bridge]
     mounted = [store for store in reached if store not in pools]
     near_pools = [store for store in reached if store in pools]
     return Cloud(
@@ -185,9 +185,9 @@ def _places(vm: Vm, disk: Disk, image: Image, store: Datastore) -> Iterator[str]
     """Yield where a guest may write of a disk: to the image itself, or to a clone if there is one; raise
     BadArguments.
     """
-    if image.is_persistent or access.is_shares(store):
+    if image.is_persistent or template.is_shares(store):
         yield image.source
-    elif access.kind(store).has_bridge:
+    elif template.kind(store).has_bridge:
         yield rbd_names.clone(image.source, vm.id, disk.id)
     else:
         directory, _, name = absolute(image.source, "SOURCE").rpartition("/")
@@ -201,14 +201,14 @@ def reached(datastores: Sequence[Datastore]) -> tuple[Access, str]:
     """Return how the front-end reaches their cluster to shut somebody out; raise BadAttribute,
     SemisharedError.
     """
-    users = sorted({access.fence_user(store) for store in datastores} - {""})
+    users = sorted({template.fence_user(store) for store in datastores} - {""})
     numbers = ", ".join(str(store.id) for store in datastores)
     if not users:
         raise BadAttribute(
             f"datastore {numbers} has no SEMISHARED_CEPH_FENCE_USER (`semishared caps --role "
             f"fence {datastores[0].id}`)"
         )
-    return access.access(datastores[0]), users[0]
+    return template.access(datastores[0]), users[0]
 
 
 def look(cloud: Cloud, datastores: Sequence[Datastore]) -> tuple[Fencer, Ceph]:
@@ -216,12 +216,12 @@ def look(cloud: Cloud, datastores: Sequence[Datastore]) -> tuple[Fencer, Ceph]:
     fencer = Fencer(*reached(datastores))
     images: list[str] = []
     openers: list[Opener] = []
-    for pool in sorted({access.pool(store) for store in datastores}):
+    for pool in sorted({template.pool(store) for store in datastores}):
         names, found = fencer.openers(pool)
         images += names
         openers += found
     _, daemons = fencer.look()
-    bridges = {name for store in datastores for name in access.bridges(store)}
+    bridges = {name for store in datastores for name in template.bridges(store)}
     # BRIDGE_LIST may call a host otherwise than OpenNebula does.
     own = {cloud.host.name} if any(are_one(name, cloud.host.name) for name in bridges) else set()
     return fencer, Ceph(fencer.fsid, tuple(openers), daemons, frozenset(images), frozenset(bridges | own))
@@ -234,5 +234,5 @@ def try_key(datastores: Sequence[Datastore]) -> None:
     fencer = Fencer(*reached(datastores))
     fencer.look()
     fencer.unblock([NOBODY])
-    for pool in {access.pool(store) for store in datastores}:
+    for pool in {template.pool(store) for store in datastores}:
         fencer.see(pool)

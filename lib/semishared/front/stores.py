@@ -14,6 +14,7 @@ from typing import Callable, Iterable, Sequence
 from ..errors import SemisharedError
 from ..model.attributes import CLOUD, FS_ROOT, STORE
 from ..model.store import access as store_access
+from ..model.store import template
 from ..named import NamedTuple
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
@@ -57,7 +58,7 @@ def mark(
 
     Raise SemisharedError if it is another datastore's, or oned refuses.
     """
-    access = store_access.access(datastore)
+    access = template.access(datastore)
     lines = "" if access.cloud else CLOUD.line(cloud_of([datastore, *others]))
     marked = Marked()
     if not access.can.has_bridge:

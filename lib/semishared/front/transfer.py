@@ -44,10 +44,10 @@ def _marked(action: Action, datastore: Datastore) -> Datastore:
     """Return the datastore; say it if nobody could tell its store from the place where that is to be
     mounted.
     """
-    from ..model.store import access
+    from ..model.store import template
 
-    if access.unmarked(datastore):
-        action.report.warn(access.unmarked(datastore))
+    if template.unmarked(datastore):
+        action.report.warn(template.unmarked(datastore))
     return datastore
 
 
@@ -136,7 +136,7 @@ def mvds(action: Action) -> Plan:
 
 def cpds(action: Action) -> Plan:
     """HOST:VMDIR/disk.N SOURCE SNAPSHOT|-1 VM DATASTORE - save a disk as another image."""
-    from ..model.store import access
+    from ..model.store import template
     from ..opennebula.oned import Oned
     from ..plan.disk import save_as
     from ..tools.this_machine import are_one
@@ -151,7 +151,7 @@ def cpds(action: Action) -> Plan:
         else asked.disk.host
     )
     datastore = _marked(action, oned.datastore(asked.store))
-    bridge = access.bridge(datastore, vm.id)
+    bridge = template.bridge(datastore, vm.id)
     is_bridge = bool(bridge) and are_one(host, bridge)
     return save_as.cpds(asked, vm, datastore, save_as.Told(host, is_bridge, action.config.freeze))
 

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Optional, Tuple
 
 from ..errors import BadAttribute
 from ..named import NamedTuple
-from .disk.place import PLACES
+from .device.classes import WORDS
+from .disk.place import IO_CLASSES, NORMAL, PLACES
+from .store.access import CONF, MARKER, MONITOR, POOL, SECRET, STORED
 
 if TYPE_CHECKING:
     from typing import Protocol
@@ -30,14 +32,6 @@ if TYPE_CHECKING:
 
 PREFIX = "SEMISHARED_"
 IMAGE, IMAGE_DS, SYSTEM_DS, HOST = "image", "image datastore", "system datastore", "host"
-NAME = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
-"""Pools, images, users: nothing that means something to rbd (`@ / :`), to librados (`= ,`) or to a shell."""
-POOL = NAME + r"\Z"
-STORED = rf"({NAME})/({NAME})\Z"
-MONITOR = r"([A-Za-z0-9_][A-Za-z0-9_.\-]*|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?\Z"
-SECRET = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\Z"
-CONF = r"/[A-Za-z0-9_.\-/]+\Z"
-MARKER = r"[0-9a-f]{32}\Z"
 PATH = r"(/[A-Za-z0-9_][A-Za-z0-9_.\-]*)+\Z"
 """Of a share's root: oned takes what follows a blank in SOURCE for the format."""
 
@@ -140,11 +134,11 @@ ON_HOST_FAILURE = _disk(
     "SEMISHARED_ON_HOST_FAILURE", ("wait", "recreate"), "whether a disk of a lost host may begin anew"
 )
 IO_CLASS = _disk(
-    "SEMISHARED_IO_CLASS", ("production", "normal", "scratch"), "how much a disk may read and write"
-)._replace(default="normal", of=(IMAGE, IMAGE_DS, SYSTEM_DS))
+    "SEMISHARED_IO_CLASS", IO_CLASSES, "how much a disk may read and write", default=NORMAL
+)._replace(of=(IMAGE, IMAGE_DS, SYSTEM_DS))
 CLASS = _disk(
     "SEMISHARED_CLASS",
-    ("fast", "slow", "ram", "any"),
+    WORDS,
     "on which devices of its host's pool a local disk lies, several in the order in which they are tried",
     default="",
     several=True,
@@ -158,18 +152,19 @@ STORE = _store("SEMISHARED_STORE", "which store is its own", MARKER, f"the id of
 CLOUD = _store("SEMISHARED_CLOUD", "which OpenNebula it is of", MARKER, f"the id of a cloud {IDS}")
 CEPH_USER = _user("CEPH_USER")
 CEPH_READER = _user(
-    "SEMISHARED_CEPH_READER", "who reads bases on hosts: read-only is enough. Default: `CEPH_USER`"
+    "SEMISHARED_CEPH_READER", "the user that copies bases to hosts: read-only is enough. Default: `CEPH_USER`"
 )
 CEPH_BRIDGE_USER = _user(
-    "SEMISHARED_CEPH_BRIDGE_USER", "who changes images, on the bridge. Default: `CEPH_USER`"
+    "SEMISHARED_CEPH_BRIDGE_USER", "the user that changes images, on the bridge. Default: `CEPH_USER`"
 )
 CEPH_FENCE_USER = _user(
     "SEMISHARED_CEPH_FENCE_USER",
-    "who [fences](../how-to/dead-host.md) hosts, on front-ends: a user of its own. Default: no user",
+    "the user that [fences](../how-to/dead-host.md) hosts, on front-ends: its own. Default: no user",
 )
 CEPH_REMOTE = _user(
     "SEMISHARED_CEPH_REMOTE",
-    "who reads what a `remote-first` disk lies over: a key that can write no data. Default: `CEPH_USER`",
+    "the user with which QEMU reads the image below a `remote-first` disk: its key can write no data. "
+    "Default: `CEPH_USER`",
 )
 CEPH_REMOTE_SECRET = _store(
     "SEMISHARED_CEPH_REMOTE_SECRET",

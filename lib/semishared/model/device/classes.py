@@ -9,15 +9,16 @@ from __future__ import annotations
 from typing import Iterable
 
 from ...named import NamedTuple
-from ..attributes import CLASS
 
-FAST, SLOW, MEMORY, ANY = WORDS = CLASS.values
-"""MEMORY: a device that is empty after a restart of its host. Only what is told to goes there, and only what
-fits at its largest.
+MEMORY = "ram"
+"""A device that is empty after a restart of its host. Only what is told to goes there, and only what fits at
+its largest.
 """
-USUAL = (FAST, SLOW)
+USUAL = ("fast", "slow")
 """The better first: where disks go of which nothing is said."""
 KNOWN = (*USUAL, MEMORY)
+ANY = "any"
+WORDS = (*KNOWN, ANY)
 LOG = 64 << 20
 
 

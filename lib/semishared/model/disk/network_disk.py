@@ -19,7 +19,6 @@ from typing import Tuple
 
 from ...errors import BadArguments, BadAttribute, BadRecord
 from ...named import NamedTuple
-from .. import attributes
 from ..store import access as store_access
 
 
@@ -105,12 +104,12 @@ class NetworkDisk(NamedTuple):
             raise BadRecord(f"not a network disk: {str(data)[:200]}")
         if (
             data["protocol"] != "rbd"
-            or not re.match(attributes.STORED, data["name"])
-            or not re.match(attributes.POOL, data["user"])
-            or not re.match(attributes.SECRET, data["secret"])
-            or (data["conf"] and not re.match(attributes.CONF, data["conf"]))
-            or (data.get("snapshot") and not re.match(attributes.POOL, data["snapshot"]))
-            or not all(re.match(attributes.MONITOR, host) for host in data["hosts"])
+            or not re.match(store_access.STORED, data["name"])
+            or not re.match(store_access.POOL, data["user"])
+            or not re.match(store_access.SECRET, data["secret"])
+            or (data["conf"] and not re.match(store_access.CONF, data["conf"]))
+            or (data.get("snapshot") and not re.match(store_access.POOL, data["snapshot"]))
+            or not all(re.match(store_access.MONITOR, host) for host in data["hosts"])
         ):
             raise BadRecord(f"a network disk that nobody would write: {str(data)[:200]}")
         return cls(**{**data, "hosts": tuple(data["hosts"])})

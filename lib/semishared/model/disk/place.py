@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The places that a disk can have, and what each means: one table. A new place is a row.
+"""The places that a disk can have, and what each means: one table. A new place is a row. And its I/O classes.
 
 overlay       on the host, over a leased base
 diff          on the host, over a leased base; committed to the image, whose new content it is
@@ -13,6 +13,10 @@ store-clone   on the store, over the image
 from __future__ import annotations
 
 from ...named import NamedTuple
+
+IO_CLASSES = ("production", "normal", "scratch")
+"""What a disk's I/O is to that of others on the same host; NORMAL where no attribute says it."""
+NORMAL = "normal"
 
 
 class Place(NamedTuple):

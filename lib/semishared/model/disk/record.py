@@ -15,16 +15,14 @@ from typing import Optional, Tuple
 
 from ...errors import BadArguments, BadRecord
 from ...named import NamedTuple
-from ..attributes import IO_CLASS
 from ..device.classes import are_words
 from ..refs import ImageRef
 from . import names as disk_names
 from .network_disk import NetworkDisk
-from .place import PLACES, Place
+from .place import IO_CLASSES, NORMAL, PLACES, Place
 
 VERSION = 1
 FORMATS = ("raw", "qcow2")
-IO_CLASSES, NORMAL = IO_CLASS.values, IO_CLASS.default
 
 
 class Record(NamedTuple):

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from ...errors import BadArguments, BadAttribute
 from ...named import NamedTuple
 from .. import attributes as a
-from ..store import access
+from ..store import template
+from ..store.access import STORED
 
 if TYPE_CHECKING:
     from ..attributes import Holder as Datastore
@@ -48,7 +49,7 @@ class Tree(NamedTuple):
             raise BadArguments(f"not a tree of shares: {str(data)[:200]}")
         if data["fs"] not in a.FS.values or not re.match(a.PATH, str(data["root"])):
             raise BadArguments(f"not a tree of shares: {str(data)[:200]}")
-        if data["fs"] == "cephfs" and not re.match(a.STORED, str(data.get("volume", ""))):
+        if data["fs"] == "cephfs" and not re.match(STORED, str(data.get("volume", ""))):
             raise BadArguments(f"not a tree of shares: {str(data)[:200]}")
         return cls(**data)
 
@@ -160,7 +161,7 @@ def tree(datastore: Datastore) -> Tree:
         raise BadAttribute(
             f"datastore {datastore.id} has no SEMISHARED_FS_VOLUME: FILE_SYSTEM/GROUP of its subvolumes"
         )
-    user = access.ceph_user(datastore)
+    user = template.ceph_user(datastore)
     return Tree(fs, root, marker, volume, user, a.CEPH_CONF.of_store(datastore), cloud)
 
 
@@ -171,7 +172,7 @@ def pools(datastore: Datastore) -> tuple[str, ...]:
 
 def bridge(datastore: Datastore) -> str:
     """Return the machine that makes shares: the only one of BRIDGE_LIST, or this one; raise BadAttribute."""
-    found = access.bridges(datastore)
+    found = template.bridges(datastore)
     if len(found) > 1:
         raise BadAttribute(
             f"BRIDGE_LIST of datastore {datastore.id} has {len(found)} machines: one makes all "

@@ -1,24 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores: what each kind can do, and how a datastore's store is reached.
+"""Stores: what each kind can do, and how a machine reaches one.
 
-Actions decide on what a store can do (`Kind`), never on its name. The kind of a datastore is its DISK_TYPE,
-OpenNebula's own attribute: RBD is `rbd`, anything else `dir`. Ceph's keys are never here: CEPH_USER names
-one, which lies in a keyring on the machine that uses it; CEPH_SECRET names what libvirt has.
+Actions decide on what a store can do (`Kind`), never on its name. Ceph's keys are never here: a user names
+one, which lies in a keyring on the machine that uses it; a secret names what libvirt has.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Tuple
+from typing import Tuple
 
-from ...errors import BadArguments, BadAttribute
+from ...errors import BadArguments
 from ...named import NamedTuple
-from .. import attributes as a
-from ..attributes import CONF, MARKER, MONITOR, POOL, SECRET, STORED
 
-if TYPE_CHECKING:
-    from ..attributes import Attribute
-    from ..attributes import Holder as Datastore
+NAME = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"
+"""Pools, images, users: nothing that means something to rbd (`@ / :`), to librados (`= ,`) or to a shell."""
+POOL = NAME + r"\Z"
+STORED = rf"({NAME})/({NAME})\Z"
+MONITOR = r"([A-Za-z0-9_][A-Za-z0-9_.\-]*|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?\Z"
+SECRET = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\Z"
+CONF = r"/[A-Za-z0-9_.\-/]+\Z"
+MARKER = r"[0-9a-f]{32}\Z"
 
 
 class Kind(NamedTuple):
@@ -120,118 +122,6 @@ class Access(NamedTuple):
 
 
 MOUNTED = Access()
-
-ADMIN = "admin"
-
-
-def kind(datastore: Datastore) -> Kind:
-    """Return the kind of the store of `datastore`."""
-    return KINDS["rbd" if datastore.attribute("DISK_TYPE").upper() == "RBD" else "dir"]
-
-
-def is_shares(datastore: Datastore) -> bool:
-    """Tell whether the images of a datastore are shares (model/share/share.py), and no disks."""
-    return datastore.attribute("DISK_TYPE").upper() == "FILESYSTEM"
-
-
-def access(datastore: Datastore) -> Access:
-    """Return how the store of `datastore` is reached; raise BadAttribute."""
-    cloud = a.CLOUD.of_store(datastore)
-    if not kind(datastore).has_bridge:
-        return MOUNTED._replace(marker=a.STORE.of_store(datastore), cloud=cloud)
-    user, hosts = ceph_user(datastore), a.CEPH_HOST.words(datastore)
-    return Access(
-        "rbd",
-        user,
-        _user(datastore, a.CEPH_READER) or user,
-        _user(datastore, a.CEPH_BRIDGE_USER) or user,
-        a.CEPH_CONF.of_store(datastore),
-        hosts,
-        a.CEPH_SECRET.of_store(datastore),
-        a.EC_POOL_NAME.of_store(datastore),
-        cloud=cloud,
-        **_remote(datastore),
-    )
-
-
-def ceph_user(datastore: Datastore) -> str:
-    """Return CEPH_USER; raise BadAttribute if there is none, or a key beside it."""
-    user = _user(datastore, a.CEPH_USER)
-    if not user:
-        raise BadAttribute(
-            f"datastore {datastore.id} has no CEPH_USER: without one Ceph takes client.admin, "
-            f"which nothing here runs as"
-        )
-    if datastore.attribute("CEPH_KEY"):
-        raise BadAttribute(
-            f"CEPH_KEY of datastore {datastore.id}: put the key into a keyring that CEPH_CONF "
-            f"names, and remove this"
-        )
-    return user
-
-
-def _remote(datastore: Datastore) -> dict[str, str]:
-    user, secret = _user(datastore, a.CEPH_REMOTE), a.CEPH_REMOTE_SECRET.of_store(datastore)
-    if bool(user) != bool(secret):
-        raise BadAttribute(
-            f"datastore {datastore.id} names only one of SEMISHARED_CEPH_REMOTE and "
-            f"SEMISHARED_CEPH_REMOTE_SECRET: a user and libvirt's secret with the key of that user"
-        )
-    return {"remote": user, "remote_secret": secret}
-
-
-def unmarked(datastore: Datastore) -> str:
-    """Return what to say of a datastore whose store should have a marker and has none, '' of any other."""
-    if kind(datastore).has_bridge or a.STORE.text(datastore):
-        return ""
-    return (
-        f"datastore {datastore.id} has no SEMISHARED_STORE: that its store is not mounted would not be "
-        "noticed; `semishared setup --apply` marks it"
-    )
-
-
-def _user(datastore: Datastore, attribute: Attribute) -> str:
-    user = attribute.of_store(datastore)
-    if user == ADMIN or user.startswith("client."):
-        raise BadAttribute(
-            f"{attribute.name} of datastore {datastore.id} is {user!r}: name a user of its own, without "
-            f"`client.`, and not admin"
-        )
-    return user
-
-
-def fence_user(datastore: Datastore) -> str:
-    """Return as whom the front-end shuts a dead host out of an rbd datastore's cluster, '' if nobody is
-    named; raise BadAttribute.
-    """
-    user = _user(datastore, a.CEPH_FENCE_USER)
-    others = (a.CEPH_USER, a.CEPH_READER, a.CEPH_BRIDGE_USER)
-    if user and user in [other.text(datastore) for other in others]:
-        raise BadAttribute(
-            f"SEMISHARED_CEPH_FENCE_USER of datastore {datastore.id} is {user!r}, who has another "
-            f"role: name one of its own"
-        )
-    return user
-
-
-def pool(datastore: Datastore) -> str:
-    """Return the pool of an rbd datastore; raise BadAttribute for a name that no pool should have."""
-    return a.POOL_NAME.of_store(datastore)
-
-
-def bridges(datastore: Datastore) -> list[str]:
-    """Return the hosts of BRIDGE_LIST, empty for the front-end; raise BadAttribute."""
-    return list(a.BRIDGE_LIST.words(datastore))
-
-
-def bridge(datastore: Datastore, number: int) -> str:
-    """Return the machine that changes images of a datastore for object `number` (as upstream: by its id), ''
-    for any.
-    """
-    if not kind(datastore).has_bridge:
-        return ""
-    found = bridges(datastore)
-    return found[number % len(found)] if found else "localhost"
 
 
 def check_source(store: Access, source: str, what: str = "source") -> str:

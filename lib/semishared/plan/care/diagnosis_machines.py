@@ -12,6 +12,7 @@ from ... import NAME as DRIVER
 from ...errors import SemisharedError
 from ...model.attributes import BASES_FLOOR, BASES_LIMIT, STORE
 from ...model.store import access as store_access
+from ...model.store import template
 from ...opennebula.xml import Host
 from ..base import eviction
 from .diagnosis import BROKEN, WARNING, Cloud, Finding, Site, path_of
@@ -206,7 +207,7 @@ def _ceph(cloud: Cloud) -> list[store_access.Access]:
     found = []
     for store in cloud.datastores:
         try:
-            access = store_access.access(store)
+            access = template.access(store)
         except SemisharedError:
             continue
         if access.can.has_bridge:

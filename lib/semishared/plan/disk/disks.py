@@ -13,6 +13,7 @@ from ...model.disk import names as disk_names
 from ...model.disk.place import Place
 from ...model.exchange import Feed, File, On, Plan, Say
 from ...model.store import access as store_access
+from ...model.store import template
 from ...opennebula.args import Context, DiskPlace, FromImage, NewDisk
 from ...opennebula.xml import Datastore, Disk, Image, Vm
 from ..image import encryption, images, io_class, placement
@@ -55,7 +56,7 @@ def copy_kernel(asked: FromImage, datastore: Datastore) -> Plan:
     place = asked.target
     source = store_access.check_source(store_access.MOUNTED, asked.source)
     copy = s.CopyFile(source, place.path, place.vm_place.vm)
-    yield On(place.host, (*check_store(store_access.access(datastore), source), _prepare(place), copy))
+    yield On(place.host, (*check_store(template.access(datastore), source), _prepare(place), copy))
 
 
 def clone(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, options: str) -> Plan:
@@ -84,7 +85,7 @@ def _cloned(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, op
     if image.is_persistent:
         raise BadArguments(f"image {image.id} is persistent, it is attached in place and never cloned")
     ref, target = images.image_ref(image, datastore, asked.source, "source"), disk_ref(asked.target)
-    place, bridge = placement.place(image, datastore), store_access.bridge(datastore, image.id)
+    place, bridge = placement.place(image, datastore), template.bridge(datastore, image.id)
     encryption.check_clone(disk, image, place, has_bridge=bool(bridge))
     host, prepare, min_size = asked.target.host, _prepare(asked.target), grown(disk)
     root = disk_names.base_store(asked.target.vm_place.datastore_location)
@@ -157,7 +158,7 @@ def _attached(
     place = placement.attached(image, datastore, disk)
     encryption.secret(disk, image)
     ref, target = images.image_ref(image, datastore, asked.source, "source"), disk_ref(asked.target)
-    host, readonly, bridge = asked.target.host, disk.is_readonly, store_access.bridge(datastore, image.id)
+    host, readonly, bridge = asked.target.host, disk.is_readonly, template.bridge(datastore, image.id)
     if place.commits:
         encryption.check_diff(disk, image)
         yield from _diff(asked, ref, bridge, grown(disk), options, is_taken_over)

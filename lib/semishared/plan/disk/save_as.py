@@ -6,6 +6,7 @@ from __future__ import annotations
 from ...model import steps as s
 from ...model.exchange import On, Plan, Say
 from ...model.store import access as store_access
+from ...model.store import template
 from ...named import NamedTuple
 from ...opennebula.args import ToImage
 from ...opennebula.states import LcmState
@@ -31,7 +32,7 @@ class Told(NamedTuple):
 
 def cpds(asked: ToImage, vm: Vm, datastore: Datastore, told: Told) -> Plan:
     """Plan cpds: save a disk as another image; a running guest is frozen for a moment."""
-    disk, access = disk_ref(asked.disk), store_access.access(datastore)
+    disk, access = disk_ref(asked.disk), template.access(datastore)
     # A snapshot does not change while the guest runs.
     is_running = vm.lcm_state == LcmState.HOTPLUG_SAVEAS and asked.snapshot == -1
     guest = disk_freeze.Guest(running_domain(vm), told.freeze) if is_running else disk_freeze.Guest()
@@ -51,9 +52,9 @@ def _to_rbd(asked: ToImage, vm: Vm, datastore: Datastore, told: Told, guest: dis
     from ..store import rbd
 
     access, disk, bridge = (
-        store_access.access(datastore),
+        template.access(datastore),
         disk_ref(asked.disk),
-        store_access.bridge(datastore, vm.id),
+        template.bridge(datastore, vm.id),
     )
     target = images.ref_at(asked.store, access, vm.id, asked.image, "image")
     record = yield from rbd.record_of(told.host, disk)

@@ -16,7 +16,7 @@ from ...errors import BadAttribute, SemisharedError
 from ...model import attributes as rows
 from ...model.attributes import BASES_FLOOR, BASES_LIMIT, HOST, HOST_POOL, IMAGE, IMAGE_DS, PREFIX, SYSTEM_DS
 from ...model.share import share
-from ...model.store import access as store_access
+from ...model.store import template
 from ...opennebula.xml import Datastore, Image
 from ..base.eviction import limits
 from ..device import choose
@@ -86,16 +86,16 @@ def _image_datastore(attributes: Mapping[str, str]) -> None:
         raise BadAttribute(f"DISK_TYPE is {kind!r}, not one of {', '.join(DISK_TYPES)} in capitals")
     view, empty = datastore(attributes), Image(ElementTree.Element("IMAGE"))
     placement.is_client(empty, view)
-    if store_access.is_shares(view):
+    if template.is_shares(view):
         share.tree(view)
         return
-    access = store_access.access(view)
+    access = template.access(view)
     if not access.can.has_bridge and attributes.get("BRIDGE_LIST"):
         raise BadAttribute("BRIDGE_LIST means nothing for a mounted store: the front-end mounts it too")
     if access.can.has_bridge:
-        store_access.pool(view)
-        store_access.bridges(view)
-        store_access.fence_user(view)
+        template.pool(view)
+        template.bridges(view)
+        template.fence_user(view)
         if not access.secret:
             raise BadAttribute(
                 "there is no CEPH_SECRET: the UUID of the libvirt secret with the key of CEPH_USER"

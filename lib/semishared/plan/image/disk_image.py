@@ -20,7 +20,7 @@ from ...errors import ForeignImage, GoneFromOned
 from ...model.disk import acquired
 from ...model.exchange import AskOned, Part
 from ...model.refs import ImageRef
-from ...model.store import access
+from ...model.store import template
 from ...opennebula.xml import Datastore, Disk, Image, Vm
 from . import images
 
@@ -48,7 +48,7 @@ def of_disk(vm: Vm, disk: Disk, known: Optional[Known] = None) -> Part[ImageRef]
                 _kept(vm.id, disk.id, f"{disk.image_id}, of datastore {disk.store_id}: it has neither")
             ) from None
         return images.ref_at(
-            datastore.id, access.access(datastore), disk.image_id, disk.source, format=disk.format
+            datastore.id, template.access(datastore), disk.image_id, disk.source, format=disk.format
         )
     datastore = yield from _once(known, "datastore", image.store_id)
     return images.image_ref(image, datastore)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ...errors import BadAttribute, NotSupported, RestrictedPath
 from ...model.refs import ImageRef
 from ...model.store import access as store_access
+from ...model.store import template
 from ...opennebula.args import image_source
 from ...opennebula.states import DatastoreType, ImageType
 from ...opennebula.xml import Datastore, Image
@@ -82,7 +83,7 @@ def format_of(image: Image, datastore: Datastore) -> str:
     That word is part of a generation's name (tools/extents.py). Nothing but the image and its datastore may
     decide it: a VM or a command with a rule of its own would make another generation of the same content.
     """
-    formats = store_access.access(datastore).can.formats
+    formats = template.access(datastore).can.formats
     default = datastore.attribute("DRIVER").lower() if len(formats) > 1 else ""
     return image.format or default or formats[0]
 
@@ -93,7 +94,7 @@ def image_ref(image: Image, datastore: Datastore, source: str = "", name: str = 
     Raise NotSupported for a format that its store does not have, BadArguments for a source that it cannot
     have.
     """
-    access = store_access.access(datastore)
+    access = template.access(datastore)
     found = source or image_source(image.source, name)
     return ref_at(datastore.id, access, image.id, found, name, format_of(image, datastore))
 

@@ -15,7 +15,7 @@ from ... import NAME
 from ...errors import BadAttribute, OnedUnavailable
 from ...model import steps as s
 from ...model.attributes import IO_CLASS
-from ...model.disk.record import NORMAL
+from ...model.disk.place import NORMAL
 from ...model.exchange import AskOned, On, Part, Plan, warn
 from ...opennebula.args import VmPlace
 from ...opennebula.xml import Datastore, Image, Vm

@@ -21,7 +21,8 @@ from typing import Dict, List, Sequence, Tuple
 
 from ...errors import BadAttribute
 from ...model import attributes as a
-from ...model.store.access import ADMIN
+from ...model.store.access import POOL
+from ...model.store.template import ADMIN
 from ...named import NamedTuple
 
 WRITABLE = ("rbd_data.", "rbd_header.", "rbd_object_map.")
@@ -62,7 +63,7 @@ def fence(user: str, pools: Sequence[str]) -> Key:
     raise BadAttribute.
     """
     for name in (user, *pools):
-        if not re.match(a.POOL, name) or name == ADMIN:
+        if not re.match(POOL, name) or name == ADMIN:
             raise BadAttribute(f"{name!r} is no name for a user or a pool")
     mon = 'profile rbd-read-only, allow command "osd blocklist"'
     return Key(

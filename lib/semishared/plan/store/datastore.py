@@ -13,6 +13,7 @@ from ...model.exchange import Here, On, Part, warn
 from ...model.refs import ImageRef, Step
 from ...model.store import access as store_access
 from ...model.store import datastore_steps as d
+from ...model.store import template
 from ...named import NamedTuple
 from ...opennebula.args import absolute, image_source, number
 from ...opennebula.states import ImageType
@@ -38,7 +39,7 @@ class Asked(NamedTuple):
 
     @property
     def access(self) -> store_access.Access:
-        return store_access.access(self.datastore)
+        return template.access(self.datastore)
 
     @property
     def directory(self) -> str:
@@ -47,12 +48,12 @@ class Asked(NamedTuple):
     @property
     def root(self) -> str:
         """The pool or directory that its images are in."""
-        return store_access.pool(self.datastore) if self.access.can.has_bridge else self.directory
+        return template.pool(self.datastore) if self.access.can.has_bridge else self.directory
 
     @property
     def bridge(self) -> str:
         """The machine that changes the store, '' for this one."""
-        return store_access.bridge(self.datastore, max(self.image.id, 0))
+        return template.bridge(self.datastore, max(self.image.id, 0))
 
     @property
     def format(self) -> str:
@@ -219,7 +220,7 @@ ACTIONS = {
 
 def planned(action: str, asked: Asked) -> Part[str]:
     """Plan a datastore action. Below a mount point that is not mounted nothing is made, counted or gone."""
-    if store_access.is_shares(asked.datastore):
+    if template.is_shares(asked.datastore):
         from ..share import shares
 
         return (yield from shares.planned(action, asked))
@@ -230,6 +231,6 @@ def planned(action: str, asked: Asked) -> Part[str]:
         )
     if action != stat.__name__ and not asked.access.can.has_bridge:
         yield Here(d.CheckStore(asked.access, asked.root))
-        if store_access.unmarked(asked.datastore):
-            yield warn(store_access.unmarked(asked.datastore))
+        if template.unmarked(asked.datastore):
+            yield warn(template.unmarked(asked.datastore))
     return (yield from ACTIONS[action](asked))

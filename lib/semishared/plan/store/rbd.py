@@ -49,9 +49,8 @@ from ...model.disk.network_disk import NetworkDisk
 from ...model.disk.place import IN_PLACE, STORE_CLONE
 from ...model.disk.record import Record, described
 from ...model.exchange import AskOned, Download, Feed, Lines, On, Part, Plan, Say, agree
-from ...model.store import access as store_access
 from ...model.store import image_steps as i
-from ...model.store import rbd_names
+from ...model.store import rbd_names, template
 from ...named import NamedTuple
 from ...opennebula.xml import Vm
 from ..disk import freeze
@@ -61,7 +60,7 @@ from ..under_way import still
 def bridge_of(image: s.ImageRef) -> Part[str]:
     """Return the bridge of the datastore that an image on record is of."""
     datastore = yield AskOned("datastore", image.store)
-    return store_access.bridge(datastore, image.id)
+    return template.bridge(datastore, image.id)
 
 
 def clone(host: str, bridge: str, image: s.ImageRef, disk: s.DiskRef, min_size: int) -> Plan:

@@ -35,8 +35,8 @@ from ...model.disk import names as disk_names
 from ...model.disk.network_disk import NetworkDisk
 from ...model.disk.place import STORE_CLONE
 from ...model.exchange import AskOned, On, Part, Plan, agree
-from ...model.store import access
 from ...model.store import image_steps as i
+from ...model.store import template
 from ...named import NamedTuple
 from ...opennebula.args import DiskPlace, FromImage, Move, NewDisk, VmPlace, image_source
 from ...opennebula.states import ImageType, LcmState
@@ -112,7 +112,10 @@ def _decided(asked: Move, vm: Vm, disk: Disk, overlay_options: str) -> Part[_Reb
         raise BadArguments(not_acquired(vm, disk, image))
     datastore: Datastore = yield AskOned("datastore", image.store_id)
     request_image = FromImage(image_source(image.source, "SOURCE"), place, image.store_id)
-    ref, bridge = images.image_ref(image, datastore, request_image.source), access.bridge(datastore, image.id)
+    ref, bridge = (
+        images.image_ref(image, datastore, request_image.source),
+        template.bridge(datastore, image.id),
+    )
     if not disk.is_clone:
         if placement.attached(image, datastore, disk).commits:
             # What was not committed is lost with the host: the image's owner says whether that may be given
