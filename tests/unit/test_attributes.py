@@ -100,6 +100,10 @@ WRONG = [
     ("image", {"SEMISHARED_DETACH": "now"}, "'now', not one of on-request, after-boot"),
     ("image datastore", {"SEMISHARED_DETACH": "now"}, "'now', not one of on-request, after-boot"),
     *[
+        (holder, {"SEMISHARED_STAGE": "soon"}, "'soon', not one of no, on-upload")
+        for holder in ("image", "image datastore")
+    ],
+    *[
         (holder, {"SEMISHARED_IO_CLASS": "fast"}, "'fast', not one of production, normal, scratch")
         for holder in ("image", "image datastore", "system datastore")
     ],
