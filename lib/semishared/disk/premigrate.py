@@ -16,7 +16,7 @@ from ..guest import virsh
 from ..model.disk import names as disk_names
 from ..model.disk.record import Record
 from ..model.refs import DiskRef
-from ..model.vm.move_steps import AddDeltas, AllowMigration, CheckNotOpen, MergeDeltas, ReachDisk
+from ..model.vm.move_steps import AddDeltas, AllowMigration, MergeDeltas, ReachDisk
 from ..tools import beneath, files
 from . import in_memory, on_devices, records, vm_dir
 from .epochs import Planned
@@ -96,13 +96,6 @@ def reach_disk(step: ReachDisk) -> None:
         raise MigrationRefused(
             f"{host} cannot open {network.name}, disk {disk.disk} of VM {disk.vm}: {e.detail}"
         ) from None
-
-
-def check_not_open(step: CheckNotOpen) -> None:
-    """Raise MigrationRefused if a guest that runs here has anything of a VM directory open."""
-    from ..guest import relocation
-
-    relocation.check_not_open(step.vm_dir, step.domain, disks=step.disks)
 
 
 def add_deltas(step: AddDeltas, planned: Planned) -> None:

@@ -24,6 +24,7 @@ from xml.etree import ElementTree
 from ..errors import MigrationRefused, MissingImage
 from ..model.disk import names as disk_names
 from ..model.disk.record import Record
+from ..model.vm.move_steps import CheckNotOpen
 from ..tools import files
 from ..tools.effects import point
 from ..tools.run import work
@@ -164,17 +165,18 @@ def _fetch(vm_dir: str, origin: str, record: Record) -> None:
     active_layer.write(vm_dir, active_layer.with_delta(record))
 
 
-def check_not_open(vm_dir: str, name: str, *, disks: bool) -> None:
+def check_not_open(step: CheckNotOpen) -> None:
     """Raise MigrationRefused if the guest, if it runs, has anything of a VM directory open: `disks` count
     too, or only what else there is.
 
     With what are no disks it could not go on in a copy, nor with system snapshots, whose XML names the
     directory.
     """
+    vm_dir, name = step.vm_dir, step.domain
     if domain.state(name) in ("absent", "off"):
         return
     xml, here = ElementTree.fromstring(domain.dumpxml(name)), os.uname().nodename
-    if not disks and domain.snapshots(name):
+    if not step.disks and domain.snapshots(name):
         raise MigrationRefused(
             f"domain {name} on {here} has system snapshots, which name its directory: it cannot "
             f"change while it runs"
@@ -182,7 +184,7 @@ def check_not_open(vm_dir: str, name: str, *, disks: bool) -> None:
     devices = xml.find("devices")
     for parent, child in (
         (xml, "metadata"),
-        *(((devices, "disk"),) if devices is not None and not disks else ()),
+        *(((devices, "disk"),) if devices is not None and not step.disks else ()),
     ):
         for element in parent.findall(child):
             parent.remove(element)
