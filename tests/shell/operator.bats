@@ -10,9 +10,9 @@ setup() {
     export COLUMNS
 }
 
-subcommands() { # those that there are, by their modules: each has add_arguments
+subcommands() { # those that there are, by their modules: each has ARGUMENTS
     grep -l '^def run(' "$CHECKOUT"/lib/semishared/cli/*.py | while read -r file; do
-        grep -q '^def add_arguments' "$file" && basename "$file" .py
+        grep -q '^ARGUMENTS = ' "$file" && basename "$file" .py
     done | grep -vx hosts
 }
 

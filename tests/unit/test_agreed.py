@@ -46,5 +46,5 @@ def test_a_program_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("module", [gc, share])
 def test_both_words_are_known_to_what_removes_data(module: ModuleType) -> None:
     parser = argparse.ArgumentParser()
-    module.add_arguments(parser)
+    command.describe(parser, module.ARGUMENTS)
     assert {"--yes", "--dry-run"} <= set(parser._option_string_actions)

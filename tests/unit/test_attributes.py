@@ -12,6 +12,7 @@ from typing import Iterator
 import pytest
 
 from semishared.cli import setup
+from semishared.cli.command import describe
 from semishared.errors import BadAttribute
 from semishared.model import attributes as rows
 from semishared.model.store.access import CONF
@@ -151,7 +152,7 @@ def test_wrong(holder: str, given: dict[str, str], why: str) -> None:
 
 def arguments(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    setup.add_arguments(parser)
+    describe(parser, setup.ARGUMENTS)
     return parser.parse_args(words)
 
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semishared.cli import cluster as cli
+from semishared.cli.command import describe
 from semishared.config import Config
 from semishared.errors import BadArguments
 from semishared.front import clusters as front
@@ -207,7 +208,7 @@ def test_vms_of_other_drivers_are_not_ours() -> None:
 )
 def test_option_that_has_no_effect_is_none(words: str, said: str) -> None:
     parser = argparse.ArgumentParser()
-    cli.add_arguments(parser)
+    describe(parser, cli.ARGUMENTS)
     with pytest.raises(BadArguments) as caught:
         cli.check(parser.parse_args([*words.split(), "--vms", "3"]))
     assert said in caught.value.detail
@@ -218,7 +219,7 @@ def test_option_that_has_no_effect_is_none(words: str, said: str) -> None:
 )
 def test_verbs_take_what_is_theirs(words: str) -> None:
     parser = argparse.ArgumentParser()
-    cli.add_arguments(parser)
+    describe(parser, cli.ARGUMENTS)
     cli.check(parser.parse_args([*words.split(), "--vms", "3"]))
 
 

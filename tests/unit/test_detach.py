@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from semishared.cli import detach as cli
+from semishared.cli.command import describe
 from semishared.errors import BadArguments, BadAttribute
 from semishared.front import detach as front
 from semishared.model.disk.record import Record
@@ -132,7 +133,7 @@ def test_each_image_is_wanted_once_with_all_its_hosts() -> None:
 
 def arguments(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    cli.add_arguments(parser)
+    describe(parser, cli.ARGUMENTS)
     return parser.parse_args(words)
 
 

@@ -54,7 +54,6 @@ PLACES = {
     "plan/vm/checkpoint.py": "what oned has sent for this resume, whose disks a checkpoint is compared with",
     "plan/libvirt/filesystems.py": "directories for guests, in the same",
     "cli/commit.py": "a word of the command line",
-    "cli/status.py": "the head of a column",
 }
 """Where an element DISK can be had at all; all else has views of it, from Vm."""
 

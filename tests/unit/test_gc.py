@@ -5,6 +5,8 @@ the command.
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import re
 import shlex
@@ -15,8 +17,9 @@ from typing import Any
 import pytest
 
 from lab.oned import Lcm
+from semishared.cli import command as shared
 from semishared.cli import gc as command
-from semishared.cli import gc_kinds, main
+from semishared.cli import main
 from semishared.config import Config
 from semishared.errors import BadArguments, HostUnreachable
 from semishared.model import steps as s
@@ -345,18 +348,21 @@ def test_what_becomes_of_the_rest_where_a_machine_is_lost(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for module in (command, gc_kinds):
+    for module in (command, shared):
         monkeypatch.setattr(module, "Session", Sessions(lost))
-    survey = command.Survey(known=gc.Known({5: "h2"}, frozenset(), frozenset(), places=place(5, "h2", 0)))
+    survey = command.Survey()
+    survey.known = gc.Known({5: "h2"}, frozenset(), frozenset(), places=place(5, "h2", 0))
     h1 = machine("h1", vms=[vm(5)], staged=[item("/ds/101/.staged-x")], domains={"names": [], "files": []})
     found = gc.find([h1, machine("h2", vms=[vm(5, entries=["disk.0"])])], survey.known, 0, True)
     found.append(replace(found[0], kind="image", keep="it may be somebody's"))
     said = command.remove(found, Config(), survey)
     assert [text[: len(wanted)] for text, wanted in zip(said, results)] == results and said[1:] == results[1:]
     assert [error["machine"] for error in survey.errors] == [machine_name]
-    command.show(found, said, survey, False)
-    rows: Any = command.as_json(found, said, survey, False)["findings"]
-    assert "would remove" not in capsys.readouterr().out and [row["result"] for row in rows] == said
+    command.report(argparse.Namespace(json=False, dry_run=False), found, said, survey)
+    assert "would remove" not in capsys.readouterr().out
+    command.report(argparse.Namespace(json=True, dry_run=False), found, said, survey)
+    rows = json.loads(capsys.readouterr().out)["findings"]
+    assert [row["result"] for row in rows] == said
 
 
 def test_set_aside_directory_of_a_known_vm_is_kept_while_it_is_the_only_one() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import json
 
-from semishared.cli.progress import Bars, Lines, bar
+from semishared.cli.command import Bars, Lines, bar
 
 
 def test_lines_are_few_but_every_end_is_told() -> None:

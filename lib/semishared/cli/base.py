@@ -19,43 +19,32 @@ evict: a base is leased; 2 a host could not be asked, or something could not be 
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 import time
-from functools import partial
-from typing import Any, Callable
+from typing import Callable, Iterable
 
-from .. import NAME
 from ..config import Config, load
 from ..errors import BadArguments, ImageChanged, SemisharedError
 from ..front.answering import answering
 from ..model.base import steps as base_steps
 from ..model.refs import ImageRef
-from ..opennebula.oned import Oned
 from ..opennebula.xml import Host, Image
 from ..plan.base import eviction
 from ..plan.image.images import image_ref
-from ..units import amount, human
+from ..units import human
 from ..wire.session import Session
 from . import command as on
-from .command import put, put_json
+from .command import Row, argument, flag, put
 
-Row = dict[str, Any]
-VERBS = ("list", "verify", "prune", "evict")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the arguments."""
-    parser.add_argument("verb", choices=VERBS)
-    parser.add_argument(
+ARGUMENTS = (
+    argument("verb", choices=("list", "verify", "prune", "evict")),
+    argument(
         "images", nargs="*", metavar="IMAGE", help="only bases of these images (id or name); evict needs one"
-    )
-    on.add_arguments(parser)
-    parser.add_argument("--rate", metavar="R", help="verify: bytes per second and host at most, e.g. 100M")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="verify, prune, evict: change nothing, say what would be done"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of lines")
+    ),
+    *on.HOSTS,
+    argument("--rate", metavar="R", help="verify: bytes per second and host at most, e.g. 100M"),
+    flag("--dry-run", "verify, prune, evict: change nothing, say what would be done"),
+    on.JSON_FOR_LINES,
+)
 
 
 class Command:
@@ -64,14 +53,13 @@ class Command:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
         self.config: Config = load()
-        self.oned = Oned()
-        self.oned.require_admin()
+        self.oned = on.administrator()
         self.hosts = on.chosen(self.oned.hosts(), arguments)
-        self.roots = on.roots(self.oned)
+        self.roots = on.roots(on.ours(self.oned))
         self.images = {(image.store_id, image.id): image for image in self.oned.images()}
         self.wanted = {(image.store_id, image.id) for word in arguments.images for image in self._named(word)}
         self.survey = on.Survey()
-        self.rate = rate(arguments.rate or "0")
+        self.rate = on.rate(arguments.rate or None)
 
     def _named(self, word: str) -> list[Image]:
         found = [image for image in self.images.values() if word in (str(image.id), image.name)]
@@ -99,14 +87,6 @@ class Command:
         return [row for rows in answers.values() for row in rows]
 
 
-def rate(text: str) -> int:
-    """Return bytes per second; raise BadArguments."""
-    try:
-        return amount(text)
-    except ValueError:
-        raise BadArguments(f"not a rate: {text!r}; 40M (bytes per second) is one") from None
-
-
 def check(arguments: argparse.Namespace) -> None:
     """Raise BadArguments for what a verb cannot do: an option without effect would be taken for one that
     has.
@@ -127,22 +107,18 @@ def check(arguments: argparse.Namespace) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared base`."""
-    if os.geteuid() == 0:
-        put(f"{NAME} base: run this as oneadmin: files of root would be in the drivers' way", to=sys.stderr)
-        return 2
+    on.refuse_root()
     check(arguments)
     command = Command(arguments)
-    rows, line, code = {"list": listing, "verify": verify, "prune": prune, "evict": evict}[arguments.verb](
-        command
-    )
+    verbs = {"list": listing, "verify": verify, "prune": prune, "evict": evict}
+    rows, line, code = verbs[arguments.verb](command)
     errors = command.survey.errors
     if arguments.json:
-        put_json({"bases": rows, "errors": errors})
+        on.put_json({"bases": rows, "errors": errors})
     else:
         for row in rows:
             put(f"{row['host']}: {title(command, row)}: {line(row)}")
-        for error in errors:
-            put(f"{error['host']}: {error['error']}", to=sys.stderr)
+        command.survey.show()
         put(f"{len(rows)} bases on {len({row['host'] for row in rows})} hosts, {len(errors)} errors")
     return 2 if errors else code
 
@@ -165,15 +141,12 @@ def listing(command: Command) -> Result:
         return [{"root": root, **base} for base in listed["bases"] if command.about(base)]
 
     def line(row: Row) -> str:
-        leases = (
-            f"{len(row['leases'])} leases ({', '.join(row['leases'][:5])})" if row["leases"] else "no lease"
-        )
+        held = row["leases"]
+        leases = f"{len(held)} leases ({', '.join(held[:5])})" if held else "no lease"
         state = ", DAMAGED, out of use" if row["damaged"] else ""
         where = f", on {row['device']}" if row["device"] else ""
-        return (
-            f"{human(row['bytes'])}{where}, {leases}, last used "
-            f"{time.strftime('%F %T', time.localtime(row['used']))}{state}"
-        )
+        used = time.strftime("%F %T", time.localtime(row["used"]))
+        return f"{human(row['bytes'])}{where}, {leases}, last used {used}{state}"
 
     return command.on_hosts(work), line, 0
 
@@ -181,17 +154,12 @@ def listing(command: Command) -> Result:
 def verify(command: Command) -> Result:
     """Verify, and mend what is damaged."""
     dry_run = command.arguments.dry_run
+    step = base_steps.ReadBase if dry_run else base_steps.VerifyBase
 
     def work(session: Session, host: Host, root: str, listed: Row) -> list[Row]:
         rows = []
         for base in filter(command.about, listed["bases"]):
-            (found,) = session.run(
-                [
-                    (base_steps.ReadBase if dry_run else base_steps.VerifyBase)(
-                        root, base["name"], command.rate
-                    )
-                ]
-            )
+            (found,) = session.run([step(root, base["name"], command.rate)])
             assert isinstance(found, dict)
             row = {"name": base["name"], **found, "mended": False, "why": ""}
             if found["damaged"] and not dry_run:
@@ -207,11 +175,8 @@ def verify(command: Command) -> Result:
         return rows
 
     rows = command.on_hosts(work)
-    return (
-        rows,
-        partial(_verified, dry_run),
-        int(any(row["damaged"] or row.get("wrong_in_memory") for row in rows)),
-    )
+    is_wrong = any(row["damaged"] or row.get("wrong_in_memory") for row in rows)
+    return rows, lambda row: _verified(dry_run, row), int(is_wrong)
 
 
 def reference(command: Command, name: str) -> ImageRef:
@@ -228,51 +193,45 @@ def reference(command: Command, name: str) -> ImageRef:
 def _verified(dry_run: bool, row: Row) -> str:
     if not row["damaged"]:
         speed = row["bytes"] / row["seconds"] if row["seconds"] else 0
+        hot = "its copy in memory was DAMAGED, and is removed: power VMs off and on that have read from it"
         said = f"good, {human(row['bytes'])} in {row['seconds']:.1f} s ({human(int(speed))}/s)"
-        if row.get("wrong_in_memory"):
-            said += (
-                "; its copy in memory was DAMAGED, and is removed: power VMs off and on that have "
-                "read from it"
-            )
-        return said
-    where = (
-        ", ".join("its manifest" if index < 0 else f"extent {index}" for index in row["bad"][:5])
-        or "found earlier"
-    )
+        return f"{said}; {hot}" if row.get("wrong_in_memory") else said
+    bad = ("its manifest" if index < 0 else f"extent {index}" for index in row["bad"][:5])
+    where = ", ".join(bad) or "found earlier"
     vms = sorted({lease.split("-")[0] for lease in row["leases"]}, key=int)
     who = f"; VMs {', '.join(vms)} have read from it: power them off and on" if vms else ""
     if dry_run:
         return f"DAMAGED ({where}), would be taken out of use and fetched anew{who}"
-    return (
-        f"DAMAGED ({where}), taken out of use, "
-        f"{'fetched anew' if row['mended'] else 'not fetched: ' + row['why']}{who}"
-    )
+    mended = "fetched anew" if row["mended"] else f"not fetched: {row['why']}"
+    return f"DAMAGED ({where}), taken out of use, {mended}{who}"
+
+
+def _removed(session: Session, root: str, rows: Iterable[Row], is_dry: bool) -> list[Row]:
+    """Remove the bases of these rows where nobody has a lease; return the rows, which say so."""
+    gone = []
+    for row in rows:
+        done = not is_dry and session.run([base_steps.EvictBase(root, row["name"])])[0]["evicted"]  # type: ignore[index]
+        gone.append({**row, "evicted": done})
+    return gone
 
 
 def prune(command: Command) -> Result:
     """Remove what is over the limits of each host."""
-    dry_run = command.arguments.dry_run
+    dry_run, config = command.arguments.dry_run, command.config
 
     def work(session: Session, host: Host, root: str, listed: Row) -> list[Row]:
-        limit = eviction.limits_of(
-            host, command.config.bases_size_limit, command.config.bases_free_floor, listed
-        )
-        bases = {base["name"]: base for base in listed["bases"]}
+        limit = eviction.limits_of(host, config.bases_size_limit, config.bases_free_floor, listed)
+        bytes_of = {base["name"]: base["bytes"] for base in listed["bases"]}
         chosen = eviction.choose([eviction.Held.of(row) for row in listed["bases"]], limit, listed["free"])
-        rows = []
-        for name in chosen:
-            gone = not dry_run and session.run([base_steps.EvictBase(root, name)])[0]["evicted"]  # type: ignore[index]
-            rows.append({"name": name, "bytes": bases[name]["bytes"], "evicted": gone})
-        return rows
+        rows = ({"name": name, "bytes": bytes_of[name]} for name in chosen)
+        return _removed(session, root, rows, dry_run)
+
+    def line(row: Row) -> str:
+        how = "would be removed" if dry_run else "removed" if row["evicted"] else "leased meanwhile: stays"
+        return f"{human(row['bytes'])}, {how}"
 
     rows = command.on_hosts(work)
-    verb = "would be removed" if dry_run else "removed"
-    return (
-        rows,
-        lambda row: f"{human(row['bytes'])}, "
-        f"{verb if dry_run or row['evicted'] else 'leased meanwhile: stays'}",
-        int(dry_run and bool(rows)),
-    )
+    return rows, line, int(dry_run and bool(rows))
 
 
 def evict(command: Command) -> Result:
@@ -280,25 +239,17 @@ def evict(command: Command) -> Result:
     dry_run = command.arguments.dry_run
 
     def work(session: Session, host: Host, root: str, listed: Row) -> list[Row]:
-        rows = []
-        for base in filter(command.about, listed["bases"]):
-            gone = not dry_run and session.run([base_steps.EvictBase(root, base["name"])])[0]["evicted"]  # type: ignore[index]
-            rows.append(
-                {"name": base["name"], "leases": base["leases"], "bytes": base["bytes"], "evicted": gone}
-            )
-        return rows
+        bases = filter(command.about, listed["bases"])
+        rows = ({name: base[name] for name in ("name", "leases", "bytes")} for base in bases)
+        return _removed(session, root, rows, dry_run)
+
+    def line(row: Row) -> str:
+        leases = ", ".join(row["leases"][:5])
+        if dry_run and not leases:
+            return f"would be removed, {human(row['bytes'])}"
+        went = f"removed, {human(row['bytes'])}"
+        return went if row["evicted"] else f"stays: leased by disks {leases or 'taken just now'}"
 
     rows = command.on_hosts(work)
     stays = [row for row in rows if (row["leases"] if dry_run else not row["evicted"])]
-    return rows, partial(_evicted, dry_run), int(bool(stays))
-
-
-def _evicted(dry_run: bool, row: Row) -> str:
-    leases = ", ".join(row["leases"][:5])
-    if dry_run and not leases:
-        return f"would be removed, {human(row['bytes'])}"
-    return (
-        f"removed, {human(row['bytes'])}"
-        if row["evicted"]
-        else f"stays: leased by disks {leases or 'taken just now'}"
-    )
+    return rows, line, int(bool(stays))

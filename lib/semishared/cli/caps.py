@@ -16,7 +16,7 @@ from ..model.attributes import POOL_NAME
 from ..model.store import template
 from ..opennebula.xml import Datastore
 from ..plan.store.ceph_caps import Key, fence, keys
-from .command import put, put_json
+from .command import argument, flag, put, put_json
 
 WHERE = {
     "bridge": "on the front-end (or the BRIDGE_LIST hosts): makes, clones and removes images",
@@ -30,35 +30,23 @@ FENCE_USER = "semishared-fence"
 """Whose key is printed for a datastore that names none yet."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the arguments."""
-    parser.add_argument(
-        "datastore", nargs="?", metavar="DATASTORE", help="an image datastore with DISK_TYPE = RBD"
-    )
-    parser.add_argument("--user", default="", metavar="NAME", help="CEPH_USER, without `client.`")
-    parser.add_argument(
-        "--reader", default="", metavar="NAME", help="SEMISHARED_CEPH_READER; default: CEPH_USER"
-    )
-    parser.add_argument(
-        "--bridge-user", default="", metavar="NAME", help="SEMISHARED_CEPH_BRIDGE_USER; default: CEPH_USER"
-    )
-    parser.add_argument(
-        "--remote",
-        default="",
-        metavar="NAME",
-        help="SEMISHARED_CEPH_REMOTE; default: CEPH_USER does that too",
-    )
-    parser.add_argument(
-        "--fence-user", default="", metavar="NAME", help="SEMISHARED_CEPH_FENCE_USER; default: no such key"
-    )
-    parser.add_argument("--role", choices=list(WHERE), help="only the key of this role")
-    parser.add_argument("--pool", default="", metavar="NAME", help=f"POOL_NAME ({POOL_NAME.default})")
-    parser.add_argument(
-        "--data-pool", default="", metavar="NAME", help="EC_POOL_NAME, if images keep their data there"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of commands")
-
-
+ARGUMENTS = (
+    argument("datastore", nargs="?", metavar="DATASTORE", help="an image datastore with DISK_TYPE = RBD"),
+    *(
+        argument(f"--{option}", default="", metavar="NAME", help=text)
+        for option, text in (
+            ("user", "CEPH_USER, without `client.`"),
+            ("reader", "SEMISHARED_CEPH_READER; default: CEPH_USER"),
+            ("bridge-user", "SEMISHARED_CEPH_BRIDGE_USER; default: CEPH_USER"),
+            ("remote", "SEMISHARED_CEPH_REMOTE; default: CEPH_USER does that too"),
+            ("fence-user", "SEMISHARED_CEPH_FENCE_USER; default: no such key"),
+        )
+    ),
+    argument("--role", choices=list(WHERE), help="only the key of this role"),
+    argument("--pool", default="", metavar="NAME", help=f"POOL_NAME ({store_access.DEFAULT_POOL})"),
+    argument("--data-pool", default="", metavar="NAME", help="EC_POOL_NAME, if images keep their data there"),
+    flag("--json", "one JSON object on stdout instead of commands"),
+)
 OPTIONS = ("user", "reader", "bridge_user", "remote", "fence_user", "pool", "data_pool")
 
 
@@ -69,14 +57,12 @@ def run(arguments: argparse.Namespace) -> int:
             "a datastore's own attributes name its users and pools: options are for one that is "
             "still to be made"
         )
-    wanted = (
-        _of_datastore(arguments.datastore, arguments.role) if arguments.datastore else _of_options(arguments)
-    )
-    wanted = [key for key in wanted if arguments.role in (None, *key.roles)]
+    word, role = arguments.datastore, arguments.role
+    wanted = _of_datastore(word, role) if word else _of_options(arguments)
+    wanted = [key for key in wanted if role in (None, *key.roles)]
     if arguments.json:
-        put_json(
-            {"keys": [{"user": key.user, "roles": key.roles, "caps": dict(key.caps)} for key in wanted]}, None
-        )
+        rows = [{"user": key.user, "roles": key.roles, "caps": dict(key.caps)} for key in wanted]
+        put_json({"keys": rows}, None)
         return 0
     for key in wanted:
         for role in key.roles:
@@ -111,21 +97,14 @@ def _of_datastore(word: str, role: str | None) -> list[Key]:
     access = template.access(found[0])
     if not access.can.has_bridge:
         raise BadArguments(f"datastore {word} is not on Ceph (DISK_TYPE = RBD)")
-    made = keys(
-        access.user,
-        template.pool(found[0]),
-        access.reader,
-        access.bridge_user,
-        access.data_pool,
-        access.remote,
-    )
-    user = template.fence_user(found[0]) or (FENCE_USER if role == "fence" else "")
+    pool = store_access.pool(found[0])
+    made = keys(access.user, pool, access.reader, access.bridge_user, access.data_pool, access.remote)
+    user = store_access.fence_user(found[0]) or (FENCE_USER if role == "fence" else "")
     # `ceph auth get-or-create` refuses a user whose capabilities are others: one key for all pools of a
     # cluster.
-    others = [
-        other for other in known if template.kind(other).has_bridge and _is_beside(other, found[0], user)
-    ]
-    return [*made, fence(user, [template.pool(store) for store in (found[0], *others)])] if user else made
+    beside = [other for other in known if store_access.kind(other).has_bridge]
+    others = [other for other in beside if _is_beside(other, found[0], user)]
+    return [*made, fence(user, [store_access.pool(store) for store in (found[0], *others)])] if user else made
 
 
 def _is_beside(other: Datastore, datastore: Datastore, user: str) -> bool:

@@ -18,8 +18,6 @@ the arguments
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, List
@@ -39,10 +37,8 @@ from ..plan.care import clusters as plan
 from ..plan.disk import detach as detaching
 from . import command as on
 from . import status
-from .base import rate
-from .command import put, put_json
+from .command import argument, put
 from .commit import of_vm
-from .progress import Bars, Lines
 
 FINE = ("booted", "running", "detached", "committed", "seen")
 """What may have become of a VM without anything being wrong."""
@@ -62,37 +58,6 @@ NOTHING_TO_DO = (NOT_OURS, NO_DIFF, detaching.NOTHING)
 """Why a VM may have been skipped without anything being wrong."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the arguments."""
-    parser.add_argument("verb", choices=sorted(VERBS), metavar="|".join(VERBS))
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--vms", metavar="VM[,VM...]", help="ids or names")
-    which.add_argument("--label", metavar="L", help="VMs with this label")
-    which.add_argument("--vmgroup", metavar="G", help="VMs of a VM group, by its id or name")
-    which.add_argument("--service", metavar="S", help="VMs of a service of OneFlow, by its id or name")
-    parser.add_argument(
-        "--hosts",
-        metavar="A,B",
-        help="boot: where VMs that have no host yet may come (default: where they were last)",
-    )
-    parser.add_argument(
-        "--rate",
-        metavar="R",
-        help="boot, detach: bytes per second that one host sends, and copies, at most (default: "
-        "semishared.conf); "
-        "commit: that all VMs together send to their store (default: no limit)",
-    )
-    parser.add_argument(
-        "--compress", choices=COMPRESSORS, help="boot: of bases on their way (default: semishared.conf)"
-    )
-    parser.add_argument(
-        "--timeout", type=int, metavar="S", help=f"boot: seconds for all VMs to run (default: {TIMEOUT_S})"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="JSON lines also on a terminal; the last is the summary"
-    )
-
-
 def check(arguments: argparse.Namespace) -> None:
     """Raise BadArguments for what a verb cannot do: an option without effect would be taken for one that
     has.
@@ -101,7 +66,7 @@ def check(arguments: argparse.Namespace) -> None:
         if getattr(arguments, option) is not None and arguments.verb not in verbs:
             raise BadArguments(f"{arguments.verb} has no --{option}: it is for {' and '.join(verbs)}")
     if arguments.rate is not None:
-        rate(arguments.rate)
+        on.rate(arguments.rate)
     if arguments.timeout is not None and not 1 <= arguments.timeout <= LONGEST_S:
         raise BadArguments(f"--timeout {arguments.timeout}: from 1 to {LONGEST_S} seconds")
 
@@ -109,33 +74,22 @@ def check(arguments: argparse.Namespace) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared cluster`."""
     check(arguments)
-    if os.geteuid() == 0:
-        put(
-            f"{NAME} cluster: run this as oneadmin: files of root would be in the drivers' way", to=sys.stderr
-        )
-        return 2
-    oned = Oned()
-    oned.require_admin()
+    on.refuse_root()
+    oned = on.administrator()
     # Pools leave out what a VM is made of.
     vms = [oned.vm(vm.id) for vm in chosen(oned, arguments)]
     ours = [vm for vm in vms if plan.is_ours(vm)]
-    is_text = sys.stdout.isatty() and not arguments.json
-    view = Bars(sys.stderr) if is_text else Lines(sys.stdout)
     others = [row(vm, "skipped", NOT_OURS) for vm in vms if not plan.is_ours(vm)]
-    try:
+    with on.view(arguments) as view:
         for found in others:
             view.tell(event="vm", **found)
         rows = VERBS[arguments.verb](oned, ours, arguments, view.tell) if ours else []
-    finally:
-        view.close()
     failed = [found for found in rows if not is_fine(found)]
     # Whoever names a VM means that one.
     failed += others if arguments.vms else []
-    if is_text:
-        show([*rows, *others])
-    else:
-        outcome = {"verb": arguments.verb, "vms": len(vms), "failed": len(failed), "rows": [*rows, *others]}
-        put_json({"event": "summary", **outcome}, None)
+    rows += others
+    outcome = {"verb": arguments.verb, "vms": len(vms), "failed": len(failed), "rows": rows}
+    view.summary(lambda: show(rows), outcome)
     return int(bool(failed))
 
 
@@ -158,7 +112,10 @@ def chosen(oned: Oned, arguments: argparse.Namespace) -> List[Vm]:
     return plan.members(plan.owned(vms, service), plan.of_service(service), f"service {arguments.service!r}")
 
 
-def boot(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Callable[..., None]) -> List[Row]:
+Tell = Callable[..., None]
+
+
+def boot(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Tell) -> List[Row]:
     """Have the VMs run."""
     config = load()
     wish = Wish("auto", arguments.compress or config.staging_compress, limit(arguments), True)
@@ -168,28 +125,26 @@ def boot(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Callabl
 
 def limit(arguments: argparse.Namespace) -> int:
     """Return the rate limit of the set, in bytes per second, 0 for none."""
-    return rate(arguments.rate) if arguments.rate else load().staging_rate
+    return on.rate(arguments.rate) if arguments.rate else load().staging_rate
 
 
-def detach(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Callable[..., None]) -> List[Row]:
+def detach(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Tell) -> List[Row]:
     """Have disks that read from their store lie over bases of their hosts: one session for all bases; a row
     for each disk.
     """
     names = {vm.id: vm.name for vm in vms}
-    return [
-        {**found, "name": names[found["vm"]]}
-        for found in front_detach.detach(list(names), tell, rate=limit(arguments))
-    ]
+    rows = front_detach.detach(list(names), tell, rate=limit(arguments))
+    return [{**found, "name": names[found["vm"]]} for found in rows]
 
 
-def commit(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Callable[..., None]) -> List[Row]:
+def commit(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Tell) -> List[Row]:
     """Bring what local disks of persistent images hold to these, several VMs at once; a row for each disk."""
-    most = rate(arguments.rate or "0")
+    most = on.rate(arguments.rate or None)
     with ThreadPoolExecutor(1 if most else COMMITS) as pool:
         return [found for rows in pool.map(lambda vm: committed(vm, tell, most), vms) for found in rows]
 
 
-def committed(vm: Vm, tell: Callable[..., None], most: int) -> List[Row]:
+def committed(vm: Vm, tell: Tell, most: int) -> List[Row]:
     """Commit the disks of a VM at a rate of `most` bytes per second, 0 for no limit; return a row for
     each.
     """
@@ -211,9 +166,7 @@ def committed(vm: Vm, tell: Callable[..., None], most: int) -> List[Row]:
     return rows or [row(vm, "skipped", NO_DIFF)]
 
 
-def status_of(
-    oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Callable[..., None]
-) -> List[Row]:
+def status_of(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Tell) -> List[Row]:
     """Say where the VMs and their disks are; a disk about which oned and its machine do not agree is
     wrong.
     """
@@ -234,25 +187,46 @@ def status_of(
     return rows
 
 
-VERBS: Dict[str, Callable[[Oned, List[Vm], argparse.Namespace, Callable[..., None]], List[Row]]] = {
+VERBS: Dict[str, Callable[[Oned, List[Vm], argparse.Namespace, Tell], List[Row]]] = {
     "boot": boot,
     "detach": detach,
     "commit": commit,
     "status": status_of,
 }
+ARGUMENTS = (
+    argument("verb", choices=sorted(VERBS), metavar="|".join(VERBS)),
+    argument("--vms", metavar="VM[,VM...]", help="ids or names", one_of="set!"),
+    argument("--label", metavar="L", help="VMs with this label", one_of="set!"),
+    argument("--vmgroup", metavar="G", help="VMs of a VM group, by its id or name", one_of="set!"),
+    argument("--service", metavar="S", help="VMs of a service of OneFlow, by its id or name", one_of="set!"),
+    argument(
+        "--hosts",
+        metavar="A,B",
+        help="boot: where VMs that have no host yet may come (default: where they were last)",
+    ),
+    argument(
+        "--rate",
+        metavar="R",
+        help="boot, detach: bytes per second that one host sends, and copies, at most (default: "
+        "semishared.conf); commit: that all VMs together send to their store (default: no limit)",
+    ),
+    argument(
+        "--compress", choices=COMPRESSORS, help="boot: of bases on their way (default: semishared.conf)"
+    ),
+    argument(
+        "--timeout", type=int, metavar="S", help=f"boot: seconds for all VMs to run (default: {TIMEOUT_S})"
+    ),
+    on.JSON_LINES,
+)
 
 
 def show(rows: List[Row]) -> None:
     """Print a line for each VM, or each of its disks, and one for all."""
     for found in rows:
         put(printable(line(found)))
-    counts: Dict[str, int] = {}
-    for found in rows:
-        counts[found["how"]] = counts.get(found["how"], 0) + 1
-    put(
-        f"{len({found['vm'] for found in rows})} VMs: "
-        f"{', '.join(f'{count} {how}' for how, count in sorted(counts.items()))}"
-    )
+    hows = [found["how"] for found in rows]
+    counts = ", ".join(f"{hows.count(how)} {how}" for how in sorted(set(hows)))
+    put(f"{len({found['vm'] for found in rows})} VMs: {counts}")
 
 
 def line(found: Dict[str, Any]) -> str:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the subcommands share: hosts asked all at once, output, progress, consent to a removal.
+"""What the subcommands share: arguments as data, hosts asked all at once, output, progress, consent to a
+removal.
 
 A host that is down costs seconds and is reported.
 """
@@ -13,111 +14,114 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from types import TracebackType
-from typing import IO, Callable, Optional, Sequence, TypeVar
+from typing import IO, Any, Callable, Iterable, Optional, Sequence, TypeVar, Union
 
 from .. import NAME
 from ..config import Config
 from ..errors import BadArguments, SemisharedError
 from ..model.disk import names as disk_names
+from ..named import NamedTuple
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
-from ..opennebula.xml import Host
+from ..opennebula.xml import Datastore, Host
+from ..tools.this_machine import is_here
+from ..units import amount
 from ..wire.session import Session
 
-QUIET_S = 2
+Row = dict[str, Any]
 
 
-class Waiting:
-    """`with Waiting("asking", 30) as waiting:` ... `waiting.done()` for each of the 30; one line that is
-    rewritten.
-
-    A terminal shows it for work that takes longer than QUIET_S; a program that reads the output sees nothing.
+class Argument(NamedTuple):
+    """What `add_argument` is told. Of those with the same word in `one_of` one may be given, and has to be if
+    that ends in `!`.
     """
 
-    def __init__(self, what: str, total: int) -> None:
-        self._what, self._total, self._count = what, total, 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._show, daemon=True)
-
-    def __enter__(self) -> Waiting:
-        if sys.stderr.isatty():
-            self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self._ended.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def done(self) -> None:
-        """Count one."""
-        self._count += 1
-
-    def _show(self) -> None:
-        began = time.monotonic()
-        shown = False
-        while not self._ended.wait(0.5):
-            if time.monotonic() - began >= QUIET_S:
-                print(
-                    f"\r{self._what}: {self._count} of {self._total} ...", end="", file=sys.stderr, flush=True
-                )
-                shown = True
-        if shown:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+    names: tuple[str, ...]
+    how: Row
+    one_of: str = ""
 
 
-def shown(text: object, to: Optional[IO[str]] = None) -> str:
-    """Return a text as a terminal may have it: one line.
+def argument(*names: str, one_of: str = "", **how: Any) -> Argument:
+    """Return an argument with a value."""
+    return Argument(names, how, one_of)
 
-    Names from stores, hosts and OpenNebula control nothing: `?` stands for each control character (ESC,
-    U+009B, newline), each that turns the direction of writing, each half of a surrogate pair, and each that
-    the terminal's locale has not.
-    """
-    encoding = getattr(to or sys.stdout, "encoding", None) or "utf-8"  # a file in memory has none
+
+def flag(name: str, text: str, one_of: str = "") -> Argument:
+    """Return an option without a value."""
+    return Argument((name,), {"action": "store_true", "help": text}, one_of)
+
+
+HOSTS = (
+    argument("--hosts", metavar="A,B", help="these hosts, by their names in OpenNebula", one_of="hosts"),
+    argument("--cluster", metavar="C", help="the hosts of a cluster, by its name or id", one_of="hosts"),
+    flag("--all", "all hosts (default)", one_of="hosts"),
+)
+JSON = flag("--json", "one JSON object on stdout")
+JSON_FOR_LINES = flag("--json", "one JSON object on stdout instead of lines")
+JSON_LINES = flag("--json", "JSON lines also on a terminal; the last is the summary")
+
+
+def consent(verbs: str = "") -> tuple[Argument, ...]:
+    """Return the two options of a removal; `verbs`: those that they are for, '' for all."""
+    which = f"{verbs}: " if verbs else ""
     return (
-        "".join(c if c.isprintable() else "?" for c in str(text)).encode(encoding, "replace").decode(encoding)
+        flag("--yes", f"{which}do not ask (without a terminal nothing is asked anyway)"),
+        flag("--dry-run", f"{which}say what would be removed, remove nothing"),
     )
 
 
-def put(line: object = "", to: Optional[IO[str]] = None, flush: bool = False) -> None:
-    """Print one line."""
-    print(shown(line, to), file=to or sys.stdout, flush=flush)
+def describe(parser: argparse.ArgumentParser, arguments: Iterable[Argument]) -> None:
+    """Let a parser know arguments."""
+    groups: dict[str, Any] = {"": parser}
+    for one in arguments:
+        if one.one_of not in groups:
+            groups[one.one_of] = parser.add_mutually_exclusive_group(required=one.one_of.endswith("!"))
+        groups[one.one_of].add_argument(*one.names, **one.how)
 
 
-def put_all(text: str, to: Optional[IO[str]] = None) -> None:
-    """Print lines that are ours: in what was not written by us a newline is a line too."""
-    for line in text.removesuffix("\n").split("\n"):
-        put(line, to)
+class Refused(Exception):
+    """Nothing was begun; the text follows the subcommand's name on stderr."""
 
 
-def put_json(data: object, indent: Optional[int] = 1) -> None:
-    """Print data as JSON, in which all but ASCII is escaped."""
-    print(json.dumps(data, indent=indent), flush=True)
+def refuse_root(why: str = ": files of root would be in the drivers' way") -> None:
+    """Raise Refused for root."""
+    if os.geteuid() == 0:
+        raise Refused(f"run this as oneadmin{why}")
 
 
-def table(lines: list[list[str]]) -> None:
-    """Print rows as columns."""
-    lines = [[shown(word) for word in line] for line in lines]
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    for line in lines:
-        put("  ".join(word.ljust(width) for word, width in zip(line, widths)).rstrip())
+def administrator() -> Oned:
+    """Return oned for a user who sees all VMs; raise OnedUnavailable."""
+    oned = Oned()
+    oned.require_admin()
+    return oned
 
 
-AT_ONCE = 32
-"""Hosts asked at the same time."""
-Answer = TypeVar("Answer")
+def ours(oned: Oned) -> list[Datastore]:
+    """Return the datastores that one of our drivers has."""
+    return [store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD"))]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe how hosts are named on the command line."""
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--hosts", metavar="A,B", help="these hosts, by their names in OpenNebula")
-    which.add_argument("--cluster", metavar="C", help="the hosts of a cluster, by its name or id")
-    which.add_argument("--all", action="store_true", help="all hosts (default)")
+def location(store: Datastore) -> str:
+    """Return the directory in which machines have a datastore's directory; raise BadArguments."""
+    return os.path.dirname(absolute(store.base_path, "BASE_PATH"))
+
+
+def roots(stores: Iterable[Datastore]) -> list[str]:
+    """Return where hosts have their base store: one per place of datastores, usually one."""
+    return sorted({disk_names.base_store(location(store)) for store in stores})
+
+
+def front_end_of(hosts: Iterable[Host]) -> str:
+    """Return this machine's name: as OpenNebula calls it where it is a host too."""
+    return next((host.name for host in hosts if is_here(host.name)), os.uname().nodename)
+
+
+def rate(text: Optional[str]) -> int:
+    """Return bytes per second, 0 (no limit) for None; raise BadArguments."""
+    try:
+        return 0 if text is None else amount(text)
+    except ValueError:
+        raise BadArguments(f"not a rate: {text!r}; 40M (bytes per second) is one") from None
 
 
 def chosen(hosts: list[Host], arguments: argparse.Namespace) -> list[Host]:
@@ -142,60 +146,158 @@ def named(hosts: list[Host], text: str) -> list[Host]:
     return [by_name[name] for name in dict.fromkeys(names)]
 
 
-def roots(oned: Oned) -> list[str]:
-    """Return where hosts have their base store: one per place of datastores, usually one."""
-    ours = [store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD"))]
-    return sorted(
-        {disk_names.base_store(os.path.dirname(absolute(store.base_path, "BASE_PATH"))) for store in ours}
-    )
+def shown(text: object, to: Optional[IO[str]] = None) -> str:
+    """Return a text as a terminal may have it: one line.
+
+    Names from stores, hosts and OpenNebula control nothing: `?` stands for each control character (ESC,
+    U+009B, newline), each that turns the direction of writing, each half of a surrogate pair, and each that
+    the terminal's locale has not.
+    """
+    encoding = getattr(to or sys.stdout, "encoding", None) or "utf-8"  # a file in memory has none
+    line = "".join(c if c.isprintable() else "?" for c in str(text))
+    return line.encode(encoding, "replace").decode(encoding)
 
 
-@dataclass
+def put(line: object = "", to: Optional[IO[str]] = None, flush: bool = False) -> None:
+    """Print one line."""
+    print(shown(line, to), file=to or sys.stdout, flush=flush)
+
+
+def put_all(text: str, to: Optional[IO[str]] = None) -> None:
+    """Print lines that are ours: in what was not written by us a newline is a line too."""
+    for line in text.removesuffix("\n").split("\n"):
+        put(line, to)
+
+
+def put_json(data: object, indent: Optional[int] = 1) -> None:
+    """Print data as JSON, in which all but ASCII is escaped."""
+    print(json.dumps(data, indent=indent), flush=True)
+
+
+def warn(line: object) -> None:
+    """Print one line on stderr."""
+    put(line, to=sys.stderr)
+
+
+def table(head: str, lines: Iterable[Sequence[str]]) -> None:
+    """Print rows as columns below their heads, which `|` parts in `head`."""
+    rows = [[shown(word) for word in line] for line in (head.split("|"), *lines)]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for row in rows:
+        put("  ".join(word.ljust(width) for word, width in zip(row, widths)).rstrip())
+
+
+QUIET_S = 2
+
+
+class Waiting:
+    """`with Waiting("asking", 30) as waiting:` ... `waiting.done()` for each of the 30; one line that is
+    rewritten.
+
+    A terminal shows it for work that takes longer than QUIET_S; a program that reads the output sees nothing.
+    """
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what, self._total, self._count = what, total, 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._show, daemon=True)
+
+    def __enter__(self) -> Waiting:
+        if sys.stderr.isatty():
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def done(self) -> None:
+        """Count one."""
+        self._count += 1
+
+    def _show(self) -> None:
+        began, is_shown = time.monotonic(), False
+        while not self._ended.wait(0.5):
+            if time.monotonic() - began >= QUIET_S:
+                line = f"\r{self._what}: {self._count} of {self._total} ..."
+                print(line, end="", file=sys.stderr, flush=True)
+                is_shown = True
+        if is_shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+AT_ONCE = 32
+"""Machines, or stores, asked at the same time."""
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+def at_once(
+    what: str, items: Sequence[Item], work: Callable[[Item], Answer]
+) -> list[tuple[Item, Union[Answer, SemisharedError]]]:
+    """Do `work` for all items at the same time; return each with its answer, or why there is none."""
+
+    def one(item: Item) -> Union[Answer, SemisharedError]:
+        try:
+            return work(item)
+        except SemisharedError as e:
+            return e
+        finally:
+            waiting.done()
+
+    with Waiting(what, len(items)) as waiting, ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(zip(items, pool.map(one, items)))
+
+
+def ask(host: str, action: str, config: Config, *steps: Any) -> Any:
+    """Return the answer of a machine to a step, or the list of its answers to several."""
+    with Session(host, action, config) as session:
+        answers = session.run(list(steps))
+    return answers if len(steps) > 1 else answers[0]
+
+
 class Survey:
-    """What could not be done where."""
+    """What could not be done where: {`where`: machine, "error": line} for each."""
 
-    errors: list[dict[str, str]] = field(default_factory=list)
+    where = "host"
 
-    def failed(self, host: str, error: SemisharedError) -> None:
-        self.errors.append({"host": host, "error": error.line()})
+    def __init__(self) -> None:
+        self.errors: list[dict[str, str]] = []
+
+    def failed(self, machine: str, error: SemisharedError) -> None:
+        """Note an error."""
+        self.errors.append({self.where: machine, "error": error.line()})
+
+    def offline(self, host: Host) -> None:
+        """Note a host that is not asked."""
+        self.failed(host.name, SemisharedError("is offline in OpenNebula and was not asked"))
 
     def ask(
         self, hosts: list[Host], action: str, config: Config, work: Callable[[Session, Host], Answer]
     ) -> dict[str, Answer]:
-        """Do `work` over one ssh to each host, all at once; return what it returned, by host. Failures are
-        noted.
-        """
+        """Do `work` over one ssh to each host, all at once; return what it returned, by host."""
 
-        def one(host: Host) -> Answer | SemisharedError:
+        def one(host: Host) -> Optional[Answer]:
             if host.is_offline:
-                return SemisharedError("is offline in OpenNebula and was not asked")
-            try:
-                with Session(host.name, action, config) as session:
-                    return work(session, host)
-            except SemisharedError as e:
-                return e
-            finally:
-                waiting.done()
+                return None
+            with Session(host.name, action, config) as session:
+                return work(session, host)
 
         answers = {}
-        with Waiting(f"{action}: hosts", len(hosts)) as waiting, ThreadPoolExecutor(AT_ONCE) as pool:
-            for host, answer in zip(hosts, pool.map(one, hosts)):
-                if isinstance(answer, SemisharedError):
-                    self.failed(host.name, answer)
-                else:
-                    answers[host.name] = answer
-        return answers
+        for host, answer in at_once(f"{action}: hosts", hosts, one):
+            if host.is_offline:
+                self.offline(host)
+            elif isinstance(answer, SemisharedError):
+                self.failed(host.name, answer)
+            else:
+                answers[host.name] = answer
+        return answers  # type: ignore[return-value]
 
-
-def add_consent_options(parser: argparse.ArgumentParser, verbs: str = "") -> None:
-    """Describe the two options; `verbs`: those that they are for, '' for all."""
-    which = f"{verbs}: " if verbs else ""
-    parser.add_argument(
-        "--yes", action="store_true", help=f"{which}do not ask (without a terminal nothing is asked anyway)"
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help=f"{which}say what would be removed, remove nothing"
-    )
+    def show(self) -> None:
+        """Print the errors on stderr."""
+        for error in self.errors:
+            warn(f"{error[self.where]}: {error['error']}")
 
 
 def agreed(arguments: argparse.Namespace, what: Sequence[str]) -> bool:
@@ -213,3 +315,104 @@ def agreed(arguments: argparse.Namespace, what: Sequence[str]) -> bool:
         put()
         return False
     return answer.strip().lower() in ("y", "yes")
+
+
+WIDTH = 30
+REDRAW_S = 0.2
+
+
+class View:
+    """How far a session is, host by host, and at its end the summary."""
+
+    def __init__(self, out: IO[str], now: Callable[[], float] = time.monotonic) -> None:
+        self._out, self._now = out, now
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> View:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def tell(self, **event: object) -> None:
+        """Take an event in, and show it."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing is left to be drawn."""
+
+    def summary(self, show: Callable[[], None], outcome: Row) -> None:
+        """Say what became of it: `show` to a person, `outcome` to a program."""
+        put_json({"event": "summary", **outcome}, None)
+
+
+def view(arguments: argparse.Namespace) -> View:
+    """Return bars where a person looks on, JSON lines where a program does."""
+    return Bars(sys.stderr) if sys.stdout.isatty() and not arguments.json else Lines(sys.stdout)
+
+
+class Lines(View):
+    """One JSON object per event; of hosts at most one in `every_s` seconds, but all that end."""
+
+    def __init__(self, out: IO[str], every_s: float = 1.0, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(out, now)
+        self._every_s = every_s
+        self._told: dict[object, float] = {}
+
+    def tell(self, **event: object) -> None:
+        with self._lock:
+            if event.get("event") == "host" and not event.get("done"):
+                if self._now() - self._told.get(event["host"], float("-inf")) < self._every_s:
+                    return
+                self._told[event["host"]] = self._now()
+            self._out.write(json.dumps(event) + "\n")
+            self._out.flush()
+
+
+class Bars(View):
+    """A line per host, drawn again in place; notes go above."""
+
+    def __init__(self, out: IO[str], now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(out, now)
+        self._hosts: dict[str, Row] = {}
+        self._drawn = 0
+        self._last = float("-inf")
+
+    def tell(self, **event: object) -> None:
+        with self._lock:
+            if event.get("event") == "host":
+                self._hosts[str(event["host"])] = event
+                if self._now() - self._last >= REDRAW_S or event.get("done"):
+                    self._draw("")
+            elif event.get("event") == "plan":
+                self._draw(f"{event['transport']} from {event['sender']} to {len(event['hosts'])} hosts")  # type: ignore[arg-type]
+            elif event.get("event") == "vm":
+                self._draw(f"VM {event['vm']}: {event.get('why') or event['how']}")
+            elif event.get("event") == "note":
+                self._draw(f"{event['host']}: {event['text']}")
+
+    def _draw(self, note: str) -> None:
+        self._last = self._now()
+        lines = [*([note] if note else []), *map(bar, self._hosts.values())]
+        up = f"\x1b[{self._drawn}A" if self._drawn else ""
+        self._out.write(up + "".join(f"\x1b[2K{shown(line, self._out)}\n" for line in lines))
+        self._out.flush()
+        self._drawn = len(self._hosts)
+
+    def close(self) -> None:
+        """Draw the last state."""
+        with self._lock:
+            self._draw("")
+
+    def summary(self, show: Callable[[], None], outcome: Row) -> None:
+        show()
+
+
+def bar(event: Row) -> str:
+    """Return a host's line."""
+    have, of = event.get("have"), event.get("of")
+    share = have / of if isinstance(have, int) and isinstance(of, int) and of else 0.0
+    filled = int(share * WIDTH)
+    source = f" from {event['source']}" if event.get("source") else ""
+    text = "has it" if event.get("done") else f"{100 * share:3.0f} %{source}"
+    return f"{str(event['host'])[:20]:20} [{'#' * filled}{'.' * (WIDTH - filled)}] {text}"

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import sys
 from typing import Any, Iterator, Optional
 
 from .. import NAME
@@ -41,42 +40,36 @@ from ..plan.image import disk_image
 from ..plan.store import rbd
 from ..tools.this_machine import are_one, is_here
 from ..units import human, mib_ceil
-from .base import rate
-from .command import put
+from . import command as on
+from .command import argument, put, warn
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the arguments."""
-    parser.add_argument("vm", metavar="VM", help="id or name")
-    parser.add_argument(
-        "disk", metavar="DISK", nargs="?", type=int, help="its number (DISK_ID); without it all"
-    )
-    parser.add_argument(
+ARGUMENTS = (
+    argument("vm", metavar="VM", help="id or name"),
+    argument("disk", metavar="DISK", nargs="?", type=int, help="its number (DISK_ID); without it all"),
+    argument(
         "--as-new-image",
         metavar="IMAGE",
         help="leave the image alone: how to make another one, of this name, of the disk",
-    )
-    parser.add_argument(
+    ),
+    argument(
         "--rate", metavar="R", help="bytes per second to the store at most, e.g. 40M (default: no limit)"
-    )
+    ),
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared commit`."""
-    if os.geteuid() == 0:
-        put(f"{NAME} commit: run this as oneadmin: files of root would be in the drivers' way", to=sys.stderr)
-        return 2
+    on.refuse_root()
     most = limit(arguments)
-    oned = Oned()
-    oned.require_admin()
+    oned = on.administrator()
     vm = _vm(oned, arguments.vm)
     action = Action("commit", [], Report("commit"))
     action.seq, action.bulk = vm.seq, True
     here = of_vm(oned, vm, action, arguments.disk, arguments.as_new_image, most)
     silent: list[str] = []
-    work = [(_name(vm.id, disk), part) for disk, part in here] + list(
-        _kept(oned, vm, arguments, action, silent)
-    )
+    work = [(_name(vm.id, disk), part) for disk, part in here]
+    work += _kept(oned, vm, arguments, action, silent)
     if not work:
         which = f"disk {arguments.disk} of " if arguments.disk is not None else ""
         put(f"{which}VM {vm.id}: nothing is local and of a persistent image, and nothing was kept")
@@ -86,13 +79,13 @@ def run(arguments: argparse.Namespace) -> int:
             put(f"{what}: {carry_out(part, action)}", flush=True)
         except SemisharedError as e:
             failed = 1
-            put(f"{what}: {e.line()}", to=sys.stderr)
+            warn(f"{what}: {e.line()}")
     return failed
 
 
 def limit(arguments: argparse.Namespace) -> int:
     """Return the bytes per second that go to the store at most, 0 for no limit; raise BadArguments."""
-    most = 0 if arguments.rate is None else rate(arguments.rate)
+    most = on.rate(arguments.rate)
     if most and arguments.as_new_image:
         raise BadArguments("--rate is for what goes to the image, which --as-new-image leaves alone")
     return most
@@ -106,9 +99,8 @@ def _vm(oned: Oned, word: str) -> Vm:
         return oned.vm(int(word))
     found = [vm.id for vm in oned.vms() if vm.name == word]
     if len(found) != 1:
-        raise BadArguments(
-            f"{'no VM' if not found else 'more than one VM'} {word!r} in OpenNebula: its id says which"
-        )
+        which = "more than one VM" if found else "no VM"
+        raise BadArguments(f"{which} {word!r} in OpenNebula: its id says which")
     return oned.vm(found[0])
 
 
@@ -127,7 +119,8 @@ def of_vm(
     failed = bool(gc_places.after_failure(vm, os.uname().nodename, is_here))
     # Whether it runs its host says, when the disk's turn has come. Where the files of a VM at rest are, there
     # are no domains.
-    domain = "" if vm.is_on_front_end else disks.running_domain(vm)
+    is_at_rest = vm.number("STATE") in (gc_places.STOPPED, gc_places.UNDEPLOYED)
+    domain = "" if is_at_rest else disks.running_domain(vm)
     for known in record.described(found):
         if known.place.commits and disk in (None, known.disk):
             at = DiskPlace(VmPlace(machine, vm_dir, vm.id), disk_names.disk_name(known.disk), known.disk)
@@ -137,10 +130,8 @@ def of_vm(
                 whole = s.DiskRef(vm.id, known.disk, vm_dir)
                 yield known.disk, _rescued(machine, vm, whole, known, vm.disk(known.disk).size, as_new_image)
             elif as_new_image:
-                yield (
-                    known.disk,
-                    _told(shlex.join(["onevm", "disk-saveas", str(vm.id), str(known.disk), as_new_image])),
-                )
+                words = ["onevm", "disk-saveas", str(vm.id), str(known.disk), as_new_image]
+                yield known.disk, _told(shlex.join(words))
             else:
                 yield known.disk, _committed(at, vm, domain, action.config.freeze, most)
 
@@ -150,10 +141,8 @@ def _found(oned: Oned, vm: Vm, action: Action) -> tuple[str, str, Any]:
     not known.
     """
     front_end = os.uname().nodename
-    settled, failed = (
-        gc_places.place_of(vm, front_end, is_here),
-        gc_places.after_failure(vm, front_end, is_here),
-    )
+    settled = gc_places.place_of(vm, front_end, is_here)
+    failed = gc_places.after_failure(vm, front_end, is_here)
     if settled is None and not failed:
         raise BadArguments(
             f"VM {vm.id} has no host, or OpenNebula is at work on it: commit when it is in "
@@ -199,36 +188,32 @@ def _kept(
     """Yield what is to be done for the disks that were kept of a VM; add machines that cannot be asked to
     `silent`.
     """
-    systems = [store for store in oned.datastores() if store.is_system and store.driver == NAME]
-    machines = {host.name for host in oned.hosts() if not host.is_offline and not is_here(host.name)} | {
-        "localhost"
-    }
+    systems = [store for store in oned.datastores() if store.type == 1 and store.driver == NAME]
+    others = {host.name for host in oned.hosts() if not host.is_offline and not is_here(host.name)}
+
+    numbers = tuple(sorted(store.id for store in systems))
 
     def look(machine: str, location: str) -> Part[Any]:
-        (found,) = yield On(
-            machine, (c.FindKept(vm.id, location, tuple(sorted(store.id for store in systems))),)
-        )
+        (found,) = yield On(machine, (c.FindKept(vm.id, location, numbers),))
         return found["kept"]
 
-    for location in sorted({os.path.dirname(absolute(store.base_path, "BASE_PATH")) for store in systems}):
-        for machine in sorted(machines):
+    for location in sorted(set(map(on.location, systems))):
+        for machine in sorted({*others, "localhost"}):
             try:
                 found = carry_out(look(machine, location), action)
             except SemisharedError as e:
-                put(f"{machine}: what it may have kept is not known: {e.line()}", to=sys.stderr)
+                warn(f"{machine}: what it may have kept is not known: {e.line()}")
                 silent.append(machine)
                 continue
             for item in found:
-                if arguments.disk in (None, item["disk"]):
-                    disk = s.DiskRef(vm.id, item["disk"], item["path"])
-                    name = f"{_name(vm.id, item['disk'])} kept in {item['path']} on {machine}"
-                    new = arguments.as_new_image
-                    yield (
-                        name,
-                        _new(machine, vm, disk, item, new)
-                        if new
-                        else _finished(machine, vm, disk, item, limit(arguments)),
-                    )
+                if arguments.disk not in (None, item["disk"]):
+                    continue
+                disk, new = s.DiskRef(vm.id, item["disk"], item["path"]), arguments.as_new_image
+                name = f"{_name(vm.id, item['disk'])} kept in {item['path']} on {machine}"
+                if new:
+                    yield name, _new(machine, vm, disk, item, new)
+                else:
+                    yield name, _finished(machine, vm, disk, item, limit(arguments))
 
 
 def _image(machine: str, vm: Vm, disk: s.DiskRef, item: dict[str, Any]) -> Part[s.ImageRef]:
@@ -272,9 +257,8 @@ def _saved(machine: str, vm: Vm, disk: s.DiskRef, item: dict[str, Any], name: st
     if image.access.can.has_bridge:
         bridge = yield from rbd.bridge_of(image)
         access = image.access.by_bridge() if are_one(machine, bridge) else image.access
-        path = yield from rbd.fill_beside(
-            rbd.Local(machine, disk, item["size"], access), image, bridge, random
-        )
+        local = rbd.Local(machine, disk, item["size"], access)
+        path = yield from rbd.fill_beside(local, image, bridge, random)
     else:
         path = store_access.new_source(image.access, image.root, image.id, random)
         yield On(machine, (s.SaveDisk(disk, path, image.format, ""),))

@@ -30,70 +30,50 @@ from ..plan.base.staging import TRANSPORTS
 from ..plan.care import clusters
 from ..plan.disk import detach as plan
 from ..plan.disk.detach import Row
-from .base import rate
-from .command import put, put_all, put_json
-from .progress import Bars, Lines
+from . import command as on
+from .command import argument, flag, put, put_all, warn
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the arguments."""
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("vms", nargs="?", metavar="VM[,VM...]", help="ids or names")
-    which.add_argument("--all", action="store_true", help="all VMs that run or are powered off")
-    which.add_argument("--host", metavar="HOST", help="those of them that are on this host")
-    which.add_argument(
-        "--due",
-        action="store_true",
-        help="running VMs with SEMISHARED_DETACH = after-boot, as a timer does it",
-    )
-    which.add_argument(
-        "--print-timer", action="store_true", help="print units of systemd, and a line of cron, for --due"
-    )
-    parser.add_argument(
+ARGUMENTS = (
+    argument("vms", nargs="?", metavar="VM[,VM...]", help="ids or names", one_of="vms!"),
+    flag("--all", "all VMs that run or are powered off", one_of="vms!"),
+    argument("--host", metavar="HOST", help="those of them that are on this host", one_of="vms!"),
+    flag("--due", "running VMs with SEMISHARED_DETACH = after-boot, as a timer does it", one_of="vms!"),
+    flag("--print-timer", "print units of systemd, and a line of cron, for --due", one_of="vms!"),
+    argument(
         "--rate",
         metavar="R",
         help="bytes per second that one host sends, and copies on its disks, at most, e.g. 40M "
         "(default: no limit)",
-    )
-    parser.add_argument(
+    ),
+    argument(
         "--transport",
         choices=TRANSPORTS,
         default="auto",
         help="of bases, as `semishared stage` has it (default: auto)",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="JSON lines also on a terminal; the last is the summary"
-    )
+    ),
+    on.JSON_LINES,
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared detach`."""
     if arguments.print_timer:
         return print_timer(os.path.realpath(sys.argv[0]))
-    if os.geteuid() == 0:
-        put(f"{NAME} detach: run this as oneadmin: files of root would be in the drivers' way", to=sys.stderr)
-        return 2
-    limit, oned = 0 if arguments.rate is None else rate(arguments.rate), Oned()
-    oned.require_admin()
+    on.refuse_root()
+    limit, oned = on.rate(arguments.rate), on.administrator()
     disks = due(oned) if arguments.due else None
     ids = list(disks) if disks is not None else [vm.id for vm in meant(oned.vms(), arguments)]
-    is_text = sys.stdout.isatty() and not arguments.json
-    view = Bars(sys.stderr) if is_text else Lines(sys.stdout)
-    try:
+    with on.view(arguments) as view:
         rows = detach(ids, view.tell, rate=limit, transport=arguments.transport, disks=disks)
-    finally:
-        view.close()
     # Whoever names a VM means that one; of all of them only those are meant that can be.
     failed = [
         row
         for row in rows
         if row["how"] == "failed" or (arguments.vms and row["how"] == "skipped" and not is_done(row))
     ]
-    if is_text:
-        show(rows, arguments.vms is None)
-    else:
-        detached = sum(row["how"] == "detached" for row in rows)
-        put_json({"event": "summary", "detached": detached, "failed": len(failed), "rows": rows}, None)
+    detached = sum(row["how"] == "detached" for row in rows)
+    outcome = {"detached": detached, "failed": len(failed), "rows": rows}
+    view.summary(lambda: show(rows, arguments.vms is None), outcome)
     return int(bool(failed))
 
 
@@ -136,7 +116,7 @@ def due(oned: Oned) -> Dict[int, Tuple[int, ...]]:
         try:
             disks = () if plan.why_not(vm) else plan.due(oned.vm(vm.id), images, datastores)
         except BadAttribute as e:
-            put(f"{NAME} detach: VM {vm.id}: {e.line()}", to=sys.stderr)
+            warn(f"{NAME} detach: VM {vm.id}: {e.line()}")
             continue
         if disks:
             found[vm.id] = disks

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Iterator
 
@@ -31,34 +30,23 @@ from ..opennebula.oned import Oned
 from ..plan.care import diagnosis as plan
 from ..plan.care.diagnosis_machines import Answers, of_machines
 from ..tools.this_machine import is_here
+from . import command as on
 from . import doctor_checks
-from .command import Waiting, put, put_json, table
+from .command import AT_ONCE, Waiting, argument, put, put_json, refuse_root, table
 
-AT_ONCE = 32
-"""Hosts asked at the same time."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the arguments."""
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.add_argument(
-        "--root", metavar="DIR", default="", help="an OpenNebula whose files are below this directory"
-    )
+ARGUMENTS = (
+    on.JSON,
+    argument("--root", metavar="DIR", default="", help="an OpenNebula whose files are below this directory"),
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared doctor`."""
-    if os.geteuid() == 0:
-        put(
-            f"{NAME} doctor: run this as oneadmin: what root can reach says nothing of the drivers",
-            to=sys.stderr,
-        )
-        return plan.BROKEN
+    refuse_root(": what root can reach says nothing of the drivers")
     place = located(arguments.root)
     config, wrong = _config()
     cloud, no_oned = _cloud()
-    # As OpenNebula calls it where it is a host too.
-    front_end = next((host.name for host in cloud.hosts if is_here(host.name)), os.uname().nodename)
+    front_end = on.front_end_of(cloud.hosts)
     site = look_at_site(place, front_end)._replace(
         conf=wrong or _scripts(place, config), oned=no_oned, lost_name=_lost_name(place)
     )
@@ -132,7 +120,7 @@ def _of_oned_conf(place: FrontEnd, said: Callable[[str, str], str]) -> str:
 def _cloud() -> tuple[plan.Cloud, str]:
     try:
         oned = Oned()
-        datastores = [store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD"))]
+        datastores = on.ours(oned)
         numbers = {store.id for store in datastores}
         images = [image for image in oned.images() if image.store_id in numbers]
         hosts = [host for host in oned.hosts() if not host.is_offline and host.is_near(datastores)]
@@ -218,9 +206,7 @@ def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) 
     systems = tuple(
         path for path in map(plan.path_of, (store for store in cloud.datastores if store.is_system)) if path
     )
-    location = next(
-        (os.path.dirname(absolute(store.base_path, "BASE_PATH")) for store in cloud.datastores), ""
-    )
+    location = next(map(on.location, cloud.datastores), "")
     libvirt = Libvirt.read(f"{place.remotes}/etc/vmm/kvm/kvmrc").uri
     hosts = [host.name for host in cloud.hosts]
     with doctor_checks.tokens(mounted) as token:
@@ -288,8 +274,8 @@ def show(findings: list[plan.Finding], answers: Answers) -> None:
     """Print a table of versions, and the findings with what mends them."""
     rows = [(machine, machine_row(answer)) for machine, answer in answers.items()]
     names = list(next((row for _, row in rows if row), {}))
-    lines = [["", *names], *([machine, *(row.get(name) or "-" for name in names)] for machine, row in rows)]
-    table(lines)
+    lines = [[machine, *(row.get(name) or "-" for name in names)] for machine, row in rows]
+    table("|".join(["", *names]), lines)
     put()
     for item in findings:
         put(f"{plan.WORDS[item.severity]:8}{item.machine}: {item.what}")

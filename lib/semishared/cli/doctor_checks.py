@@ -39,10 +39,8 @@ from ..units import human
 from ..wire.session import Session
 from . import command as on
 from . import gc, setup
+from .command import AT_ONCE
 from .pool import declaration
-
-AT_ONCE = 32
-"""Stores asked at the same time."""
 
 
 @contextlib.contextmanager
@@ -92,7 +90,7 @@ def pool_findings(cloud: Cloud, config: Config) -> list[Finding]:
     wanted = [host for host in cloud.hosts if HOST_POOL.text(host) or config.pool_devices != "none"]
     if not wanted:
         return []
-    roots = on.roots(Oned())
+    roots = on.roots(on.ours(Oned()))
 
     def one(session: Session, host: Host) -> list[choose.Wrong]:
         rows: list[dict[str, object]] = []

@@ -34,7 +34,7 @@ from ..opennebula.states import HostState as State
 from ..opennebula.states import VmState
 from ..opennebula.xml import Host, Vm
 from ..plan.vm import failover
-from .command import put, put_all
+from .command import administrator, argument, flag, put, put_all
 
 WAIT_S = 300
 """As long as OpenNebula's own hook waits, with the arguments that its page names."""
@@ -43,24 +43,25 @@ UNSAID = (State.INIT, State.DISABLED, State.MONITORING_INIT, State.MONITORING_DI
 """That do not say whether the host is seen."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the arguments."""
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument(
-        "host", metavar="HOST", nargs="?", help="by its name in OpenNebula; nobody waits for it to come back"
-    )
-    what.add_argument("--hook", action="store_true", help="the host that standard input names, after --wait")
-    what.add_argument("--print-hook", action="store_true", help="print the template for onehook create")
-    parser.add_argument(
+ARGUMENTS = (
+    argument(
+        "host",
+        metavar="HOST",
+        nargs="?",
+        help="by its name in OpenNebula; nobody waits for it to come back",
+        one_of="what!",
+    ),
+    flag("--hook", "the host that standard input names, after --wait", one_of="what!"),
+    flag("--print-hook", "print the template for onehook create", one_of="what!"),
+    argument(
         "--wait",
         metavar="SECONDS",
         type=int,
         default=WAIT_S,
         help=f"with --hook: how long (default: {WAIT_S})",
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="say which VMs would be rescheduled, and which wait"
-    )
+    ),
+    flag("--dry-run", "say which VMs would be rescheduled, and which wait"),
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -70,8 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if not 0 <= arguments.wait <= LONGEST_S:
         raise BadArguments(f"--wait {arguments.wait}: from 0 to {LONGEST_S} seconds")
-    oned, config = Oned(), load()
-    oned.require_admin()
+    oned, config = administrator(), load()
     name = arguments.host or named(sys.stdin.buffer.read())
     host = lost(oned, name, arguments.wait if arguments.hook else 0, config.hosts_connect_timeout_s)
     if host is None:
@@ -79,10 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.dry_run:
         proof = Fence(oned, config).fence(host.name)
         say(f"{host.name} is shut out of all stores (fence {proof.epoch})")
-    waiting = 0
-    for vm in those_of(oned, host.id):
-        waiting += rescheduled(oned, vm, arguments.dry_run)
-    return int(bool(waiting))
+    waiting = [rescheduled(oned, vm, arguments.dry_run) for vm in those_of(oned, host.id)]
+    return int(any(waiting))
 
 
 def say(text: str) -> None:
@@ -142,10 +140,8 @@ def rescheduled(oned: Oned, vm: Vm, is_dry: bool) -> bool:
             oned.reschedule(vm.id)
     except SemisharedError as e:
         why = e.detail
-    say(
-        f"VM {vm.id} ({vm.name}) "
-        f"{f'waits: {why}' if why else 'would be rescheduled' if is_dry else 'is rescheduled'}"
-    )
+    how = f"waits: {why}" if why else "would be rescheduled" if is_dry else "is rescheduled"
+    say(f"VM {vm.id} ({vm.name}) {how}")
     return bool(why)
 
 

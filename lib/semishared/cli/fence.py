@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from typing import Any
 
 from .. import NAME
@@ -28,38 +27,25 @@ from ..errors import BadArguments, NotFenced, StillFenced
 from ..front.fence import Fence, Proof
 from ..install import examine
 from ..install.preflight import Question, encoded
-from ..opennebula.oned import Oned
 from ..opennebula.report import printable
 from ..plan.care.fence import boot_id
 from ..tools.this_machine import is_here
-from .command import put, put_json
+from .command import JSON, administrator, argument, flag, put, put_json, warn
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the arguments."""
-    parser.add_argument("host", metavar="HOST", help="by its name in OpenNebula")
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument(
-        "--confirmed-off",
-        action="store_true",
-        help="you have seen that it is switched off: no command is run",
-    )
-    how.add_argument("--check", action="store_true", help="do nothing: say whether it is shut out")
-    how.add_argument("--lift", action="store_true", help="it was restarted: let it in again")
-    parser.add_argument(
-        "--even-if-alive",
-        action="store_true",
-        help="also if OpenNebula monitors it, or it answers: its guests lose their disks",
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+ARGUMENTS = (
+    argument("host", metavar="HOST", help="by its name in OpenNebula"),
+    flag("--confirmed-off", "you have seen that it is switched off: no command is run", one_of="how"),
+    flag("--check", "do nothing: say whether it is shut out", one_of="how"),
+    flag("--lift", "it was restarted: let it in again", one_of="how"),
+    flag("--even-if-alive", "also if OpenNebula monitors it, or it answers: its guests lose their disks"),
+    JSON,
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared fence`."""
     host, config = arguments.host, load()
-    oned = Oned()
-    oned.require_admin()
-    fence = Fence(oned, config)
+    fence = Fence(administrator(), config)
     answer: dict[str, object] = {"host": host, "fenced": False, "lifted": False, "missing": ""}
     said: list[str] = []
     try:
@@ -68,16 +54,11 @@ def run(arguments: argparse.Namespace) -> int:
             if fence.is_held_out(host):
                 found = examine.examine(host, encoded(Question(roles=())), config.hosts_connect_timeout_s)
             up_s = found.get("up_s")
-            stay = fence.lift(
-                host,
-                boot_id(str(found.get("boot"))),
-                float(up_s) if isinstance(up_s, (int, float)) else math.inf,
-            )
+            up_s = float(up_s) if isinstance(up_s, (int, float)) else math.inf
+            stay = fence.lift(host, boot_id(str(found.get("boot"))), up_s)
             answer.update(lifted=True, stay=stay)
-            said = [
-                f"{host} is in again",
-                *(f"{entry} stays: no datastore is on that cluster any more" for entry in stay),
-            ]
+            said = [f"{entry} stays: no datastore is on that cluster any more" for entry in stay]
+            said.insert(0, f"{host} is in again")
         else:
             if not arguments.check and not arguments.even_if_alive:
                 refuse_alive(fence, host)
@@ -86,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
             said = shown(proof)
     except (NotFenced, StillFenced) as e:
         answer.update(missing=e.detail)
-        put(f"{NAME} fence: {printable(e.line())}", to=sys.stderr)
+        warn(f"{NAME} fence: {printable(e.line())}")
     if arguments.json:
         put_json(answer, None)
     else:
@@ -112,13 +93,9 @@ def shown(proof: Proof) -> list[str]:
         "command": "the fencing command has switched it off",
         "confirmed": f"it is off, as {proof.by or 'somebody'} said",
     }.get(proof.off, "")
-    blocked = [
-        f"{word.partition('/')[2]} is on the blocklist of cluster {word.partition('/')[0]}"
-        for word in proof.blocked
-    ]
-    lines = [
-        f"{proof.host} is shut out (fence {proof.epoch}, boot {proof.boot or 'unknown'}):",
-        *filter(None, [how]),
-        *blocked,
-    ]
+    lines = [f"{proof.host} is shut out (fence {proof.epoch}, boot {proof.boot or 'unknown'}):"]
+    lines += [how] if how else []
+    for word in proof.blocked:
+        cluster, _, address = word.partition("/")
+        lines.append(f"{address} is on the blocklist of cluster {cluster}")
     return [*lines, *(f"not done, and not needed while it is off: {note}" for note in proof.notes)]

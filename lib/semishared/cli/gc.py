@@ -13,51 +13,45 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Callable, Iterable, Iterator, Optional, Sequence
 
-from .. import NAME
 from ..config import Config, load
-from ..errors import BadArguments, HostUnreachable, SemisharedError, from_id
+from ..errors import BadArguments, HostUnreachable, OnedUnavailable, SemisharedError, from_id
 from ..model import steps as s
-from ..model.attributes import STORE
-from ..model.store.template import is_shares
+from ..model.disk import commit_steps as c
+from ..model.share import share
+from ..model.share.steps import ListKeys, ListShares
+from ..model.store import access, image_steps, rbd_names
+from ..named import NamedTuple
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
-from ..opennebula.xml import Datastore
+from ..opennebula.xml import Datastore, Image, Vm
 from ..plan.care import gc as plan
-from ..plan.care import gc_stores as plan_shares
-from ..plan.care.gc_stores import Pool
+from ..plan.care import gc_places, gc_stores
+from ..plan.disk.disks import running_domain
 from ..tools import context_iso
 from ..tools.this_machine import is_here
 from ..units import human
 from ..wire.session import Session
-from . import command, gc_kinds
-from .command import Waiting, put, put_json
+from . import command as on
+from .command import AT_ONCE, Row, argument, flag, put
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-AT_ONCE = 32
-"""Hosts asked at the same time."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the arguments."""
-    command.add_consent_options(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of lines")
-    parser.add_argument(
+ARGUMENTS = (
+    *on.consent(),
+    on.JSON_FOR_LINES,
+    argument(
         "--discard",
         metavar="NAME",
         action="append",
         default=[],
         help="remove these kept disks (`.kept-...`) too: what was not committed is lost",
-    )
-    age = parser.add_mutually_exclusive_group()
-    age.add_argument("--older-than", metavar="AGE", help="e.g. 90s, 30m, 2h, 7d (default: 1h)")
-    age.add_argument(
-        "--now", action="store_true", help="whatever its age; for a cloud where nothing is under way"
-    )
+    ),
+    argument("--older-than", metavar="AGE", help="e.g. 90s, 30m, 2h, 7d (default: 1h)", one_of="age"),
+    flag("--now", "whatever its age; for a cloud where nothing is under way", one_of="age"),
+)
 
 
 def seconds(text: str) -> int:
@@ -68,22 +62,20 @@ def seconds(text: str) -> int:
     return int(match.group(1)) * UNITS[match.group(2)]
 
 
-@dataclass
-class Survey:
+class Survey(on.Survey):
     """What the machines said, and which of them could not be asked."""
 
-    machines: list[plan.Machine] = field(default_factory=list)
-    known: plan.Known = field(default_factory=lambda: plan.Known({}, frozenset(), frozenset()))
-    errors: list[dict[str, str]] = field(default_factory=list)
-    pools: list[Pool] = field(default_factory=list)
-    shares: list[plan_shares.Shares] = field(default_factory=list)
+    where = "machine"
 
-    def failed(self, machine: str, error: SemisharedError) -> None:
-        self.errors.append({"machine": machine, "error": error.line()})
+    def __init__(self) -> None:
+        super().__init__()
+        self.machines: list[plan.Machine] = []
+        self.known = plan.Known({}, frozenset(), frozenset())
+        self.pools: list[gc_stores.Pool] = []
+        self.shares: list[gc_stores.Shares] = []
 
 
-@dataclass(frozen=True)
-class _Question:
+class _Question(NamedTuple):
     host: str
     step: s.LookAround
     is_near: bool = True
@@ -94,9 +86,7 @@ class _Question:
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared gc`."""
-    if os.geteuid() == 0:
-        put(f"{NAME} gc: run this as oneadmin: files of root would be in the drivers' way", to=sys.stderr)
-        return 2
+    on.refuse_root()
     if not arguments.dry_run:
         context_iso.remove_stale()
     older_than = 0 if arguments.now else seconds(arguments.older_than or "1h")
@@ -104,53 +94,44 @@ def run(arguments: argparse.Namespace) -> int:
     survey = survey_cloud(Oned(), config)
     survey.known = replace(survey.known, discarded=frozenset(arguments.discard))
     findings = plan.find(survey.machines, survey.known, older_than, not survey.errors)
-    unknown = set(arguments.discard) - {
-        item.path.rpartition("/")[2] for item in findings if item.kind == "kept"
-    }
+    kept = {item.path.rpartition("/")[2] for item in findings if item.kind == "kept"}
+    unknown = set(arguments.discard) - kept
     if unknown:
         raise BadArguments(f"no kept disk is called {min(unknown)!r}")
     findings += elsewhere(survey, older_than, config)
     going = [item for item in findings if not item.keep]
     asked = [f"{item.machine}: {item.kind} {item.path}: {item.reason}: would be removed" for item in going]
-    if going and not arguments.dry_run and not command.agreed(arguments, asked):
+    if going and not arguments.dry_run and not on.agreed(arguments, asked):
         return 1
-    results = (
-        ["" if item.keep else "would remove" for item in findings]
-        if arguments.dry_run
-        else remove(findings, config, survey)
-    )
-    if arguments.json:
-        put_json(as_json(findings, results, survey, arguments.dry_run))
+    if arguments.dry_run:
+        results = ["" if item.keep else "would remove" for item in findings]
     else:
-        show(findings, results, survey, arguments.dry_run)
-    if survey.errors:
-        return 2
-    return int(arguments.dry_run and any(not item.keep for item in findings))
+        results = remove(findings, config, survey)
+    report(arguments, findings, results, survey)
+    return 2 if survey.errors else int(arguments.dry_run and bool(going))
 
 
 def survey_cloud(oned: Oned, config: Config) -> Survey:
     """Look around on all machines at once; then, and not before, ask oned which VMs and images there are."""
     oned.require_admin()
-    survey = Survey()
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for question, answer in zip(*_ask_all(pool, questions(oned, survey), config)):
-            counts = question.is_near or question.host == os.uname().nodename
-            if isinstance(answer, SemisharedError):
-                if counts:
-                    survey.failed(question.host, answer)
-            else:
-                machine = plan.Machine(
-                    question.host, question.step.location, answer, question.step.libvirt, question.is_near
-                )
-                survey.machines.append(machine)
-                for refused in answer["refused"] if counts else ():
-                    survey.failed(question.host, from_id(refused["id"], refused["detail"]))
-                if "error" in answer["domains"] and question.is_near:
-                    survey.failed(question.host, SemisharedError(f"libvirt: {answer['domains']['error']}"))
-    ours = [store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD"))]
-    survey.pools = gc_kinds.pools_listed(ours, config, survey.failed)
-    survey.shares = gc_kinds.shares_listed(ours, config, survey.failed)
-    survey.known = gc_kinds.known(oned, ours, survey.machines, survey.pools)
+    survey, front_end = Survey(), os.uname().nodename
+    asked = questions(oned, survey)
+    answers = on.at_once("gc: machines", asked, lambda it: on.ask(it.host, "gc", config, it.step))
+    for (host, step, is_near), answer in answers:
+        counts = is_near or host == front_end
+        if isinstance(answer, SemisharedError):
+            if counts:
+                survey.failed(host, answer)
+            continue
+        survey.machines.append(plan.Machine(host, step.location, answer, step.libvirt, is_near))
+        for refused in answer["refused"] if counts else ():
+            survey.failed(host, from_id(refused["id"], refused["detail"]))
+        if "error" in answer["domains"] and is_near:
+            survey.failed(host, SemisharedError(f"libvirt: {answer['domains']['error']}"))
+    ours = on.ours(oned)
+    survey.pools = pools_listed(ours, config, survey.failed)
+    survey.shares = shares_listed(ours, config, survey.failed)
+    survey.known = known(oned, ours, survey.machines, survey.pools)
     return survey
 
 
@@ -158,67 +139,216 @@ def elsewhere(survey: Survey, older_than: int, config: Config) -> list[plan.Find
     """Return what is left over where no machine's own files are: in pools of Ceph, and of directories for
     guests.
     """
-    found = gc_kinds.left_in_pools(survey.pools, survey.known, older_than, config, survey.failed)
-    return found + [
-        item for shares in survey.shares for item in plan_shares.find_in_shares(shares, survey.known)
-    ]
+    found = left_in_pools(survey.pools, survey.known, older_than, config, survey.failed)
+    for shares in survey.shares:
+        found += gc_stores.find_in_shares(shares, survey.known)
+    return found
 
 
 def questions(oned: Oned, survey: Survey) -> list[_Question]:
     """Return what to ask which machine: per place of datastores the front-end (with the stores) and every
     host.
     """
-    front_end = os.uname().nodename
-    datastores = [store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD"))]
-    hosts: dict[str, bool] = {}
+    datastores, hosts = on.ours(oned), {}
     for host in oned.hosts():
         is_near = host.is_near(datastores)
         if not host.is_offline:
             hosts[host.name] = is_near
         elif is_near:
-            survey.failed(host.name, SemisharedError("is offline in OpenNebula and was not asked"))
+            survey.offline(host)
     places: dict[str, list[Datastore]] = {}
     for store in datastores:
-        places.setdefault(os.path.dirname(absolute(store.base_path, "BASE_PATH")), []).append(store)
+        places.setdefault(on.location(store), []).append(store)
+    here = [name for name in hosts if is_here(name)]
+    are_near = not here or any(hosts[name] for name in here)
     found = []
     for location, stores in sorted(places.items()):
-        systems = tuple(sorted(store.id for store in stores if store.is_system))
-        # Shares are elsewhere: gc_kinds.py.
-        images = [store for store in stores if not store.is_system and not is_shares(store)]
-        marked = sorted((absolute(store.base_path, "BASE_PATH"), STORE.text(store)) for store in images)
-        shared, markers = tuple(path for path, _ in marked), tuple(store for _, store in marked)
-        here = [name for name in hosts if is_here(name)]
-        are_near = not here or any(hosts[name] for name in here)
-        found.append(
-            _Question(front_end, s.LookAround(location, systems, shared, bool(here), markers), are_near)
+        systems = tuple(sorted(store.id for store in stores if store.type == 1))
+        images = [store for store in stores if store.type != 1 and not access.is_shares(store)]
+        marked = sorted(
+            (absolute(one.base_path, "BASE_PATH"), one.attribute("SEMISHARED_STORE")) for one in images
         )
-        others = ((name, is_near) for name, is_near in hosts.items() if not is_here(name))
-        found += [
-            _Question(name, s.LookAround(location, systems, (), True), is_near) for name, is_near in others
-        ]
+        shared, markers = tuple(path for path, _ in marked), tuple(store for _, store in marked)
+        look = s.LookAround(location, systems, shared, bool(here), markers)
+        found.append(_Question(os.uname().nodename, look, are_near))
+        look = s.LookAround(location, systems, (), True)
+        found += [_Question(name, look, is_near) for name, is_near in hosts.items() if name not in here]
     return found
 
 
-def _ask_all(
-    pool: ThreadPoolExecutor, asked: list[_Question], config: Config
-) -> tuple[list[_Question], list[Any]]:
-    def ask(question: _Question) -> Any:
-        try:
-            with Session(question.host, "gc", config) as session:
-                return session.run([question.step])[0]
-        except SemisharedError as e:
-            return e
-        finally:
-            waiting.done()
+def known(
+    oned: Oned,
+    datastores: Sequence[Datastore],
+    machines: Sequence[plan.Machine],
+    pools: Sequence[gc_stores.Pool],
+) -> plan.Known:
+    """Return what oned knows of what the machines and pools hold; raise OnedUnavailable."""
+    images, hosts = oned.images(), {vm.id: vm.host for vm in oned.vms()}
+    stored = [image for image in images if not access.is_path(image.source)]
+    strangers = sorted(set(_strangers(machines, pools)) - set(hosts))
+    items = [(machine.name, item) for machine in machines for item in machine.facts["vms"]]
+    places = {vm: place_now(oned, vm) for vm in sorted(gc_places.in_question(items, hosts))}
+    return plan.Known(
+        hosts,
+        frozenset((image.number("DATASTORE_ID"), image.id) for image in images),
+        frozenset(absolute(image.source, "SOURCE") for image in images if access.is_path(image.source)),
+        frozenset(image.source for image in stored),
+        frozenset(image.source for image in stored if is_idle(image)),
+        min({store.attribute("SEMISHARED_CLOUD") for store in datastores} - {""}, default=""),
+        max(oned.newest_vm(max(hosts, default=0)), max(hosts, default=-1)),
+        frozenset(row for vm in strangers for row in _disks(_past(oned, vm))),
+        {vm: found for vm, found in places.items() if found},
+        {image.id: image.number("REGTIME") for image in images},
+    )
 
-    with Waiting("gc: machines", len(asked)) as waiting:
-        return asked, list(pool.map(ask, asked))
+
+def is_idle(image: Image) -> bool:
+    """Tell whether no VM has an image."""
+    return image.number("RUNNING_VMS") == 0
+
+
+def place_now(oned: Oned, vm: int) -> Optional[gc_places.Place]:
+    """Return where the files of a VM are, None if that is not certain."""
+    try:
+        return gc_places.place_of(oned.vm(vm), os.uname().nodename, is_here)
+    except OnedUnavailable:
+        return None
+
+
+def _strangers(machines: Sequence[plan.Machine], pools: Sequence[gc_stores.Pool]) -> Iterator[int]:
+    """Yield the VMs of clones that do not say whose they are."""
+    for machine in machines:
+        for store in machine.facts["stores"]:
+            for side in store.get("sides", ()):
+                yield from (clone["vm"] for clone in side["clones"] if not clone["cloud"])
+    for pool in pools:
+        yield from (said.vm for said in map(rbd_names.named, pool.images) if said and said.vm is not None)
+
+
+def _past(oned: Oned, vm: int) -> Optional[Vm]:
+    try:
+        return oned.vm(vm)
+    except OnedUnavailable:
+        return None  # never there, or purged
+
+
+def _disks(vm: Optional[Vm]) -> Iterator[tuple[int, int, str]]:
+    for disk in vm.disks if vm else ():
+        source = disk.source
+        yield vm.id, disk.id, absolute(source, "SOURCE") if access.is_path(source) else source  # type: ignore[union-attr]
+
+
+Failed = Callable[[str, SemisharedError], None]
+"""What is told of a machine that could not be asked."""
+
+
+def shares_listed(datastores: Iterable[Datastore], config: Config, failed: Failed) -> list[gc_stores.Shares]:
+    """Return the shares of datastores of ours that have a root; to be asked before oned is."""
+    found = []
+    for datastore in datastores:
+        if not access.is_shares(datastore) or not datastore.attribute("SEMISHARED_STORE"):
+            continue
+        machine = f"datastore {datastore.id}"
+        try:
+            tree, machine = share.tree(datastore), share.bridge(datastore)
+            listed, has = on.ask(machine, "gc", config, ListShares(tree), ListKeys(tree))
+            rows, keys, cloud = tuple(listed["shares"]), tuple(has["keys"]), listed.get("cloud", "")
+            found.append(gc_stores.Shares(machine, datastore.id, tree, rows, keys, cloud))
+        except SemisharedError as e:
+            failed(machine, e)
+    return found
+
+
+def pools_listed(datastores: Iterable[Datastore], config: Config, failed: Failed) -> list[gc_stores.Pool]:
+    """Return the pools of image datastores of ours, with the names in them; to be asked before oned is."""
+    found = []
+    for datastore in datastores:
+        bridge = ""
+        try:
+            how = access.access(datastore)
+            if datastore.type == 1 or not how.can.has_bridge:
+                continue
+            bridge, pool = access.bridge(datastore, 0), access.pool(datastore)
+            names = on.ask(bridge, "gc", config, image_steps.ListPool(how, pool))
+            found.append(gc_stores.Pool(bridge, datastore.id, pool, how, tuple(names)))
+        except SemisharedError as e:
+            failed(bridge or f"datastore {datastore.id}", e)
+    return found
+
+
+def is_pool_wanted(item: plan.Finding) -> bool:
+    """Tell whether a VM has come to want a snapshot that nobody read: of its image, which oned says first."""
+    return item.kind == "lent" and item.image is not None and not is_idle(Oned().image(item.image.id))
+
+
+def left_in_pools(
+    pools: Iterable[gc_stores.Pool], known: plan.Known, older_than: int, config: Config, failed: Failed
+) -> list[plan.Finding]:
+    """Return what is left over in the pools.
+
+    Each pool is looked into through its datastore's bridge (plan/care/gc_stores.py).
+    """
+    found: list[plan.Finding] = []
+    for pool in pools:
+        names, others = gc_stores.suspicious(pool, known), gc_stores.with_snapshots(pool)
+        if not names and not others:
+            continue
+        try:
+            look = image_steps.LookAtImages(pool.access, pool.name, tuple(names))
+            find = image_steps.FindSnapshots(pool.access, pool.name, tuple(others))
+            looks, snapshots = on.ask(pool.machine, "gc", config, look, find)
+        except SemisharedError as e:
+            failed(pool.machine, e)
+            continue
+        found += gc_stores.find_in_pool(pool, looks, older_than, known)
+        found += gc_stores.snapshots(pool, snapshots, looks, older_than, known)
+    return found
+
+
+def remove_strays(
+    session: Session, item: plan.Finding, place: gc_places.Place, config: Config, failed: Failed
+) -> str:
+    """Remove a stray directory on the machine of `session`; return why it is kept, '' if it is gone.
+
+    Looked at once more: whether it is another directory than the one where the VM belongs, whether that is
+    whole, and whether oned still has the VM there and is not at work on it. The removal itself looks for the
+    domain and for changes. If the machine where the VM belongs cannot be asked any more, `failed` is told so.
+    """
+    location = item.path.rsplit("/", 2)[0]
+    home = f"{location}/{place.system}/{item.vm}"
+    (found,) = session.run([s.MarkVm(item.vm, item.path)])
+    assert isinstance(found, dict)
+    token, seen = str(found["token"]), str(found["seen"])
+    try:
+        looked = on.ask(place.machine, "gc", config, s.LookForVm(item.vm, home, token, seen))
+    except SemisharedError as e:
+        failed(place.machine, e)
+        return f"{place.machine}, where VM {item.vm} belongs, cannot be asked: {e.detail}"
+    finally:
+        session.run([s.UnmarkVm(item.vm, item.path, token)])
+    assert isinstance(looked, dict)
+    if looked["same"]:
+        shared = "the system datastore is shared, which none of ours may be"
+        return f"it is the directory of {place.machine}: {shared}"
+    if not looked["whole"] or (found["disks"] and not looked["disks"]):
+        return f"there is no whole directory of VM {item.vm} on {place.machine}"
+    if found["seq"] > looked["seq"]:
+        return f"it is of SEQ {found['seq']} of the VM's history, what is on {place.machine} is older"
+    oned = Oned()
+    now = place_now(oned, item.vm)
+    if now is None or (now.machine, now.system) != (place.machine, place.system):
+        return "oned is at work on the VM"
+    domain = running_domain(oned.vm(item.vm)) if item.libvirt else ""
+    (stale,) = session.run([c.KeepStale(item.vm, item.path, seen)])
+    assert isinstance(stale, dict)
+    (done,) = session.run([s.ReleaseVm(item.vm, item.path, domain, str(stale["seen"]))])
+    return str(done.get("kept", "")) if isinstance(done, dict) else ""
 
 
 def remove(findings: list[plan.Finding], config: Config, survey: Survey) -> list[str]:
     """Remove findings, all machines at once; return 'removed', or why not, of each, '' of what is kept."""
 
-    def on(machine: str) -> dict[int, str]:
+    def one(machine: str) -> dict[int, str]:
         done: dict[int, str] = {}
         with Session(machine, "gc", config) as session:
             for number, item in enumerate(findings):
@@ -227,16 +357,14 @@ def remove(findings: list[plan.Finding], config: Config, survey: Survey) -> list
                 try:
                     if item.kind == "stray":
                         place = survey.known.places[item.vm]
-                        done[number] = (
-                            gc_kinds.remove_strays(session, item, place, config, survey.failed) or "removed"
-                        )
-                        continue
-                    if gc_kinds.is_pool_wanted(item):
-                        done[number] = "it is wanted by now"
-                        continue
-                    answer = session.run(item.steps())[-1]
-                    is_gone = not isinstance(answer, dict) or answer.get("removed", True) is True
-                    done[number] = "removed" if is_gone else "it has changed meanwhile"
+                        why = remove_strays(session, item, place, config, survey.failed)
+                    elif is_pool_wanted(item):
+                        why = "it is wanted by now"
+                    else:
+                        answer = session.run(item.steps())[-1]
+                        is_gone = not isinstance(answer, dict) or answer.get("removed", True) is True
+                        why = "" if is_gone else "it has changed meanwhile"
+                    done[number] = why or "removed"
                 except SemisharedError as e:
                     survey.failed(machine, e)
                     done[number] = e.line()
@@ -246,56 +374,47 @@ def remove(findings: list[plan.Finding], config: Config, survey: Survey) -> list
 
     results = ["" if item.keep else "not reached" for item in findings]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for done in pool.map(on, sorted({item.machine for item in findings if not item.keep})):
+        for done in pool.map(one, sorted({item.machine for item in findings if not item.keep})):
             for number, text in done.items():
                 results[number] = text
     return results
 
 
-def as_json(
-    findings: list[plan.Finding], results: list[str], survey: Survey, dry_run: bool
-) -> dict[str, object]:
-    """Return the whole outcome as JSON data."""
-    rows = [
-        {
-            "machine": item.machine,
-            "kind": item.kind,
-            "path": item.path,
-            "reason": item.reason,
-            "bytes": item.bytes,
-            "age_s": item.age,
-            "keep": item.keep,
-            "result": result,
-        }
-        for item, result in zip(findings, results)
-    ]
-    return {
-        "dry_run": dry_run,
-        "findings": rows,
-        "errors": survey.errors,
-        "totals": totals(findings, results),
-    }
-
-
-def totals(findings: list[plan.Finding], results: list[str]) -> dict[str, int]:
-    """Return counts and bytes."""
-    to_remove = [item for item in findings if not item.keep]
-    return {
-        "found": len(to_remove),
-        "bytes": sum(item.bytes for item in to_remove),
+def report(
+    arguments: argparse.Namespace, findings: list[plan.Finding], results: list[str], survey: Survey
+) -> None:
+    """Print the whole outcome: JSON, or a line per finding and the totals."""
+    going = [item for item in findings if not item.keep]
+    totals = {
+        "found": len(going),
+        "bytes": sum(item.bytes for item in going),
         "removed": results.count("removed"),
-        "kept": len(findings) - len(to_remove),
+        "kept": len(findings) - len(going),
     }
-
-
-def show(findings: list[plan.Finding], results: list[str], survey: Survey, dry_run: bool) -> None:
-    """Print a line per finding, and the totals."""
+    if arguments.json:
+        answer = {"dry_run": arguments.dry_run, "findings": [], "errors": survey.errors, "totals": totals}
+        answer["findings"] = [row(item, result) for item, result in zip(findings, results)]
+        on.put_json(answer)
+        return
     for item, result in zip(findings, results):
         verb = f"kept ({item.keep})" if item.keep else result
         size = f", {human(item.bytes)}" if item.bytes else ""
         put(f"{item.machine}: {item.kind} {item.path}: {item.reason}{size}: {verb}")
-    for error in survey.errors:
-        put(f"{error['machine']}: {error['error']}", to=sys.stderr)
-    sums = totals(findings, results)
-    verb = f"{sums['found']} to remove" if dry_run else f"{sums['removed']} of {sums['found']} removed"
-    put(f"{verb} ({human(sums['bytes'])}), {sums['kept']} kept, {len(survey.errors)} errors")
+    survey.show()
+    found, removed = totals["found"], totals["removed"]
+    verb = f"{found} to remove" if arguments.dry_run else f"{removed} of {found} removed"
+    put(f"{verb} ({human(totals['bytes'])}), {totals['kept']} kept, {len(survey.errors)} errors")
+
+
+def row(item: plan.Finding, result: str) -> Row:
+    """Return a finding and what became of it as JSON data."""
+    return {
+        "machine": item.machine,
+        "kind": item.kind,
+        "path": item.path,
+        "reason": item.reason,
+        "bytes": item.bytes,
+        "age_s": item.age,
+        "keep": item.keep,
+        "result": result,
+    }

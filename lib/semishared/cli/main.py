@@ -12,7 +12,7 @@ import sys
 from .. import NAME, VERSION
 from ..errors import BadArguments, SemisharedError
 from ..opennebula.report import drop_output, printable
-from .command import put
+from .command import Refused, describe, warn
 
 COMMANDS = {
     "base": "list, verify, prune and evict the bases of hosts",
@@ -31,8 +31,7 @@ COMMANDS = {
     "stage": "put bases of images onto hosts before VMs need them there",
     "status": "say where each disk lives and why, and what it needs",
 }
-"""Subcommand -> its one line of help. Each is a module here with add_arguments(parser) and run(arguments) ->
-exit code.
+"""Subcommand -> its one line of help. Each is a module here with ARGUMENTS and run(arguments) -> exit code.
 """
 OPEN_FILES = 1 << 14
 """Enough for 3000 hosts."""
@@ -51,7 +50,7 @@ def parser(command: str = "") -> argparse.ArgumentParser:
             # What it does not know, the subcommand itself shall say: the usage of all of them helps nobody.
             sub.set_defaults(refuse=sub.error)
             sub.formatter_class = argparse.RawDescriptionHelpFormatter
-            module.add_arguments(sub)
+            describe(sub, module.ARGUMENTS)
     return top
 
 
@@ -67,7 +66,7 @@ def main(argv: list[str]) -> int:
         drop_output()
         return 2
     except OSError as e:
-        put(f"{NAME}: {printable(f'{type(e).__name__}: {e}')}", to=sys.stderr)
+        warn(f"{NAME}: {printable(f'{type(e).__name__}: {e}')}")
         drop_output()
         return 2
     except KeyboardInterrupt:
@@ -112,8 +111,11 @@ def _run(argv: list[str]) -> int:
             with looking_only():
                 return int(module.run(arguments))
         return int(module.run(arguments))
+    except Refused as e:
+        warn(f"{NAME} {arguments.command}: {e}")
+        return 2
     except SemisharedError as e:
         # The remedy for bad arguments is written for those that OpenNebula gives.
         line = f"{e.detail}; --help says what there is" if isinstance(e, BadArguments) else e.line()
-        put(f"{NAME} {arguments.command}: {printable(line)}", to=sys.stderr)
+        warn(f"{NAME} {arguments.command}: {printable(line)}")
         return 2

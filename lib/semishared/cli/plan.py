@@ -29,7 +29,7 @@ from ..front.action import Action
 from ..front.rehearsal import rehearse, rehearse_on_host
 from ..opennebula.report import Report
 from ..plan.vm import hypervisor
-from .command import put, put_all, put_json
+from .command import JSON, argument, put, put_all, put_json, warn
 
 KNOWN = (
     *transfer.PLANNED,
@@ -38,35 +38,33 @@ KNOWN = (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the arguments."""
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.add_argument("action", metavar="ACTION", help=" ".join(KNOWN))
-    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="ARGUMENT")
+ARGUMENTS = (
+    JSON,
+    argument("action", metavar="ACTION", help=" ".join(KNOWN)),
+    argument("words", nargs=argparse.REMAINDER, metavar="ARGUMENT"),
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared plan`."""
     if arguments.action not in KNOWN:
         what = f"{arguments.action} is no transfer action, no datastore/ACTION and no vmm/ACTION"
-        put(f"{NAME} plan: {what}; --help names them", to=sys.stderr)
+        warn(f"{NAME} plan: {what}; --help names them")
         return 1
     kind, _, name = arguments.action.rpartition("/")
     action, came = Action(name, arguments.words, Report(name)), ""
     try:
         if kind == "vmm":
-            came = (
-                sys.stdin.buffer.read().decode("utf-8", "surrogateescape") if name in hypervisor.READ else ""
-            )
+            if name in hypervisor.READ:
+                came = sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
             found = rehearse_on_host(action, came)
         else:
-            found = rehearse(
-                datastore.planned(action) if kind else transfer.PLANNED[name](action), action
-            ).to_data()
+            part = datastore.planned(action) if kind else transfer.PLANNED[name](action)
+            found = rehearse(part, action).to_data()
     except OnedUnavailable:
         raise
     except SemisharedError as e:
-        put(f"{name}: {e.line()}", to=sys.stderr)
+        warn(f"{name}: {e.line()}")
         return 1
     if arguments.json:
         put_json({"action": arguments.action, **found})
@@ -90,9 +88,8 @@ def show(found: Dict[str, Any], xml: Dict[str, str]) -> None:
     above = ""
     for message in found["plan"]:
         during, answers = message.get("during"), message.get("answers")
-        title = f"on {message['host']}" + (
-            f", while {during} waits:" if during else ", looked at now:" if answers is not None else ":"
-        )
+        when = f", while {during} waits" if during else ", looked at now" if answers is not None else ""
+        title = f"on {message['host']}{when}:"
         if title != above:
             put(title)
         above = title
@@ -131,22 +128,20 @@ def changes(came: str, goes: str) -> Iterator[str]:
     if not goes:
         yield from ["= as it came"] if came else []
     else:
-        before, after = (
-            re.sub(r"(?<!]])>\s*<(?!!)", ">\n<", text.strip()).splitlines() for text in (came, goes)
-        )
+        before, after = map(_elements, (came, goes))
         lines = list(difflib.unified_diff(before, after, n=0, lineterm=""))[2:]
         yield from (line for line in lines if not line.startswith("@@"))
+
+
+def _elements(text: str) -> list[str]:
+    return re.sub(r"(?<!]])>\s*<(?!!)", ">\n<", text.strip()).splitlines()
 
 
 def told(value: object) -> str:
     """Return a value of a step for people: records on one line, without what is empty; XML as its length."""
     if isinstance(value, dict):
-        return (
-            ", ".join(
-                f"{name} {told(item)}" for name, item in value.items() if item not in ("", None, [], {})
-            )
-            or "nothing"
-        )
+        parts = (f"{name} {told(item)}" for name, item in value.items() if item not in ("", None, [], {}))
+        return ", ".join(parts) or "nothing"
     if isinstance(value, (list, tuple)):
         return " ".join(map(told, value)) or "none"
     if is_xml(value):

@@ -17,49 +17,35 @@ where it is, and a row says why; 2 the host could not be asked, or cannot have s
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from typing import Any
+from typing import List, Optional
 
-from .. import NAME
-from ..config import load
+from ..config import Config, load
 from ..errors import BadArguments, BadPool
-from ..model.attributes import HOST_POOL
+from ..front.pool_moves import Moving
 from ..model.device.classes import MEMORY
 from ..model.device.steps import ListDevices, SetDevices
-from ..opennebula.oned import Oned
+from ..opennebula.report import printable
 from ..opennebula.xml import Host
 from ..plan.device import choose
 from ..units import human
 from ..wire.session import Session
 from . import command as on
-from .command import put, put_json, table
+from .command import Bars, Lines, Row, argument, flag, put, put_json
 
-Row = dict[str, Any]
-VERBS = ("list", "add", "check", "drain", "rebalance")
 MOVES = ("drain", "rebalance")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the arguments."""
-    parser.add_argument("verb", choices=VERBS)
-    parser.add_argument(
+ARGUMENTS = (
+    argument("verb", choices=("list", "add", "check", *MOVES)),
+    argument(
         "hosts", metavar="HOST", help="a host, or A,B (drain, rebalance: one), by their names in OpenNebula"
-    )
-    parser.add_argument(
-        "device", metavar="DEVICE", nargs="?", help="drain: where the device is mounted, or its UUID"
-    )
-    parser.add_argument(
+    ),
+    argument("device", metavar="DEVICE", nargs="?", help="drain: where the device is mounted, or its UUID"),
+    argument(
         "--rate", metavar="R", help="drain, rebalance: bytes per second at most, e.g. 40M (default: no limit)"
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="drain, rebalance: say what would be moved, and change nothing"
-    )
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="one JSON object on stdout instead of lines; JSON lines of what is moved",
-    )
+    ),
+    flag("--dry-run", "drain, rebalance: say what would be moved, and change nothing"),
+    flag("--json", "one JSON object on stdout instead of lines; JSON lines of what is moved"),
+)
 
 
 def check(arguments: argparse.Namespace) -> None:
@@ -68,11 +54,8 @@ def check(arguments: argparse.Namespace) -> None:
     """
     verb = arguments.verb
     if (verb == "drain") != (arguments.device is not None):
-        raise BadArguments(
-            "drain needs the device: semishared pool drain HOST DEVICE"
-            if verb == "drain"
-            else f"{verb} takes no device"
-        )
+        missing = "drain needs the device: semishared pool drain HOST DEVICE"
+        raise BadArguments(missing if verb == "drain" else f"{verb} takes no device")
     if verb not in MOVES and (arguments.rate is not None or arguments.dry_run):
         raise BadArguments(f"{verb} moves nothing: --rate and --dry-run are for drain and rebalance")
 
@@ -85,22 +68,17 @@ def declaration(host: Host, default: str) -> tuple[choose.Declared, ...]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared pool`."""
-    if os.geteuid() == 0:
-        put(f"{NAME} pool: run this as oneadmin: files of root would be in the drivers' way", to=sys.stderr)
-        return 2
+    on.refuse_root()
     check(arguments)
-    config, oned = load(), Oned()
-    oned.require_admin()
-    hosts, roots = on.named(oned.hosts(), arguments.hosts), on.roots(oned)
+    config, oned = load(), on.administrator()
+    hosts, roots = on.named(oned.hosts(), arguments.hosts), on.roots(on.ours(oned))
     if len(roots) > 1:
         raise BadPool(
             f"datastores lie in {len(roots)} places on each host: what is on a device could be "
             f"another's than is asked"
         )
     if arguments.verb in MOVES:
-        from . import pool_moves
-
-        return pool_moves.run(arguments, config, hosts, roots)
+        return move(arguments, config, hosts, roots)
     survey = on.Survey()
 
     def one(session: Session, host: Host) -> Row:
@@ -111,9 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
                 if not declared:
                     raise BadPool(f"nothing declares a pool of {host.name}")
                 (done,) = session.run([SetDevices(root, tuple(device.word for device in declared), host.id)])
-                found["changes"] += [
-                    f"{path}: {what}" for what, paths in _dict(done).items() for path in paths
-                ]
+                changes = _dict(done).items()
+                found["changes"] += [f"{path}: {what}" for what, paths in changes for path in paths]
             (listed,) = session.run([ListDevices(root)])
             found["devices"] += _dict(listed)["devices"]
         found["wrong"] = [wrong.text for wrong in choose.differences(declared, found["devices"])]
@@ -124,8 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
         put_json({"hosts": rows, "errors": survey.errors})
     else:
         show(rows, arguments.verb)
-        for error in survey.errors:
-            put(f"{error['host']}: {error['error']}", to=sys.stderr)
+        survey.show()
     if survey.errors:
         return 2
     return int(arguments.verb == "check" and any(row["wrong"] for row in rows))
@@ -136,17 +112,20 @@ def _dict(answer: object) -> Row:
     return answer
 
 
-def _lost(device: Row) -> str:
-    return f"{len(device['lost'])} disks are lost with what memory held" if device["lost"] else ""
+def _state(device: Row) -> str:
+    if device["state"]:
+        return str(device["state"])
+    if not device["weight"]:
+        return "takes nothing more"
+    return f"{len(device['lost'])} disks are lost with what memory held" if device["lost"] else "ok"
 
 
 def show(rows: list[Row], verb: str) -> None:
     """Print a table of devices, what was changed, and what is not as it is declared."""
-    lines = [["HOST", "DEVICE", "CLASS", "WEIGHT", "SIZE", "FREE", "PROMISED", "DISKS", "BASES", "STATE"]]
-    for row in rows:
-        for device in row["devices"]:
-            state = device["state"] or ("" if device["weight"] else "takes nothing more") or _lost(device)
-            lines.append(
+    if verb != "check":
+        on.table(
+            "HOST|DEVICE|CLASS|WEIGHT|SIZE|FREE|PROMISED|DISKS|BASES|STATE",
+            [
                 [
                     row["host"],
                     device["path"],
@@ -157,17 +136,74 @@ def show(rows: list[Row], verb: str) -> None:
                     human(device["promised"]) if device["class"] == MEMORY else "-",
                     str(device["disks"]),
                     str(device["bases"]),
-                    state or "ok",
+                    _state(device),
                 ]
-            )
-    if verb != "check":
-        table(lines)
+                for row in rows
+                for device in row["devices"]
+            ],
+        )
     for row in rows:
         if not row["devices"] and verb != "check":
             put(f"{row['host']}: no pool: disks and bases lie below DATASTORE_LOCATION")
-        for change in row["changes"]:
-            put(f"{row['host']}: {change}")
-        for wrong in row["wrong"]:
-            put(f"{row['host']}: {wrong}")
+        for line in (*row["changes"], *row["wrong"]):
+            put(f"{row['host']}: {line}")
         if verb == "check" and not row["wrong"]:
             put(f"{row['host']}: {len(row['devices'])} devices, as declared")
+
+
+def move(arguments: argparse.Namespace, config: Config, hosts: List[Host], roots: List[str]) -> int:
+    """Carry out drain or rebalance on one host; return the exit code."""
+    if len(hosts) != 1:
+        raise BadArguments(f"{arguments.verb} is for one host")
+    limit = on.rate(arguments.rate)
+    if not roots:
+        raise BadArguments("OpenNebula has no datastore of semishared")
+    (host,), (root,) = hosts, roots
+    if host.is_offline:
+        raise BadArguments(f"{host.name} is offline in OpenNebula")
+    is_text = not arguments.json
+    view: Optional[Bars] = Bars(sys.stderr) if is_text and sys.stderr.isatty() else None
+    lines = Lines(sys.stdout)
+
+    def tell(**event: object) -> None:
+        if not is_text:
+            lines.tell(**event)
+        elif event["event"] == "note" and view is None:
+            put(printable(f"{event['host']}: {event['text']}"), flush=True)
+        elif event["event"] == "vm":
+            put(printable(text_of(event)), flush=True)
+        elif view is not None:
+            view.tell(**event)
+
+    with Moving(config, host.name, root, tell, limit, is_dry=arguments.dry_run) as moving:
+        rows = moving.drain(arguments.device) if arguments.verb == "drain" else moving.rebalance()
+        is_over = not arguments.dry_run
+        left = is_over and arguments.verb == "drain" and not moving.is_empty(arguments.device)
+    failed = any(row["how"] in ("stays", "failed") for row in rows) or left
+    summary = _summary(arguments, host.name, rows, left)
+    if is_text:
+        put(printable(summary))
+    else:
+        empty = not left if is_over else None
+        put_json({"event": "summary", "empty": empty, "text": summary, "rows": rows}, None)
+    return int(failed)
+
+
+def text_of(row: Row) -> str:
+    """Return a row's line."""
+    where = f"{row['from']} -> {row['to']}" if row["to"] else str(row["from"])
+    how = f"{row['how']}: {row['why']}" if row["why"] else str(row["how"])
+    took = f" in {row['seconds']:.1f} s" if row["how"] == "moved" else ""
+    return f"{row['what']}  {human(int(row['bytes']))}  {where}  {how}{took}"
+
+
+def _summary(arguments: argparse.Namespace, host: str, rows: List[Row], left: bool) -> str:
+    done = [row for row in rows if row["how"] in ("moved", "would move")]
+    how = "would go" if arguments.dry_run else "have gone"
+    said = f"{human(sum(int(row['bytes']) for row in done))}, {len(done)} of {len(rows)}, {how}"
+    if arguments.verb == "rebalance":
+        return f"{host}: {said}" if rows else f"{host}: no device is much fuller than the others"
+    if arguments.dry_run:
+        return f"{host}: {said}"
+    state = "is not empty yet, and takes nothing more" if left else "is empty, and takes nothing more"
+    return f"{host}: {said}; {arguments.device} {state}"

@@ -27,7 +27,6 @@ import argparse
 import os
 import re
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Sequence
 
 from .. import NAME
@@ -50,7 +49,8 @@ from ..plan.image import attributes as known
 from ..tools import key
 from ..tools.files import write
 from ..tools.this_machine import is_here
-from .command import AT_ONCE, put, put_all, put_json
+from . import command as on
+from .command import argument, flag, put, put_all, warn
 
 CONNECT_S = 10
 
@@ -88,10 +88,10 @@ def is_key_made(oned: Oned) -> bool:
     try:
         said = key_made(oned)
     except NoKey as e:
-        put(f"{NAME} setup: {printable(e.line())}", to=sys.stderr)
+        warn(f"{NAME} setup: {printable(e.line())}")
         return False
     for line in said:
-        put(f"{NAME} setup: {line}", to=sys.stderr)
+        warn(f"{NAME} setup: {line}")
     return True
 
 
@@ -108,22 +108,32 @@ def key_findings(front_end: str, connect_s: int) -> list[Finding]:
 def _asked(path: str, machines: Sequence[str], connect_s: int) -> dict[str, dict[str, Any] | str]:
     """Return what each machine says of its key, or why it says nothing."""
     question = encoded(Question(roles=(), key=(path, os.urandom(16).hex())))
+    said = examined(machines, question, connect_s)
+    for machine, answer in said.items():
+        if isinstance(answer, dict):
+            its = answer.get("key")
+            said[machine] = its if isinstance(its, dict) else "its answer makes no sense"
+    return said
 
-    def one(machine: str) -> dict[str, Any] | str:
-        try:
-            said = examine.examine(machine, question, connect_s).get("key")
-        except SemisharedError as e:
-            return e.detail
-        return said if isinstance(said, dict) else "its answer makes no sense"
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        return dict(zip(machines, pool.map(one, machines)))
+def examined(
+    machines: Sequence[str], question: str, connect_s: int = CONNECT_S
+) -> dict[str, dict[str, Any] | str]:
+    """Return what each machine answers, or why it does not."""
+
+    def one(machine: str) -> dict[str, Any]:
+        return examine.examine(machine, question, connect_s)
+
+    answers = on.at_once("setup: machines", machines, one)
+    return {name: found.detail if isinstance(found, SemisharedError) else found for name, found in answers}
 
 
 DIR, IMAGE, SYSTEM = "dir", "semi_img", "semi_sys"
 """What is made if nothing else is said, and nothing is there."""
 SYSTEM_TYPE, IMAGE_TYPE = "SYSTEM_DS", "IMAGE_DS"
 HOLDER = {IMAGE_TYPE: "image datastore", SYSTEM_TYPE: "system datastore"}
+OURS = ("NAME", "TYPE", "DS_MAD", "TM_MAD")
+TYPE_NUMBER = {IMAGE_TYPE: 0, SYSTEM_TYPE: 1}
 
 
 class Template(NamedTuple):
@@ -139,44 +149,47 @@ class Template(NamedTuple):
     def type(self) -> str:
         return self.attributes["TYPE"]
 
+    @property
+    def chosen(self) -> list[tuple[str, str]]:
+        """Return the attributes that do not make it a datastore of ours."""
+        return [(name, value) for name, value in self.attributes.items() if name not in OURS]
+
     def text(self) -> str:
         """Return it as `onedatastore create` reads it."""
         return "".join(f"{name} = {quoted(value)}\n" for name, value in self.attributes.items())
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the arguments."""
-    parser.add_argument(
+ARGUMENTS = (
+    argument(
         "--kind", choices=sorted(access.KINDS), help=f"of the image store (the one that is there, else {DIR})"
-    )
-    parser.add_argument(
+    ),
+    argument(
         "--image", metavar="NAME", help=f"name of the image datastore (the one that is there, else {IMAGE})"
-    )
-    parser.add_argument(
+    ),
+    argument(
         "--system",
         metavar="NAME",
         help=f"name of the system datastore (the one that is there, else {SYSTEM})",
-    )
-    parser.add_argument(
+    ),
+    argument(
         "--set", metavar="NAME=VALUE", action="append", default=[], help="an attribute of the image datastore"
-    )
-    parser.add_argument(
+    ),
+    argument(
         "--set-system", metavar="NAME=VALUE", action="append", default=[], help="one of the system datastore"
-    )
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--apply", action="store_true", help="make them in OpenNebula")
-    parser.add_argument(
+    ),
+    flag("--apply", "make them in OpenNebula", one_of="how"),
+    flag(
         "--is-store",
-        action="store_true",
-        help="mark the store though nothing is mounted there: this machine exports it, or is the only one",
-    )
-    how.add_argument("--out", metavar="DIR", help="write the templates to files in DIR")
-    how.add_argument(
+        "mark the store though nothing is mounted there: this machine exports it, or is the only one",
+    ),
+    argument("--out", metavar="DIR", help="write the templates to files in DIR", one_of="how"),
+    flag(
         "--key",
-        action="store_true",
-        help="make this front-end's key for marks of fences, as --apply does, and nothing else",
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+        "make this front-end's key for marks of fences, as --apply does, and nothing else",
+        one_of="how",
+    ),
+    on.JSON,
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -196,23 +209,19 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.is_store and (not arguments.apply or access.KINDS[arguments.kind or DIR].has_bridge):
         raise BadArguments("--is-store is for --apply, and for a store that is mounted")
     if wrong:
-        for text in wrong:
-            put_all(f"{NAME} setup: {text}", to=sys.stderr)
-        return 1
+        return refused(*wrong)
     made: dict[str, int] = {}
     marked, has_key = Marked(), not arguments.apply or is_key_made(Oned())
     if arguments.apply:
-        refused = apply(templates, made)
-        if not refused:
-            try:
-                marked = mark_store(made[templates[0].name], arguments.is_store)
-            except OnedUnavailable:
-                raise
-            except SemisharedError as e:
-                refused = e.detail
-        if refused:
-            put_all(f"{NAME} setup: {refused}", to=sys.stderr)
-            return 1
+        why = apply(templates, made)
+        if why:
+            return refused(why)
+        try:
+            marked = mark_store(made[templates[0].name], arguments.is_store)
+        except OnedUnavailable:
+            raise
+        except SemisharedError as e:
+            return refused(e.detail)
     found = shared(made[templates[1].name]) if arguments.apply else []
     files = {}
     if arguments.out:
@@ -223,21 +232,24 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         rows = [{**template.attributes, "ID": made.get(template.name)} for template in templates]
         answer = {"datastores": rows, "files": files, "store": marked.store, "not_marked": marked.why_not}
-        put_json({**answer, "shared": [item.what for item in found]})
+        on.put_json({**answer, "shared": [item.what for item in found]})
     else:
         show(templates, made, files, arguments.kind or DIR, marked)
-    for item in found:
-        put_all(f"{NAME} setup: {item.what}\n-> {item.mend}", to=sys.stderr)
+    refused(*(f"{item.what}\n-> {item.mend}" for item in found))
     return int(bool(found) or not has_key)
+
+
+def refused(*texts: str) -> int:
+    """Say on stderr what is wrong; return the exit code."""
+    for text in texts:
+        put_all(f"{NAME} setup: {text}", to=sys.stderr)
+    return 1
 
 
 def wanted(arguments: argparse.Namespace) -> list[Template]:
     """Return the datastores that the arguments describe; raise BadArguments."""
-    image_name, system_name, kind = (
-        arguments.image or IMAGE,
-        arguments.system or SYSTEM,
-        arguments.kind or DIR,
-    )
+    image_name, system_name = arguments.image or IMAGE, arguments.system or SYSTEM
+    kind = arguments.kind or DIR
     if image_name == system_name:
         raise BadArguments(f"both datastores are called {image_name!r}")
     image = {"NAME": image_name, "TYPE": IMAGE_TYPE, "DS_MAD": NAME, "TM_MAD": NAME}
@@ -282,7 +294,7 @@ def pairs(words: list[str]) -> dict[str, str]:
         name = name.strip().upper()
         if not equals or not known.NAME.match(name) or not value.strip() or not value.isprintable():
             raise BadArguments(f"not NAME=VALUE: {word!r}")
-        if name in ("NAME", "TYPE", "DS_MAD", "TM_MAD"):
+        if name in OURS:
             raise BadArguments(f"{name} is not to be set: it is what makes a datastore one of {NAME}")
         found[name] = value.strip()
     return found
@@ -305,11 +317,7 @@ def apply(templates: list[Template], made: dict[str, int]) -> str:
             return (
                 f"there is a datastore {template.name} (id {store.id}) of another kind: choose another name"
             )
-        other = [
-            name
-            for name, value in template.attributes.items()
-            if name not in ("NAME", "TYPE", "DS_MAD", "TM_MAD") and store.attribute(name) != value
-        ]
+        other = [name for name, value in template.chosen if store.attribute(name) != value]
         if other:
             return (
                 f"datastore {template.name} (id {store.id}) is there with another {', '.join(other)}: "
@@ -335,15 +343,7 @@ def shared(system: int) -> list[Finding]:
     if not path or len(machines) < 2:
         return []
     question = encoded(Question(roles=(), location=os.path.dirname(path), systems=(path,)))
-
-    def one(machine: str) -> dict[str, Any] | str:
-        try:
-            return examine.examine(machine, question)
-        except SemisharedError as e:
-            return e.detail  # `doctor` says it
-
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        return of_shared(dict(zip(machines, pool.map(one, machines))), front_end)
+    return of_shared(examined(machines, question), front_end)  # what does not answer `doctor` says
 
 
 def mark_store(number: int, is_store: bool) -> Marked:
@@ -351,15 +351,11 @@ def mark_store(number: int, is_store: bool) -> Marked:
     another's.
     """
     oned = Oned()
-    ours = [store for store in oned.datastores() if store.driver == NAME and not store.is_system]
+    system = TYPE_NUMBER[SYSTEM_TYPE]
+    ours = [store for store in oned.datastores() if store.driver == NAME and store.type != system]
     (datastore,) = [store for store in ours if store.id == number]
-    return mark(
-        oned,
-        datastore,
-        [store for store in ours if store.id != number],
-        oned.images(),
-        lambda path: is_store or is_mount(path),
-    )
+    others = [store for store in ours if store.id != number]
+    return mark(oned, datastore, others, oned.images(), lambda path: is_store or is_mount(path))
 
 
 def is_mount(directory: str) -> bool:
@@ -434,11 +430,6 @@ def sunstone(template: Template) -> str:
         f"  Transfer: Custom    Custom TM_MAD: {NAME}",
         "  Next: choose the clusters. Configuration attributes: leave as they are",
     ]
-    more = [
-        (name, value)
-        for name, value in template.attributes.items()
-        if name not in ("NAME", "TYPE", "DS_MAD", "TM_MAD")
-    ]
-    lines.append("  Custom Attributes: " + ("none" if not more else ""))
-    lines += [f"    {name} = {value}" for name, value in more]
+    lines.append("  Custom Attributes: " + ("" if template.chosen else "none"))
+    lines += [f"    {name} = {value}" for name, value in template.chosen]
     return "\n".join([*lines, "  Finish", ""])

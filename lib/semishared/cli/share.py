@@ -40,11 +40,8 @@ from ..plan.care import gc_stores
 from ..plan.share.client_keys import SHUT_OUT, told
 from ..plan.share.shares import size_of
 from ..units import GiB, MiB, human
-from ..wire.session import Session
-from . import command
-from .command import put_all, put_json, table
-
-Row = dict[str, Any]
+from . import command as on
+from .command import Row, argument, flag, put_all, put_json, table
 
 
 def share_state(row: Row, image: Optional[Image], store: int) -> str:
@@ -85,32 +82,23 @@ def key_of(
     if revoke:
         taken = ask(share_steps.TakeKeys(tree, image.id, holder))["taken"]
         whose = "the operator's key" if vm is None else f"the key of VM {vm}"
-        said = (
-            f"mounts nothing any more, and who has the share itself mounted by it is shut out; {SHUT_OUT}"
-            if taken
-            else "is not there"
-        )
-        return {"image": image.id, "taken": taken, "said": f"{whose} for image {image.id} {said}"}
+        out = f"mounts nothing any more, and who has the share itself mounted by it is shut out; {SHUT_OUT}"
+        said = f"{whose} for image {image.id} {out if taken else 'is not there'}"
+        return {"image": image.id, "taken": taken, "said": said}
     where = tree, image.id, image.source
-    answer = ask(
-        share_steps.GiveKey(*where, holder, readonly) if vm is None else share_steps.ShowKey(*where, vm)
-    )
-    found = {name.lower(): value for name, value in told(answer)}
+    give = share_steps.GiveKey(*where, holder, readonly) if vm is None else share_steps.ShowKey(*where, vm)
+    found = {name.lower(): value for name, value in told(ask(give))}
     return {"image": image.id, "credentials": found, "said": _lines(image.id, vm, found)}
 
 
 def _lines(image: int, vm: Optional[int], one: dict[str, str]) -> str:
     does = "reads" if one["access"] == "ro" else "reads and writes"
     revoke = f"semishared share credentials {image}{'' if vm is None else f' --vm {vm}'} --revoke"
-    mount = (
-        f"mount -t ceph {one['monitors']}:{one['path']} /mnt -o "
-        f"name={one['user']},fs={one['fs']},secretfile=FILE"
-    )
-    rows = [
-        f"secret: who has this key {does} image {image}, until `{revoke}`",
-        *(f"{name} {value}" for name, value in one.items()),
-    ]
-    return "\n".join([*rows, mount])
+    rows = [f"secret: who has this key {does} image {image}, until `{revoke}`"]
+    rows += [f"{name} {value}" for name, value in one.items()]
+    options = f"name={one['user']},fs={one['fs']},secretfile=FILE"
+    rows.append(f"mount -t ceph {one['monitors']}:{one['path']} /mnt -o {options}")
+    return "\n".join(rows)
 
 
 SNAPSHOT_WORDS = {"create": ("IMAGE", "NAME"), "list": ("IMAGE",), "remove": ("IMAGE", "NAME")}
@@ -135,17 +123,14 @@ def run_snapshots(
     """Do what `words`, which are checked, say with the snapshots of a share; return what is to be said."""
     if words[0] == "create":
         made = ask(share_steps.MakeSnapshot(tree, image, words[2]))
-        return {
-            "image": image,
-            "snapshot": made,
-            "said": f"snapshot {made['name']} of the share of image {image}: {_where(made)}",
-        }
+        said = f"snapshot {made['name']} of the share of image {image}: {_where(made)}"
+        return {"image": image, "snapshot": made, "said": said}
     if words[0] == "remove":
         what = f"snapshot {words[2]} of the share of image {image}"
         if is_dry or not may([f"{what} would be removed"]):
             return {"image": image, "said": f"{what} {'would be' if is_dry else 'is not'} removed"}
         ask(share_steps.RemoveSnapshot(tree, image, words[2]))
-        return {"image": image, "said": f"snapshot {words[2]} of the share of image {image} is gone"}
+        return {"image": image, "said": f"{what} is gone"}
     return {"image": image, "snapshots": ask(share_steps.ListSnapshots(tree, image))["snapshots"]}
 
 
@@ -157,11 +142,11 @@ def _where(row: Row) -> str:
 
 def show_snapshots(rows: Sequence[Row]) -> None:
     """Print snapshots as a table."""
-    lines = [["NAME", "MADE", "KEEPS ALONE", "WHERE"]]
+    lines = []
     for row in rows:
         made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["made"])) if row["made"] >= 0 else "-"
         lines.append([row["name"], made, human(row["alone"]) if row["alone"] >= 0 else "-", _where(row)])
-    table(lines)
+    table("NAME|MADE|KEEPS ALONE|WHERE", lines)
 
 
 WORDS = {
@@ -175,17 +160,15 @@ WORDS = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the arguments."""
-    parser.add_argument("verb", choices=tuple(WORDS))
-    parser.add_argument("words", nargs="*", metavar="WORD", help="as above")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of lines")
-    command.add_consent_options(parser, "drop, snapshot remove")
-    parser.add_argument("--vm", metavar="ID", help="credentials: of that VM, not an operator's")
-    parser.add_argument(
-        "--readonly", action="store_true", help="credentials: an operator's other one, which writes nothing"
-    )
-    parser.add_argument("--revoke", action="store_true", help="credentials: take both keys back")
+ARGUMENTS = (
+    argument("verb", choices=tuple(WORDS)),
+    argument("words", nargs="*", metavar="WORD", help="as above"),
+    on.JSON_FOR_LINES,
+    *on.consent("drop, snapshot remove"),
+    argument("--vm", metavar="ID", help="credentials: of that VM, not an operator's"),
+    flag("--readonly", "credentials: an operator's other one, which writes nothing"),
+    flag("--revoke", "credentials: take both keys back"),
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -199,41 +182,35 @@ def run(arguments: argparse.Namespace) -> int:
         raise BadArguments("--vm, --readonly and --revoke are for credentials")
     if (arguments.yes or arguments.dry_run) and verb != "drop" and words[:1] != ["remove"]:
         raise BadArguments("--yes and --dry-run are for drop and snapshot remove, which remove data")
-    oned = Oned()
-    oned.require_admin()
-    if verb == "snapshot":
-        answer = snapshot(oned, words, partial(command.agreed, arguments), arguments.dry_run)
-        if "snapshots" in answer and not arguments.json:
-            show_snapshots(answer["snapshots"])
-            return 0
-        return _say(answer, arguments.json)
+    oned, may, is_dry = on.administrator(), partial(on.agreed, arguments), arguments.dry_run
     if verb == "list":
-        datastores = (
-            [_datastore(oned, words[0])]
-            if words
-            else [one for one in oned.datastores() if template.is_shares(one)]
-        )
-        found = [row for datastore in datastores for row in listed(oned, datastore)]
+        stores = [_datastore(oned, words[0])] if words else filter(access.is_shares, oned.datastores())
+        found = [row for datastore in stores for row in listed(oned, datastore)]
         put_json({"shares": found}) if arguments.json else show(found)
         return 0
-    verbs: dict[str, Callable[..., Row]] = {"init": init, "usage": usage, "resize": resize}
-    verbs["drop"] = partial(drop, may=partial(command.agreed, arguments), is_dry=arguments.dry_run)
-    verbs["credentials"] = partial(
-        credentials, vm=arguments.vm, readonly=arguments.readonly, revoke=arguments.revoke
-    )
-    return _say(verbs[verb](oned, *words), arguments.json)
-
-
-def _say(answer: Row, as_json: bool) -> int:
-    put_json(answer) if as_json else put_all(str(answer["said"]))
+    verbs: dict[str, Callable[..., Row]] = {
+        "init": init,
+        "usage": usage,
+        "resize": resize,
+        "snapshot": partial(snapshot, may=may, is_dry=is_dry),
+        "drop": partial(drop, may=may, is_dry=is_dry),
+        "credentials": partial(
+            credentials, vm=arguments.vm, readonly=arguments.readonly, revoke=arguments.revoke
+        ),
+    }
+    answer = verbs[verb](oned, *words)
+    if arguments.json:
+        put_json(answer)
+    elif "snapshots" in answer:
+        show_snapshots(answer["snapshots"])
+    else:
+        put_all(str(answer["said"]))
     return 0
 
 
 def ask(datastore: Datastore, step: Any) -> Any:
     """Have the machine that makes a datastore's shares carry out a step; return its answer."""
-    with Session(share.bridge(datastore), "share", load()) as session:
-        (answer,) = session.run([step])
-    return answer
+    return on.ask(share.bridge(datastore), "share", load(), step)
 
 
 def _datastore(oned: Oned, word: str) -> Datastore:
@@ -256,17 +233,14 @@ def init(oned: Oned, word: str) -> Row:
         datastore = _datastore(oned, word)
     tree = share.tree(datastore)
     marker = ask(datastore, share_steps.MarkRoot(tree, os.urandom(16).hex()))["marker"]
-    others = [one for one in oned.datastores() if one.id != datastore.id and STORE.text(one) == marker]
+    stores = [one for one in oned.datastores() if one.id != datastore.id]
+    others = [one for one in stores if one.attribute("SEMISHARED_STORE") == marker]
     if others:
         raise BadArguments(f"{tree.root} belongs to datastore {others[0].id} ({others[0].name})")
     if not tree.marker:
-        oned.update_datastore(datastore.id, STORE.line(marker))
-    return {
-        "datastore": datastore.id,
-        "root": tree.root,
-        "marker": marker,
-        "said": f"{tree.root} is the root of the shares of datastore {datastore.id} ({tree.fs})",
-    }
+        oned.update_datastore(datastore.id, f'SEMISHARED_STORE = "{marker}"\n')
+    said = f"{tree.root} is the root of the shares of datastore {datastore.id} ({tree.fs})"
+    return {"datastore": datastore.id, "root": tree.root, "marker": marker, "said": said}
 
 
 def listed(oned: Oned, datastore: Datastore) -> list[Row]:
@@ -282,10 +256,10 @@ def listed(oned: Oned, datastore: Datastore) -> list[Row]:
 
 def show(rows: list[Row]) -> None:
     """Print shares as a table."""
-    lines = [["IMAGE", "DATASTORE", "OWNER", "SIZE", "USED", "SNAPSHOTS", "STATE"]]
-    for row in rows:
-        lines.append([str(row["image"]), str(row["datastore"]), *number_columns(row), state_column(row)])
-    table(lines)
+    table(
+        "IMAGE|DATASTORE|OWNER|SIZE|USED|SNAPSHOTS|STATE",
+        [[str(row["image"]), str(row["datastore"]), *number_columns(row), state_column(row)] for row in rows],
+    )
 
 
 def _row(oned: Oned, word: str) -> Row:
@@ -309,23 +283,17 @@ def usage(oned: Oned, word: str) -> Row:
             f"image {word} is {row['directory']}, which was there before: nobody counts what is in it"
         )
     used = human(row["used"]) if row["used"] >= 0 else "nobody knows how much"
-    more = {"wrong": wrong, "said": f"{used} of {human(row['size'])}; {wrong['detail']}"} if wrong else {}
-    return {
-        "image": row["image"],
-        "used": row["used"],
-        "size": row["size"],
-        "said": f"{used} of {human(row['size'])}",
-        **more,
-    }
+    said = f"{used} of {human(row['size'])}"
+    answer = {"image": row["image"], "used": row["used"], "size": row["size"], "said": said}
+    return {**answer, "wrong": wrong, "said": f"{said}; {wrong['detail']}"} if wrong else answer
 
 
 def resize(oned: Oned, word: str, size: str) -> Row:
     """Hold a share to another size."""
     datastore = _of_image(oned, word)
     wanted = size_of(size, load().images_max_virtual_size_gib * GiB, "SIZE")
-    before = ask(datastore, share_steps.ResizeShare(share.tree(datastore), number(word, "image"), wanted))[
-        "before"
-    ]
+    step = share_steps.ResizeShare(share.tree(datastore), number(word, "image"), wanted)
+    before = ask(datastore, step)["before"]
     counted = oned.image(number(word, "image")).size // MiB
     said = (
         f"{human(before)} -> {human(wanted)}; OpenNebula goes on counting {counted} MiB against the "
@@ -334,30 +302,17 @@ def resize(oned: Oned, word: str, size: str) -> Row:
     return {"image": int(word), "before": before, "size": wanted, "said": said}
 
 
-def snapshot(oned: Oned, words: list[str], may: Callable[[list[str]], bool], is_dry: bool) -> Row:
+def snapshot(oned: Oned, *words: str, may: Callable[[list[str]], bool], is_dry: bool) -> Row:
     """Make, list or remove snapshots of a share."""
-    datastore = _of_image(oned, words[1])
-    return run_snapshots(
-        share.tree(datastore),
-        number(words[1], "image"),
-        words,
-        lambda step: ask(datastore, step),
-        may,
-        is_dry,
-    )
+    datastore, image = _of_image(oned, words[1]), number(words[1], "image")
+    return run_snapshots(share.tree(datastore), image, words, partial(ask, datastore), may, is_dry)
 
 
 def credentials(oned: Oned, word: str, vm: Optional[str], *, readonly: bool, revoke: bool) -> Row:
     """Give or take back a key for a share."""
     datastore, of_vm = _of_image(oned, word), None if vm is None else number(vm, "VM")
-    return key_of(
-        share.tree(datastore),
-        oned.image(number(word, "image")),
-        of_vm,
-        readonly=readonly,
-        revoke=revoke,
-        ask=lambda step: ask(datastore, step),
-    )
+    tree, image = share.tree(datastore), oned.image(number(word, "image"))
+    return key_of(tree, image, of_vm, readonly=readonly, revoke=revoke, ask=partial(ask, datastore))
 
 
 def drop(oned: Oned, word: str, image: str, *, may: Callable[[list[str]], bool], is_dry: bool) -> Row:

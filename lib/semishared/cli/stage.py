@@ -13,8 +13,6 @@ nothing was begun: oned, an image or the arguments
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from typing import Any, List, Sequence, Tuple
 
 from .. import NAME
@@ -22,10 +20,7 @@ from ..config import COMPRESSORS, Config, load
 from ..errors import BadArguments, BadAttribute, NotSupported, OnedUnavailable, SemisharedError
 from ..front.staging import Staging
 from ..front.staging_hosts import Wanted, Wish
-from ..model.attributes import STAGE
-from ..model.disk import names as disk_names
-from ..model.store import template
-from ..opennebula.args import absolute
+from ..model.store import access
 from ..opennebula.oned import Oned
 from ..opennebula.states import ImageState
 from ..opennebula.xml import Datastore, Host, Image
@@ -34,76 +29,57 @@ from ..plan.image import placement
 from ..plan.image.images import image_ref
 from ..units import human
 from . import command as on
-from .base import rate
-from .command import put, put_json
-from .progress import Bars, Lines
+from .command import argument, flag, put, warn
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the arguments."""
-    parser.add_argument(
+ARGUMENTS = (
+    argument(
         "image", nargs="*", metavar="IMAGE[,IMAGE...][@HOST[,HOST...]]", help="ids or names; to which hosts"
-    )
-    parser.add_argument(
-        "--due",
-        action="store_true",
-        help="all images with SEMISHARED_STAGE = on-upload (their own or their datastore's)",
-    )
-    on.add_arguments(parser)
-    parser.add_argument(
+    ),
+    flag("--due", "all images with SEMISHARED_STAGE = on-upload (their own or their datastore's)"),
+    *on.HOSTS,
+    argument(
         "--rate",
         metavar="R",
         help="bytes per second that one host sends at most, e.g. 40M (default: semishared.conf)",
-    )
-    parser.add_argument("--compress", choices=COMPRESSORS, help="default: semishared.conf, auto: what pays")
-    parser.add_argument(
+    ),
+    argument("--compress", choices=COMPRESSORS, help="default: semishared.conf, auto: what pays"),
+    argument(
         "--transport",
         choices=TRANSPORTS,
         default="auto",
         help="default: auto: multicast, then chain, then unicast",
-    )
-    parser.add_argument(
-        "--wait", action="store_true", help="wait where a clone or another session makes the base just now"
-    )
-    parser.add_argument("--json", action="store_true", help="JSON lines also on a terminal")
+    ),
+    flag("--wait", "wait where a clone or another session makes the base just now"),
+    flag("--json", "JSON lines also on a terminal"),
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared stage`."""
-    if os.geteuid() == 0:
-        put(f"{NAME} stage: run this as oneadmin: files of root would be in the drivers' way", to=sys.stderr)
-        return 2
+    on.refuse_root()
     if arguments.due == bool(arguments.image):
         raise BadArguments("images are wanted, or --due")
-    config, oned = load(), Oned()
-    oned.require_admin()
+    config, oned = load(), on.administrator()
     known = oned.hosts()
     hosts = on.chosen(known, arguments)
     wish = Wish(
         arguments.transport,
         arguments.compress or config.staging_compress,
-        rate(arguments.rate) if arguments.rate else config.staging_rate,
+        on.rate(arguments.rate) if arguments.rate else config.staging_rate,
         arguments.wait,
     )
-    is_text = sys.stdout.isatty() and not arguments.json
-    datastores = {store.id: store for store in oned.datastores()}
-    if not arguments.due:
-        return stage(
-            oned,
-            wanted(oned.images(), datastores, arguments.image, hosts, known),
-            known,
-            wish,
-            config,
-            is_text,
-        )
-    code = 0
-    for image in oned.images():
-        if image.store_id in datastores and is_due(image, datastores[image.store_id]):
-            # One that cannot be had is no reason not to have the others.
-            code = max(
-                code, stage(oned, [(image, datastores[image.store_id], hosts)], known, wish, config, is_text)
-            )
-    return code
+    stores = {store.id: store for store in oned.datastores()}
+    images = oned.images()
+    if arguments.due:
+        # One that cannot be had is no reason not to have the others.
+        due = [
+            image for image in images if image.store_id in stores and is_due(image, stores[image.store_id])
+        ]
+        sets = [[(image, stores[image.store_id], hosts)] for image in due]
+    else:
+        sets = [wanted(images, stores, arguments.image, hosts, known)]
+    return max((stage(oned, orders, known, wish, config, on.view(arguments)) for orders in sets), default=0)
 
 
 Order = Tuple[Image, Datastore, List[Host]]
@@ -162,43 +138,32 @@ def is_due(image: Image, datastore: Datastore) -> bool:
     try:
         return not cannot(image, datastore) and STAGE.value(image, datastore) == "on-upload"
     except BadAttribute as e:
-        put(f"{NAME} stage: {e.line()}", to=sys.stderr)
+        warn(f"{NAME} stage: {e.line()}")
         return False
 
 
 def stage(
-    oned: Oned, orders: list[Order], known: list[Host], wish: Wish, config: Config, is_text: bool
+    oned: Oned, orders: list[Order], known: list[Host], wish: Wish, config: Config, view: on.View
 ) -> int:
     """Stage images in one session; return the exit code."""
-    view = Bars(sys.stderr) if is_text else Lines(sys.stdout)
-    named = ", ".join(str(number) for number in dict.fromkeys(image.id for image, _, _ in orders))
+    images = {image.id: image for image, _, _ in orders}
     try:
-        roots = {
-            disk_names.base_store(os.path.dirname(absolute(store.base_path, "BASE_PATH")))
-            for _, store, _ in orders
-        }
-        if len(roots) > 1:
-            raise BadArguments(
-                f"their datastores have base stores in several places: {', '.join(sorted(roots))}"
-            )
-        wants: dict[str, list[Wanted]] = {}
-        for image, store, hosts in orders:
-            item = Wanted(image_ref(image, store), template.bridge(store, image.id))
-            for host in hosts:
-                wants.setdefault(host.name, []).append(item)
-        session = Staging(roots.pop(), wants, known, wish, config, view.tell)
-        session.run()
+        with view:
+            roots = on.roots(store for _, store, _ in orders)
+            if len(roots) > 1:
+                raise BadArguments(f"their datastores have base stores in several places: {', '.join(roots)}")
+            wants: dict[str, list[Wanted]] = {}
+            for image, store, hosts in orders:
+                item = Wanted(image_ref(image, store), access.bridge(store, image.id))
+                for host in hosts:
+                    wants.setdefault(host.name, []).append(item)
+            session = Staging(roots[0], wants, known, wish, config, view.tell)
+            session.run()
     except SemisharedError as e:
-        view.close()
-        put(f"{NAME} stage: image {named}: {e.line()}", to=sys.stderr)
+        warn(f"{NAME} stage: image {', '.join(map(str, images))}: {e.line()}")
         return 2
-    view.close()
-    gone = gone_of(oned, orders)
-    outcome = summary({image.id: image for image, _, _ in orders}, session, gone)
-    if is_text:
-        show(outcome)
-    else:
-        put_json({"event": "summary", **outcome}, None)
+    outcome = summary(images, session, gone_of(oned, orders))
+    view.summary(lambda: show(outcome), outcome)
     return 0 if outcome["complete"] else 1
 
 
@@ -224,7 +189,7 @@ def summary(images: dict[int, Image], session: Staging, gone: Sequence[int] = ()
         for name, entry in outcome.sources.items():
             sources[name if name in sources else "peers"] += entry["bytes"]
     stream = session.stream
-    plain, packed = stream.get("plain"), stream.get("packed")
+    plain, packed = (n if isinstance(n, int) else None for n in map(stream.get, ("plain", "packed")))
     generations = {ref.id: ref.generation for ref in session.images.values()}
     return {
         "images": [
@@ -238,10 +203,8 @@ def summary(images: dict[int, Image], session: Staging, gone: Sequence[int] = ()
         "common": session.common,
         "unique": session.unique,
         "stream": stream,
-        "ratio": round(packed / plain, 3)
-        if isinstance(plain, int) and isinstance(packed, int) and plain
-        else None,
-        "rate": int(packed / session.seconds) if isinstance(packed, int) and session.seconds else None,
+        "ratio": round(packed / plain, 3) if packed is not None and plain else None,
+        "rate": int(packed / session.seconds) if packed is not None and session.seconds else None,
         "complete": not gone and all(outcome.ok for outcome in session.hosts.outcomes.values()),
         "hosts": rows,
         "gone": list(gone),

@@ -20,51 +20,73 @@ none of the kind; 2 a machine or oned could not be asked, or nothing is called s
 from __future__ import annotations
 
 import argparse
-import os
-import sys
-from typing import Any
+from typing import Any, Iterable, Optional, Union
 
 from .. import NAME
 from ..config import load
 from ..errors import BadArguments, SemisharedError
 from ..model.base import steps as base_steps
 from ..model.disk import names as disk_names
-from ..model.disk.place import NORMAL, OVERLAY
-from ..opennebula.args import absolute
-from ..opennebula.oned import Oned
-from ..opennebula.states import name_of
-from ..opennebula.xml import Host, Image, Vm
+from ..model.disk.place import OVERLAY
+from ..model.disk.record import NORMAL
+from ..opennebula.xml import Disk, Host, Image, Vm
 from ..plan.care.gc_places import place_of
 from ..plan.image.placement import place, reason
 from ..tools.this_machine import is_here
 from ..units import human
 from ..wire.session import Session
 from . import command as on
-from . import status_shares
-from .command import put, put_json, table
+from .command import Row, argument, put, table
+from .gc import shares_listed
+from .share import number_columns, share_state, state_column
 
-Row = dict[str, Any]
+STATES = {
+    1: "PENDING",
+    2: "HOLD",
+    3: "ACTIVE",
+    4: "STOPPED",
+    5: "SUSPENDED",
+    8: "POWEROFF",
+    9: "UNDEPLOYED",
+    10: "CLONING",
+    11: "CLONING_FAILURE",
+}
+AWAY = (4, 9)
+"""States in which a VM's files are on the front-end."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the arguments."""
-    parser.add_argument("what", nargs="?", metavar="VM|HOST|IMAGE", help="one of them; without it everything")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+ARGUMENTS = (
+    argument("what", nargs="?", metavar="VM|HOST|IMAGE", help="one of them; without it everything"),
+    on.JSON,
+)
+
+
+OF_RECORD = (
+    "place",
+    "how",
+    "format",
+    "bytes",
+    "uncommitted",
+    "io_class",
+    "snapshots",
+    "path",
+    "device",
+    "hot",
+)
+"""What a row has of the record of a disk."""
 
 
 class Cloud:
     """What oned knows, and what the machines said."""
 
     def __init__(self) -> None:
-        self.oned = Oned()
-        self.oned.require_admin()
+        self.oned = on.administrator()
         self.config = load()
         self.survey = on.Survey()
         self.stores = {store.id: store for store in self.oned.datastores()}
         self.images = {image.id: image for image in self.oned.images()}
         self.hosts = self.oned.hosts()
-        self.front_end = next((host.name for host in self.hosts if is_here(host.name)), os.uname().nodename)
-        """As OpenNebula calls it where it is a host too."""
+        self.front_end = on.front_end_of(self.hosts)
         self.vms = {vm.id: self.oned.vm(vm.id) for vm in self.oned.vms()}
         self.records: dict[tuple[str, int], Row] = {}
         """(machine, VM) -> what is there of it."""
@@ -76,26 +98,21 @@ class Cloud:
     def ask(self, hosts: list[Host]) -> None:
         """Ask these hosts and the front-end, all at once."""
         ours = [store for store in self.stores.values() if NAME in (store.driver, store.text("DS_MAD"))]
-        locations = sorted({os.path.dirname(absolute(store.base_path, "BASE_PATH")) for store in ours})
-        systems = tuple(sorted(store.id for store in ours if store.is_system))
+        locations = sorted(set(map(on.location, ours)))
+        systems = tuple(sorted(store.id for store in ours if store.type == 1))
 
         def look(session: Session, host: Host) -> list[Row]:
             answers = []
             for location in locations:
-                disks, bases = session.run(
-                    [
-                        base_steps.ReportDisks(location, systems),
-                        base_steps.ListBases(disk_names.base_store(location)),
-                    ]
-                )
+                root = disk_names.base_store(location)
+                steps = [base_steps.ReportDisks(location, systems), base_steps.ListBases(root)]
+                disks, bases = session.run(steps)
                 assert isinstance(disks, dict) and isinstance(bases, dict)
                 answers.append({**disks, **bases})
             return answers
 
-        machines = [
-            *hosts,
-            *([] if any(host.name == self.front_end for host in hosts) else [self._own_host()]),
-        ]
+        is_asked = any(host.name == self.front_end for host in hosts)
+        machines = hosts if is_asked else [*hosts, self._own_host()]
         for machine, answers in self.survey.ask(machines, "status", self.config, look).items():
             for answer in answers:
                 for vm in answer["vms"]:
@@ -127,18 +144,10 @@ class Cloud:
                 continue
             record = by_number.get(disk.id)
             image = self.images.get(disk.image_id)
-            store = self.stores.get(image.store_id) if image else None
-            why = ""
-            if image is not None and store is not None:
-                try:
-                    why = reason(image, store, disk)
-                    if record and record["how"] == OVERLAY.name and place(image, store).is_remote:
-                        why += ", detached since"
-                except SemisharedError as e:
-                    why = e.detail
-            missing = was_asked and record is None and is_settled
+            missing = "no record" if was_asked and record is None and is_settled else ""
             # Hosts of older versions say what is wrong of a VM as a whole.
             wrong = there.get("wrong", {}).get(str(disk.id), "") if "wrong" in there else there["error"]
+            said = {**dict.fromkeys(OF_RECORD), **(record or {})}
             found.append(
                 {
                     "vm": vm.id,
@@ -148,22 +157,28 @@ class Cloud:
                     "disk": disk.id,
                     "image": image.name if image else None,
                     "image_id": disk.image_id if image else None,
-                    "place": record["place"] if record else None,
-                    "how": record["how"] if record else None,
-                    "format": record["format"] if record else None,
-                    "bytes": record["bytes"] if record else None,
-                    "uncommitted": record.get("uncommitted") if record else None,
-                    "io_class": record.get("io_class") if record else None,
-                    "snapshots": record["snapshots"] if record else None,
-                    "path": record["path"] if record else None,
-                    "device": record.get("device") or None if record else None,
-                    "hot": record.get("hot") if record else None,
-                    "why": why or ("volatile: its VM's own" if not image else ""),
+                    **{name: said[name] for name in OF_RECORD},
+                    "device": said["device"] or None,
+                    "why": self.why(disk, image, record),
                     "base": self.base_of(machine, vm.id, disk.id),
-                    "missing": wrong or ("no record" if missing else ""),
+                    "missing": wrong or missing,
                 }
             )
         return found
+
+    def why(self, disk: Disk, image: Optional[Image], record: Optional[Row]) -> str:
+        """Return why a disk lives where it does."""
+        if image is None:
+            return "volatile: its VM's own"
+        store = self.stores.get(image.store_id)
+        if store is None:
+            return ""
+        try:
+            why = reason(image, store, disk)
+            has_left = record and record["how"] == OVERLAY.name and place(image, store).is_remote
+            return f"{why}, detached since" if has_left else why
+        except SemisharedError as e:
+            return e.detail
 
     def base_of(self, machine: str, vm: int, disk: int) -> str | None:
         """Return the base on which a disk has a lease."""
@@ -175,9 +190,7 @@ class Cloud:
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared status`."""
-    if os.geteuid() == 0:
-        put(f"{NAME} status: run this as oneadmin", to=sys.stderr)
-        return 2
+    on.refuse_root("")
     cloud = Cloud()
     kind, thing = find(cloud, arguments.what)
     cloud.ask([host for host in cloud.hosts if concerns(cloud, host, kind, thing)])
@@ -185,28 +198,17 @@ def run(arguments: argparse.Namespace) -> int:
     bases = [base for base in cloud.bases if is_wanted_base(base, rows, kind, thing)]
     rows = [row for row in rows if is_wanted(row, kind, thing)]
     kept = [item for item in cloud.kept if is_wanted(as_row(item), kind, thing)]
-    every = status_shares.rows(
-        cloud.stores.values(), cloud.images, cloud.vms.values(), cloud.config, cloud.survey.failed
-    )
-    shares = [row for row in every if status_shares.is_wanted(row, kind, thing)]
+    shares = [row for row in share_rows(cloud) if is_wanted_share(row, kind, thing)]
+    answer = {"disks": rows, "bases": bases, "kept": kept, "shares": shares, "space": cloud.space}
     if arguments.json:
-        answer = {
-            "disks": rows,
-            "bases": bases,
-            "kept": kept,
-            "shares": shares,
-            "space": cloud.space,
-            "errors": cloud.survey.errors,
-        }
-        put_json(answer)
+        on.put_json({**answer, "errors": cloud.survey.errors})
     else:
         show(cloud, rows, bases, kind)
         show_kept(kept)
         if shares:
             put()
-            table(status_shares.lines(shares))
-        for error in cloud.survey.errors:
-            put(f"{error['host']}: {error['error']}", to=sys.stderr)
+            show_shares(shares)
+        cloud.survey.show()
     if cloud.survey.errors:
         return 2
     return int(any(row["missing"] for row in rows))
@@ -269,55 +271,54 @@ def short(base: str | None) -> str:
     return f"{head}-{generation[:8]}"
 
 
+def lives(row: Row) -> str:
+    """Return where a disk is, and what it is there."""
+    parts = [row["missing"] or f"{row['place']}, {row['how']}"]
+    if row["snapshots"] and not row["missing"]:
+        parts.append(f"{row['snapshots']} snapshots")
+    if row["device"]:
+        parts.append(f"on {row['device']}")
+    if row["hot"]:
+        parts.append("base in memory" if row["hot"]["path"] else f"base not in memory: {row['hot']['why']}")
+    if row["uncommitted"]:
+        parts.append(f"{human(row['uncommitted'])} not committed")
+    if row["io_class"] not in (None, NORMAL):
+        parts.append(row["io_class"])
+    return ", ".join(parts)
+
+
 def show(cloud: Cloud, rows: list[Row], bases: list[Row], kind: str) -> None:
     """Print two tables: disks, and bases (counted per host, if nothing in particular was asked for)."""
-    lines = [["VM", "STATE", "ON", "DISK", "IMAGE", "LIVES", "SIZE", "BASE", "WHY"]]
-    for row in rows:
-        lives = row["missing"] or f"{row['place']}, {row['how']}" + (
-            f", {row['snapshots']} snapshots" if row["snapshots"] else ""
-        )
-        lives += f", on {row['device']}" if row["device"] else ""
-        if row["hot"]:
-            lives += (
-                ", base in memory" if row["hot"]["path"] else f", base not in memory: {row['hot']['why']}"
-            )
-        lives += f", {human(row['uncommitted'])} not committed" if row["uncommitted"] else ""
-        lives += f", {row['io_class']}" if row["io_class"] not in (None, NORMAL) else ""
-        lines.append(
+    table(
+        "VM|STATE|ON|DISK|IMAGE|LIVES|SIZE|BASE|WHY",
+        [
             [
                 f"{row['vm']} {row['name']}",
                 row["state"],
                 row["machine"] or "-",
                 str(row["disk"]),
                 row["image"] or "-",
-                lives,
+                lives(row),
                 human(row["bytes"]) if row["place"] == "local" else "-",
                 short(row["base"]),
                 row["why"],
             ]
-        )
-    table(lines)
+            for row in rows
+        ],
+    )
     put()
+    lines = []
     if kind:
-        lines = [["ON", "BASE", "SIZE", "LEASES"]]
         for base in bases:
             leases = ", ".join(f"VM {lease.replace('-', ' disk ')}" for lease in base["leases"]) or "none"
             lines.append([base["host"], short(base["name"]), human(base["bytes"]), leases])
-    else:
-        lines = [["ON", "BASES", "SIZE", "LEASES", "FREE"]]
-        for machine, space in cloud.space.items():
-            own = [base for base in bases if base["host"] == machine]
-            count = sum(len(base["leases"]) for base in own)
-            lines.append(
-                [
-                    machine,
-                    str(len(own)),
-                    human(sum(base["bytes"] for base in own)),
-                    str(count),
-                    human(space["free"]),
-                ]
-            )
-    table(lines)
+        table("ON|BASE|SIZE|LEASES", lines)
+        return
+    for machine, space in cloud.space.items():
+        own = [base for base in bases if base["host"] == machine]
+        count, size = sum(len(base["leases"]) for base in own), sum(base["bytes"] for base in own)
+        lines.append([machine, str(len(own)), human(size), str(count), human(space["free"])])
+    table("ON|BASES|SIZE|LEASES|FREE", lines)
 
 
 def show_kept(kept: list[Row]) -> None:
@@ -326,3 +327,55 @@ def show_kept(kept: list[Row]) -> None:
         image = f"image {item['image']['id']}" if item["image"] else "an image"
         what = f"kept of VM {item['vm']} disk {item['disk']}, {human(item['bytes'])} not committed to {image}"
         put(f"{item['host']}: {what}: {item['path']}{': ' * bool(item.get('error')) + item.get('error', '')}")
+
+
+def share_rows(cloud: Cloud) -> list[Row]:
+    """Return all shares: how full each is, and which VMs have it."""
+    having: dict[int, list[Row]] = {}
+    for vm in cloud.vms.values():
+        for disk in vm.disks:
+            if disk.is_directory:
+                image = cloud.images.get(disk.image_id)
+                has = {
+                    "vm": vm.id,
+                    "name": vm.text("NAME"),
+                    "disk": disk.id,
+                    "tag": disk.mount_tag,
+                    "host": vm.host,
+                    "readonly": disk.is_readonly or image is not None and image.is_readonly,
+                }
+                having.setdefault(disk.image_id, []).append(has)
+    found = []
+    for store in shares_listed(cloud.stores.values(), cloud.config, cloud.survey.failed):
+        for row in store.rows:
+            image = cloud.images.get(row["image"])
+            more = {"datastore": store.store, "name": image.name if image else None}
+            vms, state = having.get(row["image"], []), share_state(row, image, store.store)
+            found.append({**row, **more, "vms": vms, "state": state})
+    return found
+
+
+def is_wanted_share(row: Row, kind: str, thing: Union[Vm, Host, Image, None]) -> bool:
+    """Tell whether a share belongs to the VM, host or image that was asked for, `kind` says which; None: to
+    all.
+    """
+    if thing is None:
+        return True
+    if kind == "image":
+        return bool(row["image"] == thing.id)
+    return any(vm["vm"] == thing.id if kind == "vm" else vm["host"] == thing.name for vm in row["vms"])
+
+
+def show_shares(found: Iterable[Row]) -> None:
+    """Print shares as a table."""
+    lines = []
+    for row in found:
+        vms = ", ".join(
+            f"{vm['vm']} {vm['name']}"
+            + (f" on {vm['host']}" if vm["host"] else "")
+            + (", read-only" if vm["readonly"] else "")
+            for vm in row["vms"]
+        )
+        name = f"{row['image']} {row['name'] or '-'}"
+        lines.append([name, str(row["datastore"]), *number_columns(row), vms or "-", state_column(row)])
+    table("SHARE|DATASTORE|OWNER|SIZE|USED|SNAPSHOTS|VMS|STATE", lines)
