@@ -14,7 +14,7 @@ from typing import Iterator
 import pytest
 
 from lab.oned import ActionFailed
-from semishared.cli import doctor_checks
+from semishared.cli import doctor
 from semishared.opennebula.xml import Image
 from semishared.plan.care import diagnosis
 from tools.oned_site import HERE, ROOT, STORE, ActionSite
@@ -211,7 +211,7 @@ def test_doctor_lists_them(site: ActionSite) -> None:
     image = stock(site)
     site.image("other", "qcow2", persistent=True)
     images = [Image.parse(held.to_xml()) for held in site.oned.images.values()]
-    (found,) = diagnosis.of_stock_images(doctor_checks.stock_images(diagnosis.Cloud(images=images)), "fe")
+    (found,) = diagnosis.of_stock_images(doctor.stock_images(diagnosis.Cloud(images=images)), "fe")
     assert (
         f"image {image} (stock) has snapshots of OpenNebula's own drivers" in found.what
         and found.severity == diagnosis.BROKEN

@@ -248,7 +248,6 @@ COMPARED = {
     "names that the command has given to machines itself: the front-end has that of OpenNebula, "
     "if that has one for it": (
         "cli/doctor.py",
-        "cli/doctor_checks.py",
         "cli/gc.py",
         "cli/status.py",
         "front/action.py",

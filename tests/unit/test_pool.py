@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semishared.cli import doctor_checks
-from semishared.errors import BadAttribute, BadPool
-from semishared.model import attributes
+from semishared.errors import BadPool
+from semishared.model.device import classes
 from semishared.model.device.classes import KNOWN, WORDS, Want
+from semishared.plan.care import diagnosis
 from semishared.plan.care.diagnosis import BROKEN, WARNING
 from semishared.plan.device import choose
 from semishared.plan.device.choose import Declared, Device
@@ -501,17 +501,7 @@ def test_a_label_of_before_is_named_where_add_writes_it_anew() -> None:
 
 
 def test_doctor_says_of_each_kind_how_bad_it_is_and_what_mends_it() -> None:
-    kinds = (
-        choose.ABSENT,
-        choose.CHANGED,
-        choose.LOST,
-        choose.UNRESERVED,
-        choose.UNWATCHED,
-        choose.LIMITED,
-        choose.OLD,
-        choose.UNSAFE,
-    )
-    found = {kind: doctor_checks._finding("h1", choose.Wrong(kind, "x")) for kind in kinds}
+    found = {kind: diagnosis.of_pool([choose.Wrong(kind, "x")], "h1")[0] for kind in choose.KINDS}
     assert [finding.severity for finding in found.values()] == [BROKEN, *[WARNING] * 6, BROKEN]
     assert "pool add h1" in found[choose.OLD].mend and "stop and start it" in found[choose.UNSAFE].mend
     assert (

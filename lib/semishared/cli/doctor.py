@@ -12,27 +12,47 @@ exit codes: 0 all is well, 1 there are warnings, 2 something is broken
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, Iterator
+from functools import partial
+from typing import Any, Callable, Iterator, Sequence
 
 from .. import NAME
 from ..config import Config, load
 from ..errors import CannotInstall, HostUnreachable, SemisharedError
+from ..front import fence_facts
+from ..front.fence_marks import Marks
+from ..front.stores import is_stock
 from ..guest.virsh import Site as Libvirt
 from ..install import edits, examine
 from ..install.front_end import FrontEnd, locate
-from ..install.preflight import Question, encoded
+from ..install.preflight import Question, encoded, limited
 from ..install.tree import forwarder
-from ..model.store import template
+from ..model.device.steps import ListDevices
+from ..model.disk import names as disk_names
+from ..model.share import share
+from ..model.share.steps import LookAtRoot, LookAtShareHost
+from ..model.store import access as store_access
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
+from ..opennebula.xml import Datastore, Host, Image
 from ..plan.care import diagnosis as plan
 from ..plan.care.diagnosis_machines import Answers, of_machines
-from ..tools.this_machine import is_here
+from ..plan.care.diagnosis_shares import Made, of_hosts, of_roots, ways
+from ..plan.care.fence import Mark
+from ..plan.care.gc import find
+from ..plan.device import choose
+from ..tools.files import unlink
+from ..tools.hung_store import unless_it_hangs
+from ..tools.this_machine import are_one, is_here
+from ..units import human
+from ..wire.session import Session
 from . import command as on
-from . import doctor_checks
-from .command import AT_ONCE, Waiting, argument, put, put_json, refuse_root, table
+from . import gc
+from .command import AT_ONCE, Row, argument, put, put_json
+from .pool import declaration
+from .setup import key_findings
 
 ARGUMENTS = (
     on.JSON,
@@ -42,38 +62,56 @@ ARGUMENTS = (
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `semishared doctor`."""
-    refuse_root(": what root can reach says nothing of the drivers")
+    on.refuse_root(": what root can reach says nothing of the drivers")
     place = located(arguments.root)
     config, wrong = _config()
     cloud, no_oned = _cloud()
     front_end = on.front_end_of(cloud.hosts)
-    site = look_at_site(place, front_end)._replace(
-        conf=wrong or _scripts(place, config), oned=no_oned, lost_name=_lost_name(place)
-    )
+    wrong, lost_name = wrong or _scripts(place, config), _lost_name(place)
+    site = look_at_site(place, front_end)._replace(conf=wrong, oned=no_oned, lost_name=lost_name)
     with ThreadPoolExecutor(1) as pool:
-        left = pool.submit(doctor_checks.leftovers_found, config, bool(no_oned))
+        left = pool.submit(leftovers_found, config, bool(no_oned))
         answers = ask_all(place, cloud, front_end, config)
         count, size, unseen, damaged = left.result()
     findings = [
         *plan.of_site(site),
         *(plan.of_cloud(cloud, front_end) if not no_oned else []),
         *of_machines(answers, site, cloud, (config.bases_size_limit, config.bases_free_floor)),
-        *plan.of_stock_images(doctor_checks.stock_images(cloud), front_end),
+        *plan.of_stock_images(stock_images(cloud), front_end),
         *plan.of_leftovers(count, size, front_end),
         *plan.of_damaged(damaged),
-        *doctor_checks.fence_findings(cloud, answers, config, front_end),
-        *doctor_checks.pool_findings(cloud, config),
-        *doctor_checks.share_findings(cloud, answers, config, front_end),
+        *fence_findings(cloud, answers, config, front_end),
+        *pool_findings(cloud, config),
+        *share_findings(cloud, answers, config, front_end),
     ]
-    findings += plan.of_unseen(
-        unseen, {machine for machine, answer in answers.items() if isinstance(answer, dict)}, findings
-    )
+    findings += plan.of_unseen(unseen, _said(answers), findings)
     findings.sort(key=lambda item: (-item.severity, item.machine != front_end, item.machine))
+    worst = max((item.severity for item in findings), default=plan.OK)
+    rows = {machine: machine_row(answer) for machine, answer in answers.items()}
     if arguments.json:
-        put_json(as_json(findings, answers))
+        said = [{**item._asdict(), "severity": plan.WORDS[item.severity]} for item in findings]
+        put_json({"result": plan.WORDS[worst], "findings": said, "machines": rows})
     else:
-        show(findings, answers)
-    return max((item.severity for item in findings), default=plan.OK)
+        show(findings, rows)
+    return worst
+
+
+def show(findings: list[plan.Finding], rows: dict[str, dict[str, str]]) -> None:
+    """Print a table of versions, and the findings with what mends them."""
+    names = list(next(filter(None, rows.values()), {}))
+    lines = [[machine, *(row.get(name) or "-" for name in names)] for machine, row in rows.items()]
+    on.table("|".join(["", *names]), lines)
+    put()
+    for item in findings:
+        put(f"{plan.WORDS[item.severity]:8}{item.machine}: {item.what}")
+        put(f"{'':8}-> {item.mend}")
+    broken, warnings = (sum(item.severity == it for item in findings) for it in (plan.BROKEN, plan.WARNING))
+    put(f"{len(rows)} machines: {f'{broken} broken, {warnings} warnings' if findings else 'all is well'}")
+
+
+def _said(answers: Answers) -> dict[str, Row]:
+    """Return the answers of the machines that have answered."""
+    return {machine: answer for machine, answer in answers.items() if isinstance(answer, dict)}
 
 
 def located(root: str) -> FrontEnd:
@@ -95,10 +133,8 @@ def _scripts(place: FrontEnd, config: Config) -> str:
     wanted = _of_oned_conf(place, edits.scripts_dir)
     if wanted in ("", config.hosts_scripts_dir):
         return ""
-    return (
-        f"semishared.conf: scripts_dir = {config.hosts_scripts_dir}, but hosts have OpenNebula's "
-        f"scripts in {wanted} (oned.conf)"
-    )
+    said = f"semishared.conf: scripts_dir = {config.hosts_scripts_dir}"
+    return f"{said}, but hosts have OpenNebula's scripts in {wanted} (oned.conf)"
 
 
 def _lost_name(place: FrontEnd) -> str:
@@ -137,11 +173,8 @@ def look_at_site(place: FrontEnd, front_end: str) -> plan.Site:
     ours = f"{place.remotes}/vmm/{NAME}"
     own = [name for name in _names(ours) if name not in edits.NO_ACTIONS and not _is_forwarder(ours, name)]
     try:
-        changes = [
-            f"{item.path}: {change}"
-            for item in edits.to_install(place, own)
-            for change in item.changed.changes
-        ]
+        items = edits.to_install(place, own)
+        changes = [f"{item.path}: {change}" for item in items for change in item.changed.changes]
     except CannotInstall as e:
         return site._replace(unreadable=e.detail)
     except SemisharedError as e:
@@ -151,10 +184,9 @@ def look_at_site(place: FrontEnd, front_end: str) -> plan.Site:
 
 def _restart_due(place: FrontEnd) -> bool:
     """Tell whether oned.conf is newer than what oned has noted of it at its start."""
+    noted = f"{os.path.dirname(place.remotes)}/config"
     try:
-        return (
-            os.stat(place.oned_conf).st_mtime > os.stat(f"{os.path.dirname(place.remotes)}/config").st_mtime
-        )
+        return os.stat(place.oned_conf).st_mtime > os.stat(noted).st_mtime
     except OSError:
         return False
 
@@ -203,13 +235,11 @@ def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) 
         except SemisharedError:
             # Its attributes are a finding of their own.
             continue
-    systems = tuple(
-        path for path in map(plan.path_of, (store for store in cloud.datastores if store.is_system)) if path
-    )
+    systems = [plan.path_of(store) for store in cloud.datastores if store.type == 1]
     location = next(map(on.location, cloud.datastores), "")
     libvirt = Libvirt.read(f"{place.remotes}/etc/vmm/kvm/kvmrc").uri
-    hosts = [host.name for host in cloud.hosts]
-    with doctor_checks.tokens(mounted) as token:
+    hosts, connect_s = [host.name for host in cloud.hosts], config.hosts_connect_timeout_s
+    with tokens(mounted) as token:
         base = Question(
             ("host",),
             config.hosts_scripts_dir,
@@ -218,32 +248,29 @@ def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) 
             token,
             libvirt,
             tuple(ceph),
-            systems,
+            tuple(filter(None, systems)),
             True,
         )
 
-        def one(machine: str) -> dict[str, Any] | str:
+        def one(machine: str) -> Row | str:
             question = base
             if machine == front_end:
-                roles = ("front-end", "host") if machine in hosts else ("front-end",)
-                question = base._replace(roles=roles, scripts=place.remotes, ceph=tuple(bridged))
-                if machine not in hosts:
-                    question = question._replace(libvirt="")
+                question = base._replace(
+                    roles=("front-end", "host") if machine in hosts else ("front-end",),
+                    scripts=place.remotes,
+                    ceph=tuple(bridged),
+                    libvirt=libvirt if machine in hosts else "",
+                )
             try:
-                return examine.examine(machine, encoded(question), config.hosts_connect_timeout_s)
+                return examine.examine(machine, encoded(question), connect_s)
             except HostUnreachable as e:
                 return f"does not answer: {e.detail}"
-            except SemisharedError as e:
-                return e.detail
-            finally:
-                waiting.done()
 
-        machines = list(dict.fromkeys([front_end, *hosts]))
-        with Waiting("doctor: machines", len(machines)) as waiting, ThreadPoolExecutor(AT_ONCE) as pool:
-            return dict(zip(machines, pool.map(one, machines)))
+        asked = on.at_once("doctor: machines", list(dict.fromkeys([front_end, *hosts])), one)
+        return {name: found.detail if isinstance(found, SemisharedError) else found for name, found in asked}
 
 
-def machine_row(answer: dict[str, Any] | str) -> dict[str, str]:
+def machine_row(answer: Row | str) -> dict[str, str]:
     """Return the versions of a machine."""
     if isinstance(answer, str):
         return {}
@@ -259,30 +286,183 @@ def machine_row(answer: dict[str, Any] | str) -> dict[str, str]:
     }
 
 
-def as_json(findings: list[plan.Finding], answers: Answers) -> dict[str, object]:
-    """Return everything as JSON data."""
-    rows = [{**item._asdict(), "severity": plan.WORDS[item.severity]} for item in findings]
-    worst = plan.WORDS[max((item.severity for item in findings), default=plan.OK)]
-    return {
-        "result": worst,
-        "findings": rows,
-        "machines": {machine: machine_row(answer) for machine, answer in answers.items()},
-    }
+@contextlib.contextmanager
+def tokens(directories: Sequence[str]) -> Iterator[str]:
+    """Put a file of one new name into each store, to see which hosts have the same store; yield its name."""
+    token = disk_names.staged("doctor", os.urandom(6).hex())
+    paths = [f"{directory}/{token}" for directory in directories]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        are_made = list(pool.map(lambda path: unless_it_hangs(partial(_made, path), False), paths))
+    try:
+        yield token
+    finally:
+        for path in (path for path, is_made in zip(paths, are_made) if is_made):
+            unless_it_hangs(partial(unlink, path), None)
 
 
-def show(findings: list[plan.Finding], answers: Answers) -> None:
-    """Print a table of versions, and the findings with what mends them."""
-    rows = [(machine, machine_row(answer)) for machine, answer in answers.items()]
-    names = list(next((row for _, row in rows if row), {}))
-    lines = [[machine, *(row.get(name) or "-" for name in names)] for machine, row in rows]
-    table("|".join(["", *names]), lines)
-    put()
-    for item in findings:
-        put(f"{plan.WORDS[item.severity]:8}{item.machine}: {item.what}")
-        put(f"{'':8}-> {item.mend}")
-    counts = [sum(item.severity == level for item in findings) for level in (plan.BROKEN, plan.WARNING)]
-    put(
-        f"{len(answers)} machines: {counts[0]} broken, {counts[1]} warnings"
-        if findings
-        else f"{len(answers)} machines: all is well"
-    )
+def _made(path: str) -> bool:
+    """Make a file; the front-end's own examination says what is wrong where that fails."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+    except OSError:
+        return False
+    return True
+
+
+def stock_images(cloud: plan.Cloud) -> list[Image]:
+    """Return the images in mounted stores whose content is in layers of a stock driver; none if the store
+    hangs.
+    """
+    found: list[Image] = []
+
+    def look() -> None:
+        for image in cloud.images:
+            with contextlib.suppress(OSError, SemisharedError):  # of what is not readable others speak
+                if is_stock(image):
+                    found.append(image)
+
+    limited(look)
+    return list(found)
+
+
+def pool_findings(cloud: plan.Cloud, config: Config) -> list[plan.Finding]:
+    """Return what is wrong with the pools of hosts, compared with what declares them."""
+    by_default = config.pool_devices != "none"
+    wanted = [host for host in cloud.hosts if by_default or host.attribute("SEMISHARED_POOL")]
+    if not wanted:
+        return []
+    roots = on.roots(on.ours(Oned()))
+
+    def one(session: Session, host: Host) -> list[choose.Wrong]:
+        rows: list[dict[str, object]] = []
+        for root in roots:
+            (listed,) = session.run([ListDevices(root)])
+            rows += listed["devices"] if isinstance(listed, dict) else []
+        unreserved = choose.unreserved(rows, host.reserved_memory)
+        return choose.differences(_declared(host, config), rows) + unreserved
+
+    # A host that does not answer is a finding of others.
+    answers = on.Survey().ask(wanted, "doctor", config, one)
+    return [finding for host, found in answers.items() for finding in plan.of_pool(found, host)]
+
+
+def _declared(host: Host, config: Config) -> tuple[choose.Declared, ...]:
+    try:
+        return declaration(host, config.pool_devices)
+    except SemisharedError:
+        return ()  # its attributes are a finding of their own
+
+
+def share_findings(cloud: plan.Cloud, answers: Answers, config: Config, front_end: str) -> list[plan.Finding]:
+    """Return what is wrong with shares, where a datastore has any."""
+    made = [
+        one
+        for store in cloud.datastores
+        if store_access.is_shares(store)
+        for one in _made_shares(store, cloud, config, front_end)
+    ]
+    roots = tuple(sorted({one.tree.root for one in made if one.tree.marker and one.by_hosts}))
+    if not roots:
+        return of_roots(made, front_end)
+
+    def one(session: Session, _: Host) -> Any:
+        return session.run([LookAtShareHost(roots)])[0]
+
+    # A host that does not answer is a finding of others.
+    seen = on.Survey().ask([host for host in cloud.hosts if not host.is_offline], "doctor", config, one)
+    libvirts = {machine: answer.get("libvirt", {}) for machine, answer in _said(answers).items()}
+    return [*of_roots(made, front_end), *of_hosts(made, seen, libvirts)]
+
+
+def _made_shares(store: Datastore, cloud: plan.Cloud, config: Config, front_end: str) -> list[Made]:
+    """Return what the machine says that makes the shares of a datastore, nothing if its attributes, a finding
+    of their own, are wrong.
+    """
+    try:
+        tree, machine = share.tree(store), share.bridge(store)
+    except SemisharedError:
+        return []
+    machine = front_end if is_here(machine) else _named(machine, cloud)
+    if not tree.marker:
+        return [Made(store, tree, machine)]
+    by_hosts, by_clients = ways(store, cloud.images)
+    images = [image for image in cloud.images if image.store_id == store.id]
+    step = LookAtRoot(tree, by_clients, tuple(image.id for image in images))
+    found = Made(store, tree, machine, by_hosts=by_hosts)
+    try:
+        answer = on.ask(machine, "doctor", config, step)
+    except SemisharedError as e:
+        return [found._replace(wrong=e.detail, mend=e.remedy)]
+    names = ("lacking", "lapsed", "promised", "pools")
+    said = {name: answer[name] for name in names}
+    return [found._replace(has_cloud=bool(answer["cloud"]), images=images, **said)]
+
+
+def _named(machine: str, cloud: plan.Cloud) -> str:
+    """Return what OpenNebula calls a machine of BRIDGE_LIST, if it is a host there."""
+    names = [host.name for host in cloud.hosts]
+    return machine if machine in names else next((name for name in names if are_one(name, machine)), machine)
+
+
+def fence_findings(cloud: plan.Cloud, answers: Answers, config: Config, front_end: str) -> list[plan.Finding]:
+    """Return what is wrong with fencing, where a key or a command was set up."""
+    boots = {machine: str(answer.get("boot", "")) for machine, answer in _said(answers).items()}
+    pools = [store for store in cloud.datastores if store.type != 1 and _names_key(store)]
+    keys = {str(group[0].id): _why_not(group) for group in fence_facts.clusters(pools)}
+    own = key_findings(front_end, config.hosts_connect_timeout_s)
+    means = plan.of_means(_not_run(config), keys, front_end)
+    return [*own, *plan.of_fenced(_marks(cloud), boots), *means]
+
+
+def _marks(cloud: plan.Cloud) -> dict[str, Mark]:
+    """Return the marks of hosts, by their names; none where oned, or the key, is a finding of its own."""
+    try:
+        return Marks(Oned()).of_all(cloud.hosts)
+    except SemisharedError:
+        return {}
+
+
+def _names_key(store: Datastore) -> bool:
+    try:
+        return store_access.kind(store).has_bridge and bool(store_access.fence_user(store))
+    except SemisharedError:
+        return False  # its attributes are a finding of their own
+
+
+def _why_not(datastores: Sequence[Datastore]) -> str:
+    try:
+        fence_facts.try_key(datastores)
+    except SemisharedError as e:
+        return e.detail
+    return ""
+
+
+def _not_run(config: Config) -> str:
+    """Return why the fencing command cannot be run, '' if it can, or there is none."""
+    words = config.fencing
+    if not words or os.access(words[0], os.X_OK):
+        return ""
+    return f"{words[0]} is not there, or not to be executed"
+
+
+OLD_S = 3600
+"""What is younger may belong to an action that is under way."""
+
+
+def leftovers_found(
+    config: Config, no_oned: bool
+) -> tuple[int, str, list[dict[str, str]], list[tuple[str, str]]]:
+    """Return how many things gc would remove, their size, what it could not look at: machine and error, and
+    the same of what is damaged.
+    """
+    if no_oned:
+        return 0, "", [], []
+    try:
+        survey = gc.survey_cloud(Oned(), config)
+    except SemisharedError:
+        return 0, "", [], []
+    found = find(survey.machines, survey.known, OLD_S, not survey.errors)
+    found += gc.elsewhere(survey, OLD_S, config)
+    left = [item.bytes for item in found if not item.keep]
+    damaged = [(it.name, text) for it in survey.machines for text in it.facts.get("unreadable", ())]
+    return len(left), human(sum(left)), survey.errors, damaged

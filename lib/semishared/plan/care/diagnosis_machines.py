@@ -1,58 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with machines and their mounts, and the command that mends it: by what they said.
+"""What is wrong with machines and their mounts: by what they said (checks.py has the rows).
 
 install/preflight.py asks each machine; the kernel tells the mount options in force.
 """
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Mapping, Optional
+from typing import Any, Mapping, Optional, Sequence
 
 from ... import NAME as DRIVER
 from ...errors import SemisharedError
 from ...model.attributes import BASES_FLOOR, BASES_LIMIT, STORE
 from ...model.store import access as store_access
-from ...model.store import template
+from ...named import NamedTuple
 from ...opennebula.xml import Host
 from ..base import eviction
-from .diagnosis import BROKEN, WARNING, Cloud, Finding, Site, path_of
+from .checks import Finding, Judge, judged
+from .diagnosis import Cloud, Site, path_of
 
 NFS = ("nfs", "nfs4")
-
-
-def mount_problems(mount: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
-    """Yield (is it broken, what) of a mount as install/preflight.mount_of returns it; docs/how-to/nfs.md says
-    why.
-    """
-    if mount.get("type") not in NFS:
-        return
-    options: dict[str, str] = {}
-    for option in mount["options"]:
-        name, _, value = option.partition("=")
-        options[name] = value
-    version = options.get("vers") or options.get("nfsvers") or ("4" if mount["type"] == "nfs4" else "3")
-    if not version.startswith("4"):
-        yield (
-            True,
-            f"NFS version {version}: between its clients QEMU's image locks do not hold; vers=4.2 is wanted",
-        )
-    local = options.get("local_lock", "none")
-    if "nolock" in options or local != "none":
-        name = "nolock" if "nolock" in options else f"local_lock={local}"
-        yield True, f"mounted with {name}: no other host sees this one's locks"
-    for name in ("soft", "softerr"):
-        if name in options:
-            yield False, f"mounted {name}: guests get I/O errors while the server is away; hard is wanted"
-    if "softreval" in options:
-        yield False, "mounted with softreval: while the server is away, old answers are taken for true"
-    if options.get("lookupcache") not in ("pos", "positive", "none"):
-        yield (
-            False,
-            "mounted without lookupcache=positive: a file that others have just made may seem "
-            "absent for 30 s",
-        )
-
-
+REMOUNT = "as root on {}: mend its line in /etc/fstab (docs/how-to/nfs.md), then umount and mount {}"
+"""What mends a store where something is mounted, but not what should be."""
 QEMU_FLOOR = (5, 2)
 """extended_l2 of qcow2 (docs/explanation/overlay-options.md)."""
 PACKAGES = {
@@ -78,79 +46,35 @@ Answers = Mapping[str, "dict[str, Any] | str"]
 """Machine -> what it answered, or why it did not."""
 
 
-def of_machines(answers: Answers, site: Site, cloud: Cloud, sizes: tuple[str, str]) -> list[Finding]:
-    """Judge what machines said of themselves; `sizes` are size_limit and free_floor of semishared.conf."""
-    found = []
-    own = answers.get(site.front_end)
-    ours = own["tree"] if isinstance(own, dict) else {}
-    hosts = {host.name: host for host in cloud.hosts}
-    for machine, answer in answers.items():
-        if isinstance(answer, str):
-            found.append(
-                Finding(
-                    BROKEN, machine, answer, f"as oneadmin: ssh {machine} true; or onehost offline {machine}"
-                )
-            )
-            continue
-        found += _programs(machine, answer)
-        if isinstance(own, dict) and answer["user"] != own["user"]:
-            mend = f"as {own['user']} on {site.front_end}: mend User for {machine} in ~/.ssh/config"
-            found.append(
-                Finding(WARNING, machine, f"ssh enters as {answer['user']}, not as {own['user']}", mend)
-            )
-        if machine != site.front_end:
-            found += _synced(machine, answer["tree"], ours)
-        if "libvirt" in answer:
-            found += _libvirt(machine, answer["libvirt"], cloud)
-        found += _stores(machine, answer, machine == site.front_end, cloud)
-        host = hosts.get(machine)
-        if "local" in answer:  # without a system datastore of ours nobody was asked
-            found += _local(machine, answer["local"], host, sizes)
-    return found + _one_machine(answers) + of_shared(answers, site.front_end)
+class Machine(NamedTuple):
+    """What a machine answered, and the front-end of itself, if it did."""
+
+    answer: Mapping[str, Any]
+    own: Mapping[str, Any] = {}
+    secrets: Sequence[str] = ()
+    """The keys of Ceph that libvirt is to know."""
 
 
-def _one_machine(answers: Answers) -> list[Finding]:
-    """Judge whether OpenNebula has one machine under several names: as each has signed what is to be its own,
-    not by the names.
-    """
-    names: dict[str, list[str]] = {}
-    for name, answer in answers.items():
-        signed = answer.get("signed", {}).values() if isinstance(answer, dict) else ()
-        for machine in {str(its["machine"]) for its in signed if "machine" in its}:
-            names.setdefault(machine, []).append(name)
-    mend = "onehost delete all of its names but one, when they have no VMs"
-    return [
-        Finding(
-            BROKEN,
-            found[0],
-            f"{' and '.join(found)} are one machine, whose memory and devices OpenNebula counts for each",
-            mend,
-        )
-        for found in names.values()
-        if len(found) > 1
-    ]
+class Store(NamedTuple):
+    """What a machine answered of a store."""
+
+    state: Mapping[str, Any]
+    wanted: Optional[str] = None
+    """The marker that it is to have, '' for none yet, None for a store that is no datastore's."""
+    is_front_end: bool = False
+    libvirt: Mapping[str, Any] = {}
 
 
-def _programs(machine: str, answer: Mapping[str, Any]) -> list[Finding]:
-    found = []
-    if answer["python"] < [3, 9]:
-        mend = f"as root on {machine}: install python3 3.9 or newer"
-        found.append(Finding(BROKEN, machine, f"python3 is {'.'.join(map(str, answer['python']))}", mend))
-    for severity, kind in ((BROKEN, "needed"), (WARNING, "wanted")):
-        for name in answer["lacks"][kind]:
-            mend = f"as root on {machine}: apt-get install {PACKAGES.get(name, '...')}"
-            found.append(Finding(severity, machine, f"{name} is not installed", mend))
-    qemu = answer["programs"].get("qemu-img")
-    if qemu and version(qemu) < QEMU_FLOOR:
-        found.append(
-            Finding(
-                BROKEN,
-                machine,
-                f"QEMU {qemu} is older than 5.2: no extended_l2",
-                f"as root on {machine}: update qemu",
-            )
-        )
-    return found
+class Room(NamedTuple):
+    """What a machine answered of its own disk, and how many bytes are to stay free on a host."""
+
+    local: Mapping[str, Any]
+    floor: int = 0
+    is_host: bool = True
+
+    @property
+    def is_short(self) -> bool:
+        return self.is_host and bool(self.local["free"] < max(self.floor, 1))
 
 
 def version(text: str) -> tuple[int, ...]:
@@ -158,60 +82,137 @@ def version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".") if part.isdigit())
 
 
-def _synced(machine: str, there: Mapping[str, Any], ours: Mapping[str, Any]) -> list[Finding]:
-    mend = "as oneadmin: onehost sync --force"
-    if not there["parts"].get(f"lib/{DRIVER}"):
-        return [Finding(BROKEN, machine, f"{DRIVER} is not there", mend)]
-    if ours and there["version"] != ours["version"]:
-        return [
-            Finding(
-                BROKEN,
-                machine,
-                f"{DRIVER} {there['version']} is there, the front-end has {ours['version']}",
-                mend,
-            )
-        ]
-    differing = [
-        part for part, digest in there["parts"].items() if ours and digest != ours["parts"].get(part)
+def _lacking(kind: str) -> Judge:
+    return lambda it: [
+        {"program": name, "package": PACKAGES.get(name, "...")} for name in it.answer["lacks"][kind]
     ]
-    return (
-        [Finding(BROKEN, machine, f"not synced: {', '.join(differing)} is not the front-end's", mend)]
-        if differing
-        else []
-    )
 
 
-def _libvirt(machine: str, answer: Mapping[str, Any], cloud: Cloud) -> list[Finding]:
-    if "error" in answer:
-        mend = f"as root on {machine}: systemctl restart libvirtd"
-        return [Finding(BROKEN, machine, f"libvirt does not answer: {answer['error']}", mend)]
+def _old_qemu(it: Machine) -> str:
+    qemu = it.answer["programs"].get("qemu-img")
+    return str(qemu) if qemu and version(qemu) < QEMU_FLOOR else ""
+
+
+def _user(it: Machine) -> object:
+    users = {"user": it.answer["user"], "own": it.own.get("user")}
+    return it.own and users["user"] != users["own"] and users
+
+
+def _version(it: Machine) -> object:
+    there, own = it.answer["tree"]["version"], it.own.get("tree", {}).get("version")
+    return it.own and there != own and {"there": there, "own": own}
+
+
+def _differing(it: Machine) -> str:
+    parts, ours = it.answer["tree"]["parts"], it.own.get("tree", {}).get("parts", {})
+    return ", ".join(part for part, digest in parts.items() if it.own and digest != ours.get(part))
+
+
+MACHINE: dict[str, Judge] = {
+    "answers": lambda answer: [answer] if isinstance(answer, str) else [],
+    "python": lambda it: it.answer["python"] < [3, 9] and ".".join(map(str, it.answer["python"])),
+    "needed": _lacking("needed"),
+    "wanted": _lacking("wanted"),
+    "qemu": _old_qemu,
+    "user": _user,
+    "package": lambda it: not it.answer["tree"]["parts"].get(f"lib/{DRIVER}"),
+    "version": _version,
+    "synced": _differing,
+    "libvirt": lambda it: _error(it.answer["libvirt"]),
+    "secrets": lambda it: [one for one in it.secrets if one not in it.answer["libvirt"]["secrets"]],
+    "selinux": lambda it: "selinux" in it.answer["libvirt"].get("confines", ()),
+    "ceph-pool": lambda state: state["error"],
+}
+
+
+def _error(answer: Mapping[str, Any]) -> list[str]:
+    return [answer["error"]] if "error" in answer else []
+
+
+def _another(it: Store) -> str:
+    if it.state["same"] or it.is_front_end:
+        return ""
+    return "is not mounted" if it.state["empty"] else "is another file system than on the front-end"
+
+
+def _apparmor(it: Store) -> bool:
+    is_nfs = it.state.get("mount", {}).get("type") in NFS
+    return "apparmor" in it.libvirt.get("confines", ()) and is_nfs and not it.state.get("passable")
+
+
+def _options(mount: Mapping[str, Any]) -> dict[str, str]:
+    return {name: value for name, _, value in (option.partition("=") for option in mount["options"])}
+
+
+def _old_nfs(mount: Mapping[str, Any]) -> str:
+    options = _options(mount)
+    found = options.get("vers") or options.get("nfsvers") or ("4" if mount["type"] == "nfs4" else "3")
+    return "" if found.startswith("4") else found
+
+
+def _own_locks(mount: Mapping[str, Any]) -> str:
+    options = _options(mount)
+    local = options.get("local_lock", "none")
+    return "nolock" if "nolock" in options else "" if local == "none" else f"local_lock={local}"
+
+
+STORE: dict[str, Judge] = {
+    "store-answers": lambda it: _error(it.state),
+    "store-same": _another,
+    "store-marker": lambda it: it.wanted and not it.state.get("marker"),
+    "store-own": lambda it: it.wanted and it.state["marker"] != it.wanted and it.state["marker"],
+    "store-writable": lambda it: not it.state["writable"] and {"reason": it.state.get("reason")},
+    "marked": lambda it: "error" not in it.state and it.wanted == "" and it.is_front_end,
+    "apparmor": _apparmor,
+    "nfs-version": _old_nfs,
+    "nfs-locks": _own_locks,
+    "nfs-hard": lambda mount: [name for name in ("soft", "softerr") if name in _options(mount)],
+    "nfs-answers": lambda mount: "softreval" in _options(mount),
+    "nfs-lookups": lambda mount: _options(mount).get("lookupcache") not in ("pos", "positive", "none"),
+}
+LOCAL: dict[str, Judge] = {
+    "local-answers": lambda it: _error(it.local),
+    "local-read-only": lambda it: it.local["read_only"],
+    "local-writable": lambda it: not it.local["writable"],
+    "local-full": lambda it: it.is_short and not it.local["free"],
+    "local-floor": lambda it: it.is_short and it.local["free"],
+    "local-inodes": lambda it: not it.local["inodes"] and not it.local["no_inodes"],
+}
+
+
+def of_machines(answers: Answers, site: Site, cloud: Cloud, sizes: tuple[str, str]) -> list[Finding]:
+    """Judge what machines said of themselves; `sizes` are size_limit and free_floor of semishared.conf."""
     found = []
-    for access in _ceph(cloud):
-        for secret in filter(None, (access.secret, access.remote_secret)):
-            if secret not in answer["secrets"]:
-                found.append(
-                    Finding(
-                        BROKEN,
-                        machine,
-                        f"libvirt does not know the secret {secret}",
-                        "docs/how-to/ceph.md, 4. libvirt",
-                    )
-                )
-    if "selinux" in answer.get("confines", ()):
-        what = "libvirt confines QEMU by SELinux: nobody has tried that with semishared"
-        found.append(Finding(WARNING, machine, what, "docs/how-to/apparmor.md, SELinux"))
-    return found
+    own = answers.get(site.front_end)
+    own = own if isinstance(own, dict) else {}
+    hosts = {host.name: host for host in cloud.hosts}
+    for machine, answer in answers.items():
+        found += judged("answer", MACHINE, answer, machine)
+        if isinstance(answer, str):
+            continue
+        facts = Machine(answer, own, _secrets(cloud))
+        found += judged("machine", MACHINE, facts, machine, front_end=site.front_end)
+        if machine != site.front_end:
+            found += judged("synced!", MACHINE, facts, machine)
+        if "libvirt" in answer:
+            silent = judged("libvirt!", MACHINE, facts, machine)
+            found += silent or judged("libvirt-set-up", MACHINE, facts, machine)
+        found += _stores(machine, answer, machine == site.front_end, cloud)
+        for pool, state in answer.get("ceph", {}).items():
+            found += judged("ceph", MACHINE, state, machine, pool=pool)
+        if "local" in answer:  # without a system datastore of ours nobody was asked
+            found += _local(machine, answer["local"], hosts.get(machine), sizes)
+    return found + _one_machine(answers) + of_shared(answers, site.front_end)
 
 
-def _ceph(cloud: Cloud) -> list[store_access.Access]:
-    found = []
+def _secrets(cloud: Cloud) -> list[str]:
+    found: list[str] = []
     for store in cloud.datastores:
         try:
             access = template.access(store)
         except SemisharedError:
             continue
-        if access.can.has_bridge:
-            found.append(access)
+        found += filter(None, (access.secret, access.remote_secret) if access.can.has_bridge else ())
     return found
 
 
@@ -219,79 +220,14 @@ def _stores(machine: str, answer: Mapping[str, Any], is_front_end: bool, cloud: 
     found = []
     wanted = {path_of(store): STORE.text(store) for store in cloud.datastores}
     for path, state in answer.get("stores", {}).items():
-        mount = f"as root on {machine}: mount {path}"
-        if "error" in state:
-            found.append(
-                Finding(BROKEN, machine, f"store {path}: {state['error']}", f"{mount} (docs/how-to/nfs.md)")
-            )
-        elif not state["same"] and not is_front_end:
-            what = "is not mounted" if state["empty"] else "is another file system than on the front-end"
-            found.append(Finding(BROKEN, machine, f"store {path} {what}", mount))
-        elif wanted.get(path) and not state.get("marker"):
-            what = f"store {path} is not there, or has lost its marker"
-            found.append(Finding(BROKEN, machine, what, f"{mount}; or {_setup(cloud, path)}"))
-        elif wanted.get(path) and state["marker"] != wanted[path]:
-            what = f"store {path} is another datastore's: its marker says {state['marker']}"
-            found.append(Finding(BROKEN, machine, what, _remount(machine, path)))
-        elif not state["writable"]:
-            found.append(
-                Finding(
-                    BROKEN,
-                    machine,
-                    f"store {path} cannot be written by {answer['user']}: {state.get('reason')}",
-                    f"as root where it is exported: chown oneadmin: {path}, and export it read-write",
-                )
-            )
-        if "error" not in state and path in wanted and not wanted[path] and is_front_end:
-            found.append(
-                Finding(
-                    WARNING,
-                    machine,
-                    f"store {path} is not marked: that it is not mounted would not be noticed",
-                    _setup(cloud, path),
-                )
-            )
-        found += _mount(machine, path, state, answer.get("libvirt", {}))
-    for pool, state in answer.get("ceph", {}).items():
-        if state["error"]:
-            found.append(
-                Finding(
-                    BROKEN,
-                    machine,
-                    f"pool {pool} cannot be listed: {state['error']}",
-                    "docs/how-to/ceph.md, 3. Keys",
-                )
-            )
+        facts = Store(state, wanted.get(path), is_front_end, answer.get("libvirt", {}))
+        about = {"path": path, "remount": REMOUNT.format(machine, path), "setup": _setup(cloud, path)}
+        for of in ("store!", "marking"):
+            found += judged(of, STORE, facts, machine, user=answer["user"], **about)
+        mount = state.get("mount", {})
+        if mount.get("type") in NFS:
+            found += judged("mount", STORE, mount, machine, **about)
     return found
-
-
-def _mount(machine: str, path: str, state: Mapping[str, Any], libvirt: Mapping[str, Any]) -> list[Finding]:
-    """Judge how a store that answers is mounted."""
-    found = []
-    mount = state.get("mount", {})
-    if "apparmor" in libvirt.get("confines", ()) and mount.get("type") in NFS and not state.get("passable"):
-        what = (
-            f"store {path} is closed to others: where the export squashes root, libvirt cannot tell "
-            f"AppArmor what QEMU may open"
-        )
-        found.append(
-            Finding(WARNING, machine, what, f"as oneadmin: chmod o+x {path} (docs/how-to/apparmor.md)")
-        )
-    for is_broken, what in mount_problems(mount):
-        found.append(
-            Finding(
-                BROKEN if is_broken else WARNING, machine, f"store {path}: {what}", _remount(machine, path)
-            )
-        )
-    return found
-
-
-def _remount(machine: str, path: str) -> str:
-    """Return what mends a store where something is mounted, but not what should be."""
-    return (
-        f"as root on {machine}: mend its line in /etc/fstab (docs/how-to/nfs.md), then umount and "
-        f"mount {path}"
-    )
 
 
 def _quoted(name: str) -> str:
@@ -313,70 +249,48 @@ def _setup(cloud: Cloud, path: str) -> str:
 def _local(
     machine: str, local: Mapping[str, Any], host: Optional[Host], sizes: tuple[str, str]
 ) -> list[Finding]:
-    where = local.get("where", "")
-    if "error" in local:
-        mend = f"as root on {machine}: dmesg; mend or mount its disk (docs/how-to/dead-host.md if it is lost)"
-        return [Finding(BROKEN, machine, f"local store: {local['error']}", mend)]
-    if local["read_only"]:
-        return [
-            Finding(
-                BROKEN,
-                machine,
-                f"{where} is mounted read-only",
-                f"as root on {machine}: dmesg; mount -o remount,rw {where}",
-            )
-        ]
-    found = []
-    if not local["writable"]:
-        found.append(
-            Finding(
-                BROKEN,
-                machine,
-                f"{where} cannot be written",
-                f"as root on {machine}: chown oneadmin: {where}",
-            )
-        )
-    limit = BASES_LIMIT.text(host) or sizes[0]
-    floor = BASES_FLOOR.text(host) or sizes[1]
+    found = judged("local!", LOCAL, Room(local), machine, where=local.get("where", ""))
+    if found:
+        return found
+    limit = (host.attribute("SEMISHARED_BASES_LIMIT") if host else "") or sizes[0]
+    floor = (host.attribute("SEMISHARED_BASES_FLOOR") if host else "") or sizes[1]
     try:
         wanted = eviction.limits(limit, floor, local["total"]).floor
     except SemisharedError:
         wanted = 0
-    if host and local["free"] < max(wanted, 1):
-        found.append(
-            Finding(
-                BROKEN if not local["free"] else WARNING,
-                machine,
-                f"{where} has {local['free'] >> 20} MiB free, {wanted >> 20} MiB are to stay free",
-                f"{DRIVER} base prune --hosts {machine}; or migrate VMs away",
-            )
-        )
-    if not local["inodes"] and not local["no_inodes"]:
-        found.append(
-            Finding(
-                BROKEN,
-                machine,
-                f"{where} has no inodes left",
-                f"{DRIVER} gc; {DRIVER} base prune --hosts {machine}",
-            )
-        )
-    return found
+    about = {"where": local.get("where", ""), "free": local["free"] >> 20, "floor": wanted >> 20}
+    return judged("local-room", LOCAL, Room(local, wanted, host is not None), machine, **about)
+
+
+def _one_of_many(answers: Answers) -> list[dict[str, str]]:
+    """Return machines that OpenNebula has under several names: as each has signed what is to be its own, not
+    by the names.
+    """
+    names: dict[str, list[str]] = {}
+    for name, answer in answers.items():
+        signed = answer.get("signed", {}).values() if isinstance(answer, dict) else ()
+        for machine in {str(its["machine"]) for its in signed if "machine" in its}:
+            names.setdefault(machine, []).append(name)
+    return [{"machine": one[0], "names": " and ".join(one)} for one in names.values() if len(one) > 1]
+
+
+SIGNED: dict[str, Judge] = {"one-machine": _one_of_many, "own-disk": lambda found: found}
+
+
+def _one_machine(answers: Answers) -> list[Finding]:
+    return judged("machines", SIGNED, answers, "")
 
 
 def of_shared(answers: Answers, front_end: str) -> list[Finding]:
     """Judge whether what is to be each machine's own is: by the signatures that machines found there
     (tools/signatures.py).
     """
-    found = []
+    places = []
     for place, (machines, directories) in shared(answers).items():
         names = sorted(machines, key=lambda name: (name != front_end, name))
-        what = (
-            f"{place} is one directory on {', '.join(names)}: what is in {', '.join(directories)} has "
-            f"to be each machine's own"
-        )
-        mend = "as root on each: mount a disk of its own there (docs/how-to/nfs.md)"
-        found.append(Finding(BROKEN, names[0], what, mend))
-    return found
+        fields = {"machine": names[0], "names": ", ".join(names), "directories": ", ".join(directories)}
+        places.append({"place": place, **fields})
+    return judged("shared", SIGNED, places, "")
 
 
 def shared(answers: Answers) -> dict[str, tuple[set[str], list[str]]]:

@@ -161,15 +161,8 @@ def _declared(word: str) -> Declared:
     return Declared(path, device_class, weight)
 
 
-ABSENT, CHANGED, LOST, UNRESERVED, UNWATCHED, LIMITED = (
-    "absent",
-    "changed",
-    "lost",
-    "unreserved",
-    "unwatched",
-    "limited",
-)
-OLD, UNSAFE = "old", "unsafe"
+KINDS = ("absent", "changed", "lost", "unreserved", "unwatched", "limited", "old", "unsafe")
+ABSENT, CHANGED, LOST, UNRESERVED, UNWATCHED, LIMITED, OLD, UNSAFE = KINDS
 
 
 class Wrong(NamedTuple):
