@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from semishared.errors import BadArguments
 from semishared.host.service import read_plan
-from semishared.model import attributes
 from semishared.model import steps as s
 from semishared.model.disk.network_disk import NetworkDisk
 from semishared.model.share import steps as share_steps
-from semishared.model.share.share import Share, Tree
+from semishared.model.share.share import BACKENDS, Share, Tree
 from semishared.model.store import access, image_steps
 
 SECRET = "00000000-0000-4000-8000-0000000000cc"
@@ -80,7 +79,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "dict[str, int]": st.dictionaries(words, numbers, max_size=3),
     "Tree": st.builds(
         Tree,
-        st.sampled_from(sorted(attributes.FS.values)),
+        st.sampled_from(sorted(BACKENDS)),
         st.just("/srv/shares"),
         words,
         st.just("fs/one"),

@@ -7,6 +7,7 @@ fields as arguments.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Protocol
 
 from ..model.share.share import Share, Snapshot, Tree, Use
@@ -58,18 +59,6 @@ class FileSystem(Protocol):
 
 def of(tree: Tree) -> FileSystem:
     """Return the kind of a tree, loaded when it is used."""
-    if tree.fs == "btrfs":
-        from .btrfs import Btrfs
-
-        return Btrfs(tree)
-    if tree.fs == "xfs":
-        from .xfs import Xfs
-
-        return Xfs(tree)
-    if tree.fs == "cephfs":
-        from .cephfs import CephFs
-
-        return CephFs(tree)
-    from .plain import Plain
-
-    return Plain(tree)
+    module, _, name = tree.backend.carried_out_by.partition(":")
+    made: FileSystem = getattr(import_module(f".{module}", __package__), name)(tree)
+    return made

@@ -75,7 +75,7 @@ class Key(NamedTuple):
 
 def of(tree: Tree) -> Clients:
     """Return what gives keys for shares; raise NotSupported where they are on no CephFS."""
-    if tree.fs != "cephfs":
+    if not tree.backend.has_manager:
         raise NotSupported(
             f"{tree.root} is on {tree.fs}: guests can be clients of CephFS alone (SEMISHARED_FS = cephfs)"
         )

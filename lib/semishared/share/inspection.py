@@ -32,7 +32,7 @@ def of_root(tree: Tree, clients: bool, images: tuple[int, ...]) -> dict[str, Any
     """
     fs = life.checked(tree)
     lacking, pools = fs.lacking(), {}
-    if clients and tree.fs == "cephfs":
+    if clients and tree.backend.has_manager:
         from . import ceph_clients
 
         ceph = ceph_clients.of(tree)

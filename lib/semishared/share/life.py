@@ -244,7 +244,7 @@ def _remove_unknown(tree: Tree, fs: FileSystem, number: int) -> None:
 
 
 def _remove_all(tree: Tree, fs: FileSystem, number: int) -> None:
-    if tree.fs == "cephfs":
+    if tree.backend.has_manager:
         from . import ceph_clients
 
         ceph_clients.of(tree).take_all(number)
@@ -314,7 +314,7 @@ def _not_held(tree: Tree, share: Share, limit: int) -> dict[str, object]:
     """Return what is wrong with a share that is not held to its size: quotas were turned off and on, or a
     resize was killed.
     """
-    if tree.fs == "plain" or limit == share.size:
+    if not tree.backend.holds_to_size or limit == share.size:
         return {}
     to = f"held to {human(limit)}" if limit >= 0 else "held to nothing"
     mend = f"`semishared share resize {share.image} {share.size // MiB}M` holds it to that"
@@ -329,7 +329,7 @@ def _not_held(tree: Tree, share: Share, limit: int) -> dict[str, object]:
 def promised(tree: Tree) -> int:
     """Return the bytes that all shares may hold together; 0 where nothing holds them to it."""
     found = 0
-    for image in _images(tree) if tree.fs != "plain" else ():
+    for image in _images(tree) if tree.backend.holds_to_size else ():
         with suppress(BadRecord):
             known = read(tree, image)
             found += known.share.size if known else 0

@@ -19,6 +19,29 @@ from ..store.access import STORED
 if TYPE_CHECKING:
     from ..attributes import Holder as Datastore
 
+
+class Backend(NamedTuple):
+    """A file system, and what it can do with directories for guests."""
+
+    carried_out_by: str
+    """MODULE:CLASS in share/."""
+    holds_to_size: bool = True
+    """Without that nobody counts what is in a share."""
+    has_manager: bool = False
+    """Ceph's manager makes shares, not the file system: users in it, layouts, and keys with which guests are
+    clients themselves.
+    """
+    is_one_hosts: bool = True
+    """It is one host's own, if nobody exports it: that others have no such root says nothing."""
+
+
+BACKENDS = {
+    "btrfs": Backend("btrfs:Btrfs"),
+    "xfs": Backend("xfs:Xfs"),
+    "cephfs": Backend("cephfs:CephFs", has_manager=True, is_one_hosts=False),
+    "plain": Backend("plain:Plain", holds_to_size=False),
+}
+"""SEMISHARED_FS -> what makes the shares of such a datastore."""
 FIRST_UID = 100000
 UIDS = 65536
 """How many users a guest has; as many in a row belong to each owner of shares, in all datastores, of which no
@@ -42,14 +65,19 @@ class Tree(NamedTuple):
     cloud: str = ""
     """Which OpenNebula the datastore is of; '' of one whose root was made before roots said so."""
 
+    @property
+    def backend(self) -> Backend:
+        """Return what makes them."""
+        return BACKENDS[self.fs]
+
     @classmethod
     def from_data(cls, data: object) -> Tree:
         """Return the tree in JSON data; raise BadArguments."""
         if not isinstance(data, dict) or not {"fs", "root", "marker"} <= set(data) <= set(cls._fields):
             raise BadArguments(f"not a tree of shares: {str(data)[:200]}")
-        if data["fs"] not in a.FS.values or not re.match(a.PATH, str(data["root"])):
+        if data["fs"] not in BACKENDS or not re.match(a.PATH, str(data["root"])):
             raise BadArguments(f"not a tree of shares: {str(data)[:200]}")
-        if data["fs"] == "cephfs" and not re.match(STORED, str(data.get("volume", ""))):
+        if BACKENDS[data["fs"]].has_manager and not re.match(STORED, str(data.get("volume", ""))):
             raise BadArguments(f"not a tree of shares: {str(data)[:200]}")
         return cls(**data)
 
@@ -138,18 +166,18 @@ def tree(datastore: Datastore) -> Tree:
             f"datastore {datastore.id} has no SEMISHARED_FS_ROOT: the directory that its shares are to be in"
         )
     quota = a.FS_QUOTA.of_store(datastore)
-    if fs == "plain" and quota == "yes":
+    if not BACKENDS[fs].holds_to_size and quota == "yes":
         raise BadAttribute(
             f"nothing would hold shares of datastore {datastore.id} to their size: SEMISHARED_FS "
             f"= plain needs SEMISHARED_FS_QUOTA = no"
         )
-    if fs != "plain" and quota == "no":
+    if BACKENDS[fs].holds_to_size and quota == "no":
         raise BadAttribute(
             f"SEMISHARED_FS_QUOTA of datastore {datastore.id} is no, which only SEMISHARED_FS = plain knows"
         )
     marker, cloud = a.STORE.of_store(datastore), a.CLOUD.of_store(datastore)
     bridge(datastore)
-    if fs != "cephfs":
+    if not BACKENDS[fs].has_manager:
         if a.FS_VOLUME.text(datastore):
             raise BadAttribute(
                 f"SEMISHARED_FS_VOLUME of datastore {datastore.id} is set, which only "

@@ -14,10 +14,6 @@ from ...units import human
 from ..image import placement
 from .checks import Finding, Judge, judged
 
-ONE_HOSTS = ("btrfs", "xfs", "plain")
-"""File systems that are one host's own, if nobody exports them: that others have no such root says
-nothing.
-"""
 WRAPPER = "vmm/semishared/virtiofsd"
 
 
@@ -80,8 +76,8 @@ ROOT: dict[str, Judge] = {
     "root-cloud": lambda it: not it.has_cloud,
     "root-quotas": lambda it: it.lapsed[0] and {"it": it.lapsed[0], "mend": it.lapsed[1]},
     "root-promised": _promised,
-    "root-sudo": lambda it: [] if it.tree.fs == "cephfs" else list(it.lacking),
-    "root-manager": lambda it: list(it.lacking) if it.tree.fs == "cephfs" else [],
+    "root-sudo": lambda it: [] if it.tree.backend.has_manager else list(it.lacking),
+    "root-manager": lambda it: list(it.lacking) if it.tree.backend.has_manager else [],
     "root-bounds": _bounds,
 }
 
@@ -194,7 +190,7 @@ def of_hosts(
             seen = answer["roots"].get(root) if one.tree.marker else None
             if not one.by_hosts or seen is None:
                 continue
-            if one.tree.fs in ONE_HOSTS and not seen.get("marker", "error" in seen):
+            if one.tree.backend.is_one_hosts and not seen.get("marker", "error" in seen):
                 continue
             has_some = True
             found += judged("root-seen!", HOST, Seen(seen, one, host), host, root=root, store=one.store.id)

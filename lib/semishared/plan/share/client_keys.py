@@ -143,7 +143,7 @@ def withdrawn(vm: Vm) -> Plan:
         try:
             datastore = yield AskOned("datastore", store)
             tree = share.tree(datastore)
-            if tree.fs == "cephfs":
+            if tree.backend.has_manager:
                 (answer,) = yield On(
                     share.bridge(datastore), (share_steps.TakeKeys(tree, -1, vm.id, vm.seq),)
                 )

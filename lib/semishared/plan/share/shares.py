@@ -71,7 +71,7 @@ def wanted(path: str, most: int, fs: str, pools: Collection[str] = ()) -> tuple[
             raise BadAttribute(
                 f"PATH asks for {option!r}: after the size of a share there may be {LAYOUT}, each once"
             )
-        if fs != "cephfs":
+        if not share_share.BACKENDS[fs].has_manager:
             raise BadAttribute(
                 f"PATH asks for {option!r}: shares on {fs} have no layouts, those on cephfs do"
             )
