@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from semishared.cli.main import COMMANDS, parser
+from semishared.plan.care import gc
 
 pytestmark = pytest.mark.reads_checkout
 
@@ -62,3 +63,8 @@ def test_exit_codes_are_those_of_the_help(command: str) -> None:
         re.findall(r"\b([0-9])(?=:|,| )", section.rpartition("Exit code")[2])
     )
     assert in_help == on_page, (codes, on_page)
+
+
+def test_what_gc_finds_is_what_the_page_says() -> None:
+    rows = re.findall(r"(?m)^\| `(\w+)` \| (.+?) \| (.+) \|$", SECTIONS["semishared gc"])
+    assert rows == [tuple(kind) for kind in gc.KINDS]

@@ -24,7 +24,7 @@ from semishared.config import Config
 from semishared.errors import BadArguments, HostUnreachable
 from semishared.model import steps as s
 from semishared.opennebula.xml import Vm
-from semishared.plan.care import diagnosis, gc, gc_places
+from semishared.plan.care import diagnosis, gc, gc_places, gc_stores
 from semishared.store import writers
 from semishared.store.dir import leftovers
 
@@ -405,3 +405,11 @@ def test_command_line_knows_its_subcommands_and_refuses_others(capsys: pytest.Ca
             main.main(argv)
         assert end.value.code == 2
         assert capsys.readouterr().err
+
+
+def test_each_kind_that_is_found_is_a_row_of_the_table() -> None:
+    known = {kind.name for kind in (*gc.KINDS, *gc.MORE_KINDS)}
+    text = "".join(Path(str(module.__file__)).read_text() for module in (gc, gc_stores))
+    found = set(re.findall(r'(?:_finding\(\s*|_left\(\w+\.machine, )"(\w+)"', text))
+    found |= {"vm", "incoming", "outgoing", "removed", "kept", "changing", "image", "lent", "snapshot"}
+    assert {"clone", "lease", "share", "key", "stray"} <= found and found == known

@@ -42,6 +42,7 @@ ELSEWHERE = {
     ("install/edits.py", ".semishared-"): "a copy of a file of OpenNebula's, beside it",
     ("install/next_steps.py", "semishared-failover"): "a hook of OpenNebula's",
     ("install/timer.py", "semishared-detach"): "a unit of systemd, or a file of cron",
+    ("plan/care/gc.py", "vm: `<system>/<vm>/`"): "what people read of it",
     ("plan/care/checks.py", "semishared-ram.sh enable"): "a command of a host's administrator",
     ("install/tree.py", ".semishared-install."): "in remotes/, while install.sh runs",
     ("front/fence_marks.py", "semishared-fence-"): "the name of a document in OpenNebula",

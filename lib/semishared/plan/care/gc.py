@@ -1,37 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is left over: everything of ours on the machines against what oned knows.
 
-    on a machine (hosts and front-end)                    left over if
-      <system>/<vm>/ .incoming-<vm>-* .outgoing-<vm>-*    oned does not know the VM, no domain here is it or
-      uses a file of it
-      <system>/<vm>/ of a known VM                        oned has it elsewhere, it is there, and nothing is
-      under way (plan/care/gc_places.py)
-      <system>/.incoming-<vm>-* of a known VM             nobody writes it any more
-      <system>/.removed-<vm>-*                            always: the removal of the VM's directory had begun
-      <system>/.kept-<vm>-*                               somebody names it: what was not committed to an
-      image (disk/retained_diffs.py)
-      bases/*/leases/VM-DISK                              neither the VM's disk nor a staged one is in any
-      system datastore here
-      bases/<store>-<image>-<generation>                  oned does not know the image, and nobody has a lease
-      staging/*                                           nobody holds its lock
-      .staged-*                                           the process that it names is gone, and none here has
-      it open
-      a domain                                            never: said, if oned does not know its VM and its
-      files were deleted
-      on a device, without a link that leads there        its VM, if it is of one, is not known to oned
-      locks/vm-<vm>, locks/incoming-<vm>-*                two days old, VM unknown: it keeps the time of the
-      VM's deletion
-    on a store
-      .semishared/NAME/clones/VM-DISK-CLOUD[.snap]        oned does not know the VM, and it is this cloud's
-      .semishared/NAME/                                   NAME is not there, no image of oned has that SOURCE,
-      no clone in it
-                                                          that is another cloud's, or might be
-      .semishared/.uploads/NAME/                          nobody holds its lock
-      .semishared/.epochs/VM-SEQ-CLOUD                    oned does not know the VM, it is this cloud's, and
-      all machines were asked
-      .staged-*, NAME.snap                                as above; no process of any machine has it open, or
-      is named by it
-
 A clone without CLOUD, of 0.1.0 or of a store on Ceph, is this cloud's if oned remembers the VM, and that its
 disk was made from that image. What is of a VM newer than any that oned has ever had is kept: an older state
 of oned's database was restored.
@@ -43,6 +12,7 @@ looks like ours but might be the only copy of data is *kept* and said, not remov
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Iterator, Mapping
 
@@ -50,12 +20,96 @@ from ...model import steps as s
 from ...model.base import names as base_names
 from ...model.disk import names as disk_names
 from ...model.store import dir_names
+from ...named import NamedTuple
 from . import gc_places
 
+CATALOGUE = """
+vm: `<system>/<vm>/`, with its leases
+    -> oned does not know the VM (or it is DONE), and no domain of that host is it or uses a file in it
+stray: `<system>/<vm>/` of a VM that oned has elsewhere: on the host of its last record, or, stopped or
+    undeployed, on the front-end
+    -> nothing is under way with the VM (running, powered off, suspended, stopped, undeployed; looked at again
+    before the removal), where it belongs there is another directory with all of its disks that is not older
+    by the SEQ of the VM's history, and no domain of that host is it. It goes with the leases that it held
+removed: `<system>/.removed-<vm>-*`
+    -> always: a killed removal
+kept: `<system>/.kept-VM-*`
+    -> `--discard` names it: a disk of a persistent image that was deleted before it was
+    [committed](../explanation/persistent-local.md)
+incoming: `<system>/.incoming-<vm>-*`
+    -> the VM is unknown, or nobody writes it: a killed move
+outgoing: `<system>/.outgoing-<vm>-*`
+    -> the same; kept if it is the only directory of a known VM
+lease: `bases/*/leases/VM-DISK`
+    -> the VM's disk is not on that host, not staged either
+base: `bases/<store>-<image>-<generation>/`
+    -> oned does not know the image, and nobody has a lease
+staging: `staging/<store>-<image>/`
+    -> nobody holds its lock
+staged: `.staged-*` on hosts and stores
+    -> no process has it open
+lock: `locks/vm-<vm>`
+    -> the VM is unknown, and the lock is two days old, also with `--now`
+clone: `<store>/.semishared/NAME/clones/VM-DISK-CLOUD`, `.snap`
+    -> it is this cloud's, oned does not know the VM, no domain of any host uses it, and all hosts were asked
+side: `<store>/.semishared/NAME/`
+    -> the image NAME is neither there nor known to oned
+upload: `<store>/.semishared/.uploads/NAME/`
+    -> nobody holds its lock
+epoch: `<store>/.semishared/.epochs/VM-SEQ-CLOUD`
+    -> it is this cloud's, oned does not know the VM, and all hosts were asked
+snapshots: `<store>/NAME.snap`
+    -> the image NAME is neither there nor known to oned
+image: `<store>/NAME`
+    -> never removed: listed as kept if no image of oned has this SOURCE
+staged: `POOL/one-I.semishared-<x>`
+    -> nobody has it open
+share: `SEMISHARED_FS_ROOT/share-I`
+    -> oned does not know the image, and the share is not ready: a killed action left it. One that is ready is
+    listed as kept
+key: `SEMISHARED_FS_ROOT/.semishared/.keys/I-VM.json`, `I-VM-ro.json`
+    -> oned does not know the VM: the key of Ceph that it had for a share goes
+changing: `POOL/one-I.semishared-changing`
+    -> never removed: the next action on the image puts back what it was
+clone: `POOL/one-I-VM-DISK`
+    -> made by us, this cloud's, oned does not know the VM, nobody has it open and no clone depends on it
+image: `POOL/one-I`
+    -> never removed: listed as kept if it was made by us and no image of oned has this SOURCE
+[more]
+unlinked: <device>/layers/NAME, <device>/bases/NAME, to which no link leads
+    -> the VM whose layers these are, if they are of one, is not known to oned
+domain: a domain whose files were deleted
+    -> never removed: said, if oned does not know its VM
+snapshot: POOL/one-I@semishared-undo, -saved, -old-<x>
+    -> the change is over; no image is being made of which this might be the source; no clone depends on it
+lent: POOL/one-I@semishared-lent-<id>
+    -> no VM of oned has the image, and no client has it open
+"""
+"""`kind: what it is -> when it is left over`; docs/reference/cli.md has the rows before `[more]`."""
 LOCK_S = 2 * 86400
 """No action runs that long (disk/vm_dir.py); not shortened by --now, as a lock says what must not be
 published any more.
 """
+LEAST_S = {"lock": LOCK_S, "kept": 0, "domain": 0}
+"""Kind -> how old it has to be, whatever the command says."""
+
+
+class Kind(NamedTuple):
+    """What may be left over, and when it is."""
+
+    name: str
+    what: str
+    left_over_if: str
+
+
+def kinds(text: str) -> list[Kind]:
+    """Return the rows of a catalogue."""
+    rows = [" ".join(row.split()) for row in re.split(r"\n(?=\S)", text.strip())]
+    parts = [re.split(": | -> ", row, maxsplit=1) for row in rows]
+    return [Kind(name, *rest.rsplit(" -> ", 1)) for name, rest in parts]
+
+
+KINDS, MORE_KINDS = map(kinds, CATALOGUE.split("[more]"))
 
 
 @dataclass(frozen=True)
@@ -86,21 +140,15 @@ class Known:
 
     def why_not(self, vm: int) -> str:
         """Return why a VM that oned does not know might be one all the same, '' if it is not."""
-        return (
-            ""
-            if vm <= self.newest_vm
-            else f"VM {vm} is newer than any that oned has had: was an older database restored?"
-        )
+        newer = f"VM {vm} is newer than any that oned has had: was an older database restored?"
+        return "" if vm <= self.newest_vm else newer
 
     def whose(self, vm: int, disk: int, source: str, cloud: str) -> str:
         """Return why a clone on a store might be another cloud's, '' if it is this one's."""
         if cloud:
             return "" if cloud == self.cloud else f"it is cloud {cloud}'s"
-        return (
-            ""
-            if (vm, disk, source) in self.past
-            else "it might be another cloud's: oned does not remember that disk"
-        )
+        is_past = (vm, disk, source) in self.past
+        return "" if is_past else "it might be another cloud's: oned does not remember that disk"
 
 
 @dataclass(frozen=True)
@@ -131,16 +179,14 @@ class Finding:
     libvirt: bool = True
     """Its machine runs domains."""
     image: s.ImageRef | None = None
-    """It is an image in a pool, or the snapshot of one whose id was `seen`."""
+    """It is in a pool: that image, or a snapshot of it."""
+    step: s.Step | None = None
+    """What removes it, where it is in no directory of the machine's own."""
 
     def steps(self) -> list[s.Step]:
         """Return what removes it on its machine."""
-        if self.image:
-            from ...model.store import image_steps
-
-            if self.seen:
-                return [image_steps.DropSnapshot(self.image, int(self.seen))]
-            return [image_steps.RemoveImage(self.image)]
+        if not self.location:
+            return [self.step] if self.step else []
         if self.kind == "vm":
             guard: list[s.Step] = [s.CheckNotRunning(f"one-{self.vm}")] if self.libvirt else []
             return [*guard, s.RemoveVm(self.vm, self.path)]
@@ -162,21 +208,17 @@ class _Everywhere:
         )
         self.domains = {name for found in domains for name in found.get("names", ())}
         self.files = gc_places.Paths(path for found in domains for path in found.get("files", ()))
-        found = (
-            (machine.name, item)
-            for machine in machines
-            for item in machine.facts["vms"]
-            if item["kind"] == "dir"
-        )
-        self.directories = {(name, item["system"], item["vm"]): item for name, item in found}
+        items = ((machine.name, item) for machine in machines for item in machine.facts["vms"])
+        self.directories = {
+            (name, item["system"], item["vm"]): item for name, item in items if item["kind"] == "dir"
+        }
 
 
 def find(machines: list[Machine], known: Known, older_than: int, all_seen: bool) -> list[Finding]:
     """Return what is left over on `machines`; `all_seen` is False if a machine could not be asked."""
     everywhere = _Everywhere(machines, all_seen)
     found = [item for machine in machines for item in _OnMachine(machine, known, everywhere).findings()]
-    limits = {"lock": LOCK_S, "kept": 0, "domain": 0}
-    return [item for item in found if item.age >= limits.get(item.kind, older_than)]
+    return [item for item in found if item.age >= LEAST_S.get(item.kind, older_than)]
 
 
 class _OnMachine:
@@ -196,20 +238,13 @@ class _OnMachine:
                 yield self._finding("domain", {"path": path, "age": 0}, why, vm, keep)
         for item in facts.get("unlinked", ()):
             why = self.known.why_not(item["vm"]) or self._runs_here(item["vm"], item["path"])
-            keep = (
-                "" if item.get("replaced") else gc_places.why_unlinked_stays(item["vm"], self.known.vms, why)
-            )
-            reason = (
-                "a move to another device left it"
-                if item.get("replaced")
-                else "its device was away when it was removed"
-            )
+            reason, keep = "a move to another device left it", ""
+            if not item.get("replaced"):
+                reason = "its device was away when it was removed"
+                keep = gc_places.why_unlinked_stays(item["vm"], self.known.vms, why)
             yield self._finding("unlinked", item, reason, item["vm"], keep)
-        yield from (
-            self._finding("staged", item, "a killed action left it")
-            for item in facts["staged"]
-            if self._is_idle(item)
-        )
+        for item in filter(self._is_idle, facts["staged"]):
+            yield self._finding("staged", item, "a killed action left it")
         for store in facts["stores"]:
             yield from self._store(store)
 
@@ -254,13 +289,8 @@ class _OnMachine:
         for item in facts["vms"]:
             vm, kind = item["vm"], item["kind"]
             if kind == "kept" and any(map(disk_names.is_of_disks, item["entries"])):
-                yield self._finding(
-                    kind,
-                    item,
-                    f"a persistent disk of VM {vm} was deleted before it was committed",
-                    vm,
-                    self._kept(item),
-                )
+                reason = f"a persistent disk of VM {vm} was deleted before it was committed"
+                yield self._finding(kind, item, reason, vm, self._kept(item))
                 continue
             if kind == "kept":
                 kind = "removed"  # its disks were committed, or never came
@@ -276,11 +306,8 @@ class _OnMachine:
                     yield self._finding("vm" if kind == "dir" else kind, item, reason, vm, keep)
                 continue
             place = self.known.places.get(vm)
-            if (
-                kind == "dir"
-                and place
-                and (self.machine.name, item["system"]) != (place.machine, place.system)
-            ):
+            here = (self.machine.name, item["system"])
+            if kind == "dir" and place and here != (place.machine, place.system):
                 home = self.everywhere.directories.get((place.machine, place.system, vm))
                 keep = gc_places.why_kept(item, home, place) or self._runs_here(vm, item["path"])
                 keep = keep or ("" if self._is_idle(item) else "somebody writes to it")
@@ -291,11 +318,8 @@ class _OnMachine:
             if kind == "outgoing":
                 # Set aside by a move that died before its own directory took the place: the only one there
                 # is.
-                keep = (
-                    ""
-                    if (item["system"], vm) in published
-                    else f"it may be the only directory of VM {vm}; retry its move"
-                )
+                only = f"it may be the only directory of VM {vm}; retry its move"
+                keep = "" if (item["system"], vm) in published else only
                 yield self._finding(kind, item, f"a killed move of VM {vm} left it", vm, keep)
             for staged in item["staged"]:
                 if self._is_idle(staged):
@@ -303,25 +327,18 @@ class _OnMachine:
 
     def _kept(self, item: dict[str, Any]) -> str:
         name = item["path"].rpartition("/")[2]
-        word = (
-            name if disk_names.beside_named(name) else "NAME"
-        )  # it is to be copied, and a host has named it
-        return (
-            ""
-            if name in self.known.discarded
-            else f"semishared commit {item['vm']}, or semishared gc --discard {word}"
-        )
+        if name in self.known.discarded:
+            return ""
+        word = name if disk_names.beside_named(name) else "NAME"  # it is to be copied, a host has named it
+        return f"semishared commit {item['vm']}, or semishared gc --discard {word}"
 
     def _root(self, root: dict[str, Any]) -> Iterator[Finding]:
         for base in root["bases"]:
             said = base_names.named(base["name"])
             for lease in base["leases"]:
                 if not self._uses(lease["vm"], lease["disk"]):
-                    where = self.known.vms.get(lease["vm"])
-                    reason = (
-                        f"VM {lease['vm']} is {'not known to oned' if where is None else 'not here'}: "
-                        f"no disk uses it"
-                    )
+                    where = "not here" if lease["vm"] in self.known.vms else "not known to oned"
+                    reason = f"VM {lease['vm']} is {where}: no disk uses it"
                     yield self._finding("lease", {**lease, "bytes": 0}, reason, lease["vm"])
             for item in filter(self._is_idle, base["staged"]):
                 yield self._finding("staged", item, "a killed action left it")
@@ -363,19 +380,14 @@ class _OnMachine:
                     for c in side["clones"]
                 )
                 keep = "it holds clones of VMs" if held else ""
-                yield self._finding(
-                    "side", side, f"image {side['name']} is not there and not known to oned", -1, keep
-                )
+                reason = f"image {side['name']} is not there and not known to oned"
+                yield self._finding("side", side, reason, -1, keep)
         for item in store["uploads"]:
             if not item["held"]:
                 yield self._finding("upload", item, "nobody holds this upload")
         for item in store["epochs"]:
-            if (
-                item["vm"] not in self.known.vms
-                and item["cloud"] == self.known.cloud
-                and not self.known.why_not(item["vm"])
-                and not unseen
-            ):
+            is_ours = item["cloud"] == self.known.cloud and not self.known.why_not(item["vm"])
+            if item["vm"] not in self.known.vms and is_ours and not unseen:
                 yield self._finding("epoch", item, f"VM {item['vm']} is not known to oned")
         for item in store["staged"]:
             if self._is_idle(item):
@@ -386,9 +398,8 @@ class _OnMachine:
             if not dir_names.is_image(name) or f"{path}/{name}" in self.known.sources or name in uploads:
                 continue
             if is_snap and name not in images:
-                yield self._finding(
-                    "snapshots", item, f"image {name} is not there and not known to oned", -1, unseen
-                )
+                reason = f"image {name} is not there and not known to oned"
+                yield self._finding("snapshots", item, reason, -1, unseen)
             elif not is_snap:
                 keep = "it may hold somebody's data: register it again, or remove it by hand"
                 yield self._finding("image", item, "no image of oned has this SOURCE", -1, keep)

@@ -1,17 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is left over in the pools of datastores on Ceph, and of shares, against what oned knows.
 
-    one-35.semishared-<x>         no client has it open: a killed action left it
-    one-35.semishared-changing    kept: the next action on one-35 puts its content back
-    one-35-23-1                   oned has VM 23 among those that are DONE, with that disk; no client has it
-                                  open, no clone depends on it, and we made it
-    one-35                        kept: no image of oned has this SOURCE, though we made it
-    one-35@semishared-undo        the image is there: what it was before a change that is over
-          @semishared-saved       no client has an image open that is being made, of which this might be the
-                                  source
-          @semishared-old-<x>     no clone depends on it any more
-          @semishared-lent-<id>   no VM of oned has the image, and no client has it open
-
 Names are collected before oned is asked, and looked into after that: whatever was there then and is not known
 to oned will not be known to it later. Others may have images in the same pool: what has not our mark on it is
 not looked at.
@@ -20,13 +9,14 @@ not looked at.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Iterator, Mapping
+from typing import Any, Iterator, Mapping, Optional
 
 from ...model import steps as s
 from ...model.share import names as share_names
 from ...model.share.share import Tree
 from ...model.share.steps import RemoveShare, TakeKeys
 from ...model.store import rbd_names
+from ...model.store.image_steps import DropSnapshot, RemoveImage
 from ..image import images
 from .gc import Finding, Known
 
@@ -64,6 +54,20 @@ class Look:
     clones: list[str] = field(hash=False)
 
 
+def _left(
+    machine: str,
+    kind: str,
+    path: str,
+    reason: str,
+    keep: str,
+    step: Optional[s.Step],
+    size: int = 0,
+    age: int = 0,
+) -> Finding:
+    image = step.image if isinstance(step, (RemoveImage, DropSnapshot)) else None
+    return Finding(machine, "", kind, path, reason, size, age, keep=keep, image=image, step=step)
+
+
 def suspicious(pool: Pool, known: Known) -> list[str]:
     """Return the names that need a look: of ours, and of nothing that oned knows."""
     found = []
@@ -84,35 +88,24 @@ def find_in_pool(pool: Pool, looks: dict[str, Any], older_than: int, known: Know
         if said is None or look.age < older_than:
             continue
         image = images.ref_at(pool.store, pool.access, said.image, pool.source(name))
-        in_use = (
-            f"{look.watchers[0]} has it open"
-            if look.watchers
-            else f"{look.clones[0]} is a clone of it"
-            if look.clones
-            else ""
-        )
+        opener = f"{look.watchers[0]} has it open" if look.watchers else ""
+        in_use = opener or (f"{look.clones[0]} is a clone of it" if look.clones else "")
         ours = look.made == rbd_names.made_for(pool.store, pool.source(name))
         if said.is_changing:
-            reason, keep, kind = (
-                "a killed change of its content",
-                "the next action on the image undoes it",
-                "changing",
-            )
+            reason, kind = "a killed change of its content", "changing"
+            keep = "the next action on the image undoes it"
         elif said.is_staged:
             reason, keep, kind = "a killed action left it", in_use, "staged"
         elif not ours:
             continue
         elif said.vm is not None and said.disk is not None:
-            foreign = known.why_not(said.vm) or known.whose(
-                said.vm, said.disk, pool.source(rbd_names.image(said.image)), ""
-            )
+            source = pool.source(rbd_names.image(said.image))
+            foreign = known.why_not(said.vm) or known.whose(said.vm, said.disk, source, "")
             reason, keep, kind = f"VM {said.vm} is not known to oned", foreign or in_use, "clone"
         else:
             reason, kind = "no image of oned has this SOURCE", "image"
             keep = "it may hold somebody's data: register it again, or remove it by hand"
-        yield Finding(
-            pool.machine, "", kind, image.source, reason, look.size, look.age, keep=keep, image=image
-        )
+        yield _left(pool.machine, kind, image.source, reason, keep, RemoveImage(image), look.size, look.age)
 
 
 def with_snapshots(pool: Pool) -> list[str]:
@@ -147,18 +140,9 @@ def snapshots(
             if kind == rbd_names.SAVED and making:
                 keep = f"{making[0]} makes an image, perhaps of this"
             image = images.ref_at(pool.store, pool.access, said.image, source)
-            yield Finding(
-                pool.machine,
-                "",
-                "lent" if kind == rbd_names.LENT else "snapshot",
-                f"{source}@{snapshot['name']}",
-                REASONS[kind],
-                0,
-                snapshot["age"],
-                seen=number,
-                keep=keep,
-                image=image,
-            )
+            name_of, step = f"{source}@{snapshot['name']}", DropSnapshot(image, int(number))
+            what = "lent" if kind == rbd_names.LENT else "snapshot"
+            yield _left(pool.machine, what, name_of, REASONS[kind], keep, step, 0, snapshot["age"])
 
 
 @dataclass(frozen=True)
@@ -176,17 +160,6 @@ class Shares:
     """
 
 
-@dataclass(frozen=True)
-class Left(Finding):
-    """A share."""
-
-    step: s.Step | None = None
-
-    def steps(self) -> list[s.Step]:
-        """Return what removes it."""
-        return [self.step] if self.step else []
-
-
 def is_of(row: Mapping[str, Any], store: int, having: int, born: int) -> bool:
     """Tell whether a share in datastore `store` is that of the image of its id, which is in `having` and was
     made at `born` (-1: unknown).
@@ -200,29 +173,16 @@ def is_of(row: Mapping[str, Any], store: int, having: int, born: int) -> bool:
 def find_in_shares(shares: Shares, known: Known) -> Iterator[Finding]:
     """Yield what is left over in a datastore.
 
-        <root>/share-<image> gone-<image>
-            its record does not say that it is ready, and oned has no such image: a killed create or delete
-            left it, and no step has held it since
-            kept, if it is ready, or that cannot be told: it may hold data; so is one of another image of that
-            id than oned has, by its datastore or by when it was made
-        .semishared/.keys/<image>-<vm>[-ro].json
-            oned has no such VM: a delete that was killed, or that Ceph did not answer, left it a key
-
     All is kept in a root of an older version, which does not say of which OpenNebula it is. Shares are
     collected before oned is asked, which knows an image before its share is made, and until its share is
     gone.
     """
-    says_so = (
-        f"{shares.tree.root} does not say of which OpenNebula it is: `semishared share init "
-        f"{shares.store}` does"
-    )
-    unknown = "" if shares.cloud else says_so
+    says_so = f"`semishared share init {shares.store}` does"
+    unknown = "" if shares.cloud else f"{shares.tree.root} does not say of which OpenNebula it is: {says_so}"
     stores = {image: store for store, image in known.images}
     for row in shares.rows:
-        image, path = (
-            int(row["image"]),
-            row["source"] or f"{shares.tree.root}/{share_names.tree(int(row['image']))}",
-        )
+        image = int(row["image"])
+        path = row["source"] or f"{shares.tree.root}/{share_names.tree(image)}"
         if image in stores and is_of(row, shares.store, stores[image], known.born.get(image, -1)):
             continue
         has = f"oned has another image {image}" if image in stores else f"oned has no image {image}"
@@ -236,9 +196,7 @@ def find_in_shares(shares: Shares, known: Known) -> Iterator[Finding]:
         held = "" if is_left else f"{what}: `semishared share drop {shares.store} {image}` removes {it}"
         keep = unknown or held
         step = None if keep else RemoveShare(shares.tree, image, "", int(row["born"]))
-        yield Left(
-            shares.machine, "", "share", path, reason, max(0, int(row["used"])), 0, keep=keep, step=step
-        )
+        yield _left(shares.machine, "share", path, reason, keep, step, max(0, int(row["used"])))
     unread = {(key["image"], key["vm"]): key["wrong"]["detail"] for key in shares.keys if key.get("wrong")}
     for key in shares.keys:
         image, vm, readonly = int(key["image"]), int(key["vm"]), bool(key["readonly"])
@@ -246,17 +204,7 @@ def find_in_shares(shares: Shares, known: Known) -> Iterator[Finding]:
             path = f"{shares.tree.root}/{share_names.key(image, vm, readonly)}"
             reason = f"client.{key['user']} has a key for the share, and oned has no VM {vm}"
             keep = unknown or known.why_not(vm) or _unread(image, vm, unread.get((image, vm), ""))
-            yield Left(
-                shares.machine,
-                "",
-                "key",
-                path,
-                reason,
-                0,
-                0,
-                keep=keep,
-                step=TakeKeys(shares.tree, image, vm),
-            )
+            yield _left(shares.machine, "key", path, reason, keep, TakeKeys(shares.tree, image, vm))
 
 
 def _unread(image: int, vm: int, wrong: str) -> str:
