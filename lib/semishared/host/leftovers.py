@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import contextmanager
-from typing import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Callable, ContextManager, Iterator
 
 from ..device import devices, label, systems
 from ..disk import history, on_devices, retained_diffs, unreadable, vm_dir_siblings
@@ -22,6 +22,7 @@ from ..model.device.names import HOT, LAYERS, PARTS, Link
 from ..model.disk import names as disk_names
 from ..model.steps import Discard, LookAround
 from ..model.store import dir_names
+from ..named import NamedTuple
 from ..store.dir import leftovers, marker
 from ..tools import beneath, files, inventory, locks, owner
 from ..tools.effects import point
@@ -240,9 +241,10 @@ def _system(number: int, directory: str) -> Iterator[dict[str, object]]:
 
 def discard(step: Discard) -> dict[str, object]:
     """Remove one thing, if it is still as it was seen; return {"removed": bool}. Raise UnexpectedLink."""
+    how = REMOVALS.get(step.kind, Removal())
     try:
-        with _opened(step) as path:
-            return _discard_locked(step._replace(path=path))
+        with _opened(step) as path, how.alone(step) as is_alone:
+            return {"removed": is_alone and _discard(step._replace(path=path), how)}
     except (FileNotFoundError, NotADirectoryError):
         return {"removed": True}
 
@@ -270,51 +272,14 @@ def _opened(step: Discard) -> Iterator[str]:
         yield f"{where}/{name}"
 
 
-def _discard_locked(step: Discard) -> dict[str, object]:
-    if step.kind == "unlinked":
-        with nobody_moving(step) as is_free:
-            return {"removed": is_free and _discard_of(step)}
-    return {"removed": _discard_of(step)}
-
-
-def _discard_of(step: Discard) -> bool:
-    root, name = disk_names.base_store(step.location), os.path.basename(step.path)
-    if step.kind == "staging":
-        lock = base_names.image_lock(root, name)
-    elif step.kind == "base":
-        lock = base_names.image_lock(root, base_names.prefix_of(name))
-    elif step.vm >= 0:
-        lock = disk_names.vm_lock(root, step.vm)
-    else:
-        return _discard(step)
-    with locks.exclusive(lock, 30):
-        return _discard(step)
-
-
-def _discard(step: Discard) -> bool:
-    if files.is_absent(step.path):
-        return True
-    if step.kind == "lease":
-        # Its times are those of the image; what counts is that the VM's disk is not there.
-        with devices.staying(disk_names.base_store(step.location)):
-            return not uses_lease(step) and files.unlink(step.path)
-    if str(inventory.newest(step.path, devices.link_of)[0]) != step.seen:
-        return False
-    if step.kind == "staged" and owner.lives(os.path.basename(step.path)):
-        return False
-    if step.kind == "unlinked" and is_linked(step):
-        return False
-    if step.kind == "base":
-        return _remove_base(step.path)
-    if step.kind == "staging":
-        devices.remove(step.path)
-    if step.kind == "upload" and os.path.isdir(step.path):
-        lock = locks.attempt(dir_names.upload_lock(step.path))
-        if not lock:
+def _discard(step: Discard, how: Removal) -> bool:
+    lock = how.lock(disk_names.base_store(step.location), step)
+    with locks.exclusive(lock, 30) if lock else nullcontext():
+        if files.is_absent(step.path):
+            return True
+        if how.is_dated and str(inventory.newest(step.path, devices.link_of)[0]) != step.seen:
             return False
-        with lock:
-            return _removed(step)
-    return _removed(step)
+        return not how.is_wanted(step) and how.remove(step)
 
 
 def _removed(step: Discard) -> bool:
@@ -333,18 +298,38 @@ def _removed(step: Discard) -> bool:
     return True
 
 
-def _remove_base(path: str) -> bool:
+def _remove_base(step: Discard) -> bool:
     """Remove a base of a deleted image; its leases directory must be empty, and rmdir says so without a
     race.
     """
     try:
-        os.rmdir(base_names.leases(path))
+        os.rmdir(base_names.leases(step.path))
     except FileNotFoundError:
         pass
     except OSError:
         return False
-    devices.remove(path)
+    devices.remove(step.path)
     return True
+
+
+def _remove_staging(step: Discard) -> bool:
+    devices.remove(step.path)
+    return _removed(step)
+
+
+def _remove_upload(step: Discard) -> bool:
+    if not os.path.isdir(step.path):
+        return _removed(step)
+    lock = locks.attempt(dir_names.upload_lock(step.path))
+    if not lock:
+        return False
+    with lock:
+        return _removed(step)
+
+
+def _remove_lease(step: Discard) -> bool:
+    with devices.staying(disk_names.base_store(step.location)):
+        return not uses_lease(step) and files.unlink(step.path)
 
 
 def uses_lease(step: Discard) -> bool:
@@ -363,3 +348,37 @@ def uses_lease(step: Discard) -> bool:
             if any(disk_names.is_of_disk(name, disk) for name in inventory.names(directory)):
                 return True
     return False
+
+
+def _lock_of_vm(root: str, step: Discard) -> str:
+    return disk_names.vm_lock(root, step.vm) if step.vm >= 0 else ""
+
+
+class Removal(NamedTuple):
+    """How what is left over of one kind goes."""
+
+    lock: Callable[[str, Discard], str] = _lock_of_vm
+    """What is locked meanwhile, below the base store; '' for nothing."""
+    is_wanted: Callable[[Discard], bool] = lambda _: False
+    """Something has come to use it."""
+    remove: Callable[[Discard], bool] = _removed
+    is_dated: bool = True
+    """Its newest time tells whether it is as it was seen."""
+    alone: Callable[[Discard], ContextManager[bool]] = lambda _: nullcontext(True)
+
+
+def _lock_of_image(root: str, step: Discard) -> str:
+    name = os.path.basename(step.path)
+    return base_names.image_lock(root, base_names.prefix_of(name) if step.kind == "base" else name)
+
+
+REMOVALS = {
+    "base": Removal(lock=_lock_of_image, remove=_remove_base),
+    # Its times are those of the image; what counts is that the VM's disk is not there.
+    "lease": Removal(remove=_remove_lease, is_dated=False),
+    "staged": Removal(is_wanted=lambda step: owner.lives(os.path.basename(step.path))),
+    "staging": Removal(lock=_lock_of_image, remove=_remove_staging),
+    "unlinked": Removal(is_wanted=is_linked, alone=nobody_moving),
+    "upload": Removal(remove=_remove_upload),
+}
+"""Kind (plan/care/gc.py) -> how it goes, if not as directories and files of VMs."""
