@@ -15,6 +15,7 @@ from semishared.cli import setup
 from semishared.cli.command import describe
 from semishared.errors import BadAttribute
 from semishared.model import attributes as rows
+from semishared.model.share.share import BACKENDS
 from semishared.model.store.access import CONF
 from semishared.plan.image import attributes
 
@@ -303,3 +304,7 @@ def test_rows_are_sound(row: rows.Attribute) -> None:
     assert rows.IMAGE not in row.of or rows.IMAGE_DS in row.of, "the datastore says it of all its images"
     assert not (row.values and row.form) and (not row.form or row.what)
     assert row.line("x") == f'{row.name} = "x"\n'
+
+
+def test_each_file_system_of_shares_has_a_row_that_says_what_it_can_do() -> None:
+    assert tuple(BACKENDS) == rows.FS.values

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semishared.errors import BadPool
-from semishared.model.device import classes
+from semishared.errors import BadAttribute, BadPool
+from semishared.model import attributes
 from semishared.model.device.classes import KNOWN, WORDS, Want
 from semishared.plan.care import diagnosis
 from semishared.plan.care.diagnosis import BROKEN, WARNING

@@ -43,7 +43,7 @@ ARGUMENTS = (
         )
     ),
     argument("--role", choices=list(WHERE), help="only the key of this role"),
-    argument("--pool", default="", metavar="NAME", help=f"POOL_NAME ({store_access.DEFAULT_POOL})"),
+    argument("--pool", default="", metavar="NAME", help=f"POOL_NAME ({POOL_NAME.default})"),
     argument("--data-pool", default="", metavar="NAME", help="EC_POOL_NAME, if images keep their data there"),
     flag("--json", "one JSON object on stdout instead of commands"),
 )
@@ -97,14 +97,14 @@ def _of_datastore(word: str, role: str | None) -> list[Key]:
     access = template.access(found[0])
     if not access.can.has_bridge:
         raise BadArguments(f"datastore {word} is not on Ceph (DISK_TYPE = RBD)")
-    pool = store_access.pool(found[0])
+    pool = template.pool(found[0])
     made = keys(access.user, pool, access.reader, access.bridge_user, access.data_pool, access.remote)
-    user = store_access.fence_user(found[0]) or (FENCE_USER if role == "fence" else "")
+    user = template.fence_user(found[0]) or (FENCE_USER if role == "fence" else "")
     # `ceph auth get-or-create` refuses a user whose capabilities are others: one key for all pools of a
     # cluster.
-    beside = [other for other in known if store_access.kind(other).has_bridge]
+    beside = [other for other in known if template.kind(other).has_bridge]
     others = [other for other in beside if _is_beside(other, found[0], user)]
-    return [*made, fence(user, [store_access.pool(store) for store in (found[0], *others)])] if user else made
+    return [*made, fence(user, [template.pool(store) for store in (found[0], *others)])] if user else made
 
 
 def _is_beside(other: Datastore, datastore: Datastore, user: str) -> bool:

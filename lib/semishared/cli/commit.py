@@ -43,7 +43,6 @@ from ..units import human, mib_ceil
 from . import command as on
 from .command import argument, put, warn
 
-
 ARGUMENTS = (
     argument("vm", metavar="VM", help="id or name"),
     argument("disk", metavar="DISK", nargs="?", type=int, help="its number (DISK_ID); without it all"),
@@ -119,8 +118,7 @@ def of_vm(
     failed = bool(gc_places.after_failure(vm, os.uname().nodename, is_here))
     # Whether it runs its host says, when the disk's turn has come. Where the files of a VM at rest are, there
     # are no domains.
-    is_at_rest = vm.number("STATE") in (gc_places.STOPPED, gc_places.UNDEPLOYED)
-    domain = "" if is_at_rest else disks.running_domain(vm)
+    domain = "" if vm.is_on_front_end else disks.running_domain(vm)
     for known in record.described(found):
         if known.place.commits and disk in (None, known.disk):
             at = DiskPlace(VmPlace(machine, vm_dir, vm.id), disk_names.disk_name(known.disk), known.disk)
@@ -188,7 +186,7 @@ def _kept(
     """Yield what is to be done for the disks that were kept of a VM; add machines that cannot be asked to
     `silent`.
     """
-    systems = [store for store in oned.datastores() if store.type == 1 and store.driver == NAME]
+    systems = [store for store in oned.datastores() if store.is_system and store.driver == NAME]
     others = {host.name for host in oned.hosts() if not host.is_offline and not is_here(host.name)}
 
     numbers = tuple(sorted(store.id for store in systems))

@@ -29,11 +29,12 @@ from ..install import edits, examine
 from ..install.front_end import FrontEnd, locate
 from ..install.preflight import Question, encoded, limited
 from ..install.tree import forwarder
+from ..model.attributes import HOST_POOL
 from ..model.device.steps import ListDevices
 from ..model.disk import names as disk_names
 from ..model.share import share
 from ..model.share.steps import LookAtRoot, LookAtShareHost
-from ..model.store import access as store_access
+from ..model.store import template
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Host, Image
@@ -235,7 +236,7 @@ def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) 
         except SemisharedError:
             # Its attributes are a finding of their own.
             continue
-    systems = [plan.path_of(store) for store in cloud.datastores if store.type == 1]
+    systems = [plan.path_of(store) for store in cloud.datastores if store.is_system]
     location = next(map(on.location, cloud.datastores), "")
     libvirt = Libvirt.read(f"{place.remotes}/etc/vmm/kvm/kvmrc").uri
     hosts, connect_s = [host.name for host in cloud.hosts], config.hosts_connect_timeout_s
@@ -328,7 +329,7 @@ def stock_images(cloud: plan.Cloud) -> list[Image]:
 def pool_findings(cloud: plan.Cloud, config: Config) -> list[plan.Finding]:
     """Return what is wrong with the pools of hosts, compared with what declares them."""
     by_default = config.pool_devices != "none"
-    wanted = [host for host in cloud.hosts if by_default or host.attribute("SEMISHARED_POOL")]
+    wanted = [host for host in cloud.hosts if by_default or HOST_POOL.text(host)]
     if not wanted:
         return []
     roots = on.roots(on.ours(Oned()))
@@ -358,7 +359,7 @@ def share_findings(cloud: plan.Cloud, answers: Answers, config: Config, front_en
     made = [
         one
         for store in cloud.datastores
-        if store_access.is_shares(store)
+        if template.is_shares(store)
         for one in _made_shares(store, cloud, config, front_end)
     ]
     roots = tuple(sorted({one.tree.root for one in made if one.tree.marker and one.by_hosts}))
@@ -407,7 +408,7 @@ def _named(machine: str, cloud: plan.Cloud) -> str:
 def fence_findings(cloud: plan.Cloud, answers: Answers, config: Config, front_end: str) -> list[plan.Finding]:
     """Return what is wrong with fencing, where a key or a command was set up."""
     boots = {machine: str(answer.get("boot", "")) for machine, answer in _said(answers).items()}
-    pools = [store for store in cloud.datastores if store.type != 1 and _names_key(store)]
+    pools = [store for store in cloud.datastores if not store.is_system and _names_key(store)]
     keys = {str(group[0].id): _why_not(group) for group in fence_facts.clusters(pools)}
     own = key_findings(front_end, config.hosts_connect_timeout_s)
     means = plan.of_means(_not_run(config), keys, front_end)
@@ -424,7 +425,7 @@ def _marks(cloud: plan.Cloud) -> dict[str, Mark]:
 
 def _names_key(store: Datastore) -> bool:
     try:
-        return store_access.kind(store).has_bridge and bool(store_access.fence_user(store))
+        return template.kind(store).has_bridge and bool(template.fence_user(store))
     except SemisharedError:
         return False  # its attributes are a finding of their own
 

@@ -20,10 +20,11 @@ from typing import Callable, Iterable, Iterator, Optional, Sequence
 from ..config import Config, load
 from ..errors import BadArguments, HostUnreachable, OnedUnavailable, SemisharedError, from_id
 from ..model import steps as s
+from ..model.attributes import CLOUD, STORE
 from ..model.disk import commit_steps as c
 from ..model.share import share
 from ..model.share.steps import ListKeys, ListShares
-from ..model.store import access, image_steps, rbd_names
+from ..model.store import access, image_steps, rbd_names, template
 from ..named import NamedTuple
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
@@ -163,11 +164,9 @@ def questions(oned: Oned, survey: Survey) -> list[_Question]:
     are_near = not here or any(hosts[name] for name in here)
     found = []
     for location, stores in sorted(places.items()):
-        systems = tuple(sorted(store.id for store in stores if store.type == 1))
-        images = [store for store in stores if store.type != 1 and not access.is_shares(store)]
-        marked = sorted(
-            (absolute(one.base_path, "BASE_PATH"), one.attribute("SEMISHARED_STORE")) for one in images
-        )
+        systems = tuple(sorted(store.id for store in stores if store.is_system))
+        images = [store for store in stores if not store.is_system and not template.is_shares(store)]
+        marked = sorted((absolute(one.base_path, "BASE_PATH"), STORE.text(one)) for one in images)
         shared, markers = tuple(path for path, _ in marked), tuple(store for _, store in marked)
         look = s.LookAround(location, systems, shared, bool(here), markers)
         found.append(_Question(os.uname().nodename, look, are_near))
@@ -194,7 +193,7 @@ def known(
         frozenset(absolute(image.source, "SOURCE") for image in images if access.is_path(image.source)),
         frozenset(image.source for image in stored),
         frozenset(image.source for image in stored if is_idle(image)),
-        min({store.attribute("SEMISHARED_CLOUD") for store in datastores} - {""}, default=""),
+        min({CLOUD.text(store) for store in datastores} - {""}, default=""),
         max(oned.newest_vm(max(hosts, default=0)), max(hosts, default=-1)),
         frozenset(row for vm in strangers for row in _disks(_past(oned, vm))),
         {vm: found for vm, found in places.items() if found},
@@ -246,7 +245,7 @@ def shares_listed(datastores: Iterable[Datastore], config: Config, failed: Faile
     """Return the shares of datastores of ours that have a root; to be asked before oned is."""
     found = []
     for datastore in datastores:
-        if not access.is_shares(datastore) or not datastore.attribute("SEMISHARED_STORE"):
+        if not template.is_shares(datastore) or not STORE.text(datastore):
             continue
         machine = f"datastore {datastore.id}"
         try:
@@ -265,10 +264,10 @@ def pools_listed(datastores: Iterable[Datastore], config: Config, failed: Failed
     for datastore in datastores:
         bridge = ""
         try:
-            how = access.access(datastore)
-            if datastore.type == 1 or not how.can.has_bridge:
+            how = template.access(datastore)
+            if datastore.is_system or not how.can.has_bridge:
                 continue
-            bridge, pool = access.bridge(datastore, 0), access.pool(datastore)
+            bridge, pool = template.bridge(datastore, 0), template.pool(datastore)
             names = on.ask(bridge, "gc", config, image_steps.ListPool(how, pool))
             found.append(gc_stores.Pool(bridge, datastore.id, pool, how, tuple(names)))
         except SemisharedError as e:

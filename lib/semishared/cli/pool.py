@@ -23,6 +23,7 @@ from typing import List, Optional
 from ..config import Config, load
 from ..errors import BadArguments, BadPool
 from ..front.pool_moves import Moving
+from ..model.attributes import HOST_POOL
 from ..model.device.classes import MEMORY
 from ..model.device.steps import ListDevices, SetDevices
 from ..opennebula.report import printable

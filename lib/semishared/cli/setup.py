@@ -133,7 +133,6 @@ DIR, IMAGE, SYSTEM = "dir", "semi_img", "semi_sys"
 SYSTEM_TYPE, IMAGE_TYPE = "SYSTEM_DS", "IMAGE_DS"
 HOLDER = {IMAGE_TYPE: "image datastore", SYSTEM_TYPE: "system datastore"}
 OURS = ("NAME", "TYPE", "DS_MAD", "TM_MAD")
-TYPE_NUMBER = {IMAGE_TYPE: 0, SYSTEM_TYPE: 1}
 
 
 class Template(NamedTuple):
@@ -351,8 +350,7 @@ def mark_store(number: int, is_store: bool) -> Marked:
     another's.
     """
     oned = Oned()
-    system = TYPE_NUMBER[SYSTEM_TYPE]
-    ours = [store for store in oned.datastores() if store.driver == NAME and store.type != system]
+    ours = [store for store in oned.datastores() if store.driver == NAME and not store.is_system]
     (datastore,) = [store for store in ours if store.id == number]
     others = [store for store in ours if store.id != number]
     return mark(oned, datastore, others, oned.images(), lambda path: is_store or is_mount(path))

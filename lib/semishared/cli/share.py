@@ -184,7 +184,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise BadArguments("--yes and --dry-run are for drop and snapshot remove, which remove data")
     oned, may, is_dry = on.administrator(), partial(on.agreed, arguments), arguments.dry_run
     if verb == "list":
-        stores = [_datastore(oned, words[0])] if words else filter(access.is_shares, oned.datastores())
+        stores = [_datastore(oned, words[0])] if words else filter(template.is_shares, oned.datastores())
         found = [row for datastore in stores for row in listed(oned, datastore)]
         put_json({"shares": found}) if arguments.json else show(found)
         return 0
@@ -234,11 +234,11 @@ def init(oned: Oned, word: str) -> Row:
     tree = share.tree(datastore)
     marker = ask(datastore, share_steps.MarkRoot(tree, os.urandom(16).hex()))["marker"]
     stores = [one for one in oned.datastores() if one.id != datastore.id]
-    others = [one for one in stores if one.attribute("SEMISHARED_STORE") == marker]
+    others = [one for one in stores if STORE.text(one) == marker]
     if others:
         raise BadArguments(f"{tree.root} belongs to datastore {others[0].id} ({others[0].name})")
     if not tree.marker:
-        oned.update_datastore(datastore.id, f'SEMISHARED_STORE = "{marker}"\n')
+        oned.update_datastore(datastore.id, STORE.line(marker))
     said = f"{tree.root} is the root of the shares of datastore {datastore.id} ({tree.fs})"
     return {"datastore": datastore.id, "root": tree.root, "marker": marker, "said": said}
 

@@ -20,7 +20,8 @@ from ..config import COMPRESSORS, Config, load
 from ..errors import BadArguments, BadAttribute, NotSupported, OnedUnavailable, SemisharedError
 from ..front.staging import Staging
 from ..front.staging_hosts import Wanted, Wish
-from ..model.store import access
+from ..model.attributes import STAGE
+from ..model.store import template
 from ..opennebula.oned import Oned
 from ..opennebula.states import ImageState
 from ..opennebula.xml import Datastore, Host, Image
@@ -30,7 +31,6 @@ from ..plan.image.images import image_ref
 from ..units import human
 from . import command as on
 from .command import argument, flag, put, warn
-
 
 ARGUMENTS = (
     argument(
@@ -154,7 +154,7 @@ def stage(
                 raise BadArguments(f"their datastores have base stores in several places: {', '.join(roots)}")
             wants: dict[str, list[Wanted]] = {}
             for image, store, hosts in orders:
-                item = Wanted(image_ref(image, store), access.bridge(store, image.id))
+                item = Wanted(image_ref(image, store), template.bridge(store, image.id))
                 for host in hosts:
                     wants.setdefault(host.name, []).append(item)
             session = Staging(roots[0], wants, known, wish, config, view.tell)

@@ -27,8 +27,8 @@ from ..config import load
 from ..errors import BadArguments, SemisharedError
 from ..model.base import steps as base_steps
 from ..model.disk import names as disk_names
-from ..model.disk.place import OVERLAY
-from ..model.disk.record import NORMAL
+from ..model.disk.place import NORMAL, OVERLAY
+from ..opennebula.states import name_of
 from ..opennebula.xml import Disk, Host, Image, Vm
 from ..plan.care.gc_places import place_of
 from ..plan.image.placement import place, reason
@@ -39,21 +39,6 @@ from . import command as on
 from .command import Row, argument, put, table
 from .gc import shares_listed
 from .share import number_columns, share_state, state_column
-
-STATES = {
-    1: "PENDING",
-    2: "HOLD",
-    3: "ACTIVE",
-    4: "STOPPED",
-    5: "SUSPENDED",
-    8: "POWEROFF",
-    9: "UNDEPLOYED",
-    10: "CLONING",
-    11: "CLONING_FAILURE",
-}
-AWAY = (4, 9)
-"""States in which a VM's files are on the front-end."""
-
 
 ARGUMENTS = (
     argument("what", nargs="?", metavar="VM|HOST|IMAGE", help="one of them; without it everything"),
@@ -99,7 +84,7 @@ class Cloud:
         """Ask these hosts and the front-end, all at once."""
         ours = [store for store in self.stores.values() if NAME in (store.driver, store.text("DS_MAD"))]
         locations = sorted(set(map(on.location, ours)))
-        systems = tuple(sorted(store.id for store in ours if store.type == 1))
+        systems = tuple(sorted(store.id for store in ours if store.is_system))
 
         def look(session: Session, host: Host) -> list[Row]:
             answers = []

@@ -12,12 +12,12 @@ from semishared.model.share.share import Tree
 from semishared.opennebula.xml import Datastore, Host, Image, View
 from semishared.plan.care import checks
 from semishared.plan.care.diagnosis import CLOUD, FENCE, POOL, SITE, Cloud, Fenced, OwnKey, Site
-from semishared.plan.care.diagnosis_machines import LOCAL, MACHINE, SIGNED, STORE, Machine, Room, Store
+from semishared.plan.care.diagnosis_machines import LOCAL, MACHINE, MOUNTED, SIGNED, Machine, Room, Store
 from semishared.plan.care.diagnosis_shares import HOST, ROOT, Made, Seen, ShareHost
 from semishared.plan.care.fence import BEGUN, Mark
 from semishared.plan.device.choose import KINDS, Wrong
 
-JUDGES = {**SITE, **CLOUD, **FENCE, **POOL, **MACHINE, **STORE, **LOCAL, **SIGNED, **ROOT, **HOST}
+JUDGES = {**SITE, **CLOUD, **FENCE, **POOL, **MACHINE, **MOUNTED, **LOCAL, **SIGNED, **ROOT, **HOST}
 
 
 def xml(kind: str, text: str) -> Any:

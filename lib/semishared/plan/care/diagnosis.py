@@ -13,7 +13,6 @@ from ... import NAME as DRIVER
 from ...errors import SemisharedError
 from ...named import NamedTuple
 from ...opennebula.args import absolute
-from ...opennebula.states import DatastoreType
 from ...opennebula.xml import Datastore, Host, Image, View
 from ..device import choose
 from ..image import attributes
@@ -21,6 +20,18 @@ from .checks import BROKEN, OK, WARNING, WORDS, Finding, Judge, judged
 from .fence import BEGUN, Mark
 
 __all__ = ["BROKEN", "OK", "WARNING", "WORDS", "Finding"]
+TM_CONF = (
+    ("LN_TARGET", "NONE", True),
+    ("CLONE_TARGET", "SYSTEM", True),
+    ("SHARED", "NO", True),
+    ("DS_MIGRATE", "YES", False),
+    ("DS_LIVE_MIGRATE", "YES", False),
+    ("DS_MIGRATE_SNAP", "YES", False),
+    ("ALLOW_ORPHANS", "YES", True),
+)
+"""What oned.conf says of the driver (docs/explanation/contract.md): key, value, and whether it must have that
+value; else an administrator's other choice stays.
+"""
 
 
 class Site(NamedTuple):
@@ -81,12 +92,12 @@ def _kinds_lacking(cloud: Cloud) -> list[str]:
 
 def _half_ours(store: Datastore) -> object:
     drivers = (store.driver, store.store_driver)
-    return store.type != 1 and drivers != (DRIVER, DRIVER) and {"tm": drivers[0], "ds": drivers[1]}
+    return not store.is_system and drivers != (DRIVER, DRIVER) and {"tm": drivers[0], "ds": drivers[1]}
 
 
 def _old_copies(store: Datastore) -> list[dict[str, str]]:
     """Return what a datastore has of TM_MAD_CONF that oned.conf does not say."""
-    applies = () if store.type == 1 else ("LN_TARGET", "CLONE_TARGET", "ALLOW_ORPHANS")
+    applies = () if store.is_system else ("LN_TARGET", "CLONE_TARGET", "ALLOW_ORPHANS")
     found = []
     for key, value, must in TM_CONF:
         there = store.attribute(key).upper()
@@ -109,7 +120,7 @@ def _host_error(hooks: Sequence[View]) -> str:
 CLOUD: dict[str, Judge] = {
     "datastores": _kinds_lacking,
     "datastore-attributes": lambda store: _problems(
-        "system datastore" if store.type == 1 else "image datastore", store
+        "system datastore" if store.is_system else "image datastore", store
     ),
     "drivers": _half_ours,
     "tm-conf": _old_copies,

@@ -11,7 +11,7 @@ from typing import Any, Mapping, Optional, Sequence
 from ... import NAME as DRIVER
 from ...errors import SemisharedError
 from ...model.attributes import BASES_FLOOR, BASES_LIMIT, STORE
-from ...model.store import access as store_access
+from ...model.store import template
 from ...named import NamedTuple
 from ...opennebula.xml import Host
 from ..base import eviction
@@ -156,7 +156,7 @@ def _own_locks(mount: Mapping[str, Any]) -> str:
     return "nolock" if "nolock" in options else "" if local == "none" else f"local_lock={local}"
 
 
-STORE: dict[str, Judge] = {
+MOUNTED: dict[str, Judge] = {
     "store-answers": lambda it: _error(it.state),
     "store-same": _another,
     "store-marker": lambda it: it.wanted and not it.state.get("marker"),
@@ -223,10 +223,10 @@ def _stores(machine: str, answer: Mapping[str, Any], is_front_end: bool, cloud: 
         facts = Store(state, wanted.get(path), is_front_end, answer.get("libvirt", {}))
         about = {"path": path, "remount": REMOUNT.format(machine, path), "setup": _setup(cloud, path)}
         for of in ("store!", "marking"):
-            found += judged(of, STORE, facts, machine, user=answer["user"], **about)
+            found += judged(of, MOUNTED, facts, machine, user=answer["user"], **about)
         mount = state.get("mount", {})
         if mount.get("type") in NFS:
-            found += judged("mount", STORE, mount, machine, **about)
+            found += judged("mount", MOUNTED, mount, machine, **about)
     return found
 
 
@@ -252,8 +252,8 @@ def _local(
     found = judged("local!", LOCAL, Room(local), machine, where=local.get("where", ""))
     if found:
         return found
-    limit = (host.attribute("SEMISHARED_BASES_LIMIT") if host else "") or sizes[0]
-    floor = (host.attribute("SEMISHARED_BASES_FLOOR") if host else "") or sizes[1]
+    limit = BASES_LIMIT.text(host) or sizes[0]
+    floor = BASES_FLOOR.text(host) or sizes[1]
     try:
         wanted = eviction.limits(limit, floor, local["total"]).floor
     except SemisharedError:

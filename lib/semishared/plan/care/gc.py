@@ -37,7 +37,7 @@ kept: `<system>/.kept-VM-*`
     -> `--discard` names it: a disk of a persistent image that was deleted before it was
     [committed](../explanation/persistent-local.md)
 incoming: `<system>/.incoming-<vm>-*`
-    -> the VM is unknown, or nobody writes it: a killed move
+    -> the VM is unknown, or no process writes it: a killed move
 outgoing: `<system>/.outgoing-<vm>-*`
     -> the same; kept if it is the only directory of a known VM
 lease: `bases/*/leases/VM-DISK`
