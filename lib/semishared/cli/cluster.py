@@ -26,11 +26,11 @@ from .. import NAME
 from ..config import COMPRESSORS, load
 from ..errors import BadArguments, SemisharedError
 from ..front import detach as front_detach
-from ..front.action import Action, carry_out
+from ..front.action import carry_out
 from ..front.clusters import Boot, Row, row
 from ..front.staging_hosts import Wish
 from ..opennebula.oned import Oned
-from ..opennebula.report import Report, printable
+from ..opennebula.report import printable
 from ..opennebula.states import name_of
 from ..opennebula.xml import Vm
 from ..plan.care import clusters as plan
@@ -38,7 +38,7 @@ from ..plan.disk import detach as detaching
 from . import command as on
 from . import status
 from .command import argument, put
-from .commit import of_vm
+from .commit import committing, of_vm
 
 FINE = ("booted", "running", "detached", "committed", "seen")
 """What may have become of a VM without anything being wrong."""
@@ -148,8 +148,7 @@ def committed(vm: Vm, tell: Tell, most: int) -> List[Row]:
     """Commit the disks of a VM at a rate of `most` bytes per second, 0 for no limit; return a row for
     each.
     """
-    action = Action("commit", [], Report("commit"))
-    action.seq, action.bulk = vm.seq, True
+    action = committing(vm)
     rows = []
     try:
         # A connection to oned is one thread's.

@@ -63,8 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     most = limit(arguments)
     oned = on.administrator()
     vm = _vm(oned, arguments.vm)
-    action = Action("commit", [], Report("commit"))
-    action.seq, action.bulk = vm.seq, True
+    action = committing(vm)
     here = of_vm(oned, vm, action, arguments.disk, arguments.as_new_image, most)
     silent: list[str] = []
     work = [(_name(vm.id, disk), part) for disk, part in here]
@@ -88,6 +87,13 @@ def limit(arguments: argparse.Namespace) -> int:
     if most and arguments.as_new_image:
         raise BadArguments("--rate is for what goes to the image, which --as-new-image leaves alone")
     return most
+
+
+def committing(vm: Vm) -> Action:
+    """Return the action in which disks of a VM are committed."""
+    action = Action("commit", [], Report("commit"))
+    action.seq, action.bulk = vm.seq, True
+    return action
 
 
 def _vm(oned: Oned, word: str) -> Vm:
@@ -188,7 +194,6 @@ def _kept(
     """
     systems = [store for store in oned.datastores() if store.is_system and store.driver == NAME]
     others = {host.name for host in oned.hosts() if not host.is_offline and not is_here(host.name)}
-
     numbers = tuple(sorted(store.id for store in systems))
 
     def look(machine: str, location: str) -> Part[Any]:
