@@ -79,7 +79,7 @@ def diff_of(top: Path, dirty: int, pattern: str) -> Tuple[str, str, str]:
         step = IMAGE // max(dirty // 4096, 1) // 4096 * 4096
         commands = [f"write -P {1 + at % 250} {at * step} 4k" for at in range(dirty // 4096)]
     subprocess.run(
-        ["qemu-io", "-f", "qcow2", layer],
+        ["qemu-io", "-t", "writeback", "-f", "qcow2", layer],
         input="\n".join(commands).encode(),
         check=True,
         stdout=subprocess.DEVNULL,
@@ -137,7 +137,7 @@ def _scattered(layer: str, dirty: int, first: int) -> None:
     """Write 4 KiB in each 16 KiB of a layer, until that is `dirty` bytes."""
     commands = (f"write -P {1 + (first + at) % 250} {at * 16}k 4k" for at in range(dirty // 4096))
     subprocess.run(
-        ["qemu-io", "-f", "qcow2", layer],
+        ["qemu-io", "-t", "writeback", "-f", "qcow2", layer],
         input="\n".join(commands).encode(),
         check=True,
         stdout=subprocess.DEVNULL,

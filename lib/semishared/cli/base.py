@@ -207,7 +207,7 @@ def _verified(dry_run: bool, row: Row) -> str:
 
 
 def _removed(session: Session, root: str, rows: Iterable[Row], is_dry: bool) -> list[Row]:
-    """Remove the bases of these rows where nobody has a lease; return the rows, which say so."""
+    """Remove the bases of these rows that have no lease; return the rows, which say so."""
     gone = []
     for row in rows:
         done = not is_dry and session.run([base_steps.EvictBase(root, row["name"])])[0]["evicted"]  # type: ignore[index]
@@ -235,7 +235,7 @@ def prune(command: Command) -> Result:
 
 
 def evict(command: Command) -> Result:
-    """Remove the bases of the named images where nobody has a lease."""
+    """Remove the bases of the named images that have no lease."""
     dry_run = command.arguments.dry_run
 
     def work(session: Session, host: Host, root: str, listed: Row) -> list[Row]:

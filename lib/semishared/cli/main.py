@@ -47,7 +47,7 @@ def parser(command: str = "") -> argparse.ArgumentParser:
         if name == command:
             module = importlib.import_module(f".{name}", __package__)
             sub.description = module.__doc__
-            # What it does not know, the subcommand itself shall say: the usage of all of them helps nobody.
+            # What it does not know, the subcommand itself shall say: not the usage of all of them.
             sub.set_defaults(refuse=sub.error)
             sub.formatter_class = argparse.RawDescriptionHelpFormatter
             describe(sub, module.ARGUMENTS)

@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     stores = {store.id: store for store in oned.datastores()}
     images = oned.images()
     if arguments.due:
-        # One that cannot be had is no reason not to have the others.
+        # One image that fails does not keep the others from hosts.
         due = [
             image for image in images if image.store_id in stores and is_due(image, stores[image.store_id])
         ]

@@ -43,9 +43,9 @@ outgoing: `<system>/.outgoing-<vm>-*`
 lease: `bases/*/leases/VM-DISK`
     -> the VM's disk is not on that host, not staged either
 base: `bases/<store>-<image>-<generation>/`
-    -> oned does not know the image, and nobody has a lease
+    -> oned does not know the image, and no disk has a lease
 staging: `staging/<store>-<image>/`
-    -> nobody holds its lock
+    -> its lock is free
 staged: `.staged-*` on hosts and stores
     -> no process has it open
 lock: `locks/vm-<vm>`
@@ -55,7 +55,7 @@ clone: `<store>/.semishared/NAME/clones/VM-DISK-CLOUD`, `.snap`
 side: `<store>/.semishared/NAME/`
     -> the image NAME is neither there nor known to oned
 upload: `<store>/.semishared/.uploads/NAME/`
-    -> nobody holds its lock
+    -> its lock is free
 epoch: `<store>/.semishared/.epochs/VM-SEQ-CLOUD`
     -> it is this cloud's, oned does not know the VM, and all hosts were asked
 snapshots: `<store>/NAME.snap`
@@ -63,7 +63,7 @@ snapshots: `<store>/NAME.snap`
 image: `<store>/NAME`
     -> never removed: listed as kept if no image of oned has this SOURCE
 staged: `POOL/one-I.semishared-<x>`
-    -> nobody has it open
+    -> no client has it open
 share: `SEMISHARED_FS_ROOT/share-I`
     -> oned does not know the image, and the share is not ready: a killed action left it. One that is ready is
     listed as kept
@@ -72,7 +72,7 @@ key: `SEMISHARED_FS_ROOT/.semishared/.keys/I-VM.json`, `I-VM-ro.json`
 changing: `POOL/one-I.semishared-changing`
     -> never removed: the next action on the image puts back what it was
 clone: `POOL/one-I-VM-DISK`
-    -> made by us, this cloud's, oned does not know the VM, nobody has it open and no clone depends on it
+    -> made by us, this cloud's, oned does not know the VM, no client has it open and no clone depends on it
 image: `POOL/one-I`
     -> never removed: listed as kept if it was made by us and no image of oned has this SOURCE
 [more]
