@@ -138,7 +138,7 @@ class Config(NamedTuple):
 
     @property
     def migration(self) -> dict[str, Union[int, str]]:
-        """[migration], as a host tells its plan (plan/vm/migrate_options.py)."""
+        """[migration], as a host tells its plan (plan/vm/migration.py)."""
         section = "migration_"
         return {
             name[len(section) :]: value for name, value in self._asdict().items() if name.startswith(section)

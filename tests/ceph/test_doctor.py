@@ -15,7 +15,7 @@ from lab.ceph import BRIDGE, READER, SECRET
 from lab.cloud import RBD_STORE, Cloud
 from lab.layout import FRONT_END_KEY
 from lab.oned.template import parse
-from semishared.front.fence_marks import TYPE, words
+from semishared.front.fence_facts import TYPE, words
 from semishared.plan.care.fence import FENCED, Mark
 from semishared.tools import key
 

@@ -33,7 +33,7 @@ from semishared.model.share.share import Share, Tree, first_uid
 from semishared.model.steps import NoteClients
 from semishared.model.vm.hypervisor_steps import CheckShare, ReadClients
 from semishared.share import attached
-from semishared.share.daemons import DAEMONS, QEMUS
+from semishared.share.inspection import DAEMONS, QEMUS
 from semishared.share.registered import opened
 from semishared.table import carry_out
 from semishared.vmm import on_host, virtiofsd

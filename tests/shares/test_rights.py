@@ -74,16 +74,16 @@ class Unprivileged:
 
 WORKS = """
 from semishared.share import rights
-from semishared.tools import standstill
-standstill.limit_s = 0.3
+from semishared.tools import progress
+progress.limit_s = 0.3
 print(rights.run(["sh", "-c", "for round in $(seq 50); do sleep 0.1; done; echo ended"], long=True))
 """
 HANGS = f"""
 import time
 from semishared.errors import ToolTimeout
 from semishared.share import rights
-from semishared.tools import locks, standstill
-standstill.limit_s = 0.3
+from semishared.tools import locks, progress
+progress.limit_s = 0.3
 since = time.monotonic()
 with locks.exclusive("{ROOT}/lock") as lock, rights.holding(lock):
     try:
@@ -103,7 +103,7 @@ def test_what_root_does_for_us_may_take_as_long_as_it_works_and_has_the_lock_unt
     made.mkdir()
     user = Unprivileged(made, tmp_path)
     user.allow(f"{USER} ALL=(root) NOPASSWD: ALL\n")
-    # Longer than a busy machine may have to write out (standstill.py, LONGEST).
+    # Longer than a busy machine may have to write out (tools/progress.py, LONGEST).
     assert user.runs(WORKS) == "ended\n\n"
     said, held, after = user.runs(HANGS).splitlines()
     assert "sudo has done nothing" in said and held == "held True" and after == "True"

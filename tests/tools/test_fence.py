@@ -26,7 +26,7 @@ from semishared.config import Config
 from semishared.errors import CephRefused, NoKey, NotFenced, StillFenced
 from semishared.front import fence_facts, move
 from semishared.front.fence import Fence, Proof
-from semishared.front.fence_marks import TYPE, Marks
+from semishared.front.fence_facts import TYPE, Marks
 from semishared.model.store.access import Access
 from semishared.opennebula import xml
 from semishared.opennebula.oned import Oned

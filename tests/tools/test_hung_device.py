@@ -19,7 +19,7 @@ from typing import Iterator
 
 import pytest
 
-from semishared.device import hung
+from semishared.device import offline
 from semishared.errors import BadPool, DeviceMissing
 from semishared.host import probe as host_probe
 from semishared.host import vm_sizes
@@ -39,13 +39,13 @@ LIMIT_S = 45
 SCALED = """
 import sys
 sys.path.insert(0, {lib!r})
-from semishared.device import hung
+from semishared.device import offline
 from semishared.host import service
-hung.PATIENCE_S, hung.ANSWER_S = {patience}, {answer}
+offline.PATIENCE_S, offline.ANSWER_S = {patience}, {answer}
 sys.exit(service.main())
 """
 PATIENCE_S, ANSWER_S = 3.0, 1.5
-REAL_PATIENCE_S = hung.PATIENCE_S
+REAL_PATIENCE_S = offline.PATIENCE_S
 PROBE = Path(__file__).parents[2] / "im" / "semishared"
 ALL_PROBES_S = 90
 """Seconds that oned gives the first round of all probes of a host (IM_MAD in monitord.conf, -w)."""
@@ -70,8 +70,8 @@ def scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "hostside.py"
     script.write_text(SCALED.format(lib=LIB, patience=PATIENCE_S, answer=ANSWER_S))
     monkeypatch.setattr(session, "HERE", str(script))
-    monkeypatch.setattr(hung, "PATIENCE_S", PATIENCE_S)
-    monkeypatch.setattr(hung, "ANSWER_S", ANSWER_S)
+    monkeypatch.setattr(offline, "PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(offline, "ANSWER_S", ANSWER_S)
 
 
 def limit_of_the_probe() -> int:
@@ -82,7 +82,7 @@ def limit_of_the_probe() -> int:
 
 def test_the_hosts_probe_has_time_to_find_out_that_devices_hang() -> None:
     patience_s, most, rest_s = REAL_PATIENCE_S, 16, 15
-    assert patience_s + most * hung.KILLED_S + rest_s < limit_of_the_probe() <= ALL_PROBES_S - 30
+    assert patience_s + most * offline.KILLED_S + rest_s < limit_of_the_probe() <= ALL_PROBES_S - 30
 
 
 @pytest.mark.long  # it waits as long as a device is really given
@@ -236,7 +236,7 @@ def test_a_device_that_takes_its_time_is_no_other_than_before(world: World, pool
     late = str(pool.paths[0])
     with hanging(world, late, HOLD) as server:
         threading.Timer((PATIENCE_S + ANSWER_S) / 2, server.kill).start()
-        hung.look(str(world.root))
+        offline.look(str(world.root))
         assert os.readlink(link_to(world, late)) == f"{late}/.semishared"
 
 
@@ -256,10 +256,10 @@ def test_a_host_on_which_nothing_ends_says_nothing_of_its_devices(
     with monkeypatch.context() as now:
         now.setenv("PATH", f"{stalled}:{os.environ['PATH']}")
         started = time.monotonic()
-        hung.look(str(world.root))
+        offline.look(str(world.root))
         assert time.monotonic() - started < 2 * PATIENCE_S + 3
         assert {link: os.readlink(link) for link in links} == before
-    hung.look(str(world.root))
+    offline.look(str(world.root))
     assert not any(os.readlink(link).startswith("hung:") for link in links)
 
 
@@ -271,7 +271,7 @@ def test_a_device_that_hangs_holds_one_program_however_often_it_is_asked(world: 
         for turn in range(3):
             asked_long_ago(world)
             started = time.monotonic()
-            hung.look(str(world.root))
+            offline.look(str(world.root))
             assert os.readlink(link) == f"hung:{lost}/.semishared"
             assert len(asking(lost)) == 1
             assert turn == 0 or time.monotonic() - started < 1, (
@@ -283,7 +283,7 @@ def test_a_device_that_hangs_holds_one_program_however_often_it_is_asked(world: 
         # What is there now is another mount, for which nobody waits. (umount itself would wait.)
         assert not ctypes.CDLL(None).umount2(lost.encode(), DETACH)
         asked_long_ago(world)
-        hung.look(str(world.root))
+        offline.look(str(world.root))
         assert len(asking(lost)) == 1 and os.readlink(link) == f"{lost}/.semishared"
     # Its request ends with the server, and it in a moment.
     deadline = time.monotonic() + 10

@@ -14,7 +14,7 @@ from typing import Callable, Iterator
 
 import pytest
 
-from semishared.device import hung
+from semishared.device import offline
 from semishared.disk import diff_rebase, epochs, records, recovery, retained_diffs, vm_dir
 from semishared.errors import DeviceMissing, MissingImage
 from semishared.model import steps as s
@@ -34,7 +34,7 @@ def away(world: World, pool: Pool, path: str, how: str) -> Iterator[None]:
     if how == "hung":
         with hanging(world, path, HOLD):
             yield
-        hung.look(str(world.root))
+        offline.look(str(world.root))
     elif how == "aside":
         (link,) = [
             link

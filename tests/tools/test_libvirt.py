@@ -24,7 +24,7 @@ from semishared.disk import records
 from semishared.errors import NotSupported
 from semishared.guest import active_layer
 from semishared.model import steps as s
-from semishared.plan.vm import live_migration, migrate_options
+from semishared.plan.vm import live_migration, migration
 from tools.world import World
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("libvirt") is None, reason="no python3-libvirt")
@@ -167,8 +167,8 @@ def test_every_option_of_virsh_migrate_is_understood_or_refused_by_name() -> Non
         words = [name, *({"number": ["3"], "string": ["x"]}.get(kind, []))]
         try:
             live_migration.options(words, "", "", False, False)
-            migrate_options.parsed(words)
-            migrate_options.parsed(["=".join(words)])
+            migration.parsed(words)
+            migration.parsed(["=".join(words)])
         except NotSupported as e:
             assert name in e.detail
             refused.add(name)
@@ -177,13 +177,13 @@ def test_every_option_of_virsh_migrate_is_understood_or_refused_by_name() -> Non
     }
     assert refused == storage | {"--direct", "--dname", "--xml", "--persistent-xml"}
     ours = {"--verbose", "--timeout-suspend", "--timeout-postcopy", "--postcopy-after-precopy"}
-    assert {name for name, kind in options if not kind} - refused == {*migrate_options.FLAGS, *ours}
+    assert {name for name, kind in options if not kind} - refused == {*migration.FLAGS, *ours}
 
 
 def test_flags_and_parameters_are_those_of_libvirt() -> None:
     import libvirt
 
-    for word in migrate_options.FLAGS.values():
+    for word in migration.FLAGS.values():
         assert isinstance(getattr(libvirt, f"VIR_MIGRATE_{word}"), int)
-    for word in (*migrate_options.NUMBERS.values(), *migrate_options.TEXTS.values(), "COMPRESSION"):
+    for word in (*migration.NUMBERS.values(), *migration.TEXTS.values(), "COMPRESSION"):
         assert isinstance(getattr(libvirt, f"VIR_MIGRATE_PARAM_{word}"), str)

@@ -20,7 +20,7 @@ from semishared.config import Config
 from semishared.errors import BadArguments, HostFailed, HostUnreachable, MissingImage, TransferCorrupt
 from semishared.model import steps as s
 from semishared.model.base import steps as base_steps
-from semishared.model.base.ranges import ALL, ranges
+from semishared.model.base.names import ALL, ranges
 from semishared.stage import peers
 from semishared.stage.ensure import ensure
 from semishared.stage.partial import Partial

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from semishared.device import hung
 from semishared.device import label as device_label
+from semishared.device import offline
 from semishared.errors import BadPool, NoSpace, SemisharedError
 from semishared.host import probe
 from semishared.model import steps as s
@@ -251,7 +251,7 @@ def looks_that_read(world: World, path: Path, stat: Path) -> int:
     found = 0
     for _ in range(5):
         before = stat.read_text().split()[0]
-        assert hung.unanswered(str(world.root), [str(path / ".semishared")]) == []
+        assert offline.unanswered(str(world.root), [str(path / ".semishared")]) == []
         found += stat.read_text().split()[0] != before
     return found
 

@@ -14,16 +14,7 @@ from typing import Any, Callable, Dict, NamedTuple
 
 import pytest
 
-from semishared.disk import (
-    epoch_check,
-    history,
-    records,
-    recovery,
-    report,
-    retained_diffs,
-    unreadable,
-    vm_dir,
-)
+from semishared.disk import epoch_check, history, records, recovery, report, retained_diffs, vm_dir
 from semishared.errors import SemisharedError
 from semishared.guest import active_layer, freeze
 from semishared.model import steps as s
@@ -269,12 +260,12 @@ def test_what_cannot_be_read_is_shown(world: World) -> None:
         rows = {row["vm"]: row for row in found["vms"]}  # type: ignore[attr-defined]
         assert [disk["disk"] for disk in rows[6]["disks"]] == [1] and not rows[6]["wrong"]
         assert "disk.1.json" in rows[5]["wrong"]["1"] and rows[5]["disks"] == []
-        assert any("disk.1.json" in text for text in unreadable.listed(own))
+        assert any("disk.1.json" in text for text in report.listed(own))
     of["a VM's history"].path.write_text("")
     of["a job"].path.write_text("")
-    damaged = " ".join(unreadable.listed(own))
+    damaged = " ".join(report.listed(own))
     assert "vm.json" in damaged and "job.1.json" in damaged
-    assert unreadable.listed(other.vm_dir) == []
+    assert report.listed(other.vm_dir) == []
     record = records.as_found(own, 1)
     assert record and retained_diffs.may_wait(
         record._replace(path=disk_names.layer(disk_names.disk(own, 1), 9))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from semishared.errors import NoSpace, ToolFailed, ToolMissing, ToolTimeout
-from semishared.tools import standstill
+from semishared.tools import progress
 from semishared.tools.run import run, stream, work
 
 LIB = Path(__file__).resolve().parents[2] / "lib"
@@ -168,14 +168,14 @@ WRITES = (
 
 
 def test_who_works_may_take_as_long_as_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standstill, "limit_s", 2.0)
+    monkeypatch.setattr(progress, "limit_s", 2.0)
     began = time.monotonic()
     work(["/usr/bin/python3", "-c", WRITES, "40"])
     assert time.monotonic() - began > 4
 
 
 def test_who_only_computes_works_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standstill, "limit_s", 1.0)
+    monkeypatch.setattr(progress, "limit_s", 1.0)
     work(
         [
             "/usr/bin/python3",
@@ -186,15 +186,15 @@ def test_who_only_computes_works_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_who_stands_still_is_ended_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standstill, "limit_s", 0.5)
-    monkeypatch.setattr(standstill, "FLOOR", 1 << 40)
+    monkeypatch.setattr(progress, "limit_s", 0.5)
+    monkeypatch.setattr(progress, "FLOOR", 1 << 40)
     with pytest.raises(ToolTimeout, match="sleep has done nothing for . s on .*: is its storage hung"):
         work(["sleep", "60"])
 
 
 def test_signs_count_in_place_of_the_program_s_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standstill, "limit_s", 0.5)
-    monkeypatch.setattr(standstill, "FLOOR", 1 << 40)
+    monkeypatch.setattr(progress, "limit_s", 0.5)
+    monkeypatch.setattr(progress, "FLOOR", 1 << 40)
     with pytest.raises(ToolTimeout, match="has done nothing"):
         work(["/usr/bin/python3", "-c", WRITES, "600"], signs=lambda: "always the same")
     changing = iter(range(1000))
@@ -204,11 +204,11 @@ def test_signs_count_in_place_of_the_program_s_own_work(monkeypatch: pytest.Monk
 def test_what_is_still_to_be_written_out_gives_longer_but_not_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(standstill, "FLOOR", 1)
+    monkeypatch.setattr(progress, "FLOOR", 1)
     Path("/var/tmp").joinpath(f"semishared-dirty-{os.getpid()}").write_bytes(b"x" * (1 << 20))
     try:
-        assert standstill.limit_s <= standstill.patience_s() <= standstill.LONGEST * standstill.limit_s
-        monkeypatch.setattr(standstill, "limit_s", 1.0)
-        assert standstill.patience_s() == standstill.LONGEST
+        assert progress.limit_s <= progress.patience_s() <= progress.LONGEST * progress.limit_s
+        monkeypatch.setattr(progress, "limit_s", 1.0)
+        assert progress.patience_s() == progress.LONGEST
     finally:
         Path("/var/tmp").joinpath(f"semishared-dirty-{os.getpid()}").unlink()

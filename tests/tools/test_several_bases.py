@@ -35,7 +35,7 @@ from semishared.errors import (
 from semishared.model import steps as s
 from semishared.model.base import names as base_names
 from semishared.model.base import steps as base_steps
-from semishared.model.base.ranges import ALL
+from semishared.model.base.names import ALL
 from semishared.stage import extent_index, peers
 from semishared.stage.bases_in_progress import Account, Orders, Targets
 from semishared.stage.ensure import ensure

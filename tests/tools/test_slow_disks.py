@@ -41,26 +41,26 @@ except ImportError:  # an older version
     from semishared import hostside
 from semishared.disk import create
 from semishared.store.dir import snapshots
-from semishared.tools import files, qemu_img, run, standstill
+from semishared.tools import files, progress, qemu_img, run
 for module in (run, create, snapshots, qemu_img):
     module.LONG_S = {limit}
 run.run.__kwdefaults__["timeout_s"] = {limit}
 hostside.STALLED_S, hostside.ALIVE_S = {limit}, 0.2
 files.WINDOW = 1 << 20
-standstill.FLOOR = 1 << 30
+progress.FLOOR = 1 << 30
 sys.exit(hostside.main())
 """
 HUNG = """
 import os, subprocess, sys, time
 sys.path.insert(0, {lib!r})
 from semishared.host import service
-from semishared.tools import standstill
+from semishared.tools import progress
 def hang(host, plan):
-    standstill.limit_s = 0.3
+    progress.limit_s = 0.3
     with subprocess.Popen(["sleep", "60"]) as child:
         host._writer.send(pid=child.pid)
 service.Host._carry_out = hang
-service.ALIVE_S, standstill.FLOOR = 0.1, 1 << 40
+service.ALIVE_S, progress.FLOOR = 0.1, 1 << 40
 sys.exit(service.main())
 """
 """A host side whose every plan waits for a program that does nothing."""

@@ -24,7 +24,7 @@ from semishared.host import watch
 from semishared.model.device import names as device_names
 from semishared.model.device.steps import MoveLayers
 from semishared.pool import memory, moving
-from semishared.tools import locks, standstill
+from semishared.tools import locks, progress
 from tools.test_pool import Pool
 from tools.world import World
 
@@ -192,7 +192,7 @@ def test_a_round_that_hangs_is_ended_and_one_that_outlives_the_watcher_watches(
         f"import sys, time\nopen({str(told)!r}, 'w').write(' '.join(sys.argv[1:]))\ntime.sleep(100)\n"
     )
     monkeypatch.setattr(watch, "__file__", str(program))
-    monkeypatch.setattr(standstill, "limit_s", 2.0)
+    monkeypatch.setattr(progress, "limit_s", 2.0)
     file = locks.attempt(lock)
     assert file
     started = time.monotonic()

@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, NamedTuple
 import pytest
 
 from semishared.config import Config
-from semishared.disk import unreadable
+from semishared.disk import report
 from semishared.errors import DamagedLayer, SemisharedError
 from semishared.model import steps as s
 from semishared.model.base.steps import EvictBase
@@ -218,7 +218,7 @@ def test_each_file_by_each_action(world: World, file: str, damage: str, action: 
         and (file, damage) != ("history", "gone")
         and not (damage == "cut" and "layer" in file)
     ):
-        assert path.name in " ".join(unreadable.listed(case.disk.vm_dir))
+        assert path.name in " ".join(report.listed(case.disk.vm_dir))
     line = said(case, action)
     done = [in_image(case.image, at, pattern) for at, pattern in ((3 * MiB, 0x77), (5 * MiB, 0x78))]
     for number in (0, 1):
@@ -261,7 +261,7 @@ def test_a_layer_that_says_something_else_of_what_is_below(world: World, over: s
         check=True,
         cwd=f"{case.disk.path}.snap",
     )
-    wrong = unreadable.listed(case.disk.vm_dir)
+    wrong = report.listed(case.disk.vm_dir)
     delete_vm(case)
     assert len(there(world.location, 0)) == len(there(world.location, 1)) == 1
     assert "lies over" in " ".join(wrong)

@@ -23,7 +23,7 @@ from lab.oned import ActionFailed
 from lab.oned.objects import Datastore, Image
 from semishared.cli.main import COMMANDS
 from semishared.front import transfer
-from semishared.front.fence_marks import Marks
+from semishared.front.fence_facts import Marks
 from semishared.opennebula.oned import Oned
 from semishared.plan.care.fence import Mark
 from semishared.plan.share import shares

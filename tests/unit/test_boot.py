@@ -10,7 +10,7 @@ import pytest
 from semishared.config import Config
 from semishared.errors import OnedUnavailable
 from semishared.front import clusters
-from semishared.front.staging_hosts import Wish
+from semishared.front.staging_round import Wish
 from semishared.opennebula.xml import Vm, parse
 
 

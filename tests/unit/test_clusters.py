@@ -17,7 +17,7 @@ from semishared.cli.command import describe
 from semishared.config import Config
 from semishared.errors import BadArguments
 from semishared.front import clusters as front
-from semishared.front.staging_hosts import Wish
+from semishared.front.staging_round import Wish
 from semishared.opennebula.oned import Oned
 from semishared.opennebula.xml import View, Vm, parse
 from semishared.plan.care import clusters

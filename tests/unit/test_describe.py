@@ -11,7 +11,7 @@ from semishared import store
 from semishared.errors import StoreUnavailable
 from semishared.model.base.steps import DescribeBase
 from semishared.model.refs import ImageRef
-from semishared.stage import describe
+from semishared.stage import manifests
 
 
 class Away:
@@ -28,7 +28,7 @@ def test_host_that_does_not_reach_the_store_needs_no_room_that_it_knows_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "content", lambda _: Away())
-    found = describe.describe(DescribeBase(str(tmp_path), ImageRef(100, 7, "raw", "/x", "a" * 32)))
+    found = manifests.describe(DescribeBase(str(tmp_path), ImageRef(100, 7, "raw", "/x", "a" * 32)))
     assert (found["needed"], found["has"], found["current"]) == (0, False, "") and "away" in str(
         found["trouble"]
     )

@@ -28,7 +28,7 @@ from semishared.plan.libvirt.domain import (
 )
 from semishared.plan.vm.checkpoint import with_active_layers
 from semishared.plan.vm.live_migration import Moving, Outcome, is_proved, moving, options, outcome
-from semishared.plan.vm.migrate_options import parsed
+from semishared.plan.vm.migration import parsed
 
 GOLDEN = Path(__file__).parent / "golden" / "domain"
 CASES = sorted(path.name[: -len(".in.xml")] for path in GOLDEN.glob("*.in.xml"))

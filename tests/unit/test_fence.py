@@ -13,7 +13,7 @@ import pytest
 from lab.oned.template import parse, render
 from semishared.config import Config, load
 from semishared.errors import BadAttribute
-from semishared.model.store.ceph_clients import FOR_EVER_S, Blocklist, ip_of, whole
+from semishared.model.store.rbd_names import FOR_EVER_S, Blocklist, ip_of, whole
 from semishared.model.store.template import fence_user
 from semishared.opennebula.xml import Host
 from semishared.plan.care import fence as plan

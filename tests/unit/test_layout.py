@@ -45,7 +45,7 @@ ELSEWHERE = {
     ("plan/care/gc.py", "vm: `<system>/<vm>/`"): "what people read of it",
     ("plan/care/checks.py", "semishared-ram.sh enable"): "a command of a host's administrator",
     ("install/tree.py", ".semishared-install."): "in remotes/, while install.sh runs",
-    ("front/fence_marks.py", "semishared-fence-"): "the name of a document in OpenNebula",
+    ("front/fence_facts.py", "semishared-fence-"): "the name of a document in OpenNebula",
     ("intake/source.py", r"/disk\."): "of a backup, as OpenNebula's backup drivers name it",
     (
         "opennebula/oned.py",

@@ -16,7 +16,7 @@ import pytest
 from semishared.cli import failover as cli
 from semishared.config import Config
 from semishared.errors import NotSupported
-from semishared.front import fence_facts, fence_marks, move
+from semishared.front import fence_facts, move
 from semishared.model.exchange import On
 from semishared.opennebula.args import Backup
 from semishared.opennebula.xml import Datastore, Host, Image, Vm
@@ -108,7 +108,7 @@ def test_a_renamed_host_is_the_one_that_was_fenced(
         "new": fence.Mark("fenced" if is_fenced else ""),
         "old": fence.Mark("" if is_fenced else "fenced"),
     }
-    monkeypatch.setattr(fence_marks, "Marks", lambda _: SimpleNamespace(of=lambda host: marks[host.name]))
+    monkeypatch.setattr(fence_facts, "Marks", lambda _: SimpleNamespace(of=lambda host: marks[host.name]))
     monkeypatch.setattr(Fence, "__init__", lambda self, *_: None)
     oned: Any = Known()
     action: Any = type("Action", (), {"config": Config()})
@@ -237,7 +237,7 @@ COMPARED = {
         "plan/vm/moves.py",
         "plan/device/pool_rows.py",
         "plan/base/sharing.py",
-        "plan/base/sources.py",
+        "plan/base/sharing.py",
         "plan/base/staging.py",
     ),
     "names of peers that one action was given, or hints of whom to ask first": (

@@ -13,7 +13,7 @@ from semishared.cli import share
 from semishared.errors import DataInTheWay, MissingImage, ToolFailed
 from semishared.model.share import names as share_names
 from semishared.model.share.share import Share, Snapshot, Tree
-from semishared.share import btrfs, life, snapshots
+from semishared.share import btrfs, life
 from semishared.share.btrfs import Btrfs
 from semishared.share.plain import Plain
 from semishared.tools import files
@@ -63,7 +63,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
 
 
 def test_one_that_is_broken_hides_no_other(tree: Tree, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = snapshots.listed(tree, 5)["snapshots"]
+    rows = life.list_snapshots(tree, 5)["snapshots"]
     assert [(row["name"], row["made"], "wrong" in row) for row in rows] == [
         ("bad", -1, True),
         ("good", 1000, False),
@@ -74,7 +74,7 @@ def test_one_that_is_broken_hides_no_other(tree: Tree, capsys: pytest.CaptureFix
 
 
 def test_nor_does_it_make_a_new_one_fail(tree: Tree) -> None:
-    assert snapshots.make(tree, 5, "new")["name"] == "new"
+    assert life.make_snapshot(tree, 5, "new")["name"] == "new"
 
 
 def test_a_plain_directory_is_no_snapshot_of_btrfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semishared.errors import NotSupported
-from semishared.model.base.ranges import ALL, Ranges, ranges, within
+from semishared.model.base.names import ALL, Ranges, ranges, within
 from semishared.plan.base.sharing import Assignment, Plan, Said, plan
 
 ONE = {"a": {index: f"a{index}" for index in range(5)}}

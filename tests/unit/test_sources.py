@@ -18,11 +18,11 @@ from semishared.config import Config
 from semishared.config import load as load_config
 from semishared.errors import BadArguments, NoSpace
 from semishared.front import questions
-from semishared.plan.base import sources
+from semishared.plan.base import sharing
 from semishared.plan.base.eviction import Limits, room, room_for_disk
-from semishared.plan.base.sources import Arriving, for_host
+from semishared.plan.base.sharing import Arriving, for_host
 
-STORE = f"{sources.STORE}100"
+STORE = f"{sharing.STORE}100"
 SECOND = 100_000_000
 """Bytes: what a source gives in a second that has this as its rate."""
 NAME = f"100-7-{'a' * 32}"
@@ -34,7 +34,7 @@ def test_sources_are_others_few_and_end_with_one_that_has_it(
     holders: list[str], arriving: list[str], host: str
 ) -> None:
     found = for_host(host, holders, [Arriving(name, float(n)) for n, name in enumerate(arriving)])
-    assert host not in found and len(found) == len(set(found)) <= sources.MOST
+    assert host not in found and len(found) == len(set(found)) <= sharing.MOST
     assert set(found) <= set(holders) | set(arriving)
     others = [name for name in arriving if name != host]
     assert found[: len(others)][:1] == others[-1:], "it follows whoever came just before"
@@ -96,7 +96,7 @@ def test_source_is_the_one_that_costs_least(
     rates: dict[str, float], seconds: int, current: str, expected: str
 ) -> None:
     known = {name: rate * SECOND for name, rate in rates.items()}
-    assert sources.quickest(["h1", "h2", STORE], known, seconds * SECOND, current) == expected
+    assert sharing.quickest(["h1", "h2", STORE], known, seconds * SECOND, current) == expected
 
 
 @given(
@@ -108,12 +108,12 @@ def test_source_is_the_one_that_costs_least(
 def test_known_source_is_at_most_a_ninth_dearer_than_the_best_and_then_it_spares_the_store(
     peer: float, store: float, left: int, current: str
 ) -> None:
-    found = sources.quickest(["h1", STORE], {"h1": peer, STORE: store}, left, current)
+    found = sharing.quickest(["h1", STORE], {"h1": peer, STORE: store}, left, current)
     costs = {
-        name: left / rate + sources.START_S * (name != current)
+        name: left / rate + sharing.START_S * (name != current)
         for name, rate in (("h1", peer), (STORE, store))
     }
-    assert costs[found] <= min(costs.values()) / sources.SPARED * 1.000001
+    assert costs[found] <= min(costs.values()) / sharing.SPARED * 1.000001
     assert found != STORE or costs[STORE] < costs["h1"]
 
 
@@ -163,7 +163,7 @@ def test_host_that_never_said_how_it_went_is_forgotten(
     assert questions.join(str(tmp_path), NAME, "h1") == []
     assert questions.join(str(tmp_path), NAME, "h2") == ["h1"]
     now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + sources.ARRIVES_S + 1)
+    monkeypatch.setattr(time, "time", lambda: now + sharing.ARRIVES_S + 1)
     assert questions.join(str(tmp_path), NAME, "h3") == []
 
 

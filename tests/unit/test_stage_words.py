@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from semishared.cli.stage import gone_of, wanted
 from semishared.errors import BadArguments, NotSupported, OnedUnavailable
 from semishared.front.staging import waves
-from semishared.front.staging_hosts import Wanted
+from semishared.front.staging_round import Wanted
 from semishared.model.refs import ImageRef
 from semishared.opennebula.xml import Datastore, Host, Image, parse
 

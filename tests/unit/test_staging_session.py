@@ -11,8 +11,7 @@ from semishared.config import Config
 from semishared.errors import HostUnreachable, ImageChanged, NoSpace, TransferCorrupt
 from semishared.front import questions
 from semishared.front.staging import Staging
-from semishared.front.staging_hosts import Hosts, Wanted, Wish
-from semishared.front.staging_round import Round
+from semishared.front.staging_round import Hosts, Round, Wanted, Wish
 from semishared.model.base.steps import StreamBases
 from semishared.model.refs import ImageRef
 from semishared.opennebula.xml import Host, parse

@@ -28,7 +28,7 @@ from ..errors import BadArguments, SemisharedError
 from ..front import detach as front_detach
 from ..front.action import carry_out
 from ..front.clusters import Boot, Row, row
-from ..front.staging_hosts import Wish
+from ..front.staging_round import Wish
 from ..opennebula.oned import Oned
 from ..opennebula.report import printable
 from ..opennebula.states import name_of

@@ -22,7 +22,7 @@ from .. import NAME
 from ..config import Config, load
 from ..errors import CannotInstall, HostUnreachable, SemisharedError
 from ..front import fence_facts
-from ..front.fence_marks import Marks
+from ..front.fence_facts import Marks
 from ..front.stores import is_stock
 from ..guest.virsh import Site as Libvirt
 from ..install import edits, examine

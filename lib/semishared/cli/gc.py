@@ -276,7 +276,7 @@ def pools_listed(datastores: Iterable[Datastore], config: Config, failed: Failed
 
 
 def is_pool_wanted(item: plan.Finding) -> bool:
-    """Tell whether a VM has come to want a snapshot that nobody read: of its image, which oned says first."""
+    """Tell whether a VM has come to want a snapshot that no host read: of its image, as oned says first."""
     return item.kind == "lent" and item.image is not None and not is_idle(Oned().image(item.image.id))
 
 

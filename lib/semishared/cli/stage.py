@@ -19,7 +19,7 @@ from .. import NAME
 from ..config import COMPRESSORS, Config, load
 from ..errors import BadArguments, BadAttribute, NotSupported, OnedUnavailable, SemisharedError
 from ..front.staging import Staging
-from ..front.staging_hosts import Wanted, Wish
+from ..front.staging_round import Wanted, Wish
 from ..model.attributes import STAGE
 from ..model.store import template
 from ..opennebula.oned import Oned
@@ -168,7 +168,7 @@ def stage(
 
 
 def gone_of(oned: Oned, orders: list[Order]) -> list[int]:
-    """Return which images oned has not any more, or not as they were: nobody will start from the bases that
+    """Return which images oned has not any more, or not as they were: no VM will start from the bases that
     hosts have of them now.
     """
     found = set()

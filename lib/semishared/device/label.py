@@ -98,7 +98,7 @@ def write(side: str, said: Mapping[str, object]) -> None:
     """Write the label into what is ours on a device; raise FileNotFoundError if nothing is mounted there."""
     import base64
 
-    from ..tools import beneath, mounts
+    from ..tools import mounts
 
     mount, name = os.path.split(side)
     with beneath.directory(mount) as opened:

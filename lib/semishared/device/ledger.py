@@ -6,7 +6,7 @@
     <device>/promised/<base>    the same of a copy of a base (base/hot.py): its size, and one
     <device>/spare/<number>     PIECE bytes of zeros (none in zram), or no bytes once it was given away
 
-plan/device/choose.py and plan/device/spill.py decide by them.
+plan/device/choose.py and plan/device/balance.py decide by them.
 """
 
 from __future__ import annotations

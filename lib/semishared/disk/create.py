@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Publish the disks of a VM: stage beside, record, rename under the VM's lock. Each may be run twice."""
+"""Publish the disks of a VM: stage beside, record, rename under the VM's lock. Each may be run twice.
+
+It also finds the diff of a lost host, when oned makes its VM anew (`onevm recover --recreate`).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import TYPE_CHECKING, Callable, ContextManager
 from .. import store
 from ..base import cache, room
 from ..device import devices
-from ..errors import BadRecord, ImageChanged, NotSupported, SemisharedError, ToolFailed
+from ..errors import BadRecord, ImageChanged, NotSupported, SemisharedError, ToolFailed, UnknownClaim
 from ..model.disk import names as disk_names
 from ..model.disk.place import COPY, IN_PLACE, OVERLAY, PLACES, REMOTE_FIRST, STORE_CLONE, VOLATILE
 from ..model.disk.record import Record
@@ -31,8 +34,39 @@ from ..store.dir import image as dir_image
 from ..tools import extents, files, inspection, layers, qemu_img
 from ..tools.effects import Undo, point
 from ..tools.rate_limit import standing_back
-from . import epochs, lost_host_claim, on_devices, records, vm_dir
+from . import epochs, on_devices, records, vm_dir
 from .epochs import Planned
+
+# A diff that was never moved to where its VM is made anew (`onevm recover --recreate`): a host that was away
+# may have it still.
+#
+# Its image waits for that very disk, at an earlier SEQ. Without an epoch that host's directory would pass for
+# one that was moved away, which holds nothing that is nowhere else, and go with what was not committed. So
+# one is noted before the image waits for another disk, or for none.
+
+
+if TYPE_CHECKING:
+    from ..model.refs import Owner
+
+
+def look(disk: DiskRef, image: ImageRef, seq: int) -> dict[str, object]:
+    """Return such a disk as `before`, and the `epoch` that is due; nothing if the image waits for none."""
+    before = owner(disk, image, seq)
+    return {"before": before.to_data(), "epoch": seq} if before else {}
+
+
+def owner(disk: DiskRef, image: ImageRef, seq: int) -> Owner | None:
+    """Return for which such disk the image waits, None for none; `seq`: that of the VM's history now."""
+    try:
+        before = store.of(image.access).owner(image)
+    except UnknownClaim:
+        return None  # whoever claims it says so
+    if before is None or before.epoch >= seq:
+        return None
+    return (
+        before if (before.vm, before.disk, before.cloud) == (disk.vm, disk.disk, image.access.cloud) else None
+    )
+
 
 if TYPE_CHECKING:
     from ..model.store.image_steps import RecordNetwork
@@ -150,7 +184,7 @@ def grown(path: str, image: ImageRef, min_size: int) -> int:
 
 def copy_image(step: CopyImage, planned: Planned, ask: room.Ask | None) -> None:
     """Publish a full copy, from the base if it is here, verified if the image's generation is known."""
-    from ..stage.describe import check_unchanged
+    from ..stage.manifests import check_unchanged
 
     disk, image = step.disk, step.image
     content = store.content(image)
@@ -242,7 +276,7 @@ def link_in_place(step: LinkInPlace, planned: Planned) -> None:
         at.writers(image)
     path, network = at.attach(image)
     if step.session:
-        if lost_host_claim.owner(disk, image, planned.seq):
+        if owner(disk, image, planned.seq):
             at.note_epoch(image, disk.vm, planned.seq)
         at.begin_session(image)
     record = Record(

@@ -14,7 +14,7 @@ that it is:
     layers, lease    what nothing lies over any more goes
 
 A disk that gets no further stays as it is, and moves so. Where it goes to a machine that keeps no bases, its
-own goes along (stage/base_in_transit.py): the image may never be that again.
+own goes along (stage/ensure.py): the image may never be that again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..model.disk.commit_steps import RenewVm
 from ..model.disk.record import Record
 from ..model.refs import Owner
 from ..model.steps import DiskRef, ImageRef
-from ..stage import base_in_transit
+from ..stage import ensure as stage_ensure
 from ..stage.ensure import ensure
 from ..store import writers
 from ..tools import files, layers, qemu_img
@@ -54,7 +54,7 @@ def renew(step: RenewVm, planned: Planned, ask: room.Ask | None) -> dict[str, ob
     for record in records.records(step.vm_dir):
         # What has its base with it can go on anywhere.
         if record.place.commits and (
-            step.all or (record.committed is not None and not base_in_transit.is_with(record))
+            step.all or (record.committed is not None and not stage_ensure.is_with(record))
         ):
             found.append(_renewed(DiskRef(step.vm, record.disk, step.vm_dir), step.all, planned, ask))
     return {
@@ -70,7 +70,7 @@ def _renewed(disk: DiskRef, leaves_bases: bool, planned: Planned, ask: room.Ask 
         return {**found, **_renew(disk, records.record_of(disk), planned, ask)}
     except SemisharedError as e:
         record = records.record_of(disk)
-        with_base = leaves_bases and base_in_transit.put(cache.root_of(disk.vm_dir), disk.vm, record)
+        with_base = leaves_bases and stage_ensure.put(cache.root_of(disk.vm_dir), disk.vm, record)
         return {**found, "why": e.detail, "waiting": retained_diffs.may_wait(record), "with_base": with_base}
 
 
@@ -97,7 +97,7 @@ def _renew(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | None
             point("image claimed")
         with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
             _drop_others(disk, record)
-    base_in_transit.drop(record)
+    stage_ensure.drop(record)
     vm_dir.release(disk, planned, but=base.directory)
     return done
 
@@ -146,7 +146,7 @@ def _drop_others(disk: DiskRef, record: Record) -> None:
     layering.link(record, disk, int(record.layer))
     folder, chain = os.path.dirname(record.path), retained_diffs.chain_of(record)
     if not chain:
-        # Put aside at this moment (device/hung.py), and perhaps back at the next.
+        # Put aside at this moment (device/offline.py), and perhaps back at the next.
         raise MissingImage(f"{record.path} is not there on {os.uname().nodename}")
     for number in layers.numbered(folder):
         if f"{folder}/{number}" not in chain:

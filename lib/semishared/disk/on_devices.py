@@ -11,7 +11,7 @@ import os
 from typing import Any, Collection, Iterator, Mapping
 
 from ..base import cache
-from ..device import devices, hung, label, offline
+from ..device import devices, label, offline
 from ..errors import (
     CannotMove,
     DeviceMissing,
@@ -91,7 +91,7 @@ def listed(folder: str) -> list[str]:
     """Return the names in a directory of layers, at one moment; raise DeviceMissing if it is on a device that
     is not there then.
 
-    Not of one that is looked at name by name while others put it aside (device/hung.py), or take it back.
+    Not of one that is looked at name by name while others put it aside (device/offline.py), or take it back.
     """
     files.refresh(os.path.dirname(folder))
     try:
@@ -117,7 +117,7 @@ def check_disk(directory: str, disk: int) -> None:
     """Raise DeviceMissing if a device with layers of this disk, or with its base, is not well."""
     root, own = cache.root_of(directory), disk_names.layers(disk_names.disk_name(disk))
     link = devices.link_of(f"{directory}/{own}")
-    hung.look(root, (link.uuid,) if link else ())
+    offline.look(root, (link.uuid,) if link else ())
     if link and (offline.state(root, link.uuid) or not os.path.isdir(f"{directory}/{own}")):
         raise _missing(root, f"the layers of {disk_names.disk_name(disk)}", link)
     record = records.as_found(directory, disk)
@@ -125,7 +125,7 @@ def check_disk(directory: str, disk: int) -> None:
         base = cache.named(root, record.image, record.image.generation).directory
         link = devices.link_of(base)
         if link and not os.path.isdir(base):
-            hung.look(root, (link.uuid,))
+            offline.look(root, (link.uuid,))
         if link and not os.path.isdir(base):
             raise _missing(root, f"the base of {disk_names.disk_name(disk)}", link)
 

@@ -10,7 +10,7 @@ import os
 from contextlib import contextmanager
 from typing import Iterator
 
-from ..device import hung
+from ..device import offline
 from ..errors import SemisharedError
 from ..guest import block_jobs, freeze
 from ..model.disk import names as disk_names
@@ -90,7 +90,7 @@ def check_there(vm_dir: str) -> None:
         disks |= {record.disk for record in (*active_layer.noted(vm_dir), *active_layer.leaving(vm_dir))}
     disks = {disk for disk in disks if not files.is_absent(disk_names.record(vm_dir, disk))}
     if disks and on_devices.links(vm_dir):
-        hung.look(disk_names.base_store_of(vm_dir))
+        offline.look(disk_names.base_store_of(vm_dir))
     for disk in sorted(disks):
         on_devices.check_written(vm_dir, disk)
 

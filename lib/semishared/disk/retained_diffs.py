@@ -39,7 +39,7 @@ def chain_of(record: Record) -> list[str]:
     found: list[str] = []
     here = os.uname().nodename
     try:
-        # Who has it open sees all of it, also if its device is put aside meanwhile (device/hung.py).
+        # Who has it open sees all of it, also if its device is put aside meanwhile (device/offline.py).
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
         return []

@@ -43,7 +43,7 @@ from ..model.steps import (
     has_arrived,
     no_records,
 )
-from ..stage import base_in_transit
+from ..stage import ensure as stage_ensure
 from ..stage.ensure import ensure
 from ..tools import beneath, files, progress
 from ..tools.effects import point
@@ -297,12 +297,12 @@ def _adopt(
         records.write_record(staging, record._replace(path=here))
     if record.place.leases and keep_bases and record.image:
         arrived = record._replace(path=record.active(disk_names.disk(staging, disk)))
-        base_in_transit.take(cache.root_of(directory), vm, arrived)
+        stage_ensure.take(cache.root_of(directory), vm, arrived)
         try:
             ensure(cache.root_of(directory), record.image, ask, (vm, disk), want=room.FOR_THIS)
         except ImageChanged as e:
             raise ImageChanged(f"disk {disk} of VM {vm} needs the image as it was: {e.detail}") from None
-        base_in_transit.drop(arrived)
+        stage_ensure.drop(arrived)
     elif record.place.is_remote and keep_bases:
         from . import remote_first
 

@@ -17,7 +17,7 @@ from ..opennebula.xml import Datastore, Host, Vm
 from ..plan.care import clusters as plan
 from ..plan.image.images import image_ref
 from .staging import Staging
-from .staging_hosts import Wanted, Wish
+from .staging_round import Wanted, Wish
 
 POLL_S = 1.0
 BEGIN_S = 60.0

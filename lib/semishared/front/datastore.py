@@ -20,7 +20,7 @@ from ..named import NamedTuple
 from ..opennebula.driver_data import DriverData
 from ..opennebula.report import Report
 from ..plan.store import datastore as plans
-from ..tools import standstill
+from ..tools import progress
 from ..tools.mkfs import MKFS
 from ..units import GiB
 from .action import Action, carry_out
@@ -56,7 +56,7 @@ def planned(action: Action) -> Part[str]:
     """Return the plan of a datastore action, which returns what goes to stdout."""
     if not action.argv:
         raise BadArguments("no id")
-    standstill.limit_s = action.config.hosts_standstill_timeout_s
+    progress.limit_s = action.config.hosts_standstill_timeout_s
     data, most = DriverData(sys.stdin.buffer.read()), action.config.images_max_virtual_size_gib * GiB
     asked = plans.Asked(
         data.image, data.datastore, most, tuple(MKFS), os.urandom(16).hex(), os.uname().nodename

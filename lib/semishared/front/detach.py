@@ -31,8 +31,8 @@ from ..plan.disk.detach import Found, Row, Staged, Wanted
 from ..wire.session import Session
 from .answering import answering
 from .staging import Staging
-from .staging_hosts import Outcome, Wish
-from .staging_hosts import Wanted as Base
+from .staging_round import Outcome, Wish
+from .staging_round import Wanted as Base
 
 ACTION = "detach"
 AT_ONCE = 32

@@ -7,8 +7,9 @@
 
 There is a Proof iff no disk of any of our stores can be written by that host any more: by the boot of it that
 the proof names. Either may raise NotFenced, with all that is missing; what was done by then stays done, and
-is done again by the next, to the same end. The mark (fence_marks.py) is set before anything else, so that
-`lift` finds what a killed one has left. Each raises NoKey where there is no key to tell a mark of ours by.
+is done again by the next, to the same end. The mark (front/fence_facts.py) is set before anything else, so
+that `lift` finds what a killed one has left. Each raises NoKey where there is no key to tell a mark of ours
+by.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Sequence
 from ..config import Config
 from ..errors import BadArguments, NotFenced, SemisharedError, StillFenced
 from ..model.store import template
-from ..model.store.ceph_clients import is_whole
+from ..model.store.rbd_names import is_whole
 from ..named import NamedTuple
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Host
@@ -35,8 +36,7 @@ from ..tools.hung_store import unless_it_hangs
 from ..tools.run import run
 from ..tools.this_machine import is_here
 from . import fence_facts
-from .fence_facts import Cloud
-from .fence_marks import Marks
+from .fence_facts import Cloud, Marks
 
 TURNS = 5
 LOCKS_S = 330

@@ -35,7 +35,7 @@ def _why_not_fenced(oned: Oned, action: Action, vm: Vm, host: str) -> str:
     `host`: what oned called it then. It may have another name by now, and another host that one: of both it
     has the id.
     """
-    from .fence_marks import Marks
+    from .fence_facts import Marks
 
     number = dict(zip(vm.hosts[:-1], vm.host_ids)).get(host, -1)
     try:

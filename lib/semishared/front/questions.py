@@ -5,7 +5,7 @@
         {"holders": [HOST, ...], "arriving": [[HOST, SINCE, MAKER], ...]}
 
 These are hints: a host that does not have the base (any more) says so, and the next one is asked.
-Simultaneous clones on many cold hosts find one another here and become one chain (plan/base/sources.py).
+Simultaneous clones on many cold hosts find one another here and become one chain (plan/base/sharing.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..errors import BadArguments, OnedUnavailable, SemisharedError
 from ..model.base import names as base_names
 from ..model.disk import names as disk_names
 from ..opennebula.oned import Oned
-from ..plan.base import eviction, sources
+from ..plan.base import eviction, sharing
 from ..tools import files, locks, owner
 
 KEEP_S = 30 * 86400
@@ -34,7 +34,7 @@ def _path(root: str, name: str) -> str:
 
 
 @contextmanager
-def _hints(root: str, name: str) -> Iterator[tuple[list[str], list[sources.Arriving]]]:
+def _hints(root: str, name: str) -> Iterator[tuple[list[str], list[sharing.Arriving]]]:
     """Yield holders and arriving hosts, to be changed; what is in them at the end is written.
 
     A front-end that is full, or whose hints cannot be had for another reason, fails no deploy: nobody is
@@ -56,13 +56,13 @@ def _hints(root: str, name: str) -> Iterator[tuple[list[str], list[sources.Arriv
             files.write_json(path, {"holders": holders, "arriving": [list(item) for item in arriving]})
 
 
-def _read(path: str) -> tuple[list[str], list[sources.Arriving]]:
+def _read(path: str) -> tuple[list[str], list[sharing.Arriving]]:
     found = files.hint(path)
     holders = [str(host) for host in _list(found, "holders")]
     entries = [
         entry for entry in _list(found, "arriving") if isinstance(entry, list) and len(entry) in (2, 3)
     ]
-    arriving = [sources.Arriving(str(host), float(since), "".join(maker)) for host, since, *maker in entries]
+    arriving = [sharing.Arriving(str(host), float(since), "".join(maker)) for host, since, *maker in entries]
     # Whoever was killed has not said how it went, and its host side has gone with it.
     return holders, [
         item
@@ -95,10 +95,10 @@ def join(root: str, name: str, host: str, *, stays: bool = True) -> list[str]:
 def _join(root: str, name: str, host: str, stays: bool) -> tuple[list[str], bool]:
     """As `join`; return also whether others are about to get it at this moment."""
     with _hints(root, name) as (holders, arriving):
-        arriving[:] = [item for item in sources.current(arriving, time.time()) if item.host != host]
-        found, are_others = sources.for_host(host, holders, arriving), bool(arriving)
+        arriving[:] = [item for item in sharing.current(arriving, time.time()) if item.host != host]
+        found, are_others = sharing.for_host(host, holders, arriving), bool(arriving)
         if stays:
-            arriving.append(sources.Arriving(host, time.time(), owner.suffix()))
+            arriving.append(sharing.Arriving(host, time.time(), owner.suffix()))
     return found, are_others
 
 
@@ -106,8 +106,8 @@ def begin(root: str, name: str, hosts: list[str]) -> None:
     """Note that a session brings the base to `hosts`: who clones meanwhile follows one of them."""
     if hosts:
         with _hints(root, name) as (_, arriving):
-            arriving[:] = [item for item in sources.current(arriving, time.time()) if item.host not in hosts]
-            arriving += [sources.Arriving(host, time.time(), owner.suffix()) for host in hosts]
+            arriving[:] = [item for item in sharing.current(arriving, time.time()) if item.host not in hosts]
+            arriving += [sharing.Arriving(host, time.time(), owner.suffix()) for host in hosts]
 
 
 def leave(root: str, name: str, hosts: dict[str, bool]) -> None:

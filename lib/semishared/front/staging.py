@@ -21,7 +21,7 @@ from ..errors import (
     SemisharedError,
     TransferCorrupt,
 )
-from ..model.base.ranges import from_data, within
+from ..model.base.names import from_data, within
 from ..model.refs import ImageRef
 from ..model.steps import StageBase, Step
 from ..model.store.image_steps import FreezeImage, NameGeneration
@@ -31,8 +31,7 @@ from ..plan.base import staging as plan
 from ..tools import extents
 from ..wire.session import Session
 from . import questions
-from .staging_hosts import Hosts, Outcome, Wanted, Wish
-from .staging_round import Round
+from .staging_round import Hosts, Outcome, Round, Wanted, Wish
 
 AT_ONCE = 8
 """Images whose extents are found out at the same time."""

@@ -138,7 +138,7 @@ def cpds(action: Action) -> Plan:
     """HOST:VMDIR/disk.N SOURCE SNAPSHOT|-1 VM DATASTORE - save a disk as another image."""
     from ..model.store import template
     from ..opennebula.oned import Oned
-    from ..plan.disk import save_as
+    from ..plan.disk import backup as disk_backup
     from ..tools.this_machine import are_one
 
     asked = args.ToImage.parse_copy(action.argv)
@@ -147,13 +147,13 @@ def cpds(action: Action) -> Plan:
     action.seq = vm.seq
     host = (
         vm_location.source_of_copy(asked.disk.vm_place, vm.host)
-        if vm.lcm_state in save_as.AWAY
+        if vm.lcm_state in disk_backup.AWAY
         else asked.disk.host
     )
     datastore = _marked(action, oned.datastore(asked.store))
     bridge = template.bridge(datastore, vm.id)
     is_bridge = bool(bridge) and are_one(host, bridge)
-    return save_as.cpds(asked, vm, datastore, save_as.Told(host, is_bridge, action.config.freeze))
+    return disk_backup.cpds(asked, vm, datastore, disk_backup.Told(host, is_bridge, action.config.freeze))
 
 
 def delete(action: Action) -> Plan:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from .. import store
 from ..errors import BadArguments, BadAttribute, RestrictedPath, UnsafeImage
-from ..intake import private_copy
 from ..intake import source as sources
+from ..intake import unpack
 from ..intake.source import Source
 from ..model.store.datastore_steps import ReceiveImage
 from ..opennebula.states import DatastoreType, ImageType
@@ -50,7 +50,7 @@ class Upload:
         self._image, self._datastore, self._most = asked.image, asked.datastore, asked.max_size
         self._action, self._config, self._report = action, action.config, action.report
         # SIZE is what `stat` said, or a backup or a marketplace; oned has asked the quota for that.
-        self._bound = private_copy.Bound(self._image.size, self._most)
+        self._bound = unpack.Bound(self._image.size, self._most)
         self._source = self._described()
 
     def _described(self) -> Source:
@@ -105,9 +105,9 @@ class Upload:
             from ..intake import web
 
             self._check_allowed_url()
-            with private_copy.within(limit_s, source.path):
+            with unpack.within(limit_s, source.path):
                 return self._not_empty(web.size_of(source, self._most, limit_s))
-        with private_copy.within(limit_s, source.path), sources.opened(source.path) as opened:
+        with unpack.within(limit_s, source.path), sources.opened(source.path) as opened:
             self._check_allowed(sources.real_path(opened))
             return self._not_empty(
                 sources.size_of(opened, self._most, source.path, source.decompress, limit_s)
@@ -148,7 +148,7 @@ class Upload:
         self._report.info(f"{self._source.path} stored as {image.source} ({stored})")
         return format
 
-    def _brought(self, up: upload.Upload) -> private_copy.Kept:
+    def _brought(self, up: upload.Upload) -> unpack.Kept:
         """Return a private copy of what is at PATH, decompressed, with the checksums it should have. Nothing
         is read from there again.
         """
@@ -160,7 +160,7 @@ class Upload:
         else:
             with sources.opened(source.path) as opened:
                 self._check_allowed(sources.real_path(opened))
-                kept = private_copy.copy(opened, up.file("copy"), bound, source.path)
+                kept = unpack.copy(opened, up.file("copy"), bound, source.path)
             point("copied in")
         sources.check_sums(kept.path, source.checksums, source.path)
         return (
@@ -169,7 +169,7 @@ class Upload:
             else kept
         )
 
-    def _judged(self, kept: private_copy.Kept) -> str:
+    def _judged(self, kept: unpack.Kept) -> str:
         """Return the format of a private copy; raise UnsafeImage, UploadTooLarge."""
         bound, name = self._bound, self._source.path
         if self._datastore.type == DatastoreType.FILE_DS or self._image.type == ImageType.CDROM:
@@ -181,7 +181,7 @@ class Upload:
             bound.check_data(kept, found.format, name)
         return found.format
 
-    def _stored_format(self, kept: private_copy.Kept, found: str) -> str:
+    def _stored_format(self, kept: unpack.Kept, found: str) -> str:
         """Return the format to store it in; say if a raw image's LUKS header does not go with its
         attributes.
         """

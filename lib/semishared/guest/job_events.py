@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 from ..errors import ToolFailed, ToolTimeout
-from ..tools import progress, standstill
+from ..tools import progress
 from . import domain, libvirtd
 
 LOOK_S = 2.0
@@ -29,12 +29,12 @@ class Patience:
         self._what, self._sign, self._since = what, object(), time.monotonic()
 
     def see(self, sign: object) -> None:
-        """Take note of how far it has come; raise ToolTimeout if it stands still (tools/standstill.py)."""
+        """Take note of how far it has come; raise ToolTimeout if it stands still (tools/progress.py)."""
         progress.touch()
         if sign != self._sign:
             self._sign, self._since = sign, time.monotonic()
         idle_s = time.monotonic() - self._since
-        if idle_s > standstill.limit_s and idle_s > standstill.patience_s():
+        if idle_s > progress.limit_s and idle_s > progress.patience_s():
             raise ToolTimeout(
                 f"{self._what} on {os.uname().nodename} has done nothing for {idle_s:.0f} s: is "
                 f"its storage hung?"
@@ -46,7 +46,7 @@ def next_said(heard: libvirtd.Heard, within_s: float = LOOK_S) -> Optional[Tuple
     from queue import Empty
 
     try:
-        return heard.get(timeout=min(within_s, standstill.limit_s / 4))
+        return heard.get(timeout=min(within_s, progress.limit_s / 4))
     except Empty:
         return None
 

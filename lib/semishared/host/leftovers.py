@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Callable, ContextManager, Iterator
 
 from ..device import devices, label, systems
-from ..disk import history, on_devices, retained_diffs, unreadable, vm_dir_siblings
+from ..disk import history, on_devices, report, retained_diffs, vm_dir_siblings
 from ..errors import SemisharedError, StoreUnavailable, ToolFailed, ToolTimeout
 from ..guest import virsh
 from ..model.base import names as base_names
@@ -124,7 +124,7 @@ def look_around(step: LookAround) -> dict[str, object]:
     vms = [vm for number, path in directories.items() for vm in _system(number, path)]
     found["vms"] = vms
     found["unreadable"] = [
-        text for vm in vms if vm["kind"] in ("dir", "kept") for text in unreadable.listed(str(vm["path"]))
+        text for vm in vms if vm["kind"] in ("dir", "kept") for text in report.listed(str(vm["path"]))
     ]
     ours = (base_names.bases(root), base_names.all_staging(root))
     found["staged"] = [

@@ -37,7 +37,7 @@ if __package__ in (None, ""):
     sys.path[0:0] = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
 
 from semishared import VERSION
-from semishared.device import devices, hung, offline
+from semishared.device import devices, offline
 from semishared.device.systems import is_ours
 from semishared.errors import SemisharedError, ToolTimeout
 from semishared.model.base import names as base_names
@@ -211,7 +211,7 @@ def _plain(text: str) -> str:
 def report(location: str) -> str:
     """Return the line for the host's template."""
     root = disk_names.base_store(location)
-    hung.look(root)
+    offline.look(root)
     found = sorted(stores(location))
     bases = [base_names.base(root, name) for name in _names(base_names.bases(root))]
     stat = os.statvfs(location)

@@ -19,7 +19,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from ..device import hung
+from ..device import offline
 from ..disk import epochs, guard, records
 from ..errors import (
     BadArguments,
@@ -33,7 +33,7 @@ from ..errors import (
 from ..guest import job_lock
 from ..model import steps as s
 from ..table import STEPS, carry_out, loaded
-from ..tools import locks, progress, standstill
+from ..tools import locks, progress
 from ..tools.beneath import readable
 from ..tools.ending import ended
 from ..wire.messages import RELEASE, Message, Reader, Writer
@@ -90,11 +90,11 @@ class Host:
             raise HostOutdated(f"{os.uname().nodename} has semishared {RELEASE}, the front-end {version}")
         seq, steps = read_plan(plan)
         records.given = read_given(plan)
-        hung.look_before(steps)
+        offline.look_before(steps)
         planned = epochs.arrived(seq, steps, self._known)
         limit_s = plan.get("standstill_s") if isinstance(plan, dict) else None
         if isinstance(limit_s, (int, float)) and limit_s > 0:
-            standstill.limit_s = limit_s
+            progress.limit_s = limit_s
         job_lock.action = str(plan.get("action", "")) if isinstance(plan, dict) else ""
         answers = isinstance(plan, dict) and plan.get("answers") is True
         work = Work(planned, self._writer, self._inbox.get, self._heard, answers)
@@ -146,8 +146,8 @@ class Host:
             time.sleep(ALIVE_S)
             if not self._busy:
                 continue
-            idle_s = standstill.of_plan_s()
-            if idle_s > standstill.limit_s and idle_s > standstill.patience_s():
+            idle_s = progress.of_plan_s()
+            if idle_s > progress.limit_s and idle_s > progress.patience_s():
                 error = ToolTimeout(
                     f"no progress on {os.uname().nodename} for {idle_s:.0f} s: is its storage hung?"
                 )

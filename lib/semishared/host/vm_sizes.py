@@ -59,9 +59,9 @@ def report(directory: str) -> str:
     """Return the probe's answer for the system datastore `directory`."""
     root, answer = disk_names.base_store(os.path.dirname(directory)), []
     if os.path.isdir(device_names.devices(root)):
-        from ..device import hung
+        from ..device import offline
 
-        hung.look(root)
+        offline.look(root)
     for name in _names(directory):
         if name.isdigit():
             lines = _vm_lines(f"{directory}/{name}")

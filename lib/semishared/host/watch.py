@@ -29,7 +29,7 @@ from typing import IO
 if __package__ in (None, ""):
     sys.path[0:0] = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
 
-from semishared.device import devices, hung, ledger, systems
+from semishared.device import devices, ledger, offline, systems
 from semishared.disk import device_move, records, recovery
 from semishared.errors import SemisharedError
 from semishared.guest import active_layer, domain, job_lock
@@ -39,7 +39,7 @@ from semishared.model.device.steps import ListHeld, MoveLayers
 from semishared.model.disk import names as disk_names
 from semishared.model.steps import DiskRef
 from semishared.pool import memory
-from semishared.tools import locks, run, standstill
+from semishared.tools import locks, progress, run
 from semishared.tools.ending import ended, ended_within
 from semishared.units import human
 
@@ -63,7 +63,7 @@ class Round:
 
     def carry_out(self) -> bool:
         """Do what there is to do; tell whether that was anything."""
-        hung.look(self._root)
+        offline.look(self._root)
         moved = False
         for device in memory.memory(self._root):
             if memory.is_due(device):
@@ -231,8 +231,8 @@ def _beside(root: str, rate: int, lock: IO[str]) -> int:
     argv = [sys.executable, "-IS", os.path.abspath(__file__), os.path.dirname(root), str(rate), "round"]
     # A session of its own: who ends it (guest/job_lock.py) is not to end us.
     process = run.apart(argv, lock.fileno())
-    began, limit_s = time.monotonic(), standstill.limit_s
-    with standstill.watched(process.pid) as work:
+    began, limit_s = time.monotonic(), progress.limit_s
+    with progress.watched(process.pid) as work:
         while True:
             code = ended_within(process, LOOK_S)
             if code is not None:
@@ -243,7 +243,7 @@ def _beside(root: str, rate: int, lock: IO[str]) -> int:
                     f"a round has done nothing for {idle_s:.0f} s, and is ended", file=sys.stderr, flush=True
                 )
                 os.killpg(process.pid, signal.SIGKILL)
-                limit_s += standstill.limit_s
+                limit_s += progress.limit_s
             elif idle_s < LONG_S < time.monotonic() - began:
                 memory.note_watch(lock)
 

@@ -14,7 +14,7 @@ from typing import Optional, Sequence
 
 from .. import NAME as DRIVER
 from ..errors import BadConfiguration, ConfigurationConflict
-from ..model import attributes as rows
+from ..model import attributes as model_attributes
 from ..named import NamedTuple
 from ..plan.care.diagnosis import TM_CONF
 from .oned_conf import Arguments, Attribute, Edit, Value, apply, parse, quoted, removal, within
@@ -24,10 +24,10 @@ DS_CONF = (
     ("PERSISTENT_ONLY", "NO", False),
     ("MARKETPLACE_ACTIONS", "export", False),
 )
-RESTRICTED = tuple(row.name for row in rows.of_images() if row.is_restricted)
+RESTRICTED = tuple(row.name for row in model_attributes.of_images() if row.is_restricted)
 OF_STOCK = ("DISK_TYPE", "ALLOW_ORPHANS", "CEPH_HOST", "CEPH_SECRET", "CEPH_USER", "CEPH_CONF", "POOL_NAME")
 """What oned itself looks for in a VM's disk, so that all stock files have it."""
-OURS = tuple(row.name for row in rows.of_images() if row.is_inherited)
+OURS = tuple(row.name for row in model_attributes.of_images() if row.is_inherited)
 INHERITED = {"INHERIT_DATASTORE_ATTR": (*OF_STOCK, *OURS), "INHERIT_IMAGE_ATTR": OURS}
 """Attributes of datastores and images that oned copies into a VM's disk."""
 OPTIONS = {"t": "threads", "d": "tm-types", "w": "timeout"}

@@ -18,7 +18,7 @@ if __package__ in (None, ""):
 
 from semishared import NAME
 from semishared.errors import CannotInstall, SemisharedError
-from semishared.install import edits, in_use, next_steps, prerequisites, timer
+from semishared.install import edits, examine, in_use, next_steps, timer
 from semishared.install.front_end import FrontEnd, check_rights, check_version, locate
 from semishared.install.tree import CONF, PARTS, PROBES, STAGE, Tree
 from semishared.opennebula.report import drop_output, printable
@@ -178,11 +178,11 @@ def look(place: FrontEnd, checkout: str, uninstall: bool) -> list[edits.Edited]:
 
 def check_machines(hosts: Optional[str], place: FrontEnd) -> list[str]:
     """Return what to warn of; raise CannotInstall if a machine lacks what nothing works without."""
-    found = [prerequisites.on_front_end()]
+    found = [examine.on_front_end()]
     if hosts:
         user = next_steps.change_user(next_steps.administrator(place))
-        found += prerequisites.on_hosts([host for host in hosts.split(",") if host], user)
-    error = prerequisites.first_error(found)
+        found += examine.on_hosts([host for host in hosts.split(",") if host], user)
+    error = examine.first_error(found)
     if error:
         raise CannotInstall(error)
     return [item.line() for item in found if item.line()]

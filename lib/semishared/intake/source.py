@@ -24,9 +24,8 @@ from ..tools import inspection
 from ..tools.effects import point
 from ..tools.run import SILENT_S, run, stream
 from ..units import amount
-from . import private_copy
-from .private_copy import Bound, Kept
-from .unpack import Spoiled, Work, decompressor, unpacked
+from . import unpack as intake_unpack
+from .unpack import Bound, Kept, Spoiled, Work, decompressor, unpacked
 
 URL = r"https?://[A-Za-z0-9._~:/?#@&+,=%\-]+\Z"
 """What is accepted as a URL: OpenNebula's downloader puts it between apostrophes before a shell reads it."""
@@ -171,8 +170,8 @@ def fetch(source: Source, target: str, bound: Bound, least_rate: float, window_s
     judged = bool(least_rate) and source.backup_store == -1
     try:
         with closing(stream(argv, silence_s=window_s if judged else SILENT_S)) as chunks:
-            paced = private_copy.paced(chunks, least_rate, window_s, source.path) if judged else chunks
-            kept = private_copy.keep(paced, target, bound, source.path)
+            paced = intake_unpack.paced(chunks, least_rate, window_s, source.path) if judged else chunks
+            kept = intake_unpack.keep(paced, target, bound, source.path)
     except ToolFailed as e:
         raise SourceUnavailable(f"{source.path} could not be downloaded: {e.detail}") from None
     except ToolTimeout:
@@ -193,7 +192,7 @@ def decompress(kept: Kept, target: str, bound: Bound, name: str) -> Kept:
             return kept
         file.seek(0)
         with _whole(name), closing(unpacked(file, kind)) as pieces:
-            plain = private_copy.keep(pieces, target, bound, f"{name}, decompressed,")
+            plain = intake_unpack.keep(pieces, target, bound, f"{name}, decompressed,")
     os.unlink(kept.path)
     point("decompressed")
     return plain
@@ -236,8 +235,8 @@ def unpacked_size(pieces: Iterator[bytes], max_virtual_size: int, name: str) -> 
             told = inspection.size_in_header(head, name)
             if told is not None:
                 break
-        private_copy.check_claim(size, max_virtual_size, name)
+        intake_unpack.check_claim(size, max_virtual_size, name)
     told = inspection.size_in_header(head, name)
     size = size if told is None else told
-    private_copy.check_claim(size, max_virtual_size, name)
+    intake_unpack.check_claim(size, max_virtual_size, name)
     return size

@@ -172,7 +172,7 @@ class Disk(View):
 
     @property
     def luks_secret(self) -> str:
-        """What libvirt is told to decrypt the disk with, '' for nothing (plan/image/encryption.py)."""
+        """What libvirt is told to decrypt the disk with, '' for nothing (plan/image/placement.py)."""
         return self.text("LUKS_SECRET")
 
 

@@ -15,7 +15,7 @@ import uuid as uuids
 from typing import Sequence
 
 from ..base import hot, room
-from ..device import devices, hung, label, ledger, offline
+from ..device import devices, label, ledger, offline
 from ..errors import BadPool, NoSpace, ToolTimeout
 from ..model.device import names as device_names
 from ..model.device.classes import MEMORY
@@ -24,7 +24,7 @@ from ..model.disk import names as disk_names
 from ..plan.device import choose
 from ..tools import files, locks, mounts
 from ..tools.effects import point
-from . import memory, removal
+from . import memory, moving
 
 SYSFS = "/sys"
 TYPES = ("tmpfs", "ramfs")
@@ -149,7 +149,7 @@ def declare(step: SetDevices) -> dict[str, object]:
         closed, gone = [], []
         for uuid in set(before) - set(labelled):
             path = devices.mount(step.root, uuid)
-            if removal.let_go(step.root, uuid):
+            if moving.let_go(step.root, uuid):
                 gone.append(path)
             else:
                 _close(step.root, uuid)
@@ -162,7 +162,7 @@ def _checked(step: SetDevices, wanted: Sequence[choose.Declared]) -> dict[str, s
     systems: dict[str, str] = {}
     found: dict[str, str] = {}
     here, listed = os.uname().nodename, mounts.listed()
-    silent = hung.unanswered(step.root, [device_names.side(device.path) for device in wanted])
+    silent = offline.unanswered(step.root, [device_names.side(device.path) for device in wanted])
     for device in wanted:
         path = device.path
         if device_names.side(path) in silent:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory of this host that is promised more than once: how full it is, what leaves it, and for where.
 
-plan/device/spill.py decides. The kernel says how full zram is (Documentation/admin-guide/blockdev/zram.rst).
+plan/device/balance.py decides. The kernel says how full zram is
+(Documentation/admin-guide/blockdev/zram.rst).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import IO, Iterable, Mapping, Sequence
 from ..base import hot
 from ..device import devices, ledger
 from ..model.device import names as device_names
-from ..plan.device import balance, choose, pool_rows, spill
+from ..plan.device import balance, choose, pool_rows
 from ..tools import locks
 
 PAGE = 4096
@@ -118,7 +119,7 @@ def _seen(root: str, device: choose.Device) -> choose.Device:
 
 def is_due(device: choose.Device) -> bool:
     """Tell whether something is to leave a device."""
-    return spill.is_due(device)
+    return balance.is_due(device)
 
 
 def leaving(
@@ -131,19 +132,19 @@ def leaving(
     """
     with ledger.promised(root):
         hot.drop_idle(root, uuid)
-    return spill.order(devices.present(root), list(map(pool_rows.item, rows)), uuid, growth)
+    return balance.order(devices.present(root), list(map(pool_rows.item, rows)), uuid, growth)
 
 
-def wait(root: str, path: str, classes: Sequence[str], is_full: bool) -> spill.Wait:
+def wait(root: str, path: str, classes: Sequence[str], is_full: bool) -> balance.Wait:
     """Return what a guest waits for whose write to the file `path` has failed."""
     stat = os.statvfs(path)
     capacity, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
     for device in memory(root):
         if os.stat(device_names.device(root, device.uuid)).st_dev == os.stat(path).st_dev:
-            return spill.Wait(is_full, classes, True, device.capacity, device.free)
-    return spill.Wait(is_full, classes, False, capacity, free)
+            return balance.Wait(is_full, classes, True, device.capacity, device.free)
+    return balance.Wait(is_full, classes, False, capacity, free)
 
 
-def may_go_on(waits: Sequence[spill.Wait]) -> bool:
+def may_go_on(waits: Sequence[balance.Wait]) -> bool:
     """Tell whether a guest that waits so goes on."""
-    return spill.may_go_on(waits)
+    return balance.may_go_on(waits)

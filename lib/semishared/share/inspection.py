@@ -2,6 +2,8 @@
 """What `semishared doctor` asks of shares, and changes nothing.
 
 It asks the machine that makes them, and hosts whose guests have them.
+
+And which programs give a directory to a guest.
 """
 
 from __future__ import annotations
@@ -15,8 +17,24 @@ from ..model.share.share import FIRST_UID, UIDS, Tree
 from ..store.dir import marker
 from ..tools import mounts
 from ..tools.hung_store import LIMIT_S, unless_it_hangs
-from . import daemons, life, owners
+from . import life, owners
 from .attached import SAFE
+
+# The programs that give a directory to a guest.
+
+
+QEMUS = "/usr/lib/qemu/virtiofsd"
+DAEMONS = ("/usr/libexec/virtiofsd", QEMUS, "/usr/lib/virtiofsd/virtiofsd")
+"""As VIRTIOFSD_BINARY_PATH of OpenNebula's kvmrc has them. All but QEMU's are the one in Rust."""
+
+
+def daemon() -> str:
+    """Return the daemon of this host; raise ToolMissing."""
+    for path in DAEMONS:
+        if os.access(path, os.X_OK):
+            return path
+    raise ToolMissing(f"no virtiofsd on {os.uname().nodename}: none of {', '.join(DAEMONS)}")
+
 
 SUBIDS = ("/etc/subuid", "/etc/subgid")
 NAMESPACES = "/proc/sys/user/max_user_namespaces"
@@ -78,7 +96,7 @@ def _root(root: str) -> dict[str, Any]:
 
 def _daemon() -> str:
     try:
-        return daemons.daemon()
+        return daemon()
     except ToolMissing:
         return ""
 

@@ -3,6 +3,8 @@
 
 So what a killed action leaves has a record that is not `ready`: the same action begun again goes on, `rm`
 removes what there is.
+
+And its snapshots, where the file system has them.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from ..errors import (
     ToolFailed,
 )
 from ..model.share import names as share_names
-from ..model.share.share import Share, Tree
+from ..model.share.share import Share, Snapshot, Tree
 from ..named import NamedTuple
 from ..store.dir import marker
 from ..tools import files, locks
@@ -346,3 +348,64 @@ def capacity(tree: Tree) -> tuple[int, int, int]:
         blocks * found.f_frsize for blocks in (found.f_blocks - found.f_bfree, found.f_blocks, found.f_bavail)
     )
     return used, total, max(0, min(free, total - promised(tree)))
+
+
+# Snapshots of shares, where the file system has them, by the operator's names.
+#
+# A snapshot is there as a whole or not at all, and goes with its share.
+
+
+def _check(name: str) -> None:
+    if not share_names.may_be_snapshot(name):
+        raise BadArguments(
+            f"a snapshot is called 1 to 64 letters, digits, dots, dashes and underscores, not {name[:100]!r}"
+        )
+
+
+def make_snapshot(tree: Tree, number: int, name: str) -> dict[str, object]:
+    """Keep what is in a share; return what is then known of the snapshot. One that is there already is of
+    another moment: DataInTheWay.
+    """
+    _check(name)
+    fs = checked(tree)
+    with alone(tree, number):
+        made(tree, number)
+        if name in fs.snapshot_names(number):
+            raise DataInTheWay(
+                f"image {number} has a snapshot {name} already: remove it, or call this one otherwise"
+            )
+        fs.snapshot(number, name)
+        point("snapshot made")
+        return fs.known(number, name)._asdict()
+
+
+def list_snapshots(tree: Tree, number: int) -> dict[str, list[dict[str, object]]]:
+    """Return the snapshots of a share, and what is wrong with one, which hides no other."""
+    fs = checked(tree)
+    made(tree, number)
+    rows = [_snapshot_row(fs, number, name) for name in fs.snapshot_names(number)]
+    return {"snapshots": [row for row in rows if row]}
+
+
+def _snapshot_row(fs: FileSystem, number: int, name: str) -> dict[str, object] | None:
+    """Return what is to be said of one, None if it is gone."""
+    try:
+        return fs.known(number, name)._asdict()
+    except (ToolFailed, MissingImage) as e:
+        wrong = {"id": e.id, "detail": e.detail}
+    return (
+        {**Snapshot(name, -1, -1, "")._asdict(), "wrong": wrong}
+        if name in fs.snapshot_names(number)
+        else None
+    )
+
+
+def remove_snapshot(tree: Tree, number: int, name: str) -> None:
+    """Remove one; raise MissingImage if there is none of that name."""
+    _check(name)
+    fs = checked(tree)
+    with alone(tree, number):
+        made(tree, number)
+        if name not in fs.snapshot_names(number):
+            raise MissingImage(f"image {number} has no snapshot {name} on {os.uname().nodename}")
+        fs.forget(number, name)

@@ -10,7 +10,7 @@ import time
 from typing import IO, Any, Callable, Iterable, Sequence
 
 from ..errors import SemisharedError
-from ..model.base.ranges import within
+from ..model.base.names import within
 from ..model.base.steps import Part
 from ..tools import extents
 from .partial import Partial

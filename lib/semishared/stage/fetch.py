@@ -36,7 +36,7 @@ from ..model.steps import ImageRef
 from ..plan.base import eviction
 from ..tools import files, inspection, locks, progress
 from ..tools.rate_limit import standing_back
-from . import describe
+from . import manifests
 from .bases_in_progress import Account, Orders, Target, Targets, Tell
 from .fetch_from_sources import Filling
 
@@ -156,7 +156,7 @@ class _Reception:
         try:
             with files.enough_space(root):
                 for part, lock in held:
-                    describe.place(root, part)
+                    manifests.place(root, part)
                     self._targets.add(Target(root, part, lock))
                 self._filling.run(self._give_up)
         except NoSpace as e:
@@ -228,7 +228,7 @@ def fetch(
     `seen` and `current` are what the store has, None and '' if nothing.
     """
     needed = (
-        describe.needed(content, seen, content.expected(current) if current == image.generation else None)
+        manifests.needed(content, seen, content.expected(current) if current == image.generation else None)
         if seen
         else 0
     )

@@ -22,16 +22,16 @@ from ..errors import (
     TransferCorrupt,
 )
 from ..model.base import names as base_names
-from ..model.base.ranges import ranges, within
+from ..model.base.names import ranges, within
 from ..model.base.steps import FetchBases, ServeBase, ServeExtents
-from ..plan.base import sources
+from ..plan.base import sharing
 from ..tools import extents, files
 from ..tools.effects import point
 from ..tools.rate_limit import Pace
 from ..wire import packets
 from . import extent_index, manifests, peers, rotten, source_speed
 from .bases_in_progress import Account, Orders, Target, Targets
-from .describe import check_unchanged
+from .manifests import check_unchanged
 
 ROUNDS = 2
 """How often peers are asked before the store is (or nobody is left)."""
@@ -347,4 +347,4 @@ class Filling:
 
 def _store_of(target: Target) -> str:
     """Return what the store of a base is called among sources."""
-    return sources.STORE + str(target.part.image.store)
+    return sharing.STORE + str(target.part.image.store)

@@ -1,21 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where manifests and extents come from: this host's bases, or the store."""
+"""Where manifests and extents come from: this host's bases, or the store.
+
+And what a host says of an image's base before a session is planned.
+"""
 
 from __future__ import annotations
 
-from typing import Callable, Iterator
+import os
+import shutil
+from typing import Any, Callable, Iterator
 
 from .. import store
-from ..base import cache
-from ..errors import MissingImage, SemisharedError
+from ..base import cache, room
+from ..device import devices
+from ..errors import ImageChanged, MissingImage, SemisharedError
 from ..model.base import names as base_names
-from ..model.base.ranges import within
-from ..model.base.steps import SendManifest, StreamBases
+from ..model.base.names import Ranges, ranges, within
+from ..model.base.steps import DescribeBase, Part, SendManifest, StreamBases
 from ..model.refs import ImageRef
-from ..tools import extents
+from ..tools import compress, extents
+from ..tools.run import PATH
 from ..wire import packets
-from . import peers
-from .extent_index import manifest_in
+from . import partial, peers
+from .extent_index import Held, manifest_in
 
 
 def manifest(root: str, image: ImageRef) -> extents.Manifest | None:
@@ -70,3 +77,93 @@ def _of_store(left: list[str], where: dict[str, tuple[ImageRef, int]]) -> Iterat
         wanted = {where[digest][1]: digest for digest in left if where[digest][0] == image}
         for index, content in store.content(image).read(sorted(wanted)):
             yield packets.Extent(index, wanted[index], content)
+
+
+# What a host says of an image's base before a session is planned, and whether the image is unchanged.
+
+
+def describe(step: DescribeBase) -> dict[str, object]:
+    """Return what the front-end plans a session with."""
+    image = step.image
+    content = store.content(image)
+    seen, current, expected, trouble = None, "", None, ""
+    try:
+        seen = content.see()
+        current = content.generation(seen)
+        expected = content.expected(current) if current else None
+    except SemisharedError as e:
+        # A host that does not reach the store can still have the base from a peer.
+        trouble = e.line()
+    wanted = image._replace(generation=image.generation or current)
+    has = bool(wanted.generation) and cache.is_published(cache.named(step.root, wanted, wanted.generation))
+    found = manifest(step.root, wanted) if wanted.generation else None
+    wants = 0 if has or trouble else needed(content, seen, expected)
+    begun = base_names.staging(step.root, image.base_prefix)
+    where = (
+        devices.behind(begun)
+        if devices.link_of(begun)
+        else devices.likely(step.root, image.base_prefix, wants)
+    )
+    tools = [
+        *compress.available(),
+        *(name for name in ("udp-sender", "udp-receiver") if shutil.which(name, path=PATH)),
+    ]
+    return {
+        "generation": wanted.generation,
+        "current": current,
+        "has": has,
+        "manifest": found is not None,
+        "needed": wants,
+        "where": devices.device_of(begun) or os.path.basename(where),
+        "lacks": [] if has else _lacks(step.root, wanted, found),
+        "tools": tools,
+        "trouble": trouble,
+        **room.list_bases(step.root, where),
+    }
+
+
+def _lacks(root: str, image: ImageRef, found: extents.Manifest | None) -> Ranges | None:
+    """Return the extents of a base that have to come: neither begun here, nor in another base; None if its
+    manifest is not known.
+    """
+    if found is None:
+        return None
+    staging = base_names.staging(root, image.base_prefix)
+    there = partial.have(staging) if partial.generation_in(staging) == image.generation else set()
+    left = {index: digest for index, digest in sorted(found.extents.items()) if index not in there}
+    others = Held(root, left.values())
+    others.look()
+    return ranges(index for index, digest in left.items() if digest not in others)
+
+
+def place(root: str, part: Part) -> None:
+    """Have a base that is to be made, under its lock, on the device whose room was judged, if there is a pool
+    and that has it still.
+    """
+    if not part.device:
+        return
+    image = part.image
+    content = store.content(image)
+    try:
+        seen = content.see()
+        wants = needed(content, seen, content.expected(image.generation))
+    except SemisharedError:
+        wants = 0
+    devices.stage(root, image.base_prefix, wants, part.device)
+
+
+def needed(content: store.Content, seen: object, expected: extents.Manifest | None) -> int:
+    """Return about how many bytes the base will take: extents are not full where blocks of zeros are."""
+    found = content.allocated(seen)
+    return min(found, len(expected.extents) * extents.EXTENT) if expected else found
+
+
+def check_unchanged(image: ImageRef, content: store.Content, seen: Any) -> None:
+    """Raise ImageChanged if an image has changed since it was copied, saying how."""
+    now = content.see()
+    if now != seen:
+        # One under its name that was another file: who put it there need not have written to any image.
+        is_new = getattr(now, "inode", None) != getattr(seen, "inode", None)
+        raise ImageChanged(
+            f"{image.source} was {'replaced by another file' if is_new else 'written to'} while it was copied"
+        )

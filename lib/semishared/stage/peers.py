@@ -23,7 +23,7 @@ from ..base import cache
 from ..config import Config, load
 from ..errors import HostUnreachable, MissingImage, SemisharedError, ToolTimeout
 from ..model.base import names as base_names
-from ..model.base.ranges import ALL, within
+from ..model.base.names import ALL, within
 from ..model.base.steps import ServeBase, ServeExtents
 from ..tools import compress, extents, locks, progress
 from ..tools.compress import Bytes

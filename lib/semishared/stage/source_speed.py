@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a base costs from each source: its speed now and before (plan/base/sources.py decides by it).
+"""What a base costs from each source: its speed now and before (plan/base/sharing.py decides by it).
 
 What is remembered is a hint: where it is wrong the source shows so within a second, and is left.
 """
@@ -12,7 +12,7 @@ from typing import Callable, Sequence
 
 from ..errors import SemisharedError
 from ..model.base import names as base_names
-from ..plan.base import sources
+from ..plan.base import sharing
 from ..tools import extents, files
 from .partial import Partial
 
@@ -123,11 +123,11 @@ class Choice:
         """Return who is to be asked."""
         self._turns, self._is_left, self.has_given = self._turns - 1, False, 0
         self._name, self.tried, self.asked = (
-            sources.quickest(self._candidates, self._rates, self._left()),
+            sharing.quickest(self._candidates, self._rates, self._left()),
             "",
             [],
         )
-        stores = [name for name in self._candidates if name.startswith(sources.STORE)]
+        stores = [name for name in self._candidates if name.startswith(sharing.STORE)]
         missing = self._partial.missing()
         if stores and self._name not in (*stores, *self._rates) and len(missing) >= WORTH:
             self._name, self.tried, self.asked = stores[0], self._name, missing[-ASKED:]
@@ -148,7 +148,7 @@ class Choice:
         ):
             self._looked = time.monotonic()
             rates = {**self._rates, self._name: self._meter.rate()}
-            self._is_left = sources.quickest(self._candidates, rates, self._left(), self._name) != self._name
+            self._is_left = sharing.quickest(self._candidates, rates, self._left(), self._name) != self._name
         return self._is_left
 
     def gave(self, count: int, at: float) -> None:
@@ -206,5 +206,5 @@ def _remembered(root: str) -> dict[str, tuple[float, float]]:
     return {
         name: (rate, at)
         for name, (at, rate) in numbers.items()
-        if rate > 0 and now - sources.KNOWN_S < at <= now + 60
+        if rate > 0 and now - sharing.KNOWN_S < at <= now + 60
     }

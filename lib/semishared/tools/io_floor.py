@@ -18,7 +18,7 @@ from collections import deque
 from typing import Deque, Sequence
 
 from ..named import NamedTuple
-from . import standstill
+from . import progress
 
 # The I/O priority of threads: ioprio_set(2), for which neither python nor the C library has a function.
 
@@ -109,12 +109,12 @@ class Watch:
 
 def _look() -> Look:
     pids = _pids()
-    moved = sum(standstill.counted(pid)[0] for pid in pids)
+    moved = sum(progress.counted(pid)[0] for pid in pids)
     return Look(time.monotonic(), moved, any(_waits(pid, thread) for pid in pids for thread in _threads(pid)))
 
 
 def _pids() -> list[int]:
-    return [os.getpid(), *list(standstill.programs)]
+    return [os.getpid(), *list(progress.programs)]
 
 
 def _threads(pid: int) -> list[int]:

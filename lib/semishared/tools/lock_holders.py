@@ -18,7 +18,7 @@ import time
 from typing import Callable, Dict, Iterator, Optional
 
 from ..named import NamedTuple
-from . import owner, standstill
+from . import owner, progress
 
 
 class Lock(NamedTuple):
@@ -143,7 +143,7 @@ def look(path: str, found: os.stat_result, say: Callable[[str], None]) -> bool:
         return False
     watch.silent_s += min(now - watch.looked, 2 * LOOK_S)
     watch.looked = now
-    limit_s = min(SILENT_S, standstill.limit_s)
+    limit_s = min(SILENT_S, progress.limit_s)
     if watch.silent_s >= limit_s and not watch.is_told:
         watch.is_told = True
         say(_told(holder, path, limit_s))

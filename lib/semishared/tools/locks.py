@@ -26,7 +26,7 @@ from ..errors import PassedBy, TooLarge, ToolTimeout, UnexpectedFile
 from . import beneath, files, progress
 
 LIMIT_S = 2 * 86400.0
-"""Limit of waiting for who stages an image: it works, or it has come to its own limit (standstill.py)."""
+"""Limit of waiting for who stages an image: it works, or it has come to its own limit (tools/progress.py)."""
 VM_LIMIT_S = 1800.0
 """Limit of waiting for a VM: its holder may be removing a directory of large disks."""
 LONGEST_NOTE = 1 << 16

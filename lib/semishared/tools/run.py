@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import IO, Callable, Generator, Iterator
 
 from ..errors import NoSpace, SemisharedError, ToolFailed, ToolMissing, ToolTimeout
-from . import progress, standstill
+from . import progress
 from .ending import ended_within
 
 LONGEST_S = 86_400.0
@@ -131,7 +131,7 @@ def work(argv: list[str], *, signs: Callable[[], object] | None = None, stdin: i
     """Run what copies, removes or writes out as much as there is: as `run`, but with no limit but that of a
     standstill.
 
-    With `signs`, what that returns is the sign of progress (standstill.py).
+    With `signs`, what that returns is the sign of progress (tools/progress.py).
     """
     return _run(argv, lambda process: _worked(process, argv, signs), (0,), None, stdin)
 
@@ -142,17 +142,17 @@ def _worked(
     """Return the exit code of a program that may take as long as it works; raise ToolTimeout if it stands
     still.
     """
-    with standstill.watched(process.pid, signs) as watched:
+    with progress.watched(process.pid, signs) as watched:
         while True:
             try:
-                code = ended_within(process, min(1.0, standstill.limit_s / 4))
+                code = ended_within(process, min(1.0, progress.limit_s / 4))
             except BaseException:
                 _kill(process)
                 raise
             if code is not None:
                 return code
             idle_s = watched.idle_s()
-            if idle_s < standstill.limit_s or idle_s < standstill.patience_s():
+            if idle_s < progress.limit_s or idle_s < progress.patience_s():
                 continue
             _end(process)
             where = os.uname().nodename
@@ -347,7 +347,7 @@ def piped(argv: list[str], *, feed: bool) -> Iterator[IO[bytes]]:
         process, stream = start_piped(argv, err, feed=feed)
         try:
             # It may look through a disk of terabytes before it says a word.
-            with standstill.watched(process.pid):
+            with progress.watched(process.pid):
                 yield stream
             stream.close()
         except BrokenPipeError:

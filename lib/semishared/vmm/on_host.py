@@ -67,7 +67,7 @@ def io_limits() -> dict[str, tuple[int, int]]:
 
 def check_share(step: CheckShare, scripts: str) -> tuple[str, bool]:
     """Return the program that gives a share to a guest, and whether it stands for a directory."""
-    from ..share import attached, daemons
+    from ..share import attached, inspection
     from ..tools.hung_store import LIMIT_S, unless_its_process_hangs
     from . import virtiofsd
 
@@ -79,7 +79,7 @@ def check_share(step: CheckShare, scripts: str) -> tuple[str, bool]:
         raise StoreUnavailable(
             f"{step.source} on {os.uname().nodename} hangs: no answer within {LIMIT_S:.0f} s"
         )
-    daemons.daemon()
+    inspection.daemon()
     # DISK of a VM is its user's to write, the image its owner's: what that says now, or has said when the
     # share was made.
     reads = step.readonly or (given.readonly if noted.readonly is None else noted.readonly)

@@ -23,7 +23,7 @@ from typing import Dict, Iterator, List, NoReturn, Sequence
 from ..errors import BadArguments, SemisharedError, ShareRefused, ToolFailed
 from ..model.share.share import UIDS
 from ..share import attached, registered
-from ..share.daemons import QEMUS, daemon
+from ..share.inspection import QEMUS, daemon
 
 NAME = "virtiofsd"
 READ_ONLY = "virtiofsd_read_only"

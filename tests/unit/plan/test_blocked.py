@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from semishared.model.store.ceph_clients import Ceph, Opener
+from semishared.model.store.rbd_names import Ceph, Opener
 from semishared.plan.care import fence
 
 CASES = sorted((Path(__file__).parent / "fence").glob("*.json"))

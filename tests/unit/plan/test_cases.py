@@ -52,7 +52,7 @@ from semishared.model.exchange import File, Part, Plan
 from semishared.model.steps import ImageRef, from_data, is_look
 from semishared.opennebula import args
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
-from semishared.plan.disk import backup, commits, detach, disks, removals, save_as, snapshots
+from semishared.plan.disk import backup, commits, detach, disks, removals, snapshots
 from semishared.plan.image import placement
 from semishared.plan.share.client_keys import Clients
 from semishared.plan.store import datastore as datastores
@@ -148,8 +148,8 @@ def mvds(case: Case) -> Plan:
 
 def cpds(case: Case) -> Plan:
     request = args.ToImage.parse_copy(case["argv"])
-    told = save_as.Told(request.disk.host, case.get("is_bridge", False), "AGENT-OR-SUSPEND")
-    return save_as.cpds(request, vm(case), datastore(case), told)
+    told = backup.Told(request.disk.host, case.get("is_bridge", False), "AGENT-OR-SUSPEND")
+    return backup.cpds(request, vm(case), datastore(case), told)
 
 
 def delete(case: Case) -> Plan:

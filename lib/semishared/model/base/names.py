@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import posixpath
 import re
-from typing import Optional
+from bisect import bisect_right
+from typing import Iterable, Optional, Tuple
 
+from ...errors import BadArguments
 from ...named import NamedTuple
 from ..disk import names as disk_names
 
@@ -171,3 +173,40 @@ def leased_to(name: str) -> Optional[tuple[int, int]]:
     """Return VM and disk of a lease, None if the name is none."""
     vm, _, disk = name.partition("-")
     return (int(vm), int(disk)) if disk_names.is_number(vm) and disk_names.is_number(disk) else None
+
+
+# Sets of extents as ranges (first, last + 1), in order: a few numbers where most of an image is meant.
+
+
+Ranges = Tuple[Tuple[int, int], ...]
+ALL: Ranges = ((0, 1 << 62),)
+
+
+def ranges(indices: Iterable[int]) -> Ranges:
+    """Return sorted indices as ranges."""
+    found: list[list[int]] = []
+    for index in indices:
+        if found and found[-1][1] == index:
+            found[-1][1] = index + 1
+        else:
+            found.append([index, index + 1])
+    return tuple((first, last) for first, last in found)
+
+
+def within(wanted: Ranges, indices: Iterable[int]) -> list[int]:
+    """Return those of `indices` that are in the ranges."""
+    firsts = [first for first, _ in wanted]
+    found = []
+    for index in indices:
+        at = bisect_right(firsts, index) - 1
+        if at >= 0 and index < wanted[at][1]:
+            found.append(index)
+    return found
+
+
+def from_data(data: object) -> Ranges:
+    """Return the ranges in JSON data; raise BadArguments."""
+    try:
+        return tuple((int(first), int(last)) for first, last in data)  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        raise BadArguments(f"no ranges: {str(data)[:200]}") from None

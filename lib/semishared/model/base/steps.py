@@ -11,7 +11,7 @@ from __future__ import annotations
 from ...errors import BadArguments
 from ...named import NamedTuple
 from ..refs import ImageRef, looks
-from .ranges import Ranges, from_data
+from .names import Ranges, from_data
 
 
 class Part(NamedTuple):

@@ -10,7 +10,7 @@
         bases/  staging/                     as in the base store: model/base/names.py
     <root>/devices/<uuid>                    -> <mount>/.semishared, of each device of the pool
                                              -> hung:<mount>/.semishared, of one that does not answer
-                                             (device/hung.py)
+                                             (device/offline.py)
                    <uuid>.json               its label, as it was last declared, or closed
                    <uuid>.asked              of one that does not answer: who waits for that, and cannot be
                    ended

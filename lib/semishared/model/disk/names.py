@@ -359,7 +359,7 @@ def last_commit(vm_dir: str, disk: int) -> str:
 
 
 def base_in_transit(path: str) -> str:
-    """Return the base that goes along with the disk `path`, beside its layers (stage/base_in_transit.py)."""
+    """Return the base that goes along with the disk `path`, beside its layers (stage/ensure.py)."""
     return f"{layers(path)}/{IN_TRANSIT}"
 
 

@@ -45,9 +45,9 @@ class Record(NamedTuple):
     committed: Optional[int] = None
     """Of a diff, the highest layer that its image has; None if it has none."""
     io_class: str = NORMAL
-    """One of IO_CLASSES, as the image or a datastore last said it (plan/image/io_class.py)."""
+    """One of IO_CLASSES, as the image or a datastore last said it (plan/image/placement.py)."""
     classes: Tuple[str, ...] = ()
-    """Classes of devices that the disk was made for (plan/device/device_class.py); none: any."""
+    """Classes of devices that the disk was made for (plan/device/choose.py); none: any."""
     hot: bool = False
     """Whether its guest is to read its base from memory, where there is room (base/hot.py)."""
 

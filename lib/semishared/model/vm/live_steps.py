@@ -56,7 +56,7 @@ class SeeState(NamedTuple):
 
 
 class MigrateOptions(NamedTuple):
-    """What libvirt is to do in a live migration, in words of plan/vm/migrate_options.py, and what we do to it
+    """What libvirt is to do in a live migration, in words of plan/vm/migration.py, and what we do to it
     meanwhile.
     """
 

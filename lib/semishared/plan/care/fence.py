@@ -9,7 +9,7 @@ A mounted store has no such list. That a lock is gone proves nothing: a server t
 cut off, and the client writes when it is back. So a host has to be off: a command of the site said so, or the
 operator does.
 
-The mark of a fenced host is SEMISHARED_FENCED in a document of oned's, under a code (front/fence_marks.py).
+The mark of a fenced host is SEMISHARED_FENCED in a document of oned's, under a code (front/fence_facts.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import re
 from typing import Collection, Mapping, Optional, Sequence
 
 from ...model import attributes
-from ...model.store.ceph_clients import Ceph, canonical, ip_of, whole
+from ...model.store.rbd_names import Ceph, canonical, ip_of, whole
 from ...named import NamedTuple
 from ...opennebula.xml import Host, View
 

@@ -13,6 +13,8 @@ again.
     share-scaled  the same, with lengths that depend on the device alone until the pool has doubled
     rendezvous    weighted rendezvous: all devices compete, by their weights (Thaler, Ravishankar: IEEE/ACM
     ToN 6(1), 1998)
+
+And which class of device a disk asks for.
 """
 
 from __future__ import annotations
@@ -24,9 +26,14 @@ import re
 from typing import Any, Callable, Mapping, Sequence
 
 from ...errors import BadPool
+from ...model import steps as s
 from ...model.device.classes import KNOWN, MEMORY, USUAL, Want, needed_memory
+from ...model.disk.place import Place
+from ...model.exchange import On, Plan, warn
 from ...named import NamedTuple
+from ...opennebula.xml import Datastore, Disk, Image, Vm
 from ...units import KiB, human
+from ..image import placement
 
 BOUND = 1.1
 """A device takes more as long as its fill is at most so many times that of the pool."""
@@ -388,3 +395,67 @@ def _first(devices: Sequence[Device], key: str, expected: int, near: str, order:
         if with_room.get(uuid, math.inf) <= BOUND * mean:
             return uuid
     return min(with_room, key=lambda uuid: (with_room[uuid], uuid))
+
+
+# The class of device for a local disk: said by SEMISHARED_CLASS, noted in its record for its moves.
+#
+# What a persistent image is to get back is never in memory, which is empty after a restart of the host.
+
+
+GROWTH = 10
+"""One in so many bytes of its size is what an overlay is taken to come to hold (disk/create.py)."""
+
+
+def wanted(image: Image, datastore: Datastore, place: Place) -> tuple[str, ...]:
+    """Return the classes for a disk, () if it does not lie on a device, or nobody says; raise
+    BadAttribute.
+    """
+    found = placement.device_classes(image, datastore)
+    if not place.is_local or not place.is_layered:
+        return ()
+    return tuple(word for word in found if word != MEMORY) if place.commits else found
+
+
+def warned(disk: Disk, image: Image, datastore: Datastore, place: Place) -> Plan:
+    """Say it if a disk would be in memory, and must not be."""
+    if place.commits and MEMORY in placement.device_classes(image, datastore):
+        yield warn(
+            f"disk {disk.id} is of a persistent image: SEMISHARED_CLASS = {MEMORY} is not for it, "
+            f"what is in memory can be lost"
+        )
+
+
+def placed(host: str, ref: s.DiskRef, disk: Disk, classes: tuple[str, ...], place: Place) -> Plan:
+    """Have a place for a disk before it, and what it lies over, is made: it may be refused."""
+    if classes:
+        from ...model.device.steps import PlaceLayers
+
+        size = max(disk.size, disk.original_size)
+        expected = size if place.name == "copy" else size // GROWTH
+        yield On(host, (s.PrepareVm(ref.vm, ref.vm_dir), PlaceLayers(ref, classes, size, expected)))
+
+
+def noted(host: str, ref: s.DiskRef, classes: tuple[str, ...]) -> Plan:
+    """Note the classes of a disk that was just made."""
+    if classes:
+        from ...model.device.steps import NoteClasses
+
+        yield On(host, (NoteClasses(ref, classes),))
+
+
+def travelling(vm: Vm, classes: Mapping[Any, Sequence[str]], more: int = 0) -> dict[str, Any]:
+    """Return what disks want where they go (ReceiveVm), of each that has `classes` by its number in its
+    record.
+
+    `more`: layers that they get on their way.
+    """
+    numbered = {int(number): list(words) for number, words in classes.items()}
+    return {
+        str(disk.id): {
+            "classes": numbered[disk.id],
+            "size": max(disk.size, disk.original_size),
+            "layers": len(vm.snapshots_of(disk.id)) + 1 + more,
+        }
+        for disk in vm.disks
+        if disk.id in numbered
+    }

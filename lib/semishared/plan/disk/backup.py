@@ -8,6 +8,8 @@ prebackup       freeze (if wanted)                          copy each disk
                 thaw; wait for the job
 (backup)        OpenNebula's backup driver fetches VMDIR/backup
 postbackup      end the job, thaw, remove the copies        remove the copies
+
+And save-as: an independent copy of one disk as a new image.
 """
 
 from __future__ import annotations
@@ -16,11 +18,16 @@ from typing import Callable, Mapping
 
 from ...errors import BadArguments, NotSupported
 from ...model import steps as s
-from ...model.exchange import Download, Feed, On, Plan
-from ...opennebula.args import Backup, Restore
-from ...opennebula.xml import Vm
-from ..image import encryption
-from .disks import DRIVER
+from ...model.exchange import Download, Feed, On, Plan, Say
+from ...model.store import access as store_access
+from ...model.store import template
+from ...named import NamedTuple
+from ...opennebula.args import Backup, Restore, ToImage
+from ...opennebula.states import LcmState
+from ...opennebula.xml import Datastore, Vm
+from ..image import images, placement
+from . import freeze as disk_freeze
+from .disks import DRIVER, check_store, disk_ref, running_domain
 
 FREEZE = ("NONE", "AGENT", "SUSPEND")
 NAME = "backup"
@@ -63,7 +70,7 @@ def prebackup(
             )
     domain = domain_of(asked, live)
     if domain:
-        encryption.check_running(vm, asked.disks, "backup")
+        placement.check_running(vm, asked.disks, "backup")
     ids = tuple(str(number) for number in asked.disks)
     place = asked.place
     back_up = s.BackUp(
@@ -110,3 +117,62 @@ def domain_of(asked: Backup, live: bool) -> str:
     if not name or name.startswith("-") or any(not (c.isalnum() or c in "-_.") for c in name):
         raise BadArguments(f"not a deploy id: {name!r}")
     return name
+
+
+# Plan of cpds: a disk is saved as another image, which its store has to reach first (plan/store/rbd.py).
+
+
+AWAY = (LcmState.HOTPLUG_SAVEAS_UNDEPLOYED, LcmState.HOTPLUG_SAVEAS_STOPPED)
+"""In which the files of the VM are on the front-end."""
+
+
+class Told(NamedTuple):
+    """What the front-end knows of the machines."""
+
+    host: str
+    """Where the disk is."""
+    is_bridge: bool
+    """That host is the bridge of the other image's store, whatever each is called."""
+    freeze: str
+    """How a running guest is to rest."""
+
+
+def cpds(asked: ToImage, vm: Vm, datastore: Datastore, told: Told) -> Plan:
+    """Plan cpds: save a disk as another image; a running guest is frozen for a moment."""
+    disk, access = disk_ref(asked.disk), template.access(datastore)
+    # A snapshot does not change while the guest runs.
+    is_running = vm.lcm_state == LcmState.HOTPLUG_SAVEAS and asked.snapshot == -1
+    guest = disk_freeze.Guest(running_domain(vm), told.freeze) if is_running else disk_freeze.Guest()
+    if access.can.has_bridge:
+        yield from _to_rbd(asked, vm, datastore, told, guest)
+        return
+    if is_running:
+        placement.check_running(vm, [disk.disk], "copy")
+    path, format = store_access.check_source(access, asked.image, "image"), vm.disk(disk.disk).format or "raw"
+    save = s.SaveDisk(disk, path, format, guest.domain, asked.snapshot, guest.freeze)
+    found = yield On(told.host, (*check_store(access, path), save))
+    yield Say(disk_freeze.lines, tuple(found))
+
+
+def _to_rbd(asked: ToImage, vm: Vm, datastore: Datastore, told: Told, guest: disk_freeze.Guest) -> Plan:
+    from ..image import disk_image
+    from ..store import rbd
+
+    access, disk, bridge = (
+        template.access(datastore),
+        disk_ref(asked.disk),
+        template.bridge(datastore, vm.id),
+    )
+    target = images.ref_at(asked.store, access, vm.id, asked.image, "image")
+    record = yield from rbd.record_of(told.host, disk)
+    if record.bridged:
+        source = yield from disk_image.confirmed(vm, disk.disk, record.bridged.to_data())
+        yield from rbd.copy(told.host, bridge, source.source, target, disk, asked.snapshot, guest)
+        return
+    if guest.domain:
+        # An image on the network is copied by Ceph, which knows no secret; a file of a running guest by QEMU.
+        placement.check_running(vm, [disk.disk], "copy")
+    if told.is_bridge:
+        access = access.by_bridge()
+    local = rbd.Local(told.host, disk, vm.disk(disk.disk).size, access)
+    yield from rbd.fill(local, bridge, target, asked.snapshot, guest)

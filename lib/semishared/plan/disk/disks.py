@@ -16,7 +16,7 @@ from ...model.store import access as store_access
 from ...model.store import template
 from ...opennebula.args import Context, DiskPlace, FromImage, NewDisk
 from ...opennebula.xml import Datastore, Disk, Image, Vm
-from ..image import encryption, images, io_class, placement
+from ..image import images, placement
 
 if TYPE_CHECKING:
     from ..share.client_keys import Clients
@@ -78,7 +78,7 @@ def clone(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, opti
 
         # Also of one that reads from the store: it may come to lie over a base.
         yield On(asked.target.host, (NoteHot(disk_ref(asked.target)),))
-    yield from io_class.noted(asked.target.host, disk_ref(asked.target), kind)
+    yield from placement.noted(asked.target.host, disk_ref(asked.target), kind)
 
 
 def _cloned(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, options: str) -> Plan:
@@ -86,7 +86,7 @@ def _cloned(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, op
         raise BadArguments(f"image {image.id} is persistent, it is attached in place and never cloned")
     ref, target = images.image_ref(image, datastore, asked.source, "source"), disk_ref(asked.target)
     place, bridge = placement.place(image, datastore), template.bridge(datastore, image.id)
-    encryption.check_clone(disk, image, place, has_bridge=bool(bridge))
+    placement.check_clone(disk, image, place, has_bridge=bool(bridge))
     host, prepare, min_size = asked.target.host, _prepare(asked.target), grown(disk)
     root = disk_names.base_store(asked.target.vm_place.datastore_location)
     if bridge:
@@ -129,7 +129,7 @@ def ln(
     yield from _where_wanted(
         asked, disk, image, datastore, place, _attached(asked, disk, image, datastore, options, is_taken_over)
     )
-    yield from io_class.noted(asked.target.host, disk_ref(asked.target), kind)
+    yield from placement.noted(asked.target.host, disk_ref(asked.target), kind)
 
 
 def _where_wanted(
@@ -139,28 +139,28 @@ def _where_wanted(
     if not placement.device_classes(image, datastore):
         yield from made
         return
-    from ..device import device_class
+    from ..device import choose
 
     host, ref, classes = (
         asked.target.host,
         disk_ref(asked.target),
-        device_class.wanted(image, datastore, place),
+        choose.wanted(image, datastore, place),
     )
-    yield from device_class.warned(disk, image, datastore, place)
-    yield from device_class.placed(host, ref, disk, classes, place)
+    yield from choose.warned(disk, image, datastore, place)
+    yield from choose.placed(host, ref, disk, classes, place)
     yield from made
-    yield from device_class.noted(host, ref, classes)
+    yield from choose.noted(host, ref, classes)
 
 
 def _attached(
     asked: FromImage, disk: Disk, image: Image, datastore: Datastore, options: str, is_taken_over: bool
 ) -> Plan:
     place = placement.attached(image, datastore, disk)
-    encryption.secret(disk, image)
+    placement.secret(disk, image)
     ref, target = images.image_ref(image, datastore, asked.source, "source"), disk_ref(asked.target)
     host, readonly, bridge = asked.target.host, disk.is_readonly, template.bridge(datastore, image.id)
     if place.commits:
-        encryption.check_diff(disk, image)
+        placement.check_diff(disk, image)
         yield from _diff(asked, ref, bridge, grown(disk), options, is_taken_over)
         return
     if not bridge:
@@ -177,7 +177,7 @@ def _diff(
 ) -> Plan:
     """Plan ln of a persistent image whose place is local: claimed, and under an overlay of the VM's."""
     from ...model.disk.commit_steps import CreateDiff, LookForDiff
-    from . import commit_lines
+    from ..store import commit_turns
 
     target, root = disk_ref(asked.target), disk_names.base_store(asked.target.vm_place.datastore_location)
     if bridge:
@@ -190,12 +190,12 @@ def _diff(
         if left:
             from ...model.store.image_steps import NoteEpoch
 
-            yield Say(commit_lines.left_behind, (target.vm, target.disk, left["before"]))
+            yield Say(commit_turns.left_behind, (target.vm, target.disk, left["before"]))
             # First of all, so that what is here of the VM is not older than its epoch.
             yield On(asked.target.host, (_prepare(asked.target),))
             yield On(bridge or asked.target.host, (NoteEpoch(image, target.vm, left["epoch"]),))
     found = yield On(asked.target.host, (s.StageBase(root, image), _prepare(asked.target), create))
-    yield Say(commit_lines.made, (target.vm, target.disk, *found))
+    yield Say(commit_turns.made, (target.vm, target.disk, *found))
 
 
 def mkimage(asked: NewDisk, disk: Disk) -> Plan:
@@ -203,7 +203,7 @@ def mkimage(asked: NewDisk, disk: Disk) -> Plan:
     format = asked.format or "raw"
     if format not in FORMATS:
         raise NotSupported(f"format {format!r} of disk {disk.id} is not {' or '.join(FORMATS)}")
-    encryption.check_volatile(disk)
+    placement.check_volatile(disk)
     yield from _volatile(asked, format, disk.file_system)
 
 
@@ -216,9 +216,9 @@ def _volatile(asked: NewDisk, format: str, fs: str) -> Plan:
     if not asked.size:
         raise BadArguments("a disk of size 0")
     disk = disk_ref(asked.target)
-    kind = yield from io_class.volatile(asked.target.vm_place)
+    kind = yield from placement.volatile(asked.target.vm_place)
     yield On(asked.target.host, (_prepare(asked.target), s.CreateVolatile(disk, asked.size, format, fs)))
-    yield from io_class.noted(asked.target.host, disk, kind)
+    yield from placement.noted(asked.target.host, disk, kind)
 
 
 def context(asked: Context, iso: File, size: int, shares: Optional[Clients] = None) -> Plan:
@@ -239,7 +239,7 @@ def context(asked: Context, iso: File, size: int, shares: Optional[Clients] = No
     )
     noted = () if shares is None else (s.NoteClients(vm.vm, vm.path, shares.disks, roots),)
     yield On(place.host, (_prepare(place), *noted, s.ReplaceLostBases(vm.vm, vm.path)))
-    yield from io_class.brought_up_to_date(vm)
+    yield from placement.brought_up_to_date(vm)
     yield Feed(On(place.host, (receive,)), iso)
 
 

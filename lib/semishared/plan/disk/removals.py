@@ -74,9 +74,9 @@ def mvds(asked: ToImage, is_here: bool, vm: Optional[Vm] = None) -> Plan:
 def _finished(place: VmPlace, *answers: Any) -> Lines:
     if not any(answers):
         return ()
-    from . import commit_lines
+    from ..store import commit_turns
 
-    return commit_lines.finished(place.vm, *answers)
+    return commit_turns.finished(place.vm, *answers)
 
 
 def everywhere(place: VmPlace, is_here: bool, step: s.Step) -> Part[list[Any]]:

@@ -35,7 +35,7 @@ from ...named import NamedTuple
 from ...opennebula.args import DiskPlace, Resize, SnapshotPlace
 from ...opennebula.states import LcmState
 from ...opennebula.xml import Vm
-from ..image import encryption
+from ..image import placement
 from . import freeze as disk_freeze
 from .disks import disk_ref, running_domain
 
@@ -224,7 +224,7 @@ def change(what: str, asked: SnapshotPlace, vm: Vm, *, live: bool, freeze: str) 
     if live and is_path(vm.disk(number).source):
         # Before anything is asked of the guest. What is on the network is copied there, below QEMU; a local
         # copy of it is not.
-        encryption.check_running(vm, [number], "snapshot")
+        placement.check_running(vm, [number], "snapshot")
     (found,) = yield On(place.host, (s.DescribeDisk(disk_ref(asked.disk), domain),))
     if "on_store" in found:
         from ..image import disk_image
@@ -243,7 +243,7 @@ def change(what: str, asked: SnapshotPlace, vm: Vm, *, live: bool, freeze: str) 
         # What comes after this the host sees by itself.
         yield from still(vm)
     if what == "create":
-        encryption.check_snapshot(vm, number, facts.place.is_image, bool(domain))
+        placement.check_snapshot(vm, number, facts.place.is_image, bool(domain))
         steps = create(asked, facts, domain, freeze)
     elif what == "delete":
         steps = delete(asked, facts, domain)

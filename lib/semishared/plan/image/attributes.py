@@ -14,7 +14,16 @@ from xml.etree import ElementTree
 
 from ...errors import BadAttribute, SemisharedError
 from ...model import attributes as rows
-from ...model.attributes import BASES_FLOOR, BASES_LIMIT, HOST, HOST_POOL, IMAGE, IMAGE_DS, PREFIX, SYSTEM_DS
+from ...model.attributes import (
+    BASES_FLOOR,
+    BASES_LIMIT,
+    HOST,
+    HOST_POOL,
+    IMAGE,
+    IMAGE_DS,
+    PREFIX,
+    SYSTEM_DS,
+)
 from ...model.share import share
 from ...model.store import template
 from ...opennebula.xml import Datastore, Image

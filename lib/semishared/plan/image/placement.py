@@ -2,16 +2,22 @@
 """Where a disk lives and how its overlay is made: attributes of the image, else of its datastore.
 
 `overlay_options` needs no attribute: [overlays] of semishared.conf decides.
+
+And its I/O class, and what an encrypted image rules out.
 """
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Iterable, Optional
 
-from ...errors import BadAttribute
-from ...model.attributes import CLASS, FS, LOCAL, PLACE, SHARE_ACCESS
-from ...model.disk.place import DIFF, IN_PLACE, PLACES, STORE_CLONE, Place
-from ...opennebula.xml import Datastore, Disk, Image
+from ... import NAME
+from ...errors import BadAttribute, EncryptedDisk, OnedUnavailable
+from ...model import steps as s
+from ...model.attributes import CLASS, FS, IO_CLASS, LOCAL, LUKS_SECRET, PLACE, SHARE_ACCESS
+from ...model.disk.place import DIFF, IN_PLACE, NORMAL, PLACES, STORE_CLONE, Place
+from ...model.exchange import AskOned, On, Part, Plan, warn
+from ...opennebula.args import VmPlace
+from ...opennebula.xml import Datastore, Disk, Image, Vm
 
 
 def place(image: Image, datastore: Datastore) -> Place:
@@ -107,3 +113,135 @@ def overlay_options(configured: str, size: int) -> str:
         return configured
     cluster = LARGE if size > CACHED // ENTRY * SMALL else SMALL
     return f"extended_l2=on,cluster_size={cluster >> 10}k"
+
+
+# The I/O class of a disk: said by attributes, noted in its record. What follows: plan/libvirt/domain.py.
+#
+# clone, ln               SEMISHARED_IO_CLASS of the image, else of its datastore
+# mkimage, mkswap         of the system datastore
+# context                 both again, of all disks: OpenNebula calls it before each boot, so what has changed
+# since holds then
+
+
+def noted(host: str, disk: s.DiskRef, io_class: str) -> Plan:
+    """Note the class of a disk that was just made: its record says that it is of the usual one."""
+    if io_class != NORMAL:
+        yield On(host, (s.NoteIoClasses(disk.vm, disk.vm_dir, (disk.disk,), (io_class,)),))
+
+
+def volatile(place: VmPlace) -> Part[str]:
+    """Return the class of the volatile disks in a VM directory: what its system datastore says."""
+    datastore = yield AskOned("datastore", _system(place))
+    return IO_CLASS.value(None, datastore)
+
+
+def brought_up_to_date(place: VmPlace) -> Plan:
+    """Note of each disk of ours which class it has now; if oned does not say it, or says what none is, what
+    was noted before stays.
+    """
+    try:
+        vm = yield AskOned("vm", place.vm)
+        found = yield from _classes(vm, _system(place))
+    except (OnedUnavailable, BadAttribute) as e:
+        yield warn(f"the I/O classes of the disks of VM {place.vm} stay as they were: {e.detail}")
+        return
+    if found:
+        yield On(place.host, (s.NoteIoClasses(place.vm, place.path, tuple(found), tuple(found.values())),))
+
+
+def _classes(vm: Vm, system: int) -> Part[dict[int, str]]:
+    """Return the class of each disk of ours; oned is asked once for each image and datastore."""
+    images: dict[int, Optional[Image]] = {-1: None}
+    datastores: dict[int, Datastore] = {}
+    found = {}
+    for disk in vm.disks:
+        if disk.driver != NAME or disk.is_directory:
+            continue
+        image, store = disk.image_id, system if disk.image_id == -1 else disk.store_id
+        if image not in images:
+            images[image] = yield AskOned("image", image)
+        if store not in datastores:
+            datastores[store] = yield AskOned("datastore", store)
+        found[disk.id] = IO_CLASS.value(images[image], datastores[store])
+    return found
+
+
+def _system(place: VmPlace) -> int:
+    return int(place.path.split("/")[-2])
+
+
+# Encrypted disks: a raw image with a LUKS header; libvirt has its passphrase (LUKS_SECRET), QEMU decrypts.
+#
+# What lies on a disk is ciphertext, what QEMU reads is not. So whatever copies files or RBD images keeps the
+# secret, and whatever is copied by a running QEMU (snapshots, save-as, backups) would be plaintext. And an
+# overlay has no LUKS header: QEMU, told to decrypt, would not open it, nor could it keep what the guest
+# writes. Below QEMU, on RBD, a clone is as good as a copy.
+#
+# LUKS_SECRET is an attribute of the image that OpenNebula copies into the VM's DISK, whose user can write it.
+# Only for what is made of an image here does it have to be anything that libvirt could know; everywhere else
+# any value means encrypted.
+
+
+UNDER_OVERLAY = (
+    "is encrypted (LUKS_SECRET) and cannot be laid under a qcow2 overlay, which QEMU would not open"
+)
+
+
+def secret(disk: Disk, image: Image | None = None) -> str:
+    """Return the UUID of the libvirt secret that a disk is opened with, '' for none; raise BadAttribute."""
+    for holder, text in (
+        (f"disk {disk.id}", disk.luks_secret),
+        (f"image {image.id}" if image else "", image.luks_secret if image else ""),
+    ):
+        if text:
+            LUKS_SECRET.parsed(text, holder)
+    return disk.luks_secret or (image.luks_secret if image else "")
+
+
+def check_clone(disk: Disk, image: Image, place: Place, has_bridge: bool) -> None:
+    """Raise EncryptedDisk if a disk made of an encrypted image, in `place`, could not be opened."""
+    if secret(disk, image) and place.backing != "none" and (place.is_local or not has_bridge):
+        raise EncryptedDisk(
+            f"image {image.id} {UNDER_OVERLAY}: "
+            "set SEMISHARED_LOCAL = copy, without SEMISHARED_PLACE = shared, or make the image persistent"
+        )
+
+
+def check_diff(disk: Disk, image: Image) -> None:
+    """Raise EncryptedDisk if the image of a disk that is to be local and committed is encrypted."""
+    if secret(disk, image):
+        raise EncryptedDisk(
+            f"image {image.id} {UNDER_OVERLAY}: remove SEMISHARED_PLACE = local, it is then attached in place"
+        )
+
+
+def check_volatile(disk: Disk) -> None:
+    """Raise EncryptedDisk if an empty disk is to be opened with a secret: it has no LUKS header."""
+    if secret(disk):
+        raise EncryptedDisk(
+            f"disk {disk.id} is volatile and has a LUKS_SECRET, but an empty disk is not encrypted"
+        )
+
+
+def check_running(vm: Vm, numbers: Iterable[int], what: str) -> None:
+    """Raise EncryptedDisk if a running QEMU is to copy an encrypted disk: it would write plaintext."""
+    for number in numbers:
+        if vm.disk(number).luks_secret:
+            raise EncryptedDisk(
+                f"disk {number} of VM {vm.id} is encrypted (LUKS_SECRET), and a {what} while it "
+                f"runs would be decrypted"
+            )
+
+
+def check_snapshot(vm: Vm, number: int, in_place: bool, is_running: bool) -> None:
+    """Raise EncryptedDisk if a snapshot would be plaintext, or leave the guest with an overlay; a copy of
+    what is off is neither.
+    """
+    if is_running:
+        check_running(vm, [number], "snapshot")
+    if vm.disk(number).luks_secret and not in_place:
+        raise EncryptedDisk(
+            f"disk {number} of VM {vm.id} is encrypted (LUKS_SECRET): a snapshot would put a "
+            f"qcow2 overlay over it, which QEMU "
+            "would not open; only a persistent disk can have snapshots, while the VM is off"
+        )

@@ -15,7 +15,7 @@ from ...opennebula.args import VmPlace
 from ...opennebula.xml import Disk, Vm
 from ...units import MiB
 from ..disk.disks import DRIVER
-from ..image import encryption
+from ..image import placement
 
 if TYPE_CHECKING:
     # Every action imports the plans of all; only those around a live migration read records.
@@ -60,7 +60,7 @@ def own_disks(vm: Vm, records: Sequence[Record]) -> tuple[int, ...]:
     move live.
     """
     own = tuple(sorted(record.disk for record in records if record.is_local))
-    encryption.check_running(vm, own, "live migration")
+    placement.check_running(vm, own, "live migration")
     return own
 
 

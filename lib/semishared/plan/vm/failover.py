@@ -42,7 +42,7 @@ from ...opennebula.args import DiskPlace, FromImage, Move, NewDisk, VmPlace, ima
 from ...opennebula.states import ImageType, LcmState
 from ...opennebula.xml import Datastore, Disk, Image, View, Vm
 from ..disk import disks
-from ..image import images, io_class, placement
+from ..image import images, placement
 
 FAILED = LcmState.PROLOG_MIGRATE_UNKNOWN_FAILURE
 """The VM did not come to its new host; `recover --retry` asks for the same mv again."""
@@ -156,7 +156,7 @@ def _adopted(place: DiskPlace, image: s.ImageRef, clone: str, kind: str) -> Plan
         yield On(place.host, (i.RecordNetwork(disk, image, network, STORE_CLONE.name, readonly=False),))
     else:
         yield On(place.host, (s.AdoptClone(disk, image, clone),))
-    yield from io_class.noted(place.host, disk, kind)
+    yield from placement.noted(place.host, disk, kind)
 
 
 def _may_begin_anew(

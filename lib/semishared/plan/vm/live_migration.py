@@ -22,7 +22,7 @@ from ...opennebula.args import HOST, Location, VmPlace, absolute
 from ...opennebula.xml import View, Vm, parse
 from ...opennebula.xml_edit import Element, Markup
 from ..libvirt.domain import Chain, Records, chain_of, disk_number, lay_over
-from .migrate_options import Settings, parsed, with_disks, with_settings
+from .migration import Settings, parsed, with_disks, with_settings
 
 DEPLOY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*\Z")
 PAUSE_S = 5

@@ -165,10 +165,10 @@ def _carried(
             )
             found = {**found, **renewed}
         if found.get("classes") and target_step.keep_bases:
-            from ..device import device_class
+            from ..device import choose
 
             # On the front-end, where it is at rest, its disks lie as they can.
-            target_step = target_step._replace(wants=device_class.travelling(vm, found["classes"]))
+            target_step = target_step._replace(wants=choose.travelling(vm, found["classes"]))
         target_step = target_step._replace(sizes=found.get("sizes", {}))
         yield On(there.host, (checklist.room_for_arrival(there, found, keep_bases=target_step.keep_bases),))
         relay = Relay(
@@ -186,11 +186,10 @@ def _renewed(place: VmPlace, guest: str, *, leaves_bases: bool) -> Part[Mapping[
     Return what the directory is then.
     """
     from ...model.disk.commit_steps import RenewVm
-    from ..disk import commit_lines
     from ..store import commit_turns
 
     found = yield from commit_turns.settled(place.host, RenewVm(place.vm, place.path, leaves_bases, guest))
-    yield Say(commit_lines.renewed, tuple(found))
+    yield Say(commit_turns.renewed, tuple(found))
     return dict(found[-1])
 
 

@@ -16,7 +16,8 @@ from ...model.store import dir_names
 from ...tools import beneath, extents, files, progress, qemu_img, whole_pages
 from ...tools.effects import point
 from ...tools.rate_limit import Pace
-from ..commit import claims, writer
+from ..commit import change as commit_change
+from ..commit import claims
 from ..commit.change import Change
 from ..commit.claims import Claim, Committed, Diff
 from . import epochs, journal, redo, snapshots, stock_layout
@@ -107,12 +108,12 @@ def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
             qemu_img.virtual_size(beneath.path_of(fd), image.format) if image.format != "raw" else before.size
         )
         with (
-            writer.opened(diff, before, size) as change,
+            commit_change.opened(diff, before, size) as change,
             journal.draft(stored) as directory,
             ExitStack() as room,
         ):
             staging = _Staging(image, diff, fd, directory, room)
-            manifest, done = writer.carry_out(change, staging.write)
+            manifest, done = commit_change.carry_out(change, staging.write)
             if not staging.how:
                 return done._replace(generation=before.generation)
             point("commit staged")
@@ -130,7 +131,7 @@ def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
                 raise AnotherWriter(
                     f"{image.source} was given to somebody else while {os.uname().nodename} was cut off"
                 )
-            writer.remember(diff, change, manifest)
+            commit_change.remember(diff, change, manifest)
     return done._replace(written=done.written + progress.moved["store_written"] - sent, how=staging.how)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Iterable, List, Tuple
 
 from ...errors import CephRefused, MissingImage, ToolFailed
 from ...model.steps import Access
-from ...model.store.ceph_clients import FOR_EVER_S, Blocklist, Opener, ip_of
+from ...model.store.rbd_names import FOR_EVER_S, Blocklist, Opener, ip_of
 from ...tools.effects import point
 from . import ceph
 

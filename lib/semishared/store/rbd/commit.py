@@ -17,7 +17,8 @@ from ...model.store import rbd_names
 from ...tools import progress
 from ...tools.effects import point
 from ...tools.rate_limit import Pace
-from ..commit import claims, writer
+from ..commit import change as commit_change
+from ..commit import claims
 from ..commit.change import Change, Part
 from ..commit.claims import Claim, Committed, Diff
 from . import ceph
@@ -112,9 +113,9 @@ def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
     """See store.Store.commit."""
     with _alone(image) as opened:
         before = _may(image, opened, owner)
-        with writer.opened(diff, before, before.size) as change:
+        with commit_change.opened(diff, before, before.size) as change:
             writing = _Writing(opened, before, diff)
-            manifest, done = writer.carry_out(change, writing.write)
+            manifest, done = commit_change.carry_out(change, writing.write)
             if not writing.begun:
                 return done._replace(generation=before.generation)
             # Who has taken the VM over meanwhile has not waited for us.
@@ -126,7 +127,7 @@ def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
                 rbd_content.write_manifest(opened, manifest)
                 point("commit described")
             rbd_claim.write(opened, after, "commit decided")
-            writer.remember(diff, change, manifest)
+            commit_change.remember(diff, change, manifest)
     return done._replace(how="rbd")
 
 
