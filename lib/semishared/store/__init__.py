@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where images live: what a store can be asked and told, and which kind of store answers.
+"""Where images live: the operations of a store, and one class for each kind of store.
 
 A kind is a class, loaded when a store of it is used, and its capabilities (model/store/access.py), by which
-callers decide what they ask. SOURCE of an image is ROOT/NAME in every kind: the datastore's directory, or its
-pool, and a name in it.
+callers decide which operations to use. SOURCE of an image is ROOT/NAME in every kind: the datastore's
+directory or its pool, and a name in it.
 
-Each method may be called again after it was killed anywhere, and then does the rest. What it makes is there
-whole or not at all. They run where the kind's images are changed: on any machine that mounts the store, or on
-the store's bridge.
+A caller may repeat each method after a crash; it then completes the rest. What a method makes is there whole
+or not at all. The methods run on the machine that changes the kind's images: any machine that mounts the
+store, or the store's bridge.
 """
 
 from __future__ import annotations
@@ -39,149 +39,139 @@ if TYPE_CHECKING:
 class Content(Protocol):
     """The content of one image in its store.
 
-    What `see` returns means something to its own store only; equal before and after means that nobody wrote
-    in between.
+    Only the store itself interprets what `see` returns. If it is equal before and after, no write happened in
+    between.
     """
 
     def see(self) -> Any:
         """Return the image's state; raise MissingImage, StoreUnavailable, CephUnavailable."""
 
     def generation(self, seen: Any) -> str:
-        """Return the name of the generation that was seen, '' if its content is unknown."""
+        """Return the name of the generation of the state `seen`, '' if its content is unknown."""
 
     def allocated(self, seen: Any) -> int:
-        """Return about how many bytes a copy of what was seen takes."""
+        """Return the estimated bytes of a copy of the state `seen`."""
 
     def copy(self, seen: Any, target: str, format: str) -> Manifest:
-        """Copy what was seen to the new sparse file `target` and return the manifest of what was read."""
+        """Copy the content to the new sparse file `target` and return the manifest of what was read."""
 
     def read(self, wanted: Iterable[int], seen: Any = None) -> Iterator[tuple[int, bytes]]:
-        """Yield (index, content) of the extents `wanted` of the image, for whoever knows their hashes: as it
-        was `seen` just now.
-        """
+        """Yield (index, content) of the extents `wanted`, as `seen` now; the caller verifies their hashes."""
 
     def expected(self, generation: str) -> Manifest | None:
-        """Return the manifest of `generation` if the store keeps it, to say where a copy differs."""
+        """Return the manifest of `generation` if the store keeps it; errors then say where a copy differs."""
 
     def publish(self, found: Manifest, seen: Any) -> None:
-        """Make `found` known as the content that was seen, if this machine may say so."""
+        """Publish `found` as the content of `seen`, if this machine may write to the store."""
 
     def unnamed(self) -> dict[str, object]:
-        """Return what `name` must be told to make known what `publish` could not; nothing if it could."""
+        """Return the arguments of `name` for what `publish` was not allowed to publish, {} for none."""
 
     def tidy(self) -> None:
-        """Remove what writers killed long ago have left beside the image."""
+        """Remove the staged files that killed writers left beside the image."""
 
 
 class Draft(Protocol):
-    """New content that is not an image yet."""
+    """New content that is not published as an image yet."""
 
     @property
     def path(self) -> str:
-        """Return what QEMU is to write to, whoever it is."""
+        """Return the path or name to which QEMU writes."""
 
     def fill(self, source: str, format: str, *, share: bool = False) -> None:
-        """Write the content of the image `source` that qemu-img opens as `format`, with all it lies over;
-        `share`: somebody has it open.
+        """Write the content of `source`, with its backing chain, as qemu-img opens it in `format`.
+
+        `share`: another process has `source` open.
         """
 
 
 class Store(Protocol):
-    """A store of one kind, as it is reached (Access)."""
+    """A store of one kind, as its Access reaches it."""
 
     # -- looking ------------------------------------------------------------------------------------
 
     def reach(self, where: str) -> None:
-        """Raise unless the store is there, and the right one."""
+        """Raise unless the store can be reached and is the one that the datastore names."""
 
     def check(self, image: ImageRef) -> None:
-        """Raise unless the store is the right one, and the image is there and fit for a guest."""
+        """Raise unless the store is the right one and the image exists and is fit for a guest."""
 
     def content(self, image: ImageRef) -> Content:
-        """Return the content of an image, as hosts read it that keep bases."""
+        """Return the content of an image, for hosts that copy it to a base."""
 
     def opened(self, image: ImageRef, snapshot: int = -1) -> ContextManager[str]:
-        """Yield what qemu-img is to open to read an image, or one of its snapshots, as a guest does."""
+        """Yield the name by which qemu-img reads an image, or one of its snapshots, as a guest sees it."""
 
     def attach(self, image: ImageRef) -> Tuple[str, Optional[NetworkDisk]]:
-        """Return where libvirt finds the image, a path or a disk on the network, for the disk's record; make
-        what that needs.
-        """
+        """Return the image's path, or its network disk, for the disk's record; make the link for a path."""
 
     def writers(self, image: ImageRef) -> List[str]:
-        """Raise AnotherWriter if a guest is seen to write to the image; return who else has it open."""
+        """Raise AnotherWriter if a guest is seen to write to the image; return the other openers."""
 
     def snapshots(self, image: ImageRef) -> List[int]:
-        """Return the numbers of an image's snapshots, as OpenNebula counts them."""
+        """Return OpenNebula's numbers of the image's snapshots."""
 
     def digest(self, image: ImageRef, kind: str) -> tuple[str, int]:
-        """Return the hex digest of a whole image, `kind` as hashlib names it, and its size."""
+        """Return the hex digest of a whole image (`kind`: hashlib's name) and its size."""
 
     def capacity(self, where: str) -> Tuple[int, int, int]:
         """Return bytes used, total and free of the directory or pool."""
 
     def leftovers(self, root: str) -> List[str]:
-        """Return what is there unpublished: of an action under way, or of one that was killed."""
+        """Return what is unpublished in the store: of a running action, or of a killed one."""
 
     # -- images -------------------------------------------------------------------------------------
 
     def publish(
         self, image: ImageRef, path: str, known: Manifest | None = None, *, sparse: bool = True
     ) -> str:
-        """Publish a private file, which the store may take; return its generation. `known`: its content."""
+        """Publish a private file and return its generation; may rename the file. `known`: its manifest."""
 
     def receive(
         self, image: ImageRef, size: int, extents: Iterable[tuple[int, bytes]], said: Callable[[], str]
     ) -> str:
-        """Make the new image from extents that arrive; return its generation, which is what was `said`, or
-        raise TransferCorrupt.
+        """Make a new image from the extents that arrive; return its generation.
+
+        Raise TransferCorrupt if the sender `said` another one.
         """
 
     def create(self, image: ImageRef, size: int, fs: str) -> None:
         """Make a new empty image, with a file system unless `fs` is ''."""
 
     def copy(self, image: ImageRef, source: str, snapshot: int = -1, most: int = 0) -> None:
-        """Make the new `image` an independent copy of another one of this kind that nobody writes to, or of a
-        snapshot of it.
+        """Make the new `image` an independent copy of a closed image of this kind, or of a snapshot of it.
 
         Raise UploadTooLarge if it has more than `most` bytes, unless that is 0.
         """
 
     def made(self, image: ImageRef, size: int) -> ContextManager[Draft]:
-        """Yield the draft of a new image; it is published when the block ends well, else removed."""
+        """Yield the draft of a new image; publish it when the block ends well, else remove it."""
 
     def remove(self, image: ImageRef) -> None:
-        """Remove an image, its snapshots and all of ours that belongs to it; raise ImageInUse if something
-        depends on it.
-        """
+        """Remove an image, its snapshots and its records; raise ImageInUse if a clone depends on it."""
 
     def grow(self, image: ImageRef, size: int) -> None:
-        """Grow an image to `size` bytes, at least."""
+        """Grow an image to at least `size` bytes."""
 
     # -- what its content is called -----------------------------------------------------------------
 
     def freeze(self, image: ImageRef) -> str:
-        """Have the present content in a state in which hosts can read it; return its generation, '' if nobody
-        knows it yet.
-        """
+        """Make the present content readable for hosts; return its generation, '' if that is unknown."""
 
     def name(self, image: ImageRef, snapshot: int, generation: str) -> None:
-        """Say which generation the frozen content `snapshot` is, as `Content.unnamed` has it."""
+        """Record that the frozen content `snapshot` is `generation` (see `Content.unnamed`)."""
 
     def begin_session(self, image: ImageRef) -> None:
         """End the generations of an image, before a guest writes to it."""
 
     def session(self, image: ImageRef) -> str:
-        """Return what names the session that was begun last, '' if none is noted: what was planned in another
-        one is late.
-        """
+        """Return the token of the current session, '' for none; a plan of another session is outdated."""
 
     def replaced(self, image: ImageRef, size: int, session: str = "") -> ContextManager[Draft]:
-        """Yield the draft of new content, of at least `size` bytes; the image has it when the block ends
-        well, else what it had.
+        """Yield the draft of new content of at least `size` bytes; publish it if the block ends well.
 
-        A new session begins. Raise AnotherWriter, ImageInUse, or Overtaken if one has begun meanwhile, or
-        since `session`.
+        This begins a new session. Raise AnotherWriter, ImageInUse, or Overtaken if another session has begun
+        meanwhile, or since `session`.
         """
 
     # -- snapshots and clones -----------------------------------------------------------------------
@@ -193,159 +183,139 @@ class Store(Protocol):
         fill: Callable[[str], None] | None = None,
         check: Callable[[], None] | None = None,
     ) -> None:
-        """Keep the present content of an image as its snapshot; `check` is called before that is published.
+        """Keep the present content of an image as a snapshot; call `check` before publishing it.
 
-        Where the store sees no more than what a running guest has written out, its QEMU writes the snapshot:
-        `fill`, to a path.
+        Where the store sees only what QEMU has flushed, `fill` makes the guest's QEMU write the snapshot, to
+        a path.
         """
 
     def forget(self, image: ImageRef, snapshot: int, session: str = "") -> None:
-        """Remove a snapshot of an image; one that is not there is removed already.
+        """Remove a snapshot of an image, if it exists.
 
-        Raise Overtaken in another `session` than that, unless it is ''.
+        Raise Overtaken if the image is in another session than `session`, unless that is ''.
         """
 
     def revert(self, image: ImageRef, snapshot: int, size: int = 0, session: str = "") -> None:
-        """Give an image the content of its snapshot, and at least `size` bytes; all snapshots stay, a new
-        session begins.
+        """Revert an image to a snapshot, with at least `size` bytes; keep its snapshots, begin a session.
 
         Raise AnotherWriter, ImageInUse, or Overtaken as `forget`, or if a session has begun meanwhile.
         """
 
     def flatten(self, image: ImageRef, snapshot: int, size: int = 0) -> None:
-        """Revert an image and remove all of its snapshots; without any that is done already."""
+        """Revert an image and remove all of its snapshots; an image without snapshots is flat already."""
 
     def clone_of(self, image: ImageRef, vm: int, disk: int) -> str:
         """Return the name of the image's clone for a disk."""
 
     def clone(self, image: ImageRef, clone: str, size: int) -> None:
-        """Make a copy-on-write clone of the image's present content, of at least `size` bytes, in place of
-        what has its name.
-        """
+        """Make a copy-on-write clone of at least `size` bytes; replace an existing clone of that name."""
 
     def remove_clone(self, image: ImageRef, clone: str) -> None:
-        """Remove a clone with its snapshots; one that is not there is removed already."""
+        """Remove a clone and its snapshots, if it exists."""
 
     def clone_found(self, image: ImageRef, vm: int, number: int) -> str:
-        """Return what `clone` has made for a disk, as its guest last wrote to it: an active layer or an
-        image; '' for nothing.
-        """
+        """Return the active layer or image that `clone` made for a disk, '' if there is none."""
 
     # -- diffs (model/refs.py): told by hosts, but for `settle` -----------------------------------------
 
     def settle(self, image: ImageRef) -> None:
-        """End what a killed commit has begun, or undo it; what looks at an image or changes it here does that
-        first by itself.
-        """
+        """Complete or undo a killed commit. Methods that read or change the image here do so first."""
 
     def claim(self, image: ImageRef, owner: Owner) -> Optional[Owner]:
-        """Make a disk the only one that may commit to the image, which is `owner.generation` now; return
-        whose it was before.
+        """Make a disk the only one that may commit to the image; return the disk that had the claim before.
 
-        Again for the same diff, on another host or later: what it has committed stays noted. Raise StaleDiff,
-        CommitRefused.
+        `owner.generation` must be the image's present content. A repeated claim of the same diff, on another
+        host or later, keeps the record of its commits. Raise StaleDiff, CommitRefused.
         """
 
     def owner(self, image: ImageRef) -> Optional[Owner]:
-        """Return the last claim, None for none."""
+        """Return the owner of the last claim, None if the image has no claim."""
 
     def disown(self, image: ImageRef, owner: Owner) -> None:
-        """Forget a claim, if it is this disk's."""
+        """Remove a claim, if this disk holds it."""
 
     def may_commit(self, image: ImageRef, owner: Owner) -> None:
-        """Raise what `commit` would refuse for: NotOwner, StaleDiff, CommitRefused, AnotherWriter."""
+        """Raise the error that `commit` would raise: NotOwner, StaleDiff, CommitRefused, AnotherWriter."""
 
     def commit(self, image: ImageRef, owner: Owner, diff: Diff) -> Committed:
-        """Make the image what `diff` is: its layers over its base. Returns when that is durable.
+        """Commit `diff`, the layers over their base, to the image; return once the result is durable.
 
-        For every reader it is the old or the new content. Killed anywhere, and done again or not, it is one
-        of both, and the diff is as it was. A store with a bridge is told `settle` there, before the next
-        commit at the latest. Raise NotOwner, StaleDiff, CommitRefused, AnotherWriter, NoSpace.
+        Readers see either the old or the new content. A crash leaves either of them, and leaves the diff
+        unchanged; the commit may be repeated. A store with a bridge needs `settle` there before the next
+        commit. Raise NotOwner, StaleDiff, CommitRefused, AnotherWriter, NoSpace.
         """
 
     # -- whose a VM is ------------------------------------------------------------------------------
 
     def note_epoch(self, image: ImageRef, vm: int, epoch: int) -> None:
-        """Note that what was made of a VM before SEQ `epoch` of its history is not the VM's any more; never
-        an earlier one.
-        """
+        """Note that files of a VM from before SEQ `epoch` of its history are void; keep a later epoch."""
 
     def epoch(self, image: ImageRef, vm: int) -> int:
-        """Return what `note_epoch` has noted, -1 for nothing; asked by hosts."""
+        """Return the epoch that `note_epoch` has recorded, -1 for none; hosts call this."""
 
 
 class Bridged(Store, Protocol):
-    """A store whose images one machine changes and another one fills; image.source is then what the first has
-    told.
-    """
+    """A store whose images the bridge changes and a host fills; image.source is what the bridge returned."""
 
     def keyed(self) -> Access:
-        """Return how the store is reached with the keys of this machine: the front-end may have the bridge's
-        alone.
-        """
+        """Return the access that this machine's keys allow: the front-end may have only the bridge's key."""
 
     def is_settled(self, image: ImageRef) -> bool:
-        """Tell whether hosts may claim the image and commit to it: no `settle` is due; asked by hosts."""
+        """Return True if hosts may claim the image and commit to it: no `settle` is due. Hosts call this."""
 
     def look(self, image: ImageRef) -> Dict[str, object]:
         """Return whether the present content is frozen, and its generation."""
 
     def lend(self, image: ImageRef) -> Dict[str, str]:
-        """Have a `snapshot` of the present content that keeps its name until a session begins; return it, and
-        its `generation`.
-        """
+        """Return a `snapshot` of the present content that lasts until the next session; its `generation`."""
 
     def hold(self, image: ImageRef) -> None:
-        """Keep the present moment of an image that a guest writes to, for `copy_held`."""
+        """Snapshot the image of a running guest, for `copy_held`."""
 
     def copy_held(self, image: ImageRef, source: str) -> None:
-        """Make the new `image` a copy of the moment that is held of `source`."""
+        """Make the new `image` a copy of the snapshot that `hold` made of `source`."""
 
     def stage(self, image: ImageRef, size: int) -> str:
-        """Return the name of a new empty image that is not published."""
+        """Make a new empty image that is not published; return its name."""
 
     def show(self, image: ImageRef, staged: str) -> None:
-        """Publish what was staged."""
+        """Publish an image that `stage` made."""
 
     def clone_for(self, image: ImageRef, clone: str, size: int, seq: int = -1) -> Dict[str, str]:
-        """Make a clone as `clone` does, for a VM at that SEQ of its history (-1: not known); return what was
-        `made`, by its id.
+        """Make a clone as `clone` does and return its id as `made`; `seq` is the VM's SEQ (-1: unknown).
 
-        Raise LateAction if the name is that of one for a later SEQ.
+        Raise LateAction if a clone of this name exists for a later SEQ.
         """
 
     def take_back(self, image: ImageRef, made: str) -> None:
-        """Remove an image, if its id is that."""
+        """Remove an image, if its id is `made`."""
 
     def refuse_late(self, source: str, seq: int) -> None:
-        """Raise LateAction if an image was made for its VM at a later SEQ than that."""
+        """Raise LateAction if an image was made for its VM at a later SEQ than `seq`."""
 
     def begin_change(self, image: ImageRef, size: int) -> Dict[str, str]:
-        """Hide and empty an image; return its `hidden` name meanwhile, and what names this `change`."""
+        """Hide and empty an image; return its temporary `hidden` name and the id of this `change`."""
 
     def end_change(self, image: ImageRef, whole: bool, change: str = "") -> None:
-        """Show it again: with its new content, or with what it had. Raise Overtaken if another change of it
-        is under way by then.
+        """Give the image its name back, with its new content if `whole`, else rolled back.
+
+        Raise Overtaken if another change of the image is under way.
         """
 
     def draft(self, image: ImageRef) -> Draft:
-        """Return what a host fills that was staged, or hidden."""
+        """Return the draft of a staged or hidden image, for a host to fill."""
 
     def names(self, where: str) -> List[str]:
         """Return the names of all images of a pool."""
 
     def describe(self, where: str, names: Iterable[str]) -> Dict[str, Dict[str, object]]:
-        """Return age, size, maker, watchers and clones of images of a pool, by name, of those that are
-        there.
-        """
+        """Return age, size, maker, watchers and clones of the pool's images that exist, by name."""
 
     def passing(self, where: str, names: Iterable[str]) -> Dict[str, Dict[str, object]]:
-        """Return the snapshots of images of a pool that are no generations, and who has these images open, by
-        name.
-        """
+        """Return the pool's images with snapshots that are no generations: those snapshots, and watchers."""
 
     def drop_snapshot(self, image: ImageRef, snapshot: int) -> Dict[str, bool]:
-        """Remove such a snapshot, by its id; say whether it is `removed`."""
+        """Remove such a snapshot by its id; return whether it is `removed`."""
 
 
 def _dir(access: Access) -> Store:
@@ -378,12 +348,12 @@ def bridged(access: Access) -> Bridged:
 def receive(
     image: ImageRef, size: int, extents: Iterable[tuple[int, bytes]], sha256: Callable[[], str]
 ) -> Dict[str, str]:
-    """Make the new image from extents that arrive; return its `generation`."""
+    """Make a new image from the extents that arrive; return its `generation`."""
     return {"generation": of(image.access).receive(image, size, extents, sha256)}
 
 
 def begin_session(image: ImageRef, readonly: bool, shareable: bool) -> Dict[str, List[str]]:
-    """Begin a session of an image, unless its guest only reads it; return who has it `open_by` now."""
+    """Begin a session of an image unless its guest only reads; return the other clients as `open_by`."""
     at = of(image.access)
     at.check(image)
     others: List[str] = []

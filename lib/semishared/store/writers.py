@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who writes to an image at this moment, wherever that can be seen, before it is given to one more guest.
+"""Detect processes that write to an image, before semishared gives it to one more guest.
 
-A file: QEMU holds a shared lock on one byte for each permission that it uses (its block/file-posix.c), asked
-for here with F_OFD_GETLK: that takes nothing, and reaches the other clients of NFSv4 and CephFS. NFSv3 sees
-this client alone.
+A file: QEMU holds a shared lock on one byte for each permission that it uses (its block/file-posix.c).
+F_OFD_GETLK asks for those locks and takes none. It sees the other clients of NFSv4 and CephFS; on NFSv3 it
+sees this client only.
 
-An RBD image: whoever has written holds its exclusive lock, until it closes the image. A watcher alone is no
-writer. A client that died keeps its watch for 30 s and its lock for ever; the next writer breaks a lock
-without a watch, and blocklists whose it was. So a lock counts while its holder watches, and one that `rbd
-lock add` made counts always.
+An RBD image: a client that has written holds the exclusive lock until it closes the image. A watcher alone is
+no writer. A client that died keeps its watch for 30 s and its lock for ever; the next writer breaks a lock
+without a watch, and blocklists its holder. So a lock counts while its holder watches. A lock that `rbd lock
+add` made counts always.
 """
 
 from __future__ import annotations
@@ -29,13 +29,9 @@ from ..tools import beneath, progress
 
 LOCK_PERM_BASE = 100
 WRITE, RESIZE = 1, 3
-"""Bits of BLK_PERM_WRITE and BLK_PERM_RESIZE: whoever may write, or change the size, holds the byte 100 +
-bit.
-"""
+"""BLK_PERM_WRITE and BLK_PERM_RESIZE: a QEMU that may write, or resize, holds the byte 100 + bit."""
 OURS = 299
-"""Locked by who changes an image without QEMU, with all bytes that QEMU uses (100 to 107, 200 to 207): an end
-of that.
-"""
+"""Last byte of the range that `take` locks; QEMU uses 100 to 107 and 200 to 207 of it."""
 ALONE_S = 1800.0
 FLOCK = "hhqqi4x"
 LETS_GO = {
@@ -43,21 +39,19 @@ LETS_GO = {
     "ceph": "300 s (mds_session_autoclose)",
     "fuse.ceph-fuse": "300 s (mds_session_autoclose)",
 }
-"""How long a client that died keeps its locks, by the type of the file system."""
+"""How long a dead client keeps its locks, by file system type."""
 WATCH_S = 40
-"""A client of Ceph that died is out of sight after 30 s."""
+"""Seconds; Ceph drops the watch of a dead client after 30 s."""
 ANSWER_S = 5
 AUTO = "auto "
-"""How the cookie of a lock begins that librbd took by itself."""
+"""Prefix of the cookie of a lock that librbd took by itself."""
 
 
 # -- files ------------------------------------------------------------------------------------------
 
 
 def check_file(path: str) -> None:
-    """Raise AnotherWriter if some QEMU, here or on another client of the file system, may write to the image
-    `path`.
-    """
+    """Raise AnotherWriter if a QEMU, here or on another client of the file system, may write to `path`."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     try:
         _check_open(fd, path)
@@ -66,9 +60,7 @@ def check_file(path: str) -> None:
 
 
 def of_disk(path: str) -> list[str]:
-    """Return who writes to a disk in a mounted store, to an image or a clone, in whichever of its layers; or
-    why nobody can tell.
-    """
+    """Return the writers of an image or clone in a mounted store, or why they cannot be determined."""
     store = dir_names.store_of(path)
     root = store or os.path.dirname(path)
     below, said = path[len(root) + 1 :], []
@@ -84,7 +76,7 @@ def of_disk(path: str) -> list[str]:
         names = []
     except UnexpectedLink as e:
         return [e.detail]
-    # A clone is a link to one of its layers, which are all looked at.
+    # A clone is a link to one of its layers: look at all layers.
     for name in names if store else [below, *names]:
         try:
             fd = beneath.open_file(root, name, os.O_RDONLY | os.O_NONBLOCK)
@@ -102,7 +94,7 @@ def of_disk(path: str) -> list[str]:
 
 
 def is_written(fd: int) -> bool:
-    """Tell whether some QEMU, here or on another client of the file system, may write to an open file."""
+    """Return True if a QEMU, here or on another client of the file system, may write to an open file."""
     return _is_taken(fd) and not _is_locked(fd, OURS)
 
 
@@ -117,16 +109,15 @@ def _check_open(fd: int, shown: str) -> None:
 
 @contextmanager
 def alone(datastore: str, name: str, wait_s: float = ALONE_S) -> Iterator[int]:
-    """Yield the image `name`, open for writing, while no QEMU and nobody else who changes it this way has it
-    open.
+    """Yield the image `name` open for writing, locked against every QEMU and every other caller of this.
 
-    Raise AnotherWriter if a guest writes to it, or whoever has it open does not let go.
+    Raise AnotherWriter if a guest writes to it, or another process keeps it open for `wait_s` seconds.
     """
     deadline = time.monotonic() + wait_s
     while True:
         fd = beneath.open_file(datastore, name, os.O_RDWR)
         try:
-            # It may have been replaced while it was being opened.
+            # Another file may have replaced it between open and lock.
             if take(fd) and os.path.samestat(os.fstat(fd), beneath.status(datastore, name)):
                 yield fd
                 return
@@ -143,9 +134,7 @@ def alone(datastore: str, name: str, wait_s: float = ALONE_S) -> Iterator[int]:
 
 
 def take(fd: int) -> bool:
-    """Lock an open image against every QEMU and every other `take`, until it is closed; tell whether nobody
-    has it.
-    """
+    """Lock an open image against every QEMU and every other `take`; return False if it is in use."""
     wanted = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, LOCK_PERM_BASE, OURS - LOCK_PERM_BASE + 1, 0)
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, wanted)
@@ -159,7 +148,7 @@ def take(fd: int) -> bool:
 
 
 def _is_locked(fd: int, byte: int) -> bool:
-    """Tell whether anybody holds a lock on a byte; where locks cannot be asked for, nobody is seen."""
+    """Return True if a process holds a lock on a byte; False where the file system has no such query."""
     wanted = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
     try:
         found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, wanted)
@@ -171,8 +160,8 @@ def _is_locked(fd: int, byte: int) -> bool:
 
 
 def _holder(fd: int) -> str:
-    """Say who holds QEMU's write lock on an open file, and what is to be done about it."""
-    from ..tools.run import line_of  # holders have named what is in it
+    """Return the holder of QEMU's write lock on an open file, and how to end it."""
+    from ..tools.run import line_of  # only messages about a holder need it
 
     node, stat = os.uname().nodename, os.fstat(fd)
     for pid in _pids_with(stat):
@@ -195,7 +184,7 @@ def _holder(fd: int) -> str:
 
 
 def _pids_with(stat: os.stat_result) -> Iterator[int]:
-    """Yield the processes, of those that we may look into, that hold the write lock on a file."""
+    """Yield the processes that hold the write lock on a file, of those that this user may inspect."""
     from ..tools import lock_holders
 
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
@@ -210,7 +199,7 @@ def _pids_with(stat: os.stat_result) -> Iterator[int]:
 
 
 def _is_writers(first: int, last: str) -> bool:
-    """Tell whether a lock on these bytes is on one that only a writer has."""
+    """Return True if a locked range includes a byte that only a writer locks."""
     return any(
         first <= LOCK_PERM_BASE + bit and (last == "EOF" or LOCK_PERM_BASE + bit <= int(last))
         for bit in (WRITE, RESIZE)
@@ -218,7 +207,7 @@ def _is_writers(first: int, last: str) -> bool:
 
 
 def _argument(pid: int) -> str:
-    """Return the name of the domain that a QEMU was started for, '' if it is none."""
+    """Return the libvirt domain of a QEMU process, '' for another process."""
     for word in "".join(_lines(f"/proc/{pid}/cmdline")).split("\0"):
         for part in word.split(","):
             if part.startswith("guest="):
@@ -227,7 +216,7 @@ def _argument(pid: int) -> str:
 
 
 def _file_system(device: int) -> str:
-    """Return the type of the file system that is mounted as `device`, '' if that is not known."""
+    """Return the type of the file system mounted as `device`, '' if it is unknown."""
     for words in (line.split() for line in _lines("/proc/self/mountinfo")):
         if words[2] == f"{os.major(device)}:{os.minor(device)}":
             return words[words.index("-") + 1]
@@ -246,7 +235,7 @@ def _lines(path: str) -> list[str]:
 
 
 class Locker(NamedTuple):
-    """Who holds a lock of an image."""
+    """The holder of a lock of an image."""
 
     client: str
     cookie: str
@@ -254,10 +243,9 @@ class Locker(NamedTuple):
 
 
 def check_image(ioctx: Any, opened: Any, shown: str) -> list[str]:
-    """Return who else has an open image open, and is not seen to write; raise AnotherWriter if somebody has
-    its lock.
+    """Return the clients that have an image open without its lock; raise AnotherWriter if one has it.
 
-    A holder that does not answer may have died: it has the time for which such a client stays in sight.
+    A holder that does not answer may have died: wait until Ceph drops the watch of a dead client.
     """
     deadline = time.monotonic() + WATCH_S
     while True:
@@ -270,9 +258,8 @@ def check_image(ioctx: Any, opened: Any, shown: str) -> list[str]:
             raise AnotherWriter(_locked_by_hand(by_hand[0], shown))
         seen = [holder for holder in holders if (holder.client, holder.address) in watchers]
         if not seen:
-            return []  # whoever writes next breaks that lock, and keeps its dead holder out
-        # What does not answer may go out of sight while it is waited for: then all that are left have
-        # answered.
+            return []  # the next writer breaks that lock, and blocklists its dead holder
+        # A client that does not answer may lose its watch during the wait; those that are left have answered.
         if (_all_answer(ioctx, opened) or time.monotonic() > deadline) and (
             seen[0].client,
             seen[0].address,
@@ -283,14 +270,12 @@ def check_image(ioctx: Any, opened: Any, shown: str) -> list[str]:
 
 
 def _watchers(opened: Any) -> set[tuple[str, str]]:
-    """Return client and address of all who watch an image: read-only, we do not."""
+    """Return client and address of every watcher; this read-only client is not among them."""
     return {(f"client.{found['id']}", str(found["addr"])) for found in opened.watchers_list()}
 
 
 def _all_answer(ioctx: Any, opened: Any) -> bool:
-    """Tell whether all who watch an image answer: to what tells them, since the first librbd, to look at its
-    header again.
-    """
+    """Return True if all watchers answer a notify to re-read the header, which every librbd answers."""
     import rados
 
     try:
@@ -312,7 +297,7 @@ def _locked(holder: Locker, shown: str) -> str:
 
 
 def _locked_by_hand(holder: Locker, shown: str) -> str:
-    from ..tools.run import line_of  # holders have named what is in it
+    from ..tools.run import line_of  # only messages about a holder need it
 
     return (
         f"{shown} was locked by hand, by {holder.client} at {holder.address}: "

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commits of diffs to images, in any kind of store: claim, change, writer."""
+"""Commits of diffs to images, in any kind of store: claims and changes."""

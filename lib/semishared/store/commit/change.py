@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One thing done to many items, several side by side, of which few are in memory at a time.
+"""Parallel work on a few items in memory, and how a store commits a diff.
 
-And how any store commits a diff: opened, written while it is hashed, remembered.
+A commit opens the diff, writes it while hashing it, and records the result.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Found = TypeVar("Found")
 
 
 def in_order(work: Callable[[Item], Found], items: Iterable[Item], at_once: int) -> Iterator[Found]:
-    """Yield what `work` returns of each item, in their order, `at_once` side by side; raise what it raises.
+    """Yield the results of `work` in the order of `items`, `at_once` in parallel; raise what it raises.
 
-    Items are taken as they are needed, by who asks for what was found.
+    It takes items only as the caller consumes results.
     """
     with ThreadPoolExecutor(at_once) as pool:
         waiting: deque[Future[Found]] = deque()
@@ -42,15 +42,15 @@ def in_order(work: Callable[[Item], Found], items: Iterable[Item], at_once: int)
             yield waiting.popleft().result()
 
 
-# What a commit writes of one extent of an image, and the hashes of it.
+# What a commit writes of one extent of an image, and its hashes.
 
 
 Chunk = Tuple[int, int, Optional[memoryview]]
-"""Offset in the image, length, at most an extent's, and content, None for zeros."""
+"""Offset in the image, length (one extent at most) and content, None for zeros."""
 
 
 class Part:
-    """What is to be written of one extent: chunks of it, by offset."""
+    """What a commit writes of one extent: chunks by offset."""
 
     def __init__(self, chunks: List[Chunk]) -> None:
         self.chunks = chunks
@@ -59,19 +59,19 @@ class Part:
         self._digest: Optional[str] = None
 
     def is_all_of(self, content: memoryview) -> bool:
-        """Tell whether it is an extent that has this content, and nothing else."""
+        """Return True if this part is one chunk with all of the extent's `content`."""
         return len(self.contents) == len(self.chunks) == 1 and len(self.contents[0]) == len(content)
 
     @property
     def digest(self) -> str:
-        """Return the hash of what is written: an extent's, if it is all of one."""
+        """Return the hash of the written bytes: the extent's hash, if the part is a whole extent."""
         if self._digest is None:
             self._digest = digest_of(*self.contents)
         return self._digest
 
 
 def digest_of(*contents: memoryview) -> str:
-    """Return the hash of pieces in a row, as a manifest has it for an extent: '' for all zeros."""
+    """Return the hash of consecutive pieces as a manifest has it for an extent: '' for all zeros."""
     if len(contents) == 1 and extents.is_zero(contents[0]):
         return ""
     found = hashlib.sha256()
@@ -80,31 +80,27 @@ def digest_of(*contents: memoryview) -> str:
     return found.hexdigest()
 
 
-# What a diff makes of its image: which ranges are to be written, what the extents hold then, and their
-# hashes.
-#
-# qemu-img says which file of the chain holds which range (`map`), to the subcluster; the bytes are taken from
-# there. `qemu-img commit` would do, but writes 64 KiB for each 4 KiB of scattered writes: its mirror job
-# knows no smaller piece.
+# What a diff changes in its image: the ranges to write, the content of their extents, and the hashes.
+# `qemu-img map` says which file of the chain holds which range, down to the subcluster; the commit reads the
+# bytes there. `qemu-img commit` would write 64 KiB for each 4 KiB of scattered writes: its mirror job knows
+# no smaller piece.
 
 
 AT_ONCE = 2
-"""Extents that are read and sent side by side: one is written while the next is read. On a busy machine more
-only wait for each other.
-"""
+"""Extents that are read and sent in parallel: one is written while the next is read. More do not help."""
 HASHERS = 4
-"""Extents that are hashed at once."""
+"""Extents that are hashed in parallel."""
 MOSTLY = EXTENT // 2
 HOLE = -1
-"""In place of a file: zeros."""
+"""Instead of a file's index: zeros."""
 LAST_LIMIT = 2 * extents.MANIFEST_LIMIT
-"""Bytes of what is noted of the last commit, for who writes it and for who reads it."""
+"""Most bytes of the file that records the last commit."""
 T = TypeVar("T")
 _NOTHING = Manifest("raw", 0, {})
 
 
 class Range(NamedTuple):
-    """Bytes of the image, and where they are: in a file of the chain, from an offset on."""
+    """Bytes of the image, and their place: a file of the chain and an offset in it."""
 
     start: int
     length: int
@@ -112,7 +108,7 @@ class Range(NamedTuple):
     offset: int
 
     def within(self, start: int, end: int) -> Range:
-        """Return the part between two bytes of the image."""
+        """Return the part between two offsets of the image."""
         cut = max(start - self.start, 0)
         return Range(
             self.start + cut,
@@ -123,15 +119,15 @@ class Range(NamedTuple):
 
 
 class Last(NamedTuple):
-    """What an image was made by the last commit, as this machine has noted it."""
+    """The image's content after the last commit, as recorded on this machine."""
 
     manifest: Manifest
     ranges: list[Range]
-    """Where it is not what the diff lies over."""
+    """The ranges in which the image differs from the base of the diff."""
 
     @classmethod
     def of(cls, path: str, generation: str) -> Optional[Last]:
-        """Return the content of a file, None for no file, or one of another generation than the image's."""
+        """Return the content of the record; None if there is none, or it is of another generation."""
         try:
             data = json.loads(files.read(path, LAST_LIMIT)) if path else None
             if not data:
@@ -144,10 +140,10 @@ class Last(NamedTuple):
 
 
 class Change:
-    """A diff, opened: use within `opened`.
+    """An open diff; use it within `opened`.
 
-    Extents are worked on side by side. Of one that is mostly new all is read once: its hash is made of what
-    is sent. The others are hashed when all was sent, while the store makes it durable.
+    It reads an extent that is mostly new once, and hashes what it sends. It hashes the other extents after
+    the last write, while the store makes the writes durable.
     """
 
     def __init__(self, diff: Diff, fds: list[int], claim: Claim, beside: Executor) -> None:
@@ -155,7 +151,7 @@ class Change:
         self.own, below, self.size = _ranges(diff)
         self.dirty = sum(found.length for found in self.own if found.file != HOLE)
         self.extents = {index for found in self.own for index in _indexes(found)}
-        """Those that are not what the base has."""
+        """Indexes of the extents that differ from the base."""
         self.last = Last.of(diff.last, claim.generation)
         was = (
             self.last.ranges
@@ -163,9 +159,7 @@ class Change:
             else [Range(index * EXTENT, EXTENT, HOLE, 0) for index in sorted(claim.touched)]
         )
         self.writes = sorted(self.own + list(_common(below, was)))
-        """What is to be written to the image, by offset: also what the base has, where the image has it
-        not.
-        """
+        """What to write to the image, by offset: also data of the base where the image has other data."""
         self._base = manifest_at(diff.manifest) if diff.format == "raw" else None
         self._unhashed = self._of_extents(sorted(self.own + below))
         self._digests = {
@@ -179,12 +173,12 @@ class Change:
         """Bytes that were read for hashes."""
 
     def _of_extents(self, ranges: list[Range]) -> dict[int, list[Range]]:
-        """Return, by index, the parts of the chain in each extent whose hash is not the base's."""
+        """Return, by index, the parts of the chain in each extent whose hash differs from the base's."""
         if not self._base:
             return {}
         wanted = set(self.extents)
         if self._base.size % EXTENT and self._base.size != self.size:
-            wanted.add(self._base.size // EXTENT)  # which was shorter
+            wanted.add(self._base.size // EXTENT)  # the base's last extent was shorter
         parts: dict[int, list[Range]] = {index: [] for index in sorted(wanted)}
         for found in ranges:
             for index in _indexes(found):
@@ -193,10 +187,9 @@ class Change:
         return parts
 
     def each(self, work: Callable[[Part], T], pace: Pace) -> Iterator[T]:
-        """Yield what `work` returns of what is to be written of each extent, by offset, at a pace; it is
-        called side by side.
+        """Yield the result of `work` for each extent's writes, by offset, at a pace; `work` runs in parallel.
 
-        The content it is given is there until it returns.
+        The content that `work` gets is valid until it returns.
         """
 
         def tasks() -> Iterator[tuple[int, list[Range], list[Range]]]:
@@ -227,7 +220,7 @@ class Change:
         self._hashing = self._beside.submit(self._hash)
 
     def hash(self) -> None:
-        """Make the hashes that are not made yet."""
+        """Compute the missing hashes."""
         if self._hashing:
             self._hashing.result()
         self._hash()
@@ -248,11 +241,11 @@ class Change:
         progress.touch()
 
     def manifest(self) -> Optional[Manifest]:
-        """Return the manifest of the new content, all hashed; None if the base's is not known."""
+        """Return the manifest of the new content, after `hash`; None if the base's is unknown."""
         return Manifest("raw", self.size, self._digests) if self._base else None
 
     def _content(self, memory: memoryview, index: int, parts: list[Range]) -> memoryview:
-        """Return the new content of an extent, nothing for zeros; `parts` of the chain are in it."""
+        """Return the new content of an extent, empty for zeros; `parts` are the chain's ranges in it."""
         start, end = index * EXTENT, min((index + 1) * EXTENT, self.size)
         within = [found.within(start, end) for found in parts if found.file != HOLE]
         content = memory[: end - start if within else 0]
@@ -263,9 +256,7 @@ class Change:
         return content
 
     def _of(self, found: Range, memory: memoryview, is_read: bool) -> Optional[memoryview]:
-        """Return a range of the image, where it is in its extent, which is in `memory`; read it first unless
-        it is there.
-        """
+        """Return a range's view in its extent's `memory`; read it there first unless `is_read`."""
         if found.file == HOLE:
             return None
         view = memory[found.start % EXTENT : found.start % EXTENT + found.length]
@@ -279,7 +270,7 @@ class Change:
         return view
 
     def leave_out(self, held: Manifest) -> None:
-        """Do not write the extents that the image holds already; all of them are hashed."""
+        """Drop the writes of extents that the image already holds; all extents are hashed."""
         parts = (part for _, found in _by_extent(self.writes) for part in found)
         self.writes = [
             part
@@ -314,7 +305,7 @@ def _common(ranges: list[Range], others: list[Range]) -> Iterator[Range]:
         end = found.start + found.length
         while at < len(others) and others[at].start + others[at].length <= found.start:
             at += 1
-        # By its index: a copy of what is left, for each range, is most of the work where ranges are many.
+        # By index: copying the rest of the list for each range would dominate the time for many ranges.
         for index in range(at, len(others)):
             other = others[index]
             if other.start >= end:
@@ -323,7 +314,7 @@ def _common(ranges: list[Range], others: list[Range]) -> Iterator[Range]:
 
 
 def _ranges(diff: Diff) -> tuple[list[Range], list[Range], int]:
-    """Return what the layers hold, what is left of the base below them, and the size of the disk."""
+    """Return the ranges of the layers, the rest of the base below them, and the disk's virtual size."""
     own: list[Range] = []
     below: list[Range] = []
     end, sizes = 0, [layers.end(layer) for layer in diff.layers]
@@ -334,9 +325,8 @@ def _ranges(diff: Diff) -> tuple[list[Range], list[Range], int]:
             len(diff.layers) - 1 - int(entry["depth"]),
         )
         end = start + length
-        # What is not present lies behind the end of all that is below: the image has zeros there once it is
-        # grown. QEMU before 6.1 does not say whether it is; then what reads as zeros there is written as
-        # such.
+        # A range that is not present lies past the end of all files below: the image reads zeros there once
+        # it is grown. QEMU before 6.1 does not report `present`; the commit then writes those zeros.
         is_own = file >= 0 and bool(entry.get("present", True))
         if file >= 0 and "offset" in entry and int(entry["offset"]) + length > sizes[file]:
             # QEMU reads zeros there.
@@ -359,20 +349,21 @@ def _ranges(diff: Diff) -> tuple[list[Range], list[Range], int]:
 
 
 def manifest_at(path: str) -> Optional[Manifest]:
-    """Return the manifest in a file, None if there is none."""
+    """Return the manifest in a file, None if there is none or it is damaged."""
     try:
         return extents.parse(files.read(path, extents.MANIFEST_LIMIT)) if path else None
     except (OSError, ImageChanged):
         return None
 
 
-# How any store commits a diff: opened, written while it is hashed, remembered.
+# How any store commits a diff.
 
 
 @contextmanager
 def opened(diff: Diff, claim: Claim, size: int) -> Iterator[Change]:
-    """Yield what a diff changes in an image of `size` bytes, as a guest sees it; raise AnotherWriter if
-    somebody writes to a layer.
+    """Yield the changes of a diff to an image of `size` bytes (virtual size).
+
+    Raise AnotherWriter if a process writes to a layer, CommitRefused if the disk is smaller than the image.
     """
     for layer in diff.layers:
         writers.check_file(layer)
@@ -388,9 +379,9 @@ def opened(diff: Diff, claim: Claim, size: int) -> Iterator[Change]:
 
 
 def carry_out(change: Change, write: Callable[[Change], int]) -> tuple[Optional[Manifest], Committed]:
-    """Let `write` write a change, by `Change.each`; return the new content's manifest, and what was done.
+    """Write a change through `write`, which uses `Change.each`; return the new manifest and the result.
 
-    `write` returns how many bytes it has sent to the store.
+    `write` returns the bytes that it sent to the store.
     """
     began = time.monotonic()
     if change.last:
@@ -408,9 +399,7 @@ def carry_out(change: Change, write: Callable[[Change], int]) -> tuple[Optional[
 
 
 def remember(diff: Diff, change: Change, manifest: Optional[Manifest]) -> None:
-    """Keep on this machine what the image now has: that spares the next commit work, and is not worth a
-    failure of this one.
-    """
+    """Record the new content on this machine, which saves the next commit work; ignore failures."""
     if not diff.last:
         return
     ranges = [[found.start, found.length] for found in change.own]

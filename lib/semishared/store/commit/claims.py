@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a diff may be committed to an image: what the image's record says, in any kind of store.
+"""The record of an image, which decides whether a disk may commit its diff; for any kind of store.
 
-The record names the disk (model/refs.Owner) and says how the image was left: at the claim, or by the last
-commit. How that content is recognised is the store's own affair (`state`). `touched` are the extents that
-commits have written since the claim: where the guest was reverted and the diff holds one no more, the commit
-writes what the base has there.
+The record names the disk (model/refs.Owner) and the state of the image after the claim or the last commit.
+Each store recognises that content in its own way (`state`). `touched` are the extents that commits have
+written since the claim: if the guest was reverted and the diff no longer holds one of them, the commit writes
+the base's data there.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ from ...named import NamedTuple
 from ...tools.extents import EXTENT
 
 MOST = 2 << 20
-"""Bytes of the unpacked set of extents: of 64 TiB."""
+"""Most bytes of the unpacked set of extents: that of 64 TiB."""
 LIMIT = 4 << 20
-"""Bytes of a record, for who writes it and for who reads it: more than the largest set takes, however it was
-written to.
-"""
+"""Most bytes of a record: more than the largest set takes in any encoding."""
 
 
 class Claim(NamedTuple):
@@ -32,24 +30,23 @@ class Claim(NamedTuple):
 
     owner: Owner
     generation: str
-    """What the image is now, '' if nobody knows its name."""
+    """The image's present generation, '' if it is unknown."""
     size: int
-    """In bytes, of the file or image on the store."""
+    """Bytes of the file or image on the store."""
     state: Tuple[object, ...]
-    """What only this content has, as the store sees it."""
+    """What identifies this content, as the store sees it."""
     snapshots: Tuple[int, ...] = ()
     touched: FrozenSet[int] = frozenset()
-    """Extents in which the image is not `owner.generation` any more."""
+    """Extents in which the image differs from `owner.generation`."""
     changing: bool = False
-    """A commit is writing to it (stores that keep what it was before)."""
+    """A commit is writing to the image (in stores that keep its former content)."""
 
     def to_data(self) -> dict[str, object]:
-        """Return the record as JSON data."""
         return {**self._asdict(), "owner": self.owner.to_data(), "touched": _packed(self.touched)}
 
     @classmethod
     def from_data(cls, data: object) -> Optional[Claim]:
-        """Return the record in JSON data, None if there is none to be believed."""
+        """Return the record in JSON data, None if the data is not a valid record."""
         if not isinstance(data, dict) or set(data) != set(cls._fields):
             return None
         owner = Owner.from_data(data["owner"])
@@ -62,9 +59,7 @@ class Claim(NamedTuple):
 
 
 def parse(shown: str, text: bytes | str) -> Claim:
-    """Return the record of an image in what is written there; raise UnknownClaim: whose it is must not be
-    taken for nobody's.
-    """
+    """Return the record in `text`; raise UnknownClaim for a damaged one: the image may have an owner."""
     try:
         found = Claim.from_data(json.loads(text))
     except (ValueError, RecursionError):
@@ -103,7 +98,7 @@ def _unpacked(text: str) -> FrozenSet[int]:
 
 
 def check_epoch(shown: str, owner: Owner, noted: int) -> None:
-    """Raise StaleDiff if another host has taken the VM over, at an epoch after the diff's."""
+    """Raise StaleDiff if another host took the VM over after the diff's epoch."""
     if noted > owner.epoch:
         raise StaleDiff(
             f"the diff of {shown} is of SEQ {owner.epoch} of VM {owner.vm}'s history; at SEQ "
@@ -112,15 +107,16 @@ def check_epoch(shown: str, owner: Owner, noted: int) -> None:
 
 
 def claimed(shown: str, before: Optional[Claim], new: Claim) -> Claim:
-    """Return the record after a claim; `new` has the image as it is now. Raise StaleDiff, or CommitRefused
-    for another content.
+    """Return the record after a claim; `new` describes the image now.
+
+    Raise StaleDiff, or CommitRefused if the image has another content than the diff's base.
     """
     owner = new.owner
     if before and before.owner.is_same(owner):
         if before.owner.epoch > owner.epoch:
             raise _stale(shown, before.owner, owner)
         if before.owner.generation == owner.generation and is_as(before.state, new.state):
-            # The same diff, elsewhere or later: what it has committed stays noted.
+            # The same diff, elsewhere or later: keep the record of its commits.
             return before._replace(owner=owner)
     if new.generation != owner.generation:
         raise CommitRefused(f"{shown} is of generation {new.generation or 'unknown'}, not {owner.generation}")
@@ -128,7 +124,7 @@ def claimed(shown: str, before: Optional[Claim], new: Claim) -> Claim:
 
 
 def is_as(was: Tuple[object, ...], now: Tuple[object, ...]) -> bool:
-    """Tell whether a content is the noted one: older versions noted less, which then counts as equal."""
+    """Return True if `now` is the recorded content; fields that old versions omitted count as equal."""
     return now[: len(was)] == was and bool(was) == bool(now)
 
 
@@ -140,13 +136,14 @@ def _stale(shown: str, claimed: Owner, own: Owner) -> StaleDiff:
 
 
 def is_of(claim: Optional[Claim], owner: Owner) -> bool:
-    """Tell whether `owner` may give up a claim: its own, of no later SEQ of its VM's history."""
+    """Return True if `owner` may give up the claim: its own, with no later SEQ of its VM's history."""
     return claim is not None and claim.owner.is_same(owner) and claim.owner.epoch <= owner.epoch
 
 
 def check(shown: str, claim: Optional[Claim], owner: Owner, now: Claim) -> Claim:
-    """Return the record of an image that `owner` may commit to; `now` has the image as it is. Raise NotOwner,
-    StaleDiff, CommitRefused.
+    """Return the claim if `owner` may commit to the image; `now` describes the image as it is.
+
+    Raise NotOwner, StaleDiff, CommitRefused.
     """
     if claim is None:
         raise NotOwner(f"{shown} was claimed for no disk, so not for disk {owner.disk} of VM {owner.vm}")
@@ -179,46 +176,41 @@ def _listed(numbers: Iterable[int]) -> str:
 
 
 class Diff(NamedTuple):
-    """What a guest has written, in files of this machine, and what it lies over."""
+    """What a guest has written, in files of this machine, and the base below."""
 
     layers: Tuple[str, ...]
-    """All qcow2 layers up to the one that is to be committed, the lowest first; nobody writes to them.
-    Headers are not asked.
-    """
+    """The qcow2 layers to commit, the lowest first; nothing writes to them. Their headers are not read."""
     base: str
-    """The image of generation `Owner.generation` that the lowest lies over."""
+    """The image of generation `Owner.generation` below the lowest layer."""
     format: str
-    """Its format, which is the image's."""
+    """Format of the base and of the image."""
     manifest: str
-    """Path of its manifest."""
+    """Path of the base's manifest."""
     last: str = ""
-    """Path of a file that the commit writes and the next one reads: what the image has. '' for none: all is
-    written each time.
-    """
+    """File in which a commit records the image's content for the next one; '' to write all each time."""
     rate: float = 0
     """Bytes per second to the store, 0 for no limit."""
 
 
 class Committed(NamedTuple):
-    """What a commit has done."""
+    """The result of a commit."""
 
     generation: str
-    """What the image is now, '' if nobody knows the name of that."""
+    """The image's generation now, '' if it is unknown."""
     size: int
-    """In bytes, as a guest sees it."""
+    """Virtual size in bytes."""
     dirty: int
-    """Bytes that the diff holds, zeros and discards not counted."""
+    """Bytes of data in the diff, without zeros and discards."""
     written: int
-    """Bytes that were sent to the store, journal and all."""
+    """Bytes sent to the store, including the journal."""
     seconds: float
-    """Until all of it was sent."""
+    """Seconds until all was sent."""
     hashed: int
-    """Bytes that were read on this machine for the name of the generation, none from the store."""
+    """Bytes read for hashing, all on this machine."""
     waited: float
-    """Seconds more, for that."""
+    """More seconds, for the hashes."""
     how: str
-    """reflink, journal, whole, rbd; '' if the image has it all already."""
+    """reflink, journal, whole or rbd; '' if the image had the content already."""
 
     def to_data(self) -> dict[str, object]:
-        """Return it as JSON data."""
         return self._asdict()

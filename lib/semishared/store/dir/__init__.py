@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Image stores in a mounted tree."""
+"""Image stores in a mounted directory tree."""

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clones of images in mounted stores, for one disk each: layers (tools/layers.py) over the image.
+"""Clones of images in mounted stores: layers (tools/layers.py) over the image, for one disk each.
 
     <datastore>/.semishared/9b6635f6/clones/
         VM-DISK-CLOUD                    -> VM-DISK-CLOUD.snap/0
         VM-DISK-CLOUD.snap/seq.json      {version, seq}: the SEQ of its VM's history
 
-A step of an earlier SEQ, given to another host before the VM was made anew, changes no clone of a later one.
+A late step, sent to another host at an earlier SEQ, changes no clone of a later SEQ.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ from . import image as dir_image
 from .image import Stored
 
 FOLDER = "layers-"
-"""How what is staged begins that is no file."""
+"""Prefix of the names of staged directories of layers."""
 
 
 @contextmanager
 def made(
     stored: Stored, format: str, clone: str, min_size: int, seq: int = -1
 ) -> Iterator[Callable[[], None]]:
-    """Make an overlay of at least `min_size` bytes over the image; yield what gives it the name `clone`,
-    whole or not at all.
+    """Make an overlay of at least `min_size` bytes over the image; yield the function that publishes it.
 
-    What has that name meanwhile may be a newer VM's, which another host has made: LateAction is raised if it
-    is of a later SEQ than `seq` (-1: not known), and an undo takes back what was made here alone.
+    Another host may have published a clone of that name for a newer VM: raise LateAction if its SEQ is later
+    than `seq` (-1: unknown). An undo removes only what this call has made.
     """
     dir_image.make_link(stored)
     with dir_image.side(stored, dir_names.CLONES, make=True) as clones:
@@ -46,7 +45,7 @@ def made(
         try:
             with files.enough_space(os.path.dirname(clone)):
                 with dir_image.opened(stored.source) as path:
-                    # Of the very file whose size is asked for.
+                    # The size comes from the very file that was checked.
                     inspection.check(path, format, stored.source)
                     size = max(min_size, qemu_img.virtual_size(path, format))
                 with files.made(staged) as path:
@@ -63,11 +62,10 @@ def made(
 
 
 def _publish(clones: str, name: str, staged: str, seq: int) -> None:
-    """Let a directory of its own, with the file `staged` as its only layer, take the place of what a clone's
-    layers are in.
+    """Replace a clone's directory of layers by a new one, with `staged` as its only layer.
 
-    No step of another host then writes into it that was meant for the one before: what is in there is found
-    by its directory.
+    A late step of another host then writes into the old directory: it finds the layers by their open
+    directory.
     """
     own, here = _staged_folder(clones, name), f"{clones}/{name}"
     with beneath.directory(clones, os.path.basename(own), make=True) as folder, Undo() as undo:
@@ -108,10 +106,9 @@ def _remove_itself(clones: str, name: str, folder: str) -> None:
 
 
 def _set_aside(clones: str, name: str, seq: int) -> str:
-    """Take the directory of a clone's layers out of its place by one rename; return where it is, '' if there
-    was none.
+    """Move a clone's directory of layers away by one rename; return its new path, '' if there was none.
 
-    Raise LateAction for that of a later SEQ.
+    Raise LateAction if it belongs to a later SEQ.
     """
     place, aside = f"{clones}/{disk_names.layers(name)}", _staged_folder(clones, name)
     try:
@@ -126,19 +123,19 @@ def _set_aside(clones: str, name: str, seq: int) -> str:
     except FileNotFoundError:
         return ""
     except (NotADirectoryError, UnexpectedLink):
-        files.unlink(place)  # whose link that is does not matter, nor where it leads
+        files.unlink(place)  # a link there belongs to nothing of ours, wherever it leads
         return ""
     point("store clone set aside")
     return aside
 
 
 def _staged_folder(clones: str, name: str) -> str:
-    """Return a name for a directory of layers that is no clone's yet, or any more."""
+    """Return a name for a directory of layers that is not published, or no longer."""
     return files.staged_name(f"{clones}/{FOLDER}{name}")
 
 
 def _tidy(clones: str, name: str) -> None:
-    """Remove what killed ones have left staged of a clone: files, and directories of layers."""
+    """Remove the staged files and directories of layers that killed processes left for a clone."""
     files.remove_staged(clones, name)
     for entry in os.listdir(clones):
         if disk_names.is_staged(entry, f"{FOLDER}{name}"):
@@ -146,7 +143,7 @@ def _tidy(clones: str, name: str) -> None:
 
 
 def _seq_in(folder: str) -> int:
-    """Return the SEQ that is noted in the directory of a clone's layers, -1 for none; raise BadRecord."""
+    """Return the SEQ recorded in a clone's directory of layers, -1 for none; raise BadRecord."""
     noted = (files.read_json(dir_names.seq_note(folder)) or {}).get("seq")
     return noted if type(noted) is int else -1
 
@@ -179,17 +176,13 @@ def _note_seq(clones: str, name: str, seq: int) -> None:
 
 
 def take_over(stored: Stored, clone: str, seq: int) -> None:
-    """Note that a clone is of a later SEQ than it was made at: a host that was lost has it no more. Raise
-    LateAction.
-    """
+    """Record that a clone belongs to SEQ `seq` now, after its host was lost; raise LateAction."""
     with dir_image.side(stored, dir_names.CLONES) as clones:
         _note_seq(clones, os.path.basename(clone), seq)
 
 
 def refuse_late(clone: str, seq: int) -> None:
-    """Raise LateAction if a clone is of a later SEQ than this one, of a plan; one that is not there is of
-    none.
-    """
+    """Raise LateAction if a clone belongs to a later SEQ than the plan's; a missing clone has no SEQ."""
     try:
         with beneath.directory(*os.path.split(os.path.dirname(clone))) as clones:
             _refuse_late(clones, os.path.basename(clone), seq)
@@ -198,12 +191,10 @@ def refuse_late(clone: str, seq: int) -> None:
 
 
 def active(stored: Stored, vm: int, disk: int, cloud: str) -> str:
-    """Return the active layer of the clone for a disk, '' if there is none; raise BrokenChain if that cannot
-    be told.
+    """Return the active layer of a disk's clone, '' if there is none; raise BrokenChain if it is ambiguous.
 
-    Its link says it, and is the last thing that a snapshot writes: whoever died before that had a guest that
-    wrote to the one layer above, which until then is empty. So the topmost layer has the guest's data either
-    way.
+    A snapshot updates the clone's link last. If it died before that, its guest wrote to the one layer above,
+    which is empty until then. So the topmost layer has the guest's data either way.
     """
     for path in dict.fromkeys((stored.clone(vm, disk, cloud), stored.clone(vm, disk))):
         name = os.path.basename(path)
@@ -225,9 +216,7 @@ def active(stored: Stored, vm: int, disk: int, cloud: str) -> str:
 
 
 def note_pull(path: str) -> None:
-    """Note beside the layer `path` of a clone what it lies over, before its guest's QEMU copies that into it:
-    see `put_back`.
-    """
+    """Record beside a clone's layer the file below it, before QEMU pulls that into it (see `put_back`)."""
     (folder, layer), (below, format) = os.path.split(path), layers.backing_of(path)
     files.write_json(
         dir_names.pull_note(folder), {"version": 1, "layer": layer, "below": below, "format": format}
@@ -236,16 +225,15 @@ def note_pull(path: str) -> None:
 
 
 def forget_pull(folder: str) -> None:
-    """Remove that note: the layers in `folder` are whole as they are."""
+    """Remove the record of a pull: the layers in `folder` are complete."""
     files.unlink(dir_names.pull_note(folder))
 
 
 def put_back(stored: Stored, clone: str) -> None:
-    """Put a layer back over what it lay over before a pull that died with its host: all the data is there, in
-    the one below.
+    """Restore the backing file of a layer whose pull died with its host; the layer below has all the data.
 
-    QEMU changes the name in the header last but one: then it still has in memory where in the layer what it
-    has copied is.
+    QEMU changes the name in the header last but one. At that moment the map of the copied clusters is still
+    in its memory.
     """
     with dir_image.side(stored, f"{dir_names.CLONES}/{disk_names.layers(os.path.basename(clone))}") as folder:
         noted = files.read_json(dir_names.pull_note(folder)) or {}
@@ -263,16 +251,14 @@ def put_back(stored: Stored, clone: str) -> None:
 
 
 def remove(path: str, seq: int = -1) -> None:
-    """Remove the store clone `path`: DATASTORE/.semishared/IMAGE/clones/NAME; one of a later SEQ than `seq`,
-    of a plan, is left.
-    """
+    """Remove the store clone `path` (DATASTORE/.semishared/IMAGE/clones/NAME), unless its SEQ is later."""
     clones, name = os.path.split(path)
     side_dir = os.path.dirname(clones)
     _remove(os.path.dirname(os.path.dirname(side_dir)), os.path.basename(side_dir), name, seq)
 
 
 def remove_unnamed(store_dir: str, vm: int, disk: int) -> None:
-    """Remove the store clone of a disk that says nothing of its cloud, wherever in the store it is."""
+    """Remove a disk's store clone whose name has no cloud, in any image's directory."""
     try:
         with beneath.directory(store_dir, dir_names.side()) as path:
             images = [name for name in os.listdir(path) if dir_names.is_side(name)]
@@ -286,7 +272,7 @@ def _remove(store_dir: str, image: str, name: str, seq: int = -1) -> None:
     try:
         with beneath.directory(store_dir, dir_names.clones(dir_names.side(image))) as path:
             aside = _set_aside(path, name, seq)
-            # What has come into its place meanwhile has its name.
+            # The link of a clone published meanwhile stays.
             found = files.is_absent(f"{path}/{disk_names.layers(name)}") and files.unlink(f"{path}/{name}")
             if aside:
                 files.remove_folder(aside)
@@ -296,7 +282,7 @@ def _remove(store_dir: str, image: str, name: str, seq: int = -1) -> None:
     except LateAction:
         return
     except (FileNotFoundError, NotADirectoryError, UnexpectedLink):
-        pass  # none of ours: what a link leads to is nobody's clone
+        pass  # not a clone of ours: leave the target of a link alone
 
 
 DEEPEST = 1000
@@ -306,15 +292,15 @@ DEEPEST = 1000
 def opened_chain(
     stored: dir_image.Stored, path: str, format: str, image_format: str, raw_layer: object = None
 ) -> Iterator[str]:
-    """Yield a `json:` name for the layer `path` of a clone of `stored`; raise UnexpectedFile if it lies over
-    anything else.
+    """Yield a `json:` name for the layer `path` of a clone; raise UnexpectedFile if its chain leads out.
 
-    The name lists the whole chain, with a path to each open file, so that qemu-img asks no header once more:
+    The name lists the whole chain, with a path to each open file, so that qemu-img follows no header:
 
         clones/VM-DISK.snap/2  over 1  over 0  over .semishared/NAME/image -> ../../NAME
 
-    Every host can write there, and QEMU would follow what a header names, and every link on the way. A header
-    is believed in two things: which layer beside it comes next, or that none does and the image is below.
+    Every host can write there, and QEMU would follow the names in headers and every link on the way. This
+    function believes a header in two things only: which layer beside it comes next, or that the image comes
+    next.
     """
     folder, _, layer = path[len(stored.datastore) + 1 :].rpartition("/")
     if not layer.isdigit():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Diffs in a mounted store: claims of its images, commits to them, and epochs of VMs.
 
-store/dir/journal.py makes a commit whole or undone.
+The journal (store/dir/journal.py) makes a commit atomic.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from .image import Stored
 from .journal import Decided
 
 KEPT = len(dir_image.Seen._fields) - len(dir_image.LATER)
-"""So much of what an image is known by stays when it is copied with its times, or given another mode."""
+"""Fields of an image's state that a copy with its times, or a chmod, preserves."""
 
 
 def _now(image: ImageRef, owner: Owner) -> Claim:
-    """Return the image as it is."""
+    """Return a record that describes the image as it is."""
     stored = Stored(image.source)
     seen = dir_image.see(stored, image.access.marker)
     stock_layout.refuse(image.source, image.format)
@@ -39,9 +39,7 @@ def _now(image: ImageRef, owner: Owner) -> Claim:
 
 
 def _claim(image: ImageRef) -> Claim | None:
-    """Return the record of an image, under its lock; of one that was touched, or moved, and has what it had,
-    as it is known by now.
-    """
+    """Return the image's record, under its lock; update it if the image was moved but not changed."""
     stored = Stored(image.source)
     found, now = journal.claim(stored), dir_image.see(stored, image.access.marker)
     if (
@@ -117,7 +115,7 @@ def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
             if not staging.how:
                 return done._replace(generation=before.generation)
             point("commit staged")
-            # Who has taken the VM over meanwhile has not waited for the lock to say so.
+            # A host that takes the VM over records its epoch without waiting for the lock.
             claims.check_epoch(image.source, owner, epochs.read(image, owner.vm))
             after = before._replace(
                 owner=owner, generation=done.generation, touched=frozenset(change.extents)
@@ -144,7 +142,7 @@ class _Staging:
         self.digest = ""
 
     def write(self, change: Change) -> int:
-        """Write a change into the journal; return how many bytes were sent."""
+        """Write a change into the journal; return the bytes sent to the store."""
         if not change.writes and self._image.format == "raw" and change.size == os.fstat(self._fd).st_size:
             return 0
         if self._image.format != "raw":
@@ -166,9 +164,7 @@ class _Staging:
             os.close(new)
 
     def _whole(self) -> int:
-        """Make the image anew: into a qcow2 file nobody but QEMU can write, and its half-done writes could
-        not be repeated by others.
-        """
+        """Convert the diff to a new image: only QEMU can write qcow2, and no other host could redo a part."""
         self.how, path, diff = "whole", dir_names.journal_image(self._directory), self._diff
         with files.made(path) as made:
             chain = qemu_img.chain(diff.layers, diff.base, diff.format)

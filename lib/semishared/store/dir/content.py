@@ -3,9 +3,9 @@
 
 The first machine that hashes it names its generation.
 
-Nobody while a guest has the image open for writing: size and time may say of what it writes next that nothing
-has changed. On CephFS each client gives a file its own clock's time, and the metadata server keeps the later
-one (Locker::_update_cap_fields): writes of a host whose clock is behind show in neither.
+No machine does while a guest has the image open for writing: size and time may not change with the guest's
+next writes. On CephFS each client stamps a file by its own clock, and the metadata server keeps the later
+time (Locker::_update_cap_fields): writes of a host whose clock is behind change neither.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class DirContent:
         self._format = format
 
     def see(self) -> Seen:
-        """Return the image's state."""
+        """Settle a commit and return the image's state."""
         diffs.settle(self._stored)
         found = image.see(self._stored, self._marker)
         stock_layout.refuse(self._stored.source, self._format)
         return found
 
     def generation(self, seen: Seen) -> str:
-        """Return the generation that was seen."""
+        """Return the generation of the state `seen`, '' while a process writes to the image."""
         return (
             ""
             if self._is_written()
@@ -43,11 +43,10 @@ class DirContent:
         )
 
     def _read_again(self, seen: Seen) -> str:
-        """Return the generation of an image that has another inode or time of change than when it was named,
-        if its content is the same.
+        """Return the generation of an image whose inode or ctime changed, if its content still has that hash.
 
-        An administrator may have renamed it, given it another mode, or copied it with its times: disks over
-        it stay what they are.
+        An administrator may have renamed it, changed its mode, or copied it with its times: overlays over its
+        bases stay valid.
         """
         name = image.generation(self._stored, seen, self._format, but=image.LATER)
         if not name:
@@ -64,16 +63,14 @@ class DirContent:
             return writers.is_written(file.fileno())
 
     def allocated(self, seen: Seen) -> int:
-        """Return what the image's file takes."""
         return files.allocated(self._stored.source)
 
     def copy(self, seen: Seen, target: str, format: str) -> extents.Manifest:
-        """Copy the image."""
+        """Copy the image with direct I/O."""
         with image.opened(self._stored.source) as path:
             return extents.copy(path, target, format, "store_read", direct=True)
 
     def read(self, wanted: Iterable[int], seen: Seen | None = None) -> Iterator[tuple[int, bytes]]:
-        """Yield (index, content) of the extents `wanted`."""
         marker.check(self._stored.datastore, self._marker)
         with image.opened(self._stored.source) as path, open(path, "rb", buffering=0) as file:
             for index in wanted:
@@ -90,12 +87,12 @@ class DirContent:
             return None
 
     def publish(self, found: extents.Manifest, seen: Seen) -> None:
-        """Publish the generation that was found, unless that may end with the next write."""
+        """Publish the generation, unless a process has the image open for writing."""
         if not self._is_written():
             image.publish_generation(self._stored, found, seen)
 
     def unnamed(self) -> dict[str, object]:
-        """Return nothing: hosts publish generations themselves."""
+        """Return {}: hosts publish generations themselves."""
         return {}
 
     def tidy(self) -> None:

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a mounted store does for who may write to an image from elsewhere (store.Store): diffs, and VMs that
-were taken over.
+"""Claims, commits and epochs in a mounted store (store.Store), imported only when there is work.
 
-Most of it is loaded when there is something to do: store/dir/commit.py, store/dir/journal.py,
-store/dir/epochs.py.
+The work is in store/dir/commit.py, store/dir/journal.py and store/dir/epochs.py.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def settle(stored: Stored) -> None:
-    """End a commit to the image that is decided: everybody does before they look at it, or change it."""
+    """Complete a decided commit: every machine does so before it reads or changes the image."""
     try:
         with dir_image.side(stored) as side:
             if files.is_absent(dir_names.commit(side)):
@@ -36,10 +34,10 @@ def settle(stored: Stored) -> None:
 
 
 class DirDiffs:
-    """The verbs."""
+    """The methods of store.Store for diffs and epochs."""
 
     def settle(self, image: ImageRef) -> None:
-        """Replay a journal that is whole."""
+        """Complete a decided journal."""
         settle(Stored(image.source))
 
     def claim(self, image: ImageRef, owner: Owner) -> Owner | None:
@@ -49,12 +47,12 @@ class DirDiffs:
         return dir_commit.claim(image, owner)
 
     def owner(self, image: ImageRef) -> Owner | None:
-        """Read it."""
+        """Read the record beside the image."""
         stored = Stored(image.source)
         try:
             beneath.status(stored.datastore, dir_names.owner(stored.below))
         except FileNotFoundError:
-            return None  # of most images, for which nothing more is to be loaded
+            return None  # most images: import nothing more
         except OSError:
             pass
         from . import commit as dir_commit
@@ -62,32 +60,32 @@ class DirDiffs:
         return dir_commit.owner(image)
 
     def disown(self, image: ImageRef, owner: Owner) -> None:
-        """Remove it."""
+        """Remove the record beside the image."""
         from . import commit as dir_commit
 
         dir_commit.disown(image, owner)
 
     def may_commit(self, image: ImageRef, owner: Owner) -> None:
-        """Compare its record with it."""
+        """Compare the record and the image with `owner`."""
         from . import commit as dir_commit
 
         dir_commit.may_commit(image, owner)
 
     def commit(self, image: ImageRef, owner: Owner, diff: Diff) -> Committed:
-        """Make the new content beside the image, or note beside it what is to be written, and end that."""
+        """Write the new content or a journal beside the image, then complete the commit."""
         from . import commit as dir_commit
 
         return dir_commit.commit(image, owner, diff)
 
     def note_epoch(self, image: ImageRef, vm: int, epoch: int) -> None:
-        """Write a file for the whole store."""
+        """Record the epoch in a file name, for the whole store."""
         from . import epochs
 
         marker.check(image.root, image.access.marker)
         epochs.note(image, vm, epoch)
 
     def epoch(self, image: ImageRef, vm: int) -> int:
-        """Read that file."""
+        """Read the epoch from that file name."""
         from . import epochs
 
         return epochs.read(image, vm)

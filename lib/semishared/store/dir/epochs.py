@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Since when a VM is elsewhere than on a host that was lost (store.Store.note_epoch): the name of an empty
-file.
+"""The SEQ since which a VM runs on another host than a lost one, as the name of an empty file.
 
     <datastore>/.semishared/.epochs/VM-SEQ-CLOUD
 
-Written by whoever takes the VM over, read by every host before it starts, sends or saves what it has of a VM:
-so nothing else is loaded for that.
+The host that takes a VM over writes it (store.Store.note_epoch). Every host reads it before it starts, sends
+or saves its files of a VM; so reading imports as little as possible.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ...model.store import dir_names
 
 
 def note(image: ImageRef, vm: int, epoch: int) -> None:
-    """Note an epoch, and forget earlier ones."""
+    """Record an epoch and remove earlier ones, unless a later one is recorded."""
     from ...tools import beneath, files
     from ...tools.effects import point
 
@@ -48,19 +47,19 @@ def note(image: ImageRef, vm: int, epoch: int) -> None:
 
 
 def read(image: ImageRef, vm: int) -> int:
-    """Return the epoch that is noted, -1 for none.
+    """Return the recorded epoch, -1 for none.
 
-    Raise UnexpectedLink, OSError, StoreAbsent where the store is not there that could say.
+    Raise UnexpectedLink, OSError, or StoreAbsent if the store is not mounted.
     """
     from ...tools import beneath
 
-    # As store/dir/marker.py, which would take longer to load than all of this.
+    # Same check as store/dir/marker.py, which takes longer to load than all of this.
     ours = f"{image.root}/{dir_names.side(dir_names.MARKER if image.access.marker else '')}"
     try:
         with beneath.directory(image.root, dir_names.epochs()) as where:
             names = os.listdir(where)
     except FileNotFoundError:
-        # Nothing of ours need be there yet; an image shows that the store is.
+        # The store may have no file of ours yet; its image then shows that it is mounted.
         if os.path.lexists(ours) or (not image.access.marker and os.path.lexists(image.source)):
             return -1
         raise StoreAbsent(

@@ -1,32 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """A store of kind `dir`: a mounted directory tree, the same path on the front-end and on all hosts.
 
-Beside the images of a datastore lies one directory of ours per image:
+Beside the images of a datastore lies one directory of semishared per image:
 
-    <datastore>/9b6635f6                              the image, as OpenNebula names it
-    <datastore>/.semishared/store                     says whose store this is (store/dir/marker.py)
-    <datastore>/.semishared/9b6635f6/image            -> ../../9b6635f6   what in-place disks link to
-                                    /session          who may have written last: a new token at each upload or
-                                                      persistent session
-                                    /generation.json  {generation, session, format, size, mtime_ns, ctime_ns,
-                                    inode} of a known content
-                                    /manifest         the hashes of that content (tools/extents.py)
-                                    /owner.json      whose diff may be committed to it
-                                    (store/commit/claims.py)
-                                    /commit/         the journal of a commit (store/dir/journal.py)
-                                    /clones/VM-DISK-CLOUD    non-persistent disks whose place is shared
-                                    (tools/layers.py)
+    <datastore>/9b6635f6                 the image, as OpenNebula names it
+    <datastore>/.semishared/store        which store this is (store/dir/marker.py)
+    <datastore>/.semishared/9b6635f6/
+        image            -> ../../9b6635f6   what in-place disks link to
+        session          token of the last upload or persistent session, whose guest may have written
+        generation.json  {generation, session, format, size, mtime_ns, ctime_ns, inode} of a known content
+        manifest         the hashes of that content (tools/extents.py)
+        owner.json       the disk that may commit its diff (store/commit/claims.py)
+        commit/          the journal of a commit (store/dir/journal.py)
+        clones/VM-DISK-CLOUD    non-persistent disks whose place is shared (tools/layers.py)
 
-A generation is current only while its token is the session's and size, times and inode are the image's own.
-So the end of a generation is one rename (a new token), before a guest can write; and whoever publishes a
-generation too late publishes one that nobody takes. Nothing here needs a lock across hosts.
+A generation is current only while its token is the session's, and while size, times and inode are the image's
+own. So one rename (a new token) ends a generation before a guest can write, and a generation that is
+published too late is void. No operation here needs a lock across hosts.
 
-On NFS, what is known of a name is old: absent for up to 30 s after it was made elsewhere, size and time of a
-file as they were. So names are looked up in directories that have just been opened, and an image is opened to
-see what it is.
+On NFS a lookup by name may be outdated: a new file stays absent for up to 30 s, and size and times are old.
+So this module looks names up in directories that it has just opened, and opens an image to read its status.
 
-Every host can write here, also one that was broken into: everything is opened beneath the datastore's
-directory, and what is done is done in what was opened (tools/beneath.py).
+Every host can write here, also a compromised one. So all files are opened beneath the datastore's directory,
+and all work is done on the open files (tools/beneath.py).
 """
 
 from __future__ import annotations
@@ -44,7 +40,7 @@ from ...tools.effects import point
 from . import marker
 
 LATER = ("ctime_ns", "inode")
-"""What older versions did not look at."""
+"""What older versions did not record."""
 
 
 class Stored(NamedTuple):
@@ -62,7 +58,7 @@ class Stored(NamedTuple):
 
     @property
     def below(self) -> str:
-        """Its directory of ours, seen from the datastore's."""
+        """Its directory of semishared, relative to the datastore's."""
         return dir_names.side(self.name)
 
     @property
@@ -78,11 +74,10 @@ class Stored(NamedTuple):
 
 
 def check(source: str, marker_id: str = "") -> os.stat_result:
-    """Return the status of image `source` in the store with the id `marker_id` ('' : one that was never
-    marked).
+    """Return the status of image `source` in the store with the id `marker_id` ('': without a marker).
 
-    Raise StoreAbsent, OtherStore, StoreUnavailable, MissingImage, UnexpectedLink or UnexpectedFile, saying on
-    which machine.
+    Raise StoreAbsent, OtherStore, StoreUnavailable, MissingImage, UnexpectedLink or UnexpectedFile, which
+    name the machine.
     """
     directory, name = os.path.split(source)
     marker.check(directory, marker_id)
@@ -92,7 +87,7 @@ def check(source: str, marker_id: str = "") -> os.stat_result:
 
 @contextmanager
 def explained(source: str) -> Iterator[None]:
-    """Turn what the system says when `source` cannot be opened into what there is to do."""
+    """Turn an OSError of opening `source` into MissingImage or StoreUnavailable."""
     node, directory = os.uname().nodename, os.path.dirname(source)
     try:
         yield
@@ -106,9 +101,7 @@ def explained(source: str) -> Iterator[None]:
 
 @contextmanager
 def opened(source: str) -> Iterator[str]:
-    """Yield a path to the image (or another file of a datastore) `source`, open for reading; raise as
-    `check`.
-    """
+    """Yield a path to the open image (or another file of a datastore) `source`; raise as `check`."""
     directory, name = os.path.split(source)
     with explained(source):
         fd = beneath.open_file(directory, name)
@@ -120,9 +113,7 @@ def opened(source: str) -> Iterator[str]:
 
 @contextmanager
 def side(stored: Stored, below: str = "", *, make: bool = False) -> Iterator[str]:
-    """Yield a path to the image's directory of ours, or the directory `below` it, that stays where it is
-    now.
-    """
+    """Yield a path to the image's open directory of semishared, or `below` it; renames do not affect it."""
     with beneath.directory(
         stored.datastore, f"{stored.below}/{below}" if below else stored.below, make=make
     ) as path:
@@ -158,12 +149,12 @@ def session(stored: Stored) -> str:
 
 
 def new_token() -> str:
-    """Return a token that no session has had."""
+    """Return a new random session token."""
     return os.urandom(8).hex()
 
 
 def begin_session(stored: Stored, token: str = "") -> str:
-    """End the image's generation: from here on its content is unknown. Return the new token."""
+    """End the image's generation: its content is unknown from now on. Return the new token."""
     token = token or new_token()
     with _made(stored) as path:
         files.write(dir_names.session(path), token.encode() + b"\n")
@@ -174,16 +165,14 @@ def begin_session(stored: Stored, token: str = "") -> str:
 
 
 def make_link(stored: Stored) -> str:
-    """Return the link that in-place disks point to, made if need be (stock drivers leave a link to a link
-    alone).
-    """
+    """Return the link that in-place disks point to, made if missing (stock drivers keep a link to a link)."""
     with _made(stored) as path:
         files.symlink(dir_names.link_target(stored.name), dir_names.link(path))
     return stored.link
 
 
 def check_link(stored: Stored) -> None:
-    """Raise unless the image's link leads to the image, and that is a file."""
+    """Raise unless the image's link leads to the image, a regular file."""
     check(stored.source)
     with explained(stored.link), side(stored) as path:
         if os.readlink(dir_names.link(path)) != dir_names.link_target(stored.name):
@@ -193,20 +182,17 @@ def check_link(stored: Stored) -> None:
 
 
 class Seen(NamedTuple):
-    """The state of an image at one moment: equal before and after means that nobody began to write in
-    between.
-    """
+    """The state of an image at one moment; if it is equal before and after, no session began in between."""
 
     session: str
     size: int
     mtime_ns: int
     ctime_ns: int
-    """No program sets it: it tells of who wrote, and then gave the file its size and time of before."""
+    """No program can set it: it shows a write after which size and time were restored."""
     inode: int
 
     @classmethod
     def of(cls, session: str, stat: os.stat_result) -> Seen:
-        """Return the state of an image with this status, in this session."""
         return cls(session, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
 
 
@@ -217,30 +203,29 @@ def see(stored: Stored, marker_id: str = "") -> Seen:
 
 
 def generation(stored: Stored, seen: Seen, format: str = "", but: tuple[str, ...] = ()) -> str:
-    """Return the name of the image's current generation, '' if its content is unknown, or known in another
-    format only.
+    """Return the image's current generation, '' if its content is unknown or known in another format only.
 
-    `but`: what of its state may be another one, for who reads the content itself.
+    `but`: fields that may differ, for a caller that reads the content itself.
     """
     try:
         with side(stored) as path:
             header = files.hint(dir_names.generation(path))
     except FileNotFoundError:
         return ""
-    # Those of older versions have neither ctime nor inode.
+    # Records of older versions have neither ctime nor inode.
     state = {key: value for key, value in seen._asdict().items() if key not in but}
     if not header or any(
         header.get(key, value if key in LATER else None) != value for key, value in state.items()
     ):
         return ""
     if format and header.get("format", format) != format:
-        # The same bytes read otherwise: another disk for a guest, and another name.
+        # The same bytes in another format are another disk for a guest, and another generation.
         return ""
     return str(header.get("generation", ""))
 
 
 def manifest(stored: Stored, generation_name: str) -> extents.Manifest:
-    """Return the manifest of `generation_name`; raise ImageChanged if the store does not hold it."""
+    """Return the manifest of `generation_name`; raise ImageChanged if the store does not have it."""
     try:
         with side(stored) as path:
             text = files.read(dir_names.manifest(path), extents.MANIFEST_LIMIT)
@@ -252,7 +237,7 @@ def manifest(stored: Stored, generation_name: str) -> extents.Manifest:
 
 
 def publish_generation(stored: Stored, found: extents.Manifest, seen: Seen) -> None:
-    """Make `found` the image's current generation, if the image still is as `seen`."""
+    """Publish `found` as the image's current generation; it is void unless the image still is as `seen`."""
     text = found.text()
     with _made(stored) as path:
         if len(text) <= extents.MANIFEST_LIMIT:
@@ -265,7 +250,7 @@ def publish_generation(stored: Stored, found: extents.Manifest, seen: Seen) -> N
 
 
 def capacity(root: str) -> tuple[int, int, int]:
-    """Return bytes used, total and free of the file system of a directory; raise StoreUnavailable."""
+    """Return bytes used, total and free of a directory's file system; raise StoreUnavailable."""
     try:
         found = os.statvfs(root)
     except OSError as e:

@@ -1,22 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commits to images in mounted stores: decided by one rename, ended by the next action if need be.
+"""Commits to images in mounted stores: one rename decides a commit, and the next action completes it.
 
-    .semishared/NAME/commits/.staged-*  a journal that is being written: thrown away by the next claim or
-    commit
-    .semishared/NAME/commit/            one that is whole, put here by one rename: from then on the image is
-    the new content,
-                                        for everybody who settles it before they look
-        journal.json    {version, size, digest, claim, before, session}: the record of the image after it,
-        what names that before it,
-                        and the token of the session that its end begins
-        image           the new content, a clone of the image by reflink (or all of it anew): the image is
-        replaced by it; or
-        ranges  data    what is to be written to the image, where it is
-        manifest        of the new content, if that is known
+    .semishared/NAME/commits/.staged-*  a journal being written; the next claim or commit removes it
+    .semishared/NAME/commit/            a complete journal, put here by one rename: from then on the new
+                                        content counts, for every reader settles the commit first
+        journal.json    {version, size, digest, claim, before, session}: the image's record after the
+                        commit, the claim before it, and the session token that completing it sets
+        image           the new content, a reflink clone of the image (or a full copy), which replaces it; or
+        ranges  data    what to write into the image
+        manifest        of the new content, if it is known
 
-All under one lock, on the image itself (writers.alone): no QEMU opens it meanwhile. A process that has lost
-that lock, since its machine was cut off, finds its journal thrown away, and cannot decide any more; and its
-file system lets it write no more. What it has decided all the same, late, nobody carries out: the image was
+The lock on the image itself (writers.alone) covers all of it: no QEMU opens the image meanwhile. A process
+that lost this lock, because its machine was cut off, finds its journal removed and can no longer decide; its
+file system refuses its writes. If it has decided late all the same, the journal is void: the image was
 claimed, committed to, or given to a guest since.
 """
 
@@ -41,26 +37,26 @@ from .image import Seen, Stored
 
 VERSION = 2
 LIMIT = claims.LIMIT + 4096
-"""Bytes of journal.json, for who writes it and for who reads it: the record of the image is in it."""
+"""Most bytes of journal.json, which includes the image's record."""
 BEFORE = 1
-"""Its journals do not say which claim they belong to."""
+"""The version whose journals do not name their claim."""
 
 
 class Decided(NamedTuple):
-    """What a journal says."""
+    """The content of journal.json."""
 
     size: int
     digest: str
-    """Of what is in its ranges, '' if it has an image."""
+    """Digest of the ranges and data, '' if the journal has an image."""
     after: Claim
     before: object
-    """What names the claim that it was decided under; None of an older version."""
+    """What identifies the claim that the commit was decided under; None of an older version."""
     session: str
-    """The token that its end gives to the image; '' of an older version."""
+    """The token that completing the commit sets; '' of an older version."""
 
 
 def is_decided(stored: Stored) -> bool:
-    """Tell whether a commit to the image is decided, and not ended."""
+    """Return True if a commit to the image is decided and not completed."""
     try:
         with image.side(stored) as side:
             return not files.is_absent(dir_names.commit(side))
@@ -69,7 +65,7 @@ def is_decided(stored: Stored) -> bool:
 
 
 def settle(stored: Stored) -> None:
-    """End a commit that is decided; wait for who is at it."""
+    """Complete a decided commit; wait for another process that does so."""
     while is_decided(stored):
         with _alone(stored) as fd:
             if is_decided(stored):
@@ -86,9 +82,7 @@ def _alone(stored: Stored) -> Iterator[int]:
 
 @contextmanager
 def settled(stored: Stored) -> Iterator[int]:
-    """Yield the image, locked, open for writing, with no commit under way, and no other one that could still
-    be decided.
-    """
+    """Yield the locked image, open for writing, with no commit decided and no journal that could still be."""
     while True:
         settle(stored)
         with _alone(stored) as fd:
@@ -99,7 +93,7 @@ def settled(stored: Stored) -> Iterator[int]:
 
 
 def throw_away(stored: Stored) -> None:
-    """Remove journals that were not decided; the caller has the lock."""
+    """Remove journals of undecided commits; the caller holds the lock."""
     try:
         with image.side(stored, dir_names.COMMITS) as commits:
             for name in os.listdir(commits):
@@ -112,7 +106,7 @@ def throw_away(stored: Stored) -> None:
 
 
 def claim(stored: Stored) -> Claim | None:
-    """Return the record of the image, None if it was claimed for no disk; raise UnknownClaim."""
+    """Return the image's record, None if no disk has claimed it; raise UnknownClaim."""
     try:
         with image.side(stored) as side:
             text = files.read(dir_names.owner(side), claims.LIMIT)
@@ -122,7 +116,7 @@ def claim(stored: Stored) -> Claim | None:
 
 
 def write_claim(stored: Stored, found: Claim | None) -> None:
-    """Write the record of the image, or remove it; the caller has the lock."""
+    """Write or remove the image's record; the caller holds the lock."""
     with image.side(stored, make=True) as side:
         if found:
             files.write_json(dir_names.owner(side), found.to_data(), claims.LIMIT)
@@ -136,7 +130,7 @@ def write_claim(stored: Stored, found: Claim | None) -> None:
 
 @contextmanager
 def draft(stored: Stored) -> Iterator[str]:
-    """Yield the directory of a new journal; it is thrown away unless it was decided."""
+    """Yield the directory of a new journal; remove it unless the block decides the commit."""
     with image.side(stored, dir_names.COMMITS, make=True) as commits:
         directory = files.staged_name(f"{commits}/{dir_names.COMMIT}")
         os.mkdir(directory)
@@ -148,7 +142,10 @@ def draft(stored: Stored) -> Iterator[str]:
 
 
 def decide(stored: Stored, directory: str, it: Decided, manifest: extents.Manifest | None) -> None:
-    """Decide a commit whose data are in the journal `directory`; the caller has the lock."""
+    """Decide a commit whose data is in the journal `directory`; the caller holds the lock.
+
+    Raise AnotherWriter if another machine has taken the lock, or decided a commit, meanwhile.
+    """
     said = {"version": VERSION, **it._asdict(), "claim": it.after.to_data()}
     del said["after"]
     lost = (
@@ -161,7 +158,7 @@ def decide(stored: Stored, directory: str, it: Decided, manifest: extents.Manife
         files.write_json(dir_names.journal(directory), said, LIMIT)
         point("commit written")
         with image.side(stored) as side:
-            # By its name: what was thrown away is not there.
+            # By its name: another machine may have removed the journal.
             os.rename(
                 f"{dir_names.commits(side)}/{os.path.basename(os.readlink(directory))}",
                 dir_names.commit(side),
@@ -178,9 +175,7 @@ def decide(stored: Stored, directory: str, it: Decided, manifest: extents.Manife
 
 @contextmanager
 def room_counted(stored: Stored) -> Iterator[None]:
-    """Be, within the block, the only one who counts on the store's free space: a commit that is decided takes
-    it only when it is ended.
-    """
+    """Hold the lock on the store's free space: a decided commit uses its space only on completion."""
     with ExitStack() as stack:
         path = stack.enter_context(beneath.directory(stored.datastore, dir_names.side(), make=True))
         stack.enter_context(locks.exclusive(f"{path}/{dir_names.ROOM_LOCK}", locks.VM_LIMIT_S))
@@ -188,9 +183,7 @@ def room_counted(stored: Stored) -> Iterator[None]:
 
 
 def check_room(stored: Stored, fd: int, wanted: int, size: int) -> None:
-    """Raise NoSpace unless `wanted` bytes can be written to the open image, of `size` then: once that is
-    decided, it must not fail.
-    """
+    """Raise NoSpace unless the image can take `wanted` bytes and grow to `size`: completion must not fail."""
     needed = min(wanted, max(size, os.fstat(fd).st_size) - os.fstat(fd).st_blocks * 512)
     free = image.capacity(stored.datastore)[2]
     if needed > free:
@@ -201,10 +194,10 @@ def check_room(stored: Stored, fd: int, wanted: int, size: int) -> None:
 
 
 def end(stored: Stored, fd: int, *, trusted: bool = False) -> bool:
-    """Carry out what was decided, and forget it; the caller has the lock, `fd` is the image. `trusted`: we
-    have just written it.
+    """Complete a decided commit and remove its journal; `fd` is the locked image.
 
-    Return False if the image is somebody else's since: then it is forgotten alone.
+    Return False if the image was claimed or replaced since; the journal is then only removed. `trusted`: the
+    caller has just written the journal.
     """
     with image.side(stored, dir_names.COMMIT) as directory:
         it = _read(directory)
@@ -216,7 +209,8 @@ def end(stored: Stored, fd: int, *, trusted: bool = False) -> bool:
         token = image.begin_session(stored, it.session)
         with _content(stored, directory, fd, it.size, bool(it.digest)) as found:
             seen = Seen.of(token, found)
-            # Who has lost the lock meanwhile finds it done, and the image claimed anew perhaps.
+            # After a lost lock another process may have completed it, and a disk may have claimed the image
+            # anew.
             if not _is_due(stored, it):
                 return False
             manifest = change.manifest_at(dir_names.manifest(directory))
@@ -228,8 +222,8 @@ def end(stored: Stored, fd: int, *, trusted: bool = False) -> bool:
 
 
 def _read(directory: str) -> Decided:
-    """Return what a journal says; raise JournalDamaged."""
-    said = files.hint(dir_names.journal(directory), LIMIT)  # one that says nothing is damaged
+    """Return the content of a journal; raise JournalDamaged."""
+    said = files.hint(dir_names.journal(directory), LIMIT)  # an empty answer means a damaged journal
     after, size, digest, session = (
         Claim.from_data(said.get("claim")),
         said.get("size"),
@@ -249,17 +243,15 @@ def _read(directory: str) -> Decided:
 
 
 def named(claim: Claim) -> list[object]:
-    """Return what names a claim: no other has ever had both."""
+    """Return what identifies a claim: its owner and state, a pair that never recurs."""
     return [claim.owner.to_data(), list(claim.state)]
 
 
 def _is_due(stored: Stored, it: Decided) -> bool:
-    """Tell whether the image is still that which a commit was decided for, or what its end, begun before, has
-    made of that.
-    """
+    """Return True if the image is still as the commit expects it, or as an interrupted completion left it."""
     found = claim(stored)
     if not it.session:
-        return True  # of an older version: nobody knows
+        return True  # an older version: its journals do not tell
     if found is None:
         return False
     if image.session(stored) != it.session:
@@ -269,7 +261,7 @@ def _is_due(stored: Stored, it: Decided) -> bool:
 
 @contextmanager
 def _content(stored: Stored, directory: str, fd: int, size: int, in_ranges: bool) -> Iterator[os.stat_result]:
-    """Yield the status of the image when it has the new content; it stays locked within the block."""
+    """Give the image its new content and yield its status; the image stays locked within the block."""
     if in_ranges:
         with files.enough_space(stored.datastore):
             redo.put(fd, size, redo.replayed(directory, size, fd))
@@ -279,7 +271,7 @@ def _content(stored: Stored, directory: str, fd: int, size: int, in_ranges: bool
     try:
         new = beneath.open_file(directory, os.path.basename(dir_names.journal_image(directory)), os.O_RDWR)
     except FileNotFoundError:
-        yield os.fstat(fd)  # it has the image's name already
+        yield os.fstat(fd)  # an interrupted completion has renamed it already
         return
     try:
         writers.take(new)
@@ -292,7 +284,7 @@ def _content(stored: Stored, directory: str, fd: int, size: int, in_ranges: bool
 
 
 def _forget(stored: Stored, directory: str) -> None:
-    """Remove the journal `directory`, not one that somebody else has decided meanwhile."""
+    """Remove the journal `directory`, but not one that another machine has decided meanwhile."""
     with image.side(stored, dir_names.COMMITS, make=True) as commits, image.side(stored) as side:
         done = files.staged_name(f"{commits}/{dir_names.COMMIT}")
         if not os.path.samestat(os.stat(directory), os.stat(dir_names.commit(side))):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies in a mounted store: images, what is ours beside them, and what nobody has published (yet)."""
+"""The content of a mounted store: images, the files of semishared beside them, and unpublished files."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ...tools import beneath, inventory, locks
 
 
 def look(path: str) -> dict[str, object]:
-    """Return what lies in the directory of a datastore, for plan/care/gc.py to judge."""
+    """Return the content of a datastore's directory, for plan/care/gc.py to judge."""
     side = f"{path}/{dir_names.side()}"
-    # Nothing else is looked into: lost+found of a file system, for one, is root's.
+    # Skip everything else: a file system's lost+found, for one, is root's.
     images = [
         name for name in inventory.names(path, root=True) if dir_names.is_image(disk_names.disk_of(name))
     ]
@@ -30,7 +30,7 @@ def look(path: str) -> dict[str, object]:
             with beneath.directory(path, dir_names.side(name)) as opened:
                 found, unpublished_there = _shown(_side(f"{opened}/."), f"{opened}/.", f"{side}/{name}")
         except (FileNotFoundError, NotADirectoryError, UnexpectedLink):
-            continue  # gone meanwhile, or none of ours
+            continue  # gone meanwhile, or not a directory of ours
         sides.append({**found, "name": name, "image": os.path.lexists(f"{path}/{name}")})
         staged += unpublished_there
     uploads, epochs = f"{side}/{dir_names.UPLOADS}", f"{path}/{dir_names.epochs()}"
@@ -45,7 +45,7 @@ def look(path: str) -> dict[str, object]:
             for said in (dir_names.epoch_named(name),)
             if said
         ],
-        # After the sides: an upload makes its own directory before that of its image.
+        # After the sides: an upload makes its own directory before its image's.
         "uploads": [
             inventory.seen(
                 f"{uploads}/{name}",
@@ -58,7 +58,7 @@ def look(path: str) -> dict[str, object]:
 
 
 def _side(directory: str) -> tuple[dict[str, object], list[dict[str, object]]]:
-    """Return what lies in the directory of an image, and what is unpublished there."""
+    """Return what is in an image's directory, and its unpublished files."""
     folder, clones = dir_names.clones(directory), []
     staged = (
         inventory.staged(directory)
@@ -75,9 +75,7 @@ def _side(directory: str) -> tuple[dict[str, object], list[dict[str, object]]]:
 
 
 def _shown(found: Any, opened: str, directory: str) -> Any:
-    """Return what was found in a directory with the paths that lead there, in the place of those of the
-    opened one.
-    """
+    """Return `found` with its paths below `opened` replaced by those below `directory`."""
     if isinstance(found, dict):
         return {key: _shown(value, opened, directory) for key, value in found.items()}
     if isinstance(found, (list, tuple)):
@@ -86,6 +84,6 @@ def _shown(found: Any, opened: str, directory: str) -> Any:
 
 
 def unpublished(path: str) -> list[str]:
-    """Return the staged files, and the uploads, below the directory of a datastore."""
+    """Return the staged files and the uploads below a datastore's directory."""
     found = look(path)
     return sorted(str(item["path"]) for key in ("staged", "uploads") for item in found[key])  # type: ignore[attr-defined]

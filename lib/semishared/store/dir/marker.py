@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The marker of a mounted store, by which the store is told from an empty mount point.
+"""The marker of a mounted store, which an empty mount point lacks.
 
     <datastore>/.semishared/store      {"version": 1, "id": "32 hex digits", "cloud": "32 hex digits"}
 
-`cloud`: of a root of shares which OpenNebula it is of, as ids of images say nothing without that; not of
-other stores. The same id is SEMISHARED_STORE in the datastore's template, and travels with every image of it
-(model/store/access.Access). The marker is opened and read each time: a client of a network file system that
-only looks a name up may remember it, or remember that it was absent.
+`cloud` names the OpenNebula cloud of a root of shares, where image ids alone are ambiguous; other stores have
+none. The id is also SEMISHARED_STORE in the datastore's template, and part of every image reference
+(model/store/access.Access). Each check opens and reads the marker: a client of a network file system may
+serve a lookup, also a negative one, from its cache.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ...tools import beneath, files
 BELOW = dir_names.side(dir_names.MARKER)
 VERSION = 1
 LIMIT = 4096
-"""Bytes, for who writes it and for who reads it."""
+"""Most bytes of a marker."""
 
 
 class Said(NamedTuple):
-    """What a marker says."""
+    """The content of a marker."""
 
     store: str = ""
-    """Its id; '' if there is no marker."""
+    """The store's id; '' if there is no marker."""
     cloud: str = ""
-    """'' if it does not say that."""
+    """The cloud's id; '' if the marker has none."""
 
 
 def path_in(store_dir: str) -> str:
@@ -40,12 +40,12 @@ def path_in(store_dir: str) -> str:
 
 
 def read(store_dir: str) -> str:
-    """Return the id that the marker says, '' if there is none; raise as `said`."""
+    """Return the id in the marker, '' if there is none; raise as `said`."""
     return said(store_dir).store
 
 
 def said(store_dir: str) -> Said:
-    """Return what the marker says; raise StoreUnavailable if it cannot be read or understood."""
+    """Return the marker's content; raise StoreUnavailable if it is unreadable or damaged."""
     path = path_in(store_dir)
     node = os.uname().nodename
     try:
@@ -71,9 +71,7 @@ def said(store_dir: str) -> Said:
 
 
 def check(store_dir: str, wanted: str) -> None:
-    """Raise StoreAbsent or OtherStore unless `store_dir` is the store with the id `wanted`; nothing is known
-    of one without.
-    """
+    """Raise StoreAbsent or OtherStore unless the store's id is `wanted`; '' accepts any directory."""
     if not wanted:
         return
     found = read(store_dir)
@@ -90,7 +88,7 @@ def check(store_dir: str, wanted: str) -> None:
 
 
 def make_directory(directory: str) -> None:
-    """Make the directory of a store that nobody has marked."""
+    """Make the directory of a store that has no marker yet."""
     try:
         os.makedirs(directory, exist_ok=True)
     except OSError as e:
@@ -98,9 +96,7 @@ def make_directory(directory: str) -> None:
 
 
 def write(store_dir: str, store: str, cloud: str = "") -> None:
-    """Mark `store_dir` as the store with the id `store`, of `cloud`; what is made belongs to whoever has the
-    directory.
-    """
+    """Mark `store_dir` as store `store` of `cloud`; as root, give the marker to the directory's owner."""
     made = not os.path.isdir(f"{store_dir}/{dir_names.side()}")
     with beneath.directory(store_dir, dir_names.side(), make=True) as side:
         files.write_json(

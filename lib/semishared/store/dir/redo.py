@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data of a commit in a mounted store: written to a file, or to a journal (store/dir/journal.py).
 
-It comes by the extent, and several extents are worked on side by side.
+It comes in extents, and several extents are processed in parallel.
 """
 
 from __future__ import annotations
@@ -23,21 +23,19 @@ from ...tools.rate_limit import Pace
 from ..commit.change import AT_ONCE, Change, Chunk, Part, in_order
 
 RANGE = struct.Struct(">QQq")
-"""Start and length in the image, and where in the journal's data that is, or ZERO."""
+"""Start and length in the image, and the offset in the journal's data, or ZERO."""
 ZERO = -1
 FICLONE = 0x40049409
 PUNCH = 3
 """FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE"""
 ZEROS = bytes(1 << 20)
 Heads = list[tuple[int, int, int]]
-"""What a journal says of an extent: RANGE of each chunk."""
+"""The journal's entries for one extent: a RANGE for each chunk."""
 T = TypeVar("T")
 
 
 def cloned(fd: int, directory: str) -> int:
-    """Make a clone of the open image in a journal that shares its blocks, and return it open; -1 where the
-    file system has no such.
-    """
+    """Reflink the open image into a journal and return the open clone; -1 if the file system cannot."""
     path = dir_names.journal_image(directory)
     new = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -52,20 +50,18 @@ def cloned(fd: int, directory: str) -> int:
 
 
 def as_before(fd: int, new: int) -> None:
-    """Give a file that is to replace the open image its owner and mode."""
+    """Give the file that will replace the open image the image's owner and mode."""
     was = os.fstat(fd)
     if (was.st_uid, was.st_gid) != (os.fstat(new).st_uid, os.fstat(new).st_gid):
         try:
             os.fchown(new, was.st_uid, was.st_gid)
         except PermissionError:
-            pass  # whose it was may not be said by us; what may be done with it is
+            pass  # only root can keep the owner; the mode is kept
     os.fchmod(new, was.st_mode & 0o777)
 
 
 def put(fd: int, size: int, sent: Iterable[int]) -> int:
-    """Make an open image of `size` bytes of what `write` sends; return how many bytes that were, as it
-    said.
-    """
+    """Grow an open image to `size` bytes, consume the writes `sent` and fsync; return the bytes written."""
     if os.fstat(fd).st_size < size:
         os.ftruncate(fd, size)
     written = 0
@@ -77,7 +73,7 @@ def put(fd: int, size: int, sent: Iterable[int]) -> int:
 
 
 def write(file: whole_pages.File, part: Part) -> int:
-    """Write a part of an image; return how many bytes were sent."""
+    """Write a part of an image; return the bytes sent."""
     written = 0
     for start, length, content in part.chunks:
         if content is None:
@@ -90,9 +86,7 @@ def write(file: whole_pages.File, part: Part) -> int:
 
 
 def _zero(fd: int, start: int, length: int) -> int:
-    """Make a hole, or write zeros where the file system makes none (NFSv3); return how many bytes were
-    sent.
-    """
+    """Punch a hole, or write zeros where the file system cannot (NFSv3); return the bytes sent."""
     done = ctypes.CDLL(None, use_errno=True).fallocate(
         fd, PUNCH, ctypes.c_int64(start), ctypes.c_int64(length)
     )
@@ -104,7 +98,7 @@ def _zero(fd: int, start: int, length: int) -> int:
 
 
 def note(directory: str, change: Change, pace: Pace) -> tuple[str, int]:
-    """Write a change into a journal; return its digest, and how many bytes were sent."""
+    """Write a change into a journal; return its digest and the bytes sent."""
     found, lock, end = hashlib.sha256(), threading.Lock(), 0
     with (
         open(dir_names.journal_ranges(directory), "xb") as ranges,
@@ -132,7 +126,7 @@ def note(directory: str, change: Change, pace: Pace) -> tuple[str, int]:
 
 
 def _heads(part: Part, at: int) -> Heads:
-    """Return what the journal says of a part, whose data it has from an offset on."""
+    """Return the journal's entries for a part whose data begins at offset `at` of the journal."""
     heads = []
     for start, length, content in part.chunks:
         heads.append((start, length, ZERO if content is None else at))
@@ -145,17 +139,16 @@ def _packed(heads: Heads) -> bytes:
 
 
 def replayed(directory: str, size: int, fd: int) -> Iterator[int]:
-    """Write what is in a journal to an open image of `size` bytes; yield how many bytes were sent, extent by
-    extent.
+    """Write a journal to an open image of `size` bytes; yield the bytes sent for each extent.
 
-    Raise JournalDamaged for what is none.
+    Raise JournalDamaged.
     """
     with whole_pages.opened(fd) as file:
         yield from _each(directory, size, lambda _, part: write(file, part))
 
 
 def digest(directory: str, size: int) -> str:
-    """Return the digest of what is in a journal; raise JournalDamaged."""
+    """Return the digest of a journal's ranges and data; raise JournalDamaged."""
     found = hashlib.sha256()
     for of_extent in _each(directory, size, lambda heads, part: _packed(heads) + part.digest.encode()):
         found.update(of_extent)
@@ -164,9 +157,7 @@ def digest(directory: str, size: int) -> str:
 
 
 def _each(directory: str, size: int, work: Callable[[Heads, Part], T]) -> Iterator[T]:
-    """Yield what `work` returns of what a journal says of each extent, and has of it; it is called side by
-    side.
-    """
+    """Yield the result of `work` for each extent in a journal, in order; `work` runs in parallel."""
     buffers = whole_pages.Buffers()
     with ExitStack() as stack:
         ranges, data = (
@@ -183,7 +174,7 @@ def _each(directory: str, size: int, work: Callable[[Heads, Part], T]) -> Iterat
 
 
 def _extents(ranges: IO[bytes]) -> Iterator[Heads]:
-    """Yield what a journal says of each extent."""
+    """Yield the journal's entries, grouped by extent."""
     heads: Heads = []
     for head in iter(lambda: ranges.read(RANGE.size), b""):
         found = RANGE.unpack(head.ljust(RANGE.size, b"\xff"))
@@ -198,7 +189,7 @@ def _extents(ranges: IO[bytes]) -> Iterator[Heads]:
 def _chunk(
     directory: str, data: whole_pages.File, head: tuple[int, int, int], size: int, memory: memoryview
 ) -> Chunk:
-    """Return a chunk that a journal names, read into memory for its extent."""
+    """Return the chunk of a journal's entry, its data read into the extent's `memory`."""
     start, length, at = head
     view = memory[start % extents.EXTENT :][:length]
     if start + length > size or len(view) != length or (at != ZERO and data.read(view, max(at, 0)) != length):
@@ -210,7 +201,7 @@ def _chunk(
 
 @contextmanager
 def _opened(path: str) -> Iterator[IO[bytes]]:
-    # Every host can write there: no link is followed.
+    # Every host can write there: follow no link.
     directory, name = os.path.split(path)
     try:
         fd = beneath.open_file(directory, name)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Snapshots of an image in a mounted store, or of a disk that is one: independent copies beside it.
 
-    SOURCE           always the present content, in the image's own format, whoever asks
+    SOURCE           the present content, in the image's own format
     SOURCE.snap/0    the content when snapshot 0 was taken, in the same format
 
-What each crash leaves: a staged file in SOURCE.snap, removed by the next operation on the image.
+A crash leaves a staged file in SOURCE.snap, which the next operation on the image removes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def folder(source: str) -> str:
 
 @contextmanager
 def _opened(source: str, *, make: bool = False) -> Iterator[str]:
-    """Yield a path to the directory of an image's snapshots that stays where it is now."""
+    """Yield a path to the open directory of an image's snapshots; renames do not affect it."""
     with beneath.directory(os.path.dirname(source), os.path.basename(folder(source)), make=make) as path:
         yield path
 
@@ -46,7 +46,7 @@ def numbers(source: str) -> list[int]:
 
 @contextmanager
 def opened(source: str, snapshot: int) -> Iterator[str]:
-    """Yield a path to a snapshot of an image, open for reading; raise MissingImage."""
+    """Yield a path to an open snapshot of an image; raise MissingImage."""
     datastore, name = os.path.split(folder(source))
     with ExitStack() as stack:
         try:
@@ -58,7 +58,7 @@ def opened(source: str, snapshot: int) -> Iterator[str]:
 
 @contextmanager
 def kept(source: str, snapshot: int) -> Iterator[str]:
-    """Yield a staged name for the snapshot; when the block ends well it is published."""
+    """Yield a staged name for the snapshot; publish it when the block ends well."""
     with files.enough_space(os.path.dirname(source)), _opened(source, make=True) as snapshots:
         files.remove_staged(snapshots)
         stock_layout.forget_links(snapshots)
@@ -68,38 +68,34 @@ def kept(source: str, snapshot: int) -> Iterator[str]:
 
 
 def copy(source: str, target: str) -> None:
-    """Copy a file of images to the new file `target`."""
+    """Copy an image file to the new sparse file `target`."""
     with files.made(target) as made:
         work(["cp", "--sparse=always", "--reflink=auto", "--", source, made])
 
 
 def refuse_newer(stored: Stored, session: str) -> None:
-    """Raise Overtaken if an image is in another session than that: given to a guest since, elsewhere perhaps,
-    committed to, or replaced.
-    """
+    """Raise Overtaken if an image left `session`: a guest got it, a disk committed, or it was replaced."""
     if image.session(stored) != session:
         why = f"was given to a guest, or replaced, since this was planned for it on {os.uname().nodename}"
         raise Overtaken(f"{stored.source} {why}: it is left as it is")
 
 
 def put(staged: str, stored: Stored, session: str) -> None:
-    """Rename a file to an image that is in that session still: its generation ends. Raise AnotherWriter,
-    Overtaken.
-    """
-    # A guest would go on writing to a file without a name.
+    """Replace an image by a staged file, which ends its generation; raise AnotherWriter, Overtaken."""
+    # A guest would go on writing to the old file, which has no name any more.
     writers.check_file(stored.source)
     refuse_newer(stored, session)
     os.rename(staged, stored.source)
-    # Not before: it would hide that somebody has begun one. Until then the file itself, another one, ends the
-    # generation.
+    # After the rename: an earlier new token would hide a session of another host. Until then the new inode
+    # ends the generation.
     image.begin_session(stored)
 
 
 def copy_back(source: str, snapshot: int, format: str, min_size: int, session: str = "") -> None:
-    """Replace an image's content by a snapshot's, `min_size` bytes at least; its generation ends.
+    """Replace an image's content by a snapshot's, of at least `min_size` bytes; this ends its generation.
 
-    Raise AnotherWriter if somebody writes to the image, Overtaken if its session is another than that by then
-    ('' : than now).
+    Raise AnotherWriter if a process writes to the image, Overtaken if it leaves `session` ('': the present
+    one).
     """
     session = session or image.session(Stored(source))
     refuse_newer(Stored(source), session)
@@ -128,7 +124,7 @@ def _put_back(session: str, source: str, path: str, snapshots: str, format: str,
 
 
 def drop_copy(source: str, snapshot: int) -> None:
-    """Remove a snapshot beside an image."""
+    """Remove a snapshot beside an image, if it exists."""
     try:
         with _opened(source) as snapshots:
             files.remove_staged(snapshots)

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images with snapshots in the layout of OpenNebula's own file drivers (`qcow2`, `shared`), which oned lets
-us find.
+"""Images with snapshots in the layout of OpenNebula's own file drivers (`qcow2`, `shared`).
 
-    SOURCE                    their oldest layer; ours always is the present content
-    SOURCE.snap/NAME.snap  -> .          through which relative backing names lead; ours has no link there
+    SOURCE                    their oldest layer; in our layout the present content
+    SOURCE.snap/NAME.snap  -> .          for relative backing names; our layout has no link there
                /0          -> SOURCE
-               /1          qcow2 over 0: what the guest wrote after snapshot 0; the highest number is the
-               present content
-               /3.current     says which layer snapshot 3 has become part of
+               /1          qcow2 over 0: the writes after snapshot 0; the highest number is the present
+               /3.current  names the layer that snapshot 3 has become part of
 
-Raw images with snapshots, and images without any, are the same in both: SOURCE is the content.
+Raw images with snapshots, and images without any, are the same in both layouts: SOURCE is the content.
 """
 
 from __future__ import annotations
@@ -23,9 +21,9 @@ from ...tools import beneath, files, layers
 
 
 def is_layered(source: str, format: str) -> bool:
-    """Tell whether the content of image `source` is in layers of a stock driver, and not in `source` itself.
+    """Return True if the image's content is in layers of a stock driver, and not in `source` itself.
 
-    In doubt it is: a directory that has both their links and files with numbers.
+    A directory with both their links and numbered files counts as such layers.
     """
     try:
         with beneath.directory(
@@ -49,7 +47,7 @@ def _is_layered(folder: str, format: str) -> bool:
             numbered.append(name)
     if not numbered:
         return False
-    # The first bytes of a raw copy are a guest's, and prove nothing.
+    # The first bytes of a raw copy belong to a guest, and prove nothing.
     return signs or (format == "qcow2" and any(_has_backing(f"{folder}/{name}") for name in numbered))
 
 
@@ -61,7 +59,7 @@ def _has_backing(path: str) -> bool:
 
 
 def refuse(source: str, format: str) -> None:
-    """Raise StockImage if the content of image `source` is in layers of a stock driver."""
+    """Raise StockImage if the image's content is in layers of a stock driver."""
     if is_layered(source, format):
         raise StockImage(
             f"image {source} has snapshots of OpenNebula's own drivers: what it holds is in "
@@ -70,9 +68,7 @@ def refuse(source: str, format: str) -> None:
 
 
 def forget_links(folder: str) -> None:
-    """Remove the links that a stock driver left beside an image without layers: with a snapshot of ours they
-    would mean some.
-    """
+    """Remove a stock driver's links beside an image without layers; with a snapshot they mean layers."""
     for name in os.listdir(folder):
         if os.path.islink(f"{folder}/{name}"):
             files.unlink(f"{folder}/{name}")

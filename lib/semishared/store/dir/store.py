@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores of kind `dir`: a mounted tree, the same path on the front-end and all hosts (store.Store).
 
-What lies where: store/dir/image.py. Every machine that mounts the store changes it, so nothing is asked of a
-bridge.
+store/dir/image.py describes the layout. Every machine that mounts the store changes it: there is no bridge.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from .image import Stored
 
 
 class DirDraft(NamedTuple):
-    """New content in a file beside what it is for."""
+    """New content, in a file beside its target."""
 
     path: str
     format: str
@@ -37,7 +36,7 @@ class DirDraft(NamedTuple):
     mode: int = 0o660
 
     def fill(self, source: str, format: str, *, share: bool = False) -> None:
-        """Make the file."""
+        """Convert `source` into the file, grown to the draft's size."""
         with files.enough_space(os.path.dirname(self.path)), files.made(self.path, self.mode) as path:
             qemu_img.convert(source, format, path, self.format, share=share)
             if self.size and qemu_img.virtual_size(path, self.format) < self.size:
@@ -53,19 +52,19 @@ class DirStore(DirDiffs):
         self._access = access
 
     def _at(self, image: ImageRef) -> os.stat_result:
-        """Return the status of an image in its right store, once a killed commit is ended."""
+        """Settle a killed commit, and return the image's status in the right store."""
         self.settle(image)
         return dir_image.check(image.source, image.access.marker)
 
     # -- looking ------------------------------------------------------------------------------------
 
     def reach(self, where: str) -> None:
-        """Raise StoreAbsent or OtherStore if the marker is not there, or another."""
+        """Raise StoreAbsent or OtherStore unless the store has the right marker."""
         marker.check(where, self._access.marker)
 
     def check(self, image: ImageRef) -> None:
-        """Raise unless the image is there, as it is said to be, and no stack of a stock driver's layers."""
-        # First of all: nothing may be written below a mount point that is not mounted.
+        """Raise unless the image exists, has its format, and is not in layers of a stock driver."""
+        # First: nothing may be written below a mount point without its mount.
         self._at(image)
         inspection.check(image.source, image.format)
         stock_layout.refuse(image.source, image.format)
@@ -76,7 +75,7 @@ class DirStore(DirDiffs):
 
     @contextmanager
     def opened(self, image: ImageRef, snapshot: int = -1) -> Iterator[str]:
-        """Yield a path to the file, opened here: no header and no link on the store says what is read."""
+        """Yield a path to the open file, so that no header and no link on the store decides what is read."""
         self.settle(image)
         with (
             dir_image.opened(image.source)
@@ -87,14 +86,14 @@ class DirStore(DirDiffs):
             yield found
 
     def attach(self, image: ImageRef) -> tuple[str, None]:
-        """Return the path of the image's link, made if need be."""
+        """Return the path of the image's link, made if missing."""
         stored = Stored(image.source)
         link = dir_image.make_link(stored)
         dir_image.check_link(stored)
         return link, None
 
     def writers(self, image: ImageRef) -> list[str]:
-        """Raise AnotherWriter if a QEMU has the write lock; who else has a file open cannot be seen."""
+        """Raise AnotherWriter if a QEMU holds the write lock; other openers cannot be seen."""
         self.settle(image)
         writers.check_file(image.source)
         return []
@@ -104,7 +103,6 @@ class DirStore(DirDiffs):
         return dir_snapshots.numbers(image.source)
 
     def digest(self, image: ImageRef, kind: str) -> tuple[str, int]:
-        """Return the digest of the file."""
         import hashlib
 
         self.settle(image)
@@ -118,7 +116,6 @@ class DirStore(DirDiffs):
         return digest.hexdigest(), size
 
     def capacity(self, where: str) -> tuple[int, int, int]:
-        """Return bytes used, total and free of the file system."""
         self.reach(where)
         return dir_image.capacity(where)
 
@@ -140,13 +137,13 @@ class DirStore(DirDiffs):
     def publish(
         self, image: ImageRef, path: str, known: extents.Manifest | None = None, *, sparse: bool = True
     ) -> str:
-        """Give the file `path`, in the directory of an upload, the image's name."""
+        """Rename the file `path`, in an upload's directory, to the image."""
         return upload.publish(path, image.format, image.source, known, sparse=sparse)
 
     def receive(
         self, image: ImageRef, size: int, arriving: Iterable[tuple[int, bytes]], said: Callable[[], str]
     ) -> str:
-        """Write the extents to a file of an upload."""
+        """Write the extents to a file of an upload, and publish it."""
         with self._uploading(image) as up:
             with extents.Copy(up.file("received"), size) as made:
                 for index, content in arriving:
@@ -160,13 +157,14 @@ class DirStore(DirDiffs):
             return self.publish(image, up.file("received"), found)
 
     def create(self, image: ImageRef, size: int, fs: str) -> None:
-        """Make it in the directory of an upload."""
+        """Make and publish the image in an upload's directory."""
         with self._uploading(image) as up:
             upload.create(image.format, size, fs, up)
 
     def copy(self, image: ImageRef, source: str, snapshot: int = -1, most: int = 0) -> None:
-        """Copy the file, which may be another datastore's: the same format. The copy is judged: others can
-        write to what it is of.
+        """Copy a file of this or another datastore, in the same format.
+
+        The copy is inspected, not the source: other hosts can write to that.
         """
         with self.opened(image._replace(source=source), snapshot) as opened, self._uploading(image) as up:
             stock_layout.refuse(source, image.format)
@@ -176,26 +174,26 @@ class DirStore(DirDiffs):
             found = extents.copy(opened, path, image.format, "store_read", direct=True)
             point("copied in")
             inspection.check(path, image.format, source)
-            # A raw image may look like anything: that is its guest's affair.
+            # A raw image belongs to its guest and may have any content.
             if image.format != "raw":
                 inspection.inspect(path, most or sys.maxsize, source)
             self.publish(image, path, found)
 
     @contextmanager
     def made(self, image: ImageRef, size: int) -> Iterator[DirDraft]:
-        """Yield the draft of a file beside the others."""
+        """Yield the draft of a staged file in the datastore's directory."""
         self.reach(image.root)
         files.remove_staged(*os.path.split(image.source))
         with files.published(image.source) as staged:
             yield DirDraft(staged, image.format, size)
 
     def remove(self, image: ImageRef) -> None:
-        """Remove the file and all beside it."""
+        """Remove the file and its directory of semishared."""
         self.reach(image.root)
         upload.remove(image.source)
 
     def grow(self, image: ImageRef, size: int) -> None:
-        """Grow the file, opened here: not by the link that a guest has."""
+        """Grow the open file, not through the link that a guest has."""
         self._at(image)
         inspection.check(image.source, image.format)
         datastore, name = os.path.split(image.source)
@@ -208,9 +206,7 @@ class DirStore(DirDiffs):
     # -- what its content is called -----------------------------------------------------------------
 
     def freeze(self, image: ImageRef) -> str:
-        """Return the generation: a file can be read as it is, and whoever does looks whether it has changed
-        meanwhile.
-        """
+        """Return the generation: a file needs no freezing, and its readers check for changes afterwards."""
         found = self.content(image)
         return found.generation(found.see())
 
@@ -218,24 +214,20 @@ class DirStore(DirDiffs):
         """Do nothing: hosts publish generations themselves."""
 
     def begin_session(self, image: ImageRef) -> None:
-        """Write a new token."""
+        """Write a new token, which ends the generation."""
         self._at(image)
         dir_image.begin_session(Stored(image.source))
 
     def session(self, image: ImageRef) -> str:
-        """Read the token."""
         return dir_image.session(Stored(image.source))
 
     @contextmanager
     def replaced(self, image: ImageRef, size: int, session: str = "") -> Iterator[DirDraft]:
-        """Yield the draft of a file that is renamed to the image: whoever has that open goes on with the old
-        one.
-        """
+        """Yield the draft of a file that replaces the image by a rename; open readers keep the old file."""
         stored, mode = Stored(image.source), self._at(image).st_mode & 0o777
         session = session or dir_image.session(stored)
         writers.check_file(stored.source)
-        # Only the VM that has the image replaces it (oned gives it to nobody else), and every session tidies
-        # up there.
+        # Only the image's VM replaces it (oned gives it to no other), and every session removes stale drafts.
         with dir_image.side(stored, make=True) as side:
             files.remove_staged(side, "restored")
             staged = files.staged_name(f"{side}/restored")
@@ -256,12 +248,12 @@ class DirStore(DirDiffs):
         fill: Callable[[str], None] | None = None,
         check: Callable[[], None] | None = None,
     ) -> None:
-        """Publish a copy beside the image."""
+        """Publish a copy beside the image, made here or by the guest's QEMU (`fill`)."""
         self._at(image)
         session = self.session(image)
         with dir_snapshots.kept(image.source, snapshot) as staged:
             if fill:
-                # libvirt opens it by its name: as another user, through no file of ours.
+                # libvirt opens it by name, as another user.
                 fill(beneath.readable(staged))
                 files.set_mode(staged, 0o660)
             else:
@@ -270,33 +262,32 @@ class DirStore(DirDiffs):
             files.fsync(staged)
             if check:
                 check()
-            # What was copied while somebody else's guest wrote is no moment of the image.
+            # A copy that overlaps with another guest's session is no consistent snapshot.
             dir_snapshots.refuse_newer(Stored(image.source), session)
 
     def _with_copies(self, image: ImageRef) -> None:
-        """Raise unless what lies beside the image are copies of ours."""
+        """Raise unless the files beside the image are copies of ours."""
         stock_layout.refuse(image.source, image.format)
         self._at(image)
 
     def forget(self, image: ImageRef, snapshot: int, session: str = "") -> None:
-        """Remove a copy."""
         self._with_copies(image)
         if session:
             dir_snapshots.refuse_newer(Stored(image.source), session)
         dir_snapshots.drop_copy(image.source, snapshot)
 
     def revert(self, image: ImageRef, snapshot: int, size: int = 0, session: str = "") -> None:
-        """Copy it back."""
+        """Copy a snapshot back."""
         self._with_copies(image)
         dir_snapshots.copy_back(image.source, snapshot, image.format, size, session)
 
     def flatten(self, image: ImageRef, snapshot: int, size: int = 0) -> None:
-        """Copy one back and remove all."""
+        """Copy a snapshot back and remove all of them."""
         self._with_copies(image)
         dir_snapshots.flatten(image.source, snapshot, image.format, size)
 
     def clone_of(self, image: ImageRef, vm: int, disk: int) -> str:
-        """Return a path beside the image."""
+        """Return a path in the image's directory of semishared."""
         return Stored(image.source).clone(vm, disk, image.access.cloud)
 
     def clone(self, image: ImageRef, clone: str, size: int) -> None:
@@ -308,15 +299,14 @@ class DirStore(DirDiffs):
             publish()
 
     def remove_clone(self, image: ImageRef, clone: str) -> None:
-        """Remove the layers."""
+        """Remove the clone's layers."""
         from . import clones
 
-        # A clone that cannot be reached would be said to be gone, and stay.
+        # An unreachable clone would count as removed, and stay.
         self.reach(image.root)
         clones.remove(clone)
 
     def clone_found(self, image: ImageRef, vm: int, number: int) -> str:
-        """Return the path of the active layer."""
         from . import clones
 
         self._at(image)

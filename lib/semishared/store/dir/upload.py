@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bring images into a store of kind `dir`: convert, hash, publish. Where they come from: intake/source.py.
+"""Bring images into a store of kind `dir`: convert, hash, publish. intake/source.py fetches them.
 
-An upload works in <datastore>/.semishared/.uploads/NAME, and holds a lock in it. What a killed upload leaves
-there is removed by the next one. The image appears under its final name by one rename, and has its generation
-before oned is told.
+An upload works in <datastore>/.semishared/.uploads/NAME and holds a lock there. A killed upload leaves that
+directory; the next upload removes it. The image gets its final name by one rename, and its generation before
+oned hears of it.
 """
 
 from __future__ import annotations
@@ -29,16 +29,14 @@ class Upload:
         self.datastore_dir = datastore_dir
         self.target = f"{datastore_dir}/{name}"
         self.directory = directory or f"{datastore_dir}/{dir_names.side(dir_names.UPLOADS)}/{name}"
-        """While the upload is under way a path to the opened directory, which leads there whatever becomes of
-        its name.
-        """
+        """During the upload a path to the open directory, which renames do not affect."""
 
     def file(self, name: str) -> str:
         return f"{self.directory}/{name}"
 
 
 def _hold(path: str) -> IO[str] | None:
-    # Others can write there too: not to wait for the other end of a FIFO.
+    # Others can write there: do not block on a FIFO.
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -54,9 +52,7 @@ def _hold(path: str) -> IO[str] | None:
 
 @contextmanager
 def uploading(datastore_dir: str, name: str = "") -> Iterator[Upload]:
-    """Yield the place of a new upload of the image `name` ('': a new name); whatever happens, nothing but a
-    published image stays.
-    """
+    """Yield the directory of a new upload of the image `name` ('': a random name); remove it afterwards."""
     try:
         side = beneath.open_directory(datastore_dir, dir_names.side(), make=True)
     except OSError as e:
@@ -76,7 +72,7 @@ def uploading(datastore_dir: str, name: str = "") -> Iterator[Upload]:
 @contextmanager
 def _begun(datastore_dir: str, side: str, uploads: str, name: str) -> Iterator[Upload]:
     with files.enough_space(datastore_dir):
-        # One at a time: between its directory and its lock, a new upload looks like a killed one.
+        # One at a time: between mkdir and its lock, a new upload looks like a killed one.
         with locks.exclusive(f"{side}/{dir_names.UPLOADS_LOCK}", 300):
             sweep(datastore_dir, side, uploads)
             files.remove_stale(datastore_dir)
@@ -96,15 +92,15 @@ def _begun(datastore_dir: str, side: str, uploads: str, name: str) -> Iterator[U
 
 
 def sweep(datastore_dir: str, side: str, uploads: str) -> None:
-    """Remove what killed uploads left: directories with names such as we give, and what is in them."""
+    """Remove the directories of killed uploads, those with image names and without a locked lock file."""
     for name in filter(dir_names.is_image, os.listdir(uploads)):
         try:
             with beneath.directory(uploads, name) as directory:
                 lock = _hold(dir_names.upload_lock(directory))
         except (OSError, UnexpectedLink):
-            continue  # gone, or nothing that an upload has made
+            continue  # gone, or not an upload's directory
         if lock:
-            # Follows no link: neither at its top nor below.
+            # rmtree follows no link, neither at the top nor below.
             files.remove_folder(f"{uploads}/{name}", ignore_errors=True)
             if os.path.isdir(f"{side}/{name}") and files.is_absent(f"{datastore_dir}/{name}"):
                 files.remove_folder(f"{side}/{name}", ignore_errors=True)
@@ -112,7 +108,7 @@ def sweep(datastore_dir: str, side: str, uploads: str) -> None:
 
 
 def convert(path: str, found: str, wanted: str, upload: Upload) -> str:
-    """Return `path`, or a copy in format `wanted` if it has another."""
+    """Return `path`, or a copy converted to format `wanted` if its own differs."""
     if found == wanted:
         return path
     target = upload.file("converted")
@@ -127,7 +123,7 @@ def publish(
 ) -> str:
     """Publish the file `path` in an upload's directory as the new image `source`; return its generation.
 
-    `known`: what is in it, if that was hashed when it was written.
+    `known`: its manifest, if the writer hashed it.
     """
     directory = os.path.dirname(path)
     staged = f"{directory}/image"
@@ -148,8 +144,7 @@ def publish(
         token = image.begin_session(stored)
         os.rename(staged, source)
         files.fsync(stored.datastore)
-        # Its change time is that of the rename; one that is killed here has an image of which oned does not
-        # know.
+        # After the rename, which changes ctime. A crash here leaves an image that oned does not know.
         image.publish_generation(stored, manifest, image.Seen.of(token, os.fstat(file.fileno())))
     point("image published")
     return manifest.generation
@@ -168,7 +163,7 @@ def create(format: str, size: int, fs: str, upload: Upload) -> str:
 
 
 def remove(path: str) -> None:
-    """Remove an image, its snapshots and all of ours beside it; nothing of it need be there."""
+    """Remove an image, its snapshots and its directory of semishared; missing parts are no error."""
     stored = image.Stored(path)
     files.unlink(path)
     point("image removed")
@@ -183,7 +178,7 @@ def remove(path: str) -> None:
 
 
 def _remove_tree(where: str, name: str) -> None:
-    """Remove a directory with all in it, or the link that is in its place; no link is followed."""
+    """Remove a directory tree, or a link in its place; follow no link."""
     if os.path.islink(f"{where}/{name}"):
         files.unlink(f"{where}/{name}")
     files.remove_folder(f"{where}/{name}", ignore_errors=True)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Image stores in an RBD pool of Ceph."""
+"""Image stores in a Ceph RBD pool."""

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The blocklist of a Ceph cluster, by the key of the role `fence` (`semishared caps --role fence`).
+"""The blocklist of a Ceph cluster, changed with the key of the role `fence` (`semishared caps --role fence`).
 
-And which clients might have to be on it.
+It also finds the clients that a fence may have to block.
 
-An OSD takes no operation from a client on the list; an entry ADDRESS:0/0 is for all clients of an address,
-those of tomorrow too. An OSD that has not heard of an entry yet hears of it from the first client that
-connects later, before it does anything for that one. Adding what is there already leaves its end as it was
-(so did 16.2.15): what was put there for an hour, by librbd or by hand, is removed and added again. How long
-it lasts is told by the monitors' clock alone.
+An OSD refuses all operations of a client on the list; an entry ADDRESS:0/0 blocks all present and future
+clients of an address. An OSD that does not know an entry yet learns it from the next client that connects,
+before it serves that client. Adding an existing entry does not extend its expiry (as of 16.2.15); so an entry
+that librbd or an administrator added for an hour is removed and added again. Only the monitors' clock decides
+about expiry.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ...tools.effects import point
 from . import ceph
 
 AT_ONCE = 8
-"""Images looked into at the same time."""
+"""Images that are inspected in parallel."""
 EACCES = 13
 
 
 class Fencer:
-    """A connection to a cluster as the user of that key; raise as ceph.cluster."""
+    """A connection to a cluster as the user of the fence key; raise as ceph.cluster."""
 
     def __init__(self, access: Access, user: str) -> None:
         self._access, self._user = access, user
@@ -36,7 +36,6 @@ class Fencer:
 
     @property
     def fsid(self) -> str:
-        """Return which cluster this is."""
         with ceph.understood("the cluster's id", self._user):
             return str(self._cluster.get_fsid())
 
@@ -50,7 +49,7 @@ class Fencer:
             raise ToolFailed(f"`ceph {prefix}` as client.{self._user}: {said} ({code})")
         return json.loads(out) if out.strip() else None
 
-    # -- who is there ---------------------------------------------------------------------------------
+    # -- clients --------------------------------------------------------------------------------------
 
     def look(self) -> Tuple[Blocklist, frozenset[str]]:
         """Return the blocklist, and the addresses of the cluster's OSDs."""
@@ -58,8 +57,7 @@ class Fencer:
         addresses = [
             str(osd[key]) for osd in found["osds"] for key in ("public_addr", "cluster_addr") if key in osd
         ]
-        # By the monitors' own clock: adding an entry has changed the map, so it was made no later than that
-        # was.
+        # By the monitors' clock: adding an entry changes the map, so no entry is newer than the map.
         now = _at(str(found["modified"]))
         entries = {str(entry): _at(str(until)) - now for entry, until in found.get("blocklist", {}).items()}
         return Blocklist(entries), frozenset(ip_of(address) for address in addresses)
@@ -71,7 +69,7 @@ class Fencer:
             return where, [str(name) for name in where.rbd.list(where.ioctx)]
 
     def openers(self, pool: str) -> Tuple[List[str], List[Opener]]:
-        """Return the images of a pool, POOL/IMAGE, and who has them open for writing, or has their locks."""
+        """Return the images of a pool as POOL/IMAGE, and the clients that watch them or hold their locks."""
         where, names = self.see(pool)
         with ThreadPoolExecutor(AT_ONCE) as threads:
             found = threads.map(lambda name: _openers_of(where, name), names)
@@ -80,7 +78,7 @@ class Fencer:
     # -- what is done ---------------------------------------------------------------------------------
 
     def block(self, entries: Iterable[str]) -> Blocklist:
-        """Block the clients that entries name, until they are unblocked; return the list then."""
+        """Block the clients that the entries name, until `unblock`; return the new list."""
         listed, _ = self.look()
         for entry in listed.lacks(tuple(entries)):
             if entry in listed.entries:
@@ -90,14 +88,14 @@ class Fencer:
         return self.look()[0]
 
     def unblock(self, entries: Iterable[str]) -> None:
-        """Let clients in again; what is not on the list stays so."""
+        """Remove entries from the blocklist; a missing entry is no error."""
         for entry in entries:
             self._command("osd blocklist", blocklistop="rm", addr=entry)
             point("address let in")
 
 
 def _at(text: str) -> float:
-    """Return a time as monitors write it, in seconds since 1970."""
+    """Return a monitor's timestamp in seconds since 1970."""
     from datetime import datetime
 
     return datetime.strptime(text, "%Y-%m-%dT%H:%M:%S.%f%z").timestamp()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections to Ceph: as a named user, with a limit on every call, and its errors in our words.
+"""Connections to Ceph: as a named user, with a time limit on every call, and with errors of semishared.
 
-Keys come from the keyring that the user's Ceph configuration names on this machine; none is ever an argument
-of ours.
+Keys come from the keyring that the user's Ceph configuration names on this machine; no key is ever an
+argument.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ...tools import progress, this_machine
 
 CONNECT_S = 10
 ANSWER_S = 30
-"""Limit of one operation. A pool that is full, or an OSD that is down, keeps silent for ever."""
+"""Seconds for one operation. A full pool, or an OSD that is down, never answers."""
 LIMITS = {
     "client_mount_timeout": CONNECT_S,
     "rados_mon_op_timeout": ANSWER_S,
@@ -38,7 +38,7 @@ _clusters: dict[tuple[str, str], Any] = {}
 
 
 class Pool(NamedTuple):
-    """A pool as one user sees it."""
+    """A pool, opened as one user."""
 
     access: Access
     name: str
@@ -47,12 +47,11 @@ class Pool(NamedTuple):
 
     @property
     def rbd(self) -> Any:
-        """Return the operations on the images of a pool."""
         return _bindings()[1].RBD()
 
 
 def long() -> ContextManager[None]:
-    """Return a context for a call that works through a whole image; each request has a limit (LIMITS)."""
+    """Return a context for a call that processes a whole image; each request still has a limit (LIMITS)."""
     return progress.waiting()
 
 
@@ -70,7 +69,7 @@ def _bindings() -> Any:
 
 @contextmanager
 def understood(what: str, user: str) -> Iterator[None]:
-    """Turn what Ceph raises within the block into errors that say what was wanted, by whom and where."""
+    """Turn Ceph's errors within the block into errors that name the operation, the user and this machine."""
     rados, rbd = _bindings()
     try:
         yield
@@ -107,7 +106,7 @@ def _connected(conf: str, user: str) -> Any:
     where = f"on {os.uname().nodename}"
     name = conf or "/etc/ceph/ceph.conf"
     try:
-        # '' is the list of places where Ceph looks by itself.
+        # '' makes Ceph search its default places.
         found = rados.Rados(rados_id=user, conffile=conf)
     except rados.Error as e:
         raise CephUnavailable(f"{name} {where}: {e}") from None
@@ -129,7 +128,7 @@ def _connected(conf: str, user: str) -> Any:
 
 
 def pool(access: Access, user: str, name: str) -> Pool:
-    """Return pool `name` as `user` sees it; raise as `cluster`, MissingImage if there is no such pool."""
+    """Return pool `name`, opened as `user`; raise as `cluster`, MissingImage if there is no such pool."""
     rados, _ = _bindings()
     connected = cluster(access, user)
     try:
@@ -145,7 +144,7 @@ def pool_of(image: ImageRef, user: str) -> tuple[Pool, str]:
 
 
 def bridged(image: ImageRef) -> tuple[Pool, str]:
-    """Return pool and name of an image for who changes images."""
+    """Return pool and name of an image, opened as the bridge's user, which may change images."""
     return pool_of(image, image.access.bridge_user)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may commit to an RBD image, noted in its metadata, and changes that are whole or undone."""
+"""The claim in an RBD image's metadata, and changes of an image that complete or roll back."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .image import create, drop, end_generations, find, roll_back, wait_unused
 
 
 def read(image: Any) -> Claim | None:
-    """Return the record of an open image, None if it was claimed for no disk; raise UnknownClaim."""
+    """Return the record of an open image, None if no disk has claimed it; raise UnknownClaim."""
     said = dict(image.metadata_list()).get(CLAIM)
     return claims.parse(f"{image.get_name()} ({CLAIM})", said) if said else None
 
 
 def write(image: Any, claim: Claim | None, done: str = "claim written") -> None:
-    """Write the record of an open image, or remove it; `done` is then the name of the point."""
+    """Write or remove the record of an open image; `done` names the crash point after a write."""
     if claim:
         image.metadata_set(CLAIM, json.dumps(claim.to_data(), sort_keys=True))
     elif CLAIM in dict(image.metadata_list()):
@@ -36,8 +36,9 @@ def write(image: Any, claim: Claim | None, done: str = "claim written") -> None:
 
 
 def now(image: Any, owner: Owner, claim: Claim | None) -> Claim:
-    """Return an open image as it is; what it is known by is the snapshot that holds its content, the claim's
-    if that does.
+    """Return a record of an open image as it is; its state is the snapshot with the present content.
+
+    If several snapshots have that content, the claim's one counts.
     """
     found = rbd_image.content(image)
     held = next((it for it in rbd_image.snapshots(image) if claim and (it.id,) == claim.state), None)
@@ -50,14 +51,13 @@ def now(image: Any, owner: Owner, claim: Claim | None) -> Claim:
 
 
 def settle_commit(where: ceph.Pool, name: str) -> None:
-    """Roll an image back to before a killed commit; give a finished commit's content its snapshot.
+    """Roll a killed commit back; give the content of a finished commit its snapshot.
 
-    The snapshot of a known content, a generation's, is what undoes a commit: without it none begins. The host
-    notes `changing`, writes, and notes what the image is then: that one write of metadata decides. Until then
-    the bridge rolls the image back, once the host has let go of it; the diff stays on the host and is
-    committed again from there. A host that was cut off and comes back can write no more: the roll-back takes
-    the image's exclusive lock, which the host has had from the beginning, and Ceph puts that host on its
-    blocklist.
+    A commit begins only if the image has a snapshot of its present generation, for the roll-back. The host
+    records `changing`, writes, and records the new state: that one write of metadata decides the commit.
+    Before that, the bridge rolls the image back once the host has closed it; the diff stays on the host,
+    which commits it again. A host that was cut off can write no more when it comes back: the roll-back takes
+    the image's exclusive lock, which that host had held, and Ceph blocklists it.
     """
     try:
         with ceph.opened(where, name, read_only=True) as image:
@@ -72,17 +72,17 @@ def settle_commit(where: ceph.Pool, name: str) -> None:
                 rbd_image.roll_back(image, _undo(image, claim, f"{where.name}/{name}"))
                 claim = claim._replace(changing=False, state=())
                 write(image, claim, "change undone")
-            # Until the record says that it is settled, whoever comes next does the rest.
+            # A crash before the record is settled: the next caller completes the rest.
             frozen = _frozen(image, claim.generation)
             rbd_image.end_generations(image, keep=frozen)
             write(image, claim._replace(state=(frozen,)))
     except MissingImage:
-        return  # who needs it says so
+        return  # a caller that needs the image reports it
     point("commit settled")
 
 
 def is_settled(claim: Claim | None) -> bool:
-    """Tell whether nothing of a commit is left to be undone, or to be made known."""
+    """Return True if no commit needs a roll-back or a snapshot of its content."""
     return claim is None or (not claim.changing and bool(claim.state))
 
 
@@ -94,9 +94,7 @@ def _undo(image: Any, claim: Claim, shown: str) -> str:
 
 
 def _frozen(image: Any, generation: str) -> int:
-    """Return the id of a new snapshot of an open image's content, under the name of its generation; what had
-    that stays, aside.
-    """
+    """Return the id of a new snapshot named by the image's generation; rename an older one of that name."""
     name = rbd_names.frozen(generation) if generation else NEW
     if rbd_image.find(image, name):
         image.rename_snap(name, rbd_names.set_aside(os.urandom(4).hex()))
@@ -108,7 +106,7 @@ def _frozen(image: Any, generation: str) -> int:
 
 
 def change_exists(where: ceph.Pool, name: str) -> bool:
-    """Tell whether an image is there."""
+    """Return True if an image of that name exists."""
     try:
         with ceph.opened(where, name, read_only=True):
             return True
@@ -117,12 +115,12 @@ def change_exists(where: ceph.Pool, name: str) -> bool:
 
 
 def begin_change(where: ceph.Pool, name: str) -> str:
-    """Take an image out of everybody's sight, so that its content can be replaced; return its name meanwhile.
+    """Hide an image under another name, so that its content can be replaced; return that name.
 
-    Meanwhile no client can open half of the content.
+    No client can open the image with half of its content.
 
-        one-35@semishared-undo        the image before the change that is under way
-        one-35.semishared-changing    the image under its name meanwhile
+        one-35@semishared-undo        the image before the change
+        one-35.semishared-changing    the hidden image
     """
     settle_change(where, name)
     hidden = rbd_names.changing(name)
@@ -138,9 +136,7 @@ def begin_change(where: ceph.Pool, name: str) -> str:
 
 
 def change_under_way(where: ceph.Pool, name: str) -> str:
-    """Return what names the change of an image that is under way, '' for none: no other snapshot of the pool
-    has ever had that id.
-    """
+    """Return the id of the running change of an image, '' for none: a snapshot id, unique in the pool."""
     try:
         with ceph.opened(where, rbd_names.changing(name), read_only=True) as image:
             found = find(image, UNDO)
@@ -150,7 +146,7 @@ def change_under_way(where: ceph.Pool, name: str) -> str:
 
 
 def end_change(where: ceph.Pool, name: str) -> None:
-    """Give an image whose content was replaced its name back."""
+    """Give a changed image its name back, and remove the snapshot for its roll-back."""
     with ceph.understood(f"image {where.name}/{name}", where.user):
         where.rbd.rename(where.ioctx, rbd_names.changing(name), name)
     point("image shown")
@@ -159,7 +155,10 @@ def end_change(where: ceph.Pool, name: str) -> None:
 
 
 def settle_change(where: ceph.Pool, name: str) -> None:
-    """Undo a change of an image that was killed half-way, or a commit to it."""
+    """Roll back a killed change of an image, or settle a killed commit to it.
+
+    Raise SemisharedError if both the image and its hidden name exist.
+    """
     hidden = rbd_names.changing(name)
     if not change_exists(where, hidden):
         return settle_commit(where, name)
@@ -176,7 +175,7 @@ def settle_change(where: ceph.Pool, name: str) -> None:
 
 @contextmanager
 def changing(where: ceph.Pool, name: str) -> Iterator[str]:
-    """Yield the name under which to change an image: the new content if the block ends well, else the old."""
+    """Yield the hidden name of an image; publish the new content if the block ends well, else roll back."""
     hidden = begin_change(where, name)
     try:
         yield hidden
@@ -187,7 +186,7 @@ def changing(where: ceph.Pool, name: str) -> Iterator[str]:
 
 
 def grow(where: ceph.Pool, name: str, size: int) -> None:
-    """Grow an image to `size` bytes, unless it is that large."""
+    """Grow an image to at least `size` bytes."""
     with ceph.opened(where, name) as image:
         if image.size() < size:
             image.resize(size)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claim an RBD image for a diff, and commit that to it: on the host, as the guests' user.
+"""Claim an RBD image for a diff, and commit the diff to it: on the host, as the guests' user.
 
-store/rbd/claim.py makes a commit whole or undone.
+The bridge rolls back a killed commit (store/rbd/claim.py).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _may(image: ImageRef, opened: Any, owner: Owner) -> Claim:
 
 
 def _settled(image: ImageRef, opened: Any) -> Claim | None:
-    """Return the record of an image whose last commit was settled."""
+    """Return the record of an image; raise CommitRefused if its last commit is not settled."""
     claim = rbd_claim.read(opened)
     if not rbd_claim.is_settled(claim):
         raise CommitRefused(f"the commit before to {image.source} was not settled on the store's bridge yet")
@@ -52,9 +52,7 @@ def _settled(image: ImageRef, opened: Any) -> Claim | None:
 
 @contextmanager
 def _alone(image: ImageRef) -> Iterator[Any]:
-    """Yield the image, open as guests' user, with its exclusive lock: who takes that away from us keeps us
-    out of the cluster.
-    """
+    """Yield the image, open as the guests' user, with its exclusive lock; breaking it blocklists us."""
     with ceph.opened(*ceph.pool_of(image, image.access.user)) as opened:
         import rbd
 
@@ -64,7 +62,7 @@ def _alone(image: ImageRef) -> Iterator[Any]:
                 f"off could write to it"
             )
         rbd_image.wait_unused(opened, image.source)
-        # It ends when the image is closed.
+        # Closing the image releases it.
         opened.lock_acquire(rbd.RBD_LOCK_MODE_EXCLUSIVE)
         yield opened
 
@@ -92,7 +90,7 @@ def disown(image: ImageRef, owner: Owner) -> None:
     with ceph.opened(*ceph.pool_of(image, image.access.user), read_only=True) as opened:
         is_ours = _is_idle_of(opened, owner)
     if is_ours:
-        # Who claims it has this lock too: what was read before it need not be so any more.
+        # A claim takes the same lock: read the record again under it.
         with _alone(image) as opened:
             if _is_idle_of(opened, owner):
                 rbd_claim.write(opened, None)
@@ -118,7 +116,7 @@ def commit(image: ImageRef, owner: Owner, diff: Diff) -> Committed:
             manifest, done = commit_change.carry_out(change, writing.write)
             if not writing.begun:
                 return done._replace(generation=before.generation)
-            # Who has taken the VM over meanwhile has not waited for us.
+            # A host that takes the VM over records its epoch without waiting for this lock.
             claims.check_epoch(image.source, owner, _noted(image, opened, owner))
             after = Claim(
                 owner, done.generation, change.size, (), before.snapshots, frozenset(change.extents)
@@ -139,7 +137,7 @@ class _Writing:
         self.begun = False
 
     def write(self, change: Change) -> int:
-        """Write a change; return how many bytes were sent."""
+        """Write a change; return the bytes sent."""
         if not change.writes and change.size == self._before.size:
             return 0
         self.begun = True

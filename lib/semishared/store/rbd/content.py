@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The content of RBD images, as a stream of extents to hosts and from uploads, and its manifest.
 
-A host copies a snapshot of ours, never the image itself: with a key that may only read, straight from RBD,
-only what is allocated, and every extent is hashed as it arrives.
+A host copies a snapshot of semishared, never the image itself: with a read-only key, straight from RBD,
+allocated extents only. It hashes every extent as it arrives.
 """
 
 from __future__ import annotations
@@ -25,20 +25,18 @@ from . import ceph
 from . import image as rbd_image
 
 PIECE = 32 << 10
-"""Characters in one value."""
+"""Characters in one metadata value."""
 MOST = 256
-"""Pieces: of an image of some 700 GiB of random data; the hashes of a larger one are found out by reading
-it.
-"""
+"""Most pieces: that of about 700 GiB of random data. Hosts hash larger images by reading them."""
 
 
 def write_manifest(image: Any, manifest: extents.Manifest) -> None:
-    """Keep the manifest of an open image's content, in place of any other.
+    """Store the manifest of an open image's content in its metadata, in place of any other.
 
-    It is kept in the image's metadata, which goes with the image and which every key may read: so hosts know
-    what the image has in common with others. It is packed, and in pieces; a first key says of which
-    generation it is, and of how many. A killed writer leaves a mixture: `read_manifest` takes only what
-    hashes to the generation.
+    Metadata is removed with the image, and every key may read it: so hosts learn which extents an image
+    shares with others. The manifest is packed and split into pieces; the first key holds the generation and
+    the number of pieces. A killed writer leaves a mixture: `read_manifest` accepts only a text that hashes to
+    the generation.
     """
     packed = base64.b64encode(zlib.compress(manifest.text(), 9)).decode("ascii")
     pieces = [packed[at : at + PIECE] for at in range(0, len(packed), PIECE)]
@@ -53,7 +51,7 @@ def write_manifest(image: Any, manifest: extents.Manifest) -> None:
 
 
 def read_manifest(image: Any, generation: str) -> extents.Manifest | None:
-    """Return the manifest of a generation of an open image, None if it is not kept."""
+    """Return the manifest of a generation of an open image, None if the metadata does not have it."""
     found = dict(image.metadata_list())
     name, _, count = str(found.get(rbd_names.MANIFEST, "")).partition(" ")
     if (
@@ -77,14 +75,14 @@ AT_ONCE = 8
 
 
 class Seen(NamedTuple):
-    """A frozen content: the snapshot's id (names change when the hash becomes known) and size in bytes."""
+    """A frozen content: the snapshot's id (its name may change) and its size in bytes."""
 
     snapshot: int
     size: int
 
 
 class RbdContent:
-    """The content of an RBD image (store.Content), read as the hosts' user for bases."""
+    """The content of an RBD image (store.Content), read as the user for bases."""
 
     def __init__(self, image: ImageRef) -> None:
         self._image = image
@@ -92,7 +90,7 @@ class RbdContent:
         self._unnamed: dict[str, object] = {}
 
     def _place(self) -> tuple[ceph.Pool, str]:
-        # Not before it is needed: a named generation whose base is here needs no cluster.
+        # On first use only: a named generation with a base on this host needs no cluster.
         return ceph.pool_of(self._image, self._image.access.reader)
 
     def look(self) -> rbd_image.Snapshot | None:
@@ -107,7 +105,7 @@ class RbdContent:
         return found
 
     def see(self) -> Seen:
-        """Return the frozen content; raise ImageChanged if there is none (any more)."""
+        """Return the frozen content; raise ImageChanged if there is none."""
         found = self.look()
         if found is None:
             wanted = f"as generation {self._image.generation}" if self._image.generation else "as it is now"
@@ -115,16 +113,16 @@ class RbdContent:
         return Seen(found.id, found.size)
 
     def generation(self, seen: Seen) -> str:
-        """Return the generation of what was seen."""
+        """Return the generation of the frozen content."""
         return self._generations[seen.snapshot]
 
     def allocated(self, seen: Seen) -> int:
-        """Return what the extents take that may hold data."""
+        """Return the bytes of the extents that may hold data."""
         with ceph.opened(*self._place(), snapshot=seen.snapshot, read_only=True) as image:
             return len(allocated(image, seen.size)) * extents.EXTENT
 
     def copy(self, seen: Seen, target: str, format: str) -> extents.Manifest:
-        """Stream what was seen into a new sparse file."""
+        """Stream the frozen content into a new sparse file."""
         frozen = ceph.opened(*self._place(), snapshot=seen.snapshot, read_only=True)
         with (
             frozen as image,
@@ -137,7 +135,7 @@ class RbdContent:
         return made.manifest(format)
 
     def read(self, wanted: Iterable[int], seen: Seen | None = None) -> Iterator[tuple[int, bytes]]:
-        """Yield (index, content) of the extents `wanted` of the frozen content, not in order."""
+        """Yield (index, content) of the extents `wanted` of the frozen content, unordered."""
         seen = seen or self.see()
         frozen = ceph.opened(*self._place(), snapshot=seen.snapshot, read_only=True)
         with frozen as image, closing(several(image, seen.size, wanted)) as found:
@@ -146,17 +144,17 @@ class RbdContent:
                 yield index, content
 
     def expected(self, generation: str) -> extents.Manifest | None:
-        """Return the manifest of a generation from the image's metadata: of an upload, or a commit."""
+        """Return a generation's manifest from the image's metadata, where an upload or commit wrote it."""
         with ceph.opened(*self._place(), read_only=True) as image:
             return read_manifest(image, generation)
 
     def publish(self, found: extents.Manifest, seen: Seen) -> None:
-        """Note that the bridge must name what was found, unless it has a name: this machine may only read."""
+        """Note that the bridge must name an unnamed snapshot: this machine's key is read-only."""
         if not self.generation(seen):
             self._unnamed = {"snapshot": seen.snapshot}
 
     def unnamed(self) -> dict[str, object]:
-        """Return what the bridge must be told to name what was published."""
+        """Return what the bridge needs to name the published content."""
         return self._unnamed
 
     def tidy(self) -> None:
@@ -177,7 +175,7 @@ def allocated(image: Any, size: int) -> list[int]:
 
 
 def stream(image: Any, size: int) -> Generator[tuple[int, bytes], None, None]:
-    """Yield (index, content) of the allocated extents of an open image; not in order."""
+    """Yield (index, content) of the allocated extents of an open image, unordered."""
     return several(image, size, allocated(image, size))
 
 
@@ -216,15 +214,15 @@ def several(image: Any, size: int, indices: Iterable[int]) -> Generator[tuple[in
             pending += ask()
             yield index, content.ljust(min(extents.EXTENT, size - index * extents.EXTENT), b"\0")
     finally:
-        # Whoever has enough, or has failed, closes the image next, into which these still come; what he has
-        # failed on is what counts.
+        # The caller closes the image next: wait for the reads in flight. The caller's own error is the one to
+        # report.
         with suppress(CephUnavailable):
             for _ in range(pending):
                 answer()
 
 
 class Writing:
-    """Writes to an open image, several under way; `write` is for a new one: zeros stay holes."""
+    """Writes to an open image, several in flight; `write` is for a new image: zeros stay holes."""
 
     def __init__(self, image: Any, at_once: int = AT_ONCE) -> None:
         self._image, self._at_once = image, at_once
@@ -232,18 +230,17 @@ class Writing:
         self._pending = 0
 
     def write(self, offset: int, content: bytes) -> None:
-        """Write what is not zero in `content`."""
+        """Write the blocks of `content` that are not zero."""
         for at, data in extents.blocks(content):
             self.put(offset + at, bytes(data))
 
     def put(self, offset: int, content: bytes) -> None:
-        """Write all of `content`."""
+        """Write all of `content`, zeros too."""
         self._image.aio_write(content, offset, self._ended)
         progress.count("store_written", len(content))
         self._begun()
 
     def zero(self, offset: int, length: int) -> None:
-        """Make a range zero."""
         self._image.aio_write_zeroes(offset, length, self._ended)
         self._begun()
 
@@ -269,7 +266,7 @@ class Writing:
             raise CephUnavailable(f"a write failed: {os.strerror(-result)}")
 
     def finish(self) -> None:
-        """Wait for all writes, and make them durable."""
+        """Wait for all writes, and flush the image."""
         while self._pending:
             self._wait()
         self._image.flush()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Diffs, and VMs that were taken over, in a pool: store.Bridged.
+"""Claims, commits and epochs in a pool (store.Bridged).
 
-Hosts claim, commit and give up a claim, as guests' user; the bridge settles what they have begun.
+Hosts claim, commit and disown as the guests' user; the bridge settles killed commits.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 
 class RbdDiffs:
-    """The verbs."""
+    """The methods of store.Store for diffs and epochs."""
 
     _access: Access
 
     def _settled(self, image: ImageRef) -> tuple[ceph.Pool, str]:
-        """Return pool and name of an image, after a change of it that was killed is undone."""
+        """Return pool and name of an image, after settling a killed change of it."""
         where, name = ceph.bridged(image)
         rbd_claim.settle_change(where, name)
         return where, name
 
     def settle(self, image: ImageRef) -> None:
-        """Roll back, or give what was committed its snapshot."""
+        """Roll back a killed commit, or give a finished one's content its snapshot."""
         self._settled(image)
 
     def keyed(self) -> Access:
-        """Look which keys there are."""
+        """Return the access by the guests' user if its key is here, else the bridge's; raise CephRefused."""
         access = self._access
         try:
             ceph.cluster(access, access.user)
@@ -48,7 +48,7 @@ class RbdDiffs:
         return access
 
     def is_settled(self, image: ImageRef) -> bool:
-        """Read the record on the image, as guests' user."""
+        """Read the record on the image, as the guests' user."""
         with ceph.opened(*ceph.pool_of(image, image.access.user), read_only=True) as opened:
             return rbd_claim.is_settled(rbd_claim.read(opened))
 
@@ -59,33 +59,33 @@ class RbdDiffs:
         return rbd_commit.claim(image, owner)
 
     def owner(self, image: ImageRef) -> Owner | None:
-        """Read it."""
+        """Read the record on the image."""
         from . import commit as rbd_commit
 
         return rbd_commit.owner(image)
 
     def disown(self, image: ImageRef, owner: Owner) -> None:
-        """Remove it."""
+        """Remove the record on the image."""
         from . import commit as rbd_commit
 
         rbd_commit.disown(image, owner)
 
     def may_commit(self, image: ImageRef, owner: Owner) -> None:
-        """Compare its record with it."""
+        """Compare the record and the image with `owner`."""
         from . import commit as rbd_commit
 
         rbd_commit.may_commit(image, owner)
 
     def commit(self, image: ImageRef, owner: Owner, diff: Diff) -> Committed:
-        """Write to the image, and note what it is then."""
+        """Write to the image, then record its new state."""
         from . import commit as rbd_commit
 
         return rbd_commit.commit(image, owner, diff)
 
     def note_epoch(self, image: ImageRef, vm: int, epoch: int) -> None:
-        """Write it on the image."""
+        """Record the epoch in the image's metadata."""
         pool.note_epoch(image, *self._settled(image), vm, epoch)
 
     def epoch(self, image: ImageRef, vm: int) -> int:
-        """Read it there, as guests' user."""
+        """Read the epoch from the image's metadata, as the guests' user."""
         return pool.epoch(image, *ceph.pool_of(image, image.access.user), vm)

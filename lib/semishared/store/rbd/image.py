@@ -2,18 +2,17 @@
 """One open RBD image: its snapshots, and the generations among them.
 
     one-35                        the image; SOURCE is one/one-35
-          @7                      snapshot 7 as OpenNebula counts them: stock's name, protected as stock has
-          it
-          @semishared-<hash>      a generation: the content that has this manifest
-          @semishared-new         a content whose hash nobody knows yet
-          @semishared-lent-<id>   the same content, under a name that stays: guests read it (remote-first)
-          @semishared-old-<x>     what was a generation and has clones still
-          @semishared-undo        what the image was before the change that is under way
+          @7                      OpenNebula's snapshot 7: stock's name, and protected as by stock
+          @semishared-<hash>      a generation: the content with this manifest
+          @semishared-new         a content whose hash is not known yet
+          @semishared-lent-<id>   the same content under a lasting name, which guests read (remote-first)
+          @semishared-old-<x>     a former generation that still has clones
+          @semishared-undo        the image before the running change
     one-35.semishared-changing    the image while its content is replaced (store/rbd/claim.py)
     one-35-23-1                   its clone for disk 1 of VM 23
 
-Stock scripts find snapshots by names that begin with a digit: ours never do. A generation is current while
-nobody has written since: Ceph itself says so (`diff_iterate`), whatever was told to whom.
+Stock scripts look for snapshot names that begin with a digit; ours never do. A generation is current while no
+client has written since. Only Ceph (`diff_iterate`) decides that.
 """
 
 from __future__ import annotations
@@ -33,15 +32,13 @@ from ...tools.effects import point
 from . import ceph
 
 STOCK_BASE = "snap"
-"""What the stock driver clones from, and leaves behind: after a persistent session it is somebody's stale
-base.
-"""
+"""The snapshot that the stock driver clones from and leaves behind: outdated after a persistent session."""
 WATCH_S = 40
-"""A client that was killed lets go of its images after 30 s."""
+"""Seconds; Ceph drops the watches of a dead client after 30 s."""
 
 
 class Snapshot(NamedTuple):
-    """A snapshot that a user (not Ceph's trash) sees."""
+    """A user snapshot, not one in Ceph's trash."""
 
     id: int
     name: str
@@ -59,12 +56,11 @@ def snapshots(image: Any) -> list[Snapshot]:
 
 
 def find(image: Any, name: str) -> Snapshot | None:
-    """Return the snapshot called `name`."""
     return next((found for found in snapshots(image) if found.name == name), None)
 
 
 def is_unchanged(image: Any, snapshot: Snapshot) -> bool:
-    """Tell whether nobody has written to an open image since the snapshot; reads no data."""
+    """Return True if an open image has not been written to since the snapshot; reads no data."""
     if image.size() != snapshot.size:
         return False
     changed: list[int] = []
@@ -76,7 +72,7 @@ def is_unchanged(image: Any, snapshot: Snapshot) -> bool:
 
 
 def content(image: Any) -> Snapshot | None:
-    """Return the newest snapshot of ours with an open image's present content, None if it has none."""
+    """Return our newest snapshot with the present content of an open image, None for none."""
     for found in snapshots(image):
         if (found.generation or found.name == NEW) and is_unchanged(image, found):
             return found
@@ -87,7 +83,7 @@ def content(image: Any) -> Snapshot | None:
 
 
 def create(image: Any, name: str, *, protect: bool = False) -> None:
-    """Make the snapshot `name` unless it is there."""
+    """Make the snapshot `name` unless it exists."""
     if find(image, name) is None:
         try:
             image.create_snap(name)
@@ -101,7 +97,7 @@ def create(image: Any, name: str, *, protect: bool = False) -> None:
 
 
 def drop(image: Any, name: str) -> bool:
-    """Remove the snapshot `name`; return False if clones of the old kind (protected) depend on it."""
+    """Remove the snapshot `name`; return False if clones of format 1 depend on it."""
     if find(image, name) is None:
         return True
     if image.is_protected_snap(name):
@@ -118,8 +114,9 @@ def drop(image: Any, name: str) -> bool:
 
 
 def end_generations(image: Any, keep: int = -1) -> None:
-    """Forget all generations of an open image, but the snapshot `keep`: who writes to it now must leave
-    nobody a stale base.
+    """Remove all generations of an open image but the snapshot `keep`, as a writer makes them outdated.
+
+    A generation with clones is renamed instead.
     """
     for found in snapshots(image):
         if found.id == keep or found.name.startswith(OLD) or not found.name.startswith(OURS):
@@ -142,7 +139,7 @@ def check_unused(image: Any, name: str) -> None:
 
 
 def wait_unused(image: Any, name: str) -> None:
-    """As check_unused, after the time that a client which was killed stays in sight."""
+    """Raise as `check_unused`, after waiting until Ceph drops the watch of a dead client."""
     deadline = time.monotonic() + WATCH_S
     while True:
         try:
@@ -162,12 +159,12 @@ def roll_back(image: Any, snapshot: str) -> None:
 
 
 def name_snapshot(image: Any, snapshot: int, generation: str) -> None:
-    """Say that the snapshot with that id has this content; one that is not there any more needs no name."""
+    """Name the snapshot of that id by its generation; ignore a snapshot that is gone."""
     final = rbd_names.frozen(generation)
     frozen = next((found for found in snapshots(image) if found.id == snapshot), None)
     if frozen is None or frozen.name != NEW:
         return
-    # The image came back to a content it had before; its newest snapshot is the one that is compared with.
+    # The image came back to a former content: its newest snapshot counts.
     if not drop(image, final):
         image.rename_snap(final, rbd_names.set_aside(os.urandom(4).hex()))
     image.rename_snap(NEW, final)
@@ -179,7 +176,7 @@ def name_snapshot(image: Any, snapshot: int, generation: str) -> None:
 
 
 def forget(image: Any, shown: str, snapshot: int) -> None:
-    """Remove a numbered snapshot; clones that depend on it (a stock revert's) take its data over first."""
+    """Remove a numbered snapshot; raise ImageInUse if it has clones."""
     if drop(image, str(snapshot)):
         return
     raise ImageInUse(
@@ -199,14 +196,15 @@ def digest(where: ceph.Pool, name: str, kind: str) -> tuple[str, int]:
 
 
 def names(where: ceph.Pool, name: str) -> list[str]:
-    """Return the names of the snapshots of an image, read as who may only read."""
+    """Return the names of an image's snapshots, with a read-only open."""
     with ceph.opened(where, name, read_only=True) as image:
         return [found.name for found in snapshots(image)]
 
 
 def lend(where: ceph.Pool, name: str) -> dict[str, str]:
-    """Return a snapshot of the image's present content whose name stays while nobody writes: at each start a
-    VM finds it by that.
+    """Return a snapshot of the present content, whose name lasts while no client writes, and its generation.
+
+    A VM finds the snapshot by that name at each start. Raise ImageInUse if a client writes meanwhile.
     """
     frozen = freeze(where, name)
     lent = frozen.name if frozen.generation else rbd_names.lent(frozen.id)
@@ -219,7 +217,7 @@ def lend(where: ceph.Pool, name: str) -> dict[str, str]:
 
 
 def freeze(where: ceph.Pool, name: str) -> Snapshot:
-    """Return a snapshot of ours that is the image's present content, made now if there is none."""
+    """Return our snapshot of the image's present content, made if missing; raise ImageInUse."""
     with ceph.opened(where, name) as image:
         found = content(image)
         if found:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The images of an RBD pool: made under another name and renamed when whole, cloned, removed, counted.
+"""The images of an RBD pool: made under a staged name and renamed when complete, cloned, removed, counted.
 
-What each crash leaves: `one-35.semishared-<x>`, which the next action on one-35 removes once its maker's
-watch has ended (30 s), else `semishared gc`; an image whose snapshots are gone already, which the next run
+A crash leaves `one-35.semishared-<x>`. The next action on one-35 removes it once its maker's watch has ended
+(30 s), else `semishared gc` does. A killed removal leaves an image without snapshots, which the next run
 removes.
 """
 
@@ -41,13 +41,13 @@ from .content import Writing
 
 @contextmanager
 def published(where: ceph.Pool, name: str, made_for: str, seq: int = -1) -> Iterator[str]:
-    """Yield a name under which to make an image; rename it to `name` at a good end, else remove it.
+    """Yield a staged name for a new image; rename it to `name` when the block ends well, else remove it.
 
-    `seq`: that of the VM's history, of an image that is a VM's own; raise LateAction if one of a later SEQ
-    has the name by then.
+    `seq` is the VM's SEQ, if the image belongs to a VM; raise LateAction if an image of a later SEQ has the
+    name.
 
-    An image of that name goes before if we made it for the same purpose and nobody has written to it; any
-    other one stays (DataInTheWay).
+    An existing image of that name is replaced if semishared made it for the same purpose and no client has
+    written to it. Else raise DataInTheWay.
     """
     claim.settle_change(where, name)
     sweep(where, name)
@@ -70,7 +70,7 @@ def published(where: ceph.Pool, name: str, made_for: str, seq: int = -1) -> Iter
 
 
 def show(where: ceph.Pool, staged: str, name: str, made_for: str) -> None:
-    """Rename a whole image to its final name."""
+    """Rename a complete image to its final name; raise DataInTheWay as `published`."""
     _clear_way(where, name, made_for)
     with ceph.understood(f"image {where.name}/{name}", where.user):
         where.rbd.rename(where.ioctx, staged, name)
@@ -92,8 +92,9 @@ def _clear_way(where: ceph.Pool, name: str, made_for: str) -> None:
 
 
 def refuse_late(where: ceph.Pool, name: str, seq: int) -> None:
-    """Raise LateAction if an image was made for its VM at a later SEQ than this one, of a plan; nothing is
-    noted on what is no VM's own.
+    """Raise LateAction if an image was made for its VM at a later SEQ than the plan's.
+
+    An image that does not belong to a VM has no SEQ.
     """
     if seq < 0:
         return
@@ -110,7 +111,7 @@ def refuse_late(where: ceph.Pool, name: str, seq: int) -> None:
 
 
 def id_of(where: ceph.Pool, name: str) -> str:
-    """Return what no other image of the pool has ever been: its name may be another one's by now."""
+    """Return an image's id: its name may belong to another image later, its id never."""
     with ceph.opened(where, name, read_only=True) as image:
         found: str = image.id()
         return found
@@ -124,7 +125,7 @@ def names(where: ceph.Pool) -> list[str]:
 
 
 def sweep(where: ceph.Pool, name: str) -> None:
-    """Remove what killed makers of an image have left; what somebody still has open stays."""
+    """Remove what killed makers of an image have left, unless a client still has it open."""
     for left in names(where):
         if rbd_names.is_staged(left, name):
             try:
@@ -135,14 +136,17 @@ def sweep(where: ceph.Pool, name: str) -> None:
 
 
 def create(where: ceph.Pool, name: str, size: int) -> None:
-    """Make an empty image with the features that the site's Ceph configuration asks for."""
+    """Make an empty image with the features of the site's Ceph configuration."""
     with ceph.understood(f"image {where.name}/{name}", where.user):
         where.rbd.create(where.ioctx, name, size, old_format=False, data_pool=where.access.data_pool or None)
     point("image made")
 
 
 def copy(where: ceph.Pool, name: str, snapshot: str, target: str, most: int = 0) -> None:
-    """Make `target`, an independent sparse copy of an image, at a snapshot if one is named."""
+    """Make `target`, an independent sparse copy of an image, or of its `snapshot` if that is not ''.
+
+    Raise UploadTooLarge beyond `most` bytes (0: no limit), MissingImage.
+    """
     with ceph.opened(where, name, read_only=True) as image:
         if snapshot:
             if rbd_image.find(image, snapshot) is None:
@@ -158,9 +162,10 @@ def copy(where: ceph.Pool, name: str, snapshot: str, target: str, most: int = 0)
 
 
 def remove(where: ceph.Pool, name: str, wait_s: float = rbd_image.WATCH_S, made: str = "") -> bool:
-    """Remove an image with its snapshots; tell if it was there. Raise ImageInUse if it has clones or is open.
+    """Remove an image with its snapshots; return False if there is none.
 
-    With `made`, an id, only that image is.
+    Raise ImageInUse if it has clones or is open for `wait_s` seconds. `made` is the id that it must have, ''
+    for any.
     """
     deadline = time.monotonic() + wait_s
     while True:
@@ -201,7 +206,7 @@ def _remove(where: ceph.Pool, name: str, made: str) -> bool:
 
 
 def remove_all(where: ceph.Pool, name: str) -> None:
-    """Remove an image, what is staged for it, and the images that stock reverts have put aside."""
+    """Remove an image, the images staged for it, and those that stock reverts have set aside."""
     claim.settle_change(where, name)
     aside = re.compile(re.escape(name) + r"-[0-9]+(:[0-9]+)*\Z")
     remove(where, name)
@@ -214,14 +219,14 @@ def remove_all(where: ceph.Pool, name: str) -> None:
             except ImageInUse:
                 failed.append(found)
         if len(failed) == len(left):
-            # None could go before another: somebody has them open.
+            # All are in use, and none depends on another: raise ImageInUse.
             remove(where, failed[0])
         left = failed
     point("all of the image removed")
 
 
 def check_not_aside(where: ceph.Pool, name: str, snapshot: int) -> None:
-    """Raise NotSupported for a snapshot that OpenNebula's own revert has put aside in another image."""
+    """Raise NotSupported for a snapshot that OpenNebula's own revert has moved to another image."""
     claim.settle_change(where, name)
     with ceph.opened(where, name, read_only=True) as image:
         if rbd_image.find(image, str(snapshot)):
@@ -237,7 +242,7 @@ def check_not_aside(where: ceph.Pool, name: str, snapshot: int) -> None:
 
 def clone(where: ceph.Pool, name: str, snapshot: str, target: str) -> None:
     """Make `target`, a copy-on-write clone of a snapshot of an image."""
-    # Asked, not tried: librbd 16 may hang in the open that follows a clone it has refused.
+    # Asked in advance: librbd 16 may hang in the open that follows a refused clone.
     if not _clones_any_snapshot(where):
         with ceph.opened(where, name) as image:
             rbd_image.create(image, snapshot, protect=True)
@@ -249,7 +254,7 @@ def clone(where: ceph.Pool, name: str, snapshot: str, target: str) -> None:
 
 
 def _clones_any_snapshot(where: ceph.Pool) -> bool:
-    """Tell whether librbd clones unprotected snapshots: where no client older than Mimic is allowed."""
+    """Return True if librbd clones unprotected snapshots: if no client older than Mimic is allowed."""
     cluster = ceph.cluster(where.access, where.user)
     format = cluster.conf_get("rbd_default_clone_format")
     if format in ("1", "2"):
@@ -257,7 +262,7 @@ def _clones_any_snapshot(where: ceph.Pool) -> bool:
     code, said, _ = cluster.mon_command(
         json.dumps({"prefix": "osd get-require-min-compat-client"}), b"", timeout=ceph.ANSWER_S
     )
-    # Releases are named by the alphabet.
+    # The names of releases are in alphabetical order.
     return bool(code == 0 and said.strip()[:1] >= b"m")
 
 
@@ -284,7 +289,7 @@ def capacity(where: ceph.Pool) -> tuple[int, int, int]:
 
 
 def check_supported(where: ceph.Pool, name: str) -> int:
-    """Return the size of an image that a guest is to have; raise NotSupported for the first RBD format."""
+    """Return the size of an image for a guest; raise NotSupported for RBD format 1."""
     with ceph.opened(where, name, read_only=True) as image:
         if image.old_format():
             raise NotSupported(
@@ -295,7 +300,7 @@ def check_supported(where: ceph.Pool, name: str) -> int:
 
 
 def look(where: ceph.Pool, name: str) -> dict[str, object] | None:
-    """Return age, size, maker, watchers and clones of an image (plan/care/gc_stores.py), or None."""
+    """Return age, size, maker, watchers and clones of an image (plan/care/gc_stores.py), None if gone."""
     try:
         with ceph.opened(where, name, read_only=True) as image:
             changed = max(image.create_timestamp(), image.modify_timestamp()).replace(tzinfo=timezone.utc)
@@ -314,7 +319,7 @@ def look(where: ceph.Pool, name: str) -> dict[str, object] | None:
 
 
 def note_epoch(image: ImageRef, where: ceph.Pool, name: str, vm: int, number: int) -> None:
-    """Note an epoch, unless a later one is."""
+    """Record an epoch, unless a later one is recorded."""
     key = rbd_names.epoch(vm, image.access.cloud)
     with ceph.opened(where, name) as opened:
         if _noted(opened, key) < number:
@@ -323,7 +328,7 @@ def note_epoch(image: ImageRef, where: ceph.Pool, name: str, vm: int, number: in
 
 
 def epoch(image: ImageRef, where: ceph.Pool, name: str, vm: int) -> int:
-    """Return the epoch that is noted, -1 for none."""
+    """Return the recorded epoch, -1 for none."""
     with ceph.opened(where, name, read_only=True) as opened:
         return _noted(opened, rbd_names.epoch(vm, image.access.cloud))
 
@@ -337,17 +342,16 @@ def _noted(opened: Any, key: str) -> int:
 
 
 def made_for(image: ImageRef) -> str:
-    """Return the mark on an image that we make: one of the same name by another maker has it not."""
+    """Return the mark of images that semishared makes; an image of another maker lacks it."""
     return rbd_names.made_for(image.store, image.source)
 
 
 class RbdDraft(NamedTuple):
-    """New content for an image that is there, empty, and of the right size."""
+    """New content for an existing, empty image of the right size."""
 
     path: str
 
     def fill(self, source: str, format: str, *, share: bool = False) -> None:
-        """Write it."""
         qemu_img.fill(source, format, self.path, share=share)
         point("image filled")
 
@@ -360,7 +364,7 @@ def received(
     arriving: Iterable[tuple[int, bytes]],
     said: Callable[[], str] | None,
 ) -> str:
-    """Make an image from extents; return its generation; raise TransferCorrupt if `said` is another."""
+    """Make an image from extents and return its generation; raise TransferCorrupt if `said` differs."""
     with published(where, name, made_for) as staged:
         create(where, staged, size)
         with ceph.opened(where, staged) as image:
@@ -392,8 +396,9 @@ def empty(where: ceph.Pool, name: str, made_for: str, size: int, fs: str) -> Non
 def copied(
     where: ceph.Pool, name: str, made_for: str, of: ceph.Pool, source: str, snapshot: str, most: int = 0
 ) -> None:
-    """Make an image an independent copy of another one, at a snapshot if one is named; raise UploadTooLarge
-    beyond `most` bytes.
+    """Make an image an independent copy of another one, or of its `snapshot` if that is not ''.
+
+    Raise UploadTooLarge beyond `most` bytes.
     """
     with published(where, name, made_for) as staged:
         copy(of, source, snapshot, staged, most)
@@ -406,7 +411,7 @@ def _freeze(where: ceph.Pool, name: str) -> None:
 
 
 def publish(where: ceph.Pool, staged: str, name: str, made_for: str) -> None:
-    """Publish an image that others have written to."""
+    """Publish a staged image that a host has filled."""
     with ceph.opened(where, staged) as image:
         rbd_image.create(image, rbd_names.NEW)
         image.metadata_set(rbd_names.MADE, made_for)
@@ -415,7 +420,7 @@ def publish(where: ceph.Pool, staged: str, name: str, made_for: str) -> None:
 
 
 def _make_file_system(where: ceph.Pool, name: str, size: int, fs: str) -> None:
-    """Make it in a sparse file here, which tools want, and which holds only the file system's tables."""
+    """Make the file system in a sparse local file, as mkfs needs one, and write that to the image."""
     with tempfile.TemporaryDirectory(prefix="semishared-mkfs-") as folder:
         path = f"{folder}/image"
         mkfs.make_empty(path, "raw", size, fs)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbered snapshots of an RBD image, the one that holds a moment of a running guest, and leftovers.
-
-The numbers are those by which OpenNebula counts them.
-"""
+"""OpenNebula's numbered snapshots of an RBD image, the snapshot of a running guest, and leftovers."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ def numbers(where: ceph.Pool, name: str) -> list[int]:
 
 
 def keep(where: ceph.Pool, name: str, snapshot: int) -> None:
-    """Make a snapshot of the present content, in place of one that a killed action has left."""
+    """Make a snapshot of the present content; replace one that a killed action has left."""
     with ceph.opened(where, name) as image:
         found = rbd_image.find(image, str(snapshot))
         if found and not rbd_image.is_unchanged(image, found):
@@ -35,18 +32,18 @@ def keep(where: ceph.Pool, name: str, snapshot: int) -> None:
 
 
 def session(image: Any) -> str:
-    """Return what names the session that an open image is in, '' if none is noted."""
+    """Return the token of an open image's session, '' for none."""
     return str(dict(image.metadata_list()).get(SESSION, ""))
 
 
 def _refuse_newer(image: Any, shown: str, planned: str) -> None:
-    """Raise Overtaken if an open image is in another session than that ('' for any)."""
+    """Raise Overtaken if an open image is in another session than `planned` ('': any)."""
     if planned and session(image) != planned:
         raise Overtaken(f"{shown} was given to a guest since this was planned: it is left as it is")
 
 
 def forget(where: ceph.Pool, name: str, *snapshots: int, session: str = "") -> None:
-    """Remove snapshots; one that is not there is removed already. Raise Overtaken in another `session`."""
+    """Remove snapshots that exist; raise Overtaken in another `session`."""
     with ceph.opened(where, name) as image:
         _refuse_newer(image, f"{where.name}/{name}", session)
         for snapshot in snapshots:
@@ -54,7 +51,7 @@ def forget(where: ceph.Pool, name: str, *snapshots: int, session: str = "") -> N
 
 
 def revert(where: ceph.Pool, name: str, snapshot: int, size: int, session: str = "") -> None:
-    """Revert an image to its snapshot, at least `size` bytes, out of sight; all snapshots stay.
+    """Revert the hidden image to its snapshot, with at least `size` bytes; keep all snapshots.
 
     Raise Overtaken in another `session`.
     """
@@ -63,17 +60,17 @@ def revert(where: ceph.Pool, name: str, snapshot: int, size: int, session: str =
             raise MissingImage(f"snapshot {snapshot} of {where.name}/{name} is not there")
     with claim.changing(where, name) as hidden:
         with ceph.opened(where, hidden) as image:
-            # Now, when it is given to nobody any more.
+            # Hidden now: no guest can get it any more.
             _refuse_newer(image, f"{where.name}/{name}", session)
             rbd_image.roll_back(image, str(snapshot))
-            # SIZE is in MiB, rounded up: that alone makes no image larger.
+            # SIZE is in whole MiB, rounded up: the rounding alone makes no image larger.
             is_smaller = mib_ceil(image.size()) * MiB < size
         if is_smaller:
             claim.grow(where, hidden, size)
 
 
 def hold(where: ceph.Pool, name: str) -> None:
-    """Hold this moment: the guest's own Ceph client writes out what it has before."""
+    """Snapshot the image of a running guest, for a copy; the guest's Ceph client flushes its cache first."""
     with ceph.opened(where, name) as image:
         rbd_image.drop(image, SAVED)
         rbd_image.create(image, SAVED)
@@ -81,16 +78,15 @@ def hold(where: ceph.Pool, name: str) -> None:
 
 
 def let_go(where: ceph.Pool, name: str) -> None:
-    """Forget the moment that was held."""
+    """Remove the snapshot that `hold` made."""
     with ceph.opened(where, name) as image:
         rbd_image.drop(image, SAVED)
 
 
 def leftovers_of(where: ceph.Pool, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return watchers and snapshots, by id, of the images that have some which are not what the image is, or
-    was.
+    """Return watchers and snapshots, by id, of the images with snapshots that are not generations.
 
-    plan/care/gc_stores.py judges them: those that killed actions have left, and those without a reader.
+    plan/care/gc_stores.py judges them: some are of killed actions, some have no reader any more.
     """
     answer: dict[str, dict[str, Any]] = {}
     for name in names:
@@ -122,7 +118,7 @@ def _look(image: Any, snapshot: rbd_image.Snapshot) -> dict[str, object]:
 
 
 def drop_leftover(where: ceph.Pool, name: str, snapshot: int) -> bool:
-    """Remove the snapshot with that id; tell whether it could be."""
+    """Remove a leftover snapshot by its id; return True if it is gone."""
     with ceph.opened(where, name) as image:
         there = next((it for it in rbd_image.snapshots(image) if it.id == snapshot), None)
         return there is None or (rbd_names.is_passing(there.name) and rbd_image.drop(image, there.name))

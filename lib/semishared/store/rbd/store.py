@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores of kind `rbd`: pools of a Ceph cluster (store.Bridged).
 
-Images are changed by the store's bridge, as `bridge_user`; hosts read, and write to what the bridge has made.
+The store's bridge changes images, as `bridge_user`; hosts read, and write to images that the bridge has made.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .pool import RbdDraft
 
 
 class RbdStore(RbdDiffs):
-    """A pool."""
+    """A pool of a Ceph cluster."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -43,34 +43,32 @@ class RbdStore(RbdDiffs):
         self._pool(where)
 
     def check(self, image: ImageRef) -> None:
-        """Raise unless the image is there, and not of the first RBD format."""
+        """Raise unless the image exists and is not of RBD format 1."""
         rbd_pool.check_supported(*self._settled(image))
 
     def content(self, image: ImageRef) -> RbdContent:
-        """Return the content that is frozen."""
+        """Return the frozen content."""
         return RbdContent(image)
 
     def look(self, image: ImageRef) -> dict[str, object]:
-        """Return whether the present content is frozen, and its generation; as who keeps bases."""
+        """Return whether the present content is frozen, and its generation; as the user for bases."""
         found = RbdContent(image).look()
         return {"frozen": found is not None, "generation": found.generation if found else ""}
 
     @contextmanager
     def opened(self, image: ImageRef, snapshot: int = -1) -> Iterator[str]:
-        """Yield QEMU's name for the image. As the guests' own user: QEMU opens none, not even to read it,
-        with a key that may only read.
-        """
+        """Yield QEMU's name for the image, as the guests' user: QEMU opens no image with a read-only key."""
         at = "" if snapshot == -1 else f"@{snapshot}"
         yield qemu_img.rbd_name(f"{image.source}{at}", image.access.user, image.access.conf)
 
     def attach(self, image: ImageRef) -> tuple[str, NetworkDisk]:
-        """Return what libvirt needs to open the image."""
+        """Return the network disk by which libvirt opens the image."""
         return "", NetworkDisk.of(image.source, image.access)
 
     def writers(self, image: ImageRef) -> list[str]:
-        """Raise AnotherWriter if a visible client has the exclusive lock; return who else watches."""
+        """Raise AnotherWriter if a visible client has the exclusive lock; return the other watchers."""
         where, name = self._settled(image)
-        # Read-only: this way we are no watcher ourselves, and take nobody's lock.
+        # A read-only open is no watcher, and takes no lock.
         with ceph.opened(where, name, read_only=True) as opened:
             return writers.check_image(where.ioctx, opened, f"{where.name}/{name}")
 
@@ -79,19 +77,16 @@ class RbdStore(RbdDiffs):
         return rbd_snapshots.numbers(*self._settled(image))
 
     def digest(self, image: ImageRef, kind: str) -> tuple[str, int]:
-        """Return the digest of the raw content."""
         return rbd_image.digest(*self._settled(image), kind)
 
     def capacity(self, where: str) -> tuple[int, int, int]:
-        """Return bytes used, total and free, as `ceph df` has them."""
         return rbd_pool.capacity(self._pool(where))
 
     def leftovers(self, root: str) -> list[str]:
-        """Return the images that are staged, or hidden."""
+        """Return the staged and hidden images."""
         return sorted(f"{root}/{name}" for name in self.names(root) if rbd_names.is_ours(name))
 
     def names(self, where: str) -> list[str]:
-        """Return the names of all images of a pool."""
         return rbd_pool.names(self._pool(where))
 
     def describe(self, where: str, names: Iterable[str]) -> dict[str, dict[str, object]]:
@@ -100,13 +95,9 @@ class RbdStore(RbdDiffs):
         return {name: found for name in names for found in (rbd_pool.look(pool, name),) if found}
 
     def passing(self, where: str, names: Iterable[str]) -> dict[str, dict[str, object]]:
-        """Look at each image."""
-
         return rbd_snapshots.leftovers_of(self._pool(where), names)
 
     def drop_snapshot(self, image: ImageRef, snapshot: int) -> dict[str, bool]:
-        """Remove it."""
-
         return {"removed": rbd_snapshots.drop_leftover(*ceph.bridged(image), snapshot)}
 
     # -- images -------------------------------------------------------------------------------------
@@ -114,7 +105,7 @@ class RbdStore(RbdDiffs):
     def publish(
         self, image: ImageRef, path: str, known: extents.Manifest | None = None, *, sparse: bool = True
     ) -> str:
-        """Write what is not zero in the file to a new image: RBD has no other."""
+        """Write the non-zero blocks of the file to a new image; RBD images are always sparse."""
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             return rbd_pool.received(
@@ -132,7 +123,7 @@ class RbdStore(RbdDiffs):
         rbd_pool.empty(*ceph.bridged(image), rbd_pool.made_for(image), size, fs)
 
     def copy(self, image: ImageRef, source: str, snapshot: int = -1, most: int = 0) -> None:
-        """Let Ceph copy what is allocated."""
+        """Have Ceph copy the allocated extents."""
         at = "" if snapshot == -1 else str(snapshot)
         rbd_pool.copied(
             *ceph.bridged(image),
@@ -143,11 +134,10 @@ class RbdStore(RbdDiffs):
         )
 
     def hold(self, image: ImageRef) -> None:
-        """Make a snapshot, below QEMU."""
         rbd_snapshots.hold(*ceph.bridged(image))
 
     def copy_held(self, image: ImageRef, source: str) -> None:
-        """Copy that snapshot, and remove it."""
+        """Copy the held snapshot, and remove it."""
         held = ceph.bridged(image._replace(source=source))
         try:
             rbd_pool.copied(*ceph.bridged(image), rbd_pool.made_for(image), *held, rbd_names.SAVED)
@@ -155,7 +145,7 @@ class RbdStore(RbdDiffs):
             rbd_snapshots.let_go(*held)
 
     def stage(self, image: ImageRef, size: int) -> str:
-        """Make an empty image under another name."""
+        """Make an empty image under a staged name."""
         where, name = self._settled(image)
         rbd_pool.sweep(where, name)
         staged = rbd_names.staged(name, os.urandom(6).hex())
@@ -163,14 +153,14 @@ class RbdStore(RbdDiffs):
         return f"{where.name}/{staged}"
 
     def show(self, image: ImageRef, staged: str) -> None:
-        """Freeze it, and rename it."""
+        """Freeze the staged image, and rename it."""
         where, name = ceph.bridged(image)
         rbd_pool.publish(
             where, ceph.bridged(image._replace(source=staged))[1], name, rbd_pool.made_for(image)
         )
 
     def draft(self, image: ImageRef) -> RbdDraft:
-        """Return the draft of an image that was staged or hidden, as guests' user."""
+        """Return the draft of a staged or hidden image, opened as the guests' user."""
         return RbdDraft(qemu_img.rbd_name(image.source, image.access.user, image.access.conf))
 
     def _draft(self, source: str) -> RbdDraft:
@@ -178,7 +168,7 @@ class RbdStore(RbdDiffs):
 
     @contextmanager
     def made(self, image: ImageRef, size: int) -> Iterator[RbdDraft]:
-        """Stage an image and show it."""
+        """Stage an image and publish it."""
         staged = self.stage(image, size)
         try:
             yield self._draft(staged)
@@ -192,36 +182,33 @@ class RbdStore(RbdDiffs):
         rbd_pool.remove_all(*ceph.bridged(image))
 
     def take_back(self, image: ImageRef, made: str) -> None:
-        """Remove the image of that id."""
         rbd_pool.remove(*ceph.bridged(image), made=made)
 
     def refuse_late(self, source: str, seq: int) -> None:
-        """Compare with what is noted on the image."""
+        """Compare with the SEQ recorded on the image."""
         pool, _, name = source.partition("/")
         rbd_pool.refuse_late(self._pool(pool), name, seq)
 
     def grow(self, image: ImageRef, size: int) -> None:
-        """Resize the image, unless it is that large."""
         claim.grow(*self._settled(image), size)
 
     # -- what its content is called -----------------------------------------------------------------
 
     def freeze(self, image: ImageRef) -> str:
-        """Have a snapshot of ours that is the image's present content."""
+        """Make a snapshot of the present content, unless there is one."""
         return rbd_image.freeze(*self._settled(image)).generation
 
     def lend(self, image: ImageRef) -> dict[str, str]:
-        """Name it, and protect it from whoever tidies up snapshots."""
+        """Give the snapshot a lasting name, and protect it from tools that remove unprotected snapshots."""
         return rbd_image.lend(*self._settled(image))
 
     def name(self, image: ImageRef, snapshot: int, generation: str) -> None:
-        """Give the snapshot the generation's name."""
         where, name = ceph.bridged(image)
         with ceph.opened(where, name) as opened:
             rbd_image.name_snapshot(opened, snapshot, generation)
 
     def begin_session(self, image: ImageRef) -> None:
-        """End all generations, also the stock driver's."""
+        """End all generations, also the stock driver's, and record a new session token."""
         where, name = self._settled(image)
         with ceph.opened(where, name) as opened:
             rbd_image.end_generations(opened)
@@ -230,24 +217,24 @@ class RbdStore(RbdDiffs):
         point("session begun")
 
     def session(self, image: ImageRef) -> str:
-        """Read what is noted on the image."""
         with ceph.opened(*self._settled(image), read_only=True) as opened:
             return rbd_snapshots.session(opened)
 
     def begin_change(self, image: ImageRef, size: int) -> dict[str, str]:
-        """Take the image out of everybody's sight, and empty it."""
+        """Hide the image and empty it."""
         where, name = ceph.bridged(image)
         hidden = claim.begin_change(where, name)
         with ceph.opened(where, hidden) as opened, ceph.long():
             size = max(opened.size(), size)
-            # What is written now need not write the zeros; what was is in the snapshot that was made before.
+            # Emptied, so that the new content needs no zeros; the former content is in the snapshot for the
+            # roll-back.
             opened.resize(0)
             opened.resize(size)
         point("image emptied")
         return {"hidden": f"{where.name}/{hidden}", "change": claim.change_under_way(where, name)}
 
     def end_change(self, image: ImageRef, whole: bool, change: str = "") -> None:
-        """Show it, or roll it back before."""
+        """Publish the new content, or roll back."""
         where, name = ceph.bridged(image)
         if change and claim.change_under_way(where, name) != change:
             raise Overtaken(
@@ -260,7 +247,7 @@ class RbdStore(RbdDiffs):
 
     @contextmanager
     def replaced(self, image: ImageRef, size: int, session: str = "") -> Iterator[RbdDraft]:
-        """Hide the image meanwhile."""
+        """Hide the image while the block fills it."""
         begun = self.begin_change(image, size)
         try:
             yield self._draft(begun["hidden"])
@@ -278,26 +265,23 @@ class RbdStore(RbdDiffs):
         fill: Callable[[str], None] | None = None,
         check: Callable[[], None] | None = None,
     ) -> None:
-        """Make a snapshot, in place of one that a killed action has left; what a running guest writes is seen
-        here, without `fill`.
-        """
+        """Make a snapshot, in place of one that a killed action has left; RBD needs no `fill`."""
         where, name = self._settled(image)
         if check:
             check()
         rbd_snapshots.keep(where, name, snapshot)
 
     def _with_snapshot(self, image: ImageRef, snapshot: int) -> tuple[ceph.Pool, str]:
-        """Return pool and name of an image, unless that snapshot of it lies elsewhere."""
+        """Return pool and name of an image; raise NotSupported if that snapshot lies in another image."""
         where, name = ceph.bridged(image)
         rbd_pool.check_not_aside(where, name, snapshot)
         return where, name
 
     def forget(self, image: ImageRef, snapshot: int, session: str = "") -> None:
-        """Remove a snapshot."""
         rbd_snapshots.forget(*self._with_snapshot(image, snapshot), snapshot, session=session)
 
     def revert(self, image: ImageRef, snapshot: int, size: int = 0, session: str = "") -> None:
-        """Roll the image back while nobody sees it."""
+        """Roll the hidden image back."""
         rbd_snapshots.revert(*self._with_snapshot(image, snapshot), snapshot, size, session)
 
     def flatten(self, image: ImageRef, snapshot: int, size: int = 0) -> None:
@@ -309,7 +293,7 @@ class RbdStore(RbdDiffs):
         rbd_snapshots.forget(where, name, *sorted(numbers, key=lambda number: number == snapshot))
 
     def clone_of(self, image: ImageRef, vm: int, disk: int) -> str:
-        """Return the name that OpenNebula's own driver would give it."""
+        """Return the name that OpenNebula's own driver gives the clone."""
         return f"{image.source}-{vm}-{disk}"
 
     def clone(self, image: ImageRef, clone: str, size: int) -> None:
@@ -317,13 +301,13 @@ class RbdStore(RbdDiffs):
         self.clone_for(image, clone, size)
 
     def clone_for(self, image: ImageRef, clone: str, size: int, seq: int = -1) -> dict[str, str]:
-        """Clone the frozen content, and note the SEQ on the clone."""
+        """Clone the frozen content, and record the SEQ on the clone."""
         where, name = self._settled(image)
         made = image._replace(source=clone)
         _, target = ceph.bridged(made)
         frozen = rbd_image.freeze(where, name)
         rbd_pool.refuse_late(where, target, seq)
-        # Made anew: what is there was made by an action that oned has given up, and may be half.
+        # Made anew: an action that oned gave up may have left half of it.
         rbd_pool.remove(where, target)
         with rbd_pool.published(where, target, rbd_pool.made_for(made), seq) as staged:
             rbd_pool.clone(where, name, frozen.name, staged)
@@ -333,11 +317,10 @@ class RbdStore(RbdDiffs):
         return {"made": found}
 
     def remove_clone(self, image: ImageRef, clone: str) -> None:
-        """Remove an image that is a clone."""
         self.remove(image._replace(source=clone))
 
     def clone_found(self, image: ImageRef, vm: int, number: int) -> str:
-        """Return the name of the image, which may be hidden while it is changed."""
+        """Return the clone's name, after settling a change of it; '' if it is not there."""
         clone = self.clone_of(image, vm, number)
         where, name = self._settled(image._replace(source=clone))
         return clone if rbd_pool.look(where, name) else ""
