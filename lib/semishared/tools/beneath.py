@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open what lies below a root of ours, and follow no symbolic link there.
+"""Open files below a root of ours without following a symbolic link.
 
-Whoever can write an export can put a link in the place of any name on it, at any time: a path that was looked
-at leads elsewhere a moment later. So what is on a store is opened component by component from its root (an
-image datastore), each without following a link, and what is done there is done in what was opened:
-`/proc/PID/fd/N` is a path to that, for us and for the programs that we run, which no later rename can change.
-The root itself may be a link, or lie behind some.
+Every client that can write to an export can replace any name there by a link, at any time: a path that was
+checked may lead elsewhere a moment later. So this module opens each component of a path from its root (an
+image datastore) without following a link. The work is then done on the open file: `/proc/PID/fd/N` is a path
+to it, for this process and its programs, which no later rename can change. The root itself may be a link, or
+lie behind some.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..errors import BadArguments, UnexpectedFile, UnexpectedLink
 OPENED = r"/proc/[0-9]+/fd/[0-9]+(?![0-9])"
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _TRIES = 3
-"""How often a name is opened whose file is replaced between two looks at it (NFS: ESTALE)."""
+"""Attempts to open a name whose file is replaced meanwhile (NFS: ESTALE)."""
 
 
 def _names(relative: str) -> list[str]:
@@ -33,12 +33,12 @@ def _names(relative: str) -> list[str]:
 
 
 def path_of(fd: int) -> str:
-    """Return a path to an open file or directory, for our children too."""
+    """Return a path to an open file or directory, for child processes too."""
     return f"/proc/{os.getpid()}/fd/{fd}"
 
 
 def readable(text: str) -> str:
-    """Return `text` with the paths that `path_of` makes replaced by where they lead, for whoever reads it."""
+    """Return `text` with the paths of `path_of` replaced by the real paths, for messages."""
 
     def known(match: re.Match[str]) -> str:
         try:
@@ -50,7 +50,7 @@ def readable(text: str) -> str:
 
 
 def is_link(path: str) -> bool:
-    """Tell whether `path` is a symbolic link, other than one of `path_of`."""
+    """Return True if `path` is a symbolic link, other than a path of `path_of`."""
     return os.path.islink(path) and not re.fullmatch(OPENED, path)
 
 
@@ -72,9 +72,7 @@ def _enter(fd: int, name: str) -> int:
 
 
 def _refresh(fd: int) -> None:
-    """Let names in a directory be looked up anew (files.refresh): what is opened by O_PATH alone is not asked
-    for again.
-    """
+    """Make the NFS client revalidate a directory (files.refresh): an open with O_PATH does not."""
     try:
         os.close(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd))
     except PermissionError:
@@ -82,25 +80,23 @@ def _refresh(fd: int) -> None:
 
 
 def _let_through(fd: int) -> None:
-    """Let everybody go through a directory, to what they can name; reading and writing there stay as they
-    are.
+    """Give a directory o+x; its read and write permissions stay.
 
-    Where an export squashes root, libvirt's root is nobody. It opens no image, but looks whether one is there
-    and where our links lead: AppArmor's rules are for that file (docs/how-to/apparmor.md).
+    Where an export squashes root, libvirtd accesses it as the anonymous user. It opens no image, but checks
+    that one exists and where our links lead: AppArmor's rules name that file (docs/how-to/apparmor.md).
     """
     mode = stat.S_IMODE(os.fstat(fd).st_mode)
     if not mode & stat.S_IXOTH:
         try:
             os.chmod(path_of(fd), mode | stat.S_IXOTH)
         except OSError:
-            pass  # it is somebody else's
+            pass  # another user owns it
 
 
 def open_directory(root: str, relative: str = "", *, make: bool = False, for_all: bool = True) -> int:
-    """Open the directory `relative` (without links or `..`) below `root`, with `make` made where it is
-    missing.
+    """Open the directory `relative` (without links or `..`) below `root`; `make` makes missing ones.
 
-    What is made, or was made before, is `for_all` to go through.
+    With `make` and `for_all`, the directories below `root` get o+x, old ones too.
 
     Raise UnexpectedLink, or OSError as open(2).
     """
@@ -117,7 +113,7 @@ def open_directory(root: str, relative: str = "", *, make: bool = False, for_all
                 try:
                     os.mkdir(name, dir_fd=fd)
                 except FileExistsError:
-                    pass  # somebody else was faster
+                    pass  # another process has just made it
                 below = _enter(fd, name)
             os.close(fd)
             fd = below
@@ -132,7 +128,7 @@ def open_directory(root: str, relative: str = "", *, make: bool = False, for_all
 
 @contextmanager
 def directory(root: str, relative: str = "", *, make: bool = False) -> Iterator[str]:
-    """Yield a path to a directory below `root` as it is now; raise as `open_directory`."""
+    """Yield a path to an open directory below `root`; renames do not affect it. Raise as `open_directory`."""
     fd = open_directory(root, relative, make=make)
     try:
         yield path_of(fd)
@@ -141,9 +137,7 @@ def directory(root: str, relative: str = "", *, make: bool = False) -> Iterator[
 
 
 def _open_regular(parent: int, name: str, flags: int) -> int:
-    """Open a regular file in a directory. It is looked at before it is opened: opening a device may do
-    something.
-    """
+    """Open a regular file in a directory, and check its type first: opening a device may have effects."""
     seen = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
         mode = os.fstat(seen).st_mode
@@ -162,8 +156,9 @@ def _open_regular(parent: int, name: str, flags: int) -> int:
 
 
 def open_file(root: str, relative: str, flags: int = os.O_RDONLY) -> int:
-    """Open the regular file `relative` below `root`; raise UnexpectedLink, UnexpectedFile, or OSError as
-    open(2).
+    """Open the regular file `relative` below `root`.
+
+    Raise UnexpectedLink, UnexpectedFile, or OSError as open(2).
     """
     where, _, name = relative.rpartition("/")
     _names(relative)
@@ -182,9 +177,7 @@ def open_file(root: str, relative: str, flags: int = os.O_RDONLY) -> int:
 
 @contextmanager
 def file(root: str, relative: str) -> Iterator[str]:
-    """Yield a path to a regular file below `root` that is open for reading, for us and our children; raise as
-    `open_file`.
-    """
+    """Yield a path to an open regular file below `root`, for child processes too; raise as `open_file`."""
     fd = open_file(root, relative)
     try:
         yield path_of(fd)
@@ -195,12 +188,12 @@ def file(root: str, relative: str) -> Iterator[str]:
 def status(root: str, relative: str) -> os.stat_result:
     """Return the status of a regular file below `root`; raise as `open_file`.
 
-    From the open file: on NFS a name's status may be half a minute old.
+    It comes from the open file: on NFS the status by name may be half a minute old.
     """
     try:
         fd = open_file(root, relative)
     except PermissionError:
-        # A guest's own user may have it, in a directory that is ours.
+        # A guest's user may own the file, in a directory of ours.
         fd = open_file(root, relative, os.O_PATH)
     try:
         return os.fstat(fd)
@@ -209,9 +202,7 @@ def status(root: str, relative: str) -> os.stat_result:
 
 
 def check(root: str, relative: str) -> None:
-    """Raise UnexpectedLink if a component of `relative` below `root` is a link now; for where only this
-    machine writes.
-    """
+    """Raise UnexpectedLink if a component of `relative` is a link now; for trees of this machine alone."""
     path = root
     for name in _names(relative):
         path = f"{path}/{name}"

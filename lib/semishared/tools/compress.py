@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compressors for what travels between hosts: the programs zstd and lzop, or none; and which of them pays."""
+"""Compressors for data between hosts, the programs zstd and lzop, and the choice among them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = {number: name for name, number in NUMBERS.items()}
 AUTO = "auto"
 Bytes = Union[bytes, memoryview]
 UNLIMITED = 117_000_000
-"""Bytes per second that are taken for the network's where no rate is given: what 1 Gbit/s carries."""
+"""Bytes per second of the network where no rate is given: 1 Gbit/s."""
 
 
 def available() -> list[str]:
@@ -33,7 +33,7 @@ def pack(name: str, content: Bytes) -> Bytes:
 
 
 def unpack(name: str, packed: Bytes, size: int) -> Bytes:
-    """Return what was packed, `size` bytes; raise TransferCorrupt if it is not that long."""
+    """Return the unpacked content; raise TransferCorrupt if it has not `size` bytes."""
     content = packed if name == NONE else filtered(UNPACK[name], packed)
     if len(content) != size:
         raise TransferCorrupt(f"{len(content)} bytes came out of {name} instead of {size}")
@@ -41,26 +41,24 @@ def unpack(name: str, packed: Bytes, size: int) -> Bytes:
 
 
 class Sample(NamedTuple):
-    """What a compressor did with a piece of the image."""
+    """The result of a compressor for a piece of the image."""
 
     name: str
     ratio: float
-    """Packed by plain."""
+    """Packed by plain size."""
     speed: float
-    """Plain bytes per second that it takes in."""
+    """Plain bytes per second."""
 
 
 def best(samples: Sequence[Sample], rate: float) -> str:
-    """Return the compressor with which most plain bytes per second go through `rate`; of equals the least
-    work.
-    """
+    """Return the compressor that moves most plain bytes per second at `rate`; of equals the cheapest."""
     link = rate or UNLIMITED
 
     def through(sample: Sample) -> float:
         return min(sample.speed, link / max(sample.ratio, 0.001))
 
     most = max(through(sample) for sample in samples)
-    # Not for a few percent: compressing costs the guests of the sender their CPU.
+    # Ignore a gain of a few percent: compressing takes CPU from the sender's guests.
     return next(
         s.name
         for s in sorted(samples, key=lambda s: s.name != NONE and 1 / s.speed)
@@ -69,17 +67,14 @@ def best(samples: Sequence[Sample], rate: float) -> str:
 
 
 def pays(link: float) -> bool:
-    """Tell whether to think of compressing for a network that has carried so many bytes per second:
-    processors are the guests'.
-    """
+    """Return False if the network has carried so many bytes per second that compressing cannot pay."""
     return link < UNLIMITED * 1.25
 
 
 def choose(wanted: str, unpacks: Collection[str], content: bytes, rate: float) -> str:
-    """Return the compressor to use: `wanted`, or for 'auto' the one that pays for a piece of the image, if
-    who receives `unpacks` it.
+    """Return `wanted` if the receiver `unpacks` it; for 'auto' the best compressor for a piece of the image.
 
-    It may have been installed on some of the hosts only; what cannot be unpacked is of no use to them.
+    Return 'none' if this machine or the receiver lacks the wanted one.
     """
     if wanted not in (AUTO, *NUMBERS):
         raise BadArguments(f"no such compressor: {wanted!r}")

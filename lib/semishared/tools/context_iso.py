@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The context ISO: volume CONTEXT with context.sh and the files the VM template names.
 
-context.sh may have a key in it (plan/share/client_keys.py), so no killed action may leave it: what lies in
-the directory for temporary files while the ISO is written has the name of its writer (tools/owner.py) and
-goes when the next one is, or by `semishared gc`; the ISO itself is read from a file that has no name any
-more.
+context.sh may contain a key (plan/share/client_keys.py), so no killed action may leave it behind. The
+temporary directory's name names its writer (tools/owner.py); the next ISO or `semishared gc` removes it. The
+ISO itself is read from a file whose name is removed already.
 """
 
 from __future__ import annotations
@@ -41,28 +40,25 @@ def _split(argument: str) -> tuple[str, str]:
 
 
 def remove_stale() -> None:
-    """Remove what writers that are no more left in the directory for temporary files, which is this machine's
-    alone.
-    """
+    """Remove what ended writers left in the directory for temporary files, which is local to this machine."""
     top = tempfile.gettempdir()
     try:
         names = os.listdir(top)
     except OSError:
-        # One may write there without reading: then nobody can tell.
+        # The directory may be writable and not readable: skip it.
         return
     for name in names:
-        # Anyone may make such a name there: another user's directory stays.
+        # Any user may make such a name there: another user's directory stays.
         if name.startswith(PREFIX) and owner.is_gone(name, other_boots=True):
             shutil.rmtree(f"{top}/{name}", ignore_errors=True)
 
 
 @contextmanager
 def built(files: tuple[str, ...], more: bytes = b"", datastores: str = "") -> Iterator[str]:
-    """Yield the path, in this process alone, of an ISO with `files`; `more` is added to context.sh, and
-    secret.
+    """Yield the path, in this process alone, of an ISO with `files`; append the secret `more` to context.sh.
 
-    What is in a datastore, below `datastores`, is read without following a link there: raise UnexpectedLink.
-    A host may have put it there.
+    Files in a datastore (below `datastores`) are read without following a link, as a host may have put one
+    there: raise UnexpectedLink.
     """
     pairs = [_split(argument) for argument in files]
     for tool in TOOLS:
@@ -84,7 +80,7 @@ def built(files: tuple[str, ...], more: bytes = b"", datastores: str = "") -> It
 
 
 def _in_datastore(path: str, datastores: str) -> tuple[str, str]:
-    """Return a datastore, and what a path is below that; '' where it is in none."""
+    """Return the datastore of a path, and the path below it; '' if it is in none."""
     path = os.path.normpath(path)
     if not datastores or not path.startswith(f"{datastores}/"):
         return "", ""
@@ -117,6 +113,6 @@ def _fill(content: str, pairs: list[tuple[str, str]], more: bytes, datastores: s
             ) from None
     if more:
         with open(f"{content}/context.sh", "ab") as file:
-            # In the guest too: Rock Ridge has modes.
+            # In the guest too: Rock Ridge keeps modes.
             os.fchmod(file.fileno(), 0o600)
             file.write(more)

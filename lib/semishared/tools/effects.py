@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Crash points between effects, the undo stack, and what became of one step of many.
+"""Crash points between effects, the undo stack, and the result of one step of many.
 
-Tests kill a process at its points: an action may be killed after every effect. Without the environment
+Tests kill a process at its points, as an action may be killed after any effect. Without the environment
 variables a point costs one comparison. ssh does not pass them on.
 
     SEMISHARED_KILL_AT=N    SIGKILL to this process at its N-th point
@@ -27,7 +27,7 @@ _count = 0
 
 
 def is_on() -> bool:
-    """Tell whether a test looks at the points of this process."""
+    """Return True if a test uses the points of this process."""
     return bool(_kill_at or _stop_at or _file)
 
 
@@ -47,10 +47,9 @@ def point(name: str) -> None:
 
 
 class Undo:
-    """`with Undo() as undo: effect(); undo.add(inverse); ...; undo.keep()`. An inverse that fails is passed
-    over.
+    """`with Undo() as undo: effect(); undo.add(inverse); ...; undo.keep()`; a failing inverse is skipped.
 
-    Register the undo right after the effect; `keep` drops them all.
+    Register the inverse right after the effect; `keep` drops all inverses.
     """
 
     def __init__(self) -> None:
@@ -61,7 +60,7 @@ class Undo:
         self._stack.append(inverse)
 
     def keep(self) -> None:
-        """Keep all effects so far."""
+        """Keep all effects so far: drop their inverses."""
         self._stack.clear()
 
     def __enter__(self) -> Undo:
@@ -79,13 +78,10 @@ class Undo:
 
 @contextmanager
 def told(**answer: object) -> Iterator[Dict[str, object]]:
-    """Yield the answer to a step, which the block fills in; with it are the "seconds" that the block took,
-    and what was wrong.
+    """Yield the answer to a step, for the block to fill in; add "seconds", "error" and "id".
 
-    "error" is the line of a SemisharedError or OSError that ends the block, with its "id"; '' and '' when
-    there is none.
-
-    The other steps are carried out all the same.
+    "error" is the line of the SemisharedError or OSError that ended the block, '' for none. The block's
+    caller then continues with its other steps.
     """
     began = time.monotonic()
     answer.update(error="", id="")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a process: of this one, at once, with what it returns; and of one that is waited for."""
+"""The end of a process: of this one, at once, and of a child within a time limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Program(Protocol):
-        """A child, as subprocess has it."""
+        """A child process, as subprocess has it."""
 
         pid: int
 
@@ -22,15 +22,14 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.02
 NOT_SAID = 120
-"""What python itself says where not all that was printed could be written."""
+"""Exit code of Python if it cannot write all of its output."""
 
 
 def ended(code: int) -> int:
-    """End this process with `code`, at once: what python and exit(3) tidy up at their end the kernel frees
-    anyway.
+    """End this process with `code` at once, without the cleanup of Python and exit(3).
 
-    That is a third of what a short action takes. And librados has threads that run on while exit(3) destroys
-    what they use: now and then that was SIGSEGV, after all was said and done.
+    That cleanup takes a third of a short action. Also, librados has threads that run on while exit(3)
+    destroys their data, which now and then ended in SIGSEGV after all work was done.
     """
     try:
         sys.stdout.flush()
@@ -41,16 +40,14 @@ def ended(code: int) -> int:
 
 
 def ended_within(program: Program, limit_s: float) -> int | None:
-    """Return the exit code of a program, None if it does not end within `limit_s`.
+    """Return the exit code of a program, None if it does not end within `limit_s` seconds.
 
-    Popen.wait looks again and again, at last every 50 ms: a short program would be waited for twice as long
-    as it takes.
+    Popen.wait polls, at last every 50 ms: twice as long as a short program takes.
     """
     try:
         fd = os.pidfd_open(program.pid)
     except (OSError, AttributeError):
-        # It is gone, or this kernel (before 5.3) cannot say, nor could the one that this Python was built
-        # for.
+        # The program is gone, or the kernel (before 5.3) or this Python lacks pidfd_open.
         deadline = time.monotonic() + limit_s
         while program.poll() is None and time.monotonic() < deadline:
             time.sleep(LOOK_S)

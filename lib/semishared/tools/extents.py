@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images as extents of 4 MiB, each with its hash; what is all zero is a hole and is named nowhere.
+"""Images as extents of 4 MiB, each with its hash; an all-zero extent is a hole and has no entry.
 
-A manifest is the text form of that, and a generation is named by the hash of its manifest: the same content
-is the same generation, whoever computed it.
+A manifest is the text form of these. The hash of the manifest names the generation: the same content is the
+same generation on every machine.
 
     semishared-manifest 1
     format qcow2
@@ -28,16 +28,14 @@ if TYPE_CHECKING:
 
 EXTENT = 4 << 20
 FLUSH = 64
-"""Extents written between two flushes: one at the end could take longer than a standstill is allowed to."""
+"""Extents between two flushes: a single flush at the end could exceed the standstill limit."""
 BLOCK = 64 << 10
 """Zero blocks of this size are left out of copies."""
 DIGEST = 32
 """Bytes of a hash."""
 HEADER = "semishared-manifest 1"
 MANIFEST_LIMIT = 256 << 20
-"""Bytes of the text of a manifest, whoever has it: of some 14 TiB of data. What is longer is not kept, nor
-sent.
-"""
+"""Most bytes of a manifest's text: that of 14 TiB of data. A longer one is neither kept nor sent."""
 PAGE = 4096
 PEEK = 16
 _ZERO = bytes(EXTENT)
@@ -70,7 +68,7 @@ def generation_of(text: bytes) -> str:
 
 
 def parse(text: bytes) -> Manifest:
-    """Return the manifest in `text`; raise ImageChanged if it is none, or names what is beyond its size."""
+    """Return the manifest in `text`; raise ImageChanged if it is malformed or has extents past its end."""
     lines = text.decode("ascii", "replace").splitlines()
     try:
         if lines[0] != HEADER or lines[3] != f"extent {EXTENT}":
@@ -90,7 +88,7 @@ def parse(text: bytes) -> Manifest:
 
 
 def offsets(fd: int, size: int) -> Iterator[int]:
-    """Yield the offset of each extent that holds data; holes are skipped where the file system tells them."""
+    """Yield the offset of each extent with data; skip holes where the file system reports them."""
     offset = 0
     while offset < size:
         try:
@@ -105,9 +103,7 @@ def offsets(fd: int, size: int) -> Iterator[int]:
 
 
 def held(path: str) -> tuple[tuple[int, int], int]:
-    """Return by what a file is known under all its names, and the bytes of a copy: neither its holes nor what
-    is only set aside for it.
-    """
+    """Return (device, inode) of a file, and the bytes of a copy, without holes and preallocated space."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found, data, offset = os.fstat(fd), 0, 0
@@ -125,7 +121,7 @@ def held(path: str) -> tuple[tuple[int, int], int]:
 
 
 def data(fd: int, size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (index, content) of each extent that holds data; `fd` may be open for direct I/O."""
+    """Yield (index, content) of each extent with data; `fd` may be open for direct I/O."""
     import mmap  # here: not all actions read images
 
     with mmap.mmap(-1, EXTENT) as buffer, memoryview(buffer) as view:  # page-aligned, as direct I/O wants it
@@ -133,7 +129,7 @@ def data(fd: int, size: int) -> Iterator[tuple[int, bytes]]:
             wanted = min(EXTENT, size - offset)
             got = 0
             while got < wanted:
-                # After a short read a direct one could not go on where it stopped.
+                # After a short read, direct I/O has to go on at a page boundary.
                 start = got // PAGE * PAGE
                 with view[start:] as rest:
                     count = os.preadv(fd, [rest], offset + start)
@@ -158,9 +154,7 @@ def read_at(fd: int, index: int) -> bytes:
 
 
 def read_into(memory: mmap.mmap, fd: int, index: int) -> memoryview:
-    """Read an extent into `memory` and return it there: memory that is new costs more than what is copied
-    into it.
-    """
+    """Read an extent into reused `memory`, which is cheaper than new memory, and return it there."""
     got, view = 0, memoryview(memory)
     while got < EXTENT:
         count = os.preadv(fd, [view[got:EXTENT]], index * EXTENT + got)
@@ -172,7 +166,7 @@ def read_into(memory: mmap.mmap, fd: int, index: int) -> memoryview:
 
 def is_zero(content: bytes | bytearray | memoryview) -> bool:
     """Tell whether `content`, of at most an extent, is all zero."""
-    # bytes compare by memcmp; memoryviews compare item by item. What has data mostly has some at its
+    # bytes compare by memcmp; memoryviews compare item by item. Most data has a non-zero byte at its
     # beginning.
     if any(content[:PEEK]):
         return False
@@ -195,16 +189,14 @@ def blocks(content: bytes | memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def pwrite(fd: int, view: memoryview, offset: int) -> None:
-    """Write all of `view` at `offset`."""
+    """Write all of `view`, also where pwrite(2) writes less."""
     while view:
         done = os.pwrite(fd, view, offset)
         view, offset = view[done:], offset + done
 
 
 class Copy:
-    """A copy in the making: extents in any order into a new sparse file (None: nowhere), and the manifest of
-    them.
-    """
+    """A copy in the making: takes extents in any order into a new sparse file, or none, and hashes them."""
 
     def __init__(self, target: str | None, size: int) -> None:
         self.size = size
@@ -229,7 +221,7 @@ class Copy:
                 os.close(self._fd)
 
     def add(self, index: int, content: bytes) -> None:
-        """Take the content of an extent."""
+        """Hash an extent, and write it to the file."""
         if is_zero(content):
             return
         import hashlib
@@ -242,14 +234,14 @@ class Copy:
         for offset, data in blocks(content):
             pwrite(self._fd, data, index * EXTENT + offset)
             self.written += len(data)
-        # Now, by us: what the kernel writes out when it likes is in nobody's class of I/O.
+        # Begin the write-out here: the kernel's own write-back belongs to no I/O class.
         write_out.begin(self._fd, index * EXTENT, EXTENT)
         if len(self._extents) % FLUSH == 0:
-            # Not piece by piece, as at the end: that goes through all of the file's size, each time.
+            # Not by pieces as at the end: that would walk through the whole file each time.
             os.fdatasync(self._fd)
 
     def end_at(self, size: int) -> None:
-        """Say how long the file is, if that was not known at its beginning."""
+        """Set the file's size, if it was unknown at the beginning."""
         self.size = size
         os.ftruncate(self._fd, size)
 
@@ -259,7 +251,7 @@ class Copy:
 
 
 def open_direct(path: str, flags: int = os.O_RDONLY) -> int:
-    """Open a file for reading or writing past the page cache, where its file system can do that."""
+    """Open a file with O_DIRECT, or without where its file system refuses that."""
     try:
         return os.open(path, flags | os.O_DIRECT)
     except OSError as e:
@@ -269,12 +261,11 @@ def open_direct(path: str, flags: int = os.O_RDONLY) -> int:
 
 
 def copy(source: str, target: str | None, format: str, counted: str, *, direct: bool = False) -> Manifest:
-    """Copy `source` to the new sparse file `target` (None: only read) and return the manifest of what was
-    read.
+    """Copy `source` to the new sparse file `target` (None: only read) and return the manifest.
 
-    The bytes read are counted as `counted` (see progress). `direct`: past this machine's page cache. QEMU
-    writes past it, and on a shared file system (ceph-fuse, seen) what is cached may then be older than what
-    the guest wrote.
+    The bytes read are counted as `counted` (see progress). `direct` bypasses this machine's page cache: QEMU
+    does so too, and on a shared file system (seen with ceph-fuse) cached data may be older than the guest's
+    writes.
     """
     source_fd = open_direct(source) if direct else os.open(source, os.O_RDONLY)
     try:

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are there wholly or not at all (stage, fsync, rename), and what lies in others' directories.
-
-Others can write to the directories that `names_in`, `newest_below`, `look_at` and `unpublished_in` read:
-these change nothing and follow no link.
-"""
+"""Atomic publication of files (stage, fsync, rename), and file operations that follow no link."""
 
 from __future__ import annotations
 
@@ -23,13 +19,11 @@ from .effects import point
 WINDOW = 16 << 20
 """Bytes that are written out between two signs of progress."""
 refusals: list[Callable[[], None]] = []
-"""What raises if this process may publish nothing any more: locks.py, once it has a lock."""
+"""Checks that raise if this process lost a lock and may publish nothing any more; locks.py adds one."""
 
 
 def refuse() -> None:
-    """Raise if this process may publish, or remove, nothing any more: others are at what it would do that
-    to.
-    """
+    """Raise if this process may not publish or remove anything: another one has taken its lock over."""
     for check in refusals:
         check()
 
@@ -43,7 +37,7 @@ def staged_name(path: str) -> str:
 
 
 def fsync(path: str) -> None:
-    """Make a file's content, or a directory's entries, survive a power cut."""
+    """Make a file's content, or a directory's entries, durable."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         fsync_open(fd)
@@ -52,15 +46,13 @@ def fsync(path: str) -> None:
 
 
 def fsync_open(fd: int) -> None:
-    """Make an open file survive a power cut."""
+    """Make an open file durable."""
     _write_out(fd)
     os.fsync(fd)
 
 
 def _write_out(fd: int) -> None:
-    """Have the content of a large file written, piece by piece: one fsync of all of it would give no sign of
-    life for hours.
-    """
+    """Write out a large file piece by piece: a single fsync could give no sign of life for hours."""
     found = os.fstat(fd)
     if found.st_blocks * 512 <= WINDOW or not stat.S_ISREG(found.st_mode):
         return
@@ -70,9 +62,7 @@ def _write_out(fd: int) -> None:
 
 
 def fsync_tree(directory: str) -> None:
-    """Make all files and directories below `directory`, and itself, survive a power cut; no link is
-    followed.
-    """
+    """Make a directory and all files and directories below it durable; follow no link."""
     for entry in os.scandir(directory):
         if entry.is_dir(follow_symlinks=False):
             fsync_tree(entry.path)
@@ -99,7 +89,7 @@ def enough_space(where: str) -> Iterator[None]:
 
 
 def unlink(path: str) -> bool:
-    """Remove a file if it is there; tell whether it was."""
+    """Remove a file; return False if there was none."""
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -109,8 +99,9 @@ def unlink(path: str) -> bool:
 
 @contextmanager
 def published(path: str, check: Callable[[], None] = lambda: None) -> Iterator[str]:
-    """Yield a staged name; when the block ends well its file is fsynced and, if `check` raises nothing,
-    renamed to `path`, else removed.
+    """Yield a staged name; when the block ends well, fsync the file, call `check` and rename it to `path`.
+
+    If the block or `check` raises, the staged file is removed.
     """
     staged = staged_name(path)
     try:
@@ -130,7 +121,7 @@ def published(path: str, check: Callable[[], None] = lambda: None) -> Iterator[s
 
 
 def write(path: str, data: bytes, mode: int = 0o644) -> None:
-    """Write a small file, wholly or not at all."""
+    """Write a small file atomically."""
     with published(path) as staged, open(staged, "xb") as file:
         file.write(data)
         os.fchmod(file.fileno(), mode)
@@ -143,8 +134,8 @@ def read(path: str, limit: int) -> bytes:
 
 
 def _itself(path: str, flags: int) -> int:
-    """Open `path`, which is no symbolic link."""
-    # A path to an open file (beneath.py) is what it says.
+    """Open `path`, which must not be a symbolic link."""
+    # A path to an open file (beneath.py) is a link by design.
     itself = 0 if os.path.dirname(path) == f"/proc/{os.getpid()}/fd" else os.O_NOFOLLOW
     try:
         return os.open(path, flags | itself | os.O_CLOEXEC)
@@ -156,8 +147,9 @@ def _itself(path: str, flags: int) -> int:
 
 @contextmanager
 def made(path: str, mode: int = 0o660) -> Iterator[str]:
-    """Make the new file `path` and yield a path to the open file, for our children too, that leads to it
-    whatever becomes of its name; when the block ends well it is durable and has its mode.
+    """Make the new file `path` and yield a path to the open file, for child processes too.
+
+    Renames do not affect that path. When the block ends well, the file gets its mode and is durable.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -178,9 +170,7 @@ def set_mode(path: str, mode: int) -> None:
 
 
 def write_json(path: str, data: object, limit: int = disk_names.JSON_BYTES) -> None:
-    """Write `data` as JSON, wholly or not at all; raise TooLarge for more than its readers take: what nobody
-    can read is not written.
-    """
+    """Write `data` as JSON atomically; raise TooLarge beyond the readers' limit."""
     text = json.dumps(data, sort_keys=True).encode() + b"\n"
     if len(text) > limit:
         raise TooLarge(
@@ -190,11 +180,10 @@ def write_json(path: str, data: object, limit: int = disk_names.JSON_BYTES) -> N
 
 
 def read_json(path: str, limit: int = disk_names.JSON_BYTES) -> dict[str, object] | None:
-    """Return the JSON object in a small file, None if there is no such file; raise BadRecord if it cannot be
-    read, or holds none.
+    """Return the JSON object in a small file, None if it is absent; raise BadRecord if unreadable.
 
-    Only ENOENT is absence: what a file that is cut, or on a disk with errors, said is not known, and nothing
-    may be removed by that.
+    Only ENOENT is absence: the content of a truncated or unreadable file is unknown, and no caller may remove
+    anything because of it.
     """
     try:
         data = json.loads(read(path, limit))
@@ -212,9 +201,7 @@ def read_json(path: str, limit: int = disk_names.JSON_BYTES) -> dict[str, object
 
 
 def hint(path: str, limit: int = disk_names.JSON_BYTES) -> dict[str, object]:
-    """Return the JSON object in a small file that only makes something quicker; {} if it is not there, or
-    damaged.
-    """
+    """Return the JSON object in a small cache file; {} if it is absent or damaged."""
     try:
         return read_json(path, limit) or {}
     except BadRecord:
@@ -222,23 +209,24 @@ def hint(path: str, limit: int = disk_names.JSON_BYTES) -> dict[str, object]:
 
 
 def refresh(*directories: str) -> None:
-    """Let names in `directories`, each inside the one before it, be looked up anew; one that is not there is
-    no error.
+    """Make the NFS client revalidate `directories`, each inside the one before it, as far as they exist.
 
-    A client of NFS that once saw a name absent goes on saying so for 30 s, also to open(), unless it is
-    mounted with lookupcache=positive; opening the directory asks the server whether it has changed. Elsewhere
-    this costs nothing.
+    An NFS client that saw a name absent reports it absent for 30 s, also to open(), unless the mount has
+    lookupcache=positive. Opening the directory asks the server for changes. On other file systems this costs
+    nothing.
     """
     for directory in directories:
         try:
             os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         except OSError:
-            return  # what is to be found in it says why
+            return  # the caller's own access reports why
 
 
 def is_absent(path: str, *, follow: bool = False) -> bool:
-    """Tell whether nothing is at `path` (with `follow`, or where that leads to): what cannot be looked at may
-    be there, and whoever goes on to it is told why not. os.path.exists and lexists call that absent.
+    """Return True if nothing is at `path` (with `follow`: where it leads).
+
+    What cannot be examined may be there, and the caller's own access then reports why; os.path.exists and
+    lexists call that absent.
     """
     try:
         os.stat(path, follow_symlinks=follow)
@@ -250,7 +238,7 @@ def is_absent(path: str, *, follow: bool = False) -> bool:
 
 
 def is_at(path: str, known: os.stat_result) -> bool:
-    """Tell whether a file or directory is the one at `path` still; a link there is itself."""
+    """Return True if `path` still is the known file or directory; a link there is itself."""
     try:
         return os.path.samestat(os.lstat(path), known)
     except FileNotFoundError:
@@ -258,7 +246,7 @@ def is_at(path: str, known: os.stat_result) -> bool:
 
 
 def exists(path: str) -> bool:
-    """Tell whether a file, or what a link leads to, is there now, or cannot be looked at: on a store too."""
+    """Return True if a file, or a link's target, exists now or cannot be examined; works on NFS too."""
     refresh(os.path.dirname(path))
     try:
         link = os.readlink(path)
@@ -269,9 +257,7 @@ def exists(path: str) -> bool:
 
 
 def symlink(target: str, path: str, check: Callable[[], None] = lambda: None) -> None:
-    """Make `path` a link to `target`, in place of whatever file or link is there; `check` as of
-    `published`.
-    """
+    """Make `path` a link to `target`, in place of a file or link there; `check` as in `published`."""
     try:
         if os.readlink(path) == target:
             return
@@ -282,7 +268,7 @@ def symlink(target: str, path: str, check: Callable[[], None] = lambda: None) ->
 
 
 def remove_staged(directory: str, name: str = "") -> None:
-    """Remove what killed writers left staged in `directory` (for `name` only, if given)."""
+    """Remove staged files of killed writers in `directory` (those for `name` only, if given)."""
     try:
         entries = os.listdir(directory)
     except FileNotFoundError:
@@ -293,14 +279,12 @@ def remove_staged(directory: str, name: str = "") -> None:
 
 
 def changed_ns(found: os.stat_result) -> int:
-    """Return when a file was last written, in ns; when its inode changed if that is not known (ceph-fuse
-    dates what `cp` made to 0).
-    """
+    """Return a file's mtime in ns, its ctime if mtime is 0 (ceph-fuse sets that for files of `cp`)."""
     return found.st_mtime_ns or found.st_ctime_ns
 
 
 def remove_stale(directory: str) -> None:
-    """Remove what writers of this machine that are no more left staged in a directory that has no lock."""
+    """Remove staged files of this machine's ended processes in a directory that has no lock."""
     from . import owner
 
     try:
@@ -313,12 +297,11 @@ def remove_stale(directory: str) -> None:
 
 
 def remove_tree(directory: str) -> None:
-    """Remove a directory with all in it, or what is in its place, not across mounts; it need not be there.
+    """Remove a directory tree, or a file in its place, not across mounts; it may be absent.
 
-    Who still makes files in it (of an action that is being ended) may be faster than one removal: again,
-    until it is gone.
+    Processes of an action that is being ended may still add files: repeat until the tree is gone.
     """
-    # Not above: the host's monitoring probe needs this module, and no programs.
+    # Not above: the host's monitoring probe needs this module, and runs no programs.
     from .run import work
 
     if effects.is_on():
@@ -334,9 +317,7 @@ def remove_tree(directory: str) -> None:
 
 
 def remove_folder(directory: str, *, ignore_errors: bool = False) -> None:
-    """Remove a directory that others can write to, however deep; no link is followed. Raise OSError or
-    ToolFailed.
-    """
+    """Remove a directory that others can write to; follow no link. Raise OSError, ToolFailed."""
     if _remove_flat(directory):
         return
     import shutil
@@ -344,7 +325,7 @@ def remove_folder(directory: str, *, ignore_errors: bool = False) -> None:
     try:
         shutil.rmtree(directory, ignore_errors=ignore_errors)
     except RecursionError:
-        # Deeper than anybody's disks are; with what is left of it nothing could be removed any more.
+        # Deeper than any disk's tree; as long as it exists, no later removal could succeed either.
         try:
             remove_tree(directory)
         except ToolFailed:
@@ -353,9 +334,7 @@ def remove_folder(directory: str, *, ignore_errors: bool = False) -> None:
 
 
 def _remove_flat(directory: str) -> bool:
-    """Remove a directory that holds no other; return False if that was not all of it. shutil loads three
-    libraries of compression.
-    """
+    """Remove a directory without subdirectories; return False on failure. shutil would load libraries."""
     try:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -370,9 +349,7 @@ def _remove_flat(directory: str) -> bool:
 
 
 def _remove_some(directory: str) -> None:
-    """Remove the first three files one by one, so that tests can kill within the removal: after these no
-    other is different.
-    """
+    """Remove the first three files one by one, so that tests can kill within the removal."""
     found = (os.path.join(folder, name) for folder, _, names in os.walk(directory) for name in sorted(names))
     for path in [path for path, _ in zip(found, range(3))]:
         os.unlink(path)
@@ -380,7 +357,7 @@ def _remove_some(directory: str) -> None:
 
 
 def allocated(path: str) -> int:
-    """Return the bytes a file occupies on disk, without following links; 0 if it is not there."""
+    """Return the bytes a file occupies on disk, without following links; 0 if it is absent."""
     try:
         return os.lstat(path).st_blocks * 512
     except OSError:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A question to a store that may hang: the caller waits for so long, and leaves the thread to itself.
+"""A call to a store that may hang: the caller waits for a limited time, then abandons the thread.
 
-A thread in a call that even SIGKILL does not end keeps what its process has open, and whoever reads from that
-waits on: oned, through ssh. Where that matters a process asks, and is left to itself.
+A thread in a system call that SIGKILL does not end keeps its process's files open, and their readers waiting:
+oned, through ssh. Where that matters, a child process makes the call, and is abandoned.
 """
 
 from __future__ import annotations
@@ -16,22 +16,18 @@ from ..errors import ToolFailed
 
 Answer = TypeVar("Answer")
 LIMIT_S = 10.0
-"""Seconds: a mounted store that answers does so at once; one whose server is away holds its callers for
-ever.
-"""
+"""Seconds; a mounted store answers at once, or never if its server is away."""
 
 
 def unless_it_hangs(look: Callable[[], Answer], otherwise: Answer, limit_s: float = LIMIT_S) -> Answer:
-    """Return what `look` returns, or raise what it raises; return `otherwise` if it does neither within
-    `limit_s` seconds.
-    """
+    """Return or raise what `look` does; return `otherwise` if it takes more than `limit_s` seconds."""
     found: List[Answer] = []
     failed: List[BaseException] = []
 
     def run() -> None:
         try:
             found.append(look())
-        except BaseException as e:  # noqa: BLE001 - whoever waits gets it
+        except BaseException as e:  # noqa: BLE001 - raised again in the caller
             failed.append(e)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -43,8 +39,9 @@ def unless_it_hangs(look: Callable[[], Answer], otherwise: Answer, limit_s: floa
 
 
 def unless_its_process_hangs(look: Callable[[], Answer], otherwise: Answer, limit_s: float) -> Answer:
-    """As unless_it_hangs; for a process without threads. What `look` returns, or raises, is copied. Raise
-    ToolFailed if it is killed.
+    """As unless_it_hangs, by a child process; for a process without threads.
+
+    The result of `look`, or its error, is pickled. Raise ToolFailed if the child is killed.
     """
     import pickle
     import select
@@ -73,7 +70,7 @@ def unless_its_process_hangs(look: Callable[[], Answer], otherwise: Answer, limi
 
 
 def _answer(look: Callable[[], Answer], pipe: int) -> NoReturn:
-    """Be the process that asks: with nothing open but where it answers."""
+    """Run `look` in the child, with every file closed but the pipe for the answer."""
     import pickle
 
     try:
@@ -85,10 +82,10 @@ def _answer(look: Callable[[], Answer], pipe: int) -> NoReturn:
                 try:
                     os.close(fd)
                 except OSError:
-                    pass  # that by which these were listed
+                    pass  # the descriptor of this listing
         try:
             answer = pickle.dumps((True, look()))
-        except Exception as e:  # noqa: BLE001 - whoever waits gets it
+        except Exception as e:  # noqa: BLE001 - raised again in the caller
             answer = pickle.dumps((False, e))
         with open(pipe, "wb") as file:
             file.write(answer)

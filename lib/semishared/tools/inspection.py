@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an uploaded image really is, read from its header before any tool opens it.
+"""The real format and size of an uploaded image, read from its header before any tool opens it.
 
-qemu-img would follow what a header names (a backing file, a data file, extents): a way to read any file of
+qemu-img would follow the names in a header (a backing file, a data file, extents), and so read any file of
 the machine. Formats per QEMU's docs/interop/qcow2.txt and block/{vmdk,vdi,vhdx,vpc,qed}.c.
 """
 
@@ -20,23 +20,21 @@ from . import beneath, qemu_img
 
 INCOMPATIBLE_DATA_FILE = 1 << 2
 HEAD = 512 + 20 * 512
-"""Bytes to look at: QEMU reads the descriptor of a sparse VMDK behind its first sector, and the parent's name
-from it.
-"""
+"""Bytes to inspect: QEMU reads a sparse VMDK's descriptor, with the parent's name, after the first sector."""
 AGAIN = 64 << 10
-"""Bytes to look at when a file is about to be opened: all that a qcow2 header can have."""
+"""Bytes to inspect before an open: the largest qcow2 header."""
 LUKS = b"LUKS\xba\xbe"
 
 
 class Inspected(NamedTuple):
-    """Format and size in bytes that a guest would see."""
+    """Format, and virtual size in bytes."""
 
     format: str
     virtual_size: int
 
 
 def detect(head: bytes, tail: bytes = b"") -> str:
-    """Return the format that the first (and for a fixed VHD the last) 512 bytes announce."""
+    """Return the format of an image by its first 512 bytes (and, for a fixed VHD, its last ones)."""
     if head.startswith(b"QFI\xfb"):
         return "qcow2"
     if head.startswith((b"KDMV", b"COWD")) or head.lstrip()[:21].lower() == b"# disk descriptorfile":
@@ -55,7 +53,7 @@ def detect(head: bytes, tail: bytes = b"") -> str:
 
 
 def names_other_files(head: bytes, format: str) -> str:
-    """Return what in the header makes `format` unsafe to open, '' if nothing does."""
+    """Return what makes an image of `format` unsafe to open, '' for nothing."""
     head = head.ljust(HEAD, b"\0")
     if format == "qcow2":
         version, backing = struct.unpack(">IQ", head[4:16])
@@ -79,7 +77,7 @@ def inspect(path: str, max_virtual_size: int, name: str = "") -> Inspected:
     """Return format and virtual size of the file `path`.
 
     Raise MissingImage if it is no readable file, UnsafeImage if it names other files or exceeds
-    `max_virtual_size` bytes. `name` is what errors call it.
+    `max_virtual_size` bytes. Errors name it `name`.
     """
     name = name or path
     try:
@@ -94,7 +92,7 @@ def inspect(path: str, max_virtual_size: int, name: str = "") -> Inspected:
     danger = names_other_files(head, format)
     if danger:
         raise UnsafeImage(f"{name} has {danger}")
-    # A size that is too much is told from the header: qemu-img may refuse to open such an image.
+    # Check the header's size first: qemu-img may refuse to open an image that is too large.
     virtual_size = size if format == "raw" else 0 if format == "vhdx" else size_in_header(head) or 0
     if format != "raw" and virtual_size <= max_virtual_size:
         try:
@@ -109,7 +107,7 @@ def inspect(path: str, max_virtual_size: int, name: str = "") -> Inspected:
 
 
 def size_in_header(head: bytes, name: str = "") -> int | None:
-    """Return the virtual size that a qcow2, VMDK, VDI or dynamic VHD header names, None for a raw image.
+    """Return the virtual size in a qcow2, VMDK, VDI or dynamic VHD header, None for a raw image.
 
     Raise NotSupported for a VHDX, whose size is too far behind its beginning.
     """
@@ -122,7 +120,7 @@ def size_in_header(head: bytes, name: str = "") -> int | None:
     if format == "vdi":
         return int(struct.unpack("<Q", head[368:376])[0])
     if format == "vpc":
-        # QEMU goes by the geometry or by the size, depending on who made it.
+        # QEMU uses the geometry or the size, depending on the program that wrote the header.
         size, cylinders, heads, sectors = struct.unpack(">QHBB", head[48:60])
         return max(int(size), int(cylinders * heads * sectors) * 512)
     if format == "vhdx":
@@ -134,15 +132,15 @@ def size_in_header(head: bytes, name: str = "") -> int | None:
 
 
 def is_luks(path: str) -> bool:
-    """Tell whether a raw image begins with a LUKS header."""
+    """Return True if a raw image begins with a LUKS header."""
     with open(path, "rb") as file:
         return file.read(len(LUKS)) == LUKS
 
 
 def check_header(head: bytes, format: str, name: str) -> None:
-    """Raise WrongFormat or UnsafeImage if what begins with `head` is not to be opened as `format`.
+    """Raise WrongFormat or UnsafeImage if an image with this `head` must not be opened as `format`.
 
-    The content of a raw image is its guest's affair, and is never looked at.
+    A raw image belongs to its guest, and is never inspected.
     """
     if format == "raw":
         return
@@ -156,11 +154,11 @@ def check_header(head: bytes, format: str, name: str) -> None:
 
 @contextmanager
 def checked(path: str, format: str, name: str = "") -> Iterator[str]:
-    """Look again at an image that is about to be opened, and yield a path to the very file that was looked at
-    (for our children too).
+    """Inspect an image that is about to be opened, and yield a path to the very file that was inspected.
 
-    Images come not only by uploads: other hosts, stock datastores and an admin's SOURCE put them into a store
-    as well. Raise as `check_header`, or MissingImage. No byte of a raw image is read.
+    Child processes can use the path too. Images reach a store not only by uploads: other hosts, stock
+    datastores and an administrator's SOURCE put them there as well. Raise as `check_header`, or MissingImage.
+    No byte of a raw image is read.
     """
     name = name or path
     try:
@@ -176,8 +174,6 @@ def checked(path: str, format: str, name: str = "") -> Iterator[str]:
 
 
 def check(path: str, format: str, name: str = "") -> None:
-    """Look again at an image that is about to be opened by its name, or by somebody else; raise as
-    `checked`.
-    """
+    """Inspect an image that this or another program is about to open by its name; raise as `checked`."""
     with checked(path, format, name):
         pass

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies in directories that others can write to: names, newest times, sizes. Looking changes nothing and
-follows no link.
-"""
+"""The content of directories that others can write to: names, newest times, sizes. It follows no link."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from . import beneath, files, owner, progress
 
 
 def names(directory: str, *, root: bool = False) -> list[str]:
-    """Return what is in a directory; nothing if a link is in its place, unless it is a root."""
+    """Return the names in a directory; none if it is a link, unless it is a `root`."""
     if not root and beneath.is_link(directory):
         return []
     try:
@@ -30,7 +28,7 @@ def _never(path: str) -> bool:
 def newest(path: str, belongs: Callable[[str], object] = _never) -> tuple[int, int]:
     """Return the newest modification time in ns of `path` and all below it, and their allocated bytes.
 
-    `belongs` tells of a link whether what it leads to is part of the directory that it is in.
+    `belongs` returns True for a link whose target counts as part of the directory.
     """
     progress.touch()
     try:
@@ -46,7 +44,7 @@ def newest(path: str, belongs: Callable[[str], object] = _never) -> tuple[int, i
 
 
 def seen(path: str, belongs: Callable[[str], object] = _never, **more: object) -> dict[str, object]:
-    """Return path, newest time, age and size of a thing (`belongs` as in `newest`), and `more`."""
+    """Return path, newest time, age in seconds and bytes of a tree (`belongs` as in `newest`), and `more`."""
     time_ns, size = newest(path, belongs)
     return {
         "path": path,
@@ -58,7 +56,7 @@ def seen(path: str, belongs: Callable[[str], object] = _never, **more: object) -
 
 
 def staged(directory: str) -> list[dict[str, object]]:
-    """Return what is unpublished in a directory; `lives`: the process whose it is does, on this machine."""
+    """Return the unpublished files in a directory; `lives`: their process runs on this machine."""
     return [
         seen(f"{directory}/{name}", lives=owner.lives(name))
         for name in names(directory)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A floor under the idle class of I/O: what gets next to nothing in it leaves it.
+"""A minimum throughput for the idle I/O class: a process that gets too little there leaves it.
 
-`bfq` gives the idle class some of a busy device. `mq-deadline` gives it nothing at all while others have
-requests, but for each of its requests after ten seconds (prio_aging_expire): beside a guest that is always at
-it, that is 25 KiB per second, and a copy is never over. Which scheduler is below a path is not easily told
-(LVM, RAID, pools, partitions), and it may be changed at any time: so what counts is what comes. Whoever waits
-for the device nearly always, and gets less than LEAST, goes on in the lowest of the usual classes. Who waits
-for something else, a network or a rate, keeps the idle class, however slow that is.
+`bfq` gives the idle class a share of a busy device. `mq-deadline` gives it nothing while other classes have
+requests, except each request after ten seconds (prio_aging_expire): beside a busy guest that is 25 KiB per
+second, and a copy never ends. The scheduler below a path is hard to find (LVM, RAID, pools, partitions), and
+may change at any time; so this module measures throughput. A process that nearly always waits for the device,
+and gets less than LEAST, continues in the lowest best-effort priority. A process that waits for something
+else, a network or a rate, keeps the idle class.
 """
 
 from __future__ import annotations
@@ -20,23 +20,19 @@ from typing import Deque, Sequence
 from ..named import NamedTuple
 from . import progress
 
-# The I/O priority of threads: ioprio_set(2), for which neither python nor the C library has a function.
+# Thread priorities by ioprio_set(2), for which neither Python nor the C library has a function.
 
 
 NUMBERS = {"aarch64": 30, "ppc64le": 273, "s390x": 282, "x86_64": 251}
-"""Of the system call, by machine."""
+"""The number of ioprio_set(2), by machine."""
 BY_THREAD = 1
 ANY, LOWEST, IDLE = 0, 2 << 13 | 7, 3 << 13
-"""A class and what is within it: that of whoever asked for none, the last of the usual one, and the one that
-gets what all others leave.
-"""
+"""Class and level: the default, the lowest of the best-effort class, and the idle class."""
 
 
 def put_in_io_class(threads: list[int], priority: int) -> bool:
-    """Give threads an I/O priority; tell whether this machine let us, also if some of them have ended
-    meanwhile.
-    """
-    import ctypes  # as long to load as one program takes to start
+    """Set the I/O priority of threads; return False if this machine refuses it for all of them."""
+    import ctypes  # here: loading it takes as long as starting a program
 
     number = NUMBERS.get(os.uname().machine)
     if number is None:
@@ -46,28 +42,26 @@ def put_in_io_class(threads: list[int], priority: int) -> bool:
 
 
 LEAST = 8 << 20
-"""Bytes per second as the kernel counts them: each that is copied two to four times, as it is read and
-written, asked for and done.
-"""
+"""Bytes per second as the kernel counts them: each copied byte two to four times."""
 WINDOW_S = 4.0
 LOOK_S = 0.25
 MOSTLY = 0.8
-"""Of all looks: waits for a device."""
+"""Share of the looks in which a thread waits for a device."""
 has_left = False
-"""It was so once in this process: the next copy does not wait for the same again."""
+"""This process was starved before: its next copy does not try the idle class again."""
 
 
 class Look(NamedTuple):
-    """What was seen of a copy at a moment."""
+    """A sample of a copy: time, bytes moved, and whether a thread waits for a device."""
 
     at: float
     moved: int
     waits: bool
-    """One of its threads waits for a device (state D), and could not even be killed."""
+    """A thread is in uninterruptible sleep (state D)."""
 
 
 def is_starved(looks: Sequence[Look]) -> bool:
-    """Tell whether a copy was held up by its device over all of a window, and got next to nothing."""
+    """Return True if a copy waited for its device through a whole window, and moved next to nothing."""
     if not looks or looks[-1].at - looks[0].at < WINDOW_S:
         return False
     moved, waits = looks[-1].moved - looks[0].moved, sum(look.waits for look in looks)
@@ -75,10 +69,9 @@ def is_starved(looks: Sequence[Look]) -> bool:
 
 
 class Watch:
-    """Sees to it, up to `end`, that this process and what it starts leave the idle class if they get next to
-    nothing there.
+    """Moves this process and its programs out of the idle class if they starve there; until `end`.
 
-    To be begun before that class is taken: the watch itself must not be in it.
+    Start it before entering that class, as it must not be in the class itself.
     """
 
     def __init__(self) -> None:
@@ -87,7 +80,7 @@ class Watch:
         self._thread.start()
 
     def end(self) -> None:
-        """Change nothing any more."""
+        """Stop watching."""
         self._over.set()
         self._thread.join()
 
@@ -102,7 +95,7 @@ class Watch:
                 continue
             looks.clear()
             has_left = True
-            # And again after the next window, if it is so then: a program begins threads as it needs them.
+            # Repeat after the next window: a program starts threads as it needs them.
             if not put_in_io_class([thread for pid in _pids() for thread in _threads(pid)], LOWEST):
                 return
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The key of front-ends, by which they know their own notes: a file of 64 digits, its owner's alone.
+"""The key by which front-ends recognise their own notes: a file of 64 digits with mode 0600.
 
-Nothing of ours is imported here: install/examine.py sends this to other front-ends of an HA group, as a part
-of preflight.py.
+Nothing of semishared is imported here: install/examine.py sends this to other front-ends of an HA group, within
+preflight.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MISSING = "is missing"
 
 
 def look(path: str) -> Tuple[bytes, str]:
-    """Return the key at `path`, and '' ; else why nobody may go by it. No link is followed to it."""
+    """Return the key at `path` and '', else b'' and why it is not usable. No link is followed to it."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -45,7 +45,7 @@ def look(path: str) -> Tuple[bytes, str]:
 
 
 def make(path: str) -> None:
-    """Make a key at `path`, wholly or not at all; raise FileExistsError if there is one, OSError."""
+    """Make a key at `path` atomically; raise FileExistsError if there is one, OSError."""
     staged = f"{path}.{os.getpid()}"
     fd = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -59,21 +59,18 @@ def make(path: str) -> None:
 
 
 def code(key: bytes, words: Sequence[str]) -> str:
-    """Return the code of words: who has not the key can make none for others."""
-    # Each word says how long it is: no two lists are one text.
+    """Return the code of words; only an owner of the key can compute it."""
+    # Each word has a length prefix: two different lists never give the same text.
     return hmac.new(
         key, "".join(f"{len(word)}:{word}" for word in words).encode("utf-8", "surrogatepass"), hashlib.sha256
     ).hexdigest()
 
 
 def compared(path: str, word: str) -> Dict[str, str]:
-    """Return why nobody may go by the key at `path`, and what it makes of a word: by that two are compared,
-    and neither is told.
-    """
+    """Return why the key at `path` is unusable, and its code of a word, by which two keys are compared."""
     key, why = look(path)
     return {"why_not": why, "code": code(key, ["compared", word]) if key else ""}
 
 
 def is_right(key: bytes, words: Sequence[str], said: str) -> bool:
-    """Tell whether `said` is the code of words."""
     return hmac.compare_digest(code(key, words).encode(), said.encode("utf-8", "surrogatepass"))

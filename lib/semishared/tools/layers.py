@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers of a disk that can have snapshots: files beside it, and a link to the one that is written.
+"""The layers of a disk that can have snapshots: files beside it, and a link to the active layer.
 
     disk.N      -> disk.N.snap/2
     disk.N.snap/0  a snapshot; over the base, or (a raw copy) over nothing
                /1  a snapshot, over 0
                /2  the active layer, over 1; every backing name inside is relative, so the directory may move
 
-The same on the store: clones/VM-DISK -> VM-DISK.snap/2. A disk is laid out like this from its first moment:
-after a live snapshot libvirt must never hold a name that means another layer than before.
+The store has the same layout: clones/VM-DISK -> VM-DISK.snap/2. A disk has this layout from the beginning:
+after a live snapshot, every path that libvirt holds must still mean the same layer.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ MAGIC = b"QFI\xfb"
 BACKING_FORMAT = 0xE2792ACA
 """Type of the header extension with the backing format (QEMU's docs/interop/qcow2.txt)."""
 DATA_FILE = 1 << 2
-"""Bit of the incompatible features: the data is in another file."""
+"""Incompatible feature bit: the data is in another file."""
 OFFSET = (1 << 56) - (1 << 9)
-"""Bits of an entry of a table of clusters that say where in the file it leads."""
+"""Bits of an L1 entry that hold the offset of its table."""
 FORMATS = ("raw", "qcow2")
 NONE = -1
-"""In place of a layer's number."""
+"""Instead of a layer's number."""
 PROTOCOL = r"[^/]*:"
-"""What QEMU does not take for a file name (`json:`, `nbd://`), see path_has_protocol in its block.c."""
+"""A name that QEMU takes for a protocol (`json:`, `nbd://`), see path_has_protocol in its block.c."""
 DEEPEST = 200
-"""Layers below a disk; QEMU itself opens that many, slowly."""
+"""Most layers below a disk; QEMU itself opens that many, slowly."""
 
 
 def publish_first(path: str, staged: str) -> None:
-    """Make the file `staged` the only layer of the disk `path`; the caller holds whatever lock there is.
+    """Make the file `staged` the only layer of the disk `path`; the caller holds the disk's lock, if any.
 
-    It may lie in the directory of the layers already, and only then may that be a link: to a device of the
+    `staged` may already lie in the directory of the layers; only then may that be a link, to a device of the
     host's pool.
     """
     where, name = os.path.split(path)
@@ -60,8 +60,7 @@ def publish_first(path: str, staged: str) -> None:
             if entry not in keep and (disk_names.is_number(entry) or disk_names.is_staged(entry))
         ]
         if older:
-            # A disk made anew: its predecessor's active layer is another one, and goes before what it lies
-            # over.
+            # A recreated disk: remove the old active layer's link before the layers.
             files.unlink(path)
             for entry in older:
                 files.unlink(f"{directory}/{entry}")
@@ -72,24 +71,22 @@ def publish_first(path: str, staged: str) -> None:
 
 
 def remove(path: str) -> bool:
-    """Remove the disk `path` with all of its layers; tell whether anything was there."""
+    """Remove the disk `path` with all of its layers; return False if there was none."""
     files.refresh(os.path.dirname(path))
     found = files.unlink(path)
     folder = disk_names.layers(path)
     if os.path.islink(folder):
-        return files.unlink(folder)  # whose link that is does not matter, nor where it leads
+        return files.unlink(folder)  # a link there belongs to nothing of ours, wherever it leads
     if os.path.isdir(folder):
         point("disk unlinked")
-        # Follows no link: it opens each directory beneath the one before.
+        # It follows no link: it opens each directory beneath its parent.
         files.remove_folder(folder)
         found = True
     return found
 
 
 def backing_of(path: str) -> tuple[str, str]:
-    """Return backing name and format in the header of a qcow2 file of ours, ('', '') for none or for another
-    file.
-    """
+    """Return backing name and format in a qcow2 header, ('', '') for none or for another file."""
     head = files.read(path, 64 << 10)
     if head[:4] != MAGIC or len(head) < 104:
         return "", ""
@@ -108,11 +105,9 @@ def backing_of(path: str) -> tuple[str, str]:
 
 
 def is_empty(path: str) -> bool:
-    """Tell whether a qcow2 file holds nothing of its own: it has no table of clusters yet, not even of
-    discarded ones.
+    """Return True if a qcow2 file holds no data of its own: it has no L2 table.
 
-    Raise DamagedLayer if that cannot be told: QEMU reads zeros, and so nothing, behind the end of a file that
-    was cut.
+    Raise DamagedLayer if the file is unreadable or truncated: QEMU reads zeros past its end.
     """
     try:
         with open(path, "rb") as file:
@@ -125,9 +120,7 @@ def is_empty(path: str) -> bool:
 
 
 def _tables(path: str, file: BinaryIO, head: bytes) -> bytes:
-    """Return where in a qcow2 file its tables of clusters are; raise DamagedLayer if it ends before one of
-    them does.
-    """
+    """Return the L1 table of a qcow2 file; raise DamagedLayer if the file ends within one of its tables."""
     size = os.fstat(file.fileno()).st_size
     entries, offset = struct.unpack_from(">IQ", head, 36)
     file.seek(offset)
@@ -145,9 +138,7 @@ def _tables(path: str, file: BinaryIO, head: bytes) -> bytes:
 
 
 def end(path: str) -> int:
-    """Return where a qcow2 file ends, in whole clusters: of its last one the end need not have been
-    written.
-    """
+    """Return the length of a qcow2 file in whole clusters: QEMU need not write its last cluster whole."""
     with open(path, "rb") as file:
         head = file.read(24)
         cluster = 1 << struct.unpack_from(">I", head, 20)[0] if head[:4] == MAGIC and len(head) == 24 else 1
@@ -159,7 +150,7 @@ def _damaged(path: str, what: str) -> DamagedLayer:
 
 
 def reaches_out(path: str) -> str:
-    """Return what the header of a layer names beside other layers of its directory, '' for nothing."""
+    """Return what a layer's header names outside of its directory, '' for nothing."""
     head = files.read(path, 104)
     if head[:4] != MAGIC:
         return ""
@@ -172,17 +163,16 @@ def reaches_out(path: str) -> str:
 
 
 def outside(name: str) -> str:
-    """Return what `reaches_out` says of a backing file that is no layer."""
+    """Return the text of `reaches_out` for a backing file that is no layer."""
     return f"the backing file {name}"
 
 
 def below(path: str, format: str, *, over_network: bool = False) -> list[tuple[str, str]]:
-    """Return path and format of each file below a disk's active layer `path`, from the headers, the topmost
-    first.
+    """Return path and format of each file below the active layer `path`, from the headers, topmost first.
 
-    A disk `over_network` ends at a layer whose header names no file: what is there, only its record says.
-    Raise MissingImage if one is not there, BrokenChain if a header does not tell plainly what is below it: a
-    chain that is cut short would show the guest zeros in the place of its data.
+    With `over_network` the chain ends at a layer whose header names no file; only the disk's record names the
+    image below. Raise MissingImage if a file is missing, BrokenChain if a header is ambiguous: a shortened
+    chain would show the guest zeros instead of its data.
     """
     found: list[tuple[str, str]] = []
     while format == "qcow2":
@@ -201,18 +191,16 @@ def below(path: str, format: str, *, over_network: bool = False) -> list[tuple[s
 
 
 def _named(path: str, over_network: bool) -> tuple[str, str]:
-    """Return what a qcow2 header names as the file below and its format, ('', '') for nothing; raise
-    BrokenChain.
-    """
+    """Return backing name and format in a qcow2 header, ('', '') for none; raise BrokenChain."""
     try:
-        # Not to wait for the other end of a FIFO.
+        # Do not block on a FIFO.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
             head = file.read(80) if is_file else b""
             if head[:4] == MAGIC and len(head) == 80 and disk_names.layer_of(path):
                 _tables(
                     path, file, head
-                )  # one of ours: what is missing at its end would be read as zeros, or as what lies below
+                )  # one of ours: past a missing end QEMU would read zeros, or the layer below
     except OSError as e:
         raise BrokenChain(f"{path} on {os.uname().nodename}: {e.strerror}") from None
     if not is_file:
@@ -235,10 +223,9 @@ def _named(path: str, over_network: bool) -> tuple[str, str]:
 
 
 def explicit(path: str, format: str, node: dict[str, object]) -> str:
-    """Return a `json:` name for the layer `path`, with all that it lies over down to `node`, which is on the
-    network.
+    """Return a `json:` name for the layer `path` and its chain down to the network disk `node`.
 
-    What headers name there QEMU and libvirt write, without the user who is to open it.
+    It includes the user to open `node` with, which QEMU and libvirt leave out of the names in headers.
     """
     for name, kind in reversed([(path, format), *below(path, format, over_network=True)]):
         node = {"driver": kind, "file": {"driver": "file", "filename": name}, "backing": node}
@@ -259,9 +246,7 @@ def numbered(folder: str) -> list[int]:
 
 
 def topmost(folder: str, number: int) -> int:
-    """Return the layer over `number` that no other lies over, `number` itself if none does; raise BrokenChain
-    if there are two.
-    """
+    """Return the topmost layer over `number`, itself if there is none; raise BrokenChain if ambiguous."""
     top = number
     while True:
         over = [other for other in numbered(folder) if _lies_over(folder, other, top)]
@@ -287,7 +272,7 @@ def tree(
 ) -> dict[int, dict[str, object]]:
     """Return every layer's parent, format and backing name, from the headers of the files.
 
-    The raw layer that a record names is raw though no header may say so any more.
+    `raw_layer`, which a record names, is raw even if no header says so any more.
     """
     numbers = numbered(folder)
     if active not in numbers:
@@ -295,7 +280,7 @@ def tree(
         numbers = sorted({*numbers, active} - set(same))
     found = {}
     for number in numbers:
-        # A raw layer's first bytes are its guest's, to be believed in nothing: it has no backing file.
+        # A raw layer's first bytes belong to its guest; it has no backing file.
         raw = number == active and active_format == "raw"
         found[number] = ("", "") if raw else backing_of(f"{folder}/{number}")
     below = {number: int(name) for number, (name, _) in found.items() if disk_names.is_number(name)}

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who holds a lock on this machine, whether the holder lives, and QEMU's locks on images.
+"""The holder of a lock on this machine and its progress, and QEMU's locks on images.
 
-A stopped holder would keep its lock for ever. The kernel runs a living process now and then, however slow its
-disk: the host side says every few seconds that it is alive. A process that did not run for SILENT_S seconds
-of our own (SIGSTOP, a frozen cgroup, a hung disk) is killed, and does nothing more when it is let go on. One
-that does not end, since a disk holds it or it is another user's, is passed by (locks.py). No clocks are
-compared: looks are counted, and a late one counts as one in time.
+A stopped holder would keep its lock for ever. The kernel runs a living process now and then, even on a slow
+disk: the host side reports every few seconds that it is alive. A waiter kills a process that did not run for
+SILENT_S seconds of the waiter's own time (SIGSTOP, a frozen cgroup, a hung disk). A holder that does not die,
+because of a hung disk or another owner, loses its lock (locks.py). The waiter counts looks and compares no
+clocks; a late look counts as one in time.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Lock(NamedTuple):
     kind: str
     """FLOCK, POSIX, OFDLCK."""
     device: str
-    """MAJOR:MINOR of the file system, in hexadecimal: on btrfs stat(2) shows another one."""
+    """MAJOR:MINOR of the file system, in hexadecimal; on btrfs stat(2) reports another one."""
     inode: int
     first: int
     last: str
     """The last byte, or EOF."""
 
     def is_on(self, pid: int, found: os.stat_result) -> bool:
-        """Tell whether it is on that file."""
+        """Return True if the lock is on the file with this status."""
         if self.inode != found.st_ino:
             return False
         if self.device == f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}":
@@ -47,10 +47,10 @@ class Lock(NamedTuple):
 
 
 def locks_of_process(pid: int) -> Iterator[Lock]:
-    """Yield the locks of a process; raise OSError where we may not look into it.
+    """Yield the locks of a process; raise OSError if this user may not inspect it.
 
-    As the kernel tells it (proc(5), fdinfo), without a look at any file: on a store that hangs even stat(2)
-    does not return.
+    The kernel's list (proc(5), fdinfo) needs no access to a file: on a hung store even stat(2) does not
+    return.
     """
     for fd in os.listdir(f"/proc/{pid}/fdinfo"):
         try:
@@ -70,14 +70,14 @@ FLOCK = "hhqqi4x"
 
 
 def is_image_open(path: str) -> bool:
-    """Tell whether a QEMU, or who has taken `hold`, has an image open; raise OSError as opening it does.
+    """Return True if a QEMU, or a caller of `hold_image`, has an image open; raise OSError as open(2).
 
-    QEMU locks bytes of every image that it has open, read-only ones too (its block/file-posix.c). This
-    machine's alone are seen.
+    QEMU locks bytes of every image that it has open, read-only ones too (its block/file-posix.c). Only locks
+    of this machine are seen.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
-        # It asks, and takes nothing.
+        # F_OFD_GETLK takes no lock.
         asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         return bool(struct.unpack(FLOCK, fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK)
     finally:
@@ -85,44 +85,38 @@ def is_image_open(path: str) -> bool:
 
 
 def hold_image(path: str) -> None:
-    """Let an image be seen as open as long as this process lives, and the program that it becomes."""
+    """Make an image look open while this process lives, and the program that it becomes by exec."""
     fd = os.open(path, os.O_RDONLY)
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack(FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0))
     os.set_inheritable(fd, True)
 
 
 SILENT_S = 120.0
-"""For so long, or for what is a standstill if that is less, a holder has not been let run at all when it is
-killed.
-"""
+"""Seconds (or the standstill limit, if less) without any run after which a holder is killed."""
 DYING_S = 10.0
-"""For so long after that it may take to be gone."""
+"""Seconds that a killed holder may take to end."""
 STIRRED_S = 10.0
-"""After so long without life it is not only slow: who waits for it does not give up before it is passed
-by.
-"""
+"""Seconds without a run after which a waiter does not give up any more, as it soon takes the lock over."""
 LOOK_S = 1.0
 
 
 class Holder(NamedTuple):
-    """Who has taken a lock on this machine."""
+    """The process that has taken a lock on this machine."""
 
     pid: int
     started: str
-    """'' if it has gone, and what it has started has the lock."""
+    """'' if it has ended, and a child of it has the lock."""
 
 
 class _Watch:
-    """What was seen of the holder of one lock."""
+    """The looks at the holder of one lock."""
 
     def __init__(self, holder: Optional[Holder], turns: int, now: float) -> None:
         self.holder, self.turns, self.looked, self.silent_s, self.is_told = holder, turns, now, 0.0, False
 
     @property
     def can_be_ended(self) -> bool:
-        """Tell whether it is a process of this machine. What one that has gone has started, and has the lock,
-        ends by itself.
-        """
+        """Return True if a living process of this machine holds the lock itself, not only its children."""
         return self.holder is not None and self.holder.started != ""
 
 
@@ -130,9 +124,7 @@ _watched: Dict[str, _Watch] = {}
 
 
 def look(path: str, found: os.stat_result, say: Callable[[str], None]) -> bool:
-    """Look at the holder of the lock `found`, and kill it when that is due; tell whether it is to be passed
-    by.
-    """
+    """Look at the holder of the lock `found`, kill it when due; return True if its lock may be taken."""
     watch, now = _watched.get(path), time.monotonic()
     if watch and now - watch.looked < LOOK_S:
         return False
@@ -170,12 +162,12 @@ def _told(holder: Optional[Holder], path: str, limit_s: float) -> str:
 
 
 def is_silent(path: str) -> bool:
-    """Tell whether who has a lock has shown no life for some time, and will be passed by unless it does."""
+    """Return True if a lock's holder has not run for some time, and will lose it unless it runs."""
     return path in _watched and _watched[path].can_be_ended and _watched[path].silent_s > STIRRED_S
 
 
 def is_stopped(path: str) -> bool:
-    """Tell whether who has a lock is stopped right now."""
+    """Return True if a lock's holder is stopped right now."""
     try:
         holder = _of(os.stat(path))
     except FileNotFoundError:
@@ -184,7 +176,7 @@ def is_stopped(path: str) -> bool:
 
 
 def _of(found: os.stat_result) -> Optional[Holder]:
-    """Return the process that has taken the flock on a file; None if none of this machine has."""
+    """Return the process that has taken the flock on a file; None if no process of this machine has."""
     try:
         with open("/proc/locks", encoding="ascii", errors="replace") as file:
             rows = [line.split() for line in file]
@@ -206,7 +198,7 @@ def _of(found: os.stat_result) -> Optional[Holder]:
 
 
 def _has(pid: int, found: os.stat_result, device: str) -> bool:
-    """Tell whether a process has a flock on the file; by the device's number where we may not look."""
+    """Return True if a process has a flock on the file; by the device number if it cannot be inspected."""
     try:
         return any(lock.kind == "FLOCK" and lock.is_on(pid, found) for lock in locks_of_process(pid))
     except OSError:
@@ -214,7 +206,7 @@ def _has(pid: int, found: os.stat_result, device: str) -> bool:
 
 
 def _turns(pid: int) -> int:
-    """Return how often the kernel has let any thread of a process run."""
+    """Return the number of context switches of all threads of a process."""
     turns = 0
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -226,9 +218,7 @@ def _turns(pid: int) -> int:
 
 
 def _kill(holder: Holder) -> None:
-    """Kill a process that is still the one that was seen, with all that it has started if it leads them, as a
-    host side does.
-    """
+    """Kill a process, if it is still the same one, with its group if it leads that, as a host side does."""
     try:
         group = os.getpgid(holder.pid)
         if owner.started(holder.pid) != holder.started or holder.pid == os.getpid():

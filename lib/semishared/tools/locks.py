@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locks of one machine: flock on files we own, released by the kernel when the holder dies.
+"""Locks of one machine: flock on files of semishared, released by the kernel when the holder dies.
 
-A lock file may be removed by its holder, and by nobody else however old it is: an action that holds a removed
-lock is alone no more. Whoever waited on the removed file notices and takes the new one.
+Only the holder may remove a lock file, however old: an action that holds a removed lock is no longer alone. A
+process that waited on the removed file notices and takes the new one.
 
-A holder that has been stopped is killed by who waits for it (tools/lock_holders.py). One that cannot be is
-passed by: its lock gets its next generation, a new file with what was noted in the old one, and what it would
-publish then is refused.
+A waiter kills a stopped holder (tools/lock_holders.py). If that fails it takes the lock over: the lock gets
+its next generation, a new file with the notes of the old one, and the old holder can publish nothing any
+more.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from ..errors import PassedBy, TooLarge, ToolTimeout, UnexpectedFile
 from . import beneath, files, progress
 
 LIMIT_S = 2 * 86400.0
-"""Limit of waiting for who stages an image: it works, or it has come to its own limit (tools/progress.py)."""
+"""Limit of waiting for the stage of an image: its holder works, or reaches its limit (tools/progress.py)."""
 VM_LIMIT_S = 1800.0
-"""Limit of waiting for a VM: its holder may be removing a directory of large disks."""
+"""Limit of waiting for a VM: the holder may be removing a directory of large disks."""
 LONGEST_NOTE = 1 << 16
-"""Characters of what is noted in a lock file."""
+"""Most characters of the notes in a lock file."""
 LONG_S = 5.0
-"""After so long it is looked at who has a lock."""
+"""Seconds of waiting after which a waiter looks at the holder."""
 say: Callable[[str], None] = partial(print, file=sys.stderr)
-"""Says what is to be known of a holder that was not waited for."""
+"""Prints messages about a holder that lost its lock."""
 _wanted: dict[str, float] = {}
-"""Since when locks are wanted that somebody has."""
+"""When this process began to wait for a lock, by path."""
 _held: dict[int, tuple[str, os.stat_result]] = {}
-"""By open file, the locks that this process has taken, and what they were."""
+"""The locks that this process has taken, by file descriptor: path and status."""
 
 
 def attempt(path: str) -> IO[str] | None:
-    """Take the lock `path` and return its open file, None if somebody has it."""
+    """Take the lock `path` and return its open file, None if another process holds it."""
     while True:
         beneath.refuse_link(os.path.dirname(path))
-        # Not to append: what is noted in it is written over what was (disk/epochs.py).
+        # Not append mode: notes overwrite earlier ones (disk/epochs.py).
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         except OSError:
@@ -74,7 +74,7 @@ def attempt(path: str) -> IO[str] | None:
 
 
 def _look(path: str, file: IO[str]) -> bool:
-    """Look at who has a lock that has been wanted for long; tell whether it was passed by."""
+    """Look at the holder of a lock that has been awaited for long; return True if the lock was taken over."""
     if time.monotonic() - _wanted.setdefault(path, time.monotonic()) < LONG_S:
         return False
     from . import lock_holders
@@ -84,7 +84,7 @@ def _look(path: str, file: IO[str]) -> bool:
 
 
 def _pass(path: str, file: IO[str], found: os.stat_result) -> bool:
-    """Give a lock that is held its next generation; return False if somebody else is at it."""
+    """Give a held lock its next generation; return False if another process is doing so."""
     staged = f"{path}.next"
     with attempt(staged) or nullcontext() as new:
         if new is None:
@@ -107,14 +107,13 @@ def _generation(file: IO[str]) -> int:
 
 
 def refuse_if_passed() -> None:
-    """Raise PassedBy if a lock that this process has is of a later generation, or gone: somebody else is, or
-    was, at what it would publish.
+    """Raise PassedBy if another process has taken over a lock of this process, or removed it.
 
-    Raise OSError where that cannot be told.
+    Raise OSError if that cannot be determined.
     """
     for fd, (path, found) in list(_held.items()):
         if not _has(fd, found):
-            del _held[fd]  # given back
+            del _held[fd]  # released
         elif not files.is_at(path, found):
             raise PassedBy(
                 f"process {os.getpid()} on {os.uname().nodename} had stopped, and lost {path} to another one"
@@ -129,9 +128,7 @@ def _has(fd: int, found: os.stat_result) -> bool:
 
 
 def remove(path: str) -> None:
-    """Remove the lock file `path`, which this process holds; what has its name since this one was passed by
-    is another's.
-    """
+    """Remove the lock file `path` of this process; a later generation of that name stays."""
     for fd, (name, found) in list(_held.items()):
         if name == path and _has(fd, found):
             del _held[fd]
@@ -140,9 +137,7 @@ def remove(path: str) -> None:
 
 
 def unless_busy(path: str) -> IO[str] | None:
-    """Take the lock `path` and return its open file, None if somebody has it; but who was stopped is waited
-    for until it is ended.
-    """
+    """Take the lock `path` and return its open file, None if it is held; wait out a stopped holder."""
     file = attempt(path)
     while file is None and (_is_stopped(path) or _is_silent(path)):
         time.sleep(0.1)
@@ -158,7 +153,7 @@ def _is_stopped(path: str) -> bool:
 
 
 def noted(file: IO[str]) -> dict[str, Any]:
-    """Return the JSON object that a lock file holds, {} if it holds none."""
+    """Return the JSON object in a lock file, {} if it holds none."""
     file.seek(0)
     try:
         data = json.loads(file.read(LONGEST_NOTE) or "{}")
@@ -168,9 +163,7 @@ def noted(file: IO[str]) -> dict[str, Any]:
 
 
 def note(file: IO[str], data: dict[str, Any]) -> None:
-    """Write a JSON object into a lock file, never shorter than it was: who reads without the lock finds one
-    state or the other.
-    """
+    """Write a JSON object into a lock file, which never shrinks: readers see either old or new notes."""
     text = json.dumps(data)
     if len(text) > LONGEST_NOTE:
         raise TooLarge(f"{file.name} would have {len(text)} bytes, and what reads it takes {LONGEST_NOTE}")
@@ -178,7 +171,7 @@ def note(file: IO[str], data: dict[str, Any]) -> None:
 
 
 def forget(path: str) -> bool:
-    """Remove the lock file `path` unless somebody holds it; tell whether it was removed."""
+    """Remove the lock file `path` unless another process holds it; return True if it was removed."""
     file = attempt(path)
     if not file:
         return False
@@ -188,7 +181,7 @@ def forget(path: str) -> bool:
 
 
 def is_held(path: str) -> bool:
-    """Tell whether somebody holds the lock `path`, or that cannot be asked, without making it."""
+    """Return True if a process holds the lock `path`, or that is unknown; do not make the file."""
     try:
         with open(
             os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8"
@@ -202,7 +195,7 @@ def is_held(path: str) -> bool:
 
 
 def _is_silent(path: str) -> bool:
-    """Tell whether who has a lock is about to be ended, or passed by."""
+    """Return True if the holder of a lock is about to be killed, or to lose it."""
     from . import lock_holders
 
     return lock_holders.is_silent(path)
@@ -210,9 +203,7 @@ def _is_silent(path: str) -> bool:
 
 @contextmanager
 def exclusive(path: str, timeout_s: float = LIMIT_S) -> Iterator[IO[str]]:
-    """Hold the lock `path` and yield its open file; raise ToolTimeout after `timeout_s` seconds of
-    waiting.
-    """
+    """Hold the lock `path` and yield its open file; raise ToolTimeout after `timeout_s` seconds."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     deadline = time.monotonic() + timeout_s
     pause = 0.002

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that are made: empty, with a file system or a swap area, and the context ISO."""
+"""New images: empty, or with a file system or a swap area."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MKFS = {
 def make_empty(path: str, format: str, size: int, fs: str, directory: str = "") -> None:
     """Create an empty image at `path` of `size` bytes, holding file system `fs` unless that is ''.
 
-    What is made on the way lies in `directory`, else beside it.
+    Temporary files lie in `directory`, else beside the image.
     """
     if not fs:
         qemu_img.create(path, format, size)

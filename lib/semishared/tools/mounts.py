@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is mounted here, by /proc/self/mountinfo (proc(5)): no mount is touched, so none can hang us."""
+"""The mounts of this machine, from /proc/self/mountinfo (proc(5)): reading that never hangs."""
 
 from __future__ import annotations
 
@@ -17,21 +17,17 @@ class Mount(NamedTuple):
     point: str
     type: str = ""
     options: tuple[str, ...] = ()
-    """Those of the file system itself."""
+    """Mount options of the file system itself."""
     id: str = ""
-    """No other mount has it while somebody is in this one."""
+    """Unique as long as a process is in this mount."""
     device: str = ""
-    """Of the file system: all its mounts have the same, subvolumes of btrfs too, of which stat(2) tells each
-    by one of its own.
-    """
+    """Device number of the file system, equal for all its mounts, unlike that of stat(2) on btrfs."""
     source: str = ""
-    """What was mounted, as its file system has it: of one on a block device, in most, the path to that."""
+    """The mounted source; for most file systems on a block device, its path."""
 
 
 def parse(text: str) -> list[Mount]:
-    """Return what is mounted, by the text of mountinfo: of several at one point the last is what one sees
-    there.
-    """
+    """Return the mounts in the text of mountinfo; of several at one point the last one is visible."""
     found = []
     for line in text.splitlines():
         left, _, right = line.partition(" - ")
@@ -47,13 +43,12 @@ def _plain(word: str) -> str:
 
 
 def listed() -> list[Mount]:
-    """Return what is mounted."""
     with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
         return parse(file.read())
 
 
 def under(path: str, mounts: list[Mount]) -> Mount:
-    """Return what `path`, without links, lies on."""
+    """Return the mount that holds `path`, which is without links."""
     best = Mount("")
     for mount in mounts:
         if (path == mount.point or path.startswith(f"{mount.point.rstrip('/')}/")) and len(
@@ -64,14 +59,12 @@ def under(path: str, mounts: list[Mount]) -> Mount:
 
 
 def is_point(opened: str) -> bool:
-    """Tell whether an open directory, by the path of it that beneath.py makes, is where something is mounted,
-    still (proc(5), fdinfo).
-    """
+    """Return True if an open directory (a path of beneath.py) is still a mount point (proc(5), fdinfo)."""
     with open(opened.replace("/fd/", "/fdinfo/"), encoding="ascii") as file:
         ids = [line.split()[1] for line in file if line.startswith("mnt_id:")]
     return any(mount.id in ids and mount.point == os.readlink(opened) for mount in listed())
 
 
 def of(path: str) -> Mount:
-    """Return what `path` lies on."""
+    """Return the mount that holds `path`."""
     return under(os.path.realpath(path), listed())

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose a staged name is: told by the name itself, so that no clock need be asked whether its writer lives.
+"""The writer of a staged file, encoded in its name, so that no clock decides whether the writer lives.
 
     .staged-NAME.<host><boot>-<pid>-<start>-<random>      host and boot in 8 hex digits each
 
-Of the names of another machine, or of another boot, nothing is known here: they are left to that machine, and
-to `semishared gc`, which asks all of them. A name without an owner (of 0.1.0) is left to gc too.
+This machine knows nothing of names of another machine, or of another boot: that machine removes them, or
+`semishared gc`, which asks all of them. gc also removes names without an owner (of 0.1.0).
 """
 
 from __future__ import annotations
@@ -17,25 +17,23 @@ _mine: dict[int, disk_names.Maker] = {}
 
 
 def started(pid: int) -> str:
-    """Return when a process began, '' if there is none: no other process of this boot ever has both the id
-    and the time.
-    """
+    """Return a process's start time, '' if there is none; no two processes of a boot share id and time."""
     return _said(pid)[19]
 
 
 def waiting(pid: int) -> str:
-    """Return the same of one that is more than an exit code which nobody has asked for yet."""
+    """Return the start time of a process, '' also for a zombie."""
     said = _said(pid)
     return "" if said[0] in ("Z", "X") else said[19]
 
 
 def state(pid: int) -> str:
-    """Return what a process does, in proc(5)'s letter, '' if there is none."""
+    """Return the state letter of a process (proc(5)), '' if there is none."""
     return _said(pid)[0]
 
 
 def _said(pid: int) -> list[str]:
-    """Return what proc(5) says of a process from its state on, nothing of each if there is none."""
+    """Return the fields of a process's stat file (proc(5)) from the state on, empty ones if it is gone."""
     try:
         with open(
             f"/proc/{pid if pid != os.getpid() else 'self'}/stat", encoding="utf-8", errors="replace"
@@ -56,7 +54,7 @@ def boot() -> str:
 
 
 def _machine() -> str:
-    """Return 8 hex digits for this machine (name, machine id, process ids' namespace) and 8 for its boot."""
+    """Return 8 hex digits for this machine (its name and process id namespace) and 8 for its boot."""
     import hashlib
 
     try:
@@ -68,7 +66,7 @@ def _machine() -> str:
 
 
 def suffix() -> str:
-    """Return the end of a name that this process alone uses, on any machine."""
+    """Return a suffix for names that only this process uses, on any machine."""
     pid = os.getpid()
     if pid not in _mine:
         _mine.clear()
@@ -77,19 +75,15 @@ def suffix() -> str:
 
 
 def lives(name: str) -> bool:
-    """Tell whether `name` was made by a process of this machine that is there; False where that is not
-    known.
-    """
+    """Return True if a running process of this machine made `name`; False if that is unknown."""
     maker = disk_names.maker_of(name)
     return maker is not None and maker.machine == _machine() and started(maker.pid) == maker.started
 
 
 def is_gone(name: str, *, other_boots: bool = False) -> bool:
-    """Tell whether `name` was made by a process of this machine that has ended; False where that is not
-    known.
+    """Return True if an ended process of this machine made `name`; False if that is unknown.
 
-    With `other_boots`, of a directory that this machine alone writes to, what processes of its earlier boots
-    made is known, too.
+    `other_boots`: the directory is local, so processes of this machine's earlier boots count as ended.
     """
     maker, machine = disk_names.maker_of(name), _machine()
     if maker is None or maker.machine[:8] != machine[:8]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that is fed or read piece by piece and watched: it may stall, and is ended when not needed."""
+"""A watched program with a pipe, fed or read piece by piece; it may stall, and is killed at the end."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .run import failure, memory, read_back, read_ends, start_piped
 
 
 class Program:
-    """A program under way; what it says on stderr can be read at any time."""
+    """A running program; its stderr can be read at any time."""
 
     def __init__(self, process: subprocess.Popen[bytes], fd: int, err: int) -> None:
         self._process, self.fd, self._err = process, fd, err
         self.last = ""
-        """The end of what it has said, when its block has ended."""
+        """The end of its stderr, once its block has ended."""
 
     @property
     def code(self) -> int | None:
@@ -28,13 +28,11 @@ class Program:
         return self._process.poll()
 
     def said(self, last: int = 2000) -> str:
-        """Return the end of what it has said on stderr."""
+        """Return the end of its stderr so far."""
         return read_back(self._err, last).decode("utf-8", "replace")
 
     def write(self, data: bytes | memoryview, stalled: Callable[[float], None]) -> None:
-        """Write to its stdin; `stalled` is called, with the seconds so far, while it takes nothing. Raise
-        ToolFailed.
-        """
+        """Write to its stdin; call `stalled` with the seconds while it reads nothing. Raise ToolFailed."""
         view, since = memoryview(data), time.monotonic()
         while view:
             if not run.wait_to_write(self.fd, 0.5):
@@ -55,14 +53,14 @@ class Program:
         self._process.stdin.close()
 
     def wait(self, timeout_s: float) -> int | None:
-        """Return its exit code, None if it has not ended in that time."""
+        """Return its exit code, None if it has not ended within `timeout_s` seconds."""
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 
     def interrupt(self, within_s: float) -> None:
-        """Ask it to end (SIGINT), for so long, and then end it."""
+        """Send SIGINT, and SIGKILL if it has not ended within `within_s` seconds."""
         self._process.send_signal(signal.SIGINT)
         if self.wait(within_s) is None:
             self._process.kill()
@@ -70,9 +68,7 @@ class Program:
 
 @contextmanager
 def started(argv: list[str], *, feed: bool) -> Iterator[Program]:
-    """Run `argv` and yield it, with its stdin (if `feed`, else its stdout) as `fd`; it does not outlive the
-    block.
-    """
+    """Run `argv` with a pipe (stdin if `feed`, else stdout) as `fd`; kill it at the end of the block."""
     with memory() as err:
         process, pipe = start_piped(argv, err, feed=feed)
         os.set_blocking(pipe.fileno(), not feed)

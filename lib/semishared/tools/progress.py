@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signs of life and counts of bytes of the running plan; the host side reports them (hostside.py).
+"""Signs of life and byte counts of the running plan, which the host side reports (hostside.py).
 
-And when a plan stands still: judged by what it does meanwhile, not by how long it takes.
+Also the detection of a standstill: by what a plan does, not by how long it takes.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ from typing import Callable, Iterator, Optional
 from ..errors import SemisharedError
 
 moved: Counter[str] = Counter()
-"""Bytes by what was done with them: `store_read`, `store_written`, `received`, `sent`, `reused` (of other
-bases).
-"""
+"""Bytes by kind: `store_read`, `store_written`, `received`, `sent`, `reused` (from other bases)."""
 last = time.monotonic()
 last_words: list[Callable[[], None]] = []
-"""What is to be done yet if the front-end dies now: a guest that rests for us must not rest for ever."""
+"""What the host side does if its front-end dies now, such as resuming a suspended guest."""
 
 
 @contextmanager
 def if_we_die(do: Callable[[], None]) -> Iterator[None]:
-    """Have `do` done by the host side if its front-end dies within the block."""
+    """Have the host side call `do` if its front-end dies within the block."""
     last_words.append(do)
     try:
         yield
@@ -34,20 +32,19 @@ def if_we_die(do: Callable[[], None]) -> Iterator[None]:
 
 
 def touch() -> None:
-    """Say that work goes on."""
+    """Record progress."""
     global last
     last = time.monotonic()
 
 
 def count(what: str, size: int) -> None:
-    """Count `size` bytes of `what`."""
     moved[what] += size
     touch()
 
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Wait, within the block, for something that has a limit of its own: that is no standstill."""
+    """Suspend the standstill limit within the block, for a wait that has its own limit."""
     global last
     last = float("inf")
     try:
@@ -56,33 +53,28 @@ def waiting() -> Iterator[None]:
         touch()
 
 
-# When something is stuck: by what it does meanwhile, not by how long it takes.
-#
-# No limit of time suits a disk of terabytes.
-#
-# What the kernel counts of a program is its progress: bytes it has read and written, and CPU time, if that is
-# more than a waiting program's timers take (librbd's bytes cross sockets, which are in no count). Nothing of
-# that for `limit_s` seconds is a standstill; but one call may also write out, uninterrupted and uncounted,
-# all that the machine has yet to write.
+# Standstill: judged by what a program does, not by how long it takes. No time limit suits a disk of
+# terabytes. The kernel's counters of a program are its progress: bytes read and written, and CPU time beyond
+# a waiting program's timers (librbd's bytes cross sockets, which no counter includes). No change for
+# `limit_s` seconds is a standstill; but a single call may also write out, uninterrupted and uncounted, all of
+# the machine's dirty pages.
 
 
 limit_s = 1800.0
-"""Seconds without progress ([hosts] standstill_timeout_s): no disk that is only slow or busy needs them for
-one request.
-"""
+"""Seconds without progress ([hosts] standstill_timeout_s), more than one request to a busy disk takes."""
 FLOOR = 1 << 20
 """Bytes per second that any disk writes out."""
 LONGEST = 12
-"""Times the limit: no longer, however much there is to write out."""
+"""Most multiples of the limit, for any amount of dirty pages."""
 SIGNS_S = 10.0
-"""Seconds between two looks at signs that cost a program."""
+"""Seconds between two calls of `signs`, each of which runs a program."""
 TICKS = os.sysconf("SC_CLK_TCK")
 programs: dict[int, Work] = {}
-"""What runs beside this process and works for it."""
+"""The programs that work for this process."""
 
 
 def patience_s() -> float:
-    """Return after how many seconds without progress something is stuck, now."""
+    """Return the seconds without progress that count as a standstill, given the dirty pages now."""
     dirty = 0
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
@@ -96,9 +88,7 @@ def patience_s() -> float:
 
 
 class Work:
-    """What a program has done. With `signs`, only what that returns counts: virsh itself waits for what
-    others do.
-    """
+    """The work of a program: its counters, or changes of what `signs` returns (virsh itself only waits)."""
 
     def __init__(self, pid: int, signs: Optional[Callable[[], object]] = None) -> None:
         self._pid, self._signs, self._sign = pid, signs, object()
@@ -106,7 +96,7 @@ class Work:
         self._since = self._looked = time.monotonic()
 
     def idle_s(self) -> float:
-        """Return since how many seconds it has done nothing."""
+        """Return the seconds since its last progress."""
         now = time.monotonic()
         if self._has_worked(now):
             self._since = now
@@ -131,7 +121,7 @@ class Work:
 
 
 def counted(pid: int) -> tuple[int, int]:
-    """Return bytes that a program has moved, and its ticks of CPU time; 0 for what may not be known."""
+    """Return the bytes a program has moved and its CPU ticks; 0 for counters that are not readable."""
     moved = ticks = 0
     try:
         with open(f"/proc/{pid}/io", encoding="ascii") as file:
@@ -154,9 +144,7 @@ def counted(pid: int) -> tuple[int, int]:
 
 
 def _turns(pid: int) -> int:
-    """Return how often the kernel has let go on what a program of root's (sudo) runs, of which it tells us no
-    more: not while it hangs.
-    """
+    """Return the context switches of the children of a root program (sudo), whose counters are hidden."""
     turns = 0
     try:
         with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
@@ -172,7 +160,7 @@ def _turns(pid: int) -> int:
 
 @contextmanager
 def watched(pid: int, signs: Optional[Callable[[], object]] = None) -> Iterator[Work]:
-    """Let what a program does count, within the block, as progress of the plan as well (hostside.py)."""
+    """Count a program's work, within the block, as progress of the plan (hostside.py)."""
     work = programs[pid] = Work(pid, signs)
     try:
         yield work
@@ -181,8 +169,6 @@ def watched(pid: int, signs: Optional[Callable[[], object]] = None) -> Iterator[
 
 
 def of_plan_s() -> float:
-    """Return since how many seconds neither this process has made progress nor a program that works for
-    it.
-    """
+    """Return the seconds without progress of this process and of all programs that work for it."""
     own = time.monotonic() - last
     return min([own, *(work.idle_s() for work in list(programs.values()))])

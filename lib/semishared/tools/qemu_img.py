@@ -12,22 +12,21 @@ from ..units import MiB, mib_ceil
 from .run import run, work
 
 FOREIGN = ["env", "MALLOC_ARENA_MAX=1", "prlimit", f"--stack={1 << 20}", f"--as={1 << 30}"]
-"""Limits for images that strangers have made: tables may be as large as their headers say (OpenStack has the
-same limit).
+"""Limits for images from untrusted makers, whose headers may ask for tables of any size (as OpenStack's).
 
-The limit is to meet those tables: each of QEMU's threads, 64 on a busy machine, would reserve 64 MiB for
-malloc and 8 MiB of stack.
+MALLOC_ARENA_MAX and the stack size keep QEMU's threads, up to 64, within the limit: each would reserve 64 MiB
+for malloc and 8 MiB of stack.
 """
 INFO_CPU = "--cpu=30"
-"""Seconds; reading a header takes none. A conversion may take as long as the image is large."""
+"""CPU seconds; reading a header takes none. A conversion has no such limit."""
 
 
 LONGEST_BACKING = 1023
-"""Bytes of a backing name (docs/interop/qcow2.txt of QEMU)."""
+"""Bytes of a backing name (QEMU's docs/interop/qcow2.txt)."""
 
 
 def info(path: str, format: str, *, foreign: bool = False) -> dict[str, object]:
-    """Return what `qemu-img info` says of `path`, opened as `format`; works on images in use."""
+    """Return the answer of `qemu-img info`; works on images in use."""
     limits = [*FOREIGN, INFO_CPU, "--"] if foreign else []
     text = run([*limits, "qemu-img", "info", "--force-share", "--output=json", "-f", format, path])
     try:
@@ -38,7 +37,7 @@ def info(path: str, format: str, *, foreign: bool = False) -> dict[str, object]:
 
 
 def virtual_size(path: str, format: str, *, foreign: bool = False) -> int:
-    """Return the size in bytes that a guest sees."""
+    """Return the virtual size in bytes."""
     size = info(path, format, foreign=foreign).get("virtual-size")
     if not isinstance(size, int):
         raise ToolFailed(f"qemu-img info {path}: no virtual size")
@@ -46,7 +45,6 @@ def virtual_size(path: str, format: str, *, foreign: bool = False) -> int:
 
 
 def create(path: str, format: str, size: int) -> None:
-    """Create an empty image of `size` bytes."""
     work(["qemu-img", "create", "-q", "-f", format, path, str(size)])
 
 
@@ -55,7 +53,7 @@ def create_overlay(
 ) -> None:
     """Create a qcow2 overlay over `backing`; `size` in bytes, 0 for that of the backing image.
 
-    Without `look` only the name goes into the header, and nobody opens what it leads to.
+    Without `look` qemu-img writes the name into the header and does not open the backing file.
     """
     if len(os.fsencode(backing)) > LONGEST_BACKING:
         raise NotSupported(
@@ -92,14 +90,12 @@ def _set_length(path: str) -> None:
         try:
             os.ftruncate(file.fileno(), size + size // 1024 + (2 << 20))
         except OSError:
-            # Larger than this file system's files can be: the overlay grows as it is written.
+            # Beyond the file system's limit: the overlay grows with its writes.
             pass
 
 
 def chain(layers: Sequence[str], base: str, base_format: str) -> str:
-    """Return a `json:` name for qcow2 `layers`, the lowest first, over `base`: what their headers name is not
-    asked.
-    """
+    """Return a `json:` name for qcow2 `layers`, the lowest first, over `base`, which overrides headers."""
     node: dict[str, object] = {"driver": base_format, "file": {"driver": "file", "filename": base}}
     if base_format == "qcow2":
         node["backing"] = None
@@ -109,13 +105,11 @@ def chain(layers: Sequence[str], base: str, base_format: str) -> str:
 
 
 MAPPED = ("start", "length", "depth", "zero", "data")
-"""What every QEMU that we work with says of a range in a map."""
+"""Keys of a map's entry that every supported QEMU writes."""
 
 
 def mapped(source: str) -> list[dict[str, Any]]:
-    """Return which file of the chain `source` (a `json:` name) holds what: MAPPED, and where it is so present
-    and offset.
-    """
+    """Return the map of the chain `source` (a `json:` name): MAPPED, `present` and `offset` where known."""
     try:
         found = json.loads(work(["qemu-img", "map", "--output=json", source]))
     except ValueError:
@@ -140,8 +134,8 @@ def convert(
 ) -> None:
     """Write an independent sparse copy of `source`, with all of its backing chain, to the new file `target`.
 
-    `rate`: bytes per second, 0 for no limit. `direct`: past the page cache, where the file system of `target`
-    can do that.
+    `rate`: bytes per second, 0 for no limit. `direct`: without the page cache, where the file system of
+    `target` supports that.
     """
     shared, limits = ["--force-share"] if share else [], [*FOREIGN, "--"] if foreign else []
     pace, how = ["-r", str(rate)] if rate else [], _past_the_cache(target) if direct else []
@@ -163,18 +157,15 @@ def convert(
 
 
 def convert_over(source: str, source_format: str, target: str, backing: str, backing_format: str) -> None:
-    """Write the content of the standalone image `source` to the new qcow2 `target` over `backing`, zeros and
-    all: of that nothing shows.
-    """
+    """Write all of the image `source`, zeros too, to the new qcow2 `target` over `backing`."""
     over = ["-B", backing, "-F", backing_format, *_past_the_cache(target)]
     work(["qemu-img", "convert", "-f", source_format, "-O", "qcow2", *over, source, target])
 
 
 def _past_the_cache(target: str) -> list[str]:
-    """Return how qemu-img is told to write past the page cache, if a new file beside `target` could be
-    written so.
+    """Return qemu-img's options for direct writes, [] if the file system of `target` refuses them.
 
-    What it leaves there the kernel writes out when it likes, in nobody's class of I/O.
+    The kernel's own write-back of the page cache belongs to no I/O class.
     """
     try:
         os.close(os.open(os.path.dirname(target), os.O_TMPFILE | os.O_WRONLY | os.O_DIRECT, 0o600))
@@ -184,7 +175,7 @@ def _past_the_cache(target: str) -> list[str]:
 
 
 def measure(source: str, format: str) -> int:
-    """Return how many bytes a standalone qcow2 copy of `source` will take at most; works on images in use."""
+    """Return the most bytes that a standalone qcow2 copy of `source` will take; works on images in use."""
     text = run(
         [
             "qemu-img",
@@ -204,22 +195,18 @@ def measure(source: str, format: str) -> int:
 
 
 def _format(source: str, format: str) -> list[str]:
-    """Return how qemu-img is told the format of `source`: a `json:` name says it itself."""
+    """Return qemu-img's option for the format of `source`; a `json:` name includes it."""
     return [] if source.startswith("json:") else ["-f", format]
 
 
 def rbd_name(source: str, user: str, conf: str) -> str:
-    """Return what QEMU calls the RBD image `source` (POOL/IMAGE) opened as `user`, with limits on what Ceph
-    may take.
-    """
+    """Return QEMU's name of the RBD image `source` (POOL/IMAGE), opened as `user`, with Ceph time limits."""
     options = ["client_mount_timeout=10", "rados_mon_op_timeout=30", "rados_osd_op_timeout=30"]
     return ":".join([f"rbd:{source}", f"id={user}", *([f"conf={conf}"] if conf else []), *options])
 
 
 def fill(source: str, source_format: str, target: str, *, share: bool = False) -> None:
-    """Write the content of `source`, with all of its backing chain, to the raw image `target`, which is there
-    and empty.
-    """
+    """Write the content of `source`, with all of its backing chain, to the empty raw image `target`."""
     argv = [
         "qemu-img",
         "convert",
@@ -234,9 +221,7 @@ def fill(source: str, source_format: str, target: str, *, share: bool = False) -
 
 
 def grow(path: str, format: str, size: int) -> None:
-    """Grow an image to `size` bytes, unless it is that large in whole MiB; what it lies over need not be
-    there.
-    """
+    """Grow an image to `size` bytes, unless it has as many whole MiB; its backing file need not exist."""
     if not size or mib_ceil(virtual_size(path, format)) * MiB >= size:
         return
     node: dict[str, object] = {"driver": format, "file": {"driver": "file", "filename": path}}
@@ -246,38 +231,32 @@ def grow(path: str, format: str, size: int) -> None:
 
 
 def commit(path: str) -> None:
-    """Write what the qcow2 `path` holds into what it lies over; it stays as it is, to be committed again if
-    that is cut short.
-    """
+    """Commit the qcow2 `path` to its backing file; `path` keeps its data, for a repetition after a crash."""
     work(["qemu-img", "commit", "-q", "-d", *_format(path, "qcow2"), path])
 
 
 def rebase(path: str, backing: str, backing_format: str) -> None:
-    """Copy into the qcow2 `path` what it has from below itself, but not from `backing` ('' for none); lay it
-    over that.
-    """
+    """Rebase the qcow2 `path` to `backing` ('' for none); qemu-img copies the data that is missing there."""
     argv = ["qemu-img", "rebase", "-q", *_format(path, "qcow2"), "-b", backing]
     work([*argv, *(["-F", backing_format] if backing else []), path])
 
 
 def lay_over(path: str, backing: str, backing_format: str) -> None:
-    """Let the header of the qcow2 `path` name `backing` as what it lies over; nothing else of it changes."""
+    """Set the backing file in the header of the qcow2 `path`; nothing else changes."""
     work(["qemu-img", "rebase", "-u", "-q", "-f", "qcow2", "-b", backing, "-F", backing_format, path])
 
 
 def rebased(
     path: str, target: str, backing: str, backing_format: str, named: Callable[[str], str] = str
 ) -> None:
-    """Write the new file `target`, beside `path` and with its content, as `rebase` would make it; `path`
-    stays as it is.
+    """Write the new file `target` beside `path`: a copy of it, rebased to `backing`; `path` stays as it is.
 
-    `named` returns what qemu-img is to be told for a file. Not by `convert -B`: that takes what `path` itself
-    holds, and leaves out what lies between it and `backing`.
+    `named` returns the name of a file for qemu-img. `convert -B` would not do: it omits the layers between
+    `path` and `backing`.
     """
     work(["cp", "--sparse=always", "--reflink=auto", "--", path, target])
     rebase(named(target), backing, backing_format)
 
 
 def resize(path: str, format: str, size: int) -> None:
-    """Grow an image to `size` bytes."""
     work(["qemu-img", "resize", "-q", "-f", format, path, str(size)])

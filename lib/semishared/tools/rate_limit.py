@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rates of copies, and I/O priorities that leave the device to the guests first."""
+"""Rate limits of copies, and I/O priorities that put guests first."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from .io_floor import Watch
 
 BURST_S = 0.1
-"""What was not used for this long is given up: after a pause the rate is not exceeded to make up for it."""
+"""Seconds of unused rate that count: after a longer pause the rate is not exceeded to catch up."""
 _stands_back = False
 
 
 class Pace:
-    """Bytes per second, 0 for no limit; `wait(n)` returns when n bytes more may go."""
+    """Bytes per second, 0 for no limit; `wait(n)` returns when n more bytes may go."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Pace:
         self._due = now()
 
     def wait(self, size: int) -> None:
-        """Wait until `size` bytes may follow those before."""
+        """Wait until `size` more bytes may go."""
         if not self._rate:
             return
         self._due = max(self._due, self._now() - BURST_S) + size / self._rate
@@ -44,10 +44,10 @@ class Pace:
 
 
 def stand_back(nice: int = 0) -> None:
-    """Give this process, and what it starts, the idle class of I/O, and `nice` less priority; as far as this
-    host lets it.
+    """Put this process and its programs into the idle I/O class, with `nice` less CPU priority, if permitted.
 
-    What talks to other hosts stays as nice as it is: who answers late holds them up, or is taken for dead.
+    A process that talks to other hosts keeps its CPU priority: a late answer delays them, or looks like
+    death.
     """
     try:
         os.nice(nice)
@@ -59,11 +59,10 @@ def stand_back(nice: int = 0) -> None:
 
 @contextmanager
 def standing_back() -> Iterator[None]:
-    """Copy, within the block, in the idle class of I/O, as far as this host lets it; what is started there is
-    in it as well.
+    """Run the block, and the programs it starts, in the idle I/O class, if permitted.
 
-    Only there: a guest may be at rest for what comes before and after, which is little. And only as long as
-    there is enough left (io_floor.py).
+    Only the copy itself: a guest may be suspended for what comes before and after. A copy that starves there
+    leaves the class (io_floor.py).
     """
     global _stands_back
     watch = None if _stands_back else _begin()
@@ -78,9 +77,7 @@ def standing_back() -> Iterator[None]:
 
 
 def _begin() -> Watch | None:
-    """Be in the idle class from now on, as long as that goes well; return what sees to that, None if this
-    host does not let us.
-    """
+    """Enter the idle I/O class and return the watch on its throughput; None if this host refuses it."""
     global _stands_back
     from . import io_floor
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one way to run a program: argv lists, closed stdin, a constructed environment, a limit.
 
-An error carries the program's stderr. Programs die with us (PR_SET_PDEATHSIG through setpriv): a killed
-driver leaves none at work.
+An error contains the program's stderr. Programs die with their parent (PR_SET_PDEATHSIG through setpriv): a
+killed driver leaves none at work.
 """
 
 from __future__ import annotations
@@ -25,29 +25,28 @@ NONE = -1
 
 
 def wait_to_read(fd: int, within_s: float) -> bool:
-    """Return True if a file can be read, or is at its end, within that time.
+    """Return True if a file can be read, or is at its end, within `within_s` seconds.
 
-    By poll(2): select(2) takes no file above 1023, which a session with 250 hosts has.
+    By poll(2): select(2) takes no descriptor above 1023, which a session with 250 hosts has.
     """
     return wait_to_read_or_write(fd, NONE, within_s)[0]
 
 
 def wait_to_write(fd: int, within_s: float) -> bool:
-    """Return True if a file becomes writable within that time."""
+    """Return True if a file becomes writable within `within_s` seconds."""
     return wait_to_read_or_write(NONE, fd, within_s)[1]
 
 
 def wait_to_read_or_write(read: int, write: int, within_s: float) -> tuple[bool, bool]:
-    """Tell whether one file can be read, and whether the other one takes something, as soon as one of it is
-    so.
+    """Return whether `read` is readable and `write` is writable, as soon as one of them is.
 
-    Also where there is an end or an error to be told, which the next read or write does.
+    An end of file or an error counts too; the next read or write reports it.
     """
     poll = select.poll()
     for fd, events in ((read, select.POLLIN), (write, select.POLLOUT)):
         if fd != NONE:
             poll.register(fd, events)
-    # Rounded up: who is told too early would ask again and again.
+    # Rounded up: rounding down would poll again and again at the end.
     found = dict(poll.poll(math.ceil(min(max(within_s, 0.0), LONGEST_S) * 1000)))
     return read in found, write in found
 
@@ -76,25 +75,19 @@ GROUP_DIES_WITH_US = [
     'trap "kill -KILL -$$" TERM; exec 8<&0; "$@" <&8 8<&- & wait $!',
     "sh",
 ]
-"""The same for a program with children of its own; it needs a session of its own (a shell's job has no stdin
-by itself).
-"""
+"""The same for a program with children, in a session of its own; a background job needs stdin passed on."""
 QUICK_S = 120
-"""Limit of what reads or writes metadata only."""
+"""Seconds for a program that reads or writes metadata only."""
 SILENT_S = 600
-"""Limit of silence of what produces data: a repository may have to merge a chain of increments first."""
+"""Seconds of silence of a program that produces data: a repository may merge a chain of increments first."""
 FIRST, LAST = 500, 900
-"""Bytes of what a program has said on stderr that are looked at: together less than a detail may have
-(errors.py).
-"""
+"""Bytes of stderr that an error contains, from the beginning and the end; errors.py limits the sum."""
 kept: list[int] = []
-"""Files that what we run keeps open too: a lock is free when the last of us is gone (guest/job_lock.py)."""
+"""Files that child programs keep open: the lock is free when the last one has ended (guest/job_lock.py)."""
 
 
 def environment(keep: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return the environment of every program we run: ours, plus system directories, in the C locale; `keep`
-    names more of ours.
-    """
+    """Return the environment of child programs: KEPT and `keep` of ours, system directories, C locale."""
     env = {key: os.environ[key] for key in (*KEPT, *keep) if key in os.environ}
     env["PATH"] = f"{os.environ['PATH']}:{PATH}" if os.environ.get("PATH") else PATH
     env["LC_ALL"] = "C.UTF-8"
@@ -111,8 +104,7 @@ def run(
     both: bool = False,
     keep: tuple[str, ...] = (),
 ) -> str:
-    """Run `argv` and return its stdout, with `both` what it says on stderr as well; it has the variables
-    `keep` of ours too.
+    """Run `argv` and return its stdout, with stderr if `both`; pass on the environment variables `keep`.
 
     Raise ToolMissing, ToolTimeout (after `timeout_s` seconds), NoSpace, or ToolFailed for an exit code not in
     `ok`.
@@ -128,10 +120,9 @@ def run(
 
 
 def work(argv: list[str], *, signs: Callable[[], object] | None = None, stdin: int | None = None) -> str:
-    """Run what copies, removes or writes out as much as there is: as `run`, but with no limit but that of a
-    standstill.
+    """Run a program that copies, removes or writes out data: as `run`, limited only by a standstill.
 
-    With `signs`, what that returns is the sign of progress (tools/progress.py).
+    With `signs`, changes of what it returns are the progress (tools/progress.py).
     """
     return _run(argv, lambda process: _worked(process, argv, signs), (0,), None, stdin)
 
@@ -139,9 +130,7 @@ def work(argv: list[str], *, signs: Callable[[], object] | None = None, stdin: i
 def _worked(
     process: subprocess.Popen[bytes], argv: list[str], signs: Callable[[], object] | None = None
 ) -> int:
-    """Return the exit code of a program that may take as long as it works; raise ToolTimeout if it stands
-    still.
-    """
+    """Return the exit code of a program without time limit; raise ToolTimeout if it stands still."""
     with progress.watched(process.pid, signs) as watched:
         while True:
             try:
@@ -163,9 +152,7 @@ def _worked(
 
 
 def unheard(argv: list[str]) -> subprocess.Popen[bytes]:
-    """Start a program of which only the end matters; it has nothing of ours open, and is nobody's hindrance
-    if it never ends.
-    """
+    """Start a program of which only the end counts; it has no file of ours, and may hang for ever."""
     null = subprocess.DEVNULL
     return subprocess.Popen(
         [*DIES_WITH_US, *argv], stdin=null, stdout=null, stderr=null, env=environment(), cwd="/"
@@ -173,16 +160,14 @@ def unheard(argv: list[str]) -> subprocess.Popen[bytes]:
 
 
 def line_of(argv: list[str]) -> str:
-    """Return the line by which a shell would run this."""
+    """Return the shell command for `argv`."""
     import shlex
 
     return shlex.join(argv)
 
 
 def _require(program: str, path: str) -> None:
-    """Raise ToolMissing unless a program is there; shutil would know, and load three libraries of compression
-    with it.
-    """
+    """Raise ToolMissing unless a program exists; shutil.which would load three compression libraries."""
     for folder in path.split(":") if "/" not in program else [""]:
         found = os.path.join(folder, program)
         if os.access(found, os.X_OK) and not os.path.isdir(found):
@@ -193,7 +178,7 @@ def _require(program: str, path: str) -> None:
 def _start(
     argv: list[str], stdin: int, stdout: int, stderr: int, cwd: str | None = None, keep: tuple[str, ...] = ()
 ) -> subprocess.Popen[bytes]:
-    """Start a program that dies with us; raise ToolMissing."""
+    """Start a program that dies with this process; raise ToolMissing."""
     env = environment(keep)
     _require(argv[0], env["PATH"])
     return subprocess.Popen(
@@ -202,8 +187,9 @@ def _start(
 
 
 def start_piped(argv: list[str], err: int, *, feed: bool) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
-    """Start a program that dies with us; return it and its stdin (if `feed`, else its stdout). Raise
-    ToolMissing.
+    """Start a program that dies with this process; return it and its stdin (if `feed`, else its stdout).
+
+    Raise ToolMissing.
     """
     stdin, stdout = (subprocess.PIPE, subprocess.DEVNULL) if feed else (subprocess.DEVNULL, subprocess.PIPE)
     process = _start(argv, stdin, stdout, err)
@@ -221,8 +207,7 @@ def _run(
     both: bool = False,
     keep: tuple[str, ...] = (),
 ) -> str:
-    # Not pipes: what a program leaves behind (virsh its ssh) would hold them open, and nothing that is said
-    # can block it.
+    # Not pipes: a child that outlives the program (virsh's ssh) would hold them open, and output could block.
     with memory() as out, memory() as own:
         err = out if both else own
         with progress.waiting():
@@ -235,9 +220,7 @@ def _run(
 
 
 def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
-    """Return the exit code, None if the program did not end in its time (one in a hung system call not even
-    when killed).
-    """
+    """Return the exit code, None if the program had to be killed after `timeout_s` seconds."""
     try:
         code = ended_within(process, timeout_s)
     except BaseException:
@@ -249,7 +232,7 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> bool:
-    """Kill a program; return False of one that is root's, and not ours to kill (share/rights.py)."""
+    """Kill a program; return False for one of root, which this user cannot kill (share/rights.py)."""
     try:
         process.kill()
     except PermissionError:
@@ -267,7 +250,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def memory() -> Iterator[int]:
-    """Yield a memory file: what a program says goes there and can never block it."""
+    """Yield a memory file for a program's output, which never blocks it."""
     fd = os.memfd_create("said")
     try:
         yield fd
@@ -276,9 +259,9 @@ def memory() -> Iterator[int]:
 
 
 def read_ends(fd: int) -> bytes:
-    """Return what was written to a memory file, of something long its beginning and its end.
+    """Return the content of a memory file; of a long one the beginning and the end.
 
-    Some programs say the reason first, others, and ssh behind a banner, last.
+    Some programs print the reason first; others, and ssh after a banner, last.
     """
     size = os.fstat(fd).st_size
     if size <= FIRST + LAST:
@@ -287,7 +270,7 @@ def read_ends(fd: int) -> bytes:
 
 
 def read_back(fd: int, last: int = 0) -> bytes:
-    """Return what was written to a memory file, or only its `last` bytes."""
+    """Return the content of a memory file, or only its `last` bytes."""
     size = os.fstat(fd).st_size
     start = max(size - last, 0) if last else 0
     parts = []
@@ -303,15 +286,16 @@ def read_back(fd: int, last: int = 0) -> bytes:
 def stream(
     argv: list[str], *, stdin: bytes = b"", silence_s: float = SILENT_S
 ) -> Generator[bytes, None, None]:
-    """Run `argv` and yield its stdout in chunks; raise as `run` does, ToolTimeout after `silence_s` seconds
-    without any.
+    """Run `argv` and yield its stdout in chunks; raise as `run`.
+
+    Raise ToolTimeout after `silence_s` seconds without output.
     """
-    # OpenNebula's own scripts are run by this: they get what oned gave us, whole.
+    # It runs OpenNebula's own scripts, which get oned's whole environment.
     env = {**os.environ, "PATH": environment()["PATH"]}
     _require(argv[0], env["PATH"])
     with memory() as asked, memory() as err:
         os.pwrite(asked, stdin, 0)
-        # A group of its own: such scripts have children, which must not outlive them.
+        # In a process group of its own, as such scripts have children that must not outlive them.
         with subprocess.Popen(
             [*GROUP_DIES_WITH_US, *argv],
             stdin=asked,
@@ -346,7 +330,7 @@ def piped(argv: list[str], *, feed: bool) -> Iterator[IO[bytes]]:
     with memory() as err:
         process, stream = start_piped(argv, err, feed=feed)
         try:
-            # It may look through a disk of terabytes before it says a word.
+            # It may search a disk of terabytes before its first output.
             with progress.watched(process.pid):
                 yield stream
             stream.close()
@@ -367,7 +351,7 @@ def piped(argv: list[str], *, feed: bool) -> Iterator[IO[bytes]]:
 
 
 def filtered(argv: list[str], data: bytes | memoryview, *, timeout_s: float = QUICK_S) -> bytes:
-    """Return what `argv` makes of `data`; raise as `run` does."""
+    """Return the output of `argv` for the input `data`; raise as `run`."""
     with memory() as given, memory() as out, memory() as err:
         view = memoryview(data)
         while view:
@@ -383,8 +367,8 @@ def filtered(argv: list[str], data: bytes | memoryview, *, timeout_s: float = QU
 
 @contextmanager
 def beside(argv: list[str]) -> Iterator[None]:
-    """Have `argv` run beside us: it may outlive us; its stdin ends with the block, or with us."""
-    # Not in our group, which is killed with us.
+    """Run `argv` beside the block; its stdin ends with the block or this process. It may outlive both."""
+    # Not in this process group, which is killed with this process.
     process = subprocess.Popen(
         argv,
         stdin=subprocess.PIPE,
@@ -403,9 +387,7 @@ def beside(argv: list[str]) -> Iterator[None]:
 
 
 def apart(argv: list[str], keep: int) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own, which may outlive us; it says on our stderr what it has to,
-    and has the file `keep` open.
-    """
+    """Start a program in a session of its own; it may outlive us, and inherits our stderr and `keep`."""
     null = subprocess.DEVNULL
     return subprocess.Popen(
         argv, stdin=null, stdout=null, env=environment(), cwd="/", start_new_session=True, pass_fds=[keep]
@@ -413,7 +395,7 @@ def apart(argv: list[str], keep: int) -> subprocess.Popen[bytes]:
 
 
 def failure(argv: list[str], code: int, stderr: bytes) -> SemisharedError:
-    """Return what to raise of a program that ended with `code` and has said `stderr`."""
+    """Return the error for a program that ended with `code` and printed `stderr`."""
     from .beneath import readable
 
     argv = [readable(word) for word in argv]

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machines sign directories that are each machine's own, and so find those that several have in common.
+"""Machines sign directories that each machine has for itself, and so find those that several machines share.
 
-Nothing of ours is imported here: install/examine.py sends this to machines that need not have anything of
-ours.
+Nothing of semishared is imported here: install/examine.py sends this to machines without semishared.
 """
 
 from __future__ import annotations
@@ -25,22 +24,22 @@ mostly.
 
 
 def boot() -> str:
-    """Return the boot id: the kernel draws it at each start."""
+    """Return the boot id, which the kernel draws at each boot."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()
 
 
 def machine() -> str:
-    """Return what no other running machine is called (namespaces of one kernel have names)."""
+    """Return an id that no other running machine has (namespaces of one kernel have their own names)."""
     return hashlib.sha256(f"{boot()} {os.uname().nodename}".encode()).hexdigest()[:16]
 
 
 def sign(directory: str, remember: bool = False) -> Dict[str, Any]:
-    """Sign a directory as this machine, once more, and return who else has: {machine: how often}.
+    """Sign a directory as this machine once more, and return the other machines' counts.
 
-    `alive` are those that have signed since this machine did so with `remember`: they have the same
-    directory, now. No clock and no name of a host is asked. Signed first, then looked: of two that come at
-    once, one sees the other.
+    `alive` are the machines that have signed since this machine last did with `remember`: they share the
+    directory now. This needs no clock and no host name. It signs first and looks then: of two machines at the
+    same time, at least one sees the other.
     """
     own = machine()
     mine = signature(directory, own)
@@ -68,7 +67,7 @@ def sign(directory: str, remember: bool = False) -> Dict[str, Any]:
 
 
 def signature(directory: str, name: str) -> Dict[str, Any]:
-    """Return the signature of a machine; an empty one if there is none that can be understood."""
+    """Return the signature of a machine; an empty one if it is absent or damaged."""
     try:
         fd = os.open(f"{directory}/{SIGNATURE}{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(fd, "rb") as file:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This machine's names and addresses, whether two names are one machine's, and its packages for Python.
+"""This machine's names and addresses, the equality of two host names, and its Python packages.
 
 Labels are not compared: x9.siteb.example is another machine than the x9 of this site, and `HOSTNAME` of
-oned.conf may be any name. A name may have addresses that many machines have (libvirt's bridge, a service)
-beside the one by which it is reached.
+oned.conf may be any name. A name may have addresses that many machines share (libvirt's bridge, a service)
+beside the one that reaches it.
 """
 
 from __future__ import annotations
@@ -17,20 +17,18 @@ from ..errors import SemisharedError
 from .run import run
 
 _DISCARD = 9
-"""A port; nothing is sent there."""
+"""A port for connect(2) on UDP, which sends nothing."""
 
 
 @cache
 def is_here(host: str) -> bool:
-    """Tell whether `host` is this machine. A name that nobody can resolve is another's: ssh may know it."""
+    """Return True if `host` is this machine; False for a name that only ssh may be able to resolve."""
     return host.lower() in (os.uname().nodename.lower(), "localhost") or _leads_here(host)
 
 
 @cache
 def are_one(name: str, other: str) -> bool:
-    """Tell whether two names are one machine's: the same full name, both this machine's, or of one all
-    addresses are the other's.
-    """
+    """Return True if both names mean one machine: equal, both local, or one's addresses in the other's."""
     if name.lower() == other.lower():
         return True
     if is_here(name) or is_here(other):
@@ -40,14 +38,12 @@ def are_one(name: str, other: str) -> bool:
 
 
 def _leads_here(host: str) -> bool:
-    """Tell whether this machine is where ssh would go: to the first of a name's addresses."""
+    """Return True if ssh to `host` would reach this machine: the first of its addresses is local."""
     return any(_is_ours(family, address) for family, address in _ways(host)[:1])
 
 
 def _ways(host: str) -> list[tuple[int, tuple[object, ...]]]:
-    """Return family and address of all to which a name leads, the best first; none if nobody can resolve
-    it.
-    """
+    """Return family and address of each address of a name, the best first; [] if it does not resolve."""
     import socket
 
     try:
@@ -58,9 +54,7 @@ def _ways(host: str) -> list[tuple[int, tuple[object, ...]]]:
 
 
 def _is_ours(family: int, address: tuple[object, ...]) -> bool:
-    """Tell whether an address is one of this machine's: packets to such a one come from itself. All of 127/8
-    has one source.
-    """
+    """Return True if an address is local: packets to it have it as source. All of 127/8 has one source."""
     import socket
 
     if str(address[0]).startswith("127."):
@@ -76,13 +70,11 @@ def _is_ours(family: int, address: tuple[object, ...]) -> bool:
 
 ANSWER_S = 3
 MOST_ADDRESSES = 64
-"""More than any host of a cloud has; a line of monitoring is not to grow without an end."""
+"""More than any host of a cloud has; it bounds a line of monitoring."""
 
 
 def addresses() -> list[str]:
-    """Return this machine's addresses that are not of one link alone, as Ceph writes them; none if they
-    cannot be asked for.
-    """
+    """Return this machine's global addresses, as Ceph writes them; [] if `ip` fails."""
     try:
         links = json.loads(run(["ip", "-j", "address", "show", "up", "scope", "global"], timeout_s=ANSWER_S))
         found = [str(row["local"]) for link in links for row in link.get("addr_info", ()) if "local" in row]
@@ -92,10 +84,10 @@ def addresses() -> list[str]:
 
 
 def reach_bindings() -> None:
-    """Let this process import the machine's packages, libvirt's and Ceph's bindings: call it right before.
+    """Make the machine's packages importable (bindings of libvirt and Ceph); call it right before the import.
 
-    Every program of ours starts with -S: a start without looks through those packages and loads what their
-    .pth files name, 2 to 10 ms.
+    All programs of semishared start with -S: without it Python scans those packages and loads the modules
+    that their .pth files name, which takes 2 to 10 ms.
     """
     if sys.flags.no_site:
         import site

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extents between files: through reused memory, past a disk's page cache, several side by side.
+"""Copy extents between files: through reused memory, with direct I/O on disks, several in parallel.
 
-New memory costs a fault for each page; the page cache costs a copy, and a write in the kernel's own threads.
-Beside a hash that is a third of a copy's processor time. Direct I/O also leaves the guests' caches alone.
+New memory costs a page fault per page. The page cache costs a copy, and kernel threads write it out. Together
+these are a third of a copy's CPU time, beside the hash. Direct I/O also spares the guests' caches.
 """
 
 from __future__ import annotations
@@ -16,22 +16,20 @@ from typing import Iterator, List
 from . import beneath, extents, write_out
 
 LARGE = 64 << 10
-"""From so many bytes on it goes past the cache: a write there is not over before the disk has it, and small
-ones are better collected.
-"""
+"""Least bytes of a direct write: it waits for the disk, so small writes are better left to the page cache."""
 PARTS = 1024
-"""Of one write: IOV_MAX."""
+"""Most pieces of one write: IOV_MAX."""
 
 
 class Buffers:
-    """Memory for one extent each, page-aligned, as direct I/O wants it; as many as are used at once."""
+    """Page-aligned buffers of one extent each, as direct I/O needs them; as many as are used at once."""
 
     def __init__(self) -> None:
         self._free: List[memoryview] = []
 
     @contextmanager
     def one(self) -> Iterator[memoryview]:
-        """Yield one, for within the block only: whatever was in it before is there."""
+        """Yield a buffer for the block; it holds old data."""
         try:
             view = self._free.pop()
         except IndexError:
@@ -45,13 +43,13 @@ class Buffers:
 
 
 class File:
-    """An open file: use within `opened`."""
+    """An open file; use it within `opened`."""
 
     def __init__(self, fd: int, direct: int) -> None:
         self.fd, self._direct = fd, direct
 
     def read(self, memory: memoryview, offset: int) -> int:
-        """Fill some memory; return how many bytes that were, fewer only at the end of the file."""
+        """Fill `memory` from an offset; return the bytes read, fewer only at the end of the file."""
         got = 0
         if self._direct >= 0 and _fits([memory], offset):
             try:
@@ -67,7 +65,7 @@ class File:
         return got
 
     def write(self, parts: List[memoryview], offset: int) -> None:
-        """Write some pieces of memory, one after the other."""
+        """Write pieces of memory, one after the other, at an offset."""
         if self._direct >= 0 and len(parts) <= PARTS and _fits(parts, offset):
             try:
                 if os.pwritev(self._direct, parts, offset) == sum(map(len, parts)):
@@ -80,7 +78,7 @@ class File:
             offset += len(part)
 
     def begin(self, offset: int, length: int) -> None:
-        """Have what is in the page cache of a part of the file go to the disk."""
+        """Begin to write the page cache of a part of the file to the disk."""
         write_out.begin(self.fd, offset, length)
 
 
@@ -91,19 +89,18 @@ def _fits(parts: List[memoryview], offset: int) -> bool:
 
 @contextmanager
 def opened(fd: int) -> Iterator[File]:
-    """Yield an open file, to be read and written past the page cache where that is a disk's.
+    """Yield an open file, read and written with direct I/O if it is on a disk.
 
-    A store on a network is reached through it: NFS would make each write durable before the next, and what is
-    opened here has none of the locks of `fd`, which are what keeps a machine there that was cut off from
-    writing.
+    Network stores use the page cache. NFS would make each direct write durable before the next one. And the
+    second descriptor lacks the locks of `fd`, which keep a machine that was cut off from writing.
     """
     direct = -1
-    if os.major(os.fstat(fd).st_dev):  # else it is no disk's
+    if os.major(os.fstat(fd).st_dev):  # major 0: not on a block device
         how = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
         try:
             direct = os.open(beneath.path_of(fd), how | os.O_DIRECT | os.O_CLOEXEC)
         except OSError:
-            pass  # through the cache it goes, too
+            pass  # use the page cache only
     try:
         yield File(fd, direct)
     finally:

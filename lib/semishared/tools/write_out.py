@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was written to a file on its way to the disk, before fsync asks for it: sync_file_range(2)."""
+"""Write a file's dirty pages to the disk before fsync does: sync_file_range(2)."""
 
 from __future__ import annotations
 
@@ -11,29 +11,25 @@ from typing import Any
 from . import progress
 
 WRITE, WAIT_WRITE_WAIT = 2, 7
-"""Begin to write; what is being written, what is yet to be, and the end of both."""
+"""Flags: begin to write; wait for writes before, write, and wait for all."""
 
 
 def write_out(fd: int, size: int, piece: int) -> None:
-    """Have an open file of `size` bytes written, with a sign of progress after each piece; raise OSError for
-    a write that failed.
-    """
+    """Write out an open file of `size` bytes, with a sign of progress per piece; raise OSError."""
     for offset in range(0, size, piece):
         if not _sync_file_range(fd, offset, piece, WAIT_WRITE_WAIT):
-            return  # fsync does it at once
+            return  # fsync then writes it all at once
         progress.touch()
 
 
 def begin(fd: int, offset: int, length: int) -> None:
-    """Have what was written to a part of an open file go to its disk while more is written: fsync has less to
-    wait for.
-    """
+    """Begin to write a part of an open file to the disk, so that fsync has less to wait for."""
     _sync_file_range(fd, offset, length, WRITE)
 
 
 @lru_cache(maxsize=1)
 def _call() -> Any:
-    """Return the C library's function, None if it has none; to look it up takes longer than to call it."""
+    """Return the C library's function, None if it has none; cached, as the lookup is slow."""
     try:
         import ctypes
 
@@ -45,7 +41,7 @@ def _call() -> Any:
 
 
 def _sync_file_range(fd: int, offset: int, length: int, how: int) -> bool:
-    """Return whether there is such a call; raise OSError for what it finds."""
+    """Call sync_file_range(2); return False if it is not available. Raise OSError for a failed write."""
     call = _call()
     if call is None:
         return False
@@ -55,6 +51,6 @@ def _sync_file_range(fd: int, offset: int, length: int, how: int) -> bool:
         number = ctypes.get_errno()
         if number in (errno.ENOSYS, errno.EINVAL, errno.ESPIPE):
             return False
-        # Now, not by fsync: a write that has failed is told of once.
+        # The kernel reports a failed write once: here, and not to fsync any more.
         raise OSError(number, os.strerror(number))
     return True
