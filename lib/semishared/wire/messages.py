@@ -4,8 +4,8 @@
 A JSON object that is longer than a line may be comes in pieces: {"piece": N, "more": true or false}, then N
 bytes of its text, and again.
 
-Every plan carries RELEASE, and a host that has another one refuses it (HostOutdated): what steps and answers
-mean is agreed on nowhere but in the package itself, so both ends must have the very same.
+Every plan contains RELEASE, and a host with another release refuses it (HostOutdated). Only the package
+defines the meaning of steps and answers, so both ends must have the same package.
 """
 
 from __future__ import annotations
@@ -21,62 +21,54 @@ from ..errors import HostFailed, TooLarge
 from ..tools import run
 
 BUILD = "BUILD"
-"""File in an installed package: the hash of all others, by which it is known from any other of the same
-VERSION.
-"""
+"""File in an installed package: the hash of its other files, which tells builds of one VERSION apart."""
 Message = Union[dict[str, object], bytes, None]
 """A JSON object, a chunk of data, or None at the end of the stream."""
 Part = Union[dict[str, object], memoryview, None]
-"""The same, where data is read into its place: what has come of a chunk."""
+"""The same where `read_into` places data: the part of a chunk that has arrived."""
 LONGEST_LINE = 4 << 20
-"""Bytes of a line, of a chunk of data, and of a piece of what is longer, for who writes it and for who reads
-it.
-"""
+"""Most bytes of a line, of a chunk of data, and of a piece of a longer message."""
 LONGEST_MESSAGE = 64 << 20
-"""Bytes of a JSON object, for who writes it and for who reads it: what 100,000 images or VMs take."""
+"""Most bytes of a JSON object: those of 100,000 images or VMs."""
 LONGEST_GREETING = 64 << 10
-"""Bytes of what a login shell says before our host side is started."""
+"""Most bytes of a login shell's output before the host side starts."""
 OURS = (b'{"event": ', b'{"data": ', b'{"piece": ')
-"""How the first line of a host side begins, of whichever version."""
+"""The beginning of a host side's first line, in every version."""
 MUCH, LITTLE = 1 << 20, 4096
-"""Bytes that are read at once; little where data is read into its place: what comes with a line has to be
-copied there.
-"""
+"""Bytes of one read; little for `read_into`, which copies the data that arrives with a line."""
 
 
 def release(package: str) -> str:
-    """Return what the package in that directory is: its VERSION, and its build if it is installed."""
+    """Return the release of the package in a directory: its VERSION, and its build if it is installed."""
     try:
         with open(f"{package}/{BUILD}", encoding="ascii") as file:
             return f"{VERSION}+{file.read(64).strip()}"
     except FileNotFoundError:
-        return VERSION  # a checkout: the host side that it starts is its own
+        return VERSION  # a checkout, which starts its own host side
 
 
 RELEASE = release(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-"""Read with the modules, not when it is asked for: an installation may exchange the package meanwhile."""
+"""Read at import: an installation may replace the package while this process runs."""
 
 
 class Silence(Exception):
-    """Nothing was said for too long."""
+    """The other side said nothing for too long."""
 
 
 class Reader:
-    """Read messages from a file descriptor."""
+    """Reads messages from a file descriptor."""
 
     def __init__(self, fd: int, greets: bool = False) -> None:
         self._fd = fd
         self._greets = greets
-        """Whether what comes first may be a login shell's, of ssh: `echo` in .bashrc, or in ~/.ssh/rc."""
+        """Whether ssh's login shell may write first: an `echo` in .bashrc or ~/.ssh/rc."""
         self.greeting = bytearray()
-        """What it has said."""
+        """The output of the login shell."""
         self._buffer = bytearray()
         self._pieces = bytearray()
         self._is_piece = self._has_more = False
         self._awaited = -1
-        """Size of the chunk that was announced, -1 if none was: a read that was given up is gone on with by
-        the next.
-        """
+        """Size of the announced chunk, -1 for none; the next read continues an interrupted one."""
 
     def _wait(self, deadline: float | None) -> None:
         if deadline is not None:
@@ -91,9 +83,7 @@ class Reader:
         return bool(chunk)
 
     def read(self, timeout_s: float | None = None) -> Message:
-        """Return the next message; raise Silence after `timeout_s` seconds without one, HostFailed if it is
-        garbled.
-        """
+        """Return the next message; raise Silence after `timeout_s` seconds, HostFailed if it is garbled."""
         while True:
             deadline = None if timeout_s is None else time.monotonic() + timeout_s
             if self._awaited < 0:
@@ -111,9 +101,7 @@ class Reader:
                 return self._parsed(text)
 
     def read_into(self, room: Callable[[], memoryview], timeout_s: float | None = None) -> Part:
-        """As `read`, but what comes of a chunk is written at once where `room` says: return as much of that
-        as was written.
-        """
+        """As `read`, but write a chunk's data into `room()`; return a view of the part that was written."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         if self._awaited < 0:
             message = self._line(deadline, LITTLE)
@@ -137,7 +125,7 @@ class Reader:
         return place[:count]
 
     def _line(self, deadline: float | None, most: int) -> dict[str, object] | None:
-        """Return the next JSON object, None at the end of the stream; note how much data it announces."""
+        """Return the next JSON object, None at the end of the stream; record the size of announced data."""
         line = self._raw_line(deadline, most)
         while line is not None and self._greets:
             at = min((line.find(ours) for ours in OURS if ours in line), default=-1)
@@ -195,15 +183,15 @@ class Reader:
 
 
 class Writer:
-    """Write messages to a file descriptor, from any thread.
+    """Writes messages to a file descriptor, from any thread.
 
-    With `wait`, a writer never blocks: it calls that when the other side takes nothing for now.
+    With `wait`, it never blocks: it calls `wait` while the other side reads nothing.
     """
 
     def __init__(self, fd: int, wait: Optional[Callable[[], None]] = None) -> None:
         self._fd = fd
         self.written = 0
-        """Bytes."""
+        """Bytes written so far."""
         self._lock = threading.Lock()
         self._wait = wait
         if wait:
@@ -222,11 +210,11 @@ class Writer:
                 self._wait()
 
     def end(self) -> None:
-        """Write no more: what is opened next may have the same number."""
+        """Write no more: another file may get the descriptor's number."""
         self._fd = -1
 
     def send(self, **message: object) -> None:
-        """Send a JSON object; OSError (EBADF) after `end`, TooLarge before anything is sent."""
+        """Send a JSON object; raise OSError (EBADF) after `end`, TooLarge before anything is sent."""
         text = json.dumps(message).encode()
         if len(text) > LONGEST_MESSAGE:
             raise TooLarge(f"a message of {len(text)} bytes, and who reads it takes {LONGEST_MESSAGE}")

@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extents between hosts: packets with the id of their session, a number, and a MAC with its key.
+"""Extents between hosts: packets with their session's id, a number, and a MAC by the session's key.
 
-    packet    magic, session, number, kind, codec, sizes of table, plain and packed payload; MAC; table;
-    payload
-    MAC       HMAC-SHA256 with the session's key over head and table, and over the payload's SHA-256 if
-    nothing else
-              vouches for it
+    packet    magic, session, number, kind, codec, sizes of table, plain and packed payload; MAC;
+              table; payload
+    MAC       HMAC-SHA256 by the session's key of head and table, and of the payload's SHA-256 unless
+              the table's hashes cover it
     MANIFEST  no table; the payload is the manifest's text
     EXTENTS   one or more extents: the table has (index, size, sha256) of each, the payload their contents
 
-A receiver looks into a packet only if its MAC is right; so neither another session's bytes (two senders on
-one port) nor forged ones reach a decompressor. Contents that are not packed are hashed once, not twice: what
-is not what the table says (`Extent.sha256`) is not taken by who gets it, and neither is what the manifest
-does not have.
+A receiver parses a packet only if its MAC is right: neither bytes of another session (two senders on one
+port) nor forged ones reach a decompressor. Contents that are not packed are hashed once, not twice: the
+receiver drops an extent that does not match the table (`Extent.sha256`), or that the manifest lacks.
 """
 
 from __future__ import annotations
@@ -37,12 +35,12 @@ _MAGIC = b"semishp2"
 _MAC = 32
 _ENTRY = struct.Struct(">QI32s")
 MOST = {MANIFEST: extents.MANIFEST_LIMIT, EXTENTS: 16 * extents.EXTENT}
-"""No packet's payload is larger than this, by its kind, packed or not."""
+"""Most bytes of a packet's payload, packed or not, by its kind."""
 _MOST_TABLE = 64 << 10
 
 
 class Session(NamedTuple):
-    """What the packets of a session have in common; both are made by the front-end and travel over ssh."""
+    """The id and key of a session's packets; the front-end makes them and sends them over ssh."""
 
     id: bytes
     """16 bytes"""
@@ -51,17 +49,17 @@ class Session(NamedTuple):
 
     @classmethod
     def new(cls) -> Session:
-        """Return a session that nobody else has."""
+        """Return a new random session."""
         return cls(os.urandom(16), os.urandom(32))
 
     @property
     def text(self) -> str:
-        """The session in its text form, ID:KEY in hexadecimal digits."""
+        """The session as text, ID:KEY in hexadecimal digits."""
         return f"{self.id.hex()}:{self.key.hex()}"
 
     @classmethod
     def of(cls, text: str) -> Session:
-        """Return the session of a text; raise BadArguments."""
+        """Return the session in `text`; raise BadArguments."""
         name, _, key = text.partition(":")
         try:
             session = cls(bytes.fromhex(name), bytes.fromhex(key))
@@ -84,7 +82,7 @@ class Extent(NamedTuple):
 
     number: int
     sha256: str
-    """What the content is to be."""
+    """The hash that the content must have."""
     content: Bytes
 
 
@@ -121,9 +119,7 @@ class Sealer:
 
 
 class Packet(NamedTuple):
-    """A packet as it came; nobody has looked into it yet. `payload` is the opener's memory, and begins at a
-    page of it.
-    """
+    """A packet as it arrived, not verified yet. `payload` is page-aligned memory of the opener."""
 
     head: bytes
     mac: bytes
@@ -132,7 +128,7 @@ class Packet(NamedTuple):
 
 
 def _extents(table: Bytes, content: memoryview) -> Iterator[Extent]:
-    """Yield the extents of a payload; raise TransferCorrupt if there are not those that the table names."""
+    """Yield the extents of a payload; raise TransferCorrupt if it does not match the table's sizes."""
     offset = 0
     if len(table) % _ENTRY.size:
         raise TransferCorrupt("not a packet of extents")
@@ -147,11 +143,10 @@ def _extents(table: Bytes, content: memoryview) -> Iterator[Extent]:
 
 
 class Opener:
-    """Takes the bytes of one stream as they come, without copying them, and finds its packets; raises
-    TransferCorrupt where something begins that does not belong there.
+    """Splits the bytes of one stream into packets, without copying them; raises TransferCorrupt.
 
-    As asyncio's BufferedProtocol: what comes is to be written to `get_buffer()`, and then `buffer_updated` to
-    be told.
+    The interface is that of asyncio's BufferedProtocol: the caller writes to `get_buffer()`, then calls
+    `buffer_updated`.
     """
 
     def __init__(self, session: Session) -> None:
@@ -163,11 +158,11 @@ class Opener:
         self._rooms: list[memoryview] = []
 
     def get_buffer(self) -> memoryview:
-        """Return where the next bytes are to be written; never empty."""
+        """Return the memory for the next bytes; it is never empty."""
         return self._room
 
     def buffer_updated(self, count: int) -> Packet | None:
-        """Take note that `count` bytes were written; return the packet that is complete now."""
+        """Record that `count` bytes were written; return the packet that is complete now, or None."""
         self._room = self._room[count:]
         if self._room:
             return None
@@ -191,7 +186,7 @@ class Opener:
         return Packet(head, mac, memoryview(bytearray(table)), self._memory(packed)[:packed])
 
     def _memory(self, size: int) -> memoryview:
-        import mmap  # here: it is not needed by who only makes sessions
+        import mmap  # here: a process that only makes sessions does not need it
 
         if self._spare:
             spare = self._spare.pop()
@@ -200,7 +195,7 @@ class Opener:
         return memoryview(mmap.mmap(-1, max(size, extents.EXTENT)))
 
     def open(self, packet: Packet) -> tuple[int, list[Extent], Bytes]:
-        """Return (kind, extents of an EXTENTS packet, plain payload); raise TransferCorrupt."""
+        """Verify a packet; return (kind, extents of EXTENTS, plain payload) or raise TransferCorrupt."""
         _, _, _, kind, compressor, _, plain, _ = _HEAD.unpack(packet.head)
         if not hmac.compare_digest(packet.mac, self._session.mac(packet.head, packet.table, packet.payload)):
             raise TransferCorrupt("a stream that was forged or damaged")
@@ -208,8 +203,6 @@ class Opener:
         return kind, list(_extents(packet.table, content)) if kind == EXTENTS else [], content
 
     def reuse(self, packet: Packet) -> None:
-        """Take back the memory of a packet of which nothing is looked at any more: new memory costs more than
-        a copy.
-        """
+        """Take back the memory of a packet that is no longer used: new memory costs more than a copy."""
         if len(packet.payload) <= MOST[EXTENTS]:
             self._spare.append(packet.payload.obj)  # type: ignore[arg-type]

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host, as the front-end sees it: one ssh per host and action, plans go in, events come back.
+"""A session with a host: one ssh per host and action; the front-end sends plans and receives events.
 
-The front-end itself is a host too, without the ssh. A host that says nothing for `silence_timeout_s` (its
-side says every 5 s that it is alive) is given up: no action waits for ever, for oned sets no limit. The limit
-is ours, not ssh's: through a shared connection (ControlMaster) the keep-alive is whatever its master was
-started with.
+The front-end itself is a host too, without ssh. The front-end gives a host up that says nothing for
+`silence_timeout_s` (a host side reports every 5 s that it is alive), as oned sets no limit. ssh's own limit
+does not suffice: a shared connection (ControlMaster) has the keep-alive that its master was started with.
 """
 
 from __future__ import annotations
@@ -35,33 +34,25 @@ from ..tools.run import environment, read_ends
 from ..tools.this_machine import is_here
 from .messages import RELEASE, Message, Part, Reader, Silence, Writer
 
-# What a front-end lets a machine say while it carries out one plan: answers of the right shape
-# (model/answers.py), and not without end.
+# What the front-end accepts from a host during a plan: answers of the right shape (model/answers.py), and a
+# limited number of messages.
 
 
 MOST_KEPT = 10_000
-"""Messages that are kept of a host that talks while it is written to, and lines that it wants the log to
-have.
-"""
+"""Most messages kept of a host during a write to it, and most lines of it for the log."""
 MOST_SAID = 1 << 21
-"""Messages that a host says of one plan: that it lives, and how far it is, once in seconds; and it asks for a
-base or for room.
-"""
+"""Most messages of a host during one plan: signs of life and progress, seconds apart, and questions."""
 
 
 class Hearing:
-    """What a machine has said of one plan: answers of the right shape (model/answers.py), and a limited
-    number.
-    """
+    """The messages of a host during one plan: their shape (model/answers.py) and their number."""
 
     def __init__(self, host: str, steps: Sequence[str] = ()) -> None:
         self._host, self._steps, self._count = host, list(steps), 0
         self._may_send = not answers.SENDING.isdisjoint(steps)
 
     def check(self, message: Message | Part, kept: int) -> None:
-        """Raise FalseAnswer for what a host side does not say, or not as often; `kept`: messages that nobody
-        has taken yet.
-        """
+        """Raise FalseAnswer for a message that no host side sends, or too many; `kept`: unread messages."""
         if isinstance(message, dict):
             self._count += 1
             if message.get("event") != "alive":
@@ -84,9 +75,7 @@ _looks_only = False
 
 @contextmanager
 def looking_only() -> Iterator[None]:
-    """Let no session of this process send a step, within the block, that changes anything: begin() raises
-    WouldChange.
-    """
+    """Refuse, within the block, to send a step that changes anything: begin() raises WouldChange."""
     global _looks_only
     was, _looks_only = _looks_only, True
     try:
@@ -102,13 +91,13 @@ class Session:
         self.host = host
         self.moved: dict[str, int] = {}
         self.warnings: list[str] = []
-        """What the host wants the log to say."""
+        """Lines of the host for the log."""
         self.seq = -1
+        """SEQ of the last history record of the plans' VM, -1 if it is unknown."""
         self.given: Mapping[int, Mapping[int, Given]] = {}
-        """What oned has given VMs as their disks, by VM: hosts compare their records with it."""
-        """SEQ of the last history record of the VM that the plans are about, -1 if it is not known."""
+        """The disks that oned knows of each VM, by VM id: hosts compare their records with them."""
         self.is_busy = False
-        """A plan was sent of which neither the end nor an error has been heard: nothing else can be sent."""
+        """A plan was sent and has neither ended nor failed: no other one can be sent."""
         self._hearing = Hearing(host)
         self._action = action
         self._config = config
@@ -133,7 +122,7 @@ class Session:
                 # Bulk data through a shared connection would hold up every other action to that host.
                 argv += ["-o", "ControlMaster=no", "-o", "ControlPath=none", *ssh.cipher_options(host)]
             argv += ["--", host, f"exec {PYTHON} -IS {config.hosts_scripts_dir}/lib/semishared/hostside.py"]
-        # Not a pipe: a connection master that stays behind would hold it open.
+        # Not a pipe: an ssh master that outlives this session would hold it open.
         self._stderr = os.memfd_create("stderr")
         env = environment()
         for name in ("SEMISHARED_KILL_AT", "SEMISHARED_STOP_AT", "SEMISHARED_TRACE"):
@@ -151,9 +140,7 @@ class Session:
         assert self._process.stdin and self._process.stdout
         there = self._process.stdin.fileno()
         self._unread = os.open(f"/proc/self/fd/{there}", os.O_RDONLY) if argv[0] == "ssh" else -1
-        """The end that ssh reads from, until the host is heard: if sshd turns ssh away, all that was said is
-        in there for the next.
-        """
+        """The read end of ssh's stdin, until the host answers: a restarted ssh reads it from there."""
         if bulk and argv[0] == "ssh":
             from ..tools.pipes import widen
 
@@ -173,9 +160,9 @@ class Session:
         self.close(is_over=error is None)
 
     def close(self, *, is_over: bool = True) -> None:
-        """End the conversation; the host is not waited for unless all `is_over`."""
+        """End the conversation; wait for the host side only if `is_over`."""
         assert self._process.stdin and self._process.stdout
-        # Other threads may still have something to say to this host.
+        # Other threads may still send to this host.
         self._writer.end()
         try:
             self._process.stdin.close()
@@ -188,7 +175,7 @@ class Session:
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
-            pass  # this machine's own host side, in a system call that its hung storage does not end
+            pass  # the local host side, in a system call on hung storage
         self._process.stdout.close()
         os.close(self._stderr)
 
@@ -199,9 +186,9 @@ class Session:
         sha256: str = "",
         answer: Callable[[dict[str, object]], object] | None = None,
     ) -> list[object]:
-        """Carry out `steps` and return what each found out; `data` goes to the step that receives.
+        """Execute `steps` and return their results; `data` goes to the step that receives.
 
-        With `answer`, the host may ask ({"event": "ask", ...}), and gets what `answer` returns to that.
+        With `answer`, the host may ask ({"event": "ask", ...}), and `answer` returns the reply.
         """
         self.begin(steps, answers=answer is not None)
         for chunk in data:
@@ -211,17 +198,13 @@ class Session:
         return self.finish(answer)
 
     def agree(self) -> None:
-        """Raise what the host says if it cannot work with this front-end; for where another machine is to act
-        before it.
-        """
+        """Raise the host's error if it cannot work with this front-end, before another machine acts."""
         self.run([])
 
     def begin(self, steps: Iterable[Step], answers: bool = False, last: bool = False) -> None:
-        """Send a plan; `answers` if the host may ask while it is carried out, `last` if no other plan
-        follows.
+        """Send a plan; `answers`: the host may ask meanwhile; `last`: no other plan follows.
 
-        A host that was cut off while it carries out its last plan ends all the same, and not only when ssh
-        does.
+        A host that is cut off during its last plan ends by itself, without waiting for ssh to end.
         """
         steps = list(steps)
         names = [type(step).__name__ for step in steps]
@@ -243,19 +226,19 @@ class Session:
             ]
         self._hearing = Hearing(self.host, names)
         self.is_busy = True
-        # A host without a plan says nothing.
+        # A host without a plan is silent.
         self._heard_at = time.monotonic()
         self.send(plan=plan)
 
     def send(self, **message: object) -> None:
-        """Send a message to the running plan; if the host is gone `read` will say why."""
+        """Send a message to the running plan; if the host is gone, the next `read` reports why."""
         try:
             self._writer.send(**message)
         except BrokenPipeError:
             pass
 
     def send_data(self, chunk: bytes) -> None:
-        """Send a chunk of data to the running plan; raise what the host says if it is gone."""
+        """Send a chunk of data to the running plan; raise the host's error if it is gone."""
         try:
             self._writer.send_data(chunk)
         except BrokenPipeError:
@@ -263,10 +246,9 @@ class Session:
             raise HostFailed(f"{self.host} stopped listening") from None
 
     def read(self, within_s: float | None = None) -> Message:
-        """Return the next chunk or message that is neither a sign of life nor a warning; raise the error that
-        the host reports.
+        """Return the next chunk or message, without signs of life and warnings; raise the host's error.
 
-        With `within_s`, return None when there was none in that time.
+        With `within_s`, return None if there was none in that time.
         """
         deadline = None if within_s is None else time.monotonic() + within_s
         while True:
@@ -281,7 +263,7 @@ class Session:
                 self.warnings.append(str(message["text"]))
 
     def read_into(self, room: Callable[[], memoryview], within_s: float) -> Part:
-        """As `read`, but data is written where `room` says, as far as it has come: return a view of that."""
+        """As `read`, but write data into `room()`; return a view of the part that has arrived."""
         deadline = time.monotonic() + within_s
         while True:
             message = self._next(deadline, lambda seconds: self._reader.read_into(room, seconds))
@@ -295,8 +277,8 @@ class Session:
     def _next(self, deadline: float | None, read: Callable[[float], Heard]) -> Optional[Heard]:
         limit = self._config.hosts_silence_timeout_s
         if time.monotonic() - self._listened_at > limit / 2:
-            # Whoever passes on to somebody who takes nothing does not listen for as long: what there is to be
-            # heard has yet to come.
+            # A process that forwards to a busy receiver does not read meanwhile: its unread messages are no
+            # silence.
             self._heard_at = max(self._heard_at, time.monotonic() - limit / 2)
         while True:
             silence = self._heard_at + limit
@@ -328,9 +310,7 @@ class Session:
         self._unread = -1
 
     def _begun_again(self) -> bool:
-        """Start ssh again if it was turned away before it had read what was said; tell whether that was
-        so.
-        """
+        """Start ssh again if sshd refused it before it read anything; return False otherwise."""
         if self._unread < 0 or ended_within(self._process, 5) != 255:
             return False
         from . import ssh
@@ -356,7 +336,7 @@ class Session:
         )
 
     def _wait_to_write(self) -> None:
-        """Wait until the host takes more; what it says meanwhile is kept. Slow is not dead: it breathes."""
+        """Wait until the host reads more, and keep its messages; signs of life extend the limit."""
         assert self._process.stdin and self._process.stdout
         deadline = time.monotonic() + self._config.hosts_silence_timeout_s
         while True:
@@ -368,16 +348,14 @@ class Session:
                 return
             if not readable:
                 raise self._silent()
-            # Not for long: an ssh that was begun again says nothing before it has more to write.
+            # A short time only: an ssh that was started again is silent until more is written to it.
             message = self._next(time.monotonic() + LOOK_S, self._reader.read)
             if isinstance(message, bytes) or (message and message.get("event") != "alive"):
                 self._heard.append(message)
             deadline = time.monotonic() + self._config.hosts_silence_timeout_s
 
     def finish(self, answer: Callable[[dict[str, object]], object] | None = None) -> list[object]:
-        """Wait for the end of the plan and return what each step found out; what the host asks is
-        answered.
-        """
+        """Wait for the end of the plan and return the results of its steps; `answer` the host's questions."""
         while True:
             message = self.read()
             if answer and isinstance(message, dict) and message.get("event") == "ask":
@@ -393,7 +371,7 @@ class Session:
         return " ".join(read_ends(self._stderr).decode("utf-8", "replace").split())
 
     def _lost(self) -> SemisharedError:
-        """Return why the host side ended without an answer."""
+        """Return the error for a host side that ended without an answer."""
         code = ended_within(self._process, 5) or 0
         said = self._said()
         greeting = (

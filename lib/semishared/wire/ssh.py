@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An ssh that its sshd has turned away before it knew who that is: begun again, a little later.
+"""Start ssh again a little later if sshd closed its connection before authentication.
 
-sshd lets ten connections at once say who they are, and of more it closes some as they come (MaxStartups
-10:30:100, the default). oned starts as many actions at once as its drivers have threads, and asks for none of
-them again.
+sshd allows ten unauthenticated connections, and closes some of those beyond that (MaxStartups 10:30:100, the
+default). oned starts as many actions at once as its drivers have threads, and repeats none of them.
 """
 
 from __future__ import annotations
@@ -19,20 +18,17 @@ from ..tools.pipes import as_wide
 from ..tools.run import run
 
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Before each new attempt, at most: some part of that, so that those which were turned away together come one
-by one.
-"""
+"""Longest pause before each attempt; each takes a random part of it, so that refused ones come one by one."""
 SIGNS = ("kex_exchange_identification: ", "Connection closed by ", "Connection reset by ")
-"""Words of ssh: the other side was there, and went before it agreed on keys."""
+"""Messages of ssh: the server was there, and closed the connection before the key exchange."""
 DEAF = ("Connection refused", "timed out", "No route to host")
-"""Words of a jump host's ssh as well: there is nobody to ask again."""
+"""Messages, also of a jump host's ssh, after which another attempt cannot help."""
 
 
 def is_refusal(said: str, unread: int, written: int) -> bool:
-    """Tell whether ssh, which ended with 255 and said that, was turned away with all of what was `written` to
-    it still `unread`.
+    """Return True if sshd refused ssh, which exited with 255, and all bytes `written` to it are `unread`.
 
-    ssh reads nothing before its session is there: so the host cannot have heard any of it.
+    ssh reads nothing before its session is established, so the host has received none of them.
     """
     if not any(sign in said for sign in SIGNS) or any(word in said for word in DEAF):
         return False
@@ -48,14 +44,12 @@ def begun_again(
     stderr: int,
     env: Mapping[str, str],
 ) -> subprocess.Popen[bytes]:
-    """Start ssh in the place of one that has `ended`, after a pause: it hears and is heard by the same files
-    as that one.
-    """
+    """Start ssh in place of one that has `ended`, after a pause, with the same pipes."""
     assert ended.stdout
     os.ftruncate(stderr, 0)
     os.lseek(stderr, 0, os.SEEK_SET)
     pause_s *= 0.3 + 0.7 * int.from_bytes(os.urandom(2), "little") / 65536
-    # The pause is the new process's own: who reads from several hosts goes on with the others.
+    # The new process itself sleeps, so that the caller can read from other hosts meanwhile.
     words = ["/bin/sh", "-c", 'sleep "$0"; exec "$@"', f"{pause_s:.2f}", *argv]
     begun = subprocess.Popen(
         words, stdin=unread, stdout=subprocess.PIPE, stderr=stderr, env=env, start_new_session=True
@@ -68,11 +62,8 @@ def begun_again(
     return begun
 
 
-# How ssh carries bulk data: with the cipher that costs least of those that it may use, and not compressed.
-#
-# Which it may use is the affair of ssh's own configuration on both sides; only the order is ours. Processors
-# have had instructions for AES and for GCM's multiplication for long, and OpenSSH prefers ChaCha20 all the
-# same.
+# ssh for bulk data: the cheapest cipher that the configuration of both sides allows, uncompressed. Only the
+# order is ours. CPUs have had instructions for AES-GCM for long, and OpenSSH still prefers ChaCha20.
 
 
 QUICKEST = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
@@ -80,7 +71,7 @@ OPTION = "ciphers "
 
 
 def ciphers_by_cost(allowed: Sequence[str]) -> list[str]:
-    """Return the ciphers that are allowed, the quickest first."""
+    """Return the `allowed` ciphers, the quickest first."""
     return [
         *(name for name in QUICKEST if name in allowed),
         *(name for name in allowed if name not in QUICKEST),
@@ -88,12 +79,12 @@ def ciphers_by_cost(allowed: Sequence[str]) -> list[str]:
 
 
 def cipher_options(host: str) -> list[str]:
-    """Return what ssh to `host` is told. Images are compressed before, if that pays (tools/compress.py)."""
+    """Return ssh's options for bulk data. Images are compressed before, if that pays (tools/compress.py)."""
     found = ["-o", "Compression=no"]
     try:
         said = run(["ssh", "-G", "--", host])
     except SemisharedError:
-        return found  # ssh will say itself what is wrong
+        return found  # ssh itself will report the error
     for line in said.splitlines():
         if line.startswith(OPTION):
             found += ["-o", f"Ciphers={','.join(ciphers_by_cost(line[len(OPTION) :].strip().split(',')))}"]
