@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An upload before it is an image: fetched, judged, unpacked."""
+"""An upload before it is an image: fetched, inspected, unpacked."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where an image comes from, a local file or a URL: fetched, checked, decompressed, measured."""
+"""The source of an image, a local file or a URL: fetched, checked, decompressed, measured."""
 
 from __future__ import annotations
 
@@ -28,13 +28,11 @@ from . import unpack as intake_unpack
 from .unpack import Bound, Kept, Spoiled, Work, decompressor, unpacked
 
 URL = r"https?://[A-Za-z0-9._~:/?#@&+,=%\-]+\Z"
-"""What is accepted as a URL: OpenNebula's downloader puts it between apostrophes before a shell reads it."""
+"""The URLs that are accepted: OpenNebula's downloader puts them in single quotes in a shell command."""
 SSH_URL = (
     r"ssh://((?:[A-Za-z0-9_][A-Za-z0-9._\-]*@)?[A-Za-z0-9_][A-Za-z0-9._\-]*):(/[A-Za-z0-9._/:@+,=%\-]+)\Z"
 )
-"""ssh://[user@]host:/path, as the downloader has it. It hands the host to a shell as it is: no character here
-means anything there.
-"""
+"""ssh://[user@]host:/path. The downloader passes the host to a shell unquoted: no special characters."""
 BACKUP_URL = r"(?:rsync|restic)://([0-9]+)/[0-9]*/([0-9]+:[0-9a-f]+(?:,[0-9]+:[0-9a-f]+)*)/[A-Za-z0-9._/\-]*/disk\.[0-9]+\.[0-9]+\Z"
 """A disk in a backup datastore, as `oneimage restore` names it: datastore, backup job, increments, file."""
 DOWNLOADER = os.path.join(
@@ -42,11 +40,11 @@ DOWNLOADER = os.path.join(
 )
 SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "--"]
 HEAD = 64 << 10
-"""Bytes of a file that tell its size, if any do."""
+"""Bytes at the beginning of a file that contain its virtual size, if it has a header."""
 
 
 class Source(NamedTuple):
-    """Where an image comes from: a local path or a URL, and how its owner says to recognise it."""
+    """The source of an image: a local path or a URL, its checksums, and how to fetch it."""
 
     path: str
     checksums: dict[str, str]
@@ -71,16 +69,14 @@ class Source(NamedTuple):
 
     @property
     def backup_parts(self) -> frozenset[str]:
-        """What the backup driver calls the increments of that disk's backup, whole."""
+        """The backup driver's names of the increments of that disk's backup."""
         match = re.match(BACKUP_URL, self.path)
         return (
             frozenset(part.partition(":")[2] for part in match.group(2).split(",")) if match else frozenset()
         )
 
     def check_url(self) -> None:
-        """Raise NotSupported for another scheme than http, https, ssh or a backup's, BadArguments unless the
-        URL is plain.
-        """
+        """Raise NotSupported for a scheme that cannot be fetched, BadArguments for a malformed URL."""
         scheme = self.path.partition("://")[0]
         if self.backup_store != -1 and os.path.exists(DOWNLOADER):
             return
@@ -94,11 +90,9 @@ class Source(NamedTuple):
 
 @contextmanager
 def opened(path: str) -> Iterator[str]:
-    """Open a local file once and yield a path to that open file (for our children too), which no later rename
-    can change.
-    """
+    """Open a local file once and yield a path to the open file, which renames do not affect."""
     try:
-        # Not to wait for the other end of a FIFO.
+        # Do not block on a FIFO.
         file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
     except OSError as e:
         raise MissingImage(f"{path}: {e.strerror}") from None
@@ -109,7 +103,7 @@ def opened(path: str) -> Iterator[str]:
 
 
 def real_path(opened_path: str) -> str:
-    """Return where the file behind `opened_path` really is."""
+    """Return the real path of the file behind `opened_path`."""
     return os.readlink(opened_path)
 
 
@@ -133,9 +127,7 @@ def checksum(path: str, kind: str) -> str:
 
 
 def refuse_greeting(destination: str) -> None:
-    """Raise SourceUnavailable where a login shell says something: that would be put before the first byte of
-    an image.
-    """
+    """Raise SourceUnavailable if the login shell prints something, which would precede the image's bytes."""
     try:
         said = run([*SSH, destination, "true"])
     except ToolFailed as e:
@@ -147,12 +139,11 @@ def refuse_greeting(destination: str) -> None:
 
 
 def fetch(source: Source, target: str, bound: Bound, least_rate: float, window_s: float) -> Kept:
-    """Download a URL to the file `target`; by OpenNebula's downloader where it is installed, else by curl or
-    ssh.
+    """Download a URL to `target`, by OpenNebula's downloader if it is installed, else by curl or ssh.
 
-    Raise SourceUnavailable, UploadTooLarge, or SourceTooSlow if less than `least_rate` bytes per second come
-    in `window_s` seconds. A repository of backups may be silent for long: there it is only asked that
-    something comes.
+    Raise SourceUnavailable, UploadTooLarge, or SourceTooSlow for less than `least_rate` bytes per second
+    within `window_s` seconds. A backup repository may be silent for long: there only SILENT_S of silence
+    counts.
     """
     source.check_url()
     if source.ssh:
@@ -183,9 +174,7 @@ def fetch(source: Source, target: str, bound: Bound, least_rate: float, window_s
 
 
 def decompress(kept: Kept, target: str, bound: Bound, name: str) -> Kept:
-    """Return `kept`, or `target` with its decompressed content if it is compressed; raise UnsafeImage,
-    UploadTooLarge.
-    """
+    """Return `kept`, or its decompressed content in `target`; raise UnsafeImage, UploadTooLarge."""
     with open(kept.path, "rb") as file:
         kind = decompressor(file.read(6))
         if not kind:
@@ -207,10 +196,9 @@ def _whole(name: str) -> Iterator[None]:
 
 
 def size_of(path: str, max_virtual_size: int, name: str, unpack: bool, most_s: float) -> int:
-    """Return the size in bytes that the image in the local file `path` will have as a disk; `unpack` it if
-    compressed.
+    """Return the virtual size in bytes of the image in the local file `path`; `unpack` it if needed.
 
-    Raise as `inspection.inspect`, SourceTooSlow if unpacking costs more than is reasonable.
+    Raise as `inspection.inspect`, SourceTooSlow if unpacking takes too much CPU time.
     """
     with open(path, "rb") as file:
         kind = decompressor(file.read(6)) if unpack else ""
@@ -222,9 +210,7 @@ def size_of(path: str, max_virtual_size: int, name: str, unpack: bool, most_s: f
 
 
 def unpacked_size(pieces: Iterator[bytes], max_virtual_size: int, name: str) -> int:
-    """Return the size as a disk of the image that comes in `pieces`, by its header if that has one; raise
-    UnsafeImage.
-    """
+    """Return the virtual size of the image in `pieces`, by its header if it has one; raise UnsafeImage."""
     head, size = b"", 0
     for piece in pieces:
         size += len(piece)

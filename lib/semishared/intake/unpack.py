@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compressed files, unpacked piece by piece, since their makers are not trusted.
+"""Compressed files from untrusted makers, unpacked piece by piece, and the private copy of an upload.
 
-45 bytes of bz2 are 45 MB of zeros, and an xz header asks for as much memory as it likes.
-
-And the private copy of an upload: what is judged is what is used.
+45 bytes of bz2 are 45 MB of zeros, and an xz header asks for any amount of memory. The inspected copy is the
+one that is used.
 """
 
 from __future__ import annotations
@@ -21,28 +20,29 @@ from ..units import MiB, human
 
 PIECE = 1 << 20
 MEMORY = 256 << 20
-"""What an xz file may have us keep in memory; `xz -9` wants 65 MiB."""
+"""Most memory for an xz file; `xz -9` needs 65 MiB."""
 LEAST_S = 3.0
 PER_MIB_S = 1.0
-"""CPU seconds that unpacking may cost to find out a size: so many, and so many more for each MiB that is
-unpacked. An image with anything in it needs a tenth of that.
+"""CPU seconds that unpacking for a size may take: a minimum, and more per MiB that is unpacked.
+
+An image with real data needs a tenth of that.
 """
 MAGIC = {"gzip": b"\x1f\x8b", "bz2": b"BZh", "lzma": b"\xfd7zXZ\0"}
 
 
 def decompressor(head: bytes) -> str:
-    """Return 'gzip', 'bz2', 'lzma' or '' for what the first bytes announce."""
+    """Return 'gzip', 'bz2', 'lzma' or '' by the first bytes."""
     return next((kind for kind, magic in MAGIC.items() if head.startswith(magic)), "")
 
 
 class Work:
-    """CPU time that unpacking may cost, at most `most_s`; SourceTooSlow beyond that."""
+    """A limit of the CPU time of unpacking: at most `most_s` seconds."""
 
     def __init__(self, most_s: float) -> None:
         self._most_s, self._began, self._packed = most_s, time.process_time(), 0
 
     def came(self, packed: int) -> None:
-        """Note that so many bytes are to be unpacked; raise SourceTooSlow if it has cost too much already."""
+        """Add packed bytes; raise SourceTooSlow if unpacking took too much CPU time so far."""
         self._packed += packed
         allowed = min(LEAST_S + PER_MIB_S * self._packed / (1 << 20), self._most_s)
         if time.process_time() - self._began > allowed:
@@ -53,12 +53,11 @@ class Work:
 
 
 class Spoiled(Exception):
-    """Data that is not what its first bytes announce, or not all of it, or that wants too much memory."""
+    """The data is not of the announced format, is truncated, or needs too much memory."""
 
 
 def unpacked(file: IO[bytes], kind: str, work: Work | None = None) -> Generator[bytes, None, None]:
-    """Yield what `file` unpacks to, in pieces of at most a MiB; several streams in a row are one file, as
-    their tools have it.
+    """Yield the unpacked content of `file` in pieces of at most a MiB; join streams, as the tools do.
 
     Raise Spoiled, or SourceTooSlow if `work` is used up.
     """
@@ -76,7 +75,7 @@ def unpacked(file: IO[bytes], kind: str, work: Work | None = None) -> Generator[
             if piece:
                 yield piece
         streams += 1
-        # Between streams there may be zeros.
+        # Zeros may separate streams.
         data = unpacker.unused.lstrip(b"\0")
         while len(data) < len(MAGIC[kind]):
             more = file.read(PIECE)
@@ -86,12 +85,12 @@ def unpacked(file: IO[bytes], kind: str, work: Work | None = None) -> Generator[
 
 
 def _follows(data: bytes, kind: str) -> bool:
-    """Tell whether a further stream begins; what is none belongs to nobody."""
+    """Return True if another stream begins; other trailing data is ignored."""
     return data.startswith(MAGIC[kind])
 
 
 class _Unpacker:
-    """One stream, whichever library is for it."""
+    """The decompressor of one stream, for each library."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -117,7 +116,7 @@ class _Unpacker:
 
     @property
     def unused(self) -> bytes:
-        """What follows the stream."""
+        """The data after the stream."""
         return bytes(self._stream.unused_data)
 
     @property
@@ -136,36 +135,32 @@ class _Unpacker:
             raise Spoiled(f"the {self._kind} data cannot be decompressed: {e}") from None
 
 
-# An upload is first copied into a directory of its own, and judged there: what is checked is what is used.
-#
-# So no later change of the original matters. The copy is sparse, hashed as it is written, and never larger
-# than was approved.
+# An upload is first copied into a directory of its own and inspected there, so no later change of the
+# original matters. The copy is sparse, is hashed as it is written, and is never larger than approved.
 
 
 FORMAT_SHARE = 16
 """A format's own tables are at most this fraction of the disk."""
 FORMAT_LEAST = 64 * MiB
-"""And never a question below this: VHDX counts in blocks of 32 MiB."""
+"""Always allowed for them: VHDX allocates blocks of 32 MiB."""
 CLUSTERS = 16
 """Clusters of a small qcow2 file that hold no data."""
 
 
 class Bound(NamedTuple):
-    """How large an upload may be, in bytes: what oned has approved for the disk (0 if it did not say), and
-    what the site allows.
-    """
+    """Limits of an upload in bytes: oned's approval for the disk (0 if unknown), and the site's limit."""
 
     approved: int
     most: int
 
     @property
     def disk(self) -> int:
-        """Return the largest virtual size: SIZE is in MiB, and not everybody who tells it rounds up."""
+        """Return the largest virtual size: SIZE is in MiB, and some callers do not round it up."""
         return min(self.approved + MiB - 1, self.most) if self.approved else self.most
 
     @property
     def file(self) -> int:
-        """Return the largest file, whatever its format."""
+        """Return the largest file in any format."""
         return self.disk + self.disk // FORMAT_SHARE + FORMAT_LEAST
 
     def check_disk(self, size: int, name: str) -> None:
@@ -176,13 +171,13 @@ class Bound(NamedTuple):
             )
 
     def check_data(self, kept: Kept, format: str, name: str) -> None:
-        """Raise UploadTooLarge if a file to be stored as it is holds more than its disk can need."""
+        """Raise UploadTooLarge if a file that is stored unconverted holds more than its disk can need."""
         most, size = self.disk, kept.manifest.size
         if format != "raw":
             with open(kept.path, "rb") as file:
                 bits = int.from_bytes(file.read(24)[20:24], "big")
             most += most // FORMAT_SHARE + CLUSTERS * (1 << min(bits, 21)) + MiB
-            # Its length may be more holes than data.
+            # The file's length may include large holes.
             size = kept.written
         if size > most:
             raise UploadTooLarge(
@@ -193,7 +188,7 @@ class Bound(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """A private copy: where it is, what it holds, and the bytes of it that are not zero."""
+    """A private copy: its path and manifest, and its bytes that are not zero."""
 
     path: str
     manifest: extents.Manifest
@@ -201,7 +196,7 @@ class Kept(NamedTuple):
 
 
 def keep(chunks: Iterable[bytes], target: str, bound: Bound, name: str) -> Kept:
-    """Write what comes to the new sparse file `target`; raise UploadTooLarge as soon as it is too much."""
+    """Write the chunks to the new sparse file `target`; raise UploadTooLarge once they exceed `bound`."""
     size, index, waiting = 0, 0, bytearray()
     with extents.Copy(target, 0) as made:
         for chunk in chunks:
@@ -239,14 +234,12 @@ def copy(source: str, target: str, bound: Bound, name: str) -> Kept:
 
 
 def paced(chunks: Iterator[bytes], least: float, window_s: float, name: str) -> Iterator[bytes]:
-    """Yield `chunks`; raise SourceTooSlow if in `window_s` seconds of waiting for them less than `least`
-    bytes per second came.
-    """
+    """Yield `chunks`; raise SourceTooSlow below `least` bytes per second in a window of waiting."""
     waited, came = 0.0, 0
     while True:
         began = time.monotonic()
         chunk = next(chunks, None)
-        # Not the time in which the store takes what came.
+        # Without the time that the store takes to write.
         waited += time.monotonic() - began
         if chunk is None:
             return
@@ -262,7 +255,7 @@ def paced(chunks: Iterator[bytes], least: float, window_s: float, name: str) -> 
 
 @contextmanager
 def within(limit_s: float, name: str) -> Iterator[None]:
-    """Raise SourceTooSlow in the block if it takes longer than `limit_s` seconds, wherever it waits."""
+    """Raise SourceTooSlow in the block after `limit_s` seconds, by SIGALRM."""
 
     def late(_signal: int, _frame: object) -> None:
         raise SourceTooSlow(f"the size of {name} is not known after {limit_s:.0f} s")
@@ -277,6 +270,6 @@ def within(limit_s: float, name: str) -> Iterator[None]:
 
 
 def check_claim(size: int, most: int, name: str) -> None:
-    """Raise UnsafeImage if an image claims to be larger than the site allows."""
+    """Raise UnsafeImage if an image claims a size beyond the site's limit."""
     if size > most:
         raise UnsafeImage(f"{name} claims a size of {human(size)}, more than the {human(most)} allowed")

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How large an image behind a URL will be as a disk. oned waits for the answer, so only its beginning is
-fetched.
+"""The virtual size of an image behind a URL. oned waits for it, so only the beginning is fetched.
 
-But for a compressed raw image, whose size nothing tells: that is read through, as far as the time allows.
+A compressed raw image has no header with a size: it is read to its end, within the time limit.
 """
 
 from __future__ import annotations
@@ -22,12 +21,11 @@ from .unpack import Spoiled, Work, decompressor, unpacked
 
 
 def size_of(source: Source, max_virtual_size: int, most_s: float) -> int:
-    """Return the size in bytes, as a disk, of the image behind a URL: what its header or else the server
-    says.
+    """Return the virtual size in bytes of the image behind a URL, by its header or else by the server.
 
-    The caller limits the time of all of it (intake.within). Raise UnsafeImage beyond `max_virtual_size`,
-    SourceUnavailable, NotSupported if nothing tells the size, SourceTooSlow if unpacking costs more than is
-    reasonable.
+    The caller limits the total time (unpack.within). Raise UnsafeImage beyond `max_virtual_size`,
+    SourceUnavailable, NotSupported if the size is unknown, SourceTooSlow if unpacking takes too much CPU
+    time.
     """
     source.check_url()
     head, length = _first_bytes_by_ssh(*source.ssh) if source.ssh else _first_bytes(source.path)
@@ -47,9 +45,7 @@ def size_of(source: Source, max_virtual_size: int, most_s: float) -> int:
 
 
 def _size_unpacked(source: Source, kind: str, max_virtual_size: int, most_s: float) -> int:
-    """Return the size as a disk of what the compressed file unpacks to; only what has no header is read to
-    its end.
-    """
+    """Return the virtual size of a compressed image; only one without a header is read to its end."""
     try:
         with _opened(source) as packed, closing(unpacked(packed, kind, Work(most_s))) as pieces:
             return unpacked_size(pieces, max_virtual_size, source.path)
@@ -58,7 +54,7 @@ def _size_unpacked(source: Source, kind: str, max_virtual_size: int, most_s: flo
 
 
 def _unpacked(head: bytes, kind: str) -> bytes:
-    """Return the beginning of what a file unpacks to that begins with `head`."""
+    """Return the beginning of the unpacked file, given its packed `head`."""
     found = b""
     try:
         for piece in unpacked(io.BytesIO(head), kind):
@@ -78,7 +74,7 @@ def _opened(source: Source) -> ContextManager[IO[bytes]]:
 
 
 def _first_bytes(url: str) -> tuple[bytes, int | None]:
-    """Return how a file on a web server begins, and its length if the server tells."""
+    """Return the beginning of a file on a web server, and its length if the server sends it."""
     try:
         with urllib.request.urlopen(url, timeout=60) as answer:
             length = answer.headers.get("Content-Length", "")
@@ -88,7 +84,7 @@ def _first_bytes(url: str) -> tuple[bytes, int | None]:
 
 
 def _first_bytes_by_ssh(destination: str, path: str) -> tuple[bytes, int | None]:
-    """Return how a file on another machine begins, and its length."""
+    """Return the beginning of a file on another machine, and its length."""
     refuse_greeting(destination)
     try:
         with piped([*SSH, destination, f"head -c {HEAD} -- '{path}'"], feed=False) as stream:
