@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The devices of this host's pool, and the links to disks and bases on them (model/device/names.py).
 
-A device is known by its label, found through its link in the base store: below a mount point where nothing is
-mounted there is no label, nothing of ours, and nothing is made there. A host without such links has no pool,
-and all is in the base store and the directories of VMs themselves.
+A device is known by its label, found through its link in the base store. An empty mount point has no label
+and no files of semishared, and nothing is made there. A host without such links has no pool: all disks and
+bases are in the base store and the directories of VMs.
 
-What each crash leaves: a link whose directory is not there yet, taken again by the next run; a directory to
-which no link leads, of a device that was away when its disk was removed (host/leftovers.py).
+A crash leaves a link whose directory does not exist yet, which the next run reuses. If a device was away when
+its disk was removed, a directory without a link stays (host/leftovers.py).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Coming = Mapping[str, int]
 """Bytes by the UUIDs of devices."""
 NO_BYTES: Coming = {}
 SWITCH_S = 60
-"""Seconds that somebody may need for what is no more than links of one base."""
+"""Seconds that another process may hold the lock to change the links of one base."""
 
 
 def registered(root: str) -> list[str]:
-    """Return the UUIDs of the devices of this host's pool, whether they are there or not."""
+    """Return the UUIDs of the devices of this host's pool, offline ones too."""
     try:
         names = os.listdir(device_names.devices(root))
     except FileNotFoundError:
@@ -49,11 +49,10 @@ def registered(root: str) -> list[str]:
 
 
 def usual(root: str) -> list[str]:
-    """Return those of them that are no memory: without any, disks and bases of which nothing is said lie as
-    on a host without a pool.
+    """Return the UUIDs of the devices that are not memory; without any, the host behaves as without a pool.
 
-    Of one whose note cannot be read its label says it; without that it may be memory, and gets nothing that
-    is to outlive it.
+    If a device's note is unreadable its label counts. Without either it may be memory, and gets no lasting
+    data.
     """
     return [uuid for uuid in registered(root) if _is_usual(root, uuid)]
 
@@ -66,14 +65,15 @@ def _is_usual(root: str, uuid: str) -> bool:
 
 
 def may_hold(vm_dir: str) -> bool:
-    """Tell whether layers of a VM's disks may lie on devices: from where a datastore that is a link leads,
-    the way there is another one.
+    """Return True if layers of a VM's disks may lie on devices.
+
+    Not in a datastore that is a link: the relative path to the device differs from the link's target.
     """
     return not os.path.islink(os.path.dirname(vm_dir))
 
 
 def mount(root: str, uuid: str) -> str:
-    """Return where a device is, or was, mounted; its UUID if it has just been let go of."""
+    """Return a device's mount point, mounted or not; its UUID if it has just left the pool."""
     try:
         return device_names.mount(os.readlink(device_names.device(root, uuid)))
     except OSError:
@@ -81,12 +81,12 @@ def mount(root: str, uuid: str) -> str:
 
 
 def is_there(root: str, uuid: str) -> bool:
-    """Tell whether a device is mounted, and the one that it is to be."""
+    """Return True if a device is mounted and has the right label."""
     return bool(label.own(root, uuid))
 
 
 def present(root: str, uuids: Iterable[str] | None = None) -> list[choose.Device]:
-    """Return the devices, all or these, that are there and can be written to."""
+    """Return the devices (all, or `uuids`) that are mounted and writable."""
     from ..plan.device import choose
 
     found: list[choose.Device] = []
@@ -111,7 +111,7 @@ def present(root: str, uuids: Iterable[str] | None = None) -> list[choose.Device
 
 
 def link_of(path: str) -> Link | None:
-    """Return what the link `path` says, None if it is no link to a device."""
+    """Return the parts of the link `path`, None if it does not lead to a device."""
     try:
         return device_names.linked(os.readlink(path))
     except OSError:
@@ -119,20 +119,18 @@ def link_of(path: str) -> Link | None:
 
 
 def device_of(path: str) -> str:
-    """Return the UUID of the device to which the link `path` leads, '' if it is none."""
+    """Return the UUID of the device to which the link `path` leads, '' if it leads to none."""
     link = link_of(path)
     return link.uuid if link else ""
 
 
 def behind(path: str) -> str:
-    """Return the directory on a device to which the link `path` leads; `path` itself if it is none."""
+    """Return the directory on a device to which the link `path` leads; `path` itself if it leads to none."""
     return os.path.join(os.path.dirname(path), os.readlink(path)) if link_of(path) else path
 
 
 def refuse_link(path: str) -> None:
-    """Raise UnexpectedLink if a base, or what is made to be one, is a symbolic link to anything but its place
-    on a device.
-    """
+    """Raise UnexpectedLink if a base or staged base is a link to anything but its directory on a device."""
     link = link_of(path)
     directory, name = os.path.split(path)
     if link is None or (link.part, link.name) != (os.path.basename(directory), name):
@@ -140,9 +138,7 @@ def refuse_link(path: str) -> None:
 
 
 def check(root: str, relative: str) -> None:
-    """Raise UnexpectedLink if a component of `relative` below the base store is a link now, but for a base
-    that is on a device.
-    """
+    """Raise UnexpectedLink if a component of `relative` is a link, other than a base on a device."""
     path = root
     for name in relative.split("/"):
         path = f"{path}/{name}"
@@ -151,9 +147,7 @@ def check(root: str, relative: str) -> None:
 
 @contextmanager
 def staying(root: str) -> Iterator[None]:
-    """Have no base go to another device within the block, in which leases are taken, or given up: it is not
-    to take seconds.
-    """
+    """Keep bases on their devices within the block, in which leases change; it must not take seconds."""
     if not registered(root):
         yield
         return
@@ -167,7 +161,7 @@ def staying(root: str) -> Iterator[None]:
 def _wanted(
     root: str, key: str, expected: int, near: str, want: Want = NOTHING, coming: Coming = NO_BYTES
 ) -> Iterator[choose.Device]:
-    """Yield the devices that are to take `key`, the next if one cannot."""
+    """Yield the devices for `key` in order of preference; the caller tries the next if one fails."""
     from ..plan.device import choose
 
     there = present(root)
@@ -195,14 +189,12 @@ def make(
     want: Want = NOTHING,
     coming: Coming = NO_BYTES,
 ) -> bool:
-    """Let the link `path` lead to a new directory `name` on the device that is to take it; return False on a
-    host without a pool.
+    """Make a directory `name` on the chosen device and the link `path` to it; return False without a pool.
 
-    The caller holds the lock of who makes `path`. `coming`: the bytes that are about to come to devices, by
-    their UUIDs.
+    The caller holds the lock for `path`. `coming`: bytes that are about to be written to devices, by UUID.
 
-    Raise NoDevice if no device can take it: what is made elsewhere would fill what is not meant for it.
-    NoDeviceOfClass if none can of those that are wanted.
+    Raise NoDevice if no device can take it, as the base store is not meant for it; NoDeviceOfClass if none of
+    the wanted classes can.
     """
     if not usual(root) and not want.classes:
         return False
@@ -221,19 +213,19 @@ def _make(root: str, path: str, link: Link, wanted: Iterator[choose.Device], wan
         directory = device_names.directory(root, link)
         try:
             label.make_directory(os.path.dirname(directory), exist_ok=True)
-            # First: there is never a directory to which no link leads.
+            # The link first: no directory is ever without its link.
             files.symlink(device_names.target_of(link), path)
             if device.device_class == MEMORY:
                 ledger.write_promises(
                     device_names.device(root, device.uuid), link.name, want.size, want.layers
                 )
             label.make_directory(directory, exist_ok=True)
-            # By its path: who makes layers there finds them by that.
+            # By its path, by which its users find it.
             files.fsync(os.path.dirname(directory))
         except OSError:
             if not os.path.isdir(os.path.dirname(path)):
                 raise
-            # it is dying, or was let go of: its label could be read, and nothing is written any more
+            # the device fails, or was removed from the pool: its label is readable, and writes fail
             continue
         point("directory on a device made")
         return True
@@ -254,7 +246,7 @@ def _missing(root: str) -> str:
 
 
 def remove(path: str) -> None:
-    """Remove a directory; of a link to a device what it leads to first, as far as that is there."""
+    """Remove a directory; of a link to a device, first the directory it leads to, if it is mounted."""
     files.refuse()
     if link_of(path):
         files.remove_folder(behind(path), ignore_errors=True)
@@ -265,8 +257,9 @@ def remove(path: str) -> None:
 
 
 def stage(root: str, prefix: str, expected: int = 0, near: str = "") -> str:
-    """Return where a base of an image is to be made, under its lock: on a device, if there is a pool; near
-    another base.
+    """Return the staging directory of an image's base, under its lock; on a device, if there is a pool.
+
+    `near`: another base, beside which it should lie.
     """
     path = base_names.staging(root, prefix)
     if not os.path.isdir(path):
@@ -277,7 +270,7 @@ def stage(root: str, prefix: str, expected: int = 0, near: str = "") -> str:
 
 
 def clear(path: str) -> None:
-    """Remove what is in a directory of a base that is being made; on a device it keeps its place."""
+    """Empty the directory of a staged base; on a device it keeps its place."""
     if link_of(path) and os.path.isdir(path):
         files.remove_folder(behind(path), ignore_errors=True)
         label.make_directory(behind(path))
@@ -286,10 +279,10 @@ def clear(path: str) -> None:
 
 
 def publish(root: str, staging: str, base: str) -> None:
-    """Rename what is staged, and whole, to a base that is not there; on a device the link comes first."""
+    """Rename a complete staged base to its final path, which is free; on a device the link comes first."""
     link = link_of(staging)
     if link is None:
-        # Of a pool that is no more.
+        # From before a pool was removed.
         remove(base)
         os.rename(staging, base)
         return
@@ -297,7 +290,7 @@ def publish(root: str, staging: str, base: str) -> None:
     directory = device_names.directory(root, final)
     label.make_directory(os.path.dirname(directory), exist_ok=True)
     if os.path.isdir(directory):
-        # Of a device that was away when its base was made anew elsewhere.
+        # Left on a device that was away when its base was made anew elsewhere.
         files.remove_folder(directory)
     files.remove_staged(*os.path.split(base))
     files.symlink(device_names.target_of(final), base)
@@ -309,13 +302,13 @@ def publish(root: str, staging: str, base: str) -> None:
 
 
 def likely(root: str, key: str, expected: int, coming: Coming = NO_BYTES) -> str:
-    """Return where something would be made, '' on a host without a pool."""
+    """Return the device where something would be placed, '' on a host without a pool."""
     device = next(_wanted(root, key, expected, "", coming=coming), None) if usual(root) else None
     return device_names.device(root, device.uuid) if device else ""
 
 
 def is_linked(location: str, link: Link) -> bool:
-    """Tell whether a link here leads to a directory on a device."""
+    """Return True if a link on this host leads to a directory on a device."""
     root = disk_names.base_store(location)
     if link.part == device_names.HOT:
         return os.path.isdir(base_names.base(root, link.name))
@@ -326,8 +319,9 @@ def is_linked(location: str, link: Link) -> bool:
 
 
 def layers_links(location: str, disk: int | None = None) -> set[Link]:
-    """Return all that directories of VMs here say of where layers (of disks of this number) are; raise
-    ToolTimeout if not all answer.
+    """Return all links to layers (of disks of this number) in VM directories of this host.
+
+    Raise ToolTimeout if a system datastore does not answer.
     """
     from .systems import directories
 

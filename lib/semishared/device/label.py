@@ -7,9 +7,9 @@
         the same without padding, as it was last declared, or with weight 0: closed
 
 A device is in the pool of one host: the one whose note has the `owner` that was drawn when the device was
-declared. On a device that has come to another host, or that several hosts have mounted, nothing is made and
+declared. On a device that moved to another host, or that several hosts have mounted, nothing is made and
 nothing removed. For a label without an owner (of older versions, of memory) the link counts. The note closes
-a device: the device itself may be full, read-only, or away.
+a device, as the device itself may be full, read-only, or away.
 """
 
 from __future__ import annotations
@@ -22,18 +22,14 @@ from ..model.device import names as device_names
 from ..tools import beneath, files
 
 PADDING = 6144
-"""Bytes of what is no text that one could compress: btrfs and ext4 have it in blocks of its own then, which
-are read from the disk.
-"""
+"""Bytes of incompressible padding: btrfs and ext4 then store the label in its own block on the disk."""
 BLOCK = 4096
 MOST_WEIGHT = 1000
-"""What a weight is below: three digits are declared (plan/device/choose.py)."""
+"""Weights are less: an administrator declares up to three digits (plan/device/choose.py)."""
 
 
 def read(directory: str) -> dict[str, object]:
-    """Return the label in what is ours on a device, by the link to it closed as it is noted; {} if none can
-    be understood.
-    """
+    """Return the label in a device's directory, weight 0 if the note closed it; {} if it is invalid."""
     found = files.hint(device_names.label(directory))
     if noted(directory).get("weight") == 0:
         found["weight"] = 0
@@ -46,56 +42,50 @@ def read(directory: str) -> dict[str, object]:
 
 
 def _is_weight(said: object) -> bool:
-    """Tell whether that can be a weight: no more than can be declared, and so none that is no number or
-    overflows one.
-    """
+    """Return True for a valid weight: a number in range, so neither NaN nor infinity."""
     return isinstance(said, (int, float)) and not isinstance(said, bool) and 0 <= said < MOST_WEIGHT
 
 
 def noted(device: str) -> dict[str, object]:
-    """Return what this host has noted of a device, by the link to it."""
+    """Return this host's note of a device, found beside the link to it."""
     return files.hint(device_names.note_beside(device))
 
 
 def whose(device: str, said: Mapping[str, object]) -> str:
-    """Return in whose pool a device is, by its label and the link to it here, '' if in that of this host."""
+    """Return the host in whose pool a device is, by its label and our note; '' if in this host's."""
     if "owner" not in said or said["owner"] == noted(device).get("owner"):
         return ""
     return str(said.get("host") or "another host")
 
 
 def own(root: str, uuid: str) -> dict[str, object]:
-    """Return the label of a device that is mounted, the one that it is to be, and in the pool of this host;
-    {} of any other.
-    """
+    """Return the label of a mounted device with the right UUID in this host's pool, else {}."""
     device = device_names.device(root, uuid)
     said = read(device)
     return said if is_own(device, said) else {}
 
 
 def is_own(device: str, said: Mapping[str, object]) -> bool:
-    """Tell whether a label is that of the device to which the link leads, in the pool of this host."""
+    """Return True if a label belongs to the device of this link, in the pool of this host."""
     return said.get("uuid") == os.path.basename(device) and not whose(device, said)
 
 
 def of_host(root: str, host_id: int) -> dict[str, object]:
-    """Return what this host writes into labels of its devices: for people, and for itself when its notes are
-    lost.
+    """Return the fields by which labels name this host: for people, and for this host if its notes are lost.
 
-    Two hosts may call themselves alike; their ids in OpenNebula differ (`host_id`, -1 where that is not
-    told).
+    Two hosts may have one name; their ids in OpenNebula differ (`host_id`, -1 if it is unknown).
     """
     return {"host": f"{os.uname().nodename}:{root}", **({"host_id": host_id} if host_id >= 0 else {})}
 
 
 def was_of(said: Mapping[str, object], root: str, host_id: int) -> bool:
-    """Tell whether a label of which there is no note is one of this host's; labels of before say no id."""
+    """Return True if a label without a note names this host; labels of older versions have no id."""
     host = said.get("host")
     return host == of_host(root, host_id)["host"] and said.get("host_id", host_id) == host_id
 
 
 def write(side: str, said: Mapping[str, object]) -> None:
-    """Write the label into what is ours on a device; raise FileNotFoundError if nothing is mounted there."""
+    """Write the label into a device's directory of semishared; raise FileNotFoundError if not mounted."""
     import base64
 
     from ..tools import mounts
@@ -114,30 +104,29 @@ def write(side: str, said: Mapping[str, object]) -> None:
 
 
 def is_written(side: str, said: Mapping[str, object]) -> bool:
-    """Tell whether that is the label, and in a block of its own."""
+    """Return True if the device has this label, in a block of its own."""
     found = files.hint(device_names.label(side))
     return without_padding(found) == said and is_padded(side)
 
 
 def is_padded(directory: str) -> bool:
-    """Tell whether a label is in a block of its own; raise OSError if there is none."""
+    """Return True if the label is in a block of its own; raise OSError if there is none."""
     return os.stat(device_names.label(directory)).st_size > BLOCK
 
 
 def without_padding(said: Mapping[str, object]) -> dict[str, object]:
-    """Return what a label says."""
     return {key: value for key, value in said.items() if key != "padding"}
 
 
 def make_directory(path: str, *, exist_ok: bool = False) -> None:
-    """Make a directory, and those above it, by a path through the link to a device.
+    """Make a directory and its parents, by a path through the link to a device.
 
-    Raise FileNotFoundError if the device is not there, or not in the pool of this host; else as mkdir(2).
+    Raise FileNotFoundError if the device is not mounted, or not in this host's pool; else as mkdir(2).
 
     Every directory on a device is made here. A device can be unmounted, or dropped by `semishared pool add`,
-    between the check and the mkdir; by its path a directory would then be made below the empty mount point,
-    or in the place of the link. So the device is opened once, its label is read there, and from there the
-    directory is made. Files need no such care: without a directory of ours there is none to write them in.
+    between the check and the mkdir; by path, the directory would then be made below the empty mount point, or
+    in place of the link. So this function opens the device once, reads its label there, and makes the
+    directory from there. Files need no such care: their directory exists only on the device.
     """
     device, relative = device_names.split(path)
     with beneath.directory(device) as opened:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes of devices that are spoken for: expected of new layers, promised in memory, kept free.
+"""Reserved bytes of devices: expected of new layers, promised in memory, kept free.
 
     <root>/locks/placed         a line each: when, device, directory of layers, bytes expected there
     <device>/promised/<name>    {"version": 1, "size": bytes of one layer, "layers": how many}
-    <device>/promised/<base>    the same of a copy of a base (base/hot.py): its size, and one
+    <device>/promised/<base>    the same for a copy of a base (base/hot.py): its size, and one
     <device>/spare/<number>     PIECE bytes of zeros (none in zram), or no bytes once it was given away
 
 plan/device/choose.py and plan/device/balance.py decide by them.
@@ -26,17 +26,17 @@ from . import label
 
 YOUNG_S = 3600
 MOST = 200
-"""So many are looked at, the last ones: a look at one takes some 10 us."""
+"""Most lines that are evaluated, the last ones: each takes some 10 us."""
 LONG = 200 * MOST
-"""Bytes of a file of which only the last lines are kept."""
+"""Bytes of the file beyond which only the last lines are kept."""
 
 
 def note(root: str, folder: str, expected: int) -> None:
-    """Note what the layers in the directory to which the link `folder` leads are expected to come to hold.
+    """Record the bytes that the layers behind the link `folder` are expected to hold.
 
-    A new overlay is empty, and more would be placed beside it. `pending` looks up what each has taken by now.
-    After an hour no more is expected: the fill of the device says all. A lost line, or one that cannot be
-    written, makes a choice less fair and no more: so no lock is held, and nothing waits for the disk.
+    A new overlay is empty, so without this more disks would be placed beside it. `pending` subtracts what the
+    layers hold by now. After an hour the record expires: the device's fill then counts alone. A lost line
+    only makes a choice less even; so this takes no lock and does not wait for the disk.
     """
     try:
         link = device_names.linked(os.readlink(folder))
@@ -58,7 +58,7 @@ def note(root: str, folder: str, expected: int) -> None:
 
 
 def pending(root: str, uuids: Collection[str]) -> Dict[str, int]:
-    """Return the bytes that are still expected on each of these devices where there are any."""
+    """Return the bytes that are still expected on each of these devices, if any."""
     found: Dict[str, int] = {}
     for (uuid, name), expected in _noted(root).items():
         if uuid in uuids:
@@ -68,7 +68,7 @@ def pending(root: str, uuids: Collection[str]) -> Dict[str, int]:
                     for entry in os.scandir(device_names.directory(root, Link(uuid, LAYERS, name)))
                 )
             except OSError:
-                continue  # it is gone, or elsewhere
+                continue  # removed, or moved to another device
             found[uuid] = found.get(uuid, 0) + max(expected - held, 0)
     return found
 
@@ -95,14 +95,14 @@ VERSION = 1
 
 @contextmanager
 def promised(root: str) -> Iterator[None]:
-    """Let nobody else promise memory of this host within the block."""
+    """Hold the lock on this host's promises of memory within the block."""
     os.makedirs(disk_names.locks(root), exist_ok=True)
     with locks.exclusive(disk_names.lock(root, "promised"), 30):
         yield
 
 
 def all_promised(device: str) -> int:
-    """Return the bytes that the layers on a device can come to hold, with those of copies of bases."""
+    """Return the bytes that the layers on a device can grow to, with copies of bases."""
     return sum(_bytes(device, name) for name in _names(device))
 
 
@@ -126,20 +126,19 @@ def _names(device: str) -> list[str]:
 
 
 def read_promises(device: str, name: str) -> Tuple[int, int]:
-    """Return what is promised to layers by their name: the bytes of one, and how many; (0, 0) for nothing."""
+    """Return the promise for the layers of a name: bytes of one, and how many; (0, 0) for none."""
     found = files.hint(device_names.promise(device, name))
     size, layers = found.get("size"), found.get("layers")
     return (size, layers) if type(size) is int and type(layers) is int else (0, 0)
 
 
 def write_promises(device: str, name: str, size: int, layers: int) -> None:
-    """Note what is promised, of `size` bytes each, by the link to the device; the caller holds the promises,
-    and has seen that they fit.
+    """Record a promise of `layers` times `size` bytes; the caller holds `promised` and has checked the room.
 
     A device of class ram takes layers, and copies of bases, only as long as all of them fit at their largest.
-    A guest fills half a GiB in two seconds and fails when memory runs out, sooner than anything could be
-    moved away. So an action that adds or grows a layer notes it here first, and is refused while that does no
-    harm. A note whose directory is gone counts for nothing, and goes with the next one that is made.
+    A guest fills half a GiB in two seconds and fails when memory runs out, before any disk could be moved
+    away. So an action that adds or grows a layer records it here first, or is refused while that is harmless.
+    A record whose directory is gone does not count; the next call removes it.
     """
     directory = device_names.promises(device)
     label.make_directory(directory, exist_ok=True)
@@ -151,16 +150,16 @@ def write_promises(device: str, name: str, size: int, layers: int) -> None:
 
 
 PIECE = 2 << 20
-"""What XFS wants to have free for a new file, and an empty delta takes, several times over."""
+"""Several times the free space that XFS needs for a new file, or an empty delta takes."""
 PIECES = 4
 
 
 def keep_spare(device: str) -> None:
-    """Have all of it, of a device with room; what cannot be made is made the next time.
+    """Make all spare pieces of a device with room; the next call makes those that fail.
 
-    In memory that is promised more than once: where nothing can be made any more, no disk can be moved away.
-    A disk that leaves memory under its guest gets a delta there first. Another guest may take freed room
-    faster: so there are several pieces, and that guest has something less to write.
+    They are for memory that is promised more than once: on a full device no delta could be made, so no disk
+    could be moved away from under its guest. Another guest may take freed room first; so there are several
+    pieces.
     """
     directory = device_names.spare(device)
     try:
@@ -173,15 +172,15 @@ def keep_spare(device: str) -> None:
                     os.fsync(file.fileno())
                 point("memory spared")
     except OSError:
-        pass  # it has become full meanwhile, or is gone
+        pass  # the device became full, or is gone
 
 
 def give_spare(device: str) -> bool:
-    """Let one piece be free; tell whether there was one."""
+    """Free one spare piece; return False if there is none."""
     directory = device_names.spare(device)
     for name in sorted(os.listdir(directory)) if os.path.isdir(directory) else ():
         if os.stat(f"{directory}/{name}").st_blocks:
-            # Not removed: XFS would free that only later.
+            # Truncated, not removed: XFS would free a removed file only later.
             os.truncate(f"{directory}/{name}", 0)
             point("spare memory given")
             return True

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices of this host's pool that are gone, exchanged, read-only, broken (I/O errors), or hung.
+"""Offline devices of this host's pool: not mounted, replaced, read-only, broken (I/O errors), or hung.
 
-A device that dies costs the VMs whose layers it has. No other VM may fail on it: for all but those VMs, what
-lies on such a device is not there.
+A device that fails costs the VMs whose layers it has. No other VM may fail because of it: for them its files
+do not exist.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ HUNG, FOREIGN = "hung", "not there: it is in the pool of"
 
 
 def state(root: str, uuid: str) -> str:
-    """Return what is wrong with a device, '' if nothing is; of a broken one also how it answers."""
+    """Return what is wrong with a device, '' for nothing; for a broken one with the error."""
     directory = device_names.device(root, uuid)
     try:
         if device_names.is_aside(os.readlink(directory)):
             return HUNG
-        # A file system that has been shut down answers this with an error, and statvfs and links not yet.
+        # A file system that was shut down fails here, while statvfs and links still work.
         os.listdir(directory)
         is_read_only = os.statvfs(directory).f_flag & os.ST_RDONLY or not _answers(
             device_names.label(directory)
@@ -53,11 +53,10 @@ def state(root: str, uuid: str) -> str:
 
 
 def _answers(label: str) -> bool:
-    """Tell whether the device itself, which a file system knows by heart until somebody writes, takes writes;
-    raise OSError as it reads.
+    """Return True if the device itself, and not only its file system's cache, takes writes; raise OSError.
 
-    ext4 that has found an error says by nothing else that it has become read-only (Linux 6.15 and newer).
-    Nothing is written.
+    An ext4 that became read-only after an error shows it by nothing else (Linux 6.15 and newer). Nothing is
+    written.
     """
     import mmap
 
@@ -67,7 +66,7 @@ def _answers(label: str) -> bool:
         fd = extents.open_direct(label, os.O_RDWR | os.O_NOFOLLOW)
     except OSError as e:
         if e.errno in (errno.EACCES, errno.EPERM):
-            return True  # somebody else's label: it is read all the same
+            return True  # another user's label: read it all the same
         if e.errno != errno.EROFS:
             raise
         return False
@@ -75,7 +74,7 @@ def _answers(label: str) -> bool:
         with mmap.mmap(-1, 4096) as page:
             os.preadv(fd, [page], 0)
     except OSError as e:
-        if e.errno != errno.EINVAL:  # there is none, behind tmpfs of Linux before 6.6
+        if e.errno != errno.EINVAL:  # tmpfs of Linux before 6.6 has no direct I/O
             raise
     finally:
         os.close(fd)
@@ -83,53 +82,50 @@ def _answers(label: str) -> bool:
 
 
 def where(root: str, path: str) -> str:
-    """Return where the device is mounted to which the link `path` leads, its UUID if it is none of the pool;
-    '' if that is no link.
+    """Return the mount point of the device behind the link `path`, '' if `path` is no link to a device.
+
+    For a device that left the pool return its UUID.
     """
     uuid = devices.device_of(path)
     return devices.mount(root, uuid) if uuid in devices.registered(root) else uuid
 
 
 def abandon(path: str) -> None:
-    """Take away a link to a device that cannot be written to, with what of the rest can be removed."""
+    """Remove a link to a device that cannot be written to, and what can be removed behind it."""
     if takes_nothing(path):
         devices.remove(path)
 
 
 def takes_nothing(path: str) -> bool:
-    """Tell whether `path`, a base or layers, lies on a device that cannot be written to."""
+    """Return True if `path`, a base or layers, lies on a device that cannot be written to."""
     link = devices.link_of(path)
     return link is not None and bool(state(path.rsplit("/", 2)[0], link.uuid))
 
 
-# Devices that hang: whoever touches one waits for ever, and nobody else on the host may wait with him.
+# Devices that hang: a process that touches one waits for ever, and no other process of the host may wait too.
 #
-#     <root>/devices/<uuid>  -> <mount>/.semishared         as long as it answers
-#                            -> hung:<mount>/.semishared    when it has not: what leads through this link
-#                            leads
-#                            nowhere then, so
-#                                                           that for everybody the device is as one that is
-#                                                           not mounted
-#                    <uuid>.asked                           who asked it, and cannot be ended even by SIGKILL:
-#                    nobody asks beside him
+#     <root>/devices/<uuid>  -> <mount>/.semishared         while it answers
+#                            -> hung:<mount>/.semishared    once it has not: paths through this link lead
+#                                                           nowhere, so the device counts as not mounted
+#                    <uuid>.asked                           the process that asked it and survives SIGKILL;
+#                                                           while it waits, no other one asks
 #
-# Who is about to follow links to devices looks first: each plan, what monitoring asks, and whoever starts a
-# guest. The label is read past the page cache, by a program: one in a hung system call cannot be killed, and
-# a thread in one would keep us from ending. When a device was looked at last is the time of its link; one
-# that hangs is asked again every so often, and at once for a VM that lies on it, and is back when it answers.
-# A host on which nothing ends in its time, since its own disk stalls or it swaps, says nothing about devices.
+# A process that is about to follow links to devices looks at them first: each plan, the monitoring probe, and
+# the start of a guest. A program reads the label past the page cache: a program in a hung system call cannot
+# be killed, and a thread in one would keep this process from ending. The mtime of the link is the time of the
+# last look. A hung device is asked again periodically, and at once for a VM that lies on it, and is back when
+# it answers. A host on which no program ends in time, because its own disk stalls or it swaps, decides
+# nothing about devices.
 #
-# What each crash leaves: one link or the other, either of which the next look puts right.
+# A crash leaves one link or the other; the next look corrects it.
 
 
 PATIENCE_S, ANSWER_S = 30.0, 8.0
-"""Within which a device that has answered reads one block, and one that has not: disks that stand still take
-their time, above all many.
-"""
+"""Seconds to read a block, for a device that has answered and one that has not: disks spin up."""
 SOON_S = 0.5
-"""Whoever answers by then is not worth a question to the host itself."""
+"""Seconds; if all answer by then, the host itself is not tested."""
 FRESH_S, AGAIN_S = 5.0, 60.0
-"""Seconds for which it is believed that a device answers, and that it hangs."""
+"""Seconds for which an answer counts, and for which a hung device is not asked again."""
 KILLED_S = 0.5
 """Seconds that a killed program may take to end."""
 READ = [
@@ -140,15 +136,11 @@ dd count=0 iflag=nocache status=none
 exec dd bs=4096 count=1 iflag=direct of=/dev/null status=none""",
     "sh",
 ]
-"""What opens a label reads it, too: one is waited for. Not as btrfs has it cached, which it answers direct
-reads from (Linux 6.18).
-"""
+"""Opens and reads a label, direct and not from btrfs's cache, which answers direct reads (Linux 6.18)."""
 
 
 class Question(NamedTuple):
-    """Whether what is ours on a device can be read within so many seconds; `note`: where it is known who
-    waits for that.
-    """
+    """A device's directory to read within `limit_s`; `note`: the file that names a waiting process."""
 
     side: str
     limit_s: float
@@ -156,9 +148,7 @@ class Question(NamedTuple):
 
 
 def look_before(steps: Iterable[object]) -> None:
-    """Look at the devices of the base stores with which steps have to do, and again at those on which their
-    VMs lie.
-    """
+    """Look at the devices of the base stores of these steps, again at hung ones below their VMs."""
     doubted: dict[str, set[str]] = {}
     for step in steps:
         root, vm_dir = _root(step), _vm_dir(step)
@@ -194,10 +184,9 @@ def _root(step: object) -> str:
 
 
 def look(root: str, doubted: Container[str] = ()) -> None:
-    """See which devices of this host's pool answer; let those that do not be as if they were not there, and
-    the others be back.
+    """Ask this host's devices; mark those that do not answer as hung, and the others as back.
 
-    `doubted`: UUIDs of those of which it is not believed for a moment that they hang.
+    `doubted`: UUIDs of devices that are asked again even if they were hung just now.
     """
     now, asked = time.time(), {}
     for uuid in devices.registered(root):
@@ -205,7 +194,7 @@ def look(root: str, doubted: Container[str] = ()) -> None:
         try:
             target, since = os.readlink(link), now - os.lstat(link).st_mtime
         except OSError:
-            continue  # it has just been let go of
+            continue  # just removed from the pool
         believed_s = FRESH_S if not device_names.is_aside(target) else 0.0 if uuid in doubted else AGAIN_S
         if not 0 <= since < believed_s:
             asked[link] = target
@@ -225,7 +214,7 @@ def _question(link: str, target: str) -> Question:
 def _note(link: str, was: str, target: str) -> None:
     try:
         if os.readlink(link) != was:
-            return  # somebody else has looked meanwhile, or declared it anew
+            return  # another process has looked, or declared the device anew
         if was == target:
             os.utime(link, follow_symlinks=False)
             return
@@ -236,9 +225,7 @@ def _note(link: str, was: str, target: str) -> None:
 
 
 def unanswered(root: str, sides: Sequence[str]) -> list[str]:
-    """Return which directories of ours on devices do not answer in their time; what answers with an error has
-    answered.
-    """
+    """Return the devices' directories that do not answer in time; an error is an answer."""
     links = [device_names.device(root, uuid) for uuid in devices.registered(root)]
     notes = {device_names.side_of(os.readlink(link)): device_names.asked_beside(link) for link in links}
     answers = _device_answers([Question(side, PATIENCE_S, notes.get(side, "")) for side in sides])
@@ -246,7 +233,7 @@ def unanswered(root: str, sides: Sequence[str]) -> list[str]:
 
 
 def _device_answers(questions: Sequence[Question]) -> List[Optional[bool]]:
-    """Return who answers in its time, None where that is not known."""
+    """Return whether each device answers in time, None if that is unknown."""
     from ..tools import run
     from ..tools.ending import ended_within
 
@@ -263,8 +250,7 @@ def _device_answers(questions: Sequence[Question]) -> List[Optional[bool]]:
             ]
         ):
             return [program is not None for program in programs]
-        # The same but for the device: where even that takes long it is not the device, and what it is can
-        # have held up the others too.
+        # The same read without a device: if even that takes long, the host is the cause, perhaps for all.
         host = run.unheard([*READ, "/dev/zero"])
     except OSError:
         return [None for _ in questions]
@@ -286,7 +272,7 @@ def _device_answers(questions: Sequence[Question]) -> List[Optional[bool]]:
 
 
 def _waits(question: Question, pid: int) -> None:
-    """Note who waits for an answer and cannot be ended."""
+    """Record the process that waits for an answer and survives SIGKILL."""
     from ..tools import owner
 
     try:
@@ -295,12 +281,13 @@ def _waits(question: Question, pid: int) -> None:
                 question.note, {"pid": pid, "started": owner.started(pid), "mount": _mounted(question.side)}
             )
     except OSError:
-        pass  # the next one waits beside him
+        pass  # the next look starts another process
 
 
 def _is_waited_for(question: Question) -> bool:
-    """Tell whether somebody waits for an answer yet, of what is mounted there now: who waits for what was
-    there before may for ever.
+    """Return True if a process still waits for an answer of the present mount.
+
+    A process that waits for an earlier mount there may wait for ever, and does not count.
     """
     from ..tools import owner
 
@@ -322,7 +309,7 @@ def _is_waited_for(question: Question) -> bool:
 
 
 def _mounted(side: str) -> str:
-    """Return the id of what is mounted where a device is, empty if nothing is."""
+    """Return the id of the mount of a device, '' if nothing is mounted."""
     from ..tools import mounts
 
     found = mounts.under(os.path.dirname(side), mounts.listed())

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The system datastores below DATASTORE_LOCATION; image datastores are mounted beside them and may hang.
 
-So what is mounted there, or a link, is not touched before it has said within a limit whose it is
-(`.monitor`), and by a program: who is in a hung system call cannot be stopped. A plain directory of the file
-system of DATASTORE_LOCATION is as well as that.
+So a mount or a link there is not touched before it has answered, within a limit, whether it is a system
+datastore of semishared (`.monitor`). A program asks, as a process in a hung system call cannot be stopped. A
+plain directory answers as long as DATASTORE_LOCATION's own file system does.
 
-One that is not mounted, as it used to be, looks like an empty one: layers on devices, and leases, of all VMs
-in it would belong to nobody. So it is noted what is mounted (`<root>/mounted/<system>`), and where that is
-missing nobody knows what VMs there are.
+A system datastore that lost its mount looks empty: the layers on devices, and the leases, of all its VMs
+would seem unused. So the host records its mounts (`<root>/mounted/<system>`); if one is missing, the list of
+VMs is unknown.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ from ..tools import files, mounts
 from ..tools.run import run
 
 ANSWER_S = 3
-"""What takes longer to answer hangs."""
+"""Seconds after which an access counts as hung."""
 AGAIN_S = 60.0
-"""Seconds for which it is believed that something hangs."""
+"""Seconds for which a hung datastore is not asked again."""
 _silent: dict[str, float] = {}
 
 
 def systems(location: str, *, whole: bool = False) -> list[str]:
-    """Return the numbers of directories in which VMs can be, in order; of what is mounted only the system
-    datastores of ours.
+    """Return the numbers of the datastores that can hold VMs, in order; of mounts only semishared's own.
 
-    With `whole` raise ToolTimeout where something does not answer, or is not mounted: there may be VMs in it,
-    which nobody is to take for gone.
+    With `whole` raise ToolTimeout if one does not answer, SystemAway if one is not mounted: its VMs must not
+    count as gone.
     """
     if whole:
         check_mounted(location)
@@ -56,8 +55,9 @@ def systems(location: str, *, whole: bool = False) -> list[str]:
 
 
 def directories(location: str) -> Iterator[str]:
-    """Yield the directories of VMs, and those beside them (disk/vm_dir_siblings.py); raise ToolTimeout where
-    something does not answer.
+    """Yield the directories of VMs, and those beside them (disk/vm_dir_siblings.py).
+
+    Raise ToolTimeout if a datastore does not answer, SystemAway.
     """
     for parent in [f"{location}/{system}" for system in systems(location, whole=True)]:
         for name in os.listdir(parent) if os.path.isdir(parent) else ():
@@ -68,9 +68,7 @@ def directories(location: str) -> Iterator[str]:
 
 
 def mark(vm_dir: str) -> None:
-    """Make the system datastore of a VM, with `.monitor` so that the host's probe asks our driver; raise
-    SystemAway.
-    """
+    """Make a VM's system datastore, with `.monitor` so that the probe asks our driver; raise SystemAway."""
     system = os.path.dirname(vm_dir)
     where = os.path.split(system)
     check_mounted(*where)
@@ -87,9 +85,7 @@ def mark(vm_dir: str) -> None:
 
 
 def check_mounted(location: str, system: str = "") -> None:
-    """Raise SystemAway if a system datastore (or any) is not mounted that was, ToolTimeout if one does not
-    answer.
-    """
+    """Raise SystemAway if a system datastore (or any) lost its mount, ToolTimeout if one does not answer."""
     root, place = disk_names.base_store(location), os.path.realpath(location)
     noted = [
         number
@@ -107,16 +103,14 @@ def check_mounted(location: str, system: str = "") -> None:
 
 
 def _note_mounted(location: str, system: str) -> None:
-    """Note that a system datastore, in which a VM is now, is mounted here, or a link to elsewhere, if it
-    is.
-    """
+    """Record that a VM's system datastore is a mount here, or a link, if it is one."""
     root, path = disk_names.base_store(location), f"{os.path.realpath(location)}/{system}"
     note = base_names.mounted(root, system)
     if not files.is_absent(note) or not (
         os.path.islink(path) or any(mount.point == path for mount in mounts.listed())
     ):
         return
-    with suppress(OSError, NoSpace):  # Who comes next notes it.
+    with suppress(OSError, NoSpace):  # the next action records it
         os.makedirs(base_names.mounted(root), exist_ok=True)
         files.write(note, b"")
 
@@ -129,7 +123,7 @@ def _noted(root: str) -> list[str]:
 
 
 def is_ours(system: str) -> bool:
-    """Tell whether something is a system datastore of ours; raise ToolTimeout if it does not answer."""
+    """Return True for a system datastore of semishared; raise ToolTimeout if it does not answer."""
     if time.monotonic() - _silent.get(system, -AGAIN_S) < AGAIN_S:
         raise ToolTimeout(f"{system} on {os.uname().nodename} does not answer")
     path = disk_names.monitor(system)
@@ -143,9 +137,7 @@ def is_ours(system: str) -> bool:
 
 
 def _let_read(path: str) -> bool:
-    """Return False for what is not there, or is kept from us: raise ToolTimeout where grep failed for any
-    other reason.
-    """
+    """Return False if `path` is absent or not readable for us; else raise ToolTimeout, as grep failed."""
     try:
         with open(path, "rb") as file:
             file.read(1)
