@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The base store of a host: immutable, verified copies of image generations, and leases on them.
 
-    <root>/bases/<store>-<image>-<generation>/image           the copy, mode 0440
-                                             /manifest        its hashes
-                                             /leases/VM-DISK  hard links to image: what overlays name as
-                                             backing file
-                                             /damaged         image, taken out of use because it is not what
-                                             it was (stage/scrub.py)
-    <root>/staging/                                           copies not yet published
-    <root>/locks/                                             base-<store>-<image>, vm-<id>
+    <root>/bases/<store>-<image>-<generation>/
+        image           the copy, mode 0440
+        manifest        its hashes
+        leases/VM-DISK  hard links to image, which overlays name as backing file
+        damaged         image, taken out of use because its hash has changed (stage/scrub.py)
+    <root>/staging/     copies not yet published
+    <root>/locks/       base-<store>-<image>, vm-<id>
 
-What each crash leaves: a staged copy, removed by the next stage of that image (under its lock); a lease
-without an overlay, replaced by the next run of the clone and removed by the VM's delete. A base directory
-appears by one rename when everything in it is on disk. Eviction unlinks `image`: an overlay keeps its lease,
-and the next stage links `image` anew from any lease (same inode, same content).
+A crash leaves a staged copy, which the next stage of that image removes (under its lock), or a lease without
+an overlay, which the next clone replaces and the VM's delete removes. A base directory appears by one rename
+when its content is durable. Eviction unlinks `image`: an overlay keeps its lease, and the next stage links
+`image` anew from any lease (same inode, same content).
 """
 
 from __future__ import annotations
@@ -66,12 +65,12 @@ def root_of(vm_dir: str) -> str:
 
 
 def named(root: str, image: ImageRef, generation: str) -> Base:
-    """Return the base of a generation of an image, which need not be there."""
+    """Return the base of a generation of an image, whether it exists or not."""
     return Base(base_names.base(root, base_names.name(image.store, image.id, generation)), generation)
 
 
 def at(root: str, name: str) -> Base:
-    """Return the base called <store>-<image>-<generation>; raise BadArguments if that is no name."""
+    """Return the base called <store>-<image>-<generation>; raise BadArguments for a malformed name."""
     said = base_names.named(name)
     if said is None:
         raise BadArguments(f"not a base: {name!r}")
@@ -79,13 +78,12 @@ def at(root: str, name: str) -> Base:
 
 
 def lock_path(root: str, base: Base) -> str:
-    """Return the lock of the base's image, held to stage, evict or take bases of it out of use."""
+    """Return the lock of the base's image, held to stage or evict its bases, or to take them out of use."""
     return base_names.image_lock(root, base_names.prefix_of(os.path.basename(base.directory)))
 
 
 def is_published(base: Base) -> bool:
-    """Tell whether the base is there to be leased; an evicted one comes back from a lease, unless they are
-    damaged.
+    """Return True if the base can be leased; restore the `image` of an evicted one from a lease.
 
     Raise UnexpectedLink if any of it is a symbolic link.
     """
@@ -115,15 +113,13 @@ def is_published(base: Base) -> bool:
 
 
 def _note_source(directory: str, image: ImageRef) -> None:
-    """Note where a base is from if its store is mounted nowhere: whoever looks at the host's health need not
-    miss a mount.
-    """
+    """Record the source of a base whose store has no mount, so that health checks do not miss a mount."""
     if image.access.can.has_bridge:
         files.write(base_names.source(directory), f"{image.source}\n".encode(), 0o440)
 
 
 def _bring(source: str, target: str) -> None:
-    """Rename a file of what is staged into a base's directory, which may be on another device."""
+    """Rename a staged file into a base's directory, or copy it to another device."""
     try:
         os.rename(source, target)
     except OSError as e:
@@ -134,26 +130,24 @@ def _bring(source: str, target: str) -> None:
 
 
 def publish(root: str, base: Base, image: ImageRef) -> Base:
-    """Make what is staged of an image, and whole, the base, under its lock."""
+    """Publish the complete staged base of an image, under its lock."""
     files.refuse()
     staging = base_names.staging(root, image.base_prefix)
     os.makedirs(base_names.bases(root), exist_ok=True)
     if os.path.isdir(base.directory) and not offline.takes_nothing(base.directory):
-        # Known by content: another session of the image came back to what is here already, or only leases are
-        # left.
+        # The content names the base: an earlier session had the same content, or only leases are left.
         if not is_published(base):
-            # An eviction that was killed may have taken these already.
+            # A killed eviction may have removed these.
             os.makedirs(base.leases, exist_ok=True)
             _note_source(base.directory, image)
             _bring(base_names.manifest(staging), base.manifest)
             _bring(base_names.image(staging), base.image)
         devices.remove(staging)
     else:
-        # What a killed run had half written beside what this one went on with; in a base nobody would look
-        # for it.
+        # Half-written files of a killed run: no later action would look for them in a base.
         files.remove_staged(*os.path.split(base_names.manifest(staging)))
         _note_source(staging, image)
-        # A removal that was killed may have taken these, and left what says what was to be made.
+        # A killed removal may have removed these, and left the generation's record.
         os.makedirs(base_names.leases(staging), exist_ok=True)
         is_lost = os.path.islink(base.directory)
         devices.publish(root, staging, base.directory)
@@ -165,7 +159,7 @@ def publish(root: str, base: Base, image: ImageRef) -> Base:
 
 
 def _lease_again(root: str, base: Base) -> None:
-    """Give this host's disks over a base their leases, after it was made anew for a lost device."""
+    """Give this host's disks over a base new leases, after the base was made anew for a lost device."""
     location, name = os.path.dirname(root), os.path.basename(base.directory)
     for system in filter(disk_names.is_number, os.listdir(location)):
         for entry in os.listdir(f"{location}/{system}"):
@@ -179,9 +173,7 @@ def _lease_again(root: str, base: Base) -> None:
 
 
 def lying_over(vm_dir: str) -> Iterator[tuple[int, str]]:
-    """Yield the disks in a directory that lie over bases, by their records, each with the name of its base:
-    '' if nobody can read which.
-    """
+    """Yield the disks in a directory that lie over bases, with the base's name ('': unreadable record)."""
     for number in _recorded(vm_dir):
         try:
             data = files.read_json(disk_names.record(vm_dir, number))
@@ -204,16 +196,14 @@ def _recorded(vm_dir: str) -> list[int]:
 
 
 def lease(base: Base, vm: int, disk: int) -> str:
-    """Return a disk's lease on a base, taken if it has none; '' if the base was evicted meanwhile, or its
-    device has just died.
-    """
+    """Return a disk's lease on a base, taken if missing; '' if the base was evicted or its device failed."""
     path = base.lease(vm, disk)
     beneath.refuse_link(path)
     try:
         with devices.staying(base_names.root_of(base.directory)):
             if os.path.exists(path):
                 return path
-            # Fails if the base is gone; its directory must not come back without what belongs into it.
+            # Fails if the base is gone; its directory must not come back incomplete.
             os.link(base.image, path)
     except FileNotFoundError:
         return ""
@@ -228,16 +218,14 @@ def lease(base: Base, vm: int, disk: int) -> str:
 
 
 def _died(base: Base) -> str:
-    """Return '' if the present error is of a device that takes nothing any more; else raise it."""
+    """Return '' if the base's device cannot be written to; else raise the current error again."""
     if offline.takes_nothing(base.directory):
         return ""
     raise  # noqa: PLE0704 - called where one is handled
 
 
 def release(root: str, vm: int, disk: int | None = None, but: str = "", spare: Collection[int] = ()) -> None:
-    """Give up the leases of a disk (of all disks of the VM if None, but those to `spare`), except one in the
-    base directory `but`.
-    """
+    """Release a disk's leases (None: of all disks of the VM but `spare`), except in the directory `but`."""
     try:
         beneath.refuse_link(base_names.bases(root))
         directories = os.listdir(base_names.bases(root))
@@ -254,7 +242,7 @@ def release(root: str, vm: int, disk: int | None = None, but: str = "", spare: C
         ):
             continue
         if offline.takes_nothing(base):
-            continue  # when it is well again, `gc` gives up what nobody has
+            continue  # once the device is back, `gc` releases unused leases
         try:
             found = os.listdir(leases)
         except FileNotFoundError:
@@ -270,11 +258,10 @@ def release(root: str, vm: int, disk: int | None = None, but: str = "", spare: C
 
 
 def forget(base: Base) -> bool:
-    """Remove a base under its lock unless somebody holds a lease on it; tell whether it is gone.
+    """Remove a base under its lock unless a disk has a lease on it; return True if it is gone.
 
-    Without the image's own name nobody takes a new lease but by staging, which waits for the lock. A lease
-    that was taken before that is seen by rmdir, and then the base is whole again: its image comes back from
-    the lease.
+    Once `image` is unlinked, only a stage could give a new lease, and a stage waits for the lock. If a lease
+    was taken before that, rmdir fails, and the image is restored from the lease.
     """
     files.refuse()
     leases = base.leases
@@ -296,7 +283,7 @@ def forget(base: Base) -> bool:
         return False
     point("base forgotten")
     devices.remove(base.directory)
-    from . import hot  # not for every step on a host
+    from . import hot  # here: most steps on a host do not need it
 
     hot.drop(base_names.root_of(base.directory), os.path.basename(base.directory))
     return True

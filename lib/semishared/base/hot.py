@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hot bases: copies of bases in memory, from which guests read in the place of those on disk.
+"""Hot bases: copies of bases in memory, from which guests read instead of from disk.
 
     <memory>/.semishared/hot/<store>-<image>-<generation>/image     mode 0440
 
-An overlay lies over the base on disk, by its header and by its lease, wherever its guest reads from: that is
-said to libvirt alone, at each boot (plan/vm/hypervisor.py). So a copy is never the only one of anything, and
-nothing has to be put right when memory is lost, or when a VM goes to another host.
+An overlay always names the base on disk, by its header and its lease. Only libvirt's domain names the copy,
+at each boot (plan/vm/hypervisor.py). So a copy is never the only one of any data, and needs no repair when
+memory is lost or a VM moves to another host.
 
-A copy is promised its room as layers are (device/ledger.py), and goes when that is wanted and no guest reads
-from it: QEMU has locks on what it has open, and who boots a guest has one until QEMU is there.
+A copy reserves its room as layers do (device/ledger.py). It is removed when that room is needed and no guest
+reads from it: QEMU locks the files that it has open, and the process that boots a guest holds a lock until
+QEMU does.
 
-What each crash leaves: a directory without `image`, which counts, and is made again by the next boot, or goes
-for what needs its room.
+A crash leaves a directory without `image`, whose room stays reserved. The next boot makes it again, or it
+goes when its room is needed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from ..plan.device import choose
 
 COPY_S = 600
-"""Seconds that a guest waits at most for another one's copy of the base that it is to read from, too."""
+"""Seconds that a guest's start waits at most for another one's copy of the same base."""
 
 
 class Copy(NamedTuple):
@@ -53,10 +54,10 @@ class Copy(NamedTuple):
 
 
 def _copies(root: str) -> Iterator[Copy]:
-    """Yield what there is, whole or not."""
+    """Yield the copies, also unfinished ones."""
     for uuid in sorted(set(devices.registered(root)) - set(devices.usual(root))):
         if devices.is_there(root, uuid):
-            # By its own path, not by the link to the device: libvirt is told of it.
+            # Its own path, not the link to the device, as libvirt opens it.
             place = os.readlink(device_names.device(root, uuid))
             for name in filter(base_names.named, _listed(device_names.hot(place))):
                 yield Copy(uuid, device_names.hot(place, name))
@@ -70,14 +71,14 @@ def _listed(directory: str) -> list[str]:
 
 
 def found(root: str, name: str) -> str:
-    """Return the copy of a base, '' if there is none that is whole."""
+    """Return the copy of a base, '' if there is no complete one."""
     return next(
         (copy.image for copy in _copies(root) if copy.name == name and os.path.isfile(copy.image)), ""
     )
 
 
 def why_not(root: str, size: int) -> str:
-    """Return why memory would not take the copy of a base of `size` bytes, '' if it would."""
+    """Return why memory cannot take the copy of a base of `size` bytes, '' if it can."""
     memory = [
         device for device in devices.present(root) if device.device_class == MEMORY and device.share > 0
     ]
@@ -92,9 +93,7 @@ def why_not(root: str, size: int) -> str:
 
 
 def _takes(device: choose.Device) -> int:
-    """Return the bytes of a copy that memory takes at once: more than are promised may be free, and fewer
-    where it promises them twice.
-    """
+    """Return the bytes that memory can take at once: neither promised to others, nor beyond its free room."""
     return min(device.unpromised, device.room)
 
 
@@ -116,10 +115,10 @@ def provide(root: str, name: str, source: str, format: str) -> str:
 
 
 def _begin(root: str, name: str, size: int) -> Copy | None:
-    """Return where a copy is to be made, with its room promised; None if no device has that."""
+    """Return a copy's new directory, with its room promised; None if no device has that much."""
     with ledger.promised(root):
         for copy in [copy for copy in _copies(root) if copy.name == name]:
-            _remove(copy)  # a killed run left it
+            _remove(copy)  # left by a killed run
         make_way(root, size)
         for device in devices.present(root):
             if device.device_class == MEMORY and device.share > 0 and _takes(device) >= size > 0:
@@ -130,7 +129,7 @@ def _begin(root: str, name: str, size: int) -> Copy | None:
                     point("hot base begun")
                     ledger.write_promises(link, name, size, 1)
                 except FileNotFoundError:
-                    continue  # it has just been let go of, or unmounted
+                    continue  # just removed from the pool, or unmounted
                 return copy
     return None
 
@@ -151,22 +150,22 @@ def _made(copy: Copy, source: str, format: str) -> str:
 
 
 def hold(root: str, name: str) -> str:
-    """Return the copy of a base, or ''; it stays while this process lives, and the program it becomes."""
+    """Return the copy of a base, locked for this process and the program it becomes by exec; '' for none."""
     if not found(root, name):
         return ""
     with ledger.promised(root):
         path = found(root, name)
         if path:
             lock_holders.hold_image(path)
-            # The one that was used last goes last.
+            # Its mtime is that of the last use.
             os.utime(os.path.dirname(path))
         return path
 
 
 def make_way(root: str, needed: int) -> None:
-    """Let copies that no guest reads from go where memory lacks room for `needed` bytes, if that is enough.
+    """Remove idle copies where memory lacks room for `needed` bytes, if that is enough.
 
-    The caller holds the promises.
+    The caller holds the lock `ledger.promised`.
     """
     for device in devices.present(root):
         left = needed - device.unpromised
@@ -188,7 +187,7 @@ def _promised(copy: Copy) -> int:
 
 
 def _idle(root: str, uuid: str) -> list[Copy]:
-    """Return the copies that no process makes or guest reads, the least recently used first."""
+    """Return the copies that no process makes and no guest reads, the least recently used first."""
     idle = [copy for copy in _copies(root) if copy.uuid == uuid and not _is_used(root, copy)]
     return sorted(idle, key=_last_used)
 
@@ -196,7 +195,7 @@ def _idle(root: str, uuid: str) -> list[Copy]:
 def _last_used(copy: Copy) -> float:
     try:
         return os.stat(copy.directory).st_mtime
-    except FileNotFoundError:  # its base went meanwhile, and it did
+    except FileNotFoundError:  # removed meanwhile, with its base
         return 0.0
 
 
@@ -208,13 +207,13 @@ def _is_used(root: str, copy: Copy) -> bool:
 
 
 def drop(root: str, name: str) -> None:
-    """Remove the copy of a base that is gone or whose copy is damaged: a reader has it open."""
+    """Remove the copy of a base that is gone, or a damaged copy; guests that have it open keep it."""
     for copy in [copy for copy in _copies(root) if copy.name == name]:
         _remove(copy)
 
 
 def drop_idle(root: str, uuid: str) -> None:
-    """Remove all copies from a device that no guest reads from."""
+    """Remove all copies on a device that no guest reads."""
     for copy in _idle(root, uuid):
         _remove(copy)
 

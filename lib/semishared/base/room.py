@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Room on this host's disk: which bases there are, and which of them go for a base or a disk that is to come.
+"""Room on this host's disk: the bases there, and the eviction of some for a new base or disk.
 
-Which go is decided by plan/base/eviction.py: on the front-end, which knows the host's own limits, if it
-answers; else here, by the limits of the site. A base that is leased stays, whoever has decided what.
+plan/base/eviction.py decides which go: on the front-end, which knows the host's own limits, if it answers;
+else here, by the limits of the site. A leased base always stays.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from ..plan.base import eviction
 
 Ask = Callable[..., Dict[str, object]]
-"""Asks the front-end: question=WHAT and what it has to know for the answer.
+"""Asks the front-end: question=WHAT, and the facts for the answer.
 
-    base    {"name" ('' if nobody knows it), "needed", "must", "stays", "mends", and what ListBases reports}
+    base    {"name" ('' if it is unknown), "needed", "must", "stays", "mends", and the report of ListBases}
             -> {"evict": names, "sources": hosts, "from_store": "last" or "quicker", "codec", "rate"}
-    room    {"needed", "last": names, and what ListBases reports} -> {"evict": names}
-    has     {"name"}: this host has a base now whose name was not known -> {}
+    room    {"needed", "last": names, and the report of ListBases} -> {"evict": names}
+    has     {"name"}: this host has a base now whose name was unknown before -> {}
 """
 
 
 def list_bases(root: str, where: str = "") -> dict[str, Any]:
-    """Return all bases of this host and the capacity of their file systems; with `where` that of its file
-    system, and which are `here`.
+    """Return all bases of this host and the capacity of their file systems.
 
-    `whole` is that of all, of which a limit can be a share, however many there are.
+    With `where` it is the capacity of that path's file system, and `here` marks the bases on it. `whole` is
+    the capacity of all devices, of which a limit may be a share.
     """
     found = []
     system = os.stat(made_part(where)).st_dev if where else -1
@@ -48,7 +48,7 @@ def list_bases(root: str, where: str = "") -> dict[str, Any]:
             is_here = system in (-1, os.stat(made_part(base)).st_dev)
             described = describe(cache.at(root, name))
         except OSError:
-            # What is wrong with another device is no reason to have no room on this one.
+            # An error of another device does not concern the room on this one.
             if is_here and not offline.takes_nothing(base):
                 raise
             continue
@@ -65,7 +65,7 @@ def _space(where: str) -> tuple[int, int]:
 
 
 def names(directory: str) -> list[str]:
-    """Return what is in a directory of ours, nothing if it is not there."""
+    """Return the names in a directory, [] if it is absent."""
     try:
         return os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):
@@ -73,12 +73,12 @@ def names(directory: str) -> list[str]:
 
 
 def leases(base: cache.Base) -> list[str]:
-    """Return who has a lease on a base: VM-DISK."""
+    """Return the leases on a base, as VM-DISK."""
     return sorted(name for name in names(base.leases) if not disk_names.is_staged(name))
 
 
 def describe(base: cache.Base) -> dict[str, object] | None:
-    """Return what ListBases says of a base, None if nothing of it is here."""
+    """Return the report of ListBases on a base, None if none of its files is here."""
     held, damaged = leases(base), os.path.lexists(base.damaged)
     for path in (base.image, base.damaged, *(f"{base.leases}/{name}" for name in held)):
         try:
@@ -104,13 +104,13 @@ def _device(base: cache.Base) -> str:
 
 
 def evict(root: str, name: str, held: tuple[str, ...] = ()) -> dict[str, object]:
-    """Remove a base unless somebody has a lease on it; `held` are the locks that the caller has."""
+    """Remove a base unless a disk has a lease on it; `held` are the locks that the caller holds."""
     base = cache.at(root, name)
     lock = cache.lock_path(root, base)
     if lock in held:
         return _evicted(base)
     os.makedirs(os.path.dirname(lock), exist_ok=True)
-    # Without waiting: whoever holds it is about to use the image, and may himself be evicting for room.
+    # Without waiting: the holder is about to use the image, and may be evicting for room itself.
     file = locks.attempt(lock)
     if not file:
         return {"evicted": False, "bytes": 0}
@@ -125,34 +125,32 @@ def _evicted(base: cache.Base) -> dict[str, object]:
 
 
 def evict_all(root: str, bases: Iterable[object], held: tuple[str, ...] = ()) -> None:
-    """Remove these bases, as far as nobody has leases on them."""
+    """Remove those of these bases that no disk has a lease on."""
     for name in bases:
         evict(root, str(name), held)
 
 
 def chosen(answer: dict[str, object]) -> tuple[str, ...]:
-    """Return which bases an answer says are to go."""
+    """Return the bases to evict in an answer."""
     found = answer.get("evict")
     return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
 PLENTY = 4
-"""Where a quarter is left a disk is made without a look at bases and limits: with a higher floor, they are to
-leave that to disks.
-"""
+"""With a quarter of the file system free, a disk is made without a check of bases and limits."""
 LITTLE = 1 << 20
-"""Bytes of what goes with every disk: headers, records, directories."""
+"""Bytes of the small files of every disk: headers, records, directories."""
 
 
 class Want(NamedTuple):
     """How much a base is wanted."""
 
     must: bool = False
-    """A VM needs it here and nowhere else: limits are no reason to refuse it, if it fits."""
+    """A VM needs it on this host: limits do not refuse it if it fits."""
     stays: bool = True
-    """It is here for others too, not removed when the action is over."""
+    """It stays for other VMs when the action is over."""
     mends: bool = False
-    """It takes the place of one that is counted already: only where it does not fit have others to go."""
+    """It replaces one that is counted already: evict others only if it does not fit."""
 
 
 FOR_ALL, FOR_THIS, BORROWED, MENDED = (
@@ -164,7 +162,7 @@ FOR_ALL, FOR_THIS, BORROWED, MENDED = (
 
 
 def ask_for_base(root: str, image: ImageRef, needed: int, ask: Ask | None, want: Want) -> dict[str, object]:
-    """Return how to get a base of `needed` bytes (see Ask); raise NoSpace if there cannot be room."""
+    """Return how to get a base of `needed` bytes (see Ask); raise NoSpace if no eviction can make room."""
     listed = list_bases(root, base_names.staging(root, image.base_prefix))
     if ask:
         return ask(
@@ -208,11 +206,11 @@ def for_disk(
     where: str = "",
     stay: Collection[str] = (),
 ) -> None:
-    """Let idle bases go for `needed` bytes of a VM's disk, and for what is to stay free beside bases.
+    """Evict idle bases for `needed` bytes of a VM's disk, and for the free floor beside bases.
 
-    Where that is not enough the disk may still fit. `last`: bases that it comes from, of use but not needed.
-    `stay`: those that it will lie over, leased or not. `where`: the directory that the bytes are for, if that
-    is not the VM's.
+    If that is not enough the disk may still fit. `last`: bases that the disk is made from, useful but not
+    needed. `stay`: those that it will lie over, leased or not. `where`: the directory of the bytes, if it is
+    not the VM's.
     """
     root = cache.root_of(vm_dir)
     place = made_part(where or vm_dir)
@@ -235,7 +233,7 @@ def for_disk(
 
 
 def space(root: str) -> tuple[int, int]:
-    """Return bytes and free bytes of devices that take bases and disks, else of the base store."""
+    """Return total and free bytes of the devices that take bases and disks, else of the base store."""
     found = [device for device in devices.present(root) if device.share > 0 and device.device_class != MEMORY]
     if found:
         return sum(device.capacity for device in found), sum(device.free for device in found)
@@ -244,7 +242,7 @@ def space(root: str) -> tuple[int, int]:
 
 
 def made_part(path: str) -> str:
-    """Return the nearest directory of `path` that is there."""
+    """Return the nearest existing directory above `path`, or `path`."""
     while not os.path.isdir(path):
         path = os.path.dirname(path)
     return path
@@ -270,12 +268,11 @@ def require_for_vm(
     disks: Mapping[str, int] = devices.NO_BYTES,
     apart: int = 0,
 ) -> None:
-    """As require, of a VM's directory: the layers of its disks come to devices where there is a pool, not all
-    to one, but none to two.
+    """As require, for a VM's directory and the layers of its disks, each on one device of the pool.
 
-    `disks`: the bytes of each disk's layers, by its key (disk/on_devices.py); they are placed as they will
-    be. `apart`: those of disks that want a class of devices, and ask for themselves. What else there is
-    (checkpoints, disks without layers) comes to the directory.
+    `disks`: bytes of each disk's layers, by its key (disk/on_devices.py), placed as they will be. `apart`:
+    bytes of disks that want a class of devices, and are checked separately. Everything else (checkpoints,
+    disks without layers) goes to the directory.
     """
     root = cache.root_of(vm_dir)
     if not devices.may_hold(vm_dir) or not devices.registered(root):
@@ -286,7 +283,7 @@ def require_for_vm(
     for key, size in sorted(placed.items(), key=lambda disk: (-disk[1], disk[0])):
         where = devices.likely(root, key, size, coming)
         if not where:
-            break  # no device takes anything: whoever places it says which are not there
+            break  # no device takes anything: the action that places it names those not mounted
         uuid = os.path.basename(where)
         coming[uuid] = coming.get(uuid, 0) + size
         for_disk(vm_dir, coming[uuid], ask, where=where, stay=stay)
