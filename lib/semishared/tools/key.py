@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The key by which front-ends recognise their own notes: a file of 64 digits with mode 0600.
 
-Nothing of semishared is imported here: install/examine.py sends this to other front-ends of an HA group, within
-preflight.py.
+Nothing of semishared is imported here: install/examine.py sends this to other front-ends of an HA group,
+within preflight.py.
 """
 
 from __future__ import annotations
