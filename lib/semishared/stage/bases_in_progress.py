@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bases that are being made on this host at once: extents go wherever their hash belongs.
+"""The bases that this host is receiving: it stores each extent in every base that lists its hash.
 
-The host tells the front-end what came (Account), and the front-end says what is to end (Orders).
+The host reports progress to the front-end (Account) and hears from it what to end (Orders).
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from .partial import Partial
 
 
 class Target:
-    """One of them. `lock`: that of its image, if it is freed as soon as this base is over."""
+    """One base that is being received. `lock`: its image's lock, which `end` frees; None if the caller's."""
 
     def __init__(self, root: str, part: Part, lock: IO[str] | None = None) -> None:
         self.part, self.partial, self._lock = part, Partial(root, part.image), lock
         self.error: SemisharedError | None = None
-        """Why the store could not give it, or why it cannot be used."""
+        """Why the store could not deliver it, or why it is unusable."""
         self.is_over = self.is_published = False
 
     def shared(self) -> list[int]:
-        """Return which of the extents that the session shares have not come."""
+        """Return the missing extents that the session shares."""
         return within(self.part.shared, self.partial.missing())
 
     def rest(self) -> list[int]:
-        """Return which of the others have not come."""
+        """Return the missing extents that the session does not share."""
         shared = set(self.shared())
         return [index for index in self.partial.missing() if index not in shared]
 
     @property
     def is_known(self) -> bool:
-        """Tell whether its manifest has come."""
+        """Return True once its manifest is here."""
         return self.partial.manifest is not None
 
     @property
     def lacks(self) -> bool:
-        """Tell whether something has not come that the session does not share."""
+        """Return True while an extent is missing that the session does not share."""
         return bool(self.rest()) if self.is_known else not self.part.shared
 
     def end(self) -> None:
-        """Let go of it, whatever has become of it."""
+        """Close its files and free its lock; the extents that came stay on disk."""
         self.is_over = True
         self.partial.close()
         if self._lock:
@@ -53,7 +53,7 @@ class Target:
 
 
 class Targets:
-    """All of them, for a receiver; `settle` is called with each base that is whole, to end it."""
+    """All bases of a receiver. It calls `settle` with each complete base, which publishes and ends it."""
 
     def __init__(self, settle: Callable[[Target], None]) -> None:
         self.all: list[Target] = []
@@ -62,18 +62,18 @@ class Targets:
 
     @property
     def open(self) -> list[Target]:
-        """Those that are not over."""
+        """Return the bases that have not ended."""
         return [target for target in self.all if not target.is_over]
 
     def add(self, target: Target) -> None:
-        """Take in one more."""
+        """Add a base; settle it at once if a killed action left it complete."""
         self.all.append(target)
         self._begun(target)
 
     def _begun(self, target: Target) -> None:
         for index, digest in target.partial.manifest.extents.items() if target.partial.manifest else ():
             self._places.setdefault(digest, []).append((target, index))
-        # A killed action may have left all of it.
+        # A killed action may have left it complete.
         self._look(target)
 
     def _look(self, target: Target) -> None:
@@ -81,7 +81,7 @@ class Targets:
             self._settle(target)
 
     def begin(self, text: bytes) -> None:
-        """Take a manifest, if it is that of one of the bases."""
+        """Take a manifest for every open base of its generation; ignore any other manifest."""
         generation = extents.generation_of(text)
         for target in self.open:
             if target.partial.generation == generation and not target.is_known:
@@ -89,13 +89,14 @@ class Targets:
                 self._begun(target)
 
     def adopt(self, target: Target, manifest: extents.Manifest) -> None:
-        """Take a base whose file was made whole."""
+        """Complete a base whose image file was copied and hashed as a whole."""
         target.partial.adopt(manifest)
         self._look(target)
 
     def put(self, index: int, content: bytes | memoryview, digest: str = "") -> bool:
-        """Take the extent with that hash wherever it is lacking (`index` is the sender's); tell whether
-        anybody has it now.
+        """Store an extent in every base that lacks its hash; return True if any base has it now.
+
+        `index` is the sender's and not used: the hash says where the extent belongs.
         """
         found = False
         for target, at in self._places.get(digest, ()):
@@ -107,9 +108,7 @@ class Targets:
         return found
 
     def put_from(self, source: int, at: int, digest: str, content: bytes) -> int:
-        """Take an extent as `put` does, from an open file that nobody changes and has it at extent `at`;
-        return how often.
-        """
+        """Store extent `at` of the unchanging file `source`, as `put` does; return how many bases took it."""
         taken = 0
         for target, index in self._places.get(digest, ()):
             if (
@@ -133,23 +132,23 @@ class Targets:
 
     @property
     def count(self) -> int:
-        """Extents that have come."""
+        """Count the extents that all bases have."""
         return sum(len(target.partial.have) for target in self.all)
 
     @property
     def total(self) -> int:
-        """Extents that are to come, as far as manifests are known."""
+        """Count the extents of all bases whose manifests are known."""
         return sum(len(target.partial.manifest.extents) for target in self.all if target.partial.manifest)
 
     @property
     def has_shared(self) -> bool:
-        """Tell whether all has come that the session shares."""
+        """Return True if no open base lacks an extent that the session shares."""
         return all(
             not target.part.shared or (target.is_known and not target.shared()) for target in self.open
         )
 
     def close(self) -> None:
-        """Let go of all; what has come stays, to be gone on with."""
+        """End every open base; what came stays, and the next run resumes from it."""
         for target in self.open:
             target.end()
 
@@ -160,7 +159,7 @@ TELL_S = 0.5
 
 
 class Account:
-    """What came from where, told to the front-end as it comes."""
+    """What each source delivered; progress goes to the front-end."""
 
     def __init__(self, target: Targets, tell: Tell) -> None:
         self._target, self._tell, self._told = target, tell, 0.0
@@ -168,27 +167,25 @@ class Account:
         self.troubles: list[str] = []
 
     def came(self, source: str, extents_before: int, packed: int, **more: Any) -> None:
-        """Note that `packed` bytes came from `source`, and that before them `extents_before` extents were
-        there.
-        """
+        """Count `packed` bytes from `source`; `extents_before` is the total of extents before these bytes."""
         here = self._target.count - extents_before
-        # A stream that brought nothing is no source; what is read ahead brings its bytes first.
+        # A stream without data is no source. Reading ahead counts bytes before their extents.
         if packed or here:
             self.count(source, here, packed)
         self.tell(source, **more)
 
     def count(self, source: str, extents: int, size: int) -> None:
-        """Note that extents, in `size` bytes, came from `source`."""
+        """Add to what `source` delivered; `size` in bytes."""
         entry = self.sources.setdefault(source, {"extents": 0, "bytes": 0})
         entry["extents"] += extents
         entry["bytes"] += size
 
     def data(self) -> dict[str, object]:
-        """Return what there is to be said in the end."""
+        """Return the account as the answer to the front-end."""
         return {"sources": self.sources, "troubles": self.troubles}
 
     def tell(self, source: str, *, now: bool = False, **more: object) -> None:
-        """Say how far it is, not more often than the front-end can want to know."""
+        """Report progress to the front-end, at most once in TELL_S seconds unless `now`."""
         if now or time.monotonic() - self._told > TELL_S:
             self._told = time.monotonic()
             self._tell(
@@ -202,8 +199,9 @@ class Account:
 
 
 class Orders:
-    """What the front-end says while a base is received: {"skip": HOST}, {"end": "stream"} and, when nothing
-    more can come in this round, {"end": "round"}.
+    """What the front-end orders during a reception.
+
+    {"skip": HOST} leaves that host, {"end": "stream"} the stream; {"end": "round"} ends the whole round.
     """
 
     def __init__(self, poll: Callable[[], object]) -> None:
@@ -212,7 +210,7 @@ class Orders:
         self.stream_ended = self.ended = False
 
     def skip(self, host: str) -> bool:
-        """Tell whether `host` is to be left; once."""
+        """Return True if the receiver is to leave `host`; each order to skip holds once."""
         self.hear()
         if self.ended:
             return True

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packets by a TCP connection of their own, in clear, where `trusted_network = yes` holds at both ends.
+"""Packets over a TCP connection, unencrypted, where `trusted_network = yes` holds at both ends.
 
-    receiver -> sender   over ssh   the step, with the session's id and key, which nobody else has
+    receiver -> sender   over ssh   the step, with the session's id and its secret key
     sender -> receiver   over ssh   {"event": "listening", "port"}
     receiver -> sender   by TCP     a proof that it has the key
-    sender -> receiver   by TCP     packets, and the end of the stream; what else there is to be said goes
-    over ssh
+    sender -> receiver   by TCP     packets, and the end of the stream; events still go over ssh
 
-So nothing is secret, and all as authentic as otherwise: a packet has the MAC of the session, an extent is
-what the manifest says, the manifest what the generation names. Whoever only listens can send nothing, and of
-those who connect one is taken, once. If nobody comes (a firewall) the packets go over ssh.
+The network sees the content, but cannot change it: each packet carries the session's MAC, the manifest lists
+the hash of each extent, and the generation is the hash of the manifest. An eavesdropper can send nothing. The
+sender accepts one connection, once. If no receiver connects (a firewall), the packets go over ssh.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from ..wire.messages import Part
 from ..wire.session import Session
 
 LISTEN_S = 4.0
-"""For so long the sender waits for its receiver."""
+"""Seconds that the sender waits for its receiver."""
 CONNECT_S = 2.0
 SAYS_S = 1.0
-"""For so long one that has connected may take to say who it is."""
+"""Seconds that a connected peer has to send its proof."""
 PROOF = 32
 
 
 def proof(session: packets.Session) -> bytes:
-    """Return what a receiver sends that has the key."""
+    """Return the bytes by which a receiver proves that it has the session's key."""
     return hmac.digest(session.key, b"receiver of " + session.id, "sha256")
 
 
@@ -43,7 +42,7 @@ def proof(session: packets.Session) -> bytes:
 def offered(
     session: packets.Session, send: Callable[..., None], otherwise: Callable[[Bytes], None]
 ) -> Iterator[Callable[[Bytes], None]]:
-    """Yield what writes to the receiver, who is told by `send` where to come; `otherwise` if it does not."""
+    """Yield the function that writes to the receiver by TCP; `otherwise` if the receiver does not connect."""
     is_dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if is_dual else socket.AF_INET
     with socket.create_server(("", 0), family=family, dualstack_ipv6=is_dual) as server:
@@ -57,7 +56,7 @@ def offered(
 
 
 def _accepted(server: socket.socket, expected: bytes) -> socket.socket | None:
-    """Return the connection of the first who has the proof, None if nobody has in time."""
+    """Return the first connection with the right proof, None after LISTEN_S seconds without one."""
     deadline = time.monotonic() + LISTEN_S
     while (left := deadline - time.monotonic()) > 0:
         server.settimeout(left)
@@ -77,7 +76,7 @@ def _accepted(server: socket.socket, expected: bytes) -> socket.socket | None:
 
 
 class Source:
-    """Where a receiver reads: its session with the peer, and the connection offered there, while open."""
+    """What a receiver reads from: the TCP connection while it is open, else its ssh session with the peer."""
 
     def __init__(self, session: Session, keys: packets.Session) -> None:
         self._session, self._keys = session, keys
@@ -85,7 +84,7 @@ class Source:
         self._connection: socket.socket | None = None
 
     def read_into(self, room: Callable[[], memoryview], within_s: float) -> Part:
-        """As Session.read_into."""
+        """Read as Session.read_into does; connect when the peer says that it listens."""
         if self._connection is None:
             part = self._session.read_into(room, within_s)
             if isinstance(part, dict) and part.get("event") == "listening":
@@ -98,9 +97,9 @@ class Source:
         try:
             count = self._connection.recv_into(place)
         except OSError:
-            count = 0  # reset: so is also who was not let in while the sender listened
+            count = 0  # reset: the sender also resets a connection that it did not accept
         if not count:
-            # How it went comes over ssh, and the packets too, if it came too late.
+            # The answer comes over ssh; so do the packets, if this connection came too late.
             self.close()
             return None
         return place[:count]
@@ -111,7 +110,7 @@ class Source:
         try:
             connection = socket.create_connection((self._session.host, port), CONNECT_S)
         except OSError:
-            return  # then it comes over ssh
+            return  # the sender then uses ssh
         try:
             connection.sendall(proof(self._keys))
             connection.settimeout(None)

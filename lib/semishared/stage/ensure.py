@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Have a base: the one way, for a deploy, an arrival, a resume, a disk that is saved, a base that is mended.
+"""Make a base available on this host: the one way, for deploy, migration, resume, saveas and mending.
 
-A base that is not here comes from other hosts that have it, or else from the store, extent by extent
-(stage/fetch.py). Of a content that nobody has hashed yet the image is read whole, and named by what was
-found. Either way idle bases go first if there is no room (base/room.py). The front-end says from where and
-which, if the plan's action answers; else this host decides.
+The host takes a missing base from other hosts, else from the store, extent by extent (stage/fetch.py). If
+the content has no generation yet, the host reads the whole image and names the base by its hash. It evicts
+idle bases if there is no room (base/room.py). The front-end answers which sources to use and which bases to
+evict; where no front-end answers, the host decides.
 
-And a base that arrives with the one disk that still needs it.
+Also here: a base that travels with the one disk that still needs it.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from ..tools import beneath, extents, files, inspection, locks
 from ..tools.effects import Undo, point
 from ..tools.rate_limit import standing_back
 
-# A base that goes along with the one disk that still needs it: that of a diff which could not be committed.
+# A base that travels with a diff which could not be committed.
 #
-# Nobody may have that content any more: not the store, whose image has changed, nor any host, once the last
-# that had it has let go of it. So the file is put beside the layers, and goes where they go: to the
+# That diff may be the last user of the content: the image in the store has changed, and the last host with
+# the base may have evicted it. So the base's file lies beside the layers and goes where they go: to the
 # front-end, which has no bases, and into `kept`.
 #
-#     disk.N.snap/base     the base's own file under one more name, or a copy of it
+#     disk.N.snap/base     a hard link to the base's file, or a copy of it
 #
-# Where the VM is to run it becomes a base of the host again, if it is what its generation says.
+# The host that runs the VM makes it a base again, after its hash has matched the generation.
 
 
 def put(root: str, vm: int, record: Record) -> bool:
-    """Put the base of a diff beside its layers, if this machine has it; tell whether it is there."""
+    """Link or copy the base of a diff beside its layers, if it is here; return True if a base is there."""
     path, image = _path(record), record.of_image
     lease = cache.named(root, image, image.generation).lease(vm, record.disk)
     beneath.refuse_link(lease)
@@ -53,7 +53,7 @@ def put(root: str, vm: int, record: Record) -> bool:
 
 
 def is_with(record: Record) -> bool:
-    """Tell whether a base goes along with a disk."""
+    """Return True if a base travels with the disk."""
     return os.path.exists(_path(record))
 
 
@@ -62,7 +62,7 @@ def _path(record: Record) -> str:
 
 
 def _linked(source: str, target: str) -> None:
-    """Give a file one more name, or, where that is on another file system, make a copy of it."""
+    """Hard-link a file; copy it if the target is on another file system."""
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:
@@ -70,14 +70,15 @@ def _linked(source: str, target: str) -> None:
 
 
 def drop(record: Record) -> None:
-    """Remove what travels with a disk that needs it no more: it has another base, or a lease here."""
+    """Remove the travelling base of a disk that has another base now, or a lease here."""
     if files.unlink(_path(record)):
         point("carried base removed")
 
 
 def take(root: str, vm: int, record: Record) -> None:
-    """Have the host's own base of a diff, with the disk's lease, from what came with that; nothing if nothing
-    came, or another content.
+    """Publish the base that came with a diff, and lease it for the disk.
+
+    Do nothing if no base came, or if its content is not that of the generation.
     """
     path, image = _path(record), record.of_image
     if not os.path.isfile(path):
@@ -90,7 +91,7 @@ def take(root: str, vm: int, record: Record) -> None:
 
 
 def _published_in_transit(root: str, image: ImageRef, path: str) -> bool:
-    """Publish what came as a base, under its image's lock; tell whether it was what its generation says."""
+    """Publish a travelling base, under its image's lock; return False if its hash is not the generation."""
     staging = base_names.staging(root, image.base_prefix)
     devices.remove(staging)
     devices.stage(root, image.base_prefix, files.allocated(path))
@@ -113,19 +114,17 @@ def _published_in_transit(root: str, image: ImageRef, path: str) -> bool:
 
 
 EVICTIONS = 10
-"""So often a base may be evicted between its arrival and its lease: one that cannot be leased would be made
-for ever.
-"""
+"""How often a base may be evicted between its arrival and its lease, before `ensure` gives up."""
 Disk = Tuple[int, int]
 """VM and number of a disk."""
 
 
 class Leased(NamedTuple):
-    """A base that is here, and what is to be opened of it."""
+    """A base of this host, and the path to open."""
 
     base: cache.Base
     path: str
-    """The lease of the disk that wants the base; else the base's own image, which may go at any time."""
+    """The disk's lease; without a disk the base's own image, which the host may evict at any time."""
 
 
 def ensure(
@@ -139,7 +138,7 @@ def ensure(
 ) -> Leased:
     """Return the base of the image's current generation (or `image.generation`), leased for `disk` if any.
 
-    `ask` asks the front-end. Raise ImageChanged if nobody has that generation (any more), MissingImage,
+    `ask` asks the front-end. Raise ImageChanged if no source has that generation, MissingImage,
     StoreUnavailable, NoSpace.
     """
     for _ in range(EVICTIONS):
@@ -149,7 +148,7 @@ def ensure(
         path = cache.lease(base, *disk)
         if path:
             return Leased(base, path)
-        # It was evicted in between.
+        # Evicted between its arrival and the lease.
     raise ToolFailed(
         f"the base {os.path.basename(base.directory)} came and was gone again {EVICTIONS} times "
         f"on {os.uname().nodename}"
@@ -157,7 +156,7 @@ def ensure(
 
 
 def stage(root: str, image: ImageRef, ask: room.Ask | None) -> dict[str, object]:
-    """Have the base of an image; return its `generation`, and what `NameGeneration` is to make known."""
+    """Ensure the base of an image; return its `generation`, and what `NameGeneration` publishes."""
     content = store.content(image)
     base, _ = ensure(root, image, ask, content=content)
     return {"generation": base.generation, **content.unnamed()}
@@ -195,8 +194,9 @@ def _published(root: str, image: ImageRef, generation: str) -> cache.Base | None
 
 
 def _look(image: ImageRef, content: store.Content) -> tuple[Any, str]:
-    """Return what the store has of the image, and of which generation that is; (None, '') if another host may
-    have what it has not.
+    """Return what the store has of the image, and its generation; ('' if not hashed yet).
+
+    Return (None, '') if the store fails and the generation is known: another host may have the base.
     """
     try:
         seen = content.see()
@@ -210,7 +210,7 @@ def _look(image: ImageRef, content: store.Content) -> tuple[Any, str]:
 def _read_whole(
     root: str, image: ImageRef, content: store.Content, seen: Any, ask: room.Ask | None, want: room.Want
 ) -> cache.Base:
-    """Make the base of a content that nobody has hashed yet, and make known what it is."""
+    """Read an image without a generation as a whole; publish the base, and the generation in the store."""
     from .manifests import check_unchanged
 
     staging = base_names.staging(root, image.base_prefix)
@@ -218,7 +218,7 @@ def _read_whole(
     devices.stage(root, image.base_prefix, content.allocated(seen))
     room.for_base(root, image, content.allocated(seen), ask, want)
     with Undo() as undo, files.enough_space(root):
-        # What a failed copy has written is space that the host lacks.
+        # A failed copy would take space that the host lacks.
         undo.add(lambda: devices.remove(staging))
         os.makedirs(base_names.leases(staging))
         point("staging made")
@@ -235,14 +235,17 @@ def _read_whole(
     content.publish(found, seen)
     base = cache.publish(root, cache.named(root, image, found.generation), image)
     if ask:
-        # From now on others can have it from here.
+        # The front-end may name this host as a source from now on.
         ask(question="has", name=os.path.basename(base.directory))
     return base
 
 
 @contextmanager
 def borrowed(root: str, record: Record | None, disk: Disk, ask: room.Ask | None) -> Iterator[None]:
-    """Make the base of an overlay without a lease, on the front-end, within the block."""
+    """Lease the base of an overlay within the block, where the overlay has no lease (the front-end).
+
+    It forgets the base afterwards, unless the base was there before.
+    """
     if record is None or not record.place.leases:
         yield
         return

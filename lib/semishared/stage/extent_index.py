@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Extents of this host's bases by hash: images made from one another share most of them.
 
-What is here of another base need not be sent: it is copied, or shared where the file system can do that.
+The host copies, or reflinks, an extent that another base already has, instead of receiving it.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
 
 class Held:
-    """Where the extents `wanted` are. `close` when done."""
+    """Finds the extents `wanted` in this host's bases; call `close` when done."""
 
     def __init__(self, root: str, wanted: Iterable[str]) -> None:
         self._root, self._wanted = root, set(wanted)
         self._where: dict[str, tuple[str, int]] = {}
         self._files: dict[str, int] = {}
         self._pairs: dict[str, list[tuple[int, str]] | None] = {}
-        """Index and hash of what is wanted of the base in a directory, None if nobody knows its hashes."""
+        """By directory: index and hash of each wanted extent of the base; None if its manifest is unknown."""
         self._generations: dict[str, str] = {}
         self.coming: set[str] = set()
-        """Those that are not here, but in a base that is being made at this moment."""
+        """Hashes that no base has yet, but that a base in progress is receiving."""
         self.is_beginning = False
-        """A base is being made of which nothing is known yet."""
+        """A base is in progress whose manifest is unknown."""
 
     def __contains__(self, digest: str) -> bool:
         return digest in self._where
 
     def look(self, *, arriving: bool = False) -> None:
-        """Look at the bases that are here by now; with `arriving` also at those that are being made."""
+        """Index the bases that are here now; with `arriving` also those in progress."""
         self.coming, self.is_beginning = set(), False
         for name in names(base_names.bases(self._root)):
             directory = base_names.base(self._root, name)
@@ -50,7 +50,7 @@ class Held:
         for prefix in names(base_names.all_staging(self._root)) if arriving else ():
             directory = base_names.staging(self._root, prefix)
             self._note(directory, partial.generation_in(directory), partial.have(directory))
-        # Who has just begun has a lock, and nothing else yet.
+        # An action that has just begun a base holds the lock, and has written nothing yet.
         for name in names(disk_names.locks(self._root)) if arriving else ():
             image = base_names.locked_image(name)
             if image and locks.is_held(base_names.image_lock(self._root, image)):
@@ -60,10 +60,10 @@ class Held:
         self.coming -= self._where.keys()
 
     def _note(self, directory: str, generation: str, have: set[int] | None) -> None:
-        """Note what is in a base, of one that is being made what it has."""
+        """Index a base; `have` lists the extents of one in progress, None of a published one."""
         pairs = self._pairs.get(directory)
         if pairs is None or self._generations[directory] != generation:
-            # Where one is made another one may have been made before.
+            # The staging directory of an image may have held another generation before.
             self._forget(directory)
             self._pairs[directory] = pairs = self._wanted_in(directory, generation)
             self._generations[directory] = generation
@@ -74,32 +74,32 @@ class Held:
                 self._where[digest] = (directory, index)
 
     def _wanted_in(self, directory: str, generation: str) -> list[tuple[int, str]] | None:
-        """Return what is wanted of a base, once for all the looks that its making takes."""
+        """Return the wanted extents of a base; read its manifest once, not at each look."""
         manifest = manifest_in(directory, generation)
         return manifest and [pair for pair in manifest.extents.items() if pair[1] in self._wanted]
 
     def place(self, digest: str) -> tuple[int, int] | None:
-        """Return the open file that has an extent, and its index there; None if it has gone."""
+        """Return an open file that has the extent, and its index there; None if the base has gone."""
         if digest not in self._where:
-            return None  # the look at another one has shown it
+            return None  # `place` has forgotten its base
         directory, index = self._where[digest]
         if directory not in self._files:
             try:
                 self._files[directory] = os.open(base_names.image(directory), os.O_RDONLY)
             except OSError:
-                # Published or evicted meanwhile, or on a device that has died.
+                # The base was published or evicted meanwhile, or its device has died.
                 self._forget(directory)
                 return None
         return self._files[directory], index
 
     def _forget(self, directory: str) -> None:
-        """Forget what was in a directory that has another content now, or is gone."""
+        """Forget a directory that is gone, or holds another content."""
         self._where = {key: value for key, value in self._where.items() if value[0] != directory}
         if directory in self._files:
             os.close(self._files.pop(directory))
 
     def read(self, digest: str, memory: mmap.mmap) -> memoryview | None:
-        """Return an extent as it is found, in `memory`; None if it has gone, or cannot be read."""
+        """Read an extent into `memory`, unverified; return None if it is gone or unreadable."""
         place = self.place(digest)
         try:
             return extents.read_into(memory, *place) if place else None
@@ -113,9 +113,7 @@ class Held:
 
 
 def manifest_in(directory: str, generation: str) -> extents.Manifest | None:
-    """Return the manifest of the base in `directory`, None if it is not there, cannot be read, or is that of
-    another generation.
-    """
+    """Return the manifest of the base in `directory`; None if unreadable or of another generation."""
     try:
         with open(base_names.manifest(directory), "rb") as file:
             text = file.read()
@@ -125,8 +123,9 @@ def manifest_in(directory: str, generation: str) -> extents.Manifest | None:
 
 
 def reuse(root: str, targets: Targets, came: Callable[[int, int], None]) -> dict[str, list[int]]:
-    """Take what other bases of this host have; `came` is told (extents, bytes). What has rotted there is not
-    taken, but returned: by the directory in which it lies.
+    """Copy missing extents from other bases of this host; call `came` with (extents, bytes).
+
+    Return the extents whose content no longer has its hash, by the directory of their base.
     """
     rotten: dict[str, list[int]] = {}
     held = Held(root, targets.digests((target, target.partial.missing()) for target in targets.all))
@@ -139,7 +138,7 @@ def reuse(root: str, targets: Targets, came: Callable[[int, int], None]) -> dict
             try:
                 content = extents.read_at(*place)
             except OSError:
-                continue  # its device has died
+                continue  # the device has died
             taken = targets.put_from(*place, digest, content)
             if not taken and hashlib.sha256(content).hexdigest() != digest:
                 rotten.setdefault(held._where[digest][0], []).append(place[1])

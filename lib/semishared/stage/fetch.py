@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetch bases, several at once, each under the lock of its image (sources: stage/fetch_from_sources.py).
+"""Fetch several bases at once, each under the lock of its image (sources: stage/fetch_from_sources.py).
 
-A base is in use, and its lock is free, as soon as it is whole: whoever wants the first of many waits for no
-other. One that somebody else on this host is at is waited for when nothing else is left to be done, and by
-who holds no lock; so two that want the same bases cannot wait for each other. What came stays if all sources
-fail: the next run asks for the rest only.
+The host publishes each base, and frees its lock, as soon as that base is complete: a VM that needs the first
+of many bases does not wait for the others. If another action of this host is making a base, the fetch waits
+for it last, and holds no lock meanwhile: two fetches of the same bases cannot deadlock. If all sources fail,
+the extents that came stay, and the next run asks for the rest only.
 """
 
 from __future__ import annotations
@@ -41,21 +41,19 @@ from .bases_in_progress import Account, Orders, Target, Targets, Tell
 from .fetch_from_sources import Filling
 
 OF_NO_USE = (NoSpace, ImageChanged, UnsafeImage, WrongFormat)
-"""After these, what has come of a base is space that the host lacks, or of a content that nobody has any
-more.
-"""
+"""After these errors the host removes a partial base: it lacks the space, or no source has the content."""
 PAUSE_S = 0.1
-"""Between two looks at whether somebody else has become ready."""
+"""Seconds between two looks at whether another action has finished a base."""
 
 Held = Sequence[tuple[Part, "IO[str] | None"]]
-"""Bases whose locks are held: the lock of each, None if it is the caller's."""
+"""Bases whose image locks are held; the lock is None if the caller holds it."""
 
 
 def receive(step: FetchBases, tell: Tell, poll: Callable[[], object]) -> dict[str, object]:
-    """Have the bases; return {"sources", "troubles"}: `sources` is empty if they were here already.
+    """Fetch the bases of a step; return {"sources", "troubles"}: `sources` is empty if all were here already.
 
-    Raise why one cannot be had, when all that can be are here; BaseBusy if somebody else is at it and is not
-    to be waited for.
+    Raise the error of a base that no source delivers, after all others are here. Raise BaseBusy if another
+    action is making one and the step does not `wait`.
     """
     reception, left = _Reception(step, tell, poll), list(step.parts)
     os.makedirs(disk_names.locks(step.root), exist_ok=True)
@@ -77,20 +75,20 @@ def receive(step: FetchBases, tell: Tell, poll: Callable[[], object]) -> dict[st
         ]
         if busy and not step.wait:
             return reception.end(BaseBusy(f"base {busy[0].base_name} is being made on {os.uname().nodename}"))
-        # Who only looks whether somebody has a lock has it for that moment.
+        # `is_held` takes a lock for a moment, so a lock that seemed busy may be free by now.
         waiting_since = waiting_since or time.monotonic()
         reception.wait(waiting_since)
 
 
 def fill(step: FetchBases, tell: Tell, poll: Callable[[], object]) -> dict[str, object]:
-    """Make the bases, whose locks the caller holds, and publish each that is whole; raise why one is not."""
+    """Fetch and publish bases whose locks the caller holds; raise the error of the first that fails."""
     reception = _Reception(step, tell, poll)
     reception.fill([(part, None) for part in step.parts])
     return reception.end()
 
 
 class _Reception:
-    """The bases of one step."""
+    """The bases that one step receives."""
 
     def __init__(self, step: FetchBases, tell: Tell, poll: Callable[[], object]) -> None:
         self.step, self._tell, self._evict = step, tell, step.evict
@@ -102,14 +100,15 @@ class _Reception:
 
     @property
     def is_full(self) -> bool:
-        """Tell whether there is no space for what has not come."""
+        """Return True if the host has no space for the rest."""
         return self._full is not None
 
     def begin(
         self, parts: Sequence[Part], locked: ExitStack
     ) -> tuple[list[Part], list[tuple[Part, IO[str] | None]]]:
-        """Take the locks that are free of those which are not here; return of which they are not, and the
-        others with theirs.
+        """Take the free locks of the bases that are not here.
+
+        Return the bases that other actions are making, and the others with their locks.
         """
         busy: list[Part] = []
         free: list[tuple[Part, IO[str] | None]] = []
@@ -131,7 +130,7 @@ class _Reception:
         return busy, free
 
     def wait(self, since: float) -> None:
-        """Give those who hold the locks some time; raise ToolTimeout if they have had too much of it."""
+        """Sleep while other actions hold the locks; raise ToolTimeout after locks.LIMIT_S seconds."""
         if time.monotonic() - since > locks.LIMIT_S:
             raise ToolTimeout(
                 f"a base is being made on {os.uname().nodename} by another action for over "
@@ -143,7 +142,7 @@ class _Reception:
         time.sleep(PAUSE_S)
 
     def fill(self, held: Held) -> None:
-        """Have these bases, as far as they can be had."""
+        """Receive these bases, as far as sources deliver them."""
         with standing_back():
             self._fill(held)
 
@@ -168,11 +167,11 @@ class _Reception:
             self._targets.close()
 
     def end(self, busy: SemisharedError | None = None) -> dict[str, object]:
-        """Return what there is to be said; raise why not all are here, `busy` if that is all."""
+        """Return the account; raise the error of a base that is missing, else `busy`."""
         lacking = [target for target in self._targets.all if not target.is_published]
         error: SemisharedError | None = next((target.error for target in lacking if target.error), None)
         if self._full and not error and not all(map(self._is_here, self.step.parts)):
-            error = self._full  # what there was no space to begin with is no target
+            error = self._full  # a base that had no space to begin with is no target
         if lacking and not error:
             error = self._filling.error or HostUnreachable("nobody has the base")
         error = error or busy
@@ -188,7 +187,7 @@ class _Reception:
         self._tell(event="base", name=part.image.base_name)
 
     def _settle(self, target: Target) -> None:
-        """Publish a base that is whole, and let others have it."""
+        """Publish a complete base and free its lock."""
         root, image = self.step.root, target.part.image
         try:
             with files.enough_space(root):
@@ -205,7 +204,7 @@ class _Reception:
             self._give_up(target)
 
     def _give_up(self, target: Target) -> None:
-        """Let go of a base, and of what has come of it if nobody can go on with that."""
+        """End a base; remove what came of it if no later run can use that (OF_NO_USE)."""
         if target.is_over:
             return
         target.partial.close()
@@ -223,16 +222,16 @@ def fetch(
     ask: room.Ask | None,
     want: room.Want,
 ) -> None:
-    """Make a base of a known generation in staging, under its lock, from named sources, else the store.
+    """Fetch a base of a known generation; the caller holds its lock. Sources: as the front-end answers.
 
-    `seen` and `current` are what the store has, None and '' if nothing.
+    `seen` and `current` are the image and its generation in the store, None and '' if it is out of reach.
     """
     needed = (
         manifests.needed(content, seen, content.expected(current) if current == image.generation else None)
         if seen
         else 0
     )
-    # What a killed action has left is gone on with, or removed.
+    # A killed action's partial base: `fill` resumes it, or removes another generation's.
     offline.abandon(base_names.staging(root, image.base_prefix))
     needed = max(0, needed - files.allocated(base_names.image(base_names.staging(root, image.base_prefix))))
     devices.stage(root, image.base_prefix, needed, devices.device_of(base_names.base(root, image.base_name)))

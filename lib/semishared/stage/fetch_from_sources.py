@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where missing extents come from: other bases here, a session's stream, its hosts, holders, the store.
+"""Sources of missing extents: other bases here, a session's stream, its hosts, holders, the store.
 
-Each is asked for what is missing. What came stays if a source fails: the next one is asked for the rest only.
+The receiver asks each source for the missing extents only. What came stays if a source fails.
 """
 
 from __future__ import annotations
@@ -34,15 +34,13 @@ from .bases_in_progress import Account, Orders, Target, Targets
 from .manifests import check_unchanged
 
 ROUNDS = 2
-"""How often peers are asked before the store is (or nobody is left)."""
+"""How often the receiver asks peers before it asks the store, or gives up."""
 MANY = 32768
-"""Extents that a peer is asked for by their hashes at once: a message has a longest line
-(wire/messages.py).
-"""
+"""Hashes in one request to a peer: wire/messages.py limits the length of a line."""
 
 
 class Filling:
-    """Fills what is open of `targets` as `step` says."""
+    """Fetches the missing extents of `targets` from the sources that `step` names."""
 
     def __init__(
         self, step: FetchBases, targets: Targets, account: Account, orders: Orders, config: Config
@@ -55,25 +53,25 @@ class Filling:
             config,
         )
         self.error: SemisharedError | None = None
-        """What went wrong last."""
+        """The last error of any source."""
         self._gone: set[str] = set()
-        """Hosts that were not reached."""
+        """Unreachable hosts."""
         self._slow: set[str] = set()
-        """Hosts that were left for faster ones."""
+        """Hosts that the receiver left for faster ones."""
         self._is_dear: Callable[[], bool] = lambda: False
-        """Tells whether another source than the one that is asked now would be quicker."""
+        """Returns True if another source would be quicker than the present one."""
 
     def run(self, give_up: Callable[[Target], None]) -> None:
-        """Fetch what is missing; raise NoSpace. `give_up`: called for what the store cannot give, and why."""
+        """Fetch what is missing; raise NoSpace. Call `give_up` for each base that no source delivers."""
         step, targets, self._gone = self.step, self.targets, set()
         self._try("here", self._reuse)
         if step.stream:
             self._try("stream", self._stream)
-            # It is over, whether it has come or not.
+            # The stream is sent once, so a later round must not wait for it.
             self.step = step = step._replace(stream=())
         for target in targets.open:
             if target.part.first and not target.part.holders:
-                # Before what else there is: the other hosts wait for this one to have it.
+                # The store comes first: the other hosts wait for this host's part.
                 self._try("store", lambda target=target: self._store(target, is_first=True))  # type: ignore[misc]
         self._ask(step.sources, lambda: not targets.has_shared, self._shared)
         for target in targets.open:
@@ -82,7 +80,7 @@ class Filling:
                 give_up(target)
 
     def _own(self, target: Target) -> None:
-        """Fetch what the session does not share of a base, which is in use before the next one begins."""
+        """Fetch the extents of one base that the session does not share; publish it before the next one."""
         if self.step.from_store == "quicker" and target.part.holders and target.is_known:
             self._quickest(target)
         self._ask(
@@ -97,8 +95,9 @@ class Filling:
             target.error = target.error or error
 
     def _quickest(self, target: Target) -> None:
-        """Have of a base what its holders or the store give, whoever is quicker; who fails, or has not all,
-        is not asked so again.
+        """Fetch one base from its holders or the store, always from the quicker one.
+
+        A source that fails, or lacks an extent, is not asked again.
         """
         choice = source_speed.Choice(
             self.step.root, [*target.part.holders, _store_of(target)], target.partial
@@ -107,7 +106,7 @@ class Filling:
             self._priced(target, choice)
 
     def _priced(self, target: Target, choice: source_speed.Choice) -> SemisharedError | None:
-        """Ask whom `choice` says, and note how fast that was."""
+        """Ask the source that `choice` picks, and note its speed."""
         name, error = choice.begin(), None
         self._is_dear = choice.is_dear
         try:
@@ -123,9 +122,7 @@ class Filling:
         return error
 
     def _beside(self, target: Target, choice: source_speed.Choice) -> SemisharedError | None:
-        """Read the store, and take from who is tried meanwhile: to find out what it costs, costs nothing
-        then.
-        """
+        """Read the store and, at the same time, some extents from the untried peer, to measure that peer."""
         host, had = choice.tried, [self.targets.count]
         looked, was_unseen = time.monotonic(), False
 
@@ -134,7 +131,7 @@ class Filling:
             self.account.came(host, had[0], packed)
 
         def look() -> bool:
-            """Take what is here by now."""
+            """Store what the peer has sent by now; return True if the store is to be left."""
             nonlocal looked, was_unseen
             before, looked = looked, time.monotonic()
             was_unseen = was_unseen or looked - before > peers.STALL_S
@@ -152,8 +149,8 @@ class Filling:
                 raise
             except SemisharedError as e:
                 self._failed(host, e)
-                # Who cannot send since the store stands still gives up after a while (stage/peers.py): that
-                # is the store's fault.
+                # A peer gives up if its receiver takes nothing for long (stage/peers.py). If the
+                # store stood still meanwhile, the peer is not to blame.
                 choice.drop(has_failed=not was_unseen)
             return choice.is_dear()
 
@@ -168,13 +165,13 @@ class Filling:
             for host in left:
                 if is_lacking() and not self.orders.ended:
                     failures[host] = self._try(host, lambda host=host: work(host))  # type: ignore[misc]
-            # To find that out again for each of many bases would take as long as they do.
+            # To ask an unreachable host again for each of many bases costs a time limit each time.
             self._gone |= {
                 host
                 for host, error in failures.items()
                 if isinstance(error, HostUnreachable) and host not in self._slow
             }
-            # Who has no more to give has not by asking again, only by the time that it takes.
+            # A source without the extents, or too slow, does not improve in the next round.
             left = [host for host in left if not isinstance(failures.get(host), (MissingImage, ToolTimeout))]
             if all(
                 isinstance(error, (HostUnreachable, MissingImage, ToolTimeout)) for error in failures.values()
@@ -219,7 +216,7 @@ class Filling:
         multicast.receive(self.step, self.targets, self.account, self.orders)
 
     def _shared(self, host: str) -> None:
-        """Take what the session shares from one of its hosts."""
+        """Take the session's shared extents from a host; raise TransferCorrupt if some do not come."""
         for target in self.targets.open:
             if target.part.shared and not target.is_known:
                 self._peer(host, target)
@@ -273,8 +270,9 @@ class Filling:
         return is_left
 
     def _store(self, target: Target, *, is_first: bool = False, but: Sequence[int] = ()) -> None:
-        """Take what is lacking from the store, `but` what comes from elsewhere; `is_first`: what others of
-        the session wait for, if it can be told from the rest.
+        """Read the missing extents from the store, without the indices `but`.
+
+        `is_first`: read only the part that the session's other hosts wait for; nothing without a manifest.
         """
         image, partial = target.part.image, target.partial
         content = store.content(image)
@@ -285,8 +283,8 @@ class Filling:
                 f"{image.source} does not have the content of generation {image.generation} any more"
             )
         if not target.is_known or not current:
-            # A content that nobody has hashed may be that one all the same: a session may have changed
-            # nothing.
+            # An image without a known generation may still have that content: a session may have
+            # changed nothing.
             expected = content.expected(image.generation) if current else None
             if expected is None:
                 if not is_first:
@@ -324,17 +322,17 @@ class Filling:
                 return
 
     def _store_without_manifest(self, target: Target, content: store.Content, seen: object) -> None:
-        """Copy the image whole: that its hash is its generation shows only at the end."""
+        """Copy the whole image; only the hash at the end shows whether it is the generation."""
         image, path = target.part.image, base_names.image(target.partial.directory)
         if not target.is_known:
             files.unlink(path)
-        # Else it is open: what comes for another base may belong into it as well.
+        # Known: the file stays open. Extents of another base may belong to it as well.
         staged = files.staged_name(path)
         try:
             found = content.copy(seen, staged, image.format)
             if found.generation != image.generation or content.see() != seen:
                 raise ImageChanged(f"{image.source} does not have the content of its generation")
-            # Also one that has its name: the store may have lost the manifest of that.
+            # Also an image whose generation the store knows: its manifest may be lost.
             content.publish(found, seen)
             os.rename(staged, path)
         except BaseException:
@@ -346,5 +344,5 @@ class Filling:
 
 
 def _store_of(target: Target) -> str:
-    """Return what the store of a base is called among sources."""
+    """Return the name of the base's store among the sources."""
     return sharing.STORE + str(target.part.image.store)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where manifests and extents come from: this host's bases, or the store.
 
-And what a host says of an image's base before a session is planned.
+And what a host reports of an image's base before the front-end plans a session.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def manifest(root: str, image: ImageRef) -> extents.Manifest | None:
         if found:
             return found
     try:
-        # It is named by its hash: that of no other content can be taken for it.
+        # The manifest's hash is the generation: no other content's manifest can pass for it.
         found = store.content(image).expected(image.generation)
     except SemisharedError:
         return None
@@ -72,18 +72,18 @@ def shared(step: StreamBases) -> Iterator[tuple[bytes, list[packets.Extent]]]:
 
 
 def _of_store(left: list[str], where: dict[str, tuple[ImageRef, int]]) -> Iterator[packets.Extent]:
-    """Yield extents that the sender of a stream neither has nor wants: others of the session lack them."""
+    """Read from the store the extents that only other hosts of the session lack."""
     for image in dict.fromkeys(where[digest][0] for digest in left):
         wanted = {where[digest][1]: digest for digest in left if where[digest][0] == image}
         for index, content in store.content(image).read(sorted(wanted)):
             yield packets.Extent(index, wanted[index], content)
 
 
-# What a host says of an image's base before a session is planned, and whether the image is unchanged.
+# What a host reports of an image's base before a session, and whether the image is unchanged.
 
 
 def describe(step: DescribeBase) -> dict[str, object]:
-    """Return what the front-end plans a session with."""
+    """Return what the front-end plans a session with; an unreachable store is reported as `trouble`."""
     image = step.image
     content = store.content(image)
     seen, current, expected, trouble = None, "", None, ""
@@ -123,8 +123,9 @@ def describe(step: DescribeBase) -> dict[str, object]:
 
 
 def _lacks(root: str, image: ImageRef, found: extents.Manifest | None) -> Ranges | None:
-    """Return the extents of a base that have to come: neither begun here, nor in another base; None if its
-    manifest is not known.
+    """Return the extents that the host must receive: neither in its partial base nor in another base.
+
+    Return None if the manifest is unknown.
     """
     if found is None:
         return None
@@ -137,9 +138,7 @@ def _lacks(root: str, image: ImageRef, found: extents.Manifest | None) -> Ranges
 
 
 def place(root: str, part: Part) -> None:
-    """Have a base that is to be made, under its lock, on the device whose room was judged, if there is a pool
-    and that has it still.
-    """
+    """Stage a base, under its lock, on the device whose room the front-end judged; no-op without a pool."""
     if not part.device:
         return
     image = part.image
@@ -153,16 +152,16 @@ def place(root: str, part: Part) -> None:
 
 
 def needed(content: store.Content, seen: object, expected: extents.Manifest | None) -> int:
-    """Return about how many bytes the base will take: extents are not full where blocks of zeros are."""
+    """Estimate the bytes of the base; extents occupy less where they contain blocks of zeros."""
     found = content.allocated(seen)
     return min(found, len(expected.extents) * extents.EXTENT) if expected else found
 
 
 def check_unchanged(image: ImageRef, content: store.Content, seen: Any) -> None:
-    """Raise ImageChanged if an image has changed since it was copied, saying how."""
+    """Raise ImageChanged if an image has changed since `seen`, saying how."""
     now = content.see()
     if now != seen:
-        # One under its name that was another file: who put it there need not have written to any image.
+        # A file renamed over the image has another inode; the image itself was then never written to.
         is_new = getattr(now, "inode", None) != getattr(seen, "inode", None)
         raise ImageChanged(
             f"{image.source} was {'replaced by another file' if is_new else 'written to'} while it was copied"

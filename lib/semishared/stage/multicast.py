@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One stream of packets to many hosts at once: udp-sender and udp-receiver of udpcast.
 
-What is known of them (measured; docs/explanation/staging.md) and what is done about that here:
+What was measured of them (docs/explanation/staging.md), and what this module does about it:
 
-    their exit codes say nothing about receivers     packets are counted at the receivers
+    their exit codes say nothing about receivers     each receiver counts its packets
     a port that is used twice delivers foreign data  every packet has the session's id and MAC
                                                      (wire/packets.py)
     a dead receiver stalls all                       --retries-until-drop, and a slow receiver leaves
@@ -39,11 +39,11 @@ from .bases_in_progress import Account, Orders, Targets
 
 TICK_S = 0.03
 LATE_S = 0.06
-"""A tick that took longer says more about how busy this host's processors are than about its network."""
+"""A longer tick measures how busy the host's processors are, not its network; it is ignored."""
 WINDOW = 50
-"""Ticks that are looked at: 1.5 s."""
+"""Ticks that count: the last 1.5 s."""
 LEAST = 64 << 10
-"""Bytes in the window below which nothing is said: that may be anybody's chatter."""
+"""Bytes in the window below which there is no speed: other multicast traffic may account for them."""
 NETSTAT = "/proc/net/netstat"
 MOST = 32 << 10
 
@@ -57,11 +57,11 @@ def octets(text: bytes) -> int:
 
 
 class Arrival:
-    """Watches, within a `with` block, what comes.
+    """Measures, within a `with` block, the speed at which multicast data arrives.
 
-    udp-sender gives a slice of packets to all, and waits until all have it. So on average the same comes to
-    every host, at the pace of the slowest: a fast one has each slice at once and then waits, a slow one
-    receives all the time. The speed within the bursts tells them apart.
+    udp-sender sends a slice of packets and waits until every receiver has it. So on average all hosts receive
+    at the pace of the slowest. A fast host receives each slice in a burst and then waits; a slow one receives
+    all the time. Only the speed within bursts tells them apart.
     """
 
     def __init__(self) -> None:
@@ -96,39 +96,35 @@ class Arrival:
             self._ticks.append((count, seconds))
 
     def speed(self) -> int:
-        """Return bytes per second, as the average byte of the last seconds came; 0 if too little is known."""
+        """Return bytes per second, weighted by bytes so that pauses do not count; 0 below LEAST bytes."""
         ticks = list(self._ticks)
         total = sum(count for count, _ in ticks)
         return int(sum(count * count / seconds for count, seconds in ticks) / total) if total >= LEAST else 0
 
 
 START_S = 20
-"""Until the first packet: seconds that a receiver waits for the sender, and the sender for receivers."""
+"""Seconds until the first packet that receiver and sender wait for each other."""
 SILENT_S = 15
 """Seconds without data after which a receiver goes on without the stream."""
 MAX_WAIT_S = 3
 """Seconds that the sender waits for receivers which do not show up, from the first that does."""
 HELLO_MS = 200
-"""Milliseconds between two looks at whether all receivers are there: two seconds, if nothing is said."""
+"""Milliseconds between two of the sender's looks for receivers; udp-sender's default is two seconds."""
 SLICE, SMALL_SLICE = 512, 128
-"""Packets that are sent before all must have them; with `--full-duplex` one slice goes while the one before
-it is acknowledged.
-"""
+"""Packets that all receivers must acknowledge; `--full-duplex` sends the next slice meanwhile."""
 RETRIES = 11
-"""How often a receiver that does not answer is asked before the others go on without it: 10 were one second,
-12 three.
-"""
+"""How often udp-sender asks a silent receiver before it drops it: 10 took one second, 12 three."""
 LEAVE_S = 1.0
-"""For so long a receiver may say good-bye: on SIGINT it does, and then the others do not wait for it."""
+"""Seconds that a receiver has to sign off: on SIGINT it does, and the others do not wait for it."""
 STALLED_S = 20
-"""Seconds in which udp-sender takes nothing after which it is given up."""
+"""Seconds without reading its input after which udp-sender is given up."""
 RECEIVE_BUFFER = 4 << 20
 QUEUE = 12
-"""Packets between the network and this host's disk. Who falls behind by more leaves the stream."""
+"""Packets between the network and this host's disk. A receiver leaves the stream when they overflow."""
 
 
 def device(host: str) -> str:
-    """Return the network device that leads to `host`; raise HostUnreachable."""
+    """Return the network interface that leads to `host`; raise HostUnreachable."""
     try:
         address = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_DGRAM)[0][4][0]
     except OSError as e:
@@ -141,10 +137,10 @@ def device(host: str) -> str:
 
 
 def slice_size() -> int:
-    """Return the packets of a slice: a receiver has to hold one while it is busy.
+    """Return the packets of a slice: a busy receiver's socket buffer has to hold a whole one.
 
-    Linux gives a socket what is asked for up to net.core.rmem_max (socket(7)). This host's stands for that of
-    the others; with its default, 208 KiB, a third of large slices was sent again.
+    Linux limits a socket's buffer to net.core.rmem_max (socket(7)). The sender takes its own limit for that
+    of its receivers. With the default, 208 KiB, a third of large slices was sent again.
     """
     try:
         with open("/proc/sys/net/core/rmem_max", encoding="ascii") as file:
@@ -154,7 +150,7 @@ def slice_size() -> int:
 
 
 def send(step: StreamBases, poll: Callable[[], object]) -> dict[str, object]:
-    """Send what is shared to the session's receivers; return codec, bytes plain and packed, and resent."""
+    """Multicast the shared extents; return codec, plain and packed bytes, and the share that was resent."""
     stand_back()
     argv = [
         "udp-sender",
@@ -225,7 +221,7 @@ def _check(poll: Callable[[], object]) -> None:
 
 
 def _wait(program: Program, poll: Callable[[], object]) -> None:
-    """Wait for the last acknowledgements, as long as they come."""
+    """Wait until udp-sender ends; raise ToolTimeout if it reports no progress for STALLED_S seconds."""
     seen, since = "", time.monotonic()
     while program.wait(0.5) is None:
         progress.touch()
@@ -238,14 +234,14 @@ def _wait(program: Program, poll: Callable[[], object]) -> None:
 
 
 def _statistics(said: str) -> dict[str, object]:
-    """Return how much udp-sender had to send again, in percent of its packets."""
+    """Return the percentage of packets that udp-sender sent again, and how many receivers it dropped."""
     found = re.findall(r"re-xmits=\d+ \( *([0-9.]+)%\)", said)
     dropped = sorted(set(re.findall(r"[Dd]ropp(?:ing|ed) client #(\d+)", said)))
     return {"resent_percent": float(found[-1]) if found else 0.0, "dropped": len(dropped)}
 
 
 def receive(step: FetchBases, target: Targets, account: Account, orders: Orders) -> None:
-    """Take the session's stream for as long as it is whole; raise what ended it otherwise."""
+    """Receive the session's stream; raise StreamFailed if this host leaves it or it is incomplete."""
     portbase, sender = step.stream
     argv = [
         "udp-receiver",
@@ -282,7 +278,7 @@ def _take(
     account: Account,
     orders: Orders,
 ) -> None:
-    """Take what comes until the stream ends; raise why it is left."""
+    """Store the packets of the stream until it ends; raise StreamFailed if this host leaves it."""
     coming = _Packets(program, opener)
     had, came = target.count, 0
     while True:
@@ -292,14 +288,14 @@ def _take(
             raise StreamFailed("left the stream: this host, or the stream, is too slow")
         if packet:
             peers.take(target, opener, packet)
-        # Also of a packet that is still coming: at a low rate that takes a while.
+        # Also bytes of an incomplete packet: at a low rate one takes a while.
         more, came = coming.came - came, coming.came
         progress.count("received", more)
         account.came("stream", had, more, speed=arrival.speed())
         had = target.count
         if coming.over():
             return
-        # Its own limits would cost udp-receiver a further system call for each packet.
+        # udp-receiver's own timeouts would cost it one more system call for each packet.
         limit = SILENT_S if came else START_S
         if time.monotonic() - coming.heard > limit:
             raise StreamFailed(f"nothing of the stream came for {limit} s")
@@ -311,7 +307,7 @@ class _Packets:
     def __init__(self, program: Program, opener: packets.Opener) -> None:
         self._program, self._opener = program, opener
         self.came, self.heard = 0, time.monotonic()
-        """Bytes so far, and when the last of them came."""
+        """Bytes so far, and when the last arrived (time.monotonic())."""
         self._error: SemisharedError | None = None
         self._has_ended = False
         self._queue: queue.Queue[packets.Packet | None] = queue.Queue(QUEUE)
@@ -341,14 +337,14 @@ class _Packets:
                 self._queue.put(None)
 
     def next(self, within_s: float) -> packets.Packet | None:
-        """Return the next packet, None if none came in that time or no more will."""
+        """Return the next packet; None if none came within `within_s` seconds, or the stream is over."""
         try:
             return self._queue.get(timeout=within_s)
         except queue.Empty:
             return None
 
     def over(self) -> bool:
-        """Tell whether all that came was taken; raise what was wrong with what came after it."""
+        """Return True if every packet was taken and no more will come; raise the reader's error, if any."""
         if not self._has_ended or not self._queue.empty():
             return False
         if self._error:

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A base on its way, extent by extent, in whatever order and from wherever they come.
+"""A partial base: extents arrive in any order, from any source.
 
-    staging/<store>-<image>/generation    which one it is to become
-                           /manifest      its hashes: what an extent must be to be taken
-                           /image         sparse, of its full size; what has not come is a hole, or was not
-                           what it should be
-                           /have          a line per extent that is in image: what others may be served
-                           (stage/peers.py)
-                           /unverified    the same of what a killed run has left, while it is read again
+    staging/<store>-<image>/generation    the generation that it is to become
+                           /manifest      the hash of each extent; an extent without its hash is refused
+                           /image         sparse, of full size; a missing extent is a hole or has wrong
+                                          content
+                           /have          a line per verified extent: what the host serves to others
+                                          (stage/peers.py)
+                           /unverified    the list of a killed run, until its extents are hashed again
 
-It is made under the lock of the image's bases. One that was left by a killed action is gone on with, after
-what it has was read and hashed again, all of it if it was finished and not published; one of another
-generation is removed.
+A partial base is changed under the lock of its image. The next action resumes one that a killed action left,
+after it has read and hashed the extents again; also one that was complete and only not published. It removes
+one of another generation.
 """
 
 from __future__ import annotations
@@ -33,11 +33,9 @@ from ..tools import extents, files, progress
 from ..tools.effects import point
 
 AT_ONCE = 1 << 20
-"""Bytes of one write past the page cache: for so much a guest's own write may have to wait. With a quarter of
-it the device rests.
-"""
+"""Bytes of one write past the page cache, for which a guest's write may wait; a quarter idles the device."""
 FICLONERANGE = 0x4020940D
-"""Of <linux/fs.h>; Python has no name for it."""
+"""From <linux/fs.h>; Python does not define it."""
 
 
 def directory_of(root: str, name: str) -> str:
@@ -46,7 +44,7 @@ def directory_of(root: str, name: str) -> str:
 
 
 def generation_in(directory: str) -> str:
-    """Return what generation is being made in `directory`, '' if none."""
+    """Return the generation that is being made in `directory`, '' if none."""
     try:
         with open(base_names.generation(directory), encoding="ascii") as file:
             return file.read(100).strip()
@@ -55,9 +53,7 @@ def generation_in(directory: str) -> str:
 
 
 def _is_finished(directory: str, generation: str) -> bool:
-    """Tell whether all of that generation is in `directory`, made for nobody else: only its publication was
-    killed.
-    """
+    """Return True if `directory` has that whole generation: only its publication was killed."""
     try:
         with open(base_names.manifest(directory), "rb") as file:
             is_it = extents.generation_of(file.read()) == generation
@@ -67,11 +63,10 @@ def _is_finished(directory: str, generation: str) -> bool:
 
 
 class _Beside:
-    """Has something done, within a `with` block, by a thread of its own; raises at the end of the block what
-    that has raised.
+    """Runs a function in a thread, beside the `with` block; raises its error at the end of the block.
 
-    Python waits for a device, or hashes, without its lock. A thread begins in the class of I/O that who
-    started it is in (ioprio_set(2)).
+    Python releases its global lock while it hashes or waits for a device. Linux starts a thread with its
+    parent's I/O priority (ioprio_set(2)).
     """
 
     def __init__(self, work: Callable[[], None]) -> None:
@@ -95,7 +90,7 @@ class _Beside:
 
 
 class Partial:
-    """A base that is being made; use under its lock. `close` when done."""
+    """A base in progress; use it under its image's lock, and `close` it."""
 
     def __init__(self, root: str, image: ImageRef) -> None:
         self.directory = base_names.staging(root, image.base_prefix)
@@ -110,7 +105,7 @@ class Partial:
         self._flushed: list[int] = []
         offline.abandon(self.directory)
         if _is_finished(self.directory, image.generation):
-            # In this order: killed in between it still is what it was, and afterwards it has what it had.
+            # In this order: a kill in between leaves a finished base, a kill afterwards a resumable one.
             with open(self._manifest, "rb") as file:
                 self._write_unverified(set(extents.parse(file.read()).extents))
             files.write(base_names.generation(self.directory), image.generation.encode())
@@ -130,7 +125,7 @@ class Partial:
             pass
 
     def begin(self, text: bytes) -> None:
-        """Take the manifest, and known extents of it; raise TransferCorrupt if it is another generation's."""
+        """Take the manifest; verify an earlier run's extents. Raise TransferCorrupt if it is foreign."""
         if self.manifest is not None:
             return
         if extents.generation_of(text) != self.generation:
@@ -147,7 +142,7 @@ class Partial:
         listed = have(self.directory) | _listed(base_names.unverified(self.directory))
         self._is_resumed = bool(listed) or os.stat(self._fd).st_blocks > 0
         if listed:
-            # Not to be lost by another kill, nor served before it was read again.
+            # Another kill must not lose the list; peers get only extents that were verified again.
             self._write_unverified(listed)
         self._journal = os.open(
             base_names.have(self.directory), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600
@@ -166,7 +161,7 @@ class Partial:
             return False
 
     def _is_there(self, index: int) -> bool:
-        """Tell whether a noted extent is what the manifest says, and readable."""
+        """Return True if a listed extent is readable and has its hash."""
         assert self.manifest is not None
         progress.touch()
         try:
@@ -181,7 +176,7 @@ class Partial:
         )
 
     def adopt(self, manifest: extents.Manifest) -> None:
-        """Take the file `image`, which was made whole and verified meanwhile."""
+        """Take the file `image`, which another function has replaced by a whole, verified copy."""
         files.write(self._manifest, manifest.text(), 0o440)
         self.close()
         self._fd = os.open(self._image, os.O_RDWR)
@@ -192,7 +187,7 @@ class Partial:
         self.have.add(index)
 
     def put(self, index: int, content: bytes | memoryview, digest: str = "") -> bool:
-        """Take an extent if it is what the manifest says; tell whether it is (also if already there)."""
+        """Store an extent; return False if it does not have its hash, True also if it was there."""
         if self.manifest is None:
             raise TransferCorrupt("extents before their manifest")
         expected = self.manifest.extents.get(index)
@@ -207,7 +202,7 @@ class Partial:
         if is_it:
             self._take(index)
         else:
-            # Something else is there now: no zeros of what comes in its place may be left out.
+            # Wrong data is there now: what replaces it must be written with its zeros.
             self._is_resumed = True
         return is_it
 
@@ -219,10 +214,9 @@ class Partial:
             self._flush()
 
     def put_from(self, source: int, at: int, index: int, content: bytes) -> bool:
-        """Take an extent as `put` does, from the open file `source`, which stays unchanged, at extent `at`.
+        """Store extent `at` of the open, unchanging file `source`, as `put` does.
 
-        Where the file system can do that both files share its blocks then (ioctl_ficlonerange(2)): nothing is
-        written.
+        A file system with reflinks shares the blocks (ioctl_ficlonerange(2)): nothing is written.
         """
         assert self.manifest is not None
         if index in self.have or hashlib.sha256(content).hexdigest() != self.manifest.extents.get(index):
@@ -236,12 +230,11 @@ class Partial:
         return True
 
     def _write(self, index: int, content: memoryview) -> None:
-        """Write an extent past the page cache, or through it where that cannot be.
+        """Write an extent with O_DIRECT, or through the page cache where the file system refuses that.
 
-        What goes past it is written when this process is due by its class of I/O, and takes nothing from the
-        guests' caches.
+        Direct writes obey this process's I/O priority and do not push the guests' data out of the page cache.
         """
-        # Where there may be anything, zeros are data too.
+        # A resumed file may have old data anywhere, so zeros are written too.
         parts = [(0, content)] if self._is_resumed else extents.blocks(content)
         for at, data in parts:
             offset = index * extents.EXTENT + at
@@ -249,9 +242,7 @@ class Partial:
                 extents.pwrite(self._fd, data, offset)
 
     def _passes(self, data: memoryview, offset: int) -> bool:
-        """Write past the page cache; tell whether memory, length and file system are such that it can be
-        (open(2): O_DIRECT).
-        """
+        """Write with O_DIRECT; return False if memory, length or file system do not allow it (open(2))."""
         try:
             for start in range(0, len(data), AT_ONCE):
                 extents.pwrite(self._direct, data[start : start + AT_ONCE], offset + start)
@@ -262,7 +253,7 @@ class Partial:
         return True
 
     def _aligned(self, data: memoryview) -> memoryview:
-        """Return the same in memory that begins at a page: librbd's, for one, does not."""
+        """Return the data in page-aligned memory: librbd's, for one, is not aligned."""
         self._memory = self._memory or mmap.mmap(-1, extents.EXTENT)
         view = memoryview(self._memory)[: len(data)]
         view[:] = data
@@ -270,22 +261,22 @@ class Partial:
 
     def _flush(self) -> None:
         os.fdatasync(self._fd)
-        # Those before: the last ones are what the next host in a chain is about to ask for.
+        # Not the last ones: the next host in a chain is about to ask for them.
         for index in self._flushed:
             os.posix_fadvise(self._fd, index * extents.EXTENT, extents.EXTENT, os.POSIX_FADV_DONTNEED)
         self._flushed, self._unflushed = self._unflushed, []
 
     def missing(self) -> list[int]:
-        """Return the extents that have not come, in order."""
+        """Return the missing extents in order, none while the manifest is unknown."""
         return sorted(self.manifest.extents.keys() - self.have) if self.manifest else []
 
     @property
     def is_complete(self) -> bool:
-        """Tell whether all is there."""
+        """Return True if every extent is there."""
         return self.manifest is not None and len(self.have) == len(self.manifest.extents)
 
     def finish(self) -> None:
-        """Make all of it durable, ready to be published."""
+        """Flush all of it to the device, ready to be published."""
         os.fsync(self._fd)
         self.close()
         os.chmod(self._image, 0o440)
@@ -296,7 +287,7 @@ class Partial:
         point("partial finished")
 
     def close(self) -> None:
-        """Close its files; it stays, to be gone on with."""
+        """Close its files; the next run resumes from what they hold."""
         for fd in (self._fd, self._direct, self._journal):
             if fd >= 0:
                 os.close(fd)
@@ -304,12 +295,12 @@ class Partial:
 
 
 def have(directory: str) -> set[int]:
-    """Return the extents that the journal in `directory` names: what others may be served."""
+    """Return the verified extents of a partial base: those that the host may serve."""
     return _listed(base_names.have(directory))
 
 
 def _listed(path: str) -> set[int]:
-    """Return the extents that a journal names; a line that is not whole names none."""
+    """Return the extents that a journal lists; an incomplete last line does not count."""
     try:
         with open(path, encoding="ascii", errors="replace") as file:
             lines = file.read().split("\n")[:-1]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Extents from host to host, over ssh or beside it (stage/clear_tcp.py): serve what is here, fetch the rest.
 
-A host serves a base while it still arrives. Any host serves every peer that comes in as the drivers' user;
-OpenNebula's hosts reach one another as oneadmin for moves and live migration already. A peer can ask for a
-base by its name, and changes nothing. What came is taken only if it is what the manifest says, and a manifest
-only if the generation is its hash.
+A host serves a base while it is still receiving it. It serves every peer that logs in as the drivers' user;
+OpenNebula's hosts already log in to one another as oneadmin for migration. A peer can read a base by its
+name, and change nothing. The receiver refuses an extent that the manifest does not list, and a manifest whose
+hash is not the generation.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from .extent_index import Held, manifest_in
 from .partial import Partial
 
 AHEAD = 2
-"""Packets that are here and not yet looked at, beside the one that comes."""
+"""Complete packets that wait to be stored, beside the one that is coming."""
 LOOK_S = 0.25
-"""Between two looks whether it is over."""
+"""Seconds between two looks at whether the reader is to end."""
 
 
 class Incoming:
-    """The packets of a plan that serves, within a `with` block.
+    """The packets of a serving peer, within a `with` block.
 
-    They are read ahead: while one packet comes, the one before it is hashed and written.
+    A thread reads ahead: while one packet comes, the receiver hashes and writes the one before.
     """
 
     def __init__(self, source: Source, opener: packets.Opener) -> None:
         self._source, self._opener = source, opener
         self.came = 0
-        """Bytes so far."""
+        """Bytes received so far."""
         self.at = 0.0
-        """When the packet was here that `next` returned last: time.monotonic()."""
+        """When the packet that `next` returned last was complete (time.monotonic())."""
         self._error: SemisharedError | None = None
         self._is_left = False
         self._queue: queue.Queue[tuple[packets.Packet | None, float]] = queue.Queue(AHEAD)
@@ -67,7 +67,7 @@ class Incoming:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         self._is_left = True
-        # Before the session closes its files: another one may get their numbers.
+        # Join first: the session then closes its files, and others may reuse their numbers.
         self._thread.join()
         self._source.close()
 
@@ -85,7 +85,7 @@ class Incoming:
         except SemisharedError as e:
             self._error = e
         except OSError as e:
-            # What is wrong with this source is nothing that ends the plan: another one is asked.
+            # A local error of this source does not end the plan: the receiver asks another source.
             self._error = HostUnreachable(f"{self._source.host}: {e}")
         self._put(None)
 
@@ -95,11 +95,12 @@ class Incoming:
             try:
                 return self._queue.put((packet, at), timeout=LOOK_S)
             except queue.Full:
-                pass  # a slow disk, or whoever takes them has left
+                pass  # the disk is slow, or the receiver has left
 
     def next(self, within_s: float) -> packets.Packet | None:
-        """Return the next packet, None if there is no other; raise TimeoutError if none came in that time, or
-        what has ended it.
+        """Return the next packet, None at the end.
+
+        Raise TimeoutError if none came within `within_s` seconds, or the error that ended the source.
         """
         try:
             packet, self.at = self._queue.get(timeout=within_s)
@@ -111,21 +112,15 @@ class Incoming:
 
 
 WRITE_S = 30
-"""Seconds after which a receiver that takes nothing any more is lost; ssh would wait for a quarter of an
-hour.
-"""
+"""Seconds after which a receiver that reads nothing counts as lost; ssh would wait for 15 minutes."""
 PIECE = 1 << 20
-"""Bytes of one write; where the rate is lower, what goes in a second: who receives is to see that something
-comes.
-"""
+"""Bytes of one write. At a lower rate one second's bytes, so that the receiver sees progress."""
 IN_FLIGHT, TRIED, TRIED_S = 12 << 20, 48 << 20, 0.5
-"""Bytes of a base that go before the network's rate shows, as pipes and sockets hold so many; and bytes or
-seconds until it has.
-"""
+"""Bytes that pipes and sockets buffer before the network's rate shows; bytes, or seconds, to measure it."""
 
 
 class Out:
-    """Packets on their way out, at the rate asked for; how fast they go says whether to pack them."""
+    """Packets on their way out, at the rate asked for. It measures the link to decide on compression."""
 
     def __init__(self, step: ServeBase | ServeExtents, write: Callable[[Bytes], None]) -> None:
         self._write, self._pace, self._codec, self._rate, self._unpacks = (
@@ -138,14 +133,14 @@ class Out:
         self.sealer = packets.Sealer(packets.Session.of(step.session), compress.NONE)
         self.plain, self._is_chosen = 0, False
         self._seen, self._seconds = 0, 0.0
-        """Bytes beyond those that were in flight at once, and seconds in which nobody took more of them."""
+        """Bytes sent after the first IN_FLIGHT, and the seconds that their writes took."""
 
     @property
     def packs(self) -> bool:
         return self.sealer.compressor != compress.NONE
 
     def choose(self, group: list[packets.Extent]) -> None:
-        """Choose by this group what the others are packed with, when there is enough known for that."""
+        """Choose the compressor with this group as sample, as soon as the link's rate is known."""
         if self._is_chosen:
             return
         link = float(self._rate)
@@ -160,7 +155,7 @@ class Out:
             )
 
     def send(self, pieces: list[Bytes]) -> None:
-        """Write a packet, at the rate that was asked for."""
+        """Write a packet at the rate asked for."""
         size = min(PIECE, self._rate or PIECE)
         for piece in pieces:
             for at in range(0, len(piece), size):
@@ -179,24 +174,21 @@ class Out:
 
 
 FOLLOW_S = 20.0
-"""Seconds without a further extent after which a base that is still arriving is not waited for any more."""
+"""Seconds without a new extent after which the sender gives up a base that is still arriving."""
 STALL_S = 12.0
-"""Seconds after which a peer is given up that has sent neither a packet nor LITTLE; longer than a host needs
-to start and to compress the first.
+"""Seconds without a packet, or LITTLE bytes, after which the receiver gives up a peer.
+
+Longer than a host needs to start and to compress the first packet.
 """
 LITTLE = 1 << 20
-"""Bytes of a packet that are a sign of life: on a slow network, or at a low rate, a whole one takes longer
-than that.
-"""
+"""Bytes of a packet that count as a sign of life: at a low rate a whole one takes longer than STALL_S."""
 GRACE_S = 5.0
-"""Seconds within which a host that is to receive a base too must have begun to."""
+"""Seconds in which a host that is itself to receive a base must begin to."""
 POLL_S = 0.05
 GROUP = 4
-"""Extents in one packet where there are more at once and nothing slows them down: fewer runs of the
-compressor.
-"""
+"""Extents in one packet, if as many are ready and the rate is high: fewer runs of the compressor."""
 GROUP_RATE = 64 << 20
-"""Bytes per second below which extents go one by one: a packet that takes seconds looks like a standstill."""
+"""Bytes per second below which a packet has one extent: a packet that takes seconds looks like a stall."""
 
 
 class _Here:
@@ -210,12 +202,13 @@ class _Here:
         self.manifest: extents.Manifest | None = None
 
     def look(self) -> bool:
-        """Look at what there is by now; tell whether there may be more soon: somebody is at it, or it is
-        whole.
+        """Open what is here by now.
+
+        Return False if nothing more will come: the base is not complete, and no action holds its lock.
         """
         if self._fd >= 0 and self._have is None:
             return True
-        # Before the look: who frees the lock has published by then, or leaves it as it is.
+        # Before the look: the action that frees the lock has published the base by then, or left it.
         is_made = locks.is_held(self._lock)
         for directory, whole in ((self._base.directory, True), (self._directory, False)):
             fd = self._opened(directory, whole)
@@ -229,16 +222,13 @@ class _Here:
         return is_made
 
     def _opened(self, directory: str, whole: bool) -> int:
-        """Open the image in `directory`, whose manifest is known then; return -1 if it is not there, or not
-        that of this base.
-        """
+        """Open the image in `directory`, read its manifest; return -1 if missing or of another generation."""
         try:
             fd = os.open(base_names.image(directory), os.O_RDONLY)
         except FileNotFoundError:
             return -1
         if whole or partial.generation_in(directory) == self._base.generation:
-            # A generation is its manifest's hash: what was read once is what it is. Of 1 TiB to read it takes
-            # most of a second.
+            # Read once, as the generation is its hash: a manifest of 1 TiB takes most of a second.
             if self.manifest is None:
                 self.manifest = manifest_in(directory, self._base.generation)
             if self.manifest is not None:
@@ -247,7 +237,7 @@ class _Here:
         return -1
 
     def ready(self, wanted: list[int]) -> list[int]:
-        """Return which of the extents `wanted` are here."""
+        """Return those of the extents `wanted` that are here."""
         return wanted if self._have is None else [index for index in wanted if index in self._have]
 
     def read(self, index: int, memory: mmap.mmap) -> packets.Extent:
@@ -256,16 +246,16 @@ class _Here:
 
 
 def _limit(seconds: float, rate: int) -> float:
-    """Return a limit for who keeps to a rate, and may be waiting for an extent that comes to him at it."""
+    """Return a limit in seconds, plus the time in which two extents arrive at `rate` bytes per second."""
     return seconds + (2 * extents.EXTENT / rate if rate else 0)
 
 
 def groups(
     root: str, name: str, wanted: tuple[tuple[int, int], ...], rate: int, knows: bool = False
 ) -> Iterator[tuple[bytes, list[packets.Extent]]]:
-    """Yield (the manifest's text, []) unless who asks `knows` it, then (b"", extents) as they are here.
+    """Yield (the manifest's text, []) unless the receiver `knows` it, then (b"", extents) as they come.
 
-    Raise MissingImage when no more are to come. The extents are in memory that the next ones are read into.
+    Raise MissingImage when no more will come. The next group overwrites the memory of these extents.
     """
     here, memories = _Here(root, name), _memories()
     begun = last = time.monotonic()
@@ -301,10 +291,10 @@ def groups_of(
     rate: int,
     otherwise: Callable[[list[str]], Iterator[packets.Extent]] | None = None,
 ) -> Iterator[list[packets.Extent]]:
-    """Yield extents by their hashes, as they are here; `otherwise` reads those that neither are nor come,
-    else they are left out. They are in memory that the next ones are read into.
+    """Yield extents by their hashes, as they arrive here. The next group overwrites their memory.
 
-    Raise MissingImage when no more of what was about to come does, and nothing reads it otherwise.
+    `otherwise` reads those that neither are nor will be here; without it they are left out. Raise
+    MissingImage if extents that were to arrive stop coming, and there is no `otherwise`.
     """
     held, left, memories = Held(root, wanted), list(dict.fromkeys(wanted)), _memories()
     begun = last = time.monotonic()
@@ -312,7 +302,7 @@ def groups_of(
         while left:
             held.look(arriving=True)
             ready = [digest for digest in left if digest in held]
-            # Whoever is to receive something himself may be about to begin.
+            # This host may be about to begin to receive the same bases.
             is_early = otherwise is None and len(left) == len(wanted) and time.monotonic() - begun < GRACE_S
             if ready:
                 for some in _in_groups(ready, len(ready) == len(left), rate):
@@ -323,7 +313,7 @@ def groups_of(
                 last = time.monotonic()
                 left = [digest for digest in left if digest not in held]
             elif held.coming or held.is_beginning or is_early:
-                # Who takes a stream leaves it not much later.
+                # Receivers of a stream leave it soon after STALL_S.
                 if otherwise and time.monotonic() - last > STALL_S:
                     break
                 if time.monotonic() - last > _limit(FOLLOW_S, rate):
@@ -346,7 +336,7 @@ Wanted = TypeVar("Wanted", int, str)
 
 
 def _in_groups(ready: Sequence[Wanted], is_rest: bool, rate: int) -> Iterator[Sequence[Wanted]]:
-    """Yield what is ready in groups, one by one while it arrives: large packets slow a chain."""
+    """Yield what is ready in groups; one by one while it still arrives, as large packets slow a chain."""
     size = GROUP if is_rest and not 0 < rate < GROUP_RATE else 1
     return (ready[at : at + size] for at in range(0, len(ready), size))
 
@@ -354,12 +344,12 @@ def _in_groups(ready: Sequence[Wanted], is_rest: bool, rate: int) -> Iterator[Se
 def serve_extents(
     step: ServeExtents, tell: Callable[..., None], write: Callable[[Bytes], None]
 ) -> dict[str, object]:
-    """Write extents as packets; `tell` says what there is to be said beside them."""
+    """Write the extents as packets; `tell` sends events beside them."""
     return _serve(((b"", group) for group in groups_of(step.root, step.wanted, step.rate)), step, tell, write)
 
 
 def serve(step: ServeBase, tell: Callable[..., None], write: Callable[[Bytes], None]) -> dict[str, object]:
-    """Write a base as packets; `tell` says what there is to be said beside them."""
+    """Write a base as packets; `tell` sends events beside them."""
     return _serve(groups(step.root, step.name, step.wanted, step.rate, step.knows), step, tell, write)
 
 
@@ -379,7 +369,7 @@ def _serve(
                 out.send(out.sealer.manifest(text))
             if group:
                 out.choose(group)
-                # What is not packed need not wait for what comes behind it in its group.
+                # Without compression each extent is a packet: it need not wait for the rest.
                 for some in [group] if out.packs else [[item] for item in group]:
                     out.send(out.sealer.extents(some))
                     out.plain += sum(len(item.content) for item in some)
@@ -387,10 +377,10 @@ def _serve(
 
 
 class Coming:
-    """What `host` sends of what `target` lacks, within a `with` block. It, or its `turn`, raises
-    HostUnreachable, MissingImage, ToolTimeout, TransferCorrupt or what else stops it.
+    """Receives from `host`, within a `with` block, what `target` lacks; calls `tell` with (0, packed bytes).
 
-    `tell` is told (extents, packed bytes) after each packet.
+    The block and `turn` raise HostUnreachable, MissingImage, ToolTimeout, TransferCorrupt, or the peer's
+    error.
     """
 
     def __init__(
@@ -422,7 +412,7 @@ class Coming:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        # Who is left before he has said all is not waited for.
+        # An error ends the session at once, without waiting for a peer that is not done.
         self._stack.__exit__(
             kind, error or (None if self._is_over else HostUnreachable(f"{self._host} is left")), tb
         )
@@ -430,11 +420,11 @@ class Coming:
 
     @property
     def at(self) -> float:
-        """When that packet was here of which `tell` is told: time.monotonic()."""
+        """When the packet of the last `turn` was complete (time.monotonic())."""
         return self._incoming.at
 
     def turn(self, within_s: float) -> bool | None:
-        """Take the next packet in that time; tell whether there was one, None if no other comes."""
+        """Store the next packet; return True if one came within `within_s` seconds, None at the end."""
         try:
             packet, has_come = self._incoming.next(within_s), True
         except TimeoutError:
@@ -442,7 +432,7 @@ class Coming:
         if has_come and packet is None:
             self._is_over = True
             return None
-        # Also of a packet that is still coming: at a low rate that takes a while.
+        # Also bytes of an incomplete packet: at a low rate one takes a while.
         more, self._told = self._incoming.came - self._told, self._incoming.came
         self._unheard += more
         limit = _limit(STALL_S, self._step.rate)
@@ -465,7 +455,7 @@ def fetch(
     tell: Callable[[int, int], None],
     skip: Callable[[str], bool],
 ) -> None:
-    """Take from `host` what `target` lacks, as Coming does; `skip` says whether to leave this source."""
+    """Receive from `host` what `target` lacks, as Coming does, until `skip` says to leave this source."""
     with Coming(host, step, target, config, tell) as coming:
         while not skip(host):
             if coming.turn(1.0) is None:
@@ -474,11 +464,11 @@ def fetch(
 
 
 def take(target: Partial | Targets, opener: packets.Opener, packet: packets.Packet) -> list[int]:
-    """Store what is in a packet; return the numbers of what belongs nowhere. Raise TransferCorrupt."""
+    """Store a packet; return the numbers of the extents that no base takes. Raise TransferCorrupt."""
     kind, group, content = opener.open(packet)
     if kind == packets.MANIFEST:
         target.begin(bytes(content))
-    # One that is damaged where it comes from, or on the way, is asked for elsewhere.
+    # An extent that was damaged at the sender or on the way comes from another source.
     wrong = [item.number for item in group if not target.put(item.number, item.content, item.sha256)]
     opener.reuse(packet)
     return wrong

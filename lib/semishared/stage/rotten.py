@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Take a base out of use that is not what it was, whether verify, a peer or a copy has seen it.
 
-Who is told looks for himself: at what is doubted alone, so that it is out of use before its next lease.
+A host that hears of a doubt reads only the doubted extents itself, so that the base is out of use before its
+next lease.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from ..wire.session import Session
 from .extent_index import manifest_in
 
 MOST = 16
-"""Extents of one base that are doubted at once: each alone is reason enough."""
+"""Extents of one base that a host compares at once; one wrong extent is enough."""
 WAIT_S = 5.0
-"""Who doubts a base of another host may hold the lock of one that this host waits for."""
+"""Limit for the lock: a host that reports a doubt may hold the lock that this host wants."""
 
 
 def doubt(root: str, name: str, indices: Sequence[int], is_locked: bool = False) -> list[int]:
-    """Compare extents of a base with its manifest; take it out of use if some are wrong; return those.
+    """Compare extents of a base with its manifest; take the base out of use and return those that are wrong.
 
-    `is_locked`: the caller has the lock of its image. Raise ToolTimeout if somebody else has it for long.
+    `is_locked`: the caller holds the image's lock. Raise ToolTimeout if another action holds it for WAIT_S.
     """
     base = cache.at(root, name)
     manifest = manifest_in(base.directory, base.generation)
@@ -38,7 +39,7 @@ def doubt(root: str, name: str, indices: Sequence[int], is_locked: bool = False)
     except FileNotFoundError:
         return []
     try:
-        # Not from memory, where it may be wrong for as long as it is there.
+        # Read from the device: the page cache could hide, or invent, an error.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         bad = [
             index
@@ -64,7 +65,7 @@ def _is_wrong(fd: int, index: int, expected: str | None) -> bool:
 def take_out(
     root: str, base: cache.Base, inode: int, wait_s: float = locks.LIMIT_S, is_locked: bool = False
 ) -> None:
-    """Take a base out of use, if it still is the file that was seen."""
+    """Take a base out of use, if its file still is the one with that inode."""
     with nullcontext() if is_locked else locks.exclusive(cache.lock_path(root, base), wait_s):
         try:
             if os.stat(base.image).st_ino == inode:
@@ -72,7 +73,7 @@ def take_out(
                 files.fsync(base.directory)
                 point("base taken out of use")
         except FileNotFoundError:
-            # Evicted meanwhile; what leases hold of it must not come back.
+            # Evicted meanwhile; its leases still are that file and must not bring it back.
             for name in room.leases(base):
                 try:
                     os.link(f"{base.leases}/{name}", base.damaged)
@@ -84,9 +85,7 @@ def take_out(
 
 
 def tell(host: str, step: ServeBase | ServeExtents, refused: Sequence[int], config: Config) -> None:
-    """Let a host look at what it has sent wrong of a base: its guests run on that. One that cannot be told
-    has been said to fail.
-    """
+    """Tell `host` which extents of its base are wrong: its guests read them. Errors are ignored."""
     if refused and isinstance(step, ServeBase):
         with suppress(SemisharedError), Session(host, "doubt", config) as session:
             session.run([VerifyBase(step.root, step.name, 0, tuple(refused[:MOST]))])

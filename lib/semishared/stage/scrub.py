@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bases at rest: whether each still is what it was, and what becomes of one that is not.
 
-A damaged base is taken out of use by one rename, image -> damaged, under its lock: nobody takes a new lease
-from there on, and no lease (they are the same file) brings it back. Mending stages the base anew and puts
-links to the new file in the place of the old leases, so that a VM finds good content when it next opens its
-disk; `damaged` goes last. Each crash leaves either the damaged base out of use or the new one in use, and the
-next mending goes on.
+Under the base's lock, one rename, image -> damaged, takes a damaged base out of use. No VM gets a new lease,
+and no old lease (all are the same file) brings the base back. Mending fetches the base again and replaces
+each lease by a link to the new file: a VM reads good content when it next opens its disk. `damaged` goes
+last. Each crash leaves either the damaged base out of use or the new one in use, and the next mending
+resumes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TELL_S = 1.0
 
 
 def verify(step: VerifyBase, tell: Tell) -> dict[str, object]:
-    """Compare a base with its manifest, by reads from the disk; take it out of use if it differs."""
+    """Compare a base with its manifest, read from the disk; take the base out of use if it differs."""
     base = cache.at(step.root, step.name)
     if not cache.is_published(base):
         if os.path.lexists(base.damaged):
@@ -52,7 +52,7 @@ def verify(step: VerifyBase, tell: Tell) -> dict[str, object]:
     copy = hot.found(step.root, step.name)
     wrong = bool(copy) and not bad and bool(_compare(base, copy, Pace(step.rate), tell)[0])
     if wrong:
-        # Who reads from it has it open; from the next boot on nobody does.
+        # Guests that read from the copy keep it open; the next boot opens the base itself.
         hot.drop(step.root, step.name)
     found = {
         "bad": bad,
@@ -65,11 +65,11 @@ def verify(step: VerifyBase, tell: Tell) -> dict[str, object]:
 
 
 def read(step: ReadBase, tell: Tell) -> dict[str, object]:
-    """Compare a base with its manifest as `verify` does, and change nothing."""
+    """Compare a base with its manifest as `verify` does, but change nothing."""
     base = cache.at(step.root, step.name)
     if os.path.lexists(base.damaged) and not os.path.lexists(base.image):
         return {"bad": [], "damaged": True, "bytes": 0, "seconds": 0.0, **_held(base)}
-    # An evicted one that is still leased is what its leases are.
+    # The leases of an evicted base still are its file.
     paths = [base.image, *(f"{base.leases}/{name}" for name in room.leases(base))]
     path = next((path for path in paths if os.path.exists(path)), "")
     if not path:
@@ -92,7 +92,7 @@ def _held(base: cache.Base) -> dict[str, object]:
 
 
 def _compare(base: cache.Base, path: str, pace: Pace, tell: Tell) -> tuple[list[int], int]:
-    """Return the indices of wrong extents (-1: the manifest, or the size) and the bytes read."""
+    """Return the indices of wrong extents (-1: manifest or size is wrong), and the bytes read."""
     try:
         with open(base.manifest, "rb") as file:
             text = file.read()
@@ -125,7 +125,7 @@ def _compare(base: cache.Base, path: str, pace: Pace, tell: Tell) -> tuple[list[
 
 
 def from_disk(path: str, size: int) -> Iterator[tuple[int, bytes | None]]:
-    """Yield (index, content) of each extent with data, past the page cache; None if unreadable."""
+    """Yield (index, content) of each extent with data, past the page cache; content is None on EIO."""
     fd = _open_direct(path)
     with mmap.mmap(-1, extents.EXTENT) as buffer:
         try:
@@ -172,7 +172,7 @@ def _open_through_cache(path: str) -> int:
 
 
 def mend(step: MendBase, ask: room.Ask | None) -> dict[str, object]:
-    """Make a base that is out of use anew, with its leases; return the VMs that had them."""
+    """Fetch a base that is out of use again and relink its leases; return the names of those leases."""
     base, _ = ensure(step.root, step.image, ask, want=room.MENDED)
     inode = os.stat(base.image).st_ino
     relinked = []
@@ -180,7 +180,7 @@ def mend(step: MendBase, ask: room.Ask | None) -> dict[str, object]:
         holder = base_names.leased_to(name)
         if holder is None:
             continue
-        # Who releases a lease holds the VM's lock: one that is gone must not come back.
+        # A VM releases its leases under its lock: a released lease must not come back.
         with locks.exclusive(disk_names.vm_lock(step.root, holder[0]), locks.VM_LIMIT_S):
             try:
                 if os.stat(f"{base.leases}/{name}").st_ino == inode:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a base costs from each source: its speed now and before (plan/base/sharing.py decides by it).
 
-What is remembered is a hint: where it is wrong the source shows so within a second, and is left.
+A remembered speed is a hint: the measurement corrects a wrong one within a second.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ from ..tools import extents, files
 from .partial import Partial
 
 LEAST = 8
-"""Extents that must have come before it shows how fast they do."""
+"""Extents that must have come before the measured rate counts."""
 LONG_S, FIRST_S = 5.0, 15.0
-"""So long after the first it shows in any case, and if none has come: who sends nothing is given up before
-(peers.STALL_S).
+"""Seconds from the first extent, or without any, after which the rate counts in any case.
+
+A silent peer is given up before that (peers.STALL_S).
 """
 ASKED = 12
-"""Extents that a peer is asked for to see how quick it is: what comes with the first, and LEAST."""
+"""Extents that a peer is asked for to measure it: those that come with the first, and LEAST."""
 WORTH = 4 * ASKED
-"""Extents that must be missing for two sources to be asked at once, to find out which of them is quicker."""
+"""Extents that must be missing before a peer is measured beside the store."""
 LOOK_S = 0.5
-"""Between two looks whether another one would be quicker."""
+"""Seconds between two looks at whether another source would be quicker."""
 TURNS = 6
 """How often a source may be chosen."""
 
 
 class Meter:
-    """How fast extents of a base come from one source; `count` says how many have."""
+    """Measures how fast extents come from one source; `count` returns how many have come."""
 
     def __init__(self, count: Callable[[], int]) -> None:
         self._count, self._had, self._first = count, count(), 0.0
         self._begun, self._before = time.monotonic(), self._had
 
     def came(self) -> int:
-        """Return how many came after the first one: before that something was started."""
+        """Return how many extents came after the first; the time before it is spent on the start."""
         came = self._count() - self._had
         if came and not self._first:
             self._first, self._had = time.monotonic(), self._had + came
@@ -48,27 +49,28 @@ class Meter:
         return came
 
     def tells(self) -> bool:
-        """Tell whether the rate says something."""
+        """Return True once the rate is meaningful."""
         came = self.came()
         since, limit = (self._first, LONG_S) if self._first else (self._begun, FIRST_S)
         return came >= LEAST or time.monotonic() - since > limit
 
     def rate(self) -> float:
-        """Return bytes per second; at most so many, if only one has come, or none."""
+        """Return bytes per second; an upper bound while at most one extent has come."""
         if not self._first:
             return self.rate_so_far()
         return max(self.came(), 1) * extents.EXTENT / max(time.monotonic() - self._first, 1e-3)
 
     def rate_so_far(self) -> float:
-        """Return the same of all that came; at most so many, if nothing has."""
+        """Return bytes per second since the start; an upper bound while nothing has come."""
         return (
             max(self._count() - self._before, 1) * extents.EXTENT / max(time.monotonic() - self._begun, 1e-3)
         )
 
 
 class Trial:
-    """How fast they come from who is tried beside the store: what comes waits for what is read there, so by
-    when it arrived.
+    """Measures a peer while the receiver reads the store.
+
+    Extents of the peer wait until the store's are written, so their times of arrival count.
     """
 
     def __init__(self) -> None:
@@ -76,7 +78,7 @@ class Trial:
         self._came: list[tuple[float, int]] = []
 
     def gave(self, count: int, at: float) -> None:
-        """Note extents that arrived then."""
+        """Count extents that arrived at that time."""
         if count:
             self._came.append((at, count))
 
@@ -84,20 +86,20 @@ class Trial:
         return sum(count for _, count in self._came[1:])
 
     def tells(self) -> bool:
-        """Tell whether the rate says something."""
+        """Return True once the rate is meaningful."""
         return self._later() >= LEAST or bool(self._came) and time.monotonic() - self._came[0][0] > LONG_S
 
     def rate(self) -> float:
-        """Return bytes per second; at most so many, if only those have come that came with the first."""
+        """Return bytes per second; an upper bound while only the first arrival is there."""
         took = self._came[-1][0] - self._came[0][0] if self._later() else time.monotonic() - self._begun
         return max(self._later(), 1) * extents.EXTENT / max(took, 1e-3)
 
 
 class Choice:
-    """From whom a base comes next: `begin` says it, `end` is called when nothing comes from there any more.
+    """Picks the source of a base: `begin` returns it, `end` follows when that source is done or left.
 
-    A peer of which nothing is known is tried beside the store: `tried` is who, `asked` for what, `has_given`
-    how many extents so far.
+    A peer of unknown speed is tried beside the store: `tried` is that peer, `asked` the extents that it is
+    asked for, `has_given` how many of them came.
     """
 
     def __init__(self, root: str, candidates: Sequence[str], partial: Partial) -> None:
@@ -116,11 +118,11 @@ class Choice:
 
     @property
     def is_over(self) -> bool:
-        """Tell whether nobody is left to be asked."""
+        """Return True if no source is left to ask."""
         return not self._candidates or not self._turns
 
     def begin(self) -> str:
-        """Return who is to be asked."""
+        """Return the source to ask next: the quickest, or the store beside which a peer is tried."""
         self._turns, self._is_left, self.has_given = self._turns - 1, False, 0
         self._name, self.tried, self.asked = (
             sharing.quickest(self._candidates, self._rates, self._left()),
@@ -135,11 +137,11 @@ class Choice:
         return self._name
 
     def is_dear(self) -> bool:
-        """Tell whether another one would be quicker from now on; while one is tried, whether it has been."""
+        """Return True if the receiver is to leave this source: another is quicker, or the trial is done."""
         if self.tried:
             self._meter.came()
             self._is_left = self._trial.tells()
-        # The last turn is to its end.
+        # The last turn is not left.
         elif (
             not self._is_left
             and self._turns
@@ -152,24 +154,23 @@ class Choice:
         return self._is_left
 
     def gave(self, count: int, at: float) -> None:
-        """Note that extents arrived then from who is tried."""
+        """Count extents that arrived from the tried peer at that time."""
         self.has_given += count
         self._trial.gave(count, at)
 
     def drop(self, *, has_failed: bool = True) -> None:
-        """Leave who is tried; do not ask him again if he `has_failed`."""
+        """End the trial; do not ask that peer again if it `has_failed`."""
         if has_failed:
             self._candidates.remove(self.tried)
         self.tried, self._is_left = "", True
 
     def end(self, *, has_failed: bool) -> None:
-        """Remember how it went; who was not left for another one has no more to give.
+        """Remember the measured speeds. A source that was not left for another one has no more to give.
 
-        Also where the site's rate was the limit: it is the same from whomever a base comes, and then none of
-        them is the quicker one.
+        The speed is remembered also where the site's rate limit set it: then all sources are equally quick.
         """
         if self.tried and not has_failed:
-            # What too little has come for to be remembered says enough to leave it.
+            # A rate of too few extents is not remembered, but good enough to compare these two.
             self._rates |= {self._name: self._meter.rate_so_far(), self.tried: self._trial.rate()}
         for name, meter in ((self._name, self._meter), (self.tried, self._trial)):
             if name and meter.tells():
@@ -180,19 +181,19 @@ class Choice:
 
 
 def known(root: str) -> dict[str, float]:
-    """Return bytes per second of each source that was used not long ago."""
+    """Return the remembered bytes per second of each source that was used recently."""
     return {name: rate for name, (rate, _) in _remembered(root).items()}
 
 
 def note(root: str, source: str, rate: float) -> None:
-    """Remember how fast a source was."""
+    """Remember the bytes per second of a source; an error is ignored, as the next use measures again."""
     path = base_names.rates(root)
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         files.remove_stale(os.path.dirname(path))
         files.write_json(path, {**_remembered(root), source: (rate, time.time())})
     except (OSError, SemisharedError):
-        pass  # then it is found out again
+        pass  # the next use measures it again
 
 
 def _remembered(root: str) -> dict[str, tuple[float, float]]:
