@@ -3,8 +3,7 @@
 
     <mount>/.semishared/device.json     <root>/devices/<uuid>.json      (device/label.py)
 
-A killed run leaves some devices labelled or linked, and the next run goes on: it takes a label that is there
-as it is.
+A killed run leaves some devices labelled or linked; the next run keeps those labels and does the rest.
 """
 
 from __future__ import annotations
@@ -31,20 +30,18 @@ TYPES = ("tmpfs", "ramfs")
 
 
 def is_volatile(mounted: mounts.Mount) -> bool:
-    """Tell whether a restart empties it: tmpfs, ramfs, and what is on zram or brd, in whole or in part.
+    """Return True if a restart empties the file system: tmpfs, ramfs, or one on zram or brd, also in part.
 
     It follows the block devices below the file system:
 
-        /sys/dev/block/<major>:<minor>  -> .../block/dm-0     what the file system is on
-            .../block/dm-0/slaves/*     what that is on: dm-crypt, LVM, MD, one over another
+        /sys/dev/block/<major>:<minor>  -> .../block/dm-0     the file system's device
+                          .../block/dm-0/slaves/*             its lower devices: dm-crypt, LVM, MD, nested
     """
     return mounted.type in TYPES or _is_memory(os.path.realpath(f"{SYSFS}/dev/block/{_number(mounted)}"))
 
 
 def _number(mounted: mounts.Mount) -> str:
-    """Return the number of the block device; btrfs, and whatever may be on several, has one of its own, and
-    is asked for its source.
-    """
+    """Return the block device's number; the source's for file systems numbered 0:N, such as btrfs."""
     if not mounted.device.startswith("0:"):
         return mounted.device
     try:
@@ -67,12 +64,12 @@ def _is_memory(device: str) -> bool:
 
 
 def describe(step: ListDevices) -> dict[str, object]:
-    """Return the devices of this host's pool; `state` is '' for one that is as it is to be."""
+    """Return the devices of this host's pool; `state` is '' if nothing is wrong with a device."""
     return {"devices": described(step.root)}
 
 
 def described(root: str) -> list[dict[str, object]]:
-    """Return the devices of this host's pool, each with its path and state, and what it holds."""
+    """Return a row for each device of this host's pool: path, state, bytes, numbers of disks and bases."""
     return [_described(root, uuid) for uuid in devices.registered(root)]
 
 
@@ -100,8 +97,8 @@ def _described(root: str, uuid: str) -> dict[str, object]:
         held = {
             part: len(room.names(f"{directory}/{part}")) for part in (device_names.LAYERS, device_names.BASES)
         }
-        # That of memory is written by who mounts it, and no file system is made there that has small files in
-        # its metadata.
+        # The mounting service writes the label of memory at each boot, and such a file system keeps no small
+        # files in its metadata.
         row["is_old"] = said["class"] != MEMORY and not label.is_padded(directory)
     except OSError as e:
         return {**row, "state": f"{offline.BROKEN}: {e.strerror}"}
@@ -124,20 +121,20 @@ def _described(root: str, uuid: str) -> dict[str, object]:
 
 
 def _lost(root: str, uuid: str) -> list[str]:
-    """Return the disks, VM-DISK, that lay in memory which was emptied since."""
+    """Return the disks, as VM-DISK, whose layers lay in memory that a restart has emptied."""
     try:
         found = [link for link in devices.layers_links(os.path.dirname(root)) if link.uuid == uuid]
     except ToolTimeout:
-        return []  # a store hangs, which is told of elsewhere
+        return []  # a store hangs; other checks report that
     gone = [link.name for link in found if not os.path.isdir(device_names.directory(root, link))]
     return sorted("-".join(name.split("-")[:2]) for name in gone)
 
 
 def declare(step: SetDevices) -> dict[str, object]:
-    """Make the pool what is wanted; return {"labelled", "closed", "gone"}: paths that are new, take nothing
-    more, or are none any more.
+    """Make the pool consist of the devices in `step`; return {"labelled", "closed", "gone"}.
 
-    Raise BadPool, before anything is changed, if one of them cannot be a device.
+    These are paths: new ones, those that still hold something and take nothing more, and removed ones. Raise
+    BadPool, before any change, if one of them cannot be a device.
     """
     wanted = choose.declared(" ".join(step.devices))
     with locks.exclusive(disk_names.lock(step.root, "devices"), 30):
@@ -158,7 +155,7 @@ def declare(step: SetDevices) -> dict[str, object]:
 
 
 def _checked(step: SetDevices, wanted: Sequence[choose.Declared]) -> dict[str, str]:
-    """Return the labels there are, by path; raise BadPool unless all can be devices of one pool."""
+    """Return the UUIDs that are on labels already, by path; raise BadPool unless all can form one pool."""
     systems: dict[str, str] = {}
     found: dict[str, str] = {}
     here, listed = os.uname().nodename, mounts.listed()
@@ -208,7 +205,7 @@ def _check_own(step: SetDevices, path: str, uuid: str, system: str) -> None:
     root, here = step.root, os.uname().nodename
     side, link = device_names.side(path), device_names.device(root, uuid)
     if os.path.isdir(link) and not os.path.islink(link):
-        # Of an older version, which wrote to a device that went at that moment.
+        # An older version wrote to a device that was unmounted at that moment.
         raise BadPool(
             f"{link} on {here} is a directory, where the link to {path} is to be: move it away, "
             f"it may have layers of disks"
@@ -225,7 +222,7 @@ def _check_own(step: SetDevices, path: str, uuid: str, system: str) -> None:
     was = devices.mount(root, uuid)
     mounted = mounts.under(was, mounts.listed())
     is_another = mounted.point == was and mounted.device != system
-    # One that hangs is not asked again, and may be that.
+    # A hanging device is not asked again; it may be the other one with this label.
     if is_another and (
         device_names.is_aside(os.readlink(link)) or label.read(device_names.side(was)).get("uuid") == uuid
     ):
@@ -236,11 +233,10 @@ def _check_own(step: SetDevices, path: str, uuid: str, system: str) -> None:
 
 
 def _check_class(side: str, wanted: choose.Declared, mounted: mounts.Mount) -> None:
-    """Raise BadPool for memory that is declared as what outlives a restart: by one word too few persistent
-    data would lie there.
+    """Raise BadPool for memory that the administrator declares as a persistent class.
 
-    And for a device with layers that was no memory and is declared so, or the other way round: of them
-    nothing is promised.
+    Without `=ram` persistent data would lie in memory. Raise it also for a device with layers that changes
+    between memory and another class: no memory is promised to those layers.
     """
     said, here = label.read(side), os.uname().nodename
     was = said.get("class", wanted.device_class)
@@ -262,7 +258,7 @@ def _check_class(side: str, wanted: choose.Declared, mounted: mounts.Mount) -> N
 
 
 def _label(step: SetDevices, wanted: choose.Declared, found: dict[str, str]) -> str:
-    """Label a device and let it be known here; return its UUID."""
+    """Write a device's label, note and link on this host; return its UUID."""
     root = step.root
     side, uuid = device_names.side(wanted.path), found[wanted.path] or str(uuids.uuid4())
     link, note = device_names.device(root, uuid), device_names.note(root, uuid)
@@ -280,7 +276,7 @@ def _label(step: SetDevices, wanted: choose.Declared, found: dict[str, str]) -> 
     if files.hint(note) != said:
         files.write_json(note, said)
         point("device noted")
-    # Of one that is in use the note has the owner first: in between its label has none, or the same.
+    # For a device in use the note gets the owner first: until then its label has none, or the same.
     _write(side, said)
     files.symlink(side, link)
     point("device known")
@@ -288,7 +284,7 @@ def _label(step: SetDevices, wanted: choose.Declared, found: dict[str, str]) -> 
 
 
 def _owner(step: SetDevices, side: str, link: str, wanted: choose.Declared) -> dict[str, object]:
-    """Return whose a device is from now on: it stays so. Memory has its label from its host, at each boot."""
+    """Return the owner of a device for its label: kept once it is set. Memory gets its label at each boot."""
     if wanted.device_class == MEMORY:
         return {}
     was = label.read(side)
@@ -300,8 +296,9 @@ def _owner(step: SetDevices, side: str, link: str, wanted: choose.Declared) -> d
 
 
 def _write(side: str, said: dict[str, object]) -> None:
-    """Write a label, unless it says that; one of before, which says nothing else, may be on a device that is
-    full, and stays.
+    """Write a label, unless it is up to date.
+
+    An unpadded label of an older version stays if the device is full and the content is the same.
     """
     if label.is_written(side, said):
         files.remove_staged(side)
@@ -320,8 +317,9 @@ def _write(side: str, said: dict[str, object]) -> None:
 
 
 def close(step: CloseDevice) -> dict[str, object]:
-    """Let a device take nothing more; raise BadPool if it is not there, or the only one that takes what is
-    not for memory.
+    """Set a device's weight to 0.
+
+    Raise BadPool if it is offline, or the last device that takes what is not for memory.
     """
     with locks.exclusive(disk_names.lock(step.root, "devices"), 30):
         found = {device.uuid: device for device in devices.present(step.root)}
@@ -332,7 +330,7 @@ def close(step: CloseDevice) -> dict[str, object]:
         takers = {
             uuid for uuid, device in found.items() if device.share > 0 and device.device_class != MEMORY
         }
-        # Memory takes nothing in the place of a device, and none of what all others wait for.
+        # Memory replaces no other device: it takes only what is declared for it.
         if found[step.device].device_class != MEMORY and not takers - {step.device}:
             path = devices.mount(step.root, step.device)
             raise BadPool(
@@ -346,7 +344,7 @@ def close(step: CloseDevice) -> dict[str, object]:
 
 
 def _close(root: str, uuid: str) -> None:
-    """Let a device take nothing more: as this host has noted it, for it may be full, or away."""
+    """Set a device's weight to 0 in this host's note; the device itself may be full or away."""
     device, note = device_names.device(root, uuid), device_names.note(root, uuid)
     known = files.hint(note) or label.without_padding(label.read(device)) or {"version": 1, "uuid": uuid}
     said = {**known, "weight": 0}

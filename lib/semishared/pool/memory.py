@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of this host that is promised more than once: how full it is, what leaves it, and for where.
+"""Overcommitted memory of this host: how full it is, which disks leave it, and for which device.
 
-plan/device/balance.py decides. The kernel says how full zram is
+plan/device/balance.py decides. The kernel reports how full zram is
 (Documentation/admin-guide/blockdev/zram.rst).
 """
 
@@ -22,8 +22,9 @@ PAGE = 4096
 
 
 def zram_taken(directory: str) -> tuple[int, int] | None:
-    """Return the bytes that the zram below a directory, or below a device mapped to it, has taken, and
-    those beyond which it refuses a page, 0 for none; None of what is no zram.
+    """Return bytes used by the zram below a directory, or below its mapped device, and its limit.
+
+    The limit is 0 if there is none; beyond it zram refuses a page. Return None if the device is no zram.
     """
     device = _device(directory)
     for path in (f"{device}/mm_stat", *glob.glob(f"{device}/slaves/*/mm_stat")):
@@ -37,25 +38,25 @@ def zram_taken(directory: str) -> tuple[int, int] | None:
 
 
 def zram_limit(directory: str) -> int:
-    """Return the bytes beyond which it refuses a page, 0 of a device that refuses none: there XFS shuts down,
-    and all on it is lost.
+    """Return the bytes at which zram refuses a page, 0 for no limit.
+
+    At the limit XFS shuts down, and everything on it is lost.
     """
     found = zram_taken(directory)
     return found[1] if found else 0
 
 
 def zram_left(directory: str) -> int | None:
-    """Return the compressed bytes that it may still take, None of a device without such a limit."""
+    """Return the compressed bytes up to zram's limit, None for a device without one."""
     found = zram_taken(directory)
     return max(found[1] - found[0], 0) if found and found[1] else None
 
 
 def mixes_memory(directory: str) -> bool:
-    """Tell whether direct I/O from and to memory that begins within a page is let through to zram, which
-    takes it for the whole page.
+    """Return True if zram may get direct I/O of buffers that begin within a page, and mistake them for pages.
 
-    Linux lets that through since 6.0, down to `dma_alignment`, and QEMU 7.2 does it
-    (tests/nfs/test_memory.py): it writes, and reads over, what lies beside its data.
+    Linux passes it down since 6.0, as far as `dma_alignment` allows, and QEMU 7.2 issues it
+    (tests/nfs/test_memory.py): zram then writes, and overwrites on reads, what lies beside the data.
     """
     if zram_taken(directory) is None:
         return False
@@ -72,32 +73,30 @@ def _device(directory: str) -> str:
 
 
 STUCK_S = 300.0
-"""Who looks after memory is at least every so many seconds at the end of a round, or seen to work at a longer
-one.
-"""
+"""Seconds after which the watcher (host/watch.py) counts as stuck: it notes each round, and long work."""
 
 
 def memory(root: str) -> list[choose.Device]:
-    """Return the devices that are memory; what zram has left counts, if that is less. No other is touched.
+    """Return the devices in memory; `free` is at most what zram has left. Other devices are not touched.
 
-    A guest can wait for room in one that was promised more than once until a moment ago.
+    Also devices that are not overcommitted any more: a guest may still wait for room in one.
     """
     uuids = sorted(set(devices.registered(root)) - set(devices.usual(root)))
     return [_seen(root, device) for device in devices.present(root, uuids)]
 
 
 def present(root: str) -> list[choose.Device]:
-    """Return those of them that are promised more than once."""
+    """Return the overcommitted devices in memory."""
     return [device for device in memory(root) if device.is_overcommitted]
 
 
 def note_watch(file: IO[str]) -> None:
-    """Note in the lock of who looks after them that all is well."""
+    """Note in the watcher's lock file that the watcher works."""
     locks.note(file, {"version": 1, "at": time.monotonic()})
 
 
 def is_watched(root: str) -> bool:
-    """Tell whether a watcher looks after them, and neither waits for a hung device nor fails each time."""
+    """Return True if a watcher runs, neither waiting for a hung device nor failing each time."""
     path = device_names.watch_lock(root)
     try:
         with open(path, encoding="utf-8") as file:
@@ -108,7 +107,7 @@ def is_watched(root: str) -> bool:
 
 
 def is_urgent(root: str) -> bool:
-    """Tell whether something is to leave memory, and somebody is there who sees to it."""
+    """Return True if something is to leave memory, and a watcher is there to move it."""
     return any(map(is_due, memory(root))) and is_watched(root)
 
 
@@ -118,17 +117,16 @@ def _seen(root: str, device: choose.Device) -> choose.Device:
 
 
 def is_due(device: choose.Device) -> bool:
-    """Tell whether something is to leave a device."""
+    """Return True if something is to leave the device."""
     return balance.is_due(device)
 
 
 def leaving(
     root: str, uuid: str, rows: Iterable[Mapping[str, object]], growth: Mapping[str, float]
 ) -> list[balance.Move]:
-    """Return what of `rows`, as ListHeld answers, may leave a device, what is to go first in front, and where
-    it would go.
+    """Return the moves that empty a device, the most urgent first; `rows` as ListHeld answers.
 
-    Copies of bases that nobody reads are gone then.
+    It first drops the device's copies of bases that no guest reads.
     """
     with ledger.promised(root):
         hot.drop_idle(root, uuid)
@@ -136,7 +134,7 @@ def leaving(
 
 
 def wait(root: str, path: str, classes: Sequence[str], is_full: bool) -> balance.Wait:
-    """Return what a guest waits for whose write to the file `path` has failed."""
+    """Return what a guest waits for after its write to the file `path` has failed."""
     stat = os.statvfs(path)
     capacity, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
     for device in memory(root):
@@ -146,5 +144,5 @@ def wait(root: str, path: str, classes: Sequence[str], is_full: bool) -> balance
 
 
 def may_go_on(waits: Sequence[balance.Wait]) -> bool:
-    """Tell whether a guest that waits so goes on."""
+    """Return True if a guest with these waits can be resumed."""
     return balance.may_go_on(waits)

@@ -4,13 +4,12 @@
     device A   bases/NAME        <- link        bases/NAME                        -
     device B   staging/NAME (a copy)            bases/NAME, with all leases       bases/NAME  <- link
 
-A copy is read again, past the page cache, before anything leads to it. Up to the one rename of the link the
-old one counts, and from then on the new one: both hold the same. What a killed move leaves is a directory to
-which no link leads: the next move of the same disk or base removes it, and so does gc (host/leftovers.py),
-unless somebody is moving.
+The mover reads each copy again, past the page cache, before a link leads to it. One rename of the link
+switches from the old to the new copy; both have the same content. A killed move leaves a directory without a
+link: the next move of the same disk or base removes it, and so does gc (host/leftovers.py) while none runs.
 
-Who has the old copy of a base open (a guest that runs over it) keeps it until it opens its disk again, though
-it has no name any more: names in headers and in libvirt's XML lead to the new one.
+A guest that runs over the old copy of a base keeps it open, though its name is gone, until it opens its disk
+again: names in headers and in libvirt's XML lead to the new copy.
 
 And how a device that holds nothing any more leaves the pool.
 """
@@ -40,21 +39,21 @@ from . import memory
 
 TELL_S = 1.0
 GIVE_WAY_S, LOOK_S = 15.0, 0.2
-"""Who looks after memory (host/watch.py) tries again every 10 seconds; how often it is looked whether that
-is over.
+"""Seconds that a mover gives way to the watcher of memory (host/watch.py), which retries every 10 seconds;
+and seconds between two looks at whether it is done.
 """
 OTHERS_S = 3600.0
-"""How long its move of one disk is waited for."""
+"""Seconds that a mover waits for the watcher's move of one disk."""
 Tell = Callable[..., None]
 """Send an event to the front-end: event="progress", done=, of= in bytes."""
 _mine: dict[str, IO[str]] = {}
 
 
 def begin(root: str, *, is_urgent: bool = False) -> None:
-    """Be the only process that moves things between devices here, until it ends; raise PoolBusy.
+    """Take the host's lock for moves between devices until this process ends; raise PoolBusy if it is held.
 
-    Unless what it moves `is_urgent`, it lets a disk leave memory first that is about to be full, between two
-    things of its own.
+    Unless the move `is_urgent`, give way, between two moves, to the watcher that moves a disk out of full
+    memory.
     """
     path = device_names.moving_lock(root)
     if path in _mine and (is_urgent or not memory.is_urgent(root)):
@@ -70,9 +69,7 @@ def begin(root: str, *, is_urgent: bool = False) -> None:
 
 
 def _taken_after_others(path: str) -> IO[str] | None:
-    """Let others have the lock that this process has, and take it when they have been at it; return None if
-    that does not end.
-    """
+    """Free the lock for other movers and take it again after them; return None if they do not end in time."""
     _mine.pop(path).close()
     began = time.monotonic()
     while time.monotonic() - began < GIVE_WAY_S + OTHERS_S:
@@ -85,7 +82,7 @@ def _taken_after_others(path: str) -> IO[str] | None:
 
 
 def require(root: str, uuid: str, needed: int) -> None:
-    """Raise CannotMove unless a device is there and takes what is new, NoSpace unless it has room."""
+    """Raise CannotMove unless a device is there and takes new data, NoSpace unless it has `needed` bytes."""
     found = next((device for device in devices.present(root) if device.uuid == uuid), None)
     if found is None or found.share <= 0:
         raise CannotMove(f"the device {uuid} of {os.uname().nodename} takes nothing")
@@ -94,14 +91,14 @@ def require(root: str, uuid: str, needed: int) -> None:
 
 
 class Copying:
-    """Copies of files at a pace, with what is said of them; `size`: bytes of all."""
+    """Copies files at a limited rate and reports progress; `size`: bytes of all, `rate`: bytes per second."""
 
     def __init__(self, size: int, rate: int, tell: Tell) -> None:
         self._of, self._pace, self._tell = size, Pace(rate), tell
         self._done, self._last = 0, time.monotonic()
 
     def copy(self, source: str, target: str) -> extents.Manifest:
-        """Copy a file that nobody writes to, with its holes, mode and times; return what it holds."""
+        """Copy a file without writers, with its holes, mode and times; verify it; return its manifest."""
         status = os.stat(source)
         with open(source, "rb", buffering=0) as old, extents.Copy(target, status.st_size) as made:
             for index, content in extents.data(old.fileno(), status.st_size):
@@ -118,7 +115,7 @@ class Copying:
         return found
 
     def _check(self, path: str, wanted: extents.Manifest) -> None:
-        """Raise CannotMove unless a device gives back what was written to it."""
+        """Raise CannotMove unless the device returns what was written to it."""
         left = dict(wanted.extents)
         for index, content in scrub.from_disk(path, wanted.size):
             self._pace.wait(len(content or b""))
@@ -139,7 +136,7 @@ class Copying:
 
 
 def discard(root: str, links: Iterable[Link]) -> None:
-    """Remove directories on devices that no link leads to, which the caller knows."""
+    """Remove directories on devices; the caller knows that no link leads to them."""
     for link in links:
         if devices.is_there(root, link.uuid):
             files.remove_folder(device_names.directory(root, link), ignore_errors=True)
@@ -149,8 +146,9 @@ def discard(root: str, links: Iterable[Link]) -> None:
 
 
 def move_base(step: MoveBase, tell: Tell) -> dict[str, object]:
-    """Move a base; report {"bytes", "leases": who has one, "seconds", "error", "id"}: of what is wrong its
-    line, nothing is raised.
+    """Move a base; report {"bytes", "leases": their names, "seconds", "error", "id"}.
+
+    An error is not raised, but reported as a line in `error`, with its `id`.
     """
     with effects.told(bytes=0, leases=[]) as answer:
         begin(step.root)
@@ -209,13 +207,13 @@ def _copy(base: cache.Base, staged: str, copying: Copying) -> None:
 
 
 def _switch(root: str, base: cache.Base, new: Link) -> list[str]:
-    """Let a base be on its new device, with all leases that it has by then; return those."""
+    """Hard-link every lease on the new device, then switch the base's link to it; return the leases."""
     directory = device_names.directory(root, new)
     with devices.staying(root):
         used, leases = os.stat(base.leases), room.leases(base)
         for name in leases:
             os.link(base_names.image(directory), f"{base_names.leases(directory)}/{name}")
-        # By that time bases are told apart that nobody has used for long.
+        # The time of the directory tells when the base was last used.
         os.utime(base_names.leases(directory), ns=(used.st_atime_ns, used.st_mtime_ns))
         files.fsync(base_names.leases(directory))
         point("leases taken along")
@@ -244,21 +242,19 @@ def held(step: ListHeld) -> list[dict[str, object]]:
     return found
 
 
-# Devices that are declared no more: what one still holds, and how an empty one is let go of.
+# Devices that the administrator has taken off the pool: what one still holds, and how an empty one leaves.
 #
-# Of one that is there, what lies on it counts. One that is gone may have died for good: all that is left of
-# that are the links which lead to it. Layers of a disk are nowhere else, so as long as some VM has that disk
-# its device may yet come back. What is lost of a base is a copy: where a disk lies over it, the next boot
-# looks for its link to make it anew elsewhere (disk/create.py); else nobody misses it.
+# What lies on a mounted device counts. A missing device may have died; only the links to it are left. Layers
+# exist nowhere else, so while a VM has such a disk, the device may come back. A base is a copy: if a disk
+# lies over it, the next boot finds its link and fetches the base again (disk/create.py); otherwise it is not
+# missed.
 #
-# What each crash leaves: links of fewer bases, or a device that is registered no more, or has no owner; the
-# next run does the rest.
+# A crash leaves fewer links of bases, or a device that is not registered any more, or has no owner; the next
+# run does the rest.
 
 
 def let_go(root: str, uuid: str) -> bool:
-    """Let a device be one of this host's no more; return False of one that holds, or may hold, something that
-    is known by it.
-    """
+    """Remove a device from this host's pool; return False if it holds, or may hold, layers or bases."""
     wrong = offline.state(root, uuid)
     if _is_gone(root, uuid, wrong):
         if _is_missed(root, uuid) or not _forget_bases(root, uuid):
@@ -274,7 +270,7 @@ def let_go(root: str, uuid: str) -> bool:
 
 
 def _is_gone(root: str, uuid: str, wrong: str) -> bool:
-    """Tell whether a device is away, or nothing is mounted in its place: then an error says nothing of it."""
+    """Return True if a device is away, or nothing is mounted in its place."""
     if wrong.startswith(offline.NOT_THERE):
         return True
     path = os.path.realpath(devices.mount(root, uuid))
@@ -290,9 +286,7 @@ def _leading(directory: str, uuid: str) -> Iterator[str]:
 
 
 def _is_missed(root: str, uuid: str) -> bool:
-    """Tell whether a disk lies on a device that is gone, or over a base there: leases of it would be on the
-    device itself.
-    """
+    """Return True if a disk lies on the missing device, or over a base there (leases are there, too)."""
     location, bases = os.path.dirname(root), set(_leading(base_names.bases(root), uuid))
     try:
         if any(link.uuid == uuid for link in devices.layers_links(location)):
@@ -303,19 +297,20 @@ def _is_missed(root: str, uuid: str) -> bool:
             for _, name in cache.lying_over(directory)
         )
     except ToolTimeout:
-        return True  # a store hangs: nobody knows what leads where
+        return True  # a store hangs, so its VMs' links are unknown
 
 
 def _forget_bases(root: str, uuid: str) -> bool:
-    """Remove the links of bases, made and being made, to a device that is gone; return False where somebody
-    is about to change one.
+    """Remove the links of bases, also of those in progress, to a missing device.
+
+    Return False if another action holds the lock of one.
     """
     parts = (base_names.bases(root), base_names.all_staging(root))
     return all([_forget(root, f"{part}/{name}", uuid) for part in parts for name in _leading(part, uuid)])
 
 
 def _forget(root: str, path: str, uuid: str) -> bool:
-    """Remove one of them, which may lead elsewhere by the time that its lock is had."""
+    """Remove one such link under its lock, if it still leads to the device; return False if locked."""
     name = os.path.basename(path)
     file = locks.attempt(
         base_names.image_lock(root, base_names.prefix_of(name) if base_names.named(name) else name)
@@ -330,7 +325,7 @@ def _forget(root: str, path: str, uuid: str) -> bool:
 
 
 def _release(root: str, uuid: str) -> None:
-    """Let a device be of no host's pool, as far as it can be written to."""
+    """Remove the owner from a device's label, if the label can be written."""
     said = label.own(root, uuid)
     if "owner" in said:
         try:
