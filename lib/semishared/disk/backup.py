@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of a VM's disks for OpenNebula's backup drivers, and disks restored from such copies.
 
-Of a running VM: one backup job of QEMU for all disks. It begins for all of them in one transaction, and
-copies what the guest overwrites before it does: the copies show one moment, the VM's own disks and their
-layers stay as they are. That is what a power cut leaves; FS_FREEZE = AGENT makes it what a clean unmount
+For a running VM QEMU runs one backup job over all disks, begun in one transaction. QEMU copies each block
+before the guest overwrites it, so the copies show one moment, and the VM's own layers stay as they are.
+Without FS_FREEZE a restored guest finds what a power cut leaves; with FS_FREEZE = AGENT, what a clean unmount
 leaves.
 
-What each crash leaves: `.staged-backup` (no backup driver looks there) or `backup`, removed by `end`, by the
-next backup and with the VM; a job in QEMU, ended by `end`; a frozen guest, noted before, thawed by `end`
+A crash leaves `.staged-backup` (no backup driver looks there) or `backup`, which `end`, the next backup and
+the removal of the VM delete; a job in QEMU, which `end` ends; a frozen guest, noted before, which `end` thaws
 (guest/freeze.py).
 """
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class _Disk(NamedTuple):
-    """A disk: its file, '' on the network, its format, by what libvirt lists it, and its record."""
+    """A disk: its file ('' on the network), format, libvirt's name of its source, and its record."""
 
     path: str
     format: str
@@ -59,7 +59,7 @@ def _recorded(vm: int, directory: str, disk: int) -> _Disk:
 
 
 def back_up(step: BackUp, planned: Planned, ask: room.Ask | None) -> None:
-    """Publish the copies."""
+    """Copy the disks and publish the copies by one rename."""
     staged = disk_names.staged_backup(step.directory)
     job_lock.take(step.vm, step.vm_dir)
     job_lock.check_not_ended(step.vm, step.vm_dir, planned.known)
@@ -93,7 +93,7 @@ def back_up(step: BackUp, planned: Planned, ask: room.Ask | None) -> None:
                 os.rename(staged, step.directory)
         point("backup published")
     except BaseException:
-        # It may be what fills the disk.
+        # The copies may be what fills the file system.
         files.remove_tree(staged)
         raise
 
@@ -111,7 +111,7 @@ def _copy_running(step: BackUp, staged: str, disks: dict[int, _Disk]) -> None:
     targets = {}
     for disk, device in devices.items():
         target = disk_names.backup_copy(staged, disk)
-        # Made by us, not by libvirt: that would make it as root, and QEMU, which is not, could not open it.
+        # libvirt would create it as root, and QEMU, which runs as another user, could not open it.
         qemu_img.create(target, "qcow2", block_jobs.capacity(step.domain, device))
         os.chmod(target, 0o660)
         targets[device] = target
@@ -128,7 +128,7 @@ def _copy_running(step: BackUp, staged: str, disks: dict[int, _Disk]) -> None:
 
 
 def _devices(step: BackUp, disks: dict[int, _Disk]) -> dict[int, str]:
-    """Return what libvirt calls each disk."""
+    """Return libvirt's target name (vda) of each disk."""
     opens = domain.disks(step.domain).items()
     known = {os.path.realpath(source) if source.startswith("/") else source: name for name, source in opens}
     found = {}
@@ -145,7 +145,7 @@ def _end_job(name: str, directory: str) -> None:
 
 
 def _put_right(vm_dir: str, name: str, directory: str) -> None:
-    """End what an earlier backup, or another action, has left in the guest."""
+    """Recover what an earlier backup, or another action, has left in the guest."""
     try:
         recovery.recover(vm_dir, name)
     finally:
@@ -154,7 +154,7 @@ def _put_right(vm_dir: str, name: str, directory: str) -> None:
 
 
 def end(step: EndBackup) -> None:
-    """Leave nothing of a backup: nobody at work on it, no job, no frozen guest, no copies."""
+    """Leave nothing of a backup: end its process and its job, thaw the guest, remove the copies."""
     job_lock.take(step.vm, step.vm_dir)
     job_lock.note_end(step.vm, step.vm_dir)
     point("backup ended")
@@ -174,16 +174,16 @@ def _remove_if_empty(directory: str) -> None:
     try:
         os.rmdir(directory)
     except OSError:
-        pass  # below BACKUP_BASE_PATH others may put something there
+        pass  # the administrator may keep other files below BACKUP_BASE_PATH
 
 
 AHEAD = 8 << 20
-"""Bytes of a backup for which there is room before they are written."""
+"""Bytes of a backup for which the host makes room before it writes them."""
 
 
 @contextmanager
 def _received(disk: DiskRef, chunks: Iterator[bytes], sha256: Callable[[], str]) -> Iterator[str]:
-    """Yield the file that arrived, which is a standalone qcow2 image."""
+    """Yield the received file; raise unless it is whole and a standalone qcow2 image."""
     path = disk_names.arriving_backup(disk.vm_dir, disk.disk)
     files.remove_staged(*os.path.split(path))
     path = files.staged_name(path)
@@ -193,7 +193,7 @@ def _received(disk: DiskRef, chunks: Iterator[bytes], sha256: Callable[[], str])
             sure = 0
             for chunk in chunks:
                 if sure < len(chunk):
-                    # Nobody knows how much it will be. Who could be asked is busy sending.
+                    # The size is unknown, and the front-end is busy sending: it cannot be asked.
                     room.require(disk.vm_dir, AHEAD, None)
                     sure = AHEAD
                 sure -= len(chunk)
@@ -219,7 +219,7 @@ def _received(disk: DiskRef, chunks: Iterator[bytes], sha256: Callable[[], str])
 
 
 def _session(disk: DiskRef) -> str:
-    """Return the session of the image that a disk is, before a restore; '' of any other disk."""
+    """Return the session of an in-place disk's image before a restore; '' for any other disk."""
     record = records.read_record(disk.vm_dir, disk.disk)
     image = record.stored if record else None
     return store.of(image.access).session(image) if image else ""
@@ -232,11 +232,10 @@ def restore(
     chunks: Iterator[bytes],
     sha256: Callable[[], str],
 ) -> None:
-    """Replace a disk's content by what arrives; an in-place disk's where it lies, on the store, if that is in
-    the same session still: the link stays.
+    """Replace a disk's content by what arrives.
 
-    What each crash leaves: what arrived or was made so far, staged, removed by the next restore; the disk is
-    the old one or the restored one.
+    The content of an in-place disk is replaced on the store, unless another session of the image has begun. A
+    crash leaves the old disk or the restored one, and perhaps a staged file, which the next restore removes.
     """
     disk = step.disk
     pending_jobs.settle(disk.vm, disk.vm_dir)
@@ -255,7 +254,7 @@ def restore(
 def restore_bridged(
     step: RestoreImage, planned: Planned, chunks: Iterator[bytes], sha256: Callable[[], str]
 ) -> None:
-    """Give an image that the bridge has hidden and emptied the content that arrives."""
+    """Write what arrives to an image that the bridge has hidden and emptied."""
     disk = step.disk
     with _received(disk, chunks, sha256) as backup:
         vm_dir.check_wanted(disk, planned)
@@ -264,11 +263,11 @@ def restore_bridged(
 
 
 def _write(backup: str, target: str, record: Record, active: str, min_size: int) -> None:
-    """Make the new content, ready to be renamed into its place."""
+    """Write the new content to `target`, ready to be renamed."""
     format = record.format
     with standing_back():
         if record.place.commits:
-            # Over the base still, and with zeros where the backup has nothing: a commit then brings all of it
+            # Over the base, with explicit zeros where the backup has none: a commit then writes all of it
             # to the image.
             base = layers.below(active, format)[-1]
             qemu_img.convert_over(backup, "qcow2", target, *base)
@@ -280,10 +279,10 @@ def _write(backup: str, target: str, record: Record, active: str, min_size: int)
 
 
 def _restore_image(step: RestoreDisk, image: ImageRef, backup: str, planned: Planned, session: str) -> None:
-    """Write a persistent image anew: another content, so another session; its old generation ends before."""
+    """Replace the content of a persistent image: a new session begins, after its old generation has ended."""
     disk = step.disk
-    # CheckNotRunning has seen this host alone: the store sees who writes from another. The VM is held while
-    # the image is replaced.
+    # CheckNotRunning has looked at this host only; the store sees writers of other hosts. The VM's lock is
+    # held while the image is replaced.
     with ExitStack() as held, store.of(image.access).replaced(image, step.min_size, session) as draft:
         with standing_back():
             draft.fill(backup, "qcow2")
@@ -293,15 +292,15 @@ def _restore_image(step: RestoreDisk, image: ImageRef, backup: str, planned: Pla
 def _restore_own(
     step: RestoreDisk, record: Record, backup: str, planned: Planned, ask: room.Ask | None
 ) -> None:
-    """Replace a disk of the VM's own by a standalone one of the same format.
+    """Replace one of the VM's own disks by a standalone disk of the same format.
 
-    Its snapshots go: oned forgets those of non-persistent disks. Killed in between, the disk is the old one
-    or the new.
+    Its snapshots go, as oned forgets those of non-persistent disks. A crash leaves the old disk or the new
+    one.
     """
     disk = step.disk
     path = record.path
     active = os.path.join(os.path.dirname(path), os.readlink(path)) if os.path.islink(path) else path
-    # What a killed restore left.
+    # A killed restore may have left these.
     files.remove_staged(*os.path.split(active))
     files.remove_staged(disk_names.records(disk.vm_dir), disk_names.record_name(disk.disk))
     room.require(disk.vm_dir, qemu_img.measure(backup, "qcow2"), ask, where=os.path.dirname(active))
@@ -319,13 +318,11 @@ def _restore_own(
                 point("disk replaced")
                 files.fsync(os.path.dirname(active))
                 first = _only_layer(active)
-                # Its only layer is what was restored, in the format of the record: a raw one below is no
-                # more.
+                # The restored layer is the only one, in the record's format: there is no raw layer below.
                 record = record._replace(path=first if path == active else path, raw_layer=None)
                 record = record._replace(committed=None)
                 if not record.place.commits and (record.place.leases or record.place.is_remote):
-                    # After the content: the record may claim a lease that is not needed, never miss one that
-                    # is.
+                    # After the content: a record may name a lease too many, never one too few.
                     record = record._replace(place=COPY, over=None)
                 records.write_record(disk.vm_dir, record)
                 guard.refuse_late_clone(disk.vm_dir, disk.disk, planned.seq)
@@ -337,7 +334,7 @@ def _restore_own(
 
 
 def _only_layer(active: str) -> str:
-    """Make the active layer of a disk with snapshots its first one; return its path."""
+    """Make the active layer the disk's first layer; return its path."""
     directory, name = os.path.split(active)
     if not disk_names.are_layers(directory) or name == "0":
         return active
@@ -350,7 +347,7 @@ def _only_layer(active: str) -> str:
 
 
 def _drop_other_layers(active: str, first: str) -> None:
-    """Remove the snapshots that the restored disk does not have."""
+    """Remove the layers of the snapshots that the restore dropped."""
     directory = os.path.dirname(active)
     if not disk_names.are_layers(directory):
         return

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The note of which of a VM's shares its guest itself is a client, and what the others are: made anew before
-each boot, read by deploy (vmm/records.py).
+"""The note of which shares of a VM its guest mounts itself, and of the other shares' roots.
+
+Each boot writes it anew; deploy reads it (vmm/records.py).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ VERSION = 1
 
 
 def note(step: NoteClients, planned: Planned) -> None:
-    """Note the disks, and the roots; no note says that there are none."""
+    """Write the disks and the roots of shares; remove the note if there are none."""
     path = share_names.clients(step.vm_dir)
     with vm_dir.publishing(step.vm, step.vm_dir, planned), files.enough_space(step.vm_dir):
         files.remove_staged(*os.path.split(path))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Diffs: an overlay of a persistent image on a host, and how its content comes into the image.
 
-plan/disk/commits.py says when. A diff's layers are a redo log: they stay until their content is durable in
-the image, so a commit that was killed is done again, from the beginning, with the same result. The record
-says which layers the image has (`committed`), and is written after the store has said so. The store knows
-whether the image still waits for this disk, and is what the diff lies over (model/refs.py).
+plan/disk/commits.py decides when. A diff's layers are a redo log: they stay until the image has their content
+durably, so the next action repeats a killed commit from the start, with the same result. The record says
+which layers the image has (`committed`); it is written after the store has confirmed them. The store knows
+for which disk the image is reserved, and the generation below that disk's diff (model/refs.py).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from .epochs import Planned
 
 
 def image_of(record: Record) -> ImageRef:
-    """Return the image of a disk, by the keys that this machine has."""
+    """Return the image of a disk, with the Ceph keys of this machine."""
     image = record.of_image._replace(generation="")
     return (
         image._replace(access=store.bridged(image.access).keyed()) if image.access.can.has_bridge else image
@@ -52,17 +52,17 @@ def image_of(record: Record) -> ImageRef:
 
 
 def check_reached(image: ImageRef) -> None:
-    """Raise unless the store of an image is there; one that has a bridge says so by itself."""
+    """Raise StoreUnavailable unless the image's store is mounted; a bridge reports that itself."""
     if not image.access.can.has_bridge:
         store.of(image.access).check(image)
 
 
 def due_before_commit(record: Record) -> dict[str, object]:
-    """Return as an answer that the bridge has to settle the image first, nothing if it need not.
+    """Return {"settle": image} if the bridge has to settle the image first, else {}.
 
-    This machine only reads and writes images of a store with a bridge. The bridge alone can `settle`: before
-    a commit, if the one before was killed, and after each. A step then answers with `due`, which names the
-    image, and is asked again afterwards (plan/store/commit_turns.py).
+    On a store with a bridge this machine only reads and writes images; only the bridge can `settle` one:
+    after each commit, and before one if the last was killed. A step then answers with what is due, and the
+    front-end repeats the step after it (plan/store/commit_turns.py).
     """
     image = record.of_image._replace(generation="")
     if not image.access.can.has_bridge or store.bridged(image.access).is_settled(image_of(record)):
@@ -71,13 +71,13 @@ def due_before_commit(record: Record) -> dict[str, object]:
 
 
 def make(step: CreateDiff, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
-    """Publish an overlay over the leased base of the image, which waits for this disk alone from now on."""
+    """Publish an overlay over the image's leased base and reserve the image for this disk."""
     disk, image, at = step.disk, step.image, store.of(step.image.access)
     vm_dir.check_wanted(disk, planned)
-    if not image.access.can.has_bridge:  # which has looked
+    if not image.access.can.has_bridge:  # the bridge has looked
         at.check(image)
         at.settle(image)
-        # Who has it in place goes on undisturbed: nothing says yet that the image waits for this disk.
+        # Refuse while a VM writes to the image in place; it is not reserved for this disk yet.
         at.writers(image)
     put_aside = _put_aside(disk, planned)
     root = cache.root_of(disk.vm_dir)
@@ -85,7 +85,7 @@ def make(step: CreateDiff, planned: Planned, ask: room.Ask | None) -> dict[str, 
     record = Record(
         disk.disk, DIFF, "qcow2", create.first_layer(disk), image=image._replace(generation=base.generation)
     )
-    # That took its time: who comes late does not take the image from who waits for it by now.
+    # The base took time to arrive: a late plan must not take the image from a newer disk.
     vm_dir.check_wanted(disk, planned)
     before = at.claim(image, owner_of(disk, image, planned.seq, base.generation))
     point("image claimed")
@@ -101,7 +101,7 @@ def make(step: CreateDiff, planned: Planned, ask: room.Ask | None) -> dict[str, 
 
 
 def _put_aside(disk: DiskRef, planned: Planned) -> str:
-    """Keep a diff that is in the way: a disk made anew must not cost what its guest wrote before."""
+    """Keep an older diff that is in the way: its guest's data must survive a disk made anew."""
     record = records.as_found(disk.vm_dir, disk.disk)
     if record and not record.place.commits:
         return ""
@@ -112,7 +112,7 @@ def _put_aside(disk: DiskRef, planned: Planned) -> str:
 
 
 def owner_of(disk: DiskRef, image: ImageRef, seq: int, generation: str) -> Owner:
-    """Return a disk as the owner of an image, over a generation of which its diff lies."""
+    """Return a disk as the owner of an image; `generation`: the content below its diff."""
     return Owner(disk.vm, disk.disk, seq, generation, os.uname().nodename, image.access.cloud)
 
 
@@ -126,7 +126,7 @@ def _diff(disk: DiskRef) -> Record:
 
 
 def take_turn(step: TakeTurn) -> dict[str, bool]:
-    """Be alone at work on a VM's disks, unless somebody is; return whether its guest `runs`. Raise VmBusy."""
+    """Take the turn on a VM's disks; return whether its guest `runs`. Raise VmBusy if an action has it."""
     job_lock.take_unless_busy(step.vm, step.vm_dir)
     state = domain.state(step.domain) if step.domain else "absent"
     if state == "unknown":
@@ -138,8 +138,9 @@ def take_turn(step: TakeTurn) -> dict[str, bool]:
 
 
 def check(disk: DiskRef) -> dict[str, object]:
-    """Raise what a commit would: StoreUnavailable, NotOwner, StaleDiff, CommitRefused, AnotherWriter; return
-    what is due before it.
+    """Return what is due before a commit; raise what a commit would.
+
+    That is StoreUnavailable, NotOwner, StaleDiff, CommitRefused or AnotherWriter.
     """
     record = _diff(disk)
     due = due_before_commit(record)
@@ -154,7 +155,7 @@ def check(disk: DiskRef) -> dict[str, object]:
 
 
 def commit(step: CommitDisk, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
-    """Commit the layers up to `top`, as far as the image does not have them; return their bytes."""
+    """Commit the layers up to `top` that the image does not have; return their bytes."""
     disk = step.disk
     job_lock.take(disk.vm, disk.vm_dir)
     record = _diff(disk)
@@ -169,16 +170,16 @@ def commit(step: CommitDisk, planned: Planned, ask: room.Ask | None) -> dict[str
         return {"bytes": 0, **due}
     done = _write(disk, record._replace(path=path), ask, step.rate)
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
-        # A guest that was started meanwhile may have been given what was the active layer then.
+        # A guest started meanwhile may write to what was the active layer then.
         writers.check_file(path)
-        # As it is now: its guest may write to another layer than when this began.
+        # The present record: the guest may write to another layer than when the commit began.
         records.write_record(disk.vm_dir, _diff(disk)._replace(committed=step.top))
     point("commit recorded")
     return {**done, **due_before_commit(record)}
 
 
 def _write(disk: DiskRef, record: Record, ask: room.Ask | None, rate: int = 0) -> dict[str, object]:
-    """Commit what a disk with this record holds; return the bytes that waited, and what was done.
+    """Commit the layers of `record`; return the bytes that waited, and what the store did.
 
     `rate`: bytes per second to the store, 0 for no limit.
     """
@@ -211,8 +212,9 @@ def _write(disk: DiskRef, record: Record, ask: room.Ask | None, rate: int = 0) -
 
 
 def _claim_again(at: store.Store, image: ImageRef, owner: Owner) -> None:
-    """Claim an image for what a disk lies over now, if who laid it so was killed before
-    (disk/diff_rebase.py); refused if it is not that.
+    """Repeat the claim with the diff's generation, if a killed rebase (disk/diff_rebase.py) did not.
+
+    The store refuses it if the image has another content.
     """
     claimed = at.owner(image)
     if claimed and claimed.is_same(owner) and claimed.generation != owner.generation:
@@ -227,27 +229,26 @@ def _has_grown(at: store.Store, image: ImageRef, size: int) -> bool:
 def written(
     disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | None, rate: int = 0
 ) -> tuple[dict[str, object], Record]:
-    """Commit all that a disk holds, at most `rate` bytes per second, 0 for no limit; return what was done,
-    and its record then.
+    """Commit all that a disk holds, at most `rate` bytes per second (0: no limit); return result and record.
 
-    What is committed lies under an empty layer before it is read: whoever starts the guest after that, since
-    what comes next has failed, has it write to a layer of which nobody says that the image has it.
+    An empty layer is put above the layers first. If a later step fails and the guest is started, it writes to
+    a layer that no record calls committed.
     """
     if not retained_diffs.waiting_layers(record):
         return _write(disk, record, ask, rate), record
     writers.check_file(record.path)
     if len(retained_diffs.chain_of(record)) > 1 and layers.is_empty(record.path):
-        # There is one, of a commit that was refused.
+        # A refused commit has left the empty layer.
         top = int(disk_names.layer_of(retained_diffs.chain_of(record)[-2]))
     else:
         top = int(record.layer)
-        # What is to be committed, so that it can go, may be what fills the disk.
+        # The diff may itself be what fills the disk, and can go only after its commit.
         room.require(disk.vm_dir, room.LITTLE, ask, where=layering.folder_of(record))
         layering.add_layer(AddLayer(disk, top + 1, top, record.format), planned)
         layering.activate_layer(ActivateLayer(disk, top + 1, "qcow2"), planned)
     done = _write(disk, record, ask, rate)
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
-        # A guest that was started meanwhile may have been given what was the active layer then.
+        # A guest started meanwhile may write to what was the active layer then.
         writers.check_file(disk_names.layer(disk_names.plain(record.path), top))
         after = _diff(disk)._replace(committed=top)
         records.write_record(disk.vm_dir, after)
@@ -256,12 +257,13 @@ def written(
 
 
 def finish(step: FinishDisk, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
-    """Commit all that a disk holds and take it away; return the bytes, or where it is `kept` if another copy
-    of it has come first.
+    """Commit all that a disk holds and remove the disk; return the bytes.
+
+    Or return where the diff is `kept`, if another copy of the disk was committed first.
     """
     disk = step.disk
     job_lock.take(disk.vm, disk.vm_dir)
-    # A guest that goes on without this disk has others, with which something may be under way.
+    # The guest may still run with its other disks, with a job of a killed action.
     recovery.recover(disk.vm_dir, step.domain)
     record = _diff(disk)
     due = due_before_commit(record)
@@ -270,10 +272,10 @@ def finish(step: FinishDisk, planned: Planned, ask: room.Ask | None) -> dict[str
     image = image_of(record)
     at, own = store.of(image.access), owner_of(disk, image, history.seq_of(disk.vm_dir), "")
     if retained_diffs.waiting_layers(record) or files.is_absent(record.path):
-        # A store that is not there says nothing of its owners.
+        # An unmounted store does not know the owner.
         check_reached(image)
     if not _is_there(disk, record) and _is_given_up(at.owner(image), own):
-        # Killed while it was taken away.
+        # A killed run had begun to remove it.
         _take_away(disk, planned)
         return {"bytes": 0}
     if (
@@ -289,7 +291,7 @@ def finish(step: FinishDisk, planned: Planned, ask: room.Ask | None) -> dict[str
         done, record = written(disk, record, planned, ask, step.rate)
     except NoSpace:
         if image.access.can.has_bridge:
-            raise  # what is settled there is asked for again
+            raise  # the settled parts need another turn of the bridge
         return _as_it_is(step, record, planned, ask)
     due = due_before_commit(record)
     if due:
@@ -300,9 +302,9 @@ def finish(step: FinishDisk, planned: Planned, ask: room.Ask | None) -> dict[str
 
 
 def _as_it_is(step: FinishDisk, record: Record, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
-    """Commit a disk that goes, and remove it, where its host is too full for a layer over it.
+    """Commit a disk in place and remove it, on a host too full for an empty layer above it.
 
-    Nothing is noted but in the image: who is killed begins again. A guest that was started meanwhile has it
+    Only the image records progress, so a killed run begins again. A guest started meanwhile has the file
     open, or has changed it.
     """
     disk, image = step.disk, image_of(record)
@@ -321,9 +323,7 @@ def _as_it_is(step: FinishDisk, record: Record, planned: Planned, ask: room.Ask 
 
 
 def _is_there(disk: DiskRef, record: Record) -> bool:
-    """Tell whether there is still something of a disk; raise DeviceMissing of a kept one whose device is
-    away: it is not gone by that.
-    """
+    """Return True if the disk still has layers; raise DeviceMissing for a kept diff whose device is away."""
     if retained_diffs.is_kept(disk.vm_dir):
         return record.layer in on_devices.listed(disk_names.layers(disk.path))
     return not files.is_absent(record.path)
@@ -336,10 +336,10 @@ def _take_away(disk: DiskRef, planned: Planned, *, is_committed: bool = False) -
 
 
 def _is_given_up(owner: Owner | None, own: Owner) -> bool:
-    """Tell whether the image waits for this disk no more."""
+    """Return True if the image is not reserved for this disk any more."""
     return owner is None or not owner.is_same(own)
 
 
 def _is_over(owner: Owner | None, own: Owner) -> bool:
-    """Tell whether the disk was committed and removed already, or has moved: this is a remainder."""
+    """Return True if this is a remainder: the disk was committed and removed, or has moved."""
     return owner is None or (owner.is_same(own) and owner.epoch > own.epoch)

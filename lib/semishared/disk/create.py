@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Publish the disks of a VM: stage beside, record, rename under the VM's lock. Each may be run twice.
+"""Create the disks of a VM: stage, record, rename under the VM's lock. Each step may run twice.
 
-It also finds the diff of a lost host, when oned makes its VM anew (`onevm recover --recreate`).
+And find the diff of a lost host, when oned recreates its VM (`onevm recover --recreate`).
 """
 
 from __future__ import annotations
@@ -37,12 +37,11 @@ from ..tools.rate_limit import standing_back
 from . import epochs, on_devices, records, vm_dir
 from .epochs import Planned
 
-# A diff that was never moved to where its VM is made anew (`onevm recover --recreate`): a host that was away
-# may have it still.
+# A diff whose VM oned recreates elsewhere (`onevm recover --recreate`) may still lie on the lost host.
 #
-# Its image waits for that very disk, at an earlier SEQ. Without an epoch that host's directory would pass for
-# one that was moved away, which holds nothing that is nowhere else, and go with what was not committed. So
-# one is noted before the image waits for another disk, or for none.
+# The image is reserved for that very disk, at an earlier SEQ. If the host comes back, its directory looks
+# like a leftover of a move, which may be removed; the uncommitted data would be lost. The epoch prevents
+# that: it is noted before the image is reserved for another disk, or for none.
 
 
 if TYPE_CHECKING:
@@ -50,17 +49,17 @@ if TYPE_CHECKING:
 
 
 def look(disk: DiskRef, image: ImageRef, seq: int) -> dict[str, object]:
-    """Return such a disk as `before`, and the `epoch` that is due; nothing if the image waits for none."""
+    """Return such a disk as `before`, and the `epoch` to note; {} if the image is reserved for none."""
     before = owner(disk, image, seq)
     return {"before": before.to_data(), "epoch": seq} if before else {}
 
 
 def owner(disk: DiskRef, image: ImageRef, seq: int) -> Owner | None:
-    """Return for which such disk the image waits, None for none; `seq`: that of the VM's history now."""
+    """Return the older diff of the same disk that the image is reserved for; `seq`: the VM's SEQ now."""
     try:
         before = store.of(image.access).owner(image)
     except UnknownClaim:
-        return None  # whoever claims it says so
+        return None  # the claim itself is refused later, with the reason
     if before is None or before.epoch >= seq:
         return None
     return (
@@ -80,10 +79,10 @@ def publishing(
     near: str = "",
     first: Callable[[], None] | None = None,
 ) -> ContextManager[str]:
-    """Return a context that yields a staged name for the disk, and records and publishes it at its end.
+    """Return a context that yields a staged name for the disk; at its end the disk is recorded and published.
 
-    `expected`: about how many bytes it will take; `near`: the device of what it lies over; `first` is called
-    before, under the VM's lock.
+    `expected`: about how many bytes the disk will take; `near`: the device of its base; `first` runs before,
+    under the VM's lock.
     """
 
     def write() -> None:
@@ -91,8 +90,7 @@ def publishing(
             first()
         path = disk_names.record(disk.vm_dir, disk.disk)
         if not files.is_absent(path) and files.hint(path) != record.to_data():
-            # A disk made anew over another generation: at no moment may a record lie about the disk beside
-            # it.
+            # Another generation lay here: no record may ever describe another disk than the one beside it.
             files.unlink(disk.path)
         records.write_record(disk.vm_dir, record)
 
@@ -106,8 +104,9 @@ def first_layer(disk: DiskRef) -> str:
 
 
 def create_overlay(step: CreateOverlay, planned: Planned, ask: room.Ask | None) -> None:
-    """Publish an overlay over a leased base (map: disk.N -> disk.N.snap/0 over leases/VM-N ==
-    bases/.../image).
+    """Publish an overlay over a leased base.
+
+    disk.N -> disk.N.snap/0, over the lease leases/VM-N, a hard link to bases/.../image.
     """
     disk, image = step.disk, step.image
     root = cache.root_of(disk.vm_dir)
@@ -126,13 +125,14 @@ def create_overlay(step: CreateOverlay, planned: Planned, ask: room.Ask | None) 
             size = grown(lease, image, step.min_size)
             qemu_img.create_overlay(staged, lease, image.format, size, step.options)
         undo.keep()
-    # A disk made anew over another generation: the overlay that needed the older lease is gone now.
+    # The lease of an older overlay over another generation is not needed any more.
     vm_dir.release(disk, planned, but=base.directory)
 
 
 def have_lease(base: cache.Base, disk: DiskRef) -> None:
-    """Have a disk's lease still, under its VM's lock: who has made one of that name before, and failed late,
-    may have given it up.
+    """Lease the base again, under the VM's lock: an older, late action on a disk of this number may free it.
+
+    Raise ToolFailed if the base was evicted.
     """
     if not cache.lease(base, disk.vm, disk.disk):
         raise ToolFailed(
@@ -142,9 +142,7 @@ def have_lease(base: cache.Base, disk: DiskRef) -> None:
 
 
 def create_remote(step: CreateRemote, planned: Planned) -> None:
-    """Publish an overlay over the image on the store (disk.N -> disk.N.snap/0 over the image, of which
-    nothing is copied).
-    """
+    """Publish an overlay over the image on the store (disk.N -> disk.N.snap/0); copy nothing."""
     from ..model.disk.network_disk import NetworkDisk
     from . import remote_first
 
@@ -164,26 +162,26 @@ def create_remote(step: CreateRemote, planned: Planned) -> None:
         qemu_img.create_overlay(
             staged, remote_first.backing_name(record), image.format, size, step.options, look=False
         )
-    # A disk made anew in another place.
+    # The disk may have lain elsewhere before, over a base.
     vm_dir.release(disk, planned)
 
 
 GROWTH = 10
-"""One in so many bytes of its size is what an overlay is taken to come to hold."""
+"""The expected growth of an overlay is its size divided by this."""
 
 
 def growth(path: str, min_size: int) -> int:
-    """Return about how many bytes an overlay over the file `path` will take."""
+    """Estimate the bytes that an overlay over the file `path` will take."""
     return max(os.stat(path).st_size, min_size) // GROWTH
 
 
 def grown(path: str, image: ImageRef, min_size: int) -> int:
-    """Return the size of an overlay: 0 (its backing image's) unless the image is below `min_size`."""
+    """Return the size of a new overlay: 0 (its backing file's) unless the image is below `min_size`."""
     return min_size if min_size and qemu_img.virtual_size(path, image.format) < min_size else 0
 
 
 def copy_image(step: CopyImage, planned: Planned, ask: room.Ask | None) -> None:
-    """Publish a full copy, from the base if it is here, verified if the image's generation is known."""
+    """Publish a full copy, from the base if it is here; verify it if the image's generation is known."""
     from ..stage.manifests import check_unchanged
 
     disk, image = step.disk, step.image
@@ -223,9 +221,9 @@ def copy_file(step: CopyFile, planned: Planned) -> None:
 
 
 def clone_on_store(step: CloneOnStore, planned: Planned) -> None:
-    """Publish a clone on the store: disk.N -> clones/VM-N -> VM-N.snap/0 over the image itself."""
+    """Publish a clone on the store: disk.N -> clones/VM-N -> VM-N.snap/0, an overlay over the image."""
     disk, image, at = step.disk, step.image, store.of(step.image.access)
-    # First of all: nothing may be written below a mount point that is not mounted.
+    # First: nothing may be written below an unmounted mount point.
     at.check(image)
     clone = at.clone_of(image, disk.vm, disk.disk)
     record = Record(
@@ -236,19 +234,19 @@ def clone_on_store(step: CloneOnStore, planned: Planned) -> None:
     ) as publish:
 
         def publish_first() -> None:
-            # Killed before there is a record, what removes the disk finds the clone by this.
+            # If a kill leaves no record, the removal of the disk finds the clone by this note.
             files.remove_staged(*os.path.split(vm_dir.intended(disk)))
             files.write_json(vm_dir.intended(disk), {"clone": clone})
             publish()
 
-        # By its name nobody can tell it from one of a VM made anew: so it gets that under the VM's lock, and
-        # nobody takes it back.
+        # A recreated VM's clone has the same name. So the clone gets it under the VM's lock, and a failure
+        # does not take it back.
         with publishing(disk, planned, record, first=publish_first) as staged:
             os.symlink(clone, staged)
 
 
 def adopt_clone(step: AdoptClone, planned: Planned) -> None:
-    """Publish a link to a clone that is on the store, and its record, as the host had them that was lost."""
+    """Publish the link to a clone of a lost host, and its record; the clone is on the store already."""
     disk, image = step.disk, step.image
     store.of(image.access).check(image)
     clone = disk_names.plain(step.layer)
@@ -259,20 +257,21 @@ def adopt_clone(step: AdoptClone, planned: Planned) -> None:
         os.symlink(clone, staged)
     active = disk_names.layer(os.path.basename(clone), disk_names.layer_of(step.layer))
     if os.readlink(clone) != active:
-        # A snapshot died with the host just before it said this.
+        # The lost host recorded a snapshot, and died before it switched the link.
         files.symlink(active, clone)
     point("clone adopted")
 
 
 def link_in_place(step: LinkInPlace, planned: Planned) -> None:
-    """Link the disk to the image (disk.N -> .semishared/NAME/image -> ../../NAME); a session ends the
-    generation first.
+    """Link the disk to the image (disk.N -> .semishared/NAME/image -> ../../NAME).
+
+    A session ends the image's generation first.
     """
     disk, image, at = step.disk, step.image, store.of(step.image.access)
     at.check(image)
     vm_dir.check_wanted(disk, planned)
     if step.session and not step.shareable:
-        # Before anything says that a session of this VM has begun: whoever writes goes on undisturbed.
+        # Refuse while another VM writes to the image, before this VM's session is noted.
         at.writers(image)
     path, network = at.attach(image)
     if step.session:
@@ -287,7 +286,7 @@ def link_in_place(step: LinkInPlace, planned: Planned) -> None:
 
 
 def create_volatile(step: CreateVolatile, planned: Planned, ask: room.Ask | None) -> None:
-    """Publish an empty disk; with a file system (or swap) it is made raw first, then converted."""
+    """Publish an empty disk; one with a file system, or swap, is made raw first, then converted."""
     from ..tools import mkfs
 
     disk = step.disk
@@ -297,7 +296,7 @@ def create_volatile(step: CreateVolatile, planned: Planned, ask: room.Ask | None
         )
     record, written = Record(disk.disk, VOLATILE, step.format, disk.path), _written_empty(step)
     if devices.may_hold(disk.vm_dir) and devices.usual(cache.root_of(disk.vm_dir)):
-        # On a device are layers alone. Without a pool it is a plain file, until it moves live
+        # Only layers lie on devices. Without a pool the disk is a plain file until its VM migrates live
         # (guest/deltas.py).
         record = record._replace(path=first_layer(disk))
     with publishing(disk, planned, record, max(step.size // GROWTH, written)) as staged:
@@ -307,9 +306,7 @@ def create_volatile(step: CreateVolatile, planned: Planned, ask: room.Ask | None
 
 
 def _written_empty(step: CreateVolatile) -> int:
-    """Return about how many bytes an empty disk takes: a file system's journal is at most 1 GiB, its tables
-    are few at first.
-    """
+    """Estimate the bytes of an empty disk: a journal of at most 1 GiB, and few tables at first."""
     return (
         min(step.size >> 4, 1 << 30) + (step.size >> 12) + room.LITTLE
         if step.fs not in ("", "swap")
@@ -318,14 +315,14 @@ def _written_empty(step: CreateVolatile) -> int:
 
 
 def record_network(step: RecordNetwork, planned: Planned) -> None:
-    """Record a disk that libvirt opens over the network; there is no file of it."""
+    """Record a disk that libvirt opens over the network; it has no file here."""
     disk = step.disk
     record = Record(
         disk.disk, PLACES[step.how], step.image.format, "", step.readonly, step.image, step.network
     )
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk) as file:
         epochs.note_made(file, str(disk.disk))
-        # A disk made anew in another place: at no moment may a record lie about the disk beside it.
+        # Another disk lay here: no record may ever describe another disk than the one beside it.
         on_devices.remove(disk.path)
         layers.remove(disk.path)
         records.write_record(disk.vm_dir, record)
@@ -333,30 +330,26 @@ def record_network(step: RecordNetwork, planned: Planned) -> None:
     point("disk recorded")
 
 
-# The bases of a VM that is about to boot, where the device on which they lay is not there: had again, on
-# another one.
+# Before a VM boots: bases of its disks whose device is missing are fetched again, onto another device.
 #
-# What its disks lie over are bases of known generations, each of which is the hash of its content: whoever
-# has that, the store or another host, gives it, and every extent is verified. The lease then stands where it
-# stood, and no header says anything else.
+# The generation of such a base is the hash of its content. So the store, or any host, can deliver it, and
+# each extent is verified. The new lease has the old name, so no header changes.
 #
-# What cannot be had is only told of: the VM may run, and only its CONTEXT be made anew. Who boots it is
-# refused (vmm/records.py).
+# An error is only a warning here: the VM may be running, and oned only renew its CONTEXT. The deploy action
+# refuses to boot without the base (vmm/records.py).
 
 
 def replace_lost_bases(vm: int, vm_dir: str, ask: room.Ask | None, warn: Callable[[str], None]) -> None:
-    """Have the bases again without which disks of the VM cannot be opened; `warn` is told why one cannot be
-    had.
-    """
+    """Fetch the lost bases below a VM's disks again; call `warn` with the reason for each that fails."""
     root = cache.root_of(vm_dir)
     if not devices.registered(root):
         return
     try:
         found = records.records(vm_dir)
     except BadRecord:
-        return  # who boots it says so
+        return  # deploy reports it
     if any(on_devices.is_away(disk_names.disk(vm_dir, record.disk)) for record in found):
-        return  # it cannot boot, whatever its disks lay over
+        return  # the VM cannot boot without those layers
     for record in found:
         if _is_lost(root, vm, record):
             try:
@@ -372,9 +365,7 @@ def replace_lost_bases(vm: int, vm_dir: str, ask: room.Ask | None, warn: Callabl
 
 
 def _is_lost(root: str, vm: int, record: Record) -> bool:
-    """Tell whether a disk has no lease on what it lies over, and that is, or was, on a device that is not
-    there.
-    """
+    """Return True if a disk has no lease on its base, and that base is, or was, on a missing device."""
     if not record.place.leases or record.image is None:
         return False
     base = cache.named(root, record.image, record.image.generation)

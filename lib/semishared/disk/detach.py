@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`remote-first` disks of a VM stop reading from the store: overlays over bases of this host.
 
-The lease comes first, then a running guest goes over (guest/detach.py), or headers and records of one that is
-off are changed. What is killed on the way is ended by the next action on the VM's disks, or its next start
-(guest/base_switch.py).
+The lease comes first. Then a running guest's QEMU switches to the base (guest/detach.py); for a VM that is
+off, headers and records are changed. The next action on the VM's disks, or its next start, ends what a kill
+left (guest/base_switch.py).
 
-oned knows nothing of this, and may begin anything with the VM meanwhile. So nobody is ended for it who is at
-work on the disks; oned is asked when they are ours, and whatever it begins after that ends us.
+oned does not know of a detach and may start any action meanwhile. So the detach never ends an action that
+works on the disks; it takes the turn, then asks oned, and an action that oned starts later ends the detach.
 """
 
 from __future__ import annotations
@@ -31,17 +31,16 @@ from .epochs import Planned
 
 
 def detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
-    """Detach disks of one VM; report {"vm", "disks": [{"disk", "generation", "bytes"}], "seconds", "error",
-    "id"}.
+    """Detach disks of a VM: {"vm", "disks": [{"disk", "generation", "bytes"}], "seconds", "error", "id"}.
 
-    `error` is the line of what is wrong, with its `id`, '' if all is done: nothing is raised for it.
+    An error is not raised, but reported as a line in `error`, with its `id`.
     """
     with effects.told(vm=step.vm, disks=[]) as answer:
         if not job_lock.take_if_free(step.vm, step.vm_dir):
             raise CannotDetach(f"VM {step.vm} on {os.uname().nodename} is being acted upon")
         try:
             _check_wanted(step, ask)
-            # A killed action may have left the guest at rest.
+            # A killed action may have left the guest frozen or suspended.
             recovery.recover(step.vm_dir, step.domain)
             _check_state(step)
             answer["disks"] = _detach(step, planned, ask)
@@ -51,7 +50,7 @@ def detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> dict[str, 
 
 
 def _check_wanted(step: DetachVm, ask: room.Ask | None) -> None:
-    """Raise CannotDetach unless oned has the VM still as it was planned, and nothing has taken it over."""
+    """Raise CannotDetach unless oned still has the VM as planned, and no other host has taken it over."""
     why = str(ask(question="vm", vm=step.vm).get("why", "")) if ask else ""
     if why:
         raise CannotDetach(f"VM {step.vm}: {why}")
@@ -74,14 +73,14 @@ def _detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> list[dict
         if found[disk].place.is_remote
     ]
     with vm_dir.publishing(step.vm, step.vm_dir, planned):
-        pass  # what comes now is published into a VM that was not deleted since this was planned
+        pass  # a step of an older plan is refused if the VM was deleted since
     if not wanted:
         return []
     with (
         _memory([before for before, _ in wanted] if step.domain else []),
         recovery.ended_on_failure(step.vm_dir, step.domain),
     ):
-        # Before the first lease: who finds this gives leases back that no disk lies over.
+        # Before the first lease: with this note, recovery frees leases that no disk lies over.
         active_layer.note(step.vm_dir, [before for before, _ in wanted])
         point("detach noted")
         disks = [
@@ -101,9 +100,7 @@ def _detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> list[dict
 
 @contextmanager
 def _memory(before: Sequence[Record]) -> Iterator[None]:
-    """Have memory, within the block, for what disks of a running guest that lie there get beside their
-    layers: a delta, and copies.
-    """
+    """Promise memory, within the block, to disks in memory of a running guest: a delta each, and copies."""
     with ExitStack() as promised:
         for record in before:
             folder = layering.folder_of(record)
@@ -118,7 +115,7 @@ def _memory(before: Sequence[Record]) -> Iterator[None]:
 
 
 def _require_room(vm_dir: str, disks: Sequence[live.Detached], ask: room.Ask | None) -> None:
-    """Make room for the copies beside the layers, on whichever file systems those lie."""
+    """Make room for the copies beside the layers, on each file system that has some."""
     needed: dict[int, tuple[str, int]] = {}
     for disk in disks:
         folder = layering.folder_of(disk.before)
@@ -129,9 +126,7 @@ def _require_room(vm_dir: str, disks: Sequence[live.Detached], ask: room.Ask | N
 
 
 def _over_base(step: DetachVm, before: Record, generation: str, ask: room.Ask | None) -> Record:
-    """Return a disk's record over the base of its image, on which it has a lease; raise unless that is what
-    it lies over now.
-    """
+    """Lease the image's base; return the disk's record over it. Raise if the content differs."""
     layering.folder_of(before)
     remote_first.check(before)
     remote_first.check_unchanged(before)
@@ -148,7 +143,7 @@ def _over_base(step: DetachVm, before: Record, generation: str, ask: room.Ask | 
 
 
 def _check_system_snapshots(step: DetachVm, record: Record) -> None:
-    """Raise CannotDetach if the VM has snapshots that libvirt keeps: they name what the disks lie over."""
+    """Raise CannotDetach if libvirt keeps snapshots of the VM: they name the disks' backing files."""
     if step.domain:
         count = len(domain.snapshots(step.domain))
     else:

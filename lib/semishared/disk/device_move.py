@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk's layers go to another device of their host's pool (pool/moving.py): all of them, by one rename.
+"""A disk's layers move to another device of their host's pool (pool/moving.py): all of them, by one rename.
 
     disk.N.snap -> A/layers/V-N-x        B/layers/V-N-y, a copy, is made        disk.N.snap -> B/layers/V-N-y
 
-oned does not know of this, and may begin anything with the VM meanwhile. As in detach.py no action at work on
-the disks is ended for it, oned is asked when the disks are ours, and whatever oned begins after that ends us.
-An action that does not come here first (a restore) is seen: layers that changed since they were copied are
-not switched.
+oned does not know of a move and may start any action meanwhile. As in detach.py the move takes the turn, asks
+oned, and is ended by an action that oned starts later. It also notices an action that takes no turn (a
+restore): layers that changed since they were copied are not switched.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ from .history import UNKNOWN
 
 
 def copy_layer(source: str, target: str, copying: Copying, empty: str = "") -> None:
-    """Copy layers that no guest writes to into a new directory, with hard links, without a delta.
+    """Copy layers without writers into a new directory, with hard links, without a delta.
 
-    `empty`: one that is only made there, of its size.
+    The layer `empty` is only created there, at its size.
     """
     label.make_directory(target)
     point("layers being copied")
@@ -68,7 +67,7 @@ def _make(entry: os.DirEntry[str], path: str) -> None:
 
 
 def layers_seen(folder: str) -> list[tuple[str, int, int, int, int]]:
-    """Return what tells whether anything in a directory of layers was changed, but for a delta."""
+    """Return what changes with any change in a directory of layers, except to its delta."""
     own = (entry for entry in os.scandir(folder) if entry.name != str(disk_names.DELTA_NUMBER))
     found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in own]
     return sorted(
@@ -77,25 +76,23 @@ def layers_seen(folder: str) -> list[tuple[str, int, int, int, int]]:
 
 
 FLOOR = 64 * MiB
-"""So many bytes stay free on the device that is left, where guests go on writing: one that found it full
-would be paused.
-"""
+"""Bytes that stay free on the old device, where guests go on writing: QEMU pauses them on a full one."""
 
 
 def move_live(step: MoveLayers, planned: Planned, tell: Tell, was: Link, new: Link) -> None:
-    """Move a disk's layers to a place that is no memory; its guest runs, or waits for room in memory.
+    """Move a disk's layers to a device that is no memory; its guest runs, or waits for room in memory.
 
-    The caller has the turn. A delta that is there is that of a move that was killed.
+    The caller has the turn. A delta that is there is a killed move's.
 
-    The guest writes to a delta while what is below that is copied, as in a move to another host; then QEMU
-    mirrors the delta into the copy, and the guest goes on with that (guest/device_switch.py). On its new
-    device it opens the base anew: where that is by now.
+    The guest writes to a delta while the layers below are copied, as in a migration. Then QEMU mirrors the
+    delta into the copy, and pivots to it (guest/device_switch.py). It opens the base anew there, on that
+    base's present device.
 
-    A disk may leave memory when that is full, and its guest stands still: the delta then takes room that is
-    kept free for it (device/ledger.py), and a run that was killed is gone on with instead of undone, for
-    which there might be no room.
+    A disk may leave memory when that is full and its guest stands still. The delta then takes space reserved
+    for it (device/ledger.py), and the next run resumes a killed move instead of undoing it, for which there
+    might be no room.
 
-    Whatever ends this ends it on one device or the other, and so does the next action on the VM's disks
+    A failure ends the move on one device or the other; after a kill the next action on the VM's disks does
     (recovery.py).
     """
     disk, root = step.disk, cache.root_of(step.disk.vm_dir)
@@ -133,9 +130,7 @@ def move_live(step: MoveLayers, planned: Planned, tell: Tell, was: Link, new: Li
 
 
 def note_leaving(vm_dir: str, disk: int, new: Link) -> None:
-    """Note that a disk is leaving memory for a place: as long as it is there, what its guest waits for may be
-    what memory has refused.
-    """
+    """Note that a disk is leaving memory; while the note stands, the guest may wait for full memory."""
     path = device_names.left_note(vm_dir, disk)
     files.remove_staged(*os.path.split(path))
     files.write_json(path, {"version": 1, "to": device_names.target_of(new)})
@@ -143,20 +138,20 @@ def note_leaving(vm_dir: str, disk: int, new: Link) -> None:
 
 
 def has_left(vm_dir: str, disk: int) -> bool:
-    """Tell whether a disk has left memory, and its guest was not seen to run since."""
+    """Return True if a disk has left memory and its guest was not seen running since."""
     link = devices.link_of(disk_names.layers(disk_names.disk(vm_dir, disk)))
     said = files.hint(device_names.left_note(vm_dir, disk))
     return link is not None and said == {"version": 1, "to": device_names.target_of(link)}
 
 
 def forget_left(vm_dir: str, disk: int) -> None:
-    """Remove that note: what fails from now on is not memory."""
+    """Remove that note: later write errors are not due to full memory."""
     files.unlink(device_names.left_note(vm_dir, disk))
     point("leaving of memory over")
 
 
 def _check(step: MoveLayers, root: str, was: Link, new: Link) -> None:
-    """Raise CannotMove for a disk that can be moved only while its VM is off."""
+    """Raise CannotMove for a disk that moves only while its VM is off."""
     which, record = f"disk {step.disk.disk} of VM {step.disk.vm}", records.record_of(step.disk)
     if _label(root, new).get("class") == MEMORY:
         raise CannotMove(f"{which}: what is to go to memory moves while its VM is off")
@@ -187,7 +182,7 @@ def _label(root: str, link: Link) -> dict[str, object]:
 
 
 def _copy(folder: str, directory: str, record: Record, copying: Copying) -> None:
-    """Copy what lies below a disk's delta; a raw layer, which QEMU writes whole, is only made."""
+    """Copy the layers below a disk's delta; only create a raw layer, which QEMU writes as a whole."""
     before = layers_seen(folder)
     copy_layer(folder, directory, copying, empty=record.layer if record.format == "raw" else "")
     if layers_seen(folder) != before:
@@ -195,9 +190,7 @@ def _copy(folder: str, directory: str, record: Record, copying: Copying) -> None
 
 
 def _watched(folder: str, floor: int, tell: Tell) -> Tell:
-    """Return what tells how far a copy is, and raises NoSpace when the device that is left becomes full
-    meanwhile.
-    """
+    """Return a `tell` that raises NoSpace when the old device has less than `floor` bytes left."""
 
     def told(**event: object) -> None:
         _see(folder, floor)
@@ -221,15 +214,15 @@ def _free(folder: str) -> int:
 
 
 def list_held(step: ListHeld) -> dict[str, object]:
-    """Return the devices of this host, and all that lies on them."""
+    """Return the devices of this host, and the disks and bases on them."""
     return {"devices": labels.described(step.root), "items": [*moving.held(step), *held(step)]}
 
 
 def held(step: ListHeld) -> list[dict[str, object]]:
-    """Return the layers of disks that are on devices: {"part", "name", "device", "bytes", "vm", "disk",
-    "vm_dir", "classes"}.
+    """Return a row for each disk with layers on devices.
 
-    Not of VMs in what does not answer.
+    {"part", "name", "device", "bytes", "vm", "disk", "vm_dir", "classes"}. VMs in a system datastore that
+    does not answer are left out.
     """
     location, found = os.path.dirname(step.root), []
     for system in systems.systems(location):
@@ -261,9 +254,7 @@ def held(step: ListHeld) -> list[dict[str, object]]:
 def move(
     step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell, *, is_urgent: bool = False
 ) -> dict[str, object]:
-    """Move the layers of a disk; report {"bytes", "seconds", "error", "id"}: of what is wrong its line,
-    nothing is raised.
-    """
+    """Move a disk's layers; return {"bytes", "seconds", "error", "id"}: an error is reported, not raised."""
     with effects.told(bytes=0) as answer:
         disk = step.disk
         moving.begin(cache.root_of(disk.vm_dir), is_urgent=is_urgent)
@@ -277,10 +268,9 @@ def move(
 
 
 def spill(step: MoveLayers, tell: Tell) -> dict[str, object]:
-    """Move the layers of a disk that its guest has open, as `move`, where nobody can ask oned.
+    """Move the layers of a disk that its guest has open, as `move`, on a host that cannot ask oned.
 
-    Only of a VM in which nothing is under way that anybody has noted, but for a move like this that was
-    killed.
+    It moves no disk of a VM with notes of another unfinished action, except a killed move of this kind.
     """
     vm_dir = step.disk.vm_dir
 
@@ -304,13 +294,13 @@ def _moved(step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell) -> i
         state = domain.state(step.domain) if step.domain else "off"
         if state == "paused" and domain.is_paused_on_error(step.domain):
             state = "running"
-        # Where libvirt does not say it, what QEMU has open does.
+        # Where libvirt does not report the state, open files decide (_refuse_opened).
         wanted = ("off", "absent", "unknown") if said.get("is_off") else ("running", "off", "absent")
         if state not in wanted:
             raise CannotMove(f"domain {step.domain} of VM {disk.vm} is {state} on {os.uname().nodename}")
     was = devices.link_of(folder)
     if was and left and was.name != step.name == left.name:
-        return 0  # A move that was killed had come so far that it has been ended there.
+        return 0  # recovery has completed a killed move to another device
     if was is None or was.name != step.name:
         raise CannotMove(
             f"the layers of disk {disk.disk} of VM {disk.vm} are not on the device any more where they were"
@@ -326,7 +316,7 @@ def _moved(step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell) -> i
         return size
     _refuse_opened(disk, folder)
     with Undo() as undo, files.enough_space(device_names.directory(root, new)):
-        # A switch that fails behind its rename has been made.
+        # A switch that fails after its rename has taken place.
         undo.add(lambda: moving.discard(root, [new] if devices.link_of(folder) != new else []))
         before = layers_seen(folder)
         copy_layer(folder, device_names.directory(root, new), Copying(size, step.rate, tell))
@@ -342,8 +332,9 @@ def _moved(step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell) -> i
 
 
 def _refuse_opened(disk: DiskRef, folder: str) -> None:
-    """Raise CannotMove if a guest has layers open after all: a guest that is idle changes none of them, and
-    would write to what is gone.
+    """Raise CannotMove if a guest has layers open after all.
+
+    An idle guest changes none of them, so `layers_seen` does not notice it; it would write to removed files.
     """
     for name in sorted(os.listdir(folder)):
         if lock_holders.is_image_open(f"{folder}/{name}"):
@@ -352,9 +343,7 @@ def _refuse_opened(disk: DiskRef, folder: str) -> None:
 
 
 def _goes_on(step: MoveLayers) -> bool:
-    """Tell whether a move of this disk under its guest that was killed can be gone on with: all is undone of
-    it but its delta.
-    """
+    """Return True if a killed live move of this disk can be resumed: only its delta is left to keep."""
     vm_dir = step.disk.vm_dir
     if (
         not step.domain
@@ -367,21 +356,21 @@ def _goes_on(step: MoveLayers) -> bool:
 
 
 def switch(folder: str, new: Link) -> None:
-    """Let the layers of a disk be in another place from now on; the caller holds the VM."""
+    """Switch a disk's link to the new place of its layers; the caller holds the VM."""
     files.remove_staged(*os.path.split(folder))
     files.symlink(device_names.target_of(new), folder)
     point("layers switched")
 
 
 def _discard_unlinked(root: str, disk: DiskRef) -> None:
-    """Remove what killed moves of this disk have left: we have the turn, and a place has its link first."""
+    """Remove what killed moves of this disk left; the caller has the turn, so no unlinked place is in use."""
     try:
         linked = devices.layers_links(os.path.dirname(root), disk.disk)
     except ToolTimeout:
-        return  # a store hangs, or is not mounted: gc does it when that answers
+        return  # a store hangs or is not mounted: gc removes them later
     own = devices.link_of(disk_names.layers(disk.path))
     if own not in linked:
-        return  # it was taken elsewhere meanwhile, or not everything was seen
+        return  # the disk was moved elsewhere meanwhile, or some links were not seen
     for uuid in filter(lambda uuid: devices.is_there(root, uuid), devices.registered(root)):
         parent = os.path.dirname(device_names.directory(root, Link(uuid, LAYERS, "-")))
         for name in os.listdir(parent) if os.path.isdir(parent) else ():

@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Diffs of a VM that is off and about to move: committed, then empty over the image's new content.
+"""Rebase the diffs of a VM that is off and about to move: committed, then empty over the image's new content.
 
-plan/vm/moves.py says when.
+plan/vm/moves.py decides when.
 
-Until the move is over the VM may be started again where it is. So each thing is there before the next says
-that it is:
+Until the move is done, oned may start the VM where it is. So each thing exists before a record names it:
 
-    committed        the image has what the disk holds; the disk is as it was, under an empty layer
-    leased           the host has the base of the image as it is now, and the disk a lease on it
-    layer, record    the disk is an empty layer over that
-    claimed          the image waits for a diff over that; whoever is killed before leaves it to the next
-    commit
-    layers, lease    what nothing lies over any more goes
+    committed        the image has the disk's content; the disk is as before, under an empty layer
+    leased           the host has the base of the image's new generation, and the disk a lease on it
+    layer, record    the disk is an empty layer over that base
+    claimed          the image is reserved for a diff over it; after a kill the next commit does that
+    layers, lease    what no layer lies over any more is removed
 
-A disk that gets no further stays as it is, and moves so. Where it goes to a machine that keeps no bases, its
-own goes along (stage/ensure.py): the image may never be that again.
+A disk that fails on the way moves as it is. If the target keeps no bases, the disk's base travels with it
+(stage/ensure.py): the image may never have that content again.
 """
 
 from __future__ import annotations
@@ -40,8 +38,7 @@ from .epochs import Planned
 
 
 def renew(step: RenewVm, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
-    """Renew the diffs of a VM; return what was done, why a disk stays as it is, and what the directory is
-    then.
+    """Rebase the diffs of a VM; return the result or failure of each, and the directory's bytes and bases.
 
     Raise MigrationRefused if its guest runs, or may.
     """
@@ -52,7 +49,7 @@ def renew(step: RenewVm, planned: Planned, ask: room.Ask | None) -> dict[str, ob
     recovery.recover(step.vm_dir, "")
     found: list[dict[str, object]] = []
     for record in records.records(step.vm_dir):
-        # What has its base with it can go on anywhere.
+        # A disk whose base travels with it can run anywhere.
         if record.place.commits and (
             step.all or (record.committed is not None and not stage_ensure.is_with(record))
         ):
@@ -87,8 +84,8 @@ def _renew(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | None
     own = commits.owner_of(disk, image, seq, record.of_image.generation)
     _check_left_so(at, image, own)
     base, lease = ensure(root, image, ask, (disk.vm, disk.disk), want=room.FOR_THIS)
-    # oned may give the VM back to its host meanwhile, which stops nobody who moves it: its guest does not
-    # start on what was then.
+    # oned may give the VM back to its host meanwhile; that does not stop this move. The lock keeps the guest
+    # from starting on the old layers.
     with writers.alone(*os.path.split(record.path), wait_s=0):
         if base.generation != own.generation:
             _check_left_so(at, image, own)
@@ -103,9 +100,7 @@ def _renew(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | None
 
 
 def _check_left_so(at: store.Store, image: ImageRef, own: Owner) -> None:
-    """Raise NotOwner, StaleDiff or CommitRefused unless the image is as this disk has left it: it is to be
-    put under its guest.
-    """
+    """Raise NotOwner, StaleDiff or CommitRefused unless the image is as this disk's commit left it."""
     claimed = at.owner(image)
     if claimed is None or not claimed.is_same(own):
         raise NotOwner(
@@ -119,7 +114,7 @@ def _check_left_so(at: store.Store, image: ImageRef, own: Owner) -> None:
 
 
 def _laid(disk: DiskRef, record: Record, generation: str, lease: str, planned: Planned) -> Record:
-    """Make a disk an empty layer over a base that it has a lease on; return its record."""
+    """Put an empty layer over a leased base and record it as the disk; return the record."""
     path = disk_names.layer(disk_names.plain(record.path), int(record.layer) + 1)
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
         if retained_diffs.waiting_layers(record):
@@ -142,11 +137,11 @@ def _laid(disk: DiskRef, record: Record, generation: str, lease: str, planned: P
 
 
 def _drop_others(disk: DiskRef, record: Record) -> None:
-    """Link the disk to its active layer, and remove the layers that it does not lie over any more."""
+    """Link the disk to its active layer, and remove the layers outside its backing chain."""
     layering.link(record, disk, int(record.layer))
     folder, chain = os.path.dirname(record.path), retained_diffs.chain_of(record)
     if not chain:
-        # Put aside at this moment (device/offline.py), and perhaps back at the next.
+        # Another process has set the device aside (device/offline.py); it may be back soon.
         raise MissingImage(f"{record.path} is not there on {os.uname().nodename}")
     for number in layers.numbered(folder):
         if f"{folder}/{number}" not in chain:

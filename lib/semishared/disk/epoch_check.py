@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether what this host has of a VM is still the VM's, or another host has taken the VM over.
+"""Whether this host's directory of a VM still counts, or another host has taken the VM over.
 
-The directory says of which SEQ of the VM's history it is (vm_dir.py). A host that takes a VM over from a lost
-one notes the SEQ from which on it counts, its epoch, in each store that the VM has an image of; a VM that was
-never taken over has none. So a host that comes back sees the epoch before it starts what it has, sends it or
-saves it, whatever it is told to do.
+The directory holds the SEQ of the VM's history (vm_dir.py). A host that takes a VM over from a lost one notes
+the SEQ from which it counts, the epoch, in each store that has an image of the VM; other VMs have no epoch.
+So a host that comes back sees the epoch before it starts, sends or saves what it has.
 """
 
 from __future__ import annotations
@@ -25,14 +24,13 @@ if TYPE_CHECKING:
     from ..model.disk.acquired import Given
 
 HANGS = -2
-"""In place of an epoch."""
+"""Stands for an epoch: the store does not answer."""
 
 
 def check(vm: int, directory: str, given: Optional[Mapping[int, Given]] = None) -> str:
-    """Raise StaleDirectory if a VM directory is older than the VM's epoch; return why unknown, or ''.
+    """Raise StaleDirectory if a VM directory is older than the VM's epoch; return '', or why that is unknown.
 
-    A store that is not to be reached, or hangs, is no reason to refuse: a VM on the host's own disks runs
-    without it.
+    An unreachable or hung store is no reason to refuse: a VM on the host's own disks runs without it.
     """
     seq, found = seq_of(directory), _images(directory, given)
     unknown = (
@@ -60,10 +58,9 @@ def check(vm: int, directory: str, given: Optional[Mapping[int, Given]] = None) 
 
 
 def _images(directory: str, given: Optional[Mapping[int, Given]]) -> list[ImageRef | None]:
-    """Return the images that the disks of a VM directory were made from: of a mounted store one will do. None
-    for what cannot be read.
+    """Return the images below a VM's disks, one for each mounted store; None stands for an unreadable record.
 
-    Where oned has said what it has `given` the VM, oned's alone.
+    If oned has reported the VM's disks (`given`), only their images count.
     """
     try:
         names = os.listdir(disk_names.records(directory))
@@ -80,7 +77,7 @@ def _images(directory: str, given: Optional[Mapping[int, Given]]) -> list[ImageR
                 else None
             )
         except (OSError, BadRecord):
-            found[""] = None  # why, whoever works on that disk says
+            found[""] = None  # an action on that disk reports why
             continue
         if image:
             found[image.source if image.access.can.has_bridge else image.root] = image
@@ -95,6 +92,6 @@ def _image(directory: str, number: int) -> ImageRef | None:
 def _epoch(image: ImageRef, vm: int) -> int:
     if not image.access.can.has_bridge:
         return epochs.read(image, vm)
-    from .. import store  # what opens images there takes its time to load
+    from .. import store  # loading its modules takes long
 
     return store.of(image.access).epoch(image, vm)

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which came first, a deletion or what would publish into the deleted VM: told by counters, by no clock.
+"""Which came first, a deletion or a step that would publish into the VM: told by counters, by no clock.
 
-A clone may run on after oned has given it up, while the delete of the same VM starts: OpenNebula's
-ActionManager.rb kills the thread that waits, not the script. The VM's lock file on the host counts its
-deletions, and those of each of its disks. A plan notes the counters when it arrives; what it makes is
-published only while they are what they were. oned's own counter, the SEQ of a VM's last history record, is
-noted with each deletion: a plan of an older SEQ is late, whenever it arrives.
+oned may give up a clone and delete the same VM while the clone's script still runs: OpenNebula's
+ActionManager.rb kills the waiting thread, not the script. The VM's lock file on the host counts the deletions
+of the VM and of each disk. A plan notes the counters when it arrives; its results are published only while
+they are unchanged. Each deletion also notes oned's own counter, the SEQ of the VM's last history record: a
+plan of an older SEQ is late, whenever it arrives.
 
     locks/vm-N          {"epochs": {"": 3, "1": 1}, "seqs": {"": 7}, "move": "9f..."}
-                                               '' is the whole VM, else a disk
-                        "at": "BOOT 81.5"      when something was last counted, by the clock of a boot, which
-                                               nothing sets
-                        "made": {"1": 4}       the sum of both counts when the disk was last made, if a
-                                               deletion came before
+                        '' is the whole VM, else a disk
+                         "at": "BOOT 81.5"      time of the last count, in seconds of that boot: setting the
+                                                clock does not change it
+                         "made": {"1": 4}       sum of both counts when the disk was last made, if there had
+                                                been a deletion
     locks/vm-N-disks    {"ended": 4, ...}      what guest/job_lock.py has ended
 
-Files of 0.1.0 hold times: nothing is noted in them.
+Lock files of 0.1.0 hold times, which are dropped.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ Noted = dict[str, Any]
 
 
 class Planned(NamedTuple):
-    """What was so when a plan arrived on this machine."""
+    """The counters of this machine when a plan arrived."""
 
     seq: int = UNKNOWN
-    """SEQ of the VM's last history record when it was planned."""
+    """SEQ of the VM's last history record when the front-end planned."""
     known: dict[str, Noted] = {}
-    """By lock file, what it held."""
+    """Content of each lock file, by path."""
 
     def counted(self, path: str, name: str, key: str) -> int:
-        """Return a counter as it was."""
+        """Return a counter at that time."""
         return _number(self.known.get(path, {}), name, key)
 
 
@@ -63,7 +63,7 @@ def _read(path: str) -> Noted:
 
 
 def places(steps: Iterable[object]) -> set[tuple[int, str]]:
-    """Return VM and directory of all that `steps` are about."""
+    """Return (VM, directory) of all disks and VMs that `steps` name."""
     found = set()
     for step in steps:
         disk = getattr(step, "disk", step)
@@ -76,9 +76,7 @@ def places(steps: Iterable[object]) -> set[tuple[int, str]]:
 
 
 def arrived(seq: int, steps: Iterable[object], known: dict[str, Noted]) -> Planned:
-    """Return a plan's Planned; `known` is what was noted for earlier plans of this conversation, which holds
-    for this one too.
-    """
+    """Return a plan's Planned; `known` holds the counters read for earlier plans of the same session."""
     for vm, directory in places(steps):
         root = disk_names.base_store_of(directory)
         for name in (disk_names.vm_lock(root, vm), disk_names.disks_lock(root, vm)):
@@ -88,22 +86,22 @@ def arrived(seq: int, steps: Iterable[object], known: dict[str, Noted]) -> Plann
 
 
 def lock_path(vm: int, vm_dir: str) -> str:
-    """Return the lock file of a VM on the machine where its directory is `vm_dir`."""
+    """Return the lock file of a VM, from its directory."""
     return disk_names.vm_lock(disk_names.base_store_of(vm_dir), vm)
 
 
 def note_deletion(file: IO[str], path: str, key: str, planned: Planned) -> None:
-    """Count a deletion in the VM's lock file; what was planned before it does not publish any more."""
+    """Count a deletion in the VM's lock file: plans that arrived before it publish nothing more."""
     noted = locks.noted(file)
     epochs, seqs = (
         {k: _number(noted, name, k) for k in noted.get(name) or {}} for name in ("epochs", "seqs")
     )
-    # It begins anywhere: in a lock file that was old, removed and made again, no count comes again.
+    # It starts at a random number: a lock file that is removed and made again repeats no count.
     epochs[key] = (epochs.get(key) or int.from_bytes(os.urandom(4), "big")) + 1
     if planned.seq >= 0:
         seqs[key] = max(seqs.get(key, 0), planned.seq)
     locks.note(file, {**_counters(noted), "epochs": epochs, "seqs": seqs, "at": _now()})
-    # Whoever deletes knows of it.
+    # The plan that deletes may still publish.
     planned.known.setdefault(path, {}).setdefault("epochs", {})[key] = epochs[key]
 
 
@@ -112,20 +110,18 @@ def _now() -> str:
 
 
 def is_recent(path: str, keep_s: float) -> bool:
-    """Tell whether something was counted in a lock file less than `keep_s` seconds ago, whatever the clock
-    says, and that is noted.
-    """
+    """Return True if the lock file counted something in the last `keep_s` seconds, at any clock setting."""
     boot, _, at = str(_read(path).get("at", "")).partition(" ")
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     try:
-        # What an earlier boot has counted is older than this one.
+        # Counts of an earlier boot are older than this boot.
         return boot != "" and now - (float(at) if boot == owner.boot() else 0.0) < keep_s
     except ValueError:
         return False
 
 
 def _counters(noted: Noted) -> Noted:
-    """Return what belongs into a lock file: not what 0.1.0 wrote."""
+    """Return the present entries of a lock file, without those of 0.1.0."""
     return {
         name: noted[name] for name in ("epochs", "seqs", "move", "made", "generation", "at") if name in noted
     }
@@ -136,7 +132,7 @@ def _count(noted: Noted, disk: str) -> int:
 
 
 def note_made(file: IO[str], disk: str) -> None:
-    """Note after which deletions a disk was made: a removal planned before them is not of this disk."""
+    """Note the deletions before a disk was made: a removal planned before them is not for this disk."""
     noted = locks.noted(file)
     made = {key: _number(noted, "made", key) for key in noted.get("made") or {}}
     if _count(noted, disk) != made.get(disk, 0):
@@ -144,7 +140,7 @@ def note_made(file: IO[str], disk: str) -> None:
 
 
 def check_removal(file: IO[str], path: str, vm: int, disk: str, planned: Planned) -> None:
-    """Raise LateAction if a disk was deleted after its removal was planned, and made anew."""
+    """Raise LateAction if a disk was deleted and made anew since its removal was planned."""
     noted = locks.noted(file)
     made = _number(noted, "made", disk)
     if made and made == _count(noted, disk) != planned.counted(path, "epochs", ALL) + planned.counted(
@@ -162,7 +158,7 @@ def check(file: IO[str], path: str, vm: int, keys: Iterable[str], planned: Plann
     noted = locks.noted(file)
     here = os.uname().nodename
     for key in keys:
-        # None is a lock file that was old and removed: no deletion.
+        # 0: no deletion, or an old lock file was removed.
         if _number(noted, "epochs", key) not in (0, planned.counted(path, "epochs", key)):
             raise VmGone(f"VM {vm} was deleted on {here} while its disk was being made")
         seq = _number(noted, "seqs", key, UNKNOWN)
@@ -174,12 +170,12 @@ def check(file: IO[str], path: str, vm: int, keys: Iterable[str], planned: Plann
 
 
 def begin_move(file: IO[str]) -> str:
-    """Note that one more move of the VM to this machine has begun, and return what it is called."""
+    """Note that another move of the VM to this machine begins; return its random name."""
     move = os.urandom(8).hex()
     locks.note(file, {**_counters(locks.noted(file)), "move": move, "at": _now()})
     return move
 
 
 def is_latest_move(file: IO[str], move: str) -> bool:
-    """Tell whether no other move of the VM has begun since; true also if the old lock file was removed."""
+    """Return True if no later move of the VM has begun, or its lock file was removed as old."""
     return bool(locks.noted(file).get("move", move) == move)

@@ -7,9 +7,8 @@
     <store>/.semishared/NAME/image          -> ../../NAME
     <store>/.semishared/NAME/clones/VM-N-CLOUD   -> VM-N-CLOUD.snap/K
 
-A VM directory is written by one machine alone, but comes from another when the VM moves. So it is looked at
-whole before an action works in it: a handful of names. Everything else that is a link is refused, whoever
-made it.
+One machine alone writes to a VM directory, but another one sends it when the VM moves. So every action first
+looks at all of it, a handful of names, and refuses any other link, whatever made it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from . import history, on_devices, records, retained_diffs
 DEEPEST = 4
 STOCK = r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z"
 MANY = 10_000
-"""Names in one VM directory beyond which somebody plays games."""
+"""Names in one VM directory beyond which its sender is not trusted."""
 
 
 def _here() -> str:
@@ -41,11 +40,10 @@ def _here() -> str:
 
 
 def check_vm_dir(path: str, vm: int, is_followed: Callable[[int], bool] = lambda disk: True) -> None:
-    """Raise UnexpectedLink or UnexpectedFile if a VM directory has anything that the layout has not.
+    """Raise UnexpectedLink or UnexpectedFile if a VM directory has anything outside the layout.
 
-    It need not be there. Disks without a record of ours are another driver's: their links may lead to any
-    datastore, and where nobody here follows the link of a disk, anywhere (to a device, as the drivers of LVM
-    have it).
+    The directory may be missing. A disk without a record is another driver's: its link may lead to any
+    datastore, and anywhere if no step here follows it (LVM drivers link to a device).
     """
     beneath.refuse_link(path)
     try:
@@ -60,7 +58,7 @@ def check_vm_dir(path: str, vm: int, is_followed: Callable[[int], bool] = lambda
 
 
 def check_place(path: str) -> None:
-    """Raise UnexpectedLink if a VM directory or its records' is a link: a removal follows none inside."""
+    """Raise UnexpectedLink if a VM directory, or its records', is a link; removals follow none inside."""
     beneath.refuse_link(path)
     beneath.refuse_link(disk_names.records(path))
 
@@ -76,28 +74,22 @@ REMOVALS = (
     "UnmarkVm",
     "LookForVm",
 )
-"""Steps that clean up whatever lies there; they follow nothing."""
+"""Steps that remove what is there and follow no link."""
 
 
 OF_DISKS = ("BeginChange", "ForgetSnapshot", "GrowImage", "KeepSnapshot", "RemoveImage", "RevertImage")
-"""Steps on images to which an action on a VM's disk comes: the image may be its clone, and of a VM that was
-made anew.
-"""
+"""Steps on an image that serve a VM's disk: the image may be its clone, and the VM recreated since."""
 
 
 TAKES_ALONG = ("SendVm", "RenameVm", "SaveDisk", "FillImage", "BackUp", "RestoreDisk")
-"""Steps by which what a directory holds becomes the VM's elsewhere, or somebody's image, or leads to one that
-is replaced.
-"""
+"""Steps that carry a directory's content to another host or an image, or replace a disk through its link."""
 
 
 def guard(step: Tuple[Any, ...], warn: Callable[[str], None], seq: int = history.UNKNOWN) -> None:
-    """Look at the VM directories and the base store that a step works in, before it does; raise as
-    `check_vm_dir`.
+    """Check the VM directories and the base store of a step before it runs; raise as `check_vm_dir`.
 
-    Raise LateAction for a step that changes something and was planned at a SEQ before that of a directory, or
-    of a clone that a bridge has made.
-    `warn` is told what cannot be told of them.
+    Raise LateAction for a changing step whose SEQ is below that of a directory, or of a clone that a bridge
+    has made. `warn` gets what cannot be determined.
     """
     name, disk, sent = type(step).__name__, getattr(step, "disk", None), None
     places: list[tuple[str, int]] = []
@@ -130,7 +122,7 @@ def guard(step: Tuple[Any, ...], warn: Callable[[str], None], seq: int = history
                 check_below(path, owner, number)
                 if not is_look(step):
                     refuse_late_clone(path, number, seq)
-            # What was kept is nobody's but who asks for it by name.
+            # A kept diff belongs to no VM: it is used only by its name.
             if name in TAKES_ALONG and os.path.isdir(path) and not retained_diffs.is_kept(path):
                 from . import epoch_check
 
@@ -149,7 +141,7 @@ def guard(step: Tuple[Any, ...], warn: Callable[[str], None], seq: int = history
 
 
 def check_below(path: str, vm: int, disk: int) -> None:
-    """Raise UnexpectedLink if a disk, its lease, its image or its clone there is a link."""
+    """Raise UnexpectedLink if the file of a disk, its lease, its image or its clone is a link."""
     record = records.as_found(path, disk)
     if record is None or record.network:
         return
@@ -178,9 +170,7 @@ def check_below(path: str, vm: int, disk: int) -> None:
 
 
 def refuse_late_clone(path: str, disk: int, seq: int) -> None:
-    """Raise LateAction if a disk's clone on a mounted store is of a later SEQ than this one, of a plan:
-    another host has that VM.
-    """
+    """Raise LateAction if a disk's clone on a mounted store is of a later SEQ: another host has the VM."""
     record = records.as_found(path, disk) if seq >= 0 else None
     if record and record.place.is_clone and not record.network:
         from ..store.dir import clones
@@ -196,11 +186,11 @@ def _lease(root: str, image: ImageRef, vm: int, disk: int) -> str:
 
 
 def _look(top: str, below: str, links: list[tuple[str, str]], names: int = 0) -> int:
-    """Find the links below a directory; raise UnexpectedFile for any other special file."""
+    """Collect the links below a directory in `links`; raise UnexpectedFile for any other special file."""
     try:
         found = list(os.scandir(f"{top}/{below}" if below else top))
     except PermissionError:
-        return names  # whatever is in there, nothing of ours goes there
+        return names  # unreadable, so not ours, and no step uses it
     for entry in found:
         name = f"{below}/{entry.name}" if below else entry.name
         names += 1
@@ -216,7 +206,7 @@ def _look(top: str, below: str, links: list[tuple[str, str]], names: int = 0) ->
 
 
 def _is_foreign_socket(name: str, entry: os.DirEntry[str]) -> bool:
-    """Tell whether an entry is a socket that somebody else listens on in the VM directory."""
+    """Return True for a socket that another program made in the VM directory."""
     return not (name.startswith(".") or disk_names.is_of_disks(name)) and stat.S_ISSOCK(
         entry.stat(follow_symlinks=False).st_mode
     )
@@ -225,8 +215,7 @@ def _is_foreign_socket(name: str, entry: os.DirEntry[str]) -> bool:
 def _check_link(path: str, vm: int, name: str, target: str, is_followed: Callable[[int], bool]) -> None:
     folder, _, last = name.rpartition("/")
     if disk_names.is_staged(last):
-        # left by somebody who was killed; nobody follows what is not published, and the next to publish
-        # unlinks it
+        # a killed step left it; no step follows an unpublished link, and the next to publish unlinks it
         return
     disk = disk_names.disk_named(last) if not folder else None
     if (
@@ -236,7 +225,7 @@ def _check_link(path: str, vm: int, name: str, target: str, is_followed: Callabl
         and on_devices.is_own(path, last, target, vm)
     ):
         return
-    # What the stock drivers have: a directory of layers that contains itself, and the second name of a disk.
+    # The stock drivers make a link from a directory of layers to itself, and a second name of a disk.
     if target == "." and folder == last and disk_names.are_layers(folder):
         return
     if (
@@ -262,8 +251,9 @@ def _is_own_layer(disk: str, target: str) -> bool:
 def _leads_to_its_place(
     path: str, vm: int, disk: int, target: str, is_followed: Callable[[int], bool]
 ) -> bool:
-    """Tell whether a link out of the VM directory leads where the disk's record says; without a record, as
-    `check_vm_dir` has it.
+    """Return True if a link out of the VM directory leads where the disk's record says.
+
+    Without a record, `check_vm_dir` says what is allowed.
     """
     if os.path.islink(disk_names.records(path)) or os.path.islink(disk_names.record(path, disk)):
         return False
@@ -275,7 +265,7 @@ def _leads_to_its_place(
         below = target[len(location) + 1 :].split("/") if target.startswith(f"{location}/") else []
         if len(below) == 3 and disk_names.are_layers(below[1]) and disk_names.is_number(below[2]):
             del below[2]  # a snapshot of the stock drivers
-        # Two names: what is deeper is another VM's.
+        # Two names: a deeper path would lead into another VM's directory.
         return len(below) == 2 and disk_names.is_number(below[0]) and bool(re.match(STOCK, below[1]))
     if record.network or record.is_local:
         return False
@@ -286,10 +276,9 @@ def _leads_to_its_place(
 def check_received(staging: str, vm: int, vm_dir: str, foreign: Tuple[int, ...]) -> None:
     """Raise unless what was unpacked in `staging`, to become `vm_dir`, is a VM directory and nothing else.
 
-    What another host sends is a tar stream of its making: links, devices, set-user-id programs, second names
-    of files outside. Permissions are made plain; layers must lie over one another, or over the lease that
-    they will have here. Where the disks lead that oned says are another driver's (`foreign`) is that driver's
-    affair.
+    The sender may be hostile: its tar stream could hold links, devices, set-user-id programs, or hard links
+    to files outside. Special permission bits are cleared. Layers must lie over one another, or over their
+    leases on this host. Disks that oned reports as another driver's (`foreign`) may lead anywhere.
     """
     check_vm_dir(staging, vm, lambda disk: disk not in foreign)
     names: dict[tuple[int, int], int] = {}
@@ -312,7 +301,7 @@ def check_received(staging: str, vm: int, vm_dir: str, foreign: Tuple[int, ...])
     side = disk_names.records(staging)
     for number in records.given.get(vm, ()):
         own = disk_names.disk(staging, number)
-        # What did not arrive at all nobody opens: whoever starts the VM misses it.
+        # A disk that did not arrive at all opens nothing; the VM does not start without it.
         there = os.path.lexists(own) or os.path.lexists(disk_names.layers(own))
         if there and not os.path.lexists(disk_names.record(staging, number)):
             raise BadRecord(f"disk {number} of VM {vm} came to {_here()} without its record")
@@ -322,9 +311,7 @@ def check_received(staging: str, vm: int, vm_dir: str, foreign: Tuple[int, ...])
 
 
 def _check_layers(staging: str, disk: int, vm: int, vm_dir: str) -> None:
-    """Raise UnexpectedFile if a received layer of ours lies over any other file than a layer beside it or its
-    own lease.
-    """
+    """Raise UnexpectedFile if a received layer lies over anything but a layer beside it or its own lease."""
     record = records.as_found(staging, disk)
     if record is None or record.network:
         return
@@ -335,7 +322,7 @@ def _check_layers(staging: str, disk: int, vm: int, vm_dir: str) -> None:
     if os.path.lexists(disk_names.delta_note(staging)):
         from ..guest import active_layer
 
-        # A delta that stayed where its guest is: what it lies over counts, and gets a new one here.
+        # The delta stayed with its guest and is made anew here, so the layer below it is checked.
         record = active_layer.arrived(staging, record)
         records.check_place(record, vm)
     plain = disk_names.disk(staging, disk)
@@ -346,7 +333,7 @@ def _check_layers(staging: str, disk: int, vm: int, vm_dir: str) -> None:
         tree = layers.tree(folder, int(layer), format, record.raw_layer)
         found.update({f"{folder}/{number}": str(described["format"]) for number, described in tree.items()})
     for path, kind in found.items():
-        # A raw one's first bytes are its guest's, to be believed in nothing.
+        # A guest writes the first bytes of a raw layer: they are no header.
         trouble = layers.reaches_out(path) if kind != "raw" else ""
         if (
             trouble
@@ -367,9 +354,7 @@ def _lies_over_store(path: str, record: Record, trouble: str) -> bool:
 
 
 def _lay_over_lease(path: str, record: Record, trouble: str, vm: int, vm_dir: str) -> bool:
-    """Let an overlay lie over the lease that it has here, if its only `trouble` is its lease where it was;
-    tell whether it does.
-    """
+    """Rebase an overlay onto its lease on this host, if that is its only `trouble`; return True if it is."""
     if not record.place.leases or record.image is None:
         return False
     if not base_names.named(record.image.base_name):

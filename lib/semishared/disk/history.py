@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of which SEQ of its VM's history a VM directory is, as vm_dir.py notes it. Read before every start: so
-nothing else is loaded.
-"""
+"""The SEQ of a VM directory, as vm_dir.py notes it. Every start reads it, so nothing else is loaded."""
 
 from __future__ import annotations
 
@@ -11,11 +9,11 @@ import os
 from ..model.disk import names as disk_names
 
 UNKNOWN = -1
-"""In place of a SEQ."""
+"""Stands for a SEQ."""
 
 
 def seq_of(vm_dir: str) -> int:
-    """Return the SEQ that is noted in a VM directory, UNKNOWN if none is."""
+    """Return the SEQ noted in a VM directory, UNKNOWN without a note."""
     try:
         with open(
             os.open(
@@ -30,9 +28,7 @@ def seq_of(vm_dir: str) -> int:
 
 
 def check(vm_dir: str) -> None:
-    """Raise UnknownHistory if a VM directory has a note that does not say its SEQ; those of 0.1.0 have
-    none.
-    """
+    """Raise UnknownHistory if a VM directory has a note without a SEQ; directories of 0.1.0 have no note."""
     path = disk_names.history_note(vm_dir)
     try:
         os.lstat(path)
@@ -40,8 +36,8 @@ def check(vm_dir: str) -> None:
         return
     except OSError as e:
         if isinstance(e, NotADirectoryError) and not os.path.isdir(vm_dir):
-            return  # what is in the way of the directory itself has no history
-        # What else it is, is said below.
+            return  # a file lies in the place of the directory: no history
+        # Other errors are reported below.
     from ..errors import BadRecord, UnknownHistory
     from ..tools import files
 
@@ -59,7 +55,7 @@ def check(vm_dir: str) -> None:
 
 
 def refuse_late(vm: int, vm_dir: str, seq: int) -> None:
-    """Raise LateAction if the VM was made or brought here at a later SEQ than this one, of a plan."""
+    """Raise LateAction if the VM was made or brought here at a SEQ above `seq`, the plan's."""
     own = seq_of(vm_dir) if seq >= 0 else UNKNOWN
     if own == UNKNOWN and seq >= 0:
         check(vm_dir)

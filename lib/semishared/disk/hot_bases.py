@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bases that a VM's guest needs: copies in memory (SEMISHARED_BASES = ram), lost ones made again.
-
-Both are there before the guest boots.
-"""
+"""Bases that a guest needs to boot: copies in memory (SEMISHARED_BASES = ram), lost ones made again."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def before_boot(vm: int, vm_dir: str, ask: room.Ask | None, warn: Callable[[str], None]) -> None:
-    """Have what a VM's disks lie over: lost bases again, and those in memory that its guest reads there."""
+    """Fetch lost bases of a VM's disks again, and copy into memory those that its guest reads there."""
     from . import create
 
     create.replace_lost_bases(vm, vm_dir, ask, warn)
@@ -27,11 +24,11 @@ def before_boot(vm: int, vm_dir: str, ask: room.Ask | None, warn: Callable[[str]
 
 
 def provide(vm: int, vm_dir: str, warn: Callable[[str], None]) -> None:
-    """Copy bases that the VM's disks want in memory; tell `warn` why one is read from disk."""
+    """Copy the bases that the VM's disks want into memory; call `warn` with why one is read from disk."""
     try:
         found = [record for record in records.records(vm_dir) if record.reads_hot]
     except BadRecord:
-        return  # who boots it says so
+        return  # deploy reports it
     for record in found:
         base = _base(vm_dir, record)
         lease = base.lease(vm, record.disk)
@@ -41,7 +38,7 @@ def provide(vm: int, vm_dir: str, warn: Callable[[str], None]) -> None:
                     cache.root_of(vm_dir), os.path.basename(base.directory), lease, record.of_image.format
                 )
             except (SemisharedError, OSError) as e:
-                # The one on disk is good: nothing here is a reason not to boot.
+                # The base on disk is good: the VM boots in any case.
                 why = e.detail if isinstance(e, SemisharedError) else str(e)
             if why:
                 warn(f"the base of disk {record.disk} is read from disk, not from memory: {why}")
@@ -52,25 +49,25 @@ def _base(vm_dir: str, record: Record) -> cache.Base:
 
 
 def see(vm_dir: str, record: Record, lease: str) -> str:
-    """Return the copy of what a disk lies over, the file `lease`, in memory; '' if there is none."""
+    """Return the copy in memory of the base with the lease `lease`; '' if there is none."""
     return _copy(vm_dir, record, lease, hot.found)
 
 
 def hold(vm_dir: str, record: Record, lease: str) -> str:
-    """Return the same copy, which stays until this process ends."""
+    """Return the same copy, which is kept until this process ends."""
     return _copy(vm_dir, record, lease, hot.hold)
 
 
 def _copy(vm_dir: str, record: Record, lease: str, find: Callable[[str, str], str]) -> str:
     base, vm = _base(vm_dir, record), os.path.basename(vm_dir)
-    # oned writes a slash too many.
+    # oned writes paths with a double slash.
     if not vm.isdigit() or os.path.normpath(lease) != os.path.normpath(base.lease(int(vm), record.disk)):
         return ""
     return find(cache.root_of(vm_dir), os.path.basename(base.directory))
 
 
 def said(vm_dir: str, record: Record) -> dict[str, str] | None:
-    """Return where the copy is, or why there is none, None for a disk that wants none."""
+    """Return where the copy is, or why there is none; None for a disk that wants no copy."""
     if not record.reads_hot:
         return None
     root, base = cache.root_of(vm_dir), _base(vm_dir, record)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers in the memory of their host (class ram): a new or larger one only if it fits at its largest.
+"""Layers in the host's memory (class ram): one is added or grown only if all fit at their full size.
 
-Of disks that lie anywhere else nothing is asked.
+Disks elsewhere need no promise.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from . import records
 
 
 def more(folder: str, *, size: int = 0, layers: int = 1) -> None:
-    """Promise memory to more `layers` than a disk has in `folder`, of `size` bytes at least.
+    """Promise memory for `layers` more than a disk has in `folder`, each of at least `size` bytes.
 
-    Raise MemoryPromised, with nothing changed, if they would not fit at their largest.
+    Raise MemoryPromised, with nothing changed, if they would not fit at full size.
     """
     link = devices.link_of(folder)
     if link is None:
@@ -39,7 +39,7 @@ def more(folder: str, *, size: int = 0, layers: int = 1) -> None:
         was, had = ledger.read_promises(device, link.name)
         size, layers = max(size, was), _count(folder) + layers
         hot.make_way(root, size * layers - was * had)
-        # One that takes nothing more has room for what is there: it is left by live migrations, too.
+        # A device of weight 0 still has room for its own disks: they may leave it only by a live move.
         there = [
             found._replace(weight=found.weight or 1)
             for found in devices.present(root)
@@ -58,7 +58,7 @@ def more(folder: str, *, size: int = 0, layers: int = 1) -> None:
 
 
 def more_each(folders: Sequence[str]) -> None:
-    """Promise memory to one more layer of each of some disks; raise as `more`, with nothing changed."""
+    """Promise memory for one more layer of each disk; raise as `more`, with nothing changed."""
     with ExitStack() as promised:
         for folder in folders:
             more(folder)
@@ -67,21 +67,21 @@ def more_each(folders: Sequence[str]) -> None:
 
 
 def check_made(disk: DiskRef) -> None:
-    """Raise MemoryPromised if a disk was made larger than promised, and does not fit."""
+    """Raise MemoryPromised if a disk was made larger than promised and does not fit."""
     folder, record = disk_names.layers(disk.path), records.read_record(disk.vm_dir, disk.disk)
     if record and devices.link_of(folder):
         more(folder, size=qemu_img.virtual_size(record.active(disk.path), record.format), layers=0)
 
 
 def settle(folder: str) -> None:
-    """Promise memory to no more layers than a disk has any more."""
+    """Take back the promises for layers that a disk does not have any more."""
     if os.path.isdir(folder):
         more(folder, layers=0)
 
 
 @contextmanager
 def another_layer(folder: str, size: int = 0) -> Iterator[None]:
-    """Promise memory for one more layer of a disk, of `size` bytes at least, within the block."""
+    """Promise memory for one more layer of a disk, of at least `size` bytes, within the block."""
     more(folder, size=size)
     try:
         yield
@@ -90,5 +90,5 @@ def another_layer(folder: str, size: int = 0) -> Iterator[None]:
 
 
 def _count(folder: str) -> int:
-    """Return how many layers there are, by whatever names."""
+    """Count the layers; hard links count once."""
     return len({entry.inode() for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False)})

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Primitive operations on the layers of a VM's disks. Why, and in which order: plan/disk/snapshots.py.
 
-What each crash leaves: a staged file, removed by the next operation on the disk; a layer nobody lies over and
-no record names, replaced by the next snapshot. The record says which layer is active, and is written when
-both it and the one before hold the guest's data; the link follows.
+A crash leaves a staged file, which the next operation on the disk removes, or a layer that no layer lies over
+and no record names, which the next snapshot replaces. The record says which layer is active. It is written
+when both the new and the old layer hold the guest's data; the link follows.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .epochs import Planned
 
 
 def folder_of(record: Record) -> str:
-    """Return the directory of a disk's layers; raise NotSupported for a disk that was made without any."""
+    """Return the directory of a disk's layers; raise NotSupported for a disk without any."""
     folder = os.path.dirname(record.path)
     if not disk_names.layer_of(record.path):
         raise NotSupported(f"disk {record.disk} is a plain file, it cannot have snapshots")
@@ -45,15 +45,13 @@ def folder_of(record: Record) -> str:
 
 
 def backing_of(record: Record, path: str) -> tuple[str, str]:
-    """Return name and format of what a layer of a disk lies over: as its header has it, or the record, of
-    what is on the network.
-    """
+    """Return name and format of a layer's backing file, from the header, or the record if on the network."""
     name, format = layers.backing_of(path)
     if not record.over or not re.match(layers.PROTOCOL, name):
         return name, format
     from . import remote_first
 
-    # A pull by QEMU leaves a name without the user.
+    # QEMU's pull writes a name without the Ceph user.
     return remote_first.backing_name(record), "raw"
 
 
@@ -62,14 +60,12 @@ def _layer(disk: DiskRef, number: int) -> str:
 
 
 def _check(disk: DiskRef, planned: Planned) -> Callable[[], None]:
-    """Return what looks again, just before something is done to a layer, whether the clone that it is of is
-    another host's by now.
-    """
+    """Return a check, for the moment before a change, that the disk's clone is not another host's by now."""
     return lambda: guard.refuse_late_clone(disk.vm_dir, disk.disk, planned.seq)
 
 
 def name_layer(step: NameLayer, planned: Planned) -> None:
-    """Give a layer a second name, over an unused layer that may have it."""
+    """Give a layer a second name, which may replace an unused layer."""
     path = _layer(step.disk, step.layer)
     target = f"{os.path.dirname(path)}/{step.name}"
     with vm_dir.publishing(step.disk.vm, step.disk.vm_dir, planned, step.disk.disk):
@@ -93,11 +89,11 @@ def add_layer(step: AddLayer, planned: Planned) -> None:
         if not os.path.exists(path):
             in_memory.more(os.path.dirname(path))
         else:
-            # A revert replaces what was the active layer: a guest that was started since that was planned
-            # would go on without a name.
+            # A revert replaces the former active layer; a guest started since the plan would keep writing
+            # to an unlinked file.
             writers.check_file(path)
         with files.published(path, _check(step.disk, planned)) as staged:
-            # By name and size: what lies further below need not be within reach.
+            # By name and size only: the layers below need not be reachable.
             size = qemu_img.virtual_size(f"{os.path.dirname(path)}/{step.over}", step.over_format)
             qemu_img.create_overlay(staged, str(step.over), step.over_format, size, "", look=False)
             os.chmod(staged, 0o660)
@@ -122,10 +118,10 @@ def _activate(disk: DiskRef, layer: int, format: str, planned: Planned) -> None:
 
 
 def _over_raw(record: Record, path: str) -> Record:
-    """Return the record for the qcow2 layer `path`, with the raw layer that it is put over noted.
+    """Return the record for the qcow2 layer `path`, and note the raw layer directly below, if any.
 
-    The layers above a raw one say so, until it is being deleted and they have let go of it; its own first
-    bytes are its guest's.
+    The first bytes of a raw layer are the guest's and no header. So the layers above name its format, until
+    they are rebased before its deletion.
     """
     below, format = layers.backing_of(path)
     raw = int(below) if format == "raw" and disk_names.is_number(below) else record.raw_layer
@@ -133,7 +129,7 @@ def _over_raw(record: Record, path: str) -> Record:
 
 
 def link(record: Record, disk: DiskRef, layer: int, check: Callable[[], None] = lambda: None) -> None:
-    """Let the link that is a disk lead to a layer, if `check` raises nothing."""
+    """Switch the disk's link to a layer, if `check` raises nothing."""
     path = disk_names.disk_of(folder_of(record))
     files.remove_staged(*os.path.split(path))
     files.symlink(disk_names.layer(os.path.basename(path), layer), path, check)
@@ -141,7 +137,7 @@ def link(record: Record, disk: DiskRef, layer: int, check: Callable[[], None] = 
 
 
 def switch_layer(step: SwitchLayer, planned: Planned) -> dict[str, object]:
-    """Take the snapshot of a running guest; if it fails, record the layer before as the active one."""
+    """Take a snapshot of a running guest; if it fails, record the previous layer as active again."""
     disk, before = step.disk, records.record_of(step.disk)
     folder = folder_of(before)
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
@@ -154,8 +150,8 @@ def switch_layer(step: SwitchLayer, planned: Planned) -> dict[str, object]:
         try:
             rested = block_jobs.switch(disk, step.domain, step.target, f"{folder}/{step.to}", step.freeze)
         except Exception:
-            # Both layers hold the guest's data as long as it writes to the lower one; only then it may be
-            # named again.
+            # While the guest writes to the lower layer, both hold its data; only then the record may
+            # name the lower one again.
             if block_jobs.find(step.domain, before.path)[1] == f"{folder}/{step.layer}":
                 records.write_record(disk.vm_dir, was)
                 files.unlink(f"{folder}/{step.to}")
@@ -165,7 +161,7 @@ def switch_layer(step: SwitchLayer, planned: Planned) -> dict[str, object]:
 
 
 def merge_layer(step: MergeLayer, planned: Planned) -> None:
-    """Give a layer the data of the one below."""
+    """Copy the data of the layer below into a layer, so that this lies over `backing`."""
     vm_dir.check_wanted(step.disk, planned)
     path, record = _layer(step.disk, step.layer), records.record_of(step.disk)
     folder = os.path.dirname(path)
@@ -178,7 +174,7 @@ def merge_layer(step: MergeLayer, planned: Planned) -> None:
 
         remote_first.check(record)
         if disk_names.is_number(step.backing):
-            # A file that is opened by a `json:` name takes no name that is relative to it.
+            # QEMU resolves no relative name against a file opened by a `json:` name.
             remote_first.name_in_full(record, path, is_open=step.copy)
         else:
             named = partial(active_layer.for_qemu_img, record)
@@ -201,7 +197,7 @@ def merge_layer(step: MergeLayer, planned: Planned) -> None:
 
 
 def pull_layer(step: PullLayer, planned: Planned) -> None:
-    """Let the running guest's QEMU copy into its active layer what that does not share with `backing`."""
+    """Have the running guest's QEMU pull the data between `backing` and the active layer into the latter."""
     vm_dir.check_wanted(step.disk, planned)
     path, record = _layer(step.disk, step.layer), records.record_of(step.disk)
     if backing_of(record, path)[0] == step.backing:
@@ -211,7 +207,7 @@ def pull_layer(step: PullLayer, planned: Planned) -> None:
     if record.place.is_clone:
         from ..store.dir import clones
 
-        # The other note goes with its host.
+        # The host's own note would be lost with the host.
         beside = block_jobs.Beside(
             partial(clones.note_pull, path), partial(clones.forget_pull, os.path.dirname(path))
         )
@@ -219,8 +215,9 @@ def pull_layer(step: PullLayer, planned: Planned) -> None:
 
 
 def _refuse_hot(step: PullLayer, record: Record) -> None:
-    """Raise NotSupported if the guest reads its base from memory: QEMU would write that name, which a restart
-    ends, into the layer.
+    """Raise NotSupported if the guest reads its base from memory.
+
+    QEMU would write the name of that copy, which a restart removes, into the layer.
     """
     if not record.reads_hot or disk_names.is_number(step.backing):
         return
@@ -236,7 +233,7 @@ def _refuse_hot(step: PullLayer, record: Record) -> None:
 
 
 def drop_strays(step: DropStrays, planned: Planned) -> None:
-    """Remove layers of failed snapshots, never one that the guest writes to or that lies below another."""
+    """Remove layers of failed snapshots, except the one that the guest writes to and those below another."""
     with vm_dir.publishing(step.disk.vm, step.disk.vm_dir, planned, step.disk.disk):
         record = records.record_of(step.disk)
         folder = folder_of(record)
@@ -245,8 +242,7 @@ def drop_strays(step: DropStrays, planned: Planned) -> None:
             active = block_jobs.find(step.domain, active)[1]
         keep = {*step.known, int(os.path.basename(active)), int(os.path.basename(record.path))}
         if step.domain:
-            # libvirt knows a layer that the guest has open by one of its names, which need not be the one in
-            # a header.
+            # A layer may have several names; libvirt's name of an open one can differ from the header's.
             keep |= block_jobs.opened(step.domain, folder)
         while True:
             names = {int(name) for name in os.listdir(folder) if disk_names.is_number(name)}
@@ -266,7 +262,7 @@ def drop_strays(step: DropStrays, planned: Planned) -> None:
 
 
 def drop_layer(step: DropLayer, planned: Planned) -> None:
-    """Remove a layer; raise BadRecord if anything still lies over it."""
+    """Remove a layer; raise BadRecord if it is active or below another layer."""
     with vm_dir.publishing(step.disk.vm, step.disk.vm_dir, planned, step.disk.disk):
         record = records.record_of(step.disk)
         folder = folder_of(record)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers on the devices of a host's pool: <VMDIR>/disk.N.snap is a link there (model/device/names.py).
 
-Of two directories of VMs no two links lead to one place: a directory goes with all to which its links lead.
-It is sent, and copied, by its content; who receives it gives it places of its own.
+No two VM directories have links to one place: a directory is removed with all places that its links lead to.
+It is sent and copied by content; the receiving host gives it places of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NO_BYTES: Mapping[Any, int] = {}
 
 
 def links(directory: str) -> dict[str, Link]:
-    """Return the links to devices in a VM's directory, by their names."""
+    """Return the links to devices in a VM directory, by name."""
     try:
         names = sorted(filter(disk_names.are_layers, os.listdir(directory)))
     except (FileNotFoundError, NotADirectoryError):
@@ -44,8 +44,9 @@ def links(directory: str) -> dict[str, Link]:
 
 
 def is_own(directory: str, name: str, target: str, vm: int) -> bool:
-    """Tell whether a link in a VM's directory leads to its layers on a device; raise UnexpectedFile if not
-    only files are there.
+    """Return True if a link in a VM directory leads to the VM's layers on a device.
+
+    Raise UnexpectedFile if anything but plain files is there.
     """
     link, disk = device_names.linked(target), disk_names.disk_named(disk_names.disk_of(name))
     if disk is None:
@@ -62,7 +63,7 @@ def is_own(directory: str, name: str, target: str, vm: int) -> bool:
 
 
 def check(directory: str) -> None:
-    """Raise DeviceMissing if a device is not there on which layers of a VM's disks lie."""
+    """Raise DeviceMissing if a device with layers of a VM is missing."""
     root = cache.root_of(directory)
     for name, link in links(directory).items():
         if not os.path.isdir(f"{directory}/{name}"):
@@ -70,11 +71,10 @@ def check(directory: str) -> None:
 
 
 def check_written(directory: str, disk: int) -> None:
-    """Raise DeviceMissing if a device is not there with the layers of which a disk's record speaks.
+    """Raise DeviceMissing if the device with the layers that a disk's record names is missing.
 
-    Of a disk that is about to leave its device under its guest (guest/device_switch.py) these are those that
-    it leaves, as long as the record names the delta there; of what the other device has nothing is missed
-    then.
+    While a guest moves a disk to another device (guest/device_switch.py), and the record still names the
+    delta, these are the layers on the old device: the new device holds none that would be lost.
     """
     folder = disk_names.layers(disk_names.disk(directory, disk))
     left, named = (
@@ -88,10 +88,10 @@ def check_written(directory: str, disk: int) -> None:
 
 
 def listed(folder: str) -> list[str]:
-    """Return the names in a directory of layers, at one moment; raise DeviceMissing if it is on a device that
-    is not there then.
+    """List a directory of layers at one moment; raise DeviceMissing if its device is missing then.
 
-    Not of one that is looked at name by name while others put it aside (device/offline.py), or take it back.
+    A look name by name could miss layers: another process may set the device aside meanwhile
+    (device/offline.py), or bring it back.
     """
     files.refresh(os.path.dirname(folder))
     try:
@@ -108,13 +108,13 @@ def listed(folder: str) -> list[str]:
 
 
 def is_away(path: str) -> bool:
-    """Tell whether the layers of a disk, by its path or theirs, are on a device that is not there."""
+    """Return True if the layers of a disk (its path, or theirs) are on a missing device."""
     folder = path if disk_names.are_layers(path) else disk_names.layers(path)
     return devices.link_of(folder) is not None and not os.path.isdir(folder)
 
 
 def check_disk(directory: str, disk: int) -> None:
-    """Raise DeviceMissing if a device with layers of this disk, or with its base, is not well."""
+    """Raise DeviceMissing if a device with layers of this disk, or with its base, is offline."""
     root, own = cache.root_of(directory), disk_names.layers(disk_names.disk_name(disk))
     link = devices.link_of(f"{directory}/{own}")
     offline.look(root, (link.uuid,) if link else ())
@@ -146,16 +146,15 @@ def _missing(root: str, which: str, link: Link) -> SemisharedError:
 
 
 def is_lost(root: str, link: Link) -> bool:
-    """Tell whether what a link leads to was in memory, and is not there any more though the device is."""
+    """Return True if a link leads to memory whose device is there, but emptied by a restart."""
     device = device_names.device(root, link.uuid)
     return label.read(device).get("class") == MEMORY and not os.path.isdir(device_names.directory(root, link))
 
 
 def place(vm_dir: str, vm: int, disk: int, expected: int, near: str = "", want: Want = NOTHING) -> str:
-    """Return where the layers of a disk that is to be made lie on a device, '' if in the VM's directory; the
-    caller holds the VM.
+    """Return where the layers of a new disk lie on a device, '' if in the VM directory.
 
-    What has a place keeps it, unless its device is gone.
+    The caller holds the VM. An existing place is kept, unless its device is missing.
     """
     folder = _placed(vm_dir, vm, disk, expected, near, want, NO_BYTES)
     if folder:
@@ -164,7 +163,7 @@ def place(vm_dir: str, vm: int, disk: int, expected: int, near: str = "", want: 
 
 
 def _note(vm_dir: str, disk: int, expected: int) -> None:
-    """Note what the layers of a disk are expected to come to hold, if they lie on a device."""
+    """Note the expected bytes of a disk's layers, if they lie on a device."""
     from ..device import ledger
 
     ledger.note(cache.root_of(vm_dir), disk_names.layers(disk_names.disk(vm_dir, disk)), expected)
@@ -173,7 +172,7 @@ def _note(vm_dir: str, disk: int, expected: int) -> None:
 def _placed(
     vm_dir: str, vm: int, disk: int, expected: int, near: str, want: Want, coming: Mapping[str, int]
 ) -> str:
-    """As place; `coming`: bytes that are about to come to devices, by their UUIDs, and are not noted yet."""
+    """Place a disk as `place` does; `coming`: bytes to expect on devices, by UUID, that are not noted yet."""
     folder = disk_names.layers(disk_names.disk(vm_dir, disk))
     link = devices.link_of(folder)
     if os.path.isdir(folder):
@@ -200,18 +199,18 @@ def _placed(
 
 
 def give_up(folder: str) -> None:
-    """Remove an empty place on a device that turned out to have no room: a retry gets another one."""
+    """Remove an empty place on a device without room: a retry gets another one."""
     if not os.listdir(folder):
         devices.remove(folder)
 
 
 def device(directory: str, disk: int) -> str:
-    """Return where the device is mounted on which the layers of a disk lie, '' if on none."""
+    """Return the mount point of the device with a disk's layers, '' if they are on none."""
     return offline.where(cache.root_of(directory), disk_names.layers(disk_names.disk(directory, disk)))
 
 
 def walk(directory: str) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yield as os.walk, also of what is on devices."""
+    """Yield as os.walk does, also for the layers on devices."""
     own = links(directory)
     yield from os.walk(directory)
     for name in own:
@@ -219,14 +218,14 @@ def walk(directory: str) -> Iterator[tuple[str, list[str], list[str]]]:
 
 
 def fsync_tree(directory: str) -> None:
-    """Make all of a VM's directory survive a power cut, with what is on devices."""
+    """Flush a VM directory, with its layers on devices, to disk."""
     for name in links(directory):
         files.fsync_tree(devices.behind(f"{directory}/{name}"))
     files.fsync_tree(directory)
 
 
 def remove_tree(directory: str) -> None:
-    """Remove a VM's former directory, first what is on devices; a device that is away keeps its part."""
+    """Remove a former VM directory, first its layers on devices; those on a missing device stay."""
     for name in links(directory):
         devices.remove(f"{directory}/{name}")
     files.remove_tree(directory)
@@ -239,8 +238,9 @@ def remove(disk_path: str) -> None:
 
 
 def _own(directory: str) -> dict[str, Link]:
-    """Return the links to devices in a directory that is to go as it is; raise DeviceMissing, CannotMove if
-    one does not lead to all.
+    """Return the links to devices of a directory that is to be read as it is.
+
+    Raise DeviceMissing, or CannotMove if a disk is about to leave its device.
     """
     own = links(directory)
     leaving = [name for name in own if device_names.left_named(name) is not None]
@@ -254,8 +254,9 @@ def _own(directory: str) -> dict[str, Link]:
 
 
 def members(directory: str) -> list[str]:
-    """Return what tar is to archive of a VM's directory, as paths below it: of a link to a device the layers;
-    raise DeviceMissing.
+    """Return what tar archives of a VM directory, as relative paths, with the layers behind links.
+
+    Raise DeviceMissing or CannotMove.
     """
     own = _own(directory)
     if not own:
@@ -273,11 +274,10 @@ def prepare(
     wants: Mapping[int, Want] = NO_WANTS,
     sizes: Mapping[int, int] = NO_BYTES,
 ) -> dict[str, str]:
-    """Give the disks of a directory that is to arrive places on devices; return the links that were made,
-    with what they say.
+    """Give the disks of an arriving directory places on devices; return the links made, with their targets.
 
-    `sizes`: the bytes that come with each; the largest is placed first, and each after what those before it
-    will take.
+    `sizes`: bytes of each disk. The largest is placed first, each with regard to what those before it will
+    take.
     """
     coming: dict[str, int] = {}
     for disk in sorted(disks, key=lambda disk: (-sizes.get(disk, 0), disk)):
@@ -291,9 +291,7 @@ def prepare(
 
 
 def arrived(directory: str, made: dict[str, str]) -> None:
-    """See that nothing in what arrived leads to a place on a device that was not made for it; take places
-    that nothing came to.
-    """
+    """Raise UnexpectedLink if a received link does not lead to its place; remove places without files."""
     for name in [
         name
         for name in os.listdir(directory)
@@ -304,7 +302,7 @@ def arrived(directory: str, made: dict[str, str]) -> None:
             target = os.readlink(path)
             os.unlink(path)
             if name in made:
-                # For who removes the directory, to find the place that was made.
+                # So that the removal of the directory finds the place.
                 os.symlink(made[name], path)
             raise UnexpectedLink(
                 f"{name} of VM directory {directory} on {os.uname().nodename} came as a symbolic "
@@ -315,7 +313,7 @@ def arrived(directory: str, made: dict[str, str]) -> None:
 
 
 def copy(source: str, directory: str, vm: int) -> None:
-    """Copy the directory `source` of a VM into another; layers on devices to new places."""
+    """Copy a VM directory into another, layers on devices to new places."""
     argv = ["cp", "-a", "--sparse=always", "--reflink=auto", "--"]
     own = _own(source)
     if not own:
@@ -331,9 +329,7 @@ def copy(source: str, directory: str, vm: int) -> None:
 
 
 def _as_before(source: str, disk: int) -> Want:
-    """Return what a disk wants of its new place, as its record in the directory `source` has it, with a layer
-    for a move of its guest.
-    """
+    """Return a disk's wishes for its new place, by its record, with one more layer for a live move."""
     record, folder = records.as_found(source, disk), disk_names.layers(disk_names.disk(source, disk))
     if record is None or not record.classes:
         return NOTHING
@@ -342,5 +338,5 @@ def _as_before(source: str, disk: int) -> Want:
 
 
 def allocated(folder: str) -> int:
-    """Return the bytes that the layers in a directory occupy."""
+    """Return the allocated bytes of the layers in a directory."""
     return sum(files.allocated(entry.path) for entry in os.scandir(folder))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks, of VMs that are off or one by one, on which a killed action left a job (recovery.py ends it).
+"""Disks on which a killed action left a job: of VMs that are off, or one by one (recovery.py ends it).
 
-Without notes of such nothing is loaded that drives a guest: that is dear, and most actions find none.
+Without such notes no module that drives a guest is loaded: loading them is slow, and most actions find none.
 """
 
 from __future__ import annotations
@@ -18,23 +18,19 @@ from ..tools import files
 
 
 def end_others(vm: int, vm_dir: str) -> None:
-    """End who is at work on the disks yet: a backup that nobody waits for would make the directory anew, a
-    detachment take a lease.
-    """
+    """End any action on the disks: a late backup would recreate the directory, a detach lease a base."""
     if not files.is_absent(job_lock.lock_path(vm, vm_dir)):
         job_lock.take(vm, vm_dir)
 
 
 def end_moves(vm: int, vm_dir: str) -> None:
-    """Have the turn where there are devices between which disks go: what goes now ends, and what is asked for
-    waits for us.
-    """
+    """Take the turn on a host with devices: a present move of a disk ends, and later ones wait."""
     if devices.registered(cache.root_of(vm_dir)):
         job_lock.take(vm, vm_dir)
 
 
 def settle(vm: int, vm_dir: str) -> None:
-    """End what is left on the disks of a VM that does not run, before one of them is read or changed."""
+    """Recover the disks of a VM that does not run, before one of them is read or changed."""
     end_moves(vm, vm_dir)
     try:
         notes = os.listdir(disk_names.records(vm_dir))
@@ -48,10 +44,9 @@ def settle(vm: int, vm_dir: str) -> None:
 
 
 def put_back(disk: DiskRef) -> None:
-    """Put the layers of a disk without a guest where its record says; the caller has the turn.
+    """Put the layers of a disk without a guest back where its record says; the caller has the turn.
 
-    Those that were about to leave their device would be taken for what their names lead to, and what a guest
-    wrote last be lost.
+    Otherwise an unfinished move's link would lead to older layers, and the guest's last writes would be lost.
     """
     if not files.is_absent(device_names.left(disk_names.layers(disk.path))):
         from ..guest import device_switch
@@ -60,7 +55,7 @@ def put_back(disk: DiskRef) -> None:
 
 
 def forget(disk: DiskRef) -> None:
-    """Take a disk that is being removed out of the note of deltas: a new disk may get its number."""
+    """Remove a disk from the note of deltas: a new disk may get its number."""
     if not files.is_absent(disk_names.delta_note(disk.vm_dir)):
         from ..guest import active_layer
 

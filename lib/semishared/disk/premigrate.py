@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What two hosts make sure of, and make ready, before a running guest goes from one to the other.
+"""What two hosts check and prepare before a running guest migrates between them.
 
-Each writes into a store what the other reads there; the target opens what is on the network; the guest writes
-to deltas while its disks are sent.
+Each writes into a store what the other reads there; the target opens the disks on the network; the guest
+writes to deltas while its disks are sent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .epochs import Planned
 
 
 def write_probe(store_dir: str, text: str, side: bool) -> dict[str, object]:
-    """Write a small file into a store, for another host to read; return its `name`."""
+    """Write a small file into a store for another host to read; return its `name`."""
     try:
         with beneath.directory(store_dir, disk_names.SIDE if side else "") as directory:
             files.remove_stale(directory)
@@ -38,7 +38,7 @@ def write_probe(store_dir: str, text: str, side: bool) -> dict[str, object]:
 
 
 def answer_probe(store_dir: str, name: str, text: str, answer: str) -> None:
-    """Write `answer` into the probe of another host; raise StoreUnavailable if that is not there."""
+    """Write `answer` into another host's probe; raise StoreUnavailable if the probe is not there."""
     with _probe(store_dir, name) as path:
         _expect(store_dir, path, text)
         files.write(path, answer.encode())
@@ -74,7 +74,7 @@ def _expect(store_dir: str, path: str, text: str) -> None:
 
 
 def reach_disk(step: ReachDisk) -> None:
-    """Raise MigrationRefused if QEMU would not find the disk of a VM that is to come here."""
+    """Raise MigrationRefused if QEMU on this host could not open the disk of an incoming VM."""
     from ..store.rbd import ceph
     from ..store.rbd import image as rbd_image
 
@@ -99,7 +99,7 @@ def reach_disk(step: ReachDisk) -> None:
 
 
 def add_deltas(step: AddDeltas, planned: Planned) -> None:
-    """Let a running guest write to deltas."""
+    """Have a running guest write to deltas."""
     from ..guest import deltas, job_lock
     from . import recovery
 
@@ -118,7 +118,7 @@ def add_deltas(step: AddDeltas, planned: Planned) -> None:
 
 
 def merge_deltas(step: MergeDeltas) -> None:
-    """Merge a guest's deltas, if there are any, into what they lie over."""
+    """Merge a guest's deltas, if any, into the layers below."""
     from ..guest import job_lock
     from . import recovery
 
@@ -130,7 +130,7 @@ def merge_deltas(step: MergeDeltas) -> None:
 
 
 def allow_migration(step: AllowMigration) -> None:
-    """Leave the proof that both hosts see the same stores."""
+    """Write the proof that both hosts see the same stores."""
     files.remove_staged(*os.path.split(disk_names.migration_note(step.vm_dir)))
     proof = {"shared_checked": list(step.stores), "foreign": list(step.foreign)}
     files.write_json(

@@ -18,19 +18,18 @@ if TYPE_CHECKING:
     from ..model.disk.acquired import Given
 
 given: dict[int, dict[int, Given]] = {}
-"""By VM, what oned has given it as its disks, as the front-end said with this plan: what its records say is
-compared with that.
-"""
+"""By VM: the disks that oned has given it, as the front-end sent them with this plan, to check records by."""
 
 
 def write_record(vm_dir: str, record: Record) -> None:
-    """Write what a disk is, for vmm/ and for every later action."""
+    """Write a disk's record, for vmm/ and for every later action."""
     files.write_json(disk_names.record(vm_dir, record.disk), record.to_data())
 
 
 def as_found(vm_dir: str, disk: int) -> Record | None:
-    """Return the record of a disk, None if it has none; raise BadRecord if it cannot be read, ForeignImage if
-    oned has another image for the disk. Where it is of is not looked at.
+    """Return the record of a disk, None if it has none; its path is not checked.
+
+    Raise BadRecord if it is unreadable, ForeignImage if oned has another image for the disk.
     """
     data = files.read_json(disk_names.record(vm_dir, disk))
     try:
@@ -42,7 +41,7 @@ def as_found(vm_dir: str, disk: int) -> Record | None:
     if not found or not given or (vm := _vm_of(vm_dir)) not in given:
         return found
     own = disk_names.beside_named(os.path.basename(vm_dir))
-    # What is kept is of a disk that oned has not any more: its number may be another one's by now.
+    # A kept disk is not oned's any more: another disk may have its number by now.
     if own and own.kind == "kept":
         return found
     from ..model.disk import acquired
@@ -51,22 +50,23 @@ def as_found(vm_dir: str, disk: int) -> Record | None:
 
 
 def _vm_of(vm_dir: str) -> int:
-    """Return whose a VM directory is by its name, also one in transit (disk/vm_dir_siblings.py), or -1."""
+    """Return the VM of a directory by its name, also of one in transit (disk/vm_dir_siblings.py), or -1."""
     name = os.path.basename(vm_dir)
     own = disk_names.beside_named(name)
     return own.vm if own else int(name) if disk_names.is_number(name) else -1
 
 
 def may_commit(vm_dir: str, disk: int) -> bool:
-    """Tell whether a record that nobody understands here may be that of a diff: a newer version wrote it, it
-    says so, or nothing.
+    """Return True if an unintelligible record may be that of a diff.
+
+    It may be if a newer version wrote it, if it says so, or if it is unreadable.
     """
     try:
         data = files.read_json(disk_names.record(vm_dir, disk)) or {}
     except BadRecord:
         return True
     version = data.get("version")
-    # In any other state of a file it may have been anything.
+    # A damaged file may have been any record.
     return (
         type(version) is not int
         or version > VERSION
@@ -76,9 +76,7 @@ def may_commit(vm_dir: str, disk: int) -> bool:
 
 
 def read_record(vm_dir: str, disk: int) -> Record | None:
-    """Return the record of a disk, None if it has none; raise BadRecord if it cannot be understood, or names
-    a strange place.
-    """
+    """Return the record of a disk, None if none; raise BadRecord if unreadable or its path is foreign."""
     record = as_found(vm_dir, disk)
     if record is None:
         return None
@@ -97,7 +95,7 @@ def record_of(disk: DiskRef) -> Record:
 
 
 def numbers(vm_dir: str) -> list[int]:
-    """Return the disks of a VM that have records; raise OSError."""
+    """Return the numbers of a VM's disks that have records; raise OSError."""
     try:
         names = os.listdir(disk_names.records(vm_dir))
     except FileNotFoundError:
@@ -121,7 +119,7 @@ def records(vm_dir: str) -> list[Record]:
 
 
 def check_place(record: Record, vm: int) -> None:
-    """Raise BadRecord unless the path in a disk's record is one that the layout has for the disk."""
+    """Raise BadRecord unless the path in a disk's record is one that the layout allows."""
     if record.network:
         return
     if record.is_local:
@@ -140,9 +138,7 @@ def check_place(record: Record, vm: int) -> None:
 
 
 def _on_store(source: str, vm: int, record: Record) -> tuple[str, ...]:
-    """Return the places on a store that a disk from the image `source` can have; of a clone's layers the one
-    of the record.
-    """
+    """Return the paths on a store that a disk from the image `source` can have; of a clone, its record's."""
     directory, name = os.path.split(os.path.normpath(source))
     side, clone = f"{directory}/{dir_names.side(name)}", disk_names.plain(record.path)
     said = dir_names.clone_named(os.path.basename(clone))
@@ -151,8 +147,6 @@ def _on_store(source: str, vm: int, record: Record) -> tuple[str, ...]:
 
 
 def on_store(record: Record) -> dict[str, object]:
-    """Return which image of a store that has a bridge a disk is, for the front-end to go on with there; {}
-    for any other disk.
-    """
+    """Return the image of a disk on a store with a bridge, for the front-end to go on there, else {}."""
     image = record.bridged
     return {"on_store": image.to_data(), "how": record.how, "readonly": record.readonly} if image else {}

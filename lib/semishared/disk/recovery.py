@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What killed actions left begun in a guest, or in disks of a guest that is gone: found by notes, and ended.
+"""What killed actions left unfinished in a guest, or in disks of one that is gone: found by notes, and ended.
 
-Whoever is to act on the disks has the turn (guest/job_lock.py) and begins with `recover`.
+An action on the disks takes the turn (guest/job_lock.py) and begins with `recover`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from . import on_devices, records
 
 
 def recover(vm_dir: str, name: str) -> None:
-    """End what a killed action has left in the guest: a rest, jobs; `name` is '' when no guest runs.
+    """Wake a guest that a killed action left at rest, and end the jobs left; `name` is '' without a guest.
 
-    Raise DeviceMissing if a device is not there on which something has been left begun; but for the rest
-    nothing is changed then.
+    Raise DeviceMissing, with only the rest ended, if a device with unfinished layers is missing.
     """
     freeze.wake(vm_dir, name)
     freeze.tidy(vm_dir)
@@ -45,7 +44,7 @@ def recover(vm_dir: str, name: str) -> None:
         from ..guest import active_layer, deltas
         from . import in_memory
 
-        # Also those that only have deltas: one that was to be detached had its lease before.
+        # Deltas, and disks that were to be detached: each of those got its lease first.
         noted = [record.disk for record in active_layer.noted(vm_dir)]
         deltas.merge(vm_dir, name)
         _release(vm_dir, noted)
@@ -55,7 +54,7 @@ def recover(vm_dir: str, name: str) -> None:
 
 @contextmanager
 def ended_on_failure(vm_dir: str, name: str) -> Iterator[None]:
-    """Undo what the block has begun when it fails, if that can be done at once; else the next action does."""
+    """Recover after a failure of the block; if that fails, the next action on the disks does."""
     try:
         yield
     except Exception:
@@ -67,7 +66,7 @@ def ended_on_failure(vm_dir: str, name: str) -> Iterator[None]:
 
 
 def _release(vm_dir: str, disks: list[int]) -> None:
-    """Give up the leases of disks that were to lie over bases, and read from their store as before."""
+    """Free the leases of disks that were to lie over bases, and still read from their store."""
     from ..base import cache
 
     for disk in disks:
@@ -77,10 +76,9 @@ def _release(vm_dir: str, disks: list[int]) -> None:
 
 
 def check_there(vm_dir: str) -> None:
-    """Raise DeviceMissing if a disk with something begun has its layers on a device that is away.
+    """Raise DeviceMissing if the layers of a disk with an unfinished action are on a missing device.
 
-    What is not seen there would be taken for ended, and what a guest has written last be lost when the device
-    is back.
+    A missing layer would look finished, and the guest's last writes would be lost when the device returns.
     """
     jobs = [disk for disk in map(disk_names.job_noted, left(vm_dir)) if disk is not None]
     disks = {disk for disk in jobs if "layer" in (files.read_json(disk_names.job_note(vm_dir, disk)) or {})}
@@ -96,7 +94,7 @@ def check_there(vm_dir: str) -> None:
 
 
 def left(vm_dir: str) -> list[str]:
-    """Return the names of the notes that `recover` would see to."""
+    """Return the names of the notes that `recover` handles."""
     try:
         return list(filter(disk_names.is_unsettled, os.listdir(disk_names.records(vm_dir))))
     except FileNotFoundError:
@@ -104,22 +102,20 @@ def left(vm_dir: str) -> list[str]:
 
 
 def _put_back(vm_dir: str, disk: int, job: dict[str, object]) -> None:
-    """Put a layer back over what it lay over before a pull that its QEMU did not live to finish
-    (guest/block_jobs.py).
-    """
+    """Rebase a layer onto its former backing file, after a pull that its QEMU did not finish."""
     below, record = str(job.get("below", "")), records.read_record(vm_dir, disk)
     if "layer" not in job or not record:
         return
     folder = os.path.dirname(record.path)
     layer = f"{folder}/{job['layer']}"
-    # The one below is gone only if the pull was over, and the power as well before the note was.
+    # The lower layer is missing only if the pull was complete, and the host failed before its note went.
     if {str(job["layer"]), below} <= set(on_devices.listed(folder)) and layers.backing_of(layer)[0] != below:
         qemu_img.lay_over(layer, below, str(job.get("below_format", "")))
         point("layer put back")
 
 
 def _tidy(vm_dir: str, disk: int, job: dict[str, object]) -> None:
-    """Remove what a pull has left beside its layer: empty layers for libvirt, and its note on a store."""
+    """Remove what a pull left beside its layer: empty layers made for libvirt, and its note on a store."""
     record, numbers = records.read_record(vm_dir, disk), job.get("stand_ins")
     if not record or not isinstance(numbers, list):
         return

@@ -2,12 +2,11 @@
 """`remote-first` disks: layers on the host, the lowest over the image on its store.
 
     disk.N.snap/0  over  <datastore>/.semishared/NAME/image -> ../../NAME
-                   or    POOL/IMAGE@SNAPSHOT, which libvirt and qemu-img are told in full: of what a header
-                   names of it only
-                         that it is on the network counts
+                    or   POOL/IMAGE@SNAPSHOT. libvirt and qemu-img get its full name; of the header's
+                         name only the protocol counts
 
-As long as a VM has such a disk oned keeps the image in use, so that no session begins on it: its content
-stays what it is.
+While a VM has such a disk, oned keeps the image in use. So no session begins on the image, and its content
+stays the same.
 """
 
 from __future__ import annotations
@@ -30,15 +29,16 @@ from ..tools.effects import point
 
 
 def backing_name(record: Record) -> str:
-    """Return what the lowest layer of a disk names in its header as what it lies over.
+    """Return the backing file name for the header of a disk's lowest layer.
 
-    Of what is on the network no `rbd:` name: of that QEMU would take more than of what it is told beside it.
+    For an image on the network it is a `json:` name: options in an `rbd:` name would override those beside
+    it.
     """
     return f"json:{json.dumps(record.over.node)}" if record.over else link_of(record)
 
 
 def size(record: Record) -> int:
-    """Return the size in bytes of what a disk lies over, opened as who will read it for the guest."""
+    """Return the virtual size of the image in bytes, opened with the credentials that the guest will use."""
     name, over = link_of(record), record.over
     if over:
         name = qemu_img.rbd_name(f"{over.name}@{over.snapshot}", over.user, over.conf)
@@ -51,7 +51,7 @@ def link_of(record: Record) -> str:
 
 
 def lies_over_it(record: Record, path: str, trouble: str) -> bool:
-    """Tell whether a layer with `trouble` lies over what its record names; name only that in its header."""
+    """Return True if the layer's `trouble` is only its image on the store; correct the header's name."""
     name, format = layers.backing_of(path)
     if trouble != layers.outside(name):
         return False
@@ -64,10 +64,10 @@ def lies_over_it(record: Record, path: str, trouble: str) -> bool:
 
 
 def name_in_full(record: Record, path: str, *, is_open: bool) -> None:
-    """Let the lowest layer below `path` name in its header as whom it is opened, if that is on the network.
+    """Write the Ceph user into the backing file name of the lowest layer below `path`, if on the network.
 
-    A pull by QEMU leaves a name without the user. Raise NotSupported if it has, and a guest has the layers
-    open (`is_open`): none but its QEMU can change a header then.
+    QEMU's pull leaves a name without the user. Raise NotSupported if it has, and a guest has the layers open
+    (`is_open`): only its QEMU may change a header then.
     """
     if not record.over:
         return
@@ -83,7 +83,7 @@ def name_in_full(record: Record, path: str, *, is_open: bool) -> None:
 
 
 def check(record: Record) -> None:
-    """Raise unless what a disk lies over is there, in the right store, and within reach of this machine."""
+    """Raise unless the image below a disk is in the right store, and readable from this machine."""
     image = record.of_image
     try:
         if not record.over:
@@ -123,6 +123,6 @@ def _snapshots(image: ImageRef) -> list[str]:
 
 @contextmanager
 def opened(record: Record, path: str) -> Iterator[str]:
-    """Yield what qemu-img is to open to read the layer `path` of a disk, with all that it lies over."""
+    """Yield the name by which qemu-img reads the layer `path` with its whole backing chain."""
     check(record)
     yield active_layer.for_qemu_img(record, path)

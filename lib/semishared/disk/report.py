@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What disks there are on a machine, from the records beside them, for `semishared status`.
+"""The disks on a machine, from their records, for `semishared status`.
 
-And which of its records cannot be read, for `semishared doctor`.
+And the unreadable records, for `semishared doctor`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from . import history, hot_bases, on_devices, records, retained_diffs
 
 
 def report(step: ReportDisks) -> dict[str, object]:
-    """Return every VM directory of the system datastores, its disks' records, and their bytes here."""
+    """Return the VM directories of the system datastores: their disks' records, and bytes on this host."""
     found, put_aside, errors = [], [], []
     for system in step.systems:
         directory = f"{step.location}/{system}"
@@ -37,7 +37,7 @@ def report(step: ReportDisks) -> dict[str, object]:
             try:
                 numbers = records.numbers(path)
             except NotADirectoryError:
-                continue  # a file, whoever has put it there: no VM's
+                continue  # a file of another program, not a VM directory
             except OSError as e:
                 found.append({"vm": int(name), "system": system, "disks": [], "error": str(e)})
                 continue
@@ -46,7 +46,7 @@ def report(step: ReportDisks) -> dict[str, object]:
 
 
 def _disks(vm_path: str, numbers: list[int]) -> dict[str, object]:
-    """Return the disks of a VM that can be told of, and of the others why not, by their numbers."""
+    """Return the disks of a VM with readable records, and what is wrong with the others, by number."""
     disks, wrong = [], {}
     for number in numbers:
         try:
@@ -83,11 +83,11 @@ def _disk(vm_path: str, record: Record) -> dict[str, object]:
     }
 
 
-# What of a VM's directory cannot be read, for `semishared doctor`; a removal keeps it, or is refused.
+# What is unreadable in a VM directory, for `semishared doctor`; a removal keeps it, or is refused.
 
 
 def listed(vm_dir: str) -> list[str]:
-    """Say what is wrong with each record, note and layer of a VM, but for devices that are away."""
+    """Return what is wrong with a VM's records, notes and layers; devices that are away are left out."""
     found = []
     for look in _looks(vm_dir):
         try:

@@ -2,14 +2,14 @@
 """Uncommitted diffs that were to be deleted: kept beside the VM directory until committed or discarded.
 
     <system>/.kept-VM-RANDOM/
-        disk.N.snap/                        the layers, by one rename
-        .semishared/disk.N.json  vm.json    the disk's record there, and the SEQ of the VM's history
+        disk.N.snap/                        the layers, moved by one rename
+        .semishared/disk.N.json  vm.json    the disk's record, and the SEQ of the VM's history
 
-A record that this version does not understand goes along as it is: a newer version may have written it, for a
+A record that this version does not understand is kept as it is: a newer version may have written it for a
 diff.
 
-Killed before the rename there is a directory without layers, which holds nothing; after it, one that holds
-all. The lease on the base stays with the disk (vm_dir.py).
+A kill before the rename leaves a directory without layers, which is worthless; after it, a complete one. The
+disk keeps its lease on the base (vm_dir.py).
 """
 
 from __future__ import annotations
@@ -29,17 +29,16 @@ from . import on_devices, records, vm_dir_siblings
 
 
 def chain_of(record: Record) -> list[str]:
-    """Return the layers of a diff, the lowest first: all of them, or none if they are not there, or on a
-    device that is away.
+    """Return the layers of a diff, the lowest first; none if they are missing or on a device that is away.
 
-    Raise DamagedLayer if one is not there that is named by the record or by the one over it, or if that does
-    not say what it lies over.
+    Raise DamagedLayer if a layer is missing that the record or the layer above names, or if a header is
+    damaged.
     """
     folder, number = os.path.dirname(record.path), disk_names.layer_of(record.path)
     found: list[str] = []
     here = os.uname().nodename
     try:
-        # Who has it open sees all of it, also if its device is put aside meanwhile (device/offline.py).
+        # An open directory stays complete, even if its device is set aside meanwhile (device/offline.py).
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
         return []
@@ -47,7 +46,7 @@ def chain_of(record: Record) -> list[str]:
         while number:
             below = layers.backing_of(f"{beneath.path_of(fd)}/{number}")[0]
             if not (disk_names.is_number(below) or below.startswith(("/", "json:"))):
-                # Nothing, or what no layer of ours lies over.
+                # It names no file, or one that our layers never lie over.
                 raise DamagedLayer(f"{folder}/{number} on {here} does not say any more what it lies over")
             found.insert(0, number)
             number = below if disk_names.is_number(below) else ""
@@ -68,8 +67,9 @@ def chain_of(record: Record) -> list[str]:
 
 
 def _is_expected(record: Record, found: list[str]) -> bool:
-    """Tell whether the active layer is missing since its disk is being removed, whose link goes first, or is
-    a delta, which stayed.
+    """Return True if the active layer is missing for a known reason.
+
+    Its disk is being removed (the link goes first), or it is a delta, which stayed with its guest.
     """
     plain = disk_names.plain(record.path)
     is_removed = not is_kept(os.path.dirname(plain)) and files.is_absent(plain)
@@ -79,27 +79,27 @@ def _is_expected(record: Record, found: list[str]) -> bool:
 
 
 def waiting_layers(record: Record) -> list[str]:
-    """Return the layers of a diff, the lowest first, that hold what its image has not been given yet.
+    """Return the layers of a diff, the lowest first, whose content the image does not have.
 
-    The record tells them, and the headers of the layers, which witness for one another.
+    The record and the layers' headers tell; each header confirms the layer below.
     """
     return among(record, chain_of(record))
 
 
 def among(record: Record, found: list[str]) -> list[str]:
-    """Return the same of the layers that were `found` in its chain."""
+    """Return those of the layers `found` in the chain whose content the image does not have."""
     done = [number for number, path in enumerate(found) if disk_names.layer_of(path) == str(record.committed)]
     return [path for path in found[done[0] + 1 if done else 0 :] if not layers.is_empty(path)]
 
 
 def is_kept(vm_dir: str) -> bool:
-    """Tell whether a directory is of diffs that were kept."""
+    """Return True if a directory holds kept diffs."""
     own = disk_names.beside_named(os.path.basename(vm_dir))
     return own is not None and own.kind == "kept"
 
 
 def may_wait(record: Record) -> bool:
-    """Tell whether a diff holds what its image has not been given yet, or that cannot be told."""
+    """Return True if a diff holds uncommitted content, or that is unknown."""
     try:
         return bool(waiting_layers(record))
     except DamagedLayer:
@@ -107,16 +107,15 @@ def may_wait(record: Record) -> bool:
 
 
 def waiting_bytes(record: Record) -> int:
-    """Return the bytes of a diff that its image has not been given yet."""
+    """Return the uncommitted bytes of a diff."""
     return sum(map(files.allocated, waiting_layers(record)))
 
 
 def keep(disk: DiskRef, record: Record, *, is_last: bool = True) -> str:
-    """Move a diff out of the VM's directory if it holds what is not committed; return where it is now, '' if
-    it holds no such.
+    """Move an uncommitted diff out of the VM directory; return its directory, '' if all is committed.
 
-    The caller holds the VM. Not `is_last`: another diff takes its place, so it is older than anything that
-    claims the image.
+    The caller holds the VM. Without `is_last` a newer diff takes its place, so it is older than any claim on
+    the image.
     """
     if not record.place.commits:
         return ""
@@ -144,9 +143,7 @@ def _may_wait(disk: DiskRef, record: Record) -> bool:
 
 
 def _is_unseen(disk: DiskRef, record: Record) -> bool:
-    """Tell whether nobody knows what waits in a diff of which no layer was seen: its device is away, or was
-    then and is back.
-    """
+    """Return True if the content of a diff without visible layers is unknown: its device is, or was, away."""
     try:
         return record.layer in on_devices.listed(disk_names.layers(disk.path))
     except (DeviceMissing, LostWithMemory):
@@ -154,8 +151,9 @@ def _is_unseen(disk: DiskRef, record: Record) -> bool:
 
 
 def keep_unknown(disk: DiskRef) -> str:
-    """Move a disk out of the VM's directory if its record is not understood, and may be that of a diff;
-    return where it is, '' else.
+    """Move a disk out of the VM directory if its record is unintelligible and may be a diff's.
+
+    Return its directory, '' if it stays.
     """
     if disk.disk not in _unknown(disk.vm_dir):
         return ""
@@ -168,8 +166,7 @@ def keep_unknown(disk: DiskRef) -> str:
         return disk.vm_dir if found else ""
     place = _new_place(disk)
     data = files.hint(disk_names.record(disk.vm_dir, disk.disk))
-    # All that is known of it: where the disk is, as in all versions until now. Of one that cannot be read not
-    # even that.
+    # Only the path is adapted: every version so far has that field. An unreadable record has not even that.
     path = str(data.get("path", "")).replace(f"{disk.vm_dir}/", f"{place}/", 1)
     files.write_json(disk_names.record(place, disk.disk), {**data, "path": path})
     _keep_history(disk, place)
@@ -198,12 +195,12 @@ def _move(disk: DiskRef, place: str, path: str) -> None:
 
 
 def said(place: str) -> str:
-    """Return for people where a diff is kept, '' if it is not."""
+    """Return for messages where a diff is kept, '' if it is not."""
     return f"{place} on {os.uname().nodename}" if place else ""
 
 
 def keep_all(vm: int, vm_dir: str) -> list[str]:
-    """Keep what a VM that is to be removed has not committed, with remains of killed moves; say where."""
+    """Keep the uncommitted diffs of a VM that is to be removed, also of its killed moves; return where."""
     found = []
     for directory in (vm_dir, *vm_dir_siblings.listed(vm_dir, "outgoing")):
         found += _keep_all_of(vm, directory)
@@ -211,21 +208,20 @@ def keep_all(vm: int, vm_dir: str) -> list[str]:
 
 
 def _keep_all_of(vm: int, directory: str) -> list[str]:
-    """Keep what one directory, whose VM does not run, has not committed; return where, '' for nothing."""
+    """Keep the uncommitted diffs of one directory, whose VM does not run; return where, '' for none."""
     if any(device_names.left_named(name) is not None for name in on_devices.links(directory)):
         from ..guest import device_switch  # not for every removal
 
-        # Layers that were about to leave their device are where the record says, and not yet where the link
-        # leads.
+        # Layers of an unfinished move between devices are where the record says, not where the link leads.
         device_switch.end(directory, "")
     found = [keep(DiskRef(vm, record.disk, directory), record) for record in _readable(directory)]
     return found + [keep_unknown(DiskRef(vm, number, directory)) for number in _unknown(directory)]
 
 
 def keep_stale(vm: int, vm_dir: str) -> list[str]:
-    """Keep the same of a directory that goes since another host has taken its VM over; say where.
+    """Keep the uncommitted diffs of a directory whose VM another host has taken over; return where.
 
-    A directory that was moved away has left nothing: what it held is where the VM is.
+    A directory that was moved away needs nothing kept: the VM has its content elsewhere.
     """
     from . import epoch_check
 
@@ -240,8 +236,9 @@ def keep_stale(vm: int, vm_dir: str) -> list[str]:
 
 
 def keep_set_aside(vm: int, directory: str) -> list[str]:
-    """Keep the same of what a killed move has set aside and not removed; say where. If the VM is here, what
-    it has is there as well.
+    """Keep the uncommitted diffs of a directory that a killed move has set aside; return where.
+
+    If the VM is on this host, its directory has them as well.
     """
     if os.path.isdir(f"{os.path.dirname(directory)}/{vm}"):
         return keep_stale(vm, directory)
@@ -249,7 +246,7 @@ def keep_set_aside(vm: int, directory: str) -> list[str]:
 
 
 def _unknown(vm_dir: str) -> list[int]:
-    """Return the disks of a directory whose records are not understood, and may be those of diffs."""
+    """Return the disks of a directory whose records are unintelligible and may be diffs'."""
     found = []
     for number in records.numbers(vm_dir):
         try:
@@ -261,9 +258,9 @@ def _unknown(vm_dir: str) -> list[int]:
 
 
 def lost(vm_dir: str) -> list[int]:
-    """Return the disks of a directory that lie over bases of ours without a record, and their content.
+    """Return the disks of a directory that have data over a base, but no record.
 
-    No removal leaves such: the record goes last, and comes before the disk.
+    A removal leaves no such disk: the record comes before the disk and goes after it.
     """
     try:
         names = [name for name in os.listdir(vm_dir) if disk_names.are_layers(name)]
@@ -298,19 +295,19 @@ def _may_hold(path: str) -> bool:
 
 
 def _readable(vm_dir: str) -> Iterable[Record]:
-    """Yield the records of a directory that are understood."""
+    """Yield the readable records of local disks in a directory."""
     for number in records.numbers(vm_dir):
         try:
             record = records.as_found(vm_dir, number)
         except BadRecord:
             continue
         if record and record.is_local:
-            # Where it lies now: a directory that was set aside has another name.
+            # With its present path: a directory that was set aside has another name.
             yield record._replace(path=record.active(disk_names.disk(vm_dir, number)))
 
 
 def others(vm: int, vm_dir: str) -> set[int]:
-    """Return the disks of a VM whose leases another directory in its system datastore needs than `vm_dir`."""
+    """Return the disks of a VM whose leases another directory than `vm_dir` in its system datastore needs."""
     own = f"{os.path.dirname(vm_dir)}/{vm}"
     directories = [path for path in (own, *vm_dir_siblings.listed(own, "kept")) if path != vm_dir]
     readable = [record for path in directories for record in _readable(path)]
@@ -323,7 +320,7 @@ def others(vm: int, vm_dir: str) -> set[int]:
 
 
 def release(disk: DiskRef, but: str = "") -> None:
-    """Give up a disk's leases, but for base `but`; none if another directory of its VM needs them."""
+    """Free a disk's leases, except on the base `but`; none if another directory of its VM needs them."""
     if disk.disk not in others(disk.vm, disk.vm_dir):
         cache.release(cache.root_of(disk.vm_dir), disk.vm, disk.disk, but=but)
 
@@ -333,7 +330,7 @@ def _files_of(directory: str, disk: int) -> list[str]:
     plain = disk_names.disk(directory, disk)
     try:
         numbers = layers.numbered(disk_names.layers(plain))
-    except OSError:  # one that cannot be looked at is there as well
+    except OSError:  # an unreadable layer counts as well
         numbers = sorted(
             int(name) for name in os.listdir(disk_names.layers(plain)) if disk_names.is_number(name)
         )
@@ -342,14 +339,12 @@ def _files_of(directory: str, disk: int) -> list[str]:
 
 
 def find_kept(vm: int, location: str, systems: tuple[int, ...]) -> dict[str, object]:
-    """Return what is `kept` of a VM in all system datastores of this host, as `found` does."""
+    """Return what is `kept` of a VM in the system datastores of this host, as `found` does."""
     return {"kept": [one for system in systems for one in found(f"{location}/{system}", vm)]}
 
 
 def found(system: str, vm: int = -1) -> list[dict[str, object]]:
-    """Return the kept diffs (of one VM) in a system datastore: where, of which disk and image, and the bytes
-    that are not committed.
-    """
+    """Return the kept diffs (of one VM) in a system datastore: path, VM, disk, image, uncommitted bytes."""
     answer: list[dict[str, object]] = []
     for name in sorted(os.listdir(system)) if os.path.isdir(system) else ():
         own = disk_names.beside_named(name)
@@ -365,9 +360,7 @@ def found(system: str, vm: int = -1) -> list[dict[str, object]]:
 
 
 def _said_of(place: str, vm: int, record: Record) -> list[dict[str, object]]:
-    """Say what a kept diff holds; of one that is damaged what is wrong with it, and that it may hold what all
-    of its files have.
-    """
+    """Return a kept diff's row; a damaged one has an `error`, and counts the bytes of all its files."""
     held = _files_of(place, record.disk)
     image = record.image.to_data() if record.image else None
     it: dict[str, object] = {"path": place, "vm": vm, "disk": record.disk, "image": image}

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def opened(record: Record | None, path: str, format: str, snapshot: int = -1) -> Iterator[str]:
-    """Yield what qemu-img is to open to read a disk, or its snapshot. What is on a store is opened there, and
-    looked at again.
+    """Yield what qemu-img opens to read a disk, or its snapshot.
 
-    No name in a header and no link on the store then says what is read.
+    A disk on a store is opened and checked there first: no header and no link on the store then decides what
+    is read.
     """
     stored = record.stored if record else None
     if stored:
@@ -49,7 +49,7 @@ def opened(record: Record | None, path: str, format: str, snapshot: int = -1) ->
         ) as chain:
             yield chain
     else:
-        # What lies below the layers of our own is named by names that are relative to them.
+        # Layers of our own name one another by relative names; `below` checks the chain.
         if record and record.layer and disk_names.layer_of(path):
             layers.below(path, format)
         yield path
@@ -69,7 +69,7 @@ def _save(step: SaveDisk) -> dict[str, object]:
     if step.domain:
         job_lock.take(disk.vm, disk.vm_dir)
     if step.domain or step.snapshot == -1:
-        # Of a snapshot nobody says whether a guest runs, and nothing that could be left concerns it.
+        # For a snapshot the front-end does not say whether a guest runs; no unfinished job concerns it.
         recovery.recover(disk.vm_dir, step.domain)
     record = records.read_record(disk.vm_dir, disk.disk)
     source_format = record.format if record else step.format
@@ -83,19 +83,19 @@ def _save(step: SaveDisk) -> dict[str, object]:
     with store.of(target.access).made(target, 0) as draft:
         if step.domain:
             device, _ = block_jobs.find(step.domain, path)
-            # libvirt opens it by its name: as another user, through no file of ours.
+            # libvirt opens the target by name, as another user: an open file of ours is of no use.
             found = block_jobs.copy(disk, step.domain, device, draft.path, step.format, step.freeze).to_data()
             files.set_mode(draft.path, 0o660)
             progress.count("store_written", files.allocated(draft.path))
         else:
-            # A snapshot may lie below what a running guest has open; nobody writes to it.
+            # A running guest may have layers above the snapshot; the snapshot itself has no writer.
             with opened(record, path, source_format, step.snapshot) as source, standing_back():
                 draft.fill(source, source_format, share=step.snapshot != -1)
     return found
 
 
 def fill_image(step: FillImage, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
-    """Write the content of a disk to an image that the bridge has made."""
+    """Write the content of a disk to an image that the bridge has created."""
     found: dict[str, object] = {}
     disk = step.disk
     vm_dir.check_wanted(disk, planned)
@@ -106,8 +106,7 @@ def fill_image(step: FillImage, planned: Planned, ask: room.Ask | None) -> dict[
         pending_jobs.settle(disk.vm, disk.vm_dir)
     record = records.record_of(disk)
     if record.image:
-        # The disk may lie where it is not at home (undeployed, on the front-end): with the keys that are
-        # there.
+        # On the front-end (undeployed) the disk is read with the front-end's own keys.
         access = step.image.access
         over = record.over and record.over._replace(user=access.remote or access.user)
         record = record._replace(image=record.image._replace(access=access), over=over)
@@ -118,7 +117,7 @@ def fill_image(step: FillImage, planned: Planned, ask: room.Ask | None) -> dict[
         elif not os.path.exists(path):
             raise MissingImage(f"{path} is not there on {os.uname().nodename}")
         if step.domain:
-            files.unlink(disk_names.saved(disk.vm_dir, disk.disk))  # a killed run's
+            files.unlink(disk_names.saved(disk.vm_dir, disk.disk))  # of a killed run
             with opened(record, path, format, step.snapshot) as source:
                 room.require(disk.vm_dir, qemu_img.measure(source, format), ask, where=disk.vm_dir)
             path, found = _copied(disk, step.domain, path, step.freeze)
@@ -138,7 +137,7 @@ def fill_image(step: FillImage, planned: Planned, ask: room.Ask | None) -> dict[
 
 
 def _copied(disk: DiskRef, domain: str, path: str, freeze: str) -> tuple[str, dict[str, object]]:
-    """Return a local copy of one moment of a running guest's disk, and how the guest rested."""
+    """Return a local copy of a running guest's disk at one moment, and how the guest rested."""
     copy = disk_names.saved(disk.vm_dir, disk.disk)
     target, _ = block_jobs.find(domain, path)
     try:

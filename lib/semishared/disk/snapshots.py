@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Snapshots of a VM's disks on a host, and their growth.
 
-plan/disk/snapshots.py decides on what is described here. layering.py changes the layers; this module copies a
-whole disk, and finds a snapshot's file.
+plan/disk/snapshots.py decides by what `describe` returns. layering.py changes the layers; this module copies
+a whole disk, and finds a snapshot's file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .epochs import Planned
 
 
 def describe(step: DescribeDisk) -> dict[str, object]:
-    """Return what plan/disk/snapshots.py decides on, and hold the turn for what is done about it."""
+    """Take the turn, recover the disk, and return what plan/disk/snapshots.py decides by."""
     disk = step.disk
     job_lock.take(disk.vm, disk.vm_dir)
     record = records.record_of(disk)
@@ -43,7 +43,7 @@ def describe(step: DescribeDisk) -> dict[str, object]:
 
 
 def look_at(step: LookAtDisk) -> dict[str, object]:
-    """Return the same, and change nothing: not if that had to end first what a killed action has left."""
+    """Return the same without a change; {"unsettled": True} if `describe` would have to recover first."""
     record = records.record_of(step.disk)
     if _is_recovered(record, step.domain) and recovery.left(step.disk.vm_dir):
         return {"unsettled": True}
@@ -51,9 +51,7 @@ def look_at(step: LookAtDisk) -> dict[str, object]:
 
 
 def _is_recovered(record: Record, guest: str) -> bool:
-    """Tell whether what is noted beside a disk concerns it: QEMU's jobs are in files of this host, or in a
-    guest that runs.
-    """
+    """Return True if notes can concern the disk: QEMU's jobs are on files here, or in a running guest."""
     return bool(guest) if record.bridged else record.place.snapshots != "none"
 
 
@@ -95,8 +93,7 @@ def _layers(record: Record, path: str) -> dict[str, object]:
     folder, active = layering.folder_of(record), int(os.path.basename(path))
     format = record.format
     if path != record.path:
-        # A snapshot of the running guest that failed half-way: the newer, empty layer lies over what the
-        # guest writes.
+        # A live snapshot failed half-way: its empty layer lies over the one that the guest writes to.
         format = layers.backing_of(record.path)[1] or "qcow2"
     if not files.exists(f"{folder}/{active}"):
         raise MissingImage(f"{folder}/{active} is not there on {os.uname().nodename}")
@@ -108,7 +105,7 @@ def _layers(record: Record, path: str) -> dict[str, object]:
 
 
 def rest_for(step: RestGuest, question: Callable[..., object]) -> dict[str, object]:
-    """Let a running guest rest while the front-end, which is asked for that, does something elsewhere."""
+    """Freeze or suspend a running guest while the front-end does something elsewhere."""
     job_lock.take(step.vm, step.vm_dir)
     recovery.recover(step.vm_dir, step.domain)
     with freeze.resting(step.vm_dir, step.domain, step.freeze) as rested:
@@ -118,7 +115,7 @@ def rest_for(step: RestGuest, question: Callable[..., object]) -> dict[str, obje
 
 
 def copy_out(step: CopyOut, planned: Planned) -> dict[str, object]:
-    """Publish a snapshot of a disk that is an image: from the running guest if there is one."""
+    """Publish a snapshot of a disk that is an image; a running guest's QEMU copies it."""
     disk, found = step.disk, {}
     image = records.record_of(disk).stored
     if image is None:
@@ -137,7 +134,7 @@ def copy_out(step: CopyOut, planned: Planned) -> dict[str, object]:
 
 
 def snapshot_file(record: Record, snapshot: int) -> tuple[str, str]:
-    """Return path and format of a snapshot (the store opens an image's own); raise MissingImage."""
+    """Return path and format of a snapshot (of an in-place disk the image's); raise MissingImage."""
     missing = f"snapshot {snapshot} of disk {record.disk}: "
     image = record.stored
     if image:
@@ -156,10 +153,9 @@ def snapshot_file(record: Record, snapshot: int) -> tuple[str, str]:
 
 
 def grow(step: GrowDisk, planned: Planned) -> dict[str, object]:
-    """Grow a disk: its active layer or image; return a network disk, which is not grown here.
+    """Grow a disk without a guest: its active layer, image or clone; return a bridged image to grow there.
 
-    A disk is its active layer, an image, or a clone on the store. No guest has it open: the hypervisor grows
-    a disk that one has, if there is room for that.
+    For a disk that a guest has open, the hypervisor's action grows it, if there is room.
     """
     vm_dir.check_wanted(step.disk, planned)
     pending_jobs.settle(step.disk.vm, step.disk.vm_dir)
@@ -169,7 +165,7 @@ def grow(step: GrowDisk, planned: Planned) -> dict[str, object]:
     _check_writable(step.disk, record)
     image, path = record.stored, record.path
     if image:
-        # Not by the link that the guest has: what it leads to is what is looked at.
+        # Not by the guest's link: the store checks what it leads to.
         store.of(image.access).grow(image, step.size)
     elif not files.exists(path):
         raise MissingImage(f"{path} is not there on {os.uname().nodename}")
@@ -183,17 +179,13 @@ def grow(step: GrowDisk, planned: Planned) -> dict[str, object]:
 
 
 def _check_writable(disk: DiskRef, record: Record) -> None:
-    """Raise NotSupported for a disk that is read-only, whose image others may have too: oned may say of it
-    what it likes by now.
-    """
+    """Raise NotSupported for a read-only disk by its record: oned's own flag may have changed since."""
     if record.readonly:
         raise NotSupported(f"disk {disk.disk} of VM {disk.vm} is read-only, and is not grown")
 
 
 def allow_growth(step: AllowGrowth) -> None:
-    """Promise memory to a disk that lies there and is about to grow; raise MemoryPromised if there is too
-    little, NotSupported.
-    """
+    """Promise memory for the growth of a disk in memory; raise MemoryPromised, NotSupported if read-only."""
     record = records.read_record(step.disk.vm_dir, step.disk.disk)
     if record:
         _check_writable(step.disk, record)
@@ -202,7 +194,7 @@ def allow_growth(step: AllowGrowth) -> None:
 
 
 def _grow_clone(image: ImageRef, path: str, size: int) -> None:
-    """Grow a layer of a clone on a store, opened beneath its root."""
+    """Grow a layer of a clone on a store, opened beneath the store's root."""
     store.of(image.access).check(image)
     fd = beneath.open_file(image.root, path[len(image.root) + 1 :], os.O_RDWR)
     try:

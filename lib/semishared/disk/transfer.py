@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Carry a VM directory from machine to machine: tar at both ends, the stream's hash in the middle.
 
-The source is removed only after the target has published (OpenNebula's ssh/mv wipes, then copies: a retry
-loses data), by a step of its own: whoever plans it has asked in between whether the move is still wanted.
-What each crash leaves: at the target `.incoming-VM-*`, removed by the next run; at both ends a whole
-directory, of which the source's is the one that counts, and the next run replaces the target's by it. A
-remainder is never sent as a whole: removals begin with a rename (disk/vm_dir_siblings.py). Nor does one of
-0.1.0, which removed in place, replace what is more than itself.
+The source is removed after the target has published (OpenNebula's ssh/mv wipes, then copies: a retry loses
+data). The removal is a step of its own, before which the plan asks oned whether the move is still wanted.
+
+A crash leaves `.incoming-VM-*` at the target, which the next run removes, or a whole directory at both ends:
+the source's counts, and the next run replaces the target's. A remainder is never sent as a whole directory,
+as removals begin with a rename (disk/vm_dir_siblings.py). 0.1.0 removed in place; such a remainder does not
+replace a directory that has more.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ CHUNK = 1 << 20
 
 
 def send_vm(step: SendVm, tell: Callable[..., None], write: Callable[[bytes], None]) -> dict[str, object]:
-    """Send a VM directory, and say what was `sent`."""
+    """Send a VM directory and report `sent`: the stream's hash and the directory's fingerprint."""
     vm_dir_inventory.unmark(step.vm_dir, step.token)
     _enter(step.vm, step.vm_dir, step.domain)
     sent = send(step.vm_dir, write, step.deltas)
@@ -80,11 +81,11 @@ def send_vm(step: SendVm, tell: Callable[..., None], write: Callable[[bytes], No
 
 
 def _enter(vm: int, directory: str, domain: str) -> None:
-    """See that a VM directory does not depend on another one, of which it is a copy that its guest has not
-    entered.
+    """End what makes a VM directory depend on another place, before it is sent.
 
-    Nor that its disks lie over their stores in part only (guest/base_switch.py), or are about to leave a
-    device, when their names do not lead to what is right yet (guest/device_switch.py).
+    It may be a copy that its guest has not switched to; its disks may be partly over their stores
+    (guest/base_switch.py), or about to leave a device, so that their names are not right yet
+    (guest/device_switch.py).
     """
     pending_jobs.end_moves(vm, directory)
     if not os.path.lexists(disk_names.delta_note(directory)):
@@ -99,16 +100,16 @@ def _enter(vm: int, directory: str, domain: str) -> None:
 
 
 def send(directory: str, write: Callable[[bytes], None], deltas: Iterable[int] = ()) -> dict[str, object]:
-    """Write the directory as a tar stream; return the stream's hash, and the content's fingerprint.
+    """Write the directory as a tar stream; return the stream's hash and the content's fingerprint.
 
-    `deltas`: disks whose deltas are not sent; a guest writes to them.
+    `deltas`: disks whose deltas stay, as their guest writes to them.
     """
     beneath.refuse_link(directory)
     try:
         before, seen = os.stat(directory), vm_dir_inventory.fingerprint(directory)
     except FileNotFoundError:
         raise MissingImage(f"{directory} is not there on {os.uname().nodename}") from None
-    # Nor does what says that a live migration from here may go on, or what nobody has published.
+    # The permission for a live migration from here stays, too, and so do unpublished files.
     stay = [disk_names.migration_note("."), *(disk_names.delta(".", disk) for disk in deltas)]
     excluded = [f"--exclude={disk_names.STAGED}*", "--anchored", *(f"--exclude={path}" for path in stay)]
     argv = [
@@ -132,7 +133,7 @@ def send(directory: str, write: Callable[[bytes], None], deltas: Iterable[int] =
 
 
 def _check_still(directory: str, before: os.stat_result) -> None:
-    """Raise Overtaken if the directory was taken out of its place, and perhaps emptied, while it was read."""
+    """Raise Overtaken if the directory was removed or renamed while it was read."""
     try:
         if os.path.samestat(before, os.stat(directory)):
             return
@@ -142,7 +143,7 @@ def _check_still(directory: str, before: os.stat_result) -> None:
 
 
 def _begun(vm: int, directory: str, planned: Planned) -> str:
-    """Begin one more move of the VM to here; of several, only the one that began last publishes."""
+    """Begin one more move of the VM to this machine; of several moves only the latest publishes."""
     with files.enough_space(directory):
         systems.mark(directory)
     with vm_dir.publishing(vm, directory, planned) as file:
@@ -152,9 +153,7 @@ def _begun(vm: int, directory: str, planned: Planned) -> str:
 
 
 def make_room(step: MakeRoom, ask: room.Ask | None) -> None:
-    """Make room for a VM directory that is to arrive, also by what removals have begun to remove; raise
-    NoSpace if it does not fit.
-    """
+    """Make room for an arriving VM directory, also by finishing removals; raise NoSpace if too little."""
     vm_dir_siblings.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
     disks = {f"{step.vm}-{disk}": size for disk, size in step.sizes.items()}
     room.require_for_vm(step.vm_dir, step.needed, ask, step.bases, disks, step.apart)
@@ -167,7 +166,7 @@ def receive(
     planned: Planned,
     ask: room.Ask | None,
 ) -> None:
-    """Unpack the stream beside the VM directory, and publish it if it is what was sent."""
+    """Unpack the stream beside the VM directory; publish it if it is what was sent."""
     move = _begun(step.vm, step.vm_dir, planned)
     with vm_dir_siblings.receiving(step.vm, step.vm_dir, cache.root_of(step.vm_dir)) as staging:
         wants = {
@@ -189,7 +188,7 @@ def receive(
 
 
 def receive_file(step: ReceiveFile, planned: Planned, chunks: Iterator[bytes]) -> None:
-    """Publish a file whose bytes arrive."""
+    """Publish a file from its bytes; raise TransferCorrupt unless its hash is right."""
     digest = hashlib.sha256()
     directory, name = os.path.split(step.path)
     with vm_dir.published(step.vm, directory, name, planned) as staged:
@@ -203,7 +202,7 @@ def receive_file(step: ReceiveFile, planned: Planned, chunks: Iterator[bytes]) -
 
 
 def _add_deltas(staging: str, disks: tuple[int, ...]) -> None:
-    """Give disks new, empty deltas in the place of those that stayed where their guest is."""
+    """Create new, empty deltas for those that stayed with their guest."""
     from ..guest import active_layer
 
     for record in active_layer.noted(staging):
@@ -214,7 +213,7 @@ def _add_deltas(staging: str, disks: tuple[int, ...]) -> None:
 def _unpack(staging: str, chunks: Iterator[bytes]) -> str:
     """Unpack a tar stream into `staging` and return the stream's sha256."""
     digest = hashlib.sha256()
-    # Where places on devices were made, those are to be filled.
+    # Layers go through the links into their places on devices.
     keep = "--keep-directory-symlink"
     argv = ["tar", "--extract", "--sparse", keep, "--file=-", f"--directory={staging}", "--no-same-owner"]
     with standing_back(), piped(argv, feed=True) as stream:
@@ -228,7 +227,7 @@ def _unpack(staging: str, chunks: Iterator[bytes]) -> str:
 def _publish(
     staging: str, step: ReceiveVm | RenameVm, move: str, planned: Planned, ask: room.Ask | None
 ) -> None:
-    """Give the received directory its bases and leases and rename it to the VM directory."""
+    """Lease the bases of the received disks, then rename their directory to the VM directory."""
     vm, directory = step.vm, step.vm_dir
     for record in records.records(staging):
         _adopt(staging, directory, vm, record, step.keep_bases, ask)
@@ -255,9 +254,7 @@ def _publish(
 
 
 def _check_may_replace(staging: str, step: ReceiveVm | RenameVm, planned: Planned) -> None:
-    """Raise unless what arrived may take the place of the VM directory that is there: never less than that,
-    never under a guest.
-    """
+    """Raise unless what arrived may replace the VM directory here: no guest runs, and nothing is lost."""
     directory, here = step.vm_dir, os.uname().nodename
     there = vm_dir_inventory.inventory(directory)
     if not there:
@@ -265,8 +262,8 @@ def _check_may_replace(staging: str, step: ReceiveVm | RenameVm, planned: Planne
     seq = history.seq_of(directory)
     arrived = vm_dir_inventory.inventory(staging)
     less = sorted(there - arrived)
-    # Also of an older one: it may be what a move made whose source is gone, though oned was told that it had
-    # failed.
+    # Nor may an older directory lose a disk: a move that oned saw fail may have made it, after its source
+    # was gone.
     lost = [
         disk
         for disk in step.disks
@@ -282,7 +279,7 @@ def _check_may_replace(staging: str, step: ReceiveVm | RenameVm, planned: Planne
 def _adopt(
     staging: str, directory: str, vm: int, record: Record, keep_bases: bool, ask: room.Ask | None
 ) -> None:
-    """Make one disk of a received directory usable here."""
+    """Adapt one disk of a received directory to this host: its path and its base."""
     disk, path = record.disk, record.path
     if record.network:
         return  # libvirt opens it, or says why not
@@ -290,7 +287,7 @@ def _adopt(
         if keep_bases and not os.path.exists(path):
             raise StoreUnavailable(f"{path} of disk {disk} is not there on {os.uname().nodename}")
         return
-    # disk.N itself, or its active layer disk.N.snap/K; backing names among layers are relative.
+    # disk.N itself, or its active layer disk.N.snap/K; layers name one another by relative names.
     here, layer = disk_names.disk(directory, disk), disk_names.layer_of(path)
     here = disk_names.layer(here, layer) if layer else here
     if path != here:
@@ -327,7 +324,7 @@ def rename(step: RenameVm, planned: Planned, ask: room.Ask | None) -> dict[str, 
         if os.path.exists(other) and os.path.samefile(one, other):
             raise SameDirectory(f"{step.source} and {step.vm_dir} on {os.uname().nodename} are one directory")
     move = _begun(step.vm, step.vm_dir, planned)
-    # Not more than that: where files can share what they hold the copy takes nothing.
+    # An upper limit: with reflinks the copy takes nothing.
     room.for_disk(
         step.vm_dir,
         vm_dir_inventory.allocated(step.source),
@@ -350,7 +347,7 @@ def rename(step: RenameVm, planned: Planned, ask: room.Ask | None) -> dict[str, 
 
 
 def _without_deltas(staging: str) -> list[Record]:
-    """Set a copied VM directory back to before its guest wrote to deltas; return those disks' records."""
+    """Reset a copied VM directory to before its guest wrote to deltas; return those disks' records."""
     from ..guest import active_layer
 
     files.unlink(disk_names.migration_note(staging))
@@ -362,7 +359,7 @@ def _without_deltas(staging: str) -> list[Record]:
 
 
 def _begin_deltas(staging: str, source: str, disks: list[Record]) -> None:
-    """Give these disks new, empty deltas, for what is mirrored from the source."""
+    """Create new, empty deltas, into which QEMU mirrors those at the source."""
     from ..guest import active_layer
 
     for record in disks:
@@ -371,9 +368,7 @@ def _begin_deltas(staging: str, source: str, disks: list[Record]) -> None:
 
 
 def keep_stale(step: KeepStale, planned: Planned) -> dict[str, object]:
-    """Keep what is not committed of a VM directory that is to go, if its VM was taken over, and it is as it
-    was `seen`.
-    """
+    """Keep the uncommitted diffs of a directory whose VM was taken over, if it is unchanged since `seen`."""
     with vm_dir.publishing(step.vm, step.vm_dir, planned):
         if vm_dir_inventory.fingerprint(step.vm_dir) != step.seen:
             return {"kept": [], "seen": step.seen}
@@ -382,7 +377,7 @@ def keep_stale(step: KeepStale, planned: Planned) -> dict[str, object]:
 
 
 def release(step: ReleaseVm, planned: Planned) -> dict[str, object]:
-    """Remove a VM directory that is elsewhere now; return {"kept": why it was not}."""
+    """Remove the source directory of a move; return {"kept": why it stays}."""
 
     def why_not() -> str:
         if not files.is_absent(step.vm_dir) and vm_dir_inventory.fingerprint(step.vm_dir) != step.seen:
@@ -393,15 +388,15 @@ def release(step: ReleaseVm, planned: Planned) -> dict[str, object]:
     if why:
         return {"kept": why}
     try:
-        # Also without a directory: whoever was killed while it let go still holds leases.
+        # Also without a directory: a killed run may have removed it and not yet freed its leases.
         return {"kept": vm_dir.remove(step.vm, step.vm_dir, planned, why_not)}
     except ToolFailed as e:
-        # The VM is elsewhere: that is no reason to fail its move for ever.
+        # The VM runs elsewhere; its move must not fail for ever because of a leftover.
         return {"kept": e.detail}
 
 
 def clear(step: ClearVm, planned: Planned) -> dict[str, object]:
-    """Remove a VM directory that a live migration has brought, or left; return {"kept": why not}."""
+    """Remove a VM directory that a live migration has brought, or left; return {"kept": why it stays}."""
 
     def why_not() -> str:
         if files.is_absent(step.vm_dir):

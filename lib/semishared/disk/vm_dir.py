@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directory of a VM on a machine: its disks, our records of them, and what may be published there.
+"""The directory of a VM on a machine: its disks, their records, and what a step may publish there.
 
-`.semishared/vm.json` holds the SEQ of the VM's history at which the directory was made, or published by a
-move, as oned said it: of two directories of one VM the lower is the older. Directories of 0.1.0 have none.
-Deletions are counted in epochs.py.
+`.semishared/vm.json` holds oned's SEQ of the VM's history at which the directory was made, or published by a
+move: of two directories of one VM the lower SEQ is the older. Directories of 0.1.0 have none. epochs.py
+counts deletions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..model.device.steps import NoteClasses, NoteHot, PlaceLayers
 
 VERSION = 1
-"""Of vm.json."""
+"""Version of vm.json."""
 
 
 @contextmanager
@@ -44,9 +44,9 @@ def _lock(vm: int, vm_dir: str) -> Iterator[IO[str]]:
 
 @contextmanager
 def publishing(vm: int, vm_dir: str, planned: Planned, disk: int | None = None) -> Iterator[IO[str]]:
-    """Hold the VM, as its lock file, while something is published into it.
+    """Hold the VM's lock while a step publishes into its directory; yield the lock file.
 
-    Raise VmGone or LateAction if it was deleted since that was planned.
+    Raise VmGone or LateAction if the VM, or the disk, was deleted since the step was planned.
     """
     keys = (epochs.ALL,) if disk is None else (epochs.ALL, str(disk))
     with _lock(vm, vm_dir) as file:
@@ -56,17 +56,13 @@ def publishing(vm: int, vm_dir: str, planned: Planned, disk: int | None = None) 
 
 
 def check_wanted(disk: DiskRef, planned: Planned) -> None:
-    """Raise VmGone or LateAction if a disk was deleted since something was planned for it: one that has its
-    number now is another.
-    """
+    """Raise VmGone or LateAction if a disk was deleted since a step was planned: its number may be reused."""
     with publishing(disk.vm, disk.vm_dir, planned, disk.disk):
         pass
 
 
 def release(disk: DiskRef, planned: Planned, but: str = "") -> None:
-    """Give up the leases of a disk, as retained_diffs.release does; none if another disk that was made
-    since this was planned has them by its name.
-    """
+    """Free a disk's leases as retained_diffs.release does, unless a newer disk of its number has them."""
     with _lock(disk.vm, disk.vm_dir) as file:
         try:
             epochs.check(
@@ -74,7 +70,7 @@ def release(disk: DiskRef, planned: Planned, but: str = "") -> None:
             )
             history.refuse_late(disk.vm, disk.vm_dir, planned.seq)
         except (LateAction, VmGone):
-            # One that is about to be there has its lease again before it is (create.py).
+            # A newer disk that is still being made leases its base again (create.py).
             if not (
                 files.is_absent(disk.path) and files.is_absent(disk_names.record(disk.vm_dir, disk.disk))
             ):
@@ -83,16 +79,14 @@ def release(disk: DiskRef, planned: Planned, but: str = "") -> None:
 
 
 def note_seq(vm_dir: str, seq: int) -> None:
-    """Note the SEQ in a VM directory, unless it is not known."""
+    """Note the SEQ in a VM directory, if it is higher than the present one."""
     if seq > history.seq_of(vm_dir):
         files.remove_staged(*os.path.split(disk_names.history_note(vm_dir)))
         files.write_json(disk_names.history_note(vm_dir), {"version": VERSION, "seq": seq})
 
 
 def prepare(vm: int, vm_dir: str, planned: Planned, ask: room.Ask | None) -> None:
-    """Make the VM directory, in the room of idle bases if there is no other; remove what was left of an older
-    one of the VM.
-    """
+    """Make the VM directory, evicting idle bases if it needs room; sweep what is left of an older one."""
     try:
         _prepare(vm, vm_dir, planned)
     except NoSpace:
@@ -113,7 +107,7 @@ def _prepare(vm: int, vm_dir: str, planned: Planned) -> None:
 
 
 class Layered(NamedTuple):
-    """What a disk that has layers is to take: about how many bytes, and near which device's base."""
+    """What a disk with layers takes: about how many bytes, and near which device's base."""
 
     expected: int
     near: str
@@ -128,9 +122,9 @@ def published(
     record: Callable[[], object] | None = None,
     layered: Layered | None = None,
 ) -> Iterator[str]:
-    """Yield a staged name for a file or link of the VM, and publish it under the VM's lock.
+    """Yield a staged name for a file or link of the VM; publish it under the VM's lock.
 
-    `record` is called under that lock, just before. A `layered` disk is published as its first layer
+    `record` runs under that lock, just before the rename. A `layered` disk is published as its first layer
     (tools/layers.py), on a device if there is a pool.
     """
     path = f"{vm_dir}/{name}"
@@ -172,14 +166,14 @@ def published(
 
 
 def note_io_classes(step: NoteIoClasses, planned: Planned) -> None:
-    """Have the records of a VM's disks say which I/O class each is of."""
+    """Write the I/O class of each disk into its record."""
     with publishing(step.vm, step.vm_dir, planned), files.enough_space(step.vm_dir):
         for disk, io_class in zip(step.disks, step.classes):
             _note_in_record(step.vm_dir, disk, io_class=io_class)
 
 
 def note_classes(step: NoteClasses, planned: Planned) -> None:
-    """Have the record of a disk say on which classes of devices it is to lie."""
+    """Write into a disk's record on which classes of devices it is to lie."""
     disk = step.disk
     with publishing(disk.vm, disk.vm_dir, planned, disk.disk), files.enough_space(disk.vm_dir):
         _note_in_record(disk.vm_dir, disk.disk, classes=tuple(step.classes))
@@ -189,14 +183,14 @@ def note_classes(step: NoteClasses, planned: Planned) -> None:
 
 
 def note_hot(step: NoteHot, planned: Planned) -> None:
-    """Have the record of a disk say that its guest is to read its base from memory."""
+    """Write into a disk's record that its guest is to read its base from memory."""
     disk = step.disk
     with publishing(disk.vm, disk.vm_dir, planned, disk.disk), files.enough_space(disk.vm_dir):
         _note_in_record(disk.vm_dir, disk.disk, hot=True)
 
 
 def place_layers(step: PlaceLayers, planned: Planned) -> None:
-    """Give the layers of a disk that is to be made their place on a device of the pool."""
+    """Give the layers of a new disk their place on a device of the pool."""
     from ..model.device.classes import Want
 
     disk = step.disk
@@ -215,10 +209,10 @@ def _note_in_record(vm_dir: str, disk: int, **what: Any) -> None:
 def remove_disk(
     disk: DiskRef, planned: Planned, store_dir: str = "", *, forget: bool = False, done: bool = False
 ) -> dict[str, object]:
-    """Remove a disk's file or link, its clone on `store_dir`, its record and its lease. Never follow a link.
+    """Remove a disk's file or link, its clone on `store_dir`, its record and its lease; follow no link.
 
-    Without `forget` the record of a clone on the network stays, and is returned: that must be removed first.
-    `done`: its image has it all.
+    Without `forget` the record of a clone on the network stays, and is returned: the clone goes first.
+    `done`: the image has all of the disk's content.
     """
     pending_jobs.end_others(disk.vm, disk.vm_dir)
     with _lock(disk.vm, disk.vm_dir) as file:
@@ -230,7 +224,7 @@ def remove_disk(
         if record and not forget and record.place.is_clone:
             if records.on_store(record):
                 return records.on_store(record)
-            # A clone that cannot be reached would be said to be gone, and stay.
+            # An unreachable clone would look removed, and stay.
             image = record.of_image
             store.of(image.access).reach(image.root)
         clones = _clones(disk, record)
@@ -252,7 +246,7 @@ def remove_disk(
 
 
 def _to_remove(disk: DiskRef) -> Record | None:
-    """Return what is known of a disk: a damaged record, or a missing place, does not stop its removal."""
+    """Return the record of a disk; a damaged record, or a missing device, does not stop a removal."""
     try:
         return records.as_found(disk.vm_dir, disk.disk)
     except BadRecord:
@@ -260,17 +254,17 @@ def _to_remove(disk: DiskRef) -> Record | None:
 
 
 def intended(disk: DiskRef) -> str:
-    """Return the file that names the store clone of a disk before there is one."""
+    """Return the note that names a disk's clone on the store before the clone exists."""
     return disk_names.clone_note(disk.vm_dir, disk.disk)
 
 
 def _layered_clone(record: Record | None) -> str:
-    """Return the clone on a store that a record names, '' if it is of another disk."""
+    """Return the clone on a store that a record names, '' for other disks."""
     return disk_names.plain(record.path) if record and record.place.is_clone else ""
 
 
 def _clones(disk: DiskRef, record: Record | None) -> list[str]:
-    """Return the store clones of a disk, by its record and by what was intended; others' are none of them."""
+    """Return the store clones of a disk, by its record and its note; never another disk's."""
     noted = files.read_json(intended(disk)) or {}
     found = {_layered_clone(record), str(noted.get("clone", ""))}
     return sorted(
@@ -292,14 +286,15 @@ def _unlink_disk(disk: DiskRef) -> None:
     files.remove_staged(disk.vm_dir, disk_names.disk_name(disk.disk))
     record = disk_names.record(disk.vm_dir, disk.disk)
     if os.path.isdir(record):
-        files.remove_folder(record)  # whoever put it there
+        files.remove_folder(record)  # another program's directory in the record's place
     files.unlink(record)
     point("record removed")
 
 
 def end_session(disk: DiskRef, planned: Planned) -> dict[str, object]:
-    """Remove an in-place disk; raise DataInTheWay if it is a file, perhaps the only copy of its data. A diff
-    is only reported.
+    """Remove an in-place disk; for a diff, return {"commits": True} and leave it.
+
+    Raise DataInTheWay if the disk is a file, perhaps the only copy of its data.
     """
     record = records.as_found(disk.vm_dir, disk.disk)
     if record and record.place.commits:
@@ -324,14 +319,14 @@ def confirm_disk(disk: DiskRef, planned: Planned) -> None:
 
 
 def _is_elsewhere(vm: int, vm_dir: str) -> bool:
-    """Tell whether this machine has the VM in another system datastore, whose overlays share its leases."""
+    """Return True if this machine has the VM in another system datastore, whose overlays share its leases."""
     location, own = os.path.split(os.path.dirname(vm_dir))
     others = (name for name in os.listdir(location) if name.isdigit() and name != own)
     return any(not files.is_absent(disk_names.records(f"{location}/{name}/{vm}")) for name in others)
 
 
 def _note(file: IO[str], vm: int, vm_dir: str, key: str, planned: Planned, *, must: bool = False) -> bool:
-    """Note a deletion before it begins; tell whether there was room: the deleted may fill the disk."""
+    """Note a deletion before it begins; return False without room: what is deleted may fill the device."""
     try:
         with files.enough_space(vm_dir):
             epochs.note_deletion(file, epochs.lock_path(vm, vm_dir), key, planned)
@@ -344,7 +339,7 @@ def _note(file: IO[str], vm: int, vm_dir: str, key: str, planned: Planned, *, mu
 
 
 def remove_vm(vm: int, vm_dir: str, planned: Planned) -> dict[str, object]:
-    """Remove a VM directory and all leases of the VM; return where diffs of it were `kept`."""
+    """Remove a VM directory and the VM's leases; return where its diffs were `kept`."""
     found: list[str] = []
 
     def keep() -> str:
@@ -356,11 +351,11 @@ def remove_vm(vm: int, vm_dir: str, planned: Planned) -> dict[str, object]:
 
 
 def remove(vm: int, vm_dir: str, planned: Planned, why_not: Callable[[], str] = str) -> str:
-    """Remove a VM directory, not across mounts, what killed moves left of it, and all leases of the VM.
+    """Remove a VM directory, not across mounts, with leftovers of killed moves and the VM's leases.
 
-    It is taken out of its place by one rename first: however far the removal comes, nobody takes the rest for
-    the VM. `why_not` is asked when nobody else can publish the VM any more: return what it says; nothing is
-    removed unless that is ''.
+    One rename takes the directory away first, so a killed removal never leaves a directory that looks like
+    the VM. `why_not` is asked under the VM's lock: if it returns a reason, that is returned, and nothing is
+    removed.
     """
     pending_jobs.end_others(vm, vm_dir)
     root = cache.root_of(vm_dir)
@@ -384,10 +379,10 @@ def remove(vm: int, vm_dir: str, planned: Planned, why_not: Callable[[], str] = 
 
 
 def forget_old_locks(directory: str, now: float, keep_s: float = 2 * 86400) -> None:
-    """Remove VMs' lock files that are unchanged for two days and not held by other VMs' actions.
+    """Remove VMs' lock files that are unchanged for two days (`keep_s`) and that no action holds.
 
-    A clock that was set ahead makes none old in which something was counted since: what is late is told by
-    that.
+    A lock file with a recent count stays even if the clock was set ahead: it is needed to refuse late
+    actions.
     """
     for entry in os.scandir(directory):
         if not disk_names.is_vm_lock(entry.name):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What there is of a VM on a machine, and whether what another machine has is the very same directory.
+"""What a machine has of a VM, and whether another machine sees the very same directory.
 
-Host names do not tell: an export may be mounted by many, under any path. So a token in the directory, of a
-name that was never looked for before, is looked for on the other machine.
+Host names do not tell: many hosts may mount one export, under any path. So this machine writes a token of a
+new name into the directory, and the other machine looks for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..tools.effects import point
 from . import history, on_devices, records
 
 HERE = "here"
-"""What a directory's mark is called, as a staged file."""
+"""Start of a token's name, which is that of a staged file."""
 
 
 _RECORDS = f"{disk_names.SIDE}/"
@@ -42,7 +42,7 @@ def inventory(directory: str) -> set[str]:
 
 
 def names_of(disk: int) -> set[str]:
-    """Return the names of which one at least is there, in an inventory that has the disk."""
+    """Return the names of a disk; an inventory that has the disk has one of them at least."""
     return {disk_names.disk_name(disk), f"{_RECORDS}{disk_names.record_name(disk)}"}
 
 
@@ -54,9 +54,9 @@ def _listed(directory: str) -> list[str]:
 
 
 def fingerprint(directory: str) -> str:
-    """Return what changes with every change of a file in the directory, '' if there is no file.
+    """Return a hash that changes with every change of a file in the directory, '' if there is no file.
 
-    A base that goes along is none of them: other disks' leases are names of the same file, and come and go.
+    A travelling base does not count: leases of other disks are links to the same file, and come and go.
     """
     lines = []
     for folder, _, names in on_devices.walk(directory):
@@ -91,13 +91,13 @@ def _held(paths: Iterable[str]) -> int:
         try:
             file, held = extents.held(path)
         except OSError:
-            continue  # gone, or no file of ours
+            continue  # gone, or not a plain file
         found[file] = held
     return sum(found.values())
 
 
 def bases(directory: str) -> tuple[str, ...]:
-    """Return the bases that a VM directory's disks lie over, by the records that are readable."""
+    """Return the bases below a VM directory's disks; none if a record is unreadable."""
     try:
         found = records.records(directory)
     except BadRecord:
@@ -108,7 +108,7 @@ def bases(directory: str) -> tuple[str, ...]:
 
 
 def has_diffs(directory: str) -> bool:
-    """Tell whether a disk of a VM directory is to be committed, by the records that are readable."""
+    """Return True if a disk of a VM directory is a diff; False if a record is unreadable."""
     try:
         return any(record.place.commits for record in records.records(directory))
     except BadRecord:
@@ -116,7 +116,7 @@ def has_diffs(directory: str) -> bool:
 
 
 def classes(directory: str) -> dict[str, list[str]]:
-    """Return the classes of devices that disks want, by number, by the records that are readable."""
+    """Return the classes of devices that disks want, by number; none if a record is unreadable."""
     try:
         return {
             str(record.disk): list(record.classes) for record in records.records(directory) if record.classes
@@ -126,19 +126,20 @@ def classes(directory: str) -> dict[str, list[str]]:
 
 
 def sizes(directory: str) -> dict[str, int]:
-    """Return the bytes that a copy of each disk's layers would occupy, by its number."""
+    """Return the bytes that a copy of each disk's layers takes, by number."""
     found = {}
     for name in _listed(directory):
         disk = disk_names.disk_named(disk_names.disk_of(name)) if disk_names.are_layers(name) else None
-        # Of one whose device is away nothing comes, and whoever looks at the VM is not to fail on it.
+        # Layers on a missing device are left out; the caller need not fail.
         if disk is not None and os.path.isdir(f"{directory}/{name}"):
             found[str(disk)] = _held(entry.path for entry in os.scandir(f"{directory}/{name}"))
     return found
 
 
 def describe(directory: str) -> dict[str, object]:
-    """Return what there is of a VM directory; without a record of ours it is not `whole`: a remainder, or
-    somebody else's.
+    """Return what there is of a VM directory; it is `whole` if it has our records.
+
+    Otherwise it is a remainder, or another driver's directory.
     """
     names = inventory(directory)
     return {
@@ -161,14 +162,12 @@ def records_of(vm_dir: str) -> dict[str, object]:
 
 
 def mark(vm: int, vm_dir: str) -> dict[str, object]:
-    """Put a token into the VM directory, and beside it: who looks there, or here, knows the directory again.
+    """Write a token into the VM directory and its parent, by which another host recognizes the directory.
 
-    Both, since another client of a network file system may remember for a while that the directory was not
-    there.
+    Both: another NFS client may have cached for a while that the VM directory was not there.
     """
     if locks.is_held(disk_names.disks_lock(disk_names.base_store_of(vm_dir), vm)):
-        # What is not oned's (a disk that goes to another device) would have the directory be another than was
-        # sent.
+        # A move of a disk between devices, which oned did not start, would change the directory.
         job_lock.take(vm, vm_dir)
     parent = os.path.dirname(vm_dir)
     for folder in (parent, vm_dir):
@@ -181,13 +180,13 @@ def mark(vm: int, vm_dir: str) -> dict[str, object]:
         try:
             os.close(os.open(f"{folder}/{token}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
         except OSError:
-            break  # a full disk must not keep a VM; the fingerprint tells as well
+            break  # a full disk must not stop the move; the fingerprint identifies the directory as well
     point("directory marked")
     return {**found, "token": token, "seen": fingerprint(vm_dir)}
 
 
 def seen(vm_dir: str) -> dict[str, object]:
-    """Return the same of a VM directory that is not marked."""
+    """Return what `mark` does, for a directory without a token."""
     found = describe(vm_dir)
     if not found["present"]:
         return {**found, "token": "", "seen": "", "bytes": 0, "bases": []}
@@ -203,14 +202,14 @@ def seen(vm_dir: str) -> dict[str, object]:
 
 
 def unmark(vm_dir: str, token: str) -> None:
-    """Take the token away again."""
+    """Remove the token."""
     if disk_names.is_staged(token) and "/" not in token:
         for folder in (os.path.dirname(vm_dir), vm_dir):
             files.unlink(f"{folder}/{token}")
 
 
 def look(vm_dir: str, token: str, seen: str) -> dict[str, object]:
-    """Return what there is of a VM directory, and whether it is the one with this token or fingerprint."""
+    """Return what there is of a VM directory, and whether it has this token or fingerprint."""
     return {
         **describe(vm_dir),
         "same": _has_token(vm_dir, token) or bool(seen and fingerprint(vm_dir) == seen),

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies beside a VM directory: VM directories that are on their way to be one, or are one no more.
+"""Directories beside a VM directory: not published yet, or not the VM's any more.
 
     .incoming-VM-RANDOM     received by one action, which holds locks/incoming-VM-RANDOM while it lives
     .outgoing-VM-RANDOM     set aside by a move whose own directory takes the place
-    .removed-VM-RANDOM      removed: a removal begins with this one rename, and a remainder is never taken for
-    a VM
+    .removed-VM-RANDOM      removed: a removal begins with this rename, so a remainder never looks like a VM
 
-0.1.0 had `.incoming-VM` and `.outgoing-VM`. Whoever removes or makes the VM's directory sweeps what nobody is
-at work on.
+0.1.0 had `.incoming-VM` and `.outgoing-VM`. An action that makes or removes the VM's directory sweeps those
+that no process works on.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from . import on_devices
 
 
 def new_name(kind: str, vm_dir: str) -> str:
-    """Return a name of this kind that no other process uses."""
+    """Return a new name of this kind beside a VM directory."""
     parent, name = os.path.split(vm_dir)
     return disk_names.beside(parent, kind, name, os.urandom(6).hex())
 
 
 def listed(vm_dir: str, *kinds: str) -> list[str]:
-    """Return what there is of these kinds beside a VM directory."""
+    """Return the directories of these kinds beside a VM directory."""
     parent, vm = os.path.split(vm_dir)
     try:
         names = os.listdir(parent)
@@ -41,7 +40,7 @@ def listed(vm_dir: str, *kinds: str) -> list[str]:
 
 
 def bury(path: str, vm: int) -> str:
-    """Take a directory out of its place by one durable rename; return its new name."""
+    """Take a directory away by one durable rename; return its new name."""
     removed = new_name("removed", f"{os.path.dirname(path)}/{vm}")
     files.refuse()
     try:
@@ -56,7 +55,7 @@ def bury(path: str, vm: int) -> str:
 
 
 def sweep(vm_dir: str, root: str, vm: int) -> None:
-    """Remove what removals have set aside, and what receivers that died have left."""
+    """Remove what removals have set aside, and what dead receivers have left."""
     for path in listed(vm_dir, "incoming"):
         if not locks.is_held(disk_names.incoming_lock(root, path)):
             bury(path, vm)
@@ -68,13 +67,13 @@ def sweep(vm_dir: str, root: str, vm: int) -> None:
     except FileNotFoundError:
         return
     for name in left:
-        # Its holder makes the lock before the directory and removes it after it.
+        # The receiver makes the lock before the directory, and removes it afterwards.
         if files.is_absent(f"{os.path.dirname(vm_dir)}/{disk_names.incoming_of(name, vm)}"):
             locks.forget(disk_names.lock(root, name))
 
 
 def tidy(vm_dir: str, root: str, vm: int) -> None:
-    """Sweep what can be removed; the rest is no disk and stops no action; gc says why it stays."""
+    """Sweep what can be removed; errors are ignored, as the rest harms no action, and gc reports it."""
     try:
         sweep(vm_dir, root, vm)
     except (SemisharedError, OSError):
@@ -83,12 +82,12 @@ def tidy(vm_dir: str, root: str, vm: int) -> None:
 
 @contextmanager
 def receiving(vm: int, vm_dir: str, root: str) -> Iterator[str]:
-    """Yield a directory of this process, to be filled and renamed; an error in the block removes it."""
+    """Yield a directory of this process to fill and rename; an error in the block removes it."""
     staging = new_name("incoming", vm_dir)
     lock = disk_names.incoming_lock(root, staging)
     os.makedirs(disk_names.locks(root), exist_ok=True)
     with locks.exclusive(lock, 30) as file:
-        # What we run dies a moment after us, and may still write.
+        # Child processes inherit the lock: they die a moment after their parent, and may still write.
         run.kept.append(file.fileno())
         try:
             with files.enough_space(staging):
@@ -96,7 +95,7 @@ def receiving(vm: int, vm_dir: str, root: str) -> Iterator[str]:
             point("incoming made")
             yield staging
         except BaseException:
-            # It may be what fills the disk.
+            # It may be what fills the file system.
             on_devices.remove_tree(staging)
             raise
         finally:
