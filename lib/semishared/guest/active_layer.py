@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The layer that a running guest writes to, kept in its records while a delta comes or goes (deltas.py).
 
-    .semishared/deltas.json     {"version": 1, "disks": [the record that each disk had without a delta]}
-                                in a copy for a guest that changes its datastore also "from": the VM directory
-                                (relocation.py) of disks that go over to bases also "remote": their records
-                                before (base_switch.py) of one that goes to another device also "moves": true
-                                (device_switch.py)
+.semishared/deltas.json     {"version": 1, "disks": [each disk's record without its delta]}
+                            "from": in a copy for a guest that changes its datastore, the VM directory
+                                    that it comes from (relocation.py)
+                            "remote": records of disks before they go over to bases (base_switch.py)
+                            "moves": true for a disk that moves to another device (device_switch.py)
 
-libvirt alone knows whether a delta is in use, and its caller may die before it has heard. So a guest that was
-stopped while that was decided goes on only after `settle`, whoever wakes it: else it would write to a layer
+libvirt alone knows whether a delta is in use, and its caller may die before libvirt has answered. So a
+guest that was stopped for that decision is resumed only after `settle`: else it would write to a layer
 that no record names.
 """
 
@@ -26,16 +26,12 @@ from . import domain, job_events
 
 
 def noted(vm_dir: str) -> List[Record]:
-    """Return what the records of the disks that have deltas, or are to have them, say without; where the VM
-    directory is now.
-    """
+    """Return the records, without deltas, of the disks that have or get one; paths are in this directory."""
     return _noted(vm_dir, "disks")
 
 
 def leaving(vm_dir: str) -> List[Record]:
-    """Return what the records of disks said, without deltas, that are about to lie over a base of the
-    host.
-    """
+    """Return the former records, without deltas, of disks that are about to lie over a base of the host."""
     return _noted(vm_dir, "remote")
 
 
@@ -46,7 +42,7 @@ def _noted(vm_dir: str, which: str) -> List[Record]:
     disks = data.get(which, [])
     if data.get("version") != 1 or not isinstance(disks, list):
         raise BadRecord(f"{disk_names.delta_note(vm_dir)} on {os.uname().nodename} cannot be understood")
-    # One that was taken away meanwhile has no record any more.
+    # A disk that was removed meanwhile has no record any more.
     found = [
         record
         for record in map(Record.from_data, disks)
@@ -56,8 +52,9 @@ def _noted(vm_dir: str, which: str) -> List[Record]:
 
 
 def origin(vm_dir: str) -> str:
-    """Return the VM directory of which this is a copy that its guest has not entered yet, '' for any other;
-    raise BadRecord.
+    """Return the VM directory that this one is a copy of, while the guest has not switched; '' for any other.
+
+    Raise BadRecord.
     """
     found = (files.read_json(disk_names.delta_note(vm_dir)) or {}).get("from", "")
     location, vm = disk_names.location_of(vm_dir), os.path.basename(vm_dir)
@@ -71,9 +68,7 @@ def origin(vm_dir: str) -> str:
 
 
 def moves(vm_dir: str) -> bool:
-    """Tell whether the deltas are there for a disk that goes to another device, and for nothing that oned
-    knows of.
-    """
+    """Return True if the deltas serve a move to another device, of which oned does not know."""
     return (files.read_json(disk_names.delta_note(vm_dir)) or {}).get("moves") is True
 
 
@@ -85,9 +80,9 @@ def note(
     *,
     moves: bool = False,
 ) -> None:
-    """Note the disks that are to have deltas, as they are without; `origin`: of a copy the VM directory.
+    """Note the disks that get deltas, with their records `without`; `origin`: a copy's original directory.
 
-    `remote`: how those of them were that are to lie over bases; `moves`: the disk goes to another device.
+    `remote`: the present records of those that go over to bases; `moves`: the disk moves to another device.
     """
     path = disk_names.delta_note(vm_dir)
     files.remove_staged(*os.path.split(path))
@@ -102,7 +97,7 @@ def note(
 
 
 def forget(vm_dir: str, disk: int) -> None:
-    """Take a disk that is being removed out of the note, and the note away with the last one."""
+    """Remove a disk from the note, and the note with the last disk."""
     without, remote = (
         [record for record in records if record.disk != disk] for records in (noted(vm_dir), leaving(vm_dir))
     )
@@ -114,15 +109,15 @@ def forget(vm_dir: str, disk: int) -> None:
 
 
 def delta_of(record: Record) -> str:
-    """Return the path of the delta that a disk has, or is to have."""
+    """Return the path of a disk's delta, which need not exist."""
     return disk_names.layer(disk_names.plain(record.path), disk_names.DELTA_NUMBER)
 
 
 def create(record: Record) -> None:
-    """Make the empty delta of a disk, over what it lies over."""
+    """Create a disk's empty delta over its present layer."""
     path = delta_of(record)
     files.remove_staged(*os.path.split(path))
-    # By name and size: what lies further below need not be there yet.
+    # By name and size only: the layers below need not be there yet.
     size = qemu_img.virtual_size(record.path, record.format)
     with files.published(path) as staged:
         qemu_img.create_overlay(staged, os.path.basename(record.path), record.format, size, "", look=False)
@@ -130,26 +125,26 @@ def create(record: Record) -> None:
 
 
 def arrived(vm_dir: str, record: Record) -> Record:
-    """Return a disk's record as it was without its delta, if that has stayed where the guest is."""
+    """Return a disk's record without its delta if the delta has stayed with the guest, else as it is."""
     without = {below.disk: below for below in noted(vm_dir) if files.is_absent(delta_of(below))}
     return without.get(record.disk, record)
 
 
 def for_qemu_img(record: Record, path: str) -> str:
-    """Return what qemu-img is to be told to open the layer `path` of a disk, with what it lies over."""
+    """Return the name by which qemu-img opens the layer `path` of a disk with its backing chain."""
     return layers.explicit(path, "qcow2", record.over.node) if record.over else path
 
 
 def with_delta(record: Record) -> Record:
-    """Return the record of a disk that has its delta."""
+    """Return the record of a disk with its delta as active layer."""
     raw = int(os.path.basename(record.path)) if record.format == "raw" else record.raw_layer
     return record._replace(path=delta_of(record), format="qcow2", raw_layer=raw)
 
 
 def opened(vm_dir: str, name: str) -> Dict[str, str]:
-    """Return the target of each of a running guest's local disks by the file that it writes to."""
+    """Return the target of each local disk of a running guest, by the file that it writes to."""
     here = _plain(vm_dir)
-    # No link of a disk on a store is followed: it may hang, and the guest be waiting to be woken.
+    # Links of disks on a store are not followed: a hung store would keep the guest from being woken.
     local = ((_plain(path), target) for target, path in domain.disks(name).items())
     return {os.path.realpath(path): target for path, target in local if path.startswith(f"{here}/")}
 
@@ -159,13 +154,12 @@ def _plain(path: str) -> str:
 
 
 def settle(vm_dir: str, name: str) -> None:
-    """Let the records of disks with deltas say what the running guest writes to."""
+    """Make the records of disks with deltas name the layer that the running guest writes to."""
     without = noted(vm_dir)
     if not without:
         return
     for target in opened(vm_dir, name).values():
-        # Of a pivot that libvirt is at for a dead caller nothing is said yet; this is answered when it is
-        # over.
+        # libvirt may be at a pivot for a dead caller; it answers this when that is over.
         job_events.block_job(name, target)
     active = opened(vm_dir, name)
     for record in without:
@@ -175,7 +169,7 @@ def settle(vm_dir: str, name: str) -> None:
 
 
 def write(vm_dir: str, record: Record) -> None:
-    """Write the record of a disk, unless it says that already."""
+    """Write the record of a disk, unless it is up to date."""
     file = disk_names.record(vm_dir, record.disk)
     if files.hint(file) != record.to_data():
         files.remove_staged(*os.path.split(file))

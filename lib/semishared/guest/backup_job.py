@@ -19,13 +19,13 @@ END_S = 30
 
 
 class BackupJob:
-    """The backup job of a domain, listened to since before it begins."""
+    """The backup job of a domain; its events are collected from before it begins."""
 
     def __init__(self, name: str, heard: libvirtd.Heard) -> None:
         self._name, self._heard = name, heard
 
     def begin(self, targets: Dict[str, str]) -> None:
-        """Let QEMU begin to copy disks into the qcow2 files that `targets` names for each."""
+        """Have QEMU begin to copy disks into qcow2 files; `targets`: file by target name."""
         domain.check_plain(self._name, targets)
         disks = "".join(
             f"<disk name='{quoted(device)}' backup='yes' type='file'><target "
@@ -39,13 +39,12 @@ class BackupJob:
         )
 
     def wait(self) -> None:
-        """Wait for the end of the job; raise unless all of it was copied."""
+        """Wait for the end of the job; raise NoSpace or ToolFailed unless it copied everything."""
         patience = Patience(f"the backup of {self._name}")
         within_s = LOOK_S
         while True:
             said = next_said(self._heard, within_s)
-            # libvirt says that it has ended before QEMU has let go of the last copy; it answers this when
-            # that is done.
+            # libvirt's event comes before QEMU has closed the last copy; this answer comes after it.
             job = domain.job(self._name)
             if not job:
                 break
@@ -78,7 +77,7 @@ def listening(name: str) -> Iterator[BackupJob]:
 
 
 def end(name: str, directories: List[str]) -> None:
-    """End a backup job that writes below `directories`; other jobs of the domain are none of ours."""
+    """End a backup job that writes below `directories`; leave other jobs of the domain alone."""
     deadline = time.monotonic() + END_S
     while domain.state(name) in ("running", "paused"):
         if not domain.is_in(domain.job(name), "BACKUP"):
@@ -89,7 +88,7 @@ def end(name: str, directories: List[str]) -> None:
                 return
             domain.ask(name, "domjobabort", lambda guest: guest.abortJob())
         except SemisharedError:
-            pass  # it is just beginning, or has ended by itself: the loop knows
+            pass  # the job is just beginning, or has ended: the next turn of the loop sees
         if time.monotonic() > deadline:
             raise ToolTimeout(f"the backup job of {name} on {os.uname().nodename} does not end")
         progress.touch()

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Disks over an image on its store come to lie over a base of their host, under deltas (detach.py).
 
-    disk.N.snap/K         the copy of a layer, which ends at the disk's lease on the base
-    disk.N.snap/K.kept    the layer itself, which QEMU has open until it goes over
+    disk.N.snap/K         the copy of a layer; its backing chain ends at the disk's lease on the base
+    disk.N.snap/K.kept    the layer itself, which QEMU has open until the guest goes over
 
-A layer and its copy hold the same; the copy of the active one also what QEMU has mirrored into it, and that
-is in the delta too. So as long as a disk's record names its delta, that may lie over either, and whoever
-finds the records of before noted (active_layer.py: "remote") ends it by what he sees:
+A layer and its copy have the same content. The copy of the active layer also has what QEMU has mirrored into
+it, which the delta has, too. So while a disk's record names its delta, the delta may lie over either. An
+action that finds the former records noted (active_layer.py: "remote") ends the switch by what the guest does:
 
-    the guest writes to its delta    layers have their names back, of which QEMU opens one again when the
-    delta is merged
+    the guest writes to its delta    the layers get their names back; QEMU opens one when the delta is merged
     the guest writes to a layer      it has gone over
-    no guest runs                    its disks go over: nobody has any of it open
+    no guest runs                    its disks go over: no process has them open
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from .active_layer import delta_of, with_delta
 
 
 def lease_of(vm_dir: str, record: Record) -> str:
-    """Return the lease that a disk has, or is to have, on the base of its record."""
+    """Return the path of a disk's lease on the base of its record; it need not exist."""
     base = base_names.base(disk_names.base_store_of(vm_dir), record.of_image.base_name)
     return base_names.lease(base, int(os.path.basename(vm_dir)), record.disk)
 
@@ -44,7 +43,7 @@ def outermost(record: Record) -> Iterator[Tuple[str, str]]:
 
 
 def begin(vm_dir: str, before: Sequence[Record], after: Sequence[Record], copies: Mapping[str, str]) -> None:
-    """Give the staged `copies` the names of layers, by these; the records name the disks `after` that."""
+    """Give the staged `copies` the names of their layers; the records become those `after`, with deltas."""
     active_layer.note(vm_dir, list(after), remote=before)
     point("switch noted")
     for path, staged in copies.items():
@@ -55,7 +54,7 @@ def begin(vm_dir: str, before: Sequence[Record], after: Sequence[Record], copies
 
 
 def _replace(path: str, staged: str) -> None:
-    """Let a staged file take all names of a layer, which keeps a second one of each."""
+    """Give a staged file all names of a layer; the layer keeps a second name for each."""
     folder = os.path.dirname(path)
     numbers = [name for name in sorted(os.listdir(folder)) if disk_names.is_number(name)]
     names = [name for name in numbers if os.path.samefile(f"{folder}/{name}", path)]
@@ -73,7 +72,7 @@ def _replace(path: str, staged: str) -> None:
 
 
 def end(vm_dir: str, name: str) -> None:
-    """Complete or roll back what `begin` has begun; `name` is '' when no guest runs."""
+    """Complete or roll back a switch, by what the guest writes to; `name` is '' when no guest runs."""
     before, opened = active_layer.leaving(vm_dir), _at_rest(vm_dir, name)
     settled = {record.disk: record for record in active_layer.noted(vm_dir)}
     for record in before:
@@ -87,7 +86,7 @@ def end(vm_dir: str, name: str) -> None:
 
 
 def _at_rest(vm_dir: str, name: str) -> Dict[str, str]:
-    """Return which target has which file open once no job is under way: a pivot may be ending."""
+    """Return the target of each open file, after all jobs have ended: a pivot may be under way."""
     if not name:
         return {}
     for target in active_layer.opened(vm_dir, name).values():
@@ -98,7 +97,7 @@ def _at_rest(vm_dir: str, name: str) -> Dict[str, str]:
 def _take_back(vm_dir: str, before: Record) -> None:
     for path, layer in _kept(before):
         os.rename(path, layer)
-        # Of one name and the other of one file rename() leaves both.
+        # rename() does nothing if both names are of one file.
         files.unlink(path)
         files.fsync(os.path.dirname(path))
         point("layer taken back")
@@ -120,7 +119,7 @@ def _go_over(vm_dir: str, after: Record) -> None:
 
 
 def _kept(record: Record) -> Sequence[Tuple[str, str]]:
-    """Return the second names of a disk's layers, with the first ones."""
+    """Return the second names of a disk's layers, each with the first one."""
     folder = disk_names.layers(disk_names.plain(record.path))
     paths = [f"{folder}/{name}" for name in sorted(os.listdir(folder))]
     return [(path, disk_names.of_second_name(path)) for path in paths if disk_names.of_second_name(path)]

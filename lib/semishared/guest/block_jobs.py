@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disks of a running guest: what it writes to, and what is done to them through libvirt while it runs.
+"""The disks of a running guest: what it writes to, and blockjobs and snapshots through libvirt.
 
-libvirt goes on when its caller dies: a job stays in QEMU, a guest stays paused. So whatever is begun in a
-guest is noted beside the VM's records before, and disk/recovery.py ends what is noted; every action on a
-running guest's disks begins with that, and with the turn (job_lock.py), so that what it finds noted is
-nobody's work any more.
+libvirt goes on when its caller dies: a job stays in QEMU, a guest stays paused. So an action notes beside the
+VM's records what it begins in a guest, and disk/recovery.py ends what is noted. Every action on a running
+guest's disks takes the turn (job_lock.py) and recovers first, so a note that it finds belongs to a dead
+action.
 
-    .semishared/frozen.json     the guest rests, by us (guest/freeze.py)
+    .semishared/frozen.json     an action has frozen or suspended the guest (guest/freeze.py)
     .semishared/job.N.json      a job for disk N: a snapshot, a copy or a pull
 
 A pull ends with a new backing name in the layer's header, while QEMU still has in memory where in the layer
-the pulled data is: a QEMU that dies now leaves a layer that lies over the wrong one. So a pull is over when
-QEMU has been made to write all it knows; its note says what the layer lay over, and who finds it without its
-QEMU puts that name back. All the data is there, in the layer that is not removed before.
+the pulled data is. If QEMU dies now, the layer lies over the wrong file. So a pull is over only after QEMU
+has flushed its metadata. The note has the former backing name, and recovery without that QEMU puts it back.
+No data is lost: the lower layer is removed only afterwards.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from .domain import quoted
 
 EQUAL_S = 30
 END_S = 120
-"""How long a snapshot that libvirt is taking, or a job that was told to end, may take for that."""
+"""Seconds that an aborted job, or libvirt's snapshot, may take to end."""
 
 
 def find(name: str, path: str) -> tuple[str, str]:
-    """Return the target of the guest's disk with recorded file `path`, and the file that it writes to."""
+    """Return target and active file of the guest's disk whose record names `path`."""
     path = os.path.normpath(path)
     folder = os.path.dirname(path)
     for target, source in domain.disks(name).items():
@@ -47,14 +47,13 @@ def find(name: str, path: str) -> tuple[str, str]:
         if plain == path or (disk_names.are_layers(folder) and os.path.dirname(plain) == folder):
             return target, plain
         if disk_names.layers(plain) == folder:
-            # It was a plain file when the guest was started (deltas.py), and its only layer has that name
-            # still.
+            # It was a plain file when the guest started (deltas.py); its only layer still has that name.
             return target, os.path.join(os.path.dirname(plain), os.readlink(plain))
     raise MissingImage(f"domain {name} on {os.uname().nodename} has no disk {path}")
 
 
 def opened(name: str, folder: str) -> set[int]:
-    """Return the numbers of the layers in `folder` by which libvirt knows what the running guest has open."""
+    """Return the numbers of the layers in `folder` that libvirt lists in the running guest's disks."""
     from xml.etree import ElementTree
 
     sources = ElementTree.fromstring(domain.dumpxml(name)).iter("source")
@@ -66,11 +65,11 @@ def opened(name: str, folder: str) -> set[int]:
     }
 
 
-# -- what is noted ----------------------------------------------------------------------------------
+# -- notes of jobs ----------------------------------------------------------------------------------
 
 
 class Beside(NamedTuple):
-    """What notes a job elsewhere too, for as long as it is noted here."""
+    """A second note of a job, elsewhere; it lasts as long as the note here."""
 
     note: Callable[[], object]
     forget: Callable[[], object]
@@ -80,20 +79,20 @@ NOTHING = Beside(lambda: None, lambda: None)
 
 
 def end(directory: str, name: str, job: dict[str, object]) -> None:
-    """End a job that a killed action has left in a guest that runs."""
+    """End a job that a killed action has left in a running guest."""
     wait_for_snapshot(name)
     _finish(directory, name, job)
 
 
 def _finish(directory: str, name: str, job: dict[str, object]) -> None:
-    """End a job of a guest that runs; what it has pulled becomes durable."""
+    """End a job of a running guest, and flush what it has pulled."""
     end_job(name, str(job.get("target", "")))
     if job.get("layer"):
         flush(directory, name)
 
 
 def wait_for_snapshot(name: str) -> None:
-    """Wait until libvirt has finished a dead caller's snapshot: only then it knows the active layer."""
+    """Wait until libvirt has finished a dead caller's snapshot: before, its active layer is not known."""
     deadline = time.monotonic() + END_S
     while domain.is_in(domain.job(name), "SNAPSHOT"):
         if time.monotonic() > deadline:
@@ -103,13 +102,13 @@ def wait_for_snapshot(name: str) -> None:
 
 
 def end_job(name: str, target: str) -> None:
-    """End a job; a copy is cut short, a pull has pulled less."""
+    """Abort a job: a copy stays incomplete, a pull has pulled less."""
     deadline = time.monotonic() + END_S
     while target and job_events.block_job(name, target):
         try:
             _abort(name, target)
         except SemisharedError:
-            # It has ended by itself.
+            # The job may have ended by itself.
             time.sleep(0.1)
         if time.monotonic() > deadline:
             raise ToolTimeout(f"the job on disk {target} of {name} on {os.uname().nodename} does not end")
@@ -123,10 +122,10 @@ def _abort(name: str, target: str) -> None:
 
 @contextmanager
 def noted(disk: DiskRef, name: str, target: str, beside: Beside = NOTHING, **pull: object) -> Iterator[None]:
-    """Do, within the block, what libvirt may go on with when we are dead; end it when the block fails.
+    """Note a job that libvirt would continue after this process dies; end the job if the block fails.
 
-    `pull`: the number of the `layer` that is pulled into, and of that which it lies over: `below`,
-    `below_format`; `stand_ins`: the numbers of layers that are there for libvirt alone.
+    `pull`: the number of the `layer` pulled into; `below`, `below_format`: its backing file; `stand_ins`: the
+    numbers of empty layers made for libvirt.
     """
     path = disk_names.job_note(disk.vm_dir, disk.disk)
     files.remove_staged(*os.path.split(path))
@@ -142,7 +141,7 @@ def noted(disk: DiskRef, name: str, target: str, beside: Beside = NOTHING, **pul
             beside.forget()
             files.unlink(path)
         except SemisharedError:
-            pass  # whoever comes next ends it
+            pass  # the next action ends it
         raise
     beside.forget()
     files.unlink(path)
@@ -150,7 +149,7 @@ def noted(disk: DiskRef, name: str, target: str, beside: Beside = NOTHING, **pul
 
 
 def flush(directory: str, name: str) -> None:
-    """Make QEMU flush the guest's disks: a stopped guest is the one flush that libvirt offers."""
+    """Flush the guest's disks in QEMU: libvirt offers that only by stopping the guest."""
     if domain.state(name) == "running":
         with guest_freeze.resting(directory, name, "SUSPEND"):
             pass
@@ -160,8 +159,8 @@ def flush(directory: str, name: str) -> None:
 
 
 def write_out(name: str) -> None:
-    """Make the QEMU of a guest that rests write all it knows of its disks."""
-    # libvirt leaves a paused guest alone; QEMU flushes whenever it is told to stop.
+    """Make the QEMU of a paused guest write all metadata of its disks."""
+    # libvirt does nothing to a paused guest; QEMU flushes at each `stop`.
     domain.ask(name, "qemu-monitor-command", _stop, timeout_s=60)
 
 
@@ -175,16 +174,16 @@ def _stop(guest: Any) -> None:
 
 
 def pull(disk: DiskRef, name: str, target: str, backing: str, layer: str, beside: Beside) -> None:
-    """Let QEMU copy into the active layer `layer` what it does not share with `backing` ('' for none)."""
+    """Have QEMU pull into the active layer `layer` all data above `backing` ('' for the whole chain)."""
     domain.check_plain(name, [target])
-    # On the network there is at most one, the lowest.
+    # At most one file of the chain is on the network, the lowest.
     wanted = "" if re.match(layers.PROTOCOL, backing) else os.path.join(os.path.dirname(layer), backing)
     base = f"{target}[{_index(name, target, wanted)}]" if backing else None
-    # Else QEMU writes an absolute name into the header, and the directory could not be moved any more.
+    # Without the flag QEMU writes an absolute name, and the directory could not be moved any more.
     flags = libvirtd.binding().VIR_DOMAIN_BLOCK_REBASE_RELATIVE if disk_names.is_number(backing) else 0
     (folder, number), (below, below_format) = os.path.split(layer), layers.backing_of(layer)
-    # For a relative name libvirt looks into all that the guest has had below its disk since it was started,
-    # also what was merged away.
+    # For a relative name libvirt looks at every layer that the chain had since the guest's start, also at
+    # merged ones.
     gone = (
         [known for known in sorted(opened(name, folder)) if not os.path.lexists(f"{folder}/{known}")]
         if flags
@@ -211,9 +210,7 @@ def pull(disk: DiskRef, name: str, target: str, backing: str, layer: str, beside
 
 @contextmanager
 def _standing_in(folder: str, gone: Iterable[int]) -> Iterator[None]:
-    """Have an empty file, within the block, in place of each layer that is gone; QEMU opens none of them
-    anew.
-    """
+    """Create empty files, within the block, for layers that are gone; QEMU does not open them."""
     for number in gone:
         with files.published(f"{folder}/{number}") as staged:
             qemu_img.create(staged, "qcow2", 0)
@@ -226,7 +223,7 @@ def _standing_in(folder: str, gone: Iterable[int]) -> Iterator[None]:
 
 
 def leave(folder: str, gone: Iterable[int]) -> None:
-    """Remove what stands in for layers that are gone; what has a size is none of that."""
+    """Remove the empty files made for libvirt; a file with a virtual size is none of them."""
     for number in gone:
         path = f"{folder}/{number}"
         if files.exists(path) and not qemu_img.virtual_size(path, "qcow2"):
@@ -235,8 +232,9 @@ def leave(folder: str, gone: Iterable[int]) -> None:
 
 
 def _index(name: str, target: str, wanted: str) -> int:
-    """Return libvirt's index of the file `wanted` ('' for what is on the network) in the backing chain of a
-    running guest's disk.
+    """Return libvirt's index of `wanted` in the backing chain of a running guest's disk.
+
+    `wanted` is '' for an image on the network.
     """
     from xml.etree import ElementTree
 
@@ -260,11 +258,12 @@ def _index(name: str, target: str, wanted: str) -> int:
 
 
 def copy(disk: DiskRef, name: str, target: str, path: str, format: str, freeze: str) -> guest_freeze.Rest:
-    """Copy a disk at one moment: blockcopy mirrors until the two are equal; the guest rests (`freeze`) while
-    that lets go.
+    """Copy a disk at one moment: QEMU mirrors it until both are equal, and lets go while the guest rests.
+
+    The guest rests as `freeze` says.
     """
     domain.check_plain(name, [target])
-    # Made by us, not by libvirt: that would make it as root, and QEMU, which is not, could not open it.
+    # libvirt would create it as root, and QEMU, which runs as another user, could not open it.
     qemu_img.create(path, format, capacity(name, target))
     xml = f"<disk type='file'><source file='{quoted(path)}'/><driver type='{format}'/></disk>"
     reuse = libvirtd.binding().VIR_DOMAIN_BLOCK_COPY_REUSE_EXT
@@ -286,7 +285,7 @@ def copy(disk: DiskRef, name: str, target: str, path: str, format: str, freeze: 
 
 
 def wait_for_equal(name: str, target: str) -> None:
-    """Wait until a mirror holds all that a guest which rests has written."""
+    """Wait until a mirror has all that the resting guest has written."""
     deadline = time.monotonic() + EQUAL_S
     while True:
         at = job_events.block_job(name, target)
@@ -302,7 +301,7 @@ def wait_for_equal(name: str, target: str) -> None:
 
 
 def pivot(name: str, target: str) -> None:
-    """Let a guest that rests go on with what its disk was copied to, or committed to."""
+    """Pivot: the resting guest goes on with the target of its blockjob."""
     flag = libvirtd.binding().VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT
     domain.ask(
         name, f"blockjob {target} --pivot", lambda guest: guest.blockJobAbort(target, flag), timeout_s=60
@@ -315,9 +314,7 @@ def capacity(name: str, target: str) -> int:
 
 
 def switch(disk: DiskRef, name: str, target: str, path: str, freeze: str) -> guest_freeze.Rest:
-    """Let the guest write to `path` from now on, an empty layer over what it writes to; it rests (`freeze`)
-    meanwhile.
-    """
+    """Have the guest write to `path`, an empty layer over its active one; it rests meanwhile (`freeze`)."""
     domain.check_plain(name, [target])
     with noted(disk, name, target), guest_freeze.resting(disk.vm_dir, name, freeze) as rested:
         put_over(name, {target: path})
@@ -326,9 +323,7 @@ def switch(disk: DiskRef, name: str, target: str, path: str, freeze: str) -> gue
 
 
 def put_over(name: str, paths: Mapping[str, str]) -> None:
-    """Let the guest write, from one moment on, to the empty layer `paths[target]` over what each of these
-    disks writes to.
-    """
+    """Have the guest write, from one moment on, to the empty layers `paths`, by target, over its disks."""
     others = "".join(
         f"<disk name='{quoted(other)}' snapshot='no'/>" for other in domain.disks(name) if other not in paths
     )

@@ -2,15 +2,14 @@
 """Deltas: what a guest writes while its local disks move to another host.
 
 libvirt mirrors what a disk's active layer holds, in units of 64 KiB. So before the move every local disk of
-the guest gets an empty layer on top, its delta. What lies below is only read from then on, and crosses as
-files; libvirt mirrors deltas alone. Afterwards, wherever the guest is, deltas are merged into what they lie
-over.
+the guest gets an empty layer on top, its delta. The guest then only reads the layers below, which cross as
+files; libvirt mirrors deltas alone. Afterwards, on either host, each delta is merged into the layer below.
 
     add       K           ->   K <- delta
     merge     K <- delta  ->   K
 
-`.semishared/deltas.json` (active_layer.py) is there from before the first to after the last of that. Whoever
-finds it merges: a delta that no guest has open is a redo log, which may be committed again and again.
+`.semishared/deltas.json` (active_layer.py) exists throughout. An action that finds it merges: a delta that no
+guest has open is a redo log, which can be committed repeatedly.
 """
 
 from __future__ import annotations
@@ -31,10 +30,9 @@ CALL_S = 60
 
 
 def add(vm_dir: str, name: str, records: Iterable[Record], *, moves: bool = False) -> None:
-    """Put a delta on each of these disks of a running guest, on all at one moment; `merge` has ended what was
-    there, and ends this.
+    """Put deltas on these disks of a running guest, at one moment; the caller has merged earlier ones.
 
-    `moves`: it is one disk, which goes to another device.
+    `merge` ends it. `moves`: one disk, which moves to another device.
     """
     asked = list(records)
     opened = active_layer.opened(vm_dir, name)
@@ -42,7 +40,7 @@ def add(vm_dir: str, name: str, records: Iterable[Record], *, moves: bool = Fals
         name, [opened[path] for path in (os.path.realpath(record.path) for record in asked) if path in opened]
     )
     without = [_layered(vm_dir, record) for record in asked]
-    # By the new names of what has just become a layer.
+    # Again, as a plain file has just become a layer, with another name.
     opened = active_layer.opened(vm_dir, name)
     missing = [record.path for record in without if os.path.realpath(record.path) not in opened]
     if missing:
@@ -53,16 +51,14 @@ def add(vm_dir: str, name: str, records: Iterable[Record], *, moves: bool = Fals
         active_layer.create(record)
     targets = {opened[os.path.realpath(record.path)]: delta_of(record) for record in without}
     for record in without:
-        # Both hold what the guest has, until it writes; only then the records must not name the lower.
+        # Before the guest writes both hold its data; from then on records must not name the lower layer.
         active_layer.write(vm_dir, with_delta(record))
     block_jobs.put_over(name, targets)
     point("guest writes to deltas")
 
 
 def _layered(vm_dir: str, record: Record) -> Record:
-    """Give a disk that is a plain file the layout of one with layers; who has it open under its name goes on
-    with that.
-    """
+    """Give a disk that is a plain file the layout with layers; QEMU keeps it open under its old name."""
     if record.layer:
         return record
     path = disk_names.disk(vm_dir, record.disk)
@@ -84,7 +80,7 @@ def _layered(vm_dir: str, record: Record) -> Record:
 
 
 def merge(vm_dir: str, name: str) -> None:
-    """Merge the deltas of a VM; `name`: the guest that may run here, '' if none does."""
+    """Merge the deltas of a VM; `name`: the domain that may run here, '' for none."""
     without, origin = noted(vm_dir), active_layer.origin(vm_dir)
     if not without and not origin:
         return
@@ -118,9 +114,7 @@ def merge(vm_dir: str, name: str) -> None:
 
 
 def keep(vm_dir: str, name: str) -> bool:
-    """End what a killed move to another device has begun in a running guest, but for its delta; tell whether
-    the guest writes to that.
-    """
+    """End a killed move to another device, except its delta; return True if the guest writes to that."""
     block_jobs.wait_for_snapshot(name)
     from . import device_switch
 
@@ -131,9 +125,7 @@ def keep(vm_dir: str, name: str) -> bool:
 
 
 def _commit(vm_dir: str, name: str, without: List[Record]) -> None:
-    """Have QEMU write the deltas of a running guest into what they lie over, and the guest go on with
-    that.
-    """
+    """Have QEMU commit the deltas of a running guest into the layers below, and pivot to those."""
     opened = active_layer.opened(vm_dir, name)
     targets = [
         opened[path] for path in (os.path.realpath(delta_of(record)) for record in without) if path in opened
@@ -170,11 +162,10 @@ def _redo(vm_dir: str, record: Record) -> None:
 
 
 def _is_there(record: Record) -> bool:
-    """Tell whether the delta that a record names is there; raise DeviceMissing if it was on a device: then it
-    is what is not there.
+    """Return True if the delta that a record names is there; raise DeviceMissing if its device is not.
 
-    Also of one that is put aside at this moment: nothing but a disk that is being removed has such a record,
-    and no delta.
+    Also if the device is only set aside at this moment. A record without its delta is otherwise that of a
+    disk being removed.
     """
     path = delta_of(record)
     if files.exists(path):
@@ -188,7 +179,7 @@ def _is_there(record: Record) -> bool:
 
 
 def _drop(vm_dir: str, without: List[Record]) -> None:
-    """Remove deltas that no record names, and the note when none is left."""
+    """Remove deltas that no record names, then the note."""
     for record in without:
         if _names_delta(vm_dir, record):
             raise BadRecord(f"disk {record.disk} of {vm_dir} on {os.uname().nodename} still has its delta")

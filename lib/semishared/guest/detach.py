@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A running guest lets go of its image on the store, and goes on over bases of its host.
+"""A running guest is detached from its image on the store, and goes on over bases of its host.
 
     store <- K  <- guest
-    store <- K  <- delta <- guest              what is below the delta is only read (deltas.py)
-    store <- K. <- delta <- guest              K is a copy of that, and lies over the base (base_switch.py)
+    store <- K  <- delta <- guest              below the delta the guest only reads (deltas.py)
+    store <- K. <- delta <- guest              K is now a copy, over the base (base_switch.py)
     base  <- K   = mirror of the delta
     base  <- K  <- guest                       all disks in one moment of rest; delta and K. go
 
-QEMU copies what is in the deltas, into files that have the rest: the shorter the copies of layers take, the
-less that is. It has to be the mirror that the guest goes on with: what lies below a node that is in use
-libvirt cannot exchange by itself, and what QEMU is told behind its back it does not know.
+QEMU mirrors only what is in the deltas, into files with all the rest: the faster the layers are copied, the
+less that is. Only a mirror can do it: libvirt cannot exchange a backing file below a node in use, and does
+not notice what QEMU is told by the monitor.
 """
 
 from __future__ import annotations
@@ -35,31 +35,28 @@ FICLONE = 0x40049409
 
 
 class Detached(NamedTuple):
-    """A disk before and after it lies over a base."""
+    """A disk's record before and after the disk lies over a base."""
 
     before: Record
     after: Record
 
 
 def copied_bytes(disks: Sequence[Detached]) -> int:
-    """Return how many bytes copies of layers may take while disks are detached from their stores."""
+    """Return an upper limit for the bytes that copies of layers take during a detach."""
     return sum(files.allocated(path) for disk in disks for path in to_copy(disk.before))
 
 
 def to_copy(record: Record) -> List[str]:
-    """Return the layers of a disk that get copies: those over the image, and the one that its guest writes
-    to.
-    """
+    """Return the layers of a disk to copy: those directly over the image, and the active one."""
     found = [path for path, _ in base_switch.outermost(record)]
     return found if any(os.path.samefile(path, record.path) for path in found) else [*found, record.path]
 
 
 def detach(vm_dir: str, name: str, disks: Sequence[Detached], rate: int) -> None:
-    """Let the guest go on over bases on which its disks have leases; copies are made at `rate` bytes per
-    second, 0 for no limit.
+    """Move the guest's disks onto their leased bases; copy at `rate` bytes per second, 0 for no limit.
 
-    Raise CannotDetach if libvirt has a disk open in another way than its record says. What any error leaves
-    begun is noted, for whoever is to end it (disk/recovery.py).
+    Raise CannotDetach if libvirt has a disk open in another way than its record says. An error leaves a note,
+    by which disk/recovery.py ends the detach.
     """
     check(name, [disk.before for disk in disks])
     deltas.add(vm_dir, name, [disk.before for disk in disks])
@@ -70,16 +67,14 @@ def detach(vm_dir: str, name: str, disks: Sequence[Detached], rate: int) -> None
 
 
 def detach_off(vm_dir: str, disks: Sequence[Detached]) -> None:
-    """Lay the disks of a VM that is off over bases on which they have leases."""
+    """Rebase the disks of a VM that is off onto bases, on which they have leases."""
     active_layer.note(vm_dir, [disk.after for disk in disks], remote=[disk.before for disk in disks])
     point("switch noted")
     deltas.merge(vm_dir, "")
 
 
 def check(name: str, records: Sequence[Record]) -> None:
-    """Raise CannotDetach unless the guest has these disks open as their records say: the active layer, down
-    to the image.
-    """
+    """Raise CannotDetach unless the guest has each disk open from the recorded layer down to the image."""
     found = _chains(name)
     here = os.uname().nodename
     for record in records:
@@ -108,9 +103,7 @@ def _is_same(path: str, wanted: str) -> bool:
 
 
 def _chains(name: str) -> List[List[str]]:
-    """Return what libvirt says that each disk of a guest is, and lies over: paths, and
-    POOL/IMAGE@SNAPSHOT.
-    """
+    """Return libvirt's backing chain of each disk of a guest: paths, and POOL/IMAGE@SNAPSHOT."""
     found = []
     for disk in ElementTree.fromstring(domain.dumpxml(name)).iterfind("devices/disk"):
         sources = (disk.find("source"), *(below.find("source") for below in disk.iter("backingStore")))
@@ -127,9 +120,7 @@ def _named(source: ElementTree.Element) -> str:
 
 
 def _copied(vm_dir: str, disks: Sequence[Detached], pace: Pace) -> Dict[str, str]:
-    """Stage a copy of each layer that is to be replaced, over the lease if it lay over the image; return them
-    by the layers.
-    """
+    """Stage a copy of each layer to replace, over the lease instead of the image; return copies by layer."""
     copies: Dict[str, str] = {}
     for disk in disks:
         outermost = dict(base_switch.outermost(disk.before))
@@ -148,9 +139,7 @@ def _copied(vm_dir: str, disks: Sequence[Detached], pace: Pace) -> Dict[str, str
 
 
 def copy(source: str, target: str, pace: Pace) -> None:
-    """Copy a file that nobody writes to, with its holes: by reference where the file system can, else at a
-    pace.
-    """
+    """Copy a file without writers, with its holes: by reflink if possible, else at a limited rate."""
     with open(source, "rb", buffering=0) as old, open(target, "xb", buffering=0) as new:
         try:
             fcntl.ioctl(new.fileno(), FICLONE, old.fileno())
@@ -168,9 +157,7 @@ def copy(source: str, target: str, pace: Pace) -> None:
 
 
 def _go_over(vm_dir: str, name: str, after: Sequence[Record]) -> None:
-    """Have QEMU mirror the deltas into the layers that they lie over by now, and the guest go on with
-    those.
-    """
+    """Have QEMU mirror the deltas into the layers now below them, and pivot to those."""
     opened = active_layer.opened(vm_dir, name)
     targets = {opened[os.path.realpath(active_layer.delta_of(record))]: record for record in after}
     for target, record in targets.items():

@@ -2,16 +2,16 @@
 """A running guest goes on with a disk's layers on another device, under their names (model/device/names.py).
 
     A/layers/V-N-x   K <- D  <- guest     <- disk.N.snap                           a delta is put on the disk
-    (deltas.py)
-    B/layers/V-N-y   K                                                             all below it is copied
+                                                                                   (deltas.py)
+    B/layers/V-N-y   K                                                             the layers below are copied
     A/layers/V-N-x   K <- D  <- guest     <- disk.N.left.snap                      `begin`
     B/layers/V-N-y   K  = mirror of D     <- disk.N.snap
     B/layers/V-N-y   K  <- guest          <- disk.N.snap                           `end`
 
-The copy has to have the names of the disk when QEMU opens it: by these libvirt knows it from then on. QEMU
-has the other open meanwhile, and nobody opens that by its name. As long as a disk's record names the delta, A
-is right; where the record names a layer, B. It changes only while the guest rests and both are equal. So
-whoever finds a link disk.N.left.snap ends that by the record.
+QEMU opens the copy by the disk's own names, as libvirt keeps the names for later. It has the original open
+already, and no process opens that by name meanwhile. While a disk's record names the delta, A is right; when
+it names a layer, B is. The record changes only while the guest rests and both are equal. So an action that
+finds a link disk.N.left.snap ends the switch by the record.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from . import active_layer, block_jobs, job_events, mirror
 
 
 def begin(vm_dir: str, disk: int, new: Link) -> None:
-    """Let the copies of a disk's layers in another place, `new`, have their names."""
+    """Give the disk's names to the copies of its layers, in another place, `new`."""
     folder = disk_names.layers(disk_names.disk(vm_dir, disk))
     files.remove_staged(*os.path.split(device_names.left(folder)))
     files.symlink(os.readlink(folder), device_names.left(folder))
@@ -41,11 +41,10 @@ def begin(vm_dir: str, disk: int, new: Link) -> None:
 
 
 def go_over(vm_dir: str, name: str, record: Record, rate: int, see: Callable[[], None]) -> None:
-    """Have QEMU mirror the delta of a disk into the layer that has the names of the one below it, and the
-    guest go on with that.
+    """Have QEMU mirror a disk's delta into the copy of the layer below it, and pivot to that copy.
 
-    What is below a delta libvirt copies into no raw file: such a layer QEMU copies whole, at `rate` bytes per
-    second (0: no limit). `see` is called while that is waited for, and may end it by what it raises.
+    libvirt mirrors a delta alone into no raw file, so QEMU copies a raw layer whole, at `rate` bytes per
+    second (0: no limit). `see` is called while the mirror works; an error that it raises ends the switch.
     """
     opened = active_layer.opened(vm_dir, name)
     target = opened.get(os.path.realpath(active_layer.delta_of(record)), "")
@@ -65,7 +64,7 @@ def go_over(vm_dir: str, name: str, record: Record, rate: int, see: Callable[[],
 
 
 def left(vm_dir: str) -> Dict[int, str]:
-    """Return the links to the devices that disks are about to leave, by their disks."""
+    """Return the links to the old devices of disks that are moving, by disk."""
     found = {}
     for entry in os.listdir(vm_dir) if os.path.isdir(vm_dir) else ():
         disk = device_names.left_named(entry)
@@ -75,8 +74,9 @@ def left(vm_dir: str) -> Dict[int, str]:
 
 
 def end(vm_dir: str, name: str) -> None:
-    """End what `begin` has begun, on the one device or the other; `name` is '' when no guest runs. No job is
-    left on these disks.
+    """Complete or roll back a switch, by the record; `name` is '' when no guest runs.
+
+    No job is left on these disks afterwards.
     """
     begun = left(vm_dir)
     if not begun:
@@ -90,9 +90,7 @@ def end(vm_dir: str, name: str) -> None:
 
 
 def end_of(vm_dir: str, disk: int) -> None:
-    """End it for one disk, on which there is no job. Without a record nobody knows which of the two is right:
-    both stay.
-    """
+    """End the switch of one disk, on which there is no job; without its record both sides stay."""
     folder = disk_names.layers(disk_names.disk(vm_dir, disk))
     link, record = device_names.left(folder), files.read_json(disk_names.record(vm_dir, disk))
     if not record:
@@ -112,7 +110,7 @@ def end_of(vm_dir: str, disk: int) -> None:
 
 
 def _discard(vm_dir: str, target: str) -> None:
-    """Remove layers to which no link leads any more, if their device is there; else gc finds them."""
+    """Remove layers without a link, if their device is there; else gc finds them."""
     link = device_names.linked(target)
     directory = device_names.directory(disk_names.base_store_of(vm_dir), link) if link else ""
     if directory and os.path.isdir(directory):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A domain through libvirt's binding: its XML, its state, its disks, its job, a stop by a failed disk."""
+"""A domain through libvirt's binding: its XML, state, disks and job, and a pause after a disk error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STATES = {
 
 
 def lookup(connection: Any, name: str) -> Any:
-    """Return libvirt's domain of a name or UUID, as it is now."""
+    """Return libvirt's present domain object of a name or UUID."""
     if re.match(UUID, name):
         try:
             return connection.lookupByUUIDString(name)
@@ -41,14 +41,12 @@ def _is_absent(error: Any) -> bool:
 
 
 def ask(name: str, verb: str, do: Callable[[Any], T], *, uri: str = HERE, timeout_s: float = ANSWER_S) -> T:
-    """Return what `do` returns of libvirt's domain `name`; `verb`, as virsh has it, is for the error. Raise
-    as libvirtd.call.
-    """
+    """Return `do(domain)` for libvirt's domain `name`; raise as libvirtd.call, naming virsh's `verb`."""
     return libvirtd.call(f"{verb} {name}", lambda connection: do(lookup(connection, name)), uri, timeout_s)
 
 
 def hearing(name: str, event: str) -> ContextManager[libvirtd.Heard]:
-    """Collect, within the block, what libvirt says of the domain `name` by VIR_DOMAIN_EVENT_ID_`event`."""
+    """Collect, within the block, libvirt's events VIR_DOMAIN_EVENT_ID_`event` of a domain."""
     return libvirtd.hearing(name, event, lambda connection: lookup(connection, name))
 
 
@@ -58,16 +56,14 @@ def dumpxml(name: str, uri: str = HERE) -> bytes:
 
 
 def migratable(name: str) -> bytes:
-    """Return the XML of a domain as another host may be given it, with its secrets."""
+    """Return a domain's XML for another host, with its secrets."""
     libvirt = libvirtd.binding()
     flags = libvirt.VIR_DOMAIN_XML_MIGRATABLE | libvirt.VIR_DOMAIN_XML_SECURE
     return ask(name, "dumpxml --migratable", lambda domain: str(domain.XMLDesc(flags)).encode())
 
 
 def state(name: str, uri: str = HERE) -> str:
-    """Return running, paused, off, absent or unknown; absent only if libvirtd says that there is no such
-    domain.
-    """
+    """Return running, paused, off, absent or unknown; absent only if libvirtd reports no such domain."""
     try:
         return libvirtd.call(f"domstate {name}", lambda connection: _state(connection, name), uri)
     except ToolMissing:
@@ -87,7 +83,7 @@ def _state(connection: Any, name: str) -> str:
 
 
 def state_of(domain: Any) -> str:
-    """Return the same of libvirt's object of a domain."""
+    """Return the state of libvirt's domain object, in the same words."""
     libvirt = libvirtd.binding()
     number, _ = domain.state()
     return {getattr(libvirt, f"VIR_DOMAIN_{word}"): state for word, state in STATES.items()}.get(
@@ -96,7 +92,7 @@ def state_of(domain: Any) -> str:
 
 
 def is_persistent(name: str) -> bool:
-    """Tell whether a domain is defined, not only running."""
+    """Return True if a domain is defined, not only running."""
     return ask(name, "dominfo", lambda domain: bool(domain.isPersistent()))
 
 
@@ -106,9 +102,7 @@ def snapshots(name: str) -> List[str]:
 
 
 def disks(name: str) -> Dict[str, str]:
-    """Return what each disk of a running guest writes to, by its target: a file, a device, a name on the
-    network; '' for no medium.
-    """
+    """Return what each disk of a running guest writes to, by target: file, device or network name, or ''."""
     from xml.etree import ElementTree
 
     found = {}
@@ -128,9 +122,7 @@ def targets(domain: str) -> List[str]:
 
 
 def encrypted(name: str) -> Set[str]:
-    """Return the targets of a running guest's disks of which QEMU decrypts something: what they are, or what
-    that lies over.
-    """
+    """Return the targets of a running guest's disks with an encrypted file in their backing chains."""
     from xml.etree import ElementTree
 
     found = set()
@@ -142,10 +134,10 @@ def encrypted(name: str) -> Set[str]:
 
 
 def check_plain(name: str, targets: Collection[str]) -> None:
-    """Raise EncryptedDisk if QEMU decrypts one of these disks of a running guest: whatever it wrote of it to
-    another file would be plain.
+    """Raise EncryptedDisk if QEMU decrypts one of these disks of a running guest.
 
-    So it is asked before each of its jobs, whatever a plan knew: a move for room in memory has none.
+    A blockjob would write such data in clear to another file. So each job is preceded by this check, even if
+    the plan has made it: a move out of full memory has no plan.
     """
     for target in sorted(encrypted(name).intersection(targets)):
         what = f"disk {target} of {name} on {os.uname().nodename} is encrypted (LUKS_SECRET)"
@@ -153,7 +145,7 @@ def check_plain(name: str, targets: Collection[str]) -> None:
 
 
 def below(name: str, target: str) -> List[str]:
-    """Return the files that a disk of a running guest lies over, the topmost first, as libvirt knows them."""
+    """Return the backing files of a running guest's disk, the topmost first, as libvirt lists them."""
     from xml.etree import ElementTree
 
     for disk in ElementTree.fromstring(dumpxml(name)).iterfind("devices/disk"):
@@ -165,9 +157,7 @@ def below(name: str, target: str) -> List[str]:
 
 
 def job(name: str) -> Dict[str, Any]:
-    """Return libvirt's statistics of the job that a domain as a whole is in (not of a disk's); empty if it is
-    in none.
-    """
+    """Return libvirt's statistics of a domain's own job, not of a blockjob; {} if there is none."""
     stats = ask(name, "domjobinfo", lambda domain: dict(domain.jobStats()))
     return stats if stats.get("type") != libvirtd.binding().VIR_DOMAIN_JOB_NONE else {}
 
@@ -178,21 +168,20 @@ def is_in(job: Dict[str, Any], operation: str) -> bool:
 
 
 def quoted(text: str) -> str:
-    """Return text as it stands in XML, also in an attribute."""
-    # xml.sax.saxutils would load urllib for this.
+    """Return text escaped for XML, also for an attribute in single quotes."""
+    # xml.sax.saxutils would load urllib.
     return text.replace("&", "&amp;").replace("<", "&lt;").replace("'", "&apos;")
 
 
 HOPS = 8
-"""Links that are followed from a disk's name to its file; more is a circle."""
+"""Links to follow from a disk's name to its file; more are a loop."""
 
 
 def disk_types(vm_dir: str, domain: str) -> Dict[str, Dict[str, object]]:
-    """Return the `type` of each disk that a running guest has open, by its target; of a file also its path,
-    and through which `directories` outside of the VM's it, and all that it lies over, is found: '' stands for
-    the VM's, in which there is one.
+    """Return the `type` of each disk of a running guest, by target, for disks of other drivers.
 
-    For disks of other drivers, which have no record.
+    They have no records. A file also has its `path`, and the `directories` through which links lead to it and
+    its backing files; '' stands for the VM's own directory.
     """
     found: Dict[str, Dict[str, object]] = {}
     for disk in ElementTree.fromstring(dumpxml(domain)).iterfind("devices/disk"):
@@ -225,24 +214,22 @@ def _places(path: str, vm_dir: str) -> List[str]:
 
 
 def is_paused_on_error(name: str) -> bool:
-    """Tell whether a guest stands still since a disk has failed.
+    """Return True if QEMU has paused the guest after a disk error.
 
-    The disk's error policy stops it: libvirt's `paused (I/O error)`. libvirt says so of no guest that an
-    operator or OpenNebula has paused, also not after it was started again. QEMU remembers which disk failed.
+    The disk's error policy does that: libvirt's `paused (I/O error)`. A guest that an operator or OpenNebula
+    has paused has another reason, also after its restart. QEMU remembers which disk failed.
     """
     return ask(name, "domstate --reason", stands_still)
 
 
 def stands_still(guest: Any) -> bool:
-    """Tell it of libvirt's domain, within a call."""
+    """Return the same of libvirt's domain object, within a call."""
     libvirt = libvirtd.binding()
     return tuple(guest.state()) == (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_IOERROR)
 
 
 def failed_disks(name: str) -> Dict[str, bool]:
-    """Return the disks of a guest that stands still which have failed, by their targets, and whether for want
-    of room; else nothing.
-    """
+    """Return the failed disks of a guest paused by them, by target; True for want of space; else {}."""
     return ask(name, "domblkerror", _failed)
 
 
@@ -254,7 +241,5 @@ def _failed(guest: Any) -> Dict[str, bool]:
 
 
 def resume_after_error(name: str) -> None:
-    """Let a guest run that stands still since a disk has failed: it writes that again. Nothing is done to one
-    that is paused otherwise.
-    """
+    """Resume a guest that a disk error has paused: QEMU repeats the write. Other pauses stay."""
     ask(name, "resume", lambda guest: guest.resume() if stands_still(guest) else None)

@@ -1,22 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """A moment of rest for a running guest, while its disks are copied or a snapshot of them is taken.
 
-    AGENT              its agent writes out and freezes the file systems: what a clean unmount leaves
-    SUSPEND            it is stopped for the moment: what a power cut leaves
-    AGENT-OR-SUSPEND   the first that works; if none does, the guest goes on and that is said
-    NONE               it goes on
+    AGENT              the agent flushes and freezes the file systems: what a clean unmount leaves
+    SUSPEND            libvirt stops the guest for the moment: what a power cut leaves
+    AGENT-OR-SUSPEND   the first that works; if neither does, the guest goes on, and the reason is reported
+    NONE               the guest goes on
 
-It goes on afterwards, whatever happens. What is about to be done is noted in `.semishared/frozen.json`
-before, with a token of this rest; it is ended by whoever comes first:
+The guest is woken afterwards, whatever happens. `.semishared/frozen.json` notes the rest before it begins,
+with a token. The first of these ends it:
 
     the block that wanted the rest           also when it fails
     this process, when its front-end dies    progress.if_we_die
-    a process beside it (guest/freeze_watch.py)           when this one is killed, or the rest takes longer
-    than LIMIT_S
+    a watching process (guest/freeze_watch.py)   when this one is killed, or after LIMIT_S
     the next action on the disks             disk/recovery.py
 
-They wake it one after the other (a lock on the directory of records), and only from the rest that they have
-found noted.
+They wake the guest one at a time (a lock on the directory of records), and only from the rest that is noted.
 """
 
 from __future__ import annotations
@@ -36,9 +34,9 @@ from ..tools.run import beside
 from . import domain
 
 LIMIT_S = 60
-"""How long a guest rests at most."""
+"""Seconds that a guest rests at most."""
 FREEZE_S = 30
-"""How long its agent may take to write out what the guest has in memory."""
+"""Seconds that the agent may take to flush and freeze the guest's file systems."""
 WAKE_S = 20
 LOCK_S = 90
 PYTHON = "/usr/bin/python3"
@@ -46,16 +44,16 @@ WATCH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "freeze_watch.p
 ANY = "AGENT-OR-SUSPEND"
 NO_AGENT = "agent is not configured"
 NOT_ASKED = (NO_AGENT, "agent is not connected")
-"""What libvirt says when it could not even ask the agent."""
+"""libvirt's errors when it could not even ask the agent."""
 
 
 class Rest(NamedTuple):
-    """How a guest rested: AGENT, SUSPEND or NONE, and why in no better way."""
+    """How a guest rests: AGENT, SUSPEND or NONE, and why not in a better way."""
 
     how: str
     why: str = ""
     token: str = ""
-    """Of this rest, in its note."""
+    """Identifies this rest in its note."""
 
     def to_data(self) -> dict[str, object]:
         """Return the rest as JSON data."""
@@ -63,16 +61,14 @@ class Rest(NamedTuple):
 
 
 def run_of(name: str) -> str:
-    """Return what tells one run of a domain from the next, on this host."""
+    """Return what distinguishes one run of a domain from the next, on this host."""
     return str(domain.ask(name, "domid", lambda guest: guest.ID()))
 
 
 def is_of_this_run(note: dict[str, object], name: str) -> bool:
-    """Tell whether what a note says concerns the guest that runs now; raise ToolFailed if libvirtd does not
-    say whether one does.
+    """Return True if a note is of the present run of the guest; raise ToolFailed if libvirtd does not answer.
 
-    A note that was taken for that of a guest which is gone would be forgotten, and the guest be at rest for
-    ever.
+    Without an answer the note must stay: if it were removed as another run's, the guest would rest for ever.
     """
     state = domain.state(name) if name else "absent"
     if state == "unknown":
@@ -86,7 +82,7 @@ def _path(directory: str) -> str:
 
 @contextmanager
 def _alone(directory: str) -> Iterator[None]:
-    """Be, within the block, the only one who lets the guest rest or wakes it."""
+    """Hold the lock, within the block, under which a guest is stopped and woken."""
     fd = os.open(disk_names.records(directory), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         deadline = time.monotonic() + LOCK_S
@@ -108,12 +104,10 @@ def _alone(directory: str) -> Iterator[None]:
 
 @contextmanager
 def resting(directory: str, name: str, how: str, copy: str = "") -> Iterator[Rest]:
-    """Let the guest rest within the block, and yield how it does; raise GuestNotFrozen if it does not as
-    wanted.
+    """Have the guest rest within the block, and yield how; raise GuestNotFrozen if it cannot as wanted.
 
-    Also raise that if it was woken before the block had ended: what was copied then shows no moment of rest.
-    `copy`: one of the VM directory, to which its guest may have been switched when it is woken
-    (relocation.py).
+    Raise that also if the guest was woken before the block ended: a copy then shows no single moment. `copy`:
+    a copy of the VM directory, to which the guest may have switched by the time it is woken (relocation.py).
     """
     if how == "NONE" or not _can_rest(name, how):
         yield Rest("NONE")
@@ -136,15 +130,15 @@ def resting(directory: str, name: str, how: str, copy: str = "") -> Iterator[Res
 
 def _can_rest(name: str, how: str) -> bool:
     state = domain.state(name)
-    # One that stands still since a disk has failed may be stopped, and is not woken from that:
-    # `_resume_unless_broken`.
+    # A guest that a disk error has paused may be stopped; `_resume_unless_broken` leaves it paused.
     return state == "running" or (state == "paused" and how == "SUSPEND" and domain.is_paused_on_error(name))
 
 
 @contextmanager
 def held(directory: str, name: str, rested: Rest) -> Iterator[None]:
-    """Keep a guest that rests from being woken within the block, which is to be short; raise GuestNotFrozen
-    if it was before.
+    """Keep a resting guest from being woken within the block, which must be short.
+
+    Raise GuestNotFrozen if it was woken before.
     """
     with _alone(directory):
         _check_noted(directory, name, rested.token)
@@ -159,7 +153,7 @@ def _check_noted(directory: str, name: str, token: str) -> None:
 
 
 def _begin(directory: str, name: str, how: str, what: dict[str, str]) -> Rest:
-    """Let the guest rest in the first way that works; `what` is noted with it."""
+    """Stop the guest in the first way that works; the note holds `what`, too."""
     why = ""
     for way in ("AGENT", "SUSPEND") if how == ANY else (how,):
         try:
@@ -170,7 +164,7 @@ def _begin(directory: str, name: str, how: str, what: dict[str, str]) -> Rest:
             if any(words in e.detail for words in NOT_ASKED):
                 _forget(directory, way)
             else:
-                # It may be doing it all the same.
+                # The guest may come to rest all the same.
                 _wake_after(directory, name)
             continue
         return Rest(way, why)
@@ -182,7 +176,7 @@ def _begin(directory: str, name: str, how: str, what: dict[str, str]) -> Rest:
 def _freeze(directory: str, name: str, way: str, what: dict[str, str]) -> None:
     with _alone(directory):
         files.remove_staged(*os.path.split(disk_names.rest_note(directory)))
-        # An agent that was asked, and did not answer in time, may still do it.
+        # An agent that did not answer in time may still freeze the guest.
         earlier = files.read_json(_path(directory)) or {}
         ways = [*_ways(earlier, but=way), way]
         told = {"told": True} if earlier.get("told") else {}
@@ -200,7 +194,7 @@ def _ways(note: dict[str, object], but: str) -> list[str]:
 
 
 def _forget(directory: str, way: str) -> None:
-    """Note no more a way in which the guest cannot rest."""
+    """Remove from the note a way in which the guest cannot rest."""
     with _alone(directory):
         note = files.read_json(_path(directory)) or {}
         ways = _ways(note, but=way)
@@ -211,7 +205,7 @@ def _forget(directory: str, way: str) -> None:
 
 
 def _wake_after(directory: str, name: str) -> None:
-    """Wake the guest after something has failed, which is what is told; who watches goes on trying."""
+    """Wake the guest after a failure, whose error counts; the watching process keeps trying."""
     try:
         wake(directory, name)
     except SemisharedError:
@@ -219,7 +213,7 @@ def _wake_after(directory: str, name: str) -> None:
 
 
 def tidy(directory: str) -> None:
-    """Remove what a killed action has left of a note that it began to write."""
+    """Remove the staged note of a killed action."""
     records, note = os.path.split(disk_names.rest_note(directory))
     if os.path.isdir(records) and any(disk_names.is_staged(entry, note) for entry in os.listdir(records)):
         with _alone(directory):
@@ -227,10 +221,9 @@ def tidy(directory: str) -> None:
 
 
 def wake(directory: str, name: str, token: str = "") -> bool:
-    """End the rest that is noted, if there is one (with `token`: if it is that one); tell whether none is
-    noted any more.
+    """End the noted rest (with `token`: if it is that one); return True if no rest is noted any more.
 
-    Raise GuestStillFrozen when the agent does not answer, once; the note stays, and whoever comes next tries
+    Raise GuestStillFrozen, once, if the agent does not answer; the note stays, and the next action tries
     again.
     """
     if files.is_absent(_path(directory)):
@@ -258,7 +251,7 @@ def wake(directory: str, name: str, token: str = "") -> bool:
 
 
 def _thaw(directory: str, name: str, note: dict[str, object]) -> bool:
-    """Thaw the guest's file systems; tell whether they are."""
+    """Have the agent thaw the file systems; return False if it still does not answer."""
     try:
         domain.ask(name, "domfsthaw", lambda guest: guest.fsThaw(), timeout_s=WAKE_S)
     except SemisharedError as e:
@@ -266,7 +259,7 @@ def _thaw(directory: str, name: str, note: dict[str, object]) -> bool:
         if NO_AGENT in e.detail:
             files.unlink(_path(directory))
         else:
-            # Whom a user pauses from now on is none of ours.
+            # Only the agent's part stays noted: if a user pauses the guest now, it is not ours to resume.
             files.write_json(_path(directory), {**note, "how": "AGENT", "told": True})
         if told:
             return NO_AGENT in e.detail
@@ -277,10 +270,9 @@ def _thaw(directory: str, name: str, note: dict[str, object]) -> bool:
 
 
 def _resume(name: str) -> None:
-    """Let the guest run, if it was us who stopped it."""
+    """Resume the guest, if this suite has suspended it."""
     try:
-        # Also if it runs: a suspend of a dead caller may just be beginning, and libvirt does one after the
-        # other.
+        # Even if it runs: a dead caller's suspend may be under way, and libvirt does one call at a time.
         domain.ask(name, "resume", _resume_unless_broken, timeout_s=WAKE_S)
     except SemisharedError:
         if domain.state(name) == "paused":

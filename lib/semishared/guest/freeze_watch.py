@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process beside the host side during a freeze (guest/freeze.py): it wakes the guest when that cannot.
+"""A process beside the host side during a rest (guest/freeze.py): it wakes the guest if the host side cannot.
 
     guest/freeze_watch.py VMDIR DOMAIN TOKEN SECONDS      stdin ends with the host side
 
-Waits for the end of its stdin, so many seconds at most; then the guest is woken from the rest TOKEN, if that
-still is noted: again and again while its agent does not answer, for KEEP_S at most.
+It waits for the end of its stdin, at most SECONDS. Then it wakes the guest from the rest TOKEN, if that is
+still noted; while the agent does not answer it repeats that for KEEP_S seconds.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def main(argv: list[str]) -> int:
     """Watch one rest."""
     directory, name, token, seconds = argv
     try:
-        site()  # now, while nothing is in trouble: the same libvirt that the host side asks
+        site()  # read kvmrc now, before anything fails: the same libvirt as the host side's
     except (SemisharedError, OSError):
         pass
     if select.select([0], [], [], float(seconds))[0]:
-        # What the host side has asked libvirt for last is being done, before it is undone.
+        # libvirt may still be at the host side's last call, which is then undone.
         time.sleep(SETTLE_S)
     deadline = time.monotonic() + KEEP_S
     while time.monotonic() < deadline:

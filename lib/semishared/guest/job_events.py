@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wait for QEMU's jobs in a running guest: libvirt's events wake us, a look now and then sees progress.
+"""Wait for QEMU's jobs in a running guest: libvirt's events wake this process, regular looks see progress.
 
-A look also finds what nobody heard: a libvirtd that was started anew says nothing of what ended meanwhile. So
-what was heard is never believed by itself.
+A look also finds an event that was lost: a restarted libvirtd does not report what ended meanwhile. So each
+event only causes a look.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from ..tools import progress
 from . import domain, libvirtd
 
 LOOK_S = 2.0
-"""Seconds between two looks, if nothing is heard."""
+"""Seconds between two looks without an event."""
 SOON_S = 0.02
-"""The same when a job is said to be over, and libvirt still has it."""
+"""Seconds between two looks after an end is reported, while libvirt still lists the job."""
 
 
 class Patience:
-    """Since when something has done nothing; `what` is for the error."""
+    """Raises ToolTimeout for work that stands still; `what` names it in the error."""
 
     def __init__(self, what: str) -> None:
         self._what, self._sign, self._since = what, object(), time.monotonic()
 
     def see(self, sign: object) -> None:
-        """Take note of how far it has come; raise ToolTimeout if it stands still (tools/progress.py)."""
+        """Note progress; raise ToolTimeout if `sign` has not changed for too long (tools/progress.py)."""
         progress.touch()
         if sign != self._sign:
             self._sign, self._since = sign, time.monotonic()
@@ -42,7 +42,7 @@ class Patience:
 
 
 def next_said(heard: libvirtd.Heard, within_s: float = LOOK_S) -> Optional[Tuple[Any, ...]]:
-    """Return what libvirt says next, None if it says nothing until a look is due."""
+    """Return libvirt's next event, None if a look is due before."""
     from queue import Empty
 
     try:
@@ -52,24 +52,24 @@ def next_said(heard: libvirtd.Heard, within_s: float = LOOK_S) -> Optional[Tuple
 
 
 def block_job(name: str, target: str) -> Dict[str, int]:
-    """Return what libvirt says of QEMU's job on a disk: how far it has come (`cur`, `end`); empty if there is
-    none.
-    """
+    """Return libvirt's report of the blockjob on a disk, with `cur` and `end`; {} if there is none."""
     return domain.ask(
         name, f"blockjob {target} --info", lambda guest: dict(guest.blockJobInfo(target, 0) or {})
     )
 
 
 class BlockJob:
-    """A job on a disk of a running guest, listened to since before it began."""
+    """A blockjob of a running guest; its events are collected from before it begins."""
 
     def __init__(self, name: str, target: str, heard: libvirtd.Heard) -> None:
         self._name, self._target, self._heard = name, target, heard
         self._ready = libvirtd.binding().VIR_DOMAIN_BLOCK_JOB_READY
 
     def wait_until_ready(self, see: Callable[[], None] = lambda: None) -> None:
-        """Wait until a copy is equal to its disk; raise ToolFailed if it ends before, ToolTimeout if it
-        stands still, what `see` raises.
+        """Wait until a copy is equal to its disk.
+
+        Raise ToolFailed if the job ends before, ToolTimeout if it stands still, and what `see` raises at each
+        look.
         """
         for status, job in self._news():
             see()
@@ -78,18 +78,18 @@ class BlockJob:
                     f"the copy of disk {self._target} of {self._name} on {os.uname().nodename} "
                     f"has ended before it was done"
                 )
-            # libvirt says that they are equal only if QEMU says that the copy is ready.
+            # libvirt reports `cur` equal to `end` only after QEMU has reported the job as ready.
             if status == self._ready or job["cur"] == job["end"]:
                 return
 
     def wait_until_over(self) -> None:
-        """Wait until there is no job any more; raise ToolTimeout if it stands still."""
+        """Wait until the job has ended; raise ToolTimeout if it stands still."""
         for _, job in self._news():
             if not job:
                 return
 
     def _news(self) -> Iterator[Tuple[Optional[int], Dict[str, int]]]:
-        """Yield what was heard of the job, None if nothing was, and how far it is."""
+        """Yield the status of the last event (None without one) and libvirt's report of the job."""
         patience = Patience(f"the job on disk {self._target} of {self._name}")
         within_s, job = LOOK_S, {"cur": -1, "end": 0}
         while True:
@@ -98,7 +98,7 @@ class BlockJob:
             try:
                 job = block_job(self._name, self._target)
             except ToolTimeout:
-                pass  # a busy libvirtd
+                pass  # libvirtd is busy
             patience.see(job)
             yield status, job
             within_s = LOOK_S if status in (None, self._ready) else SOON_S

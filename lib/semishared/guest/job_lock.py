@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose turn it is to act on the disks of a VM that may be running.
+"""The turn: the lock by which one action at a time works on the disks of a VM that may be running.
 
-oned lets one such action at a time act on a VM. An older one may be at work all the same: its driver was
-killed, or its host cut off, and its part here has not noticed yet. What it would still do (a file beside
-ours, a job that begins in QEMU after we have looked) must not happen under our hands: whoever has the turn is
-alone, and so is every program that the one before had started. So they hold the lock too (run.kept), and a
-holder that does not end by itself is ended.
+oned starts one such action at a time per VM. An older one may still be at work: its driver was killed, or its
+host cut off, and its host side has not noticed yet. It must not write a file, or begin a job in QEMU, beside
+the new action. So the holder of the turn is alone, and so are the programs that it starts: they hold the
+lock, too (run.kept). A holder that does not end by itself is killed.
 """
 
 from __future__ import annotations
@@ -20,12 +19,10 @@ from ..model.disk import names as disk_names
 from ..tools import locks, owner, progress, run
 
 GRACE_S = 2.0
-"""How long the host side of a dead driver may take to notice: it sees the end of its stdin at once, if nobody
-is cut off.
-"""
+"""Seconds that the host side of a dead driver has to end: unless it is cut off, its stdin ends at once."""
 LIMIT_S = 60
 action = ""
-"""What this process does, for those who find the turn taken."""
+"""The action of this process, for the error of another process that finds the turn taken."""
 _mine: dict[str, IO[str]] = {}
 
 
@@ -35,14 +32,14 @@ def lock_path(vm: int, vm_dir: str) -> str:
 
 
 def take(vm: int, vm_dir: str) -> None:
-    """Have the turn from now to the end of this process, as the only one at work on the VM's disks."""
+    """Take the turn until this process ends; kill another holder after GRACE_S seconds."""
     path = lock_path(vm, vm_dir)
     if path not in _mine:
         _keep(path, _opened(path, _end_holder))
 
 
 def take_unless_busy(vm: int, vm_dir: str) -> None:
-    """Have the turn as `take` does, and end nobody for it: raise VmBusy, which says who is at work."""
+    """Take the turn as `take` does, but kill no holder: raise VmBusy, which names it."""
 
     def refuse(path: str) -> None:
         raise VmBusy(f"{_holder(path)} is at work on the disks of VM {vm} on {os.uname().nodename}")
@@ -53,9 +50,7 @@ def take_unless_busy(vm: int, vm_dir: str) -> None:
 
 
 def take_if_free(vm: int, vm_dir: str) -> bool:
-    """Have the turn until `leave`, unless another action has it; tell whether we have. Nobody is ended for
-    it.
-    """
+    """Take the turn until `leave`; return False if another action has it. No holder is killed."""
     path = lock_path(vm, vm_dir)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     file = locks.attempt(path)
@@ -65,7 +60,7 @@ def take_if_free(vm: int, vm_dir: str) -> bool:
 
 
 def leave(vm: int, vm_dir: str) -> None:
-    """Let others have the turn that this process has."""
+    """Free the turn that this process has."""
     file = _mine.pop(lock_path(vm, vm_dir))
     run.kept.remove(file.fileno())
     file.close()
@@ -79,15 +74,16 @@ def _keep(path: str, file: IO[str]) -> None:
 
 
 def note_end(vm: int, vm_dir: str) -> None:
-    """Note that what has arrived until now is ended; the caller has the turn."""
+    """Note that plans which arrived until now are ended; the caller has the turn."""
     file = _mine[lock_path(vm, vm_dir)]
     noted = locks.noted(file)
     locks.note(file, {**noted, "ended": _ended(noted) + 1})
 
 
 def check_not_ended(vm: int, vm_dir: str, known: Mapping[str, dict[str, object]]) -> None:
-    """Raise Overtaken if a plan was ended between its arrival, when lock files held `known`, and its turn,
-    which the caller has.
+    """Raise Overtaken if another action has ended this plan since it arrived, with lock files as `known`.
+
+    The caller has the turn.
     """
     path = lock_path(vm, vm_dir)
     if _ended(locks.noted(_mine[path])) != _ended(known.get(path, {})):
@@ -95,15 +91,13 @@ def check_not_ended(vm: int, vm_dir: str, known: Mapping[str, dict[str, object]]
 
 
 def _ended(noted: dict[str, object]) -> int:
-    """Return how often something was ended; 0.1.0 noted a time there."""
+    """Return how often plans were ended; 0.1.0 noted a time there."""
     count = noted.get("ended")
     return count if isinstance(count, int) else 0
 
 
 def _opened(path: str, if_held: Callable[[str], None]) -> IO[str]:
-    """Return the lock file, held; `if_held` is called again and again with its path as long as somebody else
-    has it.
-    """
+    """Return the held lock file; while another process holds it, call `if_held` repeatedly with its path."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     began = time.monotonic()
     while True:
@@ -128,7 +122,7 @@ def _noted(path: str) -> dict[str, object]:
 
 
 def _holder(path: str) -> str:
-    """Return for people who holds the lock."""
+    """Return the holder of the lock, for a message."""
     noted = _noted(path)
     pid, said = noted.get("pid"), noted.get("action")
     word = (
@@ -140,7 +134,7 @@ def _holder(path: str) -> str:
 
 
 def _end_holder(path: str) -> None:
-    """Kill the process group of the host side that holds the lock, if it is still the one that took it."""
+    """Kill the process group of the lock's holder, if the noted process still is that one."""
     noted = _noted(path)
     pid, start = noted.get("pid"), noted.get("start")
     if (

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one way to libvirt where a guest runs: its Python binding, a limit per call, events, no polling.
 
-A call of the binding ends when libvirtd answers, and not before. So each is made in a thread of its own, and
-whoever wants the answer waits for so long. A thread that got none is left to itself, with its connection, and
-nothing of libvirt holds up the end of this process. What has no limit (a live migration) ends with its
-connection: keepalives notice a libvirtd that hangs, or whose host is cut off.
+A call of the binding returns only when libvirtd answers. So each call runs in a thread, and the caller waits
+for a limited time. A thread without an answer is abandoned with its connection, and does not delay the end of
+this process. A call without a limit (a live migration) ends with its connection: keepalives detect a libvirtd
+that hangs or is cut off.
 
-Questions that touch no running guest do not come here (guest/virsh.py): only hosts with guests of ours need
-the binding.
+Questions about other things than running guests go through virsh (guest/virsh.py): only hosts with such
+guests need the binding.
 """
 
 from __future__ import annotations
@@ -31,22 +31,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 HERE = ""
-"""In place of a URI: this host's own libvirt."""
+"""Stands for the URI of this host's own libvirt."""
 ANSWER_S = 20
-"""libvirtd answers at once, or its host is not there."""
+"""Limit for a quick call: libvirtd answers at once, or its host is gone."""
 DEAF_S = 5
 KEEPALIVE = (5, 6)
-"""Seconds between two, and how many may stay without an answer: as virsh has it."""
+"""Seconds between two, and how many may stay unanswered: virsh's defaults."""
 _loading = threading.Lock()
 _loaded: list[Any] = []
 _idle: Dict[str, List[Any]] = {}
-"""By URI, connections that nobody uses. Each has one call at a time: beside one that hangs, libvirt lets
-others wait too.
-"""
+"""Idle connections by URI. Each serves one call at a time: a hung call blocks those beside it."""
 
 
 def binding() -> Any:
-    """Return the module libvirt, whose events are being heard from now on; raise ToolMissing."""
+    """Return the module libvirt with its event loop running; raise ToolMissing."""
     with _loading:
         if not _loaded:
             this_machine.reach_bindings()
@@ -54,7 +52,7 @@ def binding() -> Any:
                 import libvirt
             except ImportError:
                 raise ToolMissing(f"python3-libvirt is not installed on {os.uname().nodename}") from None
-            # Else it writes every error to stderr, which is OpenNebula's.
+            # Otherwise libvirt writes each error to stderr, which oned reads.
             libvirt.registerErrorHandler(lambda *_: None, None)
             libvirt.virEventRegisterDefaultImpl()
             threading.Thread(target=_hear, args=(libvirt,), daemon=True).start()
@@ -69,9 +67,7 @@ def _hear(libvirt: Any) -> None:
 
 
 def _leave() -> None:
-    """Let libvirtd see that we have gone: to say so could take for ever, and the binding would when its own
-    parts are gone.
-    """
+    """Drop the idle connections without a close, which could hang, here or in the binding's destructors."""
     for connection in itertools.chain(*_idle.values()):
         connection._o = None
 
@@ -89,21 +85,19 @@ def _taken(uri: str) -> Any:
 
 def _opened(uri: str) -> Any:
     libvirt = binding()
-    # What libvirt's own auth.conf does not say nobody here can be asked.
+    # Only libvirt's auth.conf can hold credentials; there is no user to ask for others.
     told = [libvirt.VIR_CRED_AUTHNAME, libvirt.VIR_CRED_PASSPHRASE, libvirt.VIR_CRED_REALM]
     connection = libvirt.openAuth(uri, [told, lambda *_: -1, None], 0)
     try:
         connection.setKeepAlive(*KEEPALIVE)
     except libvirt.libvirtError:
-        pass  # one without a connection, as libvirt's test driver
+        pass  # libvirt's test driver has no connection
     return connection
 
 
 @contextmanager
 def connected(uri: str) -> Iterator[Any]:
-    """Yield a connection to the libvirt at `uri`, for this block alone; within a Call only, for it may take
-    for ever.
-    """
+    """Yield a connection to the libvirt at `uri`, for this block alone; it may hang, so only in a Call."""
     connection = _taken(uri)
     try:
         yield connection
@@ -112,9 +106,7 @@ def connected(uri: str) -> Iterator[Any]:
 
 
 class Call(Generic[T]):
-    """A call under way: `do` with a connection to the libvirt at `uri`. `what`, a verb of virsh and its
-    object, is for the error.
-    """
+    """A call in progress: `do` runs with a connection to the libvirt at `uri`; `what` is for the error."""
 
     def __init__(self, what: str, do: Callable[[Any], T], uri: str = HERE) -> None:
         self._libvirt, self._what, self._uri = binding(), what, uri or site().uri
@@ -130,19 +122,17 @@ class Call(Generic[T]):
         try:
             with connected(self._uri) as connection:
                 self._answer = do(connection)
-        except BaseException as e:  # noqa: BLE001 - whoever waits gets it
+        except BaseException as e:  # noqa: BLE001 - `answer` raises it
             self._error = e
         self._ended.set()
 
     def is_over(self, within_s: float) -> bool:
-        """Tell whether it ends within so many seconds."""
+        """Return True if the call ends within `within_s` seconds."""
         with progress.waiting():
             return self._ended.wait(within_s)
 
     def answer(self, timeout_s: float) -> T:
-        """Return what it returns; raise ToolTimeout if it did not within so many seconds, ToolFailed or
-        NoSpace as libvirt says.
-        """
+        """Return the result of `do`; raise ToolTimeout after `timeout_s` s, or ToolFailed, NoSpace."""
         if not self.is_over(timeout_s):
             raise ToolTimeout(f"{self._where} did not answer within {timeout_s:.0f} s: {self._what}")
         if isinstance(self._error, self._libvirt.libvirtError):
@@ -159,15 +149,13 @@ class Call(Generic[T]):
 
 
 def call(what: str, do: Callable[[Any], T], uri: str = HERE, timeout_s: float = ANSWER_S) -> T:
-    """Return what `do` returns of a connection to libvirt, as Call."""
+    """Run `do` with a connection to libvirt, as Call, and return its result."""
     return Call(what, do, uri).answer(timeout_s)
 
 
 @contextmanager
 def hearing(what: str, event: str, domain: Callable[[Any], Any]) -> Iterator[Heard]:
-    """Collect, within the block, what libvirt says by VIR_DOMAIN_EVENT_ID_`event` of a domain, which `domain`
-    looks up.
-    """
+    """Collect, within the block, VIR_DOMAIN_EVENT_ID_`event` of the domain that `domain` looks up."""
     from queue import SimpleQueue
 
     heard: Heard = SimpleQueue()
@@ -188,4 +176,4 @@ def hearing(what: str, event: str, domain: Callable[[Any], Any]) -> Iterator[Hea
             call(f"event {what}", lambda _: connection.domainEventDeregisterAny(callback), timeout_s=DEAF_S)
             _idle[site().uri].append(connection)
         except SemisharedError:
-            pass  # with its connection it is over as well
+            pass  # the event ends with its abandoned connection

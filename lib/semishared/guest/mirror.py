@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""QEMU writes a running guest's disk to a second file as well, and the guest goes over to that file."""
+"""QEMU mirrors a running guest's disk to a second file, and the guest pivots to that file."""
 
 from __future__ import annotations
 
@@ -15,31 +15,25 @@ from .domain import quoted
 
 BEGIN_S = 60
 UNIT = 1 << 16
-"""Bytes of QEMU's largest unit of a mirror, if it may choose, also of larger clusters."""
+"""Bytes of QEMU's largest default granularity of a mirror, also for larger clusters."""
 AT_ONCE = 1 << 24
-"""Bytes that QEMU copies at once, if it may choose, while who uses the device waits; a rate is kept by how
-long it rests then.
-"""
+"""Bytes that QEMU copies at once by default, while other I/O waits; a rate limit adds pauses."""
 
 
 def begin(name: str, target: str, path: str) -> None:
-    """Have QEMU write what a disk's active layer holds, and will, to the qcow2 file `path` as well, until
-    somebody ends that.
-    """
-    # Not VIR_DOMAIN_BLOCK_COPY_SYNCHRONOUS_WRITES: QEMU has `path` open without what that lies over, and
-    # where a guest writes a part of a cluster that nothing was copied into, the rest of it would be filled
-    # with zeros.
+    """Have QEMU mirror a disk's active layer, and later writes, to the qcow2 file `path` until ended."""
+    # Not VIR_DOMAIN_BLOCK_COPY_SYNCHRONOUS_WRITES: QEMU has `path` open without its backing file. If a guest
+    # writes part of a cluster that is not copied yet, QEMU would fill the rest with zeros.
     libvirt = libvirtd.binding()
     values = {libvirt.VIR_DOMAIN_BLOCK_COPY_GRANULARITY: unit(path)}
     _begin(name, target, path, "qcow2", values, libvirt.VIR_DOMAIN_BLOCK_COPY_SHALLOW)
 
 
 def begin_whole(name: str, target: str, path: str, rate: int) -> None:
-    """Have QEMU write a disk, with all that its active layer lies over, to the raw file `path` as well, until
-    somebody ends that.
+    """Have QEMU mirror a disk's whole content, and later writes, to the raw file `path` until it is ended.
 
-    It is copied at `rate` bytes per second, 0 for no limit. What the guest writes is written to both before
-    the guest is told: however fast it writes, and slow the copy is, they come to be equal.
+    It copies `rate` bytes per second, 0 for no limit. QEMU completes a guest's write after both files have
+    it: however slow the copy is, both become equal.
     """
     libvirt = libvirtd.binding()
     values = {}
@@ -52,9 +46,7 @@ def begin_whole(name: str, target: str, path: str, rate: int) -> None:
 
 
 def at_once(rate: int) -> int:
-    """Return how many bytes QEMU is to copy at once to keep a rate, in bytes per second: what that allows in
-    a tenth of a second.
-    """
+    """Return the bytes that QEMU copies at once to keep `rate` bytes per second: those of 0.1 s."""
     return min(max(rate // 10, UNIT), AT_ONCE)
 
 
@@ -72,36 +64,35 @@ def _begin(name: str, target: str, path: str, format: str, values: Dict[str, int
 
 
 def unit(path: str) -> int:
-    """Return the bytes of the units in which QEMU is to mirror into a qcow2 layer: never less than a cluster.
+    """Return the granularity in bytes for mirroring into a qcow2 layer: at least a cluster.
 
-    It opens the layer without what that lies over, so it copies whole clusters all the same. But of what it
-    adds to a smaller unit it does not note that it is under way (seen with 7.2, tests/tools/test_mirror.py):
-    what the guest writes there meanwhile may be copied first, and what was read before it last.
+    QEMU opens the layer without its backing file, so it copies whole clusters anyway. But it does not mark
+    the part beyond a smaller unit as in flight (seen with 7.2, tests/tools/test_mirror.py): what the guest
+    writes there meanwhile may be copied first, and older data after it.
     """
     bits: int = struct.unpack(">20xI", files.read(path, 24))[0]
     return max(1 << bits, UNIT)
 
 
 def go_over(vm_dir: str, name: str, targets: Collection[str], otherwise: str, origin: str = "") -> None:
-    """Let the guest go on with the mirrors of these disks, which have been equal once, and the records of
-    `vm_dir` say so.
+    """Pivot the guest to the mirrors of these disks, each equal once before; update the records of `vm_dir`.
 
-    `otherwise`: what is said to become of one that somebody has paused; `origin`: the VM directory that it
-    comes from, if another (relocation.py). Raise GuestNotFrozen if it does not rest, or not long enough: some
-    of its disks may have gone over then.
+    `otherwise`: what the error says becomes of the disks; `origin`: the VM directory that the guest comes
+    from, if another (relocation.py). Raise GuestNotFrozen if the guest does not rest, or not long enough:
+    some disks may have gone over then.
 
-    All disks go over in one freeze. While the guest is frozen the records may name either side; once it runs
-    they have to name what it writes to. So nothing thaws the guest between a pivot and its record
-    (guest/freeze.py limits a freeze), and after an early thaw no further disk is switched.
+    All disks pivot in one rest. While the guest rests the records may name either side; once it runs they
+    must name what it writes to. So nothing wakes the guest between a pivot and its record (guest/freeze.py
+    limits a rest), and after an early wake no further disk is switched.
     """
     with freeze.resting(origin or vm_dir, name, "SUSPEND", copy=vm_dir if origin else "") as rested:
         if rested.how == "NONE":
-            # Whoever has paused it may let it go on any time, between the switch and the records.
+            # A user has paused it, and may resume it between the pivot and the records.
             how = "was paused by somebody else" if domain.state(name) == "paused" else "does not run any more"
             raise GuestNotFrozen(f"domain {name} on {os.uname().nodename} {how}: {otherwise}")
         for target in targets:
             block_jobs.wait_for_equal(name, target)
-        # What was mirrored is in QEMU's memory still, and what it is mirrored from may go.
+        # Metadata of the mirror may still be in QEMU's memory, and its source may be removed.
         block_jobs.write_out(name)
         point("mirrors equal")
         for target in targets:

@@ -4,14 +4,14 @@
     origin   K <- delta  <- guest      K <- delta  <- guest      K <- delta
     copy     K <- delta                K <- delta  = mirror      K <- delta  <- guest
 
-premigrate has put deltas on its disks (deltas.py) and copied what lies below. `mirrored` has QEMU mirror the
-deltas, which goes on until somebody ends it: whoever acts where oned then says that the VM is. In the origin
-that ends the mirrors, in the copy it is `enter`; deltas are merged in either. The note of the deltas in the
-copy says where it comes `from`.
+premigrate has put deltas on its disks (deltas.py) and copied the layers below them. `mirrored` has QEMU
+mirror the deltas. The next action on the VM's disks ends that, in the directory where oned then has the VM:
+in the origin it ends the mirrors, in the copy `enter` does; the deltas are merged in either. The note of the
+deltas in the copy says where it comes `from`.
 
-QEMU writes to what is mirrored first. So as long as a disk's record in the copy does not name the delta
-there, the one in the origin counts, also for a guest that died: `enter` brings it. The record names it only
-while the guest rests and both are equal.
+QEMU writes to the source of a mirror first. So until a disk's record in the copy names the delta there, the
+one in the origin counts, also for a guest that died: `enter` then fetches it. The record changes only while
+the guest rests and both are equal.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ from . import active_layer, block_jobs, domain, freeze, job_events, libvirtd, mi
 
 BEGIN_S = 60
 METADATA = "http://opennebula.org/xmlns/libvirt/1.0"
-"""Of what OpenNebula has libvirt keep with a domain: `<one:system_datastore>` is its VM directory."""
+"""Namespace of OpenNebula's metadata in a domain: `<one:system_datastore>` is its VM directory."""
 
 
 def mirrored(vm_dir: str, origin: str, name: str) -> Dict[str, Record]:
-    """Have the deltas that the guest writes to in `origin` mirrored into those of the copy; return the disks
-    by their targets.
+    """Have QEMU mirror the deltas in `origin` into those of the copy; return the records by target.
 
-    The mirrors go on when this returns: until then each is equal to its delta once.
+    The mirrors go on afterwards; each has been equal to its delta once.
     """
     opened, found = active_layer.opened(origin, name), {}
     for record in active_layer.noted(vm_dir):
@@ -60,9 +59,7 @@ def mirrored(vm_dir: str, origin: str, name: str) -> Dict[str, Record]:
 
 
 def _ready(name: str) -> Dict[str, str]:
-    """Return the files into which disks of a guest are mirrored that have been equal once, by the disks'
-    targets.
-    """
+    """Return the target file of each mirror of a guest that has been equal once, by the disk's target."""
     found = {}
     for disk in ElementTree.fromstring(domain.dumpxml(name)).iterfind("devices/disk"):
         target, mirror = disk.find("target"), disk.find("mirror")
@@ -73,11 +70,9 @@ def _ready(name: str) -> Dict[str, str]:
 
 
 def enter(vm_dir: str, origin: str, name: str) -> None:
-    """Let the guest go on with the deltas of the copy, and with all else that it has open there; `name` is ''
-    when none runs.
-    """
+    """Pivot the guest to the copy's deltas and media; `name` is '' when no guest runs."""
     if name:
-        # Where whoever acts there would find that too.
+        # The switch notes its rest in the origin, where an action there would find it, too.
         freeze.wake(origin, name)
         _switch(vm_dir, origin, name)
         _change_media(vm_dir, origin, name)
@@ -86,7 +81,7 @@ def enter(vm_dir: str, origin: str, name: str) -> None:
         for record in active_layer.noted(vm_dir):
             if (files.read_json(disk_names.record(vm_dir, record.disk)) or {}).get("path") == record.path:
                 _fetch(vm_dir, origin, record)
-    # From here on a record may name no delta since that was merged.
+    # From here on a record without its delta means that the delta was merged.
     active_layer.note(vm_dir, active_layer.noted(vm_dir))
     point("copy entered")
 
@@ -104,7 +99,7 @@ def _switch(vm_dir: str, origin: str, name: str) -> None:
 
 
 def _change_media(vm_dir: str, origin: str, name: str) -> None:
-    """Put the copies of what lies in CD drives in their place."""
+    """Insert the copies of media in the guest's CD drives."""
     libvirt = libvirtd.binding()
     flags = libvirt.VIR_DOMAIN_AFFECT_LIVE | libvirt.VIR_DOMAIN_DEVICE_MODIFY_FORCE
     for disk in ElementTree.fromstring(domain.dumpxml(name)).iterfind("devices/disk"):
@@ -125,9 +120,7 @@ def _update(device: str, flags: int, guest: Any) -> None:
 
 
 def _say_where(vm_dir: str, origin: str, guest: Any) -> None:
-    """Let libvirt's notes of OpenNebula say where the VM directory is: system snapshots and the host's probe
-    go by them.
-    """
+    """Set the VM directory in OpenNebula's metadata of the domain: system snapshots and the probe use it."""
     libvirt = libvirtd.binding()
     kind, live = libvirt.VIR_DOMAIN_METADATA_ELEMENT, libvirt.VIR_DOMAIN_AFFECT_LIVE
     try:
@@ -147,9 +140,7 @@ def _say_where(vm_dir: str, origin: str, guest: Any) -> None:
 
 
 def _fetch(vm_dir: str, origin: str, record: Record) -> None:
-    """Bring the delta of a guest that died in the origin, where its record names it; here `record` does not
-    yet.
-    """
+    """Copy the delta of a guest that died in the origin, if its record there names it, and record it here."""
     there = disk_names.delta(origin, record.disk)
     if (files.read_json(disk_names.record(origin, record.disk)) or {}).get(
         "path"
@@ -166,11 +157,10 @@ def _fetch(vm_dir: str, origin: str, record: Record) -> None:
 
 
 def check_not_open(step: CheckNotOpen) -> None:
-    """Raise MigrationRefused if the guest, if it runs, has anything of a VM directory open: `disks` count
-    too, or only what else there is.
+    """Raise MigrationRefused if a running guest has files of a VM directory open.
 
-    With what are no disks it could not go on in a copy, nor with system snapshots, whose XML names the
-    directory.
+    Without `disks`, open disks are allowed; but raise it also for system snapshots, whose XML names the
+    directory: the guest cannot go on in a copy.
     """
     vm_dir, name = step.vm_dir, step.domain
     if domain.state(name) in ("absent", "off"):

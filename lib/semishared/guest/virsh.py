@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenNebula's kvmrc, and what libvirt knows on this host where no guest is touched, by virsh.
+"""OpenNebula's kvmrc, and questions to libvirt about other things than a running guest, by virsh.
 
-Removals and moves ask for domains, their files and secrets on hosts that run no guest of the VM. One question
+Removals and moves ask for domains, their files and secrets on hosts that run no guest of the VM. A question
 costs 11 ms of CPU by virsh, 15 ms by an import of the binding (libvirtd.py). The answers are lists of words.
 """
 
@@ -17,7 +17,7 @@ from ..tools.run import run
 
 
 class Site(NamedTuple):
-    """The settings of kvmrc that concern us, with its defaults."""
+    """The settings of kvmrc that this suite uses, with kvmrc's defaults."""
 
     uri: str = "qemu:///system"
     protocol: str = "qemu+ssh"
@@ -28,11 +28,11 @@ class Site(NamedTuple):
 
     @classmethod
     def read(cls, path: str) -> Site:
-        """Return the settings in the shell file `path`, the defaults if there is none."""
+        """Return the settings in the shell file `path`, the defaults without it."""
         default = cls()
         if not os.path.isfile(path):
             return default
-        # Like the stock scripts, let bash read it; unlike them, look at the result and not at the text.
+        # bash reads the file, as in the stock scripts; unlike those, this looks at the result.
         program = 'set -a; . "$1" >/dev/null 2>&1 </dev/null; exec env -0'
         pairs = (item.partition("=") for item in run(["bash", "-c", program, "kvmrc", path]).split("\0"))
         env = {name: value for name, _, value in pairs}
@@ -47,7 +47,7 @@ class Site(NamedTuple):
         )
 
     def uri_of(self, host: str) -> str:
-        """Return the address of the libvirtd of another host."""
+        """Return the URI of another host's libvirtd."""
         return f"{self.protocol}://{host}/system"
 
 
@@ -55,7 +55,7 @@ _site: list[Site] = []
 
 
 def site() -> Site:
-    """Return the settings of this host: the kvmrc lies beside our package on every host."""
+    """Return the settings of this host: its kvmrc lies beside this package."""
     if not _site:
         top = os.path.abspath(__file__).rsplit("/", 4)[0]
         _site.append(Site.read(f"{top}/etc/vmm/kvm/kvmrc"))
@@ -63,7 +63,7 @@ def site() -> Site:
 
 
 ANSWER_S = 20
-"""libvirtd answers at once, or its host is not there."""
+"""Limit for a question: libvirtd answers at once, or its host is gone."""
 
 
 def _virsh(*argv: str) -> str:
@@ -76,15 +76,13 @@ def active_domains() -> set[str]:
 
 
 def check_not_running(domain: str) -> None:
-    """Raise MigrationRefused if a domain runs on this host; '' as a name is a machine that runs none."""
+    """Raise MigrationRefused if a domain runs on this host; '' is the name on a machine without guests."""
     if domain and domain in active_domains():
         raise MigrationRefused(f"domain {domain} still runs on {os.uname().nodename}, nothing was removed")
 
 
 def why_in_use(name: str) -> str:
-    """Return why the domain may run on this host, '' if it is known not to; '' as a name is a machine that
-    runs none.
-    """
+    """Return why the domain may run on this host, '' if it does not; '' is the name where no guests run."""
     if not name:
         return ""
     try:
@@ -101,5 +99,5 @@ def names_and_files() -> dict[str, list[str]]:
 
 
 def secrets() -> list[str]:
-    """Return the UUIDs of the secrets that libvirt knows on this host, among what else it says of them."""
+    """Return the words of `virsh secret-list`, among them the UUIDs of libvirt's secrets."""
     return _virsh("secret-list").split()
