@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies on a machine, for plan/care/gc.py to judge, and the removal of what it judged to be left over.
+"""What lies on a machine, for plan/care/gc.py to judge, and the removal of what gc judges to be left over.
 
-Looking changes nothing and follows no link. A removal happens under the lock of what is removed, and only if
-the thing is still as it was when it was looked at: its newest time is part of what the plan names (`seen`).
+A look changes nothing and follows no link. A removal takes the lock of its object and removes it only if it
+is as it was seen: the plan names its newest time (`seen`).
 """
 
 from __future__ import annotations
@@ -30,26 +30,25 @@ from ..tools.hung_store import LIMIT_S, unless_it_hangs
 
 
 def find_unlinked(location: str) -> list[dict[str, object]]:
-    """Return the directories on devices to which no link leads, each with the VM whose layers are in it, -1
-    for one of a base.
+    """Return the directories on devices without a link, each with the VM whose layers it has, -1 for a base.
 
-    `replaced`: the layers of that disk lie elsewhere here, whole.
+    `replaced`: the layers of that disk lie elsewhere here, complete.
 
-    These are of disks and bases that went while their device was away, and of moves between devices that were
-    killed.
+    They are of disks and bases that were removed while their device was away, or of killed moves between
+    devices.
     """
     root = disk_names.base_store(location)
     if locks.is_held(device_names.moving_lock(root)):
-        return []  # what is copied to another device has no link yet
+        return []  # the copy of a running move has no link yet
     there = [uuid for uuid in devices.registered(root) if devices.is_there(root, uuid)]
     try:
         linked = devices.layers_links(location) if there else set()
     except ToolTimeout:
-        return []  # a store hangs, or is not mounted: nobody knows what leads where
+        return []  # a store hangs or is not mounted, so the links in it are unknown
     whole = [link for link in linked if os.path.isdir(device_names.directory(root, link))]
     found = []
     for uuid in there:
-        # By its own path: what is removed is opened below that.
+        # By its real path: the removal opens the object below that.
         place = os.readlink(device_names.device(root, uuid))
         for part in (*PARTS, HOT):
             for name in inventory.names(f"{place}/{part}"):
@@ -65,7 +64,7 @@ def find_unlinked(location: str) -> list[dict[str, object]]:
 
 @contextmanager
 def nobody_moving(step: Discard) -> Iterator[bool]:
-    """Tell whether nothing is moved between devices within the block."""
+    """Yield True if no move between devices runs during the block."""
     file = locks.attempt(device_names.moving_lock(disk_names.base_store(step.location)))
     if file is None:
         yield False
@@ -75,7 +74,7 @@ def nobody_moving(step: Discard) -> Iterator[bool]:
 
 
 def is_linked(step: Discard) -> bool:
-    """Tell whether a link leads there after all, seen under the lock of the VM that would have made it."""
+    """Return True if a link leads there after all; the caller holds the lock of the VM that would have it."""
     directory, name = os.path.split(os.path.realpath(step.path))
     root = disk_names.base_store(step.location)
     uuid = str(label.read(os.path.dirname(directory)).get("uuid"))
@@ -87,7 +86,7 @@ def is_linked(step: Discard) -> bool:
 
 
 def _open_files() -> list[str]:
-    """Return the unpublished files that processes of ours have open on this machine."""
+    """Return the unpublished files that our processes have open on this machine."""
     found = set()
     for process in inventory.names("/proc"):
         if not process.isdigit():
@@ -95,7 +94,7 @@ def _open_files() -> list[str]:
         try:
             names = os.listdir(f"/proc/{process}/fd")
         except OSError:
-            continue  # another user's, or gone
+            continue  # another user's process, or one that has ended
         for name in names:
             try:
                 path = os.readlink(f"/proc/{process}/fd/{name}")
@@ -113,10 +112,8 @@ def _is_unpublished(name: str) -> bool:
 
 
 def look_around(step: LookAround) -> dict[str, object]:
-    """Return what lies on this machine in our directories below `step.location` and in the stores
-    `step.stores`.
-    """
-    # Leases before directories: whoever takes a lease has made his VM's directory before.
+    """Return what lies in our directories below `step.location` and in the stores `step.stores`."""
+    # Leases before directories: a VM's directory is made before its first lease.
     root = disk_names.base_store(step.location)
     found: dict[str, object] = {"open": _open_files(), "root": _root(root)}
     directories = {number: f"{step.location}/{number}" for number in step.systems}
@@ -147,13 +144,11 @@ def look_around(step: LookAround) -> dict[str, object]:
 
 
 def _check_store(path: str, wanted: str) -> None:
-    """Raise StoreUnavailable if a store hangs, else as its marker says: a server that is away holds its
-    callers for ever.
-    """
+    """Raise StoreUnavailable if a store hangs (its server holds callers for ever), or as marker.check."""
 
     def answers() -> bool:
         marker.check(path, wanted)
-        # Without an id nothing was asked yet.
+        # Without a marker id `marker.check` has read nothing.
         return bool(wanted) or inventory.names(path, root=True) is not None
 
     if not unless_it_hangs(answers, False):
@@ -161,9 +156,7 @@ def _check_store(path: str, wanted: str) -> None:
 
 
 def _away(location: str) -> list[dict[str, object]]:
-    """Return which system datastore is not mounted that was: what is here may be of VMs in it, which nobody
-    sees.
-    """
+    """Return why a system datastore is not mounted: bases and leases here may be of the VMs in it."""
     try:
         systems.check_mounted(location)
     except ToolTimeout as e:
@@ -182,7 +175,7 @@ def _root(root: str) -> dict[str, object]:
         for lease in inventory.names(folder) if os.path.isdir(base) else ():
             holder = base_names.leased_to(lease)
             if holder:
-                # A hard link has the times of the image: only the change time tells when it was made.
+                # A hard link shares the image's times; only the change time tells when it was made.
                 path, (vm, disk) = f"{folder}/{lease}", holder
                 leases.append(
                     {
@@ -240,7 +233,7 @@ def _system(number: int, directory: str) -> Iterator[dict[str, object]]:
 
 
 def discard(step: Discard) -> dict[str, object]:
-    """Remove one thing, if it is still as it was seen; return {"removed": bool}. Raise UnexpectedLink."""
+    """Remove one object, if it is as it was seen; return {"removed": bool}. Raise UnexpectedLink."""
     how = REMOVALS.get(step.kind, Removal())
     try:
         with _opened(step) as path, how.alone(step) as is_alone:
@@ -251,9 +244,7 @@ def discard(step: Discard) -> dict[str, object]:
 
 @contextmanager
 def _opened(step: Discard) -> Iterator[str]:
-    """Yield the path of what is to be removed in its directory, opened beneath its root; in a base on a
-    device, beneath what that has.
-    """
+    """Yield the path of an object in its directory, opened beneath its root, or beneath a base's device."""
     directory, name = os.path.split(step.path)
     bases = base_names.bases(disk_names.base_store(step.location))
     if directory.startswith(f"{bases}/"):
@@ -288,7 +279,7 @@ def _removed(step: Discard) -> bool:
         return False
     if own and own.kind == "outgoing":
         retained_diffs.keep_set_aside(own.vm, beneath.readable(step.path))
-    # What might be taken for a VM's directory is so no more, however far its removal comes.
+    # After one rename nothing takes the directory for a VM's, however far its removal gets.
     on_devices.remove_tree(
         vm_dir_siblings.bury(step.path, own.vm) if own and own.kind != "removed" else step.path
     )
@@ -299,9 +290,7 @@ def _removed(step: Discard) -> bool:
 
 
 def _remove_base(step: Discard) -> bool:
-    """Remove a base of a deleted image; its leases directory must be empty, and rmdir says so without a
-    race.
-    """
+    """Remove a base of a deleted image; return False if it has leases: rmdir finds that without a race."""
     try:
         os.rmdir(base_names.leases(step.path))
     except FileNotFoundError:
@@ -333,9 +322,7 @@ def _remove_lease(step: Discard) -> bool:
 
 
 def uses_lease(step: Discard) -> bool:
-    """Tell whether a disk that the lease is for is, or is being made, in any system datastore of this
-    machine.
-    """
+    """Return True if any system datastore of this machine has, or is getting, the disk of the lease."""
     holder = base_names.leased_to(os.path.basename(step.path))
     if not holder or _away(step.location):
         return True
@@ -355,15 +342,15 @@ def _lock_of_vm(root: str, step: Discard) -> str:
 
 
 class Removal(NamedTuple):
-    """How what is left over of one kind goes."""
+    """How leftovers of one kind are removed."""
 
     lock: Callable[[str, Discard], str] = _lock_of_vm
-    """What is locked meanwhile, below the base store; '' for nothing."""
+    """Returns the lock to hold, below the base store; '' for none."""
     is_wanted: Callable[[Discard], bool] = lambda _: False
-    """Something has come to use it."""
+    """Returns True if the object is in use by now."""
     remove: Callable[[Discard], bool] = _removed
     is_dated: bool = True
-    """Its newest time tells whether it is as it was seen."""
+    """Its newest time shows whether it has changed since it was seen."""
     alone: Callable[[Discard], ContextManager[bool]] = lambda _: nullcontext(True)
 
 
@@ -374,11 +361,11 @@ def _lock_of_image(root: str, step: Discard) -> str:
 
 REMOVALS = {
     "base": Removal(lock=_lock_of_image, remove=_remove_base),
-    # Its times are those of the image; what counts is that the VM's disk is not there.
+    # Its times are the image's; it goes if the VM's disk is not there.
     "lease": Removal(remove=_remove_lease, is_dated=False),
     "staged": Removal(is_wanted=lambda step: owner.lives(os.path.basename(step.path))),
     "staging": Removal(lock=_lock_of_image, remove=_remove_staging),
     "unlinked": Removal(is_wanted=is_linked, alone=nobody_moving),
     "upload": Removal(remove=_remove_upload),
 }
-"""Kind (plan/care/gc.py) -> how it goes, if not as directories and files of VMs."""
+"""Kind (plan/care/gc.py) -> how it is removed, if not as files and directories of VMs are."""

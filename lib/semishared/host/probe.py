@@ -6,24 +6,24 @@
                    BASES_MB = "2048", FREE_MB = "51200", TOTAL_MB = "102400", BOOT = "6f0c2a4e-...", ADDRESSES
                    = "10.0.0.3 fd00::3" ]
 
-With a pool also POOL, the number of its devices that take disks, POOL_FREE_MB and POOL_TOTAL_MB of all, and
-POOL_LARGEST_MB, what is free on the one with most; and of each system datastore of ours that is no link what
-there is on the pool, in the words of OpenNebula's own probe:
+With a pool also POOL, the number of devices that take disks; POOL_FREE_MB and POOL_TOTAL_MB, their sums; and
+POOL_LARGEST_MB, the free space of the device with most. And for each of our system datastores that is no
+link, the pool's space in the format of OpenNebula's own probe:
 
     DS = [ ID = 101, USED_MB = 51200, TOTAL_MB = 102400, FREE_MB = 51200 ]
 
-That one, monitor_ds.rb, says of the same datastores what df says of DATASTORE_LOCATION. oned keeps all such
-lines of a round, in order, and its schedulers take the last of an ID: from OpenNebula 7.0 on probes run in
-the order of their names, and ours comes after it.
+OpenNebula's monitor_ds.rb reports for the same datastores what df says of DATASTORE_LOCATION. oned keeps the
+lines of a round in order, and its schedulers use the last one of an ID. From OpenNebula 7.0 on probes run in
+the order of their names, and this one comes after that one.
 
-With memory in the pool (class ram), of which none of that counts, also RAM_TOTAL_MB, RAM_LARGEST_MB, the
-largest disk that it takes yet, and RAM_RESERVED_KB, what RESERVED_MEM of the host has to keep from its VMs.
+With memory in the pool (class ram), which counts in none of these, also RAM_TOTAL_MB; RAM_LARGEST_MB, the
+largest disk that still fits; and RAM_RESERVED_KB, what RESERVED_MEM of the host has to keep from its VMs.
 
-HEALTH is OK if every store that a VM's disk or a base here came from is mounted and answers, every device of
-its pool is there, memory that is promised more than once is watched (host/watch.py), and no other machine has
-the system datastores or the base store of this one. BOOT and ADDRESSES are what is known of the host when it
-is dead: by them it is shut out of the stores (`semishared fence`). Run by im/semishared, which is what
-OpenNebula's monitoring calls every 10 minutes with its settings as XML on stdin.
+HEALTH is OK if every store that a VM's disk or a base here came from is mounted and answers, no device of the
+pool is offline, overcommitted memory is watched (host/watch.py), and no other machine has this one's system
+datastores or base store. BOOT and ADDRESSES identify the host when it is dead: `semishared fence` shuts it
+out of the stores by them. OpenNebula's monitoring runs im/semishared, and so this, every 10 minutes with its
+settings as XML on stdin.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from semishared.units import KiB, MiB
 
 LOCATION = "/var/lib/one/datastores"
 ANSWER_S = 3
-"""A store that takes longer to answer hangs."""
+"""Seconds after which a store counts as hung."""
 
 
 def _names(directory: str) -> list[str]:
@@ -63,12 +63,10 @@ def _names(directory: str) -> list[str]:
 
 
 def stores(location: str) -> set[str]:
-    """Return the directories of the mounted stores that bases and VMs here came from; nothing on a store is
-    touched.
-    """
+    """Return the directories of the mounted stores that bases and VMs here came from; touch no store."""
     root = disk_names.base_store(location)
     bases = [name for name in _names(base_names.bases(root)) if name[:1].isdigit()]
-    # A base from the network says so: its store is mounted nowhere.
+    # A base from a networked store has a note of that: its store is mounted nowhere.
     found = {
         f"{location}/{name.split('-')[0]}"
         for name in bases
@@ -85,13 +83,13 @@ def stores(location: str) -> set[str]:
 
 
 def systems(location: str) -> list[str]:
-    """Return the numbers of our system datastores here."""
-    # It may be a store, and hang: even to ask what it is needs a limit.
+    """Return the numbers of our system datastores on this host."""
+    # A datastore may be a hung mount: `_is_ours` has a time limit.
     return [name for name in _names(location) if name.isdigit() and _is_ours(f"{location}/{name}")]
 
 
 def shared(location: str) -> list[str]:
-    """Return what of this machine's own another machine has as well."""
+    """Return which of this machine's own directories another machine has as well."""
     own = {f"{location}/{name}": f"system datastore {name}" for name in systems(location)}
     own = {disk_names.base_store(location): "the base store", **own}
     found = []
@@ -100,7 +98,7 @@ def shared(location: str) -> list[str]:
             if os.path.isdir(directory) and sign(directory, remember=True)["alive"]:
                 found.append(f"{name} is shared with another machine")
         except OSError:
-            continue  # a full or read-only disk is told of elsewhere
+            continue  # other checks report a full or read-only disk
     return found
 
 
@@ -112,7 +110,7 @@ def _is_ours(system: str) -> bool:
 
 
 def _source(record: str) -> str:
-    """Return the file on a store that a disk was made from, '' if it is from none."""
+    """Return the file on a store that a disk was made from, '' if there is none."""
     try:
         with open(record, "rb") as file:
             image = ImageRef.from_data(json.loads(file.read(disk_names.JSON_BYTES))["image"])
@@ -134,16 +132,14 @@ def trouble(store: str) -> str:
 
 
 def lost(root: str) -> list[str]:
-    """Return which devices of the pool are not there, or not well, and what is wrong with them."""
-    # Of one that has died and another in its place the path is the same.
+    """Return the offline devices of the pool, each with what is wrong."""
+    # A dead device and its replacement have the same path.
     found = {(devices.mount(root, uuid), offline.state(root, uuid)) for uuid in devices.registered(root)}
     return [f"device {path} is {wrong}" for path, wrong in sorted(found) if wrong]
 
 
 def unwatched(root: str) -> list[str]:
-    """Return which memory is promised more than once while nothing moves disks away from it
-    (host/watch.py).
-    """
+    """Return the overcommitted memory from which no watcher moves disks away (host/watch.py)."""
     if len(devices.usual(root)) == len(devices.registered(root)):
         return []
     from semishared.pool import memory as pool_memory
@@ -156,7 +152,7 @@ def unwatched(root: str) -> list[str]:
 
 
 def pool(root: str) -> dict[str, int]:
-    """Return what the pool has for disks and bases, nothing on a host without one."""
+    """Return the pool's space for disks and bases, {} on a host without a pool."""
     if not devices.usual(root):
         return {}
     found = [device for device in devices.present(root) if device.share and device.device_class != MEMORY]
@@ -171,9 +167,7 @@ def pool(root: str) -> dict[str, int]:
 
 
 def memory(root: str) -> dict[str, int]:
-    """Return what memory the pool has for disks that are to be there, nothing without any: it is no capacity
-    of the datastore.
-    """
+    """Return the pool's memory for disks, {} without any; it is no capacity of the datastore."""
     found = [device for device in devices.present(root) if device.share and device.device_class == MEMORY]
     if not found:
         return {}
@@ -185,15 +179,13 @@ def memory(root: str) -> dict[str, int]:
 
 
 def capacity(location: str) -> list[str]:
-    """Return the lines that tell oned's schedulers of the pool: of each system datastore whose disks lie
-    there, nothing without a pool.
-    """
+    """Return a DS line for each system datastore whose disks lie on the pool, none without a pool."""
     found = pool(disk_names.base_store(location))
     if not found:
         return []
-    # Of the same sum: a scheduler that takes TOTAL less USED sees no more than what is free.
+    # USED and FREE add up to TOTAL, for schedulers that compute TOTAL - USED.
     total, free = found["POOL_TOTAL_MB"], found["POOL_FREE_MB"]
-    # What is a link has nothing on devices (disk/on_devices.py): of that OpenNebula's own line is true.
+    # Disks in a datastore that is a link lie on no device (disk/on_devices.py): df is right for it.
     there = [system for system in systems(location) if not os.path.islink(f"{location}/{system}")]
     return [
         f"DS = [ ID = {system}, USED_MB = {total - free}, TOTAL_MB = {total}, FREE_MB = {free} ]"
@@ -202,9 +194,7 @@ def capacity(location: str) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Return a text as one value of a template: what is in labels and names of files ends none, and begins no
-    attribute.
-    """
+    """Return a text safe as one value of a template: no label or file name ends it or adds an attribute."""
     return "".join(c if c.isprintable() and c not in '"\\' else "?" for c in text)
 
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host side: read plans from stdin, carry them out, say so on stdout (messages: wire/messages.py).
+"""The host side: read plans from stdin, carry them out, answer on stdout (messages: wire/messages.py).
 
     -> {"plan": {"version", "action", "seq", "steps": [...]}}         then data for steps that receive
     <- {"event": "alive"}  {"event": "sent", ...}  data
     <- {"event": "ask", ...}   -> {"answer": {...}}                   only if the plan says "answers"
     <- {"event": "done", "results": [...], "moved": {...}}  or  {"event": "error", "id", "detail"}
 
-When stdin ends while a plan runs, this process and all it started are killed: a dead front-end leaves nobody
-at work. Locks go with the process; what was half made is staged under names that the next run removes.
+When stdin ends during a plan, this process kills itself and all that it started: a dead front-end leaves no
+process at work. Locks end with the process; half-made files are staged under names that the next run removes.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     from ..model.disk.acquired import Given
 
 loaded(STEPS["CreateOverlay"])
-"""Loaded while the front-end still asks oned, with all that most plans come to."""
+"""Loaded while the front-end still asks oned: most plans need these modules."""
 ALIVE_S = 5
 DYING_S = 5
 
 
 class Host:
-    """The conversation with one front-end action."""
+    """One front-end action's session on this host."""
 
     def __init__(self, stdin: int, stdout: int) -> None:
         self._reader = Reader(stdin)
@@ -57,7 +57,7 @@ class Host:
         self._inbox: queue.Queue[Message] = queue.Queue(maxsize=16)
         self._busy = False
         self._known: dict[str, epochs.Noted] = {}
-        """What was counted on this machine when its plans arrived: they are one action."""
+        """Counters of this machine when the session's plans arrived: they are one action."""
 
     def serve(self) -> int:
         """Carry out plans until stdin ends; return the exit code."""
@@ -68,7 +68,7 @@ class Host:
             if message is None:
                 return 0
             if isinstance(message, bytes) or "plan" not in message:
-                continue  # what was under way to a plan that has failed
+                continue  # data for a plan that has failed
             try:
                 answer = {"event": "done", **self._carry_out(message["plan"])}
             except SemisharedError as e:
@@ -120,8 +120,8 @@ class Host:
             except (HostFailed, OSError):
                 message = None
             if isinstance(message, dict) and "plan" in message:
-                # Now, not when it is begun: a plan whose front-end is gone by then must not be carried out.
-                # What it has waited for is nothing that stands still.
+                # Already here: a queued plan whose front-end dies must not run. And what the plan waited
+                # for is no standstill.
                 progress.touch()
                 self._busy = True
             if message is None and self._busy:
@@ -132,7 +132,7 @@ class Host:
 
     @staticmethod
     def _die() -> None:
-        """Let go of what must not stay as it is, if that takes seconds; then end, with all children."""
+        """Run the plan's last words (such as a thaw) for at most DYING_S seconds, then kill the group."""
         threading.Timer(DYING_S, lambda: os.killpg(0, signal.SIGKILL)).start()
         for do in progress.last_words:
             try:
@@ -171,13 +171,11 @@ def read_plan(data: object) -> tuple[int, list[s.Step]]:
 
 
 def read_given(plan: object) -> dict[int, dict[int, Given]]:
-    """Return what oned has given VMs as their disks, by VM, as far as the plan in JSON data says; raise
-    BadArguments.
-    """
+    """Return the disks that oned has given VMs, by VM, as far as the plan has them; raise BadArguments."""
     said = plan.get("given", []) if isinstance(plan, dict) else []
     if not said:
         return {}
-    from ..model.disk.acquired import Given  # moves alone say it
+    from ..model.disk.acquired import Given  # only plans of moves have it
 
     return {vm: {disk: Given.from_data(data) for disk, data in disks} for vm, disks in said}
 
@@ -186,6 +184,6 @@ def main() -> int:
     """Serve the front-end on stdin and stdout."""
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
-    # A guest's data is for the driver's user and group only, whatever umask ssh brought.
+    # Guests' data is for the drivers' user and group only, whatever umask ssh has set.
     os.umask(0o027)
     return ended(Host(0, 1).serve())

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Disk sizes of every VM of a system datastore, for the monitoring probe (docs/explanation/contract.md).
 
-Sizes are what is allocated on this host, in MiB. Nothing is opened and no link is followed out of a VM
-directory, so that neither a dangling link nor a hung shared mount stops the probe, nor a device of the host's
-pool that hangs.
+Sizes are allocated MiB on this host. The probe opens no file and follows no link out of a VM directory, so a
+dangling link, a hung shared mount or a hung device of the pool does not stop it.
 """
 
 from __future__ import annotations

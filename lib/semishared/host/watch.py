@@ -1,21 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Look after memory that is promised more than once: `semishared-ram watch` starts it, as the drivers' user.
+"""Watch overcommitted memory: `semishared-ram watch` starts this as the drivers' user.
 
-    host/watch.py LOCATION RATE           until the memory is gone; at once 0 if another one does on this host
-    host/watch.py LOCATION RATE round     once: 0 if something was done, 1 if nothing could be, or need be, 2
-    if
-    it has failed
+    host/watch.py LOCATION RATE           until the memory is gone; 0 at once if another one runs on this host
+    host/watch.py LOCATION RATE round     once: 0 if something was done, 1 if nothing was due or possible, 2
+                                          after a failure
 
 LOCATION: DATASTORE_LOCATION of OpenNebula; RATE: bytes per second at which disks are copied, 0 for no limit.
 
-Where memory is about to be full, a disk goes to another device under its guest (disk/device_move.py), the one
-that takes most; guests that stand still since it was full go on when there is room again (guest/domain.py).
-Nobody else is woken.
+When memory is about to be full, the watcher moves a disk to another device under its guest
+(disk/device_move.py), the disk that will take most of it. It resumes guests that full memory has paused when
+there is room again (guest/domain.py), and no other guest.
 
-Each round is a program of its own, of the drivers as they are by then, and has what it does as any other
-action: its turn, from which what oned begins with the VM ends it (guest/job_lock.py), and notes of what it
-has begun, with which the next round goes on. So all of it may be killed anywhere, and libvirtd be away: the
-next round finds what there is.
+Each round is a process of its own, with the drivers as installed then. It acts as any other action: it takes
+the turn, from which an action of oned ends it (guest/job_lock.py), and notes what it begins, so that the next
+round can resume. So the watcher may be killed anywhere, and libvirtd may be away.
 """
 
 from __future__ import annotations
@@ -44,25 +42,23 @@ from semishared.tools.ending import ended, ended_within
 from semishared.units import human
 
 LOOK_S = 1.0
-"""How often it is looked whether memory is about to be full."""
+"""Seconds between two looks at whether memory is about to be full."""
 IDLE_S = 10.0
-"""How often a round is made all the same: for guests that wait; and how long nothing is tried where nothing
-could be done.
-"""
+"""Seconds between rounds without need, for guests that wait, and after a round that could do nothing."""
 GROWTH_S = 0.5
-"""Over how many seconds it is seen how fast disks grow."""
+"""Seconds over which the growth of disks is measured."""
 LONG_S = 60.0
-"""A round that takes longer copies a disk, and is seen to do so."""
+"""Seconds after which a round is copying a disk; its progress then counts as a sign of life."""
 
 
 class Round:
-    """What is done at one time for all of the memory of a host; `rate`: as above."""
+    """One round over all memory of a host; `rate` in bytes per second, 0 for no limit."""
 
     def __init__(self, root: str, rate: int) -> None:
         self._root, self._rate = root, rate
 
     def carry_out(self) -> bool:
-        """Do what there is to do; tell whether that was anything."""
+        """Move and resume what is due; return True if anything was."""
         offline.look(self._root)
         moved = False
         for device in memory.memory(self._root):
@@ -70,14 +66,14 @@ class Round:
                 moved = self._spill(device.uuid) or moved
             elif device.is_overcommitted:
                 ledger.keep_spare(device_names.device(self._root, device.uuid))
-        # What a killed round has left is gone on with where memory is full: to undo it would take room there.
+        # With full memory a killed round is resumed: to undo it would take room there.
         return (
             any([self._settled(vm, directory, undo=not moved) for vm, directory in self._in_memory()])
             or moved
         )
 
     def _spill(self, uuid: str) -> bool:
-        """Let one disk leave a device; tell whether it has."""
+        """Move one disk off a device; return False if none could be."""
         before = {row["name"]: int(str(row["bytes"])) for row in self._held(uuid)}
         time.sleep(GROWTH_S)
         held = {str(row["name"]): row for row in self._held(uuid)}
@@ -108,12 +104,12 @@ class Round:
         return False
 
     def _held(self, uuid: str) -> list[dict[str, object]]:
-        """Return the layers on a device, of VMs that are where they belong."""
+        """Return the layers on a device, of VM directories proper (not kept or set aside)."""
         rows = [row for row in device_move.held(ListHeld(self._root)) if row["device"] == uuid]
         return [row for row in rows if disk_names.is_number(os.path.basename(str(row["vm_dir"])))]
 
     def _in_memory(self) -> list[tuple[int, str]]:
-        """Return the VMs that have disks which are, or were, to lie in memory, with their directories."""
+        """Return the VMs with disks whose records name memory, with their directories."""
         location, found = os.path.dirname(self._root), []
         for system in systems.systems(location):
             for name in filter(disk_names.is_number, os.listdir(f"{location}/{system}")):
@@ -122,13 +118,11 @@ class Round:
                     if any(MEMORY in record.classes for record in records.records(directory)):
                         found.append((int(name), directory))
                 except (SemisharedError, OSError):
-                    continue  # it is told of by the next action on its disks
+                    continue  # the next action on its disks reports it
         return found
 
     def _settled(self, vm: int, directory: str, undo: bool) -> bool:
-        """End what a killed round has left in a VM (with `undo`), and let it go on if it stands still; tell
-        whether it does that.
-        """
+        """End a killed round in a VM (with `undo`); resume its guest if possible, and return True then."""
         name = _name(vm)
         try:
             is_left = undo and active_layer.moves(directory)
@@ -139,8 +133,7 @@ class Round:
             try:
                 if is_left:
                     recovery.recover(directory, name)
-                # Where something is under way whoever is at it has the guest rest, or has begun what comes
-                # first.
+                # An unfinished action has the guest rest, or is about to.
                 if recovery.left(directory):
                     return False
                 goes_on = self._may_go_on(directory, name)
@@ -173,14 +166,14 @@ class Round:
         for target, is_full in failed.items():
             record = own.get(opened[target])
             wait = memory.wait(self._root, opened[target], record.classes if record else (), is_full)
-            # What zram has refused is written again where the disk is by now.
+            # QEMU repeats a write that zram refused, on the disk's present device.
             has_left = record is not None and device_move.has_left(directory, record.disk)
             waits.append(wait._replace(was_in_memory=wait.was_in_memory or has_left))
         return memory.may_go_on(waits)
 
 
 def _left(directory: str) -> list[int]:
-    """Return the disks of a VM that are noted to have left memory."""
+    """Return the disks of a VM that are noted as having left memory."""
     return [
         record.disk
         for record in records.records(directory)
@@ -189,17 +182,17 @@ def _left(directory: str) -> list[int]:
 
 
 def _runs_on(directory: str, name: str) -> bool:
-    """Tell whether such a VM runs: it does not wait, or not any more."""
+    """Return True if a VM with such disks runs: its guest does not wait any more."""
     return bool(_left(directory)) and domain.state(name) == "running"
 
 
 def _name(vm: int) -> str:
-    """Return what OpenNebula calls a VM's domain."""
+    """Return OpenNebula's name for a VM's domain."""
     return f"one-{vm}"
 
 
 def watch(root: str, rate: int) -> int:
-    """Look after memory for as long as there is some, from when there is."""
+    """Watch memory until there is none any more; wait for it at first."""
     os.makedirs(disk_names.locks(root), exist_ok=True)
     lock = locks.unless_busy(device_names.watch_lock(root))
     if lock is None:
@@ -211,7 +204,7 @@ def watch(root: str, rate: int) -> int:
         try:
             found = memory.memory(root)
         except OSError:
-            found = []  # it is being unmounted
+            found = []  # the memory is being unmounted
         if was_there and not found:
             return 0
         was_there, is_due = bool(found), any(map(memory.is_due, found))
@@ -222,14 +215,13 @@ def watch(root: str, rate: int) -> int:
 
 
 def _beside(root: str, rate: int, lock: IO[str]) -> int:
-    """Make a round in a process of its own; return its exit code. It has the lock too: one that outlives us
-    watches.
+    """Run a round as a process and return its exit code; it holds the lock, too, and so outlives the watcher.
 
-    It may take as long as it works: a disk may be large. One that stands still is ended; before it has gone
-    there is no other.
+    It may take as long as it makes progress, as a disk may be large; one that stands still is killed. No
+    other round starts before it has gone.
     """
     argv = [sys.executable, "-IS", os.path.abspath(__file__), os.path.dirname(root), str(rate), "round"]
-    # A session of its own: who ends it (guest/job_lock.py) is not to end us.
+    # A session of its own: an action that kills the round (guest/job_lock.py) must not kill the watcher.
     process = run.apart(argv, lock.fileno())
     began, limit_s = time.monotonic(), progress.limit_s
     with progress.watched(process.pid) as work:
@@ -259,7 +251,7 @@ def once(root: str, rate: int) -> int:
 
 
 def main(argv: list[str]) -> int:
-    """Look once, or for ever."""
+    """Make one round, or watch."""
     root, rate = disk_names.base_store(os.path.normpath(argv[0])), int(argv[1])
     os.umask(0o027)
     return once(root, rate) if argv[2:] == ["round"] else watch(root, rate)

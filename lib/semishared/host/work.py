@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step on a host may name beside its own fields (table.py): the state when its plan arrived, and the
-rest of the conversation that the plan came in (wire/messages.py).
+"""What a step's function may take beside the step's fields (table.py): counters, and the session.
+
+Counters are those when the plan arrived; for the session see wire/messages.py.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ class Work:
     """One plan, as its steps see it."""
 
     planned: Planned
-    """What was so when it arrived."""
+    """Counters of this machine when the plan arrived."""
     seq: int
-    """SEQ of the VM's last history record when it was planned, -1 if that is not known."""
+    """SEQ of the VM's last history record when the front-end planned, -1 if unknown."""
     ask: Optional[Ask]
-    """What asks the front-end, None if it does not answer."""
+    """Asks the front-end; None if it does not answer."""
     tell: Callable[..., None]
     """Sends an event to the front-end."""
     write: Callable[[Union[bytes, memoryview]], None]
-    """Sends it data."""
+    """Sends data to the front-end."""
     poll: Callable[[], object]
-    """Returns what the front-end has said meanwhile, None if nothing."""
+    """Returns the front-end's next message, None if there is none yet."""
 
     def __init__(
         self,
@@ -46,14 +47,14 @@ class Work:
 
     def _next(self) -> Message:
         """Return the next message."""
-        # The front-end may wait for another host, or for a backup server: it has limits of its own. If it
-        # dies, so does this process (hostside.py).
+        # The front-end may wait for another host or a backup server; it has limits of its own. If it dies,
+        # this process ends, too (hostside.py).
         with progress.waiting():
             return self._inbox()
 
     @property
     def chunks(self) -> Iterator[bytes]:
-        """Yield the data that follows the plan, up to a message that is none."""
+        """Yield the data that follows the plan, up to the first other message."""
         while True:
             message = self._next()
             if not isinstance(message, bytes):
@@ -63,9 +64,7 @@ class Work:
 
     @property
     def extents(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the extents that follow the plan, {"extent": index} and the bytes of each, up to a message
-        that is none.
-        """
+        """Yield (index, bytes) of the extents that follow the plan, each after its {"extent": index}."""
         while True:
             message = self._next()
             if not isinstance(message, dict) or "extent" not in message:
@@ -77,15 +76,15 @@ class Work:
         self._end = message
 
     def sha256(self) -> str:
-        """Return what the message behind the data says that its hash is."""
+        """Return the data's hash, from the message behind it."""
         return str(self._end.get("sha256")) if isinstance(self._end, dict) else ""
 
     def warn(self, text: str) -> None:
-        """Say what the action's log is to say as a warning."""
+        """Send a warning for the action's log."""
         self.tell(event="warning", text=text)
 
     def question(self, **question: object) -> dict[str, object]:
-        """Ask the front-end; return its answer, an empty one if it has none."""
+        """Ask the front-end; return its answer, {} if it has none."""
         self.tell(event="ask", **question)
         message = self._next()
         answer = message.get("answer") if isinstance(message, dict) else None
