@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shares, where they are made: one module for each file system that holds a directory to its size.
 
-What concerns all of them is in life.py. A function that carries out a step (model/share/steps.py) has its
-fields as arguments.
+life.py has what all of them do. A step's function (model/share/steps.py) gets the step's fields as arguments.
 """
 
 from __future__ import annotations
@@ -14,51 +13,50 @@ from ..model.share.share import Share, Snapshot, Tree, Use
 
 
 class FileSystem(Protocol):
-    """What each kind does. All of it may be killed anywhere, and done again."""
+    """What each kind of file system does. Each call may be killed anywhere, and repeated."""
 
     def check(self) -> None:
-        """Raise unless the root is on such a file system, and quotas are on."""
+        """Raise unless the root is on this file system, with quotas on."""
 
     def lacking(self) -> list[str]:
-        """Return what is needed there and not permitted, as commands; raise as `check`. Nothing is done."""
+        """Return the commands that are needed there and not permitted; raise as `check`. Change nothing."""
 
     def lapsed(self) -> tuple[str, str]:
-        """Return why no share is held to its size at the moment, and the command of root that mends it; ''
-        and '' where they are.
-        """
+        """Return why no share is held to its size now, and root's command that mends it; else ('', '')."""
 
     def there(self, image: int) -> str:
-        """Return where something of a share is, '' if there is nothing; raise NoQuota if a new one would not
-        be held to its size.
+        """Return the path of what exists of a share, '' if nothing does.
+
+        Raise NoQuota if a new share would not be held to its size.
         """
 
     def make(self, share: Share, uid: int) -> str:
-        """Have an empty tree, held to its size, that belongs to user and group `uid`; return its path."""
+        """Create an empty tree, held to its size and owned by user and group `uid`; return its path."""
 
     def resize(self, image: int, size: int) -> None:
-        """Hold a tree to another size."""
+        """Hold a tree to another size in bytes."""
 
     def use(self, image: int) -> Use:
-        """Return how full a tree is."""
+        """Return the bytes in a tree, and its limit."""
 
     def remove(self, image: int) -> None:
-        """Remove a tree with all in it, and its snapshots; it need not be there."""
+        """Remove a tree with its content and snapshots; it need not exist."""
 
     def snapshot(self, image: int, name: str) -> None:
-        """Keep what is in a tree, whole or not at all; raise NotSupported where there is no such thing."""
+        """Take a snapshot of a tree, whole or not at all; raise NotSupported where there are none."""
 
     def snapshot_names(self, image: int) -> list[str]:
-        """Return what the snapshots of a tree are called."""
+        """Return the names of a tree's snapshots."""
 
     def known(self, image: int, name: str) -> Snapshot:
-        """Return what is known of one; raise ToolFailed, MissingImage."""
+        """Return what is known of a snapshot; raise ToolFailed, MissingImage."""
 
     def forget(self, image: int, name: str) -> None:
-        """Remove one; it need not be there."""
+        """Remove a snapshot; it need not exist."""
 
 
 def of(tree: Tree) -> FileSystem:
-    """Return the kind of a tree, loaded when it is used."""
+    """Return the file system of a root; its module is loaded on use."""
     module, _, name = tree.backend.carried_out_by.partition(":")
     made: FileSystem = getattr(import_module(f".{module}", __package__), name)(tree)
     return made

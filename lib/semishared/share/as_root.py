@@ -1,16 +1,14 @@
 #!/usr/bin/python3 -IS
 # SPDX-License-Identifier: Apache-2.0
-"""What of shares on btrfs takes root, as a program of its own: root has a copy at
+"""What shares on btrfs need root for, as a program of its own: root has a copy at
 /usr/local/sbin/semishared-btrfs, and sudo runs that.
 
-  semishared-btrfs limit BYTES ROOT share-N           hold a share to a size
-  semishared-btrfs snapshot ROOT share-N NAME         keep what is in a share, read-only, as that name,
-  snapshot-N-NAME
-  semishared-btrfs delete ROOT gone-N|snapshot-N-NAME remove one
+semishared-btrfs limit BYTES ROOT share-N           hold a share to a size semishared-btrfs snapshot ROOT
+share-N NAME         take a read-only snapshot of a share, named snapshot-N-NAME semishared-btrfs delete ROOT
+gone-N|snapshot-N-NAME remove one
 
-Whoever owns ROOT can put a link in the place of anything in it. So nothing is done by a path: ROOT is opened,
-and what is in it by its name alone, without following a link; the kernel takes the opened one, or a name in
-an opened directory.
+The owner of ROOT can replace anything in it by a link. So this program uses no path: it opens ROOT, then an
+entry of it by name, without following a link; the kernel gets the open directory, or a name in one.
 """
 
 import fcntl
@@ -20,7 +18,7 @@ import struct
 import sys
 
 SUBVOLUME = 256
-"""BTRFS_FIRST_FREE_OBJECTID: the inode of a subvolume's top, and of no other directory."""
+"""BTRFS_FIRST_FREE_OBJECTID: the inode of a subvolume's top directory, and of no other directory."""
 SHARE = re.compile(r"share-[0-9]+\Z")
 GOES = re.compile(r"(gone-[0-9]+|snapshot-[0-9]+-[A-Za-z0-9][A-Za-z0-9_.-]*)\Z")
 SNAPSHOT = re.compile(r"snapshot-[0-9]+-[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
@@ -37,7 +35,7 @@ SNAP_CREATE_V2, QGROUP_LIMIT = _ioctl(1, 23, 4096), _ioctl(2, 43, 48)
 
 
 def opened(path: str, above: "int | None" = None) -> int:
-    """Open a directory that is no link."""
+    """Open a directory; raise OSError for a link."""
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
 
 
@@ -50,14 +48,14 @@ def subvolume(name: str, root: int) -> int:
 
 
 def limit(size: int, root: str, name: str) -> None:
-    """Hold a share to a size; 0 stands for the qgroup of the subvolume that is opened."""
+    """Hold a share to a size in bytes; qgroup 0 stands for that of the open subvolume."""
     fd = subvolume(name, opened(root))
     fcntl.ioctl(fd, QGROUP_LIMIT, struct.pack("=6Q", 0, MAX_REFERRED, size, 0, 0, 0))
     fcntl.ioctl(fd, SYNC)
 
 
 def snapshot(root: str, name: str, kept: str) -> None:
-    """Keep what is in a share, under a name that is free: it is not put into what has that name."""
+    """Take a read-only snapshot of a share; raise OSError if the name is taken."""
     above = opened(root)
     fcntl.ioctl(
         above,
@@ -68,7 +66,7 @@ def snapshot(root: str, name: str, kept: str) -> None:
 
 
 def delete(root: str, name: str) -> None:
-    """Remove a subvolume by its name in the root: the kernel takes none that is a link."""
+    """Remove a subvolume by its name in the root; the kernel refuses a link."""
     above = opened(root)
     os.close(subvolume(name, above))
     fcntl.ioctl(
@@ -78,7 +76,7 @@ def delete(root: str, name: str) -> None:
 
 
 def main(words: "list[str]") -> int:
-    """Do what the words say; one line on stderr and 1 if that cannot be."""
+    """Carry out a command line; on an error print a line to stderr and return 1."""
     verb, rest = words[0] if words else "", words[1:]
     try:
         if (

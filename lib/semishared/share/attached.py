@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a directory may be given to a guest, as which users, and by which program of the host.
+"""Whether a host may give a directory to a guest, as which users, and which one.
 
-The VM's host asks when it starts the VM, and when it gives the directory. All of it is read below the share's
-root, which only root and the drivers' user may write to: guests write to trees alone.
+The VM's host checks when it starts the VM, and when the daemon starts. It reads only files below the share's
+root, which root and the drivers' user alone may write to: guests write to trees only.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from ..tools import files
 from . import life, owners, registered
 
 SAFE = {"nosuid": os.ST_NOSUID, "nodev": os.ST_NODEV}
-"""What a mount has to say: what guests make setuid, or a device, is none on the host."""
+"""Mount options that a share needs: on the host, guests' setuid programs and devices must have no effect."""
 
 
 class Given(NamedTuple):
-    """What a guest is to be given."""
+    """What a host gives to a guest."""
 
     first: int
-    """Of the users of this host that the guest's users are."""
+    """First of the host's users to which the guest's users are mapped."""
     directory: str
-    """What is to be mounted at the share's path before; '': nothing, the share is what is there."""
+    """A registered directory to mount at the share's path first; '' for a share of ours."""
     readonly: bool = False
-    """Its image was, when it was made."""
+    """The image was read-only when the share was made."""
 
 
 def check(image: int, source: str, root_marker: str = "", born: int = -1) -> Given:
-    """Return as which users a guest is given a share.
+    """Return how a guest is given a share.
 
     Raise ShareRefused, BadRecord, MissingImage, StoreAbsent, OtherStore; RestrictedPath for a registered
     directory that is ours.
 
-    `image`: whose share it has to be, -1 for whoever's it is; `root_marker`: of the root that the datastore
-    has, '' if that is not known; `born`: when the image was made, as oned has it, -1 if that is not known.
+    `image`: the image that the share must be of, -1 for any; `root_marker`: the datastore's marker, '' if
+    unknown; `born`: when the image was made, as oned has it, -1 if unknown.
     """
     here, (root, number) = os.uname().nodename, share_names.root_and_image(source)
     if (
@@ -59,7 +59,7 @@ def check(image: int, source: str, root_marker: str = "", born: int = -1) -> Giv
         raise MissingImage(
             f"{root} on {here} is not there: a root of shares is mounted on all hosts, at the same path"
         )
-    # A client of NFS that has looked for it before it was made says for half a minute that it is not there.
+    # An NFS client that has looked for it before it was made caches for half a minute that it is missing.
     files.refresh(root, f"{root}/{disk_names.SIDE}", f"{root}/{share_names.SHARES}")
     for path in (
         root,
@@ -95,9 +95,7 @@ def check(image: int, source: str, root_marker: str = "", born: int = -1) -> Giv
 
 
 def _check_mount(path: str, is_registered: bool) -> None:
-    """Raise ShareRefused unless what guests make at `path` has no power here, and as registered.opened for a
-    directory of others.
-    """
+    """Raise ShareRefused unless the mount has nosuid and nodev; for a registered directory as `opened`."""
     fd = registered.opened(path) if is_registered else os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         flags = os.fstatvfs(fd).f_flag
@@ -112,7 +110,7 @@ def _check_mount(path: str, is_registered: bool) -> None:
 
 
 def _check_ours(path: str) -> None:
-    """Raise ShareRefused if others than root and the drivers' user can have made what is at `path`."""
+    """Raise ShareRefused or BadRecord unless only root and the drivers' user can write to `path`."""
     try:
         found = os.lstat(path)
     except OSError as e:

@@ -3,13 +3,13 @@
 
 Guests cannot make subvolumes: no ioctl crosses virtiofs.
 
-A snapshot is a read-only subvolume beside it. The limit is on what the share's own subvolume refers to, so
-nothing of it counts there.
+A snapshot is a read-only subvolume beside the share. The limit is on what the share's own subvolume refers
+to, so snapshots do not count.
 
-The kernel may stop counting, for the whole file system, where that would be costly (a snapshot is removed
-that has much in common with what is there, say): from then on no limit holds. Only a warning of `btrfs qgroup
-show` says so, beside numbers that are old. No share is made or resized then, and doctor has the command that
-counts anew. That reads all metadata, and no limit holds meanwhile, so it is begun by hand.
+The kernel may stop counting, for the whole file system, where that would be costly (say, when a snapshot is
+removed that shares much with the rest): from then on no limit holds. Only a warning of `btrfs qgroup show`
+reports it, beside outdated numbers. Then no share is made or resized, and doctor shows the command that
+counts again. The administrator runs it: it reads all metadata, and no limit holds meanwhile.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from .plain import Directories
 ROW = re.compile(r"\s*0/[0-9]+\s+([0-9]+)\s+[0-9]+\s+([0-9]+|none)\s+([0-9]+|none)(\s|\Z)")
 
 UNSURE = re.compile(r"(?m)^WARNING: (.*\bqgroup data\b.*)$")
-"""How `btrfs qgroup show` says that the kernel does not count, or not yet everything."""
+"""The warning of `btrfs qgroup show` that the kernel does not count, or has not counted everything yet."""
 SUBVOLUME = 256
 """BTRFS_FIRST_FREE_OBJECTID."""
 PROGRAM, HERE = (
     "/usr/local/sbin/semishared-btrfs",
     os.path.join(os.path.dirname(os.path.abspath(__file__)), "as_root.py"),
 )
-"""Where root has its copy of as_root.py, and where that is."""
+"""Path of root's copy of as_root.py, and of as_root.py itself."""
 MADE = re.compile(r"(?m)^\s+Creation time:\s+([0-9-]{10} [0-9:]{8} [+-][0-9]{4})$")
 ALONE = re.compile(r"(?m)^\s+Usage exclusive:\s+([0-9]+)$")
 
 
 class Btrfs(Directories):
-    """Subvolumes."""
+    """Shares as subvolumes."""
 
     def check(self) -> None:
-        """Raise StoreUnavailable where it is no btrfs, NoQuota where its quotas are off."""
+        """Raise StoreUnavailable if the root is on no btrfs, NoQuota if its quotas are off."""
         rights.check_mounted(self.root, ("btrfs",))
         try:
             _shown(self.root)
@@ -72,7 +72,7 @@ class Btrfs(Directories):
             raise NoQuota(f"{self.root} on {os.uname().nodename}: {what}; as root there: {mend}")
 
     def commands(self) -> list[list[str]]:
-        """Return, of share 0, the commands that take root."""
+        """Return the commands that need root, with share 0 as example."""
         tree, kept = self.path(0), self._at(0, "x")
         own = [
             _limit(tree, 1),
@@ -85,12 +85,12 @@ class Btrfs(Directories):
         return [*super().commands(), *own]
 
     def new(self, path: str) -> None:
-        """Make a subvolume."""
+        """Create a subvolume."""
         run(["btrfs", "subvolume", "create", "--", path])
         os.chmod(path, 0o700)
 
     def hold(self, image: int, size: int) -> None:
-        """Give the subvolume's qgroup a limit; raise NoQuota if it does not take it, or would not keep it."""
+        """Limit the subvolume's qgroup; raise NoQuota if the limit does not hold."""
         path = self.path(image)
         rights.run(_limit(path, size))
         found = self.use(image).limit
@@ -98,19 +98,20 @@ class Btrfs(Directories):
             raise NoQuota(f"{path} on {os.uname().nodename} is held to {human(found)}, not to {human(size)}")
 
     def resize(self, image: int, size: int) -> None:
-        """Give it another."""
+        """Set another limit."""
         self.hold(image, size)
 
     def use(self, image: int) -> Use:
-        """Return what its qgroup has, and may have; raise NoQuota where that is not what it has by now."""
+        """Return bytes and limit of the qgroup; raise NoQuota if the numbers are outdated."""
         said = _shown(self.path(image))
         if UNSURE.search(said):
             self._require_count()
         return parse(said)
 
     def there(self, image: int) -> str:
-        """Return where the tree is, or else a snapshot that has outlived it, '' if there is neither; raise
-        NoQuota where no limit holds.
+        """Return the path of the tree, else of a snapshot that has outlived it, else ''.
+
+        Raise NoQuota if no limit holds.
         """
         found = super().there(image) or next(
             (self._at(image, name) for name in self.snapshot_names(image)), ""
@@ -129,9 +130,10 @@ class Btrfs(Directories):
         return f"{self.root}/{share_names.snapshot(image, name)}"
 
     def snapshot(self, image: int, name: str) -> None:
-        """Make a snapshot in one transaction of the file system; it is on disk when this returns.
+        """Take a snapshot in one transaction of the file system; it is on disk when this returns.
 
-        Raise DataInTheWay: into a directory that somebody has put there it would go, under another name.
+        Raise DataInTheWay if the path exists: btrfs would put the snapshot into that directory, under another
+        name.
         """
         path = self._at(image, name)
         if os.path.lexists(path):
@@ -139,14 +141,12 @@ class Btrfs(Directories):
         rights.run(_snapshot(self.path(image), path))
 
     def snapshot_names(self, image: int) -> list[str]:
-        """Return the names of those in the root. What is called like one and is no subvolume somebody else
-        has put there.
-        """
+        """Return the names of the share's snapshots in the root; skip entries that are no subvolumes."""
         named = filter(None, (share_names.snapshot_of(image, entry) for entry in os.listdir(self.root)))
         return sorted(name for name in named if _is_subvolume(self._at(image, name)))
 
     def known(self, image: int, name: str) -> Snapshot:
-        """Return one."""
+        """Return time and bytes of a snapshot."""
         path = self._at(image, name)
         made, alone = parse_snapshot(rights.run(_show(path)))
         return Snapshot(name, made, alone, path)
@@ -159,9 +159,7 @@ class Btrfs(Directories):
             point("snapshot removed")
 
     def drop(self, image: int, path: str) -> None:
-        """Remove the subvolume; its qgroup stays where this kernel keeps one without: its number is never
-        given again.
-        """
+        """Remove the subvolume; some kernels keep its qgroup, whose number is never used again."""
         if _is_subvolume(path):
             rights.run(_delete(path), long=True)
         else:
@@ -169,7 +167,7 @@ class Btrfs(Directories):
 
 
 def _is_subvolume(path: str) -> bool:
-    """Tell whether a path is a subvolume whose top has this inode, in no other directory."""
+    """Return True if a path is a subvolume: the top of each has this inode, and no other directory."""
     try:
         return os.lstat(path).st_ino == SUBVOLUME
     except FileNotFoundError:
@@ -201,14 +199,12 @@ def _delete(path: str) -> list[str]:
 
 
 def _program() -> list[str]:
-    """Return what does as root what changes a subvolume: a copy that is root's, or, if we are root, ours."""
+    """Return the program for changes that need root: root's copy, or our own if this process is root."""
     return ["/usr/bin/python3", "-IS", HERE] if os.geteuid() == 0 else [PROGRAM]
 
 
 def parse(text: str) -> Use:
-    """Return what `btrfs qgroup show --raw -re -F` says of the one subvolume that it was asked about; raise
-    ToolFailed.
-    """
+    """Return bytes and limit of the one subvolume in `btrfs qgroup show --raw -re -F`; raise ToolFailed."""
     for line in text.splitlines():
         row = ROW.match(line)
         if row:
@@ -217,10 +213,9 @@ def parse(text: str) -> Use:
 
 
 def parse_snapshot(text: str) -> tuple[int, int]:
-    """Return since when a snapshot is there, and the bytes that it alone keeps (-1: quotas are off): `btrfs
-    subvolume show --raw`.
+    """Return the time of a snapshot, and the bytes that it alone keeps (-1 if quotas are off).
 
-    Raise ToolFailed.
+    `text` is from `btrfs subvolume show --raw`. Raise ToolFailed.
     """
     made, alone = MADE.search(text), ALONE.search(text)
     if not made:

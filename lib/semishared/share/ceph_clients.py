@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of Ceph by which a guest, or whoever an operator gives one, is itself a client of one share.
+"""Ceph keys by which a guest, or any machine that an operator gives one, mounts one share itself.
 
-Each is that of a user of the cluster of its own, who may read and write (or read) one subvolume: its
-directory, and its objects in their namespace; and, as all clients do, see the cluster's maps. The manager
-makes and removes them, for shares of our group alone: who could make users oneself could make any. (Asked to,
-it also tells the key of a user who is there already, whoever that is: so the names of those that we may ask
-for are confined, too.) The key is the same when it is asked for again; we keep it nowhere.
+Each share has Ceph users of its own. Such a user may read and write (or read) one subvolume, that is its
+directory and its objects in their namespace, and see the cluster's maps, as all clients do. The Ceph manager
+creates and removes these users, for shares of our group alone: with caps to create users, this suite could
+create any user. (The manager also tells the key of any existing user that it is asked for, so our caps
+confine the names, too.) It returns the same key each time; this suite stores none.
 
-That somebody has one stands in a file of the root from before the key is made until it is gone
-(share_names.key): so `gc` finds what a killed action leaves, and nobody has to be let list the cluster's
-users. So does the SEQ of the VM's history at which it was given last: no action of an earlier one, which runs
-on after oned has given it up, gives or takes the key of a VM that runs again.
+A note in the root (share_names.key) exists from before the key is created until after it is removed: so `gc`
+finds what a killed action leaves, without caps to list the cluster's users. The note has the SEQ of the VM's
+history at which the VM last got the key. So a late action, which oned has given up, neither gives nor takes
+the key of a VM that runs again.
 """
 
 from __future__ import annotations
@@ -41,32 +41,32 @@ VERSION = 1
 VERBS = ("authorize", "deauthorize", "evict")
 NOBODYS = -1
 QUOTAS = ("max_bytes", "max_objects")
-"""Of a pool."""
+"""Quotas of a Ceph pool."""
 
 
 class Key(NamedTuple):
-    """Who has a key for a share."""
+    """A key for a share, and its holder."""
 
     image: int
     vm: int = -1
-    """-1: somebody who is no VM."""
+    """-1: the holder is no VM."""
     readonly: bool = False
     seq: int = -1
-    """SEQ of the VM's history at which it was given last, -1 if nobody has said one."""
+    """SEQ of the VM's history at which it last got the key, -1 if unknown."""
     wrong: str = ""
-    """Why that cannot be told, '' if it can."""
+    """Why the note is unreadable, '' if it is not."""
 
     @property
     def note(self) -> str:
-        """Return where it stands, seen from the root."""
+        """Return the path of its note, relative to the root."""
         return share_names.key(self.image, self.vm, self.readonly)
 
     def user(self, tree: Tree) -> str:
-        """Return as whom. The group goes before: whom we may make and remove has to be told from all others
-        (docs/how-to/shares.md).
+        """Return the Ceph user name. The group comes first: by it our caps tell our users from others.
 
-        Who only reads is another one than who writes: what a user may do is never changed below a mount. Of
-        two clouds on a cluster groups and ids may be the same, the markers of their roots are not.
+        (docs/how-to/shares.md.) Readers and writers are separate users: what a user may do never changes
+        below a mount. Two clouds on one cluster may have the same groups and ids, but their roots' markers
+        differ.
         """
         group = tree.volume.rpartition("/")[2]
         vm, does = f"-{self.vm}" if self.vm >= 0 else "", "-ro" if self.readonly else ""
@@ -74,7 +74,7 @@ class Key(NamedTuple):
 
 
 def of(tree: Tree) -> Clients:
-    """Return what gives keys for shares; raise NotSupported where they are on no CephFS."""
+    """Return the keys of a root's shares; raise NotSupported if the root is on no CephFS."""
     if not tree.backend.has_manager:
         raise NotSupported(
             f"{tree.root} is on {tree.fs}: guests can be clients of CephFS alone (SEMISHARED_FS = cephfs)"
@@ -83,7 +83,7 @@ def of(tree: Tree) -> Clients:
 
 
 def listed(root: str) -> list[Key]:
-    """Return who has keys for shares of a root, also those of whom it cannot be read since when."""
+    """Return all keys for shares of a root; one with an unreadable note has a reason in `wrong`."""
     directory = f"{root}/{share_names.KEYS}"
     files.refresh(directory)
     try:
@@ -101,7 +101,7 @@ def _seen(root: str, key: Key) -> Key:
 
 
 def _read(root: str, key: Key) -> Key:
-    """Return a key with what its note says; raise BadRecord. Those of older versions say no SEQ."""
+    """Return a key with the SEQ of its note; raise BadRecord. Notes of older versions have no SEQ."""
     known = files.read_json(f"{root}/{key.note}") or {}
     seq = known.get("seq", -1)
     if not isinstance(seq, int):
@@ -110,18 +110,17 @@ def _read(root: str, key: Key) -> Key:
 
 
 class Clients(CephFs):
-    """The shares of a root, as their clients see them. Whoever asks holds the share's lock."""
+    """The keys of a root's shares. The caller of a method that changes one holds the share's lock."""
 
     def __init__(self, tree: Tree) -> None:
         super().__init__(tree)
         self._tree = tree
 
     def give(self, key: Key) -> dict[str, str]:
-        """Have a key; return it, and where the share is for clients: monitors, file system, path, user;
-        `access` is ro or rw.
+        """Create a key; return it and the client's other settings, as `told` does.
 
-        A VM has one for a share, which is off when it is given one: as its disk is by now. Raise LateAction
-        if it was given one at a later SEQ.
+        A VM has one key for a share: its key of the other access is removed. Raise LateAction if the VM got a
+        key at a later SEQ.
         """
         path = f"{self.root}/{key.note}"
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
@@ -140,9 +139,9 @@ class Clients(CephFs):
         return self.told(key)
 
     def told(self, key: Key) -> dict[str, str]:
-        """Return the key of who stands in the root, and the rest, as `give`."""
+        """Return a noted key with monitors, file system, path, user, and `access` (ro or rw)."""
         user = key.user(self._tree)
-        # The manager gives no key to who names no tenant, and lets no other one ask for the same user.
+        # The manager returns a key only to a named tenant, and lets no other tenant ask for that user.
         level = "r" if key.readonly else "rw"
         secret = self._ask(
             "authorize", key.image, auth_id=user, access_level=level, tenant_id=self._tree.marker
@@ -158,8 +157,9 @@ class Clients(CephFs):
         }
 
     def lacking_for_keys(self) -> list[str]:
-        """Return what the manager does not let us ask for: whether we may, it says before it looks for the
-        share, which is nobody's.
+        """Return the verbs that the manager refuses us.
+
+        The manager checks caps before it looks for the share, so the share asked for does not exist.
         """
         found, user, more = (
             [],
@@ -176,11 +176,10 @@ class Clients(CephFs):
         return found
 
     def take(self, key: Key) -> None:
-        """Remove the user of a key, and shut out who has the share mounted as that; the user need not be
-        there any more.
+        """Remove the user of a key, and evict its clients of the share; the user need not exist.
 
-        Raise MissingImage where there is no such subvolume (any more): the manager then looks for no user,
-        who may be there all the same.
+        Raise MissingImage if the subvolume does not exist: the manager then does not look for the user, which
+        may exist.
         """
         user = key.user(self._tree)
         for verb in ("deauthorize", "evict"):
@@ -202,18 +201,14 @@ class Clients(CephFs):
             ) from None
 
     def take_until(self, key: Key, seq: int) -> bool:
-        """Take a key, unless it was given at a later SEQ than `seq` (-1: whatever it was), or is gone; tell
-        whether it was taken.
-        """
+        """Remove a key, unless the VM got it at a later SEQ than `seq` (-1: any); return True if removed."""
         if not files.exists(f"{self.root}/{key.note}") or 0 <= seq < _read(self.root, key).seq:
             return False
         self.take(key)
         return True
 
     def take_all(self, image: int) -> None:
-        """Take back all keys for a share; raise BadRecord, and take none, if a note of them cannot be
-        read.
-        """
+        """Remove all keys for a share; raise BadRecord, and remove none, if one has an unreadable note."""
         found = [key for key in listed(self.root) if key.image == image]
         for key in found:
             if key.wrong:
@@ -222,8 +217,9 @@ class Clients(CephFs):
             self.take(key)
 
     def pools(self, images: Iterable[int]) -> dict[str, dict[str, Any]]:
-        """Return the data pools that shares are in: their `images`, which quotas the pool lacks (OSDs keep
-        those, whoever writes), and what else of the cluster is in it.
+        """Return the data pools of shares: `images`, the quotas that each `lacks`, and what else is `beside`.
+
+        OSDs enforce a pool's quotas against every client.
         """
         found: dict[str, dict[str, Any]] = {}
         for image in images:
@@ -243,13 +239,11 @@ class Clients(CephFs):
         return found
 
     def _monitors(self) -> str:
-        """Return the addresses of the monitors as the kernel's client takes them by itself: of the older
-        protocol, where they have it.
-        """
+        """Return the monitors' addresses for the kernel's client: of protocol v1 where there are any."""
         return ",".join(filter(None, map(_address, self._said("mon dump")["mons"])))
 
     def _said(self, prefix: str) -> Any:
-        """Return what the monitors say; raise CephRefused, CephUnavailable."""
+        """Return the monitors' answer; raise CephRefused, CephUnavailable."""
         what = f"{prefix} as client.{self._user} on {os.uname().nodename}"
         with ceph.understood(what, self._user):
             asked = json.dumps({"prefix": prefix, "format": "json"})

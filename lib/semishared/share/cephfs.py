@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shares on CephFS: subvolumes of one group, made by the cluster's manager.
 
-Their objects are in RADOS namespaces of their own.
+Each share's objects are in a RADOS namespace of its own.
 
-The root is where the group (/volumes/GROUP) is mounted, so a subvolume is at <root>/share-<image>/<uuid> on
-all hosts. The manager gives it to its owner: nothing here takes root. Layout, namespace and limit of files
-are set by us while the empty tree is ours, by a mount whose key has `p`, which no host with guests may have;
-nor can guests name what is ceph.* (vmm/virtiofsd.py). The manager's own namespaces are called after the
-subvolume alone, and two groups may each have a share-42: a key for one would open the objects of both.
-Clients hold themselves to quotas, by what they know of the others': what a share holds may be more for
-seconds.
+The root is the mounted group (/volumes/GROUP), so a subvolume is at <root>/share-<image>/<uuid> on all hosts.
+The manager gives it to its owner: no step needs root. This suite sets layout, namespace and limit of files
+while it owns the empty tree. The key of its mount needs the cap `p` for that, which no host with guests may
+have; nor can guests use names in ceph.* (vmm/virtiofsd.py). The manager would name the namespace after the
+subvolume alone: two groups may each have a share-42, and a key for one would open the objects of both.
+Clients hold themselves to quotas, by what they know of other clients: for seconds a share may hold more.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ ERRORS = {
     errno.ENXIO: CephUnavailable,
 }
 UNIT = 65536
-"""The least that CephFS stripes by."""
+"""CephFS's least stripe unit in bytes."""
 OBJECT = 4 << 20
-"""How large its objects are, if nobody says otherwise."""
+"""CephFS's default object size in bytes."""
 
 
 class CephFs:
-    """Subvolumes."""
+    """Shares as subvolumes of CephFS."""
 
     def __init__(self, tree: Tree) -> None:
         self.root, self._marker = tree.root, tree.marker
@@ -59,8 +58,9 @@ class CephFs:
         self._user, self._access = tree.user, MOUNTED._replace(conf=tree.conf)
 
     def check(self) -> None:
-        """Raise StoreUnavailable where it is no CephFS, ShareRefused if guests' files have power here: those
-        of a guest that is a client itself may be root's, and no host looks at its mount for that one.
+        """Raise StoreUnavailable if the root is on no CephFS, ShareRefused if mounted without nosuid,nodev.
+
+        No host checks the mount of a guest that is a client itself, and its files may belong to root.
         """
         rights.check_mounted(self.root, ("ceph", "fuse.ceph-fuse"))
         flags = os.statvfs(self.root).f_flag
@@ -71,8 +71,9 @@ class CephFs:
             )
 
     def lacking(self) -> list[str]:
-        """Return nothing; raise CephRefused, CephUnavailable if the manager does not let us ask for
-        subvolumes: which verbs, it says to who uses them alone.
+        """Return []; raise CephRefused, CephUnavailable if the manager refuses us subvolumes.
+
+        The manager reports which verbs it refuses only when they are used.
         """
         try:
             self._info(0)
@@ -81,11 +82,11 @@ class CephFs:
         return []
 
     def lapsed(self) -> tuple[str, str]:
-        """Return that quotas are kept, by clients."""
+        """Return that quotas hold: clients keep them."""
         return "", ""
 
     def make(self, share: Share, uid: int) -> str:
-        """Have a subvolume that is held to its size, and belongs to `uid`; return where it is mounted."""
+        """Create a subvolume, held to its size and owned by `uid`; return where it is mounted."""
         path = self.there(share.image)
         if not path or os.lstat(path).st_uid != uid:
             self._create(share, os.geteuid())
@@ -98,18 +99,18 @@ class CephFs:
         return path
 
     def resize(self, image: int, size: int) -> None:
-        """Give it another quota; the limit of files stays as it was made."""
+        """Set another quota of bytes; the limit of files stays."""
         self._ask("resize", image, new_size=str(size))
 
     def use(self, image: int) -> Use:
-        """Return what is in it, as of some seconds ago, and may be."""
+        """Return bytes, as of some seconds ago, and quota."""
         info = self._info(image)
         return Use(
             int(info["bytes_used"]), int(info["bytes_quota"]) if str(info["bytes_quota"]).isdigit() else -1
         )
 
     def remove(self, image: int) -> None:
-        """Remove a subvolume with its snapshots; the manager empties it later."""
+        """Remove a subvolume with its snapshots; the manager deletes the content later."""
         try:
             names = self._names(image)
         except MissingImage:
@@ -123,18 +124,17 @@ class CephFs:
         return [str(row["name"]) for row in json.loads(self._ask("snapshot ls", image))]
 
     def snapshot(self, image: int, name: str) -> None:
-        """Have the manager make a snapshot, of what clients have written till then."""
+        """Have the manager take a snapshot of what clients have written so far."""
         self._ask("snapshot create", image, snap_name=name)
 
     def snapshot_names(self, image: int) -> list[str]:
-        """Return those of whoever made one, but for what none of ours is called."""
+        """Return all snapshots, whatever made them, except those with names that ours cannot have."""
         return sorted(name for name in self._names(image) if share_names.may_be_snapshot(name))
 
     def known(self, image: int, name: str) -> Snapshot:
-        """Return one: below the subvolume, as it is; below its content, which guests have, by the name that
-        CephFS gives it there.
+        """Return a snapshot: its path below the subvolume, and its name below the content, which guests see.
 
-        What it keeps alone, CephFS does not say.
+        CephFS does not report the bytes that it alone keeps.
         """
         info = json.loads(self._ask("snapshot info", image, snap_name=name))
         top = f"{self.root}/{share_names.tree(image)}"
@@ -144,12 +144,12 @@ class CephFs:
         )
 
     def forget(self, image: int, name: str) -> None:
-        """Have the manager remove one."""
+        """Have the manager remove a snapshot."""
         self._ask("snapshot rm", image, snap_name=name, force=True)
         point("snapshot removed")
 
     def _create(self, share: Share, uid: int) -> None:
-        """Make a subvolume, or give one that is there these properties; its namespace stays as it is."""
+        """Create a subvolume, or set the properties of an existing one; its namespace stays."""
         pool = {"pool_layout": share.pool} if share.pool else {}
         self._ask("create", share.image, size=share.size, uid=uid, gid=uid, mode=f"{MODE:o}", **pool)
 
@@ -158,8 +158,9 @@ class CephFs:
         return found
 
     def there(self, image: int) -> str:
-        """Return where a subvolume is mounted, '' if there is none; raise StoreUnavailable if that is not
-        what is mounted at the root.
+        """Return where a subvolume is mounted, '' if it does not exist.
+
+        Raise StoreUnavailable if the root is not the mounted group.
         """
         try:
             path = str(self._info(image)["path"])
@@ -175,8 +176,9 @@ class CephFs:
         return mounted
 
     def _ask(self, verb: str, image: int, **words: object) -> str:
-        """Have the manager do something with a subvolume; raise MissingImage, CephRefused, CephUnavailable,
-        ToolFailed.
+        """Send the manager a command on a subvolume.
+
+        Raise MissingImage, CephRefused, CephUnavailable, ToolFailed.
         """
         name = share_names.tree(image)
         asked = {
@@ -201,7 +203,7 @@ class CephFs:
 
 
 def parse_time(text: str) -> int:
-    """Return the seconds since 1970 of a time as the manager writes it, in UTC; -1 if it is another way."""
+    """Return the manager's UTC time as seconds since 1970; -1 if it has another format."""
     try:
         return int(
             datetime.strptime(text.partition(".")[0], "%Y-%m-%d %H:%M:%S")
@@ -213,7 +215,7 @@ def parse_time(text: str) -> int:
 
 
 def layout(share: Share) -> str:
-    """Return the layout that a share asks for, as CephFS takes it, '' for CephFS's own."""
+    """Return a share's layout in CephFS's format, '' for the default."""
     if not share.stripes and not share.object_size:
         return ""
     stripes, size = share.stripes or 1, share.object_size or OBJECT

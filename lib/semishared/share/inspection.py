@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `semishared doctor` asks of shares, and changes nothing.
+"""What `semishared doctor` asks of shares; it changes nothing.
 
-It asks the machine that makes them, and hosts whose guests have them.
-
-And which programs give a directory to a guest.
+It asks the machine that makes them, and the hosts whose guests have them. Also here: the daemons that serve a
+directory to a guest.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from ..tools.hung_store import LIMIT_S, unless_it_hangs
 from . import life, owners
 from .attached import SAFE
 
-# The programs that give a directory to a guest.
+# The daemons that serve a directory to a guest.
 
 
 QEMUS = "/usr/lib/qemu/virtiofsd"
 DAEMONS = ("/usr/libexec/virtiofsd", QEMUS, "/usr/lib/virtiofsd/virtiofsd")
-"""As VIRTIOFSD_BINARY_PATH of OpenNebula's kvmrc has them. All but QEMU's are the one in Rust."""
+"""As in VIRTIOFSD_BINARY_PATH of OpenNebula's kvmrc. All but QEMU's are the daemon in Rust."""
 
 
 def daemon() -> str:
-    """Return the daemon of this host; raise ToolMissing."""
+    """Return the path of this host's daemon; raise ToolMissing."""
     for path in DAEMONS:
         if os.access(path, os.X_OK):
             return path
@@ -42,11 +41,10 @@ PROFILE = "/etc/apparmor.d/local/usr.sbin.libvirtd"
 
 
 def of_root(tree: Tree, clients: bool, images: tuple[int, ...]) -> dict[str, Any]:
-    """Return which commands nobody lets us use there, of which cloud the root is, why no share is held to its
-    size and what mends that, the bytes promised and in total, and where guests are `clients`, the pools of
-    `images`.
+    """Return what doctor judges of a root; raise what would end any action there.
 
-    Raise what would end any action.
+    That is the commands not permitted there, the root's cloud, why no share is held to its size and what
+    mends that, bytes promised and in total, and, where guests are `clients`, the pools of `images`.
     """
     fs = life.checked(tree)
     lacking, pools = fs.lacking(), {}
@@ -66,8 +64,9 @@ def of_root(tree: Tree, clients: bool, images: tuple[int, ...]) -> dict[str, Any
 
 
 def of_host(roots: tuple[str, ...]) -> dict[str, Any]:
-    """Return what this host has: each root, or why it cannot be looked at; the daemon, namespaces, whose
-    users of guests also are.
+    """Return what doctor judges of this host.
+
+    That is each root, or why it is unreadable; the daemon; namespaces; and overlaps with guests' users.
     """
     hangs: dict[str, Any] = {"error": f"hangs: no answer within {LIMIT_S:.0f} s"}
     return {
@@ -110,9 +109,7 @@ def _text(path: str) -> str:
 
 
 def taken(path: str, text: str) -> list[list[Any]]:
-    """Return path, name, first and last user of each line of /etc/subuid or subgid, of the form `text`, that
-    meets users of guests.
-    """
+    """Return path, name, first and last user of each line of /etc/subuid or subgid within guests' users."""
     rows = []
     for line in text.splitlines():
         name, _, numbers = line.partition(":")

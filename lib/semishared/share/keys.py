@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps on the keys of shares (model/share/steps.py).
 
-Each holds its share's lock, so no key is given for a share that is being removed.
+Each holds its share's lock, so no key is created for a share that is being removed.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from . import ceph_clients, life
 from .ceph_clients import Clients, Key
 
 LIMIT_S = 60.0
-"""Limit of waiting for a share: whoever holds it waits for a manager that may not answer, and all VMs that
-have the share would for him.
+"""Seconds to wait for a share's lock: its holder may wait for a manager that does not answer, and all VMs
+with the share would wait for that.
 """
 
 
 def give(tree: Tree, number: int, source: str, vm: int, readonly: bool, seq: int = -1) -> dict[str, str]:
-    """Have a key for a share that is ready; return it, and what else a client has to know.
+    """Create a key for a ready share; return it with what a client needs.
 
-    Raise ShareRefused if `source` is not where it is: an oned whose database was restored gives ids anew.
+    Raise ShareRefused if the share is not at `source`: an oned with a restored database reuses ids.
     """
     with _held(tree, number, source) as clients:
         return clients.give(Key(number, vm, readonly, seq))
@@ -58,9 +58,7 @@ def _held(tree: Tree, number: int, source: str) -> Iterator[Clients]:
 
 
 def take(tree: Tree, number: int, vm: int, seq: int = -1) -> dict[str, int]:
-    """Take back what a VM has had till this SEQ; return how many keys that were. All are tried; the first
-    error is raised then.
-    """
+    """Remove a VM's keys of SEQs up to `seq`; return how many. The first error is raised after all tries."""
     clients = ceph_clients.of(tree)
     life.checked(tree)
     taken, failed = 0, list[SemisharedError]()
@@ -76,7 +74,7 @@ def take(tree: Tree, number: int, vm: int, seq: int = -1) -> dict[str, int]:
 
 
 def listed(tree: Tree) -> dict[str, list[dict[str, object]]]:
-    """Return who has keys, and of whom what is `wrong`."""
+    """Return all keys with their holders, and what is `wrong` with a key's note."""
     life.checked(tree)
     return {"keys": [_row(key, tree) for key in ceph_clients.listed(tree.root)]}
 

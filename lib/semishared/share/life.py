@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of a share, on whatever file system: its record is there before anything of it, and goes last.
+"""The life of a share, on any file system: its record is written first and removed last.
 
-So what a killed action leaves has a record that is not `ready`: the same action begun again goes on, `rm`
-removes what there is.
+So a killed action leaves a record that is not `ready`: a repeated creation resumes, `rm` removes what there
+is.
 
-And its snapshots, where the file system has them.
+Also snapshots, where the file system has them.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ VERSION = 1
 
 
 class Record(NamedTuple):
-    """What stands in the record of a share."""
+    """The content of a share's record."""
 
     share: Share
     source: str
-    """'' until it is ready."""
+    """Path of the share, '' until it is ready."""
 
 
 def read(tree: Tree, image: int) -> Optional[Record]:
-    """Return what stands in the record of a share, None without one; raise BadRecord."""
+    """Return the record of a share, None without one; raise BadRecord."""
     path = f"{tree.root}/{share_names.record(image)}"
     files.refresh(os.path.dirname(path))
     data = files.read_json(path)
@@ -58,7 +58,7 @@ def read(tree: Tree, image: int) -> Optional[Record]:
             f"{path} on {os.uname().nodename} is no record of a share that this version understands"
         )
     if share_names.root_and_image(str(data["source"]))[0] not in ("", tree.root):
-        # Guests are given what SOURCE of the image says: it is that which is theirs, and this a copy.
+        # Guests get the directory in the image's SOURCE: that one is theirs, this is a copy.
         of_it = (
             f"is of {data['source']}: a root of shares keeps its path, mount what has been moved "
             f"there (SEMISHARED_FS_ROOT)"
@@ -71,7 +71,7 @@ def read(tree: Tree, image: int) -> Optional[Record]:
 
 
 def ready(tree: Tree, image: int) -> Record:
-    """Return what stands in the record of a share that is ready; raise MissingImage, BadRecord."""
+    """Return the record of a ready share; raise MissingImage, BadRecord."""
     known = read(tree, image)
     if not known or not known.source:
         raise MissingImage(f"image {image} has no share in {tree.root} that is ready")
@@ -79,7 +79,7 @@ def ready(tree: Tree, image: int) -> Record:
 
 
 def made(tree: Tree, image: int) -> Record:
-    """Return the same of one that we have made; raise NotSupported for a directory that was there before."""
+    """Return the record of a ready share; raise NotSupported for a registered directory."""
     known = ready(tree, image)
     if known.share.directory:
         raise NotSupported(
@@ -95,8 +95,9 @@ def _write(tree: Tree, share: Share, source: str) -> None:
 
 
 def checked(tree: Tree) -> FileSystem:
-    """Return the file system of a root; raise StoreAbsent, OtherStore, StoreUnavailable, NoQuota unless it is
-    the datastore's.
+    """Return the file system of a root, if that is the datastore's.
+
+    Raise StoreAbsent, OtherStore, StoreUnavailable, NoQuota.
     """
     if not tree.marker:
         raise StoreAbsent(f"{tree.root} is no root of shares yet: `semishared share init` makes it one")
@@ -117,7 +118,7 @@ def _reached(tree: Tree) -> FileSystem:
 
 
 def _check_cloud(tree: Tree, found: str) -> None:
-    """Raise OtherStore if a root is another OpenNebula's. Those of before do not say whose they are."""
+    """Raise OtherStore for a root of another OpenNebula. Roots of older versions name none, and pass."""
     if found not in ("", tree.cloud):
         whose = (
             f"cloud {found}, and this datastore is of {tree.cloud or 'one that has no id'} (SEMISHARED_CLOUD)"
@@ -130,7 +131,7 @@ def _check_cloud(tree: Tree, found: str) -> None:
 
 @contextmanager
 def alone(tree: Tree, image: int, limit_s: float = locks.LIMIT_S) -> Iterator[str]:
-    """Hold a share within the block; yield the path of the lock, which its holder may remove.
+    """Hold a share's lock within the block; yield its path, which the holder may remove.
 
     Raise ToolTimeout after `limit_s` seconds of waiting.
     """
@@ -141,7 +142,7 @@ def alone(tree: Tree, image: int, limit_s: float = locks.LIMIT_S) -> Iterator[st
 
 
 def mark(tree: Tree, new: str) -> dict[str, str]:
-    """Make a directory the root of shares; return the id that its marker has."""
+    """Make a directory the root of shares; return its marker's id."""
     if not os.path.isdir(tree.root):
         raise StoreAbsent(f"{tree.root} on {os.uname().nodename} is no directory: mount it, or make it")
     found, cloud = marker.said(tree.root)
@@ -165,7 +166,7 @@ def mark(tree: Tree, new: str) -> dict[str, str]:
 
 
 def make(tree: Tree, share: Share) -> dict[str, str]:
-    """Make a share; return its path. One that is there already is the same, or in the way."""
+    """Create a share; return its path, also if it exists. Raise DataInTheWay for anything else there."""
     fs = checked(tree)
     with alone(tree, share.image):
         known = read(tree, share.image)
@@ -190,12 +191,10 @@ def make(tree: Tree, share: Share) -> dict[str, str]:
 
 
 def remove(tree: Tree, number: int, source: str, born: int = -1) -> Optional[dict[str, bool]]:
-    """Remove a share with all in it. Of a directory that was there before, and of what is gone already,
-    nothing is removed.
+    """Remove a share with its content; of a registered directory, remove nothing but its place.
 
-    With `born` only that share is, if it is not ready: return {"removed": False} for another. Whose record
-    cannot be read is removed only for who names neither a SOURCE nor a birth, which nothing could be compared
-    with.
+    With `born` remove only that share, and only if it is not ready; return {"removed": False} for another. A
+    share with an unreadable record is removed only without `source` and `born`, as neither could be compared.
     """
     fs = checked(tree)
     with alone(tree, number) as lock:
@@ -214,7 +213,7 @@ def remove(tree: Tree, number: int, source: str, born: int = -1) -> Optional[dic
                 f"{known.source}"
             )
         if known:
-            # From here on it is none any more, whatever becomes of this action.
+            # From here on the share is not ready, however far this action gets.
             _write(tree, known.share, "")
             if known.share.directory:
                 registered.remove(tree, number)
@@ -227,18 +226,16 @@ def remove(tree: Tree, number: int, source: str, born: int = -1) -> Optional[dic
 
 
 def _forget(tree: Tree, number: int) -> None:
-    """Remove the record of a share, durably: after a power cut it would stand for a share whose image oned
-    has not any more.
-    """
+    """Remove a share's record durably: a power cut must not bring it back after the image is gone."""
     path = f"{tree.root}/{share_names.record(number)}"
     os.unlink(path)
     files.fsync(os.path.dirname(path))
 
 
 def _remove_unknown(tree: Tree, fs: FileSystem, number: int) -> None:
-    """Remove whatever there is of a share whose record says nothing, and the record."""
+    """Remove whatever exists of a share with an unreadable record, and the record."""
     with suppress(DataInTheWay):
-        # It stands for a directory that was there before, perhaps: no subvolume then.
+        # It may be the empty place of a registered directory: then there is no subvolume.
         registered.remove(tree, number)
     _remove_all(tree, fs, number)
     _forget(tree, number)
@@ -254,7 +251,7 @@ def _remove_all(tree: Tree, fs: FileSystem, number: int) -> None:
 
 
 def resize(tree: Tree, number: int, size: int) -> dict[str, int]:
-    """Hold a share to another size; return the one before."""
+    """Hold a share to another size; return the one before, in bytes."""
     fs = checked(tree)
     with alone(tree, number):
         known = made(tree, number)
@@ -270,8 +267,9 @@ def resize(tree: Tree, number: int, size: int) -> dict[str, int]:
 
 
 def listed(tree: Tree) -> dict[str, object]:
-    """Return of which `cloud` the root is, if it says so, and all shares: whose, where, how large, how full
-    (-1: nobody knows), what its snapshots are called, and what is wrong with one, which hides no other.
+    """Return the root's `cloud`, if noted, and a row for each share; `used` is -1 if unknown.
+
+    A share with an error has it in `wrong`, and hides no other.
     """
     fs = checked(tree)
     rows = []
@@ -290,7 +288,7 @@ def _images(tree: Tree) -> list[int]:
 
 
 def _row(fs: FileSystem, tree: Tree, image: int) -> Optional[dict[str, object]]:
-    """Return what is to be said of a share, None if it is gone."""
+    """Return the row of a share, None if it is gone."""
     try:
         known = read(tree, image)
         if not known or not known.source:
@@ -298,14 +296,14 @@ def _row(fs: FileSystem, tree: Tree, image: int) -> Optional[dict[str, object]]:
         if known.share.directory:
             return {**known.share.to_data(), "source": known.source, "used": -1}
         kept, use = fs.snapshot_names(image), fs.use(image)
-        # It may have been resized since.
+        # A resize may have happened meanwhile.
         known = read(tree, image) or known
         row = {**known.share.to_data(), "source": known.source, "used": use.used, "snapshots": kept}
         return {**row, **_not_held(tree, known.share, use.limit)}
     except (ToolFailed, MissingImage, BadRecord, NoQuota) as e:
         wrong = {"used": -1, "wrong": {"id": e.id, "detail": e.detail}}
     try:
-        # Perhaps it has been removed meanwhile.
+        # A removal may have happened meanwhile.
         known = read(tree, image)
     except BadRecord:
         return {"image": image, "owner": -1, "born": -1, "size": -1, "source": "", **wrong}
@@ -313,9 +311,7 @@ def _row(fs: FileSystem, tree: Tree, image: int) -> Optional[dict[str, object]]:
 
 
 def _not_held(tree: Tree, share: Share, limit: int) -> dict[str, object]:
-    """Return what is wrong with a share that is not held to its size: quotas were turned off and on, or a
-    resize was killed.
-    """
+    """Return what is wrong if a share has another limit: quotas were off, or a resize was killed."""
     if not tree.backend.holds_to_size or limit == share.size:
         return {}
     to = f"held to {human(limit)}" if limit >= 0 else "held to nothing"
@@ -329,7 +325,7 @@ def _not_held(tree: Tree, share: Share, limit: int) -> dict[str, object]:
 
 
 def promised(tree: Tree) -> int:
-    """Return the bytes that all shares may hold together; 0 where nothing holds them to it."""
+    """Return the sum of all shares' sizes in bytes; 0 where nothing holds them to it."""
     found = 0
     for image in _images(tree) if tree.backend.holds_to_size else ():
         with suppress(BadRecord):
@@ -339,9 +335,7 @@ def promised(tree: Tree) -> int:
 
 
 def capacity(tree: Tree) -> tuple[int, int, int]:
-    """Return bytes used, in total and free of the file system: what is promised to shares is theirs when they
-    come to it, and not free.
-    """
+    """Return used, total and free bytes of the file system; what is promised to shares is not free."""
     checked(tree)
     found = os.statvfs(tree.root)
     used, total, free = (
@@ -352,7 +346,7 @@ def capacity(tree: Tree) -> tuple[int, int, int]:
 
 # Snapshots of shares, where the file system has them, by the operator's names.
 #
-# A snapshot is there as a whole or not at all, and goes with its share.
+# A snapshot exists as a whole or not at all, and is removed with its share.
 
 
 def _check(name: str) -> None:
@@ -363,8 +357,9 @@ def _check(name: str) -> None:
 
 
 def make_snapshot(tree: Tree, number: int, name: str) -> dict[str, object]:
-    """Keep what is in a share; return what is then known of the snapshot. One that is there already is of
-    another moment: DataInTheWay.
+    """Take a snapshot of a share; return what is known of it.
+
+    Raise DataInTheWay if there is one of that name: it shows another moment.
     """
     _check(name)
     fs = checked(tree)
@@ -380,7 +375,7 @@ def make_snapshot(tree: Tree, number: int, name: str) -> dict[str, object]:
 
 
 def list_snapshots(tree: Tree, number: int) -> dict[str, list[dict[str, object]]]:
-    """Return the snapshots of a share, and what is wrong with one, which hides no other."""
+    """Return the snapshots of a share; one with an error has it in `wrong`, and hides no other."""
     fs = checked(tree)
     made(tree, number)
     rows = [_snapshot_row(fs, number, name) for name in fs.snapshot_names(number)]
@@ -388,7 +383,7 @@ def list_snapshots(tree: Tree, number: int) -> dict[str, list[dict[str, object]]
 
 
 def _snapshot_row(fs: FileSystem, number: int, name: str) -> dict[str, object] | None:
-    """Return what is to be said of one, None if it is gone."""
+    """Return the row of a snapshot, None if it is gone."""
     try:
         return fs.known(number, name)._asdict()
     except (ToolFailed, MissingImage) as e:
@@ -401,7 +396,7 @@ def _snapshot_row(fs: FileSystem, number: int, name: str) -> dict[str, object] |
 
 
 def remove_snapshot(tree: Tree, number: int, name: str) -> None:
-    """Remove one; raise MissingImage if there is none of that name."""
+    """Remove a snapshot; raise MissingImage if there is none of that name."""
     _check(name)
     fs = checked(tree)
     with alone(tree, number):

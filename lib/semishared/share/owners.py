@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Users of the hosts for the users of an owner's guests: a range for each owner, given once, to no other.
+"""The hosts' users for the users of an owner's guests: a range of numbers for each owner, for ever.
 
-The number of a range is its owner's in OpenNebula, so it is the same in all datastores. A range is a file
-that says whose it is, published by a link(2), which makes it for one alone; none is ever removed. In roots of
-before, which show it by an owner with another number, they were given in turn, and are: without gaps, and who
-loses the race for one looks again, and finds its own or the next.
+A range has its owner's number in OpenNebula, so it is the same in all datastores. It is a file that names its
+owner, published by link(2), which lets only one process create it; it is never removed. Roots of older
+versions gave ranges in turn, without gaps, so that some owner has another number; they continue so. A process
+that loses the race for a range looks again, and finds its owner's range or the next one.
 """
 
 from __future__ import annotations
@@ -18,17 +18,13 @@ from ..tools import files
 from ..tools.effects import point
 
 RANGES = (1 << 31) // UIDS - 2
-"""Beyond are users that some programs take for negative."""
+"""Beyond these are numbers that some programs take as negative."""
 TRIES = 100
-"""How many races for a range may be lost, one after the other; with gaps, which other hands have made, all
-are.
-"""
+"""Lost races before an error; with gaps in the numbers, left by other hands, every race is lost."""
 
 
 def first_uid_of(root: str, owner: int) -> int:
-    """Return the first user of the range of `owner`, who is given one if need be; raise NoSpace,
-    BadRecord.
-    """
+    """Return the first user of the range of `owner`; create the range if needed. Raise NoSpace, BadRecord."""
     directory = f"{root}/{share_names.UIDS}"
     os.makedirs(directory, mode=0o755, exist_ok=True)
     files.remove_stale(directory)
@@ -51,7 +47,7 @@ def first_uid_of(root: str, owner: int) -> int:
 
 
 def known_uid_of(root: str, owner: int) -> int:
-    """Return the first user of the range that `owner` has been given; raise BadRecord without one."""
+    """Return the first user of the existing range of `owner`; raise BadRecord without one."""
     given, broken = _given(f"{root}/{share_names.UIDS}")
     for number, who in given.items():
         if who == owner:
@@ -63,15 +59,13 @@ def known_uid_of(root: str, owner: int) -> int:
 
 
 def _given(directory: str) -> tuple[dict[int, int], list[str]]:
-    """Return whose the ranges are, and the files that do not say it: they cost only who is named by none of
-    the others.
-    """
+    """Return each range's owner, and the unreadable files: they matter only to an owner without a range."""
     files.refresh(directory)
     given, broken = {}, []
     for name in os.listdir(directory):
         number = share_names.number_of(name)
         if number >= 0:
-            data = files.hint(f"{directory}/{name}")  # one that says nothing is told of below
+            data = files.hint(f"{directory}/{name}")  # an unreadable one is reported below
             if isinstance(data.get("owner"), int):
                 given[number] = int(str(data["owner"]))
             else:
@@ -92,6 +86,6 @@ def _give(path: str, owner: int) -> None:
         files.fsync(os.path.dirname(path))
         point("users given")
     except FileExistsError:
-        pass  # another was faster, perhaps for the same owner
+        pass  # another process was faster, perhaps for the same owner
     finally:
         files.unlink(staged)

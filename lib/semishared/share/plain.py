@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shares on any file system, as plain directories: nothing holds them to their size.
 
-The operator has said that this is meant.
+The administrator has chosen that.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from ..tools.effects import point
 from . import rights
 
 MODE = 0o755
-"""As of a new file system: the guest's root may change it. Other users of a host may look into it; what they
-do not see is nobody's promise: guests see no more of the host than their share.
+"""The mode of a new file system; the guest's root may change it. Nothing hides a share from the host's users.
+
+Guests see no more of the host than their share.
 """
 
 
@@ -26,56 +27,56 @@ BYTES_PER_FILE, LEAST_FILES = 16384, 1024
 
 
 def most_files(size: int) -> int:
-    """Return how many files a share may have: an empty one costs room that no size counts."""
+    """Return how many files a share may have: empty files take space that no size counts."""
     return max(LEAST_FILES, size // BYTES_PER_FILE)
 
 
 class Directories:
-    """Trees as plain directories of a root: made, given to their owner, set aside before they are removed."""
+    """Shares as plain directories of a root: created, given to their owner, renamed before removal."""
 
     def __init__(self, tree: Tree) -> None:
         self.root, self._fs = tree.root, tree.fs
 
     def commands(self) -> list[list[str]]:
-        """Return, of share 0, the commands that take root."""
+        """Return the commands that need root, with share 0 as example."""
         return [rights.chown(self.path(0), FIRST_UID), rights.rm(self.gone(0))]
 
     def lacking(self) -> list[str]:
-        """Return which of them sudo does not permit."""
+        """Return those that sudo does not permit."""
         return rights.lacking(self.commands())
 
     def lapsed(self) -> tuple[str, str]:
-        """Return that limits are kept, once they are on, or that none are meant."""
+        """Return that limits hold once they are on, or that there are none."""
         return "", ""
 
     def path(self, image: int) -> str:
-        """Return where the tree of a share is."""
+        """Return the path of a share's tree."""
         return f"{self.root}/{share_names.tree(image)}"
 
     def there(self, image: int) -> str:
-        """Return that path if something is there, else ''."""
+        """Return that path if anything is there, else ''."""
         return "" if files.is_absent(self.path(image)) else self.path(image)
 
     def gone(self, image: int) -> str:
-        """Return where it is while it is removed."""
+        """Return the tree's path during its removal."""
         return f"{self.root}/{share_names.gone(image)}"
 
     def new(self, path: str) -> None:
-        """Make a tree: a directory, where a file system has nothing else for it."""
+        """Create a tree: a directory, if the file system has no better kind."""
         os.mkdir(path, 0o700)
 
     def make(self, share: Share, uid: int) -> str:
-        """Have a tree that is held to its size, and belongs to `uid`; return its path."""
+        """Create a tree, held to its size and owned by `uid`; return its path."""
         path, gone = self.path(share.image), self.gone(share.image)
         if not files.is_absent(gone):
-            # Its removal was killed, and would count in what holds the new one to its size.
+            # The rest of a killed removal would count against the new tree's limit.
             self.drop(share.image, gone)
         if files.is_absent(path):
             self.new(path)
             point("tree made")
         self.hold(share.image, share.size)
         point("tree held to its size")
-        # Last: who owns it then is nobody here.
+        # Last: the new owner is no user of this machine.
         if os.lstat(path).st_uid != uid:
             os.chmod(path, MODE)
             rights.give(path, uid)
@@ -84,31 +85,31 @@ class Directories:
         return path
 
     def hold(self, image: int, size: int) -> None:
-        """Hold a tree to a size, where a file system can."""
+        """Hold a tree to a size, if the file system can."""
 
     def snapshot(self, image: int, name: str) -> None:
-        """Raise NotSupported: few file systems keep what a directory was."""
+        """Raise NotSupported: few file systems can snapshot a directory."""
         raise NotSupported(
             f"shares on {self._fs} have no snapshots: it keeps none of a single directory, as "
             f"btrfs and cephfs do"
         )
 
     def snapshot_names(self, image: int) -> list[str]:
-        """Return none."""
+        """Return []."""
         return []
 
     def known(self, image: int, name: str) -> Snapshot:
-        """Raise MissingImage: there is none."""
+        """Raise MissingImage: there are no snapshots."""
         raise MissingImage(f"image {image} has no snapshot {name}")
 
     def forget(self, image: int, name: str) -> None:
-        """Do nothing: there is none."""
+        """Do nothing: there are no snapshots."""
 
     def drop(self, image: int, path: str) -> None:
-        """Remove a tree that is out of the way, with all in it.
+        """Remove a tree that was renamed away, with its content.
 
-        One that is ours yet was given to nobody, so it is empty; and root may not remove it where giving it
-        failed (NFS, root_squash).
+        A tree that is still ours has no owner yet, so it is empty; where root cannot give it away (NFS with
+        root_squash), root may not remove it either.
         """
         if os.path.lexists(path) and os.lstat(path).st_uid == os.geteuid():
             with suppress(OSError):
@@ -116,7 +117,7 @@ class Directories:
         rights.remove(path)
 
     def remove(self, image: int) -> None:
-        """Remove a tree with all in it."""
+        """Remove a tree with its content."""
         path, gone = self.path(image), self.gone(image)
         if not files.is_absent(path):
             if not files.is_absent(gone):
@@ -130,14 +131,14 @@ class Directories:
 
 
 class Plain(Directories):
-    """Directories and nothing more."""
+    """Directories without limits."""
 
     def check(self) -> None:
-        """Ask nothing of the file system: that it is the root, its marker says."""
+        """Check nothing: the marker says that this is the root."""
 
     def resize(self, image: int, size: int) -> None:
-        """Do nothing: only the record says how large a share is."""
+        """Do nothing: only the record has the size."""
 
     def use(self, image: int) -> Use:
-        """Return that nobody knows."""
+        """Return that use and limit are unknown."""
         return Use(-1, -1)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories that were there before, given to guests as they are: registered below SAFE_DIRS.
+"""Directories that existed before, given to guests as they are: registered below SAFE_DIRS.
 
-Of such a one there is in the root, as of any share, a record, which says where it is, and a tree: an empty
-directory, the place where the daemon has it mounted, for itself alone (vmm/virtiofsd.py). So whoever asks for
-a share of ours is judged by what only root and the drivers' user can have written; and a daemon that is not
-ours would give the empty one. Nothing in the directory is made, given, counted or removed.
+As any share, such a one has in the root a record, which names the directory, and a tree: an empty directory
+where the daemon mounts it in its own namespace (vmm/virtiofsd.py). So every check of a share relies only on
+what root and the drivers' user have written, and another daemon would serve the empty tree. Nothing in the
+directory is made, changed, counted or removed.
 """
 
 from __future__ import annotations
@@ -42,18 +42,19 @@ NEVER = (
     "/var/lib/one",
     "/var/tmp",
 )
-"""What no guest may be given to write to, whatever SAFE_DIRS says: oned itself writes /var/tmp there, where
-hosts have its scripts.
+"""Closed to guests, whatever SAFE_DIRS says.
+
+oned itself puts /var/tmp into SAFE_DIRS, where hosts have its scripts.
 """
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def found(tree: Tree, path: str, safe: tuple[str, ...], others: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return where a directory really is that the operator has allowed; raise RestrictedPath, NotSupported,
-    StoreUnavailable, as `opened`.
+    """Return the real path of a directory that the operator has allowed.
 
-    `others`: what datastores are in, which no guest may have either. What is not below `safe` as it is given
-    is not even looked at: a user may name what hangs, or is mounted by being named.
+    Raise RestrictedPath, NotSupported, StoreUnavailable, and as `opened`. `others`: datastores, closed to
+    guests, too. A path that is not below `safe` as written is not even looked at: it may hang, or be an
+    automount.
     """
     if not any(_is_below(path, directory.rstrip("/") or "/") for directory in safe):
         raise RestrictedPath(f"{path} is below none of the datastore's SAFE_DIRS")
@@ -69,7 +70,7 @@ def _found(tree: Tree, path: str, safe: tuple[str, ...], others: tuple[str, ...]
     real, root = os.path.realpath(path), os.path.realpath(tree.root)
     below = [os.path.realpath(directory) for directory in safe]
     if not any(_is_below(real, directory) for directory in below):
-        # The path as given: where a link leads is nobody's business who may not read there.
+        # The error names the path as given: a user without access must not learn where a link leads.
         raise RestrictedPath(f"{path} is below none of the datastore's SAFE_DIRS")
     for directory in (root, *map(os.path.realpath, others), *NEVER):
         if _is_below(real, directory) or _is_below(directory, real):
@@ -87,11 +88,10 @@ def _is_below(path: str, directory: str) -> bool:
 
 
 def opened(path: str) -> int:
-    """Open a directory as any user of this machine might get there, and through no link, which somebody may
-    have put there meanwhile.
+    """Open a directory as any user of this machine could, through no link, as a user may have put one there.
 
-    Raise MissingImage, ShareRefused; RestrictedPath if it is in what is ours, or in what no guest may be
-    given, whatever a record says.
+    Raise MissingImage, ShareRefused; RestrictedPath if it is ours, or closed to guests, whatever a record
+    says.
     """
     for directory in NEVER:
         if _is_below(path, directory) or _is_below(directory, path):
@@ -135,22 +135,22 @@ def opened(path: str) -> int:
 
 
 def is_ours(found: os.stat_result) -> bool:
-    """Tell whether something is root's or the drivers' user's, as all is that is ours."""
+    """Return True if something belongs to root or the drivers' user, as everything of ours does."""
     return found.st_uid in (0, os.stat(__file__).st_uid, os.geteuid())
 
 
 def _is_of_ours(fd: int) -> bool:
-    """Tell whether a directory is a store, a root, or whatever else of ours has a side directory.
+    """Return True if a directory is a store, a root, or anything else of ours with a side directory.
 
-    A guest calls what it makes as it likes, and may call what it has been given anew: neither makes a
-    directory of others ours.
+    A guest may name what it makes, or rename what it has got: neither makes a directory ours.
     """
     try:
         found = os.lstat(disk_names.SIDE, dir_fd=fd)
     except FileNotFoundError:
         return False
     except PermissionError:
-        # Closed to the drivers' user, who has made all that is ours; the daemon looks again, as root.
+        # Closed to the drivers' user, so not ours: that user has made everything of ours. The daemon checks
+        # again, as root.
         return False
     return is_ours(found) and is_ours(os.fstat(fd))
 
@@ -160,7 +160,7 @@ def _place(tree: Tree, image: int) -> str:
 
 
 def make(tree: Tree, share: Share) -> str:
-    """Have the place where a directory is given; return its path."""
+    """Create the empty place where the daemon mounts the directory; return its path."""
     path = _place(tree, share.image)
     if not os.path.lexists(path):
         os.mkdir(path, 0o555)
@@ -170,9 +170,7 @@ def make(tree: Tree, share: Share) -> str:
 
 
 def remove(tree: Tree, image: int) -> None:
-    """Remove the place, which is empty; the directory stays. Raise DataInTheWay if somebody has put something
-    there.
-    """
+    """Remove the empty place; the directory stays. Raise DataInTheWay if the place is not empty."""
     path = _place(tree, image)
     try:
         os.rmdir(path)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only root may do to a share: by sudo, command by command, as the rule in docs/how-to/shares.md has it.
+"""What only root may do to a share: by sudo, command by command, as docs/how-to/shares.md allows.
 
-The owner of a tree is a user of a guest, and none of this machine's.
+The owner of a tree is a user of a guest, and no user of this machine.
 
-What sudo runs is not ours to end, and goes on when we are killed. So it has the lock of the share open, as
-its stdin, which is all that sudo leaves it: no action changes that share until it has ended.
+This suite cannot kill what sudo runs; it goes on when the action is killed. So the command holds the share's
+lock open as its stdin, the only file that sudo leaves it: no action changes that share until the command has
+ended.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _held: list[int] = []
 
 @contextmanager
 def holding(lock: IO[str]) -> Iterator[None]:
-    """Let what is run within the block hold a lock too."""
+    """Have the commands run within the block hold a lock, too."""
     _held.append(lock.fileno())
     try:
         yield
@@ -33,7 +34,7 @@ def holding(lock: IO[str]) -> Iterator[None]:
 
 
 def run(argv: list[str], *, long: bool = False, both: bool = False) -> str:
-    """Run `argv` as root and return its stdout, `both`: and stderr; `long`: for as long as it works.
+    """Run `argv` as root; return its stdout, and with `both` stderr. `long`: without a limit while it works.
 
     Raise NotPermitted, or as tools/run.py.
     """
@@ -46,14 +47,14 @@ def run(argv: list[str], *, long: bool = False, both: bool = False) -> str:
             raise
         raise NotPermitted(f"{argv[0]} on {os.uname().nodename} takes root, and there is no sudo") from None
     except ToolFailed as e:
-        # It also warns, of a name that does not resolve say, and runs the command all the same.
+        # sudo also warns, say of a name that does not resolve, and still runs the command.
         if words is argv or "sudo: " not in e.detail or not lacking([argv]):
             raise
         raise NotPermitted(f"sudo on {os.uname().nodename} does not let us: {e.detail}") from None
 
 
 def lacking(commands: Sequence[Sequence[str]]) -> list[str]:
-    """Return which of these commands sudo would not let us run as root; nothing is run."""
+    """Return those of the commands that sudo would refuse to run as root; run none."""
     if os.geteuid() == 0:
         return []
     found = []
@@ -66,19 +67,17 @@ def lacking(commands: Sequence[Sequence[str]]) -> list[str]:
 
 
 def chown(path: str, uid: int) -> list[str]:
-    """Return the command that gives something, and nothing in it, to user and group `uid`."""
+    """Return the command that gives a path, not its content, to user and group `uid`."""
     return ["chown", "--no-dereference", f"{uid}:{uid}", "--", path]
 
 
 def rm(path: str) -> list[str]:
-    """Return the command that removes a tree: no link is followed, no mount entered."""
+    """Return the command that removes a tree; it follows no link and enters no mount."""
     return ["rm", "-rf", "--one-file-system", "--", path]
 
 
 def give(path: str, uid: int) -> None:
-    """Give a directory to user and group `uid`; what is in it stays as it is. Raise NotPermitted where root
-    of this machine may not.
-    """
+    """Give a directory, not its content, to user and group `uid`; raise NotPermitted if root may not."""
     found = os.lstat(path)
     if (found.st_uid, found.st_gid) == (uid, uid):
         return
@@ -92,13 +91,13 @@ def give(path: str, uid: int) -> None:
 
 
 def remove(path: str) -> None:
-    """Remove a tree that others could write to, with all in it; it need not be there."""
+    """Remove a tree that others could write to, with its content; it need not exist."""
     if os.path.lexists(path):
         run(rm(path), long=True)
 
 
 def check_mounted(root: str, types: tuple[str, ...]) -> Mount:
-    """Return what a root lies on; raise StoreUnavailable unless that is one of `types`."""
+    """Return the mount below a root; raise StoreUnavailable unless it is one of `types`."""
     found = of(root)
     if found.type not in types:
         raise StoreUnavailable(

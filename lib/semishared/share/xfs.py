@@ -3,8 +3,8 @@
 
 Guests cannot change it: no ioctl crosses virtiofs.
 
-`df` in the guest shows the limits. What is empty is held by their second half: inodes cost the file system
-room that no project is charged for.
+`df` in the guest shows the limits. The limit of inodes holds empty files: inodes take space that XFS charges
+to no project.
 """
 
 from __future__ import annotations
@@ -24,11 +24,9 @@ from . import rights
 from .plain import Directories, most_files
 
 FIRST_PROJECT = 2_000_000_000
-"""Images count from 0 to 2^31 - 1, projects to 2^32 - 2: the rule for sudoers knows ours by their ten
-digits.
-"""
+"""Images count from 0 to 2^31 - 1, projects to 2^32 - 2; sudo's rule knows ours by their ten digits."""
 FSGETXATTR, FSSETXATTR = 0x801C581F, 0x401C5820
-"""ioctl_xfs_fsgetxattr(2); the same numbers on all that has a 28 byte struct fsxattr."""
+"""ioctl_xfs_fsgetxattr(2); the numbers are the same wherever struct fsxattr has 28 bytes."""
 FSXATTR = struct.Struct("=IIIII8s")
 PROJINHERIT = 0x200
 
@@ -43,14 +41,14 @@ class Held(NamedTuple):
 
 
 class Xfs(Directories):
-    """Directories with projects."""
+    """Shares as directories with projects."""
 
     def __init__(self, tree: Tree) -> None:
         super().__init__(tree)
         self._where = os.uname().nodename
 
     def check(self) -> None:
-        """Raise StoreUnavailable where it is no XFS, NoQuota where projects are not held to their limits."""
+        """Raise StoreUnavailable if the root is on no XFS, NoQuota if projects have no enforced limits."""
         mount = rights.check_mounted(self.root, ("xfs",))
         if "prjquota" not in mount.options:
             raise NoQuota(f"{self.root} on {self._where}: {mount.point} is not mounted with prjquota")
@@ -61,14 +59,14 @@ class Xfs(Directories):
             )
 
     def commands(self) -> list[list[str]]:
-        """Return, of share 0, the commands that take root."""
+        """Return the commands that need root, with share 0 as example."""
         return [*super().commands(), self._words(_limit(0, 0, 0)), self._words(_report(0))]
 
     def hold(self, image: int, size: int) -> None:
-        """Put a tree in its project, and limit that; raise NoQuota if others have it.
+        """Put a tree in its project, and limit that; raise NoQuota if the project is in use.
 
-        A limit is ours if the tree is in the project, so it is in there first. Empty, it is nobody's to write
-        to yet.
+        The tree is in the project before the limit is set: so a limit without the tree is not ours. The tree
+        is still empty, without an owner who could write to it.
         """
         path, project = self.path(image), FIRST_PROJECT + image
         if _project(path) != project:
@@ -89,16 +87,14 @@ class Xfs(Directories):
             raise NoQuota(f"{self.path(image)} on {self._where} would be in project {project}, {whose}")
 
     def there(self, image: int) -> str:
-        """Return where the tree is, '' if there is none; raise NoQuota if others have its project."""
+        """Return the path of the tree, '' if there is none; raise NoQuota if its project is in use."""
         found = super().there(image)
         if not found:
             self._require_free(image)
         return found
 
     def resize(self, image: int, size: int) -> None:
-        """Give the project other limits; raise NoQuota if it has not got them, BadArguments if it has more
-        files than it may have then.
-        """
+        """Set other limits; raise NoQuota if they do not hold, BadArguments if there are too many files."""
         held = self._held(image)
         self._require_in(image, held)
         if held.files > most_files(size):
@@ -114,15 +110,13 @@ class Xfs(Directories):
             )
 
     def use(self, image: int) -> Use:
-        """Return what the project has, and may have."""
+        """Return the project's bytes and limit."""
         held = self._held(image)
         self._require_in(image, held)
         return Use(held.used, held.limit or -1)
 
     def _require_in(self, image: int, held: Held) -> None:
-        """Raise NoQuota where the project has no file: a tree that is in it is one itself, also one that
-        nobody may look into.
-        """
+        """Raise NoQuota if the project has no file: a tree in it counts as one, readable or not."""
         if held.files:
             return
         path, project = self.path(image), FIRST_PROJECT + image
@@ -133,10 +127,9 @@ class Xfs(Directories):
         )
 
     def drop(self, image: int, path: str) -> None:
-        """Remove a tree that is out of the way, and before it the limits of its project: the id of an image
-        may be given anew.
+        """Remove a tree that was renamed away, after its project's limits: the image's id may be reused.
 
-        Those of a project that the tree never came to be in are others'.
+        If the tree was never in the project, the limits are not ours and stay.
         """
         if _was_held(path, FIRST_PROJECT + image) and self._held(image).limit:
             self._limit(image, 0, 0)
@@ -166,9 +159,7 @@ def _report(image: int) -> str:
 
 
 def parse(text: str, project: int) -> Held:
-    """Return what `xfs_quota -c 'report -p -N -n -b -i'` says of a project, nothing of one that it does not
-    list; raise ToolFailed.
-    """
+    """Return a project's `xfs_quota -c 'report -p -N -n -b -i'`, zeros if not listed; raise ToolFailed."""
     if not text.strip():
         return Held()
     row = re.match(
@@ -194,14 +185,12 @@ def _project(path: str) -> int:
 
 
 def _was_held(path: str, project: int) -> bool:
-    """Tell whether a tree is in its project. What was given to its owner is: we may not look into it any
-    more.
-    """
+    """Return True if a tree is in its project. One with an owner is; we cannot look into it any more."""
     return os.path.lexists(path) and (os.lstat(path).st_uid != os.geteuid() or _project(path) == project)
 
 
 def _put(path: str, project: int) -> None:
-    """Put a directory, and all that is made in it from now on, in a project."""
+    """Put a directory, and all that will be created in it, in a project."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         flags, extent, extents, _, copied, rest = _flags(fd)
