@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hypervisor action on the VM's host: carried out up to the stock script, or rehearsed.
+"""A hypervisor action on the VM's host: planned, carried out, then this process becomes the stock script.
 
-plan/vm/hypervisor.py plans; this process becomes the stock script.
+plan/vm/hypervisor.py plans. Rehearsals: rehearsal.py.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .on_host import Work
 
 
 def run(here: str, argv: list[str]) -> int:
-    """Do action `argv[0]` with the arguments that follow; `here` is the directory of the vmm scripts.
+    """Run action `argv[0]` with the arguments that follow; `here` is the directory of the vmm scripts.
 
-    What we become must not inherit a umask of ours: so not entry.run.
+    Not by entry.run: the stock script must not inherit a umask of this suite.
     """
     name = argv[0] if argv else ""
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A live migration: begun through libvirt's binding, watched, limited, counted; and the other libvirtd.
+"""A live migration: begun through libvirt's binding, watched, limited, measured; and the other libvirtd.
 
-Before and after it, what is asked and done on both hosts (model/vm/live_steps.py).
+Also what is asked and done on both hosts before and after it (model/vm/live_steps.py).
 """
 
 from __future__ import annotations
@@ -33,17 +33,16 @@ from ..plan.vm.live_migration import arriving
 from ..tools.run import run
 
 COUNTED_S = 1.0
-"""How long to wait for the statistics of a migration that has succeeded; they come before its end, or with
-it.
-"""
+"""Seconds to wait for the statistics of a migration that has succeeded; libvirt sends them by its end."""
 SOON_S = 0.2
-"""Seconds between two looks while something is to be done to it."""
+"""Seconds between two looks while the migration may need a change."""
 MIB = 1 << 20
 
 
 def migrate(name: str, target: str, options: MigrateOptions, say: Callable[[str], None]) -> str:
-    """Move a running domain to the libvirtd `target`; return what that took. It may take as long as the guest
-    keeps writing.
+    """Migrate a running domain to the libvirtd `target`; return its statistics as a sentence.
+
+    Without a limit it takes as long as the guest keeps writing. Raise MigrationTimeout if it is given up.
     """
     flags, values = _of_libvirt(options)
     if options.downtime_ms:
@@ -64,7 +63,7 @@ def migrate(name: str, target: str, options: MigrateOptions, say: Callable[[str]
         job = _Job(name, options, rounds, say)
         while not call.is_over(SOON_S if job.is_due else LOOK_S):
             job.look()
-            # QEMU would wait for the other one for as long as TCP does, a quarter of an hour.
+            # QEMU itself would wait for the other host for TCP's time limit, 15 minutes.
             if cut_off.is_set() and job.abort():
                 cut_off.clear()
         try:
@@ -80,9 +79,7 @@ def migrate(name: str, target: str, options: MigrateOptions, say: Callable[[str]
 
 
 def _of_libvirt(options: MigrateOptions) -> tuple[int, Dict[str, Any]]:
-    """Return flags and parameters for the libvirt of this host; raise NotSupported for what it does not
-    know.
-    """
+    """Return flags and parameters for this host's libvirt; raise NotSupported if it is too old for one."""
     libvirt, flags, values = libvirtd.binding(), 0, {}
     try:
         for word in options.flags:
@@ -110,7 +107,7 @@ def _moved(
 
 
 class _Job:
-    """A migration under way: what is told of it, and what is done to it."""
+    """A migration in progress: reports it, and changes it where the options say so."""
 
     def __init__(
         self, name: str, options: MigrateOptions, rounds: Optional[libvirtd.Heard], say: Callable[[str], None]
@@ -124,17 +121,15 @@ class _Job:
 
     @property
     def is_due(self) -> bool:
-        """Whether something is to be done that cannot wait long."""
+        """Return True if a change may be needed soon."""
         return bool(self._limit_s or self._rounds or self._memory_mib_s)
 
     def look(self) -> None:
-        """See how far it is, and do what is due: until it is done, as a libvirtd that is busy at this moment
-        may not be able to.
-        """
+        """Report progress and make the changes due; each look retries them, as libvirtd may be busy."""
         try:
             self._stats = domain.job(self._name) or self._stats
         except SemisharedError:
-            pass  # a busy libvirtd, or a guest that has just left
+            pass  # libvirtd is busy, or the guest has just left
         self._progress.tell(self.how_far())
         if self._memory_mib_s and self._stats.get("memory_processed"):
             speed = self._memory_mib_s
@@ -154,7 +149,7 @@ class _Job:
                 self._limit_s = 0
 
     def how_far(self) -> str:
-        """Return how much has crossed, and how much has not."""
+        """Return how much was sent and how much is left, for a message."""
         stats = self._stats
         total, left = int(stats.get("data_total", 0)), int(stats.get("data_remaining", 0))
         slowed = (
@@ -171,9 +166,7 @@ class _Job:
         )
 
     def told(self, job: Dict[str, Any]) -> str:
-        """Return libvirt's statistics of a migration that is over, and what was seen of its disks, as a
-        sentence.
-        """
+        """Return libvirt's statistics of a completed migration, and the disks' bytes, as a sentence."""
         memory, seconds = int(job.get("memory_processed", 0)), int(job.get("time_elapsed", 0)) / 1000
         disks = max(int(one.get("disk_processed", 0)) for one in (job, self._stats))
         own = f" and {disks / MIB:.0f} MiB of disks" if disks else ""
@@ -182,9 +175,7 @@ class _Job:
         return f"{memory / MIB:.0f} MiB of memory{own} in {seconds:.1f} s{prepared}{still}"
 
     def _act(self, what: str) -> bool:
-        """Suspend a guest that comes to no end, let it go on over there without all of its memory, or give
-        up; tell whether it is done.
-        """
+        """Suspend the guest, switch to postcopy, or give up, as `what` says; return True if that is done."""
         if what == "postcopy":
             return self._do("migrate-postcopy", lambda guest: guest.migrateStartPostCopy(0))
         if what == "abort":
@@ -193,20 +184,21 @@ class _Job:
         return self._do("suspend", lambda guest: guest.suspend())
 
     def abort(self) -> bool:
-        """End it; tell whether libvirt has agreed to that."""
+        """Abort the migration; return True if libvirt accepts that."""
         return self._do("domjobabort", lambda guest: guest.abortJob())
 
     def _do(self, verb: str, do: Callable[[Any], Any]) -> bool:
         try:
             domain.ask(self._name, verb, do)
         except SemisharedError:
-            return False  # it has just arrived, or goes on as it did
+            return False  # the guest has just arrived, or the migration goes on unchanged
         return True
 
 
 NEVER_RAN = {"destroy": "paused", "undefine": "off"}
-"""In which state a domain is that a migration has left half-started: another one may have come to its end
-there since.
+"""State of a domain that a migration has left unfinished, by how it is removed.
+
+A domain in another state may have arrived by another migration since.
 """
 
 
@@ -220,7 +212,7 @@ def see_domain(step: SeeDomain) -> dict[str, object]:
 
 
 def look_at_proof(vm_dir: str) -> object:
-    """Return the proof that premigrate has left, None without one."""
+    """Return the proof that premigrate wrote, None without one."""
     try:
         with open(disk_names.migration_note(vm_dir), "rb") as file:
             proof: object = json.loads(file.read(disk_names.JSON_BYTES))
@@ -230,7 +222,7 @@ def look_at_proof(vm_dir: str) -> object:
 
 
 def take_proof(vm_dir: str) -> object:
-    """Return the same proof, and remove it."""
+    """Return that proof, and remove it."""
     proof = look_at_proof(vm_dir)
     if proof is not None:
         try:
@@ -241,17 +233,17 @@ def take_proof(vm_dir: str) -> object:
 
 
 def read_site(host: str) -> dict[str, object]:
-    """Return what this host's configuration says of a migration to another one."""
+    """Return this host's settings for a migration to another host."""
     return {**site()._asdict(), "target": site().uri_of(host), "migration": load().migration}
 
 
 def see_state(step: SeeState) -> str:
-    """Return what a libvirtd says about a domain."""
+    """Return the state of a domain, from this or another host's libvirtd."""
     return domain.state(step.domain, site().uri_of(step.host)) if step.host else domain.state(step.domain)
 
 
 def migrate_domain(step: MigrateDomain, say: Callable[[str], None]) -> str:
-    """Move a running guest to another host; return what that took."""
+    """Migrate a running guest to another host; return its statistics as a sentence."""
     options = step.options
     if step.chains:
         xml = arriving(domain.migratable(step.domain), step.chains)
@@ -260,7 +252,7 @@ def migrate_domain(step: MigrateDomain, say: Callable[[str], None]) -> str:
 
 
 def copy_deltas(step: CopyDeltas) -> None:
-    """Have what a guest writes mirrored into the copy of its VM directory."""
+    """Have QEMU mirror the guest's deltas into the copy of its VM directory."""
     from ..guest import job_lock, relocation
 
     job_lock.take(step.vm, step.vm_dir)
@@ -268,12 +260,12 @@ def copy_deltas(step: CopyDeltas) -> None:
 
 
 def wait(seconds: int) -> None:
-    """Wait."""
+    """Sleep."""
     time.sleep(seconds)
 
 
 def remove_arrival(step: RemoveArrival) -> None:
-    """Remove a domain that never ran there from another host; raise Overtaken if it has."""
+    """Remove from another host a domain that never ran there; raise Overtaken if it has run."""
 
     def remove(left: Any) -> None:
         state = domain.state_of(left)
@@ -285,8 +277,8 @@ def remove_arrival(step: RemoveArrival) -> None:
 
 
 def sync_time(step: SyncTime) -> None:
-    """Have a guest set its clock, if it has an agent that can."""
-    sync = libvirtd.binding().VIR_DOMAIN_TIME_SYNC  # whatever the seconds say
+    """Have the guest's agent set its clock; errors are ignored."""
+    sync = libvirtd.binding().VIR_DOMAIN_TIME_SYNC  # libvirt then ignores `seconds`
     try:
         domain.ask(
             step.domain,
@@ -299,7 +291,7 @@ def sync_time(step: SyncTime) -> None:
 
 
 def compact_memory() -> None:
-    """Have the kernel compact this host's memory."""
+    """Have the kernel drop caches and compact this host's memory; errors are ignored."""
     try:
         run(["sudo", "-n", "sysctl", "vm.drop_caches=3", "vm.compact_memory=1"], timeout_s=20)
     except SemisharedError:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a hypervisor action does on its host (model/vm/hypervisor_steps.py), and its steps may name beside
-their own fields (table.py).
+"""What the steps of a hypervisor action do on its host (model/vm/hypervisor_steps.py).
+
+And the parameters that they may name beside their own fields (table.py).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ..plan.vm.hypervisor import MESSAGE
 from . import records
 
 CHECKPOINT_S = 60
-"""How long libvirt may take to read or write the head of a checkpoint."""
+"""Seconds that libvirt may take to read or write the header of a checkpoint."""
 
 
 class Work(NamedTuple):
@@ -24,9 +25,9 @@ class Work(NamedTuple):
     scripts: str = ""
     """The directory of the vmm scripts."""
     received: bytes = b""
-    """What was read on stdin."""
+    """The action's stdin."""
     say: Callable[[str], None] = lambda _: None
-    """Gets lines for the log."""
+    """Writes a line to the log."""
 
 
 def read_vm(vm_dir: str) -> str | None:
@@ -41,17 +42,17 @@ def read_vm(vm_dir: str) -> str | None:
 
 
 def recover(vm_dir: str, domain: str) -> None:
-    """End what other actions have begun in a VM's disks."""
+    """Take the turn, and end what other actions have begun in a VM's disks."""
     from ..disk import recovery
     from ..guest import job_lock
 
-    # What is not oned's may be at work yet, and ends for this.
+    # A detach or move that oned does not know of may be at work; it is killed.
     job_lock.take(int(os.path.basename(vm_dir)), vm_dir)
     recovery.recover(vm_dir, domain)
 
 
 def check_epoch(vm_dir: str) -> str:
-    """Raise StaleDirectory if another host has taken the VM over; return why that is not known, or ''."""
+    """Raise StaleDirectory if another host has taken the VM over; return '', or why that is unknown."""
     from ..disk import epoch_check
 
     name = os.path.basename(vm_dir)
@@ -66,7 +67,7 @@ def io_limits() -> dict[str, tuple[int, int]]:
 
 
 def check_share(step: CheckShare, scripts: str) -> tuple[str, bool]:
-    """Return the program that gives a share to a guest, and whether it stands for a directory."""
+    """Return the program that serves a share to a guest, and True if it is a registered directory."""
     from ..share import attached, inspection
     from ..tools.hung_store import LIMIT_S, unless_its_process_hangs
     from . import virtiofsd
@@ -80,8 +81,8 @@ def check_share(step: CheckShare, scripts: str) -> tuple[str, bool]:
             f"{step.source} on {os.uname().nodename} hangs: no answer within {LIMIT_S:.0f} s"
         )
     inspection.daemon()
-    # DISK of a VM is its user's to write, the image its owner's: what that says now, or has said when the
-    # share was made.
+    # A user may change the VM's DISK, but only the owner the image: the image's READONLY counts as it is
+    # now, or as it was when the share was made.
     reads = step.readonly or (given.readonly if noted.readonly is None else noted.readonly)
     program = f"{scripts}/{virtiofsd.READ_ONLY if reads else virtiofsd.NAME}"
     return os.path.abspath(program), bool(given.directory)
@@ -101,7 +102,7 @@ def read_checkpoint(path: str) -> str | None:
 
 
 def write_checkpoint(path: str, xml: str) -> None:
-    """Put another domain XML into a checkpoint."""
+    """Replace the domain XML in a checkpoint."""
     from ..guest import libvirtd
 
     what = f"save-image-define {path}"
@@ -109,7 +110,7 @@ def write_checkpoint(path: str, xml: str) -> None:
 
 
 def become_stock(step: BecomeStock, scripts: str, received: bytes) -> NoReturn:
-    """Become the stock script of the action."""
+    """Replace this process by the action's stock script."""
     argv, stock = list(step.argv), f"{scripts}/../kvm/{step.action}"
     if step.message:
         import base64
@@ -125,7 +126,7 @@ def become_stock(step: BecomeStock, scripts: str, received: bytes) -> NoReturn:
 
 
 def _stdin_is(data: bytes) -> None:
-    """Make `data` the standard input of this process and of what it becomes."""
+    """Make `data` the standard input of this process and of the script that replaces it."""
     fd = os.memfd_create("domain")
     view = memoryview(data)
     while view:

@@ -14,18 +14,16 @@ from ..named import NamedTuple
 
 
 class Noted(NamedTuple):
-    """What is noted of a share that the host gives, before each boot."""
+    """What a note, made before each boot, says of a share that the host serves."""
 
     marker: str = ""
     born: int = -1
     readonly: Optional[bool] = None
-    """Whether oned's image is; None: nobody has asked it."""
+    """oned's READONLY of the image; None: unknown."""
 
 
 def read_records(vm_dir: str, numbers: Iterable[int]) -> list[Record]:
-    """Return the records there are of the disks `numbers`; raise BadRecord for one that cannot be
-    believed.
-    """
+    """Return the existing records of the disks `numbers`; raise BadRecord for a damaged one."""
     records = []
     for number in numbers:
         path = disk_names.record(vm_dir, number)
@@ -42,7 +40,7 @@ def read_records(vm_dir: str, numbers: Iterable[int]) -> list[Record]:
 
 
 def as_data(vm_dir: str, disks: Optional[tuple[int, ...]]) -> dict[str, object]:
-    """Return the `records` of these disks, None: of all that have one."""
+    """Return the `records` of these disks; None stands for all that have one."""
     found = read_records(vm_dir, numbers_recorded(vm_dir) if disks is None else disks)
     return {"records": [record.to_data() for record in found]}
 
@@ -57,10 +55,9 @@ def numbers_recorded(vm_dir: str) -> list[int]:
 
 
 def notes(vm_dir: str) -> list[str]:
-    """Return the names of the notes that disk/recovery.py would see to, and of the lock if somebody is at
-    work on the disks.
+    """Return the notes that disk/recovery.py would handle, and the lock's name if an action has the turn.
 
-    Without loading that, for mostly there are none.
+    It does not load that module, as there are mostly no notes.
     """
     try:
         found = list(filter(disk_names.is_unsettled, os.listdir(disk_names.records(vm_dir))))
@@ -79,17 +76,15 @@ def notes(vm_dir: str) -> list[str]:
 
 
 def clients(vm_dir: str) -> list[int]:
-    """Return which of the VM's disks are shares whose client the guest itself is; raise BadRecord for a note
-    that nobody understands.
-    """
+    """Return the disks that are shares which the guest itself mounts; raise BadRecord as share_note."""
     return share_note(vm_dir)[0]
 
 
 def share_note(vm_dir: str) -> tuple[list[int], dict[int, Noted]]:
-    """Return these disks, and by image what is noted of shares that the host gives.
+    """Return these disks, and by image what is noted of shares that the host serves.
 
-    Raise BadRecord. Of VMs that have booted before there was such a note, and of those without a CONTEXT,
-    nothing is noted.
+    Raise BadRecord for an unintelligible note. Without a CONTEXT, or if the VM last booted under a version
+    without the note, there is none.
     """
     import json
 
@@ -122,9 +117,7 @@ def _noted(marker: str, born: int, readonly: bool = False) -> Noted:
 
 
 def read_chain(path: str, record: Record) -> list[tuple[str, str]]:
-    """Return what the qcow2 file `path` of a disk lies over, as its headers say it now; raise if that is not
-    plain.
-    """
+    """Return the backing files of a disk's qcow2 file `path`, by the headers; raise if one is not allowed."""
     from ..tools import layers
 
     try:
@@ -150,10 +143,9 @@ def read_chain(path: str, record: Record) -> list[tuple[str, str]]:
 
 
 def _check_chain(path: str, chain: list[tuple[str, str]], image: str) -> None:
-    """Raise UnsafeImage if the layer `path` lies over anything but layers beside it and, last, its `image`,
-    by the link to it.
+    """Raise UnsafeImage unless `path` lies over layers beside it and, last, over the link to its `image`.
 
-    Every host can write the headers of a clone on a store, and what is in the chain QEMU is let open.
+    Every host can write the headers of a clone on a store, and QEMU gets access to all files of the chain.
     """
     folder, above = os.path.dirname(path), path
     for below, _ in chain:
@@ -165,16 +157,15 @@ def _check_chain(path: str, chain: list[tuple[str, str]], image: str) -> None:
 
 
 def check_disk(vm_dir: str, record: Record) -> None:
-    """Raise unless the disk is what its record says and there: nothing has been started yet."""
+    """Raise unless a disk exists and is what its record says; QEMU does not run yet."""
     if record.network:
-        return  # no file of it is on this host; who opens it will see
+        return  # it has no file on this host; QEMU opens it over the network
     path = disk_names.disk(vm_dir, record.disk)
     link = os.path.normpath(os.path.join(vm_dir, os.readlink(path))) if os.path.islink(path) else ""
     link, inside = "/" + link.lstrip("/") if link else "", os.path.normpath("/" + vm_dir.strip("/"))
     if record.is_local and link and not link.startswith(f"{inside}/"):
         raise BadRecord(f"disk {record.disk} is recorded as {record.how} but is a link to {link}")
-    # An action that was killed may have left the link at an older layer; which one is active, the record
-    # alone says.
+    # A killed action may have left the link at an older layer; only the record says which one is active.
     leads = (
         os.path.dirname(record.path) == disk_names.layers(link)
         if record.place.is_clone
@@ -190,7 +181,7 @@ def check_disk(vm_dir: str, record: Record) -> None:
         remote_first.check(record)
     is_on_device = record.is_local and os.path.islink(disk_names.layers(path))
     if is_on_device:
-        # First: whoever looks for a file on one that hangs waits for ever.
+        # First: a look for a file on a hung device would wait for ever.
         _check_device(vm_dir, record)
     for name in (path, record.active(path) if record.is_local else record.path):
         if not os.path.exists(name):
@@ -202,18 +193,17 @@ def check_disk(vm_dir: str, record: Record) -> None:
 
 
 def _check_device(vm_dir: str, record: Record) -> None:
-    """Raise DeviceMissing if that is why a disk is not there."""
+    """Raise DeviceMissing if a disk is missing because its device is."""
     from ..disk import on_devices
 
     on_devices.check_disk(vm_dir, record.disk)
 
 
 def _check_on_store(record: Record) -> None:
-    """Raise UnexpectedLink if a link on the store is none of the layout's: libvirt, which follows all, is to
-    open it next.
+    """Raise UnexpectedLink for a link on the store outside the layout: libvirt would follow any.
 
-    Whoever can write the store can do that a moment later still: what QEMU may open is for its confinement to
-    say.
+    A host that can write to the store could add one a moment later: only QEMU's confinement restricts what it
+    opens.
     """
     side = dir_names.side_of(record.path) if record.place.backing == "store" else os.path.dirname(record.path)
     name, own = os.path.basename(side), os.path.dirname(side)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hypervisor action rehearsed on its host: it looks as the action would, and nothing is done
-(model/rehearsal.py).
+"""A hypervisor action rehearsed on its host: it looks as the action would, and changes nothing.
+
+See model/rehearsal.py.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from .on_host import Work
 
 
 def rehearse(step: RehearseHypervisor) -> dict[str, Any]:
-    """Return, as JSON data, what the action would do; raise what would refuse it."""
+    """Return, as JSON data, what the action would do; raise what the action would raise."""
     asked, work = Asked(step.action, step.argv, step.stdin.encode("utf-8", "surrogateescape")), Work()
 
     def do(wanted: Exchange) -> Any:
         assert isinstance(wanted, Here)
         return carry_out(wanted.step, work)
 
-    # As our forwarders decide it.
+    # The vmm scripts decide by this, too.
     is_ours = os.path.lexists(disk_names.records(asked.vm_dir))
     return rehearsed(planned(asked) if is_ours else forwarded(asked), do, look_instead).to_data()

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""virtiofsd, which gives a share to a guest, in a user namespace.
+"""virtiofsd, which serves a share to a guest, in a user namespace.
 
-root in it is the first user of the share's owner, and it has no other user of the host.
+Its root is the first user of the share's owner; it maps no user outside the owner's range.
 
-libvirt starts it as root, with the arguments of QEMU's virtiofsd and the socket as an open file. This process
-itself goes into the namespace and becomes the daemon, so what libvirt knows of it, and ends with the VM, is
-the daemon; who is real root yet has gone by then. It is the same for QEMU's daemon (in C, until 7.2) and the
-newer one in Rust, whose own maps some of its versions do not have.
+libvirt starts this program as root, with the arguments of QEMU's virtiofsd and the socket as an open file.
+The process itself enters the namespace and becomes the daemon. So the process that libvirt knows, and ends
+with the VM, is the daemon, and no process of real root remains. This works for QEMU's daemon (in C, until
+7.2) and for the newer one in Rust, some versions of which have no maps of their own.
 """
 
 from __future__ import annotations
@@ -27,30 +27,28 @@ from ..share.inspection import QEMUS, daemon
 
 NAME = "virtiofsd"
 READ_ONLY = "virtiofsd_read_only"
-"""The same, for a disk with READONLY = YES, which libvirt 9.0 has no way to tell a daemon."""
+"""The same for a disk with READONLY = YES, which libvirt 9.0 cannot pass to a daemon."""
 LOCKS = ("posix_lock", "flock")
-"""Options that only QEMU's knows: the one in Rust ends at them, as it has no locks."""
+"""Options of QEMU's daemon only; the one in Rust, which has no locks, ends with an error at them."""
 NOT_FOR_GUESTS = ":bad:all:ceph.:ceph.::ok:all:::"
-"""Names of extended attributes, as both daemons take them: by ceph.* CephFS is told quotas and layouts, which
-are not a guest's to set, and says where things are. A guest gets EPERM. All others are as they are.
+"""Map of extended attributes, in both daemons' syntax: a guest gets EPERM for ceph.*, all others pass.
+
+By ceph.* CephFS sets quotas and layouts, which a guest must not change, and shows where files are.
 """
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_SLAVE, MS_RELATIME = 1, 32, 4096, 16384, 1 << 19, 1 << 21
 KEPT = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME
-"""Flags of a mount that have the same number for statvfs(2) and mount(2), and that a user namespace cannot
-take off.
-"""
+"""Mount flags with the same number in statvfs(2) and mount(2), which a user namespace cannot clear."""
 CAPABILITIES = "--print-capabilities"
-"""What libvirt asks (from 11 on, before it starts any): no share is named, and what the daemon can do is what
-we can.
-"""
+"""libvirt's question (from 11 on, before the first start) for the daemon's features; it names no share."""
 OPEN_FILES = 1000000
-"""What QEMU's virtiofsd wants, and cannot take itself where it is not really root."""
+"""The limit that QEMU's virtiofsd wants, and cannot set itself in a user namespace."""
 
 
 def run(argv: Sequence[str], read_only: bool) -> int:
-    """Become the daemon with the arguments `argv`; return an exit code if that may not be. libvirt keeps
-    stderr in the VM's log.
+    """Become the daemon with the arguments `argv`; on an error print it and return 1.
+
+    libvirt writes stderr to the VM's log.
     """
     try:
         become(argv, read_only)
@@ -85,9 +83,7 @@ def become(argv: Sequence[str], read_only: bool) -> NoReturn:
 
 @contextmanager
 def as_drivers_user() -> Iterator[None]:
-    """Be whose the drivers are within the block: for a server of NFS root of a host may be nobody, who reads
-    nothing that is ours.
-    """
+    """Act as the drivers' user within the block: an NFS server may treat root as `nobody`, without access."""
     os.seteuid(os.stat(__file__).st_uid)
     try:
         yield
@@ -96,20 +92,19 @@ def as_drivers_user() -> Iterator[None]:
 
 
 def _allow_open_files() -> None:
-    """Let the daemon have as many files open as it wants: from inside it cannot raise its limit."""
+    """Raise the limit of open files for the daemon, which could not in the namespace."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(most, OPEN_FILES),) * 2)
     except (OSError, ValueError):
-        pass  # it does with what it has
+        pass  # the daemon works with the present limit
 
 
 def _readable() -> Dict[int, int]:
-    """Open the regular files to be read that the daemon would have open for writing, while this is root yet;
-    return by which for which.
+    """Open for reading, still as root, each regular file that the daemon would inherit for writing.
 
-    libvirt leaves it its pidfile: who takes the daemon over would write there whom libvirtd kills as root.
-    And its log, where libvirt writes that itself (stdio_handler = "file").
+    Return the new file by the inherited one. libvirt leaves the pidfile open: an attacker in the daemon could
+    write a process into it that libvirtd then kills as root. With stdio_handler = "file" also the log.
     """
     return {
         fd: os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
@@ -122,24 +117,22 @@ def _is_written(fd: int) -> bool:
     try:
         is_file, flags = stat.S_ISREG(os.fstat(fd).st_mode), fcntl.fcntl(fd, fcntl.F_GETFL)
     except OSError:
-        return False  # it was that of the list
+        return False  # it was the list of files itself
     return is_file and os.get_inheritable(fd) and flags & os.O_ACCMODE != os.O_RDONLY
 
 
 def _only_read(readable: Dict[int, int]) -> None:
-    """Put files that can only be read in the place of those that can be written."""
+    """Replace writable files by their readable ones."""
     for fd, file in readable.items():
         os.dup2(file, fd)
         os.close(file)
-        # libvirt takes a daemon for gone, and kills none, whose pidfile nobody has locked; any close has let
-        # that lock go.
+        # libvirt takes a daemon with an unlocked pidfile for gone, and does not kill it; any close has
+        # dropped that lock.
         fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def source_of(argv: Sequence[str]) -> str:
-    """Return the directory that the daemon is to give, out of its arguments; raise BadArguments unless it is
-    one.
-    """
+    """Return the directory to serve, from the daemon's arguments; raise BadArguments unless there is one."""
     found: List[str] = []
     for at, word in enumerate(argv):
         if word == "-o" and at + 1 < len(argv):
@@ -154,9 +147,7 @@ def source_of(argv: Sequence[str]) -> str:
 
 
 def understood(program: str, argv: Sequence[str]) -> List[str]:
-    """Return the arguments without those that a daemon does not know, and with what guests may call extended
-    attributes.
-    """
+    """Return the arguments without those unknown to the daemon, and with the map of extended attributes."""
     if program == QEMUS:
         return [*argv, "-o", f"xattrmap={NOT_FOR_GUESTS}"]
     words = [*argv, f"--xattrmap={NOT_FOR_GUESTS}"]
@@ -167,13 +158,14 @@ def understood(program: str, argv: Sequence[str]) -> List[str]:
 
 
 def into_namespace(first: int) -> None:
-    """Go into a user namespace whose users 0 to 65535 are the host's from `first` on, and be root there;
-    raise ToolFailed.
+    """Enter a user namespace, as its root, whose users 0 to 65535 are the host's from `first` on.
+
+    Raise ToolFailed.
     """
     me, (ready, tell) = os.getpid(), os.pipe()
     writer = os.fork()
     if writer == 0:
-        # Who is outside still: from inside nobody may map but oneself.
+        # A process outside: within the namespace a process may map only its own user.
         try:
             os.close(tell)
             if os.read(ready, 1):
@@ -199,20 +191,18 @@ def into_namespace(first: int) -> None:
 
 
 def _put(directory: str, source: str) -> None:
-    """Mount a directory that was there before where the share is, for this process alone, without what is
-    mounted below it.
-    """
+    """Mount a registered directory at the share's path, for this process alone, without mounts below it."""
     _call("unshare", CLONE_NEWNS)
     _call("mount", b"none", b"/", None, MS_REC | MS_SLAVE, None)
-    # Opened in here, as the kernel mounts nothing that is of another namespace; what was opened no rename can
-    # change.
+    # Opened after unshare: the kernel bind-mounts nothing of another namespace. A rename cannot change an
+    # open directory.
     fd = registered.opened(directory)
     _call("mount", f"/proc/self/fd/{fd}".encode(), os.fsencode(source), None, MS_BIND, None)
     os.close(fd)
 
 
 def _protect(source: str) -> None:
-    """Let nobody in this namespace write to what is mounted at `source`, nor below it."""
+    """Make the mount at `source` read-only in this namespace."""
     path, flags = os.fsencode(source), os.statvfs(source).f_flag
     _call("mount", path, path, None, MS_BIND, None)
     kept = flags & KEPT | (MS_RELATIME if flags & os.ST_RELATIME else 0)
