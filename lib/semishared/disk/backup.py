@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of a VM's disks for OpenNebula's backup drivers, and disks restored from such copies.
 
-For a running VM QEMU runs one backup job over all disks, begun in one transaction. QEMU copies each block
+For a running VM, QEMU runs one backup job over all disks, begun in one transaction. QEMU copies each block
 before the guest overwrites it, so the copies show one moment, and the VM's own layers stay as they are.
 Without FS_FREEZE a restored guest finds what a power cut leaves; with FS_FREEZE = AGENT, what a clean unmount
 leaves.

@@ -130,9 +130,9 @@ def create_overlay(step: CreateOverlay, planned: Planned, ask: room.Ask | None) 
 
 
 def have_lease(base: cache.Base, disk: DiskRef) -> None:
-    """Lease the base again, under the VM's lock: an older, late action on a disk of this number may free it.
+    """Lease the base again, under the VM's lock; raise ToolFailed if the base was evicted.
 
-    Raise ToolFailed if the base was evicted.
+    A late action on an older disk of this number may have freed the lease.
     """
     if not cache.lease(base, disk.vm, disk.disk):
         raise ToolFailed(

@@ -163,7 +163,7 @@ def job(name: str) -> Dict[str, Any]:
 
 
 def is_in(job: Dict[str, Any], operation: str) -> bool:
-    """Tell whether a domain's job is VIR_DOMAIN_JOB_OPERATION_`operation`."""
+    """Return True if a domain's job is VIR_DOMAIN_JOB_OPERATION_`operation`."""
     return bool(job.get("operation") == getattr(libvirtd.binding(), f"VIR_DOMAIN_JOB_OPERATION_{operation}"))
 
 

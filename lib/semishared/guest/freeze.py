@@ -251,7 +251,7 @@ def wake(directory: str, name: str, token: str = "") -> bool:
 
 
 def _thaw(directory: str, name: str, note: dict[str, object]) -> bool:
-    """Have the agent thaw the file systems; return False if it still does not answer."""
+    """Have the agent thaw the file systems; raise GuestStillFrozen at a first failure, then return False."""
     try:
         domain.ask(name, "domfsthaw", lambda guest: guest.fsThaw(), timeout_s=WAKE_S)
     except SemisharedError as e:

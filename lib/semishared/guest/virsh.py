@@ -82,7 +82,7 @@ def check_not_running(domain: str) -> None:
 
 
 def why_in_use(name: str) -> str:
-    """Return why the domain may run on this host, '' if it does not; '' is the name where no guests run."""
+    """Return why the domain may run here, '' if it is known not to; `name` is '' where no guests run."""
     if not name:
         return ""
     try:
