@@ -279,7 +279,7 @@ def test_a_guest_on_local_disks_is_not_taken_for_shared(lab: Lab) -> None:
 
 def test_power_cut_and_return(lab: Lab) -> None:
     h2 = lab.node("h2")
-    h2.run(["sh", "-c", f"echo kept >{LOCAL}/kept; echo lost >/tmp/lost; sync"])
+    h2.run(["sh", "-c", f"echo kept >{LOCAL}/kept; echo lost >/tmp/lost; sync {LOCAL}/kept {LOCAL}"])
     make_os(lab, h2, f"{LOCAL}/cut.raw")
     boot(lab, h2, "cut", "q35", [disk_xml(f"{LOCAL}/cut.raw", "vda")])
     running = h2.popen(["sleep", "600"])
