@@ -22,7 +22,7 @@ from semishared.model.steps import Step, to_data
 from shares import once
 from shares.cloud import SHARES, template
 from shares.guests import Guests
-from shares.page import PAGE, ROOT
+from shares.page import PAGES, ROOT
 
 COMMAND = "/var/lib/one/remotes/lib/semishared/semishared"
 AS_HOST = "/srv/as-host"
@@ -71,11 +71,11 @@ class CephShares:
     def provide(cls, lab: Lab) -> None:
         """Do what the page tells the admin of a cluster."""
         fs.create(lab.ceph)
-        commands = re.findall(r"(?m)^    ((?:ceph fs|ceph auth|verbs=|caps=).*)$", PAGE.read_text())
+        commands = re.findall(r"(?m)^    ((?:ceph fs|ceph auth|verbs=|caps=).*)$", PAGES)
         assert len(commands) == 8
         script = "\n".join(commands).replace("cephfs", fs.NAME).replace(f"tag {fs.NAME}", "tag cephfs")
         lab.ceph.node.run(["bash", "-euc", script], user="root", cwd="/")
-        mounts = re.findall(r"(?m)^    (ceph-fuse .*?) +# on ", PAGE.read_text())
+        mounts = re.findall(r"(?m)^    (ceph-fuse .*?) +# on ", PAGES)
         host = lab.hosts[0]
         for user in ("shares", "shares-maker", "shares-mount"):
             lab.ceph.give_key(host, user, lab.ceph.key(user))
@@ -97,7 +97,7 @@ class CephShares:
         """
         root, text = (
             "/srv/second",
-            PAGE.read_text().replace("client.shares", "client.second").replace("--id shares", "--id second"),
+            PAGES.replace("client.shares", "client.second").replace("--id shares", "--id second"),
         )
         commands = "\n".join(re.findall(r"(?m)^    ((?:ceph fs|ceph auth|verbs=|caps=).*)$", text)).replace(
             "cephfs", fs.NAME
@@ -118,9 +118,7 @@ class CephShares:
     def mount(host: Node) -> None:
         """Mount the group of subvolumes on a host that has guests, as the page says."""
         words = (
-            re.findall(r"(?m)^    (ceph-fuse .*?) +# on hosts", PAGE.read_text())[0]
-            .replace("cephfs", fs.NAME)
-            .split()
+            re.findall(r"(?m)^    (ceph-fuse .*?) +# on hosts", PAGES)[0].replace("cephfs", fs.NAME).split()
         )
         host.run(["mkdir", "-p", ROOT], user="root")
         host.run([*words, *fs.OPTIONS], user="root", cwd="/")

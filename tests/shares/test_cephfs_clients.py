@@ -27,7 +27,7 @@ from semishared.model.share import names as share_names
 from semishared.model.share import steps as share_steps
 from shares.ceph import COMMAND, CephShares
 from shares.cloud import SHARES
-from shares.page import PAGE, ROOT
+from shares.page import PAGES, ROOT
 
 MiB = 1 << 20
 CLIENT = {"SEMISHARED_SHARE_ACCESS": "client"}
@@ -110,7 +110,7 @@ class Tenants:
     def boot(self, vm: int) -> None:
         """Give the guest the context of a VM, and let it do what START_SCRIPT of the page does."""
         self.guest.put("/context.iso", self.host.path(self.iso(vm)).read_bytes(), 0o600)
-        (script,) = re.findall(r"(?ms)^```bash\n(of\(\).*?)^```$", PAGE.read_text())
+        (script,) = re.findall(r"(?ms)^```bash\n(of\(\).*?)^```$", PAGES)
         self.guest.script(f"modprobe ceph; {READ_ISO}; set -a; . /context/context.sh; set +a; {script}")
 
     def does(self, script: str, timeout: float = 180) -> Done:
@@ -304,9 +304,7 @@ def test_no_other_objects_users_quotas_or_layouts_are_open_to_it(tenants: Tenant
 
 def test_what_a_key_sees_of_the_cluster_is_what_the_page_says(tenants: Tenants) -> None:
     one, ceph = tenants.shares(tenants.one)[0], tenants.cloud.lab.ceph.node
-    page = re.sub("(?<=[ .])cephfs(?=[ :])", fs.NAME, PAGE.read_text()).replace(
-        "share-43", f"share-{tenants.secret}"
-    )
+    page = re.sub("(?<=[ .])cephfs(?=[ :])", fs.NAME, PAGES).replace("share-43", f"share-{tenants.secret}")
     rows = {
         name: re.findall("`(ceph [^`]+)`", said)
         for name, said in re.findall(r"(?m)^\| (answered|refused) \| (.*) \|$", page)
@@ -397,10 +395,8 @@ def test_what_a_key_writes_as_bare_objects_outlives_no_purge_of_the_page(tenants
     for name in names:
         code, said = tenants.tries(["rados", "-p", pool, "-N", mine, "create", name], one)
         assert code == 0, said
-    (script,) = re.findall(
-        r"(?ms)^    python3 - cephfs.clients \$namespace <<'END'\n(.*?)^    END$", PAGE.read_text()
-    )
-    (called,) = re.findall(r"(?m)^    namespace=(\S+) ", PAGE.read_text())
+    (script,) = re.findall(r"(?ms)^    python3 - cephfs.clients \$namespace <<'END'\n(.*?)^    END$", PAGES)
+    (called,) = re.findall(r"(?m)^    namespace=(\S+) ", PAGES)
     assert (
         called.replace("42", str(tenants.mine)).replace("0123456789abcdef" * 2, tenants.cloud.tree.marker)
         == mine

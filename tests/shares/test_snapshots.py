@@ -18,7 +18,7 @@ from semishared.model.share import steps as share_steps
 from semishared.model.share.share import Share, Tree
 from shares.cloud import Killed, MiB, Shares, fill, on
 from shares.conftest import run
-from shares.page import PAGE
+from shares.page import PAGES
 from tools.oned_site import ActionSite
 
 MARKER = "0123456789abcdef" * 2
@@ -76,7 +76,7 @@ def test_a_snapshot_keeps_what_was_counts_nowhere_and_goes_with_its_share(shares
 def test_what_is_wanted_back_comes_as_the_page_says_and_no_link_of_a_guest_leads_anywhere(
     shares: Shares, tmp_path: Path
 ) -> None:
-    page = PAGE.read_text()
+    page = PAGES
     assert not [line for line in page.splitlines() if "cp -a" in line and "/share-42" in line]
     (block,) = re.findall(r"(?m)^    oneimage disable 43 .*\n((?:    .*\n)+?)    oneimage enable 43\n", page)
     image, new = (shares.image(name, "new:32M") for name in ("scratch", "new"))

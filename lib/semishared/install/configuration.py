@@ -15,8 +15,8 @@ from typing import Optional, Sequence
 from .. import NAME as DRIVER
 from ..errors import BadConfiguration, ConfigurationConflict
 from ..model import attributes as model_attributes
+from ..model.attributes import TM_CONF
 from ..named import NamedTuple
-from ..plan.care.diagnosis import TM_CONF
 from .oned_conf import Arguments, Attribute, Edit, Value, apply, parse, quoted, removal, within
 
 DS_CONF = (

@@ -198,6 +198,19 @@ BASES_FLOOR = Attribute("SEMISHARED_BASES_FLOOR", (HOST,), "what stays free besi
 HOST_POOL = Attribute("SEMISHARED_POOL", (HOST,), "where its disks and bases lie", what=DEVICES)
 FENCED = Attribute("SEMISHARED_FENCED", (HOST,), "nothing: it is of an older version")
 
+TM_CONF = (
+    ("LN_TARGET", "NONE", True),
+    ("CLONE_TARGET", "SYSTEM", True),
+    ("SHARED", "NO", True),
+    ("DS_MIGRATE", "YES", False),
+    ("DS_LIVE_MIGRATE", "YES", False),
+    ("DS_MIGRATE_SNAP", "YES", False),
+    ("ALLOW_ORPHANS", "YES", True),
+)
+"""What oned.conf says of the driver (docs/explanation/contract.md): key, value, and whether it must have that
+value; else an administrator's other choice stays.
+"""
+
 
 def known() -> dict[str, Attribute]:
     """Return our attributes by their names, in their order here."""

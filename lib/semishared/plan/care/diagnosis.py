@@ -11,6 +11,7 @@ from typing import Any, Container, Iterable, Mapping, Sequence, Union
 
 from ... import NAME as DRIVER
 from ...errors import SemisharedError
+from ...model.attributes import TM_CONF
 from ...named import NamedTuple
 from ...opennebula.args import absolute
 from ...opennebula.xml import Datastore, Host, Image, View
@@ -20,18 +21,6 @@ from .checks import BROKEN, OK, WARNING, WORDS, Finding, Judge, judged
 from .fence import BEGUN, Mark
 
 __all__ = ["BROKEN", "OK", "WARNING", "WORDS", "Finding"]
-TM_CONF = (
-    ("LN_TARGET", "NONE", True),
-    ("CLONE_TARGET", "SYSTEM", True),
-    ("SHARED", "NO", True),
-    ("DS_MIGRATE", "YES", False),
-    ("DS_LIVE_MIGRATE", "YES", False),
-    ("DS_MIGRATE_SNAP", "YES", False),
-    ("ALLOW_ORPHANS", "YES", True),
-)
-"""What oned.conf says of the driver (docs/explanation/contract.md): key, value, and whether it must have that
-value; else an administrator's other choice stays.
-"""
 
 
 class Site(NamedTuple):
