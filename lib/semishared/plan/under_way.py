@@ -12,7 +12,7 @@ from ..opennebula.xml import Vm
 
 
 def why_over(then: Vm, now: Vm) -> str:
-    """Return why an action that began when the VM was as `then` is not under way any more, '' if it is."""
+    """Return why an action that began with the VM in the state `then` is over, '' if it is not."""
     if (then.seq, then.lcm_state) != (now.seq, now.lcm_state):
         return (
             f"VM {now.id} was in state {then.lcm_state} of SEQ {then.seq} and is in {now.lcm_state} "
@@ -22,9 +22,7 @@ def why_over(then: Vm, now: Vm) -> str:
 
 
 def still(then: Vm) -> Plan:
-    """Raise Overtaken if an action that began when the VM was as `then` is not under way any more: what it
-    removes may be wanted since.
-    """
+    """Raise Overtaken if an action that began in the state `then` is over: its disks may be wanted since."""
     over = why_over(then, (yield AskOned("vm", then.id)))
     if over:
         raise Overtaken(f"{over}: what was asked for then is not done any more")

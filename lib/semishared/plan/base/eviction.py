@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What leaves a host's base store: no leased base; older generations first, then the least recently leased.
+"""Choose the bases that leave a host: none with a lease, older generations first, then the longest unused.
 
     size_limit   all bases of the host together are at most this large, on whichever devices they lie
-    free_floor   at least this much stays free on the file system that one comes to, for the guests' overlays
+    free_floor   at least this much stays free on the file system of a new base, for the guests' overlays
 
-A base that would go beyond them is refused where another host could have it as well; one that a VM needs here
-(it arrives, it is saved, it has read from a damaged one) only where it does not fit. Guests' own disks may
-have what bases leave free.
+A base that breaks a limit is refused if another host could have it as well. A base that a VM needs on this
+host (the VM arrives or is saved, or a damaged base is replaced) is refused only if it does not fit. Guests'
+own disks may use what bases leave free.
 """
 
 from __future__ import annotations
@@ -54,15 +54,16 @@ class Held(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What a host's base store may take, in bytes; `most` -1 for no limit."""
+    """The limits of a host's base store in bytes; `most` -1 for no limit."""
 
     most: int
     floor: int
 
 
 def limits(size_limit: str, free_floor: str, total: int, whole: int = 0) -> Limits:
-    """Return the limits for a file system of `total` bytes, of `whole` that a host has for bases (0: the
-    same); raise BadAttribute.
+    """Return the limits for a file system of `total` bytes; raise BadAttribute.
+
+    `whole`: the bytes that the host has for bases; 0: the same.
     """
     return Limits(
         _bytes("size_limit", size_limit, whole or total, -1), _bytes("free_floor", free_floor, total, 0)
@@ -70,9 +71,7 @@ def limits(size_limit: str, free_floor: str, total: int, whole: int = 0) -> Limi
 
 
 def limits_of(host: Host | None, size_limit: str, free_floor: str, listed: Mapping[str, Any]) -> Limits:
-    """Return the limits of a host, for what it lists: its own attributes, or else those that hold for all;
-    raise BadAttribute.
-    """
+    """Return the limits for what a host lists: its own attributes, else those of all; raise BadAttribute."""
     size_limit, free_floor = BASES_LIMIT.text(host) or size_limit, BASES_FLOOR.text(host) or free_floor
     return limits(size_limit, free_floor, number(listed, "total"), number(listed, "whole"))
 
@@ -93,7 +92,7 @@ def _bytes(key: str, text: str, total: int, none: int) -> int:
 
 
 def superseded(bases: Sequence[Held]) -> set[str]:
-    """Return the bases of whose image the host has a younger one."""
+    """Return the bases of images of which the host has a younger one."""
     newest: dict[str, Held] = {}
     for base in bases:
         known = newest.get(base.image)
@@ -114,10 +113,10 @@ def _over(bases: Sequence[Held], limit: Limits, needed: int) -> int:
 def choose(
     bases: Sequence[Held], limit: Limits, free: int, needed: int = 0, keep: Collection[str] = ()
 ) -> list[str]:
-    """Return the bases to remove, in that order, so that `needed` bytes more can come; it may not be enough.
+    """Return the bases to remove, in that order, to make room for `needed` bytes; it may not be enough.
 
-    Those on the same file system go first, as many as it lacks: of the limit of the whole host they are a
-    part as well.
+    Bases on the same file system go first, as many as it lacks: they count in the limit of the whole host
+    too.
     """
     old = superseded(bases)
     candidates = [base for base in bases if not base.leases and base.name not in keep]
@@ -134,16 +133,14 @@ def choose(
 
 
 def _listed(listed: Mapping[str, Any]) -> tuple[list[Held], int]:
-    """Return the bases of a host, and the bytes that are free beside them, as it lists them
-    (base/room.py).
-    """
+    """Return the bases that a host lists, and the bytes free beside them (base/room.py)."""
     rows = listed.get("bases")
     bases = [Held.of(row) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     return bases, number(listed, "free")
 
 
 def number(data: Mapping[str, Any], key: str) -> int:
-    """Return what a host has said of a number, 0 if it was none."""
+    """Return a number in a host's answer, 0 if it is none."""
     value = data.get(key)
     return value if isinstance(value, int) else 0
 
@@ -157,11 +154,9 @@ def room(
     must: bool = False,
     mends: bool = False,
 ) -> list[str]:
-    """Return which bases have to go so that a base of `needed` bytes can come; raise NoSpace if all that may
-    is not enough.
+    """Return the bases to remove for a new one of `needed` bytes; raise NoSpace if that is not enough.
 
-    With `must` it is to come also where the limits cannot be kept, if only it fits. One that `mends` is no
-    base more than there was.
+    With `must`, only the bytes have to fit, whatever the limits. A base that `mends` replaces a damaged one.
     """
     bases, free = _listed(listed)
     if mends:
@@ -179,10 +174,9 @@ def room(
 
 
 def of_session(answers: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], int]]:
-    """Return what a host lists of each file system to which bases of a session come, and the bytes that they
-    need there.
+    """Return what a host lists of each file system that a session's bases go to, and the bytes they need.
 
-    `answers`: what it says of each base, with the bases and the room `where` that one would be made.
+    `answers`: of the host for each base, with the bases and the room `where` that one would be made.
     """
     places = list(dict.fromkeys(str(answer.get("where", "")) for answer in answers))
     groups = [[answer for answer in answers if str(answer.get("where", "")) == place] for place in places]
@@ -190,9 +184,7 @@ def of_session(answers: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, 
 
 
 def after(listed: Mapping[str, Any], gone: Collection[str], coming: int) -> Mapping[str, Any]:
-    """Return what a host would list when bases are gone, and `coming` bytes of others have come to its other
-    file systems.
-    """
+    """Return what a host would list without `gone`, with `coming` bytes on its other file systems."""
     rows = [row for row in listed.get("bases", ()) if isinstance(row, dict)]
     left = [row for row in rows if row["name"] not in gone]
     freed = sum(base.bytes for base in map(Held.of, rows) if base.is_here and base.name in gone)
@@ -204,8 +196,9 @@ def after(listed: Mapping[str, Any], gone: Collection[str], coming: int) -> Mapp
 def room_for_disk(
     listed: Mapping[str, Any], floor: int, needed: int, last: Collection[str] = ()
 ) -> list[str]:
-    """Return which bases go for a guest's disk that takes `needed` bytes, `last` (which it comes from) only
-    if all others do not do.
+    """Return the bases to remove for a guest's disk of `needed` bytes.
+
+    Those in `last`, from which the disk comes, go only if all others are not enough.
     """
     bases, free = _listed(listed)
     limit = Limits(-1, floor)

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who sends which extents to whom, where hosts are to have bases: of one image, or each its own images.
+"""Plan which host sends which extents to which others: of one image, or each host its own images.
 
-Extents are known by their hashes. What two hosts or more lack is *common*, and is sent once, whichever bases
-it is in; the rest is *unique*: each host has that for itself, from who has the base or from the store, all at
-the same time.
+Extents are known by their hashes. An extent that two hosts or more lack is *common*: it is sent once,
+whichever bases it is in. All others are *unique*: each host fetches its own from a holder of the base or from
+the store, all at the same time.
 
-    multicast  one stream from the sender to all; who misses something, or leaves, goes on as in a chain
+    multicast  one stream from the sender to all; a host that misses extents, or leaves, goes on as in a chain
     chain      sender -> first -> second -> ...; each passes on what has come while the rest still comes
     unicast    each from the sender itself
 
-The sender is the host that has most of what is common; if none has any, one of those who lack most of it,
-which reads the store and sends what has come. So the store is read once for it, whatever the number of hosts.
+The sender is the host that has most common extents. If no host has any, the sender is a host that lacks most
+of them: it reads the store and sends what has come. So the store is read once, whatever the number of hosts.
 
-And for one host alone: from which holders it fetches a base.
+For one host alone: from which holders it fetches a base.
 """
 
 from __future__ import annotations
@@ -25,32 +25,31 @@ from ...errors import NotSupported
 from ...model.base.names import Ranges, ranges
 from ...named import NamedTuple
 
-# From where a host gets a base that it lacks: from those before it, so that many at once form one chain.
+# The sources of one host, in an order by which hosts that fetch a base at once form one chain:
 #
-#     holders                have it (or had it when they were last heard of)
-#     arriving, oldest first are getting it at this moment, and pass on what has come
+#     holders                have the base (or had it when they last reported)
+#     arriving, oldest first fetch it at this moment, and pass on what has come
 #
-# The first one reads the store, if nobody has the base. Each later one follows the one that came just before
-# it; should that fail, one that has it, then one that came earlier, and so on by turns, and in the end the
-# store. So the store is read once, a holder sends once, and a host that dies or stalls costs those behind it
-# a bounded time (stage/peers.py), not the session; and several that died together cost no more than one of
-# them, if there is a holder.
+# The first host reads the store if no host has the base. Each later one asks the host that came just before
+# it. If that fails, it asks holders and earlier hosts by turns, and in the end the store. So the store is
+# read once and a holder sends once. A host that dies or stalls costs those behind it a bounded time
+# (stage/peers.py), not the session. Several that died together cost no more than one, if there is a holder.
 
 
 MOST = 4
 """Sources that are tried before the store: each may cost the time in which a stalled one is given up."""
 STORE = "store "
-"""What the name of a store begins with among sources: no host's does."""
+"""What the name of a store begins with among sources; no host's name does."""
 START_S = 0.5
 """Seconds that it takes to begin with another source: an ssh, mostly."""
 SPARED = 0.9
-"""A store is read only if it takes no longer than this part of the time: it is there for all hosts."""
+"""A store, which serves all hosts, is read only if it takes at most this part of a peer's time."""
 HOPE = 1.5
-"""So many times as fast as the best known peer is whoever is not known, until it was tried."""
+"""A peer of unknown speed counts as so many times as fast as the best known one, until it was tried."""
 KNOWN_S = 3600.0
-"""For so long it counts how fast a source has been."""
+"""For so many seconds a measured speed of a source counts."""
 ARRIVES_S = 3600.0
-"""After so long a host that never said how it went is not arriving any more."""
+"""After so many seconds a host that has not reported its end does not count as arriving any more."""
 
 
 class Arriving(NamedTuple):
@@ -59,16 +58,16 @@ class Arriving(NamedTuple):
     host: str
     since: float
     maker: str = ""
-    """Of whose action it is (tools/owner.py): without it nothing arrives."""
+    """The action that fetches the base (tools/owner.py); without it nothing arrives."""
 
 
 def current(arriving: Sequence[Arriving], now: float) -> list[Arriving]:
-    """Return those of whom there may still be something to be had."""
+    """Return the hosts that may still have extents to pass on."""
     return [item for item in arriving if now - ARRIVES_S < item.since <= now + 60]
 
 
 def for_host(host: str, holders: Sequence[str], arriving: Sequence[Arriving]) -> list[str]:
-    """Return whom `host` asks, in that order."""
+    """Return the peers that `host` asks, in that order: at most MOST, the latest arriving one first."""
     chain = dict.fromkeys(item.host for item in reversed(arriving) if item.host != host)
     others = [name for name in dict.fromkeys(reversed(holders)) if name != host and name not in chain]
     found = [name for pair in zip_longest(chain, others) for name in pair if name]
@@ -76,11 +75,10 @@ def for_host(host: str, holders: Sequence[str], arriving: Sequence[Arriving]) ->
 
 
 def quickest(candidates: Sequence[str], rates: Mapping[str, float], left: int, current: str = "") -> str:
-    """Return from which of the `candidates`, peers first, `left` bytes come soonest; the first of those that
-    are as good.
+    """Return the candidate from which `left` bytes come soonest; of equals the first. Peers stand first.
 
-    `rates` are bytes per second of those that are known; `current` is one that has begun. Of peers none of
-    whom is known one is tried, and the store is not before.
+    `rates`: bytes per second, where known. `current` has begun already. If the speed of no peer is known, a
+    peer is tried before the store.
     """
     hope = HOPE * max(
         (rate for name, rate in rates.items() if name in candidates and not name.startswith(STORE)),
@@ -102,13 +100,14 @@ Contents = Mapping[str, Mapping[int, str]]
 
 
 class Said(NamedTuple):
-    """What a host said of the bases that it is to have, by their names."""
+    """A host's answer about the bases that it is to have, by their names."""
 
     host: str
     udpcast: bool
     has: AbstractSet[str]
     lacks: Mapping[str, AbstractSet[int]]
-    """Of those that it has not the extents that are to come: none, if all are in other bases of the host."""
+    """By base that it has not: the extents that have to come; none if other bases of the host have them all.
+    """
 
 
 class Way(NamedTuple):
@@ -133,8 +132,10 @@ class Plan(NamedTuple):
     """One round of a session."""
 
     transport: str
-    """Of what is common; where nothing is: 'unicast', 'store' if no host of the session has any of it, 'here'
-    if nothing has to come; '' if nothing is to do.
+    """The transport of common extents.
+
+    Without any: 'unicast'; 'store' if no host of the session has an extent; 'here' if none has to come; '' if
+    there is nothing to do.
     """
     sender: str
     stream: tuple[tuple[str, Ranges], ...]
@@ -146,19 +147,17 @@ class Plan(NamedTuple):
     """Extents, of all hosts together."""
 
     def rate(self, wish: int) -> int:
-        """Return the limit for each host, in bytes per second, so that the sender keeps to `wish` (0: no
-        limit).
-        """
+        """Return each host's limit in bytes per second, so that the sender keeps to `wish` (0: no limit)."""
         served = sum(item.sources[:1] == (self.sender,) for item in self.hosts)
         return max(wish // served, 1) if wish and self.transport == "unicast" and served else wish
 
     def unique_rate(self, wish: int) -> int:
-        """Return the same for what is unique, which all take at once, perhaps from one and the same store."""
+        """Return the limit for unique extents, which all hosts fetch at once, perhaps from the same store."""
         return max(wish // len(self.hosts), 1) if wish and self.hosts else wish
 
 
 class _Lot:
-    """All that hosts lack, by hashes."""
+    """All extents that hosts lack, by hash."""
 
     def __init__(self, said: Sequence[Said], contents: Contents) -> None:
         self.contents = contents
@@ -176,9 +175,7 @@ class _Lot:
         self.unique = len(counts) - len(self.common)
 
     def stream(self, sender: str, receivers: AbstractSet[str], said: Sequence[Said]) -> dict[str, list[int]]:
-        """Return what of the common the receivers lack, as a base of the sender's has it, or else
-        anybody's.
-        """
+        """Return the common extents that receivers lack, by a base of the sender, or else of any host."""
         left = self.common & set().union(*(self.lacks[host] for host in receivers))
         found: dict[str, list[int]] = {}
         for item in sorted(said, key=lambda item: item.host != sender):
@@ -193,10 +190,9 @@ class _Lot:
 def plan(
     said: Sequence[Said], contents: Contents, elsewhere: Mapping[str, Sequence[str]], transport: str
 ) -> Plan:
-    """Return how hosts get what they lack; `elsewhere` are hosts not asked that are said to have a base.
+    """Return how hosts get the extents they lack; `elsewhere`: holders of each base that were not asked.
 
-    `contents` names all that is in `said`. Raise NotSupported if the transport that is wished for is not
-    there.
+    `contents` has all bases in `said`. Raise NotSupported if the wanted transport is not available.
     """
     lacking = [item for item in said if item.lacks]
     if not lacking:
@@ -204,11 +200,12 @@ def plan(
     lot = _Lot(said, contents)
     sender, receivers, chosen = _lead(said, lot, transport)
     streamed = {item.host for item in receivers if item.udpcast} if chosen == "multicast" else set()
-    # Who cannot stream asks those that do: also for what the sender streams without having it.
+    # Hosts outside the stream come last and ask those in it, also for what the sender streams without having
+    # it.
     lacking.sort(key=lambda item: (item.host != sender, item.host not in streamed))
     stream = lot.stream(sender, streamed, said)
     streams = {contents[name][at] for name, indices in stream.items() for at in indices}
-    # What each host can give by the time it is asked: who is not yet here gets all that it lacks.
+    # What each host can give by the time it is asked. A host that lacks extents is added when it has them.
     gives = {item.host: lot.have[item.host] for item in said if item.host == sender or not item.lacks}
     found = []
     for item in lacking:
@@ -218,11 +215,11 @@ def plan(
         if item.host != sender:
             comes = streams if item.host in streamed else set()
             sources = _sources(wanted - comes or wanted, _askable(gives, sender, chosen), sender)
-            # What none of those gives, the first that lacks it reads for the others.
+            # The first host that lacks what no source gives reads it for the others.
             own = wanted.difference(comes, *(gives[host] for host in sources))
         ways = tuple(_ways(item, said, lot, own, elsewhere))
         found.append(Assignment(item.host, item.host in streamed, sources, ways))
-        # Where each asks the sender, what another has read himself is all that the sender does not give.
+        # In unicast each asks the sender, and receivers for what they have read themselves.
         gives[item.host] = lot.have[item.host] | (
             own if chosen == "unicast" and item.host != sender else lot.lacks[item.host]
         )
@@ -231,7 +228,7 @@ def plan(
 
 
 def _lead(said: Sequence[Said], lot: _Lot, transport: str) -> tuple[str, list[Said], str]:
-    """Return the sender of what is common, who receives it, and by which transport."""
+    """Return the sender of common extents, their receivers, and the transport."""
     if not lot.common:
         wanted = {name for item in said for name in item.lacks}
         having = [item.host for item in said if wanted & item.has]
@@ -242,7 +239,7 @@ def _lead(said: Sequence[Said], lot: _Lot, transport: str) -> tuple[str, list[Sa
 
     def worth(item: Said) -> tuple[int, bool, int]:
         lacked = len(lot.common & lot.lacks[item.host])
-        # Of equals one that can also stream, if it has anything to do with what is common.
+        # Of equals, one that can also stream, if it has or lacks common extents.
         return (had := len(lot.common & lot.have[item.host])), item.udpcast and bool(had or lacked), lacked
 
     lead = max(said, key=worth)
@@ -263,7 +260,7 @@ def _transport(wish: str, receivers: Sequence[Said], streaming: Sequence[Said], 
 
 
 def _askable(gives: Mapping[str, AbstractSet[str]], sender: str, chosen: str) -> dict[str, AbstractSet[str]]:
-    """Return whom a host may ask, the best first: nobody who might be waiting for it."""
+    """Return the hosts that a host may ask, the best first; none of them may be waiting for it."""
     whole = [host for host in gives if host != sender]
     order = [sender, *whole] if chosen == "unicast" else [*reversed(whole), sender]
     return {host: gives[host] for host in order}
@@ -272,9 +269,7 @@ def _askable(gives: Mapping[str, AbstractSet[str]], sender: str, chosen: str) ->
 def _sources(
     wanted: AbstractSet[str], askable: Mapping[str, AbstractSet[str]], sender: str
 ) -> tuple[str, ...]:
-    """Return whom a host asks: those that give all of what is wanted, if there are any such MOST, and ways
-    round them.
-    """
+    """Return which hosts a host asks, at most MOST: those that give most of `wanted`, then alternatives."""
     hosts = [host for host in askable if askable[host] & wanted]
     chosen: list[str] = []
     left = wanted

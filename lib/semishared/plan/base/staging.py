@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a staging session is held, and which hosts it leaves behind (orders: plan/base/sharing.py)."""
+"""When a staging session takes place, and which hosts leave it or their source (plan/base/sharing.py)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from ...named import NamedTuple
 
 TRANSPORTS = ("auto", "multicast", "chain", "unicast")
 ROUNDS = 3
-"""How often hosts without the base are tried again; the store serves each of them only in the last."""
+"""Rounds in which hosts without the base are tried; the store serves each of them only in the last."""
 WINDOW_S = 4.0
-"""Over so many seconds the speed of a host is looked at that takes from another one."""
+"""Seconds over which the speed of a host that fetches from a peer is measured."""
 STREAM_WINDOW_S = 2.0
 """The same in a stream, where all wait for one that is slow."""
 SLOW = 0.5
-"""A receiver to which the stream comes at less than this share of the speed at which it comes to others
-leaves it.
-"""
+"""A receiver whose stream has less than this share of the others' speed leaves the stream."""
 SLOW_SOURCE = 0.3
-"""A source that is slower than this share of the fastest host is left by those who have caught up with it."""
+"""Share of the fastest host's speed below which hosts that have caught up with a source leave it."""
 FIRST_S = 8.0
-"""Within so many seconds of the stream's begin a receiver must have something of it."""
+"""Seconds from the begin of the stream in which a receiver must have some of it."""
 
 
 class Sample(NamedTuple):
@@ -32,7 +30,7 @@ class Sample(NamedTuple):
     have: int
     """Extents."""
     source: str
-    """From whom they come: 'stream', 'store' or a host."""
+    """Where extents come from: 'stream', 'store' or a host."""
     speed: int
     """Of the stream: bytes per second while something comes (stage/multicast.py); 0 if unknown."""
     came: int = 0
@@ -43,16 +41,16 @@ History = dict[str, list[Sample]]
 
 
 def _recent(samples: Sequence[Sample], now: float, window: float) -> list[Sample]:
-    """Return what a host said within the window, of its present source, if that spans most of the window."""
+    """Return a host's samples in the window with its present source, if they span most of the window."""
     found = [item for item in samples if item.at >= now - window and item.source == samples[-1].source]
     return found if len(found) > 1 and found[-1].at - found[0].at >= window * 0.6 else []
 
 
 def leave_stream(history: History, now: float, begun: float) -> list[str]:
-    """Return the receivers without which the stream goes on faster, or which it does not reach.
+    """Return the receivers that the stream does not reach, or without which it is faster.
 
-    All get the same from udp-sender, at the pace of the slowest. Who holds the others up is who takes long
-    for what comes to them in bursts, with pauses in between.
+    udp-sender serves all at the pace of the slowest. The slowest receivers take longest for a burst; the
+    pauses between bursts do not count.
     """
     speeds, silent = {}, []
     for host, samples in history.items():
@@ -65,7 +63,7 @@ def leave_stream(history: History, now: float, begun: float) -> list[str]:
         if now - begun > FIRST_S and not samples[-1].came:
             silent.append(host)
     reached = [host for host in speeds if host not in silent]
-    # Nobody is reached: the others go on without each other.
+    # The stream reaches no receiver: all silent ones leave it.
     if silent and not reached:
         return sorted(silent)
     middle = sorted(speeds.values())[len(speeds) // 2] if speeds else 0

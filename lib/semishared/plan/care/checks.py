@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that `semishared doctor` asks: a row for each question, with what is said and what mends it.
+"""All checks of `semishared doctor`: a row for each, with its message and what mends it.
 
-Functions of the other modules judge (diagnosis*.py), by the names of the rows; tests/unit/plan/test_checks.py
-has a failing and a passing case for each. They ask nothing, and see neither a machine nor the clock.
+Functions of the other modules (diagnosis*.py) judge, by the names of the rows; tests/unit/plan/test_checks.py
+has a failing and a passing case for each. They do no I/O and read no clock.
 """
 
 from __future__ import annotations
@@ -278,9 +278,10 @@ wrapper: May libvirt start our virtiofsd?
     broken: shares: AppArmor does not let libvirt start {wrapper}
     -> docs/how-to/shares.md, the line for /etc/apparmor.d/local/usr.sbin.libvirtd
 """
-"""`[facts]`, with `!` if the first row that finds something keeps those after it from being asked; then rows
-`name: question`, `severity: what is said -> what mends it`. In braces: `machine`, what else the caller tells,
-and what the judging function has returned.
+"""`[facts]`, with `!` if the first row that finds something ends the section; then rows `name: question`,
+`severity: message -> what mends it`.
+
+In braces: `machine`, what else the caller gives, and what the judging function has returned.
 """
 
 
@@ -329,7 +330,7 @@ one for each finding.
 def judged(
     of: str, judges: Mapping[str, Judge], facts: object, machine: str, **about: object
 ) -> list[Finding]:
-    """Return what the rows `of` these facts find wrong."""
+    """Return what the rows of section `of` find wrong with these facts."""
     found: list[Finding] = []
     for check in CHECKS[of]:
         said = judges[check.name](facts)

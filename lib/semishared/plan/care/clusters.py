@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets of VMs that are one cluster: which VMs belong to it by OpenNebula, what each needs to run.
+"""Sets of VMs that are one cluster: which VMs OpenNebula lists for it, and what each needs to run.
 
-What is asked of oned is in its documented XML-RPC: LABELS of a VM's user template, ROLES of a VM group, and
-the document (type 100) that OneFlow keeps of a service, whose body names the VMs of each role.
+oned is asked by its documented XML-RPC: LABELS of a VM's user template, ROLES of a VM group, and the document
+(type 100) that OneFlow keeps of a service, whose body names the VMs of each role.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SERVICE = 100
 
 
 def named(vms: Sequence[Vm], text: str) -> List[Vm]:
-    """Return the VMs of a list of ids and names; raise BadArguments for one that there is not."""
+    """Return the VMs of a list of ids and names; raise BadArguments for an unknown one."""
     found = []
     for word in dict.fromkeys(word.strip() for word in text.split(",")):
         known = [vm for vm in vms if word and word in (str(vm.id), vm.name)]
@@ -51,7 +51,7 @@ def labelled(vms: Sequence[Vm], label: str) -> List[Vm]:
 
 
 def one_of(pool: Sequence[View], word: str, kind: str) -> View:
-    """Return the object of that id or name; raise BadArguments if there is none, or several are called so."""
+    """Return the object of that id or name; raise BadArguments if there is none, or several have the name."""
     found = [item for item in pool if word in (item.text("ID"), item.text("NAME"))]
     found = [item for item in found if item.text("ID") == word] or found
     if len(found) != 1:
@@ -81,14 +81,12 @@ def of_service(document: View) -> List[int]:
 
 
 def owned(vms: Sequence[Vm], document: View) -> List[Vm]:
-    """Return the VMs of a document's owner: he writes into it whatever he likes, and has no say about those
-    of others.
-    """
+    """Return the VMs of a document's owner: the owner may write any VM into it, and controls only these."""
     return [vm for vm in vms if vm.number("UID") == document.number("UID")]
 
 
 def members(vms: Sequence[Vm], ids: Iterable[int], what: str) -> List[Vm]:
-    """Return those of the VMs that still are there; raise BadArguments if none is."""
+    """Return those VMs that still exist; raise BadArguments if none does."""
     wanted = set(ids)
     found = [vm for vm in vms if vm.id in wanted]
     if not found:
@@ -97,21 +95,21 @@ def members(vms: Sequence[Vm], ids: Iterable[int], what: str) -> List[Vm]:
 
 
 def is_ours(vm: Vm) -> bool:
-    """Tell whether any disk of a VM is this driver's: of others nothing is known here."""
+    """Tell whether this driver has any disk of a VM."""
     return any(disk.driver == NAME or disk.text("TM_MAD_SYSTEM") == NAME for disk in vm.disks)
 
 
 class Start(NamedTuple):
-    """What gets a VM to run."""
+    """The action that gets a VM to run."""
 
     action: str
     """Of one.vm.action; '' if none is needed."""
     why: str = ""
-    """Why nothing does."""
+    """Why no action does."""
 
 
 def start(vm: Vm) -> Start:
-    """Return what gets a VM to run from where it is."""
+    """Return the action that gets a VM to run from its present state."""
     if vm.state in AT_REST or (vm.is_active and vm.lcm_state == LcmState.UNKNOWN):
         return Start("resume")
     if vm.state == VmState.HOLD:
@@ -124,7 +122,7 @@ def start(vm: Vm) -> Start:
 
 
 def why_failed(vm: Vm, was_active: bool) -> str:
-    """Return why a VM that was started does not come up, '' while it may."""
+    """Return why a started VM does not come up, '' while it may."""
     said = vm.text("USER_TEMPLATE/ERROR")
     if vm.has_failed:
         return f"it failed (LCM state {vm.lcm_state}): {said or f'see the log of VM {vm.id}'}"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with an installation, by what oned and the front-end said (checks.py has the rows).
+"""Judge an installation by what oned and the front-end report (checks.py has the rows).
 
-It judges the means of fencing too, and hosts that were fenced and are back.
+Also the means of fencing, and hosts that were fenced and are back.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Site(NamedTuple):
     oned: str = ""
     """Why oned could not be asked."""
     lost_name: str = ""
-    """What oned calls the front-end (HOSTNAME of oned.conf), if that does not lead there."""
+    """The HOSTNAME of oned.conf, if that name does not lead to the front-end."""
 
 
 class Cloud(NamedTuple):
-    """What oned knows of ours."""
+    """oned's datastores, images and hosts of this driver."""
 
     datastores: Sequence[Datastore] = ()
     images: Sequence[Image] = ()
@@ -85,7 +85,7 @@ def _half_ours(store: Datastore) -> object:
 
 
 def _old_copies(store: Datastore) -> list[dict[str, str]]:
-    """Return what a datastore has of TM_MAD_CONF that oned.conf does not say."""
+    """Return the values of TM_MAD_CONF that a datastore has and oned.conf does not."""
     applies = () if store.is_system else ("LN_TARGET", "CLONE_TARGET", "ALLOW_ORPHANS")
     found = []
     for key, value, must in TM_CONF:
@@ -96,7 +96,7 @@ def _old_copies(store: Datastore) -> list[dict[str, str]]:
 
 
 def _host_error(hooks: Sequence[View]) -> str:
-    """Return what OpenNebula's own hook for lost hosts does that it should not."""
+    """Return what is wrong with OpenNebula's own hook for lost hosts."""
     commands = [hook.text("TEMPLATE/COMMAND") for hook in hooks]
     stock = [hook for hook, command in zip(hooks, commands) if "host_error" in command]
     arguments = [hook.text("TEMPLATE/ARGUMENTS").split() for hook in stock]
@@ -125,9 +125,7 @@ CLOUD: dict[str, Judge] = {
 
 
 def of_cloud(cloud: Cloud, front_end: str) -> list[Finding]:
-    """Judge datastores, images and hosts by their attributes in OpenNebula; and what is to happen when a host
-    is lost.
-    """
+    """Judge datastores, images, hosts by their attributes in OpenNebula, and the hook for lost hosts."""
     found = judged("cloud", CLOUD, cloud, front_end)
     for store in cloud.datastores:
         name, update = f"datastore {store.id} ({store.name})", f"onedatastore update {store.id}"
@@ -154,16 +152,14 @@ def of_leftovers(count: int, size: str, front_end: str) -> list[Finding]:
 
 
 def of_damaged(found: Iterable[tuple[str, str]]) -> list[Finding]:
-    """Judge what cannot be read of disks: machine, and what and why."""
+    """Judge unreadable parts of disks: machine, and which and why."""
     return judged("damaged", CLOUD, found, "")
 
 
 def of_unseen(
     errors: Sequence[Mapping[str, str]], reached: Container[str], others: Sequence[Finding]
 ) -> list[Finding]:
-    """Judge what gc could not look at on machines that were reached; where something is broken that is why,
-    or comes first.
-    """
+    """Judge what gc could not read on machines that were reached and have no finding among `others`."""
     broken = {item.machine for item in others if item.severity == BROKEN}
     known = [error for error in errors if error["machine"] in reached and error["machine"] not in broken]
     return judged("unseen", CLOUD, known, "")
@@ -189,9 +185,7 @@ class Fenced(NamedTuple):
 
 
 class OwnKey(NamedTuple):
-    """What a front-end says of its key for marks of fences, or why it says nothing; and what is the one that
-    asks has.
-    """
+    """A front-end's answer about its key for marks of fences, or why there is none; and our own."""
 
     said: Union[Mapping[str, Any], str]
     own: str = ""
@@ -217,7 +211,7 @@ FENCE: dict[str, Judge] = {
 
 
 def of_fenced(marks: Mapping[str, Mark], boots: Mapping[str, str]) -> list[Finding]:
-    """Judge the marks of hosts; `boots`: the boot ids of those that answer."""
+    """Judge the marks of hosts; `boots`: the boot ids of hosts that answer."""
     found = []
     for host, mark in marks.items():
         facts = Fenced(mark, boots.get(host, ""))
@@ -227,8 +221,10 @@ def of_fenced(marks: Mapping[str, Mark], boots: Mapping[str, str]) -> list[Findi
 
 
 def of_means(command: str, keys: Mapping[str, str], front_end: str) -> list[Finding]:
-    """Judge the means: why the fencing command cannot be run, '' if it can or there is none; per datastore
-    why the key is not good.
+    """Judge the means of fencing.
+
+    `command`: why the fencing command cannot be run, '' if it can or there is none; `keys`: why the key of a
+    datastore is not good.
     """
     found = judged("means", FENCE, command, front_end)
     for name, why in keys.items():
@@ -237,7 +233,7 @@ def of_means(command: str, keys: Mapping[str, str], front_end: str) -> list[Find
 
 
 def of_keys(answers: Mapping[str, Union[Mapping[str, Any], str]], front_end: str, path: str) -> list[Finding]:
-    """Judge the keys of front-ends: what each says of its own, or why it says nothing."""
+    """Judge the keys of front-ends: each one's answer about its own, or why there is none."""
     found, here = [], answers.get(front_end, {})
     own = "" if isinstance(here, str) else here.get("code", "")
     for machine, said in answers.items():
@@ -257,5 +253,5 @@ POOL: dict[str, Judge] = {
 
 
 def of_pool(wrong: Iterable[choose.Wrong], host: str) -> list[Finding]:
-    """Judge the pool of a host by what is not as it is to be."""
+    """Judge a host's pool by the differences found in it."""
     return [finding for one in wrong for finding in judged("pool", POOL, one, host)]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with machines and their mounts: by what they said (checks.py has the rows).
+"""Judge machines and their mounts by their answers (checks.py has the rows).
 
-install/preflight.py asks each machine; the kernel tells the mount options in force.
+install/preflight.py asks each machine; the kernel names the mount options in force.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ PACKAGES = {
 
 
 Answers = Mapping[str, "dict[str, Any] | str"]
-"""Machine -> what it answered, or why it did not."""
+"""Machine -> its answer, or why there is none."""
 
 
 class Machine(NamedTuple):
-    """What a machine answered, and the front-end of itself, if it did."""
+    """A machine's answer, and the front-end's own, if it gave one."""
 
     answer: Mapping[str, Any]
     own: Mapping[str, Any] = {}
     secrets: Sequence[str] = ()
-    """The keys of Ceph that libvirt is to know."""
+    """UUIDs of the Ceph secrets that libvirt must have."""
 
 
 class Store(NamedTuple):
-    """What a machine answered of a store."""
+    """A machine's answer about a store."""
 
     state: Mapping[str, Any]
     wanted: Optional[str] = None
@@ -66,7 +66,7 @@ class Store(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What a machine answered of its own disk, and how many bytes are to stay free on a host."""
+    """A machine's answer about its own disk, and the bytes that must stay free on a host."""
 
     local: Mapping[str, Any]
     floor: int = 0
@@ -181,7 +181,7 @@ LOCAL: dict[str, Judge] = {
 
 
 def of_machines(answers: Answers, site: Site, cloud: Cloud, sizes: tuple[str, str]) -> list[Finding]:
-    """Judge what machines said of themselves; `sizes` are size_limit and free_floor of semishared.conf."""
+    """Judge machines by their answers; `sizes`: size_limit and free_floor of semishared.conf."""
     found = []
     own = answers.get(site.front_end)
     own = own if isinstance(own, dict) else {}
@@ -200,7 +200,7 @@ def of_machines(answers: Answers, site: Site, cloud: Cloud, sizes: tuple[str, st
         found += _stores(machine, answer, machine == site.front_end, cloud)
         for pool, state in answer.get("ceph", {}).items():
             found += judged("ceph", MACHINE, state, machine, pool=pool)
-        if "local" in answer:  # without a system datastore of ours nobody was asked
+        if "local" in answer:  # asked only if there is a system datastore of ours
             found += _local(machine, answer["local"], hosts.get(machine), sizes)
     return found + _one_machine(answers) + of_shared(answers, site.front_end)
 
@@ -263,9 +263,7 @@ def _local(
 
 
 def _one_of_many(answers: Answers) -> list[dict[str, str]]:
-    """Return machines that OpenNebula has under several names: as each has signed what is to be its own, not
-    by the names.
-    """
+    """Return machines that OpenNebula has under several names: by their signatures, not by the names."""
     names: dict[str, list[str]] = {}
     for name, answer in answers.items():
         signed = answer.get("signed", {}).values() if isinstance(answer, dict) else ()
@@ -282,9 +280,7 @@ def _one_machine(answers: Answers) -> list[Finding]:
 
 
 def of_shared(answers: Answers, front_end: str) -> list[Finding]:
-    """Judge whether what is to be each machine's own is: by the signatures that machines found there
-    (tools/signatures.py).
-    """
+    """Judge directories that must be each machine's own, by the signatures found there (tools/signatures.py)."""
     places = []
     for place, (machines, directories) in shared(answers).items():
         names = sorted(machines, key=lambda name: (name != front_end, name))
@@ -294,7 +290,7 @@ def of_shared(answers: Answers, front_end: str) -> list[Finding]:
 
 
 def shared(answers: Answers) -> dict[str, tuple[set[str], list[str]]]:
-    """Return the places that several machines have: which machines, and what of ours is or will be there."""
+    """Return the directories that several machines share: which machines, and what we keep there."""
     signed = {
         machine: answer.get("signed", {}) for machine, answer in answers.items() if isinstance(answer, dict)
     }
@@ -315,8 +311,9 @@ def shared(answers: Answers) -> dict[str, tuple[set[str], list[str]]]:
 
 
 def _has_signed(own: Mapping[str, Any], its: Mapping[str, Any]) -> bool:
-    """Tell whether another machine signs there now; an older count of it is a copy, or the other was there
-    before.
+    """Tell whether another machine signs there now.
+
+    An older count of its signature is a copy, or that machine was there before.
     """
     return (
         "seen" in own

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with shares: from machines' answers (share/inspection.py; checks.py has the rows)."""
+"""Judge shares by machines' answers (share/inspection.py; checks.py has the rows)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WRAPPER = "vmm/semishared/virtiofsd"
 
 
 class Made(NamedTuple):
-    """A datastore of shares, and what the machine that makes them answered."""
+    """A datastore of shares, and the answer of the machine that makes them."""
 
     store: Datastore
     tree: Tree
@@ -27,25 +27,23 @@ class Made(NamedTuple):
     wrong: str = ""
     mend: str = ""
     by_hosts: bool = True
-    """A guest may have one by its host."""
+    """Whether a guest may have one by its host."""
     has_cloud: bool = True
-    """The root says of which OpenNebula it is."""
+    """Whether the root names its OpenNebula."""
     lapsed: Sequence[str] = ("", "")
-    """Why no share is held to its size at the moment, and what mends it."""
+    """Why no share is limited to its size now, and what mends it."""
     promised: Sequence[int] = (0, 0)
-    """How many bytes all shares may hold together, and how many there are."""
+    """Bytes that all shares may hold together, and bytes that there are."""
     images: Sequence[Image] = ()
     front_end: str = ""
     others: Sequence[Any] = ()
     """The same of the other datastores of shares."""
     pools: Mapping[str, Mapping[str, Any]] = {}
-    """Which data pools their shares are in, where guests are clients themselves (Clients.pools)."""
+    """Data pools of their shares, if guests are clients themselves (Clients.pools)."""
 
 
 def ways(store: Datastore, images: Sequence[Image]) -> tuple[bool, bool]:
-    """Return whether guests may have shares of a datastore by their hosts, and whether as clients
-    themselves.
-    """
+    """Return whether guests may have a datastore's shares by their hosts, and whether as clients."""
     found = {
         _is_client(image, store)
         for image in (None, *(image for image in images if image.store_id == store.id))
@@ -54,7 +52,7 @@ def ways(store: Datastore, images: Sequence[Image]) -> tuple[bool, bool]:
 
 
 def _is_client(image: Optional[Image], store: Datastore) -> Optional[bool]:
-    """Tell whether guests are clients themselves, None where the attribute is wrong: that, others tell."""
+    """Tell whether guests are clients, None for a wrong attribute, which is another finding."""
     try:
         return placement.is_client(image, store)
     except BadAttribute:
@@ -83,7 +81,7 @@ ROOT: dict[str, Judge] = {
 
 
 def of_roots(made: Sequence[Made], front_end: str) -> list[Finding]:
-    """Judge datastores, where their shares are made."""
+    """Judge datastores on the machines that make their shares."""
     found = []
     for one in made:
         facts = one._replace(front_end=front_end, others=[other for other in made if other is not one])
@@ -95,9 +93,7 @@ def of_roots(made: Sequence[Made], front_end: str) -> list[Finding]:
 
 
 def _pools(one: Made) -> Iterator[tuple[str, str]]:
-    """Yield the pools to which guests write by keys, past the quotas of CephFS, that nothing bounds, or whose
-    harm is others' too.
-    """
+    """Yield pools that guests write to by keys, past CephFS quotas, without a bound or with other users."""
     for pool, row in sorted(one.pools.items()):
         images = [image for image in one.images if image.id in row["images"]]
         if not any(_is_client(image, one.store) for image in images):
@@ -130,14 +126,14 @@ class Seen(NamedTuple):
 
 
 class ShareHost(NamedTuple):
-    """What a host answers to LookAtShareHost, and what libvirt says of itself there."""
+    """A host's answer to LookAtShareHost, and its libvirt's."""
 
     answer: Mapping[str, Any]
     libvirt: Mapping[str, Any] = {}
 
 
 def _not_mounted(it: Seen) -> bool:
-    # Where they are made it is said of that already.
+    # The machine that makes them has a finding of its own.
     return not _is_there(it) and it.host != it.made.machine
 
 
@@ -181,7 +177,7 @@ HOST: dict[str, Judge] = {
 def of_hosts(
     made: Sequence[Made], answers: Mapping[str, Mapping[str, Any]], libvirts: Mapping[str, Mapping[str, Any]]
 ) -> list[Finding]:
-    """Judge hosts: `answers` to LookAtShareHost, and what libvirt says of itself there."""
+    """Judge hosts by their `answers` to LookAtShareHost, and their libvirts'."""
     found = []
     for host, answer in answers.items():
         has_some = False

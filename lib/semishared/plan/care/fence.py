@@ -28,14 +28,14 @@ COMMAND, CONFIRMED = "command", "confirmed"
 
 
 class Mark(NamedTuple):
-    """What is known of a host's last fence."""
+    """What oned's document says of a host's last fence."""
 
     state: str = ""
     """begun, fenced, lifted; '' of a host that never was."""
     epoch: int = 0
     """Counts the fences of the host; never falls."""
     boot: str = ""
-    """The boot id that is shut out, '' if the host's monitoring never said one."""
+    """The boot id that is shut out, '' if the host's monitoring never reported one."""
     since: int = 0
     """Seconds since 1970 at which it was begun, or proved, by the front-end's clock: for people."""
     off: str = ""
@@ -43,15 +43,15 @@ class Mark(NamedTuple):
     blocked: tuple[str, ...] = ()
     """Entries of blocklists, CLUSTER/ENTRY."""
     by: str = ""
-    """By whom, and on which front-end, that was noted: USER@FRONT-END; '' in a mark of before."""
+    """USER@FRONT-END that noted it; '' in a mark of an older version."""
     clock: str = ""
-    """The same as `since`, by a clock that nobody sets: BOOT:SECONDS of the front-end that did it; '' of
-    older versions.
+    """The same moment as `since`, by a clock that is never set: BOOT:SECONDS of the front-end that noted it;
+    '' of older versions.
     """
     asked: str = ""
-    """The boot id that the host said when it was to be let in, and nobody knew whether that is of before."""
+    """The boot id at the last attempt to let the host in, if its age was unknown then."""
     strange: str = ""
-    """Why what is noted of the host is not believed; nothing else is known of it then."""
+    """Why the note is not believed; nothing else is known of the host then."""
 
     @property
     def stands(self) -> bool:
@@ -60,9 +60,7 @@ class Mark(NamedTuple):
 
     @property
     def shut_nothing_out(self) -> bool:
-        """Tell whether a fence was begun and put nothing on a blocklist: then nothing of ours keeps the host
-        out.
-        """
+        """Tell whether a fence was begun and put nothing on a blocklist: no entry keeps the host out."""
         return self.state == BEGUN and not self.blocked
 
     def entries(self, fsid: str) -> tuple[str, ...]:
@@ -70,7 +68,7 @@ class Mark(NamedTuple):
         return tuple(word.partition("/")[2] for word in self.blocked if word.startswith(f"{fsid}/"))
 
     def values(self, host: int) -> dict[str, str]:
-        """Return what is noted of a host, by its id in OpenNebula: all of it is under the code."""
+        """Return the attributes that note this of a host, by its id in OpenNebula; the code covers all."""
         return {
             "HOST": str(host),
             "STATE": self.state,
@@ -109,25 +107,24 @@ def mark_of(noted: View) -> Mark:
 
 
 def boot_of(host: Host) -> str:
-    """Return the boot id that the host's probe said last, '' if none ever did."""
+    """Return the boot id that the host's probe reported last, '' if it never did."""
     return boot_id(host.text("TEMPLATE/SEMISHARED/BOOT"))
 
 
 def boot_id(text: str) -> str:
-    """Return what a host calls its boot id if it is of that form, else '': it stands in a template between
-    quotes.
-    """
+    """Return the host's boot id if it has that form, else '': it stands in a template between quotes."""
     return text if re.match(r"[0-9a-f-]{36}\Z", text) else ""
 
 
 def addresses_of(host: Host) -> frozenset[str]:
-    """Return the addresses that the host's probe said last."""
+    """Return the addresses that the host's probe reported last."""
     return frozenset(map(canonical, host.text("TEMPLATE/SEMISHARED/ADDRESSES").split())) - {""}
 
 
 def begun(mark: Mark, boot: str, blocked: Collection[str], now: int) -> Mark:
-    """Return the mark to set before anything is done: what it names is what --lift removes, so it forgets
-    nothing that may be there.
+    """Return the mark to set before anything is done.
+
+    --lift removes what it names, so it forgets no entry that may be there.
     """
     epoch = mark.epoch if mark.stands and mark.boot == boot else mark.epoch + 1
     return Mark(BEGUN, epoch, boot, now, "", tuple(dict.fromkeys([*mark.blocked, *blocked])))
@@ -137,21 +134,21 @@ def begun(mark: Mark, boot: str, blocked: Collection[str], now: int) -> Mark:
 
 
 class Machines(NamedTuple):
-    """Whose an address is."""
+    """Which machines have which addresses."""
 
     host: str
     told: Mapping[str, frozenset[str]]
-    """Host -> addresses that its monitoring told."""
+    """Host -> addresses that its monitoring reported."""
     front_end: frozenset[str]
 
     @property
     def own(self) -> frozenset[str]:
-        """What monitoring told of the host."""
+        """Return the addresses that monitoring reported for the host."""
         return self.told.get(self.host, frozenset())
 
     @property
     def others(self) -> frozenset[str]:
-        """What is another machine's, too."""
+        """Return the addresses that another machine has, too."""
         return self.front_end.union(*(found for name, found in self.told.items() if name != self.host))
 
 
@@ -160,13 +157,11 @@ class Blocks(NamedTuple):
 
     entries: tuple[str, ...]
     missing: tuple[str, ...]
-    """Why that would not be all of it; none: it is."""
+    """Why these entries would not shut out all of its clients; none: they do."""
 
 
 def blocks(cluster: Ceph, machines: Machines, disks: Sequence[str]) -> Blocks:
-    """Return whom to block in a cluster; `disks`: POOL/IMAGE that guests of the host may have open for
-    writing.
-    """
+    """Return how to shut a host out of a cluster; `disks`: POOL/IMAGE that its guests may write to."""
     told, others = machines.own, machines.others
     openers = [opener for opener in cluster.openers if opener.image in disks]
     seen = {ip_of(opener.address) for opener in openers}
@@ -180,7 +175,7 @@ def blocks(cluster: Ceph, machines: Machines, disks: Sequence[str]) -> Blocks:
         f"{ip} is an address of another machine too, and has a disk of this host open"
         for ip in sorted(seen & told & others)
     ]
-    # Of a host that told none (its probe is older), those are left that have its disks open.
+    # A host whose probe is older reports no address: those count that have its disks open.
     mine = (told or seen) - others
     if not mine:
         missing.append(f"no address of {machines.host} alone is known, and none of its disks shows one")
@@ -192,16 +187,14 @@ def blocks(cluster: Ceph, machines: Machines, disks: Sequence[str]) -> Blocks:
 
 
 def unlisted(machines: Machines, daemons: Collection[str], entries: Collection[str]) -> tuple[str, ...]:
-    """Return the addresses, as far as they are known now, that a host which entries were made for is not shut
-    out by.
-    """
+    """Return the addresses of a fenced host, as far as known now, that its `entries` do not cover."""
     mine = machines.own - machines.others
     left = mine - set(map(ip_of, entries)) - set(daemons)
     return tuple(sorted(left)) if mine or entries else (machines.host,)
 
 
 def _unseen(cluster: Ceph, host: str, ips: Collection[str], disks: Sequence[str]) -> list[str]:
-    """Return what clients the host may have that nobody sees, where they have to be shut out one by one."""
+    """Return why clients of the host may be unseen, where each one has to be shut out by itself."""
     why = f"{', '.join(sorted(ips))} is an OSD's address too, so that clients are shut out one by one"
     known = {opener.image for opener in cluster.openers if ip_of(opener.address) in ips}
     found = [
@@ -218,27 +211,29 @@ def _unseen(cluster: Ceph, host: str, ips: Collection[str], disks: Sequence[str]
 
 
 def passed_s(mark: Mark, clock: str) -> Optional[float]:
-    """Return how long ago a host was fenced, by the front-end's `clock`; None if another front-end did, or
-    another boot of it.
+    """Return the seconds since a host was fenced, by the front-end's `clock`.
+
+    None if another front-end fenced it, or another boot of this one.
     """
     (boot, _, then), (own, _, now) = mark.clock.partition(":"), clock.partition(":")
     return float(now) - float(then) if boot and boot == own else None
 
 
 def not_anew(mark: Mark, boot: str, up_s: float, passed: Optional[float]) -> str:
-    """Return why a host that has `boot` and is up for `up_s` seconds may not be let in, `passed` seconds
-    after its fence; '' if it may.
+    """Return why a fenced host may not be let in, '' if it may.
+
+    It has `boot` and is up for `up_s` seconds; the fence was `passed` seconds ago.
     """
     if boot in ("", mark.boot, mark.asked):
         return "it has not been restarted since: its boot id is the one that is shut out"
     if mark.asked:
-        return ""  # it has another one than when it was to be let in
+        return ""  # it has booted since it was last to be let in
     if passed is None:
         return (
             f"nobody knows whether boot {boot} is of before, as another front-end, or this one before "
             f"its restart, has shut it out"
         )
-    # A boot that monitoring had not told yet when the host was fenced is another one too, and as old as its
+    # Also another boot: one that monitoring had not reported when the host was fenced. It is as old as its
     # guests.
     if not up_s < passed:
         return (

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is left over: everything of ours on the machines against what oned knows.
+"""Decide what is left over: our files, images and domains on machines that oned does not know.
 
-A clone without CLOUD, of 0.1.0 or of a store on Ceph, is this cloud's if oned remembers the VM, and that its
-disk was made from that image. What is of a VM newer than any that oned has ever had is kept: an older state
-of oned's database was restored.
+A clone without CLOUD (of 0.1.0, or of a store on Ceph) is this cloud's if oned remembers that the VM's disk
+was made from that image. Anything of a VM newer than all that oned has ever had is kept: an older state of
+oned's database was restored.
 
-All of it only when older than `older_than` seconds. The facts were collected before oned was asked, so
-whatever was there then, and is not known to oned, will not be known to it later: ids are not used twice. What
-looks like ours but might be the only copy of data is *kept* and said, not removed.
+All of it must be older than `older_than` seconds. The facts were collected before oned was asked: what was
+there then, and is not known to oned, will not be known to it later, as ids are not used twice. What looks
+like ours but might be the only copy of data is *kept* and reported, not removed.
 """
 
 from __future__ import annotations
@@ -87,11 +87,12 @@ lent: POOL/one-I@semishared-lent-<id>
 """
 """`kind: what it is -> when it is left over`; docs/reference/cli.md has the rows before `[more]`."""
 LOCK_S = 2 * 86400
-"""No action runs that long (disk/vm_dir.py); not shortened by --now, as a lock says what must not be
-published any more.
+"""No action runs that long (disk/vm_dir.py).
+
+--now does not shorten it: a lock names what must not be published any more.
 """
 LEAST_S = {"lock": LOCK_S, "kept": 0, "domain": 0}
-"""Kind -> how old it has to be, whatever the command says."""
+"""Kind -> its least age in seconds, whatever the command asks for."""
 
 
 class Kind(NamedTuple):
@@ -114,7 +115,7 @@ KINDS, MORE_KINDS = map(kinds, CATALOGUE.split("[more]"))
 
 @dataclass(frozen=True)
 class Known:
-    """What oned knows."""
+    """oned's objects."""
 
     vms: dict[int, str]
     """VMs that are not DONE, and the host of each."""
@@ -122,7 +123,7 @@ class Known:
     """(store, image)"""
     sources: frozenset[str]
     stored: frozenset[str] = frozenset()
-    """SOURCEs that are no paths: POOL/IMAGE."""
+    """SOURCEs of images on Ceph: POOL/IMAGE."""
     idle: frozenset[str] = frozenset()
     """Those of them that no VM has."""
     cloud: str = ""
@@ -130,16 +131,16 @@ class Known:
     newest_vm: int = 1 << 62
     """The highest id that any VM of oned has had."""
     past: frozenset[tuple[int, int, str]] = frozenset()
-    """(vm, disk, SOURCE) of VMs that are DONE, as far as somebody has asked."""
+    """(vm, disk, SOURCE) of VMs that are DONE, as far as oned was asked."""
     places: Mapping[int, gc_places.Place] = field(default_factory=dict)
-    """Where the files of VMs are, as far as somebody has asked."""
+    """Where the files of VMs are, as far as oned was asked."""
     born: Mapping[int, int] = field(default_factory=dict)
     """When each image was made (REGTIME)."""
     discarded: frozenset[str] = frozenset()
-    """Names of directories of kept disks that nobody wants any more: the administrator has said so."""
+    """Names of the directories of kept disks that the administrator has discarded."""
 
     def why_not(self, vm: int) -> str:
-        """Return why a VM that oned does not know might be one all the same, '' if it is not."""
+        """Return why a VM that oned does not know may exist all the same, '' if it does not."""
         newer = f"VM {vm} is newer than any that oned has had: was an older database restored?"
         return "" if vm <= self.newest_vm else newer
 
@@ -164,7 +165,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is left over; `keep` says why it is not removed all the same."""
+    """One thing that is left over; `keep` says why gc does not remove it all the same."""
 
     machine: str
     location: str
@@ -177,14 +178,14 @@ class Finding:
     vm: int = -1
     keep: str = ""
     libvirt: bool = True
-    """Its machine runs domains."""
+    """Whether its machine runs domains."""
     image: s.ImageRef | None = None
-    """It is in a pool: that image, or a snapshot of it."""
+    """The image, if it is in a pool, or has a snapshot there."""
     step: s.Step | None = None
-    """What removes it, where it is in no directory of the machine's own."""
+    """The step that removes it, if it is outside the machine's own directories."""
 
     def steps(self) -> list[s.Step]:
-        """Return what removes it on its machine."""
+        """Return the steps that remove it on its machine."""
         if not self.location:
             return [self.step] if self.step else []
         if self.kind == "vm":
@@ -194,7 +195,7 @@ class Finding:
 
 
 class _Everywhere:
-    """What some machine has in use; paths of stores are the same on all of them."""
+    """What machines have in use; paths of stores are the same on all of them."""
 
     def __init__(self, machines: list[Machine], all_seen: bool) -> None:
         self.open = gc_places.Paths(
@@ -316,8 +317,8 @@ class _OnMachine:
             if kind == "incoming" and self._is_idle(item):
                 yield self._finding(kind, item, f"a killed move of VM {vm} left it", vm)
             if kind == "outgoing":
-                # Set aside by a move that died before its own directory took the place: the only one there
-                # is.
+                # A move that died before its directory took the place has set this one aside: it is the only
+                # one.
                 only = f"it may be the only directory of VM {vm}; retry its move"
                 keep = "" if (item["system"], vm) in published else only
                 yield self._finding(kind, item, f"a killed move of VM {vm} left it", vm, keep)

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the directory of a VM belongs, from what oned says of it; and which others of it may go.
+"""Where the directory of a VM belongs, by its state in oned; and which others of it may go.
 
     ACTIVE and RUNNING, POWEROFF, SUSPENDED    the host of the last history record, in its system datastore
     STOPPED, UNDEPLOYED                        the front-end
-    anything else                              something is under way, or has failed half-way: nobody says
-    where
+    anything else                              unknown: an action is under way, or has failed half-way
 
-One that is elsewhere goes only if the whole VM is where it belongs: that is looked at again, by the machines
-and by oned, just before it goes.
+A directory elsewhere goes only if the whole VM is where it belongs: gc asks the machines and oned again just
+before it removes one.
 """
 
 from __future__ import annotations
@@ -31,9 +30,7 @@ class Place(NamedTuple):
 
 
 class Paths:
-    """Paths that something has in use, and all above them: so what has one of them below itself is found
-    without a look at each.
-    """
+    """Paths in use, and all above them: so a directory above one is found without a look at each."""
 
     def __init__(self, paths: Iterable[str]) -> None:
         self._above: set[str] = set()
@@ -61,8 +58,9 @@ def place_of(vm: Vm, front_end: str, is_here: Callable[[str], bool]) -> Optional
 
 
 def after_failure(vm: Vm, front_end: str, is_here: Callable[[str], bool]) -> list[Place]:
-    """Return where the files of a VM may be that waits for `onevm recover`: front-end, last two hosts; none
-    in any other state.
+    """Return where the files of a VM that waits for `onevm recover` may be: front-end, last two hosts.
+
+    Empty in any other state.
     """
     if not vm.has_failed or not vm.host:
         return []
@@ -72,8 +70,9 @@ def after_failure(vm: Vm, front_end: str, is_here: Callable[[str], bool]) -> lis
 
 
 def in_question(found: Iterable[tuple[str, Mapping[str, Any]]], hosts: Mapping[int, str]) -> set[int]:
-    """Return the VMs that oned knows of which some machine (name, what it has) has a directory elsewhere than
-    on their host.
+    """Return the VMs in oned of which a machine has a directory that is not on their host.
+
+    `found`: name and facts of machines.
     """
     seen: dict[int, list[str]] = {}
     for machine, item in found:
@@ -83,9 +82,7 @@ def in_question(found: Iterable[tuple[str, Mapping[str, Any]]], hosts: Mapping[i
 
 
 def why_kept(item: Mapping[str, Any], home: Optional[Mapping[str, Any]], place: Place) -> str:
-    """Return why a directory that is not where it belongs may be the only one, '' if it is not; `home` is
-    what is there.
-    """
+    """Return why a misplaced directory may be the only one, '' if it is not; `home`: the right one."""
     if home is None:
         return f"it may be the only directory of VM {item['vm']}: {place.machine} has none, or was not asked"
     if item.get("seq", -1) > home.get("seq", -1):
@@ -105,10 +102,9 @@ def why_kept(item: Mapping[str, Any], home: Optional[Mapping[str, Any]], place: 
 
 
 def why_unlinked_stays(vm: int, known: Mapping[int, str], why: str) -> str:
-    """Return why layers on a device stay to which no link leads, '' if nobody misses them; `why` they may be
-    in use, as far as seen.
+    """Return why layers on a device to which no link leads stay, '' if they may go.
 
-    VM -1: not layers but a base, which is made again where it is wanted.
+    `why`: they may be in use, as far as seen. VM -1: a base, which is made again when it is wanted.
     """
     if vm < 0:
         return ""
@@ -116,17 +112,13 @@ def why_unlinked_stays(vm: int, known: Mapping[int, str], why: str) -> str:
 
 
 def living(facts: dict[str, Any]) -> Iterator[str]:
-    """Yield what processes of a machine have staged that are there, whatever its age: a clock may be set
-    while they write.
-    """
+    """Yield what living processes of a machine have staged, of whatever age: clocks may be set."""
     for holder in (facts, *facts["root"]["bases"], *facts["vms"], *facts["stores"]):
         yield from (item["path"] for item in holder["staged"] if item.get("lives"))
 
 
 def orphans(facts: Mapping[str, Any], location: str) -> Iterator[tuple[int, str, str, str]]:
-    """Yield the VMs, with their directories, of which nothing is left but a domain; why it is named, and what
-    ends it.
-    """
+    """Yield VMs of which only a domain is left: id, directory, why it is named, and what ends it."""
     there = {item["path"] for item in facts["vms"]}
     names = [
         used[len(location) + 1 :].split("/")

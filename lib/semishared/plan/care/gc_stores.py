@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is left over in the pools of datastores on Ceph, and of shares, against what oned knows.
+"""What is left over in the pools of Ceph datastores, and of shares, that oned does not know.
 
-Names are collected before oned is asked, and looked into after that: whatever was there then and is not known
-to oned will not be known to it later. Others may have images in the same pool: what has not our mark on it is
-not looked at.
+gc collects names before it asks oned, and looks at them after that: what was there then and is unknown to
+oned will be unknown to it later. Other programs may have images in the same pool: gc does not look at what
+lacks our mark.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .gc import Finding, Known
 
 @dataclass(frozen=True)
 class Pool:
-    """A pool, the datastore whose it is, and the names in it."""
+    """A datastore's pool and the names in it."""
 
     machine: str
     store: int
@@ -109,9 +109,7 @@ def find_in_pool(pool: Pool, looks: dict[str, Any], older_than: int, known: Know
 
 
 def with_snapshots(pool: Pool) -> list[str]:
-    """Return the names of the images whose snapshots need a look: of ours, but for those that an action is
-    about to put back.
-    """
+    """Return the images whose snapshots need a look: ours, but for those that an action will put back."""
     named = {name: rbd_names.named(name) for name in pool.images}
     return [name for name, said in named.items() if said and not said.is_staged and not said.is_changing]
 
@@ -119,9 +117,7 @@ def with_snapshots(pool: Pool) -> list[str]:
 def snapshots(
     pool: Pool, found: dict[str, Any], looks: dict[str, Any], older_than: int, known: Known
 ) -> Iterator[Finding]:
-    """Yield the snapshots that are left over, of those that were found; `looks` has the images that are being
-    made.
-    """
+    """Yield those snapshots of `found` that are left over; `looks` has the images that are being made."""
     making = [look["watchers"][0] for look in looks.values() if look["watchers"]]
     for name, data in sorted(found.items()):
         said, source = rbd_names.named(name), pool.source(name)
@@ -155,17 +151,14 @@ class Shares:
     rows: tuple[dict[str, Any], ...]
     keys: tuple[dict[str, Any], ...] = ()
     cloud: str = ""
-    """Which OpenNebula the root says that it is of: this one, as another's is not looked at; '' if it does
-    not say.
-    """
+    """The OpenNebula that the root names: this one, as another's is not looked at; '' if it names none."""
 
 
 def is_of(row: Mapping[str, Any], store: int, having: int, born: int) -> bool:
-    """Tell whether a share in datastore `store` is that of the image of its id, which is in `having` and was
-    made at `born` (-1: unknown).
+    """Tell whether a share in datastore `store` belongs to the image of its id.
 
-    An oned whose database was restored gives ids anew, also in other datastores. A record that cannot be read
-    says nothing of when.
+    `having`: the datastore of that image; `born`: when it was made (-1: unknown). An oned whose database was
+    restored uses ids again, also in other datastores. An unreadable record does not say when.
     """
     return store == having and (born < 0 or row["born"] in (-1, born))
 
@@ -173,9 +166,8 @@ def is_of(row: Mapping[str, Any], store: int, having: int, born: int) -> bool:
 def find_in_shares(shares: Shares, known: Known) -> Iterator[Finding]:
     """Yield what is left over in a datastore.
 
-    All is kept in a root of an older version, which does not say of which OpenNebula it is. Shares are
-    collected before oned is asked, which knows an image before its share is made, and until its share is
-    gone.
+    A root of an older version names no OpenNebula: all in it is kept. The shares were listed before oned was
+    asked; oned knows an image before its share is made and until that is gone.
     """
     says_so = f"`semishared share init {shares.store}` does"
     unknown = "" if shares.cloud else f"{shares.tree.root} does not say of which OpenNebula it is: {says_so}"
@@ -186,7 +178,7 @@ def find_in_shares(shares: Shares, known: Known) -> Iterator[Finding]:
         if image in stores and is_of(row, shares.store, stores[image], known.born.get(image, -1)):
             continue
         has = f"oned has another image {image}" if image in stores else f"oned has no image {image}"
-        # An id that has been given anew is for a person to judge.
+        # A person judges an id that was used again.
         is_left = not row["source"] and "wrong" not in row and image not in stores
         kept = row.get("snapshots", ())
         with_them = f", and {len(kept)} of its snapshots are there" if kept else ""

@@ -24,8 +24,8 @@ from .choose import BOUND, RESERVE, Device, drawn
 
 ATTEMPTS = 100
 LOOKS = 400_000
-"""At items and devices in all attempts: of a pool with very many items only as many are made as take part of
-a second.
+"""Looks at items and devices, all attempts together: a pool with very many items gets fewer attempts, so that
+the search takes part of a second.
 """
 
 
@@ -38,7 +38,7 @@ class File(NamedTuple):
 
 
 class Level(NamedTuple):
-    """Bytes that a device holds, may come to hold (as a target), and is to hold at most in the end."""
+    """Bytes that a device holds, may hold (as a target), and is to hold at most in the end."""
 
     used: int
     most: int
@@ -50,12 +50,11 @@ Found = List[Tuple[File, str]]
 
 
 def search(levels: Mapping[str, Level], files: Sequence[File], most: int) -> Found:
-    """Return moves of at most `most` bytes after which every device has reached its goal; none if no attempt
-    finds any.
+    """Return moves of at most `most` bytes that bring every device to its goal; none if none are found.
 
-    With few files for each device it is a matter of which ones. So many orders of the same files are tried,
-    always the same orders: in each what fits is moved, and one file goes there and a smaller one back where
-    only that helps. The cheapest success is taken.
+    With few files for each device it matters which ones move. So many orders of the files are tried, always
+    the same: in each what fits is moved, and one file goes there and a smaller one back where only that
+    helps. The cheapest success wins.
     """
     best: Found = []
     fewest = most
@@ -127,28 +126,29 @@ class _Attempt:
 AIM = 1.09
 LIMIT = 1.1
 CLASSES = ("fast", "slow")
-"""Of devices between which files are spread by their fill."""
+"""Classes of devices between which files are spread by their fill."""
 
 
 class Item(NamedTuple):
-    """What goes to another device as one: all layers of a disk, or a base with its leases."""
+    """What moves to another device as one: all layers of a disk, or a base with its leases."""
 
     part: str
-    """Of the device's directories: layers, or bases."""
+    """Directory of the device: layers, or bases."""
     name: str
-    """Of its directory there."""
+    """Name of its directory there."""
     device: str
     size: int
     """Bytes."""
     key: str
-    """By which it is placed."""
+    """Key that places it."""
     classes: Tuple[str, ...] = ()
-    """On which classes of devices its disk wants to lie (SEMISHARED_CLASS); none: nobody said."""
+    """Classes of devices that its disk wants (SEMISHARED_CLASS); none: any."""
 
     @property
     def tried(self) -> Tuple[str, ...]:
-        """Return the classes to which it can be moved, in their order: memory takes what is made there, or
-        arrives, with a promise.
+        """Return the classes to which it can move, in their order.
+
+        Not memory: that takes only what is made there, or arrives, with a promise.
         """
         return tuple(word for word in Want(self.classes).tried if word != MEMORY)
 
@@ -161,9 +161,7 @@ class Move(NamedTuple):
 
 
 def drain(devices: Sequence[Device], items: Sequence[Item], uuid: str) -> List[Move]:
-    """Return where all items of a device go; on no other device less is left than its reserve, which its
-    guests fill.
-    """
+    """Return where all items of a device go; other devices keep their reserve, which their guests fill."""
     left = {device.uuid: device for device in devices if device.uuid != uuid}
     moves = []
     for item in sorted((item for item in items if item.device == uuid), key=_largest_first):
@@ -177,9 +175,7 @@ def drain(devices: Sequence[Device], items: Sequence[Item], uuid: str) -> List[M
 
 
 def rebalance(devices: Sequence[Device], items: Sequence[Item]) -> List[Move]:
-    """Return as few moves, by their bytes, as bring each device down to the bound; each stays within its
-    class.
-    """
+    """Return moves, few by bytes, that bring each device down to the bound; each stays within its class."""
     moves: List[Move] = []
     for device_class in CLASSES:
         of_class = [device for device in devices if device.device_class == device_class and device.share > 0]
@@ -196,13 +192,13 @@ def _within(devices: Sequence[Device], items: Sequence[Item]) -> List[Move]:
     found = _searched(devices, items)
     if found or not moves:
         return found
-    # From there it may be found, and the next rebalance is to find nothing.
+    # This state may be found as it is, and the next rebalance must find nothing to do.
     more = dict(zip(((move.item.part, move.item.name) for move in moves), moves))
     for move in _within(left, there):
         was = more.get((move.item.part, move.item.name), move).item
         more[was.part, was.name] = Move(was, move.target)
     both = [move for move in more.values() if move.target != move.item.device]
-    # What is begun here alone the next rebalance would go on with: all of it, or nothing.
+    # The next rebalance would go on with half of it: so all or nothing.
     return both if sum(move.item.size for move in both) <= _most(devices) else []
 
 
@@ -230,7 +226,7 @@ def _after(
 
 
 def _searched(devices: Sequence[Device], items: Sequence[Item]) -> List[Move]:
-    """Return moves that bring all devices down to the bound, found by trying; none if there are no such."""
+    """Return moves, found by trying, that bring all devices down to the bound; none if there are none."""
     mean, levels = _mean(devices), {}
     for device in devices:
         aim, is_above = int(AIM * mean * device.share), device.used > int(BOUND * mean * device.share)
@@ -243,7 +239,7 @@ def _searched(devices: Sequence[Device], items: Sequence[Item]) -> List[Move]:
 
 
 def _one_by_one(devices: Sequence[Device], items: Sequence[Item]) -> List[Move]:
-    """Return moves that bring each device for itself down as far as that can be told, the fullest first."""
+    """Return moves that bring down each device by itself, the fullest first, as far as possible."""
     mean = _mean(devices)
     gaps = {device.uuid: min(int(AIM * mean * device.share) - device.used, device.room) for device in devices}
     moves: List[Move] = []
@@ -267,9 +263,7 @@ def _largest_first(item: Item) -> Tuple[int, str, str]:
 
 
 def _enough(own: Sequence[Item], need: int, most: int, gaps: Mapping[str, int]) -> List[Move]:
-    """Return moves of at least `need` bytes, as few as can be told and `most` at most; of less if there are
-    no such moves.
-    """
+    """Return few moves of `need` to `most` bytes together; of fewer bytes if there are none."""
     begun: List[Move] = []
     left, gaps_left = need, dict(gaps)
     for item in own:
@@ -292,9 +286,7 @@ def _enough(own: Sequence[Item], need: int, most: int, gaps: Mapping[str, int]) 
 def _completions(
     rest: Sequence[Item], begun: Sequence[Move], left: int, most: int
 ) -> Iterator[Tuple[Tuple[int, bool, str], Item, Optional[Move]]]:
-    """Yield what completes moves that have begun: how many bytes that adds, one more item, and which of those
-    it takes the place of.
-    """
+    """Yield what completes begun moves: added bytes, one more item, and the move that it replaces."""
     for item in rest:
         if left <= item.size <= most:
             yield (item.size, False, item.name), item, None
@@ -344,40 +336,38 @@ def unevenness(devices: Sequence[Device]) -> float:
 
 # Memory that gets full: which disk leaves it for another device, and when a paused guest goes on.
 #
-# Memory is judged by the fill of its file system. libvirt's threshold of a disk (virDomainSetBlockThreshold)
-# would tell of one guest's writing: it is said once, forgotten by a libvirtd that is started again and with
-# every layer that is put on the disk, and no threshold of a single disk is right for memory that all of them
-# share. A guest that was faster than whoever looks stands still, and loses nothing by it: so looking again
-# and again is enough.
+# The fill of memory's file system decides. A threshold of libvirt for a disk (virDomainSetBlockThreshold)
+# reports one guest's writing, once. libvirtd forgets it when it restarts, and with every new layer of the
+# disk; and no threshold of one disk is right for memory that all share. A guest that fills memory before the
+# next look is paused, and loses nothing: so it is enough to look again and again.
 
 
 HIGH = 0.8
-"""Memory that is fuller than that part of it gives a disk away."""
+"""Memory that is fuller than this part of it gives a disk away."""
 AHEAD_S = 10
-"""What a disk comes to hold within so many seconds, if its guest goes on as it does, counts as if it were
-there.
-"""
+"""Seconds of a guest's writing, at its present rate, that count as if they were written."""
 ENOUGH = 64 * MiB
-"""A guest goes on where so many bytes are free, or a twentieth of what there is if that is less."""
+"""Free bytes with which a guest goes on, or a twentieth of the memory if that is less."""
 
 
 class Wait(NamedTuple):
-    """A disk of a guest that stands still, on which a write has failed."""
+    """A disk of a paused guest, on which a write has failed."""
 
     is_full: bool
-    """Whether there was no room for it (ENOSPC), as far as QEMU says; else it is another error."""
+    """Whether QEMU reports ENOSPC; else it is another error."""
     classes: Collection[str]
-    """On which it is to lie (SEMISHARED_CLASS)."""
+    """Classes that the disk wants (SEMISHARED_CLASS)."""
     was_in_memory: bool
-    """It is there yet, or was a moment ago."""
+    """Whether it is in memory, or was a moment ago."""
     capacity: int
-    """Bytes of the device, or the file system, where it lies by now."""
+    """Bytes of the device, or the file system, where it lies now."""
     free: int
 
 
 def is_due(device: Device) -> bool:
-    """Tell whether memory is so full that a disk is to leave it: of what is promised once, all else is
-    refused before it is full.
+    """Tell whether memory is so full that a disk must leave it.
+
+    Of memory promised only once, all else is refused before it is full.
     """
     return device.is_overcommitted and device.used > HIGH * device.capacity
 
@@ -385,11 +375,9 @@ def is_due(device: Device) -> bool:
 def order(
     devices: Sequence[Device], items: Sequence[Item], memory: str, growth: Mapping[str, float]
 ) -> List[Move]:
-    """Return the disks in memory that may lie elsewhere, where each would go, and the one first that will
-    take most of it.
+    """Return the disks in memory that may leave it, with their targets; the one that fills it most first.
 
-    `growth`: bytes per second, by the names of items. A disk that has to be in memory (`SEMISHARED_CLASS =
-    ram` alone) stays there.
+    `growth`: bytes per second, by item. A disk with `SEMISHARED_CLASS = ram` alone stays there.
     """
     own = [item for item in items if item.device == memory and item.size > 0]
     own.sort(key=lambda item: (-(item.size + AHEAD_S * growth.get(item.name, 0)), item.name))
@@ -398,11 +386,10 @@ def order(
 
 
 def may_go_on(waits: Sequence[Wait]) -> bool:
-    """Tell whether a guest that libvirt says stands still after an error goes on: all that failed was room in
-    memory, and there is some.
+    """Tell whether a guest that libvirt paused after an error goes on: only memory was full, and has room.
 
-    Other disks that fail are for people to look at. Memory itself fails for want of room alone, by whatever
-    name that comes.
+    People look at other disks that fail. A write to memory fails only for want of room, whatever QEMU calls
+    it.
     """
     return bool(waits) and all(map(_has_room, waits))
 

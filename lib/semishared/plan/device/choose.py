@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On which device of its host's pool a disk, or a base, is to lie.
+"""Choose the device of a host's pool for a disk or a base, and the device class that a disk asks for.
 
-Whole files are placed, whose final size nobody knows: spreading them by a hash alone fills one device while
+Whole files are placed, and their final size is unknown: spreading them by a hash alone fills one device while
 others are half empty. So the order that the hash gives is only where the search begins: the first device with
-room that is not much fuller than the pool is taken. What is taken is recorded by a link, and never computed
-again.
+room that is not much fuller than the pool is taken. A link records it; it is never computed again.
 
     share         Brinkmann, Salzwedel, Scheideler: Compact, adaptive placement schemes for non-uniform
-    requirements (SPAA 2002): each
-                  device covers an interval of a ring, as long as its share of the pool; those that cover a
-                  key's point compete
+                  requirements (SPAA 2002): each device covers an interval of a ring, as long as its share of
+                  the pool; those that cover a key's point compete
     share-scaled  the same, with lengths that depend on the device alone until the pool has doubled
     rendezvous    weighted rendezvous: all devices compete, by their weights (Thaler, Ravishankar: IEEE/ACM
-    ToN 6(1), 1998)
-
-And which class of device a disk asks for.
+                  ToN 6(1), 1998)
 """
 
 from __future__ import annotations
@@ -36,28 +32,22 @@ from ...units import KiB, human
 from ..image import placement
 
 BOUND = 1.1
-"""A device takes more as long as its fill is at most so many times that of the pool."""
+"""A device takes more as long as its fill is at most this many times that of the pool."""
 NEAR = 0.05
-"""So much fuller still may be the device of what a disk lies over: a device that dies then costs few VMs
-beside its own.
-"""
+"""The device of a disk's base may be fuller by this: a device that dies then costs few VMs beside its own."""
 RESERVE = 20
-"""One in so many of a device's bytes is left to disks that grow, where another device has room."""
+"""One in this many bytes of a device is left to disks that grow, where another device has room."""
 STRETCH = 10
-"""How often share covers the ring, times ln N: with less some of it is covered by few devices, and those are
-fuller.
-"""
+"""Times ln N, how often share covers the ring: with less, few devices cover some of it, and are fuller."""
 SCALED_STRETCH = 64
-"""The same, of share-scaled and of the scale, which is up to three times the pool: it must not change
-with N.
-"""
+"""The same of share-scaled, and of the scale, up to three times the pool: it must not change with N."""
 
 
 CLASSES = KNOWN
 MOST = 16
-"""Devices of a host."""
+"""Most devices of a host."""
 OVERCOMMIT = 8
-"""How many times over memory may be promised, if its weight says so; guests wait where it is full
+"""Most times that memory may be promised, by its weight; guests wait where it is full
 (plan/libvirt/domain.py).
 """
 
@@ -82,14 +72,14 @@ class Device(NamedTuple):
     """Bytes."""
     free: int
     weight: float = 1.0
-    """How much of its capacity counts, of memory, how many times over it is promised; 0: it takes nothing
+    """The part of its capacity that counts; of memory, how many times it is promised; 0: it takes nothing
     more.
     """
     device_class: str = CLASSES[0]
     promised: int = 0
-    """Of memory: the bytes that what is there can come to hold."""
+    """Bytes that the files in memory can come to hold."""
     pending: int = 0
-    """The bytes that what was placed there lately is still expected to take."""
+    """Bytes that files placed there lately are still expected to take."""
 
     @property
     def share(self) -> float:
@@ -106,7 +96,7 @@ class Device(NamedTuple):
 
     @property
     def room(self) -> int:
-        """Return the bytes that it takes before it has only its reserve left, and what is pending."""
+        """Return the bytes that it takes until only its reserve, and what is pending, are left."""
         return self.free - self.capacity // RESERVE - self.pending
 
     @property
@@ -115,21 +105,21 @@ class Device(NamedTuple):
 
     @property
     def unpromised(self) -> int:
-        """Return the bytes of memory that nothing there can come to hold: what is left beside that are its
-        tables, and those of files.
-        """
+        """Return the bytes of memory that no file there can come to hold, less the tables of both."""
         return int((self.capacity - self.capacity // RESERVE) * self.weight) - self.promised
 
     def takes(self, expected: int, most: int) -> bool:
-        """Tell whether it has room for about `expected` bytes; memory, which fails its guests when it is
-        full, for the `most` of them.
+        """Tell whether it has room for about `expected` bytes.
+
+        Memory needs room for the `most`: its guests fail when it is full.
         """
         return self.unpromised >= most > 0 if self.device_class == MEMORY else self.room >= expected
 
 
 def is_overcommitted(device_class: str, weight: float, capacity: int, promised: int) -> bool:
-    """Tell whether memory can be fuller than it is promised to be, also one that takes nothing more (weight
-    0): by what it has promised.
+    """Tell whether memory can fill before its files are as large as promised.
+
+    Also memory that takes nothing more (weight 0): what it has promised counts.
     """
     return device_class == MEMORY and (weight > 1 or promised > capacity - capacity // RESERVE)
 
@@ -173,23 +163,21 @@ ABSENT, CHANGED, LOST, UNRESERVED, UNWATCHED, LIMITED, OLD, UNSAFE = KINDS
 
 
 class Wrong(NamedTuple):
-    """Something of a pool that is not as it is to be."""
+    """A difference between a pool and what it is to be."""
 
     kind: str
-    """ABSENT: disks cannot start; CHANGED: what is declared is not done, or undone, yet; LOST: disks, with
-    what memory held; UNRESERVED: memory of the host's that oned gives to VMs too; UNWATCHED: memory that is
-    promised more than once, and nobody moves disks away; LIMITED: memory that can be lost with all its disks
-    before it is full; OLD: a label from which it is not seen whether its device answers; UNSAFE: what guests
-    write there is lost, or they read something else.
+    """ABSENT: disks cannot start; CHANGED: a declaration is not done, or undone, yet; LOST: disks, with what
+    memory held; UNRESERVED: oned also gives this memory of the host to VMs; UNWATCHED: memory is promised
+    more than once, and no service moves disks away; LIMITED: memory can be lost with all its disks before it
+    is full; OLD: by its label one cannot see whether the device answers; UNSAFE: what guests write there is
+    lost, or they read something else.
     """
     text: str
 
 
 def differences(declared: Sequence[Declared], rows: Sequence[Mapping[str, Any]]) -> list[Wrong]:
-    """Return what is wrong with the devices of a host, as it reports them, against what is declared; nothing
-    if all is well.
-    """
-    # Where one has died another one may be mounted in its place.
+    """Return how the devices that a host reports differ from those declared; nothing if they do not."""
+    # Another device may be mounted in the place of one that died.
     found = {str(row["path"]): row for row in sorted(rows, key=lambda row: not row["state"])}
     wrong = []
     for device in declared:
@@ -254,7 +242,7 @@ def differences(declared: Sequence[Declared], rows: Sequence[Mapping[str, Any]])
 
 
 def _changed(device: Declared, row: Mapping[str, Any]) -> str:
-    """Return how a device that is there is not as it is declared."""
+    """Return how a device that is there differs from its declaration."""
     if not float(row["weight"]):
         return (
             f"{device.path} is being drained, or was, and takes nothing more: semishared pool add "
@@ -269,8 +257,9 @@ def _is_overcommitted(row: Mapping[str, Any]) -> bool:
 
 
 def unreserved(rows: Sequence[Mapping[str, Any]], reserved: int) -> list[Wrong]:
-    """Return what is wrong with the `reserved` bytes that oned gives to no VM of a host, -1 if not known:
-    devices of memory take some.
+    """Return what is wrong with the `reserved` bytes of a host that oned gives to no VM.
+
+    -1 if unknown; devices in memory take some.
     """
     needed = sum(
         needed_memory(int(row["total"])) for row in rows if row["class"] == MEMORY and not row["state"]
@@ -289,9 +278,7 @@ def drawn(*words: object) -> float:
 
 
 def rendezvous(key: str, shares: Mapping[str, float]) -> list[str]:
-    """Return devices in the order in which they are asked to take `key`; `shares`: the bytes of each that
-    count.
-    """
+    """Return devices in the order in which they are asked to take `key`; `shares`: the bytes of each."""
     return sorted(shares, key=lambda uuid: (-math.log(drawn("rendezvous", key, uuid)) / shares[uuid], uuid))
 
 
@@ -308,9 +295,7 @@ def share_scaled(key: str, shares: Mapping[str, float]) -> list[str]:
 
 
 def _by_intervals(key: str, shares: Mapping[str, float], stretch: float) -> list[str]:
-    """Return devices by what they draw for the key: one drawing for each time that their interval covers the
-    key's point.
-    """
+    """Return devices by their draws for the key: one draw for each time their interval covers its point."""
     point = drawn("point", key)
     best: dict[str, float] = {}
     for uuid, bytes_that_count in shares.items():
@@ -318,7 +303,7 @@ def _by_intervals(key: str, shares: Mapping[str, float], stretch: float) -> list
         inside = (point - drawn("start", uuid)) % 1.0 < length % 1.0
         draws = [drawn("draw", key, uuid, copy) for copy in range(int(length) + inside)]
         best[uuid] = max(draws, default=0.0)
-    # Those that do not cover it come last, in an order that does not always load the same one.
+    # Devices that do not cover it come last, in an order that does not always load the same one.
     rest = {uuid: at for at, uuid in enumerate(rendezvous(key, shares))}
     return sorted(shares, key=lambda uuid: (-best[uuid], rest[uuid]))
 
@@ -341,13 +326,13 @@ def choose(
     classes: Sequence[str] = USUAL,
     most: int = 0,
 ) -> str:
-    """Return the device that is to take `key`, of about `expected` bytes; '' if none takes anything.
+    """Return the device that takes `key`, of about `expected` bytes; '' if none does.
 
-    The first in the order with room and a fill within the bound, `near` (that of what it lies over) before
-    all; else the least filled with room. As long as a device of the class in front has room, no other of
-    `classes` is looked at. If nothing fits beside what is pending, which is a guess, it is the least filled
-    of those of the class in front that have room now; if nothing fits now, the one with the most bytes left:
-    bases there may go. Never so of memory, where `most` bytes have to fit.
+    It is the first in the order with room and a fill within the bound, `near` (the device of its base) before
+    all; else the least filled with room. While a device of the first class has room, no other of `classes` is
+    looked at. If nothing fits beside what is pending, which is a guess, it is the least filled of the first
+    class with room now; if nothing fits now, the one with most bytes left: bases there may go. Never so of
+    memory, where `most` bytes have to fit.
     """
     takers = [device for device in devices if device.share > 0 and device.device_class in classes]
     for device_class in classes:
@@ -371,9 +356,7 @@ def choose(
 
 
 def none_takes(devices: Sequence[Device], want: Want, mount: Callable[[str], str], host: str) -> str:
-    """Return why no device of a host takes something for which classes are wanted; `mount`: where a device is
-    mounted, by its UUID.
-    """
+    """Return why no device of a host takes what wants these classes; `mount`: the mount point of a UUID."""
     left = [
         f"{mount(device.uuid)} has {human(max(device.unpromised, 0))} that are not promised"
         for device in devices
@@ -397,19 +380,17 @@ def _first(devices: Sequence[Device], key: str, expected: int, near: str, order:
     return min(with_room, key=lambda uuid: (with_room[uuid], uuid))
 
 
-# The class of device for a local disk: said by SEMISHARED_CLASS, noted in its record for its moves.
+# The class of device for a local disk: SEMISHARED_CLASS names it, its record keeps it for moves.
 #
-# What a persistent image is to get back is never in memory, which is empty after a restart of the host.
+# A diff that must be committed is never in memory, which is empty after a restart of the host.
 
 
 GROWTH = 10
-"""One in so many bytes of its size is what an overlay is taken to come to hold (disk/create.py)."""
+"""One in this many bytes of its size is what an overlay is expected to hold (disk/create.py)."""
 
 
 def wanted(image: Image, datastore: Datastore, place: Place) -> tuple[str, ...]:
-    """Return the classes for a disk, () if it does not lie on a device, or nobody says; raise
-    BadAttribute.
-    """
+    """Return the classes for a disk, () for any, or for one on no device; raise BadAttribute."""
     found = placement.device_classes(image, datastore)
     if not place.is_local or not place.is_layered:
         return ()
@@ -417,7 +398,7 @@ def wanted(image: Image, datastore: Datastore, place: Place) -> tuple[str, ...]:
 
 
 def warned(disk: Disk, image: Image, datastore: Datastore, place: Place) -> Plan:
-    """Say it if a disk would be in memory, and must not be."""
+    """Warn of a disk that asks for memory and must not be there."""
     if place.commits and MEMORY in placement.device_classes(image, datastore):
         yield warn(
             f"disk {disk.id} is of a persistent image: SEMISHARED_CLASS = {MEMORY} is not for it, "
@@ -426,7 +407,7 @@ def warned(disk: Disk, image: Image, datastore: Datastore, place: Place) -> Plan
 
 
 def placed(host: str, ref: s.DiskRef, disk: Disk, classes: tuple[str, ...], place: Place) -> Plan:
-    """Have a place for a disk before it, and what it lies over, is made: it may be refused."""
+    """Find a place for a disk before it and its base are made: the host may refuse."""
     if classes:
         from ...model.device.steps import PlaceLayers
 
@@ -444,8 +425,7 @@ def noted(host: str, ref: s.DiskRef, classes: tuple[str, ...]) -> Plan:
 
 
 def travelling(vm: Vm, classes: Mapping[Any, Sequence[str]], more: int = 0) -> dict[str, Any]:
-    """Return what disks want where they go (ReceiveVm), of each that has `classes` by its number in its
-    record.
+    """Return what disks want where they go (ReceiveVm): `classes` by number, as their records have them.
 
     `more`: layers that they get on their way.
     """

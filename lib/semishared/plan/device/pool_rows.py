@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `semishared pool drain` and `rebalance` can move, in which order, and what they print of it.
+"""Which moves `semishared pool drain` and `rebalance` can make, in which order, and their output.
 
-Bases come first: a disk that is moved while its guest runs then opens the base where it is going to be.
+Bases come first: a disk that is moved while its guest runs then opens the base in its new place.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Row = Dict[str, Any]
 
 
 class Held(NamedTuple):
-    """What a host says that lies on a device."""
+    """A host's word of what lies on a device."""
 
     item: Item
     said: Mapping[str, Any]
@@ -52,7 +52,7 @@ class Held(NamedTuple):
 
 
 def held(items: Iterable[Mapping[str, Any]]) -> List[Held]:
-    """Return what a host has answered to ListHeld."""
+    """Return a host's answer to ListHeld."""
     return [Held(item(said), said) for said in items]
 
 
@@ -71,7 +71,7 @@ def item(said: Mapping[str, Any]) -> Item:
 
 
 def devices(rows: Iterable[Mapping[str, Any]]) -> List[choose.Device]:
-    """Return the devices that are there and can be written to, of those in an answer to ListHeld."""
+    """Return the devices of a ListHeld that are there and can be written to."""
     return [
         choose.Device(
             str(row["uuid"]), int(row["total"]), int(row["free"]), float(row["weight"]), str(row["class"])
@@ -82,8 +82,9 @@ def devices(rows: Iterable[Mapping[str, Any]]) -> List[choose.Device]:
 
 
 def named(rows: Sequence[Mapping[str, Any]], word: str, host: str) -> str:
-    """Return the UUID of the device that is meant, by its path (of several the one that is well) or UUID;
-    raise BadArguments.
+    """Return the UUID of the device of that path (of several the one that is well) or UUID.
+
+    Raise BadArguments if there is none.
     """
     for row in sorted(rows, key=lambda row: bool(row["state"])):
         if word.rstrip("/") in (row["path"], row["uuid"]):
@@ -95,9 +96,7 @@ def named(rows: Sequence[Mapping[str, Any]], word: str, host: str) -> str:
 
 
 def why_not(vm: Optional[Vm], host: str) -> str:
-    """Return why a disk of a VM, as oned has it now, stays where it is on a host; '' if it can be moved, also
-    while the VM runs.
-    """
+    """Return why a disk of a VM, as oned has it now, stays where it is; '' if it can move, even running."""
     if vm is None:
         return "OpenNebula has no such VM: semishared gc"
     if vm.host != host:
@@ -112,7 +111,7 @@ def why_not(vm: Optional[Vm], host: str) -> str:
 def staying(
     found: Sequence[Held], vms: Mapping[int, Optional[Vm]], host: str, memory: Collection[str] = ()
 ) -> Dict[Item, str]:
-    """Return why what cannot be moved now stays where it is; `memory`: the devices that are that."""
+    """Return why items stay where they are, for those that cannot move now; `memory`: devices in memory."""
     why = {}
     for held in found:
         own = disk_names.beside_named(str(held.said.get("vm_dir", "")).rpartition("/")[2])
@@ -139,7 +138,7 @@ def _why_not_live(held: Held, vm: Vm, memory: Collection[str]) -> str:
 
 
 def no_room(held: Held) -> str:
-    """Return why nothing takes what is held."""
+    """Return why no device takes what is held."""
     of_class = (
         f" of class {' or '.join(held.item.tried or held.item.classes)} (SEMISHARED_CLASS)"
         if held.item.classes
@@ -152,7 +151,7 @@ def step(held: Held, move: Move, root: str, vm: Optional[Vm], rate: int) -> Move
     """Return the step that makes a move."""
     if held.item.part == BASES:
         return MoveBase(root, held.item.name, move.target, rate)
-    # Also of one that is off for oned: its host sees whether that is so.
+    # Also of a VM that is off for oned: its host sees whether it runs.
     domain = running_domain(vm) if vm is not None and not held.is_kept else ""
     disk = DiskRef(held.vm, int(held.said["disk"]), str(held.said["vm_dir"]))
     return MoveLayers(disk, domain, held.item.name, move.target, rate)
@@ -164,7 +163,7 @@ def in_order(moves: Sequence[Move]) -> List[Move]:
 
 
 def row(held: Held, target: str, path: Callable[[str], str], **more: object) -> Row:
-    """Return what is said of one thing; `path`: of a device, by its UUID."""
+    """Return the row of one thing; `path`: of a device, by its UUID."""
     said: Tuple[int, int] = (held.vm, int(held.said.get("disk", -1)))
     where = {"from": path(held.item.device), "to": path(target) if target else ""}
     return {
@@ -183,10 +182,9 @@ def row(held: Held, target: str, path: Callable[[str], str], **more: object) -> 
 def reading_on(
     found: Sequence[Held], uuid: str, vms: Mapping[int, Optional[Vm]], rows: Sequence[Row]
 ) -> List[int]:
-    """Return the running VMs that lie over bases of a device: they have those open as they are until they
-    open them again.
+    """Return the running VMs over bases of a device: QEMU keeps those open until it opens them again.
 
-    That those have done whose disks went to another device after it, as `rows` say.
+    It has done so for disks that went to another device after their base, as `rows` say.
     """
     names = [
         name

@@ -119,18 +119,18 @@ def domain_of(asked: Backup, live: bool) -> str:
     return name
 
 
-# Plan of cpds: a disk is saved as another image, which its store has to reach first (plan/store/rbd.py).
+# cpds saves a disk as another image, which its store has to reach first (plan/store/rbd.py).
 
 
 AWAY = (LcmState.HOTPLUG_SAVEAS_UNDEPLOYED, LcmState.HOTPLUG_SAVEAS_STOPPED)
-"""In which the files of the VM are on the front-end."""
+"""States in which the files of the VM are on the front-end."""
 
 
 class Told(NamedTuple):
     """What the front-end knows of the machines."""
 
     host: str
-    """Where the disk is."""
+    """The machine that has the disk."""
     is_bridge: bool
     """That host is the bridge of the other image's store, whatever each is called."""
     freeze: str

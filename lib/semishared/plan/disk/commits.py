@@ -1,23 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Diffs: overlays on hosts of persistent images, and the commits that bring them into the images.
+"""Diffs: overlays on hosts over persistent images, and the commits that write them into the images.
 
     ln              the image is claimed for the disk; an empty overlay over the base of its present content
     mvds            all is committed, the claim is given up, the disk goes (plan/disk/removals.py)
     on request      what is there now is frozen under a new layer, and committed; the guest runs on
 
                     base <- 0 <- (1)           0 is committed; () is written
-                    base <- 0 <- 1 <- (2)      1 is to be: if that is refused, it is committed by the next
-                    request, before
-                                               anything is frozen; so refusals do not add up to layers
+                    base <- 0 <- 1 <- (2)      1 is to be: if that is refused, the next request commits it
+                                               first, then freezes; so refusals do not add up to layers
                     base <- 1' <- (2)          1 was: it takes over what 0 holds
 
-Until the commit the overlay is the only copy of what was written. So nothing here removes one that is not
-committed: `delete` has it kept (disk/retained_diffs.py), and a commit that cannot be is refused, and leaves
-the disk as it is.
+Until the commit the overlay is the only copy of what was written. So nothing here removes an uncommitted one:
+`delete` has it kept (disk/retained_diffs.py), and a refused commit leaves the disk as it is.
 
-oned knows nothing of a commit on request, and may begin anything with the VM. So nobody is ended for it who
-is at work on the disks; oned is asked when they are ours, and whatever acts on them after that ends the
-commit, which the next one repeats.
+oned knows nothing of a commit on request, and may begin any action with the VM. So the commit ends no other
+action on the disks. It asks oned once it has its turn at them. An action that comes later ends the commit,
+and the next commit repeats it.
 """
 
 from __future__ import annotations
@@ -36,8 +34,8 @@ from . import freeze as disk_freeze
 def commit(place: DiskPlace, vm: Vm, domain: str, freeze: str, rate: int = 0) -> Part[int]:
     """Plan a commit on request; return how many bytes were committed.
 
-    `domain` is what libvirt on the disk's machine calls the guest, whether it runs or not; '' where there are
-    no domains. `rate`: bytes per second that go to the store, 0 for no limit.
+    `domain`: libvirt's name of the guest, whether it runs or not; '' on a machine without domains. `rate`:
+    bytes per second to the store, 0 for no limit.
     """
     host, disk = place.host, disks.disk_ref(place)
     runs = yield from _turn(host, disk, domain)
@@ -50,8 +48,8 @@ def commit(place: DiskPlace, vm: Vm, domain: str, freeze: str, rate: int = 0) ->
             f"disk {disk.disk} of VM {disk.vm} is {facts.place.name}: it has nothing to commit to an image"
         )
     if facts.system_snapshots:
-        # They live inside the layer that would be frozen, and libvirt looks for them in the one that is
-        # written.
+        # Internal snapshots live inside the layer that would be frozen; libvirt looks for them in the active
+        # one.
         raise NotSupported(
             f"VM {disk.vm} has {facts.system_snapshots} system snapshots: delete them before its "
             f"disks are committed"
@@ -67,10 +65,10 @@ def commit(place: DiskPlace, vm: Vm, domain: str, freeze: str, rate: int = 0) ->
 
 
 def kept(host: str, disk: s.DiskRef, image: int, rate: int = 0) -> Part[int]:
-    """Plan a commit of a disk that was kept when its VM was deleted, and remove it; return the bytes.
+    """Plan to commit and remove a disk that was kept when its VM was deleted; return the bytes.
 
-    `image`: the id of its image, which must be persistent still: disks of other VMs may lie over one that is
-    not. `rate` as of `commit`.
+    `image`: the id of its image, which must still be persistent: disks of other VMs may lie over any other.
+    `rate` as of `commit`.
     """
     known: Image = yield AskOned("image", image)
     if not known.is_persistent:
@@ -83,13 +81,13 @@ def kept(host: str, disk: s.DiskRef, image: int, rate: int = 0) -> Part[int]:
 
 
 def _turn(host: str, disk: s.DiskRef, domain: str) -> Part[bool]:
-    """Be alone at work on a VM's disks; return whether the guest runs."""
+    """Take the turn at a VM's disks, or be refused; return whether the guest runs."""
     (found,) = yield On(host, (c.TakeTurn(disk.vm, disk.vm_dir, domain),))
     return bool(found["runs"])
 
 
 def _still(then: Vm) -> Plan:
-    """Raise VmBusy unless oned has a VM in the state in which it was `then`."""
+    """Raise VmBusy unless oned has the VM in the same state as `then`."""
     now = yield AskOned("vm", then.id)
     states = [(vm.state, vm.lcm_state, vm.seq) for vm in (then, now)]
     if states[0] != states[1]:
@@ -121,7 +119,7 @@ def _committed(host: str, disk: s.DiskRef, top: int, domain: str, rate: int) -> 
     (described,) = yield On(host, (s.DescribeDisk(disk, domain),))
     tree = snapshots.Facts.parse(described).tree
     below = tree.chain()[tree.chain().index(top) + 1 :]
-    # Also those over which nothing lies any more: whoever merged them was killed.
+    # Also layers over which no other one lies: the commit that merged them was killed.
     gone = tuple(
         s.DropLayer(disk, number)
         for number in sorted(tree.layers, reverse=True)

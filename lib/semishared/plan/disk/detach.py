@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which disks that read from their store are to lie over bases of their hosts, and what becomes of each.
+"""Which remote-first disks get bases on their hosts, and what becomes of each.
 
 Hosts say what a disk is now. The bases come first, one session for each image to all hosts that need it
-(front/detach.py); then every host is asked for one VM after the other, so that the oned action which ends one
-of them ends no other.
+(front/detach.py). Then each host detaches one VM after the other: a oned action that ends one of them ends no
+other.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Wanted(NamedTuple):
     host: str
     vm_dir: str
     domain: str
-    """'' of one that is off."""
+    """'' of a VM that is off."""
     disks: Optional[Tuple[int, ...]] = None
-    """None for all that there are."""
+    """None for all of the VM."""
 
 
 class Found(NamedTuple):
-    """What its host says of it."""
+    """A host's answer about the VM."""
 
     wanted: Wanted
     remote: Tuple[Record, ...]
@@ -49,7 +49,7 @@ class Found(NamedTuple):
 
 
 def why_not(vm: Vm) -> str:
-    """Return why a VM cannot be detached as it is now, '' if it can."""
+    """Return why the disks of a VM cannot be detached now, '' if they can."""
     if vm.is_running or vm.state == VmState.POWEROFF:
         return ""
     if vm.is_active:
@@ -58,16 +58,14 @@ def why_not(vm: Vm) -> str:
 
 
 def wanted(vm: Vm, location: str, disks: Optional[Collection[int]] = None) -> Wanted:
-    """Return what is wanted of a VM below its host's DATASTORE_LOCATION; raise BadArguments for a domain that
-    has no name.
-    """
+    """Return a VM to detach below its host's DATASTORE_LOCATION; raise BadArguments for a bad deploy id."""
     vm_dir = f"{location}/{vm.system_datastores[-1] if vm.system_datastores else -1}/{vm.id}"
     domain = running_domain(vm) if vm.is_active else ""
     return Wanted(vm.id, vm.host, vm_dir, domain, None if disks is None else tuple(sorted(disks)))
 
 
 def due(vm: Vm, images: Mapping[int, Image], datastores: Mapping[int, Datastore]) -> Tuple[int, ...]:
-    """Return the disks of a running VM whose images want them detached unasked; raise BadAttribute."""
+    """Return a running VM's disks whose images want them detached without request; raise BadAttribute."""
     found = []
     for disk in vm.disks:
         image = images.get(disk.image_id)
@@ -80,7 +78,7 @@ def due(vm: Vm, images: Mapping[int, Image], datastores: Mapping[int, Datastore]
 
 
 def found(asked: Wanted, answer: object) -> Found:
-    """Return what a host's answer to DescribeVm says of a VM; raise BadRecord."""
+    """Return a VM by its host's answer to DescribeVm; raise BadRecord."""
     records = [record for record in described(answer) if record.place.is_remote]
     return Found(
         asked, tuple(record for record in records if asked.disks is None or record.disk in asked.disks)
@@ -88,7 +86,7 @@ def found(asked: Wanted, answer: object) -> Found:
 
 
 def images(vms: Sequence[Found]) -> Dict[ImageRef, List[str]]:
-    """Return the images of which bases are needed, and on which hosts."""
+    """Return the images that need bases, with the hosts."""
     needed: Dict[ImageRef, List[str]] = {}
     for vm in vms:
         for record in vm.remote:
@@ -103,7 +101,7 @@ class Staged(NamedTuple):
 
     generation: str
     why: str = ""
-    """Why it is not there."""
+    """Why the base is not there."""
 
 
 def on_host(
@@ -140,7 +138,7 @@ def _one(vm: Found, staged: Mapping[Tuple[ImageRef, str], Staged], rate: int) ->
 
 
 def row(asked: Wanted, record: Optional[Record] = None, **more: object) -> Row:
-    """Return what is said of a disk, or of a VM whole."""
+    """Return the row of a disk, or of a whole VM."""
     disk, image = (record.disk, record.of_image.id) if record else (-1, -1)
     return {
         "vm": asked.vm,

@@ -38,12 +38,12 @@ def _prepare(place: DiskPlace) -> s.PrepareVm:
 
 
 def grown(disk: Disk) -> int:
-    """Return the size in bytes that the disk must have at least, 0 if the image's own will do."""
+    """Return the least size of the disk in bytes, 0 if the image's own will do."""
     return disk.size if disk.size > disk.original_size else 0
 
 
 def check_store(access: store_access.Access, path: str) -> list[s.Step]:
-    """Plan to look whether the store is there, before something is read from or written to `path` in it."""
+    """Plan to check that the store is there before `path` in it is read or written."""
     if not access.marker:
         return []
     from ...model.store.datastore_steps import CheckStore
@@ -60,9 +60,7 @@ def copy_kernel(asked: FromImage, datastore: Datastore) -> Plan:
 
 
 def clone(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, options: str) -> Plan:
-    """Plan clone: a writable disk of its own, gone at shutdown. `options`: of overlays, as semishared.conf
-    has them.
-    """
+    """Plan clone: a writable disk that goes at shutdown; `options`: of overlays, by semishared.conf."""
 
     options = placement.overlay_options(options, disk.size)
     kind, place, is_hot = (
@@ -76,7 +74,7 @@ def clone(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, opti
     if is_hot and place.is_local and place.backing != "none":
         from ...model.device.steps import NoteHot
 
-        # Also of one that reads from the store: it may come to lie over a base.
+        # Also of a remote-first disk: it may be detached later.
         yield On(asked.target.host, (NoteHot(disk_ref(asked.target)),))
     yield from placement.noted(asked.target.host, disk_ref(asked.target), kind)
 
@@ -118,10 +116,10 @@ def ln(
     options: str,
     is_taken_over: bool = False,
 ) -> Plan:
-    """Plan ln: the image itself, in place, or a diff. CD-ROM and immutable images come read-only and keep
-    their generation.
+    """Plan ln: the image itself, in place, or a diff.
 
-    `is_taken_over`: from a host that is lost, by whoever notes the VM's epoch when all of it is here.
+    CD-ROM and immutable images come read-only and keep their generation. `is_taken_over`: from a lost host;
+    then failover notes the VM's epoch when all of it is here.
     """
 
     options = placement.overlay_options(options, disk.size)
@@ -175,7 +173,7 @@ def _attached(
 def _diff(
     asked: FromImage, image: s.ImageRef, bridge: str, min_size: int, options: str, is_taken_over: bool
 ) -> Plan:
-    """Plan ln of a persistent image whose place is local: claimed, and under an overlay of the VM's."""
+    """Plan ln of a persistent image whose place is local: a claim, and an overlay of the VM's."""
     from ...model.disk.commit_steps import CreateDiff, LookForDiff
     from ..store import commit_turns
 
@@ -222,9 +220,9 @@ def _volatile(asked: NewDisk, format: str, fs: str) -> Plan:
 
 
 def context(asked: Context, iso: File, size: int, shares: Optional[Clients] = None) -> Plan:
-    """Plan context: bring the front-end's CONTEXT ISO to the host; OpenNebula calls it before each boot.
+    """Plan context: bring the front-end's CONTEXT ISO to the host; oned calls it before each boot.
 
-    `shares`: what is to be noted of those of a VM that has shares.
+    `shares`: what to note of a VM's shares.
     """
     place = asked.target
     vm = place.vm_place
@@ -244,7 +242,7 @@ def context(asked: Context, iso: File, size: int, shares: Optional[Clients] = No
 
 
 def running_domain(vm: Vm) -> str:
-    """Return the name by which libvirt knows the VM; raise BadArguments for one that nobody would give it."""
+    """Return libvirt's name of the VM; raise BadArguments for a DEPLOY_ID that is no plain name."""
     domain = vm.deploy_id or f"one-{vm.id}"
     if any(not (c.isalnum() or c in "-_.") for c in domain) or domain.startswith("-"):
         raise BadArguments(f"not a deploy id: {domain!r}")

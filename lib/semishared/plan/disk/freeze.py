@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of plans for which a running guest rests, and what the log says of that."""
+"""Parts of plans for which a running guest is frozen or suspended, and their log lines."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Guest(NamedTuple):
     """The guest that uses a disk."""
 
     domain: str = ""
-    """What libvirt calls it, '' if none runs."""
+    """libvirt's name of the guest, '' if none runs."""
     freeze: str = "NONE"
     """How it rests for a moment (guest/freeze.py)."""
 
 
 def meanwhile(host: str, disk: s.DiskRef, guest: Guest, then: On) -> Plan:
-    """Have `then` done while a guest rests; its host wakes it also if that fails, or if we die."""
+    """Have `then` done while a guest rests; its host wakes the guest also if that fails, or if we die."""
     if guest.freeze == "NONE":
         yield then
         return
@@ -30,9 +30,7 @@ def meanwhile(host: str, disk: s.DiskRef, guest: Guest, then: On) -> Plan:
 
 
 def lines(*answers: Any) -> Lines:
-    """Say how a guest rested while its disk was copied, or a snapshot taken; other answers say nothing of
-    that.
-    """
+    """Say how a guest rested for a copy or snapshot of its disk; other answers have nothing about it."""
     for found in answers:
         how, why = (found.get("rest"), found.get("why")) if isinstance(found, dict) else (None, "")
         if how == "AGENT":

@@ -2,9 +2,8 @@
 """Plans of removals: delete of a disk or a VM directory, and what mvds shares with it.
 
 oned retries the epilog of a stopped or undeployed VM on its last host, and deletes such a VM there, though
-all of its files are on the front-end. So whatever is removed on a host is removed there too (`is_here`: the
-front-end has the VM, and is not that host); and if it was, a host that is not there any more holds nothing
-up.
+all of its files are on the front-end. So a removal on a host is also done on the front-end if that has the VM
+and is not that host (`is_here`). Then a host that is gone does not hold it up.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def delete(asked: Delete, is_here: bool) -> Plan:
-    """Plan delete of a disk or VM directory, also for persistent disks: only what is the VM's own goes."""
+    """Plan delete of a disk or VM directory, also for persistent disks: only the VM's own files go."""
     place = asked.vm_place
     if asked.is_nothing:
         return
@@ -50,7 +49,7 @@ def delete(asked: Delete, is_here: bool) -> Plan:
 def mvds(asked: ToImage, is_here: bool, vm: Optional[Vm] = None) -> Plan:
     """Plan mvds: end the session of an in-place disk, whose data is on the store; commit a diff.
 
-    `vm`: as oned has it, if that was asked for already.
+    `vm`: oned's view of it, if the caller has it.
     """
     place, disk = asked.disk.vm_place, disk_ref(asked.disk)
     ended = yield from everywhere(place, is_here, s.EndSession(disk))
@@ -62,8 +61,8 @@ def mvds(asked: ToImage, is_here: bool, vm: Optional[Vm] = None) -> Plan:
         from ...model.disk.commit_steps import FinishDisk
         from ..store import commit_turns
 
-        # Of a guest that runs on other disks may be at rest, or have jobs. Where the files of one at rest
-        # are, there are no domains.
+        # Other disks of a running guest may be at rest or have blockjobs. A VM at rest is where no domains
+        # are.
         domain = running_domain(vm or (yield AskOned("vm", place.vm)))
         for machine in diffs:
             finish = FinishDisk(disk, "" if is_here and machine == "localhost" else domain)
@@ -80,15 +79,13 @@ def _finished(place: VmPlace, *answers: Any) -> Lines:
 
 
 def everywhere(place: VmPlace, is_here: bool, step: s.Step) -> Part[list[Any]]:
-    """Carry out a removal on the host that was named, and before that on the front-end if the VM is there;
-    return the answers.
-    """
+    """Carry out a removal on the front-end if it has the VM, then on the named host; return the answers."""
     on_host = On(place.host, (step,))
     if not is_here:
         return list((yield on_host))
     found: list[Any] = []
     try:
-        # Or half would be removed, and the rest be refused until that host is synced.
+        # Else half would be removed, and an unsynced host would refuse the rest.
         yield agree(place.host)
         found = list((yield On("localhost", (step,))))
         found += yield on_host

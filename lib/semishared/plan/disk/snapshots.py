@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of one disk: what the host found beside it, what is asked, which steps follow.
+"""Plan the snapshots of one disk: from the host's facts and the request to the steps.
 
 Own disks are trees of layers (tools/layers.py); a layer holds what differs from the layer below it.
 
@@ -7,19 +7,16 @@ Own disks are trees of layers (tools/layers.py); a layer holds what differs from
                 the active layer is frozen under the snapshot's number, a new one is put over it
 
     revert 0:   base <- 0 <- 1 <- (2)      ->   base <- 0 <- 1
-                                                        ^---- (2')    a new active layer, same name, replaces
-                                                        (2)
+                                                        ^---- (2')    a new active layer replaces (2)
 
-    delete 0:   base <- 0 <- 1             ->   base <- 1'            each child takes over what 0 holds and
-    it
-                        ^---- (2)                  ^---- (2')         does not, and comes to lie on what 0 lay
-                        on
+    delete 0:   base <- 0 <- 1             ->   base <- 1'            each child takes what 0 holds and it
+                        ^---- (2)                  ^---- (2')         does not, and lies on what 0 lay on
 
-Nobody else's content changes by any of them; () is the active layer. ALLOW_ORPHANS=YES is what we announce: a
-snapshot with children may go, and so may one that the active layer stands on.
+No request changes the content of another snapshot; () is the active layer. The driver announces
+ALLOW_ORPHANS=YES: a snapshot with children may go, and so may one that the active layer stands on.
 
 Disks in place have independent copies beside the image instead, so that SOURCE is always the current content
-in the image's own format, whoever asks.
+in the image's own format, for all its readers.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ NO_LAYER = -1
 
 
 class Layer(NamedTuple):
-    """One layer: the number of the one below (NO_LAYER: none of ours) and how its own header names that."""
+    """One layer: the number of the one below (NO_LAYER: not ours) and how its own header names that."""
 
     parent: int
     format: str
@@ -78,13 +75,13 @@ class Facts(NamedTuple):
     tree: Tree
     snapshots: tuple[int, ...] = ()
     aliases: tuple[int, ...] = ()
-    """Numbers of layers that have a higher one too."""
+    """Numbers of layers that have a higher number too."""
     target: str = ""
     system_snapshots: int = 0
     image: s.ImageRef | None = None
-    """The image that the disk is, None for one of its own layers."""
+    """The image that the disk is, None for a disk of its own layers."""
     session: str = ""
-    """The one that this image is in."""
+    """The session in which this image is open."""
 
     @classmethod
     def parse(cls, data: object) -> Facts:
@@ -120,8 +117,7 @@ class Facts(NamedTuple):
 
 def _check(facts: Facts, request: SnapshotPlace) -> None:
     if facts.place.commits:
-        # oned lists them with the image, whatever VM has it; these would be on the host of one, and gone with
-        # its disk.
+        # oned lists snapshots with the image, whatever VM has it; these would go with the disk on its host.
         raise NotSupported(
             f"disk {request.disk.disk} is a local disk of a persistent image "
             f"({facts.place.name}): its snapshots would stay on the host, "
@@ -131,7 +127,7 @@ def _check(facts: Facts, request: SnapshotPlace) -> None:
     if facts.place.snapshots == "none":
         raise NotSupported(f"disk {request.disk.disk} is volatile, it cannot have snapshots")
     if facts.system_snapshots:
-        # They live inside the active layer and count on what is below it staying as it is.
+        # Internal snapshots live in the active layer and need the layers below it as they are.
         raise NotSupported(
             f"the VM has {facts.system_snapshots} system snapshots; delete them before those of disks"
         )
@@ -140,10 +136,8 @@ def _check(facts: Facts, request: SnapshotPlace) -> None:
 def create(request: SnapshotPlace, facts: Facts, domain: str, freeze: str = "NONE") -> list[s.Step]:
     """Plan snap_create, or snap_create_live of `domain`: the present content gets the snapshot's number.
 
-    `freeze`: how the guest rests meanwhile.
-
-    A suspended VM is off: its memory image names the layer that is frozen here, and vmm/restore puts that
-    right.
+    `freeze`: how the guest rests meanwhile. A suspended VM is off: its memory image names the layer that is
+    frozen here, and vmm/restore corrects that.
     """
     _check(facts, request)
     disk, number = disk_ref(request.disk), request.snapshot
@@ -161,14 +155,14 @@ def create(request: SnapshotPlace, facts: Facts, domain: str, freeze: str = "NON
     steps: list[s.Step] = [s.NameLayer(disk, top, number)] if top != number else []
     steps += [s.AddLayer(disk, new, number, tree.layers[top].format), s.ActivateLayer(disk, new, "qcow2")]
     if domain:
-        # The record first: whatever fails now, both layers hold what the guest has, and only the newer one
-        # says so.
+        # The record first: if a later step fails, both layers hold the guest's data, and only the newer says
+        # so.
         return [*steps[:-1], s.SwitchLayer(disk, top, new, domain, facts.target, freeze)]
     return steps + unused
 
 
 def delete(request: SnapshotPlace, facts: Facts, domain: str) -> list[s.Step]:
-    """Plan snap_delete, off or of the running `domain`; a snapshot that is not there is deleted already."""
+    """Plan snap_delete, off or of the running `domain`; it does nothing for a snapshot that is not there."""
     _check(facts, request)
     disk, number, tree = disk_ref(request.disk), request.snapshot, facts.tree
     if facts.image:
@@ -193,9 +187,7 @@ def delete(request: SnapshotPlace, facts: Facts, domain: str) -> list[s.Step]:
 
 
 def tidy(request: SnapshotPlace, facts: Facts, known: tuple[int, ...], domain: str) -> list[s.Step]:
-    """Plan what follows every change: what failed snapshots have left goes. `known`: what OpenNebula lists of
-    the disk.
-    """
+    """Plan what follows every change: remove leftovers of failed snapshots; `known`: OpenNebula's list."""
     if facts.image or not known:
         return []
     return [s.DropStrays(disk_ref(request.disk), tuple(sorted({*known, request.snapshot})), domain)]
@@ -222,8 +214,7 @@ def change(what: str, asked: SnapshotPlace, vm: Vm, *, live: bool, freeze: str) 
     place, number = asked.disk, asked.disk.disk or 0
     domain = running_domain(vm) if live or vm.lcm_state == LcmState.DISK_SNAPSHOT_DELETE else ""
     if live and is_path(vm.disk(number).source):
-        # Before anything is asked of the guest. What is on the network is copied there, below QEMU; a local
-        # copy of it is not.
+        # Before the guest is asked. Ceph copies a disk on the network, below QEMU; QEMU copies a local one.
         placement.check_running(vm, [number], "snapshot")
     (found,) = yield On(place.host, (s.DescribeDisk(disk_ref(asked.disk), domain),))
     if "on_store" in found:
@@ -240,7 +231,7 @@ def change(what: str, asked: SnapshotPlace, vm: Vm, *, live: bool, freeze: str) 
     if what != "create":
         from ..under_way import still
 
-        # What comes after this the host sees by itself.
+        # The host sees by itself what comes after this.
         yield from still(vm)
     if what == "create":
         placement.check_snapshot(vm, number, facts.place.is_image, bool(domain))
@@ -257,7 +248,7 @@ def change(what: str, asked: SnapshotPlace, vm: Vm, *, live: bool, freeze: str) 
 
 
 def resize(asked: Resize, vm: Vm) -> Plan:
-    """Plan resize: grow a disk; that of a running guest is left to its hypervisor, which does it next."""
+    """Plan resize: grow a disk; the hypervisor action that follows grows that of a running guest."""
     place, host, disk = asked.disk, asked.disk.host, disk_ref(asked.disk)
     if vm.disk(disk.disk).is_readonly:
         raise NotSupported(_readonly(disk))
@@ -278,14 +269,12 @@ def resize(asked: Resize, vm: Vm) -> Plan:
 
 
 def _readonly(disk: s.DiskRef) -> str:
-    """Say why a read-only disk is not grown, which may be an image of everybody's: oned asks nobody for more
-    than USE of the VM.
-    """
+    """Return why a read-only disk is not grown: oned checks USE of the VM, not of the image."""
     return f"disk {disk.disk} of VM {disk.vm} is read-only, and is not grown"
 
 
 def _machine_of(place: DiskPlace) -> Part[str]:
-    """Return which of the front-end and the disk's last host has the VM."""
+    """Return the machine that has the VM: the front-end or the disk's last host."""
     vm = place.vm_place
     for host in ("localhost", place.host):
         (found,) = yield On(host, (s.DescribeVm(vm.vm, vm.path),))

@@ -36,9 +36,7 @@ DISK_TYPES = ("FILE", "RBD", "FILESYSTEM")
 
 
 def problems(holder: str, attributes: Mapping[str, str]) -> list[str]:
-    """Return what is wrong with the attributes of an 'image', 'image datastore', 'system datastore' or
-    'host'.
-    """
+    """Return what is wrong with the attributes of an image, a host, or a datastore of either kind."""
     found = [text for name in attributes for text in _name_problems(holder, name)]
     checks = {IMAGE: _image, IMAGE_DS: _image_datastore, SYSTEM_DS: _system_datastore, HOST: _host}
     try:
@@ -64,7 +62,7 @@ def _name_problems(holder: str, name: str) -> list[str]:
 
 
 def datastore(attributes: Mapping[str, str]) -> Datastore:
-    """Return a datastore with these attributes that no OpenNebula has yet."""
+    """Return a datastore with these attributes, of no OpenNebula."""
     root = ElementTree.Element("DATASTORE")
     ElementTree.SubElement(root, "ID").text = attributes.get("NAME", "-1")
     return Datastore(_with_template(root, attributes))

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which image a disk of a VM is made from, as oned has it. What a host says of that is compared with this,
-and never used in its place.
+"""Which image a disk of a VM is made from, by oned; a host's word is compared with it, never used alone.
 
-    {"on_store": ..., "settle": ...} in a host's answer, the image of a record        said
-    the VM's DISK, its image, that image's datastore                                 oned's, whose access,
-    SOURCE and format are used
+    {"on_store": ..., "settle": ...} in a host's answer, the image of a record    the host's word
+    the VM's DISK, its image, that image's datastore                              oned's word
 
-A host may say that there is a disk, and which generation the disk lies over. Whether the disk is the image or
-its clone CLONE says, which oned writes: what is done to a disk in a store is done to an image that others
-have as well, if a host is believed in that.
+A host may say that there is a disk, and which generation the disk lies over. CLONE, which oned writes, says
+whether the disk is the image or its clone: a host that is believed in that could have an image changed that
+other VMs use.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from ...opennebula.xml import Datastore, Disk, Image, Vm
 from . import images
 
 Known = Dict[Tuple[str, int], Any]
-"""What oned has answered already, by the kind of the object and its id."""
+"""oned's answers until now, by the kind of the object and its id."""
 
 
 def of_disk(vm: Vm, disk: Disk, known: Optional[Known] = None) -> Part[ImageRef]:
@@ -39,8 +37,7 @@ def of_disk(vm: Vm, disk: Disk, known: Optional[Known] = None) -> Part[ImageRef]
     try:
         image: Image = yield from _once(known, "image", disk.image_id)
     except GoneFromOned:
-        # Deleted by force. oned wrote over DISK what it had acquired; how that is reached only the datastore
-        # says.
+        # Deleted by force: oned has overwritten DISK, and only the datastore says how its image is reached.
         try:
             datastore: Datastore = yield from _once(known, "datastore", disk.store_id)
         except GoneFromOned:
@@ -61,8 +58,9 @@ def _once(known: Known, what: str, number: int) -> Part[Any]:
 
 
 def confirmed(vm: Vm, disk: int, said: object) -> Part[ImageRef]:
-    """Return the image or clone that a host `said` a disk of a VM is, with what oned has of it; raise
-    ForeignImage, OnedUnavailable.
+    """Return oned's image or clone of a disk that is `said` to be one.
+
+    Raise ForeignImage, OnedUnavailable.
     """
     named = ImageRef.from_data(said)
     return acquired.compared(
@@ -71,8 +69,9 @@ def confirmed(vm: Vm, disk: int, said: object) -> Part[ImageRef]:
 
 
 def clone(vm: int, disk: int, said: object) -> Part[ImageRef]:
-    """Return the clone that a host `said` a disk is; raise ForeignImage also for the image: that is not
-    removed with a disk.
+    """Return the clone that a host `said` a disk is; raise ForeignImage also for the image itself.
+
+    That is not removed with a disk.
     """
     named, known = ImageRef.from_data(said), (yield AskOned("vm", vm))
     given = yield from _given(known, disk, named)
@@ -105,7 +104,7 @@ def _kept(vm: int, disk: int, image: str) -> str:
 
 
 def of_vm(vm: Vm) -> Part[Dict[int, acquired.Given]]:
-    """Return what oned has given a VM as its disks that are ours, by disk; raise OnedUnavailable."""
+    """Return oned's images of a VM's disks of ours, by disk; raise OnedUnavailable."""
     found: Dict[int, acquired.Given] = {}
     known: Known = {}
     for disk in vm.disks:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images: which paths may be read, their formats, how hosts are told of one, and a disk's image by oned."""
+"""Decide which paths may be read, the formats of images, and how hosts reach an image (ImageRef)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_allowed(path: str, real_path: str, safe: list[str], restricted: list[s
     if any(_is_below(real_path, directory) for directory in safe):
         return
     if any(_is_below(real_path, directory) for directory in restricted):
-        # The path as given: where a link leads is nobody's business who may not read there.
+        # The path as given: a user without access there must not learn where a link leads.
         raise RestrictedPath(f"{path} may not be read by this datastore")
 
 
@@ -38,8 +38,7 @@ def check_allowed_ssh(url: str, safe: list[str]) -> None:
     """Raise RestrictedPath unless SAFE_DIRS names the machine and a directory above the path
     (ssh://host:/dir).
 
-    Nothing less will do: oneadmin's keys open every host, whose files are not for whoever may create an
-    image.
+    oneadmin's keys open every host, whose files are not for all users that may create an image.
     """
     if not any(entry.startswith("ssh://") and _is_below(url, entry.rstrip("/")) for entry in safe):
         raise RestrictedPath(f"{url} may not be read by this datastore")
@@ -48,7 +47,7 @@ def check_allowed_ssh(url: str, safe: list[str]) -> None:
 def check_backup(path: str, store: int, parts: frozenset[str], image: Image, known: Sequence[Image]) -> None:
     """Raise RestrictedPath unless oned knows the disk in a backup and lets the owner of `image` use it.
 
-    What stands in its template proves nothing: FROM_BACKUP_DS may be written by any user.
+    FROM_BACKUP_DS in its template proves nothing: any user may write it.
     """
     backups = (one for one in known if one.type == ImageType.BACKUP and one.store_id == store)
     if not any(parts <= one.backup_parts and one.may_be_used_by(image) for one in backups):
@@ -60,8 +59,8 @@ def check_backup(path: str, store: int, parts: frozenset[str], image: Image, kno
 def stored_format(found: str, image: Image, datastore: Datastore, *, encrypted: bool = False) -> str:
     """Return the format to store an image of format `found` in; raise BadAttribute for an unknown DRIVER.
 
-    CD-ROMs and files (kernels, scripts) are stored as they are, whatever they look like; and so are
-    `encrypted` raw images: libvirt decrypts what is raw.
+    CD-ROMs and files (kernels, scripts) are stored unchanged, and so are `encrypted` raw images: libvirt
+    decrypts raw content.
     """
     if encrypted and found == "raw":
         return found
@@ -80,8 +79,8 @@ def stored_format(found: str, image: Image, datastore: Datastore, *, encrypted: 
 def format_of(image: Image, datastore: Datastore) -> str:
     """Return the format in which an image is read: its FORMAT, else what its datastore would have made it.
 
-    That word is part of a generation's name (tools/extents.py). Nothing but the image and its datastore may
-    decide it: a VM or a command with a rule of its own would make another generation of the same content.
+    The format is part of a generation's name (tools/extents.py). So the image and its datastore alone decide
+    it: another rule would make another generation of the same content.
     """
     formats = template.access(datastore).can.formats
     default = datastore.attribute("DRIVER").lower() if len(formats) > 1 else ""
@@ -102,9 +101,7 @@ def image_ref(image: Image, datastore: Datastore, source: str = "", name: str = 
 def ref_at(
     store: int, access: store_access.Access, number: int, source: str, name: str = "SOURCE", format: str = ""
 ) -> ImageRef:
-    """Return an image by its place in a store, for who has no image of oned for it; the store's own format if
-    none is named.
-    """
+    """Return the image at `source` of a store, where oned has none; `format`: '' for the store's own."""
     format = format or access.can.formats[0]
     if format not in access.can.formats:
         raise NotSupported(f"image {number} has format {format!r}, not {' or '.join(access.can.formats)}")

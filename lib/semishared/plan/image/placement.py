@@ -34,7 +34,7 @@ def place(image: Image, datastore: Datastore) -> Place:
 
 
 def is_client(image: Optional[Image], datastore: Datastore) -> bool:
-    """Tell whether guests are clients of the share `image` themselves (None: one without an attribute).
+    """Tell whether guests are clients of the share `image` (None: one without an attribute).
 
     Raise BadAttribute, also where that cannot be.
     """
@@ -49,8 +49,9 @@ def is_client(image: Optional[Image], datastore: Datastore) -> bool:
 
 
 def device_classes(image: Image, datastore: Datastore) -> tuple[str, ...]:
-    """Return the classes of devices for local disks from `image`, the first to be tried in front; () for any;
-    raise BadAttribute.
+    """Return the device classes for local disks from `image`, the first to try in front; raise BadAttribute.
+
+    () for any.
     """
     return tuple(CLASS.value(image, datastore).split())
 
@@ -75,7 +76,7 @@ def attached(image: Image, datastore: Datastore, disk: Disk) -> Place:
 
 
 def reason(image: Image, datastore: Datastore, disk: Disk) -> str:
-    """Return, in a few words, why a disk from `image` is where `place` or `attached` says."""
+    """Return, in a few words, why a disk from `image` has the place of `place` or `attached`."""
     where, where_from = PLACE.said(image, datastore)
     how, how_from = LOCAL.said(image, datastore)
     if image.is_persistent or disk.is_readonly:
@@ -93,11 +94,9 @@ BY_SIZE = "by-size"
 ENTRY = 16
 """Bytes in an L2 table for a cluster with subclusters (docs/interop/qcow2.txt of QEMU)."""
 CACHED = 32 << 20
-"""Bytes of L2 tables in QEMU's cache, unless it is told otherwise (DEFAULT_L2_CACHE_MAX_SIZE in
-block/qcow2.h).
-"""
+"""Bytes of L2 tables in QEMU's cache by default (DEFAULT_L2_CACHE_MAX_SIZE in block/qcow2.h)."""
 SMALL, LARGE = 128 << 10, 256 << 10
-"""Bytes of a cluster; larger ones than these were not found to be better anywhere."""
+"""Bytes of a cluster; larger ones were nowhere found to be better."""
 
 
 def overlay_options(configured: str, size: int) -> str:
@@ -115,30 +114,27 @@ def overlay_options(configured: str, size: int) -> str:
     return f"extended_l2=on,cluster_size={cluster >> 10}k"
 
 
-# The I/O class of a disk: said by attributes, noted in its record. What follows: plan/libvirt/domain.py.
+# The I/O class of a disk: attributes name it, its record keeps it, plan/libvirt/domain.py applies it.
 #
-# clone, ln               SEMISHARED_IO_CLASS of the image, else of its datastore
-# mkimage, mkswap         of the system datastore
-# context                 both again, of all disks: OpenNebula calls it before each boot, so what has changed
-# since holds then
+#   clone, ln               SEMISHARED_IO_CLASS of the image, else of its datastore
+#   mkimage, mkswap         of the system datastore
+#   context                 both again, of all disks: OpenNebula calls it before each boot
 
 
 def noted(host: str, disk: s.DiskRef, io_class: str) -> Plan:
-    """Note the class of a disk that was just made: its record says that it is of the usual one."""
+    """Note the class of a new disk, whose record has the usual one."""
     if io_class != NORMAL:
         yield On(host, (s.NoteIoClasses(disk.vm, disk.vm_dir, (disk.disk,), (io_class,)),))
 
 
 def volatile(place: VmPlace) -> Part[str]:
-    """Return the class of the volatile disks in a VM directory: what its system datastore says."""
+    """Return the class of the volatile disks in a VM directory, by its system datastore."""
     datastore = yield AskOned("datastore", _system(place))
     return IO_CLASS.value(None, datastore)
 
 
 def brought_up_to_date(place: VmPlace) -> Plan:
-    """Note of each disk of ours which class it has now; if oned does not say it, or says what none is, what
-    was noted before stays.
-    """
+    """Note the present class of each disk of ours; without a valid one from oned, the old one stays."""
     try:
         vm = yield AskOned("vm", place.vm)
         found = yield from _classes(vm, _system(place))
@@ -172,14 +168,13 @@ def _system(place: VmPlace) -> int:
 
 # Encrypted disks: a raw image with a LUKS header; libvirt has its passphrase (LUKS_SECRET), QEMU decrypts.
 #
-# What lies on a disk is ciphertext, what QEMU reads is not. So whatever copies files or RBD images keeps the
-# secret, and whatever is copied by a running QEMU (snapshots, save-as, backups) would be plaintext. And an
-# overlay has no LUKS header: QEMU, told to decrypt, would not open it, nor could it keep what the guest
-# writes. Below QEMU, on RBD, a clone is as good as a copy.
+# A disk's file holds ciphertext; QEMU reads plaintext. So a copy of files or RBD images stays secret, and a
+# copy by a running QEMU (snapshot, save-as, backup) would be plaintext. An overlay has no LUKS header: QEMU,
+# told to decrypt, would not open it, and it could not keep the guest's writes. Below QEMU, on RBD, a clone is
+# as good as a copy.
 #
-# LUKS_SECRET is an attribute of the image that OpenNebula copies into the VM's DISK, whose user can write it.
-# Only for what is made of an image here does it have to be anything that libvirt could know; everywhere else
-# any value means encrypted.
+# OpenNebula copies LUKS_SECRET of the image into the VM's DISK, which its user can write. Only where a disk
+# is made of an image must it be a secret that libvirt could know; everywhere else any value means encrypted.
 
 
 UNDER_OVERLAY = (
@@ -188,7 +183,7 @@ UNDER_OVERLAY = (
 
 
 def secret(disk: Disk, image: Image | None = None) -> str:
-    """Return the UUID of the libvirt secret that a disk is opened with, '' for none; raise BadAttribute."""
+    """Return the UUID of the disk's libvirt secret, '' for none; raise BadAttribute."""
     for holder, text in (
         (f"disk {disk.id}", disk.luks_secret),
         (f"image {image.id}" if image else "", image.luks_secret if image else ""),
@@ -208,7 +203,7 @@ def check_clone(disk: Disk, image: Image, place: Place, has_bridge: bool) -> Non
 
 
 def check_diff(disk: Disk, image: Image) -> None:
-    """Raise EncryptedDisk if the image of a disk that is to be local and committed is encrypted."""
+    """Raise EncryptedDisk if the image of a future diff is encrypted."""
     if secret(disk, image):
         raise EncryptedDisk(
             f"image {image.id} {UNDER_OVERLAY}: remove SEMISHARED_PLACE = local, it is then attached in place"
@@ -216,7 +211,7 @@ def check_diff(disk: Disk, image: Image) -> None:
 
 
 def check_volatile(disk: Disk) -> None:
-    """Raise EncryptedDisk if an empty disk is to be opened with a secret: it has no LUKS header."""
+    """Raise EncryptedDisk for an empty disk with a secret: it has no LUKS header."""
     if secret(disk):
         raise EncryptedDisk(
             f"disk {disk.id} is volatile and has a LUKS_SECRET, but an empty disk is not encrypted"
@@ -224,7 +219,7 @@ def check_volatile(disk: Disk) -> None:
 
 
 def check_running(vm: Vm, numbers: Iterable[int], what: str) -> None:
-    """Raise EncryptedDisk if a running QEMU is to copy an encrypted disk: it would write plaintext."""
+    """Raise EncryptedDisk if a running QEMU is to copy an encrypted disk: the copy would be plaintext."""
     for number in numbers:
         if vm.disk(number).luks_secret:
             raise EncryptedDisk(
@@ -234,8 +229,9 @@ def check_running(vm: Vm, numbers: Iterable[int], what: str) -> None:
 
 
 def check_snapshot(vm: Vm, number: int, in_place: bool, is_running: bool) -> None:
-    """Raise EncryptedDisk if a snapshot would be plaintext, or leave the guest with an overlay; a copy of
-    what is off is neither.
+    """Raise EncryptedDisk if a snapshot would be plaintext, or leave the guest with an overlay.
+
+    A copy of a disk that is off does neither.
     """
     if is_running:
         check_running(vm, [number], "snapshot")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What libvirt is told of a VM's disks: the domain XML, backing chains, I/O limits, a hot attach.
+"""Write a VM's disks for libvirt: the domain XML, backing chains, I/O limits, a hot attach.
 
-oned fixes the driver type per image, the path per datastore, and whether a disk is a file or on the network
-likewise; here they follow the record that the transfer action left of each disk. Everything else in the XML
-stays as it came, to the byte.
+oned fixes the driver type per image and the path per datastore, and whether a disk is a file or on the
+network. Here each follows the record that the transfer action left of the disk. The rest of the XML stays as
+it came, to the byte.
 
     for oned a file <VMDIR>/disk.N             known by that path
     for oned rbd <SOURCE>[-<vm>-<disk>]        known by its target (vda), which vm.xml has for each disk
@@ -36,7 +36,7 @@ NO_CHAINS: Chains = {}
 
 
 def chain_of(record: Record, files: object) -> Chain:
-    """Return what a disk lies over: what a ReadChain has answered, and below that what its record says."""
+    """Return what a disk lies over: the answer to a ReadChain, and below that what its record names."""
     assert isinstance(files, (list, tuple))
     found: list[tuple[Union[str, NetworkDisk], str]] = [(str(path), str(format)) for path, format in files]
     return [*found, (record.over, "raw")] if record.over else found
@@ -45,8 +45,8 @@ def chain_of(record: Record, files: object) -> Chain:
 def backing(chain: Chain) -> str:
     """Return `<backingStore>` for the images of `chain` and nothing below them.
 
-    libvirt would find the chain by itself, in the headers. What makes AppArmor's rules of the XML may not
-    read our layers (virt-aa-helper's own profile lets it read `disk.N`, not `disk.N.snap/K`), and QEMU may
+    libvirt would find the chain itself, in the headers. But virt-aa-helper, which makes AppArmor's rules of
+    the XML, may not read our layers (its profile lets it read `disk.N`, not `disk.N.snap/K`), and QEMU may
     not open what is not in the XML.
     """
     layers = ""
@@ -61,7 +61,7 @@ def backing(chain: Chain) -> str:
 
 
 def on_network(network: NetworkDisk) -> str:
-    """Return `<source>` of a backing store: without its `<auth>` QEMU would connect as client.admin."""
+    """Return `<source>` of a backing store; without its `<auth>` QEMU would connect as client.admin."""
     return (
         f"<source protocol='{escape(network.protocol)}' "
         f"name='{escape(network.name)}'>{reached(network)}{auth(network)}</source>"
@@ -69,7 +69,7 @@ def on_network(network: NetworkDisk) -> str:
 
 
 def reached(network: NetworkDisk) -> str:
-    """Return where a source on the network is, and which snapshot of it is read."""
+    """Return the place of a source on the network, and the snapshot that is read."""
     hosts = "".join(
         f"<host name='{escape(name)}'" + (f" port='{escape(port)}'/>" if port else "/>")
         for name, port in network.monitors
@@ -79,7 +79,7 @@ def reached(network: NetworkDisk) -> str:
 
 
 def auth(network: NetworkDisk) -> str:
-    """Return `<auth>`: as whom a source on the network is opened."""
+    """Return `<auth>`: the Ceph user and secret by which QEMU opens a source on the network."""
     return (
         f"<auth username='{escape(network.user)}'><secret type='ceph' "
         f"uuid='{escape(network.secret)}'/></auth>"
@@ -87,9 +87,7 @@ def auth(network: NetworkDisk) -> str:
 
 
 def _chain_in(disk: Element) -> Optional[list[tuple[str, str]]]:
-    """Return the files (of an image on the network: '') that the XML says a disk lies over, None if it does
-    not say so down to the end.
-    """
+    """Return the files below a disk in the XML (for an image on the network ''), None if it has no end."""
     found, here = [], disk.first("backingStore")
     while here is not None and here.children:
         format, source = here.first("format"), here.first("source")
@@ -104,7 +102,7 @@ def _chain_in(disk: Element) -> Optional[list[tuple[str, str]]]:
 
 
 def lay_over(markup: Markup, disk: Element, source: Element, chain: Chain) -> None:
-    """Let a disk lie over the files of `chain`, whatever it lay over."""
+    """Put a disk over the files of `chain`, whatever it lay over."""
     if _chain_in(disk) == list(chain):
         return
     for child in disk.all("backingStore"):
@@ -113,15 +111,13 @@ def lay_over(markup: Markup, disk: Element, source: Element, chain: Chain) -> No
 
 
 LIMIT = re.compile(r"(TOTAL|READ|WRITE)_(BYTES|IOPS)_SEC(_MAX)?\Z")
-"""What OpenNebula reads as a limit, and lets administrators alone write (VM_RESTRICTED_ATTR). Another name
-limits nothing.
-"""
+"""OpenNebula's limits, which only administrators may set (VM_RESTRICTED_ATTR); other names limit nothing."""
 
 
 class Limits(NamedTuple):
-    """What one disk may do in a second, reads and writes together; 0: as much as it can.
+    """The limits of a disk per second, reads and writes together; 0: none.
 
-    QEMU itself holds to them, whatever the host's kernel and the kind of disk; libvirt takes them along in a
+    QEMU itself applies them, whatever the host's kernel and the kind of disk; libvirt keeps them in a
     checkpoint and in a live migration. A disk with limits of OpenNebula's own (TOTAL_BYTES_SEC and the like)
     keeps those, and gets none of ours.
     """
@@ -131,15 +127,13 @@ class Limits(NamedTuple):
 
     @property
     def iotune(self) -> str:
-        """Return the element that tells libvirt, '' without limits."""
+        """Return libvirt's element of them, '' without limits."""
         parts = (("total_bytes_sec", self.bytes), ("total_iops_sec", self.operations))
         text = "".join(f"<{name}>{value}</{name}>" for name, value in parts if value)
         return f"<iotune>{text}</iotune>" if text else ""
 
     def attributes(self, disk: Element) -> dict[str, str]:
-        """Return the attributes from which OpenNebula's script makes the same, none for a DISK that has any
-        such.
-        """
+        """Return them as attributes for OpenNebula's script, none for a DISK that has its own."""
         if any(child.text.strip() and LIMIT.match(child.name) for child in disk.children):
             return {}
         parts = (("TOTAL_BYTES_SEC", self.bytes), ("TOTAL_IOPS_SEC", self.operations))
@@ -178,9 +172,7 @@ def target_of(disk: Element) -> str:
 
 
 class Domain:
-    """A domain XML on its way to libvirt; `targets`: the device name of each disk of ours, None if nobody
-    knows.
-    """
+    """A domain XML on its way to libvirt; `targets`: device names of our disks, None if unknown."""
 
     def __init__(self, text: bytes, vm_dir: str, targets: Optional[Mapping[int, str]] = None) -> None:
         self.markup = Markup(text, "domain")
@@ -188,7 +180,7 @@ class Domain:
         self.targets = targets
 
     def _disks(self) -> Iterator[tuple[int, Element, Element]]:
-        """Yield number, disk and source of each disk that lies in the VM directory, for oned or for us."""
+        """Yield number, disk and source of each disk in the VM directory, by oned or by us."""
         by_target = {target: number for number, target in (self.targets or {}).items() if target}
         for disk in self.markup.root.find("devices", "disk"):
             for source in disk.all("source"):
@@ -201,21 +193,19 @@ class Domain:
 
     @property
     def disk_numbers(self) -> list[int]:
-        """Return the numbers of the disks that lie in the VM directory, or for whose targets vm.xml says that
-        they are ours.
-        """
+        """Return the numbers of disks in the VM directory, or of ours by the targets of vm.xml."""
         return sorted({number for number, _, _ in self._disks()})
 
     @property
     def has_unknown(self) -> bool:
-        """Tell whether there is a disk on RBD of which nobody can tell whether it is ours."""
+        """Tell whether a disk on RBD may be ours or not, as no targets are known."""
         disks = self.markup.root.find("devices", "disk")
         return self.targets is None and any(
             _is_rbd(disk, source) for disk in disks for source in disk.all("source")
         )
 
     def sources(self, records: Records) -> dict[int, str]:
-        """Return the file that libvirt is to open for each recorded disk that is one."""
+        """Return the file that libvirt opens for each recorded disk that is a file."""
         found = {}
         for number, _, source in self._disks():
             record = records.get(number)
@@ -229,13 +219,12 @@ class Domain:
     def with_records(
         self, records: Records, chains: Chains = NO_CHAINS, limits: Mapping[int, Limits] = NO_LIMITS
     ) -> bytes:
-        """Return the XML in which each recorded disk is what its record says, where that says, over what
-        `chains` says.
+        """Return the XML in which each recorded disk is as its record says, over what `chains` says.
 
         `limits`: what it may do, unless OpenNebula says that itself.
 
-        Whatever makes AppArmor's rules of the XML (virt-aa-helper) may not read our layers: what is below a
-        disk and is not in the XML, QEMU is not allowed to open.
+        virt-aa-helper, which makes AppArmor's rules of the XML, may not read our layers: QEMU is not allowed
+        to open a layer that is not in the XML.
         """
         for number, disk, source in self._disks():
             record = records.get(number)
@@ -258,12 +247,11 @@ class Domain:
             if disk.attributes.get("device") == "disk" and not (
                 drivers and "discard" in drivers[0].attributes
             ):
-                # QEMU drops what a guest trims, unless it is told not to. OpenNebula tells what DISCARD of
-                # the disk or of vmm_exec_kvm.conf says, if that says something (LibVirtDriverKVM.cc:1658).
+                # QEMU drops trimmed blocks only if told. DISCARD of the disk or of vmm_exec_kvm.conf comes
+                # first (LibVirtDriverKVM.cc:1658).
                 wanted["discard"] = "unmap"
             if MEMORY in record.classes:
-                # A write that fails since memory is full can be done again: the guest stands still until it
-                # is.
+                # A write that fails on full memory can be repeated: the guest is paused until there is room.
                 policies = {name: "stop" for name in ("error_policy", "rerror_policy")}
                 wanted.update(
                     {
@@ -296,7 +284,7 @@ class Domain:
     def _replace(
         self, disk: Element, source: Element, record: Record, path: str, driver: str, chain: Optional[Chain]
     ) -> None:
-        """Let a disk be on the network, or be a file, whatever oned takes it for."""
+        """Make a disk one on the network, or a file, whatever oned takes it for."""
         for name in ("auth", "backingStore"):
             for child in disk.all(name):
                 self.markup.remove_line(child)
@@ -306,7 +294,7 @@ class Domain:
         else:
             parts.append(f"<source file='{escape(path)}'/>")
         if record.format == "raw":
-            # There is nothing below it: libvirt need not look, and as whom it would is not for it to choose.
+            # A raw image has nothing below it: libvirt must not look, with credentials of its own choice.
             parts.append(backing(()))
         elif chain is not None:
             parts.append(backing(chain))
@@ -328,7 +316,7 @@ def _is_rbd(disk: Element, source: Element) -> bool:
 
 
 def check_system_snapshot(records: Records) -> None:
-    """Raise NotSupported, naming the disk, if any cannot take part in a snapshot of the whole VM."""
+    """Raise NotSupported, naming the disk, if a disk cannot be in a snapshot of the whole VM."""
     for number, record in sorted(records.items()):
         if record.format != "qcow2" and not record.readonly:
             raise NotSupported(
@@ -339,9 +327,7 @@ def check_system_snapshot(records: Records) -> None:
 
 
 def disks_of_ours(vm: bytes) -> dict[int, str]:
-    """Return number and target of each disk that `vm.xml` says our transfer driver made; it makes none of a
-    share (plan/libvirt/filesystems.py).
-    """
+    """Return number and target of each disk in `vm.xml` that our transfer driver made; it makes no shares."""
     root = Markup(vm, "VM").root
     ours = [
         disk
@@ -377,9 +363,7 @@ class AttachMessage:
         return self.disk.value("TM_MAD") == DRIVER
 
     def with_record(self, record: Record, limits: Limits = Limits()) -> bytes:  # noqa: B008 - a tuple
-        """Return the message that makes the stock script attach what the record says, which may do what
-        `limits` says.
-        """
+        """Return the message with which the stock script attaches the disk of the record, with `limits`."""
         changes = {
             "DRIVER": record.format,
             "FORMAT": record.format,
@@ -393,7 +377,7 @@ class AttachMessage:
                     f"attaching disk {record.disk}: OpenNebula's script takes monitors as "
                     f"address[:port] in CEPH_HOST alone"
                 )
-            # That script takes all of it from here, and appends VM and disk to SOURCE if CLONE is YES.
+            # The script takes all from here, and appends VM and disk to SOURCE if CLONE is YES.
             changes["TYPE"] = "RBD_CDROM" if is_cdrom else "RBD"
             changes.update(SOURCE=network.name, CLONE="NO", CEPH_HOST=" ".join(network.hosts))
             changes.update(CEPH_USER=network.user, CEPH_SECRET=network.secret)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What libvirt is told of a VM's shares: <filesystem> elements, and the memory that they need.
+"""Write a VM's shares for libvirt: <filesystem> elements, and the shared memory that they need.
 
-What oned writes there (7.2 and newer, LibVirtDriverKVM.cc) starts a daemon that is root of the host on Debian
-12, whatever its <idmap> says, which libvirt before 10.0 does not look at; and lets guests believe for ever
-what they once have seen (cache mode `always`).
+oned's own elements (7.2 and newer, LibVirtDriverKVM.cc) start a daemon that is root of the host on Debian 12,
+whatever its <idmap> says, which libvirt before 10.0 ignores. They also let guests cache for ever what they
+have once seen (cache mode `always`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...opennebula.xml_edit import Element, Markup, escape
 from .domain import DRIVER
 
 TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,35}\Z")
-"""virtio-fs has 36 bytes for it; what else oned lets its users write there is only good for trouble."""
+"""virtio-fs has 36 bytes for it; other characters that oned accepts are only good for trouble."""
 MEMORY = "<source type='memfd'/><access mode='shared'/>"
 """The daemon reads and writes the guest's memory."""
 NO_CONTEXT = (
@@ -48,8 +48,8 @@ def shares_of(vm: bytes) -> list[Attached]:
     """Return the disks in `vm.xml` that are directories of our datastores; raise BadAttribute, BadArguments.
 
     Raise NotSupported where a guest without CONTEXT is to be the client of one: oned calls no `context` then,
-    so nobody has made a key, nor noted that the host gives it none. oned has copied the attribute when it
-    made the VM (Attribute.is_inherited).
+    so there is no key, and no note that the host gives it none. oned has copied the attribute when it made
+    the VM (Attribute.is_inherited).
     """
     root = Markup(vm, "VM").root
     disks = list(_directories(root))
@@ -92,12 +92,11 @@ def check_tag(disk: int, tag: str) -> str:
 def given(
     text: bytes, shares: Optional[Sequence[Attached]], programs: Mapping[int, tuple[str, bool]]
 ) -> bytes:
-    """Return the domain XML in which each of `shares` is given to the guest by its program, of `programs` by
-    disk; without one by nobody. With each program: whether the share stands for a directory that was there
-    before.
+    """Return the domain XML in which each of `shares` reaches the guest by its program.
 
-    Nothing else that may be ours is left in it, as oned has a daemon for it that is root of the host: raise
-    BadRecord. `shares`: None if nobody knows. What is of other drivers stays as it came.
+    `programs`: by disk, the program, and whether the share stands for a directory that was there before; a
+    share without one is left out. For any other directory that may be ours, oned has a daemon that is root of
+    the host: raise BadRecord. `shares`: None if unknown. Directories of other drivers stay as they came.
     """
     markup = Markup(text, "domain")
     left = list(markup.root.find("devices", "filesystem"))
@@ -134,9 +133,7 @@ def _named(element: Element) -> list[tuple[str, str]]:
 
 
 def _check_foreign(element: Element, is_known: bool) -> None:
-    """Raise BadRecord if a directory of the domain XML may be one of ours; `is_known`: vm.xml says that it is
-    not.
-    """
+    """Raise BadRecord for a directory in the domain XML that may be ours; `is_known`: vm.xml was read."""
     for source, _ in _named(element):
         if share_names.root_and_image(posixpath.normpath(source))[1] >= 0:
             raise BadRecord(
@@ -150,12 +147,11 @@ def _check_foreign(element: Element, is_known: bool) -> None:
 
 
 def _element(share: Attached, program: str, is_registered: bool) -> str:
-    """Return the element: no <idmap> and no <readonly/>, which the program sees to, and the daemon's own
-    cache mode (auto: for a second).
+    """Return the element: without <idmap> and <readonly/>, which the program does, and with cache mode auto.
 
-    Locks of one guest alone need no daemon. Those of several have to be the host's, where QEMU's daemon
-    refuses to wait for one. What was there before is nobody's alone: other images may be it, or something in
-    it, and processes of hosts use it.
+    Locks of one guest alone need no daemon. Locks of several have to be the host's, and QEMU's daemon refuses
+    to wait for one. A registered directory counts as used by several: other images may be it, or be in it,
+    and processes of hosts use it.
     """
     locks = "" if share.alone and not is_registered else "<lock posix='on' flock='on'/>"
     return (

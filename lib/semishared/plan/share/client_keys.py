@@ -3,25 +3,22 @@
 
 The attribute is the image's, else its datastore's.
 
-    context      have a key for each such disk of the VM, for that share alone (share/ceph_clients.py); tell
-    it to the guest in its CONTEXT
-    deploy       gives the guest none of them (plan/libvirt/filesystems.py); of all others it has been told
-    which root
-    they are in, of when, and
-                 whether the image is to be read alone
+    context      get a key for each such disk of the VM, for that share alone (share/ceph_clients.py); tell it
+                 to the guest in its CONTEXT
+    deploy       gives the guest none of them (plan/libvirt/filesystems.py); of all others it knows the root
+                 they are in, of when, and whether the image is read-only
     delete       of the VM's directory: take its keys back, also where its host does not answer
     mv           from a host that is lost: the same, before it boots elsewhere (plan/vm/failover.py)
 
-oned calls context before each boot, so what attributes say by then holds; the key is the same each time. It
-does so as well when a NIC comes to a running VM or goes, or its CONTEXT is changed: that guest keeps the key
-by which it has mounted, whatever attributes say by now. oned itself never has it: it is added to context.sh
-in the ISO alone. Nor does oned hold a VM to READONLY of an image where its own DISK says NO: so the image is
-asked.
+oned calls context before each boot, so the attributes of that moment hold; the key is the same each time.
+oned also calls it when a running VM gets or loses a NIC, or its CONTEXT changes: that guest keeps the key of
+its mount, whatever attributes say now. oned itself never gets the key: it is added to context.sh in the ISO
+alone. The image's READONLY counts, as oned lets the VM's DISK override it.
 
 A context that oned has given up runs on, beside the delete of its VM. So it prepares the VM's directory
-before it asks for a key, and again after: what was deleted meanwhile is refused then, and the key that came
-too late for the delete is taken back. Each key is of a SEQ of the VM's history, and who comes of an earlier
-one leaves it (share/ceph_clients.py).
+before it asks for a key, and again after. If the VM was deleted meanwhile, the second time fails, and the key
+that came too late for the delete is taken back. Each key is of a SEQ of the VM's history: an action of an
+earlier SEQ leaves it alone (share/ceph_clients.py).
 """
 
 from __future__ import annotations
@@ -44,24 +41,24 @@ from ..libvirt.filesystems import check_tag
 
 TOLD = ("monitors", "fs", "path", "user", "key", "access")
 WORD = re.compile(r"[A-Za-z0-9_./:,\[\]=+\-]+\Z")
-"""What needs no quotes, nor can end them."""
+"""Words that need no quotes and cannot end them."""
 RUNS = (LcmState.RUNNING, LcmState.HOTPLUG, LcmState.HOTPLUG_NIC)
-"""In which the context of a VM is made anew while it runs."""
+"""States in which the context of a running VM is made anew."""
 SHUT_OUT = (
     "a mount of a directory below it stays good as long as its connections: `ceph tell mds.0 session "
     "ls` names it, `session evict` ends it"
 )
-"""The manager finds no client but by the root of its mount, and the MDS asks for no key again."""
+"""The manager finds a client only by the root of its mount, and the MDS asks for no key again."""
 
 
 class Clients(NamedTuple):
-    """The shares of a VM that are its guest's own affair."""
+    """The shares of a VM that the guest mounts itself."""
 
     disks: tuple[int, ...] = ()
     lines: bytes = b""
-    """For context.sh; secret."""
+    """Lines for context.sh; secret."""
     roots: tuple[tuple[int, str, int, bool], ...] = ()
-    """Of the shares that its host gives: NoteClients."""
+    """Roots of the shares that the host gives (NoteClients)."""
 
 
 def directories(vm: Vm) -> list[Disk]:
@@ -70,9 +67,7 @@ def directories(vm: Vm) -> list[Disk]:
 
 
 def handed(vm: Vm, place: VmPlace) -> Part[Clients]:
-    """Have keys for the shares of a VM whose client its guest is, which boots at `place`: one for each, of
-    however many disks.
-    """
+    """Have a key for each share that the guest of a VM mounts itself, for its boot at `place`."""
     mine, roots, lines, answers = [], [], list[str](), {}
     for disk in directories(vm):
         image = yield AskOned("image", disk.image_id)
@@ -93,7 +88,7 @@ def handed(vm: Vm, place: VmPlace) -> Part[Clients]:
             answers[disk.image_id] = yield from _key(vm, *facts, reads)
         if not answers[disk.image_id]:
             continue
-        # What this disk is mounted for: by another one the guest may write all the same.
+        # This disk's own mode: by another disk the guest may still write.
         answer = {**answers[disk.image_id], **({"access": "ro"} if reads_alone else {})}
         lines += [
             f"SEMISHARED_SHARE_{disk.id}_{name}='{value}'\n" for name, value in (("TAG", tag), *told(answer))
@@ -104,7 +99,7 @@ def handed(vm: Vm, place: VmPlace) -> Part[Clients]:
 
 
 def _key(vm: Vm, image: Image, datastore: Datastore, reads: bool) -> Part[dict[str, str]]:
-    """Have the key of a VM for a share, nothing for one that runs and has none (any more)."""
+    """Have the key of a VM for a share; nothing for a running VM without one."""
     where = (share.tree(datastore), image.id, image.source, vm.id)
     if vm.lcm_state not in RUNS:
         (given,) = yield On(share.bridge(datastore), (share_steps.GiveKey(*where, reads, vm.seq),))
@@ -117,8 +112,9 @@ def _key(vm: Vm, image: Image, datastore: Datastore, reads: bool) -> Part[dict[s
 
 
 def told(answer: dict[str, str]) -> list[tuple[str, str]]:
-    """Return the variables of a share, by what the machine that gives keys has answered; raise BadRecord for
-    what is no word of a shell.
+    """Return a share's variables by the answer of the machine that gives keys.
+
+    Raise BadRecord for a value that is no shell word.
     """
     for name in TOLD:
         if not WORD.match(answer[name]):
@@ -129,7 +125,7 @@ def told(answer: dict[str, str]) -> list[tuple[str, str]]:
 
 
 def or_taken_back(vm: Vm, plan: Plan) -> Plan:
-    """Carry out the plan of a context; if the VM is gone meanwhile take back what it was given."""
+    """Carry out the plan of a context; if the VM goes meanwhile, take back the keys that it was given."""
     try:
         yield from plan
     except (VmGone, LateAction):
@@ -138,7 +134,7 @@ def or_taken_back(vm: Vm, plan: Plan) -> Plan:
 
 
 def withdrawn(vm: Vm) -> Plan:
-    """Take back the keys that a VM has had till now: a Ceph that does not answer keeps no VM from its end."""
+    """Take back all keys of a VM; a Ceph that does not answer does not keep a VM from its end."""
     for store in sorted({disk.store_id for disk in directories(vm)}):
         try:
             datastore = yield AskOned("datastore", store)

@@ -34,7 +34,7 @@ LAYOUT = "stripes=1, 2, 4 ... 64, object=64K, 128K ... 64M and pool=NAME"
 
 
 class Asked(Protocol):
-    """What a datastore action is asked (plan/store/datastore.py)."""
+    """The request of a datastore action (plan/store/datastore.py)."""
 
     @property
     def image(self) -> Image: ...
@@ -45,7 +45,7 @@ class Asked(Protocol):
 
 
 def size_of(text: str, most: int, what: str = "PATH") -> int:
-    """Return the bytes of 10G, at most `most`; raise BadAttribute, which says that `what` asks for them."""
+    """Return the bytes of 10G, at most `most`; raise BadAttribute, which names `what`."""
     match = SIZE.match(text)
     size = int(match.group(1)) * UNITS[match.group(2)] if match else 0
     if not 0 < size <= most:
@@ -57,8 +57,7 @@ def size_of(text: str, most: int, what: str = "PATH") -> int:
 
 
 def wanted(path: str, most: int, fs: str, pools: Collection[str] = ()) -> tuple[int, dict[str, Any]]:
-    """Return the bytes that `new:SIZE` asks for, at most `most`, and the layout, by field of Share; raise
-    BadAttribute.
+    """Return the bytes and the layout (fields of Share) of `new:SIZE`; at most `most`; raise BadAttribute.
 
     `pools`: those in which users may have content.
     """
@@ -109,7 +108,7 @@ def _check_root(datastore: Datastore) -> None:
 
 
 def _directory(asked: Asked) -> Part[str]:
-    """Return where the directory really is that PATH names; what it holds is others', and counted nowhere."""
+    """Return the real path of the directory at PATH; its content is not ours and not counted."""
     path = asked.image.path
     if not path.startswith("/"):
         raise NotSupported(
@@ -123,7 +122,7 @@ def _directory(asked: Asked) -> Part[str]:
 
 
 def stat(asked: Asked) -> Part[str]:
-    """Plan stat: the MiB that oned counts. oned says neither what type of image it is nor whose."""
+    """Plan stat: the MiB that oned counts; oned names neither the image's type nor its owner."""
     path = asked.image.path
     _check_root(asked.datastore)
     if path.startswith(images.NEW_SHARE):
@@ -162,7 +161,7 @@ def cp(asked: Asked) -> Part[str]:
 
 
 def rm(asked: Asked) -> Part[str]:
-    """Plan rm: remove the share with all in it; of a directory that was there before what is ours alone."""
+    """Plan rm: remove the share with its content; of a registered directory only our own files."""
     if asked.image.source:
         yield from _done(
             asked,
@@ -176,7 +175,7 @@ def rm(asked: Asked) -> Part[str]:
 def monitor(asked: Asked) -> Part[str]:
     """Plan monitor: the capacity of the file system that the shares are in, in MiB."""
     if not share_share.tree(asked.datastore).marker:
-        # An error every minute would hide others: it has no room until it has a root.
+        # An error every minute would hide others: without a root it has no capacity.
         yield warn(
             f"datastore {asked.datastore.id} has no root yet: `semishared share init {asked.datastore.id}`"
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say what each Ceph key of an image datastore may do, and no more.
+"""Name what each Ceph key of an image datastore may do, and no more.
 
 One key per role, since they lie in several places:
 
@@ -8,10 +8,10 @@ One key per role, since they lie in several places:
     bases   SEMISHARED_CEPH_READER: hosts read the images whose copies they keep; writes nothing
     remote  SEMISHARED_CEPH_REMOTE: QEMU on the hosts reads what remote-first disks lie over; writes no data
     fence   SEMISHARED_CEPH_FENCE_USER: the front-end shuts a dead host out (`semishared fence`); reads
-    images, writes none
+            images, writes none
 
-A role without a user of its own is CEPH_USER's, whose key then can what both roles need. But for fence:
-nobody else has that.
+A role without a user of its own uses CEPH_USER, whose key then can what both roles need. Only the fence role
+has no such fallback.
 """
 
 from __future__ import annotations
@@ -59,9 +59,7 @@ def _caps(roles: Tuple[str, ...], pools: List[str]) -> Tuple[Tuple[str, str], ..
 
 
 def fence(user: str, pools: Sequence[str]) -> Key:
-    """Return the key that shuts hosts out of the cluster of `pools`, and sees who has their images open;
-    raise BadAttribute.
-    """
+    """Return the key that shuts hosts out of the cluster of `pools` and lists clients; raise BadAttribute."""
     for name in (user, *pools):
         if not re.match(POOL, name) or name == ADMIN:
             raise BadAttribute(f"{name!r} is no name for a user or a pool")

@@ -2,8 +2,8 @@
 """Plans in which a host claims images on Ceph and commits: what its user may not do, the bridge does.
 
                  host                                   bridge
-    ln                                                  nobody writes to the image? what a killed commit has
-    begun is undone
+    ln                                                  no client writes to the image? what a killed
+                                                        commit has begun is undone
                  is the content frozen, and which?
                                                         frozen, if it is not
                  base, straight from RBD
@@ -32,11 +32,11 @@ from ...model.refs import Owner
 from ...units import human
 
 TURNS = 4
-"""Undone; written; made known; and one more, for who has come in between."""
+"""Undone; written; made known; and one more, for another commit in between."""
 
 
 def claimable(host: str, bridge: str, image: s.ImageRef, root: str) -> Part[s.ImageRef]:
-    """Have the base of an image that nobody writes to on a host; return the image with its generation."""
+    """Stage the base of an image that no client writes to on a host; return the image with its generation."""
     from ...model.store import image_steps as i
     from . import rbd
 
@@ -47,9 +47,7 @@ def claimable(host: str, bridge: str, image: s.ImageRef, root: str) -> Part[s.Im
 
 
 def settled(host: str, step: s.Step) -> Part[list[Any]]:
-    """Have a step carried out that commits, as often as an image is to be settled for it; return all of the
-    host's answers.
-    """
+    """Have a committing step carried out, as often as an image must be settled for it; return all answers."""
     found: list[Any] = []
     for _ in range(TURNS):
         (answer,) = yield On(host, (step,))
@@ -63,9 +61,7 @@ def settled(host: str, step: s.Step) -> Part[list[Any]]:
 
 
 def _due(step: Any, answer: Any) -> Part[list[s.ImageRef]]:
-    """Return the images that are to be settled for the disk, or the VM's disks, of a step: those that oned
-    has for them.
-    """
+    """Return the images to settle for the disk or disks of a step: those that oned has for them."""
     disks = [answer, *answer.get("disks", ())] if answer else []
     said = [(disk.get("disk"), disk["settle"]) for disk in disks if disk.get("settle")]
     if not said:
@@ -87,12 +83,13 @@ def _settle(image: s.ImageRef) -> Plan:
     yield On(bridge, (i.SettleImage(image),))
 
 
-# What a VM's log says of disks whose writing belongs into an image (plan/disk/commits.py).
+# Log lines about disks whose changes belong into an image (plan/disk/commits.py).
 
 
 def made(vm: int, disk: int, *answers: Any) -> Lines:
-    """Say whose writing the image does not wait for any more, now that a disk has claimed it; the last of
-    `answers` tells.
+    """Name the disks whose changes the image waits for no more, now that a disk has claimed it.
+
+    The last of `answers` has them.
     """
     found = answers[-1] or {}
     before = Owner.from_data(found.get("before"))
@@ -109,7 +106,7 @@ def made(vm: int, disk: int, *answers: Any) -> Lines:
 
 
 def left_behind(vm: int, disk: int, data: Any) -> Lines:
-    """Say what an image waited for before its VM was made anew."""
+    """Name the changes that an image waited for before its VM was made anew."""
     before = Owner.from_data(data)
     if before:
         yield (
@@ -124,7 +121,7 @@ def left_behind(vm: int, disk: int, data: Any) -> Lines:
 
 
 def finished(vm: int, *answers: Any) -> Lines:
-    """Say what was committed of disks that were taken away, and what was kept."""
+    """Name the committed and the kept changes of removed disks."""
     for answer in answers:
         if answer and answer.get("bytes"):
             yield "info", f"{human(answer['bytes'])} were committed to the image"
@@ -132,11 +129,11 @@ def finished(vm: int, *answers: Any) -> Lines:
 
 
 def renewed(*answers: Any) -> Lines:
-    """Say what was committed of a VM before it was moved, and what goes with it as it is."""
+    """Name the changes of a VM that were committed before its move, and those that go with it."""
     for disk in (disk for answer in answers for disk in (answer or {}).get("disks", ())):
         if disk["bytes"]:
             yield "info", f"{human(disk['bytes'])} of disk {disk['disk']} were committed to the image"
-    # Who was asked twice has been refused twice.
+    # A disk that was asked for twice was refused twice.
     for disk in (answers[-1] or {}).get("disks", ()) if answers else ():
         if disk.get("why"):
             how = "was not committed to its image, and goes" if disk["waiting"] else "goes"

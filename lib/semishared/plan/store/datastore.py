@@ -25,17 +25,17 @@ SAVE_AS = "save_as"
 
 
 class Asked(NamedTuple):
-    """What a datastore action is asked, and what the front-end adds."""
+    """The request of a datastore action, and the front-end's additions."""
 
     image: Image
     datastore: Datastore
     max_size: int
     file_systems: Tuple[str, ...]
-    """Those that can be made."""
+    """File systems that can be made."""
     token: str
     """A name that no image has."""
     node: str
-    """What the front-end is called."""
+    """The front-end's name."""
 
     @property
     def access(self) -> store_access.Access:
@@ -57,7 +57,7 @@ class Asked(NamedTuple):
 
     @property
     def format(self) -> str:
-        """What the image is; where there is no choice, FORMAT does not matter."""
+        """The format of the image; where there is no choice, FORMAT does not matter."""
         formats = self.access.can.formats
         return images.format_of(self.image, self.datastore) if len(formats) > 1 else formats[0]
 
@@ -107,7 +107,7 @@ def cp(asked: Asked) -> Part[str]:
 
 
 def mkfs(asked: Asked) -> Part[str]:
-    """Plan mkfs: an empty image; SOURCE alone, the whole line is taken for it."""
+    """Plan mkfs: an empty image; SOURCE alone, as oned takes the whole line for it."""
     image, formats, new = asked.image, asked.access.can.formats, asked.new
     if image.format == SAVE_AS:
         return new.source
@@ -138,14 +138,14 @@ def clone(asked: Asked) -> Part[str]:
 
 
 def rm(asked: Asked) -> Part[str]:
-    """Plan rm: remove the image SOURCE; one that is not there is removed already."""
+    """Plan rm: remove the image SOURCE, if it is there."""
     if asked.image.source:
         yield from asked.done(d.RemoveImage(asked.stored))
     return ""
 
 
 def snap_delete(asked: Asked) -> Part[str]:
-    """Plan snap_delete: remove the image's TARGET_SNAPSHOT; one that is not there is removed already."""
+    """Plan snap_delete: remove the image's TARGET_SNAPSHOT, if it is there."""
     yield from asked.done(d.ForgetSnapshot(asked.stored, asked.snapshot))
     return ""
 
@@ -157,18 +157,14 @@ def snap_revert(asked: Asked) -> Part[str]:
 
 
 def snap_flatten(asked: Asked) -> Part[str]:
-    """Plan snap_flatten: make the image's TARGET_SNAPSHOT its content and remove all snapshots; without any
-    it is done already.
-    """
+    """Plan snap_flatten: make TARGET_SNAPSHOT the image's content and remove all snapshots, if any."""
     yield from asked.done(d.FlattenImage(asked.stored, asked.snapshot, asked.image.size))
     return ""
 
 
 def export(asked: Asked) -> Part[str]:
-    """Plan export: IMPORT_INFO for the marketplace; SOURCE is what OpenNebula's downloader reads, here or by
-    ssh from the bridge.
-    """
-    # Not saxutils, with which urllib.request comes: that was a third of what this action takes.
+    """Plan export: IMPORT_INFO for the marketplace; OpenNebula's downloader reads SOURCE, perhaps by ssh."""
+    # Not saxutils, which imports urllib.request: a third of this action's time.
     from xml.etree import ElementTree
 
     image, bridge = asked.stored, asked.bridge
@@ -192,9 +188,7 @@ def export(asked: Asked) -> Part[str]:
 
 
 def monitor(asked: Asked) -> Part[str]:
-    """Plan monitor: the capacity of the store in MiB; a pool's as Ceph has it: replicas taken off, quotas
-    kept.
-    """
+    """Plan monitor: the store's capacity in MiB; a pool's after Ceph's replicas and quotas."""
     if not asked.bridge and not asked.access.marker:
         yield Here(d.MakeStore(asked.directory))
     used, total, free = yield from asked.done(d.MeasureStore(asked.access, asked.root))
@@ -219,7 +213,7 @@ ACTIONS = {
 
 
 def planned(action: str, asked: Asked) -> Part[str]:
-    """Plan a datastore action. Below a mount point that is not mounted nothing is made, counted or gone."""
+    """Plan a datastore action; below an unmounted mount point it makes, counts and removes nothing."""
     if template.is_shares(asked.datastore):
         from ..share import shares
 

@@ -2,7 +2,7 @@
 """Parts of plans for disks whose image is reached over the network: host and bridge take turns.
 
              host                                   bridge
-ln                                                  nobody writes to the image? its generations end
+ln                                                  no client writes to it? its generations end
              record
 clone, shared
              record (so that delete knows)
@@ -58,15 +58,13 @@ from ..under_way import still
 
 
 def bridge_of(image: s.ImageRef) -> Part[str]:
-    """Return the bridge of the datastore that an image on record is of."""
+    """Return the bridge of a recorded image's datastore."""
     datastore = yield AskOned("datastore", image.store)
     return template.bridge(datastore, image.id)
 
 
 def clone(host: str, bridge: str, image: s.ImageRef, disk: s.DiskRef, min_size: int) -> Plan:
-    """Make a disk that is a copy-on-write clone beside its image; the record comes first, so that delete
-    knows.
-    """
+    """Make a disk that is a copy-on-write clone beside its image; the record comes first, for delete."""
     # As OpenNebula's own driver names it.
     made = image._replace(source=rbd_names.clone(image.source, disk.vm, disk.disk))
     network = NetworkDisk.of(made.source, image.access)
@@ -82,15 +80,13 @@ def clone(host: str, bridge: str, image: s.ImageRef, disk: s.DiskRef, min_size: 
     try:
         yield On(host, (i.ConfirmDisk(disk),))
     except VmGone:
-        # By that time the name may be the clone's of a VM that was made anew.
+        # Meanwhile the name may be the clone's of a VM that was made anew.
         yield On(bridge, (i.TakeBackClone(made, str(done["made"])),))
         raise
 
 
 def remote(host: str, bridge: str, image: s.ImageRef, create: s.CreateRemote) -> Plan:
-    """Make a disk that lies on the host, over a snapshot of the image's content: nothing of that is read
-    before its guest does.
-    """
+    """Make a disk on the host over a snapshot of the image, which is read only as its guest reads."""
     NetworkDisk.below(image.source, "", image.access)
     yield agree(host)
     (lent,) = yield On(bridge, (i.LendContent(image),))
@@ -103,7 +99,7 @@ def remote(host: str, bridge: str, image: s.ImageRef, create: s.CreateRemote) ->
 def frozen(host: str, bridge: str, image: s.ImageRef, root: str) -> Part[s.ImageRef]:
     """Have the image's content frozen; return the image with its generation.
 
-    A content that nobody has hashed yet is, if there is a base store `root`, staged there for that; else it
+    A content without a hash is staged in the base store `root`, if given, to be hashed; else the generation
     stays ''.
     """
     (seen,) = yield On(host, (i.SeeImage(image),))
@@ -137,7 +133,7 @@ def _open_by(source: str, begun: Mapping[str, Any]) -> Lines:
 
 
 def who_has_it_open(source: str, clients: Sequence[str]) -> Lines:
-    """Say who has an image open, as far as one can see."""
+    """Warn of the clients that have an image open, as far as the cluster shows them."""
     if clients:
         yield (
             "warn",
@@ -163,9 +159,7 @@ def copy(
     snapshot: int,
     guest: freeze.Guest,
 ) -> Plan:
-    """Save the disk `source` on the network as the image `target`; a running guest rests while its moment is
-    held.
-    """
+    """Save the disk `source` on the network as the image `target`; a running guest rests for its moment."""
     if guest.domain:
         yield from freeze.meanwhile(
             host, disk, guest, On(bridge, (i.HoldMoment(target._replace(source=source)),))
@@ -176,7 +170,7 @@ def copy(
 
 
 class Local(NamedTuple):
-    """A disk on a host, and what its content is to be written with."""
+    """A disk on a host, and the facts for writing its content."""
 
     host: str
     disk: s.DiskRef
@@ -198,9 +192,7 @@ def fill(local: Local, bridge: str, target: s.ImageRef, snapshot: int, guest: fr
 
 
 def _unpublished(image: s.ImageRef, said: str) -> str:
-    """Return what an image is called until it is published, as its bridge has `said`; raise ForeignImage for
-    what another one might be.
-    """
+    """Return an image's name until it is published, as its bridge has `said`; raise ForeignImage."""
     pool, _, name = said.rpartition("/")
     of = image.source.rpartition("/")[2]
     if pool != image.root or not (rbd_names.is_staged(name, of) or name == rbd_names.changing(of)):
@@ -209,7 +201,7 @@ def _unpublished(image: s.ImageRef, said: str) -> str:
 
 
 def fill_beside(local: Local, image: s.ImageRef, bridge: str, random: str) -> Part[str]:
-    """Save a local disk beside the image that it is of, as one that oned does not know; return its SOURCE."""
+    """Save a local disk beside its image, as one unknown to oned; return its SOURCE."""
     source = f"{image.root}/{rbd_names.rescued(rbd_names.image(image.id), random)}"
     yield from fill(local, bridge, image._replace(source=source, generation=""), -1, freeze.Guest())
     return source
@@ -224,8 +216,7 @@ def remove_clone(image: s.ImageRef) -> Plan:
 def snapshot(
     what: str, host: str, disk: s.DiskRef, image: s.ImageRef, number: int, vm: Vm, guest: freeze.Guest
 ) -> Plan:
-    """Create, delete or revert snapshot `number` of a disk that turned out to be `image`, on the network;
-    `guest` rests for it.
+    """Create, delete or revert snapshot `number` of a disk that is `image`, on the network; `guest` rests.
 
     oned's SIZE of the disk in `vm` does not go back with the snapshot.
     """
@@ -253,9 +244,7 @@ def grow(image: s.ImageRef, size: int) -> Plan:
 
 
 def restore(host: str, disk: s.DiskRef, image: s.ImageRef, size: int, source: Download) -> Plan:
-    """Replace the content of a disk that is `image`, on the network, by that of a backup: whole, or as it
-    was.
-    """
+    """Replace the content of a disk that is `image`, on the network, by a backup's: all of it or nothing."""
     bridge = yield from bridge_of(image)
     (begun,) = yield On(bridge, (i.BeginChange(image, size),))
     change = str(begun["change"])

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 
 class Luggage(NamedTuple):
-    """What travels with the guest: disks of its own, the bases below them, stores to probe, disks that QEMU
-    opens over the network.
+    """What travels with the guest: its disks, their bases, stores to probe, disks opened over the network.
 
     `files` are disks of other drivers, as the guest has them open; `places` the directories to probe for
     those.
@@ -56,9 +55,7 @@ def refusal(vm: Vm, disk: Disk, why: str) -> MigrationRefused:
 
 
 def own_disks(vm: Vm, records: Sequence[Record]) -> tuple[int, ...]:
-    """Return the disks that lie on the host alone; raise EncryptedDisk, naming the disk, for one that cannot
-    move live.
-    """
+    """Return the disks on the host alone; raise EncryptedDisk, naming the disk, if one cannot move live."""
     own = tuple(sorted(record.disk for record in records if record.is_local))
     placement.check_running(vm, own, "live migration")
     return own
@@ -67,8 +64,8 @@ def own_disks(vm: Vm, records: Sequence[Record]) -> tuple[int, ...]:
 def packed(vm: Vm, records: Sequence[Record], vm_dir: str, opened: Mapping[str, Any]) -> Luggage:
     """Return what is to travel to `vm_dir`; raise MigrationRefused, EncryptedDisk, naming the disk.
 
-    `records` are those of the source host; `opened` is what its guest has open, by targets, asked if others
-    have made disks.
+    `records`: of the source host; `opened`: the guest's open disks by target, asked for if other drivers have
+    any.
     """
     own, root = own_disks(vm, records), disk_names.base_store_of(vm_dir)
     bases = {record.of_image: s.StageBase(root, record.of_image) for record in records if record.place.leases}
@@ -107,7 +104,7 @@ def _shared(
 
 
 LITTLE = 256 * MiB
-"""Bytes of what is in a VM directory beside disks and memory: domains, CONTEXT, records, maps of qcow2."""
+"""Bytes in a VM directory besides disks and memory: domains, CONTEXT, records, maps of qcow2."""
 
 
 def room_for_arrival(place: VmPlace, seen: Mapping[str, Any], *, keep_bases: bool = True) -> MakeRoom:
@@ -124,9 +121,7 @@ def room_for_arrival(place: VmPlace, seen: Mapping[str, Any], *, keep_bases: boo
 
 
 def most_bytes(vm: Vm) -> int:
-    """Return the bytes that the directory of a VM may have at most, by the sizes that oned has: more than
-    that nobody takes from a host.
-    """
+    """Return the most bytes that a VM's directory may have, by oned's sizes; no machine accepts more."""
     # Of each disk its layers, one more while it moves, and what a diff lies over.
     disks = sum(max(disk.size, disk.original_size) * (3 + len(vm.snapshots_of(disk.id))) for disk in vm.disks)
     return (disks + max(vm.number("TEMPLATE/MEMORY", 0), 0) * MiB) * 11 // 10 + LITTLE

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The domain XML inside a checkpoint: compared with oned and our records, and brought to the disks of now.
+"""The domain XML inside a checkpoint: compared with oned and our records, and updated to the disks of now.
 
-A checkpoint travels with the VM, from a host that may have written into it what it likes. What there is here
-to compare it with is compared: whose it is, and what each disk is. Emulator, and devices that are no disks,
-are that host's word (docs/explanation/security.md).
+A checkpoint travels with the VM, from a host that may have written anything into it. Here its VM and each of
+its disks are checked. Emulator, and devices that are no disks, are that host's word
+(docs/explanation/security.md).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ..libvirt.domain import DRIVER, NO_CHAINS, Chains, Records, lay_over, netwo
 
 
 class Told(NamedTuple):
-    """What oned says with the action of the VM that is resumed."""
+    """oned's word with the action that resumes the VM."""
 
     deploy_id: str
     others: dict[int, str]
-    """SOURCE of each disk that is another driver's, by number: that one knows what it is."""
+    """SOURCE of each disk of another driver, by number."""
     has_raw: bool
-    """Whether the VM's template has parts of a domain, of whatever kind."""
+    """Whether the VM's template has raw parts of a domain."""
     ours: frozenset[int] = frozenset()
     """The disks that we have made, each of which has a record."""
     context: int = -1
@@ -35,7 +35,7 @@ class Told(NamedTuple):
 
     @classmethod
     def parse(cls, message: bytes) -> Optional[Told]:
-        """Return what the driver message of `restore` says, None if there is none."""
+        """Return the driver message of `restore`, None if there is none."""
         try:
             root = Markup(message, "VMM_DRIVER_ACTION_DATA").root
         except BadArguments:
@@ -93,9 +93,7 @@ def check(domain: bytes, records: Records, vm_dir: str, told: Optional[Told]) ->
 
 
 def _is_in(path: str, vm_dir: str, numbers: Optional[set[int]]) -> bool:
-    """Tell whether a path is that of a disk of the VM, in its directory here or in that of another system
-    datastore.
-    """
+    """Tell whether a path is a disk of the VM, in its directory here or in another system datastore's."""
     local, parts = disk_names.disk_file(path), path.split("/")
     if local is None or ".." in parts or (numbers is not None and local.disk not in numbers):
         return False
@@ -119,7 +117,7 @@ def _foreign(
     }
     path, name = words.get("file") or words.get("dev") or "", words.get("name", "")
     text = ", ".join(f"{key}={value}" for key, value in words.items())
-    # Which of several words counts its TYPE says.
+    # TYPE decides which of several words counts.
     if len(words) > (1 if path else 2):
         return repr(text)
     if path:
@@ -151,7 +149,7 @@ def with_active_layers(
     shared, on_network = {}, {record.network.name: record for record in records.values() if record.network}
     for record in records.values():
         if record.path and not record.is_local:
-            # Of a clone whichever layer, of a disk in place the image.
+            # Of a clone any layer, of a disk in place the image.
             shared[record.path.rpartition("/")[0] if record.place.backing == "store" else record.path] = (
                 record
             )
@@ -199,7 +197,7 @@ def with_active_layers(
 
 
 def _plain(markup: Markup, disk: Element, source: Element, record: Optional[Record]) -> None:
-    """Let a disk lie over nothing, and one on the network be reached as its record says."""
+    """Put a disk over nothing; one on the network is reached as its record says."""
     for child in disk.all("backingStore"):
         if child.children:
             markup.remove(child)
@@ -215,7 +213,7 @@ def _elements(network: NetworkDisk) -> tuple[Element, Element]:
 
 
 def _reached(disk: Element, source: Element) -> list[object]:
-    """Return how a disk on the network is reached: monitors, configuration, snapshot, and as whom."""
+    """Return how a disk on the network is reached: monitors, configuration, snapshot, Ceph user."""
     auth = [one for element in (disk, source) for one in element.all("auth")]
     secrets = [secret.attributes for one in auth for secret in one.all("secret")]
     inside = sorted(
@@ -232,7 +230,7 @@ def _local(path: str) -> Optional[disk_names.DiskFile]:
 
 
 def _recorded(local: disk_names.DiskFile, records: Records) -> Optional[Record]:
-    """Return the record of a local disk by its name and that of the VM's directory, whatever lies above."""
+    """Return the record of a local disk by its name and its VM directory's, whatever the path above."""
     record = records.get(local.disk)
     same = _local(record.path) if record and record.is_local else None
     is_same = (

@@ -8,8 +8,8 @@ premigrate         local disks get deltas; the VM directory is copied, with new 
 postmigrate        the guest goes on in the copy, its deltas are merged, the directory it came from is removed
 failmigrate        the mirrors end, deltas are merged where they were, the copy is removed
 
-Either directory is whole until the other one is gone, whoever is killed: oned says which counts, and the next
-action there makes it so (disk/recovery.py).
+Either directory is whole until the other one is gone, whichever process is killed: oned says which counts,
+and the next action there makes it so (disk/recovery.py).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def premigrate(asked: Migrate, vm: Vm) -> Plan:
     own = checklist.own_disks(vm, records)
     for record in records:
         if record.over:
-            # Of what a mirror's target lies over libvirt knows what headers say, and those name no user.
+            # libvirt knows a mirror target's backing files only from headers, which name no Ceph user.
             raise MigrationRefused(
                 f"disk {record.disk} (remote-first) reads from Ceph: its system datastore changes "
                 f"while the VM is off"
@@ -87,9 +87,7 @@ def _cleared(asked: Migrate, vm: Vm, vm_dir: str, *, brought: bool) -> Plan:
 
 
 def _left(asked: Migrate, vm: Vm) -> Part[str]:
-    """Return the VM directory that the VM is leaving. What oned gives us of the VM names the other one
-    alone.
-    """
+    """Return the VM directory that the VM is leaving; oned's view of the VM names only the other one."""
     yield agree(asked.target.host)
     known = yield AskOned("vm", vm.id)
     datastore = known.datastore_at(vm.seq - 1)

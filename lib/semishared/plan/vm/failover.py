@@ -1,27 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """mv of a VM from a lost host: oned has lost sight of it (LCM states 60 and 61), or it is off (43).
 
-                       target                                      bridge, or who mounts the store
+                       target                                      bridge, or the target with a mounted store
     which clones                                                   looked for
     older stay         removed, unless the VM runs there
-    share              nothing                                     the key for it that a guest had is taken
-    back, if it was a client
-    in place           linked or recorded anew                     nobody writes to the image? a session
-    begins
+    share              nothing                                     a client guest's key for it is taken back
+    in place           linked or recorded anew                     no client writes to it? a session begins
     clone on the store linked or recorded anew
     swap area          made anew
     diff               made anew, if it may begin at what was committed last
     any other          made anew, if it may begin without what it held
-    epoch                                                          noted: what older directories hold is not
-    the VM's any more
+    epoch                                                          noted: older directories do not count
 
-Nothing is asked of the host that is lost, nor of the front-end's own files: all comes from oned and the
-stores. What a refusal can be known by is asked first, so that nothing is half-done. The epoch comes last:
-until then what the lost host has is the VM still, and `recover --failure` gives it back. oned has context
-made when it boots the VM here.
+No step asks the lost host or needs the front-end's own files: oned and the stores have all. Anything that can
+refuse is asked first, so that nothing is half-done. The epoch comes last: until then what the lost host has
+is the VM still, and `recover --failure` gives it back. oned has context made when it boots the VM here.
 
-A host that is not shut out of the stores may be alive, and have lost no more than oned's sight of that VM.
-Then the move is an ordinary one, if the host says that the guest does not run.
+A host that is not shut out of the stores may be alive, and only oned may have lost sight of that VM. Then the
+move is an ordinary one, if the host says that the guest does not run.
 """
 
 from __future__ import annotations
@@ -55,9 +51,7 @@ def _is_swap(disk: Disk) -> bool:
 
 
 def _has_no_file(disk: Disk) -> bool:
-    """Tell whether nothing in the VM directory leads to a disk, whoever's it is: RBD, or a file system that
-    is passed through.
-    """
+    """Tell whether a disk, of any driver, has no file in the VM directory: RBD, or a shared directory."""
     return disk.type in ("RBD", "FILESYSTEM")
 
 
@@ -93,7 +87,7 @@ def mv(asked: Move, vm: Vm, overlay_options: str) -> Plan:
 
 
 def _noted_at(image: s.ImageRef) -> str:
-    """Return what an epoch is noted on: a mounted store, or each image of another."""
+    """Return where an epoch is noted: a mounted store, or each image of another."""
     return image.source if image.access.can.has_bridge else image.root
 
 
@@ -118,13 +112,12 @@ def _decided(asked: Move, vm: Vm, disk: Disk, overlay_options: str) -> Part[_Reb
     )
     if not disk.is_clone:
         if placement.attached(image, datastore, disk).commits:
-            # What was not committed is lost with the host: the image's owner says whether that may be given
-            # up.
+            # Uncommitted changes are lost with the host: the image's owner decides whether to give them up.
             _may_begin_anew(asked.source.host, vm, disk, image, datastore)
         return _Rebuilt(
             disks.ln(request_image, disk, image, datastore, overlay_options, is_taken_over=True), ref, bridge
         )
-    # What there is on the store says where the disk was: attributes may have changed since it was made.
+    # The store shows where the disk was: attributes may have changed since.
     (clone,) = yield On(bridge or place.host, (i.FindClone(ref, vm.id, disk.id),))
     if clone:
         return _Rebuilt(_adopted(place, ref, str(clone), IO_CLASS.value(image, datastore)), ref, bridge)
@@ -133,9 +126,7 @@ def _decided(asked: Move, vm: Vm, disk: Disk, overlay_options: str) -> Part[_Reb
 
 
 def not_acquired(vm: Vm, disk: Disk, image: Image) -> str:
-    """Return why a disk is not one that oned acquired this image for, '' if it is: what its user wrote in
-    DISK opens nothing.
-    """
+    """Return why oned did not acquire this image for a disk, '' if it did: users may write DISK."""
     of = f"disk {disk.id} of VM {vm.id}"
     if vm.id not in image.vms:
         return f"{of} names image {image.id}, which oned has not given to that VM"
@@ -185,15 +176,13 @@ def why_not_anew(
     if may != "recreate":
         return "SEMISHARED_ON_HOST_FAILURE is wait" + (f" for image {image.id}" if image else "")
     if vm.snapshots_of(disk.id):
-        # oned would go on counting on them, and revert to what is not there.
+        # oned would still list them, and revert to one that is not there.
         return f"its snapshots {', '.join(map(str, vm.snapshots_of(disk.id)))} were there too"
     return ""
 
 
 def is_unseen(vm: Vm) -> bool:
-    """Tell whether oned takes a VM for running and does not see it: what it has started elsewhere when it is
-    rescheduled.
-    """
+    """Tell whether oned has a VM running but unseen: when rescheduled, such a VM starts elsewhere."""
     return vm.is_active and vm.lcm_state == LcmState.UNKNOWN
 
 
@@ -213,7 +202,7 @@ def why_waits(vm: Vm, disk: Disk, image: Image, datastore: Datastore) -> str:
 
 
 def _kernel(place: VmPlace, vm: Vm, name: str) -> Part[_Rebuilt]:
-    """Decide how a kernel or initrd of a datastore comes to the target: as it came to the host before."""
+    """Decide how a datastore's kernel or initrd comes to the target: as it came to the host before."""
     image: Image = yield AskOned("image", View(vm.element).number(f"TEMPLATE/OS/{name}_DS_ID"))
     datastore: Datastore = yield AskOned("datastore", image.store_id)
     if image.type != TYPES[name] or datastore.driver != disks.DRIVER:
@@ -230,27 +219,23 @@ def _kernel(place: VmPlace, vm: Vm, name: str) -> Part[_Rebuilt]:
 
 
 def _cleared(place: VmPlace, vm: Vm) -> Plan:
-    """Remove what an earlier stay of the VM has left at the target, and the keys for its shares that it had
-    at the lost host.
+    """Remove what an earlier stay of the VM left at the target, and its keys for shares at the lost host.
 
-    What this very move made there before it was killed is used.
+    What this move made there before it was killed is used.
     """
     not_running, look = s.CheckNotRunning(disks.running_domain(vm)), s.LookAtVm(vm.id, place.path)
     _, found = yield On(place.host, (not_running, look))
     if any(disk.is_directory for disk in vm.disks):
         from ..share import client_keys
 
-        # Its guest is off with its host if it could write. What it has open there still would have the next
-        # one wait.
+        # The guest is off with its host if it could write. What it left open would have the next one wait.
         yield from client_keys.withdrawn(vm)
     if found["disks"] and found["seq"] != vm.seq:
         yield On(place.host, (s.RemoveVm(vm.id, place.path),))
 
 
 def is_away(place: VmPlace) -> Part[bool]:
-    """Tell whether a host does not answer; one that does, though it is shut out of the stores, has what is on
-    its own disks.
-    """
+    """Tell whether a host does not answer; one that answers still has its own disks' content."""
     try:
         yield On(place.host, (s.LookAtVm(place.vm, place.path),))
     except HostUnreachable:
@@ -259,9 +244,7 @@ def is_away(place: VmPlace) -> Part[bool]:
 
 
 def seen_to_be_off(host: str, vm: Vm, why_not_fenced: str) -> Plan:
-    """See that a host which is not shut out of the stores answers, and does not run the VM; raise HostNotLost
-    or MigrationRefused.
-    """
+    """Check that an unfenced host answers and does not run the VM; raise HostNotLost or MigrationRefused."""
     try:
         yield On(host, (s.CheckNotRunning(disks.running_domain(vm)),))
     except HostUnreachable as e:

@@ -143,7 +143,7 @@ def attach_disk(asked: Asked) -> Plan:
         )
     source = record.source(path)
     yield Here(h.CheckDisk(vm_dir, record))
-    # What it lies over libvirt finds by itself, and tells AppArmor; the stock script has no words for it.
+    # libvirt finds its backing chain, and tells AppArmor; the stock script has no words for it.
     yield from _chains({number: source}, {number: record})
     limits = yield from _io_limits({number: record})
     argv = (asked.argv[0], source, *asked.argv[2:MESSAGE], "", *asked.argv[MESSAGE + 1 :])
@@ -196,7 +196,7 @@ def restore(asked: Asked) -> Plan:
 
     vm_dir, told = asked.vm_dir, Told.parse(asked.stdin)
     records = yield from _recorded(vm_dir)
-    # Else what is opened for such a disk would be the word of the host that has written the checkpoint.
+    # Else the host that wrote the checkpoint would decide what is opened for such a disk.
     _refuse_unrecorded(vm_dir, set(told.ours if told else ()) - set(records))
     xml = (yield Here(h.ReadCheckpoint(asked.argv[0]))) if records else None
     if xml is not None:
@@ -237,9 +237,7 @@ def snapshot_create(asked: Asked) -> Plan:
 
 
 def _settled(vm_dir: str, domain: str = "") -> Part[bool]:
-    """End what others have begun in the VM's disks, also who is at work there without oned's knowing; tell
-    whether there was anything.
-    """
+    """End unfinished work on the VM's disks, also of commands unknown to oned; tell if there was any."""
     if not (yield Here(h.SeeNotes(vm_dir))):
         return False
     yield Here(h.Recover(vm_dir, domain))
@@ -247,9 +245,7 @@ def _settled(vm_dir: str, domain: str = "") -> Part[bool]:
 
 
 def _settled_if_possible(vm_dir: str, domain: str) -> Plan:
-    """Do that, since libvirt neither saves a guest nor takes a disk away that is being copied; what is wrong
-    it then says itself.
-    """
+    """End it if possible: libvirt can neither save a guest nor detach a disk that is being copied."""
     try:
         yield from _settled(vm_dir, domain)
     except SemisharedError as e:
@@ -273,7 +269,7 @@ def _given_shares(vm_dir: str, text: bytes, told: Optional[bytes]) -> Part[bytes
     from ..libvirt.filesystems import given, shares_of
 
     shares, programs = None if told is None else shares_of(told), {}
-    # What a guest is itself a client of, this host need not have, nor may it give it.
+    # This host need not have shares that the guest mounts itself, and must not give them.
     clients = (yield Here(h.ReadClients(vm_dir))) if shares else ()
     for share in shares or ():
         if share.disk not in clients:
@@ -287,7 +283,7 @@ def _recorded(vm_dir: str, disks: Optional[tuple[int, ...]] = None) -> Part[Reco
 
 
 def _not_overtaken(vm_dir: str) -> Plan:
-    """See that no other host has taken the VM over since."""
+    """Check that no other host has taken the VM over since."""
     unknown = yield Here(h.CheckEpoch(vm_dir))
     if unknown:
         yield warn(str(unknown))
@@ -299,7 +295,7 @@ def _refuse_unrecorded(vm_dir: str, disks: Iterable[int]) -> None:
 
 
 def _io_limits(records: Records) -> Part[Mapping[int, Limits]]:
-    """Return what each disk may do."""
+    """Return the limits of each disk."""
     of_class = io_limits((yield Here(h.ReadIoLimits()))) if records else {}
     return {number: of_class[record.io_class] for number, record in records.items()}
 
@@ -333,8 +329,8 @@ PLANNERS = {
     for planner in (deploy, attach_disk, detach_disk, migrate, restore, save, snapshot_create)
 }
 READ = ("deploy", "migrate", "restore", "snapshot_create")
-"""Those that look at what is on stdin."""
+"""Actions that read stdin."""
 ON_STDIN = ("migrate", "snapshot_create")
-"""Those whose VM directory stands in the driver message there alone."""
+"""Actions whose VM directory is only in the driver message there."""
 MESSAGE = 4
 """The argument of attach_disk that is its driver message, in base64."""

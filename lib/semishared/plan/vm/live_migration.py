@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live migration of a VM with a disk of ours: may it move, by which options, who owns it after a failure.
+"""Live migration of a VM with a disk of ours: may it move, by which options, which host has it afterwards.
 
-What lies on shared storage stays there, and of what is local libvirt copies deltas alone (guest/deltas.py):
+Disks on shared storage stay there, and of local disks libvirt copies deltas alone (guest/deltas.py):
 premigrate has brought the rest. The stock script would create empty images over the disks, so every doubt
 here is a refusal.
 """
@@ -26,13 +26,13 @@ from .migration import Settings, parsed, with_disks, with_settings
 
 DEPLOY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*\Z")
 PAUSE_S = 5
-"""Between two tries, and between two looks at domains that change hands."""
+"""Seconds between two tries, and between two looks at domains that change hands."""
 COPIES = ("--copy-storage", "--migrate-disks")
 """Options that would make QEMU write a disk onto itself through the shared store."""
 
 
 class Move(NamedTuple):
-    """What `migrate` is asked."""
+    """The request of `migrate`."""
 
     domain: str
     target: str
@@ -41,7 +41,7 @@ class Move(NamedTuple):
     auto_converge: str
     compressed: str
     vm_dir: str = ""
-    """Where the VM directory is to be."""
+    """The VM directory at the target."""
 
     @classmethod
     def parse(cls, argv: Sequence[str], stdin: bytes) -> Move:
@@ -78,7 +78,7 @@ def moved(move: Move, vm_dir: str, records: Records) -> Plan:
             f"premigrate has made nothing ready on {host} for the local disks of VM {move.vm.id}"
         )
     if isinstance(proof, dict) and proof.get("brought"):
-        # What premigrate says itself gets into the VM's log only if it fails.
+        # oned logs premigrate's own output only if it fails.
         yield Say(_brought, (str(proof["brought"]),))
     proved = is_proved(disks.in_place, proof, host)
     if not proved:
@@ -100,7 +100,7 @@ def moved(move: Move, vm_dir: str, records: Records) -> Plan:
     )
     chains = yield from _chains(records)
     yield from _handed_over(h.MigrateDomain(domain, host, wanted, chains), int(site["tries"]))
-    # As the stock script does; none of it decides about success.
+    # As the stock script does; success does not depend on it.
     if site["sync_time"]:
         yield Here(h.SyncTime(domain, host))
     if site["compact_memory"]:
@@ -118,10 +118,10 @@ def _copied(move: Move, vm_dir: str, proof: object) -> Plan:
 
 
 def _chains(records: Records) -> Part[dict[str, Chain]]:
-    """Return what disks that have layers lie over, by the paths of their active ones.
+    """Return the backing chains of disks with layers, by the paths of their active ones.
 
-    libvirt does not know it: of a layer below the active one that was merged with the one below it, and so
-    replaced, QEMU goes on with the files that it had open.
+    libvirt does not know them: when a layer below the active one is merged, and so replaced, QEMU goes on
+    with the files that it had open.
     """
     from ...model.vm.hypervisor_steps import ReadChain
 
@@ -170,7 +170,7 @@ def _told(host: str, took: str) -> Lines:
 
 
 def _has_arrived(domain: str, host: str) -> Part[bool]:
-    """Find out who owns the domain after a failure; tell whether it is the target after all."""
+    """Find out which host has the domain after a failure; tell whether it is the target after all."""
     for look in range(3):
         if look:
             yield Here(h.Wait(PAUSE_S))
@@ -317,7 +317,7 @@ def options(
 
 
 class Outcome(enum.Enum):
-    """Who owns the VM after `virsh migrate` has failed, and what may be cleaned up."""
+    """Which host has the VM after `virsh migrate` has failed, and what may be cleaned up."""
 
     MOVED = "moved"
     STAYED = "stayed"
@@ -328,7 +328,7 @@ class Outcome(enum.Enum):
 
 
 def outcome(source: State, target: State) -> Outcome:
-    """Return what both libvirtds' answers mean. Only a VM seen running here allows touching the target."""
+    """Return what both libvirtds' answers mean. Only a VM seen running here allows changes on the target."""
     if source in (State.ABSENT, State.OFF) and target is State.RUNNING:
         return Outcome.MOVED
     if source is not State.RUNNING:

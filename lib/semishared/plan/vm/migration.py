@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 def premigrate(asked: Migrate, vm: Vm, token: str, given: Mapping[int, Given]) -> Plan:
     """Plan premigrate: make the target ready, or refuse. `given`: the disks that oned has given the VM.
 
-    `token`: what nobody else would write into a store.
+    `token`: a text that no other process would write into a store.
     """
     from ...model.disk import acquired
     from ...model.disk.record import described
@@ -124,7 +124,7 @@ def _brought(
 
 
 def _undone(asked: Migrate, vm: Vm, source_dir: str) -> Plan:
-    """Undo premigrate, as far as that goes."""
+    """Undo premigrate, as far as possible."""
     place, here = asked.target, asked.source_host
     try:
         yield On(here, (s.MergeDeltas(vm.id, source_dir, running_domain(vm)),))
@@ -145,7 +145,7 @@ def _same_stores(source: str, target: str, luggage: Luggage, token: str) -> Plan
     except SemisharedError:
         for check in checks:
             try:
-                # It finds no answer, and removes the probe.
+                # The source finds no answer, and removes the probe.
                 yield On(source, (check,))
             except SemisharedError:
                 pass
@@ -279,7 +279,7 @@ TEXTS = {
     "--tls-destination": "TLS_DESTINATION",
 }
 IGNORED = ("--verbose",)
-"""Nobody watches."""
+"""Words without effect: no terminal shows their output."""
 
 
 def parsed(words: list[str]) -> MigrateOptions:

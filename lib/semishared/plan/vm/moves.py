@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """mv of a VM directory: relayed between two hosts, or copied on one.
 
-The source is removed last, and only if no action wants it.
+The source is removed last, and only if no action needs it.
 
 `recover --failure` stops no driver: while an older mv goes on, the VM may run again where its files came
-from. So before the source goes its host looks for the domain and for changes, and oned is asked whether the
-move is still under way. In doubt the source is kept, which is no failure: the target has it all, and
+from. So before the source goes, its host looks for the domain and for changes, and oned is asked whether the
+move is still under way. In doubt the source stays, which is no failure: the target has all files, and
 `semishared gc` removes what oned says is not the VM's.
 """
 
@@ -32,25 +32,25 @@ COMING = (
     LcmState.PROLOG_MIGRATE_SUSPEND,
     LcmState.PROLOG_MIGRATE_UNKNOWN,
 )
-"""In which oned has a VM's files moved to a host, where it is to run."""
+"""States in which oned has a VM's files moved to the host where it is to run."""
 MOVING = (*COMING, LcmState.EPILOG_STOP, LcmState.EPILOG_UNDEPLOY)
 UNKNOWN = (LcmState.PROLOG_MIGRATE_UNKNOWN, LcmState.PROLOG_MIGRATE_UNKNOWN_FAILURE)
-"""oned has lost sight of the VM, as a rule with its host (plan/vm/failover.py)."""
+"""States in which oned has lost sight of the VM, mostly with its host (plan/vm/failover.py)."""
 MAY_BE_LOST = (*UNKNOWN, LcmState.PROLOG_MIGRATE_POWEROFF)
-"""The host that the VM leaves."""
+"""States in which the host that the VM leaves may be lost."""
 
 
 class Told(NamedTuple):
     """What the front-end knows of the machines."""
 
     source_is_here: bool
-    """The source is the front-end."""
+    """Whether the source is the front-end."""
     target_is_here: bool
     front_end_runs_vms: bool = False
-    """The front-end is a host too."""
+    """Whether the front-end is a host too."""
     why_not_fenced: str = ""
-    """Of a VM that oned has lost sight of, or that is off: why its host might write to a store still, '' if
-    it cannot.
+    """For a VM that is off, or that oned has lost sight of: why its host may still write to a store, '' if
+    not.
     """
     overlay_options: str = ""
 
@@ -126,7 +126,7 @@ def carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str) -> Plan:
         gone = yield from _carried(asked, steps, vm, guest, found, unmark)
     except SemisharedError:
         if token:
-            # A mark that stays is a file beside the VM directory, where nobody looks for it.
+            # A mark that stays is a file beside the VM directory, which no command looks for.
             try:
                 yield unmark
             except SemisharedError:
@@ -167,7 +167,7 @@ def _carried(
         if found.get("classes") and target_step.keep_bases:
             from ..device import choose
 
-            # On the front-end, where it is at rest, its disks lie as they can.
+            # At rest on the front-end, its disks need no class of devices.
             target_step = target_step._replace(wants=choose.travelling(vm, found["classes"]))
         target_step = target_step._replace(sizes=found.get("sizes", {}))
         yield On(there.host, (checklist.room_for_arrival(there, found, keep_bases=target_step.keep_bases),))
@@ -181,9 +181,9 @@ def _carried(
 
 
 def _renewed(place: VmPlace, guest: str, *, leaves_bases: bool) -> Part[Mapping[str, Any]]:
-    """Commit diffs before they go where no base is, or where it may not be available any more.
+    """Commit diffs before they go where no base is, or where theirs may be unavailable.
 
-    Return what the directory is then.
+    Return the directory's facts after that.
     """
     from ...model.disk.commit_steps import RenewVm
     from ..store import commit_turns
@@ -205,7 +205,7 @@ def _sent(relay: Relay, vm: Vm) -> Part[str]:
     sent = yield relay
     over = yield from _asked(why_over, vm, "")
     try:
-        # Without its hash what arrived is removed.
+        # Without its hash the target removes what arrived.
         yield End(relay.target.machine, "" if over else str(sent.get("sha256")))
     except SemisharedError:
         if not over:
@@ -220,9 +220,7 @@ def _seen(found: Mapping[str, Any]) -> str:
 
 
 def _asked(question: Callable[[Vm, Vm], str], then: Vm, unknown: str) -> Part[str]:
-    """Return what `question` makes of the VM as it was `then` and as oned has it now; `unknown` if oned
-    cannot be asked.
-    """
+    """Return `question` of the VM as it was `then` and as oned has it now; `unknown` without oned."""
     try:
         now = yield AskOned("vm", then.id)
     except OnedUnavailable as e:
@@ -231,7 +229,7 @@ def _asked(question: Callable[[Vm, Vm], str], then: Vm, unknown: str) -> Part[st
 
 
 def _release(host: str, step: s.ReleaseVm, vm: Vm) -> Plan:
-    """Remove the source of a move, unless it is in doubt whose it is."""
+    """Remove the source of a move, unless its owner is in doubt."""
     why = yield from _asked(why_doubted, vm, "oned cannot be asked")
     if not why:
         (done,) = yield On(host, (step,))
@@ -243,7 +241,7 @@ def _release(host: str, step: s.ReleaseVm, vm: Vm) -> Plan:
 
 
 def domain_at(vm: Vm, is_frontend: bool, front_end_runs_vms: bool) -> str:
-    """Return what libvirt calls the VM on a machine, '' where there are no domains."""
+    """Return libvirt's name of the VM on a machine, '' where there are no domains."""
     return "" if is_frontend and not front_end_runs_vms else running_domain(vm)
 
 
