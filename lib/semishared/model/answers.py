@@ -393,7 +393,7 @@ ANSWERS: dict[str, Shape] = {
     },
     "Discard": {"removed": "flag"},
 }
-"""By step; one that is not here answers nothing."""
+"""By step; the answer of any other step is nothing."""
 EVENTS: dict[str, Shape] = {
     "sent": ANSWERS["SendVm"],
     "error": {"id": "text", "detail": "text"},
@@ -415,13 +415,13 @@ EVENTS: dict[str, Shape] = {
         **{f"{name}?": shape for name, shape in BASES.items()},
     },
 }
-"""What a machine says meanwhile, by the event."""
+"""Shapes of a machine's messages while it works, by event."""
 SENDING = frozenset({"SendVm", "SendManifest", "ServeBase", "ServeExtents"})
 """Steps whose data goes to the front-end."""
 
 
 def heard(machine: str, names: list[str], message: dict[str, Any]) -> None:
-    """Raise FalseAnswer for a message that no machine of ours sends during steps of these names."""
+    """Raise FalseAnswer for a message that no machine of ours sends during these steps."""
     event = message.get("event")
     if event == "done":
         message["results"] = checked(machine, names, message.get("results"))

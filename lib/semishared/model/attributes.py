@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attributes in the templates of OpenNebula's objects: a row for each of ours. A new one is a row, and the
-function that asks it.
+"""Our attributes in the templates of OpenNebula's objects: a row for each. A new one is a row and its reader.
 
-From the row follow what is refused when it is read, what `setup` and `doctor` say of it
+The row decides what is refused when it is read, what `setup` and `doctor` say of it
 (plan/image/attributes.py), what oned.conf says of it (install/configuration.py), and its row in
 docs/reference/attributes.md (docs/generate.py).
 """
@@ -33,39 +32,39 @@ if TYPE_CHECKING:
 PREFIX = "SEMISHARED_"
 IMAGE, IMAGE_DS, SYSTEM_DS, HOST = "image", "image datastore", "system datastore", "host"
 PATH = r"(/[A-Za-z0-9_][A-Za-z0-9_.\-]*)+\Z"
-"""Of a share's root: oned takes what follows a blank in SOURCE for the format."""
+"""The path of a share's root: oned takes what follows a blank in SOURCE for the format."""
 
 
 class Attribute(NamedTuple):
-    """All there is to an attribute but the function that asks it."""
+    """All of an attribute but the function that reads it."""
 
     name: str
     of: Tuple[str, ...]
-    """In whose templates it means something. An image's word comes before its datastore's."""
+    """The objects that may have it. An image's word comes before its datastore's."""
     doc: str = ""
     values: Tuple[str, ...] = ()
     """The words that it may be, in any case."""
     default: str = ""
-    """What holds where none is said."""
+    """The value if no object has it."""
     form: str = ""
-    """A pattern of what it may be, where that is no word of `values`."""
+    """A pattern of its value, where that is no word of `values`."""
     what: str = ""
     """Either in words."""
     several: bool = False
     """It may be several of `values`, each once, in this order."""
     is_restricted: bool = True
-    """Only administrators may set it of images: where disks live, what goes to hosts, what may be lost, who
-    gets a key.
+    """Only administrators may set it on images: where disks live, what goes to hosts, what may be lost, which
+    VM gets a key.
     """
     is_inherited: bool = False
     """oned copies it into the VM's disk, where deploy looks for it (plan/libvirt/filesystems.py)."""
 
     def text(self, holder: Optional[Holder]) -> str:
-        """Return what stands in a template, '' for nothing."""
+        """Return the value in a template, '' for none."""
         return holder.attribute(self.name) if holder else ""
 
     def parsed(self, text: str, holder: str) -> str:
-        """Return the value that a text of `holder` says; raise BadAttribute if it is none."""
+        """Return the value that a text of `holder` means; raise BadAttribute if it is none."""
         found, fits = text, bool(re.match(self.form, text)) and ".." not in text.split("/")
         if self.values:
             words = text.lower().replace(",", " ").split() if self.several else [text.strip().lower()]
@@ -79,7 +78,7 @@ class Attribute(NamedTuple):
         return found
 
     def said(self, image: Optional[Holder], datastore: Holder) -> Tuple[str, str]:
-        """Return the value in force, and which of the two says so ('': neither); raise BadAttribute."""
+        """Return the value in force, and which object has it ('': neither); raise BadAttribute."""
         for holder, kind in ((image, "image"), (datastore, "datastore")):
             if holder and self.text(holder):
                 return self.parsed(self.text(holder), f"{kind} {holder.id}"), f"{kind} {holder.id}"
@@ -90,11 +89,11 @@ class Attribute(NamedTuple):
         return self.said(image, datastore)[0]
 
     def of_store(self, datastore: Holder) -> str:
-        """Return the value that a datastore says; raise BadAttribute."""
+        """Return the value of a datastore; raise BadAttribute."""
         return self.said(None, datastore)[0]
 
     def words(self, datastore: Holder) -> Tuple[str, ...]:
-        """Return the words that a datastore says, each of this form; raise BadAttribute."""
+        """Return the words of a datastore's value, each of this form; raise BadAttribute."""
         for word in self.text(datastore).split():
             if not re.match(self.form, word):
                 text = f"{self.name} of datastore {datastore.id} has {word!r}, which is no {self.what}"
@@ -102,7 +101,7 @@ class Attribute(NamedTuple):
         return tuple(self.text(datastore).split())
 
     def line(self, value: str) -> str:
-        """Return the line of a template that says a value."""
+        """Return the line of a template with a value."""
         return f'{self.name} = "{value}"\n'
 
 

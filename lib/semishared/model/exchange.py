@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan yields and what it is given: one exchange after the other with the machines, oned and the log.
+"""What a plan yields and gets back: one exchange after the other with the machines, oned and the log.
 
-A plan is a generator. It yields what a machine is to do, is given one answer per step, and decides what comes
-next:
+A plan is a generator. It yields the work of a machine, gets one answer per step, and decides what comes next:
 
     def clone(host: str, bridge: str, image: ImageRef, disk: DiskRef) -> Plan:
         (seen,) = yield On(host, (SeeImage(image),))
@@ -10,12 +9,12 @@ next:
             yield On(bridge, (FreezeImage(image),))
         yield On(host, (PrepareVm(disk.vm, disk.vm_dir), CopyImage(disk, image, 0)))
 
-What fails on a machine is raised in the plan, where it asked. So an undo is an `except SemisharedError`
-around that `yield`, which yields the undo and raises again; never a `finally` or a `with`, which a rehearsal
-would run through too.
+A failure on a machine is raised in the plan, at its `yield`. So an undo is an `except SemisharedError` around
+that `yield`, which yields the undo and raises again; never a `finally` or a `with`, which a rehearsal would
+run through too.
 
 front/action.py and vmm/handover.py carry plans out, rehearsal.py only lets them look. A rehearsal ends where
-a plan looks at the answer of a step that acts; one that it merely hands on (to Say) does not end it. Plans of
+a plan reads the answer of a step that acts; one that it merely hands on (to Say) does not end it. Plans of
 parts return what they found: `generation = yield from staged(...)`.
 """
 
@@ -54,7 +53,7 @@ class File(NamedTuple):
 
 
 class Download(NamedTuple):
-    """What OpenNebula's downloader brings to the front-end from `url`, as it comes."""
+    """The output of OpenNebula's downloader for `url`, streamed to the front-end."""
 
     url: str
 
@@ -81,7 +80,7 @@ class Relay(NamedTuple):
     source: On
     target: On
     most: int = 0
-    """Bytes that may come at most, as oned has the sizes of what is sent; 0 for no limit."""
+    """Most bytes that may come, by the sizes in oned; 0 for no limit."""
 
 
 class End(NamedTuple):
@@ -100,7 +99,7 @@ class Here(NamedTuple):
 
 
 class AskOned(NamedTuple):
-    """A question to oned whose need shows on the way: `what` is vm, image or datastore. Given that object."""
+    """A question to oned in the middle of a plan: `what` is vm, image or datastore. Given that object."""
 
     what: str
     id: int
@@ -131,7 +130,7 @@ Part = Generator[Exchange, Any, T]
 
 
 def drive(plan: Part[T], do: Callable[[Exchange], Any]) -> T:
-    """Give a plan what `do` makes of all that it yields, exceptions too. Return what the plan returns."""
+    """Give a plan the results, or exceptions, of `do` for all that it yields; return the plan's result."""
     given: Any = None
     error: Exception | None = None
     try:

@@ -14,8 +14,9 @@ from .disk import names as disk_names
 from .store.access import MOUNTED, Access, check_source
 
 Step = Tuple[Any, ...]
-"""A step is a named tuple; its class name is its name on the wire. (Named tuples: six times quicker to define
-than dataclasses.)
+"""A step is a named tuple; its class name is its name on the wire.
+
+Named tuples are defined six times quicker than dataclasses.
 """
 
 
@@ -51,7 +52,7 @@ class ImageRef(NamedTuple):
 
     @property
     def base_prefix(self) -> str:
-        """Return what the names of its bases begin with."""
+        """Return the prefix of the names of its bases."""
         from .base import names as base_names  # most actions name none
 
         return base_names.prefix(self.store, self.id)
@@ -64,7 +65,7 @@ class ImageRef(NamedTuple):
         return base_names.name(self.store, self.id, self.generation) if self.generation else ""
 
     def to_data(self) -> dict[str, object]:
-        """Return the image as JSON data; one in a mounted store needs no word about its access."""
+        """Return the image as JSON data; a mounted store's access may be left out."""
         data: dict[str, object] = {**self._asdict(), "access": self.access.to_data()}
         if self.access == MOUNTED:
             del data["access"]
@@ -88,7 +89,7 @@ class ImageRef(NamedTuple):
 
 
 def _is_word(text: object) -> bool:
-    """Tell whether a format or generation is one that nothing takes for a path or an option."""
+    """Tell whether a format or generation cannot be taken for a path or an option."""
     return isinstance(text, str) and text.isascii() and (text.isalnum() or not text)
 
 
@@ -136,18 +137,18 @@ class Owner(NamedTuple):
     vm: int
     disk: int
     epoch: int
-    """SEQ of the VM's history at which its host last claimed or committed: of two the higher counts."""
+    """SEQ of the VM's history at which its host last claimed or committed; the higher one counts."""
     generation: str
-    """What the diff lies over: the image's own when it was claimed, and the base's on the host for as long as
-    the diff is there.
+    """The generation below the diff: the image's at the claim, and the base's on the host as long as the diff
+    exists.
     """
     host: str = ""
-    """For people: where the diff was when this was written."""
+    """For people: the host of the diff when this was written."""
     cloud: str = ""
     """'' of a cloud without an id."""
 
     def is_same(self, other: Owner) -> bool:
-        """Tell whether both are the same disk, whatever has become of it."""
+        """Tell whether both are the same disk, in any state."""
         return (self.vm, self.disk, self.cloud) == (other.vm, other.disk, other.cloud)
 
     def to_data(self) -> dict[str, object]:
@@ -156,7 +157,7 @@ class Owner(NamedTuple):
 
     @classmethod
     def from_data(cls, data: object) -> Optional[Owner]:
-        """Return the owner in JSON data, None if there is none to be believed."""
+        """Return the owner in JSON data, None without a valid one."""
         if not isinstance(data, dict) or not set(cls._fields[:4]) <= set(data) <= set(cls._fields):
             return None
         found = cls(**data)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plan rehearsed, for `semishared plan`: looks are carried out, changes are noted.
 
-Looks are sent as long as nothing acts before them: then what they see is what the action would see. From the
-first step that acts on everything is noted, and its answers are nobody's to look at: a plan that does look
-ends there. Nothing is ever answered in a machine's stead.
+Looks are sent as long as nothing acts before them: then they see what the action would see. From the first
+step that acts on, every step is noted and has no answer: a plan that reads one ends there. A rehearsal never
+makes up an answer.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class Script(NamedTuple):
 
 
 class _Open(BaseException):
-    """The plan has looked at an answer that nobody has given. No Exception: no undo is to begin for it."""
+    """The plan has read an answer that does not exist. No Exception: no undo is to begin for it."""
 
 
 class _Unanswered:
-    """What a machine would answer: whoever looks at it ends the plan."""
+    """The answer of a machine that was not asked: a plan that reads it ends."""
 
     def _look(self, *_: object) -> Any:
         raise _Open
@@ -72,9 +72,7 @@ class _Unanswered:
 
 
 class _Rehearsal:
-    """Stands where what carries out the plan stands: `do` does a part of it, `look` is what a step of Here's
-    can be looked at by.
-    """
+    """Carries out a plan without its changes; `do` and `look` are those of `rehearsed`."""
 
     def __init__(self, do: Callable[[Exchange], Any], look: Callable[[Step], Step | None]) -> None:
         self._do = do

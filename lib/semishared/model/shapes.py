@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shapes of other machines' answers, as data, and what in a value is not of its shape.
+"""Shapes of other machines' answers, as data, and the check of a value against a shape.
 
     None                    null
     "count"                 one of FORMS
@@ -8,7 +8,7 @@
     {"name": shape}         an object that has these; `?` behind a name: it may be absent; others are not read
     {"*": shape}            an object of such, by any names; {"#": shape}: by numbers
 
-ANSWER is the shape of what a machine says of itself when install/preflight.py examines it.
+ANSWER is the shape of a machine's answer to install/preflight.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Callable, Iterable
 from .disk import names as disk_names
 
 DEEPEST = 20
-"""Of lists and objects within one another; a record has 4."""
+"""Most lists and objects within one another; a record has 4."""
 MOST = 1 << 63
 """No size, time or number reaches that."""
 LONGEST = 1 << 20
@@ -110,7 +110,7 @@ FORMS: dict[str, Callable[[object], bool]] = {
 
 
 def wrong(answer: object, shape: Shape) -> str | None:
-    """Return what an answer has that is not of a shape, and where; None if it has the shape."""
+    """Return how an answer differs from a shape, and where; None if it does not."""
     return _wrong(answer, shape, "")
 
 
@@ -199,4 +199,4 @@ ANSWER: Any = {
     "stores?": {"*": (ERROR, STORE)},
     "ceph": {"*": ERROR},
 }
-"""As shapes.py has it."""
+"""The shape of an answer of install/preflight.py."""

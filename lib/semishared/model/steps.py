@@ -26,7 +26,7 @@ from .vm.move_steps import *  # noqa: F403 - the vocabulary is one, in files of 
 
 
 class State(enum.Enum):
-    """What a libvirtd says about a domain (guest/domain.state)."""
+    """A libvirtd's word about a domain (guest/domain.state)."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -43,9 +43,9 @@ class PrepareVm(NamedTuple):
 
 
 class ReplaceLostBases(NamedTuple):
-    """Make the bases again that the VM's disks lie over and that lay on a device which is not there.
+    """Make the bases of the VM's disks again that were on a device which is gone.
 
-    Those that its guest is to read from memory, have there, too.
+    Also their copies in memory, for disks whose guest reads from one.
     """
 
     vm: int
@@ -112,7 +112,7 @@ class LinkInPlace(NamedTuple):
     readonly: bool
     session: bool
     shareable: bool = False
-    """Others may write to it too."""
+    """Whether other guests may write to it too."""
 
 
 class CreateVolatile(NamedTuple):
@@ -125,7 +125,7 @@ class CreateVolatile(NamedTuple):
 
 
 class NoteIoClasses(NamedTuple):
-    """Note of each of `disks` of the VM of which I/O class it is; one without a record is passed over."""
+    """Note the I/O class of each of `disks` of the VM; one without a record is passed over."""
 
     vm: int
     vm_dir: str
@@ -203,7 +203,7 @@ class BackUp(NamedTuple):
 
 
 class EndBackup(NamedTuple):
-    """End whatever a backup has begun, and remove `directory`."""
+    """End all work of a backup, and remove `directory`."""
 
     vm: int
     vm_dir: str

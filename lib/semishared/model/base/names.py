@@ -41,9 +41,7 @@ def named(name: str) -> Optional[Name]:
 
 
 def prefix(store: int, image: int) -> str:
-    """Return what the names of all bases of an image begin with; so the directory is called where one is
-    made.
-    """
+    """Return the prefix of the names of an image's bases; also the directory's name while one is made."""
     return f"{store}-{image}"
 
 
@@ -75,12 +73,12 @@ def staging(root: str, prefix: str) -> str:
 
 
 def image_lock(root: str, prefix: str) -> str:
-    """Return the lock of whoever stages, evicts or takes bases of an image out of use."""
+    """Return the lock for staging or evicting bases of an image, or taking them out of use."""
     return disk_names.lock(root, f"base-{prefix}")
 
 
 def hot_lock(root: str, name: str) -> str:
-    """Return the lock of whoever makes a copy of a base in memory."""
+    """Return the lock for making a copy of a base in memory."""
     return disk_names.lock(root, f"hot-{name}")
 
 
@@ -91,19 +89,17 @@ def locked_image(name: str) -> Optional[str]:
 
 
 def holders(root: str, name: str = "") -> str:
-    """Return what the front-end remembers of who has a base; without a name, the directory of all that."""
+    """Return the front-end's note of a base's holders; without a name, the directory of these notes."""
     return f"{root}/holders/{name}"
 
 
 def mounted(root: str, system: str = "") -> str:
-    """Return the note that a system datastore is no plain directory here; without a number, the directory of
-    all of them.
-    """
+    """Return the note that a system datastore is mounted here; without a number, the notes' directory."""
     return f"{root}/mounted/{system}"
 
 
 def rates(root: str) -> str:
-    """Return what a host remembers of how fast bases came, and from whom."""
+    """Return a host's note of how fast bases came from each source."""
     return holders(root, "rates")
 
 
@@ -138,17 +134,17 @@ def have(directory: str) -> str:
 
 
 def unverified(directory: str) -> str:
-    """Return the journal of those that a killed run has left, while they are read again."""
+    """Return the journal of extents that a killed run has left, while they are read again."""
     return f"{directory}/unverified"
 
 
 def source(directory: str) -> str:
-    """Return the file that says where a base is from whose store is mounted nowhere: POOL/IMAGE."""
+    """Return the file that says where a base is from, POOL/IMAGE, if its store is not mounted."""
     return f"{directory}/source"
 
 
 def damaged(directory: str) -> str:
-    """Return what the image is called once it is out of use."""
+    """Return the image's name once it is out of use."""
     return f"{directory}/damaged"
 
 
@@ -175,7 +171,7 @@ def leased_to(name: str) -> Optional[tuple[int, int]]:
     return (int(vm), int(disk)) if disk_names.is_number(vm) and disk_names.is_number(disk) else None
 
 
-# Sets of extents as ranges (first, last + 1), in order: a few numbers where most of an image is meant.
+# Sets of extents as ranges (first, last + 1), in order: a few numbers for most of an image.
 
 
 Ranges = Tuple[Tuple[int, int], ...]

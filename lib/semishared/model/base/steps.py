@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps on the base store of a host: staging, and questions of the operator's command.
+"""Steps on the base store of a host: staging, and questions of the `semishared` command.
 
-Not passed on by steps.py, which every action loads: `steps.from_data` finds them here when they are named.
+model/steps.py, which every action loads, does not import them: `steps.from_data` finds them here by name.
 
 `root` is the base store, <DATASTORE_LOCATION>/.semishared; `name` is <store>-<image>-<generation>.
 """
@@ -15,17 +15,19 @@ from .names import Ranges, from_data
 
 
 class Part(NamedTuple):
-    """A base of `image` (with its generation) among those that a host is to have."""
+    """A base of `image` (with its generation) that a host is to have."""
 
     image: ImageRef
     holders: tuple[str, ...] = ()
-    """Hosts that have it, or are about to, in the order in which they are asked for what is not shared."""
+    """Hosts that have it, or will soon, in the order in which they are asked for extents that are not shared.
+    """
     shared: Ranges = ()
-    """What hosts of the session send each other: the store is not read for it."""
+    """Extents that hosts of the session send each other: the store is not read for them."""
     first: Ranges = ()
-    """What the store gives before anything else: others wait for it."""
+    """Extents that the store gives first: other hosts wait for them."""
     device: str = ""
-    """The UUID of the device that has room for it; '' on a host without a pool, or if nobody has looked."""
+    """The UUID of the device that has room for it; '' on a host without a pool, or if no device was chosen.
+    """
 
     def to_data(self) -> dict[str, object]:
         """Return the part as JSON data."""
@@ -66,7 +68,7 @@ class VerifyBase(NamedTuple):
     rate: int
     """Bytes per second at most, 0 for no limit."""
     only: tuple[int, ...] = ()
-    """The extents that somebody has seen to be wrong; all, if there are none."""
+    """The extents that were found to be wrong; none: read all."""
 
 
 @looks
@@ -80,16 +82,14 @@ class ReadBase(NamedTuple):
 
 
 class MendBase(NamedTuple):
-    """Have the base `image` anew in place of the one that was taken out of use, and give its leases the new
-    content.
-    """
+    """Make the base `image` anew in place of the damaged one, and give its leases the new content."""
 
     root: str
     image: ImageRef
 
 
 class EvictBase(NamedTuple):
-    """Remove a base if nobody has a lease on it."""
+    """Remove a base that has no lease."""
 
     root: str
     name: str
@@ -97,18 +97,14 @@ class EvictBase(NamedTuple):
 
 @looks
 class ReportDisks(NamedTuple):
-    """Report the disks of all VMs here that have records of ours, for `semishared status`. Nothing on a store
-    is touched.
-    """
+    """Report the disks of all VMs here with our records, for `semishared status`. No store is touched."""
 
     location: str
     systems: tuple[int, ...]
 
 
 class ServeBase(NamedTuple):
-    """Send the extents `wanted` of a base, or of one that is being made here, to whoever asks; packets follow
-    as data.
-    """
+    """Send the extents `wanted` of a base, also of one that is being made here; packets follow as data."""
 
     root: str
     name: str
@@ -121,16 +117,15 @@ class ServeBase(NamedTuple):
     apart: bool = False
     """By a connection of their own, in clear, if this host's network is trusted too (stage/clear_tcp.py)."""
     unpacks: tuple[str, ...] = ()
-    """Compressors of who asks: it is packed with none other."""
+    """Compressors of the receiver: packets use no other."""
     knows: bool = False
-    """Who asks has the manifest, which goes first otherwise."""
+    """The receiver has the manifest, which goes first otherwise."""
 
 
 class ServeExtents(NamedTuple):
-    """Send extents by their hashes, from whatever base they are in, also one that is being made here; packets
-    follow as data.
+    """Send extents by their hashes, from any base, also one that is being made; packets follow as data.
 
-    What is not here, and is not about to come, is not sent.
+    Extents that are not here, and not about to come, are not sent.
     """
 
     root: str
@@ -142,7 +137,7 @@ class ServeExtents(NamedTuple):
     apart: bool = False
     """By a connection of their own, in clear, if this host's network is trusted too (stage/clear_tcp.py)."""
     unpacks: tuple[str, ...] = ()
-    """Compressors of who asks: it is packed with none other."""
+    """Compressors of the receiver: packets use no other."""
 
 
 class SendManifest(NamedTuple):
@@ -162,20 +157,20 @@ class FetchBases(NamedTuple):
     root: str
     parts: tuple[Part, ...]
     sources: tuple[str, ...]
-    """Hosts of the session that have what is shared, or are about to, in the order in which they are
-    asked.
-    """
+    """Hosts of the session that have shared extents, or will soon, in the order in which they are asked."""
     from_store: str
-    """'rest': what is not shared, in the end; 'quicker': that, and before if it comes sooner than from the
-    holders; 'all': in the end also what nobody has sent of what is shared.
+    """Use of the store.
+
+    'rest': extents that are not shared, in the end; 'quicker': these, and earlier if they come sooner than
+    from holders; 'all': in the end also shared extents that no host has sent.
     """
     session: str
     """ID:KEY of the session whose stream is received."""
     codec: str
     rate: int
-    """Bytes per second at most from a peer, and of what the store gives first; 0 for no limit."""
+    """Bytes per second at most from a peer, and from the store for `first`; 0 for no limit."""
     store_rate: int
-    """The same of everything else that the store gives."""
+    """The same for all else from the store."""
     stream: tuple[object, ...]
     """Where to receive the session's stream: (portbase, the sender's name); empty if there is none."""
     evict: tuple[str, ...]
@@ -185,8 +180,9 @@ class FetchBases(NamedTuple):
 
 
 class StreamBases(NamedTuple):
-    """Send what is `shared` of the parts to all receivers of a session at once (udpcast): as it arrives here,
-    or from the store.
+    """Send the `shared` extents of the parts to all receivers of a session at once (udpcast).
+
+    They go as they arrive here; the rest is read from the store.
     """
 
     root: str
@@ -200,14 +196,12 @@ class StreamBases(NamedTuple):
     toward: str
     """A receiver: the route to it says which network the stream goes to."""
     unpacks: tuple[str, ...] = ()
-    """Compressors that all receivers have: it is packed with none other."""
+    """Compressors that all receivers have: the stream uses no other."""
 
 
 @looks
 class RehearseHypervisor(NamedTuple):
-    """Report what a hypervisor action would do here, and do nothing: `argv` and `stdin` as OpenNebula gives
-    them.
-    """
+    """Report what a hypervisor action would do, and do nothing; `argv`, `stdin` are OpenNebula's."""
 
     action: str
     argv: tuple[str, ...]
@@ -215,11 +209,10 @@ class RehearseHypervisor(NamedTuple):
 
 
 class DetachVm(NamedTuple):
-    """Let disks of a VM that read from the store lie over bases of this host, while the VM runs; report each,
-    or why it does not.
+    """Detach disks of a VM, which read from the store, onto bases of this host; report each, or why it stays.
 
-    The machine asks, when it has the VM to itself, whether oned still has it as it was: {"question": "vm",
-    "vm": id}.
+    The VM may run. The machine asks, when it has the VM to itself, whether oned still has it in the same
+    state: {"question": "vm", "vm": id}.
     """
 
     vm: int
@@ -228,7 +221,7 @@ class DetachVm(NamedTuple):
     """'' of a VM that is off."""
     disks: tuple[int, ...]
     generations: tuple[str, ...]
-    """Of what each of `disks` lies over."""
+    """The generation that each of `disks` lies over."""
     rate: int
     """Bytes per second at which layers are copied, 0 for no limit."""
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The classes of the devices of a pool: the words of SEMISHARED_CLASS, and what a disk wants by them.
+"""The classes of a pool's devices: the words of SEMISHARED_CLASS, and what a disk wants by them.
 
-ram any     memory while there is room, else where disks go of which nothing is said
+ram any     memory while there is room, else the place of a disk that asks for nothing
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from typing import Iterable
 from ...named import NamedTuple
 
 MEMORY = "ram"
-"""A device that is empty after a restart of its host. Only what is told to goes there, and only what fits at
-its largest.
+"""A device that is empty after a restart of its host.
+
+It takes only disks that ask for it, and only what fits at its largest.
 """
 USUAL = ("fast", "slow")
-"""The better first: where disks go of which nothing is said."""
+"""The classes for disks that ask for none, the better first."""
 KNOWN = (*USUAL, MEMORY)
 ANY = "any"
 WORDS = (*KNOWN, ANY)
@@ -23,10 +24,10 @@ LOG = 64 << 20
 
 
 class Want(NamedTuple):
-    """On which devices something may be put, and how large it can become."""
+    """The devices that a file may lie on, and how large it can become."""
 
     classes: tuple[str, ...] = ()
-    """Of WORDS, the one to be tried first in front; none: as ANY."""
+    """Of WORDS, the first to try in front; none: as ANY."""
     size: int = 0
     """Bytes of one of its layers at its largest."""
     layers: int = 1
@@ -44,21 +45,20 @@ class Want(NamedTuple):
 
     @property
     def is_strict(self) -> bool:
-        """Tell whether it is put nowhere rather than where no class is known."""
+        """Tell whether it is refused rather than placed where no class is known."""
         return bool(self.classes) and ANY not in self.classes
 
 
 def are_words(found: Iterable[object]) -> bool:
-    """Tell whether these can be wanted: each is known, and none is there twice."""
+    """Tell whether these words can be wanted: all known, none twice."""
     listed = list(found)
     return bool(listed) and all(word in WORDS for word in listed) and len(set(listed)) == len(listed)
 
 
 def needed_memory(capacity: int) -> int:
-    """Return how many bytes of its host's memory a device with room for `capacity` can come to take.
+    """Return the bytes of its host's memory that a device with room for `capacity` can come to take.
 
-    Beside that there is the log of its file system, and what zram loses to its tables and between what it has
-    compressed.
+    Besides its files there are the log of its file system, and zram's tables and fragmentation.
     """
     return capacity + capacity // 16 + LOG
 

@@ -12,8 +12,7 @@
                                              -> hung:<mount>/.semishared, of one that does not answer
                                              (device/offline.py)
                    <uuid>.json               its label, as it was last declared, or closed
-                   <uuid>.asked              of one that does not answer: who waits for that, and cannot be
-                   ended
+                   <uuid>.asked              of one that does not answer: the processes that hang in it
     <vm_dir>/disk.<N>.snap                   -> ../../.semishared/devices/<uuid>/layers/<vm>-<disk>-<random>
              disk.<N>.left.snap          -> the same, where those layers have been until now: their running
              guest is about to leave
@@ -67,7 +66,7 @@ def note_beside(device: str) -> str:
 
 
 def asked_beside(device: str) -> str:
-    """Return where it is known, by the link to a device, who waits for its answer."""
+    """Return the note, beside the link to a device, of processes that hang in it."""
     return f"{device}.asked"
 
 
@@ -122,7 +121,7 @@ def spare(device: str) -> str:
 
 
 def watch_lock(root: str) -> str:
-    """Return the lock of who looks after memory that is promised more than once."""
+    """Return the lock of the process that relieves memory which is promised more than once."""
     return lock(root, "watch")
 
 
@@ -146,21 +145,17 @@ def split(path: str) -> tuple[str, str]:
 
 
 def moving_lock(root: str) -> str:
-    """Return the lock of whoever moves things between a host's devices, or removes what such a one has
-    left.
-    """
+    """Return the lock for moves between a host's devices, and for removing what a move has left."""
     return lock(root, "moving")
 
 
 def switch_lock(root: str) -> str:
-    """Return the lock of whoever has a base be on another device, or changes its leases."""
+    """Return the lock for switching a base to another device, and for changing its leases."""
     return lock(root, "switch")
 
 
 def placed(root: str) -> str:
-    """Return the file of what was placed on a host's devices lately: no lock, and as little as one to be kept
-    for good.
-    """
+    """Return the file of recent placements on a host's devices; it is no lock and is not kept for good."""
     return lock(root, "placed")
 
 
@@ -175,16 +170,12 @@ def layers_named(name: str) -> Optional[tuple[int, int]]:
 
 
 def left(folder: str) -> str:
-    """Return the link to the device that the layers of a disk, of the directory `folder`, are about to leave
-    under their guest.
-    """
+    """Return the link to the device that the layers in `folder` are about to leave under their guest."""
     return layers(f"{disk_of(folder)}.left")
 
 
 def left_note(vm_dir: str, disk: int) -> str:
-    """Return the note that a disk has left memory under its guest, which may stand still by what that has
-    refused.
-    """
+    """Return the note that a disk has left memory under its guest, perhaps paused by a failed write."""
     return f"{records(vm_dir)}/left.{disk}.json"
 
 

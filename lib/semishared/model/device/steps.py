@@ -15,19 +15,17 @@ class ListDevices(NamedTuple):
 
 
 class SetDevices(NamedTuple):
-    """Let these, and no others, be the devices that take disks and bases on the host: label them, or refuse
-    all of them.
-    """
+    """Make these the host's only devices that take disks and bases: label them, or refuse all."""
 
     root: str
     devices: tuple[str, ...]
     """Words of SEMISHARED_POOL (plan/device/choose.py)."""
     host_id: int = -1
-    """What OpenNebula calls the host: two may have one name."""
+    """OpenNebula's id of the host: two hosts may have one name."""
 
 
 class CloseDevice(NamedTuple):
-    """Let a device take nothing more, until SetDevices names it again."""
+    """Close a device to new files, until SetDevices names it again."""
 
     root: str
     device: str
@@ -36,9 +34,7 @@ class CloseDevice(NamedTuple):
 
 @looks
 class ListHeld(NamedTuple):
-    """Report what lies on each device: layers of disks, by the directories of VMs that lead to them, and
-    bases.
-    """
+    """Report what lies on each device: layers of disks, by their VMs' directories, and bases."""
 
     root: str
 
@@ -51,13 +47,13 @@ class MoveLayers(NamedTuple):
     """
 
     disk: DiskRef
-    """Its VM directory may also be one that is kept (disk/retained_diffs.py)."""
+    """Its VM directory may also be a kept one (disk/retained_diffs.py)."""
     domain: str
-    """'' of what is kept of a VM that is gone."""
+    """'' for a kept disk of a VM that is gone."""
     name: str
-    """Of the directory on the device that is to be left."""
+    """The name of the directory on its present device."""
     target: str
-    """The UUID of the device where they are to be."""
+    """The UUID of the target device."""
     rate: int
     """Bytes per second at most, 0 for no limit."""
 
@@ -72,26 +68,26 @@ class MoveBase(NamedTuple):
 
 
 class PlaceLayers(NamedTuple):
-    """Let the layers of a disk that is to be made lie on a device of one of these classes, or refuse it.
+    """Place the layers of a new disk on a device of one of these classes, or refuse it.
 
     It will take about `expected` bytes, and `size` at most.
     """
 
     disk: DiskRef
     classes: tuple[str, ...]
-    """Of device_class.WORDS, the one to be tried first in front."""
+    """Of device_class.WORDS, the first to try in front."""
     size: int
     expected: int
 
 
 class NoteHot(NamedTuple):
-    """Note of a disk that its guest is to read its base from memory, where there is room."""
+    """Note that a disk's guest is to read its base from memory, where there is room."""
 
     disk: DiskRef
 
 
 class NoteClasses(NamedTuple):
-    """Note of a disk on which classes of devices it is to lie, wherever it goes."""
+    """Note the device classes that a disk wants, wherever it goes."""
 
     disk: DiskRef
     classes: tuple[str, ...]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host or a record says of the image of a disk, against what oned has given the VM as that disk.
+"""A host's or a record's word on the image of a disk, against what oned has given the VM as that disk.
 
-Both may say that there is a disk, and over which generation it lies. Which image it is of, whether it is that
-image or only made from it, where that is, as whom it is opened and by which configuration is oned's word.
+Both may say that there is a disk, and over which generation it lies. oned alone says which image it is of,
+whether it is that image or only made from it, where that is, and by which user and configuration it is
+opened.
 """
 
 from __future__ import annotations
@@ -21,10 +22,9 @@ class Given(NamedTuple):
     """What oned has given a VM as one disk."""
 
     image: Optional[ImageRef]
-    """What it has acquired for the disk; None for a volatile one."""
+    """The image that oned has acquired for the disk; None for a volatile one."""
     is_clone: bool = False
-    """The disk is made from the image, which others may have as well; else it is the image, or goes there
-    when it is committed.
+    """The disk is made from the image, which other VMs may use; else it is the image, or is committed to it.
     """
     is_readonly: bool = False
 
@@ -45,7 +45,7 @@ class Given(NamedTuple):
 
 
 def compared(said: ImageRef, right: ImageRef, vm: int, disk: int) -> ImageRef:
-    """Return the image of a disk that is `said`, as oned has it; raise ForeignImage if it is another one."""
+    """Return oned's image of a disk that is said to be of `said`; raise ForeignImage if they differ."""
     if said[:4] != right[:4]:
         raise ForeignImage(
             f"disk {disk} of VM {vm} is said to be of {said.source!r} (image {said.id}, "
@@ -56,9 +56,7 @@ def compared(said: ImageRef, right: ImageRef, vm: int, disk: int) -> ImageRef:
 
 
 def in_store(given: Given, vm: int, disk: int) -> ImageRef:
-    """Return what a disk of an image is in the store of that: where one has a bridge its clone, if oned has
-    it cloned.
-    """
+    """Return a disk's image in its store: the clone, where oned has it cloned and the store has a bridge."""
     assert given.image
     if given.is_clone and given.image.access.can.has_bridge:
         return given.image._replace(source=rbd_names.clone(given.image.source, vm, disk))
@@ -66,9 +64,7 @@ def in_store(given: Given, vm: int, disk: int) -> ImageRef:
 
 
 def record(said: Record, given: Given, vm: int) -> Record:
-    """Return a record of a disk with oned's image, reached as oned's datastore says; raise ForeignImage if it
-    is of another one.
-    """
+    """Return a record with oned's image, reached by oned's datastore; raise ForeignImage if another."""
     right, image, network, over = given.image, said.image, said.network, said.over
     what = f"disk {said.disk} of VM {vm} is said to be"
     if right is None:
@@ -102,16 +98,12 @@ def record(said: Record, given: Given, vm: int) -> Record:
 
 
 def records(said: Sequence[Record], given: Mapping[int, Given], vm: int) -> List[Record]:
-    """Return the records that a host has of a VM, with what oned has `given` it as its disks; raise
-    ForeignImage.
-    """
+    """Return a host's records of a VM, with the images that oned has `given` it; raise ForeignImage."""
     return [record(one, given.get(one.disk, Given(None)), vm) for one in said]
 
 
 def _made_empty(said: Record, vm: int) -> None:
-    """Raise ForeignImage if a disk for which oned has no image is said to be of one: it is volatile, or not
-    oned's any more.
-    """
+    """Raise ForeignImage if a record names an image for a disk that has none in oned."""
     of = (
         said.image.source
         if said.image

@@ -8,9 +8,7 @@ from ..refs import DiskRef, ImageRef, looks
 
 
 class CreateDiff(NamedTuple):
-    """Claim an image for a disk, and publish an overlay over the staged base of its present content; report
-    whose it was before.
-    """
+    """Claim an image for a disk, and publish an overlay over the staged base; report the owner before."""
 
     disk: DiskRef
     image: ImageRef
@@ -20,9 +18,7 @@ class CreateDiff(NamedTuple):
 
 @looks
 class LookForDiff(NamedTuple):
-    """Report whether an image waits for a disk as it was before the VM was made anew: `before`, and the
-    `epoch` due; else nothing.
-    """
+    """Report whether an image waits for a disk of the VM's former life: `before`, and the `epoch` due."""
 
     disk: DiskRef
     image: ImageRef
@@ -48,7 +44,8 @@ class CheckDiff(NamedTuple):
 class CommitDisk(NamedTuple):
     """Commit a diff's layers up to `top`, as far as the image does not have them; the disk stays.
 
-    Nobody writes to these layers meanwhile. At most `rate` bytes per second go to the store, 0 for no limit.
+    No guest writes to these layers meanwhile. At most `rate` bytes per second go to the store, 0 for no
+    limit.
     """
 
     disk: DiskRef

@@ -23,9 +23,9 @@ from ...named import NamedTuple
 
 DELTAS = "deltas.json"
 SIDE = ".semishared"
-"""What is ours, in a directory that is not."""
+"""Our directory in one of another owner."""
 JSON_BYTES = 1 << 20
-"""Of a record, a note or a label, at most, whether it is read or written."""
+"""Most bytes of a record, a note or a label, written or read."""
 
 
 def is_number(name: str) -> bool:
@@ -33,24 +33,24 @@ def is_number(name: str) -> bool:
     return name.isdigit() and name.isascii()
 
 
-# -- what nobody has published yet ------------------------------------------------------------------
+# -- unpublished files ------------------------------------------------------------------------------
 
 STAGED = ".staged-"
-"""Prefix of unpublished files; whoever holds the directory's lock may remove them."""
+"""Prefix of unpublished files; a process with the directory's lock may remove them."""
 
 
 class Maker(NamedTuple):
-    """The process whose a staged name is."""
+    """The process that made a staged name."""
 
     machine: str
     """8 hex digits for the machine, and 8 for its boot."""
     pid: int
     started: str
-    """In clock ticks since the boot."""
+    """Clock ticks since the boot."""
 
 
 def staged(name: str, maker: str) -> str:
-    """Return what `name` is called until it is published."""
+    """Return the name of `name` until it is published."""
     return f"{STAGED}{name}.{maker}"
 
 
@@ -65,7 +65,7 @@ def made_by(maker: Maker, random: str) -> str:
 
 
 def maker_of(entry: str) -> Maker | None:
-    """Return whose a staged name is; None if it does not say, as of 0.1.0."""
+    """Return the maker of a staged name; None if the name does not say, as of 0.1.0."""
     match = re.search(r"\.([0-9a-f]{16})-([0-9]+)-([0-9]+)-[0-9a-f]{12}\Z", entry)
     return Maker(match.group(1), int(match.group(2)), match.group(3)) if match else None
 
@@ -86,9 +86,7 @@ def are_layers(directory: str) -> bool:
 
 
 def disk_of(layers: str) -> str:
-    """Return whose layers are in a directory, by path or name as that; the directory itself if they are
-    nobody's.
-    """
+    """Return the disk of a directory of layers, by path or name as given; any other directory as it is."""
     return layers[: -len(_LAYERS)] if are_layers(layers) else layers
 
 
@@ -165,7 +163,7 @@ def record_name(disk: int) -> str:
 
 
 def recorded(name: str) -> int | None:
-    """Return whose record a file is, None if it is none."""
+    """Return the disk of a record by its file name, None if it is none."""
     return disk_named(name[: -len(".json")]) if name.endswith(".json") else None
 
 
@@ -199,13 +197,13 @@ def job_note(vm_dir: str, disk: int) -> str:
 
 
 def job_noted(name: str) -> int | None:
-    """Return on which disk a job is noted in a file, None if in no such file."""
+    """Return the disk of a job note, None for any other file."""
     match = re.match(r"job\.([0-9]{1,9})\.json\Z", name)
     return int(match.group(1)) if match else None
 
 
 def is_unsettled(name: str) -> bool:
-    """Tell whether a note says that something is under way in the guest: whoever finds it ends that."""
+    """Tell whether a note says that work is under way in the guest: the next action ends it."""
     return job_noted(name) is not None or posixpath.basename(rest_note("")) == name or name == DELTAS
 
 
@@ -215,14 +213,12 @@ def saved(vm_dir: str, disk: int) -> str:
 
 
 def arriving_backup(vm_dir: str, disk: int) -> str:
-    """Return what a backup that arrives is staged for. Not disk.N...: who restores a disk removes what is
-    staged for that.
-    """
+    """Return the file of an arriving backup; not disk.N...: a restore removes what is staged for that."""
     return f"{vm_dir}/backup.{disk_name(disk)}"
 
 
 def staged_backup(directory: str) -> str:
-    """Return what a directory of copies for the backup drivers is until they are whole."""
+    """Return the name of a directory of copies for the backup drivers until they are whole."""
     return f"{posixpath.dirname(directory)}/{STAGED}backup"
 
 
@@ -284,12 +280,12 @@ def lock(root: str, name: str) -> str:
 
 
 def vm_lock(root: str, vm: int) -> str:
-    """Return the lock of whoever publishes into a VM's directory."""
+    """Return the lock for publishing into a VM's directory."""
     return lock(root, f"vm-{vm}")
 
 
 def disks_lock(root: str, vm: int) -> str:
-    """Return the lock of whoever works on the disks of a VM, as long as the action takes."""
+    """Return the lock that an action on a VM's disks holds as long as it runs."""
     return f"{vm_lock(root, vm)}-disks"
 
 
@@ -309,7 +305,7 @@ def incoming_of(lock: str, vm: int) -> str:
 
 
 def locked_vm(name: str) -> int | None:
-    """Return whose directory, or whose arrival, a lock is for; None for any other lock."""
+    """Return the VM whose directory or arrival a lock is for; None for any other lock."""
     match = re.match(r"(?:vm|incoming)-([0-9]+)(?:-[0-9a-f]+)?\Z", name)
     return int(match.group(1)) if match else None
 

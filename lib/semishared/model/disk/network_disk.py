@@ -23,7 +23,7 @@ from ..store import access as store_access
 
 
 class NetworkDisk(NamedTuple):
-    """Where QEMU finds a disk, and as whom it opens it."""
+    """Where QEMU finds a disk, and the Ceph user that opens it."""
 
     name: str
     """POOL/IMAGE"""
@@ -52,9 +52,7 @@ class NetworkDisk(NamedTuple):
 
     @classmethod
     def below(cls, name: str, snapshot: str, access: store_access.Access) -> NetworkDisk:
-        """Return how guests open a snapshot of the image `name` to read it, as who writes nothing; raise as
-        `of`.
-        """
+        """Return how guests read a snapshot of the image `name`, by `remote` if it is set; raise as `of`."""
         whole = cls.of(name, access)
         return whole._replace(
             user=access.remote or whole.user, secret=access.remote_secret or whole.secret, snapshot=snapshot

@@ -39,7 +39,8 @@ class Record(NamedTuple):
     network: Optional[NetworkDisk] = None
     """Where QEMU opens the disk, if that is no path."""
     raw_layer: Optional[int] = None
-    """The number of its raw layer: that one's first bytes are its guest's, who could write a header there."""
+    """The number of its raw layer: the guest owns that layer's first bytes, and could write a header there.
+    """
     over: Optional[NetworkDisk] = None
     """What its lowest layer lies over, if that is on the network."""
     committed: Optional[int] = None
@@ -79,9 +80,7 @@ class Record(NamedTuple):
 
     @property
     def reads_hot(self) -> bool:
-        """Tell whether its guest may read from a copy of its base in memory: nothing is ever to be committed
-        to an image by that name.
-        """
+        """Tell whether its guest may read from a copy of its base in memory: no diff may."""
         return self.hot and self.place.leases and not self.place.commits and self.image is not None
 
     @property
@@ -144,9 +143,7 @@ class Record(NamedTuple):
 
     @classmethod
     def from_data(cls, data: object, disk: Optional[int] = None) -> Record:
-        """Return the record in JSON data, of `disk` if that is said; raise BadRecord for one that cannot be
-        believed.
-        """
+        """Return the record in JSON data, of `disk` if given; raise BadRecord if it cannot be right."""
         name = disk if disk is not None else data.get("disk") if isinstance(data, dict) else None
         what = f"the record of disk {name}"
         if not isinstance(data, dict) or type(data.get("version")) is not int:

@@ -120,7 +120,7 @@ class RestGuest(NamedTuple):
 
 
 class GrowDisk(NamedTuple):
-    """Grow a disk that nobody has open to `size` bytes, at least."""
+    """Grow a disk that no guest has open to `size` bytes, at least."""
 
     disk: DiskRef
     size: int

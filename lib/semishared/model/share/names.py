@@ -6,7 +6,7 @@
                    is left
                            <image>.lock
                    .uids/<number>          which owner the users of a range are
-                   .keys/<image>[-<vm>][-ro].json    who has a key of Ceph for a share (share/ceph_clients.py)
+                   .keys/<image>[-<vm>][-ro].json    a Ceph key for a share (share/ceph_clients.py)
 <root>/share-<image>/                      its tree
        gone-<image>/                       a tree that is being removed: its own name is free at once
        share-<image>/.snap/<name>/         a snapshot of one, on CephFS
@@ -35,17 +35,13 @@ def tree(image: int) -> str:
 
 
 def root_and_image(source: str) -> tuple[str, int]:
-    """Return in which root a share is and whose it is, by where it is: a tree, or what is in one of CephFS;
-    ('', -1) if it is none.
-    """
+    """Return root and image of a share by the path of its tree, or of its content; ('', -1) if it is none."""
     match = _SOURCE.match(source)
     return (match.group(1), int(match.group(2))) if match else ("", -1)
 
 
 def namespace(marker: str, image: int) -> str:
-    """Return which namespace of RADOS the objects of a share on CephFS are in: no other root's, of whichever
-    group and OpenNebula.
-    """
+    """Return the RADOS namespace of a share on CephFS: no other root, group or OpenNebula has the same."""
     return f"semishared-{marker}-{tree(image)}"
 
 
@@ -60,26 +56,24 @@ def snapshot(image: int, name: str) -> str:
 
 
 def snapshot_of(image: int, entry: str) -> str:
-    """Return what the snapshot of a share is called that an entry of the root is, '' if it is none."""
+    """Return the name of the snapshot that an entry of the root is, '' if it is none."""
     before = snapshot(image, "")
     name = entry[len(before) :]
     return name if entry.startswith(before) and may_be_snapshot(name) else ""
 
 
 def may_be_snapshot(name: str) -> bool:
-    """Tell whether a snapshot may be called so: CephFS keeps names with _ before them for itself."""
+    """Tell whether a snapshot may have this name: CephFS reserves names that begin with _."""
     return bool(_SNAPSHOT.match(name))
 
 
 def below(name: str) -> str:
-    """Return where a snapshot of a subvolume of CephFS is, seen from the subvolume."""
+    """Return the path of a snapshot of a CephFS subvolume, seen from the subvolume."""
     return f"{OF_CEPHFS}/{name}"
 
 
 def inside(name: str, inode: int) -> str:
-    """Return where it is seen from the subvolume's content, by the inode of the subvolume: CephFS calls it so
-    in all directories below.
-    """
+    """Return its path as CephFS shows it in all directories of the subvolume, by the subvolume's inode."""
     return f"{OF_CEPHFS}/_{name}_{inode}"
 
 
@@ -89,35 +83,33 @@ def record(image: int) -> str:
 
 
 def lock(image: int) -> str:
-    """Return the lock of whoever changes a share, seen from the root."""
+    """Return the lock for changing a share, seen from the root."""
     return f"{SHARES}/{image}.lock"
 
 
 def image_of(name: str) -> int:
-    """Return whose record a file in SHARES is, -1 if it is none."""
+    """Return the image of a record in SHARES, -1 if the name is none."""
     match = _RECORD.match(name)
     return int(match.group(1)) if match else -1
 
 
 def uids(number: int) -> str:
-    """Return where it stands whose a range of users is, seen from the root."""
+    """Return the file of the owner of a range of users, seen from the root."""
     return f"{UIDS}/{number}"
 
 
 def number_of(name: str) -> int:
-    """Return which range a file in UIDS is about, -1 if none."""
+    """Return the number of the range of a file in UIDS, -1 if it is none."""
     return int(name) if re.match(r"[0-9]{1,6}\Z", name) else -1
 
 
 def key(image: int, vm: int, readonly: bool) -> str:
-    """Return where it is noted that a VM (-1: no VM) has a key for a share, relative to the root."""
+    """Return the note that a VM (-1: no VM) has a key for a share, relative to the root."""
     return f"{KEYS}/{image}{'' if vm == -1 else f'-{vm}'}{'-ro' if readonly else ''}.json"
 
 
 def key_of(name: str) -> tuple[int, int, bool] | None:
-    """Return image, VM (-1: who is no VM) and whether it only reads, of the key that a file in KEYS is about,
-    None if it is none.
-    """
+    """Return image, VM (-1: no VM) and whether it only reads, of a key's note in KEYS; None if it is none."""
     match = _KEY.match(name)
     return (int(match.group(1)), int(match.group(2) or -1), bool(match.group(3))) if match else None
 

@@ -26,13 +26,12 @@ class Backend(NamedTuple):
     carried_out_by: str
     """MODULE:CLASS in share/."""
     holds_to_size: bool = True
-    """Without that nobody counts what is in a share."""
+    """If False, nothing counts the bytes in a share."""
     has_manager: bool = False
-    """Ceph's manager makes shares, not the file system: users in it, layouts, and keys with which guests are
-    clients themselves.
+    """Ceph's manager makes shares, not the file system: with owners, layouts, and keys for guests as clients.
     """
     is_one_hosts: bool = True
-    """It is one host's own, if nobody exports it: that others have no such root says nothing."""
+    """One host's own, unless it exports it: that others have no such root says nothing."""
 
 
 BACKENDS = {
@@ -44,9 +43,10 @@ BACKENDS = {
 """SEMISHARED_FS -> what makes the shares of such a datastore."""
 FIRST_UID = 100000
 UIDS = 65536
-"""How many users a guest has; as many in a row belong to each owner of shares, in all datastores, of which no
-other owner has any: the range's number is the owner's in OpenNebula. Only in roots of before it is another
-one, of each root for itself (share/owners.py).
+"""How many users a guest has.
+
+Each owner of shares has as many in a row, in all datastores and for no other owner: the range's number is the
+owner's id in OpenNebula. Roots of older versions number ranges by themselves (share/owners.py).
 """
 
 
@@ -55,15 +55,15 @@ class Tree(NamedTuple):
 
     fs: str
     root: str
-    """On the machine that makes them, and on all hosts."""
+    """The same path on the machine that makes them, and on all hosts."""
     marker: str = ""
     volume: str = ""
     """Of CephFS: FILE_SYSTEM/GROUP, whose subvolumes shares are."""
     user: str = ""
-    """As whom the cluster's manager is asked for them."""
+    """The Ceph user that asks the cluster's manager for them."""
     conf: str = ""
     cloud: str = ""
-    """Which OpenNebula the datastore is of; '' of one whose root was made before roots said so."""
+    """The OpenNebula of the datastore; '' if its root was made before roots said so."""
 
     @property
     def backend(self) -> Backend:
@@ -95,26 +95,25 @@ TEXTS = ("pool", "directory")
 
 
 class Share(NamedTuple):
-    """What an image asks for."""
+    """The share that an image asks for."""
 
     image: int
     owner: int
-    """The user of OpenNebula who made the image."""
+    """The OpenNebula user that owns the image."""
     born: int
-    """When, as oned has it: an oned whose database was restored gives ids anew."""
+    """When, by oned: an oned whose database was restored uses ids again."""
     size: int
     """In bytes."""
     stripes: int = 0
     """The number of objects over which a file is striped, where the file system does that; 0: its default."""
     object_size: int = 0
-    """How large those are, in bytes; 0: as it makes them by itself."""
+    """Their size in bytes; 0: the file system's default."""
     pool: str = ""
-    """Where its content lies; '': where that of others does."""
+    """The data pool of its content; '': that of others."""
     directory: str = ""
-    """A directory that was there before, which guests are given as it is; '': what is made for them."""
+    """A directory that was there before, which guests get as it is; '': a new tree."""
     readonly: bool = False
-    """As the image was when it was made: what holds for a VM of which oned is asked nothing, as it has no
-    CONTEXT.
+    """As of the image when it was made. It holds for a VM without CONTEXT, for which oned is asked nothing.
     """
 
     @classmethod
@@ -144,17 +143,17 @@ class Use(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """What a share was once."""
+    """A former state of a share."""
 
     name: str
     made: int
-    """When, in seconds since 1970; -1: nobody knows."""
+    """Seconds since 1970; -1: unknown."""
     alone: int
-    """Bytes that nothing but it keeps, which its removal would free; -1: nobody knows."""
+    """Bytes that its removal would free; -1: unknown."""
     path: str
-    """On machines that have the root mounted."""
+    """The path on machines that have the root mounted."""
     in_guest: str = ""
-    """Below where a guest has mounted the share; '': it sees it nowhere."""
+    """The path below a guest's mount of the share; '': the guest does not see it."""
 
 
 def tree(datastore: Datastore) -> Tree:
@@ -210,5 +209,5 @@ def bridge(datastore: Datastore) -> str:
 
 
 def first_uid(number: int) -> int:
-    """Return the first user, and group, of a range: what root of a guest is on the hosts."""
+    """Return the first user, and group, of a range: a guest's root on the hosts."""
     return FIRST_UID + UIDS * number

@@ -119,8 +119,7 @@ class MeasureRoot(NamedTuple):
 
 
 class GiveKey(NamedTuple):
-    """Have a key of Ceph for the share of an image, which is at `source`, and nothing else; VM `vm` has it
-    (-1: somebody who is no VM).
+    """Get VM `vm` (-1: a client that is no VM) a Ceph key for the share of an image at `source`, and no more.
 
     Report it, with what else a client has to know (ceph_clients.Clients.give): it is secret.
     """
@@ -160,6 +159,6 @@ class TakeKeys(NamedTuple):
 
 @looks
 class ListKeys(NamedTuple):
-    """Report who has `keys`: image, vm, readonly of each, and as which user; not the keys."""
+    """Report the holders of `keys`: image, vm, readonly and user of each; not the keys."""
 
     tree: Tree

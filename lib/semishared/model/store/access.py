@@ -54,15 +54,13 @@ FORMS = {
     "cloud": MARKER,
     "remote_secret": SECRET,
 }
-"""What the fields of an Access look like that are no names of Ceph's, and each of its hosts."""
+"""Patterns of the fields of an Access that are no names of Ceph's, and of each host in it."""
 NEWER = ("marker", "cloud", "remote", "remote_secret")
 """Fields that records of older disks do not have."""
 
 
 class Access(NamedTuple):
-    """How a store is reached: `user` by guests, `reader` by hosts that copy bases, `bridge_user` by who
-    changes images.
-    """
+    """How a store is reached: `user` by guests, `reader` by hosts for bases, `bridge_user` by the bridge."""
 
     kind: str = "dir"
     user: str = ""
@@ -81,7 +79,7 @@ class Access(NamedTuple):
     it.
     """
     remote: str = ""
-    """Who opens what remote-first disks lie over, '' for `user`."""
+    """The user that opens what remote-first disks lie over, '' for `user`."""
     remote_secret: str = ""
     """UUID of the libvirt secret with the key of `remote`, '' for `secret`."""
 
@@ -141,7 +139,7 @@ def new_source(store: Access, root: str, number: int, token: str) -> str:
 
 
 def is_path(source: str) -> bool:
-    """Tell whether SOURCE of an image is a path, where nobody says whose it is: in a mounted store, then."""
+    """Tell whether SOURCE of an image is a path, which means a mounted store."""
     return source.startswith("/")
 
 

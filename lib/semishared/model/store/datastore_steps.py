@@ -39,7 +39,7 @@ class StoreUpload(NamedTuple):
 
 
 class MakeStore(NamedTuple):
-    """Make the directory of a store that nobody has marked."""
+    """Make the directory of a store without a marker."""
 
     directory: str
 

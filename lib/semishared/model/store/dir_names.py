@@ -45,7 +45,7 @@ def side(image: str = "") -> str:
 
 
 def store_of(path: str) -> str:
-    """Return in which datastore a path lies that is below our directory there, '' if it is not."""
+    """Return the datastore of a path below our directory in it, '' for any other."""
     before, found, _ = path.partition(f"/{SIDE}/")
     return before if found else ""
 
@@ -72,7 +72,7 @@ def manifest(side: str) -> str:
 
 
 def owner(side: str) -> str:
-    """Return the record of who may commit to the image (store/commit/claims.py)."""
+    """Return the record of the disk that may commit to the image (store/commit/claims.py)."""
     return f"{side}/owner.json"
 
 
@@ -192,9 +192,7 @@ def is_clone_of(path: str, vm: int, disk: int) -> bool:
 
 
 def seq_note(folder: str) -> str:
-    """Return the note of the SEQ of its VM's history at which a clone was made, or taken over, by the
-    directory of its layers.
-    """
+    """Return the note of the SEQ at which a VM's clone was made or taken over, by its layers' directory."""
     return f"{folder}/seq.json"
 
 

@@ -76,8 +76,9 @@ class RestoreImage(NamedTuple):
 
 
 class LendContent(NamedTuple):
-    """Have a snapshot of an image's present content that keeps its name until a session begins; return that
-    and the generation.
+    """Have a snapshot of an image's content that keeps its name until a session begins.
+
+    Return its name and the generation.
     """
 
     image: ImageRef
@@ -160,7 +161,7 @@ class NameGeneration(NamedTuple):
 class BeginSession(NamedTuple):
     """End an image's generations before a guest writes to it (unless `readonly`, or a guest writes now).
 
-    Report its size, and who has it open without being seen to write.
+    Report its size, and the clients that have it open and are not seen to write.
     """
 
     image: ImageRef
@@ -170,7 +171,7 @@ class BeginSession(NamedTuple):
 
 
 class CheckWriters(NamedTuple):
-    """Raise AnotherWriter if a guest is seen to write to an image; report who else has it open."""
+    """Raise AnotherWriter if a guest is seen to write to an image; report other clients that have it open."""
 
     image: ImageRef
 
@@ -185,9 +186,7 @@ class FindClone(NamedTuple):
 
 
 class NoteEpoch(NamedTuple):
-    """Note, beside an image or on it, that what any machine has of a VM from before SEQ `epoch` of its
-    history is not the VM's.
-    """
+    """Note, beside or on an image, that a VM's directories of before SEQ `epoch` do not count."""
 
     image: ImageRef
     vm: int
@@ -195,9 +194,7 @@ class NoteEpoch(NamedTuple):
 
 
 class CloneStored(NamedTuple):
-    """Publish `clone`, a copy-on-write clone of an image for a disk, of at least `size` bytes; report what
-    was `made`, by its id.
-    """
+    """Publish `clone`, a copy-on-write clone of at least `size` bytes; report its id (`made`)."""
 
     image: ImageRef
     clone: str
@@ -236,9 +233,7 @@ class BeginChange(NamedTuple):
 
 
 class EndChange(NamedTuple):
-    """Show a hidden image again: with its new content if that is `whole`, else with what it had; only if that
-    is that `change` of it.
-    """
+    """Show a hidden image again, if `change` is its own: if `whole` with its new content, else its old."""
 
     image: ImageRef
     whole: bool

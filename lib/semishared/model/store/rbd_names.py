@@ -35,7 +35,7 @@ SESSION = "semishared_session"
 """The same: what names the session of a guest that was begun last, anew each time."""
 
 CLAIM = "semishared_claim"
-"""The same, of the record of who may commit to the image (store/commit/claims.py)."""
+"""The same, of the record of the disk that may commit to the image (store/commit/claims.py)."""
 
 
 MANIFEST = "semishared_manifest"
@@ -117,9 +117,7 @@ def named(name: str) -> Optional[Name]:
 
 
 def made_for(store: int, source: str) -> str:
-    """Return what is noted of an image that we make (MADE): one of the same name that somebody else made has
-    it not.
-    """
+    """Return our mark (MADE) on an image that we make: another image of that name does not have it."""
     return f"datastore {store} {source}"
 
 
@@ -135,9 +133,7 @@ def generation(snapshot: str) -> str:
 
 
 def is_passing(snapshot: str) -> bool:
-    """Tell whether a snapshot is ours, and there for an action, for clones or for guests that read it: it is
-    no generation.
-    """
+    """Tell whether a snapshot is ours and serves an action, clones or guests that read it: no generation."""
     return snapshot.startswith(OURS) and snapshot != NEW and not generation(snapshot)
 
 
@@ -146,7 +142,7 @@ def is_lent(snapshot: str) -> bool:
 
 
 def lent(snapshot: int) -> str:
-    """Return the name under which guests read the content of a snapshot that nobody has hashed yet."""
+    """Return the name under which guests read a snapshot whose content has no hash yet."""
     return f"{LENT}{snapshot}"
 
 
@@ -155,21 +151,19 @@ def set_aside(random: str) -> str:
     return f"{OLD}{random}"
 
 
-# What a Ceph cluster says of its clients, to shut one out.
+# A Ceph cluster's facts about its clients, to shut one out.
 #
-# store/rbd/blocklist.py asks for it, plan/care/fence.py decides by it.
+# store/rbd/blocklist.py collects them, plan/care/fence.py decides by them.
 
 
 FOR_EVER_S = 10 * 365 * 86400
-"""How long an entry of ours lasts unless `semishared fence --lift` removes it: Ceph knows none without an
+"""Seconds that an entry of ours lasts unless `semishared fence --lift` removes it: Ceph has none without an
 end.
 """
 
 
 class Opener(NamedTuple):
-    """A client that has an image open for writing, or the lock of one that had: that stays when the client is
-    gone.
-    """
+    """A client that has an image open for writing, or the lock of one that had: it outlives the client."""
 
     image: str
     """POOL/IMAGE"""
@@ -208,9 +202,7 @@ def ip_of(address: str) -> str:
 
 
 def canonical(text: str) -> str:
-    """Return an address as Ceph and the kernel write it, '' if it is none: of two spellings of one each might
-    be taken for another's.
-    """
+    """Return an address as Ceph and the kernel spell it, '' if it is none: addresses are compared as text."""
     import ipaddress
 
     try:

@@ -96,8 +96,9 @@ def _user(datastore: Datastore, attribute: Attribute) -> str:
 
 
 def fence_user(datastore: Datastore) -> str:
-    """Return as whom the front-end shuts a dead host out of an rbd datastore's cluster, '' if nobody is
-    named; raise BadAttribute.
+    """Return the Ceph user that shuts dead hosts out of an rbd datastore's cluster, '' for none.
+
+    Raise BadAttribute.
     """
     user = _user(datastore, a.CEPH_FENCE_USER)
     others = (a.CEPH_USER, a.CEPH_READER, a.CEPH_BRIDGE_USER)
@@ -120,9 +121,7 @@ def bridges(datastore: Datastore) -> list[str]:
 
 
 def bridge(datastore: Datastore, number: int) -> str:
-    """Return the machine that changes images of a datastore for object `number` (as upstream: by its id), ''
-    for any.
-    """
+    """Return the machine that changes images of a datastore for object `number` (by its id), '' for any."""
     if not kind(datastore).has_bridge:
         return ""
     found = bridges(datastore)

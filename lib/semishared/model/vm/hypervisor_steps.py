@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps that a VM's host carries out itself, in the process of a hypervisor action (exchange.Here).
 
-`domain` is what libvirt calls the guest, by name or UUID. What only a live migration does:
-model/vm/live_steps.py.
+`domain` is libvirt's name or UUID of the guest. Steps of a live migration alone: model/vm/live_steps.py.
 """
 
 from __future__ import annotations
@@ -31,15 +30,13 @@ class ReadRecords(NamedTuple):
 
 @looks
 class SeeNotes(NamedTuple):
-    """Return the names of the notes that actions on the guest have left, and of the lock of one that is at
-    work on its disks.
-    """
+    """Return the names of unfinished actions' notes on the guest, and of the lock of one still at work."""
 
     vm_dir: str
 
 
 class Recover(NamedTuple):
-    """End in the VM's disks what those actions have begun, and those that are at work yet."""
+    """End the unfinished work of those actions in the VM's disks, and the actions that are still at work."""
 
     vm_dir: str
     domain: str = ""
@@ -56,8 +53,9 @@ class CheckDisk(NamedTuple):
 
 @looks
 class CheckEpoch(NamedTuple):
-    """Fail if the VM was taken over by another host since its directory here was made; return why that cannot
-    be told, or ''.
+    """Fail if another host has taken the VM over since its directory was made.
+
+    Return why that is unknown, or ''.
     """
 
     vm_dir: str
@@ -80,9 +78,7 @@ class SeeHot(NamedTuple):
 
 
 class HoldHot(NamedTuple):
-    """Return the copy in memory of the base `lease` that a disk lies over, which stays there until the action
-    is over; '' for none.
-    """
+    """Return the copy in memory of a disk's base `lease`, kept until the action is over; '' for none."""
 
     vm_dir: str
     record: Record
@@ -91,9 +87,7 @@ class HoldHot(NamedTuple):
 
 @looks
 class ReadIoLimits(NamedTuple):
-    """Return what semishared.conf on this host says that a disk of each I/O class may do: (bytes per second,
-    operations per second).
-    """
+    """Return the limits of each I/O class in this host's semishared.conf: (bytes, operations) per second."""
 
 
 @looks
@@ -104,7 +98,7 @@ class ReadCheckpoint(NamedTuple):
 
 
 class WriteCheckpoint(NamedTuple):
-    """Put another domain XML into a checkpoint."""
+    """Replace the domain XML in a checkpoint."""
 
     path: str
     xml: str
@@ -112,23 +106,22 @@ class WriteCheckpoint(NamedTuple):
 
 @looks
 class CheckShare(NamedTuple):
-    """Fail unless a directory is the share of an image and may be given to a guest here; return the program
-    that gives it, and whether it stands for a directory that was there before.
+    """Fail unless a directory is an image's share that a guest here may get.
 
-    It has to be that of which the VM's directory has a note (NoteClients), if there is one; that may say that
-    it is read alone, too.
+    Return the program that gives it, and whether it stands for a directory that was there before. If the VM's
+    directory has a note of the share (NoteClients), it must be that one; the note may also make it read-only.
     """
 
     image: int
     source: str
     readonly: bool
-    """As the VM's disk says."""
+    """By the VM's disk."""
     vm_dir: str
 
 
 @looks
 class ReadClients(NamedTuple):
-    """Return which of the VM's disks are shares whose client the guest itself is."""
+    """Return the VM's disks that are shares which the guest mounts itself."""
 
     vm_dir: str
 
@@ -146,7 +139,7 @@ class BecomeStock(NamedTuple):
     action: str
     argv: tuple[str, ...]
     stdin: str = ""
-    """'' for what came."""
+    """'' for the action's own input."""
     message: str = ""
     """The driver message, which goes into the fifth argument in base64, if that is empty."""
 

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the vocabulary that a VM's host carries out itself when it hands a running guest to another one
-(exchange.Here).
+"""Steps that a VM's host carries out itself when it hands a running guest to another host (exchange.Here).
 
-`domain` is what libvirt calls the guest, by name or UUID. `host`: the libvirtd of that host, '' for this
-one's own.
+`domain` is libvirt's name or UUID of the guest. `host`: the libvirtd of that host, '' for this one's own.
 """
 
 from __future__ import annotations
@@ -16,17 +14,13 @@ from ..refs import looks
 
 @looks
 class SeeDomain(NamedTuple):
-    """Return the `xml` of a running guest, the names of its system `snapshots`, and whether it is
-    `persistent`.
-    """
+    """Return a running guest's `xml`, the names of its system `snapshots`, and whether it is `persistent`."""
 
     domain: str
 
 
 class TakeProof(NamedTuple):
-    """Return the proof that premigrate has left, None without one, and remove it: it holds for one
-    migration.
-    """
+    """Return premigrate's proof, None without one, and remove it: it holds for one migration."""
 
     vm_dir: str
 
@@ -40,8 +34,9 @@ class LookAtProof(NamedTuple):
 
 @looks
 class ReadSite(NamedTuple):
-    """Return what kvmrc, and semishared.conf (`migration`), say of a migration to `host`, whose libvirtd is
-    at `target`.
+    """Return the settings in kvmrc and semishared.conf (`migration`) for a migration to `host`.
+
+    Its libvirtd is at `target`.
     """
 
     host: str
@@ -49,32 +44,30 @@ class ReadSite(NamedTuple):
 
 @looks
 class SeeState(NamedTuple):
-    """Return what a libvirtd says about a domain (steps.State)."""
+    """Return a libvirtd's word about a domain (steps.State)."""
 
     domain: str
     host: str = ""
 
 
 class MigrateOptions(NamedTuple):
-    """What libvirt is to do in a live migration, in words of plan/vm/migration.py, and what we do to it
-    meanwhile.
-    """
+    """libvirt's options of a live migration, in words of plan/vm/migration.py, and our actions meanwhile."""
 
     flags: tuple[str, ...] = ()
     values: dict[str, Any] = {}
     limit_s: int = 0
-    """After so many seconds (0: never) `at_limit` happens."""
+    """Seconds after which `at_limit` happens; 0: never."""
     at_limit: str = "suspend"
-    """The guest stands still until it has arrived (`suspend`), goes on there with part of its memory still
+    """The guest is paused until it has arrived (`suspend`), goes on there while part of its memory is still
     here (`postcopy`), or stays here (`abort`).
     """
     after_precopy: bool = False
-    """The same as `postcopy`, as soon as all of its memory was copied once."""
+    """Whether `postcopy` begins as soon as all of its memory was copied once."""
     downtime_ms: int = 0
-    """How long the guest may stand still at the end; 0: as libvirt has it."""
+    """Milliseconds that the guest may be paused at the end; 0: libvirt's default."""
     memory_mib_s: int = 0
-    """MiB per second that memory may take once the disks, which share as much, are mirrored; 0: BANDWIDTH, as
-    they have it.
+    """MiB per second of memory once the disks, which share the rate, are mirrored; 0: BANDWIDTH, as for
+    disks.
     """
 
     def to_data(self) -> dict[str, object]:
@@ -93,8 +86,9 @@ class MigrateDomain(NamedTuple):
 
 
 class CopyDeltas(NamedTuple):
-    """Have what a running guest writes mirrored from its VM directory `origin` into the copy of that,
-    `vm_dir`, until they are equal.
+    """Mirror a running guest's writes from its VM directory `origin` into its copy `vm_dir`.
+
+    It ends when both are equal.
     """
 
     vm: int

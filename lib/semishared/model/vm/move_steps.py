@@ -10,10 +10,10 @@ from ..refs import DiskRef, ImageRef, looks
 
 
 def has_arrived(source: Mapping[str, Any], target: Mapping[str, Any], seq: int) -> bool:
-    """Tell whether the source of a move need send nothing, since the target has all of it already.
+    """Tell whether the source of a move need not send, as the target has all of it already.
 
-    Both are what a machine says of its directory; `seq` is the move's, -1 if not known. An older directory
-    has not arrived: it was left there by an earlier life of the VM.
+    Both are the machines' answers about their directories; `seq` is the move's, -1 if unknown. An older
+    directory has not arrived: an earlier stay of the VM left it there.
     """
     older = 0 <= target["seq"] < seq
     return (
@@ -25,7 +25,7 @@ def has_arrived(source: Mapping[str, Any], target: Mapping[str, Any], seq: int) 
 
 
 def no_records(vm_dir: str, host: str) -> str:
-    """Return why a directory is not moved as that of a VM with disks of ours."""
+    """Return why a directory is not moved as one of a VM with disks of ours."""
     return (
         f"{vm_dir} on {host} has no records of ours: another driver has made it, or it is a "
         f"remainder; nothing was moved"
@@ -33,13 +33,13 @@ def no_records(vm_dir: str, host: str) -> str:
 
 
 def why_kept(vm_dir: str, host: str, cleared: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return what the log says of a directory that ClearVm has not removed; nothing else depends on that."""
+    """Return the log lines about a directory that ClearVm has not removed."""
     text = f"{vm_dir} on {host} is kept: {cleared['kept']}. semishared gc removes it when it is not the VM's"
     return [("warn", text)] if cleared["kept"] else []
 
 
 class MarkVm(NamedTuple):
-    """Report a VM directory, and mark it with a token by which it is recognised under any name."""
+    """Report a VM directory, and mark it with a token that identifies it under any name."""
 
     vm: int
     vm_dir: str
@@ -67,7 +67,7 @@ class LookForVm(NamedTuple):
 
 
 class UnmarkVm(NamedTuple):
-    """Take the token away again."""
+    """Remove the token."""
 
     vm: int
     vm_dir: str
