@@ -25,18 +25,14 @@ def number(text: str, what: str) -> int:
 
 
 def absolute(path: str, what: str) -> str:
-    """Return `path` without double slashes; raise BadArguments unless it is absolute, plain and without
-    `..`.
-    """
+    """Return `path` without double slashes; raise BadArguments unless it is absolute, without `..`."""
     if not path.startswith("/") or any(not c.isprintable() for c in path) or ".." in path.split("/"):
         raise BadArguments(f"{what} is not a plain absolute path: {path!r}")
     return "/" + os.path.normpath(path).lstrip("/")
 
 
 STORED = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*/[A-Za-z0-9_][A-Za-z0-9_.\-]*\Z"
-"""POOL/IMAGE of a store that is reached over the network. Whether the datastore is of that kind,
-model/store/access.py says.
-"""
+"""POOL/IMAGE of a store on the network; model/store/access.py says whether a datastore is of that kind."""
 
 
 def image_source(text: str, what: str) -> str:

@@ -25,11 +25,11 @@ class RpcFailed(Exception):
 
 
 class Endpoint:
-    """Where oned listens. A question that it does not read, or a silence in its answer, lasts at most
-    `timeout_s`.
+    """Where oned listens.
 
-    Each question has a connection of its own, in HTTP/1.0: the answer ends where the connection does. It
-    holds numbers, texts and booleans.
+    A question that it does not read, or a silence in its answer, lasts at most `timeout_s`. Each question has
+    a connection of its own, in HTTP/1.0: the answer ends with the connection. It holds numbers, texts and
+    booleans.
     """
 
     def __init__(self, url: str, timeout_s: float) -> None:
@@ -43,7 +43,7 @@ class Endpoint:
         self._timeout_s = timeout_s
 
     def ask(self, method: str, *arguments: object) -> Any:
-        """Return what `method` answers; raise RpcFailed, OSError."""
+        """Return the answer of `method`; raise RpcFailed, OSError."""
         body = _call(method, arguments)
         lines = [
             f"POST {self._path or '/RPC2'} HTTP/1.0",
@@ -63,8 +63,8 @@ class Endpoint:
 
     def _connected(self) -> socket.socket:
         name, port = self._address
-        # As bytes: of a word Python would make an internationalised name first, by tables that nothing else
-        # here needs.
+        # As bytes: Python would treat a text as an internationalised name, by tables that nothing else here
+        # needs.
         connection = socket.create_connection((name.encode("ascii"), port), self._timeout_s)  # type: ignore[arg-type] # bytes will do
         if not self._is_https:
             return connection
@@ -78,7 +78,7 @@ class Endpoint:
 
 
 def address_of(url: str) -> str:
-    """Return the name or address in the URL of an endpoint, '' if it is none."""
+    """Return the name or address in an endpoint's URL, '' if it is no URL."""
     found = re.match(URL, url)
     return found.group(3).strip("[]") if found else ""
 
@@ -101,9 +101,7 @@ def _typed(value: object) -> str:
 
 
 def _received(connection: socket.socket) -> bytes:
-    """Return an answer: as much as it says it is, for not all that stands before oned ends a connection of
-    HTTP/1.0, or all there is.
-    """
+    """Return an answer: up to its Content-Length, as proxies may keep the connection open, else all."""
     said, length, has_head = bytearray(), -1, False
     while length < 0 or len(said) < length:
         piece = connection.recv(PIECE)
@@ -120,7 +118,7 @@ def _received(connection: socket.socket) -> bytes:
 
 
 def _told(head: bytes) -> int:
-    """Return how many bytes follow a head, as it says; -1 if it does not."""
+    """Return the Content-Length of a head, -1 without one."""
     for name, _, told in (header.partition(b":") for header in head.split(b"\r\n")):
         if name.lower() == b"content-length" and told.strip().isdigit():
             return int(told)
@@ -150,7 +148,7 @@ def _answered(said: bytes) -> Any:
 
 
 def _value(element: ElementTree.Element) -> Any:
-    """Return what a <value> holds: of its kinds those that oned answers with; raise RpcFailed."""
+    """Return the value in a <value>, of the kinds that oned answers with; raise RpcFailed."""
     if not len(element):
         return element.text or ""
     kind, text = element[0].tag, element[0].text or ""
@@ -174,9 +172,7 @@ NO_EXISTS = 0x0400
 
 
 class Oned:
-    """oned, as the driver's user sees it: session from ONE_AUTH, endpoint from ONE_XMLRPC, as the CLI
-    does.
-    """
+    """oned for the driver's user: session from ONE_AUTH, endpoint from ONE_XMLRPC, as for the CLI."""
 
     def __init__(self) -> None:
         home = os.path.expanduser("~")
@@ -187,9 +183,7 @@ class Oned:
         )
         auth = os.environ.get("ONE_AUTH") or f"{home}/.one/one_auth"
         self.key = os.path.join(os.path.dirname(os.path.abspath(auth)), "semishared_key")
-        """The key of front-ends (tools/key.py): beside one_auth, which OpenNebula's guide has on each
-        front-end of an HA group.
-        """
+        """The key of front-ends (tools/key.py), beside one_auth, which all front-ends of an HA group have."""
         self._session = _first_line(auth)
         if not self._session:
             raise OnedUnavailable(f"no OpenNebula session in {auth}")
@@ -215,7 +209,7 @@ class Oned:
         return Datastore.parse(self._call("one.datastore.info", datastore_id, True))
 
     def require_admin(self) -> None:
-        """Raise OnedUnavailable unless this user sees everybody's VMs and images (group oneadmin)."""
+        """Raise OnedUnavailable unless this user sees all users' VMs and images (group oneadmin)."""
         user = View(parse(self._call("one.user.info", -1), "USER"))
         if user.number("GID") != 0:
             raise OnedUnavailable(
@@ -228,9 +222,7 @@ class Oned:
         return [Vm(element) for element in pool.findall("VM")]
 
     def newest_vm(self, from_id: int) -> int:
-        """Return the highest id that any VM has had, DONE or not, -1 if none from `from_id` on is remembered;
-        raise OnedUnavailable.
-        """
+        """Return the highest id of VMs, DONE or not, -1 for none from `from_id` on; raise OnedUnavailable."""
         pool = parse(self._call("one.vmpool.info", -2, max(from_id, 0), -1, -2), "VM_POOL")
         return max((View(element).number("ID") for element in pool.findall("VM")), default=-1)
 
@@ -265,9 +257,7 @@ class Oned:
         self.act(vm_id, "resched")
 
     def act(self, vm_id: int, action: str) -> None:
-        """Have oned begin an action on a VM (one.vm.action: "resume", "release"); raise OnedUnavailable with
-        oned's reason.
-        """
+        """Have oned begin an action on a VM (one.vm.action); raise OnedUnavailable with its reason."""
         self._answer("one.vm.action", action, vm_id)
 
     def vm_groups(self) -> list[View]:
@@ -297,9 +287,7 @@ class Oned:
         self._answer("one.document.update", document_id, attributes, 1)
 
     def front_ends(self) -> list[list[str]]:
-        """Return the addresses of the front-ends of each zone, none of one without HA; raise
-        OnedUnavailable.
-        """
+        """Return the front-ends' addresses of each zone, none for one without HA; raise OnedUnavailable."""
         zones = parse(self._call("one.zonepool.info"), "ZONE_POOL").findall("ZONE")
         urls = [
             [View(server).text("ENDPOINT") for server in zone.findall("SERVER_POOL/SERVER")] for zone in zones

@@ -17,7 +17,7 @@ from typing import Callable
 from ..errors import SemisharedError, of_system
 
 LONGEST = 2000
-"""Characters of one line; oned cuts long texts itself, the end of a tool's output matters least."""
+"""Characters of one line: oned cuts long texts itself, and the end of a tool's output matters least."""
 
 
 def printable(text: str) -> str:
@@ -38,7 +38,7 @@ class Report:
             sys.stderr.buffer.write(data)
             sys.stderr.buffer.flush()
         except OSError:
-            # A cancelled action runs on with its stderr closed: nobody reads, that is no failure.
+            # A cancelled action runs on with its stderr closed: that no process reads it is no failure.
             pass
 
     def info(self, text: str) -> None:
@@ -54,14 +54,12 @@ class Report:
         self._write(f"ERROR: {self.action}: {printable(text)}")
 
     def fail(self, error: SemisharedError) -> None:
-        """Say the one unprefixed line that becomes the VM's or image's ERROR attribute."""
+        """Write the one unprefixed line that becomes the VM's or image's ERROR attribute."""
         self._write(f"{self.action}: {printable(error.line())}")
 
 
 class Progress:
-    """Tell of something that takes long: after 10, 20, 40 s and so on, for the log gets all lines together
-    when the action ends.
-    """
+    """Log a long operation after 10, 20, 40 s and so on: oned logs all lines only when the action ends."""
 
     def __init__(self, say: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
         self._say, self._now, self._due_s = say, now, 10.0
@@ -69,11 +67,11 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """How long it has taken until now."""
+        """Seconds until now."""
         return self._now() - self._began
 
     def tell(self, how_far: str) -> None:
-        """Say how far it is, if a line is due."""
+        """Log `how_far` it is, if a line is due."""
         seconds = self.seconds
         if seconds >= self._due_s:
             while self._due_s <= seconds:
@@ -82,7 +80,7 @@ class Progress:
 
 
 def caught(action: str, work: Callable[[Report], int]) -> int:
-    """Do `work` and return its exit code, or after any failure say the one line that oned must get."""
+    """Do `work` and return its exit code; after any failure, write the one line that oned must get."""
     report = Report(action)
     try:
         return work(report)
@@ -105,7 +103,5 @@ def caught(action: str, work: Callable[[Report], int]) -> int:
 
 
 def drop_output() -> None:
-    """Let what is still to be printed go nowhere: Python tries once more when it ends, and would choose the
-    exit code itself.
-    """
+    """Discard unprinted output: at exit Python would try again and choose the exit code itself."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States and types of oned's objects, by the names of its C++ headers (include/VirtualMachine.h, Image.h,
-Host.h, Datastore.h). Where the headers skip a number, no release that is supported has it.
+"""States and types of oned's objects, by the names of its C++ headers.
 
-Plain numbers: to make a hundred members of an Enum costs an action a millisecond at its start.
+The headers are include/VirtualMachine.h, Image.h, Host.h, Datastore.h. Numbers that they skip are in no
+supported release. Plain numbers: a hundred members of an Enum would cost an action a millisecond at its
+start.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class LcmState:
     HOTPLUG_RESIZE, HOTPLUG_SAVEAS_UNDEPLOYED, HOTPLUG_SAVEAS_STOPPED = range(66, 69)
     BACKUP, BACKUP_POWEROFF, RESTORE = range(69, 72)
     FAILURES = frozenset((*range(36, 43), 44, *range(46, 51), 61))
-    """All that end in _FAILURE: oned waits for `onevm recover`."""
+    """All states named _FAILURE: oned waits for `onevm recover`."""
 
 
 class ImageState:
@@ -70,5 +71,5 @@ class DatastoreType:
 
 
 def name_of(state: int) -> str:
-    """Return what oned calls a STATE of a VM, its number if that is none."""
+    """Return oned's name of a VM's STATE, its number if it has none."""
     return next((name for name, number in vars(VmState).items() if number == state), str(state))

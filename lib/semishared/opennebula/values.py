@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read an attribute's text as oned reads it: what it takes for no number is none, for whoever wrote it may be
-a tenant.
+"""Read an attribute's text as oned reads it: a tenant may have written what oned takes for no number.
 
 oned (src/common/Attribute.cc, include/Attribute.h: vector_value; src/template/Template.cc: get) reads a
 number by istringstream >> to the end of the text, in the C locale, and YES whatever its case.
@@ -14,15 +13,13 @@ from typing import Optional
 
 _NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)", re.ASCII)
 _DIGITS = 20
-"""More than 64 bits have, but for zeros in front."""
+"""More than 64 bits have, except for leading zeros."""
 ID_BITS = 32
-"""Of what oned keeps in a C++ int: the ids of its objects, disks and snapshots."""
+"""Bits of a C++ int, in which oned keeps ids of objects, disks and snapshots."""
 
 
 def integer(text: str, bits: int = 64) -> Optional[int]:
-    """Return what oned reads into a signed integer of that many bits; None for what it takes for no
-    number.
-    """
+    """Return what oned reads into a signed integer of so many bits; None if oned reads no number."""
     found = _NUMBER.fullmatch(text)
     if not found or len(found.group(1).lstrip("+-").lstrip("0")) > _DIGITS:
         return None
@@ -36,5 +33,5 @@ def is_yes(text: str) -> bool:
 
 
 def upper(text: str) -> str:
-    """Return a word as oned compares it: letters of ASCII alone have another case."""
+    """Return a word as oned compares it: it changes the case of ASCII letters alone."""
     return text.upper() if text.isascii() else text

@@ -80,17 +80,15 @@ class Object(View):
         return self.number("STATE")
 
     def attribute(self, name: str) -> str:
-        """Return what somebody wrote for us in its template, without the blanks around it; '' if there is
-        none.
-        """
+        """Return one of our attributes in its template, without surrounding blanks; '' if it has none."""
         return self.text(f"TEMPLATE/{name}").strip()
 
 
 class Disk(View):
     """/VM/TEMPLATE/DISK.
 
-    oned wrote over what it had an object for, and left what else the VM's user wrote: what an image has is
-    asked of the image.
+    oned has overwritten what its objects have, and left what else the VM's user wrote: read what an image has
+    from the image.
     """
 
     @property
@@ -108,7 +106,7 @@ class Disk(View):
 
     @property
     def image_id(self) -> int:
-        """Id of the image, -1 for a volatile disk, whatever else its user has written."""
+        """Id of the image; -1 for a volatile disk, whatever its user has written."""
         return -1 if self.is_volatile else self.number("IMAGE_ID", bits=ID_BITS)
 
     @property
@@ -137,9 +135,7 @@ class Disk(View):
 
     @property
     def is_clone(self) -> bool:
-        """Tell whether oned has it made by clone, and not by ln; oned writes that for each disk of an
-        image.
-        """
+        """Tell whether oned makes it by clone, and not by ln; oned writes that for each disk of an image."""
         return self.is_yes("CLONE")
 
     @property
@@ -148,9 +144,7 @@ class Disk(View):
 
     @property
     def is_directory(self) -> bool:
-        """A directory for the guest: in a VM's own directory there is nothing of it, so nothing to make, move
-        or remove.
-        """
+        """A directory for the guest: the VM's directory has no file of it to make, move or remove."""
         return self.text("TYPE") == "FILESYSTEM"
 
     @property
@@ -172,7 +166,7 @@ class Disk(View):
 
     @property
     def luks_secret(self) -> str:
-        """What libvirt is told to decrypt the disk with, '' for nothing (plan/image/placement.py)."""
+        """UUID of the libvirt secret that decrypts the disk, '' for none (plan/image/placement.py)."""
         return self.text("LUKS_SECRET")
 
 
@@ -190,12 +184,12 @@ class Vm(Object):
 
     @property
     def is_running(self) -> bool:
-        """Tell whether its guest runs, and oned does nothing with it."""
+        """Tell whether its guest runs and no action of oned is under way."""
         return self.is_active and self.lcm_state == LcmState.RUNNING
 
     @property
     def has_failed(self) -> bool:
-        """Tell whether oned failed at something with it, and waits for `onevm recover`."""
+        """Tell whether an action of oned has failed and waits for `onevm recover`."""
         return self.is_active and self.lcm_state in LcmState.FAILURES
 
     @property
@@ -205,7 +199,7 @@ class Vm(Object):
 
     @property
     def is_on_no_host(self) -> bool:
-        """Tell whether its disks are made on a host, or come to one, only when it is deployed."""
+        """Tell whether its disks come to a host only when it is deployed."""
         return self.is_on_front_end or self.state in (VmState.PENDING, VmState.HOLD)
 
     @property
@@ -216,7 +210,7 @@ class Vm(Object):
     def seq_on(self, host: str) -> int:
         """Return the SEQ of its last history record on a host, that of its last one if it was never there.
 
-        What oned had begun there before the VM came to be elsewhere is that old, however late it asks.
+        An action that oned began there before the VM left has that SEQ, however late it asks.
         """
         records = [View(record) for record in self.element.findall("HISTORY_RECORDS/HISTORY")]
         return max(
@@ -235,9 +229,7 @@ class Vm(Object):
 
     @property
     def host_ids(self) -> list[int]:
-        """Ids of the same: what oned knows a host by, whatever it was called then, and whoever is called that
-        now.
-        """
+        """Ids of the same hosts: oned knows a host by its id, while names change and are used again."""
         return [
             View(record).number("HID", bits=ID_BITS)
             for record in self.element.findall("HISTORY_RECORDS/HISTORY")
@@ -281,8 +273,9 @@ class Vm(Object):
 
     @property
     def driver(self) -> str:
-        """TM_MAD of the last history record, '' without one: who moves and removes its disks, whatever its
-        datastore says by now.
+        """TM_MAD of the last history record, '' without one: the driver that moves and removes its disks.
+
+        Its datastore may have another one by now.
         """
         records = self.element.findall("HISTORY_RECORDS/HISTORY")
         return View(records[-1]).text("TM_MAD") if records else ""
@@ -312,7 +305,7 @@ class Image(Object):
 
     @property
     def is_readonly(self) -> bool:
-        """What DISK of a VM says comes before it for oned, unless PERSISTENT_TYPE says it."""
+        """For oned, DISK of a VM comes before it, unless PERSISTENT_TYPE says so."""
         return self.is_yes("TEMPLATE/READONLY") or self._persistent_type == "IMMUTABLE"
 
     @property
@@ -326,16 +319,14 @@ class Image(Object):
 
     @property
     def backup_parts(self) -> frozenset[str]:
-        """Return what the backup driver calls the increments of a backup."""
+        """Return the backup driver's names of a backup's increments."""
         found = (
             View(element).text("SOURCE") for element in self.element.findall("BACKUP_INCREMENTS/INCREMENT")
         )
         return frozenset(found) | {self.source}
 
     def may_be_used_by(self, other: Image) -> bool:
-        """Tell whether the owner of another image may use this one, by its permissions alone (oned's ACL are
-        not asked).
-        """
+        """Tell whether permissions (not oned's ACL) let the owner of another image use this one."""
         uid, gid = other.number("UID"), other.number("GID")
         ways = (
             (uid == self.number("UID"), "OWNER_U"),
@@ -424,9 +415,7 @@ class Host(Object):
 
     @property
     def reserved_memory(self) -> int:
-        """Return the bytes of its memory that oned gives to no VM (RESERVED_MEM of host and cluster); -1 if
-        nothing was monitored.
-        """
+        """Return the bytes of memory that oned gives to no VM (RESERVED_MEM); -1 if unknown."""
         total, most = (self.number(f"HOST_SHARE/{name}") for name in ("TOTAL_MEM", "MAX_MEM"))
         return (total - most) << 10 if total > 0 and most >= 0 else -1
 
@@ -439,9 +428,7 @@ class Host(Object):
         return self.number("CLUSTER_ID")
 
     def is_near(self, datastores: Sequence[Datastore]) -> bool:
-        """Tell whether VMs with disks in one of these may come here: of a datastore without clusters to any
-        host, but for one of LXC.
-        """
+        """Tell whether VMs with disks in these may run here: a datastore without clusters is near to all."""
         if self.text("VM_MAD").lower() == "lxc":
             return False
         return not datastores or any(

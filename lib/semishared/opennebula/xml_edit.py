@@ -17,7 +17,7 @@ from .values import ID_BITS, integer, is_yes
 
 ATTRIBUTE = re.compile(rb"""([^\s=<>"'/]+)\s*=\s*("[^"]*"|'[^']*')""")
 DEEPEST = 250
-"""oned nests 8 deep, libvirt 200 layers of a disk at most; more is an attack on whoever reads it."""
+"""oned nests 8 deep, libvirt 200 layers of a disk at most; more is an attack on the reader."""
 
 
 class Element:
@@ -58,9 +58,7 @@ class Element:
         return child.text if child else ""
 
     def number(self, name: str) -> Optional[int]:
-        """Return the number that oned reads from the child `name` where it keeps an id, None if it reads
-        none.
-        """
+        """Return the number that oned reads as an id from the child `name`, None if it reads none."""
         return integer(self.value(name), ID_BITS)
 
     def is_yes(self, name: str) -> bool:
@@ -152,8 +150,7 @@ class Markup:
 
 def _parse(text: bytes, root: str) -> Element:
     """Return the root element of `text`; raise BadArguments unless it is UTF-8 XML whose root is `root`."""
-    # Offsets count bytes, and what is written is UTF-8: other encodings and entities are not needed, so not
-    # allowed.
+    # Offsets count bytes of UTF-8: other encodings, and entities, are not needed and not allowed.
     if b"\0" in text:
         raise BadArguments(f"the <{root}> XML holds a NUL byte")
     parser = expat.ParserCreate("UTF-8")
