@@ -38,7 +38,7 @@ CHUNK = 1 << 20
 
 
 class Action:
-    """What an action was asked, and what every message of it carries."""
+    """The request of an action, and what every message of it carries."""
 
     def __init__(self, name: str, argv: list[str], report: Report) -> None:
         self.name = name
@@ -46,21 +46,18 @@ class Action:
         self.report = report
         self.config: Config = load()
         self.seq = -1
-        """SEQ of the VM's last history record, -1 if it is not known: every message carries it
-        (disk/epochs.py).
-        """
+        """SEQ of the VM's last history record, -1 if unknown: every message carries it (disk/epochs.py)."""
         self.given: Dict[int, Dict[int, Given]] = {}
-        """What oned has given VMs as their disks, by VM, where an action takes what another machine has
-        written.
+        """By VM, the disks that oned has given it, for an action that takes what another machine has written.
         """
         self.here: Callable[[Step], Any] = _nothing
         """Carries out what plans yield for the front-end itself."""
         self.expects: Callable[[str], object] = _unprepared
-        """Is told, before oned is asked, to which machine the plan will speak first."""
+        """Called before oned is asked, with the machine to which the plan will speak first."""
         self.rate = 0
-        """Bytes per second that it brings from machine to machine at most, 0 for no limit."""
+        """Bytes per second at most from machine to machine, 0 for no limit."""
         self.bulk = False
-        """It carries bulk data, which must not hold up other actions on a shared ssh connection."""
+        """Whether it carries bulk data, which must not hold up other actions on a shared ssh connection."""
 
     def session(self, machine: str, *, bulk: bool = False) -> Session:
         """Return a conversation with a machine."""
@@ -71,9 +68,7 @@ class Action:
         return session
 
     def acquired(self, vm: Vm) -> Dict[int, Given]:
-        """Return what oned has given a VM as its disks, with which hosts compare what they find; raise
-        OnedUnavailable.
-        """
+        """Return the disks that oned has given a VM, for hosts to compare; raise OnedUnavailable."""
         from ..plan.image import disk_image
 
         found = drive(disk_image.of_vm(vm), ask_oned)
@@ -81,7 +76,7 @@ class Action:
         return found
 
     def answering(self, machine: str, steps: tuple[Step, ...]) -> ContextManager[Answer]:
-        """Return a context that yields what answers a machine which lacks a base, or room, for `steps`."""
+        """Return a context that yields the answerer of a machine that lacks a base, or room, for `steps`."""
         return answering(root_of(steps), machine, self.config)
 
     def tell(self, machine: str, moved: dict[str, int]) -> None:
@@ -92,28 +87,24 @@ class Action:
 
 
 class Sessions:
-    """The conversations of an action: one per machine, begun when it is first spoken to and kept to the
-    end.
-    """
+    """The conversations of an action: one per machine, begun when first needed and kept to the end."""
 
     def __init__(self, action: Action) -> None:
         self.action = action
         self._open: dict[tuple[str, bool], Session] = {}
         self._unused: Session | None = None
-        """One that was begun before anybody knew what to say in it."""
+        """One that was begun before its first message was known."""
         self._relayed: tuple[Step, ...] = ()
-        """What the target of a relay carries out."""
+        """The steps of a relay's target."""
         self._kept: list[IO[bytes]] = []
-        """What was fetched: files without a name, there as long as they are open."""
+        """Fetched files without a name, there as long as they are open."""
 
     def __enter__(self) -> Sessions:
         self.action.expects = self.begin
         return self
 
     def begin(self, machine: str) -> None:
-        """Begin the conversation with a machine: ssh and its host side start while we find out what to
-        say.
-        """
+        """Begin the conversation with a machine: ssh and its host side start while the front-end prepares."""
         self._unused = self._open[machine, False] = self.action.session(machine)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: object) -> None:
@@ -130,7 +121,7 @@ class Sessions:
         """Return the conversation with a machine; `beside` the one in which it is busy."""
         session = self._open.get((machine, beside))
         if session is None or session.is_busy:
-            # What was under way there has failed half-way: its host side is gone, or does not listen.
+            # What was under way there failed half-way: its host side is gone, or does not listen.
             session = self._open[machine, beside] = self.action.session(machine)
         if session is self._unused:
             session.seq, session.given, self._unused = self.action.seq, self.action.given, None
@@ -144,9 +135,7 @@ class Sessions:
         beside: bool = False,
         meanwhile: Callable[[], object] | None = None,
     ) -> list[Any]:
-        """Have a message carried out; `source` follows it, `meanwhile` is done while its machine waits for
-        that.
-        """
+        """Have a message carried out; `source` follows it; `meanwhile` runs while the machine waits."""
         session = self._with(on.machine, beside)
 
         def answer(question: dict[str, object]) -> object:
@@ -166,9 +155,7 @@ class Sessions:
 
     @contextmanager
     def unless_it_breaks_off(self, *sessions: Session) -> Iterator[None]:
-        """Close those of `sessions` in which something is under way when the block fails: it ends, and its
-        host side with it.
-        """
+        """Close those of `sessions` in which work is under way if the block fails: their host sides end."""
         try:
             yield
         except BaseException:
@@ -179,7 +166,7 @@ class Sessions:
             raise
 
     def do(self, wanted: Exchange) -> Any:
-        """Do what a plan has yielded; return what it is given for that."""
+        """Do what a plan has yielded; return its answer to the plan."""
         if isinstance(wanted, On):
             return self.run(wanted)
         if isinstance(wanted, Feed):
@@ -231,7 +218,7 @@ class Sessions:
 
 
 def root_of(steps: tuple[Step, ...]) -> str:
-    """Return the base store that belongs to what `steps` are about, ''  if there is none."""
+    """Return the base store of what `steps` are about, '' if there is none."""
     for step in steps:
         if hasattr(step, "root"):
             return str(step.root)
@@ -255,7 +242,7 @@ def ask_oned(wanted: Exchange) -> Any:
 
 
 def _unprepared(machine: str) -> None:
-    """Begin nothing: whoever only rehearses may not speak to a machine."""
+    """Begin nothing: a rehearsal may not speak to a machine before it asks oned."""
 
 
 def _nothing(step: Step) -> Any:

@@ -9,15 +9,14 @@ from typing import Callable, Dict, Iterator
 from ..config import Config
 
 Answer = Callable[[Dict[str, object]], object]
-"""What is said to a host that asks."""
+"""Returns the answer to a host's question."""
 
 
 @contextmanager
 def answering(root: str, host: str, config: Config) -> Iterator[Answer]:
-    """Yield what answers `host`, whose base store is `root`; when the block ends, it is noted which bases it
-    has.
+    """Yield the answerer of `host`, with base store `root`; at the end, note which bases the host has.
 
-    Only when it asks is loaded what knows about staging: most actions are warm.
+    What knows about staging is loaded only when the host asks: most actions are warm.
     """
     asked: set[str] = set()
 

@@ -41,7 +41,7 @@ def _base_path() -> str:
 def cancellable() -> Iterator[None]:
     """Let OpenNebula's `backup_cancel` find and end this process within the block.
 
-    The one of each backup driver looks, on the front-end, for processes called `ruby` with the words of a
+    The script of each backup driver looks, on the front-end, for processes named `ruby` with the words of a
     prebackup of the VM, and sends them TERM. Our words are those; so is the name, from here on.
     """
 
@@ -58,7 +58,7 @@ def cancellable() -> Iterator[None]:
 
 
 def _called(name: str) -> str:
-    """Give this process another name; return the one it had."""
+    """Give this process another name; return its former one."""
     with open("/proc/self/comm", "r+", encoding="utf-8") as file:
         had = file.read().strip()
         file.write(name)
@@ -66,7 +66,7 @@ def _called(name: str) -> str:
 
 
 def before(action: Action, *, live: bool) -> Plan:
-    """Return what prebackup or prebackup_live does, cancellable from beginning to end."""
+    """Return the plan of prebackup or prebackup_live, cancellable from beginning to end."""
     with cancellable():
         asked = args.Backup.parse(action.argv)
         given = sys.stdin.buffer.read()
@@ -78,12 +78,12 @@ def before(action: Action, *, live: bool) -> Plan:
 
 
 def after(action: Action, *, live: bool) -> Plan:
-    """Return what postbackup or postbackup_live does."""
+    """Return the plan of postbackup or postbackup_live."""
     return plan.postbackup(args.Backup.parse(action.argv), _base_path(), live=live)
 
 
 def restore(action: Action) -> Plan:
-    """Return what restore does."""
+    """Return the plan of restore."""
     from ..opennebula.oned import Oned
 
     asked = args.Restore.parse(action.argv)
@@ -110,7 +110,7 @@ def restore(action: Action) -> Plan:
 
 
 def _listed(program: str, request: args.Restore, data: bytes) -> dict[int, str]:
-    """Return where the backup driver has each wanted disk."""
+    """Return the URL that the backup driver lists for each wanted disk."""
     from ..tools.run import stream
 
     text = b"".join(stream([program, "-i", str(request.increment)], stdin=data))

@@ -21,14 +21,14 @@ from .staging_round import Wanted, Wish
 
 POLL_S = 1.0
 BEGIN_S = 60.0
-"""Within so many seconds OpenNebula begins to do what it has accepted."""
+"""Seconds within which OpenNebula begins what it has accepted."""
 Row = Dict[str, Any]
 """{"vm", "name", "host", "how": booted|running|failed|skipped, "why", "seconds"}"""
 Tell = Callable[..., None]
 
 
 def row(vm: Vm, how: str, why: str = "", seconds: float = 0.0) -> Row:
-    """Return what became of a VM."""
+    """Return the row of a VM."""
     return {
         "vm": vm.id,
         "name": vm.name,
@@ -40,7 +40,7 @@ def row(vm: Vm, how: str, why: str = "", seconds: float = 0.0) -> Row:
 
 
 class Boot:
-    """One set on its way to run."""
+    """One set of VMs on its way to run."""
 
     def __init__(self, oned: Oned, config: Config, tell: Tell, wish: Wish, limit_s: float) -> None:
         self._oned, self._config, self._tell, self._wish, self._limit_s = oned, config, tell, wish, limit_s
@@ -48,10 +48,9 @@ class Boot:
         self._rows: Dict[int, Row] = {}
 
     def run(self, vms: Sequence[Vm], hosts: Optional[Sequence[Host]]) -> List[Row]:
-        """Have the VMs run; return a row for each. `hosts`: where their disks may come to be, None for where
-        they were last.
+        """Have the VMs run; return a row for each; raise OnedUnavailable.
 
-        Raise OnedUnavailable.
+        `hosts`: where their disks may come to be, None for where they were last.
         """
         begun = time.monotonic()
         for vm in vms:
@@ -95,9 +94,7 @@ class Boot:
                 time.sleep(POLL_S)
 
     def _look(self, vms: Mapping[int, Vm], active: set[int], begun: float) -> None:
-        """Note what has become of those that were started; `active` are those that once were; raise
-        OnedUnavailable.
-        """
+        """Note the states of started VMs; `active` are those that once were; raise OnedUnavailable."""
         now = {vm.id: vm for vm in self._oned.vms()}
         for number in [number for number in vms if number not in self._rows]:
             vm, waited = now.get(number), time.monotonic() - self._started[number]
@@ -119,9 +116,7 @@ class Boot:
     # -- bases ----------------------------------------------------------------------------------------
 
     def _stage(self, vms: Sequence[Vm], hosts: Optional[Sequence[Host]]) -> None:
-        """Bring the bases of VMs to where these will be; a VM whose base does not come gets it as any clone
-        does.
-        """
+        """Stage the bases of VMs; a VM whose base does not come gets it as any clone does."""
         images = {image.id: image for image in self._oned.images()} if vms else {}
         datastores = {store.id: store for store in self._oned.datastores()} if vms else {}
         known = {host.name: host for host in self._oned.hosts()} if vms else {}

@@ -27,13 +27,11 @@ from .action import Action, carry_out
 
 ACTIONS = plans.ACTIONS
 CHANGES = ("cp", "mkfs", "clone", "rm")
-"""Actions that would make an image below a mount point, or say of one that it is gone since it is not
-there.
-"""
+"""Actions that could make an image below a mount point, or take an image there for removed."""
 
 
 class Work(NamedTuple):
-    """One action, as the steps that the front-end carries out itself see it (table.py)."""
+    """One action, for the steps that the front-end carries out itself (table.py)."""
 
     action: Action
     asked: plans.Asked
@@ -42,7 +40,7 @@ class Work(NamedTuple):
         """Carry out a step; raise StoreAbsent if a store seems to be no more than its mount point."""
         found = table.carry_out(step, self)
         if isinstance(step, CheckStore) and self.action.name in CHANGES:
-            # What we have made anything in has a directory of ours: then nothing more is loaded.
+            # A store in which we have made anything has our directory: then nothing more is loaded.
             marked = step.access.marker or step.access.can.has_bridge
             if not marked and not os.path.lexists(f"{step.where}/{disk_names.SIDE}"):
                 from .mount_point import refuse

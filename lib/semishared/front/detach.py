@@ -3,10 +3,10 @@
 
     rows = detach([12, 13, 17], tell, rate=100 << 20)
 
-Whoever has the ids of VMs calls that: `semishared detach`, and whatever finds VMs in another way. `tell` is
-called from several threads, with event="vm" and a Row (plan/disk/detach.py) as soon as a disk is done, and
-with what a staging session says (event="plan", "host" or "note"). It returns all rows, and raises only what
-keeps it from beginning.
+Callers have the ids of VMs: `semishared detach`, and code that finds VMs in another way. Several threads call
+`tell`: with event="vm" and a Row (plan/disk/detach.py) as soon as a disk is done, and with the events of a
+staging session (event="plan", "host" or "note"). It returns all rows, and raises only what keeps it from
+beginning.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def detach(
     transport: str = "auto",
     disks: Optional[Mapping[int, Collection[int]]] = None,
 ) -> List[Row]:
-    """Detach these VMs; return a row for each disk, and for each VM that is left alone.
+    """Detach these VMs; return a row for each disk, and each VM left alone; raise OnedUnavailable.
 
-    `rate`: bytes per second that a host sends, and that it copies, at most, 0 for no limit. `disks`: by VM
-    the only ones that are meant. Raise OnedUnavailable.
+    `rate`: bytes per second that a host sends, and copies, at most, 0 for no limit. `disks`: by VM the only
+    ones to detach.
     """
     led = _Led(Oned(), load(), tell, rate, transport)
     rows, asked = [], []
@@ -107,7 +107,7 @@ class _Led:
                 try:
                     done = list(pool.map(self._on_host, (found for found, _ in looked.values())))
                 except BaseException:
-                    # Whoever interrupts us waits for the VM that each host is at, not for all of them.
+                    # An interrupt waits for the VM that each host is at, not for all of them.
                     self._is_over = True
                     raise
         finally:
@@ -120,15 +120,14 @@ class _Led:
     def _session(self, host: str) -> Session:
         session = self._sessions.get(host)
         if session is None or session.is_busy:
-            # Another action has ended the host's part, with the VM that it was at: the others are still to be
-            # done.
+            # Another action has ended the host's part, with its VM; the other VMs are still to be done.
             if session:
                 session.close(is_over=False)
             session = self._sessions[host] = Session(host, ACTION, self._config, bulk=True)
         return session
 
     def _look(self, asked: Sequence[Wanted]) -> Tuple[List[Found], List[Row]]:
-        """Return what the host of these VMs says of them, and rows of those that it says nothing of."""
+        """Return the host's facts of these VMs, and rows of those that it says nothing about."""
         host, found, rows = asked[0].host, [], []
         try:
             if host not in self._hosts or self._hosts[host].is_offline:
@@ -169,7 +168,7 @@ class _Led:
     # -- bases ----------------------------------------------------------------------------------------
 
     def _stage(self, needed: Mapping[ImageRef, Sequence[str]]) -> None:
-        """Have the bases of images on the hosts that need them, and note of each how it went."""
+        """Stage the bases of images on the hosts that need them, and note the result of each."""
         by_root: Dict[str, Dict[str, List[Base]]] = {}
         for image, hosts in needed.items():
             try:
@@ -212,7 +211,7 @@ class _Led:
 
 
 def _changed(vm: int, host: str) -> str:
-    """Return why a VM may not be detached any more, '' if oned has it on its host as it was."""
+    """Return why a VM may not be detached any more, '' if oned has it on its host as before."""
     try:
         now = Oned().vm(vm)
     except OnedUnavailable as e:

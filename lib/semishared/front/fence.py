@@ -5,11 +5,10 @@
     proof = Fence(oned, config).fence("host3")         does what is missing, then the same
     proof.epoch, proof.boot, proof.since
 
-There is a Proof iff no disk of any of our stores can be written by that host any more: by the boot of it that
-the proof names. Either may raise NotFenced, with all that is missing; what was done by then stays done, and
-is done again by the next, to the same end. The mark (front/fence_facts.py) is set before anything else, so
-that `lift` finds what a killed one has left. Each raises NoKey where there is no key to tell a mark of ours
-by.
+There is a Proof iff the host, in the boot that the proof names, can write to no disk of our stores any more.
+Either may raise NotFenced, with all that is missing; what was done until then stays done, and the next call
+does it again, with the same result. The mark (front/fence_facts.py) is set first, so that `lift` finds what a
+killed call has left. Each raises NoKey without the key by which marks of ours are known.
 """
 
 from __future__ import annotations
@@ -40,13 +39,11 @@ from .fence_facts import Cloud, Marks
 
 TURNS = 5
 LOCKS_S = 330
-"""How long the locks of a host that is off may stay: 300 s on CephFS (mds_session_autoclose), 90 s on
-NFSv4.
-"""
+"""Seconds that locks of a host that is off may stay: 300 on CephFS (mds_session_autoclose), 90 on NFSv4."""
 
 
 class Proof(NamedTuple):
-    """That a host writes to no store any more."""
+    """The proof that a host writes to no store any more."""
 
     host: str
     epoch: int
@@ -54,21 +51,19 @@ class Proof(NamedTuple):
     boot: str
     """The boot id that is shut out, '' if its monitoring never said one."""
     since: int
-    """When it was proved, in seconds since 1970 by the front-end's clock."""
+    """Seconds since 1970, by the front-end's clock, at which it was proved."""
     off: str
     """How it is known to be off: `command`, `confirmed`; '' if blocklists alone shut it out."""
     blocked: tuple[str, ...]
     """Entries of blocklists, CLUSTER/ENTRY."""
     notes: tuple[str, ...] = ()
-    """What could not be done and was not needed, since the host is off."""
+    """What failed and was not needed, since the host is off."""
     by: str = ""
-    """Who noted it, USER@FRONT-END; '' in a mark of before."""
+    """USER@FRONT-END that noted it; '' in a mark of an older version."""
 
 
 class Fence:
-    """Fencing by one front-end; each method raises BadArguments for a host that oned does not know, and
-    OnedUnavailable.
-    """
+    """Fencing by one front-end; methods raise BadArguments for a host unknown to oned, OnedUnavailable."""
 
     def __init__(self, oned: Oned, config: Config, locks_s: float = LOCKS_S) -> None:
         self._oned, self._config, self._locks_s = oned, config, locks_s
@@ -77,10 +72,9 @@ class Fence:
     # -- out ------------------------------------------------------------------------------------------
 
     def fence(self, host: str, confirmed_off: bool = False) -> Proof:
-        """Shut a host, by its name in OpenNebula, out of all stores; raise NotFenced if it may still write to
-        one.
+        """Shut a host, by its name in OpenNebula, out of all stores; raise NotFenced if it may still write.
 
-        `confirmed_off`: somebody has seen that it is off.
+        `confirmed_off`: the administrator has seen that it is off.
         """
         if is_here(host):
             raise BadArguments(f"{host} is this front-end: nobody can shut out himself")
@@ -98,8 +92,8 @@ class Fence:
         since, clock = (
             int(time.time()),
             now(),
-        )  # before the locks are waited for: meanwhile somebody may switch it on again
-        # What is off writes nothing: then it does not matter what a cluster said, but for whoever reads it.
+        )  # before the wait for locks: meanwhile the host may be switched on again
+        # A host that is off writes nothing: what a cluster said is then only a note for the administrator.
         notes = tuple(missing) if off else ()
         missing = self._still_locked(cloud) if off else [*missing, *why_on]
         if missing:
@@ -109,9 +103,7 @@ class Fence:
         return _proven(host, mark)._replace(notes=notes)
 
     def _shut_out(self, cloud: Cloud, mark: plan.Mark) -> tuple[plan.Mark, list[str]]:
-        """Block the host in each cluster, what it opens meanwhile too; return the mark as it is then, and
-        what is missing.
-        """
+        """Block the host, with its new clients, in each cluster; return the new mark, and what is missing."""
         for turn in range(TURNS):
             ways, missing = self._ways(cloud)
             blocked = dict.fromkeys(
@@ -127,7 +119,7 @@ class Fence:
         return mark, [*missing, f"{cloud.host.name} goes on to open images"]
 
     def _ways(self, cloud: Cloud) -> tuple[list[_Way], list[str]]:
-        """Return how the host is shut out of each cluster, and what is missing for that."""
+        """Return how each cluster shuts the host out, and what is missing for that."""
         ways, missing = [], []
         for datastores in fence_facts.clusters(cloud.pools):
             try:
@@ -150,7 +142,7 @@ class Fence:
         return [f"{_named(way.datastores)}: {', '.join(lacks)} is not on the blocklist"] if lacks else []
 
     def _switched_off(self, cloud: Cloud, confirmed_off: bool, needed: bool) -> tuple[str, list[str]]:
-        """Have the host off if that is needed; return how it is known that it is, and why it is not."""
+        """Have the host off if that is needed; return how it is known to be off, and why it is not."""
         if confirmed_off or not needed:
             return plan.CONFIRMED if confirmed_off else "", []
         command, where = self._config.fencing, f"{_named(cloud.mounted)}: " if cloud.mounted else ""
@@ -166,9 +158,7 @@ class Fence:
         return plan.COMMAND, []
 
     def _still_locked(self, cloud: Cloud) -> list[str]:
-        """Return which files are still locked by a writer: of a host that is off the locks go, which may take
-        its time.
-        """
+        """Return the files that are still locked for writing: locks of a host that is off go in time."""
         deadline = time.monotonic() + self._locks_s
         files = [store for store in cloud.mounted if not template.is_shares(store)]
         while True:
@@ -192,7 +182,7 @@ class Fence:
         return self._proof(fence_facts.ask(self._oned, host))
 
     def why_alive(self, host: str) -> str:
-        """Return what says that a host is not dead, '' if nothing does."""
+        """Return a sign that a host is not dead, '' if there is none."""
         return fence_facts.why_alive(
             fence_facts.ask(self._oned, host).host, self._config.hosts_connect_timeout_s
         )
@@ -228,11 +218,10 @@ class Fence:
         return _proven(host.name, mark)
 
     def _check_off(self, host: Host, mark: plan.Mark) -> None:
-        """Raise NotFenced if a host that is known to be off is not: that was noted once, and VMs are started
-        elsewhere by it now.
+        """Raise NotFenced if a host noted as off is not: by that note VMs are started elsewhere.
 
-        Until OpenNebula sees that a host is gone which the fencing command has switched off, its word counts
-        for less than the command's.
+        After the fencing command has switched a host off, OpenNebula's word counts for less, until it sees
+        that the host is gone.
         """
         told = (
             fence_facts.why_alive(
@@ -249,13 +238,12 @@ class Fence:
     # -- in again -------------------------------------------------------------------------------------
 
     def is_held_out(self, host: str) -> bool:
-        """Tell whether a host has to say that it was restarted before it is let in."""
+        """Tell whether a host must prove a restart before it is let in."""
         mark = self._marks.of(fence_facts.ask(self._oned, host).host)
         return mark.stands and not mark.shut_nothing_out
 
     def lift(self, host: str, boot: str, up_s: float) -> tuple[str, ...]:
-        """Let a host in again that says it has `boot` and is up for `up_s` seconds; one that was not shut out
-        is in.
+        """Let a host in again, with boot id `boot`, up for `up_s` seconds; one that is not shut out is in.
 
         Return the entries that stay, since no datastore of ours is on their cluster any more. Raise
         StillFenced if that may be the boot that was shut out, or a cluster cannot be asked.
@@ -290,7 +278,7 @@ class Fence:
 
 
 def now() -> str:
-    """Return this machine's boot id and for how long it runs: a clock that nobody sets."""
+    """Return this machine's boot id and the seconds since that boot: a clock that is never set."""
     return f"{owner.boot()}:{time.clock_gettime(time.CLOCK_BOOTTIME):.3f}"
 
 
@@ -308,7 +296,7 @@ def _proven(host: str, mark: plan.Mark) -> Proof:
 
 
 def _who() -> str:
-    """Return who is at work here, as far as that is known: by sudo nobody is himself."""
+    """Return USER@FRONT-END of this process, as far as known: under sudo the user that called it."""
     user = os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
     return "".join(c for c in f"{user}@{os.uname().nodename}" if c.isascii() and (c.isalnum() or c in "@._-"))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What oned, Ceph and ssh say of a host that is to be shut out: its stores, its guests, signs of life.
+"""Facts of oned, Ceph and ssh about a host to shut out: its stores, its guests, signs of life.
 
 And the marks of fences: documents in oned, each signed by the front-ends' key (tools/key.py).
 """
@@ -32,23 +32,20 @@ from ..tools.this_machine import addresses, are_one, is_here
 
 
 def other_front_ends(oned: Oned) -> list[str]:
-    """Return the addresses of the other front-ends of this zone; raise OnedUnavailable. Without HA there are
-    none.
+    """Return the addresses of this zone's other front-ends, none without HA; raise OnedUnavailable.
 
     They may not be shut out: they have the same key.
     """
     zones = [found for found in oned.front_ends() if found]
     ours = [zone for zone in zones if any(map(is_here, zone))]
-    # Of several in a federation the one that this machine is of; one alone is ours whatever it calls us.
+    # Of several zones in a federation, the one of this machine; a single one is ours whatever its names.
     return [
         found for zone in ours or (zones if len(zones) == 1 else []) for found in zone if not is_here(found)
     ]
 
 
 def front_end_addresses(oned: Oned, host: str) -> frozenset[str]:
-    """Return their addresses, as far as names lead to one, without those of `host` if it is one of them;
-    raise OnedUnavailable.
-    """
+    """Return their addresses, as far as names resolve, without those of `host`; raise OnedUnavailable."""
     return frozenset(
         address for name in other_front_ends(oned) if not are_one(name, host) for address in _addresses(name)
     )
@@ -62,15 +59,14 @@ def _addresses(name: str) -> frozenset[str]:
 
 
 TURNED_AWAY = ("Permission denied", "Host key verification failed")
-"""Words of an ssh that was not let in: somebody is there."""
+"""Words of an ssh that was refused: a machine is there."""
 
 
 def why_alive(host: Host, connect_s: int, as_monitored: bool = True) -> str:
-    """Return what says that a host is not off, '' if nothing does.
+    """Return a sign that a host is not off, '' if there is none.
 
-    OpenNebula needs minutes to see that a host is gone: `as_monitored` says whether its word counts.
-
-    Callers ask anew wherever it counts that the host is off.
+    OpenNebula needs minutes to see that a host is gone: `as_monitored` says whether its word counts. Callers
+    ask anew wherever they rely on the host being off.
     """
     if as_monitored and host.is_monitored:
         return "OpenNebula monitors it"
@@ -78,7 +74,7 @@ def why_alive(host: Host, connect_s: int, as_monitored: bool = True) -> str:
 
 
 def answers_ssh(host: str, connect_s: int) -> bool:
-    """Tell whether a host answers over ssh, also if it lets nobody in."""
+    """Tell whether a host answers over ssh, also if it refuses the login."""
     options = ["-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_s}"]
     try:
         # Through a shared connection ssh itself has no limit; once more that time for the answer.
@@ -91,26 +87,26 @@ def answers_ssh(host: str, connect_s: int) -> bool:
 
 
 NOBODY = "192.0.2.1:0/1"
-"""An address that documentation has (RFC 5737): what removes it from a list removes nobody."""
+"""An address for documentation (RFC 5737): its removal from a blocklist lets no client in."""
 MOVING = (LcmState.MIGRATE, *moves.UNKNOWN)
-"""In which both hosts may have the VM's guest."""
+"""States in which both hosts may have the VM's guest."""
 
 
 class Cloud(NamedTuple):
-    """What oned knows."""
+    """oned's facts about a host."""
 
     host: Host
     hosts: Sequence[Host]
     pools: Sequence[Datastore]
     """Image datastores of ours on Ceph that the host can reach."""
     mounted: Sequence[Datastore]
-    """The others of ours that it can reach; of those with shares the ones that its guests may write to."""
+    """Our other datastores that it can reach; of those with shares, the ones that its guests may write to."""
     disks: tuple[tuple[int, str], ...]
-    """Datastore and SOURCE, or clone, of what guests of the host may have open for writing."""
+    """Datastore and SOURCE, or clone, of disks that guests of the host may have open for writing."""
     all_pools: Sequence[Datastore]
     """All image datastores of ours on Ceph."""
     odd: tuple[str, ...]
-    """Disks of which nobody can tell what their guests may have open, and why."""
+    """Disks that guests may have open in an unknown place, and why."""
     front_ends: frozenset[str] = frozenset()
     """Addresses of the other front-ends."""
 
@@ -120,13 +116,13 @@ class Cloud(NamedTuple):
         return [disk for number, disk in self.disks if number in numbers]
 
     def machines(self) -> plan.Machines:
-        """Return whose an address is."""
+        """Return which machines have which addresses."""
         told = {host.name: plan.addresses_of(host) for host in self.hosts}
         return plan.Machines(self.host.name, told, self.front_ends.union(addresses()))
 
 
 def ask(oned: Oned, name: str) -> Cloud:
-    """Return what oned knows of a host, by its name; raise BadArguments, OnedUnavailable."""
+    """Return oned's facts about a host, by its name; raise BadArguments, OnedUnavailable."""
     hosts = oned.hosts()
     found = [host for host in hosts if host.name == name]
     if not found:
@@ -152,9 +148,9 @@ def ask(oned: Oned, name: str) -> Cloud:
             except BadArguments as e:
                 odd.append(f"disk {disk.id} of VM {vm.id}: {e.detail}")
     used = {number for number, _ in disks}
-    # A share has no lock, nor an epoch, and who writes to it is a daemon of the host or the guest itself: a
-    # file system's business, as its addresses and clients are, of which no blocklist of ours knows. Without a
-    # guest that has one the host writes to none.
+    # A share has no lock and no epoch. A daemon of the host, or the guest itself, writes to it: the file
+    # system's clients and addresses are unknown to our blocklists. Without a guest that has a share the host
+    # writes to none.
     near = [
         store.id
         for store in ours.values()
@@ -178,18 +174,14 @@ def clusters(pools: Sequence[Datastore]) -> list[list[Datastore]]:
 
 
 def _guests(oned: Oned, host: int) -> list[Vm]:
-    """Return the VMs that may have a guest on a host, also those that are on their way from it; by its id: it
-    may be called anew.
-    """
+    """Return the VMs that may have a guest on a host, or are leaving it; by its id, as names change."""
     active = [vm for vm in oned.vms() if vm.is_active]
     near = [vm.id for vm in active if host in vm.host_ids[-1:] or vm.lcm_state in MOVING]
     return [vm for vm in map(oned.vm, near) if host in vm.host_ids[-2 if vm.lcm_state in MOVING else -1 :]]
 
 
 def _places(vm: Vm, disk: Disk, image: Image, store: Datastore) -> Iterator[str]:
-    """Yield where a guest may write of a disk: to the image itself, or to a clone if there is one; raise
-    BadArguments.
-    """
+    """Yield where a guest may write of a disk: its clone, if any, or the image; raise BadArguments."""
     if image.is_persistent or template.is_shares(store):
         yield image.source
     elif template.kind(store).has_bridge:
@@ -203,9 +195,7 @@ def _places(vm: Vm, disk: Disk, image: Image, store: Datastore) -> Iterator[str]
 
 
 def reached(datastores: Sequence[Datastore]) -> tuple[Access, str]:
-    """Return how the front-end reaches their cluster to shut somebody out; raise BadAttribute,
-    SemisharedError.
-    """
+    """Return how the front-end reaches their cluster to block a host; raise BadAttribute, SemisharedError."""
     users = sorted({template.fence_user(store) for store in datastores} - {""})
     numbers = ", ".join(str(store.id) for store in datastores)
     if not users:
@@ -227,15 +217,13 @@ def look(cloud: Cloud, datastores: Sequence[Datastore]) -> tuple[Fencer, Ceph]:
         openers += found
     _, daemons = fencer.look()
     bridges = {name for store in datastores for name in template.bridges(store)}
-    # BRIDGE_LIST may call a host otherwise than OpenNebula does.
+    # BRIDGE_LIST may name a host differently from OpenNebula.
     own = {cloud.host.name} if any(are_one(name, cloud.host.name) for name in bridges) else set()
     return fencer, Ceph(fencer.fsid, tuple(openers), daemons, frozenset(images), frozenset(bridges | own))
 
 
 def try_key(datastores: Sequence[Datastore]) -> None:
-    """Raise SemisharedError if their cluster would not let the front-end shut somebody out, or see whom;
-    nothing is changed.
-    """
+    """Raise SemisharedError unless the front-end may block hosts in their cluster and see clients."""
     fencer = Fencer(*reached(datastores))
     fencer.look()
     fencer.unblock([NOBODY])
@@ -245,14 +233,15 @@ def try_key(datastores: Sequence[Datastore]) -> None:
 
 # Marks of fences: documents in oned, which all front-ends see, each signed by the front-ends' key.
 #
-# A host's template is no place for them: what its probe prints is merged into it (Host::update_info), so that
-# a host could write its own mark, put an older one back, or take it away by an empty attribute. Monitoring
-# writes to no document. Users may make documents (oned's first ACL rule), which are not of oneadmin's group;
-# whom a rule lets manage all documents, as OneFlow's admins, has not the key.
+# A host's template is no place for them: oned merges the output of the host's probe into it
+# (Host::update_info), so a host could write its own mark, put an older one back, or remove it by an empty
+# attribute. Monitoring writes to no document. Users may make documents (oned's first ACL rule), which are not
+# of oneadmin's group. Other users may manage all documents by a rule, as OneFlow's admins: they do not have
+# the key.
 
 
 TYPE = 5315
-"""Of our documents; OpenNebula's own have 100 and more, of three digits."""
+"""The type of our documents; OpenNebula's own types have three digits, from 100 on."""
 
 
 class _Noted(NamedTuple):
@@ -261,13 +250,11 @@ class _Noted(NamedTuple):
     id: int
     mark: Mark
     is_right: bool
-    """Whether its code is."""
+    """Whether its code is right."""
 
 
 class Marks:
-    """The marks that one front-end reads and writes; raise NoKey where it cannot tell them,
-    OnedUnavailable.
-    """
+    """The marks that one front-end reads and writes; raise NoKey without a key, OnedUnavailable."""
 
     def __init__(self, oned: Oned) -> None:
         self._oned = oned
@@ -307,9 +294,9 @@ class Marks:
         )
 
     def note(self, host: Host, mark: Mark) -> None:
-        """Write a host's mark in the place of what is noted of it."""
+        """Write a host's mark in the place of its former one."""
         text = mark.template(host.id, key.code(self._key, words(mark, host.id)))
-        # Of two that two front-ends have made at once both read the first.
+        # If two front-ends have made one each at once, both read the first.
         found = next((one.id for one in self._noted(host, self._oned.documents(TYPE)) if one.is_right), None)
         if found is None:
             self._oned.create_document(f'NAME = "semishared-fence-{host.id}"\n{text}', TYPE)
@@ -317,7 +304,7 @@ class Marks:
             self._oned.update_document(found, text)
 
     def _noted(self, host: Host, documents: Sequence[View]) -> list[_Noted]:
-        """Return what oneadmin's group has noted of a host, the oldest document first."""
+        """Return the documents of oneadmin's group about a host, the oldest first."""
         found = []
         for document in documents:
             if document.number("GID") == 0 and document.number(f"TEMPLATE/{ATTRIBUTE}/HOST") == host.id:
@@ -331,5 +318,5 @@ class Marks:
 
 
 def words(mark: Mark, host: int) -> list[str]:
-    """Return what a code is made of."""
+    """Return the words that a code is made of."""
     return ["fence", *(word for pair in mark.values(host).items() for word in pair)]

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directory of a datastore without a marker: whether it can be told that its store is not mounted
-there.
-"""
+"""A datastore's directory without a marker: whether it is only the mount point of its store."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ from ..opennebula.xml import Datastore, Image
 
 
 def refuse(datastore: Datastore, directory: str, removed: Optional[Image]) -> None:
-    """Raise StoreAbsent if a directory has neither an image nor anything of ours, though OpenNebula has
-    images of ours in it.
-    """
+    """Raise StoreAbsent if a directory has no image and nothing of ours, but OpenNebula has images there."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
@@ -41,9 +37,7 @@ def refuse(datastore: Datastore, directory: str, removed: Optional[Image]) -> No
 
 
 def _settled(datastore: Datastore) -> int:
-    """Return how many images of a datastore have been made, as far as oned says it; only where that is in
-    doubt it is asked.
-    """
+    """Return how many images of a datastore were made; oned is asked only where that is in doubt."""
     from ..opennebula.oned import Oned
     from .stores import SETTLED
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the front-end asks before it plans mv of a VM directory, and around a live migration.
+"""Ask what mv of a VM directory and a live migration need to know, before they are planned.
 
 plan/vm/moves.py and plan/vm/migration.py plan; vmm/semishared/migrate moves the guest.
 """
@@ -30,17 +30,17 @@ def mv(action: Action, asked: args.Move) -> Plan:
 
 
 def _why_not_fenced(oned: Oned, action: Action, vm: Vm, host: str) -> str:
-    """Return why the host that a VM leaves may write to a store still, '' if it is proved that it cannot.
+    """Return why the host that a VM leaves may still write to a store, '' if it is proved that it cannot.
 
-    `host`: what oned called it then. It may have another name by now, and another host that one: of both it
-    has the id.
+    `host`: its name in oned then. It may have another name now, and another host that one: the id tells them
+    apart.
     """
     from .fence_facts import Marks
 
     number = dict(zip(vm.hosts[:-1], vm.host_ids)).get(host, -1)
     try:
         found = next((found for found in oned.hosts() if found.id == number), None)
-        # Mostly that is all there is to ask: the proof itself looks at all VMs of the host, and their stores.
+        # Mostly this is enough: the proof itself looks at all VMs of the host, and their stores.
         mark = Marks(oned).of(found) if found else None
         if not found or not mark or not mark.stands:
             return (mark and mark.strange) or f"{host} is not fenced"

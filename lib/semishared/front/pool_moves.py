@@ -3,9 +3,9 @@
 
     rows = Moving(config, host, root, tell, rate).drain("/mnt/a")
 
-The host does one at a time, and oned's actions end that where they meet it: the next one then begins in a new
-session. What is moved is moved; killed anywhere, the next run goes on with what still lies where it was.
-`tell` is called with event="host", as of a staging session, and event="note".
+The host moves one thing at a time, and an action of oned ends that where they meet: the next one then begins
+in a new session. If it is killed, moved things stay moved, and the next run goes on with the rest. `tell` is
+called with event="host", as of a staging session, and event="note".
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ Tell = Callable[..., None]
 
 
 class Moving:
-    """One run on one host; `rate`: bytes per second at most, 0 for no limit; `is_dry`: nothing is changed,
-    all that would be is said.
-    """
+    """One run on one host; `rate`: bytes per second at most, 0 for no limit; `is_dry`: only report."""
 
     def __init__(
         self, config: Config, host: str, root: str, tell: Tell, rate: int = 0, *, is_dry: bool = False
@@ -54,9 +52,7 @@ class Moving:
     # -- the two ------------------------------------------------------------------------------------
 
     def drain(self, device: str) -> List[Row]:
-        """Let a device take nothing more, and move what lies on it; return a row for each thing. Raise
-        BadArguments, BadPool.
-        """
+        """Close a device and move what lies on it; return a row for each; raise BadArguments, BadPool."""
         found = self._look()
         uuid = pool_rows.named(self._devices, device, self._host)
         if not self._is_dry:
@@ -79,7 +75,7 @@ class Moving:
         return rows
 
     def rebalance(self) -> List[Row]:
-        """Move what makes no device much fuller than the pool, and no more; return a row for each thing."""
+        """Move just enough that no device is much fuller than the pool; return a row for each thing."""
         found = self._look()
         self._ask_of(found)
         why = self._staying(found)
@@ -89,13 +85,11 @@ class Moving:
         return self._carried_out(found, moves)
 
     def unevenness(self) -> float:
-        """Return how much fuller than the mean the fullest device of a class was when the host was last
-        asked.
-        """
+        """Return the fullest device's fill by the mean of its class, at the host's last answer."""
         return balance.unevenness(pool_rows.devices(self._devices))
 
     def is_empty(self, device: str) -> bool:
-        """Ask the host whether nothing is left on a device."""
+        """Ask the host whether a device is empty."""
         self._look()
         return not any(
             row["disks"] or row["bases"]
@@ -112,7 +106,7 @@ class Moving:
         return pool_rows.held(answer["items"])
 
     def _ask_of(self, found: Sequence[Held]) -> None:
-        """Ask oned for the VMs whose disks these are, and for those that lie over these bases."""
+        """Ask oned for the VMs of these disks, and for those over these bases."""
         numbers = {held.vm for held in found if held.vm >= 0}
         known = {vm.id: vm for vm in Oned().vms()}
         numbers |= {int(name.partition("-")[0]) for held in found for name in held.said.get("leases", ())}
@@ -123,7 +117,7 @@ class Moving:
         return pool_rows.staying(found, self._vms, self._host, memory)
 
     def _run(self, step: Step) -> List[Any]:
-        """Carry out a step; what the host asks is answered, and how far it is told."""
+        """Carry out a step; answer the host's questions, and tell its progress."""
         if self._session is None or self._session.is_busy:
             if self._session:
                 self._session.close(is_over=False)
@@ -148,7 +142,7 @@ class Moving:
                 return results if isinstance(results, list) else []
 
     def _changed(self, number: int) -> Dict[str, object]:
-        """Return why a VM's disk may not be moved any more, and whether its guest is not to run."""
+        """Return why a VM's disk may not be moved any more, and whether its guest must not run."""
         try:
             now = Oned().vm(number)
         except OnedUnavailable as e:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers to a host that carries out a plan: what to remove for a base or for room, and whence to fetch.
+"""Answer a host that carries out a plan: what to remove for a base or for room, and whence to fetch.
 
     <DATASTORE_LOCATION>/.semishared/holders/<store>-<image>-<generation>      on the front-end
         {"holders": [HOST, ...], "arriving": [[HOST, SINCE, MAKER], ...]}
@@ -24,7 +24,7 @@ from ..plan.base import eviction, sharing
 from ..tools import files, locks, owner
 
 KEEP_S = 30 * 86400
-"""Hints that nobody has touched for so long go: of images that are gone, mostly."""
+"""Hints that no action has touched for so many seconds go: mostly their images are gone."""
 
 
 def _path(root: str, name: str) -> str:
@@ -37,8 +37,8 @@ def _path(root: str, name: str) -> str:
 def _hints(root: str, name: str) -> Iterator[tuple[list[str], list[sharing.Arriving]]]:
     """Yield holders and arriving hosts, to be changed; what is in them at the end is written.
 
-    A front-end that is full, or whose hints cannot be had for another reason, fails no deploy: nobody is
-    known then, and the store has it.
+    A full front-end, or one that cannot read its hints, fails no deploy: then no host is known, and the store
+    has the base.
     """
     path = _path(root, name)
     with ExitStack() as stack:
@@ -63,7 +63,7 @@ def _read(path: str) -> tuple[list[str], list[sharing.Arriving]]:
         entry for entry in _list(found, "arriving") if isinstance(entry, list) and len(entry) in (2, 3)
     ]
     arriving = [sharing.Arriving(str(host), float(since), "".join(maker)) for host, since, *maker in entries]
-    # Whoever was killed has not said how it went, and its host side has gone with it.
+    # A killed action has not reported its end, and its host side has gone with it.
     return holders, [
         item
         for item in arriving
@@ -77,9 +77,7 @@ def _list(found: dict[str, object], key: str) -> list[object]:
 
 
 def _forget_older(root: str, name: str) -> None:
-    """Remove the hints about other generations of the image, from which nobody clones any more, and those of
-    long ago.
-    """
+    """Remove hints about other generations of the image, which no clone needs any more, and old ones."""
     image = base_names.prefix_of(name)
     for entry in os.scandir(base_names.holders(root)):
         is_older = entry.name != name and base_names.prefix_of(entry.name) == image
@@ -88,12 +86,12 @@ def _forget_older(root: str, name: str) -> None:
 
 
 def join(root: str, name: str, host: str, *, stays: bool = True) -> list[str]:
-    """Note that `host` is about to get the base, if it is to stay there, and return from whom."""
+    """Note that `host` will get the base, if it is to stay there, and return the hosts to fetch it from."""
     return _join(root, name, host, stays)[0]
 
 
 def _join(root: str, name: str, host: str, stays: bool) -> tuple[list[str], bool]:
-    """As `join`; return also whether others are about to get it at this moment."""
+    """As `join`; return also whether other hosts are getting it at this moment."""
     with _hints(root, name) as (holders, arriving):
         arriving[:] = [item for item in sharing.current(arriving, time.time()) if item.host != host]
         found, are_others = sharing.for_host(host, holders, arriving), bool(arriving)
@@ -103,7 +101,7 @@ def _join(root: str, name: str, host: str, stays: bool) -> tuple[list[str], bool
 
 
 def begin(root: str, name: str, hosts: list[str]) -> None:
-    """Note that a session brings the base to `hosts`: who clones meanwhile follows one of them."""
+    """Note that a session brings the base to `hosts`: a clone meanwhile follows one of them."""
     if hosts:
         with _hints(root, name) as (_, arriving):
             arriving[:] = [item for item in sharing.current(arriving, time.time()) if item.host not in hosts]
@@ -120,8 +118,9 @@ def leave(root: str, name: str, hosts: dict[str, bool]) -> None:
 
 
 def arrived(root: str, name: str, host: str, has: bool) -> None:
-    """Note how it went for a host that has asked for a base, if `join` has noted it: what is only borrowed
-    nobody else can have.
+    """Note the result for a host that has asked for a base, if `join` has noted it.
+
+    A base that the host only borrows is not noted: no other host can fetch it.
     """
     if not name:
         return
@@ -132,14 +131,15 @@ def arrived(root: str, name: str, host: str, has: bool) -> None:
 
 
 def holders_of(root: str, name: str) -> list[str]:
-    """Return who is said to have the base."""
+    """Return the hosts that are said to have the base."""
     with _hints(root, name) as (holders, _):
         return list(holders)
 
 
 def answer(root: str, question: dict[str, Any], host: str, config: Config) -> dict[str, object]:
-    """Return what a `host` has to know that asks for a base, or for room (base/room.py); `arrived` must
-    follow for its "name".
+    """Return the answer to a `host` that asks for a base or for room (base/room.py).
+
+    `arrived` must follow for its "name".
     """
     name = str(question.get("name", ""))
     if question.get("question") == "has":
@@ -155,10 +155,9 @@ def answer(root: str, question: dict[str, Any], host: str, config: Config) -> di
         }
     must, mends = (question.get(word) is True for word in ("must", "mends"))
     evict = eviction.room(question, limit, host, needed, name, must=must, mends=mends)
-    # A content that nobody knows nobody else can have.
+    # No other host can have a content without a known generation.
     found, are_others = _join(root, name, host, question.get("stays") is not False) if name else ([], False)
-    # One that others come behind, or that comes behind others, is part of a chain: what it costs is not its
-    # own affair.
+    # A host in a chain, before or behind others, costs more than its own time.
     when = "last" if are_others else "quicker"
     return {
         "sources": found,
@@ -173,6 +172,6 @@ def _limits(question: dict[str, Any], host: str, config: Config) -> eviction.Lim
     try:
         known = {item.name: item for item in Oned().hosts()}
     except OnedUnavailable:
-        # What a host's own attributes may add is no reason to fail a deploy: what holds for all hosts holds.
+        # A deploy needs no attributes of the host: without oned, the limits of all hosts hold.
         known = {}
     return eviction.limits_of(known.get(host), config.bases_size_limit, config.bases_free_floor, question)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an action would do, for `semishared plan`: rehearsed here or on its host (model/rehearsal.py)."""
+"""Rehearse an action for `semishared plan`, here or on its host (model/rehearsal.py)."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ def _look(step: Step) -> Step | None:
 
 
 def rehearse_on_host(action: Action, stdin: str) -> Dict[str, Any]:
-    """Have the host that the last argument names rehearse a hypervisor action; raise what would refuse it
-    there.
-    """
+    """Have the host in the last argument rehearse a hypervisor action; raise what would refuse it there."""
     from ..model.base.steps import RehearseHypervisor
 
     host = action.argv[-1] if action.argv else ""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A staging session, led from the front-end: in rounds, until no host can be helped any more.
+"""Lead a staging session from the front-end, in rounds, until no host can be helped any more.
 
-Each host is to have its own bases, which may be those of all. Nothing of a session outlives it: each host's
-part ends with its ssh (hostside.py), and what that has started with it.
+Each host has its own list of bases, which may be the same for all. A session leaves nothing behind: each
+host's part, and what it has started, ends with its ssh (hostside.py).
 """
 
 from __future__ import annotations
@@ -34,13 +34,11 @@ from . import questions
 from .staging_round import Hosts, Outcome, Round, Wanted, Wish
 
 AT_ONCE = 8
-"""Images whose extents are found out at the same time."""
+"""Images whose extents are looked up at the same time."""
 
 
 def waves(wants: Mapping[str, Sequence[Wanted]]) -> Iterator[dict[str, list[Wanted]]]:
-    """Yield the wants in parts in which no host is to have two generations of one image: they are made in one
-    place.
-    """
+    """Yield the wants in parts where no host gets two generations of an image: one place makes both."""
     left = {host: list(dict.fromkeys(items)) for host, items in wants.items() if items}
     while left:
         wave = {
@@ -53,7 +51,7 @@ def waves(wants: Mapping[str, Sequence[Wanted]]) -> Iterator[dict[str, list[Want
 
 
 class Staging:
-    """The session of hosts and the bases that each of them is to have."""
+    """A session: hosts, and the bases that each of them is to have."""
 
     def __init__(
         self,
@@ -67,18 +65,18 @@ class Staging:
         self.root, self.wants = root, wants
         self.hosts = Hosts([host for host in hosts if wants.get(host.name)], wish, config, tell)
         self.images: dict[str, ImageRef] = {}
-        """By the names of their bases."""
+        """Images by the names of their bases."""
         self.generations: dict[ImageRef, str] = {}
-        """Of the images as they were asked for, as far as that was found out."""
+        """Generations of the images asked for, as far as known."""
         self._contents: dict[str, Mapping[int, str]] = {}
         self.transports: list[str] = []
         self.sender = ""
         self.stream: dict[str, object] = {}
         self.common = self.unique = 0
-        """Bytes that hosts lacked at first: what several did, counted once, and the rest."""
+        """Bytes that hosts lacked at first: those of several hosts, counted once, and the rest."""
 
     def run(self) -> dict[str, Outcome]:
-        """Stage; return how it went on each host."""
+        """Stage; return the result of each host."""
         started = time.monotonic()
         try:
             for wave in waves(self.wants):
@@ -104,7 +102,7 @@ class Staging:
             questions.begin(self.root, name, hosts)
         try:
             for number in range(plan.ROUNDS):
-                # Also those that did not answer before: who comes late gets it from the others.
+                # Also hosts that did not answer before: a late one gets the base from the others.
                 left = {host: images for host, images in asked.items() if not self.hosts.outcomes[host].ok}
                 if not left or not self._round(left, asked, is_last=number == plan.ROUNDS - 1):
                     break
@@ -117,9 +115,7 @@ class Staging:
     # -- before a round --------------------------------------------------------------------------------
 
     def _found(self, wants: Mapping[str, Sequence[Wanted]]) -> dict[str, list[ImageRef]]:
-        """Return the images that hosts are to have, with their generations; raise why none of them can be
-        had.
-        """
+        """Return the images that hosts are to have, with generations; raise why none is available."""
         items = list(dict.fromkeys(item for wanted in wants.values() for item in wanted))
         frozen = [item for item in items if self._is_frozen(item, wants)]
         left = {host: [item for item in wanted if item in frozen] for host, wanted in wants.items()}
@@ -153,7 +149,7 @@ class Staging:
         return {host: images for host, images in asked.items() if images}
 
     def _is_frozen(self, item: Wanted, wants: Mapping[str, Sequence[Wanted]]) -> bool:
-        """Have an image's bridge freeze it, if it has one: hosts read what is frozen, and may not freeze."""
+        """Have an image's bridge freeze it, if it has one: hosts may not freeze, and read frozen content."""
         try:
             if item.bridge:
                 self._on_bridge(item.bridge, FreezeImage(item.image))
@@ -163,14 +159,14 @@ class Staging:
             return False
 
     def _refuse(self, item: Wanted, wants: Mapping[str, Sequence[Wanted]], error: SemisharedError) -> None:
-        """Note at its hosts why an image cannot be had; raise that if the session is about no other."""
+        """Note at its hosts why an image is not available; raise that if the session has no other image."""
         if all(other == item for wanted in self.wants.values() for other in wanted):
             raise error
         for host in (host for host, wanted in wants.items() if item in wanted):
             self.hosts.outcomes[host].fail(f"image {item.image.id}: {error.line()}", item.image.base_prefix)
 
     def _settled(self, item: Wanted, answers: Mapping[str, Mapping[str, object]]) -> ImageRef:
-        """Return an image with the generation that hosts are to have, whose extents are known then."""
+        """Return an image with the generation that hosts are to have; then its extents are known."""
         image = item.image
         knowing = [host for host, answer in answers.items() if answer["has"] or answer["manifest"]]
         if not image.generation:
@@ -179,8 +175,8 @@ class Staging:
                 raise ImageChanged(f"image {image.id} changes while it is to be staged")
             image = image._replace(generation=known.pop() if known else "")
         if not knowing or not image.generation:
-            # Nobody can verify extents one by one: one host reads the image whole, and the others have it
-            # from there.
+            # No host can verify extents one by one: so one reads the whole image, and the others fetch from
+            # it.
             host, generation = self._read_whole(item, answers)
             knowing, image = [host], image._replace(generation=generation)
         if image.base_name not in self._contents:
@@ -188,7 +184,7 @@ class Staging:
         return image
 
     def _extents(self, knowing: Sequence[str], image: ImageRef) -> Mapping[int, str]:
-        """Return the extents of a generation from one of the hosts that know them; raise why none tells."""
+        """Return a generation's extents from a host that knows them; raise the reason if none answers."""
         error: SemisharedError = NotSupported(f"no host knows the hashes of image {image.id}")
         for host in knowing:
             try:
@@ -204,9 +200,7 @@ class Staging:
         raise error
 
     def _read_whole(self, item: Wanted, answers: Mapping[str, Mapping[str, object]]) -> tuple[str, str]:
-        """Have one host stage an image from the store, as a clone does; return the host and the
-        generation.
-        """
+        """Have one host stage an image from the store, as a clone does; return host and generation."""
         reaching = [name for name, answer in answers.items() if not answer["trouble"]]
         if not reaching:
             why = next((str(answer["trouble"]) for answer in answers.values()), "no host answers")
@@ -232,7 +226,7 @@ class Staging:
         return host, generation
 
     def _answer(self, host: str, question: dict[str, object]) -> dict[str, object]:
-        """Return which bases have to go; from where others get this one, the session says."""
+        """Return the bases to remove; the session decides from which hosts others fetch this base."""
         return (
             {"evict": self._room(host, question, eviction.number(question, "needed"), ())}
             if question.get("question") == "base"
@@ -257,12 +251,10 @@ class Staging:
     def _round(
         self, left: Mapping[str, list[ImageRef]], asked: Mapping[str, list[ImageRef]], is_last: bool
     ) -> bool:
-        """Carry out one round for the hosts that are `left` of those that were asked; tell whether another
-        one may help.
-        """
+        """Carry out a round for those hosts that are `left`; tell whether another round may help."""
         hosts, evict, where = self.hosts, {}, {}
         said = []
-        # Also those that have got theirs: who has left since then sends to nobody.
+        # Also hosts that are done: one that has gone since then must not be a sender.
         for host, answers in hosts.describe(self.root, asked).items():
             found = self._said(asked[host], host, answers)
             if host not in left:
@@ -322,7 +314,7 @@ class Staging:
         )
 
     def _plan(self, said: Sequence[sharing.Said]) -> sharing.Plan:
-        """Return how hosts get what they lack; what did not work before is not tried again."""
+        """Return how hosts get what they lack; what failed before is not tried again."""
         names = {name for item in said for name in item.lacks}
         elsewhere = {
             name: [host for host in questions.holders_of(self.root, name) if host not in self.hosts.all]

@@ -25,11 +25,11 @@ from ..wire.packets import Session as Packets
 from ..wire.session import Session
 from . import questions
 
-# The hosts of a staging session: one ssh to each, all spoken to at once, and how it went on each.
+# The hosts of a staging session: one ssh to each, all at once, and the result of each.
 
 
 class Wish(NamedTuple):
-    """How a session is wanted."""
+    """The options of a session."""
 
     transport: str
     codec: str
@@ -39,37 +39,35 @@ class Wish(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """A base that a host is to have; of the image's current generation if it names none."""
+    """A base that a host is to have; without a generation, of the image's current one."""
 
     image: ImageRef
     bridge: str = ""
-    """The machine that changes the image, '' if all that is to be known of it lies beside it in a mounted
-    store.
-    """
+    """The machine that changes the image, '' if a mounted store has all facts about it."""
 
 
 class Outcome:
-    """How it went on one host."""
+    """The result of one host."""
 
     def __init__(self) -> None:
         self.ok = False
-        """It has all its bases."""
+        """Whether it has all its bases."""
         self.lacks: set[str] = set()
-        """The names of those that it has not, as far as they were found out."""
+        """Names of the bases that it lacks, as far as known."""
         self.sources: dict[str, dict[str, int]] = {}
         self.troubles: list[str] = []
         self.why = self.refused = ""
-        """Why it has not all of them: as it went last, and of images that nobody could have."""
+        """Why it lacks some: the last failure, and images that were not available to any host."""
 
     def add(self, sources: object) -> None:
-        """Add what came from where in one round."""
+        """Add the bytes of one round, by source."""
         for name, entry in (sources if isinstance(sources, dict) else {}).items():
             known = self.sources.setdefault(name, {"extents": 0, "bytes": 0})
             for key in known:
                 known[key] += int(entry[key])
 
     def fail(self, why: str, name: str) -> None:
-        """Note that a base cannot be had, and why."""
+        """Note that a base is not available, and why."""
         self.refused = why
         self.lacks.add(name)
 
@@ -91,12 +89,12 @@ class Hosts:
         self.wish, self.config, self.tell = wish, config, tell
         self.outcomes = {name: Outcome() for name in self.all}
         self.tools: dict[str, frozenset[str]] = {}
-        """Programs for what travels, as each host has said last: compressors, and those of udpcast."""
+        """Programs of each host by its last answer: compressors, and those of udpcast."""
         self._conversations: dict[str, Session] = {}
-        """Those with hosts that were asked, and are not done."""
+        """Conversations with hosts that have answered and are not done."""
 
     def session(self, host: str) -> Session:
-        """Return the conversation with a host for its next plan: the one that is under way, or a new one."""
+        """Return the conversation for a host's next plan: the open one, or a new one."""
         return self._conversations.pop(host, None) or Session(host, "stage", self.config, bulk=True)
 
     def close(self) -> None:
@@ -105,7 +103,7 @@ class Hosts:
             session.close(is_over=False)
 
     def on(self, hosts: Sequence[str], work: Callable[[str], None]) -> None:
-        """Do `work` for all hosts at once; what fails is noted at the host."""
+        """Do `work` for all hosts at once; a failure is noted at its host."""
 
         def one(host: str) -> None:
             try:
@@ -128,9 +126,7 @@ class Hosts:
     def describe(
         self, root: str, wants: Mapping[str, Sequence[ImageRef]]
     ) -> dict[str, list[dict[str, object]]]:
-        """Return what each host answers about the bases of images, in their order; a host that does not
-        answer is not in it.
-        """
+        """Return each host's answers about the bases of images, in their order, if it answers."""
         found: dict[str, list[dict[str, object]]] = {}
 
         def ask(name: str) -> None:
@@ -157,9 +153,9 @@ class Hosts:
 
     @contextmanager
     def _kept(self, host: str) -> Iterator[Session]:
-        """Yield a conversation that is gone on with: what a host is to do next goes the same way.
+        """Yield a conversation that stays open for the host's next plan.
 
-        An ssh more is half a second of its processor.
+        Another ssh would take half a second of its processor.
         """
         session = self.session(host)
         try:
@@ -172,12 +168,12 @@ class Hosts:
 
 
 READY_S = 15.0
-"""Until receivers of a stream must be ready: after that it begins without the others."""
+"""Seconds until receivers of a stream must be ready: then it begins without the others."""
 TICK_S = 0.5
 
 
 class Round:
-    """One plan on its way: hosts that receive, the stream, and the watch over both."""
+    """One plan under way: hosts that receive, the stream, and the watch over both."""
 
     def __init__(
         self,
@@ -189,9 +185,7 @@ class Round:
         where: Mapping[str, Mapping[str, str]],
         from_store: str,
     ) -> None:
-        """`evict`: what goes first on each host; `where`: the devices on which bases are to be made there, by
-        their names.
-        """
+        """`evict`: bases to remove first on each host; `where`: by base, the device on which it is made."""
         self.hosts, self.root, self.images, self.plan, self._evict = hosts, root, images, chosen, evict
         self._where, self._from_store = where, from_store
         self.packets = Packets.new().text
@@ -199,7 +193,7 @@ class Round:
         self._history: plan.History = {}
         self._ready: set[str] = set()
         self._without: set[str] = set()
-        """Those that go on without the stream, or have not come to it: it is not theirs to begin."""
+        """Hosts that go on without the stream, or have not joined it: it does not wait for them."""
         self._over: set[str] = set()
         self._lock = threading.Lock()
         self._begun = 0.0
@@ -209,7 +203,7 @@ class Round:
         self._ended = threading.Event()
 
     def run(self) -> dict[str, object]:
-        """Carry it out; return what the sender says of the stream."""
+        """Carry it out; return the sender's facts about the stream."""
         streaming = [item.host for item in self.plan.hosts if item.stream]
         with portbase(self.root, self.hosts.config.staging_portbase if streaming else 0) as port:
             watch = threading.Thread(target=self._watch, daemon=True)
@@ -275,8 +269,8 @@ class Round:
             raise
         except (HostUnreachable, HostFailed):
             if item.host == self.plan.sender:
-                # What it lacks nobody has: the others need not wait for it to come. One that lives says
-                # itself what it has not.
+                # No host has what the sender lacks: the others must not wait for it. A living sender says
+                # itself what it lacks.
                 self._order([other.host for other in self.plan.hosts if other.host != item.host], end="round")
             raise
         finally:
@@ -295,9 +289,7 @@ class Round:
         outcome.ok, outcome.why = True, ""
 
     def _base(self, item: Assignment, outcome: Outcome, name: str) -> None:
-        """Note that a host has one of its bases: others can have it from there, whatever becomes of the
-        rest.
-        """
+        """Note that a host has one of its bases: others can fetch it there, whatever becomes of the rest."""
         if name in {way.name for way in item.ways}:
             outcome.lacks.discard(name)
             try:
@@ -307,7 +299,7 @@ class Round:
             self.hosts.tell(event="base", host=item.host, name=name)
 
     def _came(self, outcome: Outcome, found: dict[str, object]) -> None:
-        """Note what a host has got, also one that could not get all."""
+        """Note the bytes that a host has got, even if it could not get all."""
         outcome.add(found.get("sources"))
         troubles = found.get("troubles")
         outcome.troubles += [str(text) for text in troubles] if isinstance(troubles, list) else []
@@ -366,8 +358,7 @@ class Round:
                     self.plan.sender,
                     f"the stream failed: {e.line() if isinstance(e, SemisharedError) else e}",
                 )
-                # Without the sender there is nobody who has the rest: at once to the next round, and to
-                # another one.
+                # Without the sender no host has the rest: begin the next round at once, with another sender.
                 is_lost = isinstance(e, (HostUnreachable, HostFailed))
                 self._order(receivers, end="round" if is_lost else "stream")
         finally:
@@ -391,7 +382,7 @@ class Round:
                 continue
 
     def _watch(self) -> None:
-        """Leave behind who holds the others up."""
+        """Have hosts leave the stream if they hold it up, and sources that are slower than others."""
         while not self._ended.wait(TICK_S):
             now = time.monotonic()
             with self._lock:
@@ -425,7 +416,7 @@ def portbase(root: str, first: int) -> Iterator[int]:
     port = 0
     if first:
         os.makedirs(disk_names.locks(root), exist_ok=True)
-        # Other front-ends draw too; should they meet all the same, the packets tell whose they are.
+        # Other front-ends draw too; if two draw the same ports, packets name their session.
         candidates = [first + 2 * number for number in range(100)]
         random.shuffle(candidates)
         for port in candidates:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores that the front-end mounts, apart from actions: `setup` marks them, `doctor` looks into them.
 
-Who finds the marker of a datastore in its directory has its store there. A marker below a mount point would
-be worse than none. So a directory is marked where the images that oned knows are in it; for a datastore
-without any, where something is mounted, or where the operator says that this is the store itself.
+A machine that finds the marker of a datastore in its directory has the store there. A marker below a mount
+point would be worse than none. So a directory is marked where the images that oned knows are in it; for a
+datastore without any, where something is mounted, or where the administrator says that this is the store
+itself.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from ..opennebula.xml import Datastore, Image
 from ..store.dir import marker, stock_layout
 
 SETTLED = (State.READY, State.USED, State.DISABLED, State.CLONE, State.USED_PERS)
-"""In which an image is in its store."""
+"""States in which an image is in its store."""
 
 
 class Marked(NamedTuple):
-    """What was done about the marker of a datastore."""
+    """The result of marking a datastore's store."""
 
     store: str = ""
-    """Its id; '' if it has none now."""
+    """The marker's id; '' if the store has none now."""
     why_not: str = ""
 
 
 def roots() -> list[str]:
-    """Return the directories that all datastores have what they keep in, as oned says."""
+    """Return the directories of all datastores, by oned."""
     found = {path for one in Oned().datastores() for path in (one.base_path, FS_ROOT.text(one))}
     return sorted(path for path in found if path.startswith("/"))
 
 
 def cloud_of(datastores: Iterable[Datastore]) -> str:
-    """Return the id that datastores of ours have of their cloud, a new one if none has any."""
+    """Return the cloud id in our datastores, a new one if none has any."""
     found = sorted({CLOUD.text(store) for store in datastores} - {""})
     return found[0] if found else os.urandom(16).hex()
 
@@ -53,10 +54,9 @@ def mark(
     images: Iterable[Image],
     is_store: Callable[[str], bool],
 ) -> Marked:
-    """Mark the store of a datastore, and say to oned whose it is; `is_store` tells whether a directory
-    without images is one.
+    """Mark the store of a datastore and tell oned; raise SemisharedError if it is another's, or oned refuses.
 
-    Raise SemisharedError if it is another datastore's, or oned refuses.
+    `is_store` tells whether a directory without images is a store.
     """
     access = template.access(datastore)
     lines = "" if access.cloud else CLOUD.line(cloud_of([datastore, *others]))
@@ -111,7 +111,7 @@ def _doubt(directory: str, sources: Sequence[str], is_store: Callable[[str], boo
 
 def _is_there(source: str) -> bool:
     try:
-        # Opened: only looking at it would ask nobody but a cache. A link there is no image.
+        # Opened: a mere stat might be answered from a cache. A link there is no image.
         os.close(os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW))
     except OSError:
         return False
@@ -119,7 +119,5 @@ def _is_there(source: str) -> bool:
 
 
 def is_stock(image: Image) -> bool:
-    """Tell whether an image lies in layers of a stock driver; raise OSError or SemisharedError if that cannot
-    be read.
-    """
+    """Tell whether an image is in a stock driver's layers; raise OSError or SemisharedError if unreadable."""
     return store_access.is_path(image.source) and stock_layout.is_layered(image.source, image.format)

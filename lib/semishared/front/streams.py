@@ -19,7 +19,7 @@ REMOTES = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__
 
 
 class Limits(NamedTuple):
-    """What a machine that sends may take: of time and of the one that receives."""
+    """The limits of a sending machine: time, and bytes that the receiver takes."""
 
     rate: int
     """Bytes per second at most, 0 for no limit."""
@@ -37,11 +37,10 @@ def relay(
     limits: Limits,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Give `target` what `source` sends; return what that says of it. Raise TransferCorrupt for more than the
-    limit, ToolTimeout.
+    """Send to `target` what `source` sends; return the source's word, with its `bytes` and `seconds` added.
 
-    To that is added how much it was and how long it took: `bytes`, `seconds`. The target waits for `end`.
-    `say`: a line for the log.
+    The target waits for `end`. `say`: a line for the log. Raise TransferCorrupt beyond the limit of bytes,
+    ToolTimeout.
     """
     from ..opennebula.report import Progress
     from ..tools.rate_limit import Pace
@@ -49,7 +48,7 @@ def relay(
     progress, pace, size = Progress(say), Pace(limits.rate), 0
     target.begin(receives, answers=True)
     source.begin(sends)
-    # Its signs of life are no bytes: a host could hold this for ever by them.
+    # Signs of life do not count: by them a host could hold this for ever.
     message = _next(source, limits)
     while isinstance(message, bytes):
         size += len(message)
@@ -71,9 +70,7 @@ def relay(
 
 
 def _next(source: Session, limits: Limits) -> Message:
-    """Return what a machine sends next; raise ToolTimeout if that is nothing for as long as a standstill
-    is.
-    """
+    """Return a machine's next message; raise ToolTimeout if none comes within a standstill."""
     message = source.read(limits.standstill_s)
     if message is None:
         raise ToolTimeout(f"{source.host} has sent no byte for {limits.standstill_s:.0f} s")
@@ -81,13 +78,13 @@ def _next(source: Session, limits: Limits) -> Message:
 
 
 def end(target: Session, sha256: str, answer: Answer) -> list[Any]:
-    """Tell the target of a relay that it has all, if it has what has this hash; return its answers."""
+    """Tell the target of a relay the expected hash of all; return its answers."""
     target.send(end=True, sha256=sha256)
     return target.finish(answer)
 
 
 def fetch(source: Session, sends: tuple[Step, ...]) -> tuple[list[Any], File, IO[bytes]]:
-    """Return the answers of a machine, the file that it sent and what holds that."""
+    """Return a machine's answers, the file that it sent, and the open file that keeps it."""
     kept = os.fdopen(os.memfd_create("fetched"), "w+b")
     digest = hashlib.sha256()
     source.begin(sends)
@@ -106,8 +103,9 @@ def fetch(source: Session, sends: tuple[Step, ...]) -> tuple[list[Any], File, IO
 
 
 def download(session: Session, steps: tuple[Step, ...], url: str, answer: Answer) -> list[Any]:
-    """Have `steps` carried out, the last with what OpenNebula's downloader brings from `url`; what that asks
-    afterwards is answered.
+    """Have `steps` carried out, the last with the output of OpenNebula's downloader for `url`.
+
+    `answer` answers the machine's questions.
     """
     from ..tools.run import stream
 
@@ -118,7 +116,7 @@ def download(session: Session, steps: tuple[Step, ...], url: str, answer: Answer
             digest.update(chunk)
             session.send_data(chunk)
     except SemisharedError:
-        # So that the host removes what it has: it may be what fills its disk.
+        # So that the host removes what has come, which may fill its disk.
         session.send(end=True, sha256="")
         try:
             session.finish()

@@ -41,9 +41,7 @@ def _vm(action: Action, place: args.DiskPlace) -> Vm:
 
 
 def _marked(action: Action, datastore: Datastore) -> Datastore:
-    """Return the datastore; say it if nobody could tell its store from the place where that is to be
-    mounted.
-    """
+    """Return the datastore; warn if its store cannot be told from an empty mount point."""
     from ..model.store import template
 
     if template.unmarked(datastore):
@@ -169,8 +167,7 @@ def delete(action: Action) -> Plan:
     try:
         yield from removals.delete(asked, vm_location.is_here_too(asked.vm_place))
     except SemisharedError:
-        # A host that does not answer may be lost, its guest be none the less, and a key is good from
-        # anywhere.
+        # A host that does not answer may be lost while its guest runs; a key is good from anywhere.
         yield from _withdrawn(asked, vm)
         raise
     yield from _withdrawn(asked, vm)
@@ -190,7 +187,7 @@ def _withdrawn(asked: args.Delete, vm: Optional[Vm]) -> Plan:
 
 
 def snap_create(action: Action) -> Plan:
-    """HOST:VMDIR/disk.N SNAPSHOT VM DATASTORE - keep the present content of a disk that nobody writes to."""
+    """HOST:VMDIR/disk.N SNAPSHOT VM DATASTORE - keep the present content of a disk of a VM that is off."""
     return _change(action, "create")
 
 
@@ -332,15 +329,13 @@ PLANNED: dict[str, Callable[[Action], Plan]] = {
         restore,
     )
 }
-"""Transfer action -> what is known before its plan, and the plan."""
+"""Transfer action -> what it does before its plan, and the plan."""
 ACTIONS: dict[str, Callable[[Action], object]] = {**PLANNED, "monitor": monitor}
-"""Of monitor_ds, which is not led from the front-end, entry.py knows."""
+"""entry.py has monitor_ds, which the front-end does not lead."""
 
 
 def _led(action: Action) -> Plan:
-    """Plan an action from what is known before its plan on: so that its conversations can begin before oned
-    is asked.
-    """
+    """Plan an action from the start of its plan: its conversations can begin before oned is asked."""
     yield from PLANNED[action.name](action)
 
 

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An upload, from PATH into the datastore: fetched, judged and converted on the front-end.
 
-That holds for every kind of store.
-
-It works in BASE_PATH. A store without a bridge is given the file. To a bridge go extents, which it writes
-straight into the new image: nothing of an image is ever staged there.
+It works in BASE_PATH, for every kind of store. A store without a bridge gets the file. A bridge gets extents,
+which it writes straight into the new image: nothing is staged there.
 """
 
 from __future__ import annotations
@@ -44,17 +42,17 @@ def publish(step: StoreUpload, asked: Asked, action: Action) -> str:
 
 
 class Upload:
-    """What is at the PATH of the image that an action is asked for, and what may be done with it."""
+    """The content at the PATH of an action's image, and what may be done with it."""
 
     def __init__(self, asked: Asked, action: Action) -> None:
         self._image, self._datastore, self._most = asked.image, asked.datastore, asked.max_size
         self._action, self._config, self._report = action, action.config, action.report
-        # SIZE is what `stat` said, or a backup or a marketplace; oned has asked the quota for that.
+        # oned has checked the quota for SIZE, by the answer to `stat`, a backup or a marketplace.
         self._bound = unpack.Bound(self._image.size, self._most)
         self._source = self._described()
 
     def _described(self) -> Source:
-        """Return what the image's PATH is; raise BadArguments if it has none or one that no file can have."""
+        """Return the source at the image's PATH; raise BadArguments for none, or an impossible one."""
         path = self._image.path
         if not path or any(not c.isprintable() for c in path):
             raise BadArguments(f"not a path: {path!r}")
@@ -114,9 +112,7 @@ class Upload:
             )
 
     def _not_empty(self, size: int) -> int:
-        """Return the size of what is to be a disk; raise UnsafeImage for none: whatever was to make that file
-        has failed.
-        """
+        """Return the size of a future disk; raise UnsafeImage for 0: making the file has failed."""
         if not size and self._datastore.type != DatastoreType.FILE_DS:
             raise UnsafeImage(f"{self._source.path} is empty: it holds no disk")
         return size
@@ -127,7 +123,7 @@ class Upload:
             self._check_allowed_url()
         name = "" if step.bridge else os.path.basename(step.image.source)
         if step.bridge:
-            # No store: where the front-end works on uploads, which nobody else has made.
+            # No store: the directory where only the front-end works on uploads.
             os.makedirs(step.directory, exist_ok=True)
         with upload.uploading(step.directory, name) as up:
             kept = self._brought(up)
@@ -149,9 +145,7 @@ class Upload:
         return format
 
     def _brought(self, up: upload.Upload) -> unpack.Kept:
-        """Return a private copy of what is at PATH, decompressed, with the checksums it should have. Nothing
-        is read from there again.
-        """
+        """Return a private, decompressed copy of PATH with its checksums verified; it is not read again."""
         source, bound, config = self._source, self._bound, self._config
         if source.is_url:
             kept = sources.fetch(
@@ -182,9 +176,7 @@ class Upload:
         return found.format
 
     def _stored_format(self, kept: unpack.Kept, found: str) -> str:
-        """Return the format to store it in; say if a raw image's LUKS header does not go with its
-        attributes.
-        """
+        """Return the format to store it in; warn if a raw image's LUKS header contradicts its attributes."""
         has_header = found == "raw" and inspection.is_luks(kept.path)
         secret = self._image.luks_secret
         if has_header and not secret:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the front-end itself sees a VM, when oned says that it is elsewhere (why: plan/disk/removals.py)."""
+"""Where the front-end itself finds a VM that oned has elsewhere (why: plan/disk/removals.py)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from ..opennebula.args import VmPlace
 
 
 def is_on_front_end(path: str) -> bool:
-    """Tell whether this machine has the VM directory `path`, or what a killed move left of it
-    (disk/vm_dir_siblings.py).
+    """Tell whether this machine has the VM directory `path`, or what a killed move left of it.
+
+    See disk/vm_dir_siblings.py.
     """
     from ..tools import files
 
@@ -33,9 +34,7 @@ def is_here_too(place: VmPlace) -> bool:
 
 
 def source_of_copy(place: VmPlace, last_host: str) -> str:
-    """Return the host that has the disk of an undeployed VM: the front-end, unless it is not there (any
-    more).
-    """
+    """Return the host with the disk of an undeployed VM: the front-end, or its last host if that has it."""
     from ..tools import files
     from ..tools.this_machine import is_here
 
@@ -51,9 +50,7 @@ if TYPE_CHECKING:
     from ..opennebula.xml import Vm
 
 DEPLOYMENT = re.compile(r"deployment\.([0-9]{1,10})\Z")
-"""Of a SEQ: the domain of a VM as oned writes it beside context.sh before it has the context made
-(VirtualMachineManager.cc).
-"""
+"""The domain of a SEQ, written by oned beside context.sh before context (VirtualMachineManager.cc)."""
 
 
 def known_shares(vm: int) -> Optional[Vm]:
@@ -69,8 +66,8 @@ def known_shares(vm: int) -> Optional[Vm]:
 def with_shares(vm: int, context: str) -> Optional[Vm]:
     """Return the VM that `context`, its context.sh, is for; None if it has no directories among its disks.
 
-    Raise OnedUnavailable if it has some and oned does not answer: nobody else says which of them the guest is
-    to be a client of.
+    Raise OnedUnavailable if it has some and oned does not answer: only oned knows of which the guest is a
+    client.
     """
     from ..opennebula.oned import Oned
 
@@ -84,7 +81,7 @@ def with_shares(vm: int, context: str) -> Optional[Vm]:
 
 
 def has_directories(vm: Vm) -> bool:
-    """Tell whether a VM has directories among its disks, whoever's."""
+    """Tell whether a VM has directories among its disks, of any driver."""
     return any(disk.is_directory for disk in vm.disks)
 
 
