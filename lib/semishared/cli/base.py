@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Look after the base stores of the hosts.
 
-  list     what is there, how large, on which device, who has leases on it, when it was last leased
+  list     what is there, how large, on which device, which disks have leases on it, when it was last leased
   verify   read bases from the disk and compare them with their hashes; one that differs is taken out of use,
   fetched anew,
            and given to the VMs that have leases on it
@@ -48,7 +48,7 @@ ARGUMENTS = (
 
 
 class Command:
-    """One run: what oned knows, which hosts, and what was found."""
+    """One run: oned's objects, the hosts, and what was found."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
@@ -88,9 +88,7 @@ class Command:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raise BadArguments for what a verb cannot do: an option without effect would be taken for one that
-    has.
-    """
+    """Raise BadArguments for options that a verb does not have: they would be taken for effective."""
     verb = arguments.verb
     if verb == "evict" and not arguments.images:
         raise BadArguments("evict needs an image; `semishared base prune` removes what is over the limits")
@@ -127,7 +125,7 @@ Result = tuple[list[Row], Callable[[Row], str], int]
 
 
 def title(command: Command, row: Row) -> str:
-    """Return a base as an operator knows it."""
+    """Return the name of a base for an administrator."""
     store, image, generation = row["name"].split("-")
     known = command.images.get((int(store), int(image)))
     name = f" ({known.name})" if known else " (not in OpenNebula)"
@@ -180,9 +178,7 @@ def verify(command: Command) -> Result:
 
 
 def reference(command: Command, name: str) -> ImageRef:
-    """Return how a host finds the generation of a base in the store; raise ImageChanged if the image is
-    gone.
-    """
+    """Return how a host finds the generation of a base in the store; raise ImageChanged if it is gone."""
     store, image, generation = name.split("-")
     known = command.images.get((int(store), int(image)))
     if known is None or not known.source:

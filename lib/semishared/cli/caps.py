@@ -27,7 +27,7 @@ WHERE = {
     "fence": "on each front-end, nowhere else: shuts a dead host out (`semishared fence`), writes nothing",
 }
 FENCE_USER = "semishared-fence"
-"""Whose key is printed for a datastore that names none yet."""
+"""The user of the printed key for a datastore that names none."""
 
 
 ARGUMENTS = (
@@ -100,17 +100,14 @@ def _of_datastore(word: str, role: str | None) -> list[Key]:
     pool = template.pool(found[0])
     made = keys(access.user, pool, access.reader, access.bridge_user, access.data_pool, access.remote)
     user = template.fence_user(found[0]) or (FENCE_USER if role == "fence" else "")
-    # `ceph auth get-or-create` refuses a user whose capabilities are others: one key for all pools of a
-    # cluster.
+    # `ceph auth get-or-create` refuses a user with other capabilities: one key for all pools of a cluster.
     beside = [other for other in known if template.kind(other).has_bridge]
     others = [other for other in beside if _is_beside(other, found[0], user)]
     return [*made, fence(user, [template.pool(store) for store in (found[0], *others)])] if user else made
 
 
 def _is_beside(other: Datastore, datastore: Datastore, user: str) -> bool:
-    """Tell whether a datastore is on the same cluster, as far as one can see, and one user shuts hosts out of
-    both.
-    """
+    """Tell whether two datastores seem to be on one cluster, with one user that shuts hosts out."""
     return (
         other.attribute("CEPH_CONF") == datastore.attribute("CEPH_CONF")
         and template.fence_user(other) == user

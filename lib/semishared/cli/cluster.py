@@ -41,9 +41,9 @@ from .command import argument, put
 from .commit import committing, of_vm
 
 FINE = ("booted", "running", "detached", "committed", "seen")
-"""What may have become of a VM without anything being wrong."""
+"""Results of a VM with which all is well."""
 COMMITS = 8
-"""VMs whose disks are committed at the same time; with a rate it is one, which has all of that."""
+"""VMs whose disks are committed at the same time; with a rate limit it is one VM, which has all of it."""
 OPTIONS = {
     "hosts": ("boot",),
     "rate": ("boot", "detach", "commit"),
@@ -55,13 +55,11 @@ TIMEOUT_S, LONGEST_S = 600, 7 * 86400
 NOT_OURS = f"no disk of it is of driver {NAME}"
 NO_DIFF = "no disk of it is local and of a persistent image"
 NOTHING_TO_DO = (NOT_OURS, NO_DIFF, detaching.NOTHING)
-"""Why a VM may have been skipped without anything being wrong."""
+"""Reasons to skip a VM with which all is well."""
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raise BadArguments for what a verb cannot do: an option without effect would be taken for one that
-    has.
-    """
+    """Raise BadArguments for options that a verb does not have: they would be taken for effective."""
     for option, verbs in OPTIONS.items():
         if getattr(arguments, option) is not None and arguments.verb not in verbs:
             raise BadArguments(f"{arguments.verb} has no --{option}: it is for {' and '.join(verbs)}")
@@ -76,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     check(arguments)
     on.refuse_root()
     oned = on.administrator()
-    # Pools leave out what a VM is made of.
+    # VMs in oned's pool lack some of their attributes.
     vms = [oned.vm(vm.id) for vm in chosen(oned, arguments)]
     ours = [vm for vm in vms if plan.is_ours(vm)]
     others = [row(vm, "skipped", NOT_OURS) for vm in vms if not plan.is_ours(vm)]
@@ -85,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
             view.tell(event="vm", **found)
         rows = VERBS[arguments.verb](oned, ours, arguments, view.tell) if ours else []
     failed = [found for found in rows if not is_fine(found)]
-    # Whoever names a VM means that one.
+    # A VM that the command names must be done: skipping it is a failure.
     failed += others if arguments.vms else []
     rows += others
     outcome = {"verb": arguments.verb, "vms": len(vms), "failed": len(failed), "rows": rows}
@@ -94,12 +92,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def is_fine(found: Row) -> bool:
-    """Tell whether what became of a VM, or of its disk, is what was meant."""
+    """Tell whether the result of a VM, or of its disk, is as intended."""
     return found["how"] in FINE or (found["how"] == "skipped" and found["why"] in NOTHING_TO_DO)
 
 
 def chosen(oned: Oned, arguments: argparse.Namespace) -> List[Vm]:
-    """Return the VMs of the set; raise BadArguments if there are none, or one is named that there is not."""
+    """Return the VMs of the set; raise BadArguments for an empty set, or for an unknown VM."""
     vms = oned.vms()
     if arguments.vms is not None:
         return plan.named(vms, arguments.vms)
@@ -129,29 +127,25 @@ def limit(arguments: argparse.Namespace) -> int:
 
 
 def detach(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Tell) -> List[Row]:
-    """Have disks that read from their store lie over bases of their hosts: one session for all bases; a row
-    for each disk.
-    """
+    """Detach remote-first disks onto bases of their hosts, with one session for all; a row for each disk."""
     names = {vm.id: vm.name for vm in vms}
     rows = front_detach.detach(list(names), tell, rate=limit(arguments))
     return [{**found, "name": names[found["vm"]]} for found in rows]
 
 
 def commit(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Tell) -> List[Row]:
-    """Bring what local disks of persistent images hold to these, several VMs at once; a row for each disk."""
+    """Commit local changes of persistent disks to their images, several VMs at once; a row for each disk."""
     most = on.rate(arguments.rate or None)
     with ThreadPoolExecutor(1 if most else COMMITS) as pool:
         return [found for rows in pool.map(lambda vm: committed(vm, tell, most), vms) for found in rows]
 
 
 def committed(vm: Vm, tell: Tell, most: int) -> List[Row]:
-    """Commit the disks of a VM at a rate of `most` bytes per second, 0 for no limit; return a row for
-    each.
-    """
+    """Commit the disks of a VM, at most `most` bytes per second, 0 for no limit; return a row for each."""
     action = committing(vm)
     rows = []
     try:
-        # A connection to oned is one thread's.
+        # Each thread needs a connection to oned of its own.
         for disk, part in of_vm(Oned(), vm, action, most=most):
             began = time.monotonic()
             try:
@@ -166,9 +160,7 @@ def committed(vm: Vm, tell: Tell, most: int) -> List[Row]:
 
 
 def status_of(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Tell) -> List[Row]:
-    """Say where the VMs and their disks are; a disk about which oned and its machine do not agree is
-    wrong.
-    """
+    """Say where the VMs and their disks are; oned and the machine must agree about each disk."""
     cloud = status.Cloud()
     places = {vm.host for vm in vms}
     cloud.ask([host for host in cloud.hosts if host.name in places])

@@ -32,8 +32,9 @@ Row = dict[str, Any]
 
 
 class Argument(NamedTuple):
-    """What `add_argument` is told. Of those with the same word in `one_of` one may be given, and has to be if
-    that ends in `!`.
+    """Arguments of `add_argument`.
+
+    Of those with the same word in `one_of` at most one may be given; exactly one, if the word ends in `!`.
     """
 
     names: tuple[str, ...]
@@ -62,7 +63,7 @@ JSON_LINES = flag("--json", "JSON lines also on a terminal; the last is the summ
 
 
 def consent(verbs: str = "") -> tuple[Argument, ...]:
-    """Return the two options of a removal; `verbs`: those that they are for, '' for all."""
+    """Return the two options of a removal; `verbs`: those that have them, '' for all."""
     which = f"{verbs}: " if verbs else ""
     return (
         flag("--yes", f"{which}do not ask (without a terminal nothing is asked anyway)"),
@@ -71,7 +72,7 @@ def consent(verbs: str = "") -> tuple[Argument, ...]:
 
 
 def describe(parser: argparse.ArgumentParser, arguments: Iterable[Argument]) -> None:
-    """Let a parser know arguments."""
+    """Add arguments to a parser."""
     groups: dict[str, Any] = {"": parser}
     for one in arguments:
         if one.one_of not in groups:
@@ -90,29 +91,29 @@ def refuse_root(why: str = ": files of root would be in the drivers' way") -> No
 
 
 def administrator() -> Oned:
-    """Return oned for a user who sees all VMs; raise OnedUnavailable."""
+    """Return oned for a user that sees all VMs; raise OnedUnavailable."""
     oned = Oned()
     oned.require_admin()
     return oned
 
 
 def ours(oned: Oned) -> list[Datastore]:
-    """Return the datastores that one of our drivers has."""
+    """Return the datastores with one of our drivers."""
     return [store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD"))]
 
 
 def location(store: Datastore) -> str:
-    """Return the directory in which machines have a datastore's directory; raise BadArguments."""
+    """Return the directory above a datastore's directory on machines; raise BadArguments."""
     return os.path.dirname(absolute(store.base_path, "BASE_PATH"))
 
 
 def roots(stores: Iterable[Datastore]) -> list[str]:
-    """Return where hosts have their base store: one per place of datastores, usually one."""
+    """Return the base stores of hosts: one per place of datastores, usually one."""
     return sorted({disk_names.base_store(location(store)) for store in stores})
 
 
 def front_end_of(hosts: Iterable[Host]) -> str:
-    """Return this machine's name: as OpenNebula calls it where it is a host too."""
+    """Return this machine's name: OpenNebula's, if it is a host too."""
     return next((host.name for host in hosts if is_here(host.name)), os.uname().nodename)
 
 
@@ -125,7 +126,7 @@ def rate(text: Optional[str]) -> int:
 
 
 def chosen(hosts: list[Host], arguments: argparse.Namespace) -> list[Host]:
-    """Return the hosts that the arguments name; raise BadArguments for one that OpenNebula does not know."""
+    """Return the hosts that the arguments name; raise BadArguments for one unknown to OpenNebula."""
     if arguments.hosts is not None:
         return named(hosts, arguments.hosts)
     if arguments.cluster is not None:
@@ -137,7 +138,7 @@ def chosen(hosts: list[Host], arguments: argparse.Namespace) -> list[Host]:
 
 
 def named(hosts: list[Host], text: str) -> list[Host]:
-    """Return the hosts A,B of a text; raise BadArguments for one that OpenNebula does not know."""
+    """Return the hosts A,B of a text; raise BadArguments for one unknown to OpenNebula."""
     by_name = {host.name: host for host in hosts}
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in by_name]
@@ -147,11 +148,11 @@ def named(hosts: list[Host], text: str) -> list[Host]:
 
 
 def shown(text: object, to: Optional[IO[str]] = None) -> str:
-    """Return a text as a terminal may have it: one line.
+    """Return a text as one line that is safe on a terminal.
 
-    Names from stores, hosts and OpenNebula control nothing: `?` stands for each control character (ESC,
+    Names from stores, hosts and OpenNebula must control nothing: `?` stands for each control character (ESC,
     U+009B, newline), each that turns the direction of writing, each half of a surrogate pair, and each that
-    the terminal's locale has not.
+    the terminal's locale lacks.
     """
     encoding = getattr(to or sys.stdout, "encoding", None) or "utf-8"  # a file in memory has none
     line = "".join(c if c.isprintable() else "?" for c in str(text))
@@ -164,13 +165,13 @@ def put(line: object = "", to: Optional[IO[str]] = None, flush: bool = False) ->
 
 
 def put_all(text: str, to: Optional[IO[str]] = None) -> None:
-    """Print lines that are ours: in what was not written by us a newline is a line too."""
+    """Print our own lines; in text from elsewhere a newline would be a line too."""
     for line in text.removesuffix("\n").split("\n"):
         put(line, to)
 
 
 def put_json(data: object, indent: Optional[int] = 1) -> None:
-    """Print data as JSON, in which all but ASCII is escaped."""
+    """Print data as JSON, in ASCII with escapes."""
     print(json.dumps(data, indent=indent), flush=True)
 
 
@@ -180,7 +181,7 @@ def warn(line: object) -> None:
 
 
 def table(head: str, lines: Iterable[Sequence[str]]) -> None:
-    """Print rows as columns below their heads, which `|` parts in `head`."""
+    """Print rows as columns below their heads, which `|` separates in `head`."""
     rows = [[shown(word) for word in line] for line in (head.split("|"), *lines)]
     widths = [max(map(len, column)) for column in zip(*rows)]
     for row in rows:
@@ -236,7 +237,7 @@ Answer = TypeVar("Answer")
 def at_once(
     what: str, items: Sequence[Item], work: Callable[[Item], Answer]
 ) -> list[tuple[Item, Union[Answer, SemisharedError]]]:
-    """Do `work` for all items at the same time; return each with its answer, or why there is none."""
+    """Do `work` for all items at the same time; return each with its answer or error."""
 
     def one(item: Item) -> Union[Answer, SemisharedError]:
         try:
@@ -251,14 +252,14 @@ def at_once(
 
 
 def ask(host: str, action: str, config: Config, *steps: Any) -> Any:
-    """Return the answer of a machine to a step, or the list of its answers to several."""
+    """Return a machine's answer to a step, or the list of its answers to several."""
     with Session(host, action, config) as session:
         answers = session.run(list(steps))
     return answers if len(steps) > 1 else answers[0]
 
 
 class Survey:
-    """What could not be done where: {`where`: machine, "error": line} for each."""
+    """Failures by machine: {`where`: machine, "error": line} for each."""
 
     where = "host"
 
@@ -276,7 +277,7 @@ class Survey:
     def ask(
         self, hosts: list[Host], action: str, config: Config, work: Callable[[Session, Host], Answer]
     ) -> dict[str, Answer]:
-        """Do `work` over one ssh to each host, all at once; return what it returned, by host."""
+        """Do `work` over one ssh to each host, all at once; return the answers by host."""
 
         def one(host: Host) -> Optional[Answer]:
             if host.is_offline:
@@ -303,7 +304,7 @@ class Survey:
 def agreed(arguments: argparse.Namespace, what: Sequence[str]) -> bool:
     """Tell whether `what` may be removed; Ctrl-D is a no.
 
-    The administrator at a terminal is asked, and --yes answers. A program is not asked, nor is --dry-run.
+    The administrator at a terminal is asked, unless --yes is given. A program is not asked, nor is --dry-run.
     """
     if arguments.yes or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return True
@@ -322,7 +323,7 @@ REDRAW_S = 0.2
 
 
 class View:
-    """How far a session is, host by host, and at its end the summary."""
+    """The progress of a session, host by host, and its summary."""
 
     def __init__(self, out: IO[str], now: Callable[[], float] = time.monotonic) -> None:
         self._out, self._now = out, now
@@ -335,24 +336,24 @@ class View:
         self.close()
 
     def tell(self, **event: object) -> None:
-        """Take an event in, and show it."""
+        """Take an event and show it."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Nothing is left to be drawn."""
+        """Draw nothing more."""
 
     def summary(self, show: Callable[[], None], outcome: Row) -> None:
-        """Say what became of it: `show` to a person, `outcome` to a program."""
+        """Print the result: `show` for a person, `outcome` for a program."""
         put_json({"event": "summary", **outcome}, None)
 
 
 def view(arguments: argparse.Namespace) -> View:
-    """Return bars where a person looks on, JSON lines where a program does."""
+    """Return bars for a terminal, JSON lines for a program."""
     return Bars(sys.stderr) if sys.stdout.isatty() and not arguments.json else Lines(sys.stdout)
 
 
 class Lines(View):
-    """One JSON object per event; of hosts at most one in `every_s` seconds, but all that end."""
+    """One JSON object per event; per host at most one in `every_s` seconds, and always its last."""
 
     def __init__(self, out: IO[str], every_s: float = 1.0, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__(out, now)

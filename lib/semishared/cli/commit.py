@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def limit(arguments: argparse.Namespace) -> int:
-    """Return the bytes per second that go to the store at most, 0 for no limit; raise BadArguments."""
+    """Return the most bytes per second to the store, 0 for no limit; raise BadArguments."""
     most = on.rate(arguments.rate)
     if most and arguments.as_new_image:
         raise BadArguments("--rate is for what goes to the image, which --as-new-image leaves alone")
@@ -90,16 +90,14 @@ def limit(arguments: argparse.Namespace) -> int:
 
 
 def committing(vm: Vm) -> Action:
-    """Return the action in which disks of a VM are committed."""
+    """Return the action that commits disks of a VM."""
     action = Action("commit", [], Report("commit"))
     action.seq, action.bulk = vm.seq, True
     return action
 
 
 def _vm(oned: Oned, word: str) -> Vm:
-    """Return the VM of this id or name; raise BadArguments, OnedUnavailable. One that is DONE goes by its
-    id.
-    """
+    """Return the VM of this id or name, a DONE one by its id; raise BadArguments, OnedUnavailable."""
     if word.isdigit() and word.isascii():
         return oned.vm(int(word))
     found = [vm.id for vm in oned.vms() if vm.name == word]
@@ -112,25 +110,22 @@ def _vm(oned: Oned, word: str) -> Vm:
 def of_vm(
     oned: Oned, vm: Vm, action: Action, disk: Optional[int] = None, as_new_image: str = "", most: int = 0
 ) -> Iterator[tuple[int, Part[str]]]:
-    """Yield what is to be done for each disk (or one) of a VM that OpenNebula has, by its number; its part
-    returns what was done.
+    """Yield the work for each disk (or one) of a VM in OpenNebula, by number; its part returns the result.
 
-    `most`: bytes per second that go to the store, 0 for no limit. Raise BadArguments for a VM that is in no
-    state for that.
+    `most`: bytes per second to the store, 0 for no limit. Raise BadArguments for a VM in an unfit state.
     """
     if vm.state == VmState.DONE:
         return
     machine, vm_dir, found = _found(oned, vm, action)
     failed = bool(gc_places.after_failure(vm, os.uname().nodename, is_here))
-    # Whether it runs its host says, when the disk's turn has come. Where the files of a VM at rest are, there
-    # are no domains.
+    # Its host says in the disk's turn whether the guest runs. A VM at rest is where no domains are.
     domain = "" if vm.is_on_front_end else disks.running_domain(vm)
     for known in record.described(found):
         if known.place.commits and disk in (None, known.disk):
             at = DiskPlace(VmPlace(machine, vm_dir, vm.id), disk_names.disk_name(known.disk), known.disk)
             if as_new_image and failed:
-                # OpenNebula saves no disk of such a VM, and ends the VM only if its disk is committed or goes
-                # with it.
+                # OpenNebula saves no disk of such a VM, and ends it only if its disk is committed or goes
+                # too.
                 whole = s.DiskRef(vm.id, known.disk, vm_dir)
                 yield known.disk, _rescued(machine, vm, whole, known, vm.disk(known.disk).size, as_new_image)
             elif as_new_image:
@@ -141,9 +136,7 @@ def of_vm(
 
 
 def _found(oned: Oned, vm: Vm, action: Action) -> tuple[str, str, Any]:
-    """Return the machine and directory of a VM's files, and what is there; raise BadArguments where that is
-    not known.
-    """
+    """Return the machine, directory and description of a VM's files; raise BadArguments if unknown."""
     front_end = os.uname().nodename
     settled = gc_places.place_of(vm, front_end, is_here)
     failed = gc_places.after_failure(vm, front_end, is_here)
@@ -176,7 +169,7 @@ def _name(vm: int, disk: int) -> str:
 
 
 def _told(command: str) -> Part[str]:
-    """Return the command that makes another image of a disk that OpenNebula has."""
+    """Return the command that makes another image of a disk in OpenNebula."""
     yield from ()
     return f"run `{command}`"
 
@@ -189,9 +182,7 @@ def _committed(place: DiskPlace, vm: Vm, domain: str, freeze: str, most: int) ->
 def _kept(
     oned: Oned, vm: Vm, arguments: argparse.Namespace, action: Action, silent: list[str]
 ) -> Iterator[tuple[str, Part[str]]]:
-    """Yield what is to be done for the disks that were kept of a VM; add machines that cannot be asked to
-    `silent`.
-    """
+    """Yield the work for a VM's kept disks; add machines that cannot be asked to `silent`."""
     systems = [store for store in oned.datastores() if store.is_system and store.driver == NAME]
     others = {host.name for host in oned.hosts() if not host.is_offline and not is_here(host.name)}
     numbers = tuple(sorted(store.id for store in systems))
@@ -220,9 +211,7 @@ def _kept(
 
 
 def _image(machine: str, vm: Vm, disk: s.DiskRef, item: dict[str, Any]) -> Part[s.ImageRef]:
-    """Return the image of a kept disk, as OpenNebula has it; raise BadRecord if nobody can tell which that
-    was.
-    """
+    """Return the image of a kept disk, by oned; raise BadRecord if the record does not name one."""
     if not item["image"]:
         raise BadRecord(
             f"what disk {disk.disk} of VM {disk.vm} was made from cannot be understood: "
@@ -238,13 +227,13 @@ def _finished(machine: str, vm: Vm, disk: s.DiskRef, item: dict[str, Any], most:
 
 
 def _new(machine: str, vm: Vm, disk: s.DiskRef, item: dict[str, Any], name: str) -> Part[str]:
-    """Make another image of a kept disk, which may go then."""
+    """Make another image of a kept disk, which may then go."""
     command = yield from _saved(machine, vm, disk, item, name)
     return f"run `{command}`, then `{shlex.join([NAME, 'gc', '--discard', os.path.basename(disk.vm_dir)])}`"
 
 
 def _rescued(machine: str, vm: Vm, disk: s.DiskRef, known: record.Record, size: int, name: str) -> Part[str]:
-    """Make another image of a disk whose VM cannot end, since what it wrote is refused by its own."""
+    """Make another image of a disk whose own image refuses the commit, so that its VM cannot end."""
     command = yield from _saved(machine, vm, disk, {"image": known.of_image.to_data(), "size": size}, name)
     return (
         f"run `{command}`, then `onevm recover --delete {disk.vm}`; `{NAME} gc` names what was kept "
@@ -253,9 +242,7 @@ def _rescued(machine: str, vm: Vm, disk: s.DiskRef, known: record.Record, size: 
 
 
 def _saved(machine: str, vm: Vm, disk: s.DiskRef, item: dict[str, Any], name: str) -> Part[str]:
-    """Make a file or image of a disk beside the images; return the command by which OpenNebula registers
-    it.
-    """
+    """Make a file or image of a disk beside the images; return OpenNebula's command to register it."""
     image, random = (yield from _image(machine, vm, disk, item)), os.urandom(16).hex()
     if image.access.can.has_bridge:
         bridge = yield from rbd.bridge_of(image)

@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     ids = list(disks) if disks is not None else [vm.id for vm in meant(oned.vms(), arguments)]
     with on.view(arguments) as view:
         rows = detach(ids, view.tell, rate=limit, transport=arguments.transport, disks=disks)
-    # Whoever names a VM means that one; of all of them only those are meant that can be.
+    # A VM that the command names must be done; without names, VMs that cannot be detached are skipped.
     failed = [
         row
         for row in rows
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def print_timer(command: str) -> int:
-    """Print what has `command` detach --due started: what `install.sh --detach-timer` would write."""
+    """Print the files of a timer for `command` detach --due, as `install.sh --detach-timer` writes them."""
     from ..install import timer
     from ..install.front_end import ONEADMIN
 
@@ -93,12 +93,12 @@ def print_timer(command: str) -> int:
 
 
 def is_done(row: Row) -> bool:
-    """Tell whether a VM was left alone since nothing of it reads from a store."""
+    """Tell whether a VM was left alone because none of its disks reads from a store."""
     return bool(row["why"] == plan.NOTHING)
 
 
 def meant(vms: List[Vm], arguments: argparse.Namespace) -> Iterator[Vm]:
-    """Yield the VMs that the arguments name; raise BadArguments for one that OpenNebula does not know."""
+    """Yield the VMs that the arguments name; raise BadArguments for one unknown to OpenNebula."""
     if arguments.vms is None:
         yield from (vm for vm in vms if not plan.why_not(vm) and arguments.host in (None, vm.host))
         return
@@ -106,9 +106,7 @@ def meant(vms: List[Vm], arguments: argparse.Namespace) -> Iterator[Vm]:
 
 
 def due(oned: Oned) -> Dict[int, Tuple[int, ...]]:
-    """Return the disks that are to be detached without being asked, by their VMs; what is wrong with an
-    attribute is said.
-    """
+    """Return the disks to detach without request, by VM; warn of wrong attributes."""
     images = {image.id: image for image in oned.images()}
     datastores = {store.id: store for store in oned.datastores()}
     found = {}

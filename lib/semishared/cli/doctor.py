@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def show(findings: list[plan.Finding], rows: dict[str, dict[str, str]]) -> None:
-    """Print a table of versions, and the findings with what mends them."""
+    """Print a table of versions, and the findings with their remedies."""
     names = list(next(filter(None, rows.values()), {}))
     lines = [[machine, *(row.get(name) or "-" for name in names)] for machine, row in rows.items()]
     on.table("|".join(["", *names]), lines)
@@ -111,12 +111,12 @@ def show(findings: list[plan.Finding], rows: dict[str, dict[str, str]]) -> None:
 
 
 def _said(answers: Answers) -> dict[str, Row]:
-    """Return the answers of the machines that have answered."""
+    """Return the answers of machines that have answered."""
     return {machine: answer for machine, answer in answers.items() if isinstance(answer, dict)}
 
 
 def located(root: str) -> FrontEnd:
-    """Return where OpenNebula is: around the package that runs, if it is installed."""
+    """Return OpenNebula's place: around the running package, if that is installed."""
     remotes = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     is_installed = os.path.isfile(f"{remotes}/vmm/kvm/deploy") and not root
     return locate(remotes if is_installed else None, None, root, True, os.environ)
@@ -145,7 +145,7 @@ def _lost_name(place: FrontEnd) -> str:
 
 
 def _of_oned_conf(place: FrontEnd, said: Callable[[str, str], str]) -> str:
-    """Return what oned.conf says, '' where it cannot be read: a finding of its own."""
+    """Return a value of oned.conf, '' if unreadable, which is a finding of its own."""
     if place.etc is None:
         return ""
     try:
@@ -167,7 +167,7 @@ def _cloud() -> tuple[plan.Cloud, str]:
 
 
 def look_at_site(place: FrontEnd, front_end: str) -> plan.Site:
-    """Return what the front-end's files say."""
+    """Return the facts in the front-end's files."""
     site = plan.Site(front_end, forwarders=tuple(_forwarders(place)))
     if place.etc is None:
         return site._replace(unreadable="there is no oned.conf beside this remotes directory")
@@ -184,7 +184,7 @@ def look_at_site(place: FrontEnd, front_end: str) -> plan.Site:
 
 
 def _restart_due(place: FrontEnd) -> bool:
-    """Tell whether oned.conf is newer than what oned has noted of it at its start."""
+    """Tell whether oned.conf is newer than oned's note of it at its start."""
     noted = f"{os.path.dirname(place.remotes)}/config"
     try:
         return os.stat(place.oned_conf).st_mtime > os.stat(noted).st_mtime
@@ -208,7 +208,7 @@ def _is_forwarder(directory: str, name: str) -> bool:
 
 
 def _forwarders(place: FrontEnd) -> Iterator[str]:
-    """Yield what does not fit between our hypervisor directory and OpenNebula's."""
+    """Yield forwarders without an action of OpenNebula, and actions without a forwarder."""
     ours, stock = f"{place.remotes}/vmm/{NAME}", f"{place.remotes}/vmm/kvm"
     there = set(_names(ours))
     for name in _names(stock):
@@ -302,7 +302,7 @@ def tokens(directories: Sequence[str]) -> Iterator[str]:
 
 
 def _made(path: str) -> bool:
-    """Make a file; the front-end's own examination says what is wrong where that fails."""
+    """Make a file; if that fails, the front-end's own examination reports it."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
     except OSError:
@@ -311,9 +311,7 @@ def _made(path: str) -> bool:
 
 
 def stock_images(cloud: plan.Cloud) -> list[Image]:
-    """Return the images in mounted stores whose content is in layers of a stock driver; none if the store
-    hangs.
-    """
+    """Return images in mounted stores that are in layers of a stock driver; none if the store hangs."""
     found: list[Image] = []
 
     def look() -> None:
@@ -327,7 +325,7 @@ def stock_images(cloud: plan.Cloud) -> list[Image]:
 
 
 def pool_findings(cloud: plan.Cloud, config: Config) -> list[plan.Finding]:
-    """Return what is wrong with the pools of hosts, compared with what declares them."""
+    """Return how the pools of hosts differ from their declarations."""
     by_default = config.pool_devices != "none"
     wanted = [host for host in cloud.hosts if by_default or HOST_POOL.text(host)]
     if not wanted:
@@ -376,9 +374,7 @@ def share_findings(cloud: plan.Cloud, answers: Answers, config: Config, front_en
 
 
 def _made_shares(store: Datastore, cloud: plan.Cloud, config: Config, front_end: str) -> list[Made]:
-    """Return what the machine says that makes the shares of a datastore, nothing if its attributes, a finding
-    of their own, are wrong.
-    """
+    """Return the facts of the machine that makes a datastore's shares, none if attributes are wrong."""
     try:
         tree, machine = share.tree(store), share.bridge(store)
     except SemisharedError:
@@ -400,7 +396,7 @@ def _made_shares(store: Datastore, cloud: plan.Cloud, config: Config, front_end:
 
 
 def _named(machine: str, cloud: plan.Cloud) -> str:
-    """Return what OpenNebula calls a machine of BRIDGE_LIST, if it is a host there."""
+    """Return the host name, in OpenNebula, of a machine of BRIDGE_LIST, if it is a host there."""
     names = [host.name for host in cloud.hosts]
     return machine if machine in names else next((name for name in names if are_one(name, machine)), machine)
 
@@ -416,7 +412,7 @@ def fence_findings(cloud: plan.Cloud, answers: Answers, config: Config, front_en
 
 
 def _marks(cloud: plan.Cloud) -> dict[str, Mark]:
-    """Return the marks of hosts, by their names; none where oned, or the key, is a finding of its own."""
+    """Return the marks of hosts by name; none if oned, or the key, fails: a finding of its own."""
     try:
         return Marks(Oned()).of_all(cloud.hosts)
     except SemisharedError:
@@ -447,15 +443,13 @@ def _not_run(config: Config) -> str:
 
 
 OLD_S = 3600
-"""What is younger may belong to an action that is under way."""
+"""Seconds: younger things may belong to an action that is under way."""
 
 
 def leftovers_found(
     config: Config, no_oned: bool
 ) -> tuple[int, str, list[dict[str, str]], list[tuple[str, str]]]:
-    """Return how many things gc would remove, their size, what it could not look at: machine and error, and
-    the same of what is damaged.
-    """
+    """Return the count and size of what gc would remove; errors and damage as (machine, what)."""
     if no_oned:
         return 0, "", [], []
     try:

@@ -37,10 +37,10 @@ from ..plan.vm import failover
 from .command import administrator, argument, flag, put, put_all
 
 WAIT_S = 300
-"""As long as OpenNebula's own hook waits, with the arguments that its page names."""
+"""OpenNebula's own hook waits as long, with the arguments on its page."""
 LONGEST_S = 7 * 86400
 UNSAID = (State.INIT, State.DISABLED, State.MONITORING_INIT, State.MONITORING_DISABLED)
-"""That do not say whether the host is seen."""
+"""States that do not say whether the host is seen."""
 
 
 ARGUMENTS = (
@@ -84,12 +84,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def say(text: str) -> None:
-    """Print a line at once: OpenNebula keeps what a hook has printed."""
+    """Print a line at once: OpenNebula keeps a hook's output."""
     put(printable(text), flush=True)
 
 
 def named(text: bytes) -> str:
-    """Return the name of the host in what a hook is given; raise BadArguments."""
+    """Return the name of the host in a hook's input; raise BadArguments."""
     words = text.split()
     if not words:
         raise BadArguments("there is no template of a host on standard input")
@@ -97,9 +97,7 @@ def named(text: bytes) -> str:
 
 
 def lost(oned: Oned, name: str, wait_s: int, connect_s: int) -> Host | None:
-    """Return the host if it still is not seen after `wait_s` seconds, None if it came back; raise
-    BadArguments.
-    """
+    """Return the host if it is not seen after `wait_s` seconds, None if it came back; raise BadArguments."""
     if wait_s:
         say(f"{name}: {wait_s} s for it to come back")
         time.sleep(wait_s)
@@ -119,8 +117,9 @@ def lost(oned: Oned, name: str, wait_s: int, connect_s: int) -> Host | None:
 
 
 def those_of(oned: Oned, host: int) -> Iterator[Vm]:
-    """Yield the VMs that are on a host, by its id, and those that were to leave it when that failed; those
-    that were on it last are not.
+    """Yield the VMs on a host, by its id, and those that were leaving it when it failed.
+
+    VMs that were on it last, and are on no host, are not among them.
     """
     for vm in oned.vms():
         if vm.is_on_no_host:
@@ -133,7 +132,7 @@ def those_of(oned: Oned, host: int) -> Iterator[Vm]:
 
 
 def rescheduled(oned: Oned, vm: Vm, is_dry: bool) -> bool:
-    """Have a VM come up elsewhere; tell whether it has to wait, and say why."""
+    """Have a VM come up elsewhere; tell whether it has to wait, and print why."""
     try:
         why = "; ".join(reasons(oned, vm))
         if not why and not is_dry:

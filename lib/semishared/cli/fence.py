@@ -77,9 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def refuse_alive(fence: Fence, host: str) -> None:
-    """Raise BadArguments for a host of which something says that it lives: this would take its guests' disks
-    from them.
-    """
+    """Raise BadArguments for a host with a sign of life: the fence would take its guests' disks from them."""
     told = "" if is_here(host) else fence.why_alive(host)
     if told:
         raise BadArguments(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find what killed actions left on front-end, hosts and stores, and remove it.
 
-Nothing goes that is younger than an hour, that a VM known to oned or a domain of libvirt uses, that somebody
+Nothing goes that is younger than an hour, that a VM known to oned or a domain of libvirt uses, that a process
 has open, or that is not understood. What might be the only copy of data is listed as kept.
 
 exit codes: 0 nothing is left (over), 1 with --dry-run, or answered with no: there is something to remove, 2 a
@@ -64,7 +64,7 @@ def seconds(text: str) -> int:
 
 
 class Survey(on.Survey):
-    """What the machines said, and which of them could not be asked."""
+    """The machines' facts, and the machines that could not be asked."""
 
     where = "machine"
 
@@ -80,8 +80,9 @@ class _Question(NamedTuple):
     host: str
     step: s.LookAround
     is_near: bool = True
-    """VMs of ours may run there; of others, which need not have anything of ours, it is no error if they
-    cannot be asked.
+    """VMs of ours may run there.
+
+    Other machines may have nothing of ours: it is no error if they do not answer.
     """
 
 
@@ -113,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def survey_cloud(oned: Oned, config: Config) -> Survey:
-    """Look around on all machines at once; then, and not before, ask oned which VMs and images there are."""
+    """Look around on all machines at once; only then ask oned which VMs and images there are."""
     oned.require_admin()
     survey, front_end = Survey(), os.uname().nodename
     asked = questions(oned, survey)
@@ -137,9 +138,7 @@ def survey_cloud(oned: Oned, config: Config) -> Survey:
 
 
 def elsewhere(survey: Survey, older_than: int, config: Config) -> list[plan.Finding]:
-    """Return what is left over where no machine's own files are: in pools of Ceph, and of directories for
-    guests.
-    """
+    """Return what is left over in pools of Ceph and in datastores of shares."""
     found = left_in_pools(survey.pools, survey.known, older_than, config, survey.failed)
     for shares in survey.shares:
         found += gc_stores.find_in_shares(shares, survey.known)
@@ -147,9 +146,7 @@ def elsewhere(survey: Survey, older_than: int, config: Config) -> list[plan.Find
 
 
 def questions(oned: Oned, survey: Survey) -> list[_Question]:
-    """Return what to ask which machine: per place of datastores the front-end (with the stores) and every
-    host.
-    """
+    """Return the questions: per place of datastores to the front-end (with the stores) and every host."""
     datastores, hosts = on.ours(oned), {}
     for host in oned.hosts():
         is_near = host.is_near(datastores)
@@ -181,7 +178,7 @@ def known(
     machines: Sequence[plan.Machine],
     pools: Sequence[gc_stores.Pool],
 ) -> plan.Known:
-    """Return what oned knows of what the machines and pools hold; raise OnedUnavailable."""
+    """Return oned's facts about what the machines and pools hold; raise OnedUnavailable."""
     images, hosts = oned.images(), {vm.id: vm.host for vm in oned.vms()}
     stored = [image for image in images if not access.is_path(image.source)]
     strangers = sorted(set(_strangers(machines, pools)) - set(hosts))
@@ -215,7 +212,7 @@ def place_now(oned: Oned, vm: int) -> Optional[gc_places.Place]:
 
 
 def _strangers(machines: Sequence[plan.Machine], pools: Sequence[gc_stores.Pool]) -> Iterator[int]:
-    """Yield the VMs of clones that do not say whose they are."""
+    """Yield the VMs of clones that do not name their cloud."""
     for machine in machines:
         for store in machine.facts["stores"]:
             for side in store.get("sides", ()):
@@ -238,7 +235,7 @@ def _disks(vm: Optional[Vm]) -> Iterator[tuple[int, int, str]]:
 
 
 Failed = Callable[[str, SemisharedError], None]
-"""What is told of a machine that could not be asked."""
+"""Called with each machine that could not be asked, and the error."""
 
 
 def shares_listed(datastores: Iterable[Datastore], config: Config, failed: Failed) -> list[gc_stores.Shares]:
@@ -276,7 +273,7 @@ def pools_listed(datastores: Iterable[Datastore], config: Config, failed: Failed
 
 
 def is_pool_wanted(item: plan.Finding) -> bool:
-    """Tell whether a VM has come to want a snapshot that no host read: of its image, as oned says first."""
+    """Tell whether a VM now wants a snapshot that no host read, by its image in oned."""
     return item.kind == "lent" and item.image is not None and not is_idle(Oned().image(item.image.id))
 
 
@@ -309,9 +306,9 @@ def remove_strays(
 ) -> str:
     """Remove a stray directory on the machine of `session`; return why it is kept, '' if it is gone.
 
-    Looked at once more: whether it is another directory than the one where the VM belongs, whether that is
-    whole, and whether oned still has the VM there and is not at work on it. The removal itself looks for the
-    domain and for changes. If the machine where the VM belongs cannot be asked any more, `failed` is told so.
+    It checks again that the directory is not the VM's own one, that the VM's own is whole, and that oned
+    still has the VM there and is not at work on it. The removal itself looks for the domain and for changes.
+    `failed` gets the machine of the VM's own directory if that cannot be asked any more.
     """
     location = item.path.rsplit("/", 2)[0]
     home = f"{location}/{place.system}/{item.vm}"
@@ -345,7 +342,7 @@ def remove_strays(
 
 
 def remove(findings: list[plan.Finding], config: Config, survey: Survey) -> list[str]:
-    """Remove findings, all machines at once; return 'removed', or why not, of each, '' of what is kept."""
+    """Remove findings, all machines at once; return 'removed' or why not for each, '' for kept ones."""
 
     def one(machine: str) -> dict[int, str]:
         done: dict[int, str] = {}
@@ -406,7 +403,7 @@ def report(
 
 
 def row(item: plan.Finding, result: str) -> Row:
-    """Return a finding and what became of it as JSON data."""
+    """Return a finding and its result as JSON data."""
     return {
         "machine": item.machine,
         "kind": item.kind,

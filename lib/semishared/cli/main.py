@@ -47,7 +47,7 @@ def parser(command: str = "") -> argparse.ArgumentParser:
         if name == command:
             module = importlib.import_module(f".{name}", __package__)
             sub.description = module.__doc__
-            # What it does not know, the subcommand itself shall say: not the usage of all of them.
+            # The subcommand itself reports unknown arguments: not with the usage of all subcommands.
             sub.set_defaults(refuse=sub.error)
             sub.formatter_class = argparse.RawDescriptionHelpFormatter
             describe(sub, module.ARGUMENTS)
@@ -74,8 +74,9 @@ def main(argv: list[str]) -> int:
 
 
 def open_closed_streams() -> None:
-    """Open /dev/null for what is closed of 0, 1 and 2 (`>&-`): the next file would take its place, and Python
-    has None there.
+    """Open /dev/null for closed ones of 0, 1 and 2 (`>&-`): else the next file would take their place.
+
+    Python has None there.
     """
     for fd, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
@@ -87,9 +88,7 @@ def open_closed_streams() -> None:
 
 
 def allow_open_files() -> None:
-    """Allow this process more open files than the usual 1024: a conversation with a host has five, and a
-    session many hosts.
-    """
+    """Raise the limit of open files: a conversation with a host has five, and a session many hosts."""
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if most == resource.RLIM_INFINITY else min(OPEN_FILES, most)
     if allowed != resource.RLIM_INFINITY and allowed < wanted:
@@ -115,7 +114,7 @@ def _run(argv: list[str]) -> int:
         warn(f"{NAME} {arguments.command}: {e}")
         return 2
     except SemisharedError as e:
-        # The remedy for bad arguments is written for those that OpenNebula gives.
+        # The remedy for bad arguments is written for OpenNebula's arguments.
         line = f"{e.detail}; --help says what there is" if isinstance(e, BadArguments) else e.line()
         warn(f"{NAME} {arguments.command}: {printable(line)}")
         return 2

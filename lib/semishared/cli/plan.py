@@ -82,7 +82,7 @@ def _message(words: list[str]) -> str:
 
 
 def show(found: Dict[str, Any], xml: Dict[str, str]) -> None:
-    """Print a rehearsed plan; of XML that follows what came as `xml` only where it differs."""
+    """Print a rehearsed plan; of XML only how it differs from its input in `xml`."""
     if not found["plan"]:
         put("nothing to do")
     above = ""
@@ -113,7 +113,7 @@ def show(found: Dict[str, Any], xml: Dict[str, str]) -> None:
 
 
 XML = ("stdin", "message", "xml")
-"""Fields of hypervisor steps in which XML is given on, changed (model/vm/hypervisor_steps.py)."""
+"""Fields of hypervisor steps with changed XML (model/vm/hypervisor_steps.py)."""
 
 
 def is_xml(value: object) -> bool:
@@ -122,9 +122,7 @@ def is_xml(value: object) -> bool:
 
 
 def changes(came: str, goes: str) -> Iterator[str]:
-    """Yield what is to be read of XML that is given on: the elements that differ, `-` as they came and `+` as
-    they go.
-    """
+    """Yield the elements of changed XML that differ, `-` before and `+` after."""
     if not goes:
         yield from ["= as it came"] if came else []
     else:
@@ -138,7 +136,7 @@ def _elements(text: str) -> list[str]:
 
 
 def told(value: object) -> str:
-    """Return a value of a step for people: records on one line, without what is empty; XML as its length."""
+    """Return a value of a step for people: records on one line, without empty fields; XML as its length."""
     if isinstance(value, dict):
         parts = (f"{name} {told(item)}" for name, item in value.items() if item not in ("", None, [], {}))
         return ", ".join(parts) or "nothing"

@@ -50,9 +50,7 @@ ARGUMENTS = (
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raise BadArguments for what a verb cannot do: an option without effect would be taken for one that
-    has.
-    """
+    """Raise BadArguments for options that a verb does not have: they would be taken for effective."""
     verb = arguments.verb
     if (verb == "drain") != (arguments.device is not None):
         missing = "drain needs the device: semishared pool drain HOST DEVICE"
@@ -62,7 +60,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def declaration(host: Host, default: str) -> tuple[choose.Declared, ...]:
-    """Return the devices that a host is to have, none if nothing declares any; raise BadPool."""
+    """Return the devices that are declared for a host, none without a declaration; raise BadPool."""
     text = HOST_POOL.text(host) or default
     return () if text == "none" else choose.declared(text)
 
@@ -122,7 +120,7 @@ def _state(device: Row) -> str:
 
 
 def show(rows: list[Row], verb: str) -> None:
-    """Print a table of devices, what was changed, and what is not as it is declared."""
+    """Print a table of devices, what was changed, and what differs from its declaration."""
     if verb != "check":
         on.table(
             "HOST|DEVICE|CLASS|WEIGHT|SIZE|FREE|PROMISED|DISKS|BASES|STATE",

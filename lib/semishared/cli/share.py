@@ -45,9 +45,7 @@ from .command import Row, argument, flag, put_all, put_json, table
 
 
 def share_state(row: Row, image: Optional[Image], store: int) -> str:
-    """Return what is wrong with a share in datastore `store`, '' for nothing; `image`: of its id, as oned has
-    it.
-    """
+    """Return what is wrong with a share in datastore `store`, '' for nothing; `image`: oned's, of its id."""
     if image is None:
         return "OpenNebula has no such image"
     if not gc_stores.is_of(row, store, image.store_id, image.number("REGTIME")):
@@ -58,12 +56,12 @@ def share_state(row: Row, image: Optional[Image], store: int) -> str:
 
 
 def state_column(row: Row) -> str:
-    """Return the same as a column: of a directory that was there before also which one it is."""
+    """Return the state as a column; for a directory that was there before with its path."""
     return row["state"] or (f"ok, is {row['directory']}" if "directory" in row else "ok")
 
 
 def number_columns(row: Row) -> list[str]:
-    """Return owner, size, bytes used and how many snapshots there are, as columns."""
+    """Return owner, size, bytes used and number of snapshots, as columns."""
     used = human(row["used"]) if row["used"] >= 0 else "-"
     owner = str(row["owner"]) if row["owner"] >= 0 else "-"
     size = human(row["size"]) if row["size"] >= 0 and "directory" not in row else "-"
@@ -73,10 +71,10 @@ def number_columns(row: Row) -> list[str]:
 def key_of(
     tree: Tree, image: Image, vm: Optional[int], *, readonly: bool, revoke: bool, ask: Callable[[Any], Any]
 ) -> Row:
-    """Return the key of who is no VM, made if need be, or the one that a VM has; raise MissingImage if it has
-    none. Or take it back: both that an operator may have, of who writes and of who reads.
+    """Return the operator's key, made if need be, or the key of a VM; raise MissingImage if it has none.
 
-    What the command prints of it is secret.
+    With `revoke` take it back; of the operator both keys, for writing and for reading. What the command
+    prints of it is secret.
     """
     holder = -1 if vm is None else vm
     if revoke:
@@ -120,7 +118,7 @@ def run_snapshots(
     may: Callable[[list[str]], bool],
     is_dry: bool,
 ) -> Row:
-    """Do what `words`, which are checked, say with the snapshots of a share; return what is to be said."""
+    """Carry out `words`, which are checked, on a share's snapshots; return the lines to print."""
     if words[0] == "create":
         made = ask(share_steps.MakeSnapshot(tree, image, words[2]))
         said = f"snapshot {made['name']} of the share of image {image}: {_where(made)}"
@@ -225,10 +223,10 @@ def _of_image(oned: Oned, word: str) -> Datastore:
 
 
 def init(oned: Oned, word: str) -> Row:
-    """Make a directory the root of a datastore's shares, and have the datastore say so."""
+    """Make a directory the root of a datastore's shares, and note that in the datastore."""
     datastore = _datastore(oned, word)
     if not CLOUD.text(datastore):
-        # Before the root says it: who is killed between finds the root to be this cloud's.
+        # Before the root names it: if this is killed in between, the root is found to be this cloud's.
         oned.update_datastore(datastore.id, CLOUD.line(cloud_of(oned.datastores())))
         datastore = _datastore(oned, word)
     tree = share.tree(datastore)
@@ -246,7 +244,7 @@ def init(oned: Oned, word: str) -> Row:
 def listed(oned: Oned, datastore: Datastore) -> list[Row]:
     """Return the shares of a datastore, each with what is wrong with it ('' for nothing)."""
     found = ask(datastore, share_steps.ListShares(share.tree(datastore)))["shares"]
-    # oned knows an image before its share is made: who is asked later knows of all that were found.
+    # oned knows an image before its share is made: asked after the shares, it knows all of them.
     images = {image.id: image for image in oned.images()}
     return [
         {**row, "datastore": datastore.id, "state": share_state(row, images.get(row["image"]), datastore.id)}
@@ -271,9 +269,7 @@ def _row(oned: Oned, word: str) -> Row:
 
 
 def usage(oned: Oned, word: str) -> Row:
-    """Say how full a share is, and whether it is held to its size; raise what keeps that from being found
-    out.
-    """
+    """Say how full a share is, and whether its size limits it; raise what keeps that from being found out."""
     row = _row(oned, word)
     wrong = row.get("wrong")
     if wrong and row["used"] < 0:
@@ -316,7 +312,7 @@ def credentials(oned: Oned, word: str, vm: Optional[str], *, readonly: bool, rev
 
 
 def drop(oned: Oned, word: str, image: str, *, may: Callable[[list[str]], bool], is_dry: bool) -> Row:
-    """Remove the share of an image that oned does not have, if that `may` be: it is told what goes."""
+    """Remove the share of an image that oned does not have, if `may` agrees to the named directories."""
     datastore, wanted = _datastore(oned, word), number(image, "image")
     tree = share.tree(datastore)
     found = ask(datastore, share_steps.ListShares(tree))

@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     stores = {store.id: store for store in oned.datastores()}
     images = oned.images()
     if arguments.due:
-        # One image that fails does not keep the others from hosts.
+        # An image that fails does not keep the others from hosts.
         due = [
             image for image in images if image.store_id in stores and is_due(image, stores[image.store_id])
         ]
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 Order = Tuple[Image, Datastore, List[Host]]
-"""An image, its datastore, and to which hosts it goes."""
+"""An image, its datastore, and its hosts."""
 
 
 def wanted(
@@ -93,10 +93,10 @@ def wanted(
     hosts: list[Host],
     known: list[Host],
 ) -> list[Order]:
-    """Return which images go where; raise BadArguments or NotSupported for one that cannot be."""
+    """Return the images with their hosts; raise BadArguments or NotSupported for an impossible one."""
     found = []
     for word in words:
-        # Names may have any character: what is one is taken as it is.
+        # Names may have any character: a whole name is tried first.
         names, at, places = (
             (word, "", "") if any(image.name == word for image in images) else word.partition("@")
         )
@@ -134,7 +134,7 @@ def cannot(image: Image, datastore: Datastore | None) -> str:
 
 
 def is_due(image: Image, datastore: Datastore) -> bool:
-    """Tell whether an image is to be staged as soon as it is there."""
+    """Tell whether an image is to be staged as soon as it exists."""
     try:
         return not cannot(image, datastore) and STAGE.value(image, datastore) == "on-upload"
     except BadAttribute as e:
@@ -168,9 +168,7 @@ def stage(
 
 
 def gone_of(oned: Oned, orders: list[Order]) -> list[int]:
-    """Return which images oned has not any more, or not as they were: no VM will start from the bases that
-    hosts have of them now.
-    """
+    """Return the images that oned has no more, or changed: no VM will start from their present bases."""
     found = set()
     for number, store in {image.id: store for image, store, _ in orders}.items():
         try:
@@ -182,7 +180,7 @@ def gone_of(oned: Oned, orders: list[Order]) -> list[int]:
 
 
 def summary(images: dict[int, Image], session: Staging, gone: Sequence[int] = ()) -> dict[str, Any]:
-    """Return what became of it: per host, and the bytes from each source."""
+    """Return the results: per host, and the bytes from each source."""
     rows = {name: outcome.data() for name, outcome in session.hosts.outcomes.items()}
     sources = {"stream": 0, "peers": 0, "store": 0, "here": 0}
     for outcome in session.hosts.outcomes.values():

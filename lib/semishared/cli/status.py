@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say where each disk lives and why, over which base, and who has leases on that.
+"""Say where each disk lives and why, over which base, and which disks have leases on that.
 
   status             all VMs with a disk of ours, and what every host keeps
   status VM          the disks of a VM (id or name)
@@ -58,11 +58,11 @@ OF_RECORD = (
     "device",
     "hot",
 )
-"""What a row has of the record of a disk."""
+"""Fields of a disk's record in a row."""
 
 
 class Cloud:
-    """What oned knows, and what the machines said."""
+    """oned's objects, and the machines' answers."""
 
     def __init__(self) -> None:
         self.oned = on.administrator()
@@ -74,10 +74,10 @@ class Cloud:
         self.front_end = on.front_end_of(self.hosts)
         self.vms = {vm.id: self.oned.vm(vm.id) for vm in self.oned.vms()}
         self.records: dict[tuple[str, int], Row] = {}
-        """(machine, VM) -> what is there of it."""
+        """(machine, VM) -> its records there."""
         self.bases: list[Row] = []
         self.kept: list[Row] = []
-        """Disks of deleted VMs that hold what no image does."""
+        """Disks of deleted VMs whose content no image has."""
         self.space: dict[str, Row] = {}
 
     def ask(self, hosts: list[Host]) -> None:
@@ -121,7 +121,7 @@ class Cloud:
         there = self.records.get((machine, vm.id), {"disks": [], "error": ""})
         by_number = {disk["disk"]: disk for disk in there["disks"]}
         was_asked = machine in self.space
-        # While an action is under way a disk need not be there yet, or may be elsewhere.
+        # While an action is under way a disk may not be there yet, or be elsewhere.
         is_settled = place_of(vm, self.front_end, is_here) is not None
         found = []
         for disk in vm.disks:
@@ -130,7 +130,7 @@ class Cloud:
             record = by_number.get(disk.id)
             image = self.images.get(disk.image_id)
             missing = "no record" if was_asked and record is None and is_settled else ""
-            # Hosts of older versions say what is wrong of a VM as a whole.
+            # Hosts of older versions report what is wrong for a VM as a whole.
             wrong = there.get("wrong", {}).get(str(disk.id), "") if "wrong" in there else there["error"]
             said = {**dict.fromkeys(OF_RECORD), **(record or {})}
             found.append(
@@ -200,7 +200,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def find(cloud: Cloud, word: str | None) -> tuple[str, Vm | Host | Image | None]:
-    """Return what is meant by VM|HOST|IMAGE; raise BadArguments if nothing is called so."""
+    """Return the VM, host or image that is meant; raise BadArguments if there is none of that name."""
     if word is None:
         return "", None
     kind, colon, name = word.partition(":")
@@ -249,7 +249,7 @@ def is_wanted_base(base: Row, rows: list[Row], kind: str, thing: Any) -> bool:
 
 
 def short(base: str | None) -> str:
-    """Return a base's name as people read it: without most of its generation."""
+    """Return a base's name for people: without most of its generation."""
     if not base:
         return "-"
     head, _, generation = base.rpartition("-")
@@ -273,7 +273,7 @@ def lives(row: Row) -> str:
 
 
 def show(cloud: Cloud, rows: list[Row], bases: list[Row], kind: str) -> None:
-    """Print two tables: disks, and bases (counted per host, if nothing in particular was asked for)."""
+    """Print two tables: disks, and bases (only counted per host, without a VM, host or image)."""
     table(
         "VM|STATE|ON|DISK|IMAGE|LIVES|SIZE|BASE|WHY",
         [
@@ -341,9 +341,7 @@ def share_rows(cloud: Cloud) -> list[Row]:
 
 
 def is_wanted_share(row: Row, kind: str, thing: Union[Vm, Host, Image, None]) -> bool:
-    """Tell whether a share belongs to the VM, host or image that was asked for, `kind` says which; None: to
-    all.
-    """
+    """Tell whether a share belongs to the VM, host or image asked for, of `kind`; None: to all."""
     if thing is None:
         return True
     if kind == "image":
