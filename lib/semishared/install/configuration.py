@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What oned.conf must say (docs/explanation/contract.md): text in, text out, and a line for each change.
+"""Edit oned.conf for semishared (docs/explanation/contract.md): text in, text and changes out.
 
-Words go into lists that are there, at their end; what is wholly ours goes into one block at the end of the
-file. Taking it out again is the exact inverse: a file that no other hand has changed is what it was, to the
-byte. vmm_execrc: install/edits.py.
+Words go to the end of lists that are there; what is wholly ours goes into one block at the end of the file.
+The removal is the exact inverse: it restores, to the byte, a file that was not changed otherwise. vmm_execrc:
+install/edits.py.
 """
 
 from __future__ import annotations
@@ -26,25 +26,24 @@ DS_CONF = (
 )
 RESTRICTED = tuple(row.name for row in model_attributes.of_images() if row.is_restricted)
 OF_STOCK = ("DISK_TYPE", "ALLOW_ORPHANS", "CEPH_HOST", "CEPH_SECRET", "CEPH_USER", "CEPH_CONF", "POOL_NAME")
-"""What oned itself looks for in a VM's disk, so that all stock files have it."""
+"""Attributes that oned itself looks for in a VM's disk; all stock files have them."""
 OURS = tuple(row.name for row in model_attributes.of_images() if row.is_inherited)
 INHERITED = {"INHERIT_DATASTORE_ATTR": (*OF_STOCK, *OURS), "INHERIT_IMAGE_ATTR": OURS}
 """Attributes of datastores and images that oned copies into a VM's disk."""
 OPTIONS = {"t": "threads", "d": "tm-types", "w": "timeout"}
-"""Of one_tm, by letter."""
+"""Options of one_tm, by letter."""
 LEAST = 64
-"""What two clusters can have waiting, and four more."""
+"""As many as two clusters can have waiting, and four more."""
 STOCK_THREADS = 15
-"""What one_tm takes if it is not told."""
+"""one_tm's own default."""
 THREADS_NOTE = re.compile(r'^# before: TM_MAD -t: (".*")\n', re.MULTILINE)
-"""What the value was, as JSON; of an option that was not there nothing."""
+"""The former value, as JSON; nothing if the option was not there."""
 
 
 def threads_raised(arguments: Arguments, noted: bool) -> tuple[list[Edit], list[str], list[str]]:
-    """Return the edits of TM_MAD's ARGUMENTS for LEAST threads, what to note of before, and what the
-    administrator should know.
+    """Return the edits of TM_MAD's ARGUMENTS for LEAST threads, the note of the former value, and warnings.
 
-    Whoever has put it back afterwards (`noted`) is told, and heard.
+    If the administrator has put the value back (`noted`), it stays, with a warning.
 
     -t of TM_MAD says how many transfers run at once. one_tm has one queue for all VMs and datastores: a
     transfer begins when a thread is free, and holds that thread until its last script has ended
@@ -81,9 +80,7 @@ def threads_raised(arguments: Arguments, noted: bool) -> tuple[list[Edit], list[
 
 
 def threads_lowered(arguments: Arguments, block: str) -> list[Edit]:
-    """Return the edits that undo that, if the value is still ours; `block` is what is written between our
-    lines in oned.conf.
-    """
+    """Return the edits that undo that, if the value is still ours; `block`: our lines in oned.conf."""
     note, word = THREADS_NOTE.search(block), arguments.last("t")
     if not note or word is None or word.text != str(LEAST):
         return []
@@ -100,7 +97,7 @@ BEGIN = f"# {DRIVER} begin: made by install.sh, and taken out by install.sh --un
 END = f"# {DRIVER} end"
 BLOCK = re.compile(rf"\n?^{re.escape(BEGIN)}\n(.*?)^{re.escape(END)}\n", re.MULTILINE | re.DOTALL)
 NOTE = re.compile(r'^# before: VM_MAD ([A-Za-z0-9_.\-]*): (".*")\n', re.MULTILINE)
-"""What a VM_MAD's ARGUMENTS were, as JSON, where we took more out of them than the directory."""
+"""A VM_MAD's former ARGUMENTS, as JSON, if we took more out of them than the directory."""
 
 DS_OPTIONS = {"t": "threads", "d": "ds-types", "s": "system-ds-types", "w": "timeout"}
 VM_OPTIONS = {
@@ -115,7 +112,7 @@ VM_OPTIONS = {
 
 
 class Changed(NamedTuple):
-    """A file's new text, what was changed in it, and what the administrator should know."""
+    """A file's new text, the changes in it, and warnings for the administrator."""
 
     text: str
     changes: tuple[str, ...]
@@ -123,7 +120,7 @@ class Changed(NamedTuple):
 
 
 class _Notes:
-    """What is collected while a file is looked through."""
+    """Changes, warnings and notes of one pass over a file."""
 
     def __init__(self) -> None:
         self.edits: list[Edit] = []
@@ -136,8 +133,7 @@ class _Notes:
 
 
 def configure(text: str, own_actions: Sequence[str], path: str = "oned.conf") -> Changed:
-    """Return oned.conf with all that semishared needs; `own_actions` are the hypervisor actions that are not
-    forwarded.
+    """Return oned.conf with all that semishared needs; `own_actions`: actions that we do not forward.
 
     Raise BadConfiguration for a file that oned could not read or that lacks a driver, ConfigurationConflict
     for settings of others that would bypass ours.
@@ -161,9 +157,7 @@ def configure(text: str, own_actions: Sequence[str], path: str = "oned.conf") ->
 
 
 def unconfigure(text: str, path: str = "oned.conf") -> Changed:
-    """Return oned.conf without anything of semishared; VMs and datastores of ours do not work any more
-    then.
-    """
+    """Return oned.conf without anything of semishared; our VMs and datastores stop working then."""
     attributes = parse(text, path)
     notes = _Notes()
     before = [(match.group(1), str(json.loads(match.group(2)))) for match in NOTE.finditer(text)]
@@ -184,7 +178,7 @@ def unconfigure(text: str, path: str = "oned.conf") -> Changed:
 
 
 def hypervisor_names(text: str, path: str = "oned.conf") -> list[str]:
-    """Return the names of the VM_MADs that use our directory, or will: those that use the stock one."""
+    """Return the VM_MADs that use our directory, or will: those with the stock one."""
     names = []
     for attribute in parse(text, path):
         words = (
@@ -202,7 +196,7 @@ def hypervisor_names(text: str, path: str = "oned.conf") -> list[str]:
 
 
 def _transfer(attributes: list[Attribute], noted: bool, notes: _Notes, path: str) -> None:
-    """Put the driver into the list of TM_MAD, and let it have the threads that it needs."""
+    """Put the driver into the list of TM_MAD, and raise its threads."""
     value = _arguments(attributes, "TM_MAD", path)
     if value is None:
         return
@@ -234,7 +228,7 @@ def _arguments(attributes: list[Attribute], name: str, path: str) -> Optional[Va
 
 
 def _listed(arguments: Arguments, name: str, letter: str, notes: _Notes, path: str) -> list[Edit]:
-    """Return the edit of the list of option `letter`; no such option means all drivers there are."""
+    """Return the edit of the list of option `letter`; without the option oned takes all drivers there are."""
     word = arguments.last(letter)
     if word is None or DRIVER in word.text.split(","):
         return []
@@ -274,9 +268,7 @@ def _hypervisors(attributes: list[Attribute], own_actions: Sequence[str], notes:
 def _own_directory(
     text: str, arguments: Arguments, name: str, own_actions: Sequence[str], notes: _Notes, path: str
 ) -> list[Edit]:
-    """Return the edits that give a VM_MAD's ARGUMENTS our directory, and take a foreign migrate on the
-    front-end out.
-    """
+    """Return the edits that give a VM_MAD's ARGUMENTS our directory and remove a foreign local migrate."""
     edits = []
     directory = arguments.words[0]
     if directory.text != DRIVER:
@@ -285,8 +277,7 @@ def _own_directory(
     local = arguments.last("l")
     actions = local.text.split(",") if local else []
     names = [action.partition("=")[0].strip().lower() for action in actions]
-    # The one is taken out. Without our save a guest is saved as well, but for the moments in which a disk
-    # lets go of its store.
+    # migrate is removed. Without our save a guest is saved as well, unless a disk is leaving its store.
     bypassed = sorted(set(names) & set(own_actions) - {"migrate", "save"})
     if bypassed:
         raise ConfigurationConflict(
@@ -313,7 +304,7 @@ def _own_directory(
 def _conf(
     attributes: list[Attribute], name: str, wanted: Sequence[tuple[str, str, bool]], notes: _Notes
 ) -> str:
-    """Put right what the TM_MAD_CONF or DS_MAD_CONF of ours says; return it as text if there is none."""
+    """Correct our TM_MAD_CONF or DS_MAD_CONF; return it as text if there is none."""
     found = next(
         (item for item in attributes if item.name == name and item.text("NAME").lower() == DRIVER), None
     )
@@ -355,12 +346,12 @@ def _with_block(text: str, before: list[str], wanted: str) -> str:
     block = BLOCK.search(text)
     if block:
         return text[: block.start(1)] + "".join(before) + block.group(1) + wanted + text[block.end(1) :]
-    # The newline before it is part of it: so its removal gives back a file whose last line had no end.
+    # The newline before it belongs to the block: its removal restores a file without a final newline.
     return f"{text}\n{BEGIN}\n{''.join(before)}{wanted}{END}\n"
 
 
 def _others(inside: str, above: str) -> str:
-    """Return what somebody else has written into our block, to be kept."""
+    """Return the lines in our block that the administrator has added, to be kept."""
     attributes = [item for item in parse(inside) if _is_ours(item) or _is_inherited(item)]
     rest = THREADS_NOTE.sub("", NOTE.sub("", apply(inside, [removal(inside, item) for item in attributes])))
     return f"\n{rest}" if rest and above and not above.endswith("\n") else rest
@@ -379,9 +370,7 @@ def _is_inherited(attribute: Attribute) -> bool:
 
 
 def _drop_words(attribute: Attribute, notes: _Notes, inside: str) -> None:
-    """Take the driver out of the lists of a TM_MAD or DATASTORE_MAD, and what `inside` our block says that we
-    changed.
-    """
+    """Remove the driver from the lists of a TM_MAD or DATASTORE_MAD; undo the changes noted in our block."""
     value = attribute.field("ARGUMENTS")
     if value is None:
         return
@@ -400,7 +389,7 @@ def _drop_words(attribute: Attribute, notes: _Notes, inside: str) -> None:
 
 
 def _drop_hypervisor(attribute: Attribute, before: list[tuple[str, str]], notes: _Notes) -> None:
-    """Give a VM_MAD of ours the stock directory back, and what we took from its ARGUMENTS."""
+    """Give a VM_MAD of ours the stock directory, and what we removed from its ARGUMENTS."""
     value = attribute.field("ARGUMENTS")
     arguments = Arguments(value.text, VM_OPTIONS, "p") if value else None
     if not value or not arguments or not arguments.words or arguments.words[0].text != DRIVER:
@@ -416,7 +405,7 @@ def _drop_hypervisor(attribute: Attribute, before: list[tuple[str, str]], notes:
 
 
 def _as_made(before: str, name: str) -> Optional[str]:
-    """Return what we make of ARGUMENTS; None for ones without a directory."""
+    """Return our edit of ARGUMENTS; None for ones without a directory."""
     arguments = Arguments(before, VM_OPTIONS, "p")
     if not arguments.words:
         return None

@@ -68,9 +68,7 @@ def unconfigure_execrc(text: str, path: str = "vmm_execrc") -> Changed:
 
 
 def _assignment(text: str, path: str) -> Optional[re.Match[str]]:
-    """Return the last assignment of the list, which is the one in force; raise BadConfiguration if it cannot
-    be edited.
-    """
+    """Return the last assignment of the list, which is in force; raise BadConfiguration if unreadable."""
     found = None
     for match in ASSIGNMENT.finditer(text):
         rest = match.group("rest").strip()
@@ -87,13 +85,13 @@ def _unquoted(value: str) -> tuple[str, str]:
 
 
 SCRIPTS_DIR = "/var/tmp/one"
-"""Where hosts have remotes/, if SCRIPTS_REMOTE_DIR of oned.conf says nothing."""
+"""The hosts' remotes/ by default, without SCRIPTS_REMOTE_DIR in oned.conf."""
 BACKUP = f".{NAME}-"
-"""Between the name of a file and the time of its backup."""
+"""Stands between the name of a file and the time of its backup."""
 
 
 class Edited(NamedTuple):
-    """A file as it is and as it shall be."""
+    """A file's present and wanted text."""
 
     path: str
     old: str
@@ -128,12 +126,12 @@ def read(path: str) -> str:
 
 
 def scripts_dir(text: str, path: str) -> str:
-    """Return where `onehost sync` puts remotes/ on hosts."""
+    """Return the hosts' directory to which `onehost sync` copies remotes/."""
     return _value(text, path, "SCRIPTS_REMOTE_DIR").rstrip("/") or SCRIPTS_DIR
 
 
 def hostname(text: str, path: str) -> str:
-    """Return what oned calls the front-end when it has files brought there, '' if that is its own name."""
+    """Return oned's name of the front-end as a target of copies, '' for its own name."""
     return _value(text, path, "HOSTNAME")
 
 
@@ -143,11 +141,11 @@ def _value(text: str, path: str, name: str) -> str:
 
 
 NO_ACTIONS = ("virtiofsd", "virtiofsd_read_only", "with_records")
-"""Executables of vmm/ that oned is not told of."""
+"""Executables of vmm/ that are no actions of oned."""
 
 
 def to_install(place: FrontEnd, own_actions: Sequence[str]) -> list[Edited]:
-    """Return what has to change for an installation: vmm_execrc, then oned.conf."""
+    """Return the changes of an installation: vmm_execrc, then oned.conf."""
     text = read(place.oned_conf)
     names = plan.hypervisor_names(text, place.oned_conf)
     conf = Edited(place.oned_conf, text, plan.configure(text, own_actions, place.oned_conf))
@@ -156,10 +154,10 @@ def to_install(place: FrontEnd, own_actions: Sequence[str]) -> list[Edited]:
 
 
 def to_uninstall(place: FrontEnd, own_actions: Sequence[str]) -> list[Edited]:
-    """Return what has to change to be rid of us: oned.conf, then vmm_execrc.
+    """Return the changes of a removal: oned.conf, then vmm_execrc.
 
-    A file that is still what we made of a backup becomes that backup, unless that was of an upgrade, and has
-    us in it.
+    A file that is still our edit of a backup becomes that backup, unless an upgrade made it, with our lines
+    in it.
     """
     text = read(place.oned_conf)
     names = plan.hypervisor_names(text, place.oned_conf)
@@ -192,10 +190,9 @@ def backups(path: str) -> list[str]:
 
 
 def write(edited: Edited, with_backup: bool) -> str:
-    """Bring the new text in, by one rename; owner, mode, access list and label stay. Return the path of the
-    backup.
+    """Replace the file by one rename; owner, mode, access list and label stay; return the backup's path.
 
-    `edited.path` may be a link: its target is what is edited.
+    `edited.path` may be a link: its target is edited.
     """
     path = os.path.realpath(edited.path)
     remove_staged(*os.path.split(path))
@@ -211,7 +208,7 @@ def write(edited: Edited, with_backup: bool) -> str:
 
 
 def forget_backups(edited: Edited) -> list[str]:
-    """Remove the backups that say no more than the file itself says now; return those that stay."""
+    """Remove the backups with no other text than the file has now; return those that stay."""
     kept = []
     for backup in backups(edited.path):
         if read(backup) == edited.changed.text:

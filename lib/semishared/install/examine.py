@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Have a machine examined over ssh by preflight.py, whatever it has of ours.
 
-And the programs that have to be there before anything is touched.
+And name the programs that must be there before any change.
 """
 
 from __future__ import annotations
@@ -24,15 +24,13 @@ IMPORTS = {
     b"from ..tools.signatures import STAGED, boot, sign\n": "signatures.py",
 }
 SILENT_S = 45
-"""More than all limits of preflight.py together."""
+"""Seconds: more than all limits of preflight.py together."""
 LONGEST = 4 << 20
-"""Bytes of an answer, with what a login shell says before it."""
+"""Bytes of an answer, with a login shell's output before it."""
 
 
 def program() -> bytes:
-    """Return preflight.py with the modules that it imports in the place of the imports: one program, which
-    needs nothing of ours.
-    """
+    """Return preflight.py with its imported modules inlined: one program, which needs nothing of ours."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     with open(f"{package}/install/preflight.py", "rb") as file:
         text = file.read()
@@ -43,9 +41,9 @@ def program() -> bytes:
 
 
 def examine(host: str, question: str, connect_s: int = 10, user: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what `host` answers to an encoded question; raise HostUnreachable, ToolMissing, FalseAnswer.
+    """Return a host's answer to an encoded question; raise HostUnreachable, ToolMissing, FalseAnswer.
 
-    `user` is the command that changes to the user who has the ssh keys.
+    `user`: the command that changes to the user with the ssh keys.
     """
     argv = [*user, PYTHON, "-I", "-", question]
     if not is_here(host):
@@ -85,14 +83,14 @@ def examine(host: str, question: str, connect_s: int = 10, user: Sequence[str] =
     return answer
 
 
-# Programs that must be there before anything is touched: on the front-end, and on named hosts.
+# Programs that must be there before any change, on the front-end and on named hosts.
 
 
 OLDEST_PYTHON = [3, 9]
 
 
 class Missing(NamedTuple):
-    """What is missing on a machine: without `needed` nothing works, without `wanted` some features do not."""
+    """Programs that a machine lacks: everything depends on `needed`, some features on `wanted`."""
 
     machine: str
     needed: tuple[str, ...]
@@ -111,9 +109,7 @@ def on_front_end() -> Missing:
 
 
 def on_hosts(hosts: Sequence[str], user: Sequence[str] = ()) -> list[Missing]:
-    """Return what each host lacks, all asked at once; `user` is the command that changes to the user who has
-    the keys.
-    """
+    """Return what each host lacks, all asked at once; `user`: the command that changes to the keys' user."""
 
     def one(host: str) -> Missing:
         try:
@@ -127,7 +123,7 @@ def on_hosts(hosts: Sequence[str], user: Sequence[str] = ()) -> list[Missing]:
 
 
 def lacking(machine: str, seen: Mapping[str, Any]) -> Missing:
-    """Return what a machine that was examined has not."""
+    """Return what an examined machine lacks."""
     needed = [PYTHON + " 3.9 or newer"] if seen["python"] < OLDEST_PYTHON else []
     return Missing(machine, (*needed, *seen["lacks"]["needed"]), tuple(seen["lacks"]["wanted"]))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The front-end that is installed into: where its parts lie, whose they are, which version it is."""
+"""The front-end of an installation: where its parts are, their owner, its version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ONEADMIN = "oneadmin"
 OLDEST, NEWEST = (6, 10), (7, 4)
 """OpenNebula versions whose calls are known (docs/explanation/contract.md)."""
 FULL = (7, 0)
-"""From here on everything is there; before, `warnings` says what is not."""
+"""The first version with all features; for older ones `warnings` says what is missing."""
 
 
 class FrontEnd(NamedTuple):
@@ -37,9 +37,7 @@ class FrontEnd(NamedTuple):
 
     @property
     def owner(self) -> tuple[int, int]:
-        """User and group that everything gets: of the remotes directory; where that is root's, of
-        oneadmin.
-        """
+        """User and group of all files: those of the remotes directory; if that is root's, oneadmin's."""
         status = os.stat(self.remotes)
         if status.st_uid == 0:
             try:
@@ -50,7 +48,7 @@ class FrontEnd(NamedTuple):
         return status.st_uid, status.st_gid
 
     def version(self) -> tuple[int, ...]:
-        """Return OpenNebula's version, () where it does not say."""
+        """Return OpenNebula's version, () if it is unknown."""
         try:
             with open(f"{self.remotes}/VERSION", encoding="utf-8") as file:
                 match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", file.read(100).strip())
@@ -62,9 +60,7 @@ class FrontEnd(NamedTuple):
 def locate(
     remotes: Optional[str], etc: Optional[str], root: str, with_config: bool, environment: Mapping[str, str]
 ) -> FrontEnd:
-    """Return where things are, from the options, ONE_LOCATION, and the packages' places; raise
-    CannotInstall.
-    """
+    """Return OpenNebula's places by options, ONE_LOCATION, or the packages'; raise CannotInstall."""
     one_location = environment.get("ONE_LOCATION", "").strip("'").rstrip("/")
     root = os.path.abspath(root) if root else ""
     is_named = remotes is not None
@@ -96,7 +92,7 @@ def locate(
 
 
 def _is_there(path: str, kind: Callable[[int], bool]) -> bool:
-    """Tell whether a file of a kind is at `path`; raise CannotInstall where this user may not look."""
+    """Tell whether a file of a kind is at `path`; raise CannotInstall if this user may not look."""
     try:
         return kind(os.stat(path).st_mode)
     except PermissionError:
@@ -119,7 +115,7 @@ def _me() -> str:
 
 
 def check_version(version: tuple[int, ...]) -> list[str]:
-    """Return what to warn of; raise CannotInstall for an OpenNebula that is too old."""
+    """Return the warnings for a version; raise CannotInstall for an OpenNebula that is too old."""
     text = ".".join(map(str, version))
     if not version:
         return [f"the version of OpenNebula is unknown (no remotes/VERSION); {_range()} are supported"]

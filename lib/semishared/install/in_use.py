@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether OpenNebula still needs what is to be taken away: the drivers, or those of this version."""
+"""Whether OpenNebula still needs the drivers, or their newer version, that are to be removed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ _NUMBERS = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:\.dev(\d+))?\Z")
 
 
 def why_not(place: FrontEnd, uninstall: bool, has_oned: bool = True) -> str:
-    """Return why something must not be taken away now, and what would break; '' if nothing would, or nothing
-    is taken away.
+    """Return why a part must not be removed now, and what would break; '' if it may, or none is.
 
-    Not `has_oned`: these remotes are of no OpenNebula that could be told of; one that answers counts all the
-    same.
+    Not `has_oned`: no OpenNebula of these remotes can be told; one that answers counts all the same.
     """
     installed = _installed(place)
     if not installed or not uninstall and not _is_older(VERSION, installed):
@@ -46,7 +44,7 @@ def why_not(place: FrontEnd, uninstall: bool, has_oned: bool = True) -> str:
 
 
 def left(place: FrontEnd) -> list[str]:
-    """Return what to warn of if OpenNebula still has datastores of ours; nothing if it cannot be asked."""
+    """Return the warning if OpenNebula still has datastores of ours; nothing if it cannot be asked."""
     try:
         ours = [
             store.name for store in _oned(place).datastores() if NAME in (store.driver, store.text("DS_MAD"))
@@ -78,9 +76,7 @@ def _installed(place: FrontEnd) -> str:
 
 
 def _is_older(one: str, other: str) -> bool:
-    """Tell whether a version comes before another: 0.2.0.dev0 before 0.2.0. What is no version of ours is
-    newer than none.
-    """
+    """Tell whether a version precedes another: 0.2.0.dev0 before 0.2.0; False for unknown forms."""
     found = [_NUMBERS.match(version) for version in (one, other)]
     keys = [
         (*map(int, match.group(1, 2, 3)), int(match.group(4)) if match.group(4) else 1 << 30)

@@ -42,9 +42,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _named(text: str) -> str:
-    """Return the value of an option; raise where it is empty, as an unset variable leaves it: that means no
-    place at all.
-    """
+    """Return the value of an option; raise if it is empty, as from an unset variable: that is no place."""
     if not text:
         raise argparse.ArgumentTypeError("needs a value")
     return text
@@ -100,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str]) -> int:
-    """Do what install.sh was asked; one line on stderr and 1 if it cannot."""
+    """Carry out install.sh; one line on stderr and 1 if it fails."""
     os.umask(0o022)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda caught, _frame: sys.exit(128 + caught))
@@ -165,7 +163,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def look(place: FrontEnd, checkout: str, uninstall: bool) -> list[edits.Edited]:
-    """Return how the configuration files shall be."""
+    """Return the wanted configuration files."""
     if place.etc is None:
         return []
     own = (
@@ -177,7 +175,7 @@ def look(place: FrontEnd, checkout: str, uninstall: bool) -> list[edits.Edited]:
 
 
 def check_machines(hosts: Optional[str], place: FrontEnd) -> list[str]:
-    """Return what to warn of; raise CannotInstall if a machine lacks what nothing works without."""
+    """Return warnings; raise CannotInstall if a machine lacks what nothing works without."""
     found = [examine.on_front_end()]
     if hosts:
         user = next_steps.change_user(next_steps.administrator(place))
@@ -199,7 +197,7 @@ def written(place: FrontEnd, files: list[edits.Edited]) -> list[str]:
 
 
 def agreed(place: FrontEnd, files: list[edits.Edited], timed: timer.Timer, uninstall: bool) -> bool:
-    """Ask at a terminal; without one there is nobody to ask. Ctrl-D is a no."""
+    """Ask the administrator at a terminal; without a terminal go on. Ctrl-D is a no."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return True
     print(f"semishared {'leaves' if uninstall else 'goes into'} {place.remotes}")
@@ -217,9 +215,7 @@ def agreed(place: FrontEnd, files: list[edits.Edited], timed: timer.Timer, unins
 
 @contextmanager
 def staged(place: FrontEnd, checkout: str, files: list[edits.Edited], dry: bool) -> Iterator[Tree]:
-    """Yield what is to be installed, staged beside its place; one installer at a time, and no rest of a
-    killed one.
-    """
+    """Yield the parts, staged beside their place; one installer at a time, and no rest of a killed one."""
     lock = os.open(place.remotes, os.O_RDONLY | os.O_DIRECTORY)
     try:
         if not dry:
@@ -232,7 +228,7 @@ def staged(place: FrontEnd, checkout: str, files: list[edits.Edited], dry: bool)
                     path = f"{place.remotes}/{name}"
                     os.unlink(path) if os.path.islink(path) else shutil.rmtree(path)
         stage = tempfile.mkdtemp(prefix=STAGE, dir=None if dry else place.remotes)
-        # By what was opened: remotes/ is oneadmin's, who may put another directory, or a link, in its place.
+        # By descriptor: oneadmin owns remotes/ and may put another directory, or a link, in its place.
         opened = beneath.open_directory(os.path.dirname(stage), os.path.basename(stage))
         try:
             if os.stat(opened).st_uid != os.geteuid():
@@ -255,9 +251,7 @@ def remote_scripts(files: list[edits.Edited]) -> str:
 def change(
     tree: Tree, files: list[edits.Edited], timed: timer.Timer, options: argparse.Namespace, dry: bool
 ) -> bool:
-    """Do it, drivers before the configuration that names them, and the other way round; tell whether anything
-    changed.
-    """
+    """Change everything, drivers before the configuration, or in reverse; tell if anything changed."""
     count = 0
 
     def say(text: str) -> None:
@@ -298,7 +292,7 @@ def change(
 def told(
     place: FrontEnd, options: argparse.Namespace, todo: list[next_steps.Command], kept: bool, dry: bool
 ) -> None:
-    """Say how it ended and what comes next: `todo`, empty if nothing changed."""
+    """Print the result and the next commands: `todo`, empty if nothing changed."""
     if kept:
         print(f"kept {place.remotes}/{CONF}: it was changed (the defaults: {CONF} of this checkout)")
     if place.etc is None and not options.no_config:

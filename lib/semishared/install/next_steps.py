@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What comes after the files: hosts, then oned, then datastores.
+"""The commands after the files are in place: hosts, then oned, then datastores.
 
-No host may meet a driver that it does not have.
+No host may get an action of a driver that it does not have.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from .front_end import ONEADMIN, FrontEnd
 LIMIT_S = 6 * 3600
 """Limit of one command: a cloud may have many hosts, and slow ones."""
 SITE = ("ONE_LOCATION", "ONE_XMLRPC", "ONE_AUTH", "GEM_HOME", "GEM_PATH")
-"""Variables by which the programs of OpenNebula find which it is, and their own libraries."""
+"""Variables by which OpenNebula's programs find its endpoint and their own libraries."""
 HOOK = f"{NAME}-failover"
-"""What OpenNebula calls the hook for hosts that fail."""
+"""OpenNebula's name of the hook for hosts that fail."""
 HOOK_FILE = "failover.tmpl"
-"""File beside the operator's command: the template of that."""
+"""The template of the hook, beside the `semishared` command."""
 
 
 class Command(NamedTuple):
-    """A command and who runs it."""
+    """A command and the user that runs it."""
 
     user: str
     argv: tuple[str, ...]
@@ -37,9 +37,7 @@ class Command(NamedTuple):
 
 
 def commands(place: FrontEnd, uninstalled: bool) -> list[Command]:
-    """Return what is to be run next, in its order; without a driver in oned.conf oned must forget it
-    first.
-    """
+    """Return the next commands in order; oned must first forget a driver that oned.conf does not name."""
     admin = administrator(place)
     sync = Command(admin, ("onehost", "sync", "--force"))
     restart = Command(admin, ("one", "restart"))
@@ -51,9 +49,7 @@ def commands(place: FrontEnd, uninstalled: bool) -> list[Command]:
 
 
 def hook(command: str) -> str:
-    """Return the template for `onehook create` that has OpenNebula start `command` failover for each host in
-    state ERROR.
-    """
+    """Return the template of a hook: OpenNebula runs `command` failover for each host in state ERROR."""
     return f"""NAME = "{HOOK}"
 TYPE = "state"
 RESOURCE = "HOST"
@@ -66,7 +62,7 @@ ARGUMENTS_STDIN = "YES"
 
 
 def administrator(place: FrontEnd) -> str:
-    """Return the name of the user whose OpenNebula it is."""
+    """Return the name of the user that OpenNebula runs as."""
     try:
         return pwd.getpwuid(place.owner[0]).pw_name if place.owner[0] else ONEADMIN
     except KeyError:
@@ -74,7 +70,7 @@ def administrator(place: FrontEnd) -> str:
 
 
 def home(place: FrontEnd) -> str:
-    """Return the home of the user whose OpenNebula it is."""
+    """Return that user's home."""
     try:
         return pwd.getpwnam(administrator(place)).pw_dir
     except KeyError:
@@ -82,9 +78,7 @@ def home(place: FrontEnd) -> str:
 
 
 def change_user(user: str) -> list[str]:
-    """Return the command that runs another as `user`; nothing if we are that user already. Raise
-    CannotInstall.
-    """
+    """Return the command that runs another as `user`, nothing if that is this user; raise CannotInstall."""
     try:
         entry = pwd.getpwnam(user)
     except KeyError:
@@ -99,7 +93,7 @@ def change_user(user: str) -> list[str]:
 
 
 def carry_out(todo: list[Command]) -> None:
-    """Run the commands; raise CannotInstall with the first that fails, and what is left to do."""
+    """Run the commands; raise CannotInstall with the first that fails and the rest."""
     for number, command in enumerate(todo):
         print(command.line(), flush=True)
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""oned.conf as it is: every attribute with its place, so that an edit changes no other byte.
+"""oned.conf with the place of every attribute, so that an edit changes no other byte.
 
 The syntax is that of OpenNebula's own template files:
 
@@ -9,9 +9,8 @@ The syntax is that of OpenNebula's own template files:
     NAME =                            empty
     # comment                         to the end of its line, wherever a name, comma or bracket may stand
 
-Why no augeas: its lens for oned.conf comes with a package that few front-ends have, wants one attribute per
-line and gives up on files that oned itself reads. One path that is always there is one path that is always
-tested.
+Why not augeas: few front-ends have the package of its lens for oned.conf, which wants one attribute per line
+and gives up on files that oned itself reads. A single path is always tested.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ BARE = re.compile(r"[^=# \t\n,\[\]]+")
 
 
 class Value(NamedTuple):
-    """A value, and where it stands with its quotes."""
+    """A value, and its place with its quotes."""
 
     text: str
     start: int
@@ -50,15 +49,13 @@ class Attribute(NamedTuple):
 
     name: str
     value: Value
-    """The value; of one with fields the whole bracket."""
+    """The value; the whole bracket if it has fields."""
     fields: Optional[tuple[Field, ...]]
     start: int
     end: int
 
     def field(self, name: str) -> Optional[Value]:
-        """Return the value of field `name` in force (of several the first, as oned does); None if there is
-        none.
-        """
+        """Return the value of field `name` in force (the first one, as for oned), None if there is none."""
         return next((field.value for field in self.fields or () if field.name == name), None)
 
     def text(self, name: str) -> str:
@@ -146,9 +143,7 @@ class _Reader:
 
 
 def parse(text: str, path: str = "oned.conf") -> list[Attribute]:
-    """Return all attributes in order; raise BadConfiguration naming `path` and the line if it is not this
-    syntax.
-    """
+    """Return all attributes in order; raise BadConfiguration, naming `path` and line, for another syntax."""
     if "\r" in text or "\0" in text:
         raise BadConfiguration(f"{path} has carriage returns or NUL bytes")
     reader = _Reader(text, path)
@@ -194,7 +189,7 @@ def within(value: Value, edits: list[Edit]) -> list[Edit]:
 
 
 def removal(text: str, attribute: Attribute) -> Edit:
-    """Return the edit that takes an attribute out, with its lines where nothing else stands on them."""
+    """Return the edit that removes an attribute, with its lines if nothing else is on them."""
     start = text.rfind("\n", 0, attribute.start) + 1
     end = text.find("\n", attribute.end)
     end = len(text) if end < 0 else end + 1
@@ -212,23 +207,17 @@ class Word(NamedTuple):
 
 
 class Arguments:
-    """ARGUMENTS of a driver, as GetoptLong reads them: options anywhere, `-d x`, `-dx`, `--long x`,
-    `--long=x`.
-    """
+    """ARGUMENTS of a driver, read as by GetoptLong: options anywhere, -d x, -dx, --long x, --long=x."""
 
     def __init__(self, text: str, long_names: dict[str, str], flags: str = "") -> None:
-        """Take `text`; `long_names` maps each option's letter to its long name, `flags` are letters without a
-        value.
-        """
+        """Parse `text`; `long_names`: letter to long name of options, `flags`: letters without a value."""
         self.text = text
         self.values: dict[str, list[Word]] = {}
-        """Option letter -> its values; the last one counts. One without a value has an empty word behind
-        it.
-        """
+        """Option letter -> its values; the last one counts. An option without a value has an empty word."""
         self.whole: dict[str, list[Word]] = {}
         """Option letter -> the options with their values."""
         self.words: list[Word] = []
-        """What is no option."""
+        """Words that are no options."""
         todo = [Word(match.group(), match.start(), match.end()) for match in re.finditer(r"\S+", text)]
         while todo:
             word = todo.pop(0)
@@ -244,9 +233,7 @@ class Arguments:
             self.whole.setdefault(letter, []).append(Word("", word.start, max(word.end, value.end)))
 
     def _option(self, word: Word, long_names: dict[str, str]) -> tuple[str, Optional[Word]]:
-        """Return the letter of the option that `word` is, '' if it is none, and the value that is part of
-        it.
-        """
+        """Return the option letter of `word`, '' if it is none, and the value that is part of it."""
         text = word.text
         if text.startswith("--") and len(text) > 2:
             name, equals, value = text[2:].partition("=")
@@ -258,5 +245,5 @@ class Arguments:
         return "", None
 
     def last(self, letter: str) -> Optional[Word]:
-        """Return the value in force of an option; None if it is not there."""
+        """Return the value in force of an option; None without one."""
         return self.values[letter][-1] if letter in self.values else None

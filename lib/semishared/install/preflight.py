@@ -34,7 +34,7 @@ PATH = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
 ANSWER_S = 5
 """Seconds that a store or a program gets."""
 LIBVIRT_S = 15
-"""Seconds that libvirt gets: the first who asks it waits until it has looked at all its QEMUs."""
+"""Seconds that libvirt gets: the first client waits until libvirtd has looked at all its QEMUs."""
 # a|b: one of them
 NEEDS = {
     "front-end": ("ssh", "rsync", "qemu-img", "setpriv", "tar"),
@@ -56,7 +56,7 @@ VERSIONS = {
     "udp-receiver": [],
     "udp-sender": [],
 }
-"""How to ask for a version; of the rest it says nothing that it is there."""
+"""How to ask for a version; of other programs only their presence is known."""
 PARTS = (f"lib/{NAME}", f"tm/{NAME}", f"datastore/{NAME}", f"vmm/{NAME}", f"etc/{NAME}.conf")
 
 
@@ -82,7 +82,7 @@ class Question(NamedTuple):
     versions: bool = False
     """Whether programs are started to say their versions; else it is only looked whether they are there."""
     key: Tuple[str, ...] = ()
-    """Of a front-end: where its key is, and a word that nobody has had before."""
+    """Of a front-end: the path of its key, and a random word that was not used before."""
 
 
 def encoded(question: Question) -> str:
@@ -91,7 +91,7 @@ def encoded(question: Question) -> str:
 
 
 def examine(question: Question) -> Dict[str, Any]:
-    """Return everything that was asked; what could not be found out is an error text in its place."""
+    """Return all that was asked for; in the place of an unknown part is an error text."""
     with ThreadPoolExecutor(8) as pool:
         found: Dict[str, Any] = (
             {"programs": pool.submit(programs, question.versions)} if question.roles else {}
@@ -111,8 +111,8 @@ def examine(question: Question) -> Dict[str, Any]:
     answers["boot"], answers["up_s"] = boot(), up_s()
     if question.location:
         answers["local"] = limited(lambda: local(question.location))
-        # In threads that may hang for ever: each store gets its own, and nobody waits for the hung ones.
-        # What is not there yet will be made in the directory of all datastores.
+        # In threads that may hang for ever: each store has its own, and the answer does not wait for hung
+        # ones. A directory that is still to be made counts as the directory of all datastores.
         own = {
             path: path if os.path.isdir(path) else question.location
             for path in (f"{question.location}/.{NAME}", *question.systems)
@@ -129,13 +129,13 @@ def examine(question: Question) -> Dict[str, Any]:
     if question.ceph and not all(importlib.util.find_spec(name) for name in ("rados", "rbd")):
         answers["lacks"]["needed"].append("python3-rbd")
     if "host" in question.roles and not importlib.util.find_spec("libvirt"):
-        # For what is done to a guest that runs, or moves, or is resumed: all else goes on without.
+        # Needed for a guest that runs, moves or is resumed; all else works without.
         answers["lacks"]["wanted"].append("python3-libvirt")
     return answers
 
 
 def user() -> str:
-    """Return who we are here."""
+    """Return the name of this user, its number if it has none."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -143,13 +143,13 @@ def user() -> str:
 
 
 def up_s() -> float:
-    """Return for how many seconds the machine is up."""
+    """Return the seconds since boot."""
     with open("/proc/uptime", encoding="ascii") as file:
         return float(file.read().split()[0])
 
 
 def limited(work: Callable[[], Any]) -> Any:
-    """Return what `work` returns, or an error text: also if it hangs."""
+    """Return the result of `work`, or an error text, also if it hangs."""
     answer: List[Any] = [{"error": f"hangs: no answer within {ANSWER_S} s"}]
 
     def run() -> None:
@@ -165,7 +165,7 @@ def limited(work: Callable[[], Any]) -> Any:
 
 
 def said(argv: List[str], limit_s: float = ANSWER_S) -> Tuple[int, str]:
-    """Run a program and return its exit code and what it said; 124 if it hangs, 127 if it is not there."""
+    """Run a program and return its exit code and output; 124 if it hangs, 127 if it is not there."""
     path = shutil.which(argv[0], path=f"{os.environ.get('PATH', '')}:{PATH}")
     if path is None:
         return 127, f"{argv[0]} is not installed"
@@ -187,7 +187,7 @@ def said(argv: List[str], limit_s: float = ANSWER_S) -> Tuple[int, str]:
 
 
 def version(name: str, ask: bool) -> Optional[str]:
-    """Return a program's version, '' if it does not tell or is not to be asked, None if it is not there."""
+    """Return a program's version, '' if unknown or not asked for, None if it is not there."""
     if not ask or not VERSIONS.get(name):
         return "" if shutil.which(name, path=f"{os.environ.get('PATH', '')}:{PATH}") else None
     code, text = said([name, *VERSIONS[name]])
@@ -202,15 +202,13 @@ def programs(versions: bool) -> Dict[str, Optional[str]]:
 
 
 def lacking(table: Mapping[str, Tuple[str, ...]], question: Question, answers: Dict[str, Any]) -> List[str]:
-    """Return what of a table's programs this machine has not."""
+    """Return the programs of a table that this machine lacks."""
     words = dict.fromkeys(word for role in question.roles for word in table[role])
     return [word for word in words if all(answers["programs"][name] is None for name in word.split("|"))]
 
 
 def tree(scripts: str) -> Dict[str, Any]:
-    """Return the version of our package there, and a hash of each part ('' : not there); byte code does not
-    count.
-    """
+    """Return the version of our package there, and a hash of each part ('': not there) without byte code."""
     found = ""
     try:
         with open(f"{scripts}/lib/{NAME}/__init__.py", encoding="utf-8") as file:
@@ -222,9 +220,7 @@ def tree(scripts: str) -> Dict[str, Any]:
 
 
 def digest(directory: str) -> str:
-    """Return a hash of names, contents and executable bits of all files below, or of one file; '' if it is
-    not there.
-    """
+    """Return a hash of names, contents and executable bits below, or of one file; '' if it is not there."""
     total = hashlib.sha256()
     if os.path.isfile(directory):
         with open(directory, "rb") as file:
@@ -261,9 +257,7 @@ def local(location: str) -> Dict[str, Any]:
 
 
 def mount_of(path: str, mountinfo: str) -> Dict[str, Any]:
-    """Return type and options of the mount that `path`, without links, lies on; `mountinfo` as
-    /proc/self/mountinfo says it.
-    """
+    """Return type and options of the mount of `path`, without links; `mountinfo`: /proc/self/mountinfo."""
     found: Dict[str, Any] = {}
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
@@ -271,7 +265,7 @@ def mount_of(path: str, mountinfo: str) -> Dict[str, Any]:
         if len(row) < 6 or len(rest) < 3:
             continue
         point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), row[4])
-        # Of two on one point the later one covers the other.
+        # Of two mounts on one point the later one covers the other.
         if (path == point or path.startswith(f"{point.rstrip('/')}/")) and len(point) >= len(
             found.get("point", "")
         ):
@@ -290,9 +284,7 @@ def mounted(path: str) -> Dict[str, Any]:
 
 
 def marker(store: str) -> str:
-    """Return the id that the store's marker says (store/dir/marker.py), '' if there is none that can be
-    understood.
-    """
+    """Return the id in the store's marker (store/dir/marker.py), '' without a readable one."""
     try:
         side = os.open(f"{store}/.{NAME}", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
@@ -307,9 +299,7 @@ def marker(store: str) -> str:
 
 
 def store_state(store: str, token: str) -> Dict[str, Any]:
-    """Return whether a store is there, is the one that the front-end has, and can be written; and how it is
-    mounted.
-    """
+    """Return whether a store is there, is the front-end's own, and is writable; and how it is mounted."""
     answer: Dict[str, Any] = {
         "empty": not os.listdir(store),
         "same": os.path.exists(f"{store}/{token}"),
@@ -330,9 +320,7 @@ def store_state(store: str, token: str) -> Dict[str, Any]:
 
 
 def libvirt(question: Question) -> Dict[str, Any]:
-    """Return libvirt's and QEMU's versions, by what it confines QEMU, and which secrets it knows; an error if
-    it does not answer.
-    """
+    """Return libvirt's and QEMU's versions, confinement and known secrets; an error if libvirt is silent."""
     code, text = said(["virsh", "-c", question.libvirt, "version"], LIBVIRT_S)
     if code:
         return {"error": text.splitlines()[-1] if text else f"virsh ended with {code}"}
@@ -348,9 +336,7 @@ def libvirt(question: Question) -> Dict[str, Any]:
 
 
 def knows_virtiofs(answer: Tuple[int, str]) -> Optional[bool]:
-    """Return whether libvirt and QEMU give guests directories by virtiofs, by the domain's capabilities; None
-    if they do not say.
-    """
+    """Return whether the domain capabilities offer directories by virtiofs; None if they do not say."""
     found = re.search(r"<filesystem supported='yes'>.*?</filesystem>", answer[1], re.DOTALL)
     return (
         None
@@ -360,9 +346,7 @@ def knows_virtiofs(answer: Tuple[int, str]) -> Optional[bool]:
 
 
 def confines(capabilities: str) -> List[str]:
-    """Return by what libvirt confines QEMU (apparmor, selinux) besides users and groups, from what it says of
-    its host.
-    """
+    """Return how libvirt confines QEMU (apparmor, selinux) besides users and groups, by its capabilities."""
     host = capabilities.partition("<guest>")[0]
     return [
         model
@@ -374,7 +358,7 @@ def confines(capabilities: str) -> List[str]:
 def ceph(pool: str, user: str, conf: str, _secret: str) -> Dict[str, Any]:
     """Return why `user` cannot list the pool from here, '' if it can."""
     options = ["-c", conf] if conf else []
-    # Ceph's own waiting is minutes; said() ends it sooner.
+    # Ceph itself waits for minutes; said() ends it sooner.
     code, text = said(["rbd", "--id", user, *options, "ls", pool])
     return {"error": "" if not code else (text.splitlines()[-1] if text else f"rbd ended with {code}")}
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The timer by which disks let go of their images' stores unasked: units of systemd, else a file for cron.
+"""The timer that detaches disks from stores: units of systemd, else a file for cron.
 
-It is made when that is asked for, stays as it is in an upgrade, and goes with the rest.
+It is made on request, stays in an upgrade, and goes with the rest.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ UNITS, CRON = "/etc/systemd/system", "/etc/cron.d"
 NAMED = f"{NAME}-detach"
 TIMER, SERVICE = f"{UNITS}/{NAMED}.timer", f"{UNITS}/{NAMED}.service"
 ENABLED = f"{UNITS}/timers.target.wants/{NAMED}.timer"
-"""The link by which systemd knows that it is to be started."""
+"""The link by which systemd starts it at boot."""
 PATHS = (ENABLED, TIMER, SERVICE, f"{CRON}/{NAMED}")
-"""All that may be there, what starts the rest first."""
+"""All its files, the one that starts the rest first."""
 PLAIN = re.compile(r"[A-Za-z0-9_./-]+\Z")
-"""What means the same to systemd, cron and a shell."""
+"""Text with the same meaning for systemd, cron and a shell."""
 
 
 def units(command: str, user: str) -> Dict[str, str]:
@@ -57,18 +57,16 @@ def _check_plain(*words: str) -> None:
 
 
 class Timer(NamedTuple):
-    """What becomes of the timer of the machine whose files are below `root`, '' for this one; paths are those
-    on that machine.
-    """
+    """The timer of the machine whose files are below `root`, '' for this one; paths are that machine's."""
 
     root: str
     texts: Dict[str, str]
-    """Files that are to be there."""
+    """Files to write."""
     gone: Tuple[str, ...]
-    """Those that are to go."""
+    """Files to remove."""
 
     def carry_out(self, say: Say, dry: bool) -> None:
-        """Write what is not as it shall be, and remove what is to go; `say` what is done, or would be."""
+        """Write and remove files where they differ; `say` each change, made or (`dry`) wanted."""
         for path, text in self.texts.items():
             target = f"{self.root}{path}"
             if _text(target) == text:
@@ -85,9 +83,7 @@ class Timer(NamedTuple):
                 point(f"removed {path}")
 
     def commands(self) -> List[Command]:
-        """Return what is to be run after that: cron looks by itself, systemd has to be told; on this machine
-        only.
-        """
+        """Return the commands that tell systemd, on this machine only; cron looks by itself."""
         reload = Command("root", ("systemctl", "daemon-reload"))
         if self.root or not {TIMER, SERVICE} & {*self.texts, *self.gone}:
             return []
@@ -97,9 +93,7 @@ class Timer(NamedTuple):
 
 
 def look(place: FrontEnd, root: str, wanted: bool, uninstall: bool) -> Timer:
-    """Return what is to be done: nothing, if none is `wanted` and none to go. Raise CannotInstall where that
-    cannot be.
-    """
+    """Return the wanted changes, none if no timer is `wanted` and none is there; raise CannotInstall."""
     root = os.path.abspath(root) if root else ""
     if wanted and uninstall:
         raise CannotInstall("argument --detach-timer: not allowed with argument --uninstall")

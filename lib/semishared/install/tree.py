@@ -38,9 +38,7 @@ Say = Callable[[str], None]
 
 
 class Tree:
-    """What is to be installed from `checkout` into `place`, staged in `stage` (a directory on the same file
-    system).
-    """
+    """The parts of `checkout` for `place`, staged in `stage`, a directory on the same file system."""
 
     def __init__(self, checkout: str, place: FrontEnd, stage: str, scripts_dir: str) -> None:
         self.checkout = checkout
@@ -57,7 +55,7 @@ class Tree:
                 kind = part.split("/")[0]
                 source = f"{self.checkout}/{part if kind == 'lib' else kind}"
                 shutil.copytree(source, f"{self.stage}/{part}", ignore=shutil.ignore_patterns("__pycache__"))
-            # The operator's command lies in its package, so that it is exchanged and removed with it.
+            # The `semishared` command is in the package, and is exchanged and removed with it.
             command = f"{self.stage}/lib/{NAME}/{NAME}"
             shutil.copy2(f"{self.checkout}/bin/{NAME}", command)
             for probe in PROBES:
@@ -89,7 +87,7 @@ class Tree:
             file.write(text)
 
     def _forward(self) -> None:
-        """Make the scripts that hand over to OpenNebula's own beside us, from what this version of it has."""
+        """Make the scripts that hand over to OpenNebula's own ones, for the actions of its version."""
         ours = f"{self.stage}/vmm/{NAME}"
         stock = f"{self.place.remotes}/vmm/kvm"
         for action in sorted(os.listdir(stock)):
@@ -104,7 +102,7 @@ class Tree:
                     file.write(forwarder(action))
 
     def install(self, say: Say, dry: bool) -> None:
-        """Bring every part in; `say` what is done, or would be."""
+        """Install every part; `say` each change, made or (`dry`) wanted."""
         for part in PARTS:
             self._swap(part, say, dry)
         for probe in PROBES:
@@ -120,7 +118,7 @@ class Tree:
                 self._put(CONF)
 
     def uninstall(self, say: Say, dry: bool) -> None:
-        """Take every part out, the package last; a changed configuration stays."""
+        """Remove every part, the package last; a changed configuration stays."""
         conf = f"{self.place.remotes}/{CONF}"
         parts = [*PROBES, *reversed(PARTS), *([CONF] if self._is_as_shipped(conf) else [])]
         for part in parts:
@@ -139,7 +137,7 @@ class Tree:
             os.rmdir(library)
 
     def is_changed(self) -> bool:
-        """Tell whether the installed semishared.conf is another than the one we ship."""
+        """Tell whether the installed semishared.conf differs from the shipped one."""
         conf = f"{self.place.remotes}/{CONF}"
         return os.path.lexists(conf) and not self._is_as_shipped(conf)
 
@@ -168,7 +166,7 @@ class Tree:
             for name in differing:
                 print(f"  {old}/{name} differs")
             return
-        # Durable before it is seen: a machine that loses its power has the old part or the new one.
+        # Durable before it is visible: a machine that loses power has the old part or the new one.
         for path in _below(new):
             if os.path.isfile(path):
                 fsync(path)
@@ -183,9 +181,7 @@ class Tree:
         point(f"swapped {part}")
 
     def _compile(self, part: str) -> None:
-        """Give a package that goes in its byte code, which takes as long as all the rest; raise CannotInstall
-        if it is no Python.
-        """
+        """Compile a package, which takes as long as all the rest; raise CannotInstall if it is no Python."""
         # Saves every action 5 ms; rsync keeps the times that make byte code valid on the hosts too.
         package = f"{self.stage}/{part}"
         if part == PARTS[0] and not compileall.compile_dir(
@@ -195,16 +191,15 @@ class Tree:
 
     @property
     def _owner(self) -> Optional[tuple[int, int]]:
-        """Return whose all of it shall be, None for who runs this: only root gives files away."""
+        """Return the owner of all files, None for this user: only root can give files away."""
         return self.place.owner if os.geteuid() == 0 else None
 
     def _give_away(self, path: str) -> None:
-        """Let what is staged at `path` belong to whom remotes/ belongs to."""
+        """Give `path`, which is staged, to the owner of remotes/."""
         owner = self._owner
         if owner is None:
             return
-        # From below: in a directory that is not root's any more, what the next path leads to is not for us to
-        # say.
+        # From below: in a directory that is not root's any more, its owner decides where the next path leads.
         for below in reversed([path, *list(_below(path))[1:]]):
             os.chown(below, *owner, follow_symlinks=False)
 
@@ -218,11 +213,11 @@ class Tree:
 
     @contextmanager
     def _parent(self, part: str) -> Iterator[str]:
-        """Yield a path to the directory of a part below remotes/, made if need be; raise CannotInstall if it
-        is elsewhere.
+        """Yield a path to the directory of a part below remotes/, made if need be; raise CannotInstall if
+        outside.
 
-        remotes/ is oneadmin's, and we may be root: a link in it (OpenNebula has some, `qemu-probes.d`) leads
-        to somewhere in it, or is not followed, also if it is put there at this moment.
+        remotes/ is oneadmin's, and we may be root: a link in it (OpenNebula has some, `qemu-probes.d`) is
+        followed only to a place in it, also one that appears at this moment.
         """
         root = os.path.realpath(self.place.remotes)
         parent = os.path.realpath(f"{root}/{os.path.dirname(part)}")
@@ -244,7 +239,7 @@ class Tree:
 
 
 def forwarder(action: str) -> str:
-    """Return the script that hands `action` over to the stock one beside us."""
+    """Return the script that forwards `action` to the stock one beside us."""
     return f"""#!/bin/sh
 # Made by semishared's install.sh: nothing of ours differs for this action.
 exec "$(dirname -- "$0")/../kvm/{action}" "$@"
@@ -252,7 +247,7 @@ exec "$(dirname -- "$0")/../kvm/{action}" "$@"
 
 
 def _exchange(new: str, old: str) -> bool:
-    """Let two directories change places in one instant, if this file system can; tell whether it could."""
+    """Exchange two directories atomically, if this file system can; tell whether it could."""
     libc = ctypes.CDLL(None, use_errno=True)
     try:
         return int(libc.renameat2(-100, os.fsencode(new), -100, os.fsencode(old), 2)) == 0
@@ -278,9 +273,7 @@ def _same_file(ours: str, there: str) -> bool:
 
 
 def _described(directory: str, owner: Optional[tuple[int, int]] = None) -> dict[str, tuple[object, ...]]:
-    """Return mode, owner (or `owner`, who shall be it) and content of every file below; byte code does not
-    count.
-    """
+    """Return mode, owner (or `owner`, the wanted one) and content of every file below, without byte code."""
     found: dict[str, tuple[object, ...]] = {}
     for path in _below(directory):
         if "__pycache__" in path:
