@@ -2,7 +2,7 @@
 """semishared: OpenNebula storage drivers that choose shared or local per disk."""
 
 VERSION = "0.2.0.dev0"
-"""What people call it. Front-end and hosts must agree on more than that: wire/messages.RELEASE."""
+"""The version for people. Front-end and hosts must agree on more than that: wire/messages.RELEASE."""
 
 NAME = "semishared"
 """TM_MAD, DS_MAD, directory below remotes/ and content of `.monitor` (docs/explanation/contract.md)."""

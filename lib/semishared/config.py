@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """etc/semishared.conf: site settings, each with a default; the file may be missing.
 
-What concerns an image or a datastore is an attribute of it in OpenNebula, not a key here.
+Settings of an image or a datastore are attributes of it in OpenNebula, not keys here.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from .errors import BadAttribute
 from .named import NamedTuple
 
 DEFAULT = "DEFAULT"
-"""The section whose values are those of all others that do not say otherwise."""
+"""The section with the values of all other sections that do not set them."""
 
 
 def read(path: str) -> dict[tuple[str, str], str]:
     """Return the values by (section, key), none if there is no such file; raise BadAttribute.
 
-    Sections and `key = value` are read as configparser reads them. configparser and its regular expressions
-    cost every action 4 ms.
+    It reads sections and `key = value` as configparser does, which with its regular expressions costs every
+    action 4 ms.
     """
     try:
         with open(path, encoding="utf-8") as file:
@@ -31,7 +31,7 @@ def read(path: str) -> dict[tuple[str, str], str]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as e:
-        # Its defaults are not what somebody has written there.
+        # The defaults would not be what the administrator has written there.
         raise BadAttribute(f"semishared.conf cannot be read: {e.strerror}: {path}") from None
     found: dict[tuple[str, str], list[str]] = {}
     sections: set[str] = set()
@@ -42,7 +42,7 @@ def read(path: str) -> dict[tuple[str, str], str]:
             continue
         indent = len(line) - len(line.lstrip())
         if not text or (value is not None and indent > depth):
-            # Of a value of several lines.
+            # Part of a value of several lines.
             if value is not None:
                 value.append(text)
             continue
@@ -85,9 +85,9 @@ CHOICES = {
 RATES = ("uploads_least_rate", "staging_rate", "migration_rate")
 IO_CLASS = "io_class_"
 LEAST_BYTES, MOST_BYTES = 1 << 20, 10**15
-"""Bytes per second of an I/O class: less would stop a guest, more QEMU does not take."""
+"""Bytes per second of an I/O class: less would stop a guest, and QEMU takes no more."""
 LEAST_SILENCE_S = 10
-"""A host says every 5 s that it is there (host/service.py), and may be late."""
+"""A host reports every 5 s that it is alive (host/service.py), and may be late."""
 LIBVIRTS_UNIT = 1 << 20
 """Bytes: libvirt counts rates of migrations in MiB per second."""
 
@@ -128,17 +128,17 @@ class Config(NamedTuple):
 
     @property
     def freeze(self) -> str:
-        """How a guest rests while a snapshot of its disk is taken, as steps say it."""
+        """How a guest rests while a snapshot of its disk is taken, in the words of steps."""
         return self.snapshots_freeze.upper()
 
     @property
     def is_network_trusted(self) -> bool:
-        """Whether what goes from host to host may be read on the way."""
+        """Whether data between hosts may be read on the way."""
         return self.staging_trusted_network == "yes"
 
     @property
     def migration(self) -> dict[str, Union[int, str]]:
-        """[migration], as a host tells its plan (plan/vm/migration.py)."""
+        """[migration], for a host's plan (plan/vm/migration.py)."""
         section = "migration_"
         return {
             name[len(section) :]: value for name, value in self._asdict().items() if name.startswith(section)
@@ -146,9 +146,7 @@ class Config(NamedTuple):
 
     @property
     def io_limits(self) -> dict[str, tuple[int, int]]:
-        """[io_class], by class: bytes and operations per second that a disk of it may do, 0 for as many as it
-        can.
-        """
+        """[io_class], by class: bytes and operations per second of a disk, 0 for no limit."""
         found: dict[str, dict[str, int]] = {}
         for name, value in self._asdict().items():
             if name.startswith(IO_CLASS):
@@ -158,9 +156,7 @@ class Config(NamedTuple):
 
     @property
     def fencing(self) -> list[str]:
-        """The words of the command that switches a host off, but for the host's name; none if there is no
-        such command.
-        """
+        """The words of the command that switches a host off, without the host's name; none without one."""
         import shlex
 
         return [] if self.fence_command == "none" else shlex.split(self.fence_command)

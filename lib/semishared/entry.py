@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the executables in tm/ and datastore/ start: one action, by its name.
+"""Run one action by its name, for the executables in tm/ and datastore/.
 
 Exit codes: 0 done, 1 refused or failed with one line on stderr, 2 a defect of ours (its traceback in the log
 lines).

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tuples with named fields, as typing.NamedTuple makes them, but made in a tenth of the time.
 
-The one of the library compiles a function for each class and an expression for each field. A host side makes
-some eighty classes before its first step, the vocabulary of plans, and only a few of their instances: that
-was a fifth of its start.
+The library compiles a function for each class and an expression for each field. A host side makes some eighty
+classes, the vocabulary of plans, before its first step, and instances of few: that was a fifth of its start.
 """
 
 from __future__ import annotations
@@ -16,9 +15,7 @@ if TYPE_CHECKING:
 else:
 
     class Fields(type):
-        """Makes the annotated names of a class body its fields, in their order; those with a value have that
-        as default.
-        """
+        """Makes the annotated names of a class body its fields, in order, with their values as defaults."""
 
         def __new__(kind, name, bases, body):
             if bases != (tuple,) and not hasattr(bases[0], "_fields"):
@@ -29,7 +26,7 @@ else:
             return type.__new__(kind, name, bases, {"__slots__": (), **body})
 
     class NamedTuple(tuple, metaclass=Fields):
-        """The base of all, with the methods that they are documented to have in the library."""
+        """The base of all, with the documented methods of the library's."""
 
         def __new__(cls, *values, **named):
             if named or len(values) != len(cls._fields):

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps to functions: which function carries out which step, on every machine. There is no other dispatch.
 
-A row is the module and the function, or "." and a verb of the store that the step's image or access is in
-(store.Store, store.Bridged). A module is loaded when its first step comes.
+A row is a module and a function, or "." and a verb of the store of the step's image or access (store.Store,
+store.Bridged). A module is loaded when its first step comes.
 
-The parameters of a function say what it needs: `step`, fields of the step by their names, parts of the work
-under way by theirs (host/work.py on a host, front/datastore.py on the front-end, vmm/on_host.py in a
-hypervisor action). What it returns is the answer. tests/unit/test_table.py resolves every row.
+A function's parameters name what it needs: `step`, fields of the step, parts of the work under way
+(host/work.py on a host, front/datastore.py on the front-end, vmm/on_host.py in a hypervisor action). It
+returns the answer. tests/unit/test_table.py resolves every row.
 """
 
 from __future__ import annotations
