@@ -280,7 +280,7 @@ def _one_machine(answers: Answers) -> list[Finding]:
 
 
 def of_shared(answers: Answers, front_end: str) -> list[Finding]:
-    """Judge directories that must be each machine's own, by the signatures found there (tools/signatures.py)."""
+    """Judge directories that must be each machine's own, by the signatures in them (tools/signatures.py)."""
     places = []
     for place, (machines, directories) in shared(answers).items():
         names = sorted(machines, key=lambda name: (name != front_end, name))
