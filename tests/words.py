@@ -10,6 +10,7 @@ you remove some, never raise it; it goes to 0. `tests/words.py --lib` prints tho
 from __future__ import annotations
 
 import ast
+import inspect
 import io
 import re
 import sys
@@ -51,7 +52,7 @@ def prose(source: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(source)):
         said = node.value if isinstance(node, ast.Expr) else None
         if isinstance(said, ast.Constant) and isinstance(said.value, str):
-            yield said.lineno, said.value
+            yield said.lineno, inspect.cleandoc(said.value)
 
 
 def in_pages() -> Iterator[str]:

@@ -66,7 +66,7 @@ class Xfs(Directories):
         """Put a tree in its project, and limit that; raise NoQuota if the project is in use.
 
         The tree is in the project before the limit is set: so a limit without the tree is not ours. The tree
-        is still empty, without an owner who could write to it.
+        is still empty, and no user can write to it yet.
         """
         path, project = self.path(image), FIRST_PROJECT + image
         if _project(path) != project:
