@@ -2,8 +2,8 @@
 """No job of QEMU writes elsewhere what it decrypts for a running guest, whoever asks for it: told by the XML
 of the domain.
 
-libvirt's own test driver has the domain, so nobody but us can refuse anything here. Real guests:
-tests/pool/test_encrypted.py.
+libvirt's own test driver has the domain, so only semishared can refuse anything here. Real guests:
+tests/pool/test_running_encrypted.py.
 """
 
 from __future__ import annotations
