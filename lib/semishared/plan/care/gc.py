@@ -75,17 +75,16 @@ clone: `POOL/one-I-VM-DISK`
     -> made by us, this cloud's, oned does not know the VM, no client has it open and no clone depends on it
 image: `POOL/one-I`
     -> never removed: listed as kept if it was made by us and no image of oned has this SOURCE
-[more]
-unlinked: <device>/layers/NAME, <device>/bases/NAME, to which no link leads
-    -> the VM whose layers these are, if they are of one, is not known to oned
+unlinked: `<device>/layers/NAME`, `<device>/bases/NAME`, to which no link leads
+    -> oned does not know the VM whose layers they are; a base: always
 domain: a domain whose files were deleted
-    -> never removed: said, if oned does not know its VM
-snapshot: POOL/one-I@semishared-undo, -saved, -old-<x>
-    -> the change is over; no image is being made of which this might be the source; no clone depends on it
-lent: POOL/one-I@semishared-lent-<id>
+    -> never removed: listed as kept if oned does not know its VM
+snapshot: `POOL/one-I@semishared-undo`, `-saved`, `-old-<x>`
+    -> the change is over, no image is being made of which it might be the source, and no clone depends on it
+lent: `POOL/one-I@semishared-lent-<id>`
     -> no VM of oned has the image, and no client has it open
 """
-"""`kind: what it is -> when it is left over`; docs/reference/cli.md has the rows before `[more]`."""
+"""`kind: what it is -> when it is left over`; docs/reference/cli.md has the rows as a table."""
 LOCK_S = 2 * 86400
 """No action runs that long (disk/vm_dir.py).
 
@@ -110,7 +109,7 @@ def kinds(text: str) -> list[Kind]:
     return [Kind(name, *rest.rsplit(" -> ", 1)) for name, rest in parts]
 
 
-KINDS, MORE_KINDS = map(kinds, CATALOGUE.split("[more]"))
+KINDS = kinds(CATALOGUE)
 
 
 @dataclass(frozen=True)
