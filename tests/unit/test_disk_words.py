@@ -14,6 +14,7 @@ from semishared.model import attributes
 
 LIB = Path(__file__).resolve().parents[2] / "lib" / "semishared"
 READERS = {"text", "number", "is_yes", "value", "first"}
+PROPERTIES = {"Text", "Number"}
 OF_ONED = "oned writes it, for every disk"
 OF_IMAGE = (
     "oned writes it for a disk of an image (Image::disk_attribute, Datastore::disk_attribute), and no "
@@ -112,6 +113,8 @@ def _reads(tree: ast.AST, names: Set[str], within_disk: bool = False) -> Iterato
     """Yield the words that are read from a disk of a VM, or in the view of one."""
     for node in ast.iter_child_nodes(tree):
         yield from _reads(node, names, within_disk or isinstance(node, ast.ClassDef) and node.name == "Disk")
+        if within_disk and isinstance(node, ast.Call) and ast.unparse(node.func) in PROPERTIES:
+            yield _word(node.args[0])
         if not (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
@@ -177,6 +180,8 @@ def test_a_disk_is_had_in_these_places_alone() -> None:
         "def work(wanted: Optional[Disk]) -> str:\n    return wanted.text('NEW')",
         "for item in root.find('TEMPLATE', 'DISK'):\n    item.value('NEW')",
         "class Disk(View):\n    def new(self):\n        return self.text('NEW')",
+        "class Disk(View):\n    new = Text('NEW')",
+        "class Disk(View):\n    new = Number('NEW', ID_BITS)",
     ],
 )
 def test_who_reads_another_word_is_found(text: str, monkeypatch: pytest.MonkeyPatch) -> None:

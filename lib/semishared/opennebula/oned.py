@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from typing import Any
+from typing import Any, TypeVar
 from xml.etree import ElementTree
 
 from ..errors import GoneFromOned, OnedUnavailable
@@ -18,6 +18,7 @@ from .xml import Datastore, Host, Image, View, Vm, parse
 
 URL = r"(https?)://(?:([^@/?#\s]*)@)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._\-]+)(?::([0-9]{1,5}))?(/[!-~]*)?\Z"
 PIECE = 1 << 16
+Kind = TypeVar("Kind", bound=View)
 
 
 class RpcFailed(Exception):
@@ -218,31 +219,23 @@ class Oned:
 
     def vms(self) -> list[Vm]:
         """Return all VMs that are not DONE; raise OnedUnavailable."""
-        pool = parse(self._call("one.vmpool.info", -2, -1, -1, -1), "VM_POOL")
-        return [Vm(element) for element in pool.findall("VM")]
+        return self._pool(Vm, "vm", -2, -1, -1, -1)
 
     def newest_vm(self, from_id: int) -> int:
         """Return the highest id of VMs, DONE or not, -1 for none from `from_id` on; raise OnedUnavailable."""
-        pool = parse(self._call("one.vmpool.info", -2, max(from_id, 0), -1, -2), "VM_POOL")
-        return max((View(element).number("ID") for element in pool.findall("VM")), default=-1)
+        return max((vm.id for vm in self._pool(Vm, "vm", -2, max(from_id, 0), -1, -2)), default=-1)
 
     def images(self) -> list[Image]:
         """Return all images; raise OnedUnavailable."""
-        return [
-            Image(e)
-            for e in parse(self._call("one.imagepool.info", -2, -1, -1), "IMAGE_POOL").findall("IMAGE")
-        ]
+        return self._pool(Image, "image", -2, -1, -1)
 
     def datastores(self) -> list[Datastore]:
         """Return all datastores; raise OnedUnavailable."""
-        return [
-            Datastore(e)
-            for e in parse(self._call("one.datastorepool.info"), "DATASTORE_POOL").findall("DATASTORE")
-        ]
+        return self._pool(Datastore, "datastore")
 
     def hosts(self) -> list[Host]:
         """Return all hosts; raise OnedUnavailable."""
-        return [Host(e) for e in parse(self._call("one.hostpool.info"), "HOST_POOL").findall("HOST")]
+        return self._pool(Host, "host")
 
     def create_datastore(self, template: str) -> int:
         """Make a datastore from its template and return its id; raise OnedUnavailable with oned's reason."""
@@ -262,21 +255,11 @@ class Oned:
 
     def vm_groups(self) -> list[View]:
         """Return all VM groups; raise OnedUnavailable."""
-        return [
-            View(e)
-            for e in parse(self._call("one.vmgrouppool.info", -2, -1, -1), "VM_GROUP_POOL").findall(
-                "VM_GROUP"
-            )
-        ]
+        return self._pool(View, "vm_group", -2, -1, -1)
 
     def documents(self, type: int) -> list[View]:  # noqa: A002 - OpenNebula's word
         """Return all documents of a type (100: services of OneFlow); raise OnedUnavailable."""
-        return [
-            View(e)
-            for e in parse(self._call("one.documentpool.info", -2, -1, -1, type), "DOCUMENT_POOL").findall(
-                "DOCUMENT"
-            )
-        ]
+        return self._pool(View, "document", -2, -1, -1, type)
 
     def create_document(self, template: str, type: int) -> int:  # noqa: A002 - OpenNebula's word
         """Make a document and return its id; raise OnedUnavailable with oned's reason."""
@@ -288,21 +271,21 @@ class Oned:
 
     def front_ends(self) -> list[list[str]]:
         """Return the front-ends' addresses of each zone, none for one without HA; raise OnedUnavailable."""
-        zones = parse(self._call("one.zonepool.info"), "ZONE_POOL").findall("ZONE")
-        urls = [
-            [View(server).text("ENDPOINT") for server in zone.findall("SERVER_POOL/SERVER")] for zone in zones
-        ]
-        return [[found for found in map(address_of, zone) if found] for zone in urls]
+        zones = [zone.all("SERVER_POOL/SERVER") for zone in self._pool(View, "zone")]
+        found = ((address_of(server.text("ENDPOINT")) for server in zone) for zone in zones)
+        return [[address for address in zone if address] for zone in found]
 
     def hooks(self) -> list[View]:
         """Return all hooks; raise OnedUnavailable."""
-        return [
-            View(e) for e in parse(self._call("one.hookpool.info", -2, -1, -1), "HOOK_POOL").findall("HOOK")
-        ]
+        return self._pool(View, "hook", -2, -1, -1)
 
     def version(self) -> str:
         """Return the version of oned; raise OnedUnavailable."""
         return str(self._answer("one.system.version"))
+
+    def _pool(self, kind: type[Kind], name: str, *arguments: int) -> list[Kind]:
+        pool = parse(self._call(f"one.{name.replace('_', '')}pool.info", *arguments), f"{name}_pool".upper())
+        return [kind(element) for element in pool.findall(name.upper())]
 
     def _ask(self, method: str, object_id: int) -> bytes:
         return self._call(method, object_id)

@@ -24,11 +24,7 @@ def parse(text: str | bytes, root: str) -> Element:
     """Return the root element of `text`; raise BadArguments unless it is well-formed and called `root`."""
     try:
         element = ElementTree.fromstring(text)
-    except (
-        ElementTree.ParseError,
-        LookupError,
-        ValueError,
-    ) as e:  # the latter: odd encodings in the XML declaration
+    except (ElementTree.ParseError, LookupError, ValueError) as e:  # the latter two: odd encodings
         raise BadArguments(f"{root} XML does not parse: {e}") from None
     if element.tag != root:
         raise BadArguments(f"XML is <{element.tag}> where <{root}> belongs")
@@ -54,10 +50,34 @@ class View:
         """Tell whether oned reads YES at `path`."""
         return is_yes(self.text(path))
 
+    def all(self, path: str) -> list[View]:
+        """Return the elements at `path`."""
+        return [View(element) for element in self.element.findall(path)]
+
     def to_bytes(self) -> bytes:
         """Return the element as XML."""
         data: bytes = ElementTree.tostring(self.element, encoding="utf-8")
         return data
+
+
+class Text:
+    """A property of a view: the text at a path."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __get__(self, view: View, _kind: object) -> str:
+        return view.text(self._path)
+
+
+class Number:
+    """A property of a view: the number of so many bits at a path, -1 without one."""
+
+    def __init__(self, path: str, bits: int = 64) -> None:
+        self._path, self._bits = path, bits
+
+    def __get__(self, view: View, _kind: object) -> int:
+        return view.number(self._path, bits=self._bits)
 
 
 class Object(View):
@@ -67,17 +87,9 @@ class Object(View):
     def parse(cls, text: str | bytes) -> Self:
         return cls(parse(text, cls.__name__.upper()))
 
-    @property
-    def id(self) -> int:
-        return self.number("ID", bits=ID_BITS)
-
-    @property
-    def name(self) -> str:
-        return self.text("NAME")
-
-    @property
-    def state(self) -> int:
-        return self.number("STATE")
+    id = Number("ID", ID_BITS)
+    name = Text("NAME")
+    state = Number("STATE")
 
     def attribute(self, name: str) -> str:
         """Return one of our attributes in its template, without surrounding blanks; '' if it has none."""
@@ -91,9 +103,7 @@ class Disk(View):
     from the image.
     """
 
-    @property
-    def id(self) -> int:
-        return self.number("DISK_ID", bits=ID_BITS)
+    id = Number("DISK_ID", ID_BITS)
 
     @property
     def is_volatile(self) -> bool:
@@ -109,13 +119,8 @@ class Disk(View):
         """Id of the image; -1 for a volatile disk, whatever its user has written."""
         return -1 if self.is_volatile else self.number("IMAGE_ID", bits=ID_BITS)
 
-    @property
-    def image_name(self) -> str:
-        return self.text("IMAGE")
-
-    @property
-    def store_id(self) -> int:
-        return self.number("DATASTORE_ID", bits=ID_BITS)
+    image_name = Text("IMAGE")
+    store_id = Number("DATASTORE_ID", ID_BITS)
 
     @property
     def source(self) -> str:
@@ -147,35 +152,28 @@ class Disk(View):
         """A directory for the guest: the VM's directory has no file of it to make, move or remove."""
         return self.text("TYPE") == "FILESYSTEM"
 
-    @property
-    def driver(self) -> str:
-        return self.text("TM_MAD")
-
-    @property
-    def target(self) -> str:
-        """Name of the device in the guest."""
-        return self.text("TARGET")
-
-    @property
-    def mount_tag(self) -> str:
-        return self.text("MOUNT_TAG")
+    driver = Text("TM_MAD")
+    target = Text("TARGET")
+    """Name of the device in the guest."""
+    mount_tag = Text("MOUNT_TAG")
 
     @property
     def file_system(self) -> str:
         return self.text("FS").lower()
 
-    @property
-    def luks_secret(self) -> str:
-        """UUID of the libvirt secret that decrypts the disk, '' for none (plan/image/placement.py)."""
-        return self.text("LUKS_SECRET")
+    luks_secret = Text("LUKS_SECRET")
+    """UUID of the libvirt secret that decrypts the disk, '' for none (plan/image/placement.py)."""
 
 
 class Vm(Object):
     """/VM as one.vm.info serves it."""
 
     @property
-    def lcm_state(self) -> int:
-        return self.number("LCM_STATE")
+    def history(self) -> list[View]:
+        """The history records, oldest first."""
+        return self.all("HISTORY_RECORDS/HISTORY")
+
+    lcm_state = Number("LCM_STATE")
 
     @property
     def is_active(self) -> bool:
@@ -202,42 +200,31 @@ class Vm(Object):
         """Tell whether its disks come to a host only when it is deployed."""
         return self.is_on_front_end or self.state in (VmState.PENDING, VmState.HOLD)
 
-    @property
-    def seq(self) -> int:
-        """SEQ of the last history record, -1 without one: the one counter that never goes back."""
-        return self.number("HISTORY_RECORDS/HISTORY[last()]/SEQ")
+    seq = Number("HISTORY_RECORDS/HISTORY[last()]/SEQ")
+    """SEQ of the last history record, -1 without one: the one counter that never goes back."""
 
     def seq_on(self, host: str) -> int:
         """Return the SEQ of its last history record on a host, that of its last one if it was never there.
 
         An action that oned began there before the VM left has that SEQ, however late it asks.
         """
-        records = [View(record) for record in self.element.findall("HISTORY_RECORDS/HISTORY")]
-        return max(
-            (record.number("SEQ") for record in records if record.text("HOSTNAME") == host), default=self.seq
-        )
+        there = (record.number("SEQ") for record in self.history if record.text("HOSTNAME") == host)
+        return max(there, default=self.seq)
 
-    @property
-    def host(self) -> str:
-        """Name of the host of the last history record, '' before the first deployment."""
-        return self.text("HISTORY_RECORDS/HISTORY[last()]/HOSTNAME")
+    host = Text("HISTORY_RECORDS/HISTORY[last()]/HOSTNAME")
+    """Name of the host of the last history record, '' before the first deployment."""
 
     @property
     def hosts(self) -> list[str]:
         """Names of the hosts of all history records, oldest first."""
-        return [View(record).text("HOSTNAME") for record in self.element.findall("HISTORY_RECORDS/HISTORY")]
+        return [record.text("HOSTNAME") for record in self.history]
 
     @property
     def host_ids(self) -> list[int]:
         """Ids of the same hosts: oned knows a host by its id, while names change and are used again."""
-        return [
-            View(record).number("HID", bits=ID_BITS)
-            for record in self.element.findall("HISTORY_RECORDS/HISTORY")
-        ]
+        return [record.number("HID", bits=ID_BITS) for record in self.history]
 
-    @property
-    def deploy_id(self) -> str:
-        return self.text("DEPLOY_ID")
+    deploy_id = Text("DEPLOY_ID")
 
     @property
     def disks(self) -> list[Disk]:
@@ -252,24 +239,20 @@ class Vm(Object):
 
     def snapshots_of(self, disk_id: int) -> tuple[int, ...]:
         """Return the ids of the snapshots of a disk."""
-        lists = [View(element) for element in self.element.findall("SNAPSHOTS")]
-        rows = [view.element.findall("SNAPSHOT") for view in lists if view.number("DISK_ID") == disk_id]
-        return tuple(sorted(View(row).number("ID") for found in rows for row in found))
+        lists = [one.all("SNAPSHOT") for one in self.all("SNAPSHOTS") if one.number("DISK_ID") == disk_id]
+        return tuple(sorted(row.number("ID") for rows in lists for row in rows))
 
     def backup_setting(self, name: str) -> str:
         """Return a setting of BACKUP_CONFIG, in upper case."""
         return self.text(f"BACKUPS/BACKUP_CONFIG/{name}").upper()
 
-    @property
-    def context_disk(self) -> int:
-        """Disk id of the context ISO, -1 without one."""
-        return self.number("TEMPLATE/CONTEXT/DISK_ID")
+    context_disk = Number("TEMPLATE/CONTEXT/DISK_ID")
+    """Disk id of the context ISO, -1 without one."""
 
     @property
     def system_datastores(self) -> list[int]:
         """Ids of the system datastores of all history records, oldest first."""
-        records = self.element.findall("HISTORY_RECORDS/HISTORY")
-        return [View(record).number("DS_ID") for record in records]
+        return [record.number("DS_ID") for record in self.history]
 
     @property
     def driver(self) -> str:
@@ -277,22 +260,19 @@ class Vm(Object):
 
         Its datastore may have another one by now.
         """
-        records = self.element.findall("HISTORY_RECORDS/HISTORY")
-        return View(records[-1]).text("TM_MAD") if records else ""
+        records = self.history
+        return records[-1].text("TM_MAD") if records else ""
 
     def datastore_at(self, seq: int) -> int:
         """Return the id of the system datastore at a SEQ of the history, -1 if there is no such."""
-        records = map(View, self.element.findall("HISTORY_RECORDS/HISTORY"))
-        return next((record.number("DS_ID") for record in records if record.number("SEQ") == seq), -1)
+        return next((record.number("DS_ID") for record in self.history if record.number("SEQ") == seq), -1)
 
 
 class Image(Object):
     """/IMAGE."""
 
-    @property
-    def type(self) -> int:
-        """An ImageType."""
-        return self.number("TYPE")
+    type = Number("TYPE")
+    """An ImageType."""
 
     @property
     def is_disk(self) -> bool:
@@ -320,39 +300,28 @@ class Image(Object):
     @property
     def backup_parts(self) -> frozenset[str]:
         """Return the backup driver's names of a backup's increments."""
-        found = (
-            View(element).text("SOURCE") for element in self.element.findall("BACKUP_INCREMENTS/INCREMENT")
-        )
-        return frozenset(found) | {self.source}
+        parts = [one.text("SOURCE") for one in self.all("BACKUP_INCREMENTS/INCREMENT")]
+        return frozenset([*parts, self.source])
 
     def may_be_used_by(self, other: Image) -> bool:
         """Tell whether permissions (not oned's ACL) let the owner of another image use this one."""
         uid, gid = other.number("UID"), other.number("GID")
-        ways = (
-            (uid == self.number("UID"), "OWNER_U"),
-            (gid == self.number("GID"), "GROUP_U"),
-            (True, "OTHER_U"),
-        )
-        return 0 in (uid, gid) or any(
-            is_so and self.number(f"PERMISSIONS/{right}") == 1 for is_so, right in ways
-        )
+        rights = {
+            "OWNER_U": uid == self.number("UID"),
+            "GROUP_U": gid == self.number("GID"),
+            "OTHER_U": True,
+        }
+        given = (self.number(f"PERMISSIONS/{right}") == 1 for right, is_so in rights.items() if is_so)
+        return 0 in (uid, gid) or any(given)
 
     @property
     def vms(self) -> frozenset[int]:
         """Return the ids of the VMs that oned has acquired it for."""
-        return frozenset(View(found).number(".", bits=ID_BITS) for found in self.element.findall("VMS/ID"))
+        return frozenset(found.number(".", bits=ID_BITS) for found in self.all("VMS/ID"))
 
-    @property
-    def source(self) -> str:
-        return self.text("SOURCE")
-
-    @property
-    def path(self) -> str:
-        return self.text("PATH")
-
-    @property
-    def store_id(self) -> int:
-        return self.number("DATASTORE_ID")
+    source = Text("SOURCE")
+    path = Text("PATH")
+    store_id = Number("DATASTORE_ID")
 
     @property
     def format(self) -> str:
@@ -374,23 +343,16 @@ class Image(Object):
 class Datastore(Object):
     """/DATASTORE."""
 
-    @property
-    def type(self) -> int:
-        """A DatastoreType."""
-        return self.number("TYPE")
+    type = Number("TYPE")
+    """A DatastoreType."""
 
     @property
     def is_system(self) -> bool:
         return self.type == DatastoreType.SYSTEM_DS
 
-    @property
-    def driver(self) -> str:
-        """Name of its transfer driver."""
-        return self.text("TM_MAD")
-
-    @property
-    def base_path(self) -> str:
-        return self.text("BASE_PATH")
+    driver = Text("TM_MAD")
+    """Name of its transfer driver."""
+    base_path = Text("BASE_PATH")
 
     @property
     def store_driver(self) -> str:
@@ -398,7 +360,7 @@ class Datastore(Object):
 
     @property
     def clusters(self) -> list[int]:
-        return [View(found).number(".") for found in self.element.findall("CLUSTERS/ID")]
+        return [found.number(".") for found in self.all("CLUSTERS/ID")]
 
 
 class Host(Object):
@@ -419,13 +381,8 @@ class Host(Object):
         total, most = (self.number(f"HOST_SHARE/{name}") for name in ("TOTAL_MEM", "MAX_MEM"))
         return (total - most) << 10 if total > 0 and most >= 0 else -1
 
-    @property
-    def cluster(self) -> str:
-        return self.text("CLUSTER")
-
-    @property
-    def cluster_id(self) -> int:
-        return self.number("CLUSTER_ID")
+    cluster = Text("CLUSTER")
+    cluster_id = Number("CLUSTER_ID")
 
     def is_near(self, datastores: Sequence[Datastore]) -> bool:
         """Tell whether VMs with disks in these may run here: a datastore without clusters is near to all."""
