@@ -108,6 +108,25 @@ def is_disk(text: str) -> bool:
     return bool(re.match(DISK, name)) or name in ("kernel", "initrd")
 
 
+def _disk(location: str, vm: str) -> DiskPlace:
+    return DiskPlace.at(Location.parse(location), vm)
+
+
+def _vm_dir(location: str, vm: str) -> VmPlace:
+    return VmPlace.at(Location.parse(location), vm)
+
+
+def _count(argv: list[str], wanted: int) -> None:
+    if len(argv) != wanted:
+        raise BadArguments(f"{len(argv)} arguments where {wanted} belong")
+
+
+def _store(argv: list[str], wanted: int) -> int:
+    """Return the datastore, the last of so many arguments; raise BadArguments."""
+    _count(argv, wanted)
+    return number(argv[-1], "datastore id")
+
+
 class FromImage(NamedTuple):
     """clone, ln: `fe:SOURCE host:VMDIR/disk.N vm image_datastore`."""
 
@@ -117,12 +136,8 @@ class FromImage(NamedTuple):
 
     @classmethod
     def parse(cls, argv: list[str]) -> FromImage:
-        _count(argv, 4)
-        return cls(
-            image_source(argv[0].partition(":")[2], "source"),
-            DiskPlace.at(Location.parse(argv[1]), argv[2]),
-            number(argv[3], "datastore id"),
-        )
+        store = _store(argv, 4)
+        return cls(image_source(argv[0].partition(":")[2], "source"), _disk(argv[1], argv[2]), store)
 
 
 class NewDisk(NamedTuple):
@@ -134,17 +149,13 @@ class NewDisk(NamedTuple):
 
     @classmethod
     def parse(cls, argv: list[str]) -> NewDisk:
-        _count(argv, 5)
-        number(argv[4], "datastore id")
-        return cls(
-            number(argv[0], "size") * MiB, argv[1].lower(), DiskPlace.at(Location.parse(argv[2]), argv[3])
-        )
+        _store(argv, 5)
+        return cls(number(argv[0], "size") * MiB, argv[1].lower(), _disk(argv[2], argv[3]))
 
     @classmethod
     def parse_swap(cls, argv: list[str]) -> NewDisk:
-        _count(argv, 4)
-        number(argv[3], "datastore id")
-        return cls(number(argv[0], "size") * MiB, "raw", DiskPlace.at(Location.parse(argv[1]), argv[2]))
+        _store(argv, 4)
+        return cls(number(argv[0], "size") * MiB, "raw", _disk(argv[1], argv[2]))
 
 
 class Context(NamedTuple):
@@ -158,7 +169,7 @@ class Context(NamedTuple):
         if len(argv) < 4:
             raise BadArguments(f"{len(argv)} arguments where at least 4 belong")
         number(argv[-1], "datastore id")
-        return cls(tuple(argv[:-3]), DiskPlace.at(Location.parse(argv[-3]), argv[-2]))
+        return cls(tuple(argv[:-3]), _disk(argv[-3], argv[-2]))
 
 
 class Move(NamedTuple):
@@ -170,13 +181,10 @@ class Move(NamedTuple):
 
     @classmethod
     def parse(cls, argv: list[str]) -> Move:
-        _count(argv, 4)
-        number(argv[3], "datastore id")
+        _store(argv, 4)
         if is_disk(argv[0]) and is_disk(argv[1]):
-            pair = [DiskPlace.at(Location.parse(text), argv[2]).vm_place for text in argv[:2]]
-            return cls(pair[0], pair[1], True)
-        pair = [VmPlace.at(Location.parse(text), argv[2]) for text in argv[:2]]
-        return cls(pair[0], pair[1], False)
+            return cls(_disk(argv[0], argv[2]).vm_place, _disk(argv[1], argv[2]).vm_place, True)
+        return cls(_vm_dir(argv[0], argv[2]), _vm_dir(argv[1], argv[2]), False)
 
 
 class ToImage(NamedTuple):
@@ -189,24 +197,23 @@ class ToImage(NamedTuple):
 
     @classmethod
     def parse(cls, argv: list[str]) -> ToImage:
-        _count(argv, 4)
-        return cls(
-            DiskPlace.at(Location.parse(argv[0]), argv[2]),
-            image_source(argv[1], "image"),
-            -1,
-            number(argv[3], "datastore id"),
-        )
+        store = _store(argv, 4)
+        return cls(_disk(argv[0], argv[2]), image_source(argv[1], "image"), -1, store)
 
     @classmethod
     def parse_copy(cls, argv: list[str]) -> ToImage:
-        _count(argv, 5)
+        store = _store(argv, 5)
         snapshot = -1 if argv[2] == "-1" else number(argv[2], "snapshot id")
-        return cls(
-            DiskPlace.at(Location.parse(argv[0]), argv[3]),
-            image_source(argv[1], "image"),
-            snapshot,
-            number(argv[4], "datastore id"),
-        )
+        return cls(_disk(argv[0], argv[3]), image_source(argv[1], "image"), snapshot, store)
+
+
+def _numbered(argv: list[str]) -> DiskPlace:
+    """Return the disk in `disk what vm datastore`; raise BadArguments for a kernel or initrd."""
+    _store(argv, 4)
+    place = _disk(argv[0], argv[2])
+    if place.disk is None:
+        raise BadArguments(f"{place.path} is no disk")
+    return place
 
 
 class SnapshotPlace(NamedTuple):
@@ -219,12 +226,7 @@ class SnapshotPlace(NamedTuple):
 
     @classmethod
     def parse(cls, argv: list[str]) -> SnapshotPlace:
-        _count(argv, 4)
-        place = DiskPlace.at(Location.parse(argv[0]), argv[2])
-        if place.disk is None:
-            raise BadArguments(f"{place.path} is no disk")
-        number(argv[3], "datastore id")
-        return cls(place, number(argv[1], "snapshot id"))
+        return cls(_numbered(argv), number(argv[1], "snapshot id"))
 
 
 class Resize(NamedTuple):
@@ -235,12 +237,7 @@ class Resize(NamedTuple):
 
     @classmethod
     def parse(cls, argv: list[str]) -> Resize:
-        _count(argv, 4)
-        place = DiskPlace.at(Location.parse(argv[0]), argv[2])
-        if place.disk is None:
-            raise BadArguments(f"{place.path} is no disk")
-        number(argv[3], "datastore id")
-        return cls(place, number(argv[1], "size") * MiB)
+        return cls(_numbered(argv), number(argv[1], "size") * MiB)
 
 
 class Delete(NamedTuple):
@@ -252,12 +249,11 @@ class Delete(NamedTuple):
 
     @classmethod
     def parse(cls, argv: list[str]) -> Delete:
-        _count(argv, 3)
-        location, store = Location.parse(argv[0]), number(argv[2], "datastore id")
+        store = _store(argv, 3)
         if is_disk(argv[0]):
-            disk = DiskPlace.at(location, argv[1])
+            disk = _disk(argv[0], argv[1])
             return cls(disk.vm_place, disk, store)
-        return cls(VmPlace.at(location, argv[1]), None, store)
+        return cls(_vm_dir(argv[0], argv[1]), None, store)
 
     @property
     def is_nothing(self) -> bool:
@@ -297,7 +293,7 @@ class Backup(NamedTuple):
     def parse(cls, argv: list[str]) -> Backup:
         _count(argv, 6)
         disks = tuple(number(text, "disk id") for text in argv[1].split(":") if text)
-        return cls(VmPlace.at(Location.parse(argv[0]), argv[4]), disks, argv[2])
+        return cls(_vm_dir(argv[0], argv[4]), disks, argv[2])
 
 
 class Restore(NamedTuple):
@@ -312,9 +308,4 @@ class Restore(NamedTuple):
     def parse(cls, argv: list[str]) -> Restore:
         _count(argv, 5)
         increment, disk = (-1 if text == "-1" else number(text, "increment or disk") for text in argv[3:])
-        return cls(VmPlace.at(Location.parse(argv[0]), argv[1]), number(argv[2], "image id"), increment, disk)
-
-
-def _count(argv: list[str], wanted: int) -> None:
-    if len(argv) != wanted:
-        raise BadArguments(f"{len(argv)} arguments where {wanted} belong")
+        return cls(_vm_dir(argv[0], argv[1]), number(argv[2], "image id"), increment, disk)
