@@ -287,12 +287,10 @@ def link_in_place(step: LinkInPlace, planned: Planned) -> None:
 
 def create_volatile(step: CreateVolatile, planned: Planned, ask: room.Ask | None) -> None:
     """Publish an empty disk; one with a file system, or swap, is made raw first, then converted."""
-    from ..tools import mkfs
-
     disk = step.disk
-    if step.fs and step.fs not in mkfs.MKFS:
+    if step.fs and step.fs not in qemu_img.MKFS:
         raise NotSupported(
-            f"file system {step.fs!r} of disk {disk.disk} is none of {', '.join(sorted(mkfs.MKFS))}"
+            f"file system {step.fs!r} of disk {disk.disk} is none of {', '.join(sorted(qemu_img.MKFS))}"
         )
     record, written = Record(disk.disk, VOLATILE, step.format, disk.path), _written_empty(step)
     if devices.may_hold(disk.vm_dir) and devices.usual(cache.root_of(disk.vm_dir)):
@@ -301,7 +299,7 @@ def create_volatile(step: CreateVolatile, planned: Planned, ask: room.Ask | None
         record = record._replace(path=first_layer(disk))
     with publishing(disk, planned, record, max(step.size // GROWTH, written)) as staged:
         room.for_disk(disk.vm_dir, written, ask, where=os.path.dirname(staged))
-        mkfs.make_empty(staged, step.format, step.size, step.fs)
+        qemu_img.make_empty(staged, step.format, step.size, step.fs)
         os.chmod(staged, 0o660)
 
 

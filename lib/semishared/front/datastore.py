@@ -17,11 +17,11 @@ from ..model.exchange import Part
 from ..model.refs import Step
 from ..model.store.datastore_steps import CheckStore
 from ..named import NamedTuple
-from ..opennebula.driver_data import DriverData
 from ..opennebula.report import Report
+from ..opennebula.xml import DriverData
 from ..plan.store import datastore as plans
 from ..tools import progress
-from ..tools.mkfs import MKFS
+from ..tools.qemu_img import MKFS
 from ..units import GiB
 from .action import Action, carry_out
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""qemu-img, one function per subcommand, always with an explicit format (without: CVE-2026-24708)."""
+"""qemu-img, one function per subcommand, always with an explicit format (without: CVE-2026-24708).
+
+Also new images, empty, or with a file system or a swap area.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any, Callable, Sequence
 
 from ..errors import NotSupported, ToolFailed
 from ..units import MiB, mib_ceil
+from . import files
 from .run import run, work
 
 FOREIGN = ["env", "MALLOC_ARENA_MAX=1", "prlimit", f"--stack={1 << 20}", f"--as={1 << 30}"]
@@ -19,10 +23,15 @@ for malloc and 8 MiB of stack.
 """
 INFO_CPU = "--cpu=30"
 """CPU seconds; reading a header takes none. A conversion has no such limit."""
-
-
 LONGEST_BACKING = 1023
 """Bytes of a backing name (QEMU's docs/interop/qcow2.txt)."""
+MKFS = {
+    "ext2": ["mkfs.ext2", "-q", "-F"],
+    "ext3": ["mkfs.ext3", "-q", "-F"],
+    "ext4": ["mkfs.ext4", "-q", "-F"],
+    "xfs": ["mkfs.xfs", "-q", "-f"],
+    "swap": ["mkswap"],
+}
 
 
 def info(path: str, format: str, *, foreign: bool = False) -> dict[str, object]:
@@ -48,6 +57,25 @@ def create(path: str, format: str, size: int) -> None:
     work(["qemu-img", "create", "-q", "-f", format, path, str(size)])
 
 
+def make_empty(path: str, format: str, size: int, fs: str, directory: str = "") -> None:
+    """Create an empty image at `path` of `size` bytes, holding file system `fs` unless that is ''.
+
+    Temporary files lie in `directory`, else beside the image.
+    """
+    if not fs:
+        create(path, format, size)
+        return
+    raw = path if format == "raw" else files.staged_name(f"{directory or os.path.dirname(path)}/raw")
+    try:
+        create(raw, "raw", size)
+        work([*MKFS[fs], raw])
+        if raw != path:
+            convert(raw, "raw", path, format)
+    finally:
+        if raw != path:
+            files.unlink(raw)
+
+
 def create_overlay(
     path: str, backing: str, backing_format: str, size: int, options: str, *, look: bool = True
 ) -> None:
@@ -60,21 +88,9 @@ def create_overlay(
             f"{backing} has more than {LONGEST_BACKING} bytes, and in a qcow2 file there is no "
             f"room for the name of more"
         )
-    argv = [
-        "qemu-img",
-        "create",
-        "-q",
-        "-f",
-        "qcow2",
-        "-F",
-        backing_format,
-        "-b",
-        backing,
-        *([] if look else ["-u"]),
-    ]
-    if options:
-        argv += ["-o", options]
-    work([*argv, path, *([str(size)] if size else [])])
+    how = [*([] if look else ["-u"]), *(["-o", options] if options else [])]
+    over = ["-f", "qcow2", "-F", backing_format, "-b", backing, *how]
+    work(["qemu-img", "create", "-q", *over, path, *([str(size)] if size else [])])
     _set_length(path)
 
 
@@ -94,11 +110,15 @@ def _set_length(path: str) -> None:
             pass
 
 
+def _alone(path: str, format: str) -> dict[str, object]:
+    """Return QEMU's description of an image that is opened without its backing file."""
+    node: dict[str, object] = {"driver": format, "file": {"driver": "file", "filename": path}}
+    return {**node, "backing": None} if format == "qcow2" else node
+
+
 def chain(layers: Sequence[str], base: str, base_format: str) -> str:
     """Return a `json:` name for qcow2 `layers`, the lowest first, over `base`, which overrides headers."""
-    node: dict[str, object] = {"driver": base_format, "file": {"driver": "file", "filename": base}}
-    if base_format == "qcow2":
-        node["backing"] = None
+    node = _alone(base, base_format)
     for layer in layers:
         node = {"driver": "qcow2", "file": {"driver": "file", "filename": layer}, "backing": node}
     return f"json:{json.dumps(node)}"
@@ -114,8 +134,8 @@ def mapped(source: str) -> list[dict[str, Any]]:
         found = json.loads(work(["qemu-img", "map", "--output=json", source]))
     except ValueError:
         found = None
-    if not isinstance(found, list) or any(
-        not isinstance(entry, dict) or any(key not in entry for key in MAPPED) for entry in found
+    if not isinstance(found, list) or not all(
+        isinstance(entry, dict) and entry.keys() >= set(MAPPED) for entry in found
     ):
         raise ToolFailed(f"qemu-img map {source}: answer is not understood, is QEMU older than 5.2?")
     return found
@@ -139,21 +159,8 @@ def convert(
     """
     shared, limits = ["--force-share"] if share else [], [*FOREIGN, "--"] if foreign else []
     pace, how = ["-r", str(rate)] if rate else [], _past_the_cache(target) if direct else []
-    work(
-        [
-            *limits,
-            "qemu-img",
-            "convert",
-            *shared,
-            *pace,
-            *how,
-            *_format(source, source_format),
-            "-O",
-            target_format,
-            source,
-            target,
-        ]
-    )
+    argv = [*limits, "qemu-img", "convert", *shared, *pace, *how, *_format(source, source_format)]
+    work([*argv, "-O", target_format, source, target])
 
 
 def convert_over(source: str, source_format: str, target: str, backing: str, backing_format: str) -> None:
@@ -176,18 +183,8 @@ def _past_the_cache(target: str) -> list[str]:
 
 def measure(source: str, format: str) -> int:
     """Return the most bytes that a standalone qcow2 copy of `source` will take; works on images in use."""
-    text = run(
-        [
-            "qemu-img",
-            "measure",
-            "--force-share",
-            "--output=json",
-            *_format(source, format),
-            "-O",
-            "qcow2",
-            source,
-        ]
-    )
+    argv = ["qemu-img", "measure", "--force-share", "--output=json", *_format(source, format)]
+    text = run([*argv, "-O", "qcow2", source])
     try:
         return int(json.loads(text)["required"])
     except (ValueError, KeyError, TypeError):
@@ -207,27 +204,15 @@ def rbd_name(source: str, user: str, conf: str) -> str:
 
 def fill(source: str, source_format: str, target: str, *, share: bool = False) -> None:
     """Write the content of `source`, with all of its backing chain, to the empty raw image `target`."""
-    argv = [
-        "qemu-img",
-        "convert",
-        "-n",
-        "--target-is-zero",
-        "-W",
-        "-m",
-        "8",
-        *(["--force-share"] if share else []),
-    ]
-    work([*argv, *_format(source, source_format), "-O", "raw", source, target])
+    how = ["-n", "--target-is-zero", "-W", "-m", "8", *(["--force-share"] if share else [])]
+    work(["qemu-img", "convert", *how, *_format(source, source_format), "-O", "raw", source, target])
 
 
 def grow(path: str, format: str, size: int) -> None:
     """Grow an image to `size` bytes, unless it has as many whole MiB; its backing file need not exist."""
     if not size or mib_ceil(virtual_size(path, format)) * MiB >= size:
         return
-    node: dict[str, object] = {"driver": format, "file": {"driver": "file", "filename": path}}
-    if format == "qcow2":
-        node["backing"] = None
-    work(["qemu-img", "resize", "-q", f"json:{json.dumps(node)}", str(size)])
+    work(["qemu-img", "resize", "-q", f"json:{json.dumps(_alone(path, format))}", str(size)])
 
 
 def commit(path: str) -> None:

@@ -17,7 +17,7 @@ from typing import IO, Iterator
 from ...errors import StoreUnavailable, UnexpectedLink
 from ...model.disk import names as disk_names
 from ...model.store import dir_names
-from ...tools import beneath, extents, files, locks, mkfs, qemu_img
+from ...tools import beneath, extents, files, locks, qemu_img
 from ...tools.effects import point
 from . import image
 
@@ -154,7 +154,7 @@ def create(format: str, size: int, fs: str, upload: Upload) -> str:
     """Publish a new empty image, its content unknown until its first base copy; return its path."""
     staged = upload.file("image")
     with files.made(staged) as path:
-        mkfs.make_empty(path, format, size, fs, upload.directory)
+        qemu_img.make_empty(path, format, size, fs, upload.directory)
     point("image staged")
     os.rename(staged, upload.target)
     files.fsync(upload.datastore_dir)

@@ -30,7 +30,7 @@ from ...errors import (
 from ...model.refs import ImageRef
 from ...model.store import rbd_names
 from ...named import NamedTuple
-from ...tools import extents, mkfs, progress, qemu_img
+from ...tools import extents, progress, qemu_img
 from ...tools.effects import point
 from ...units import human
 from . import ceph, claim
@@ -423,7 +423,7 @@ def _make_file_system(where: ceph.Pool, name: str, size: int, fs: str) -> None:
     """Make the file system in a sparse local file, as mkfs needs one, and write that to the image."""
     with tempfile.TemporaryDirectory(prefix="semishared-mkfs-") as folder:
         path = f"{folder}/image"
-        mkfs.make_empty(path, "raw", size, fs)
+        qemu_img.make_empty(path, "raw", size, fs)
         point("file system made")
         with open(path, "rb") as file, ceph.opened(where, name) as image:
             writing = Writing(image)
