@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from semishared.errors import BadArguments
 from semishared.opennebula import values
-from semishared.opennebula.driver_data import DriverData
-from semishared.opennebula.encoded import decode
-from semishared.opennebula.xml import Datastore, Host, Image, Vm, parse
+from semishared.opennebula.values import decode
+from semishared.opennebula.xml import Datastore, DriverData, Host, Image, Vm, parse
 from semishared.units import MiB
 
 FIXTURES = Path(__file__).parent / "fixtures"

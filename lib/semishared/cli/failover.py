@@ -27,11 +27,11 @@ from ..errors import BadArguments, SemisharedError
 from ..front import fence_facts
 from ..front.fence import Fence
 from ..install import next_steps
-from ..opennebula.encoded import decode
 from ..opennebula.oned import Oned
 from ..opennebula.report import printable
 from ..opennebula.states import HostState as State
 from ..opennebula.states import VmState
+from ..opennebula.values import decode
 from ..opennebula.xml import Host, Vm
 from ..plan.vm import failover
 from .command import administrator, argument, flag, put, put_all

@@ -11,7 +11,7 @@ import sys
 from ..errors import NotSupported
 from ..model.exchange import Plan
 from ..opennebula import args
-from ..opennebula.encoded import decode
+from ..opennebula.values import decode
 from ..opennebula.xml import Vm
 from ..plan.vm import migration
 from .action import Action

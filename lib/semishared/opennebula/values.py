@@ -3,13 +3,16 @@
 
 oned (src/common/Attribute.cc, include/Attribute.h: vector_value; src/template/Template.cc: get) reads a
 number by istringstream >> to the end of the text, in the C locale, and YES whatever its case.
-tests/unit/oned_values.cc does the same; the unit tests compare.
+tests/unit/oned_values.cc does the same; the unit tests compare. Also base64, in which OpenNebula gives
+standard input of some actions, and an argument of another.
 """
 
 from __future__ import annotations
 
 import re
 from typing import Optional
+
+from ..errors import BadArguments
 
 _NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)", re.ASCII)
 _DIGITS = 20
@@ -35,3 +38,14 @@ def is_yes(text: str) -> bool:
 def upper(text: str) -> str:
     """Return a word as oned compares it: it changes the case of ASCII letters alone."""
     return text.upper() if text.isascii() else text
+
+
+def decode(data: bytes) -> bytes:
+    """Return base64 `data` decoded; raise BadArguments."""
+    import base64
+    import binascii
+
+    try:
+        return base64.b64decode(b"".join(data.split()), validate=True)
+    except (binascii.Error, ValueError) as e:
+        raise BadArguments(f"standard input is not base64: {e}") from None

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 from ..errors import BadArguments
 from ..units import MiB
 from .states import DatastoreType, HostState, ImageType, LcmState, VmState
-from .values import ID_BITS, integer, is_yes, upper
+from .values import ID_BITS, decode, integer, is_yes, upper
 
 if TYPE_CHECKING:
     from typing import Self, Sequence
@@ -391,3 +391,25 @@ class Host(Object):
         return not datastores or any(
             not store.clusters or self.cluster_id in store.clusters for store in datastores
         )
+
+
+class DriverData:
+    """Standard input of a datastore action, DS_DRIVER_ACTION_DATA: its image and its datastore.
+
+    Raise BadArguments if that cannot be read.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.view = View(parse(decode(data), "DS_DRIVER_ACTION_DATA"))
+
+    def _part(self, name: str) -> Element:
+        element = self.view.element.find(name)
+        return ElementTree.Element(name) if element is None else element
+
+    @property
+    def image(self) -> Image:
+        return Image(self._part("IMAGE"))
+
+    @property
+    def datastore(self) -> Datastore:
+        return Datastore(self._part("DATASTORE"))

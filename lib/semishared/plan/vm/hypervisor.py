@@ -121,7 +121,7 @@ def deploy(asked: Asked) -> Plan:
 
 def attach_disk(asked: Asked) -> Plan:
     """Attach a disk to a running VM under the name and format that deploy would give it."""
-    from ...opennebula.encoded import decode
+    from ...opennebula.values import decode
     from ..libvirt.domain import AttachMessage
 
     asked.at_least(MESSAGE + 1)
