@@ -394,23 +394,20 @@ def after(templates: list[Template], made: dict[str, int], kind: str, marked: Ma
         )
     if marked.why_not:
         return (
-            f"The store is not marked yet: {marked.why_not}.\n"
-            f"Next: mount the shared tree at <DATASTORE_LOCATION>/{image} "
-            f"(/var/lib/one/datastores/{image}) on the front-end and on "
-            "every host, writable for oneadmin; then this again (--is-store where this machine "
-            "exports the tree itself)"
+            f"The store is not marked yet: {marked.why_not}.\nNext: mount the shared tree at "
+            f"<DATASTORE_LOCATION>/{image} (/var/lib/one/datastores/{image}) on the front-end and on every "
+            "host, writable for oneadmin; then this again (--is-store where this machine exports the tree "
+            "itself)"
         )
     if not access.KINDS[kind].has_bridge:
         return (
             f"The store is marked. Next: the same tree at <DATASTORE_LOCATION>/{image} "
-            f"(/var/lib/one/datastores/{image}) on every host, writable for oneadmin; then "
-            f"`semishared doctor`; for hosts that die: "
-            "docs/how-to/dead-host.md"
+            f"(/var/lib/one/datastores/{image}) on every host, writable for oneadmin; then `semishared "
+            "doctor`; for hosts that die: docs/how-to/dead-host.md"
         )
     return (
-        "Next: keys and libvirt secrets on the hosts (docs/how-to/ceph.md); then `semishared "
-        "doctor`; for hosts that die: "
-        "docs/how-to/dead-host.md"
+        "Next: keys and libvirt secrets on the hosts (docs/how-to/ceph.md); then `semishared doctor`; for "
+        "hosts that die: docs/how-to/dead-host.md"
     )
 
 

@@ -294,9 +294,8 @@ def _own_directory(
         notes.before.append(f"# before: VM_MAD {name}: {json.dumps(text)}\n")
         notes.changes.append(f"VM_MAD {name}: no -l migrate")
         notes.warnings.append(
-            f"VM_MAD {name}: `-l {local.text}` put another migrate in the place of semishared's "
-            f"and loses it; "
-            "VMs of other storage are migrated by OpenNebula's own script now"
+            f"VM_MAD {name}: `-l {local.text}` put another migrate in the place of semishared's and loses "
+            "it; VMs of other storage are migrated by OpenNebula's own script now"
         )
     return edits
 

@@ -127,10 +127,9 @@ def check_version(version: tuple[int, ...]) -> list[str]:
         )
     if version[:2] < FULL:
         return [
-            f"OpenNebula {text}: a driver's log lines end in the user's message, snapshots of "
-            f"persistent images are kept "
-            "whatever PERSISTENT_SNAPSHOTS says, raw disks have no incremental backups; all else "
-            "works as on 7.0"
+            f"OpenNebula {text}: a driver's log lines end in the user's message, snapshots of persistent "
+            "images are kept whatever PERSISTENT_SNAPSHOTS says, raw disks have no incremental backups; all "
+            "else works as on 7.0"
         ]
     if version[:2] > NEWEST:
         return [

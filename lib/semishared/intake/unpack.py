@@ -181,9 +181,8 @@ class Bound(NamedTuple):
             size = kept.written
         if size > most:
             raise UploadTooLarge(
-                f"{name} holds {human(size)}, more than a disk of "
-                f"{human(self.approved or self.most)} needs (snapshots inside a "
-                "qcow2 file are lost by qemu-img convert)"
+                f"{name} holds {human(size)}, more than a disk of {human(self.approved or self.most)} needs "
+                "(snapshots inside a qcow2 file are lost by qemu-img convert)"
             )
 
 
