@@ -7,10 +7,17 @@ they end in users' VM logs. An error crosses ssh as its id and its detail (see `
 
 from __future__ import annotations
 
+import os
+
 LONGEST_DETAIL = 1500
 """Characters of a detail in the user's line: the remedy and the id behind it must not be cut off
 (report.LONGEST).
 """
+
+
+def here(path: str) -> str:
+    """Return a path on this machine as errors name it."""
+    return f"{path} on {os.uname().nodename}"
 
 
 class SemisharedError(Exception):

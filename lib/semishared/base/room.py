@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any, Callable, Collection, Dict, Iterable, Mapping
 
 from ..device import devices, offline
-from ..errors import NoSpace
+from ..errors import NoSpace, here
 from ..model.base import names as base_names
 from ..model.device.classes import MEMORY
 from ..model.disk import names as disk_names
@@ -254,10 +254,7 @@ def require(vm_dir: str, needed: int, ask: Ask | None, where: str = "", stay: Co
     stat = os.statvfs(made_part(where or vm_dir))
     left = needed - stat.f_bavail * stat.f_frsize
     if left > 0:
-        raise NoSpace(
-            f"no space for {human(needed)} in {where or vm_dir} on {os.uname().nodename}: "
-            f"{human(left)} are missing"
-        )
+        raise NoSpace(f"no space for {human(needed)} in {here(where or vm_dir)}: {human(left)} are missing")
 
 
 def require_for_vm(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from typing import Optional
 
-from ..errors import OnedUnavailable, StoreAbsent
+from ..errors import OnedUnavailable, StoreAbsent, here
 from ..model.disk import names as disk_names
 from ..model.store import dir_names
 from ..opennebula.xml import Datastore, Image
@@ -31,9 +31,7 @@ def refuse(datastore: Datastore, directory: str, removed: Optional[Image]) -> No
             f"OpenNebula has {known} image{'s' * (known > 1)} of datastore {datastore.id} there, and "
             f"there is none"
         )
-        raise StoreAbsent(
-            f"{directory} on {os.uname().nodename} is where its store is to be mounted, or was: {what}"
-        )
+        raise StoreAbsent(f"{here(directory)} is where its store is to be mounted, or was: {what}")
 
 
 def _settled(datastore: Datastore) -> int:

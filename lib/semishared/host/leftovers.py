@@ -14,7 +14,7 @@ from typing import Callable, ContextManager, Iterator
 
 from ..device import devices, label, systems
 from ..disk import history, on_devices, report, retained_diffs, vm_dir_siblings
-from ..errors import SemisharedError, StoreUnavailable, ToolFailed, ToolTimeout
+from ..errors import SemisharedError, StoreUnavailable, ToolFailed, ToolTimeout, here
 from ..guest import virsh
 from ..model.base import names as base_names
 from ..model.device import names as device_names
@@ -152,7 +152,7 @@ def _check_store(path: str, wanted: str) -> None:
         return bool(wanted) or inventory.names(path, root=True) is not None
 
     if not unless_it_hangs(answers, False):
-        raise StoreUnavailable(f"{path} on {os.uname().nodename} hangs: no answer within {LIMIT_S:.0f} s")
+        raise StoreUnavailable(f"{here(path)} hangs: no answer within {LIMIT_S:.0f} s")
 
 
 def _away(location: str) -> list[dict[str, object]]:

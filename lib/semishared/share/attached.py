@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 
-from ..errors import BadRecord, MissingImage, ShareRefused
+from ..errors import BadRecord, MissingImage, ShareRefused, here
 from ..model.attributes import PATH
 from ..model.disk import names as disk_names
 from ..model.share import names as share_names
@@ -44,7 +44,7 @@ def check(image: int, source: str, root_marker: str = "", born: int = -1) -> Giv
     `image`: the image that the share must be of, -1 for any; `root_marker`: the datastore's marker, '' if
     unknown; `born`: when the image was made, as oned has it, -1 if unknown.
     """
-    here, (root, number) = os.uname().nodename, share_names.root_and_image(source)
+    root, number = share_names.root_and_image(source)
     if (
         not re.match(PATH, source)
         or number < 0
@@ -52,12 +52,12 @@ def check(image: int, source: str, root_marker: str = "", born: int = -1) -> Giv
         or os.path.realpath(source) != source
     ):
         raise ShareRefused(
-            f"{source} on {here} is no share that semishared has "
+            f"{here(source)} is no share that semishared has "
             f"made{f' for image {image}' if image >= 0 else ''}"
         )
     if not os.path.isdir(root):
         raise MissingImage(
-            f"{root} on {here} is not there: a root of shares is mounted on all hosts, at the same path"
+            f"{here(root)} is not there: a root of shares is mounted on all hosts, at the same path"
         )
     # An NFS client that has looked for it before it was made caches for half a minute that it is missing.
     files.refresh(root, f"{root}/{disk_names.SIDE}", f"{root}/{share_names.SHARES}")
@@ -72,21 +72,21 @@ def check(image: int, source: str, root_marker: str = "", born: int = -1) -> Giv
     known = life.read(Tree("plain", root), number)
     if not known or known.source != source:
         raise ShareRefused(
-            f"{root}/{share_names.record(number)} on {here} does not say that {source} is ready"
+            f"{here(f'{root}/{share_names.record(number)}')} does not say that {source} is ready"
         )
     if born not in (-1, known.share.born):
         raise ShareRefused(
-            f"{source} on {here} is of another image {number}: that was made at "
+            f"{here(source)} is of another image {number}: that was made at "
             f"{known.share.born}, this one at {born}"
         )
     if not os.path.isdir(source):
-        raise MissingImage(f"{source} on {here} is not there")
+        raise MissingImage(f"{here(source)} is not there")
     _check_mount(known.share.directory or source, bool(known.share.directory))
     at = root
     while at:
         if not os.lstat(at).st_mode & 0o001:
             raise ShareRefused(
-                f"{at} on {here} lets no others pass (chmod o+x), and guests' users are others: "
+                f"{here(at)} lets no others pass (chmod o+x), and guests' users are others: "
                 f"nobody could use {source}"
             )
         at = os.path.dirname(at).rstrip("/")
@@ -104,8 +104,7 @@ def _check_mount(path: str, is_registered: bool) -> None:
     missing = [word for word, flag in SAFE.items() if not flags & flag]
     if missing:
         raise ShareRefused(
-            f"{path} on {os.uname().nodename} is mounted without {' and '.join(missing)}: guests' "
-            f"files would be that here"
+            f"{here(path)} is mounted without {' and '.join(missing)}: guests' files would be that here"
         )
 
 
@@ -114,10 +113,6 @@ def _check_ours(path: str) -> None:
     try:
         found = os.lstat(path)
     except OSError as e:
-        raise ShareRefused(
-            f"{path} on {os.uname().nodename}: {e.strerror}: this is no root of shares: is it mounted?"
-        ) from None
+        raise ShareRefused(f"{here(path)}: {e.strerror}: this is no root of shares: is it mounted?") from None
     if not registered.is_ours(found) or found.st_mode & 0o022:
-        raise BadRecord(
-            f"{path} on {os.uname().nodename} can be written to by others than root and the drivers' user"
-        )
+        raise BadRecord(f"{here(path)} can be written to by others than root and the drivers' user")

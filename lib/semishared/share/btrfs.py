@@ -18,7 +18,7 @@ import os
 import re
 from datetime import datetime
 
-from ..errors import DataInTheWay, NoQuota, ToolFailed
+from ..errors import DataInTheWay, NoQuota, ToolFailed, here
 from ..model.share import names as share_names
 from ..model.share.share import Snapshot, Use
 from ..tools import files
@@ -54,7 +54,7 @@ class Btrfs(Directories):
         except ToolFailed as e:
             if "quota" not in e.detail:
                 raise
-            raise NoQuota(f"{self.root} on {os.uname().nodename}: quotas of btrfs are off") from None
+            raise NoQuota(f"{here(self.root)}: quotas of btrfs are off") from None
 
     def lapsed(self) -> tuple[str, str]:
         """Return that the kernel does not count, and the command that mends it."""
@@ -69,7 +69,7 @@ class Btrfs(Directories):
     def _require_count(self) -> None:
         what, mend = self.lapsed()
         if what:
-            raise NoQuota(f"{self.root} on {os.uname().nodename}: {what}; as root there: {mend}")
+            raise NoQuota(f"{here(self.root)}: {what}; as root there: {mend}")
 
     def commands(self) -> list[list[str]]:
         """Return the commands that need root, with share 0 as example."""
@@ -95,7 +95,7 @@ class Btrfs(Directories):
         rights.run(_limit(path, size))
         found = self.use(image).limit
         if found != size:
-            raise NoQuota(f"{path} on {os.uname().nodename} is held to {human(found)}, not to {human(size)}")
+            raise NoQuota(f"{here(path)} is held to {human(found)}, not to {human(size)}")
 
     def resize(self, image: int, size: int) -> None:
         """Set another limit."""
@@ -137,7 +137,7 @@ class Btrfs(Directories):
         """
         path = self._at(image, name)
         if os.path.lexists(path):
-            raise DataInTheWay(f"{path} on {os.uname().nodename} is there, and no snapshot")
+            raise DataInTheWay(f"{here(path)} is there, and no snapshot")
         rights.run(_snapshot(self.path(image), path))
 
     def snapshot_names(self, image: int) -> list[str]:

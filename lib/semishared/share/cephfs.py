@@ -27,6 +27,7 @@ from ..errors import (
     ShareRefused,
     StoreUnavailable,
     ToolFailed,
+    here,
 )
 from ..model.share import names as share_names
 from ..model.share.share import Share, Snapshot, Tree, Use
@@ -66,8 +67,7 @@ class CephFs:
         flags = os.statvfs(self.root).f_flag
         if not (flags & os.ST_NOSUID and flags & os.ST_NODEV):
             raise ShareRefused(
-                f"{self.root} on {os.uname().nodename} is mounted without nosuid,nodev: guests' "
-                f"files would have power here"
+                f"{here(self.root)} is mounted without nosuid,nodev: guests' files would have power here"
             )
 
     def lacking(self) -> list[str]:
@@ -170,7 +170,7 @@ class CephFs:
         mounted = f"{self.root}/{path[len(group) :]}"
         if not path.startswith(group) or not os.path.isdir(mounted):
             raise StoreUnavailable(
-                f"{path} of CephFS {self._volume} is not at {mounted} on {os.uname().nodename}: "
+                f"{path} of CephFS {self._volume} is not at {here(mounted)}: "
                 f"is {group[:-1]} what is mounted there?"
             )
         return mounted
@@ -237,6 +237,6 @@ def _lay_out(path: str, share: Share, namespace: str) -> None:
         if e.errno not in (errno.EPERM, errno.EACCES):
             raise
         raise NotPermitted(
-            f"{name} of {path} on {os.uname().nodename}: the key by which the root is mounted "
+            f"{name} of {here(path)}: the key by which the root is mounted "
             f"there has no `p` (rwp) in its caps of the MDS"
         ) from None

@@ -24,6 +24,7 @@ from ..errors import (
     StoreAbsent,
     StoreUnavailable,
     ToolFailed,
+    here,
 )
 from ..model.share import names as share_names
 from ..model.share.share import Share, Snapshot, Tree
@@ -54,20 +55,18 @@ def read(tree: Tree, image: int) -> Optional[Record]:
     if data is None:
         return None
     if data.get("version") != VERSION or not isinstance(data.get("source"), str):
-        raise BadRecord(
-            f"{path} on {os.uname().nodename} is no record of a share that this version understands"
-        )
+        raise BadRecord(f"{here(path)} is no record of a share that this version understands")
     if share_names.root_and_image(str(data["source"]))[0] not in ("", tree.root):
         # Guests get the directory in the image's SOURCE: that one is theirs, this is a copy.
         of_it = (
             f"is of {data['source']}: a root of shares keeps its path, mount what has been moved "
             f"there (SEMISHARED_FS_ROOT)"
         )
-        raise BadRecord(f"{path} on {os.uname().nodename} {of_it}")
+        raise BadRecord(f"{here(path)} {of_it}")
     try:
         return Record(Share.from_data(data.get("share")), str(data["source"]))
     except BadArguments as e:
-        raise BadRecord(f"{path} on {os.uname().nodename}: {e.detail}") from None
+        raise BadRecord(f"{here(path)}: {e.detail}") from None
 
 
 def ready(tree: Tree, image: int) -> Record:
@@ -103,9 +102,7 @@ def checked(tree: Tree) -> FileSystem:
         raise StoreAbsent(f"{tree.root} is no root of shares yet: `semishared share init` makes it one")
     fs = unless_it_hangs(lambda: _reached(tree), None)
     if fs is None:
-        raise StoreUnavailable(
-            f"{tree.root} on {os.uname().nodename} hangs: no answer within {LIMIT_S:.0f} s"
-        )
+        raise StoreUnavailable(f"{here(tree.root)} hangs: no answer within {LIMIT_S:.0f} s")
     return fs
 
 
@@ -124,8 +121,7 @@ def _check_cloud(tree: Tree, found: str) -> None:
             f"cloud {found}, and this datastore is of {tree.cloud or 'one that has no id'} (SEMISHARED_CLOUD)"
         )
         raise OtherStore(
-            f"{tree.root} on {os.uname().nodename} is the root of shares of {whose}: what is in "
-            f"it is another OpenNebula's"
+            f"{here(tree.root)} is the root of shares of {whose}: what is in it is another OpenNebula's"
         )
 
 
@@ -144,19 +140,17 @@ def alone(tree: Tree, image: int, limit_s: float = locks.LIMIT_S) -> Iterator[st
 def mark(tree: Tree, new: str) -> dict[str, str]:
     """Make a directory the root of shares; return its marker's id."""
     if not os.path.isdir(tree.root):
-        raise StoreAbsent(f"{tree.root} on {os.uname().nodename} is no directory: mount it, or make it")
+        raise StoreAbsent(f"{here(tree.root)} is no directory: mount it, or make it")
     found, cloud = marker.said(tree.root)
     if found and tree.marker and found != tree.marker:
-        raise OtherStore(
-            f"{tree.root} on {os.uname().nodename} is marked {found}, the datastore has {tree.marker}"
-        )
+        raise OtherStore(f"{here(tree.root)} is marked {found}, the datastore has {tree.marker}")
     _check_cloud(tree, cloud)
     if found and not tree.marker and not cloud:
         how = (
             f"and of no datastore of this OpenNebula as far as it says; if it is, give the datastore "
             f"SEMISHARED_STORE = {found} first"
         )
-        raise OtherStore(f"{tree.root} on {os.uname().nodename} is a root of shares already, {how}")
+        raise OtherStore(f"{here(tree.root)} is a root of shares already, {how}")
     of(tree).check()
     if not found or cloud != tree.cloud:
         found = found or tree.marker or new
@@ -179,9 +173,7 @@ def make(tree: Tree, share: Share) -> dict[str, str]:
         if not known:
             there = fs.there(share.image)
             if there:
-                raise DataInTheWay(
-                    f"{there} on {os.uname().nodename} is there, and has no record that says whose it is"
-                )
+                raise DataInTheWay(f"{here(there)} is there, and has no record that says whose it is")
         uid = owners.first_uid_of(tree.root, share.owner)
         if not known:
             _write(tree, share, "")

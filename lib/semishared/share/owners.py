@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from ..errors import BadRecord, NoSpace
+from ..errors import BadRecord, NoSpace, here
 from ..model.share import names as share_names
 from ..model.share.share import UIDS, first_uid
 from ..tools import files
@@ -41,8 +41,7 @@ def first_uid_of(root: str, owner: int) -> int:
             )
         _give(f"{root}/{share_names.uids(number)}", owner)
     raise BadRecord(
-        f"{directory} on {os.uname().nodename}: ranges of users are given with gaps, so there is "
-        f"none for user {owner}"
+        f"{here(directory)}: ranges of users are given with gaps, so there is none for user {owner}"
     )
 
 
@@ -75,7 +74,7 @@ def _given(directory: str) -> tuple[dict[int, int], list[str]]:
 
 def _refuse(broken: list[str]) -> None:
     if broken:
-        raise BadRecord(f"{broken[0]} on {os.uname().nodename} does not say whose users these are")
+        raise BadRecord(f"{here(broken[0])} does not say whose users these are")
 
 
 def _give(path: str, owner: int) -> None:

@@ -20,6 +20,7 @@ from ..errors import (
     RestrictedPath,
     ShareRefused,
     StoreUnavailable,
+    here,
 )
 from ..model.attributes import PATH
 from ..model.disk import names as disk_names
@@ -60,9 +61,7 @@ def found(tree: Tree, path: str, safe: tuple[str, ...], others: tuple[str, ...] 
         raise RestrictedPath(f"{path} is below none of the datastore's SAFE_DIRS")
     there = unless_it_hangs(lambda: _found(tree, path, safe, others), None)
     if there is None:
-        raise StoreUnavailable(
-            f"{path} on {os.uname().nodename}, or a datastore there, hangs: no answer within {LIMIT_S:.0f} s"
-        )
+        raise StoreUnavailable(f"{here(path)}, or a datastore there, hangs: no answer within {LIMIT_S:.0f} s")
     return there
 
 
@@ -76,7 +75,7 @@ def _found(tree: Tree, path: str, safe: tuple[str, ...], others: tuple[str, ...]
         if _is_below(real, directory) or _is_below(directory, real):
             raise RestrictedPath(f"{path} has to do with {directory}, which no guest may be given")
     if not os.path.isdir(real):
-        raise MissingImage(f"{path} on {os.uname().nodename} is no directory")
+        raise MissingImage(f"{here(path)} is no directory")
     if not re.match(PATH, real):
         raise NotSupported(f"{path} is at {real!r}, a name that OpenNebula cannot keep as SOURCE of an image")
     os.close(opened(real))
@@ -96,12 +95,12 @@ def opened(path: str) -> int:
     for directory in NEVER:
         if _is_below(path, directory) or _is_below(directory, path):
             raise RestrictedPath(f"{path} has to do with {directory}, which no guest may be given")
-    here, at, fd = os.uname().nodename, "", os.open("/", _DIRECTORY)
+    at, fd = "", os.open("/", _DIRECTORY)
     try:
         for name in path.strip("/").split("/"):
             if not os.fstat(fd).st_mode & 0o001:
                 raise ShareRefused(
-                    f"{at or '/'} on {here} lets no others pass (chmod o+x), and guests' users are others"
+                    f"{here(at or '/')} lets no others pass (chmod o+x), and guests' users are others"
                 )
             at = f"{at}/{name}"
             below = os.open(name, _DIRECTORY, dir_fd=fd)
@@ -109,23 +108,22 @@ def opened(path: str) -> int:
             fd = below
             if _is_of_ours(fd):
                 raise RestrictedPath(
-                    f"{path} on {here} has to do with {at}, which is ours: no guest may be given it"
+                    f"{here(path)} has to do with {at}, which is ours: no guest may be given it"
                 )
     except OSError as e:
         os.close(fd)
         if e.errno == errno.ENOENT:
             raise MissingImage(
-                f"{at} on {here} is not there: {path} is mounted on all hosts, at the same path"
+                f"{here(at)} is not there: {path} is mounted on all hosts, at the same path"
             ) from None
         if e.errno == errno.EACCES:
             way = os.path.dirname(at) or "/"
             raise ShareRefused(
-                f"{way} on {here} lets not everybody pass (its group, or an ACL), not the "
-                f"drivers' user either"
+                f"{here(way)} lets not everybody pass (its group, or an ACL), not the drivers' user either"
             ) from None
         if e.errno in (errno.ENOTDIR, errno.ELOOP):
             raise ShareRefused(
-                f"{at} on {here} is a link, or no directory, where {path} was one when it was registered"
+                f"{here(at)} is a link, or no directory, where {path} was one when it was registered"
             ) from None
         raise
     except BaseException:
@@ -179,8 +177,6 @@ def remove(tree: Tree, image: int) -> None:
     except OSError as e:
         if e.errno != errno.ENOTEMPTY:
             raise
-        raise DataInTheWay(
-            f"{path} on {os.uname().nodename} is not empty, and nothing of ours is in it"
-        ) from None
+        raise DataInTheWay(f"{here(path)} is not empty, and nothing of ours is in it") from None
     files.fsync(tree.root)
     point("place of the directory removed")

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO
 
-from ..errors import NotPermitted, StoreUnavailable, ToolFailed, ToolMissing
+from ..errors import NotPermitted, StoreUnavailable, ToolFailed, ToolMissing, here
 from ..tools import mounts
 from ..tools import run as programs
 from ..tools.mounts import Mount, of
@@ -45,7 +45,7 @@ def run(argv: list[str], *, long: bool = False, both: bool = False) -> str:
     except ToolMissing as e:
         if words is argv or not e.detail.startswith("sudo "):
             raise
-        raise NotPermitted(f"{argv[0]} on {os.uname().nodename} takes root, and there is no sudo") from None
+        raise NotPermitted(f"{here(argv[0])} takes root, and there is no sudo") from None
     except ToolFailed as e:
         # sudo also warns, say of a name that does not resolve, and still runs the command.
         if words is argv or "sudo: " not in e.detail or not lacking([argv]):
@@ -87,7 +87,7 @@ def give(path: str, uid: int) -> None:
         if not mounts.of(path).type.startswith("nfs"):
             raise
         why = "is on NFS, and to that server root of this machine has to be root (no_root_squash)"
-        raise NotPermitted(f"{path} on {os.uname().nodename} {why}: {e.detail}") from None
+        raise NotPermitted(f"{here(path)} {why}: {e.detail}") from None
 
 
 def remove(path: str) -> None:
@@ -101,7 +101,6 @@ def check_mounted(root: str, types: tuple[str, ...]) -> Mount:
     found = of(root)
     if found.type not in types:
         raise StoreUnavailable(
-            f"{root} on {os.uname().nodename} is on {found.type} ({found.point}), not on "
-            f"{types[0]}: is it mounted?"
+            f"{here(root)} is on {found.type} ({found.point}), not on {types[0]}: is it mounted?"
         )
     return found

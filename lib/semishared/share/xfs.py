@@ -14,8 +14,8 @@ import os
 import re
 import struct
 
-from ..errors import BadArguments, NoQuota, ToolFailed
-from ..model.share.share import Tree, Use
+from ..errors import BadArguments, NoQuota, ToolFailed, here
+from ..model.share.share import Use
 from ..named import NamedTuple
 from ..tools.effects import point
 from ..tools.mounts import of
@@ -43,18 +43,14 @@ class Held(NamedTuple):
 class Xfs(Directories):
     """Shares as directories with projects."""
 
-    def __init__(self, tree: Tree) -> None:
-        super().__init__(tree)
-        self._where = os.uname().nodename
-
     def check(self) -> None:
         """Raise StoreUnavailable if the root is on no XFS, NoQuota if projects have no enforced limits."""
         mount = rights.check_mounted(self.root, ("xfs",))
         if "prjquota" not in mount.options:
-            raise NoQuota(f"{self.root} on {self._where}: {mount.point} is not mounted with prjquota")
+            raise NoQuota(f"{here(self.root)}: {mount.point} is not mounted with prjquota")
         if _project(self.root):
             raise NoQuota(
-                f"{self.root} on {self._where} is in project {_project(self.root)} itself, which "
+                f"{here(self.root)} is in project {_project(self.root)} itself, which "
                 f"nothing may be renamed out of"
             )
 
@@ -84,7 +80,7 @@ class Xfs(Directories):
                 if held.files
                 else "for which others have set a limit"
             )
-            raise NoQuota(f"{self.path(image)} on {self._where} would be in project {project}, {whose}")
+            raise NoQuota(f"{here(self.path(image))} would be in project {project}, {whose}")
 
     def there(self, image: int) -> str:
         """Return the path of the tree, '' if there is none; raise NoQuota if its project is in use."""
@@ -105,9 +101,7 @@ class Xfs(Directories):
         self._limit(image, size, most_files(size))
         found = self._held(image).limit
         if found != size:
-            raise NoQuota(
-                f"{self.path(image)} on {self._where} is held to {human(found)}, not to {human(size)}"
-            )
+            raise NoQuota(f"{here(self.path(image))} is held to {human(found)}, not to {human(size)}")
 
     def use(self, image: int) -> Use:
         """Return the project's bytes and limit."""
@@ -122,7 +116,7 @@ class Xfs(Directories):
         path, project = self.path(image), FIRST_PROJECT + image
         mend = f"xfs_quota -x -c 'project -s -p {path} {project}' {of(self.root).point}"
         raise NoQuota(
-            f"{path} on {self._where} is not in project {project}: no limit holds it (as root, "
+            f"{here(path)} is not in project {project}: no limit holds it (as root, "
             f"while no VM has it: {mend})"
         )
 

@@ -17,7 +17,7 @@ import stat
 from contextlib import contextmanager
 from typing import Iterator
 
-from ..errors import BadArguments, UnexpectedFile, UnexpectedLink
+from ..errors import BadArguments, UnexpectedFile, UnexpectedLink, here
 
 OPENED = r"/proc/[0-9]+/fd/[0-9]+(?![0-9])"
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
@@ -57,9 +57,7 @@ def is_link(path: str) -> bool:
 def refuse_link(path: str) -> None:
     """Raise UnexpectedLink if `path` is a symbolic link."""
     if is_link(path):
-        raise UnexpectedLink(
-            f"{readable(path)} on {os.uname().nodename} is a symbolic link, to {os.readlink(path)}"
-        )
+        raise UnexpectedLink(f"{here(readable(path))} is a symbolic link, to {os.readlink(path)}")
 
 
 def _enter(fd: int, name: str) -> int:

@@ -11,7 +11,7 @@ import time
 from contextlib import contextmanager
 from typing import Callable, Iterator
 
-from ..errors import BadRecord, NoSpace, ReadOnly, TooLarge, ToolFailed, UnexpectedLink
+from ..errors import BadRecord, NoSpace, ReadOnly, TooLarge, ToolFailed, UnexpectedLink, here
 from ..model.disk import names as disk_names
 from . import effects
 from .effects import point
@@ -84,7 +84,7 @@ def enough_space(where: str) -> Iterator[None]:
 
             where = readable(where)
         if e.errno == errno.EROFS:
-            raise ReadOnly(f"{where} on {os.uname().nodename} is mounted read-only") from None
+            raise ReadOnly(f"{here(where)} is mounted read-only") from None
         raise NoSpace(f"no space left on {os.uname().nodename} in {where}") from None
 
 
@@ -141,7 +141,7 @@ def _itself(path: str, flags: int) -> int:
         return os.open(path, flags | itself | os.O_CLOEXEC)
     except OSError as e:
         if e.errno == errno.ELOOP:
-            raise UnexpectedLink(f"{path} on {os.uname().nodename} is a symbolic link") from None
+            raise UnexpectedLink(f"{here(path)} is a symbolic link") from None
         raise
 
 
@@ -173,9 +173,7 @@ def write_json(path: str, data: object, limit: int = disk_names.JSON_BYTES) -> N
     """Write `data` as JSON atomically; raise TooLarge beyond the readers' limit."""
     text = json.dumps(data, sort_keys=True).encode() + b"\n"
     if len(text) > limit:
-        raise TooLarge(
-            f"{path} on {os.uname().nodename} would have {len(text)} bytes, and what reads it takes {limit}"
-        )
+        raise TooLarge(f"{here(path)} would have {len(text)} bytes, and what reads it takes {limit}")
     write(path, text)
 
 
@@ -190,13 +188,13 @@ def read_json(path: str, limit: int = disk_names.JSON_BYTES) -> dict[str, object
     except FileNotFoundError:
         return None
     except OSError as e:
-        raise BadRecord(f"{path} on {os.uname().nodename} cannot be read: {e.strerror}") from None
+        raise BadRecord(f"{here(path)} cannot be read: {e.strerror}") from None
     except (ValueError, RecursionError):
         data = None
     except UnexpectedLink as e:
         raise BadRecord(e.detail) from None
     if not isinstance(data, dict):
-        raise BadRecord(f"{path} on {os.uname().nodename} is damaged: it is no JSON object")
+        raise BadRecord(f"{here(path)} is damaged: it is no JSON object")
     return data
 
 

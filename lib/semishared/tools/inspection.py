@@ -13,7 +13,7 @@ import struct
 from contextlib import contextmanager
 from typing import Iterator
 
-from ..errors import MissingImage, NotSupported, ToolFailed, UnsafeImage, WrongFormat
+from ..errors import MissingImage, NotSupported, ToolFailed, UnsafeImage, WrongFormat, here
 from ..named import NamedTuple
 from ..units import human
 from . import beneath, qemu_img
@@ -166,7 +166,7 @@ def checked(path: str, format: str, name: str = "") -> Iterator[str]:
         itself = 0 if re.fullmatch(beneath.OPENED, path) else os.O_NOFOLLOW
         file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | itself), "rb", buffering=0)
     except OSError as e:
-        raise MissingImage(f"{name} on {os.uname().nodename}: {e.strerror}") from None
+        raise MissingImage(f"{here(name)}: {e.strerror}") from None
     with file:
         if format != "raw":
             check_header(file.read(AGAIN) or b"", format, name)

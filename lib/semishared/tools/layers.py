@@ -19,7 +19,7 @@ import stat
 import struct
 from typing import BinaryIO
 
-from ..errors import BrokenChain, DamagedLayer, MissingImage
+from ..errors import BrokenChain, DamagedLayer, MissingImage, here
 from ..model.disk import names as disk_names
 from . import beneath, files
 from .effects import point
@@ -146,7 +146,7 @@ def end(path: str) -> int:
 
 
 def _damaged(path: str, what: str) -> DamagedLayer:
-    return DamagedLayer(f"{beneath.readable(path)} on {os.uname().nodename} {what}")
+    return DamagedLayer(f"{here(beneath.readable(path))} {what}")
 
 
 def reaches_out(path: str) -> str:
@@ -202,9 +202,9 @@ def _named(path: str, over_network: bool) -> tuple[str, str]:
                     path, file, head
                 )  # one of ours: past a missing end QEMU would read zeros, or the layer below
     except OSError as e:
-        raise BrokenChain(f"{path} on {os.uname().nodename}: {e.strerror}") from None
+        raise BrokenChain(f"{here(path)}: {e.strerror}") from None
     if not is_file:
-        raise BrokenChain(f"{path} on {os.uname().nodename} is no regular file")
+        raise BrokenChain(f"{here(path)} is no regular file")
     if head[:4] != MAGIC or len(head) < 80:
         return "", ""
     version, offset = struct.unpack_from(">IQ", head, 4)

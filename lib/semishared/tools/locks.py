@@ -22,7 +22,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import IO, Any, Callable, Iterator
 
-from ..errors import PassedBy, TooLarge, ToolTimeout, UnexpectedFile
+from ..errors import PassedBy, TooLarge, ToolTimeout, UnexpectedFile, here
 from . import beneath, files, progress
 
 LIMIT_S = 2 * 86400.0
@@ -53,7 +53,7 @@ def attempt(path: str) -> IO[str] | None:
             raise
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
-            raise UnexpectedFile(f"{beneath.readable(path)} on {os.uname().nodename} is no lock file")
+            raise UnexpectedFile(f"{here(beneath.readable(path))} is no lock file")
         file = os.fdopen(fd, "r+", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -92,10 +92,7 @@ def _pass(path: str, file: IO[str], found: os.stat_result) -> bool:
         if os.path.samestat(os.lstat(path), found):
             note(new, {**noted(file), "generation": _generation(file) + 1})
             os.rename(staged, path)
-            say(
-                f"{path} on {os.uname().nodename} was taken over from who does not end: it can "
-                f"publish nothing any more"
-            )
+            say(f"{here(path)} was taken over from who does not end: it can publish nothing any more")
             return True
         os.unlink(staged)
     return False

@@ -15,7 +15,7 @@ import subprocess
 from contextlib import contextmanager
 from typing import IO, Callable, Generator, Iterator
 
-from ..errors import NoSpace, SemisharedError, ToolFailed, ToolMissing, ToolTimeout
+from ..errors import NoSpace, SemisharedError, ToolFailed, ToolMissing, ToolTimeout, here
 from . import progress
 from .ending import ended_within
 
@@ -401,6 +401,6 @@ def failure(argv: list[str], code: int, stderr: bytes) -> SemisharedError:
     argv = [readable(word) for word in argv]
     said = readable(" ".join(stderr.decode("utf-8", "replace").split())) or "said nothing"
     if "No space left on device" in said or "Disk quota exceeded" in said:
-        return NoSpace(f"{argv[0]} on {os.uname().nodename}: {said}")
+        return NoSpace(f"{here(argv[0])}: {said}")
     how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
     return ToolFailed(f"{line_of(argv)}: {how}: {said}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Callable, NoReturn
 
-from ..errors import BadArguments, StoreUnavailable, ToolMissing
+from ..errors import BadArguments, StoreUnavailable, ToolMissing, here
 from ..model.vm.hypervisor_steps import BecomeStock, CheckShare
 from ..named import NamedTuple
 from ..plan.vm.hypervisor import MESSAGE
@@ -77,9 +77,7 @@ def check_share(step: CheckShare, scripts: str) -> tuple[str, bool]:
         lambda: attached.check(step.image, step.source, noted.marker, noted.born), None, LIMIT_S
     )
     if given is None:
-        raise StoreUnavailable(
-            f"{step.source} on {os.uname().nodename} hangs: no answer within {LIMIT_S:.0f} s"
-        )
+        raise StoreUnavailable(f"{here(step.source)} hangs: no answer within {LIMIT_S:.0f} s")
     inspection.daemon()
     # A user may change the VM's DISK, but only the owner the image: the image's READONLY counts as it is
     # now, or as it was when the share was made.

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from typing import Iterable, Optional
 
-from ..errors import BadRecord, MissingImage, SemisharedError, UnexpectedLink, UnsafeImage
+from ..errors import BadRecord, MissingImage, SemisharedError, UnexpectedLink, UnsafeImage, here
 from ..model.disk import names as disk_names
 from ..model.disk.record import Record
 from ..model.store import dir_names
@@ -35,7 +35,7 @@ def read_records(vm_dir: str, numbers: Iterable[int]) -> list[Record]:
         except OSError as e:
             raise BadRecord(f"the record of disk {number}: {e.strerror}: {path}") from None
         except BadRecord as e:
-            raise BadRecord(f"{path} on {os.uname().nodename}: {e.detail}") from None
+            raise BadRecord(f"{here(path)}: {e.detail}") from None
     return records
 
 
@@ -215,4 +215,4 @@ def _check_on_store(record: Record) -> None:
         suspects.append(link)
     for path in suspects:
         if os.path.islink(path):
-            raise UnexpectedLink(f"{path} on {os.uname().nodename} is a symbolic link to {os.readlink(path)}")
+            raise UnexpectedLink(f"{here(path)} is a symbolic link to {os.readlink(path)}")
