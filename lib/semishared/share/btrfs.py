@@ -34,11 +34,9 @@ UNSURE = re.compile(r"(?m)^WARNING: (.*\bqgroup data\b.*)$")
 """The warning of `btrfs qgroup show` that the kernel does not count, or has not counted everything yet."""
 SUBVOLUME = 256
 """BTRFS_FIRST_FREE_OBJECTID."""
-PROGRAM, HERE = (
-    "/usr/local/sbin/semishared-btrfs",
-    os.path.join(os.path.dirname(os.path.abspath(__file__)), "as_root.py"),
-)
-"""Path of root's copy of as_root.py, and of as_root.py itself."""
+PROGRAM = "/usr/local/sbin/semishared-btrfs"
+"""Root's copy of as_root.py."""
+HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "as_root.py")
 MADE = re.compile(r"(?m)^\s+Creation time:\s+([0-9-]{10} [0-9:]{8} [+-][0-9]{4})$")
 ALONE = re.compile(r"(?m)^\s+Usage exclusive:\s+([0-9]+)$")
 
@@ -73,19 +71,11 @@ class Btrfs(Directories):
 
     def commands(self) -> list[list[str]]:
         """Return the commands that need root, with share 0 as example."""
-        tree, kept = self.path(0), self._at(0, "x")
-        own = [
-            _limit(tree, 1),
-            _qgroups(tree),
-            _delete(self.gone(0)),
-            _snapshot(tree, kept),
-            _show(kept),
-            _delete(kept),
-        ]
-        return [*super().commands(), *own]
+        tree, kept, gone = self.path(0), self._at(0, "x"), self.gone(0)
+        own = [_limit(tree, 1), _qgroups(tree), _delete(gone), _snapshot(tree, kept), _show(kept)]
+        return [*super().commands(), *own, _delete(kept)]
 
     def new(self, path: str) -> None:
-        """Create a subvolume."""
         run(["btrfs", "subvolume", "create", "--", path])
         os.chmod(path, 0o700)
 
@@ -98,7 +88,6 @@ class Btrfs(Directories):
             raise NoQuota(f"{here(path)} is held to {human(found)}, not to {human(size)}")
 
     def resize(self, image: int, size: int) -> None:
-        """Set another limit."""
         self.hold(image, size)
 
     def use(self, image: int) -> Use:
@@ -113,9 +102,8 @@ class Btrfs(Directories):
 
         Raise NoQuota if no limit holds.
         """
-        found = super().there(image) or next(
-            (self._at(image, name) for name in self.snapshot_names(image)), ""
-        )
+        kept = (self._at(image, name) for name in self.snapshot_names(image))
+        found = super().there(image) or next(kept, "")
         if not found:
             self._require_count()
         return found
@@ -152,7 +140,6 @@ class Btrfs(Directories):
         return Snapshot(name, made, alone, path)
 
     def forget(self, image: int, name: str) -> None:
-        """Remove one."""
         path = self._at(image, name)
         if not files.is_absent(path):
             rights.run(_delete(path), long=True)
@@ -220,6 +207,5 @@ def parse_snapshot(text: str) -> tuple[int, int]:
     made, alone = MADE.search(text), ALONE.search(text)
     if not made:
         raise ToolFailed(f"btrfs subvolume show: not understood: {text[:200]!r}")
-    return int(datetime.strptime(made.group(1), "%Y-%m-%d %H:%M:%S %z").timestamp()), int(
-        alone.group(1)
-    ) if alone else -1
+    at = int(datetime.strptime(made.group(1), "%Y-%m-%d %H:%M:%S %z").timestamp())
+    return at, int(alone.group(1)) if alone else -1

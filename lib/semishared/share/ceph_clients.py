@@ -112,10 +112,6 @@ def _read(root: str, key: Key) -> Key:
 class Clients(CephFs):
     """The keys of a root's shares. The caller of a method that changes one holds the share's lock."""
 
-    def __init__(self, tree: Tree) -> None:
-        super().__init__(tree)
-        self._tree = tree
-
     def give(self, key: Key) -> dict[str, str]:
         """Create a key; return it and the client's other settings, as `told` does.
 
@@ -143,9 +139,8 @@ class Clients(CephFs):
         user = key.user(self._tree)
         # The manager returns a key only to a named tenant, and lets no other tenant ask for that user.
         level = "r" if key.readonly else "rw"
-        secret = self._ask(
-            "authorize", key.image, auth_id=user, access_level=level, tenant_id=self._tree.marker
-        ).strip()
+        more = {"access_level": level, "tenant_id": self._tree.marker}
+        secret = self._ask("authorize", key.image, auth_id=user, **more).strip()
         point("key given")
         return {
             "monitors": self._monitors(),
@@ -161,14 +156,11 @@ class Clients(CephFs):
 
         The manager checks caps before it looks for the share, so the share asked for does not exist.
         """
-        found, user, more = (
-            [],
-            Key(NOBODYS).user(self._tree),
-            {"access_level": "r", "tenant_id": self._tree.marker},
-        )
+        found, user = [], Key(NOBODYS).user(self._tree)
         for verb in VERBS:
+            more = {"access_level": "r", "tenant_id": self._tree.marker} if verb == "authorize" else {}
             try:
-                self._ask(verb, NOBODYS, auth_id=user, **(more if verb == "authorize" else {}))
+                self._ask(verb, NOBODYS, auth_id=user, **more)
             except MissingImage:
                 continue
             except CephRefused:
@@ -239,7 +231,7 @@ class Clients(CephFs):
         return found
 
     def _monitors(self) -> str:
-        """Return the monitors' addresses for the kernel's client: of protocol v1 where there are any."""
+        """Return the monitors' addresses for the kernel's client."""
         return ",".join(filter(None, map(_address, self._said("mon dump")["mons"])))
 
     def _said(self, prefix: str) -> Any:
@@ -247,14 +239,14 @@ class Clients(CephFs):
         what = f"{prefix} as client.{self._user} on {os.uname().nodename}"
         with ceph.understood(what, self._user):
             asked = json.dumps({"prefix": prefix, "format": "json"})
-            code, out, said = ceph.cluster(self._access, self._user).mon_command(
-                asked, b"", timeout=ceph.ANSWER_S
-            )
+            connected = ceph.cluster(self._access, self._user)
+            code, out, said = connected.mon_command(asked, b"", timeout=ceph.ANSWER_S)
         if code:
             raise CephUnavailable(f"{what}: {said or os.strerror(abs(code))}")
         return json.loads(out)
 
 
 def _address(monitor: dict[str, Any]) -> str:
+    """Return a monitor's address for the kernel's client: of protocol v1 where there is one."""
     known = {str(one["type"]): str(one["addr"]) for one in monitor["public_addrs"]["addrvec"]}
     return known.get("v1") or known.get("v2", "")

@@ -34,7 +34,7 @@ from ..model.share.share import Share, Snapshot, Tree, Use
 from ..model.store.access import MOUNTED
 from ..store.rbd import ceph
 from ..tools.effects import point
-from . import rights
+from . import FileSystem, rights
 from .plain import MODE, most_files
 
 ERRORS = {
@@ -50,11 +50,11 @@ OBJECT = 4 << 20
 """CephFS's default object size in bytes."""
 
 
-class CephFs:
+class CephFs(FileSystem):
     """Shares as subvolumes of CephFS."""
 
     def __init__(self, tree: Tree) -> None:
-        self.root, self._marker = tree.root, tree.marker
+        super().__init__(tree)
         self._volume, self._group = tree.volume.split("/")
         self._user, self._access = tree.user, MOUNTED._replace(conf=tree.conf)
 
@@ -81,33 +81,27 @@ class CephFs:
             pass
         return []
 
-    def lapsed(self) -> tuple[str, str]:
-        """Return that quotas hold: clients keep them."""
-        return "", ""
-
     def make(self, share: Share, uid: int) -> str:
-        """Create a subvolume, held to its size and owned by `uid`; return where it is mounted."""
         path = self.there(share.image)
         if not path or os.lstat(path).st_uid != uid:
             self._create(share, os.geteuid())
             point("subvolume made")
             path = self.there(share.image)
-            _lay_out(path, share, share_names.namespace(self._marker, share.image))
+            _lay_out(path, share, share_names.namespace(self._tree.marker, share.image))
             point("subvolume laid out")
         self._create(share, uid)
         point("subvolume given to its owner")
         return path
 
     def resize(self, image: int, size: int) -> None:
-        """Set another quota of bytes; the limit of files stays."""
+        """Hold a tree to another size in bytes; the limit of files stays."""
         self._ask("resize", image, new_size=str(size))
 
     def use(self, image: int) -> Use:
         """Return bytes, as of some seconds ago, and quota."""
         info = self._info(image)
-        return Use(
-            int(info["bytes_used"]), int(info["bytes_quota"]) if str(info["bytes_quota"]).isdigit() else -1
-        )
+        quota = str(info["bytes_quota"])
+        return Use(int(info["bytes_used"]), int(quota) if quota.isdigit() else -1)
 
     def remove(self, image: int) -> None:
         """Remove a subvolume with its snapshots; the manager deletes the content later."""
@@ -139,12 +133,10 @@ class CephFs:
         info = json.loads(self._ask("snapshot info", image, snap_name=name))
         top = f"{self.root}/{share_names.tree(image)}"
         inside = share_names.inside(name, os.lstat(top).st_ino)
-        return Snapshot(
-            name, parse_time(str(info["created_at"])), -1, f"{top}/{share_names.below(name)}", inside
-        )
+        made = parse_time(str(info["created_at"]))
+        return Snapshot(name, made, -1, f"{top}/{share_names.below(name)}", inside)
 
     def forget(self, image: int, name: str) -> None:
-        """Have the manager remove a snapshot."""
         self._ask("snapshot rm", image, snap_name=name, force=True)
         point("snapshot removed")
 
@@ -205,11 +197,8 @@ class CephFs:
 def parse_time(text: str) -> int:
     """Return the manager's UTC time as seconds since 1970; -1 if it has another format."""
     try:
-        return int(
-            datetime.strptime(text.partition(".")[0], "%Y-%m-%d %H:%M:%S")
-            .replace(tzinfo=timezone.utc)
-            .timestamp()
-        )
+        found = datetime.strptime(text.partition(".")[0], "%Y-%m-%d %H:%M:%S")
+        return int(found.replace(tzinfo=timezone.utc).timestamp())
     except ValueError:
         return -1
 
@@ -223,10 +212,9 @@ def layout(share: Share) -> str:
 
 
 def _lay_out(path: str, share: Share, namespace: str) -> None:
-    files, striped = str(most_files(share.size)), layout(share)
     wanted = {
-        "ceph.quota.max_files": files,
-        "ceph.dir.layout": striped,
+        "ceph.quota.max_files": str(most_files(share.size)),
+        "ceph.dir.layout": layout(share),
         "ceph.dir.layout.pool_namespace": namespace,
     }
     try:

@@ -47,9 +47,14 @@ class Record(NamedTuple):
     """Path of the share, '' until it is ready."""
 
 
+def _path(tree: Tree, image: int) -> str:
+    """Return the path of a share's record."""
+    return f"{tree.root}/{share_names.record(image)}"
+
+
 def read(tree: Tree, image: int) -> Optional[Record]:
     """Return the record of a share, None without one; raise BadRecord."""
-    path = f"{tree.root}/{share_names.record(image)}"
+    path = _path(tree, image)
     files.refresh(os.path.dirname(path))
     data = files.read_json(path)
     if data is None:
@@ -89,8 +94,8 @@ def made(tree: Tree, image: int) -> Record:
 
 
 def _write(tree: Tree, share: Share, source: str) -> None:
-    path = f"{tree.root}/{share_names.record(share.image)}"
-    files.write_json(path, {"version": VERSION, "share": share.to_data(), "source": source})
+    data = {"version": VERSION, "share": share.to_data(), "source": source}
+    files.write_json(_path(tree, share.image), data)
 
 
 def checked(tree: Tree) -> FileSystem:
@@ -165,9 +170,7 @@ def make(tree: Tree, share: Share) -> dict[str, str]:
     with alone(tree, share.image):
         known = read(tree, share.image)
         if known and known.share != share:
-            raise DataInTheWay(
-                f"{tree.root}/{share_names.record(share.image)} is the record of another image {share.image}"
-            )
+            raise DataInTheWay(f"{_path(tree, share.image)} is the record of another image {share.image}")
         if known and known.source:
             return {"source": known.source}
         if not known:
@@ -200,10 +203,7 @@ def remove(tree: Tree, number: int, source: str, born: int = -1) -> Optional[dic
         if known and born >= 0 and (known.source or known.share.born != born):
             return {"removed": False}
         if known and source and known.source not in ("", source):
-            raise DataInTheWay(
-                f"image {number} is {source}, but {tree.root}/{share_names.record(number)} says "
-                f"{known.source}"
-            )
+            raise DataInTheWay(f"image {number} is {source}, but {_path(tree, number)} says {known.source}")
         if known:
             # From here on the share is not ready, however far this action gets.
             _write(tree, known.share, "")
@@ -212,16 +212,15 @@ def remove(tree: Tree, number: int, source: str, born: int = -1) -> Optional[dic
             else:
                 _remove_all(tree, fs, number)
             _forget(tree, number)
-            point("record of the share removed")
         locks.remove(lock)
     return None
 
 
 def _forget(tree: Tree, number: int) -> None:
     """Remove a share's record durably: a power cut must not bring it back after the image is gone."""
-    path = f"{tree.root}/{share_names.record(number)}"
-    os.unlink(path)
-    files.fsync(os.path.dirname(path))
+    os.unlink(_path(tree, number))
+    files.fsync(os.path.dirname(_path(tree, number)))
+    point("record of the share removed")
 
 
 def _remove_unknown(tree: Tree, fs: FileSystem, number: int) -> None:
@@ -231,7 +230,6 @@ def _remove_unknown(tree: Tree, fs: FileSystem, number: int) -> None:
         registered.remove(tree, number)
     _remove_all(tree, fs, number)
     _forget(tree, number)
-    point("record of the share removed")
 
 
 def _remove_all(tree: Tree, fs: FileSystem, number: int) -> None:
@@ -264,13 +262,9 @@ def listed(tree: Tree) -> dict[str, object]:
     A share with an error has it in `wrong`, and hides no other.
     """
     fs = checked(tree)
-    rows = []
-    for image in _images(tree):
-        row = _row(fs, tree, image)
-        if row:
-            rows.append(row)
+    rows = [_row(fs, tree, image) for image in _images(tree)]
     cloud = marker.said(tree.root).cloud
-    return {"shares": rows, **({"cloud": cloud} if cloud else {})}
+    return {"shares": [row for row in rows if row], **({"cloud": cloud} if cloud else {})}
 
 
 def _images(tree: Tree) -> list[int]:
@@ -308,12 +302,8 @@ def _not_held(tree: Tree, share: Share, limit: int) -> dict[str, object]:
         return {}
     to = f"held to {human(limit)}" if limit >= 0 else "held to nothing"
     mend = f"`semishared share resize {share.image} {share.size // MiB}M` holds it to that"
-    return {
-        "wrong": {
-            "id": NoQuota.id,
-            "detail": f"the share of image {share.image} is {to}, not to {human(share.size)}: {mend}",
-        }
-    }
+    detail = f"the share of image {share.image} is {to}, not to {human(share.size)}: {mend}"
+    return {"wrong": {"id": NoQuota.id, "detail": detail}}
 
 
 def promised(tree: Tree) -> int:
@@ -330,9 +320,8 @@ def capacity(tree: Tree) -> tuple[int, int, int]:
     """Return used, total and free bytes of the file system; what is promised to shares is not free."""
     checked(tree)
     found = os.statvfs(tree.root)
-    used, total, free = (
-        blocks * found.f_frsize for blocks in (found.f_blocks - found.f_bfree, found.f_blocks, found.f_bavail)
-    )
+    counts = (found.f_blocks - found.f_bfree, found.f_blocks, found.f_bavail)
+    used, total, free = (blocks * found.f_frsize for blocks in counts)
     return used, total, max(0, min(free, total - promised(tree)))
 
 
@@ -380,11 +369,8 @@ def _snapshot_row(fs: FileSystem, number: int, name: str) -> dict[str, object] |
         return fs.known(number, name)._asdict()
     except (ToolFailed, MissingImage) as e:
         wrong = {"id": e.id, "detail": e.detail}
-    return (
-        {**Snapshot(name, -1, -1, "")._asdict(), "wrong": wrong}
-        if name in fs.snapshot_names(number)
-        else None
-    )
+    row = {**Snapshot(name, -1, -1, "")._asdict(), "wrong": wrong}
+    return row if name in fs.snapshot_names(number) else None
 
 
 def remove_snapshot(tree: Tree, number: int, name: str) -> None:

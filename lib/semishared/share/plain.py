@@ -9,20 +9,17 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from ..errors import MissingImage, NotSupported
 from ..model.share import names as share_names
-from ..model.share.share import FIRST_UID, Share, Snapshot, Tree, Use
+from ..model.share.share import FIRST_UID, Share
 from ..tools import files
 from ..tools.effects import point
-from . import rights
+from . import FileSystem, rights
 
 MODE = 0o755
 """The mode of a new file system; the guest's root may change it. Nothing hides a share from the host's users.
 
 Guests see no more of the host than their share.
 """
-
-
 BYTES_PER_FILE, LEAST_FILES = 16384, 1024
 
 
@@ -31,30 +28,21 @@ def most_files(size: int) -> int:
     return max(LEAST_FILES, size // BYTES_PER_FILE)
 
 
-class Directories:
+class Directories(FileSystem):
     """Shares as plain directories of a root: created, given to their owner, renamed before removal."""
-
-    def __init__(self, tree: Tree) -> None:
-        self.root, self._fs = tree.root, tree.fs
 
     def commands(self) -> list[list[str]]:
         """Return the commands that need root, with share 0 as example."""
         return [rights.chown(self.path(0), FIRST_UID), rights.rm(self.gone(0))]
 
     def lacking(self) -> list[str]:
-        """Return those that sudo does not permit."""
         return rights.lacking(self.commands())
-
-    def lapsed(self) -> tuple[str, str]:
-        """Return that limits hold once they are on, or that there are none."""
-        return "", ""
 
     def path(self, image: int) -> str:
         """Return the path of a share's tree."""
         return f"{self.root}/{share_names.tree(image)}"
 
     def there(self, image: int) -> str:
-        """Return that path if anything is there, else ''."""
         return "" if files.is_absent(self.path(image)) else self.path(image)
 
     def gone(self, image: int) -> str:
@@ -66,7 +54,6 @@ class Directories:
         os.mkdir(path, 0o700)
 
     def make(self, share: Share, uid: int) -> str:
-        """Create a tree, held to its size and owned by `uid`; return its path."""
         path, gone = self.path(share.image), self.gone(share.image)
         if not files.is_absent(gone):
             # The rest of a killed removal would count against the new tree's limit.
@@ -87,24 +74,6 @@ class Directories:
     def hold(self, image: int, size: int) -> None:
         """Hold a tree to a size, if the file system can."""
 
-    def snapshot(self, image: int, name: str) -> None:
-        """Raise NotSupported: few file systems can snapshot a directory."""
-        raise NotSupported(
-            f"shares on {self._fs} have no snapshots: it keeps none of a single directory, as "
-            f"btrfs and cephfs do"
-        )
-
-    def snapshot_names(self, image: int) -> list[str]:
-        """Return []."""
-        return []
-
-    def known(self, image: int, name: str) -> Snapshot:
-        """Raise MissingImage: there are no snapshots."""
-        raise MissingImage(f"image {image} has no snapshot {name}")
-
-    def forget(self, image: int, name: str) -> None:
-        """Do nothing: there are no snapshots."""
-
     def drop(self, image: int, path: str) -> None:
         """Remove a tree that was renamed away, with its content.
 
@@ -117,7 +86,6 @@ class Directories:
         rights.remove(path)
 
     def remove(self, image: int) -> None:
-        """Remove a tree with its content."""
         path, gone = self.path(image), self.gone(image)
         if not files.is_absent(path):
             if not files.is_absent(gone):
@@ -131,14 +99,4 @@ class Directories:
 
 
 class Plain(Directories):
-    """Directories without limits."""
-
-    def check(self) -> None:
-        """Check nothing: the marker says that this is the root."""
-
-    def resize(self, image: int, size: int) -> None:
-        """Do nothing: only the record has the size."""
-
-    def use(self, image: int) -> Use:
-        """Return that use and limit are unknown."""
-        return Use(-1, -1)
+    """Directories without limits: the marker says that this is the root, and only the record has the size."""

@@ -104,7 +104,6 @@ class Xfs(Directories):
             raise NoQuota(f"{here(self.path(image))} is held to {human(found)}, not to {human(size)}")
 
     def use(self, image: int) -> Use:
-        """Return the project's bytes and limit."""
         held = self._held(image)
         self._require_in(image, held)
         return Use(held.used, held.limit or -1)
@@ -131,13 +130,10 @@ class Xfs(Directories):
         super().drop(image, path)
 
     def _limit(self, image: int, size: int, files: int) -> None:
-        self._quota(_limit(image, size, files))
+        rights.run(self._words(_limit(image, size, files)))
 
     def _held(self, image: int) -> Held:
-        return parse(self._quota(_report(image)), FIRST_PROJECT + image)
-
-    def _quota(self, command: str) -> str:
-        return rights.run(self._words(command))
+        return parse(rights.run(self._words(_report(image))), FIRST_PROJECT + image)
 
     def _words(self, command: str) -> list[str]:
         return ["xfs_quota", "-x", "-c", command, of(self.root).point]
