@@ -28,7 +28,7 @@ from ..guest.virsh import Site as Libvirt
 from ..install import edits, examine
 from ..install.front_end import FrontEnd, locate
 from ..install.preflight import Question, encoded, limited
-from ..install.tree import forwarder
+from ..install.tree import forwarder, is_action
 from ..model.attributes import HOST_POOL
 from ..model.device.steps import ListDevices
 from ..model.disk import names as disk_names
@@ -212,7 +212,7 @@ def _forwarders(place: FrontEnd) -> Iterator[str]:
     ours, stock = f"{place.remotes}/vmm/{NAME}", f"{place.remotes}/vmm/kvm"
     there = set(_names(ours))
     for name in _names(stock):
-        if name not in there and os.path.isfile(f"{stock}/{name}") and os.access(f"{stock}/{name}", os.X_OK):
+        if name not in there and is_action(f"{stock}/{name}"):
             yield f"{name} of this OpenNebula is not handed over to"
     for name in sorted(there - set(_names(stock))):
         if _is_forwarder(ours, name):

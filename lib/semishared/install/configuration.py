@@ -53,29 +53,17 @@ def threads_raised(arguments: Arguments, noted: bool) -> tuple[list[Edit], list[
     (MAX_ACTIONS_PER_CLUSTER). Threads are made when there is work, and cost nothing otherwise.
     """
     word = arguments.last("t")
-    count = (
-        STOCK_THREADS
-        if word is None
-        else int(word.text)
-        if word.text.isascii() and word.text.isdigit()
-        else 0
-    )
-    if count >= LEAST or (word is not None and not word.text):
+    text = word.text if word else str(STOCK_THREADS)
+    count = int(text) if text.isascii() and text.isdigit() else 0
+    if count >= LEAST or not text:
         return [], [], []
     if noted:
-        return (
-            [],
-            [],
-            [
-                f"TM_MAD: with -t {count} that many clones that wait for a base keep all other "
-                f"VMs' transfers waiting"
-            ],
-        )
-    edit = (
-        Edit(0, 0, f"-t {LEAST} " if arguments.text else f"-t {LEAST}")
-        if word is None
-        else Edit(word.start, word.end, str(LEAST))
-    )
+        what = "that many clones that wait for a base keep all other VMs' transfers waiting"
+        return [], [], [f"TM_MAD: with -t {count} {what}"]
+    if word:
+        edit = Edit(word.start, word.end, str(LEAST))
+    else:
+        edit = Edit(0, 0, f"-t {LEAST} " if arguments.text else f"-t {LEAST}")
     return [edit], [f"# before: TM_MAD -t: {json.dumps(word.text if word else '')}\n"], []
 
 
@@ -144,16 +132,12 @@ def configure(text: str, own_actions: Sequence[str], path: str = "oned.conf") ->
     _list(attributes, "DATASTORE_MAD", DS_OPTIONS, "d", notes, path)
     _list(attributes, "DATASTORE_MAD", DS_OPTIONS, "s", notes, path)
     _hypervisors(attributes, own_actions, notes, path)
-    wanted = _conf(attributes, "TM_MAD_CONF", TM_CONF, notes) + _conf(
-        attributes, "DS_MAD_CONF", DS_CONF, notes
-    )
+    wanted = _conf(attributes, "TM_MAD_CONF", TM_CONF, notes)
+    wanted += _conf(attributes, "DS_MAD_CONF", DS_CONF, notes)
     for name, values in (("IMAGE_RESTRICTED_ATTR", RESTRICTED), *INHERITED.items()):
         wanted += _values(attributes, name, values, notes)
-    return Changed(
-        _with_block(apply(text, notes.edits), notes.before, wanted),
-        tuple(notes.changes),
-        tuple(notes.warnings),
-    )
+    new = _with_block(apply(text, notes.edits), notes.before, wanted)
+    return Changed(new, tuple(notes.changes), tuple(notes.warnings))
 
 
 def unconfigure(text: str, path: str = "oned.conf") -> Changed:
@@ -179,20 +163,18 @@ def unconfigure(text: str, path: str = "oned.conf") -> Changed:
 
 def hypervisor_names(text: str, path: str = "oned.conf") -> list[str]:
     """Return the VM_MADs that use our directory, or will: those with the stock one."""
-    names = []
-    for attribute in parse(text, path):
-        words = (
-            Arguments(attribute.text("ARGUMENTS"), VM_OPTIONS, "p").words
-            if attribute.name == "VM_MAD"
-            else []
-        )
-        if (
-            words
-            and words[0].text in (STOCK, DRIVER)
-            and attribute.text("EXECUTABLE").endswith("one_vmm_exec")
-        ):
-            names.append(attribute.text("NAME"))
-    return names
+    return [
+        attribute.text("NAME")
+        for attribute in _vm_mads(parse(text, path))
+        for word in Arguments(attribute.text("ARGUMENTS"), VM_OPTIONS, "p").words[:1]
+        if word.text in (STOCK, DRIVER)
+    ]
+
+
+def _vm_mads(attributes: list[Attribute]) -> list[Attribute]:
+    """Return the drivers of hypervisors that run scripts, as those for kvm do."""
+    named = [attribute for attribute in attributes if attribute.name == "VM_MAD"]
+    return [attribute for attribute in named if attribute.text("EXECUTABLE").endswith("one_vmm_exec")]
 
 
 def _transfer(attributes: list[Attribute], noted: bool, notes: _Notes, path: str) -> None:
@@ -201,10 +183,8 @@ def _transfer(attributes: list[Attribute], noted: bool, notes: _Notes, path: str
     if value is None:
         return
     arguments = Arguments(value.text, OPTIONS)
-    edits, (more, before, warnings) = (
-        _listed(arguments, "TM_MAD", "d", notes, path),
-        threads_raised(arguments, noted),
-    )
+    edits = _listed(arguments, "TM_MAD", "d", notes, path)
+    more, before, warnings = threads_raised(arguments, noted)
     notes.before += before
     notes.changes += [f"TM_MAD: -t {LEAST}, so many transfers at once" for _ in more]
     notes.warnings += warnings
@@ -241,9 +221,7 @@ def _listed(arguments: Arguments, name: str, letter: str, notes: _Notes, path: s
 def _hypervisors(attributes: list[Attribute], own_actions: Sequence[str], notes: _Notes, path: str) -> None:
     """Let all drivers that use the stock directory use ours."""
     found = False
-    for attribute in attributes:
-        if attribute.name != "VM_MAD" or not attribute.text("EXECUTABLE").endswith("one_vmm_exec"):
-            continue
+    for attribute in _vm_mads(attributes):
         name = attribute.text("NAME")
         value = attribute.field("ARGUMENTS")
         arguments = Arguments(value.text, VM_OPTIONS, "p") if value else None
@@ -304,14 +282,12 @@ def _conf(
     attributes: list[Attribute], name: str, wanted: Sequence[tuple[str, str, bool]], notes: _Notes
 ) -> str:
     """Correct our TM_MAD_CONF or DS_MAD_CONF; return it as text if there is none."""
-    found = next(
-        (item for item in attributes if item.name == name and item.text("NAME").lower() == DRIVER), None
-    )
+    named = (item for item in attributes if item.name == name)
+    found = next((item for item in named if item.text("NAME").lower() == DRIVER), None)
     if found is None:
         notes.changes.append(f"{name} of {DRIVER}: in")
-        rows = ",\n    ".join(
-            f"{key} = {quoted(value)}" for key, value, _ in (("NAME", DRIVER, True), *wanted)
-        )
+        pairs = (("NAME", DRIVER), *((key, value) for key, value, _ in wanted))
+        rows = ",\n    ".join(f"{key} = {quoted(value)}" for key, value in pairs)
         return f"{name} = [\n    {rows}\n]\n"
     missing = []
     for key, value, must in wanted:
@@ -320,9 +296,8 @@ def _conf(
             missing.append((key, value))
         elif must and there.text.upper() != value.upper():
             notes.edits.append(Edit(there.start, there.end, quoted(value)))
-            notes.changes.append(
-                f"{name} of {DRIVER}: {key} = {quoted(value)} instead of {quoted(there.text)}"
-            )
+            was = quoted(there.text)
+            notes.changes.append(f"{name} of {DRIVER}: {key} = {quoted(value)} instead of {was}")
     if missing and found.fields:
         at = found.fields[-1].value.end
         notes.edits.append(Edit(at, at, "".join(f", {key} = {quoted(value)}" for key, value in missing)))
@@ -359,9 +334,8 @@ def _others(inside: str, above: str) -> str:
 def _is_ours(attribute: Attribute) -> bool:
     if attribute.name in ("TM_MAD_CONF", "DS_MAD_CONF"):
         return attribute.text("NAME").lower() == DRIVER
-    return (
-        attribute.name in ("IMAGE_RESTRICTED_ATTR", *INHERITED) and attribute.value.text.upper() in RESTRICTED
-    )
+    is_list = attribute.name in ("IMAGE_RESTRICTED_ATTR", *INHERITED)
+    return is_list and attribute.value.text.upper() in RESTRICTED
 
 
 def _is_inherited(attribute: Attribute) -> bool:

@@ -11,7 +11,6 @@ import time
 from typing import Callable, Optional, Sequence
 
 from .. import NAME
-from .. import NAME as DRIVER
 from ..errors import BadConfiguration, CannotInstall
 from ..named import NamedTuple
 from ..tools.effects import point
@@ -34,12 +33,11 @@ def configure_execrc(text: str, names: Sequence[str], path: str = "vmm_execrc") 
 
     Without that, disks of running VMs have no snapshots. Text in, text out.
     """
-    wanted = [f"{name}-{DRIVER}" for name in names]
+    wanted = [f"{name}-{NAME}" for name in names]
     match = _assignment(text, path)
     if match is None:
-        return Changed(
-            f'{text}\n{BEGIN}\n{LIVE}="{" ".join(wanted)}"\n{END}\n', (f"{LIVE}: {' '.join(wanted)}",)
-        )
+        new = f'{text}\n{BEGIN}\n{LIVE}="{" ".join(wanted)}"\n{END}\n'
+        return Changed(new, (f"{LIVE}: {' '.join(wanted)}",))
     value, quote = _unquoted(match.group("value"))
     missing = [word for word in wanted if word not in value.split()]
     if not missing:
@@ -58,13 +56,11 @@ def unconfigure_execrc(text: str, path: str = "vmm_execrc") -> Changed:
         words = re.findall(r"(\s*)(\S+)", value)
         end = value[len(value.rstrip()) :]
         # One blank came with each word.
-        new = (
-            "".join(blank + word if not word.endswith(f"-{DRIVER}") else blank[:-1] for blank, word in words)
-            + end
-        )
+        kept = (blank[:-1] if word.endswith(f"-{NAME}") else blank + word for blank, word in words)
+        new = "".join(kept) + end
         edit = Edit(match.start("value"), match.end("value"), f"{quote}{new}{quote}")
         without = apply(without, [edit]) if new != value else without
-    return Changed(without, (f"{LIVE}: {DRIVER} out",) if without != text else ())
+    return Changed(without, (f"{LIVE}: {NAME} out",) if without != text else ())
 
 
 def _assignment(text: str, path: str) -> Optional[re.Match[str]]:
@@ -103,13 +99,10 @@ class Edited(NamedTuple):
 
     def diff(self) -> str:
         """Return the unified diff."""
-        lines = difflib.unified_diff(
-            self.old.splitlines(True), self.changed.text.splitlines(True), self.path, f"{self.path} (new)"
-        )
-        return "".join(
-            line if line.endswith("\n") else f"{line}\n\\ no newline at the end of the file\n"
-            for line in lines
-        )
+        texts = self.old.splitlines(True), self.changed.text.splitlines(True)
+        lines = difflib.unified_diff(*texts, self.path, f"{self.path} (new)")
+        cut = "\n\\ no newline at the end of the file\n"
+        return "".join(line if line.endswith("\n") else line + cut for line in lines)
 
 
 def read(path: str) -> str:
@@ -184,9 +177,8 @@ def _undone(
 def backups(path: str) -> list[str]:
     """Return the backups of a file, oldest first."""
     directory, name = os.path.split(os.path.realpath(path))
-    return sorted(
-        f"{directory}/{entry}" for entry in os.listdir(directory) if entry.startswith(f"{name}{BACKUP}")
-    )
+    names = sorted(entry for entry in os.listdir(directory) if entry.startswith(f"{name}{BACKUP}"))
+    return [f"{directory}/{entry}" for entry in names]
 
 
 def write(edited: Edited, with_backup: bool) -> str:

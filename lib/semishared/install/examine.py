@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Mapping, Sequence
 
 from ..errors import FalseAnswer, HostUnreachable, SemisharedError, ToolMissing, ToolTimeout
 from ..model import shapes
 from ..named import NamedTuple
 from ..tools.run import stream
 from ..tools.this_machine import is_here
-from ..wire.session import PYTHON
+from ..wire.session import PYTHON, ssh_to
 from . import preflight
 
 IMPORTS = {
@@ -47,16 +47,7 @@ def examine(host: str, question: str, connect_s: int = 10, user: Sequence[str] =
     """
     argv = [*user, PYTHON, "-I", "-", question]
     if not is_here(host):
-        options = [
-            "-T",
-            "-o",
-            "BatchMode=yes",
-            "-o",
-            f"ConnectTimeout={connect_s}",
-            "-o",
-            "ServerAliveInterval=5",
-        ]
-        argv = [*user, "ssh", *options, "--", host, f"exec {PYTHON} -I - {question}"]
+        argv = [*user, *ssh_to(connect_s), "--", host, f"exec {PYTHON} -I - {question}"]
     said = bytearray()
     try:
         for chunk in stream(argv, stdin=program(), silence_s=SILENT_S):
@@ -84,9 +75,6 @@ def examine(host: str, question: str, connect_s: int = 10, user: Sequence[str] =
 
 
 # Programs that must be there before any change, on the front-end and on named hosts.
-
-
-OLDEST_PYTHON = [3, 9]
 
 
 class Missing(NamedTuple):
@@ -124,11 +112,5 @@ def on_hosts(hosts: Sequence[str], user: Sequence[str] = ()) -> list[Missing]:
 
 def lacking(machine: str, seen: Mapping[str, Any]) -> Missing:
     """Return what an examined machine lacks."""
-    needed = [PYTHON + " 3.9 or newer"] if seen["python"] < OLDEST_PYTHON else []
+    needed = [f"{PYTHON} 3.9 or newer"] if seen["python"] < [3, 9] else []
     return Missing(machine, (*needed, *seen["lacks"]["needed"]), tuple(seen["lacks"]["wanted"]))
-
-
-def first_error(found: Sequence[Missing]) -> Optional[str]:
-    """Return a line for all machines that lack what they need; None if none does."""
-    lines = [item.line() for item in found if item.needed]
-    return "; ".join(lines) or None

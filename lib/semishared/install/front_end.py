@@ -11,6 +11,7 @@ from typing import Callable, Mapping, Optional
 
 from ..errors import CannotInstall
 from ..named import NamedTuple
+from .preflight import user
 
 ONEADMIN = "oneadmin"
 OLDEST, NEWEST = (6, 10), (7, 4)
@@ -39,13 +40,13 @@ class FrontEnd(NamedTuple):
     def owner(self) -> tuple[int, int]:
         """User and group of all files: those of the remotes directory; if that is root's, oneadmin's."""
         status = os.stat(self.remotes)
-        if status.st_uid == 0:
-            try:
-                user = pwd.getpwnam(ONEADMIN)
-            except KeyError:
-                return 0, 0
-            return user.pw_uid, user.pw_gid
-        return status.st_uid, status.st_gid
+        if status.st_uid:
+            return status.st_uid, status.st_gid
+        try:
+            oneadmin = pwd.getpwnam(ONEADMIN)
+        except KeyError:
+            return 0, 0
+        return oneadmin.pw_uid, oneadmin.pw_gid
 
     def version(self) -> tuple[int, ...]:
         """Return OpenNebula's version, () if it is unknown."""
@@ -100,18 +101,10 @@ def _is_there(path: str, kind: Callable[[int], bool]) -> bool:
         while not os.access(os.path.dirname(closed), os.X_OK):
             closed = os.path.dirname(closed)
         raise CannotInstall(
-            f"{path}: permission denied: {_me()} may not search {closed}: run this as root"
+            f"{path}: permission denied: {user()} may not search {closed}: run this as root"
         ) from None
     except OSError:
         return False
-
-
-def _me() -> str:
-    """Return the name of this user."""
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
 
 
 def check_version(version: tuple[int, ...]) -> list[str]:
@@ -153,4 +146,4 @@ def check_rights(place: FrontEnd, targets: list[str]) -> None:
             who = "the user of OpenNebula" if place.self_contained else "root"
             if target.startswith(place.remotes):
                 who = "root or oneadmin"
-            raise CannotInstall(f"{target} is not writable for {_me()}: run this as {who}")
+            raise CannotInstall(f"{target} is not writable for {user()}: run this as {who}")

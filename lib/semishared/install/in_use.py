@@ -8,7 +8,7 @@ import re
 
 from semishared import NAME, VERSION
 from semishared.errors import SemisharedError
-from semishared.install import next_steps
+from semishared.install import next_steps, preflight
 from semishared.install.front_end import FrontEnd
 from semishared.opennebula.oned import Oned
 
@@ -20,14 +20,11 @@ def why_not(place: FrontEnd, uninstall: bool, has_oned: bool = True) -> str:
 
     Not `has_oned`: no OpenNebula of these remotes can be told; one that answers counts all the same.
     """
-    installed = _installed(place)
+    installed = preflight.installed(place.remotes)
     if not installed or not uninstall and not _is_older(VERSION, installed):
         return ""
-    what = (
-        "without the drivers"
-        if uninstall
-        else f"with the drivers of {VERSION}, which need not understand what those of {installed} wrote,"
-    )
+    what = f"with the drivers of {VERSION}, which need not understand what those of {installed} wrote,"
+    what = "without the drivers" if uninstall else what
     breaks = (
         f"{what} they can be neither started, moved, migrated nor terminated, and their disks not committed"
     )
@@ -46,16 +43,12 @@ def why_not(place: FrontEnd, uninstall: bool, has_oned: bool = True) -> str:
 def left(place: FrontEnd) -> list[str]:
     """Return the warning if OpenNebula still has datastores of ours; nothing if it cannot be asked."""
     try:
-        ours = [
-            store.name for store in _oned(place).datastores() if NAME in (store.driver, store.text("DS_MAD"))
-        ]
+        stores = _oned(place).datastores()
     except SemisharedError:
         return []
-    text = (
-        f"datastores {', '.join(ours)} are left in OpenNebula: nothing in them works any more "
-        f"(docs/how-to/uninstall.md)"
-    )
-    return [text] if ours else []
+    ours = ", ".join(store.name for store in stores if NAME in (store.driver, store.text("DS_MAD")))
+    what = "are left in OpenNebula: nothing in them works any more (docs/how-to/uninstall.md)"
+    return [f"datastores {ours} {what}"] if ours else []
 
 
 def _oned(place: FrontEnd) -> Oned:
@@ -63,16 +56,6 @@ def _oned(place: FrontEnd) -> Oned:
     if "ONE_AUTH" not in os.environ and os.path.isfile(session):
         os.environ["ONE_AUTH"] = session
     return Oned()
-
-
-def _installed(place: FrontEnd) -> str:
-    """Return the version that is installed, '' for none."""
-    try:
-        with open(f"{place.remotes}/lib/{NAME}/__init__.py", encoding="utf-8") as file:
-            found = re.search(r'^VERSION = "([^"]*)"', file.read(10000), re.MULTILINE)
-    except (OSError, UnicodeError):
-        return ""
-    return found.group(1) if found else ""
 
 
 def _is_older(one: str, other: str) -> bool:

@@ -52,48 +52,25 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of install.sh's options."""
     top = _Parser(prog="install.sh", description=DESCRIPTION, allow_abbrev=False)
     mode = top.add_mutually_exclusive_group()
-    mode.add_argument(
-        "--uninstall", action="store_true", help="take semishared out again: files, words, settings"
-    )
-    mode.add_argument(
-        "--apply", action="store_true", help="also sync the hosts, restart oned and create the datastores"
-    )
-    top.add_argument(
-        "--detach-timer",
-        action="store_true",
-        help="also make a timer that runs `semishared detach --due` (systemd, or cron)",
-    )
-    top.add_argument("--dry-run", action="store_true", help="say what would change, change nothing")
-    top.add_argument(
-        "--diff", action="store_true", help="the same, with the changes of configuration files as a diff"
-    )
-    top.add_argument(
-        "--yes", action="store_true", help="do not ask (without a terminal nothing is asked anyway)"
-    )
-    top.add_argument(
-        "--force",
-        action="store_true",
-        help="also while VMs have disks of ours: uninstall, or install an older version",
-    )
-    top.add_argument(
-        "--hosts", metavar="A,B", type=_named, help="look first if these hosts have what they need"
-    )
-    top.add_argument(
-        "--remotes",
-        metavar="DIR",
-        type=_named,
-        help="default: $ONE_LOCATION/var/remotes or /var/lib/one/remotes",
-    )
-    top.add_argument(
-        "--etc",
-        metavar="DIR",
-        type=_named,
-        help="where oned.conf is (default: $ONE_LOCATION/etc or /etc/one)",
-    )
-    top.add_argument("--root", metavar="DIR", type=_named, help="an OpenNebula below this directory")
-    top.add_argument(
-        "--no-config", action="store_true", help="edit no configuration, only put the files in place"
-    )
+
+    def flag(name: str, text: str, to: argparse._ActionsContainer = top) -> None:
+        to.add_argument(name, action="store_true", help=text)
+
+    def value(name: str, metavar: str, text: str) -> None:
+        top.add_argument(name, metavar=metavar, type=_named, help=text)
+
+    flag("--uninstall", "take semishared out again: files, words, settings", mode)
+    flag("--apply", "also sync the hosts, restart oned and create the datastores", mode)
+    flag("--detach-timer", "also make a timer that runs `semishared detach --due` (systemd, or cron)")
+    flag("--dry-run", "say what would change, change nothing")
+    flag("--diff", "the same, with the changes of configuration files as a diff")
+    flag("--yes", "do not ask (without a terminal nothing is asked anyway)")
+    flag("--force", "also while VMs have disks of ours: uninstall, or install an older version")
+    value("--hosts", "A,B", "look first if these hosts have what they need")
+    value("--remotes", "DIR", "default: $ONE_LOCATION/var/remotes or /var/lib/one/remotes")
+    value("--etc", "DIR", "where oned.conf is (default: $ONE_LOCATION/etc or /etc/one)")
+    value("--root", "DIR", "an OpenNebula below this directory")
+    flag("--no-config", "edit no configuration, only put the files in place")
     return top
 
 
@@ -108,10 +85,8 @@ def main(argv: list[str]) -> int:
         finally:
             sys.stdout.flush()
     except SemisharedError as e:
-        print(
-            f"install.sh: {printable(e.detail if isinstance(e, CannotInstall) else e.line())}",
-            file=sys.stderr,
-        )
+        said = e.detail if isinstance(e, CannotInstall) else e.line()
+        print(f"install.sh: {printable(said)}", file=sys.stderr)
         return 1
     except OSError as e:
         what = f"{e.strerror}: {e.filename}" if e.filename else e.strerror or str(e)
@@ -138,11 +113,9 @@ def run(options: argparse.Namespace) -> int:
     else:
         warnings += check_machines(options.hosts, place)
     # An OpenNebula below another directory is not the one that would be asked.
-    why_not = (
-        ""
-        if options.root
-        else in_use.why_not(place, options.uninstall, place.etc is not None or options.no_config)
-    )
+    why_not = ""
+    if not options.root:
+        why_not = in_use.why_not(place, options.uninstall, place.etc is not None or options.no_config)
     if why_not and not dry and not options.force:
         raise CannotInstall(f"{why_not}; --force does it all the same")
     warnings += [why_not] if why_not else []
@@ -166,11 +139,8 @@ def look(place: FrontEnd, checkout: str, uninstall: bool) -> list[edits.Edited]:
     """Return the wanted configuration files."""
     if place.etc is None:
         return []
-    own = (
-        [name for name in os.listdir(f"{checkout}/vmm") if name not in edits.NO_ACTIONS]
-        if os.path.isdir(f"{checkout}/vmm")
-        else []
-    )
+    there = os.listdir(f"{checkout}/vmm") if os.path.isdir(f"{checkout}/vmm") else []
+    own = [name for name in there if name not in edits.NO_ACTIONS]
     return edits.to_uninstall(place, own) if uninstall else edits.to_install(place, own)
 
 
@@ -180,20 +150,17 @@ def check_machines(hosts: Optional[str], place: FrontEnd) -> list[str]:
     if hosts:
         user = next_steps.change_user(next_steps.administrator(place))
         found += examine.on_hosts([host for host in hosts.split(",") if host], user)
-    error = examine.first_error(found)
-    if error:
-        raise CannotInstall(error)
+    errors = [item.line() for item in found if item.needed]
+    if errors:
+        raise CannotInstall("; ".join(errors))
     return [item.line() for item in found if item.line()]
 
 
 def written(place: FrontEnd, files: list[edits.Edited]) -> list[str]:
     """Return the directories that are written to."""
-    targets = [place.remotes]
-    for part in (*PARTS, *PROBES, CONF):
-        directory = os.path.dirname(f"{place.remotes}/{part}")
-        if os.path.isdir(directory):
-            targets.append(directory)
-    return targets + [os.path.dirname(os.path.realpath(item.path)) for item in files if item.differs]
+    parts = (os.path.dirname(f"{place.remotes}/{part}") for part in (*PARTS, *PROBES, CONF))
+    edited = (os.path.dirname(os.path.realpath(item.path)) for item in files if item.differs)
+    return [place.remotes, *filter(os.path.isdir, parts), *edited]
 
 
 def agreed(place: FrontEnd, files: list[edits.Edited], timed: timer.Timer, uninstall: bool) -> bool:
@@ -306,10 +273,8 @@ def told(
         print(f"  {number}. {command.line()}")
     package, admin = f"{place.remotes}/lib/{NAME}", next_steps.administrator(place)
     if options.uninstall:
-        print(
-            f"if hosts that fail were left to semishared: as {admin}: onehook list, onehook "
-            f"delete ID of {next_steps.HOOK}"
-        )
+        hook = f"onehook list, onehook delete ID of {next_steps.HOOK}"
+        print(f"if hosts that fail were left to semishared: as {admin}: {hook}")
         return
     print(f"the operator's command: {package}/{NAME}")
     print(

@@ -46,17 +46,8 @@ WANTS = {
     "host": ("zstd", "lzop", "udp-sender", "udp-receiver"),
 }
 """Programs without which some things do not work."""
-VERSIONS = {
-    "qemu-img": ["--version"],
-    "virsh": ["--version"],
-    "zstd": ["--version"],
-    "lzop": ["--version"],
-    "rsync": ["--version"],
-    "rbd": ["--version"],
-    "udp-receiver": [],
-    "udp-sender": [],
-}
-"""How to ask for a version; of other programs only their presence is known."""
+VERSIONS = ("qemu-img", "virsh", "zstd", "lzop", "rsync", "rbd")
+"""Programs with an option --version; of others only their presence is known."""
 PARTS = (f"lib/{NAME}", f"tm/{NAME}", f"datastore/{NAME}", f"vmm/{NAME}", f"etc/{NAME}.conf")
 
 
@@ -102,10 +93,8 @@ def examine(question: Question) -> Dict[str, Any]:
             found["libvirt"] = pool.submit(libvirt, question)
         answers = {name: future.result() for name, future in found.items()}
     answers.setdefault("programs", {})
-    answers["lacks"] = {
-        "needed": lacking(NEEDS, question, answers),
-        "wanted": lacking(WANTS, question, answers),
-    }
+    needed, wanted = (lacking(table, question, answers) for table in (NEEDS, WANTS))
+    answers["lacks"] = {"needed": needed, "wanted": wanted}
     answers["python"] = list(sys.version_info[:3])
     answers["user"] = user()
     answers["boot"], answers["up_s"] = boot(), up_s()
@@ -113,24 +102,19 @@ def examine(question: Question) -> Dict[str, Any]:
         answers["local"] = limited(lambda: local(question.location))
         # In threads that may hang for ever: each store has its own, and the answer does not wait for hung
         # ones. A directory that is still to be made counts as the directory of all datastores.
-        own = {
-            path: path if os.path.isdir(path) else question.location
-            for path in (f"{question.location}/.{NAME}", *question.systems)
-        }
-        answers["signed"] = (
-            {path: limited(partial(sign, place)) for path, place in own.items()} if question.systems else {}
-        )
-        answers["stores"] = {
-            store: limited(partial(store_state, store, question.token)) for store in question.stores
-        }
+        own = (f"{question.location}/.{NAME}", *question.systems) if question.systems else ()
+        places = {path: path if os.path.isdir(path) else question.location for path in own}
+        answers["signed"] = {path: limited(partial(sign, place)) for path, place in places.items()}
+        states = {store: partial(store_state, store, question.token) for store in question.stores}
+        answers["stores"] = {store: limited(state) for store, state in states.items()}
     if question.key:
         answers["key"] = {**compared(*question.key), "on": str(mounted(question.key[0]).get("type"))}
     answers["ceph"] = {row[0]: ceph(*row) for row in question.ceph}
     if question.ceph and not all(importlib.util.find_spec(name) for name in ("rados", "rbd")):
-        answers["lacks"]["needed"].append("python3-rbd")
+        needed.append("python3-rbd")
     if "host" in question.roles and not importlib.util.find_spec("libvirt"):
         # Needed for a guest that runs, moves or is resumed; all else works without.
-        answers["lacks"]["wanted"].append("python3-libvirt")
+        wanted.append("python3-libvirt")
     return answers
 
 
@@ -164,9 +148,13 @@ def limited(work: Callable[[], Any]) -> Any:
     return answer[0]
 
 
+def _which(name: str) -> Optional[str]:
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{PATH}")
+
+
 def said(argv: List[str], limit_s: float = ANSWER_S) -> Tuple[int, str]:
     """Run a program and return its exit code and output; 124 if it hangs, 127 if it is not there."""
-    path = shutil.which(argv[0], path=f"{os.environ.get('PATH', '')}:{PATH}")
+    path = _which(argv[0])
     if path is None:
         return 127, f"{argv[0]} is not installed"
     try:
@@ -188,9 +176,9 @@ def said(argv: List[str], limit_s: float = ANSWER_S) -> Tuple[int, str]:
 
 def version(name: str, ask: bool) -> Optional[str]:
     """Return a program's version, '' if unknown or not asked for, None if it is not there."""
-    if not ask or not VERSIONS.get(name):
-        return "" if shutil.which(name, path=f"{os.environ.get('PATH', '')}:{PATH}") else None
-    code, text = said([name, *VERSIONS[name]])
+    if not ask or name not in VERSIONS:
+        return "" if _which(name) else None
+    code, text = said([name, "--version"])
     match = re.search(r"\d+(?:\.\d+)+", text)
     return None if code == 127 else match.group() if match else ""
 
@@ -209,14 +197,18 @@ def lacking(table: Mapping[str, Tuple[str, ...]], question: Question, answers: D
 
 def tree(scripts: str) -> Dict[str, Any]:
     """Return the version of our package there, and a hash of each part ('': not there) without byte code."""
-    found = ""
+    parts = {part: digest(f"{scripts}/{part}") for part in PARTS}
+    return {"version": installed(scripts), "parts": parts}
+
+
+def installed(scripts: str) -> str:
+    """Return the version of our package there, '' without a readable one."""
     try:
         with open(f"{scripts}/lib/{NAME}/__init__.py", encoding="utf-8") as file:
-            match = re.search(r'^VERSION = "([^"]+)"', file.read(), re.MULTILINE)
-            found = match.group(1) if match else ""
-    except OSError:
-        pass
-    return {"version": found, "parts": {part: digest(f"{scripts}/{part}") for part in PARTS}}
+            found = re.search(r'^VERSION = "([^"]+)"', file.read(10000), re.MULTILINE)
+    except (OSError, UnicodeError):
+        return ""
+    return found.group(1) if found else ""
 
 
 def digest(directory: str) -> str:
@@ -265,15 +257,11 @@ def mount_of(path: str, mountinfo: str) -> Dict[str, Any]:
         if len(row) < 6 or len(rest) < 3:
             continue
         point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), row[4])
+        is_above = path == point or path.startswith(f"{point.rstrip('/')}/")
         # Of two mounts on one point the later one covers the other.
-        if (path == point or path.startswith(f"{point.rstrip('/')}/")) and len(point) >= len(
-            found.get("point", "")
-        ):
-            found = {
-                "point": point,
-                "type": rest[0],
-                "options": list(dict.fromkeys((*row[5].split(","), *rest[2].split(",")))),
-            }
+        if is_above and len(point) >= len(found.get("point", "")):
+            options = list(dict.fromkeys((*row[5].split(","), *rest[2].split(","))))
+            found = {"point": point, "type": rest[0], "options": options}
     return found
 
 
@@ -337,22 +325,17 @@ def libvirt(question: Question) -> Dict[str, Any]:
 
 def knows_virtiofs(answer: Tuple[int, str]) -> Optional[bool]:
     """Return whether the domain capabilities offer directories by virtiofs; None if they do not say."""
+    if answer[0] or "<filesystem" not in answer[1]:
+        return None
     found = re.search(r"<filesystem supported='yes'>.*?</filesystem>", answer[1], re.DOTALL)
-    return (
-        None
-        if answer[0] or "<filesystem" not in answer[1]
-        else bool(found and "<value>virtiofs</value>" in found.group())
-    )
+    return bool(found and "<value>virtiofs</value>" in found.group())
 
 
 def confines(capabilities: str) -> List[str]:
     """Return how libvirt confines QEMU (apparmor, selinux) besides users and groups, by its capabilities."""
     host = capabilities.partition("<guest>")[0]
-    return [
-        model
-        for model in re.findall(r"<secmodel>\s*<model>(\w+)</model>", host)
-        if model not in ("dac", "none")
-    ]
+    models = re.findall(r"<secmodel>\s*<model>(\w+)</model>", host)
+    return [model for model in models if model not in ("dac", "none")]
 
 
 def ceph(pool: str, user: str, conf: str, _secret: str) -> Dict[str, Any]:

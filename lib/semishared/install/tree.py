@@ -67,10 +67,8 @@ class Tree:
             raise CannotInstall(f"cannot copy the checkout: {e}") from None
         self._forward()
         for path in _below(self.stage):
-            is_package = path.startswith(f"{self.stage}/lib/") and path != command
-            os.chmod(
-                path, 0o755 if os.path.isdir(path) or not (is_package or path.endswith(".conf")) else 0o644
-            )
+            is_data = path.endswith(".conf") or path.startswith(f"{self.stage}/lib/") and path != command
+            os.chmod(path, 0o644 if is_data and not os.path.isdir(path) else 0o755)
         package = f"{self.stage}/lib/{NAME}"
         build = preflight.digest(package)[:BUILD_DIGITS]
         with open(f"{package}/{BUILD}", "w", encoding="ascii") as file:
@@ -79,8 +77,7 @@ class Tree:
             file.write(next_steps.hook(f"{self.place.remotes}/lib/{NAME}/{NAME}"))
 
     def _stage_conf(self) -> None:
-        with open(f"{self.checkout}/{CONF}", encoding="utf-8") as file:
-            text = file.read()
+        text = self._shipped()
         if self._scripts_dir:
             text = SCRIPTS.sub(f"scripts_dir = {self._scripts_dir}", text)
         with open(f"{self.stage}/{CONF}", "w", encoding="utf-8") as file:
@@ -90,14 +87,8 @@ class Tree:
         """Make the scripts that hand over to OpenNebula's own ones, for the actions of its version."""
         ours = f"{self.stage}/vmm/{NAME}"
         stock = f"{self.place.remotes}/vmm/kvm"
-        for action in sorted(os.listdir(stock)):
-            path = f"{stock}/{action}"
-            if (
-                ACTION.match(action)
-                and os.path.isfile(path)
-                and os.access(path, os.X_OK)
-                and not os.path.exists(f"{ours}/{action}")
-            ):
+        for action in filter(ACTION.match, sorted(os.listdir(stock))):
+            if is_action(f"{stock}/{action}") and not os.path.exists(f"{ours}/{action}"):
                 with open(f"{ours}/{action}", "w", encoding="utf-8") as file:
                     file.write(forwarder(action))
 
@@ -144,11 +135,13 @@ class Tree:
     def _is_as_shipped(self, conf: str) -> bool:
         if not os.path.isfile(conf):
             return False
-        with (
-            open(conf, encoding="utf-8", errors="replace") as here,
-            open(f"{self.checkout}/{CONF}", encoding="utf-8") as there,
-        ):
-            return SCRIPTS.sub("", here.read()) == SCRIPTS.sub("", there.read())
+        with open(conf, encoding="utf-8", errors="replace") as file:
+            installed = file.read()
+        return SCRIPTS.sub("", installed) == SCRIPTS.sub("", self._shipped())
+
+    def _shipped(self) -> str:
+        with open(f"{self.checkout}/{CONF}", encoding="utf-8") as file:
+            return file.read()
 
     def _swap(self, part: str, say: Say, dry: bool) -> None:
         new, old = f"{self.stage}/{part}", f"{self.place.remotes}/{part}"
@@ -183,10 +176,8 @@ class Tree:
     def _compile(self, part: str) -> None:
         """Compile a package, which takes as long as all the rest; raise CannotInstall if it is no Python."""
         # Saves every action 5 ms; rsync keeps the times that make byte code valid on the hosts too.
-        package = f"{self.stage}/{part}"
-        if part == PARTS[0] and not compileall.compile_dir(
-            package, quiet=2, ddir=f"{self.place.remotes}/{part}"
-        ):
+        package, at = f"{self.stage}/{part}", f"{self.place.remotes}/{part}"
+        if part == PARTS[0] and not compileall.compile_dir(package, quiet=2, ddir=at):
             raise CannotInstall(f"this python cannot compile the package in {self.checkout}/lib")
 
     @property
@@ -238,6 +229,10 @@ class Tree:
             os.close(fd)
 
 
+def is_action(path: str) -> bool:
+    return os.path.isfile(path) and os.access(path, os.X_OK)
+
+
 def forwarder(action: str) -> str:
     """Return the script that forwards `action` to the stock one beside us."""
     return f"""#!/bin/sh
@@ -258,18 +253,12 @@ def _exchange(new: str, old: str) -> bool:
 def _below(directory: str) -> Iterator[str]:
     for folder, names, files in os.walk(directory):
         yield folder
-        yield from (
-            os.path.join(folder, name)
-            for name in (*files, *(name for name in names if _is_link(folder, name)))
-        )
-
-
-def _is_link(folder: str, name: str) -> bool:
-    return os.path.islink(os.path.join(folder, name))
+        links = [name for name in names if os.path.islink(f"{folder}/{name}")]
+        yield from (f"{folder}/{name}" for name in (*files, *links))
 
 
 def _same_file(ours: str, there: str) -> bool:
-    return os.path.isfile(there) and filecmp.cmp(ours, there, shallow=False) and os.access(there, os.X_OK)
+    return is_action(there) and filecmp.cmp(ours, there, shallow=False)
 
 
 def _described(directory: str, owner: Optional[tuple[int, int]] = None) -> dict[str, tuple[object, ...]]:
@@ -285,11 +274,8 @@ def _described(directory: str, owner: Optional[tuple[int, int]] = None) -> dict[
         elif stat.S_ISREG(status.st_mode):
             with open(path, "rb") as file:
                 content = hashlib.sha256(file.read()).digest()
-        found[os.path.relpath(path, directory)] = (
-            status.st_mode,
-            *(owner or (status.st_uid, status.st_gid)),
-            content,
-        )
+        whose = owner or (status.st_uid, status.st_gid)
+        found[os.path.relpath(path, directory)] = (status.st_mode, *whose, content)
     return found
 
 

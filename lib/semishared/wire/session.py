@@ -84,6 +84,12 @@ def looking_only() -> Iterator[None]:
         _looks_only = was
 
 
+def ssh_to(connect_s: int) -> list[str]:
+    """Return ssh's words before a host: it asks nothing, and does not wait for a host that is gone."""
+    alive = ["-o", "ServerAliveInterval=5"]
+    return ["ssh", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={connect_s}", *alive]
+
+
 class Session:
     """A conversation with the host side; `with Session(...) as session: session.run([...])`."""
 
@@ -104,18 +110,7 @@ class Session:
         if is_here(host):
             argv = [PYTHON, "-IS", HERE]
         else:
-            argv = [
-                "ssh",
-                "-T",
-                "-o",
-                "BatchMode=yes",
-                "-o",
-                f"ConnectTimeout={config.hosts_connect_timeout_s}",
-                "-o",
-                "ServerAliveInterval=5",
-                "-o",
-                "ServerAliveCountMax=3",
-            ]
+            argv = [*ssh_to(config.hosts_connect_timeout_s), "-o", "ServerAliveCountMax=3"]
             if bulk:
                 from . import ssh
 
@@ -129,13 +124,9 @@ class Session:
             if name in os.environ:
                 env[name] = os.environ[name]
         self._argv, self._env, self._refusals = argv, env, 0
+        pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            env=env,
-            start_new_session=True,
+            argv, stdin=pipe, stdout=pipe, stderr=self._stderr, env=env, start_new_session=True
         )
         assert self._process.stdin and self._process.stdout
         there = self._process.stdin.fileno()
@@ -253,11 +244,7 @@ class Session:
         deadline = None if within_s is None else time.monotonic() + within_s
         while True:
             message = self._heard.popleft() if self._heard else self._next(deadline, self._reader.read)
-            if (
-                message is None
-                or isinstance(message, bytes)
-                or message.get("event") not in ("alive", "warning")
-            ):
+            if not isinstance(message, dict) or message.get("event") not in ("alive", "warning"):
                 return message
             if "text" in message and len(self.warnings) < MOST_KEPT:
                 self.warnings.append(str(message["text"]))
@@ -267,11 +254,7 @@ class Session:
         deadline = time.monotonic() + within_s
         while True:
             message = self._next(deadline, lambda seconds: self._reader.read_into(room, seconds))
-            if (
-                message is None
-                or isinstance(message, memoryview)
-                or message.get("event") not in ("alive", "warning")
-            ):
+            if not isinstance(message, dict) or message.get("event") not in ("alive", "warning"):
                 return message
 
     def _next(self, deadline: float | None, read: Callable[[float], Heard]) -> Optional[Heard]:
@@ -320,14 +303,8 @@ class Session:
         self._refusals += 1
         if self._refusals > len(ssh.PAUSES_S):
             return False
-        self._process = ssh.begun_again(
-            self._process,
-            ssh.PAUSES_S[self._refusals - 1],
-            self._argv,
-            self._unread,
-            self._stderr,
-            self._env,
-        )
+        pause_s, there = ssh.PAUSES_S[self._refusals - 1], (self._argv, self._unread, self._stderr, self._env)
+        self._process = ssh.begun_again(self._process, pause_s, *there)
         return True
 
     def _silent(self) -> HostUnreachable:
@@ -374,17 +351,13 @@ class Session:
         """Return the error for a host side that ended without an answer."""
         code = ended_within(self._process, 5) or 0
         said = self._said()
-        greeting = (
-            f"only its login shell has said something: {bytes(self._reader.greeting[:200])!r}"
-            if self._reader.greeting
-            else ""
-        )
+        greeting = bytes(self._reader.greeting[:200])
         if code == 255:
             times = f" ({self._refusals} times: MaxStartups of its sshd?)" if self._refusals > 1 else ""
             return HostUnreachable(f"{self.host}: {said or 'ssh gave no reason'}{times}")
         if "can't open file" in said or code in (126, 127):
             return HostOutdated(f"semishared is not installed on {self.host}")
-        return HostFailed(
-            f"{self.host} ended with code {code} during {self._action}: "
-            f"{said or greeting or 'it said nothing'}"
-        )
+        if greeting and not said:
+            said = f"only its login shell has said something: {greeting!r}"
+        what = f"ended with code {code} during {self._action}"
+        return HostFailed(f"{self.host} {what}: {said or 'it said nothing'}")
