@@ -13,7 +13,7 @@ dispatch            sites: classes with three or more methods that have names of
                     of those modules of model/ that have `steps` in their names
 is there a pool?    calls of ASKS_POOL in the modules of OF_DEVICES, outside of those modules: functions that
                     answer differently on a host with a pool and on one without
-is there a bridge?  each read of `has_bridge`
+is there a bridge?  each read of `has_bridge`, or of `is_mounted`, which came for it
 way of a step       modules of lib/ with a function that runs between begin and end of disk/detach.detach,
                     while tests/tools/test_detach.py detaches a disk with two snapshots from its store (with
                     qemu-img)
@@ -172,7 +172,7 @@ class House:
             path
             for path, tree in self.trees.items()
             for node in ast.walk(tree)
-            if isinstance(node, ast.Attribute) and node.attr == "has_bridge"
+            if isinstance(node, ast.Attribute) and node.attr in ("has_bridge", "is_mounted")
         ]
         return len(found), len(set(found))
 

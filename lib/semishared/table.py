@@ -144,6 +144,7 @@ STEPS = {
     "ReceiveVm": "disk.transfer:receive",
     "RecordNetwork": "disk.create:record_network",
     "Recover": "vmm.on_host:recover",
+    "RefuseMountPoint": "front.datastore:refuse_mount_point",
     "RehearseHypervisor": "vmm.rehearsal:rehearse",
     "ReleaseVm": "disk.transfer:release",
     "RemoveArrival": "vmm.live_migration:remove_arrival",

@@ -31,7 +31,14 @@ from semishared.tools.extents import Manifest
 
 TOTAL = 1 << 30
 KIND = store_access.Kind(
-    "memory", has_bridge=False, formats=("raw",), source="memory/.+", source_is="memory/NAME"
+    "memory",
+    disk_type="MEMORY",
+    machine=store_access.HERE,
+    image="{token}",
+    epochs="source",
+    formats=("raw",),
+    source="memory/.+",
+    source_is="memory/NAME",
 )
 
 

@@ -45,10 +45,10 @@ def datastore(**changes: Any) -> Datastore:
 def test_recorded_datastore_is_reached_as_its_user() -> None:
     found = template.access(datastore())
     assert found == access.Access("rbd", "libvirt", "libvirt", "libvirt", "", ("10.77.0.1:6791",), SECRET, "")
-    assert found.can.has_bridge
+    assert not found.can.is_mounted
     assert found.can.formats == ("raw",)
     assert template.pool(datastore()) == "one"
-    assert template.bridge(datastore(), 7) == "localhost"
+    assert template.machine(datastore(), 7) == "localhost"
 
 
 def test_every_role_may_have_its_own_user_and_bridges_take_turns() -> None:
@@ -69,7 +69,7 @@ def test_every_role_may_have_its_own_user_and_bridges_take_turns() -> None:
         "ec",
     )
     assert found.conf == "/etc/ceph/site.conf"
-    assert [template.bridge(store, number) for number in (4, 5)] == ["h1", "h2"]
+    assert [template.machine(store, number) for number in (4, 5)] == ["h1", "h2"]
     assert template.pool(store) == "one"
     disk = NetworkDisk.of("one/one-5", found)
     assert disk.monitors == [("mon1", ""), ("fd00::1", "6789"), ("mon3", "3300")]
@@ -130,7 +130,7 @@ def test_hostile_pool_is_refused(value: str) -> None:
 @pytest.mark.parametrize("value", ["h1;x", "-oProxyCommand=x", "h1 h/2"])
 def test_hostile_bridge_is_refused(value: str) -> None:
     with pytest.raises(BadAttribute, match="BRIDGE_LIST"):
-        template.bridge(datastore(BRIDGE_LIST=value), 1)
+        template.machine(datastore(BRIDGE_LIST=value), 1)
 
 
 HOSTILE = [

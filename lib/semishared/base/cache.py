@@ -27,6 +27,7 @@ from ..model.base import names as base_names
 from ..model.disk import names as disk_names
 from ..model.disk.record import Record
 from ..model.refs import ImageRef
+from ..model.store.access import is_path
 from ..named import NamedTuple
 from ..tools import beneath, files, progress
 from ..tools.effects import point
@@ -114,7 +115,7 @@ def is_published(base: Base) -> bool:
 
 def _note_source(directory: str, image: ImageRef) -> None:
     """Record the source of a base whose store has no mount, so that health checks do not miss a mount."""
-    if image.access.can.has_bridge:
+    if not is_path(image.source):
         files.write(base_names.source(directory), f"{image.source}\n".encode(), 0o440)
 
 

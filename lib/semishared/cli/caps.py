@@ -95,14 +95,13 @@ def _of_datastore(word: str, role: str | None) -> list[Key]:
     if not found:
         raise BadArguments(f"no datastore {word!r} in OpenNebula")
     access = template.access(found[0])
-    if not access.can.has_bridge:
+    if not access.user:
         raise BadArguments(f"datastore {word} is not on Ceph (DISK_TYPE = RBD)")
     pool = template.pool(found[0])
     made = keys(access.user, pool, access.reader, access.bridge_user, access.data_pool, access.remote)
     user = template.fence_user(found[0]) or (FENCE_USER if role == "fence" else "")
     # `ceph auth get-or-create` refuses a user with other capabilities: one key for all pools of a cluster.
-    beside = [other for other in known if template.kind(other).has_bridge]
-    others = [other for other in beside if _is_beside(other, found[0], user)]
+    others = [other for other in known if _is_beside(other, found[0], user)]
     return [*made, fence(user, [template.pool(store) for store in (found[0], *others)])] if user else made
 
 

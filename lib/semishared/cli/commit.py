@@ -244,13 +244,13 @@ def _rescued(machine: str, vm: Vm, disk: s.DiskRef, known: record.Record, size: 
 def _saved(machine: str, vm: Vm, disk: s.DiskRef, item: dict[str, Any], name: str) -> Part[str]:
     """Make a file or image of a disk beside the images; return OpenNebula's command to register it."""
     image, random = (yield from _image(machine, vm, disk, item)), os.urandom(16).hex()
-    if image.access.can.has_bridge:
+    if store_access.is_path(image.source):
+        path = store_access.new_source(image.access, image.root, image.id, random)
+        yield On(machine, (s.SaveDisk(disk, path, image.format, ""),))
+    else:
         bridge = yield from rbd.bridge_of(image)
         access = image.access.by_bridge() if are_one(machine, bridge) else image.access
         local = rbd.Local(machine, disk, item["size"], access)
         path = yield from rbd.fill_beside(local, image, bridge, random)
-    else:
-        path = store_access.new_source(image.access, image.root, image.id, random)
-        yield On(machine, (s.SaveDisk(disk, path, image.format, ""),))
     words = ["--datastore", str(image.store), "--name", name, "--source", path, "--format", image.format]
     return shlex.join(["oneimage", "create", *words, "--size", str(mib_ceil(item["size"])), "--persistent"])

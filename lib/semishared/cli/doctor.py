@@ -35,7 +35,6 @@ from ..model.disk import names as disk_names
 from ..model.share import share
 from ..model.share.steps import LookAtRoot, LookAtShareHost
 from ..model.store import template
-from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Host, Image
 from ..plan.care import diagnosis as plan
@@ -44,6 +43,7 @@ from ..plan.care.diagnosis_shares import Made, of_hosts, of_roots, ways
 from ..plan.care.fence import Mark
 from ..plan.care.gc import find
 from ..plan.device import choose
+from ..plan.image import images
 from ..tools.files import unlink
 from ..tools.hung_store import unless_it_hangs
 from ..tools.this_machine import are_one, is_here
@@ -221,18 +221,21 @@ def _forwarders(place: FrontEnd) -> Iterator[str]:
 
 def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) -> Answers:
     """Ask the front-end and all hosts at once."""
-    mounted, ceph, bridged = [], [], []
+    mounted, ceph, own = [], [], []
     for store in cloud.datastores:
         try:
             if template.is_shares(store):
                 continue
             access = template.access(store)
-            if not store.is_system and not access.can.has_bridge:
-                mounted.append(absolute(store.base_path, "BASE_PATH"))
-            elif not store.is_system:
-                ceph.append((template.pool(store), access.reader, access.conf, access.secret))
-                if not template.bridges(store):
-                    bridged.append((template.pool(store), access.bridge_user, access.conf, ""))
+            if store.is_system:
+                continue
+            root, machine = images.root(store), template.machine(store, 0)
+            if not machine:
+                mounted.append(root)
+                continue
+            ceph.append((root, access.reader, access.conf, access.secret))
+            if is_here(machine):
+                own.append((root, access.bridge_user, access.conf, ""))
         except SemisharedError:
             # Its attributes are a finding of their own.
             continue
@@ -259,7 +262,7 @@ def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) 
                 question = base._replace(
                     roles=("front-end", "host") if machine in hosts else ("front-end",),
                     scripts=place.remotes,
-                    ceph=tuple(bridged),
+                    ceph=tuple(own),
                     libvirt=libvirt if machine in hosts else "",
                 )
             try:
@@ -421,7 +424,7 @@ def _marks(cloud: plan.Cloud) -> dict[str, Mark]:
 
 def _names_key(store: Datastore) -> bool:
     try:
-        return template.kind(store).has_bridge and bool(template.fence_user(store))
+        return bool(template.access(store).user and template.fence_user(store))
     except SemisharedError:
         return False  # its attributes are a finding of their own
 

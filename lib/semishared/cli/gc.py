@@ -259,16 +259,17 @@ def pools_listed(datastores: Iterable[Datastore], config: Config, failed: Failed
     """Return the pools of image datastores of ours, with the names in them; to be asked before oned is."""
     found = []
     for datastore in datastores:
-        bridge = ""
+        machine = ""
         try:
             how = template.access(datastore)
-            if datastore.is_system or not how.can.has_bridge:
+            machine = "" if datastore.is_system else template.machine(datastore, 0)
+            if not machine:
                 continue
-            bridge, pool = template.bridge(datastore, 0), template.pool(datastore)
-            names = on.ask(bridge, "gc", config, image_steps.ListPool(how, pool))
-            found.append(gc_stores.Pool(bridge, datastore.id, pool, how, tuple(names)))
+            pool = template.pool(datastore)
+            names = on.ask(machine, "gc", config, image_steps.ListPool(how, pool))
+            found.append(gc_stores.Pool(machine, datastore.id, pool, how, tuple(names)))
         except SemisharedError as e:
-            failed(bridge or f"datastore {datastore.id}", e)
+            failed(machine or f"datastore {datastore.id}", e)
     return found
 
 

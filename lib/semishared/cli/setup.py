@@ -205,7 +205,7 @@ def run(arguments: argparse.Namespace) -> int:
             templates = wanted(arguments)
     except (BadArguments, BadAttribute) as e:
         wrong, templates = [e.detail], []
-    if arguments.is_store and (not arguments.apply or access.KINDS[arguments.kind or DIR].has_bridge):
+    if arguments.is_store and (not arguments.apply or not access.KINDS[arguments.kind or DIR].is_mounted):
         raise BadArguments("--is-store is for --apply, and for a store that is mounted")
     if wrong:
         return refused(*wrong)
@@ -233,7 +233,7 @@ def run(arguments: argparse.Namespace) -> int:
         answer = {"datastores": rows, "files": files, "store": marked.store, "not_marked": marked.why_not}
         on.put_json({**answer, "shared": [item.what for item in found]})
     else:
-        show(templates, made, files, arguments.kind or DIR, marked)
+        show(templates, made, files, marked)
     refused(*(f"{item.what}\n-> {item.mend}" for item in found))
     return int(bool(found) or not has_key)
 
@@ -252,8 +252,8 @@ def wanted(arguments: argparse.Namespace) -> list[Template]:
     if image_name == system_name:
         raise BadArguments(f"both datastores are called {image_name!r}")
     image = {"NAME": image_name, "TYPE": IMAGE_TYPE, "DS_MAD": NAME, "TM_MAD": NAME}
-    if access.KINDS[kind].has_bridge:
-        image["DISK_TYPE"] = kind.upper()
+    if access.KINDS[kind].disk_type:
+        image["DISK_TYPE"] = access.KINDS[kind].disk_type
     system = {"NAME": system_name, "TYPE": SYSTEM_TYPE, "TM_MAD": NAME}
     return [Template({**image, **pairs(arguments.set)}), Template({**system, **pairs(arguments.set_system)})]
 
@@ -365,9 +365,7 @@ def is_mount(directory: str) -> bool:
     return mount.get("point") in above or bool(re.match(NETWORK, str(mount.get("type"))))
 
 
-def show(
-    templates: list[Template], made: dict[str, int], files: dict[str, str], kind: str, marked: Marked
-) -> None:
+def show(templates: list[Template], made: dict[str, int], files: dict[str, str], marked: Marked) -> None:
     """Print templates, or what was made, and what is to be done by hand."""
     for template in templates:
         if template.name in made:
@@ -376,7 +374,7 @@ def show(
             put(f"# {HOLDER[template.type]}" + (f": {files[template.name]}" if files else ""))
             put_all(template.text() + "\n")
     if made:
-        put_all(after(templates, made, kind, marked))
+        put_all(after(templates, made, marked))
         return
     put("As oneadmin, for each: onedatastore create FILE. Or `semishared setup --apply`. Or in Sunstone:")
     put()
@@ -384,7 +382,7 @@ def show(
         put_all(sunstone(template) + "\n")
 
 
-def after(templates: list[Template], made: dict[str, int], kind: str, marked: Marked) -> str:
+def after(templates: list[Template], made: dict[str, int], marked: Marked) -> str:
     """Return what remains to be done outside of OpenNebula."""
     image = made[templates[0].name]
     if marked.why_not and marked.store:
@@ -399,7 +397,7 @@ def after(templates: list[Template], made: dict[str, int], kind: str, marked: Ma
             "host, writable for oneadmin; then this again (--is-store where this machine exports the tree "
             "itself)"
         )
-    if not access.KINDS[kind].has_bridge:
+    if marked.store:
         return (
             f"The store is marked. Next: the same tree at <DATASTORE_LOCATION>/{image} "
             f"(/var/lib/one/datastores/{image}) on every host, writable for oneadmin; then `semishared "

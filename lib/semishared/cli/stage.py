@@ -154,7 +154,7 @@ def stage(
                 raise BadArguments(f"their datastores have base stores in several places: {', '.join(roots)}")
             wants: dict[str, list[Wanted]] = {}
             for image, store, hosts in orders:
-                item = Wanted(image_ref(image, store), template.bridge(store, image.id))
+                item = Wanted(image_ref(image, store), template.machine(store, image.id))
                 for host in hosts:
                     wants.setdefault(host.name, []).append(item)
             session = Staging(roots[0], wants, known, wish, config, view.tell)

@@ -46,39 +46,27 @@ from .epochs import Planned
 def image_of(record: Record) -> ImageRef:
     """Return the image of a disk, with the Ceph keys of this machine."""
     image = record.of_image._replace(generation="")
-    return (
-        image._replace(access=store.bridged(image.access).keyed()) if image.access.can.has_bridge else image
-    )
-
-
-def check_reached(image: ImageRef) -> None:
-    """Raise StoreUnavailable unless the image's store is mounted; a bridge reports that itself."""
-    if not image.access.can.has_bridge:
-        store.of(image.access).check(image)
+    return image._replace(access=store.of(image.access).keyed())
 
 
 def due_before_commit(record: Record) -> dict[str, object]:
-    """Return {"settle": image} if the bridge has to settle the image first, else {}.
+    """Return {"settle": image} if the machine of the store has to settle the image first, else {}.
 
-    On a store with a bridge this machine only reads and writes images; only the bridge can `settle` one:
+    Where that is the bridge, this machine only reads and writes images; only the bridge can `settle` one:
     after each commit, and before one if the last was killed. A step then answers with what is due, and the
     front-end repeats the step after it (plan/store/commit_turns.py).
     """
-    image = record.of_image._replace(generation="")
-    if not image.access.can.has_bridge or store.bridged(image.access).is_settled(image_of(record)):
-        return {}
-    return {"settle": image.to_data()}
+    image = image_of(record)
+    is_settled = store.of(image.access).is_settled(image)
+    return {} if is_settled else {"settle": record.of_image._replace(generation="").to_data()}
 
 
 def make(step: CreateDiff, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
     """Publish an overlay over the image's leased base and reserve the image for this disk."""
     disk, image, at = step.disk, step.image, store.of(step.image.access)
     vm_dir.check_wanted(disk, planned)
-    if not image.access.can.has_bridge:  # the bridge has looked
-        at.check(image)
-        at.settle(image)
-        # Refuse while a VM writes to the image in place; it is not reserved for this disk yet.
-        at.writers(image)
+    # Refuse while a VM writes to the image in place; it is not reserved for this disk yet.
+    at.claimable(image)
     put_aside = _put_aside(disk, planned)
     root = cache.root_of(disk.vm_dir)
     base, lease = ensure(root, image, ask, (disk.vm, disk.disk))
@@ -147,7 +135,7 @@ def check(disk: DiskRef) -> dict[str, object]:
     if not due:
         image = image_of(record)
         at = store.of(image.access)
-        check_reached(image)
+        at.reached(image)
         owner = owner_of(disk, image, history.seq_of(disk.vm_dir), record.of_image.generation)
         _claim_again(at, image, owner)
         at.may_commit(image, owner)
@@ -189,7 +177,7 @@ def _write(disk: DiskRef, record: Record, ask: room.Ask | None, rate: int = 0) -
         at, image, qemu_img.virtual_size(record.path, "qcow2")
     ):
         return {"bytes": 0}
-    check_reached(image)
+    at.reached(image)
     root = cache.root_of(disk.vm_dir)
     with borrowed(
         root,
@@ -273,7 +261,7 @@ def finish(step: FinishDisk, planned: Planned, ask: room.Ask | None) -> dict[str
     at, own = store.of(image.access), owner_of(disk, image, history.seq_of(disk.vm_dir), "")
     if retained_diffs.waiting_layers(record) or files.is_absent(record.path):
         # An unmounted store does not know the owner.
-        check_reached(image)
+        at.reached(image)
     if not _is_there(disk, record) and _is_given_up(at.owner(image), own):
         # A killed run had begun to remove it.
         _take_away(disk, planned)
@@ -290,7 +278,7 @@ def finish(step: FinishDisk, planned: Planned, ask: room.Ask | None) -> dict[str
     try:
         done, record = written(disk, record, planned, ask, step.rate)
     except NoSpace:
-        if image.access.can.has_bridge:
+        if not image.access.can.is_mounted:
             raise  # the settled parts need another turn of the bridge
         return _as_it_is(step, record, planned, ask)
     due = due_before_commit(record)

@@ -16,6 +16,7 @@ from ..errors import BadRecord, SemisharedError, StaleDirectory
 from ..model.disk import names as disk_names
 from ..model.disk.record import Record
 from ..model.refs import ImageRef
+from ..model.store.access import is_path
 from ..store.dir import epochs
 from ..tools.hung_store import unless_it_hangs
 from .history import seq_of
@@ -80,7 +81,7 @@ def _images(directory: str, given: Optional[Mapping[int, Given]]) -> list[ImageR
             found[""] = None  # an action on that disk reports why
             continue
         if image:
-            found[image.source if image.access.can.has_bridge else image.root] = image
+            found[image.epochs] = image
     return list(found.values())
 
 
@@ -90,7 +91,7 @@ def _image(directory: str, number: int) -> ImageRef | None:
 
 
 def _epoch(image: ImageRef, vm: int) -> int:
-    if not image.access.can.has_bridge:
+    if is_path(image.source):
         return epochs.read(image, vm)
     from .. import store  # loading its modules takes long
 

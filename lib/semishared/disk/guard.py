@@ -135,9 +135,9 @@ def guard(step: Tuple[Any, ...], warn: Callable[[str], None], seq: int = history
     for root in {root for root in location if root}:
         for part in base_names.PARTS:
             beneath.refuse_link(f"{root}/{part}")
-    if seq >= 0 and name in OF_DISKS and step.image.access.can.has_bridge:  # type: ignore[attr-defined]
+    if seq >= 0 and name in OF_DISKS:
         image: ImageRef = step.image  # type: ignore[attr-defined]
-        store.bridged(image.access).refuse_late(image.source, seq)
+        store.of(image.access).refuse_late(image, seq)
 
 
 def check_below(path: str, vm: int, disk: int) -> None:

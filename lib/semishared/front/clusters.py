@@ -129,7 +129,7 @@ class Boot:
                     try:
                         root, item = (
                             _root(store),
-                            Wanted(image_ref(image, store), template.bridge(store, image.id)),
+                            Wanted(image_ref(image, store), template.machine(store, image.id)),
                         )
                     except SemisharedError as e:
                         self._tell(event="note", host=name, text=f"image {image.id}: {e.line()}")

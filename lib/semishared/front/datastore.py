@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
 
 from .. import table
-from ..errors import BadArguments
+from ..errors import BadArguments, OnedUnavailable, StoreAbsent
 from ..model.disk import names as disk_names
 from ..model.exchange import Part
-from ..model.refs import Step
-from ..model.store.datastore_steps import CheckStore
+from ..model.store import dir_names
 from ..named import NamedTuple
 from ..opennebula.report import Report
 from ..opennebula.xml import DriverData
@@ -26,8 +24,6 @@ from ..units import GiB
 from .action import Action, carry_out
 
 ACTIONS = plans.ACTIONS
-CHANGES = ("cp", "mkfs", "clone", "rm")
-"""Actions that could make an image below a mount point, or take an image there for removed."""
 
 
 class Work(NamedTuple):
@@ -36,18 +32,36 @@ class Work(NamedTuple):
     action: Action
     asked: plans.Asked
 
-    def do(self, step: Step) -> Any:
-        """Carry out a step; raise StoreAbsent if a store seems to be no more than its mount point."""
-        found = table.carry_out(step, self)
-        if isinstance(step, CheckStore) and self.action.name in CHANGES:
-            # A store in which we have made anything has our directory: then nothing more is loaded.
-            marked = step.access.marker or step.access.can.has_bridge
-            if not marked and not os.path.lexists(f"{step.where}/{disk_names.SIDE}"):
-                from .mount_point import refuse
 
-                removed = self.asked.image if self.action.name == "rm" else None
-                refuse(self.asked.datastore, step.where, removed)
-        return found
+def refuse_mount_point(directory: str, store: int, removed: str) -> None:
+    """Raise StoreAbsent if a directory has no image and nothing of ours, but OpenNebula has images there."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        names = []
+    if any(name == disk_names.SIDE or dir_names.is_image(name) for name in names):
+        return
+    known = int(dir_names.is_image(os.path.basename(removed)))
+    if not known and store >= 0:
+        known = _settled(store)
+    if known:
+        what = (
+            f"OpenNebula has {known} image{'s' * (known > 1)} of datastore {store} there, and there is none"
+        )
+        raise StoreAbsent(
+            f"{directory} on {os.uname().nodename} is where its store is to be mounted, or was: {what}"
+        )
+
+
+def _settled(store: int) -> int:
+    """Return how many images of a datastore were made; oned is asked only where that is in doubt."""
+    from ..opennebula.oned import Oned
+    from .stores import SETTLED
+
+    try:
+        return sum(image.store_id == store and image.state in SETTLED for image in Oned().images())
+    except OnedUnavailable:
+        return 0
 
 
 def planned(action: Action) -> Part[str]:
@@ -59,7 +73,8 @@ def planned(action: Action) -> Part[str]:
     asked = plans.Asked(
         data.image, data.datastore, most, tuple(MKFS), os.urandom(16).hex(), os.uname().nodename
     )
-    action.here = Work(action, asked).do
+    work = Work(action, asked)
+    action.here = lambda step: table.carry_out(step, work)
     return plans.planned(action.name, asked)
 
 

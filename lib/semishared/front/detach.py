@@ -174,7 +174,7 @@ class _Led:
             try:
                 if image.store not in self._datastores:
                     raise MissingImage(f"OpenNebula has no datastore {image.store}")
-                base = Base(image, template.bridge(self._datastores[image.store], image.id))
+                base = Base(image, template.machine(self._datastores[image.store], image.id))
                 root = disk_names.base_store(
                     os.path.dirname(absolute(self._datastores[image.store].base_path, "BASE_PATH"))
                 )

@@ -157,7 +157,7 @@ def ask(oned: Oned, name: str) -> Cloud:
         if not template.is_shares(store) and host.cluster_id in store.clusters
     ]
     reached = [store for store in ours.values() if store.id in used or store.id in near]
-    pools = [store for store in ours.values() if template.kind(store).has_bridge]
+    pools = [store for store in ours.values() if not template.kind(store).is_mounted]
     mounted = [store for store in reached if store not in pools]
     near_pools = [store for store in reached if store in pools]
     return Cloud(
@@ -184,7 +184,7 @@ def _places(vm: Vm, disk: Disk, image: Image, store: Datastore) -> Iterator[str]
     """Yield where a guest may write of a disk: its clone, if any, or the image; raise BadArguments."""
     if image.is_persistent or template.is_shares(store):
         yield image.source
-    elif template.kind(store).has_bridge:
+    elif not template.kind(store).is_mounted:
         yield rbd_names.clone(image.source, vm.id, disk.id)
     else:
         directory, _, name = absolute(image.source, "SOURCE").rpartition("/")

@@ -134,7 +134,6 @@ def mvds(action: Action) -> Plan:
 
 def cpds(action: Action) -> Plan:
     """HOST:VMDIR/disk.N SOURCE SNAPSHOT|-1 VM DATASTORE - save a disk as another image."""
-    from ..model.store import template
     from ..opennebula.oned import Oned
     from ..plan.disk import backup as disk_backup
     from ..tools.this_machine import are_one
@@ -149,9 +148,7 @@ def cpds(action: Action) -> Plan:
         else asked.disk.host
     )
     datastore = _marked(action, oned.datastore(asked.store))
-    bridge = template.bridge(datastore, vm.id)
-    is_bridge = bool(bridge) and are_one(host, bridge)
-    return disk_backup.cpds(asked, vm, datastore, disk_backup.Told(host, is_bridge, action.config.freeze))
+    return disk_backup.cpds(asked, vm, datastore, host, action.config.freeze, are_one)
 
 
 def delete(action: Action) -> Plan:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An upload, from PATH into the datastore: fetched, judged and converted on the front-end.
 
-It works in BASE_PATH, for every kind of store. A store without a bridge gets the file. A bridge gets extents,
-which it writes straight into the new image: nothing is staged there.
+It works in BASE_PATH, for every kind of store. A store that the front-end changes gets the file. Another
+machine gets extents, which it writes straight into the new image: nothing is staged there.
 """
 
 from __future__ import annotations
@@ -121,18 +121,15 @@ class Upload:
         """Publish the image; return its format."""
         if self._source.is_url:
             self._check_allowed_url()
-        name = "" if step.bridge else os.path.basename(step.image.source)
-        if step.bridge:
-            # No store: the directory where only the front-end works on uploads.
-            os.makedirs(step.directory, exist_ok=True)
+        name = "" if step.machine else os.path.basename(step.image.source)
         with upload.uploading(step.directory, name) as up:
             kept = self._brought(up)
             self._not_empty(kept.manifest.size)
             found = self._judged(kept)
             format = step.image.format or self._stored_format(kept, found)
             path, image = upload.convert(kept.path, found, format, up), step.image._replace(format=format)
-            if step.bridge:
-                sent = self._send(path, ReceiveImage(image, os.path.getsize(path)), step.bridge)
+            if step.machine:
+                sent = self._send(path, ReceiveImage(image, os.path.getsize(path)), step.machine)
                 stored = f"{human(sent)} of data"
             else:
                 known, sparse = (
@@ -191,10 +188,10 @@ class Upload:
             )
         return images.stored_format(found, self._image, self._datastore, encrypted=has_header)
 
-    def _send(self, path: str, step: ReceiveImage, bridge: str) -> int:
-        """Have a bridge publish the raw file `path` as an image; return the bytes that crossed."""
+    def _send(self, path: str, step: ReceiveImage, machine: str) -> int:
+        """Have a machine publish the raw file `path` as an image; return the bytes that crossed."""
         sent = 0
-        with open(path, "rb") as file, self._action.session(bridge, bulk=True) as session:
+        with open(path, "rb") as file, self._action.session(machine, bulk=True) as session:
             made = extents.Copy(None, step.size)
             session.begin([step])
             for index, content in extents.data(file.fileno(), step.size):

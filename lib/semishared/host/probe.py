@@ -44,6 +44,7 @@ from semishared.model.base import names as base_names
 from semishared.model.device.classes import MEMORY, needed_memory
 from semishared.model.disk import names as disk_names
 from semishared.model.refs import ImageRef
+from semishared.model.store.access import is_path
 from semishared.tools.files import allocated
 from semishared.tools.run import run
 from semishared.tools.signatures import boot, sign
@@ -114,7 +115,7 @@ def _source(record: str) -> str:
     try:
         with open(record, "rb") as file:
             image = ImageRef.from_data(json.loads(file.read(disk_names.JSON_BYTES))["image"])
-        return "" if image.access.can.has_bridge else image.source
+        return image.source if is_path(image.source) else ""
     except (OSError, ValueError, TypeError, KeyError, RecursionError, SemisharedError):
         return ""
 

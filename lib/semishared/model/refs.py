@@ -51,6 +51,12 @@ class ImageRef(NamedTuple):
         return self.source.rpartition("/")[0]
 
     @property
+    def epochs(self) -> str:
+        """Return the store or image that has the epochs of its VMs."""
+        found: str = getattr(self, self.access.can.epochs)
+        return found
+
+    @property
     def base_prefix(self) -> str:
         """Return the prefix of the names of its bases."""
         from .base import names as base_names  # most actions name none

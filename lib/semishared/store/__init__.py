@@ -221,6 +221,18 @@ class Store(Protocol):
     def settle(self, image: ImageRef) -> None:
         """Complete or undo a killed commit. Methods that read or change the image here do so first."""
 
+    def keyed(self) -> Access:
+        """Return the access that this machine's keys allow: the front-end may have only the bridge's key."""
+
+    def reached(self, image: ImageRef) -> None:
+        """Raise StoreUnavailable unless an image is there, if this machine changes the store."""
+
+    def claimable(self, image: ImageRef) -> None:
+        """Raise AnotherWriter if a guest writes to the image, if this machine changes the store."""
+
+    def is_settled(self, image: ImageRef) -> bool:
+        """Return True if hosts may claim the image and commit to it: no `settle` is due. Hosts call this."""
+
     def claim(self, image: ImageRef, owner: Owner) -> Optional[Owner]:
         """Make a disk the only one that may commit to the image; return the disk that had the claim before.
 
@@ -241,9 +253,12 @@ class Store(Protocol):
         """Commit `diff`, the layers over their base, to the image; return once the result is durable.
 
         Readers see either the old or the new content. A crash leaves either of them, and leaves the diff
-        unchanged; the commit may be repeated. A store with a bridge needs `settle` there before the next
-        commit. Raise NotOwner, StaleDiff, CommitRefused, AnotherWriter, NoSpace.
+        unchanged; the commit may be repeated. The machine of the store has to `settle` it before the next
+        commit, unless it `is_settled`. Raise NotOwner, StaleDiff, CommitRefused, AnotherWriter, NoSpace.
         """
+
+    def refuse_late(self, image: ImageRef, seq: int) -> None:
+        """Raise LateAction if an image was made for its VM at a later SEQ than `seq`."""
 
     # -- whose a VM is ------------------------------------------------------------------------------
 
@@ -256,12 +271,6 @@ class Store(Protocol):
 
 class Bridged(Store, Protocol):
     """A store whose images the bridge changes and a host fills; image.source is what the bridge returned."""
-
-    def keyed(self) -> Access:
-        """Return the access that this machine's keys allow: the front-end may have only the bridge's key."""
-
-    def is_settled(self, image: ImageRef) -> bool:
-        """Return True if hosts may claim the image and commit to it: no `settle` is due. Hosts call this."""
 
     def look(self, image: ImageRef) -> Dict[str, object]:
         """Return whether the present content is frozen, and its generation."""
@@ -289,9 +298,6 @@ class Bridged(Store, Protocol):
 
     def take_back(self, image: ImageRef, made: str) -> None:
         """Remove an image, if its id is `made`."""
-
-    def refuse_late(self, source: str, seq: int) -> None:
-        """Raise LateAction if an image was made for its VM at a later SEQ than `seq`."""
 
     def begin_change(self, image: ImageRef, size: int) -> Dict[str, str]:
         """Hide and empty an image; return its temporary `hidden` name and the id of this `change`."""

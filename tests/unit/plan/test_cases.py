@@ -148,8 +148,10 @@ def mvds(case: Case) -> Plan:
 
 def cpds(case: Case) -> Plan:
     request = args.ToImage.parse_copy(case["argv"])
-    told = backup.Told(request.disk.host, case.get("is_bridge", False), "AGENT-OR-SUSPEND")
-    return backup.cpds(request, vm(case), datastore(case), told)
+    is_bridge = case.get("is_bridge", False)
+    return backup.cpds(
+        request, vm(case), datastore(case), request.disk.host, "AGENT-OR-SUSPEND", lambda *_: is_bridge
+    )
 
 
 def delete(case: Case) -> Plan:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import List, Mapping, Optional, Sequence
 
-from ...errors import BadArguments, BadRecord, ForeignImage
+from ...errors import BadArguments, ForeignImage
 from ...named import NamedTuple
 from ..refs import ImageRef
 from ..store import rbd_names
@@ -56,9 +56,9 @@ def compared(said: ImageRef, right: ImageRef, vm: int, disk: int) -> ImageRef:
 
 
 def in_store(given: Given, vm: int, disk: int) -> ImageRef:
-    """Return a disk's image in its store: the clone, where oned has it cloned and the store has a bridge."""
+    """Return the image on the network that a disk is: the clone, where oned has it cloned."""
     assert given.image
-    if given.is_clone and given.image.access.can.has_bridge:
+    if given.is_clone:
         return given.image._replace(source=rbd_names.clone(given.image.source, vm, disk))
     return given.image
 
@@ -81,11 +81,6 @@ def record(said: Record, given: Given, vm: int) -> Record:
     if said.place.is_image and given.is_readonly and not said.readonly:
         raise ForeignImage(
             f"{what} image {right.id} to be written to, which OpenNebula has given it to be read"
-        )
-    if bool(network or over) and not right.access.can.has_bridge:
-        raise BadRecord(
-            f"the record of disk {said.disk} of VM {vm} names a network, and the store of image "
-            f"{right.id} is none"
         )
     if network:
         own = in_store(given, vm, said.disk)

@@ -17,6 +17,7 @@ from ...errors import BadArguments, BadRecord
 from ...named import NamedTuple
 from ..device.classes import are_words
 from ..refs import ImageRef
+from ..store.access import is_path
 from . import names as disk_names
 from .network_disk import NetworkDisk
 from .place import IO_CLASSES, NORMAL, PLACES, Place
@@ -99,9 +100,8 @@ class Record(NamedTuple):
 
     @property
     def bridged(self) -> Optional[ImageRef]:
-        """Return the image that the disk is, if its store's bridge changes it; None for any other disk."""
-        image = self.stored
-        return image if image and image.access.can.has_bridge else None
+        """Return the image on the network that the disk is; None for any other disk."""
+        return self.stored if self.network else None
 
     def to_data(self) -> dict[str, object]:
         """Return the record as JSON data."""
@@ -215,9 +215,7 @@ def _image(data: object) -> ImageRef:
 
 def _over(image: ImageRef, data: object) -> Optional[NetworkDisk]:
     over = NetworkDisk.parse(data) if data is not None else None
-    if image.access.can.has_bridge != (over is not None) or (
-        over and (over.name != image.source or not over.snapshot)
-    ):
+    if is_path(image.source) != (over is None) or (over and (over.name != image.source or not over.snapshot)):
         raise BadRecord(f"says over={str(data)[:200]} of a disk over {image.source}")
     return over
 

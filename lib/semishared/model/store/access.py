@@ -23,14 +23,24 @@ CONF = r"/[A-Za-z0-9_.\-/]+\Z"
 MARKER = r"[0-9a-f]{32}\Z"
 
 
+HERE = ""
+"""The machine that does the action: it changes the images of a store that all machines have at one path."""
+
+
 class Kind(NamedTuple):
-    """What stores of one kind can do."""
+    """What stores of one kind can do, and which machine does it."""
 
     name: str
-    has_bridge: bool
-    """Images are reached over the network and changed by one machine, the store's bridge; else by any, at the
-    same path on all.
+    disk_type: str
+    """DISK_TYPE of their datastores; '' for any that is of no other kind."""
+    machine: str
+    """Changes their images where BRIDGE_LIST names no machine. Only with HERE is BRIDGE_LIST not asked: hosts
+    and guests have the images as files. Else they reach them over the network.
     """
+    image: str
+    """The name of a new image, by its `number` or a random `token`."""
+    epochs: str
+    """What has the epochs of its images' VMs: the whole store (`root`), or each image (`source`)."""
     formats: Tuple[str, ...]
     """Formats in which images are stored."""
     source: str
@@ -38,10 +48,14 @@ class Kind(NamedTuple):
     source_is: str
     """The same in words."""
 
+    @property
+    def is_mounted(self) -> bool:
+        return not self.machine
+
 
 KINDS = {
-    "dir": Kind("dir", False, ("raw", "qcow2"), r"(?s)/.*", "a plain absolute path"),
-    "rbd": Kind("rbd", True, ("raw",), STORED, "POOL/IMAGE"),
+    "dir": Kind("dir", "", HERE, "{token}", "root", ("raw", "qcow2"), r"(?s)/.*", "a plain absolute path"),
+    "rbd": Kind("rbd", "RBD", "localhost", "one-{number}", "source", ("raw",), STORED, "POOL/IMAGE"),
 }
 
 
@@ -60,7 +74,9 @@ NEWER = ("marker", "cloud", "remote", "remote_secret")
 
 
 class Access(NamedTuple):
-    """How a store is reached: `user` by guests, `reader` by hosts for bases, `bridge_user` by the bridge."""
+    """How a store is reached: `user` by guests, `reader` by hosts for bases, `bridge_user` by the machine that
+    changes images.
+    """
 
     kind: str = "dir"
     user: str = ""
@@ -131,11 +147,7 @@ def check_source(store: Access, source: str, what: str = "source") -> str:
 
 def new_source(store: Access, root: str, number: int, token: str) -> str:
     """Return the SOURCE of the new image `number` in the directory or pool `root`; `token` is a new name."""
-    if not store.can.has_bridge:
-        return f"{root}/{token}"
-    from . import rbd_names
-
-    return f"{root}/{rbd_names.image(number)}"
+    return f"{root}/{store.can.image.format(number=number, token=token)}"
 
 
 def is_path(source: str) -> bool:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of the vocabulary that datastore actions are made of.
 
-What concerns a store is one of its verbs (table.py): the front-end carries it out in its own process
-(exchange.Here), or the store's bridge, if it has one. Uploads are measured, read, judged and converted on the
+What concerns a store is one of its verbs (table.py), for the machine that changes it: the store's bridge, or
+the front-end in its own process (exchange.Here). Uploads are measured, read, judged and converted on the
 front-end whatever the store is.
 """
 
@@ -34,14 +34,24 @@ class StoreUpload(NamedTuple):
     path: str
     directory: str
     image: ImageRef
-    bridge: str
+    machine: str
     """The machine that changes the store, '' for this one."""
 
 
 class MakeStore(NamedTuple):
-    """Make the directory of a store without a marker."""
+    """Make the directory of a store without a marker, or that in which uploads wait for another machine."""
 
     directory: str
+
+
+class RefuseMountPoint(NamedTuple):
+    """Fail if the directory of a store without a marker seems to be only its mount point."""
+
+    directory: str
+    store: int
+    """The datastore of which oned is asked for images, -1 if it has none."""
+    removed: str
+    """SOURCE of the image that is to be removed, '' if none is."""
 
 
 # -- of a store ---------------------------------------------------------------------------------------
@@ -129,10 +139,10 @@ class FlattenImage(NamedTuple):
     size: int = 0
 
 
-LOOKS = frozenset({"CheckStore", "DigestImage", "ListRoots", "MeasureSource", "MeasureStore"})
-"""Those that change nothing where the front-end itself carries them out; of what a bridge is asked, `looks`
-says it.
-"""
+LOOKS = frozenset(
+    {"CheckStore", "DigestImage", "ListRoots", "MeasureSource", "MeasureStore", "RefuseMountPoint"}
+)
+"""Those that change nothing where the front-end itself carries them out; elsewhere `looks` says it."""
 __all__ = [
     "CheckStore",
     "CopyStored",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import BadAttribute
 from .. import attributes as a
-from .access import KINDS, MOUNTED, Access, Kind
+from .access import HERE, KINDS, MOUNTED, Access, Kind
 
 if TYPE_CHECKING:
     from ..attributes import Attribute
@@ -21,7 +21,8 @@ ADMIN = "admin"
 
 def kind(datastore: Datastore) -> Kind:
     """Return the kind of the store of `datastore`."""
-    return KINDS["rbd" if datastore.attribute("DISK_TYPE").upper() == "RBD" else "dir"]
+    said = datastore.attribute("DISK_TYPE").upper()
+    return next((one for one in KINDS.values() if one.disk_type == said), KINDS["dir"])
 
 
 def is_shares(datastore: Datastore) -> bool:
@@ -31,9 +32,14 @@ def is_shares(datastore: Datastore) -> bool:
 
 def access(datastore: Datastore) -> Access:
     """Return how the store of `datastore` is reached; raise BadAttribute."""
-    cloud = a.CLOUD.of_store(datastore)
-    if not kind(datastore).has_bridge:
-        return MOUNTED._replace(marker=a.STORE.of_store(datastore), cloud=cloud)
+    return WAYS[kind(datastore).name](datastore, a.CLOUD.of_store(datastore))
+
+
+def _mounted(datastore: Datastore, cloud: str) -> Access:
+    return MOUNTED._replace(marker=a.STORE.of_store(datastore), cloud=cloud)
+
+
+def _ceph(datastore: Datastore, cloud: str) -> Access:
     user, hosts = ceph_user(datastore), a.CEPH_HOST.words(datastore)
     return Access(
         "rbd",
@@ -47,6 +53,9 @@ def access(datastore: Datastore) -> Access:
         cloud=cloud,
         **_remote(datastore),
     )
+
+
+WAYS = {"dir": _mounted, "rbd": _ceph}
 
 
 def ceph_user(datastore: Datastore) -> str:
@@ -77,7 +86,7 @@ def _remote(datastore: Datastore) -> dict[str, str]:
 
 def unmarked(datastore: Datastore) -> str:
     """Return what to say of a datastore whose store should have a marker and has none, '' of any other."""
-    if kind(datastore).has_bridge or a.STORE.text(datastore):
+    if not kind(datastore).is_mounted or a.STORE.text(datastore):
         return ""
     return (
         f"datastore {datastore.id} has no SEMISHARED_STORE: that its store is not mounted would not be "
@@ -120,9 +129,11 @@ def bridges(datastore: Datastore) -> list[str]:
     return list(a.BRIDGE_LIST.words(datastore))
 
 
-def bridge(datastore: Datastore, number: int) -> str:
-    """Return the machine that changes images of a datastore for object `number` (by its id), '' for any."""
-    if not kind(datastore).has_bridge:
-        return ""
-    found = bridges(datastore)
-    return found[number % len(found)] if found else "localhost"
+def machine(datastore: Datastore, number: int, host: str = HERE) -> str:
+    """Return the machine that changes images of a datastore for object `number` (by its id).
+
+    That is its bridge, or `host`, which does the action.
+    """
+    of = kind(datastore).machine
+    found = bridges(datastore) if of else []
+    return found[number % len(found)] if found else of or host

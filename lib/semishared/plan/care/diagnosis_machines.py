@@ -212,7 +212,7 @@ def _secrets(cloud: Cloud) -> list[str]:
             access = template.access(store)
         except SemisharedError:
             continue
-        found += filter(None, (access.secret, access.remote_secret) if access.can.has_bridge else ())
+        found += filter(None, (access.secret, access.remote_secret))
     return found
 
 

@@ -21,7 +21,6 @@ from ...model import steps as s
 from ...model.exchange import Download, Feed, On, Plan, Say
 from ...model.store import access as store_access
 from ...model.store import template
-from ...named import NamedTuple
 from ...opennebula.args import Backup, Restore, ToImage
 from ...opennebula.states import LcmState
 from ...opennebula.xml import Datastore, Vm
@@ -126,53 +125,36 @@ AWAY = (LcmState.HOTPLUG_SAVEAS_UNDEPLOYED, LcmState.HOTPLUG_SAVEAS_STOPPED)
 """States in which the files of the VM are on the front-end."""
 
 
-class Told(NamedTuple):
-    """What the front-end knows of the machines."""
-
-    host: str
-    """The machine that has the disk."""
-    is_bridge: bool
-    """That host is the bridge of the other image's store, whatever each is called."""
-    freeze: str
-    """How a running guest is to rest."""
-
-
-def cpds(asked: ToImage, vm: Vm, datastore: Datastore, told: Told) -> Plan:
-    """Plan cpds: save a disk as another image; a running guest is frozen for a moment."""
+def cpds(
+    asked: ToImage, vm: Vm, datastore: Datastore, host: str, freeze: str, are_one: Callable[[str, str], bool]
+) -> Plan:
+    """Plan cpds: save a disk of `host` as another image; a running guest rests for a moment (`freeze`)."""
     disk, access = disk_ref(asked.disk), template.access(datastore)
     # A snapshot does not change while the guest runs.
     is_running = vm.lcm_state == LcmState.HOTPLUG_SAVEAS and asked.snapshot == -1
-    guest = disk_freeze.Guest(running_domain(vm), told.freeze) if is_running else disk_freeze.Guest()
-    if access.can.has_bridge:
-        yield from _to_rbd(asked, vm, datastore, told, guest)
+    guest = disk_freeze.Guest(running_domain(vm), freeze) if is_running else disk_freeze.Guest()
+    machine = template.machine(datastore, vm.id)
+    if not machine:
+        if is_running:
+            placement.check_running(vm, [disk.disk], "copy")
+        path = store_access.check_source(access, asked.image, "image")
+        format = vm.disk(disk.disk).format or "raw"
+        save = s.SaveDisk(disk, path, format, guest.domain, asked.snapshot, guest.freeze)
+        found = yield On(host, (*check_store(access, path), save))
+        yield Say(disk_freeze.lines, tuple(found))
         return
-    if is_running:
-        placement.check_running(vm, [disk.disk], "copy")
-    path, format = store_access.check_source(access, asked.image, "image"), vm.disk(disk.disk).format or "raw"
-    save = s.SaveDisk(disk, path, format, guest.domain, asked.snapshot, guest.freeze)
-    found = yield On(told.host, (*check_store(access, path), save))
-    yield Say(disk_freeze.lines, tuple(found))
-
-
-def _to_rbd(asked: ToImage, vm: Vm, datastore: Datastore, told: Told, guest: disk_freeze.Guest) -> Plan:
     from ..image import disk_image
     from ..store import rbd
 
-    access, disk, bridge = (
-        template.access(datastore),
-        disk_ref(asked.disk),
-        template.bridge(datastore, vm.id),
-    )
     target = images.ref_at(asked.store, access, vm.id, asked.image, "image")
-    record = yield from rbd.record_of(told.host, disk)
+    record = yield from rbd.record_of(host, disk)
     if record.bridged:
         source = yield from disk_image.confirmed(vm, disk.disk, record.bridged.to_data())
-        yield from rbd.copy(told.host, bridge, source.source, target, disk, asked.snapshot, guest)
+        yield from rbd.copy(host, machine, source.source, target, disk, asked.snapshot, guest)
         return
     if guest.domain:
         # An image on the network is copied by Ceph, which knows no secret; a file of a running guest by QEMU.
         placement.check_running(vm, [disk.disk], "copy")
-    if told.is_bridge:
-        access = access.by_bridge()
-    local = rbd.Local(told.host, disk, vm.disk(disk.disk).size, access)
-    yield from rbd.fill(local, bridge, target, asked.snapshot, guest)
+    own = access.by_bridge() if are_one(host, machine) else access
+    local = rbd.Local(host, disk, vm.disk(disk.disk).size, own)
+    yield from rbd.fill(local, machine, target, asked.snapshot, guest)

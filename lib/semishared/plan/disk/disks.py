@@ -83,20 +83,20 @@ def _cloned(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, op
     if image.is_persistent:
         raise BadArguments(f"image {image.id} is persistent, it is attached in place and never cloned")
     ref, target = images.image_ref(image, datastore, asked.source, "source"), disk_ref(asked.target)
-    place, bridge = placement.place(image, datastore), template.bridge(datastore, image.id)
-    placement.check_clone(disk, image, place, has_bridge=bool(bridge))
+    place, machine = placement.place(image, datastore), template.machine(datastore, image.id)
+    placement.check_clone(disk, image, place, ref.access.can.formats)
     host, prepare, min_size = asked.target.host, _prepare(asked.target), grown(disk)
     root = disk_names.base_store(asked.target.vm_place.datastore_location)
-    if bridge:
+    if machine:
         from ..store import rbd
 
         if not place.is_local:
-            yield from rbd.clone(host, bridge, ref, target, min_size)
+            yield from rbd.clone(host, machine, ref, target, min_size)
             return
         if place.is_remote:
-            yield from rbd.remote(host, bridge, ref, s.CreateRemote(target, ref, min_size, options))
+            yield from rbd.remote(host, machine, ref, s.CreateRemote(target, ref, min_size, options))
             return
-        ref = yield from rbd.frozen(host, bridge, ref, root if place.leases else "")
+        ref = yield from rbd.frozen(host, machine, ref, root if place.leases else "")
     if not place.is_local:
         yield On(host, (prepare, s.CloneOnStore(target, ref, min_size)))
     elif place.is_remote:
@@ -156,32 +156,30 @@ def _attached(
     place = placement.attached(image, datastore, disk)
     placement.secret(disk, image)
     ref, target = images.image_ref(image, datastore, asked.source, "source"), disk_ref(asked.target)
-    host, readonly, bridge = asked.target.host, disk.is_readonly, template.bridge(datastore, image.id)
+    host, readonly, machine = asked.target.host, disk.is_readonly, template.machine(datastore, image.id)
     if place.commits:
         placement.check_diff(disk, image)
-        yield from _diff(asked, ref, bridge, grown(disk), options, is_taken_over)
+        yield from _diff(asked, ref, machine, grown(disk), options, is_taken_over)
         return
-    if not bridge:
+    if not machine:
         link = s.LinkInPlace(target, ref, readonly, session=not readonly, shareable=image.is_shareable)
         yield On(host, (_prepare(asked.target), link))
         return
     from ..store import rbd
 
-    yield from rbd.ln(host, bridge, ref, target, readonly=readonly, shareable=image.is_shareable)
+    yield from rbd.ln(host, machine, ref, target, readonly=readonly, shareable=image.is_shareable)
 
 
 def _diff(
-    asked: FromImage, image: s.ImageRef, bridge: str, min_size: int, options: str, is_taken_over: bool
+    asked: FromImage, image: s.ImageRef, machine: str, min_size: int, options: str, is_taken_over: bool
 ) -> Plan:
     """Plan ln of a persistent image whose place is local: a claim, and an overlay of the VM's."""
     from ...model.disk.commit_steps import CreateDiff, LookForDiff
     from ..store import commit_turns
 
     target, root = disk_ref(asked.target), disk_names.base_store(asked.target.vm_place.datastore_location)
-    if bridge:
-        from ..store import commit_turns
-
-        image = yield from commit_turns.claimable(asked.target.host, bridge, image, root)
+    if machine:
+        image = yield from commit_turns.claimable(asked.target.host, machine, image, root)
     create = CreateDiff(target, image, min_size, options)
     if not is_taken_over:
         (left,) = yield On(asked.target.host, (LookForDiff(target, image),))
@@ -191,7 +189,7 @@ def _diff(
             yield Say(commit_turns.left_behind, (target.vm, target.disk, left["before"]))
             # First of all, so that what is here of the VM is not older than its epoch.
             yield On(asked.target.host, (_prepare(asked.target),))
-            yield On(bridge or asked.target.host, (NoteEpoch(image, target.vm, left["epoch"]),))
+            yield On(machine or asked.target.host, (NoteEpoch(image, target.vm, left["epoch"]),))
     found = yield On(asked.target.host, (s.StageBase(root, image), _prepare(asked.target), create))
     yield Say(commit_turns.made, (target.vm, target.disk, *found))
 

@@ -97,11 +97,11 @@ def _image_datastore(attributes: Mapping[str, str]) -> None:
         share.tree(view)
         return
     access = template.access(view)
-    if not access.can.has_bridge and attributes.get("BRIDGE_LIST"):
+    machine = template.machine(view, 0)
+    if not machine and attributes.get("BRIDGE_LIST"):
         raise BadAttribute("BRIDGE_LIST means nothing for a mounted store: the front-end mounts it too")
-    if access.can.has_bridge:
+    if machine:
         template.pool(view)
-        template.bridges(view)
         template.fence_user(view)
         if not access.secret:
             raise BadAttribute(

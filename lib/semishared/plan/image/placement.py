@@ -8,7 +8,7 @@ And its I/O class, and what an encrypted image rules out.
 
 from __future__ import annotations
 
-from typing import Iterable, Optional
+from typing import Container, Iterable, Optional
 
 from ... import NAME
 from ...errors import BadAttribute, EncryptedDisk, OnedUnavailable
@@ -193,9 +193,12 @@ def secret(disk: Disk, image: Image | None = None) -> str:
     return disk.luks_secret or (image.luks_secret if image else "")
 
 
-def check_clone(disk: Disk, image: Image, place: Place, has_bridge: bool) -> None:
-    """Raise EncryptedDisk if a disk made of an encrypted image, in `place`, could not be opened."""
-    if secret(disk, image) and place.backing != "none" and (place.is_local or not has_bridge):
+def check_clone(disk: Disk, image: Image, place: Place, formats: Container[str]) -> None:
+    """Raise EncryptedDisk if a disk made of an encrypted image, in `place`, could not be opened.
+
+    `formats` are those of the image's store: one that has qcow2 clones by an overlay.
+    """
+    if secret(disk, image) and place.backing != "none" and (place.is_local or "qcow2" in formats):
         raise EncryptedDisk(
             f"image {image.id} {UNDER_OVERLAY}: "
             "set SEMISHARED_LOCAL = copy, without SEMISHARED_PLACE = shared, or make the image persistent"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans of the datastore actions: each returns what goes to stdout.
 
-What they ask of a store is the same for all kinds; its bridge does it, or this machine, if there is none.
+What they ask of a store is the same for all kinds; the machine that changes it does it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from ...units import MiB, mib_ceil
 from ..image import images
 
 SAVE_AS = "save_as"
+CHANGES = ("cp", "mkfs", "clone", "rm")
+"""Actions that could make an image below a mount point, or take an image there for removed."""
 
 
 class Asked(NamedTuple):
@@ -48,12 +50,12 @@ class Asked(NamedTuple):
     @property
     def root(self) -> str:
         """The pool or directory that its images are in."""
-        return template.pool(self.datastore) if self.access.can.has_bridge else self.directory
+        return images.root(self.datastore)
 
     @property
-    def bridge(self) -> str:
+    def machine(self) -> str:
         """The machine that changes the store, '' for this one."""
-        return template.bridge(self.datastore, max(self.image.id, 0))
+        return template.machine(self.datastore, max(self.image.id, 0))
 
     @property
     def format(self) -> str:
@@ -76,8 +78,9 @@ class Asked(NamedTuple):
         """SOURCE, if it is an image of this datastore; raise RestrictedPath."""
         found = self.new._replace(source=self.source(self.image.source, "SOURCE"))
         if found.root != self.root or found.source[len(found.root) :].startswith("/."):
-            pool = f", whose pool is {self.root}" if self.access.can.has_bridge else ""
-            raise RestrictedPath(f"{found.source} is no image of datastore {self.datastore.id}{pool}")
+            raise RestrictedPath(
+                f"{found.source} is no image of datastore {self.datastore.id}, which has them in {self.root}"
+            )
         return found
 
     @property
@@ -86,9 +89,9 @@ class Asked(NamedTuple):
 
     def done(self, step: Step) -> Part[Any]:
         """Have a step carried out where the store is changed; return its answer."""
-        if not self.bridge:
+        if not self.machine:
             return (yield Here(step))
-        (answer,) = yield On(self.bridge, (step,))
+        (answer,) = yield On(self.machine, (step,))
         return answer
 
 
@@ -102,7 +105,9 @@ def cp(asked: Asked) -> Part[str]:
     """Plan cp: bring the image at PATH into the datastore; SOURCE and FORMAT."""
     known = asked.format if len(asked.access.can.formats) == 1 else ""
     image = asked.new._replace(format=known)
-    found = yield Here(d.StoreUpload(asked.image.path, asked.directory, image, asked.bridge))
+    if asked.machine:
+        yield Here(d.MakeStore(asked.directory))
+    found = yield Here(d.StoreUpload(asked.image.path, asked.directory, image, asked.machine))
     return f"{image.source} {known or found}"
 
 
@@ -167,12 +172,12 @@ def export(asked: Asked) -> Part[str]:
     # Not saxutils, which imports urllib.request: a third of this action's time.
     from xml.etree import ElementTree
 
-    image, bridge = asked.stored, asked.bridge
+    image, machine = asked.stored, asked.machine
     digest, _ = yield from asked.done(d.DigestImage(image, "md5"))
     source = image.source
-    if bridge:
+    if machine:
         conf = f"&CEPH_CONF={image.access.conf}" if image.access.conf else ""
-        host = asked.node if bridge == "localhost" else bridge
+        host = asked.node if machine == "localhost" else machine
         source = f"rbd://{host}/{source}?CEPH_USER={image.access.bridge_user}{conf}"
     facts = {
         "IMPORT_SOURCE": source,
@@ -189,7 +194,7 @@ def export(asked: Asked) -> Part[str]:
 
 def monitor(asked: Asked) -> Part[str]:
     """Plan monitor: the store's capacity in MiB; a pool's after Ceph's replicas and quotas."""
-    if not asked.bridge and not asked.access.marker:
+    if template.unmarked(asked.datastore):
         yield Here(d.MakeStore(asked.directory))
     used, total, free = yield from asked.done(d.MeasureStore(asked.access, asked.root))
     return f"USED_MB={used // MiB}\nTOTAL_MB={total // MiB}\nFREE_MB={free // MiB}"
@@ -223,8 +228,13 @@ def planned(action: str, asked: Asked) -> Part[str]:
             f"datastore {asked.datastore.id} holds disks: directories for guests are made where "
             f"DISK_TYPE is FILESYSTEM"
         )
-    if action != stat.__name__ and not asked.access.can.has_bridge:
+    if action != stat.__name__ and not asked.machine:
         yield Here(d.CheckStore(asked.access, asked.root))
-        if template.unmarked(asked.datastore):
-            yield warn(template.unmarked(asked.datastore))
+        doubt = template.unmarked(asked.datastore)
+        if doubt and action in CHANGES:
+            store = asked.datastore.id if asked.datastore.element.find("IMAGES/ID") is not None else -1
+            removed = asked.image.source if action == rm.__name__ else ""
+            yield Here(d.RefuseMountPoint(asked.directory, store, removed))
+        if doubt:
+            yield warn(doubt)
     return (yield from ACTIONS[action](asked))

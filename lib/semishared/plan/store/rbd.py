@@ -60,7 +60,7 @@ from ..under_way import still
 def bridge_of(image: s.ImageRef) -> Part[str]:
     """Return the bridge of a recorded image's datastore."""
     datastore = yield AskOned("datastore", image.store)
-    return template.bridge(datastore, image.id)
+    return template.machine(datastore, image.id)
 
 
 def clone(host: str, bridge: str, image: s.ImageRef, disk: s.DiskRef, min_size: int) -> Plan:

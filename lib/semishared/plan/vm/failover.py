@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """mv of a VM from a lost host: oned has lost sight of it (LCM states 60 and 61), or it is off (43).
 
-                       target                                      bridge, or the target with a mounted store
+                       target                                      the machine that changes the image
     which clones                                                   looked for
     older stay         removed, unless the VM runs there
     share              nothing                                     a client guest's key for it is taken back
@@ -33,6 +33,7 @@ from ...model.disk.place import STORE_CLONE
 from ...model.exchange import AskOned, On, Part, Plan, agree
 from ...model.store import image_steps as i
 from ...model.store import template
+from ...model.store.access import is_path
 from ...named import NamedTuple
 from ...opennebula.args import DiskPlace, FromImage, Move, NewDisk, VmPlace, image_source
 from ...opennebula.states import ImageType, LcmState
@@ -56,11 +57,11 @@ def _has_no_file(disk: Disk) -> bool:
 
 
 class _Rebuilt(NamedTuple):
-    """How one disk comes to the target; its image, and the bridge of that, if it has one."""
+    """How one disk comes to the target; its image, and the machine that changes that."""
 
     plan: Plan
     image: Optional[s.ImageRef] = None
-    bridge: str = ""
+    machine: str = ""
 
 
 def mv(asked: Move, vm: Vm, overlay_options: str) -> Plan:
@@ -74,21 +75,16 @@ def mv(asked: Move, vm: Vm, overlay_options: str) -> Plan:
     for name in TYPES:
         if View(vm.element).text(f"TEMPLATE/OS/{name}_DS"):
             found.append((yield from _kernel(place, vm, name)))
-    for bridge in sorted({rebuilt.bridge for rebuilt in found if rebuilt.bridge}):
-        yield agree(bridge)
+    for machine in sorted({rebuilt.machine for rebuilt in found if rebuilt.image} - {place.host}):
+        yield agree(machine)
     yield from _cleared(place, vm)
     yield On(place.host, (s.PrepareVm(vm.id, place.path),))
     for rebuilt in found:
         yield from rebuilt.plan
-    noted = {_noted_at(rebuilt.image): rebuilt for rebuilt in found if rebuilt.image}
+    noted = {rebuilt.image.epochs: rebuilt for rebuilt in found if rebuilt.image}
     for rebuilt in noted.values():
         assert rebuilt.image
-        yield On(rebuilt.bridge or place.host, (i.NoteEpoch(rebuilt.image, vm.id, vm.seq),))
-
-
-def _noted_at(image: s.ImageRef) -> str:
-    """Return where an epoch is noted: a mounted store, or each image of another."""
-    return image.source if image.access.can.has_bridge else image.root
+        yield On(rebuilt.machine, (i.NoteEpoch(rebuilt.image, vm.id, vm.seq),))
 
 
 def _decided(asked: Move, vm: Vm, disk: Disk, overlay_options: str) -> Part[_Rebuilt]:
@@ -106,23 +102,21 @@ def _decided(asked: Move, vm: Vm, disk: Disk, overlay_options: str) -> Part[_Reb
         raise BadArguments(not_acquired(vm, disk, image))
     datastore: Datastore = yield AskOned("datastore", image.store_id)
     request_image = FromImage(image_source(image.source, "SOURCE"), place, image.store_id)
-    ref, bridge = (
-        images.image_ref(image, datastore, request_image.source),
-        template.bridge(datastore, image.id),
-    )
+    ref = images.image_ref(image, datastore, request_image.source)
+    machine = template.machine(datastore, image.id, place.host)
     if not disk.is_clone:
         if placement.attached(image, datastore, disk).commits:
             # Uncommitted changes are lost with the host: the image's owner decides whether to give them up.
             _may_begin_anew(asked.source.host, vm, disk, image, datastore)
         return _Rebuilt(
-            disks.ln(request_image, disk, image, datastore, overlay_options, is_taken_over=True), ref, bridge
+            disks.ln(request_image, disk, image, datastore, overlay_options, is_taken_over=True), ref, machine
         )
     # The store shows where the disk was: attributes may have changed since.
-    (clone,) = yield On(bridge or place.host, (i.FindClone(ref, vm.id, disk.id),))
+    (clone,) = yield On(machine, (i.FindClone(ref, vm.id, disk.id),))
     if clone:
-        return _Rebuilt(_adopted(place, ref, str(clone), IO_CLASS.value(image, datastore)), ref, bridge)
+        return _Rebuilt(_adopted(place, ref, str(clone), IO_CLASS.value(image, datastore)), ref, machine)
     _may_begin_anew(asked.source.host, vm, disk, image, datastore)
-    return _Rebuilt(disks.clone(request_image, disk, image, datastore, overlay_options), ref, bridge)
+    return _Rebuilt(disks.clone(request_image, disk, image, datastore, overlay_options), ref, machine)
 
 
 def not_acquired(vm: Vm, disk: Disk, image: Image) -> str:
@@ -142,11 +136,11 @@ def not_acquired(vm: Vm, disk: Disk, image: Image) -> str:
 def _adopted(place: DiskPlace, image: s.ImageRef, clone: str, kind: str) -> Plan:
     """Give the VM the clone that it has on the store."""
     disk = disks.disk_ref(place)
-    if image.access.can.has_bridge:
+    if is_path(clone):
+        yield On(place.host, (s.AdoptClone(disk, image, clone),))
+    else:
         network = NetworkDisk.of(clone, image.access)
         yield On(place.host, (i.RecordNetwork(disk, image, network, STORE_CLONE.name, readonly=False),))
-    else:
-        yield On(place.host, (s.AdoptClone(disk, image, clone),))
     yield from placement.noted(place.host, disk, kind)
 
 

@@ -203,6 +203,25 @@ class DirStore(DirDiffs):
         finally:
             os.close(fd)
 
+    # -- diffs, but for what store/dir/diffs.py has ------------------------------------------------------
+
+    def keyed(self) -> Access:
+        return self._access
+
+    def reached(self, image: ImageRef) -> None:
+        self.check(image)
+
+    def claimable(self, image: ImageRef) -> None:
+        self.check(image)
+        self.writers(image)
+
+    def is_settled(self, image: ImageRef) -> bool:
+        """Return True: this machine settles what it reads or changes."""
+        return True
+
+    def refuse_late(self, image: ImageRef, seq: int) -> None:
+        """Do nothing: the VM directory beside it says so (disk/history.py), or the name of its clone."""
+
     # -- what its content is called -----------------------------------------------------------------
 
     def freeze(self, image: ImageRef) -> str:

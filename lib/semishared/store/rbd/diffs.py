@@ -47,6 +47,12 @@ class RbdDiffs:
             return access.by_bridge()
         return access
 
+    def reached(self, image: ImageRef) -> None:
+        """Do nothing: the bridge reports that itself."""
+
+    def claimable(self, image: ImageRef) -> None:
+        """Do nothing: the bridge has looked."""
+
     def is_settled(self, image: ImageRef) -> bool:
         """Read the record on the image, as the guests' user."""
         with ceph.opened(*ceph.pool_of(image, image.access.user), read_only=True) as opened:

@@ -184,10 +184,9 @@ class RbdStore(RbdDiffs):
     def take_back(self, image: ImageRef, made: str) -> None:
         rbd_pool.remove(*ceph.bridged(image), made=made)
 
-    def refuse_late(self, source: str, seq: int) -> None:
+    def refuse_late(self, image: ImageRef, seq: int) -> None:
         """Compare with the SEQ recorded on the image."""
-        pool, _, name = source.partition("/")
-        rbd_pool.refuse_late(self._pool(pool), name, seq)
+        rbd_pool.refuse_late(*ceph.bridged(image), seq)
 
     def grow(self, image: ImageRef, size: int) -> None:
         claim.grow(*self._settled(image), size)
