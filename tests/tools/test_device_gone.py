@@ -14,8 +14,7 @@ from typing import Callable, Iterator
 
 import pytest
 
-from semishared.base import hot
-from semishared.device import devices, ledger
+from semishared.device import devices, hot, ledger
 from semishared.disk import device_move, on_devices
 from semishared.disk.epochs import Planned
 from semishared.errors import BadPool, NoDevice, SemisharedError

@@ -14,7 +14,7 @@ from typing import Iterator
 
 import pytest
 
-from semishared.base import hot
+from semishared.device import hot
 from semishared.disk import records
 from semishared.errors import NoDeviceOfClass, SemisharedError
 from semishared.host import leftovers
@@ -80,7 +80,7 @@ def said(world: World, disk: s.DiskRef) -> dict[str, str]:
 def booting(world: World, name: str) -> Iterator[None]:
     """Hold a copy as `vmm/deploy` does, in a process that then becomes another program."""
     code = (
-        "import os, sys; from semishared.base import hot; print(hot.hold(*sys.argv[1:]), flush=True); "
+        "import os, sys; from semishared.device import hot; print(hot.hold(*sys.argv[1:]), flush=True); "
         "os.execvp('sleep', ['sleep', '9'])"
     )
     words, env = [sys.executable, "-c", code, str(world.root), name], {**os.environ, "PYTHONPATH": LIB}

@@ -29,7 +29,7 @@ JUDGED = {
     "for people": "front/fence.py cli/base.py cli/share.py share/btrfs.py share/cephfs.py",
     "an estimate, or a hint where to ask first; wrong, "
     "it costs time": "device/ledger.py device/offline.py stage/source_speed.py front/questions.py",
-    "in which order what nobody uses goes": "base/hot.py base/room.py pool/moving.py",
+    "in which order what nobody uses goes": "device/hot.py base/room.py pool/moving.py",
     "equal to what was seen, or another content: never "
     "earlier or later": "disk/commits.py disk/device_move.py "
     "disk/vm_dir_inventory.py "

@@ -284,7 +284,7 @@ def forget(base: Base) -> bool:
         return False
     point("base forgotten")
     devices.remove(base.directory)
-    from . import hot  # here: most steps on a host do not need it
+    from ..device import hot  # here: most steps on a host do not need it
 
     hot.drop(base_names.root_of(base.directory), os.path.basename(base.directory))
     return True

@@ -3,7 +3,7 @@
 
     <root>/locks/placed         a line each: when, device, directory of layers, bytes expected there
     <device>/promised/<name>    {"version": 1, "size": bytes of one layer, "layers": how many}
-    <device>/promised/<base>    the same for a copy of a base (base/hot.py): its size, and one
+    <device>/promised/<base>    the same for a copy of a base (device/hot.py): its size, and one
     <device>/spare/<number>     PIECE bytes of zeros (none in zram), or no bytes once it was given away
 
 plan/device/choose.py and plan/device/balance.py decide by them.

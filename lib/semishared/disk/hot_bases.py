@@ -6,7 +6,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Callable
 
-from ..base import cache, hot
+from ..base import cache
+from ..device import hot
 from ..errors import BadRecord, SemisharedError
 from ..model.disk.record import Record
 from . import records

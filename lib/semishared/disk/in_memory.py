@@ -33,7 +33,7 @@ def more(folder: str, *, size: int = 0, layers: int = 1) -> None:
     device = device_names.device(root, link.uuid)
     if not os.path.isfile(device_names.promise(device, link.name)):
         return
-    from ..base import hot
+    from ..device import hot
 
     with ledger.promised(root):
         was, had = ledger.read_promises(device, link.name)

@@ -183,8 +183,7 @@ def _placed(
             raise NoDeviceOfClass(f"{what}: disks in it lie on no device; mount it there")
         return ""
     if MEMORY in want.tried:
-        from ..base import hot
-        from ..device import ledger
+        from ..device import hot, ledger
 
         with ledger.promised(cache.root_of(vm_dir)):
             hot.make_way(cache.root_of(vm_dir), want.most)

@@ -13,8 +13,8 @@ import re
 import uuid as uuids
 from typing import Sequence
 
-from ..base import hot, room
-from ..device import devices, label, ledger, offline
+from ..base import room
+from ..device import devices, hot, label, ledger, offline
 from ..errors import BadPool, NoSpace, ToolTimeout
 from ..model.device import names as device_names
 from ..model.device.classes import MEMORY

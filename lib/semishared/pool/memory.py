@@ -12,8 +12,7 @@ import os
 import time
 from typing import IO, Iterable, Mapping, Sequence
 
-from ..base import hot
-from ..device import devices, ledger
+from ..device import devices, hot, ledger
 from ..model.device import names as device_names
 from ..plan.device import balance, choose, pool_rows
 from ..tools import locks

@@ -17,7 +17,8 @@ import os
 import time
 from typing import Callable, Iterator
 
-from ..base import cache, hot, room
+from ..base import cache, room
+from ..device import hot
 from ..errors import ImageChanged, MissingImage
 from ..model.base import names as base_names
 from ..model.base.steps import MendBase, ReadBase, VerifyBase

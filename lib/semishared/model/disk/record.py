@@ -51,7 +51,7 @@ class Record(NamedTuple):
     classes: Tuple[str, ...] = ()
     """Classes of devices that the disk was made for (plan/device/choose.py); none: any."""
     hot: bool = False
-    """Whether its guest is to read its base from memory, where there is room (base/hot.py)."""
+    """Whether its guest is to read its base from memory, where there is room (device/hot.py)."""
 
     @property
     def how(self) -> str:

@@ -42,7 +42,7 @@ from ..libvirt.domain import (
 def over_copy(vm_dir: str, record: Record, chain: Chain) -> Part[Chain]:
     """Return what a disk lies over, with the copy in memory in the place of its base, if there is one.
 
-    A guest that starts reads its base from the memory of its host (base/hot.py).
+    A guest that starts reads its base from the memory of its host (device/hot.py).
     """
     if not chain:
         return chain

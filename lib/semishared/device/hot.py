@@ -20,7 +20,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Iterator
 
-from ..device import devices, label, ledger
 from ..errors import SemisharedError
 from ..model.base import names as base_names
 from ..model.device import names as device_names
@@ -30,6 +29,7 @@ from ..tools import extents, files, lock_holders, locks
 from ..tools.effects import point
 from ..tools.rate_limit import standing_back
 from ..units import human
+from . import devices, label, ledger
 
 if TYPE_CHECKING:
     from ..plan.device import choose
