@@ -127,7 +127,7 @@ def test_zram_alone_is_no_place_for_disks_and_is_said_to_be_none(nfs_site: NfsSi
     own.
     """
     host = nfs_site.hosts[1]
-    look = f"from semishared.pool import memory; print(memory.mixes_memory('{MEMORY}'), memory.zram_limit('{MEMORY}'))"  # noqa: E501
+    look = f"from semishared.device import memory; print(memory.mixes_memory('{MEMORY}'), memory.zram_limit('{MEMORY}'))"  # noqa: E501
     host.script(
         f"modprobe zram; device=$(zramctl --find --size 320M); mkfs.xfs -q $device; mkdir -p "
         f"{MEMORY}; mount $device {MEMORY}\n"

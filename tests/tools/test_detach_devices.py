@@ -13,7 +13,8 @@ from typing import Any, Dict, List
 
 import pytest
 
-from semishared.disk import detach, epochs, in_memory, records, recovery
+from semishared.device import memory
+from semishared.disk import detach, epochs, records, recovery
 from semishared.disk.history import UNKNOWN
 from semishared.guest import active_layer, domain
 from semishared.guest import detach as live
@@ -119,7 +120,7 @@ def test_what_a_killed_detach_was_promised_the_next_action_gives_back(world: Wor
     disk = world.disk()
     remote(world, disk, "ram")
     folder = f"{disk.path}.snap"
-    in_memory.more(folder, layers=2)
+    memory.more(folder, layers=2)
     record = records.record_of(disk)
     active_layer.note(disk.vm_dir, [record])
     active_layer.create(record)

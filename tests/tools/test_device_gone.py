@@ -103,14 +103,14 @@ def place(world: World, pool: Pool) -> None:
     disk = world.disk()
     os.makedirs(disk.vm_dir, exist_ok=True)
     folder = on_devices.place(disk.vm_dir, disk.vm, disk.disk, MiB)
-    Path(folder or disk.vm_dir, "0").touch()
+    Path(folder.path if folder.uuid else disk.vm_dir, "0").touch()
 
 
 def place_in_memory(world: World, pool: Pool) -> None:
     disk = world.disk()
     os.makedirs(disk.vm_dir, exist_ok=True)
     folder = on_devices.place(disk.vm_dir, disk.vm, disk.disk, MiB, want=Want((MEMORY,), MiB))
-    Path(folder or disk.vm_dir, "0").touch()
+    Path(folder.path if folder.uuid else disk.vm_dir, "0").touch()
 
 
 def stage(world: World, pool: Pool) -> None:

@@ -22,7 +22,7 @@ import pytest
 
 import pool_devices
 from semishared.config import Config
-from semishared.device import devices, ledger
+from semishared.device import devices, folders, ledger
 from semishared.disk import on_devices, vm_dir
 from semishared.disk.epochs import Planned
 from semishared.errors import (
@@ -934,12 +934,12 @@ def test_what_is_pending_is_what_is_not_there_yet(world: World, pool: Pool) -> N
     vm_dir = world.disk().vm_dir
     os.makedirs(vm_dir)
     (world.root / "locks").mkdir(exist_ok=True)
-    folder = on_devices.place(vm_dir, 5, 1, 8 * MiB)
+    folder = on_devices.place(vm_dir, 5, 1, 8 * MiB).path
     where = device_of(folder)
     assert pending(world) == {where: 8 * MiB}
     Path(folder, "0").write_bytes(os.urandom(3 * MiB))
     assert pending(world) == {where: 5 * MiB}
-    assert on_devices.place(vm_dir, 5, 1, 8 * MiB) == folder and pending(world) == {where: 5 * MiB}, (
+    assert on_devices.place(vm_dir, 5, 1, 8 * MiB).path == folder and pending(world) == {where: 5 * MiB}, (
         "once more is as good as once"
     )
     Path(folder, "1").write_bytes(os.urandom(9 * MiB))
@@ -965,7 +965,7 @@ def test_no_device_is_to_blame_for_a_vm_directory_that_is_gone(world: World, poo
     pool.set()
     name = device_names.layers_name(5, 1, "0" * 12)
     with pytest.raises(FileNotFoundError):
-        devices.make(str(world.root), f"{world.disk().path}.snap", "layers", name, "5-1", MiB)
+        folders.place(f"{world.disk().path}.snap", "layers", name, "5-1", MiB)
     assert not pool.layers()
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from semishared.device import devices
-from semishared.disk import device_move, in_memory, records
+from semishared.device import memory as of_memory
+from semishared.disk import device_move, records
 from semishared.errors import (
     BadPool,
     CannotMove,
@@ -28,7 +29,6 @@ from semishared.host import probe, watch
 from semishared.model import steps as s
 from semishared.model.device import names as device_names
 from semishared.model.device import steps as device_steps
-from semishared.pool import memory as pool_memory
 from semishared.tools import qemu_img
 from semishared.vmm import records as started
 from tools.test_pool import Pool, device_of
@@ -141,14 +141,14 @@ def test_memory_that_is_drained_has_room_for_the_layer_of_a_disk_that_leaves_it(
         clone(world, world.disk(5, number))
     folders = [f"{world.disk(5, number).path}.snap" for number in range(2)]
     world.on(device_steps.CloseDevice(str(world.root), str(pool.rows()[memory(pool)]["uuid"])))
-    with in_memory.another_layer(folders[0]):
+    with of_memory.another_layer(folders[0]):
         assert promised(pool) == 3 * SIZE
         with pytest.raises(MemoryPromised):
-            in_memory.more(folders[1])
+            of_memory.more(folders[1])
     assert promised(pool) == 2 * SIZE
     # All that a VM needs, or nothing.
     with pytest.raises(MemoryPromised):
-        in_memory.more_each(folders)
+        of_memory.more_each(folders)
     assert promised(pool) == 2 * SIZE
 
 
@@ -356,7 +356,7 @@ def test_memory_that_was_promised_more_than_once_is_watched_while_it_is_drained(
     root, uuid = str(world.root), str(pool.rows()[memory(pool)]["uuid"])
     assert probe.unwatched(root) == [unwatched]
     world.on(device_steps.CloseDevice(root, uuid))
-    assert [device.uuid for device in pool_memory.present(root)] == [uuid] and probe.unwatched(root) == [
+    assert [device.uuid for device in of_memory.overcommitted(root)] == [uuid] and probe.unwatched(root) == [
         unwatched
     ]
     disk, link = world.disk(5, 0), devices.link_of(f"{world.disk(5, 0).path}.snap")
@@ -366,11 +366,13 @@ def test_memory_that_was_promised_more_than_once_is_watched_while_it_is_drained(
     with pytest.raises(SemisharedError, match="one-5|libvirt"):
         device_move._check(step, root, link, link._replace(uuid=step.target))
     Path(memory(pool), "full").write_bytes(bytes(210 * MiB))
-    (device,) = pool_memory.present(root)
-    (move, *_) = pool_memory.leaving(root, uuid, device_move.held(device_steps.ListHeld(root)), {})
-    assert pool_memory.is_due(device) and move.target in {str(pool.rows()[word]["uuid"]) for word in words}
+    (device,) = of_memory.overcommitted(root)
+    (move, *_) = of_memory.leaving(root, uuid, device_move.held(device_steps.ListHeld(root)), {})
+    assert of_memory.is_due(device) and move.target in {str(pool.rows()[word]["uuid"]) for word in words}
     world.on(s.RemoveDisk(world.disk(5, FIT), ""))
-    assert pool_memory.present(root) == [] and [device.uuid for device in pool_memory.memory(root)] == [uuid]
+    assert of_memory.overcommitted(root) == [] and [device.uuid for device in of_memory.memory(root)] == [
+        uuid
+    ]
     with pytest.raises(CannotMove, match="in memory that is promised once"):
         device_move._check(step, root, link, link._replace(uuid=step.target))
 

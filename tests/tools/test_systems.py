@@ -14,7 +14,7 @@ from typing import Iterator
 
 import pytest
 
-from semishared.device import devices, systems
+from semishared.device import devices, folders, systems
 from semishared.disk import device_move
 from semishared.errors import SystemAway, ToolFailed, ToolTimeout
 from semishared.host import leftovers
@@ -56,14 +56,14 @@ def test_the_round_of_the_watcher_does_not_wait_for_a_store_that_hangs(world: Wo
         # Nor does it take for left over what it may not have seen.
         started = time.monotonic()
         with pytest.raises(ToolTimeout, match=r"/104 on \S+ does not answer"):
-            devices.layers_links(str(world.location))
+            folders.layers_links(str(world.location))
         assert leftovers.find_unlinked(str(world.location)) == [] and os.path.isdir(
             f"{world.disk().path}.snap"
         )
         device_move._discard_unlinked(str(world.root), world.disk())
         assert time.monotonic() - started < LIMIT_S
     systems._silent.clear()
-    assert devices.layers_links(str(world.location)) == {link}
+    assert folders.layers_links(str(world.location)) == {link}
     assert [row["name"] for row in device_move.held(device_steps.ListHeld(str(world.root)))] == [link.name]
 
 
@@ -98,10 +98,10 @@ def test_one_that_is_not_mounted_any_more_is_not_an_empty_one(world: World, pool
         qemu_io(f"{diff.path}.snap/0", "qcow2", "write -P 0x77 2M 64k")
         world.on(s.RemoveVm(9, diff.vm_dir))
         assert note.exists()
-        before, leases = devices.layers_links(str(world.location)), world.leases()
+        before, leases = folders.layers_links(str(world.location)), world.leases()
         assert len(before) == len(leases) == 2 and not found(world)
     with pytest.raises(SystemAway, match=rf"/103 on \S+ is not mounted, and was \({note}\)"):
-        devices.layers_links(str(world.location))
+        folders.layers_links(str(world.location))
     assert not found(world), "nobody knows whose it is"
     (facts,) = world.on(s.LookAround(str(world.location), (101, 103), (), False))
     assert isinstance(facts, dict) and [refused["id"] for refused in facts["refused"]] == [SystemAway.id]
@@ -118,7 +118,7 @@ def test_one_that_is_not_mounted_any_more_is_not_an_empty_one(world: World, pool
     device_move._discard_unlinked(str(world.root), diff)
     with bound(aside, system):
         assert (
-            devices.layers_links(str(world.location)) == before
+            folders.layers_links(str(world.location)) == before
             and world.leases() == leases
             and not found(world)
         )

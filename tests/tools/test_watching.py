@@ -17,13 +17,14 @@ from typing import Callable
 
 import pytest
 
+from semishared.device import memory
 from semishared.disk import device_move
 from semishared.errors import PoolBusy
 from semishared.guest import job_lock
 from semishared.host import watch
 from semishared.model.device import names as device_names
 from semishared.model.device.steps import MoveLayers
-from semishared.pool import memory, moving
+from semishared.pool import moving
 from semishared.tools import locks, progress
 from tools.test_pool import Pool
 from tools.world import World

@@ -21,7 +21,7 @@ import errno
 import os
 from typing import Collection, Iterator
 
-from ..device import devices, offline
+from ..device import folders
 from ..errors import BadArguments, BadRecord
 from ..model.base import names as base_names
 from ..model.disk import names as disk_names
@@ -88,10 +88,10 @@ def is_published(base: Base) -> bool:
 
     Raise UnexpectedLink if any of it is a symbolic link.
     """
-    devices.refuse_link(base.directory)
+    folders.at(base.directory).refuse_link()
     for path in (base.image, base.manifest, base.leases):
         beneath.refuse_link(path)
-    if offline.takes_nothing(base.directory):
+    if folders.at(base.directory).fails():
         return False
     if os.path.exists(base.image):
         return True
@@ -103,7 +103,7 @@ def is_published(base: Base) -> bool:
         return False
     for name in leases:
         try:
-            with devices.staying(base_names.root_of(base.directory)):
+            with folders.staying(base_names.root_of(base.directory)):
                 os.link(f"{base.leases}/{name}", base.image)
             return True
         except FileExistsError:
@@ -135,7 +135,7 @@ def publish(root: str, base: Base, image: ImageRef) -> Base:
     files.refuse()
     staging = base_names.staging(root, image.base_prefix)
     os.makedirs(base_names.bases(root), exist_ok=True)
-    if os.path.isdir(base.directory) and not offline.takes_nothing(base.directory):
+    if os.path.isdir(base.directory) and not folders.at(base.directory).fails():
         # The content names the base: an earlier session had the same content, or only leases are left.
         if not is_published(base):
             # A killed eviction may have removed these.
@@ -143,7 +143,7 @@ def publish(root: str, base: Base, image: ImageRef) -> Base:
             _note_source(base.directory, image)
             _bring(base_names.manifest(staging), base.manifest)
             _bring(base_names.image(staging), base.image)
-        devices.remove(staging)
+        folders.remove(staging)
     else:
         # Half-written files of a killed run: no later action would look for them in a base.
         files.remove_staged(*os.path.split(base_names.manifest(staging)))
@@ -151,7 +151,7 @@ def publish(root: str, base: Base, image: ImageRef) -> Base:
         # A killed removal may have removed these, and left the generation's record.
         os.makedirs(base_names.leases(staging), exist_ok=True)
         is_lost = os.path.islink(base.directory)
-        devices.publish(root, staging, base.directory)
+        folders.at(staging).publish(base.directory)
         if is_lost:
             _lease_again(root, base)
     files.fsync(base_names.bases(root))
@@ -201,7 +201,7 @@ def lease(base: Base, vm: int, disk: int) -> str:
     path = base.lease(vm, disk)
     beneath.refuse_link(path)
     try:
-        with devices.staying(base_names.root_of(base.directory)):
+        with folders.staying(base_names.root_of(base.directory)):
             if os.path.exists(path):
                 return path
             # Fails if the base is gone; its directory must not come back incomplete.
@@ -220,7 +220,7 @@ def lease(base: Base, vm: int, disk: int) -> str:
 
 def _died(base: Base) -> str:
     """Return '' if the base's device cannot be written to; else raise the current error again."""
-    if offline.takes_nothing(base.directory):
+    if folders.at(base.directory).fails():
         return ""
     raise  # noqa: PLE0704 - called where one is handled
 
@@ -234,15 +234,14 @@ def release(root: str, vm: int, disk: int | None = None, but: str = "", spare: C
         return
     for name in directories:
         base = base_names.base(root, name)
-        leases = base_names.leases(base)
+        leases, folder = base_names.leases(base), folders.at(base)
         if (
             base == but
             or not base_names.named(name)
-            or (beneath.is_link(base) and not devices.link_of(base))
+            or beneath.is_link(folder.directory)
             or beneath.is_link(leases)
+            or folder.fails()
         ):
-            continue
-        if offline.takes_nothing(base):
             continue  # once the device is back, `gc` releases unused leases
         try:
             found = os.listdir(leases)
@@ -252,7 +251,7 @@ def release(root: str, vm: int, disk: int | None = None, but: str = "", spare: C
             if base_names.is_leased_to(held, vm, disk) and not any(
                 base_names.is_leased_to(held, vm, other) for other in spare
             ):
-                with devices.staying(root):
+                with folders.staying(root):
                     files.unlink(f"{leases}/{held}")
                 point("lease released")
                 progress.touch()
@@ -266,7 +265,7 @@ def forget(base: Base) -> bool:
     """
     files.refuse()
     leases = base.leases
-    devices.refuse_link(base.directory)
+    folders.at(base.directory).refuse_link()
     beneath.refuse_link(leases)
     try:
         if os.listdir(leases):
@@ -283,7 +282,7 @@ def forget(base: Base) -> bool:
         is_published(base)
         return False
     point("base forgotten")
-    devices.remove(base.directory)
+    folders.remove(base.directory)
     from ..device import hot  # here: most steps on a host do not need it
 
     hot.drop(base_names.root_of(base.directory), os.path.basename(base.directory))

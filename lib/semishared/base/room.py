@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Callable, Collection, Dict, Iterable, Mapping
 
-from ..device import devices, offline
+from ..device import devices, folders
 from ..errors import NoSpace, here
 from ..model.base import names as base_names
-from ..model.device.classes import MEMORY
+from ..model.device import names as device_names
 from ..model.disk import names as disk_names
 from ..model.refs import ImageRef
 from ..named import NamedTuple
-from ..tools import locks
+from ..tools import files, locks
 from ..units import human
 from . import cache
 
@@ -41,15 +41,15 @@ def list_bases(root: str, where: str = "") -> dict[str, Any]:
     the capacity of all devices, of which a limit may be a share.
     """
     found = []
-    system = os.stat(made_part(where)).st_dev if where else -1
+    system = os.stat(files.made_part(where)).st_dev if where else -1
     for name in filter(base_names.named, sorted(names(base_names.bases(root)))):
         base, is_here = base_names.base(root, name), True
         try:
-            is_here = system in (-1, os.stat(made_part(base)).st_dev)
+            is_here = system in (-1, os.stat(files.made_part(base)).st_dev)
             described = describe(cache.at(root, name))
         except OSError:
             # An error of another device does not concern the room on this one.
-            if is_here and not offline.takes_nothing(base):
+            if is_here and not folders.at(base).fails():
                 raise
             continue
         if described:
@@ -60,7 +60,7 @@ def list_bases(root: str, where: str = "") -> dict[str, Any]:
 
 
 def _space(where: str) -> tuple[int, int]:
-    stat = os.statvfs(made_part(where))
+    stat = os.statvfs(files.made_part(where))
     return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
 
 
@@ -94,13 +94,9 @@ def describe(base: cache.Base) -> dict[str, object] | None:
             "staged": stat.st_mtime,
             "used": max(used, stat.st_mtime),
             "damaged": damaged,
-            "device": _device(base),
+            "device": folders.at(base.directory).mount(),
         }
     return None
-
-
-def _device(base: cache.Base) -> str:
-    return offline.where(base_names.root_of(base.directory), base.directory)
 
 
 def evict(root: str, name: str, held: tuple[str, ...] = ()) -> dict[str, object]:
@@ -213,7 +209,7 @@ def for_disk(
     not the VM's.
     """
     root = cache.root_of(vm_dir)
-    place = made_part(where or vm_dir)
+    place = files.made_part(where or vm_dir)
     stat = os.statvfs(place)
     if stat.f_bavail * stat.f_frsize - needed > stat.f_blocks * stat.f_frsize // PLENTY:
         return
@@ -233,25 +229,15 @@ def for_disk(
 
 
 def space(root: str) -> tuple[int, int]:
-    """Return total and free bytes of the devices that take bases and disks, else of the base store."""
-    found = [device for device in devices.present(root) if device.share > 0 and device.device_class != MEMORY]
-    if found:
-        return sum(device.capacity for device in found), sum(device.free for device in found)
-    stat = os.statvfs(made_part(root))
-    return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
-
-
-def made_part(path: str) -> str:
-    """Return the nearest existing directory above `path`, or `path`."""
-    while not os.path.isdir(path):
-        path = os.path.dirname(path)
-    return path
+    """Return total and free bytes of the devices that take bases and disks."""
+    found = devices.lasting(root)
+    return sum(device.capacity for device in found), sum(device.free for device in found)
 
 
 def require(vm_dir: str, needed: int, ask: Ask | None, where: str = "", stay: Collection[str] = ()) -> None:
     """As for_disk, for a known size; raise NoSpace where it does not fit, before the first write."""
     for_disk(vm_dir, needed, ask, where=where, stay=stay)
-    stat = os.statvfs(made_part(where or vm_dir))
+    stat = os.statvfs(files.made_part(where or vm_dir))
     left = needed - stat.f_bavail * stat.f_frsize
     if left > 0:
         raise NoSpace(f"no space for {human(needed)} in {here(where or vm_dir)}: {human(left)} are missing")
@@ -262,7 +248,7 @@ def require_for_vm(
     needed: int,
     ask: Ask | None,
     stay: Collection[str],
-    disks: Mapping[str, int] = devices.NO_BYTES,
+    disks: Mapping[str, int] = folders.NO_BYTES,
     apart: int = 0,
 ) -> None:
     """As require, for a VM's directory and the layers of its disks, each on one device of the pool.
@@ -271,17 +257,13 @@ def require_for_vm(
     bytes of disks that want a class of devices, and are checked separately. Everything else (checkpoints,
     disks without layers) goes to the directory.
     """
-    root = cache.root_of(vm_dir)
-    if not devices.may_hold(vm_dir) or not devices.registered(root):
-        require(vm_dir, needed, ask, stay=stay)
-        return
-    placed = disks if devices.usual(root) else devices.NO_BYTES
-    coming: dict[str, int] = {}
+    root, coming = cache.root_of(vm_dir), dict[str, int]()
+    placed, elsewhere = folders.arriving(vm_dir, disks, apart)
     for key, size in sorted(placed.items(), key=lambda disk: (-disk[1], disk[0])):
-        where = devices.likely(root, key, size, coming)
-        if not where:
+        uuid = folders.likely(root, key, size, coming)
+        if not uuid:
             break  # no device takes anything: the action that places it names those not mounted
-        uuid = os.path.basename(where)
+        where = device_names.device(root, uuid)
         coming[uuid] = coming.get(uuid, 0) + size
         for_disk(vm_dir, coming[uuid], ask, where=where, stay=stay)
         stat = os.statvfs(where)
@@ -290,4 +272,4 @@ def require_for_vm(
             path = devices.mount(root, uuid)
             what = f"no space for {human(size)} of disk {key} in the pool of {os.uname().nodename}"
             raise NoSpace(f"{what}: on {path} {human(left)} are missing")
-    require(vm_dir, max(needed - apart - sum(placed.values()), 0), ask, stay=stay)
+    require(vm_dir, max(needed - elsewhere, 0), ask, stay=stay)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One device of a host's pool: its link and label, its state, the bytes promised on it."""
+"""The folders of a host and the devices that they lie on: labels, states, promised bytes, memory."""

@@ -55,7 +55,7 @@ class Copy(NamedTuple):
 
 def _copies(root: str) -> Iterator[Copy]:
     """Yield the copies, also unfinished ones."""
-    for uuid in sorted(set(devices.registered(root)) - set(devices.usual(root))):
+    for uuid in devices.in_memory(root):
         if devices.is_there(root, uuid):
             # Its own path, not the link to the device, as libvirt opens it.
             place = os.readlink(device_names.device(root, uuid))
@@ -79,9 +79,7 @@ def found(root: str, name: str) -> str:
 
 def why_not(root: str, size: int) -> str:
     """Return why memory cannot take the copy of a base of `size` bytes, '' if it can."""
-    memory = [
-        device for device in devices.present(root) if device.device_class == MEMORY and device.share > 0
-    ]
+    memory = [device for device in devices.memory(root) if device.share > 0]
     if not memory:
         return f"no device of class {MEMORY} takes it"
     most = max(_takes(device) + _idle_bytes(root, device.uuid) for device in memory)
@@ -120,8 +118,8 @@ def _begin(root: str, name: str, size: int) -> Copy | None:
         for copy in [copy for copy in _copies(root) if copy.name == name]:
             _remove(copy)  # left by a killed run
         make_way(root, size)
-        for device in devices.present(root):
-            if device.device_class == MEMORY and device.share > 0 and _takes(device) >= size > 0:
+        for device in devices.memory(root):
+            if device.share > 0 and _takes(device) >= size > 0:
                 link = device_names.device(root, device.uuid)
                 try:
                     copy = Copy(device.uuid, device_names.hot(os.readlink(link), name))
@@ -167,9 +165,9 @@ def make_way(root: str, needed: int) -> None:
 
     The caller holds the lock `ledger.promised`.
     """
-    for device in devices.present(root):
+    for device in devices.memory(root):
         left = needed - device.unpromised
-        if device.device_class != MEMORY or left <= 0 or left > _idle_bytes(root, device.uuid):
+        if left <= 0 or left > _idle_bytes(root, device.uuid):
             continue
         for copy in _idle(root, device.uuid):
             if left > 0:

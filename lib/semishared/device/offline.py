@@ -81,27 +81,6 @@ def _answers(label: str) -> bool:
     return True
 
 
-def where(root: str, path: str) -> str:
-    """Return the mount point of the device behind the link `path`, '' if `path` is no link to a device.
-
-    For a device that left the pool return its UUID.
-    """
-    uuid = devices.device_of(path)
-    return devices.mount(root, uuid) if uuid in devices.registered(root) else uuid
-
-
-def abandon(path: str) -> None:
-    """Remove a link to a device that cannot be written to, and what can be removed behind it."""
-    if takes_nothing(path):
-        devices.remove(path)
-
-
-def takes_nothing(path: str) -> bool:
-    """Return True if `path`, a base or layers, lies on a device that cannot be written to."""
-    link = devices.link_of(path)
-    return link is not None and bool(state(path.rsplit("/", 2)[0], link.uuid))
-
-
 # Devices that hang: a process that touches one waits for ever, and no other process of the host may wait too.
 #
 #     <root>/devices/<uuid>  -> <mount>/.semishared         while it answers
@@ -164,14 +143,10 @@ def _vm_dir(step: object) -> str:
 
 def _devices_of(vm_dir: str) -> Iterable[str]:
     try:
-        return filter(
-            None,
-            [
-                devices.device_of(f"{vm_dir}/{name}")
-                for name in os.listdir(vm_dir)
-                if disk_names.are_layers(name)
-            ],
-        )
+        found = [
+            devices.link_of(f"{vm_dir}/{name}") for name in filter(disk_names.are_layers, os.listdir(vm_dir))
+        ]
+        return [link.uuid for link in found if link]
     except OSError:
         return ()
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Callable, Iterable, Iterator
 
 from .. import store
 from ..base import room
+from ..device import memory
 from ..errors import MissingImage, NotSupported, TransferCorrupt, UnsafeImage
 from ..guest import backup_job, block_jobs, domain, freeze, job_lock
 from ..model.disk import names as disk_names
@@ -31,7 +32,7 @@ from ..named import NamedTuple
 from ..tools import files, inspection, layers, progress, qemu_img
 from ..tools.effects import point
 from ..tools.rate_limit import standing_back
-from . import guard, in_memory, pending_jobs, records, recovery, vm_dir
+from . import guard, pending_jobs, records, recovery, vm_dir
 from .epochs import Planned
 from .save_as import opened
 
@@ -307,7 +308,7 @@ def _restore_own(
     staged, size = files.staged_name(active), max(step.min_size, qemu_img.virtual_size(backup, "qcow2"))
     try:
         with (
-            in_memory.another_layer(os.path.dirname(active), size),
+            memory.another_layer(os.path.dirname(active), size),
             files.enough_space(os.path.dirname(active)),
         ):
             with files.made(staged) as made:

@@ -13,7 +13,6 @@ import os
 
 from .. import store
 from ..base import cache, room
-from ..device import devices
 from ..errors import AnotherWriter, BadRecord, NoSpace, NotSupported, ToolFailed
 from ..guest import domain, job_lock
 from ..model.disk import names as disk_names
@@ -77,10 +76,9 @@ def make(step: CreateDiff, planned: Planned, ask: room.Ask | None) -> dict[str, 
     vm_dir.check_wanted(disk, planned)
     before = at.claim(image, owner_of(disk, image, planned.seq, base.generation))
     point("image claimed")
-    near = devices.device_of(base.directory)
     growth = create.growth(lease, step.min_size)
     with create.publishing(
-        disk, planned, record, growth, near, lambda: create.have_lease(base, disk)
+        disk, planned, record, growth, base.directory, lambda: create.have_lease(base, disk)
     ) as staged:
         size = create.grown(lease, image, step.min_size)
         qemu_img.create_overlay(staged, lease, image.format, size, step.options)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Callable, ContextManager
 
 from .. import store
 from ..base import cache, room
-from ..device import devices
+from ..device import folders
 from ..errors import BadRecord, ImageChanged, NotSupported, SemisharedError, ToolFailed, UnknownClaim
 from ..model.disk import names as disk_names
 from ..model.disk.place import COPY, IN_PLACE, OVERLAY, PLACES, REMOTE_FIRST, STORE_CLONE, VOLATILE
@@ -81,7 +81,7 @@ def publishing(
 ) -> ContextManager[str]:
     """Return a context that yields a staged name for the disk; at its end the disk is recorded and published.
 
-    `expected`: about how many bytes the disk will take; `near`: the device of its base; `first` runs before,
+    `expected`: about how many bytes the disk will take; `near`: its base; `first` runs before,
     under the VM's lock.
     """
 
@@ -118,9 +118,13 @@ def create_overlay(step: CreateOverlay, planned: Planned, ask: room.Ask | None) 
     with Undo() as undo:
         if is_first:
             undo.add(lambda: vm_dir.release(disk, planned))
-        near = devices.device_of(base.directory)
         with publishing(
-            disk, planned, record, growth(lease, step.min_size), near, lambda: have_lease(base, disk)
+            disk,
+            planned,
+            record,
+            growth(lease, step.min_size),
+            base.directory,
+            lambda: have_lease(base, disk),
         ) as staged:
             size = grown(lease, image, step.min_size)
             qemu_img.create_overlay(staged, lease, image.format, size, step.options)
@@ -293,7 +297,7 @@ def create_volatile(step: CreateVolatile, planned: Planned, ask: room.Ask | None
             f"file system {step.fs!r} of disk {disk.disk} is none of {', '.join(sorted(qemu_img.MKFS))}"
         )
     record, written = Record(disk.disk, VOLATILE, step.format, disk.path), _written_empty(step)
-    if devices.may_hold(disk.vm_dir) and devices.usual(cache.root_of(disk.vm_dir)):
+    if folders.takes_layers(disk.vm_dir):
         # Only layers lie on devices. Without a pool the disk is a plain file until its VM migrates live
         # (guest/deltas.py).
         record = record._replace(path=first_layer(disk))
@@ -321,7 +325,7 @@ def record_network(step: RecordNetwork, planned: Planned) -> None:
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk) as file:
         epochs.note_made(file, str(disk.disk))
         # Another disk lay here: no record may ever describe another disk than the one beside it.
-        on_devices.remove(disk.path)
+        folders.at(disk_names.layers(disk.path)).take_off()
         layers.remove(disk.path)
         records.write_record(disk.vm_dir, record)
     vm_dir.release(disk, planned)
@@ -340,8 +344,6 @@ def record_network(step: RecordNetwork, planned: Planned) -> None:
 def replace_lost_bases(vm: int, vm_dir: str, ask: room.Ask | None, warn: Callable[[str], None]) -> None:
     """Fetch the lost bases below a VM's disks again; call `warn` with the reason for each that fails."""
     root = cache.root_of(vm_dir)
-    if not devices.registered(root):
-        return
     try:
         found = records.records(vm_dir)
     except BadRecord:
@@ -367,4 +369,4 @@ def _is_lost(root: str, vm: int, record: Record) -> bool:
     if not record.place.leases or record.image is None:
         return False
     base = cache.named(root, record.image, record.image.generation)
-    return devices.link_of(base.directory) is not None and files.is_absent(base.lease(vm, record.disk))
+    return bool(folders.at(base.directory).uuid) and files.is_absent(base.lease(vm, record.disk))

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Iterator, Sequence
 
 from ..base import cache, room
+from ..device import memory
 from ..errors import CannotDetach, ImageChanged, MemoryPromised
 from ..guest import active_layer, domain, job_lock
 from ..guest import detach as live
@@ -26,7 +27,7 @@ from ..model.steps import DiskRef
 from ..stage.ensure import ensure
 from ..tools import effects, files, qemu_img
 from ..tools.effects import point
-from . import epoch_check, guard, in_memory, layering, records, recovery, remote_first, vm_dir
+from . import epoch_check, guard, layering, records, recovery, remote_first, vm_dir
 from .epochs import Planned
 
 
@@ -105,12 +106,12 @@ def _memory(before: Sequence[Record]) -> Iterator[None]:
         for record in before:
             folder = layering.folder_of(record)
             try:
-                in_memory.more(folder, layers=1 + len(live.to_copy(record)))
+                memory.more(folder, layers=1 + len(live.to_copy(record)))
             except MemoryPromised as e:
                 raise CannotDetach(
                     f"{e.detail}, while its guest lets go of the store: it does with less when the VM is off"
                 ) from None
-            promised.callback(in_memory.settle, folder)
+            promised.callback(memory.settle, folder)
         yield
 
 

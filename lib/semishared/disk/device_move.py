@@ -14,7 +14,7 @@ import os
 
 from ..base import cache
 from ..base.room import Ask
-from ..device import devices, label, ledger, systems
+from ..device import devices, folders, label, ledger, memory, systems
 from ..errors import CannotMove, NoSpace, ToolTimeout
 from ..guest import active_layer, block_jobs, deltas, device_switch, domain, freeze, job_lock
 from ..model.device import names as device_names
@@ -24,7 +24,7 @@ from ..model.device.steps import ListHeld, MoveLayers
 from ..model.disk import names as disk_names
 from ..model.disk.record import Record
 from ..model.steps import DiskRef
-from ..pool import labels, memory, moving
+from ..pool import labels, moving
 from ..pool.moving import Copying, Tell
 from ..tools import effects, files, lock_holders
 from ..tools.effects import Undo, point
@@ -156,7 +156,7 @@ def _check(step: MoveLayers, root: str, was: Link, new: Link) -> None:
     if _label(root, new).get("class") == MEMORY:
         raise CannotMove(f"{which}: what is to go to memory moves while its VM is off")
     if _label(root, was).get("class") == MEMORY and was.uuid not in {
-        device.uuid for device in memory.present(root)
+        device.uuid for device in memory.overcommitted(root)
     }:
         raise CannotMove(
             f"{which}: what is in memory that is promised once, and not for a delta, moves while "
@@ -365,7 +365,7 @@ def switch(folder: str, new: Link) -> None:
 def _discard_unlinked(root: str, disk: DiskRef) -> None:
     """Remove what killed moves of this disk left; the caller has the turn, so no unlinked place is in use."""
     try:
-        linked = devices.layers_links(os.path.dirname(root), disk.disk)
+        linked = folders.layers_links(os.path.dirname(root), disk.disk)
     except ToolTimeout:
         return  # a store hangs or is not mounted: gc removes them later
     own = devices.link_of(disk_names.layers(disk.path))

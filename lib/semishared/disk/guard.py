@@ -19,7 +19,7 @@ import stat
 from typing import Any, Callable, Tuple
 
 from .. import store
-from ..device import devices
+from ..device import folders
 from ..errors import BadRecord, UnexpectedFile, UnexpectedLink
 from ..model.base import names as base_names
 from ..model.disk import names as disk_names
@@ -148,7 +148,7 @@ def check_below(path: str, vm: int, disk: int) -> None:
     records.check_place(record, vm)
     if record.place.leases and record.image:
         root = disk_names.base_store_of(path)
-        devices.check(root, _lease(root, record.image, vm, disk)[len(root) + 1 :])
+        folders.check(root, _lease(root, record.image, vm, disk)[len(root) + 1 :])
     if record.is_local:
         return
     datastore, name = os.path.split(record.of_image.source)
@@ -283,8 +283,8 @@ def check_received(staging: str, vm: int, vm_dir: str, foreign: Tuple[int, ...])
     check_vm_dir(staging, vm, lambda disk: disk not in foreign)
     names: dict[tuple[int, int], int] = {}
     counts: dict[tuple[int, int], tuple[int, str]] = {}
-    for folder, folders, entries in on_devices.walk(staging):
-        for name in (*folders, *entries):
+    for folder, below, entries in on_devices.walk(staging):
+        for name in (*below, *entries):
             path = os.path.join(folder, name)
             status = os.lstat(path)
             if stat.S_ISLNK(status.st_mode):

@@ -13,6 +13,7 @@ import re
 from functools import partial
 from typing import Callable
 
+from ..device import memory
 from ..errors import BadRecord, NotSupported
 from ..guest import block_jobs, domain
 from ..model.disk import names as disk_names
@@ -32,7 +33,7 @@ from ..store import writers
 from ..tools import files, layers, qemu_img
 from ..tools.effects import point
 from ..tools.rate_limit import standing_back
-from . import guard, in_memory, records, vm_dir
+from . import guard, records, vm_dir
 from .epochs import Planned
 
 
@@ -87,7 +88,7 @@ def add_layer(step: AddLayer, planned: Planned) -> None:
     with vm_dir.publishing(step.disk.vm, step.disk.vm_dir, planned, step.disk.disk):
         files.remove_staged(os.path.dirname(path))
         if not os.path.exists(path):
-            in_memory.more(os.path.dirname(path))
+            memory.more(os.path.dirname(path))
         else:
             # A revert replaces the former active layer; a guest started since the plan would keep writing
             # to an unlinked file.
@@ -187,7 +188,7 @@ def merge_layer(step: MergeLayer, planned: Planned) -> None:
         return
     files.remove_staged(folder, str(step.layer))
     with (
-        in_memory.another_layer(folder),
+        memory.another_layer(folder),
         files.published(path, _check(step.disk, planned)) as staged,
         standing_back(),
     ):
@@ -257,7 +258,7 @@ def drop_strays(step: DropStrays, planned: Planned) -> None:
                 return
             _check(step.disk, planned)()
             files.unlink(f"{folder}/{strays[0]}")
-            in_memory.settle(folder)
+            memory.settle(folder)
             point("stray removed")
 
 
@@ -277,5 +278,5 @@ def drop_layer(step: DropLayer, planned: Planned) -> None:
             ):
                 raise BadRecord(f"layer {number} in {folder} still lies over {step.layer}")
         files.unlink(f"{folder}/{step.layer}")
-        in_memory.settle(folder)
+        memory.settle(folder)
         point("layer removed")

@@ -11,19 +11,11 @@ import os
 from typing import Any, Collection, Iterator, Mapping
 
 from ..base import cache
-from ..device import devices, label, offline
-from ..errors import (
-    CannotMove,
-    DeviceMissing,
-    LostWithMemory,
-    NoDeviceOfClass,
-    SemisharedError,
-    UnexpectedFile,
-    UnexpectedLink,
-)
+from ..device import folders, ledger, offline
+from ..errors import CannotMove, UnexpectedFile, UnexpectedLink
 from ..model.device import names as device_names
-from ..model.device.classes import MEMORY, NOTHING, Want
-from ..model.device.names import LAYERS, Link
+from ..model.device.classes import NOTHING, Want
+from ..model.device.names import LAYERS
 from ..model.disk import names as disk_names
 from ..tools import files, qemu_img
 from ..tools.run import work
@@ -33,14 +25,12 @@ NO_WANTS: Mapping[int, Want] = {}
 NO_BYTES: Mapping[Any, int] = {}
 
 
-def links(directory: str) -> dict[str, Link]:
-    """Return the links to devices in a VM directory, by name."""
-    try:
-        names = sorted(filter(disk_names.are_layers, os.listdir(directory)))
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    found = {name: devices.link_of(f"{directory}/{name}") for name in names}
-    return {name: link for name, link in found.items() if link}
+links = folders.layers_on_devices
+
+
+def of_disk(directory: str, disk: int) -> folders.Folder:
+    """Return the folder of a disk's layers."""
+    return folders.at(disk_names.layers(disk_names.disk(directory, disk)))
 
 
 def is_own(directory: str, name: str, target: str, vm: int) -> bool:
@@ -64,10 +54,8 @@ def is_own(directory: str, name: str, target: str, vm: int) -> bool:
 
 def check(directory: str) -> None:
     """Raise DeviceMissing if a device with layers of a VM is missing."""
-    root = cache.root_of(directory)
-    for name, link in links(directory).items():
-        if not os.path.isdir(f"{directory}/{name}"):
-            raise _missing(root, f"the layers of {disk_names.disk_of(name)}", link)
+    for name, folder in links(directory).items():
+        folder.require(f"the layers of {disk_names.disk_of(name)}")
 
 
 def check_written(directory: str, disk: int) -> None:
@@ -82,130 +70,54 @@ def check_written(directory: str, disk: int) -> None:
         str((files.read_json(disk_names.record(directory, disk)) or {}).get("path", "")),
     )
     own = left if disk_names.is_delta(named) and os.path.lexists(left) else folder
-    link = devices.link_of(own)
-    if link and not os.path.isdir(own):
-        raise _missing(cache.root_of(directory), f"the layers of {disk_names.disk_name(disk)}", link)
+    folders.at(own).require(f"the layers of {disk_names.disk_name(disk)}")
 
 
 def listed(folder: str) -> list[str]:
-    """List a directory of layers at one moment; raise DeviceMissing if its device is missing then.
-
-    A look name by name could miss layers: another process may set the device aside meanwhile
-    (device/offline.py), or bring it back.
-    """
+    """List a directory of layers at one moment; raise DeviceMissing if its device is missing then."""
     files.refresh(os.path.dirname(folder))
-    try:
-        return os.listdir(folder)
-    except FileNotFoundError:
-        link = devices.link_of(folder)
-        if link is None:
-            return []
-        raise _missing(
-            cache.root_of(os.path.dirname(folder)),
-            f"the layers of {os.path.basename(disk_names.disk_of(folder))}",
-            link,
-        ) from None
+    return folders.at(folder).listed(f"the layers of {os.path.basename(disk_names.disk_of(folder))}")
 
 
 def is_away(path: str) -> bool:
     """Return True if the layers of a disk (its path, or theirs) are on a missing device."""
-    folder = path if disk_names.are_layers(path) else disk_names.layers(path)
-    return devices.link_of(folder) is not None and not os.path.isdir(folder)
+    return folders.at(path if disk_names.are_layers(path) else disk_names.layers(path)).is_away()
 
 
 def check_disk(directory: str, disk: int) -> None:
     """Raise DeviceMissing if a device with layers of this disk, or with its base, is offline."""
-    root, own = cache.root_of(directory), disk_names.layers(disk_names.disk_name(disk))
-    link = devices.link_of(f"{directory}/{own}")
-    offline.look(root, (link.uuid,) if link else ())
-    if link and (offline.state(root, link.uuid) or not os.path.isdir(f"{directory}/{own}")):
-        raise _missing(root, f"the layers of {disk_names.disk_name(disk)}", link)
+    root, name, own = cache.root_of(directory), disk_names.disk_name(disk), of_disk(directory, disk)
+    offline.look(root, (own.uuid,))
+    own.require(f"the layers of {name}", is_written=True)
     record = records.as_found(directory, disk)
     if record and record.place.leases and record.image:
-        base = cache.named(root, record.image, record.image.generation).directory
-        link = devices.link_of(base)
-        if link and not os.path.isdir(base):
-            offline.look(root, (link.uuid,))
-        if link and not os.path.isdir(base):
-            raise _missing(root, f"the base of {disk_names.disk_name(disk)}", link)
+        base = folders.at(cache.named(root, record.image, record.image.generation).directory)
+        if base.is_away():
+            offline.look(root, (base.uuid,))
+            base.require(f"the base of {name}")
 
 
-def _missing(root: str, which: str, link: Link) -> SemisharedError:
-    try:
-        where = devices.mount(root, link.uuid)
-    except OSError:
-        where = link.uuid
-    if is_lost(root, link):
-        here = os.uname().nodename
-        return LostWithMemory(
-            f"{which} lay in memory of {here}, {where}, which is empty since the host was started again"
-        )
-    wrong = offline.state(root, link.uuid)
-    what = f"is {wrong}" if wrong else "has nothing of it any more"
-    return DeviceMissing(f"{which}: on the device {where} of {os.uname().nodename}, which {what}")
-
-
-def is_lost(root: str, link: Link) -> bool:
-    """Return True if a link leads to memory whose device is there, but emptied by a restart."""
-    device = device_names.device(root, link.uuid)
-    return label.read(device).get("class") == MEMORY and not os.path.isdir(device_names.directory(root, link))
-
-
-def place(vm_dir: str, vm: int, disk: int, expected: int, near: str = "", want: Want = NOTHING) -> str:
-    """Return where the layers of a new disk lie on a device, '' if in the VM directory.
+def place(
+    vm_dir: str, vm: int, disk: int, expected: int, near: str = "", want: Want = NOTHING
+) -> folders.Folder:
+    """Return the folder for the layers of a new disk, on a device or in the VM directory.
 
     The caller holds the VM. An existing place is kept, unless its device is missing.
     """
-    folder = _placed(vm_dir, vm, disk, expected, near, want, NO_BYTES)
-    if folder:
-        _note(vm_dir, disk, expected)
-    return folder
-
-
-def _note(vm_dir: str, disk: int, expected: int) -> None:
-    """Note the expected bytes of a disk's layers, if they lie on a device."""
-    from ..device import ledger
-
-    ledger.note(cache.root_of(vm_dir), disk_names.layers(disk_names.disk(vm_dir, disk)), expected)
+    placed = _placed(vm_dir, vm, disk, expected, near, want, NO_BYTES)
+    ledger.note(placed.root, placed.path, expected)
+    return placed
 
 
 def _placed(
     vm_dir: str, vm: int, disk: int, expected: int, near: str, want: Want, coming: Mapping[str, int]
-) -> str:
+) -> folders.Folder:
     """Place a disk as `place` does; `coming`: bytes to expect on devices, by UUID, that are not noted yet."""
-    folder = disk_names.layers(disk_names.disk(vm_dir, disk))
-    link = devices.link_of(folder)
-    if os.path.isdir(folder):
-        return folder if link else ""
-    if not devices.may_hold(vm_dir):
-        if want.is_strict:
-            what = f"{os.path.dirname(vm_dir)} on {os.uname().nodename} is a symbolic link"
-            raise NoDeviceOfClass(f"{what}: disks in it lie on no device; mount it there")
-        return ""
-    if MEMORY in want.tried:
-        from ..device import hot, ledger
-
-        with ledger.promised(cache.root_of(vm_dir)):
-            hot.make_way(cache.root_of(vm_dir), want.most)
+    found = of_disk(vm_dir, disk)
+    if os.path.isdir(found.path):
+        return found
     name = device_names.layers_name(vm, disk, os.urandom(6).hex())
-    if devices.make(
-        cache.root_of(vm_dir), folder, LAYERS, name, f"{vm}-{disk}", expected, near, want, coming
-    ):
-        return folder
-    if link:
-        files.unlink(folder)
-    return ""
-
-
-def give_up(folder: str) -> None:
-    """Remove an empty place on a device without room: a retry gets another one."""
-    if not os.listdir(folder):
-        devices.remove(folder)
-
-
-def device(directory: str, disk: int) -> str:
-    """Return the mount point of the device with a disk's layers, '' if they are on none."""
-    return offline.where(cache.root_of(directory), disk_names.layers(disk_names.disk(directory, disk)))
+    return folders.place(found.path, LAYERS, name, f"{vm}-{disk}", expected, near, want, coming)
 
 
 def walk(directory: str) -> Iterator[tuple[str, list[str], list[str]]]:
@@ -218,25 +130,19 @@ def walk(directory: str) -> Iterator[tuple[str, list[str], list[str]]]:
 
 def fsync_tree(directory: str) -> None:
     """Flush a VM directory, with its layers on devices, to disk."""
-    for name in links(directory):
-        files.fsync_tree(devices.behind(f"{directory}/{name}"))
+    for folder in links(directory).values():
+        files.fsync_tree(folder.directory)
     files.fsync_tree(directory)
 
 
 def remove_tree(directory: str) -> None:
     """Remove a former VM directory, first its layers on devices; those on a missing device stay."""
-    for name in links(directory):
-        devices.remove(f"{directory}/{name}")
+    for folder in links(directory).values():
+        folder.remove()
     files.remove_tree(directory)
 
 
-def remove(disk_path: str) -> None:
-    """Remove the layers of a disk from their device; the link goes last."""
-    if devices.link_of(disk_names.layers(disk_path)):
-        devices.remove(disk_names.layers(disk_path))
-
-
-def _own(directory: str) -> dict[str, Link]:
+def _own(directory: str) -> dict[str, folders.OnDevice]:
     """Return the links to devices of a directory that is to be read as it is.
 
     Raise DeviceMissing, or CannotMove if a disk is about to leave its device.
@@ -281,12 +187,12 @@ def prepare(
     coming: dict[str, int] = {}
     for disk in sorted(disks, key=lambda disk: (-sizes.get(disk, 0), disk)):
         size = sizes.get(disk, 0)
-        uuid = devices.device_of(_placed(directory, vm, disk, size, "", wants.get(disk, NOTHING), coming))
+        uuid = _placed(directory, vm, disk, size, "", wants.get(disk, NOTHING), coming).uuid
         coming[uuid] = coming.get(uuid, 0) + size
-    made = links(directory)
-    for disk in disks if made else ():
-        _note(directory, disk, sizes.get(disk, 0))
-    return {name: device_names.target_of(link) for name, link in made.items()}
+    for disk in disks:
+        placed = of_disk(directory, disk)
+        ledger.note(placed.root, placed.path, sizes.get(disk, 0))
+    return {name: folder.target for name, folder in links(directory).items()}
 
 
 def arrived(directory: str, made: dict[str, str]) -> None:
@@ -308,7 +214,7 @@ def arrived(directory: str, made: dict[str, str]) -> None:
                 f"link to {target}"
             )
         if not os.listdir(path):
-            devices.remove(path)
+            folders.remove(path)
 
 
 def copy(source: str, directory: str, vm: int) -> None:
@@ -322,8 +228,8 @@ def copy(source: str, directory: str, vm: int) -> None:
     for name in own:
         disk = disk_names.disk_named(disk_names.disk_of(name))
         if disk is not None:
-            if not place(directory, vm, disk, allocated(f"{source}/{name}"), want=_as_before(source, disk)):
-                os.mkdir(f"{directory}/{name}")
+            place(directory, vm, disk, allocated(f"{source}/{name}"), want=_as_before(source, disk))
+            os.makedirs(f"{directory}/{name}", exist_ok=True)
             work([*argv, f"{source}/{name}/.", f"{directory}/{name}"])
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 
-from ..base import cache
-from ..device import devices
+from ..device import folders
 from ..guest import job_lock
 from ..model.device import names as device_names
 from ..model.disk import names as disk_names
@@ -25,7 +24,7 @@ def end_others(vm: int, vm_dir: str) -> None:
 
 def end_moves(vm: int, vm_dir: str) -> None:
     """Take the turn on a host with devices: a present move of a disk ends, and later ones wait."""
-    if devices.registered(cache.root_of(vm_dir)):
+    if folders.may_move(vm_dir):
         job_lock.take(vm, vm_dir)
 
 

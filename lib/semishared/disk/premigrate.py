@@ -11,6 +11,7 @@ import os
 from contextlib import contextmanager
 from typing import Iterator
 
+from ..device import memory
 from ..errors import MigrationRefused, MissingImage, SemisharedError, StoreUnavailable
 from ..guest import virsh
 from ..model.disk import names as disk_names
@@ -18,7 +19,7 @@ from ..model.disk.record import Record
 from ..model.refs import DiskRef
 from ..model.vm.move_steps import AddDeltas, AllowMigration, MergeDeltas, ReachDisk
 from ..tools import beneath, files
-from . import in_memory, on_devices, records, vm_dir
+from . import on_devices, records, vm_dir
 from .epochs import Planned
 
 
@@ -105,7 +106,7 @@ def add_deltas(step: AddDeltas, planned: Planned) -> None:
 
     job_lock.take(step.vm, step.vm_dir)
     recovery.recover(step.vm_dir, step.domain)
-    in_memory.more_each([disk_names.layers(disk_names.disk(step.vm_dir, disk)) for disk in step.disks])
+    memory.more_each([disk_names.layers(disk_names.disk(step.vm_dir, disk)) for disk in step.disks])
     with (
         vm_dir.publishing(step.vm, step.vm_dir, planned),
         recovery.ended_on_failure(step.vm_dir, step.domain),
@@ -126,7 +127,7 @@ def merge_deltas(step: MergeDeltas) -> None:
         job_lock.take(step.vm, step.vm_dir)
         recovery.recover(step.vm_dir, step.domain)
         for name in on_devices.links(step.vm_dir):
-            in_memory.settle(f"{step.vm_dir}/{name}")
+            memory.settle(f"{step.vm_dir}/{name}")
 
 
 def allow_migration(step: AllowMigration) -> None:

@@ -41,15 +41,15 @@ def recover(vm_dir: str, name: str) -> None:
         files.unlink(path)
         point("job ended")
     if not files.is_absent(disk_names.delta_note(vm_dir)):
+        from ..device import memory
         from ..guest import active_layer, deltas
-        from . import in_memory
 
         # Deltas, and disks that were to be detached: each of those got its lease first.
         noted = [record.disk for record in active_layer.noted(vm_dir)]
         deltas.merge(vm_dir, name)
         _release(vm_dir, noted)
         for disk in noted:
-            in_memory.settle(disk_names.layers(disk_names.disk(vm_dir, disk)))
+            memory.settle(disk_names.layers(disk_names.disk(vm_dir, disk)))
 
 
 @contextmanager

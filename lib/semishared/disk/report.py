@@ -78,7 +78,7 @@ def _disk(vm_path: str, record: Record) -> dict[str, object]:
         "image": record.image.to_data() if record.image else None,
         "io_class": record.io_class,
         "uncommitted": retained_diffs.waiting_bytes(record) if record.place.commits else None,
-        "device": on_devices.device(vm_path, disk),
+        "device": on_devices.of_disk(vm_path, disk).mount(),
         "hot": hot_bases.said(vm_path, record),
     }
 

@@ -11,6 +11,7 @@ import os
 from typing import Callable
 
 from .. import store
+from ..device import memory
 from ..errors import BadRecord, MissingImage, NotSupported
 from ..guest import block_jobs, domain, freeze, job_lock
 from ..model.disk import names as disk_names
@@ -27,7 +28,7 @@ from ..model.steps import (
 )
 from ..tools import beneath, files, layers, qemu_img
 from ..tools.effects import point
-from . import in_memory, layering, pending_jobs, records, recovery, retained_diffs, vm_dir
+from . import layering, pending_jobs, records, recovery, retained_diffs, vm_dir
 from .epochs import Planned
 
 
@@ -172,7 +173,7 @@ def grow(step: GrowDisk, planned: Planned) -> dict[str, object]:
     elif not record.is_local:
         _grow_clone(record.of_image, path, step.size)
     else:
-        in_memory.more(os.path.dirname(path), size=step.size, layers=0)
+        memory.more(os.path.dirname(path), size=step.size, layers=0)
         qemu_img.grow(path, record.format, step.size)
     point("disk grown")
     return {}
@@ -190,7 +191,7 @@ def allow_growth(step: AllowGrowth) -> None:
     if record:
         _check_writable(step.disk, record)
     if record and record.is_local:
-        in_memory.more(os.path.dirname(record.path), size=step.size, layers=0)
+        memory.more(os.path.dirname(record.path), size=step.size, layers=0)
 
 
 def _grow_clone(image: ImageRef, path: str, size: int) -> None:

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Callable, Iterator
 
 from .. import store
 from ..base import cache, room
-from ..device import devices
+from ..device import folders
 from ..errors import BadRecord, DataInTheWay, LateAction, NoSpace, SemisharedError, VmGone
 from ..model.disk import names as disk_names
 from ..model.disk.record import Record
@@ -23,7 +23,7 @@ from ..model.steps import DiskRef, NoteIoClasses
 from ..model.store import dir_names
 from ..named import NamedTuple
 from ..store.dir import clones as dir_clones
-from ..tools import files, layers, locks
+from ..tools import files, layers, locks, qemu_img
 from ..tools.effects import point
 from . import epochs, history, on_devices, pending_jobs, records, retained_diffs, vm_dir_siblings
 from .epochs import Planned
@@ -107,10 +107,12 @@ def _prepare(vm: int, vm_dir: str, planned: Planned) -> None:
 
 
 class Layered(NamedTuple):
-    """What a disk with layers takes: about how many bytes, and near which device's base."""
+    """What a disk with layers takes."""
 
     expected: int
+    """About how many bytes."""
     near: str
+    """The base beside which it should lie; '' for none."""
 
 
 @contextmanager
@@ -125,16 +127,16 @@ def published(
     """Yield a staged name for a file or link of the VM; publish it under the VM's lock.
 
     `record` runs under that lock, just before the rename. A `layered` disk is published as its first layer
-    (tools/layers.py), on a device if there is a pool.
+    (tools/layers.py), in the folder that it has or gets.
     """
     path = f"{vm_dir}/{name}"
-    staged, folder = files.staged_name(path), ""
+    staged, folder = files.staged_name(path), None
     disk = disk_names.disk_named(name)
     try:
-        if layered and disk is not None and devices.registered(cache.root_of(vm_dir)):
+        if layered and disk is not None:
             with publishing(vm, vm_dir, planned, disk):
                 folder = on_devices.place(vm_dir, vm, disk, *layered)
-            staged = files.staged_name(f"{folder}/{name}") if folder else staged
+            staged = folder.staged(name)
         with files.enough_space(os.path.dirname(staged)):
             yield staged
             point(f"{name} staged")
@@ -159,7 +161,7 @@ def published(
     except BaseException as e:
         files.unlink(staged)
         if folder and isinstance(e, NoSpace):
-            on_devices.give_up(folder)
+            folder.give_up()
         if isinstance(e, (OSError, SemisharedError)) and not os.path.isdir(vm_dir):
             raise VmGone(f"VM {vm} was deleted on {os.uname().nodename} while {name} was being made") from e
         raise
@@ -177,9 +179,12 @@ def note_classes(step: NoteClasses, planned: Planned) -> None:
     disk = step.disk
     with publishing(disk.vm, disk.vm_dir, planned, disk.disk), files.enough_space(disk.vm_dir):
         _note_in_record(disk.vm_dir, disk.disk, classes=tuple(step.classes))
-    from . import in_memory
+    from ..device import memory
 
-    in_memory.check_made(disk)
+    folder, record = disk_names.layers(disk.path), read_record(disk.vm_dir, disk.disk)
+    if record and memory.is_promised(folder):
+        # It may have been made larger than promised.
+        memory.more(folder, size=qemu_img.virtual_size(record.active(disk.path), record.format), layers=0)
 
 
 def note_hot(step: NoteHot, planned: Planned) -> None:
@@ -279,7 +284,7 @@ def _unlink_disk(disk: DiskRef) -> None:
     files.unlink(
         disk.path
     )  # first: layers that are missed then are none that were lost (disk/retained_diffs.py)
-    on_devices.remove(disk.path)
+    folders.at(disk_names.layers(disk.path)).take_off()
     layers.remove(disk.path)
     point("disk removed")
     pending_jobs.forget(disk)

@@ -12,13 +12,13 @@ import time
 from contextlib import contextmanager, nullcontext
 from typing import Callable, ContextManager, Iterator
 
-from ..device import devices, label, systems
+from ..device import devices, folders, label, systems
 from ..disk import history, on_devices, report, retained_diffs, vm_dir_siblings
 from ..errors import SemisharedError, StoreUnavailable, ToolFailed, ToolTimeout, here
 from ..guest import virsh
 from ..model.base import names as base_names
 from ..model.device import names as device_names
-from ..model.device.names import HOT, LAYERS, PARTS, Link
+from ..model.device.names import Link
 from ..model.disk import names as disk_names
 from ..model.steps import Discard, LookAround
 from ..model.store import dir_names
@@ -30,36 +30,17 @@ from ..tools.hung_store import LIMIT_S, unless_it_hangs
 
 
 def find_unlinked(location: str) -> list[dict[str, object]]:
-    """Return the directories on devices without a link, each with the VM whose layers it has, -1 for a base.
-
-    `replaced`: the layers of that disk lie elsewhere here, complete.
-
-    They are of disks and bases that were removed while their device was away, or of killed moves between
-    devices.
-    """
-    root = disk_names.base_store(location)
-    if locks.is_held(device_names.moving_lock(root)):
+    """Return the directories on devices without a link, each with the VM whose layers it has."""
+    if locks.is_held(device_names.moving_lock(disk_names.base_store(location))):
         return []  # the copy of a running move has no link yet
-    there = [uuid for uuid in devices.registered(root) if devices.is_there(root, uuid)]
     try:
-        linked = devices.layers_links(location) if there else set()
+        # By its real path: the removal opens the object below that.
+        return [
+            inventory.seen(path, vm=vm, replaced=replaced)
+            for path, vm, replaced in folders.unlinked(location)
+        ]
     except ToolTimeout:
         return []  # a store hangs or is not mounted, so the links in it are unknown
-    whole = [link for link in linked if os.path.isdir(device_names.directory(root, link))]
-    found = []
-    for uuid in there:
-        # By its real path: the removal opens the object below that.
-        place = os.readlink(device_names.device(root, uuid))
-        for part in (*PARTS, HOT):
-            for name in inventory.names(f"{place}/{part}"):
-                link = Link(uuid, part, name)
-                said = device_names.layers_named(name) if part == LAYERS else (-1, -1)
-                if said and link not in linked and (part == LAYERS or not devices.is_linked(location, link)):
-                    replaced = part == LAYERS and any(
-                        device_names.layers_named(other.name) == said for other in whole
-                    )
-                    found.append(inventory.seen(f"{place}/{part}/{name}", vm=said[0], replaced=replaced))
-    return found
 
 
 @contextmanager
@@ -76,11 +57,10 @@ def nobody_moving(step: Discard) -> Iterator[bool]:
 def is_linked(step: Discard) -> bool:
     """Return True if a link leads there after all; the caller holds the lock of the VM that would have it."""
     directory, name = os.path.split(os.path.realpath(step.path))
-    root = disk_names.base_store(step.location)
     uuid = str(label.read(os.path.dirname(directory)).get("uuid"))
     link = Link(uuid, os.path.basename(directory), name)
     try:
-        return uuid not in devices.registered(root) or devices.is_linked(step.location, link)
+        return folders.is_linked(step.location, link)
     except ToolTimeout:
         return True
 
@@ -168,7 +148,7 @@ def _root(root: str) -> dict[str, object]:
     held = []
     for name in inventory.names(base_names.bases(root)):
         base = base_names.base(root, name)
-        if disk_names.is_staged(name) or (beneath.is_link(base) and not devices.link_of(base)):
+        if disk_names.is_staged(name) or beneath.is_link(folders.at(base).directory):
             continue
         leases = []
         folder = base_names.leases(base)
@@ -215,7 +195,7 @@ def _system(number: int, directory: str) -> Iterator[dict[str, object]]:
             places = [
                 path,
                 disk_names.records(path),
-                *(os.path.realpath(place) if devices.link_of(place) else place for place in own_layers),
+                *(folders.at(place).real() for place in own_layers),
             ]
             staged = [item for place in places if os.path.isdir(place) for item in inventory.staged(place)]
             seq = history.seq_of(path)
@@ -249,8 +229,8 @@ def _opened(step: Discard) -> Iterator[str]:
     bases = base_names.bases(disk_names.base_store(step.location))
     if directory.startswith(f"{bases}/"):
         root = f"{bases}/{directory[len(bases) + 1 :].split('/')[0]}"
-        devices.refuse_link(root)
-        with beneath.directory(devices.behind(root), directory[len(root) + 1 :]) as where:
+        folders.at(root).refuse_link()
+        with beneath.directory(folders.at(root).directory, directory[len(root) + 1 :]) as where:
             yield f"{where}/{name}"
         return
     if step.path.startswith(f"{step.location}/"):
@@ -297,12 +277,12 @@ def _remove_base(step: Discard) -> bool:
         pass
     except OSError:
         return False
-    devices.remove(step.path)
+    folders.remove(step.path)
     return True
 
 
 def _remove_staging(step: Discard) -> bool:
-    devices.remove(step.path)
+    folders.remove(step.path)
     return _removed(step)
 
 
@@ -317,7 +297,7 @@ def _remove_upload(step: Discard) -> bool:
 
 
 def _remove_lease(step: Discard) -> bool:
-    with devices.staying(disk_names.base_store(step.location)):
+    with folders.staying(disk_names.base_store(step.location)):
         return not uses_lease(step) and files.unlink(step.path)
 
 

@@ -38,10 +38,11 @@ if __package__ in (None, ""):
 
 from semishared import VERSION
 from semishared.device import devices, offline
+from semishared.device import memory as of_memory
 from semishared.device.systems import is_ours
 from semishared.errors import SemisharedError, ToolTimeout
 from semishared.model.base import names as base_names
-from semishared.model.device.classes import MEMORY, needed_memory
+from semishared.model.device.classes import needed_memory
 from semishared.model.disk import names as disk_names
 from semishared.model.refs import ImageRef
 from semishared.model.store.access import is_path
@@ -141,22 +142,19 @@ def lost(root: str) -> list[str]:
 
 def unwatched(root: str) -> list[str]:
     """Return the overcommitted memory from which no watcher moves disks away (host/watch.py)."""
-    if len(devices.usual(root)) == len(devices.registered(root)):
+    if of_memory.is_watched(root):
         return []
-    from semishared.pool import memory as pool_memory
-
-    found = [] if pool_memory.is_watched(root) else pool_memory.present(root)
     return [
         f"memory {devices.mount(root, device.uuid)} is promised more than once and not watched"
-        for device in found
+        for device in of_memory.overcommitted(root)
     ]
 
 
 def pool(root: str) -> dict[str, int]:
     """Return the pool's space for disks and bases, {} on a host without a pool."""
-    if not devices.usual(root):
+    found = [device for device in devices.lasting(root) if device.uuid]
+    if not found and not devices.usual(root):
         return {}
-    found = [device for device in devices.present(root) if device.share and device.device_class != MEMORY]
     free = [device.free // MiB for device in found]
     total = sum(device.capacity for device in found) // MiB
     return {
@@ -169,7 +167,7 @@ def pool(root: str) -> dict[str, int]:
 
 def memory(root: str) -> dict[str, int]:
     """Return the pool's memory for disks, {} without any; it is no capacity of the datastore."""
-    found = [device for device in devices.present(root) if device.share and device.device_class == MEMORY]
+    found = [device for device in devices.memory(root) if device.share]
     if not found:
         return {}
     return {

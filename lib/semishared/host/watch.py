@@ -27,7 +27,7 @@ from typing import IO
 if __package__ in (None, ""):
     sys.path[0:0] = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))]
 
-from semishared.device import devices, ledger, offline, systems
+from semishared.device import devices, ledger, memory, offline, systems
 from semishared.disk import device_move, records, recovery
 from semishared.errors import SemisharedError
 from semishared.guest import active_layer, domain, job_lock
@@ -36,7 +36,6 @@ from semishared.model.device.classes import MEMORY
 from semishared.model.device.steps import ListHeld, MoveLayers
 from semishared.model.disk import names as disk_names
 from semishared.model.steps import DiskRef
-from semishared.pool import memory
 from semishared.tools import locks, progress, run
 from semishared.tools.ending import ended, ended_within
 from semishared.units import human

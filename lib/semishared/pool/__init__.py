@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All devices of a host's pool: labels, memory, moves between devices, removal."""
+"""What an administrator does to a host's pool: labels, moves of bases between devices, removal."""

@@ -14,7 +14,7 @@ import uuid as uuids
 from typing import Sequence
 
 from ..base import room
-from ..device import devices, hot, label, ledger, offline
+from ..device import devices, folders, hot, label, ledger, memory, offline
 from ..errors import BadPool, NoSpace, ToolTimeout
 from ..model.device import names as device_names
 from ..model.device.classes import MEMORY
@@ -23,7 +23,7 @@ from ..model.disk import names as disk_names
 from ..plan.device import choose
 from ..tools import files, locks, mounts
 from ..tools.effects import point
-from . import memory, moving
+from . import moving
 
 SYSFS = "/sys"
 TYPES = ("tmpfs", "ramfs")
@@ -123,7 +123,7 @@ def _described(root: str, uuid: str) -> dict[str, object]:
 def _lost(root: str, uuid: str) -> list[str]:
     """Return the disks, as VM-DISK, whose layers lay in memory that a restart has emptied."""
     try:
-        found = [link for link in devices.layers_links(os.path.dirname(root)) if link.uuid == uuid]
+        found = [link for link in folders.layers_links(os.path.dirname(root)) if link.uuid == uuid]
     except ToolTimeout:
         return []  # a store hangs; other checks report that
     gone = [link.name for link in found if not os.path.isdir(device_names.directory(root, link))]

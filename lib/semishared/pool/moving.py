@@ -19,10 +19,10 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from typing import IO, Callable, Iterable, Iterator
+from typing import IO, Callable, Iterable
 
 from ..base import cache, room
-from ..device import devices, label, offline
+from ..device import devices, folders, label, memory, offline
 from ..device.systems import directories
 from ..errors import CannotMove, NoSpace, PoolBusy, ToolTimeout
 from ..model.base import names as base_names
@@ -35,7 +35,6 @@ from ..tools import effects, extents, files, locks, mounts, progress
 from ..tools.effects import Undo, point
 from ..tools.rate_limit import Pace, stand_back
 from ..units import human
-from . import memory
 
 TELL_S = 1.0
 GIVE_WAY_S, LOOK_S = 15.0, 0.2
@@ -158,14 +157,13 @@ def move_base(step: MoveBase, tell: Tell) -> dict[str, object]:
 
 def _moved(step: MoveBase, tell: Tell) -> dict[str, object]:
     base = cache.at(step.root, step.name)
-    was, new = devices.link_of(base.directory), Link(step.target, BASES, step.name)
+    here = os.uname().nodename
+    why = f"base {step.name} is not on a device of {here}, or not in use: semishared base list, verify"
+    was, new = folders.at(base.directory).to_move(why), Link(step.target, BASES, step.name)
     if was == new:
         return {}
-    here = os.uname().nodename
-    if was is None or not cache.is_published(base) or os.path.lexists(base.damaged):
-        raise CannotMove(
-            f"base {step.name} is not on a device of {here}, or not in use: semishared base list, verify"
-        )
+    if not cache.is_published(base) or os.path.lexists(base.damaged):
+        raise CannotMove(why)
     image, size = os.stat(base.image), files.allocated(base.image)
     require(step.root, step.target, size)
     staged = Link(step.target, STAGING, step.name)
@@ -209,7 +207,7 @@ def _copy(base: cache.Base, staged: str, copying: Copying) -> None:
 def _switch(root: str, base: cache.Base, new: Link) -> list[str]:
     """Hard-link every lease on the new device, then switch the base's link to it; return the leases."""
     directory = device_names.directory(root, new)
-    with devices.staying(root):
+    with folders.staying(root):
         used, leases = os.stat(base.leases), room.leases(base)
         for name in leases:
             os.link(base_names.image(directory), f"{base_names.leases(directory)}/{name}")
@@ -217,28 +215,19 @@ def _switch(root: str, base: cache.Base, new: Link) -> list[str]:
         os.utime(base_names.leases(directory), ns=(used.st_atime_ns, used.st_mtime_ns))
         files.fsync(base_names.leases(directory))
         point("leases taken along")
-        files.remove_staged(*os.path.split(base.directory))
-        files.symlink(device_names.target_of(new), base.directory)
+        folders.OnDevice(base.directory, new).link_it()
     point("base switched")
     return leases
 
 
 def held(step: ListHeld) -> list[dict[str, object]]:
     """Return the bases that are on devices: {"part", "name", "device", "bytes", "leases"}."""
-    found = []
-    for name in sorted(room.names(base_names.bases(step.root))):
-        link = devices.link_of(base_names.base(step.root, name))
-        described = room.describe(cache.at(step.root, name)) if link and base_names.named(name) else None
-        if link and described:
-            found.append(
-                {
-                    "part": BASES,
-                    "name": name,
-                    "device": link.uuid,
-                    "bytes": described["bytes"],
-                    "leases": described["leases"],
-                }
-            )
+    found: list[dict[str, object]] = []
+    for name, folder in folders.on_devices(base_names.bases(step.root)).items():
+        described = room.describe(cache.at(step.root, name)) if base_names.named(name) else None
+        if described:
+            row = {key: described[key] for key in ("bytes", "leases")}
+            found.append({"part": BASES, "name": name, "device": folder.uuid, **row})
     return found
 
 
@@ -277,19 +266,16 @@ def _is_gone(root: str, uuid: str, wrong: str) -> bool:
     return wrong.startswith(offline.BROKEN) and mounts.of(path).point != path
 
 
-def _leading(directory: str, uuid: str) -> Iterator[str]:
-    return (
-        name
-        for name in room.names(directory)
-        if not disk_names.is_staged(name) and devices.device_of(f"{directory}/{name}") == uuid
-    )
+def _leading(directory: str, uuid: str) -> list[str]:
+    found = folders.on_devices(directory)
+    return [name for name in found if not disk_names.is_staged(name) and found[name].uuid == uuid]
 
 
 def _is_missed(root: str, uuid: str) -> bool:
     """Return True if a disk lies on the missing device, or over a base there (leases are there, too)."""
     location, bases = os.path.dirname(root), set(_leading(base_names.bases(root), uuid))
     try:
-        if any(link.uuid == uuid for link in devices.layers_links(location)):
+        if any(link.uuid == uuid for link in folders.layers_links(location)):
             return True
         return bool(bases) and any(
             name in {*bases, ""}
@@ -318,7 +304,7 @@ def _forget(root: str, path: str, uuid: str) -> bool:
     if not file:
         return False
     with file:
-        if devices.device_of(path) == uuid:
+        if folders.at(path).uuid == uuid:
             files.unlink(path)
             point("link of a lost base removed")
     return True

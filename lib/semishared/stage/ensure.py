@@ -17,7 +17,7 @@ from typing import Any, Iterator, Optional, Tuple
 
 from .. import store
 from ..base import cache, room
-from ..device import devices
+from ..device import folders
 from ..errors import SemisharedError, ToolFailed
 from ..model.base import names as base_names
 from ..model.disk import names as disk_names
@@ -93,8 +93,8 @@ def take(root: str, vm: int, record: Record) -> None:
 def _published_in_transit(root: str, image: ImageRef, path: str) -> bool:
     """Publish a travelling base, under its image's lock; return False if its hash is not the generation."""
     staging = base_names.staging(root, image.base_prefix)
-    devices.remove(staging)
-    devices.stage(root, image.base_prefix, files.allocated(path))
+    folders.remove(staging)
+    folders.stage(root, image.base_prefix, files.allocated(path))
     with files.enough_space(root):
         os.makedirs(base_names.leases(staging))
         made = base_names.image(staging)
@@ -102,7 +102,7 @@ def _published_in_transit(root: str, image: ImageRef, path: str) -> bool:
             _linked(path, made)
             found = extents.copy(made, None, image.format, "hashed")
         if found.generation != image.generation:
-            devices.remove(staging)
+            folders.remove(staging)
             return False
         inspection.check(made, image.format, path)
         os.chmod(made, 0o440)
@@ -214,12 +214,12 @@ def _read_whole(
     from .manifests import check_unchanged
 
     staging = base_names.staging(root, image.base_prefix)
-    devices.remove(staging)
-    devices.stage(root, image.base_prefix, content.allocated(seen))
+    folders.remove(staging)
+    folders.stage(root, image.base_prefix, content.allocated(seen))
     room.for_base(root, image, content.allocated(seen), ask, want)
     with Undo() as undo, files.enough_space(root):
         # A failed copy would take space that the host lacks.
-        undo.add(lambda: devices.remove(staging))
+        undo.add(lambda: folders.remove(staging))
         os.makedirs(base_names.leases(staging))
         point("staging made")
         made = base_names.image(staging)

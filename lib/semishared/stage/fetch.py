@@ -17,7 +17,7 @@ from typing import IO, Callable, Sequence
 from .. import store
 from ..base import cache, room
 from ..config import load
-from ..device import devices, offline
+from ..device import folders
 from ..errors import (
     BaseBusy,
     HostFailed,
@@ -209,7 +209,7 @@ class _Reception:
             return
         target.partial.close()
         if not target.is_published and isinstance(target.error, OF_NO_USE):
-            devices.remove(target.partial.directory)
+            folders.remove(target.partial.directory)
         target.end()
 
 
@@ -232,9 +232,8 @@ def fetch(
         else 0
     )
     # A killed action's partial base: `fill` resumes it, or removes another generation's.
-    offline.abandon(base_names.staging(root, image.base_prefix))
+    folders.stage(root, image.base_prefix, needed, base_names.base(root, image.base_name))
     needed = max(0, needed - files.allocated(base_names.image(base_names.staging(root, image.base_prefix))))
-    devices.stage(root, image.base_prefix, needed, devices.device_of(base_names.base(root, image.base_name)))
     answer = room.ask_for_base(root, image, needed, ask, want)
     fill(_of_answer(root, image, answer), lambda **_: None, lambda: None)
 

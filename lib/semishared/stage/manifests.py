@@ -6,17 +6,17 @@ And what a host reports of an image's base before the front-end plans a session.
 
 from __future__ import annotations
 
-import os
 import shutil
 from typing import Any, Callable, Iterator
 
 from .. import store
 from ..base import cache, room
-from ..device import devices
+from ..device import folders
 from ..errors import ImageChanged, MissingImage, SemisharedError
 from ..model.base import names as base_names
 from ..model.base.names import Ranges, ranges, within
 from ..model.base.steps import DescribeBase, Part, SendManifest, StreamBases
+from ..model.device import names as device_names
 from ..model.refs import ImageRef
 from ..tools import compress, extents
 from ..tools.run import PATH
@@ -98,12 +98,8 @@ def describe(step: DescribeBase) -> dict[str, object]:
     has = bool(wanted.generation) and cache.is_published(cache.named(step.root, wanted, wanted.generation))
     found = manifest(step.root, wanted) if wanted.generation else None
     wants = 0 if has or trouble else needed(content, seen, expected)
-    begun = base_names.staging(step.root, image.base_prefix)
-    where = (
-        devices.behind(begun)
-        if devices.link_of(begun)
-        else devices.likely(step.root, image.base_prefix, wants)
-    )
+    begun = folders.at(base_names.staging(step.root, image.base_prefix))
+    uuid = begun.uuid or folders.likely(step.root, image.base_prefix, wants)
     tools = [
         *compress.available(),
         *(name for name in ("udp-sender", "udp-receiver") if shutil.which(name, path=PATH)),
@@ -114,11 +110,11 @@ def describe(step: DescribeBase) -> dict[str, object]:
         "has": has,
         "manifest": found is not None,
         "needed": wants,
-        "where": devices.device_of(begun) or os.path.basename(where),
+        "where": uuid,
         "lacks": [] if has else _lacks(step.root, wanted, found),
         "tools": tools,
         "trouble": trouble,
-        **room.list_bases(step.root, where),
+        **room.list_bases(step.root, device_names.device(step.root, uuid)),
     }
 
 
@@ -148,7 +144,7 @@ def place(root: str, part: Part) -> None:
         wants = needed(content, seen, content.expected(image.generation))
     except SemisharedError:
         wants = 0
-    devices.stage(root, image.base_prefix, wants, part.device)
+    folders.stage(root, image.base_prefix, wants, part.device)
 
 
 def needed(content: store.Content, seen: object, expected: extents.Manifest | None) -> int:

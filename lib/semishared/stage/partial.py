@@ -25,7 +25,7 @@ import struct
 import threading
 from typing import Callable
 
-from ..device import devices, offline
+from ..device import folders
 from ..errors import ImageChanged, TransferCorrupt
 from ..model.base import names as base_names
 from ..model.steps import ImageRef
@@ -103,17 +103,15 @@ class Partial:
         self._is_resumed = False
         self._unflushed: list[int] = []
         self._flushed: list[int] = []
-        offline.abandon(self.directory)
+        folders.remove_failed(self.directory)
         if _is_finished(self.directory, image.generation):
             # In this order: a kill in between leaves a finished base, a kill afterwards a resumable one.
             with open(self._manifest, "rb") as file:
                 self._write_unverified(set(extents.parse(file.read()).extents))
             files.write(base_names.generation(self.directory), image.generation.encode())
         elif generation_in(self.directory) != image.generation:
-            devices.clear(self.directory)
-            devices.stage(
-                root, image.base_prefix, 0, devices.device_of(base_names.base(root, image.base_name))
-            )
+            folders.at(self.directory).clear()
+            folders.stage(root, image.base_prefix, near=base_names.base(root, image.base_name))
             os.makedirs(base_names.leases(self.directory))
             files.write(base_names.generation(self.directory), image.generation.encode())
             point("partial made")

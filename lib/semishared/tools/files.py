@@ -354,6 +354,13 @@ def _remove_some(directory: str) -> None:
         point(f"{os.path.basename(path)} removed")
 
 
+def made_part(path: str) -> str:
+    """Return the nearest existing directory above `path`, or `path`."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path
+
+
 def allocated(path: str) -> int:
     """Return the bytes a file occupies on disk, without following links; 0 if it is absent."""
     try:

@@ -82,6 +82,10 @@ class Device(NamedTuple):
     """Bytes that files placed there lately are still expected to take."""
 
     @property
+    def is_memory(self) -> bool:
+        return self.device_class == MEMORY
+
+    @property
     def share(self) -> float:
         """Return the bytes that count."""
         return self.capacity * self.weight
@@ -113,7 +117,7 @@ class Device(NamedTuple):
 
         Memory needs room for the `most`: its guests fail when it is full.
         """
-        return self.unpromised >= most > 0 if self.device_class == MEMORY else self.room >= expected
+        return self.unpromised >= most > 0 if self.is_memory else self.room >= expected
 
 
 def is_overcommitted(device_class: str, weight: float, capacity: int, promised: int) -> bool:
@@ -346,7 +350,7 @@ def choose(
         )
         if found:
             return found
-    disks = [device for device in takers if device.device_class != MEMORY]
+    disks = [device for device in takers if not device.is_memory]
     with_room = [device for device in disks if device.room + device.pending >= expected]
     if with_room:
         return min(
@@ -360,7 +364,7 @@ def none_takes(devices: Sequence[Device], want: Want, mount: Callable[[str], str
     left = [
         f"{mount(device.uuid)} has {human(max(device.unpromised, 0))} that are not promised"
         for device in devices
-        if device.device_class == MEMORY and MEMORY in want.tried
+        if device.is_memory and MEMORY in want.tried
     ]
     what = f"no device of class {' or '.join(want.tried)} on {host} for a disk of up to {human(want.most)}"
     return f"{what}: {'; '.join(left) or 'it has none'}"

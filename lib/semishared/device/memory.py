@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Overcommitted memory of this host: how full it is, which disks leave it, and for which device.
+"""Memory of this host: a device like others, but empty after a restart, and perhaps overcommitted.
 
-plan/device/balance.py decides. The kernel reports how full zram is
-(Documentation/admin-guide/blockdev/zram.rst).
+What it promises to layers, so that one is added or grown only if all fit at their full size; how full it is,
+which disks leave it, and for which device (plan/device/balance.py decides). The kernel reports how full zram
+is (Documentation/admin-guide/blockdev/zram.rst).
 """
 
 from __future__ import annotations
@@ -10,12 +11,86 @@ from __future__ import annotations
 import glob
 import os
 import time
-from typing import IO, Iterable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import IO, TYPE_CHECKING, Iterable, Iterator, Mapping, Sequence
 
-from ..device import devices, hot, ledger
+from ..errors import MemoryPromised
 from ..model.device import names as device_names
-from ..plan.device import balance, choose, pool_rows
+from ..model.disk import names as disk_names
 from ..tools import locks
+from ..units import human
+from . import devices, folders, hot, ledger
+
+if TYPE_CHECKING:
+    from ..plan.device import balance, choose
+
+# What memory promises to layers. Folders elsewhere need no promise.
+
+
+def is_promised(folder: str) -> bool:
+    """Return True if the folder `folder` of layers is in memory, as large as they can become."""
+    return os.path.isfile(folders.at(folder).promise)
+
+
+def more(folder: str, *, size: int = 0, layers: int = 1) -> None:
+    """Promise memory for `layers` more than a disk has in `folder`, each of at least `size` bytes.
+
+    Raise MemoryPromised, with nothing changed, if they would not fit at full size.
+    """
+    if not is_promised(folder):
+        return
+    found = folders.at(folder)
+    with ledger.promised(found.root):
+        was, had = ledger.read_promises(found.device, found.name)
+        size, layers = max(size, was), _count(folder) + layers
+        hot.make_way(found.root, size * layers - was * had)
+        # A device of weight 0 still has room for its own disks: they may leave it only by a live move.
+        left = was * had + sum(
+            device._replace(weight=device.weight or 1).unpromised
+            for device in devices.present(found.root, [found.uuid])
+        )
+        if size * layers > max(left, was * had):
+            raise MemoryPromised(
+                f"{disk_names.disk_of(os.path.basename(folder))}: {layers} layers of up to "
+                f"{human(size)} each are more than the {human(max(left, 0))} that {found.mount()} on "
+                f"{os.uname().nodename} has for them"
+            )
+        if (size, layers) != (was, had):  # where memory is full there may be no room for a note
+            ledger.write_promises(found.device, found.name, size, layers)
+
+
+def more_each(folders: Sequence[str]) -> None:
+    """Promise memory for one more layer of each disk; raise as `more`, with nothing changed."""
+    with ExitStack() as promised:
+        for folder in folders:
+            more(folder)
+            promised.callback(settle, folder)
+        promised.pop_all()
+
+
+def settle(folder: str) -> None:
+    """Take back the promises for layers that a disk does not have any more."""
+    if os.path.isdir(folder):
+        more(folder, layers=0)
+
+
+@contextmanager
+def another_layer(folder: str, size: int = 0) -> Iterator[None]:
+    """Promise memory for one more layer of a disk, of at least `size` bytes, within the block."""
+    more(folder, size=size)
+    try:
+        yield
+    finally:
+        settle(folder)
+
+
+def _count(folder: str) -> int:
+    """Count the layers; hard links count once."""
+    return len({entry.inode() for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False)})
+
+
+# How full memory is.
+
 
 PAGE = 4096
 
@@ -43,12 +118,6 @@ def zram_limit(directory: str) -> int:
     """
     found = zram_taken(directory)
     return found[1] if found else 0
-
-
-def zram_left(directory: str) -> int | None:
-    """Return the compressed bytes up to zram's limit, None for a device without one."""
-    found = zram_taken(directory)
-    return max(found[1] - found[0], 0) if found and found[1] else None
 
 
 def mixes_memory(directory: str) -> bool:
@@ -80,12 +149,16 @@ def memory(root: str) -> list[choose.Device]:
 
     Also devices that are not overcommitted any more: a guest may still wait for room in one.
     """
-    uuids = sorted(set(devices.registered(root)) - set(devices.usual(root)))
-    return [_seen(root, device) for device in devices.present(root, uuids)]
+    found = devices.memory(root)
+    zram = [zram_taken(device_names.device(root, device.uuid)) or (0, 0) for device in found]
+    return [
+        device._replace(free=min(device.free, max(most - used, 0))) if most else device
+        for device, (used, most) in zip(found, zram)
+    ]
 
 
-def present(root: str) -> list[choose.Device]:
-    """Return the overcommitted devices in memory."""
+def overcommitted(root: str) -> list[choose.Device]:
+    """Return the devices in memory that are promised more than once."""
     return [device for device in memory(root) if device.is_overcommitted]
 
 
@@ -110,13 +183,10 @@ def is_urgent(root: str) -> bool:
     return any(map(is_due, memory(root))) and is_watched(root)
 
 
-def _seen(root: str, device: choose.Device) -> choose.Device:
-    left = zram_left(device_names.device(root, device.uuid))
-    return device if left is None else device._replace(free=min(device.free, left))
-
-
 def is_due(device: choose.Device) -> bool:
     """Return True if something is to leave the device."""
+    from ..plan.device import balance
+
     return balance.is_due(device)
 
 
@@ -127,6 +197,8 @@ def leaving(
 
     It first drops the device's copies of bases that no guest reads.
     """
+    from ..plan.device import balance, pool_rows
+
     with ledger.promised(root):
         hot.drop_idle(root, uuid)
     return balance.order(devices.present(root), list(map(pool_rows.item, rows)), uuid, growth)
@@ -134,6 +206,8 @@ def leaving(
 
 def wait(root: str, path: str, classes: Sequence[str], is_full: bool) -> balance.Wait:
     """Return what a guest waits for after its write to the file `path` has failed."""
+    from ..plan.device import balance
+
     stat = os.statvfs(path)
     capacity, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
     for device in memory(root):
@@ -144,4 +218,6 @@ def wait(root: str, path: str, classes: Sequence[str], is_full: bool) -> balance
 
 def may_go_on(waits: Sequence[balance.Wait]) -> bool:
     """Return True if a guest with these waits can be resumed."""
+    from ..plan.device import balance
+
     return balance.may_go_on(waits)
