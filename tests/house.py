@@ -11,8 +11,10 @@ below 60 lines      modules of fewer lines, without `__init__.py`
 dispatch            sites: classes with three or more methods that have names of steps, and tables with three
                     or more keys that are names of steps, outside of model/, plan/ and cli/. Steps: classes
                     of those modules of model/ that have `steps` in their names
-is there a pool?    calls of ASKS_POOL in the modules of OF_DEVICES, outside of those modules: functions that
-                    answer differently on a host with a pool and on one without
+is there a pool?    calls of ASKS_POOL in the modules of OF_DEVICES, outside of the rooms of those modules:
+                    functions that answer differently on a host with a pool and on one without; also, as
+                    device/folders.py is asked, the UUID of a folder's device. Whether a folder's device fails
+                    is asked of any folder, and does not count. Within it: such calls in device/folders.py
 is there a bridge?  each read of `has_bridge`, or of `is_mounted`, which came for it
 way of a step       modules of lib/ with a function that runs between begin and end of disk/detach.detach,
                     while tests/tools/test_detach.py detaches a disk with two snapshots from its store (with
@@ -41,16 +43,31 @@ FEWEST = 3
 ASKS_POOL = {
     "device_of",
     "is_linked",
+    "in_memory",
     "layers_links",
     "link_of",
     "may_hold",
+    "may_move",
     "present",
     "registered",
+    "takes_layers",
     "takes_nothing",
     "usual",
     "where",
 }
-OF_DEVICES = {"devices", "links", "memory", "offline", "device", "on_devices", "in_memory", "ram", "missing"}
+OF_DEVICES = {
+    "device",
+    "devices",
+    "folders",
+    "in_memory",
+    "links",
+    "memory",
+    "missing",
+    "offline",
+    "on_devices",
+    "ram",
+}
+FOLDERS, ASKS_WITHIN = "device/folders.py", {"isinstance", "_may_hold"}
 DECIDES_NOTHING = {"model", "plan", "cli"}
 TRACER = """
 import sys as _sys, threading as _threading
@@ -152,19 +169,28 @@ class House:
                 if len(names & steps) >= FEWEST:
                     yield f"{path.relative_to(self.package)}", len(names & steps)
 
-    def pool_questions(self) -> Tuple[int, int]:
-        """Return how often it is asked whether there is a pool, and in how many modules."""
-        found: List[Path] = []
-        for path, tree in self.trees.items():
-            if path.stem in OF_DEVICES and self.room(path) in ("device", "base", "pool"):
-                continue
-            for node in ast.walk(tree):
-                asked = node.func if isinstance(node, ast.Call) else None
-                if not isinstance(asked, ast.Attribute) or not isinstance(asked.value, ast.Name):
-                    continue
-                if asked.attr in ASKS_POOL and asked.value.id in OF_DEVICES:
-                    found.append(path)
-        return len(found), len(set(found))
+    def pool_questions(self) -> Tuple[int, int, int]:
+        """Return how often it is asked whether there is a pool, in how many modules, and in FOLDERS."""
+        asked = [
+            path for path, tree in self.trees.items() for node in ast.walk(tree) if self._asks(path, node)
+        ]
+        outside = [
+            path
+            for path in asked
+            if self.room(path) not in ("device", "pool")
+            and not (self.room(path) == "base" and path.stem in OF_DEVICES)
+        ]
+        return len(outside), len(set(outside)), asked.count(self.package / FOLDERS)
+
+    def _asks(self, path: Path, node: ast.AST) -> bool:
+        if isinstance(node, ast.Attribute) and node.attr == "uuid":
+            return ast.unparse(node.value).startswith("folders.at(")
+        if not isinstance(node, ast.Call):
+            return False
+        whose, _, name = ast.unparse(node.func).rpartition(".")
+        if path == self.package / FOLDERS and not whose and name in ASKS_WITHIN:
+            return True
+        return whose in OF_DEVICES and name in ASKS_POOL
 
     def bridge_questions(self) -> Tuple[int, int]:
         """Return how often it is asked whether a store has a bridge, and in how many modules."""
@@ -220,7 +246,7 @@ class House:
             f"modules below {SLIVER} lines": str(self.slivers()),
             "steps": str(len(self.steps())),
             "sites of dispatch (steps there)": f"{len(sites)} ({sum(count for _, count in sites)})",
-            "is there a pool? (modules)": "{} ({})".format(*self.pool_questions()),
+            "is there a pool? (modules; within it)": "{} ({}; {})".format(*self.pool_questions()),
             "is there a bridge? (modules)": "{} ({})".format(*self.bridge_questions()),
             "way of a step: disk/detach, modules": self.way(),
             **{f"start of {name}, instructions": count for name, count in self.starts().items()},

@@ -41,12 +41,14 @@ def test_house_counts_modules_steps_sites_and_questions(tmp_path: Path) -> None:
         "model/answers.py": 'SHAPES = {"A": 1, "B": 2, "C": 3}\n',
         "disk/create.py": "a = devices.device_of(1) or offline.where(2)\nb = c.has_bridge\n",
         "device/devices.py": "x = devices.device_of(1)\n",
+        "device/folders.py": "x = devices.link_of(1)\ny = isinstance(x, str)\nz = x.uuid\n",
+        "stage/fetch.py": "x = folders.at(1).uuid\ny = folders.at(1).fails()\n",
     }.items():
         path = tmp_path / "lib/semishared" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     found = house.House(tmp_path)
-    assert (len(found.texts), found.lines(), found.slivers()) == (6, 14, 6)
+    assert (len(found.texts), found.lines(), found.slivers()) == (8, 19, 8)
     assert found.steps() == {"A", "B", "C"}
     assert sorted(found.sites()) == [("host/execute.py", 3), ("store/verbs.py", 3)]
-    assert (found.pool_questions(), found.bridge_questions()) == ((2, 1), (1, 1))
+    assert (found.pool_questions(), found.bridge_questions()) == ((3, 2, 2), (1, 1))
