@@ -109,7 +109,7 @@ def move_live(step: MoveLayers, planned: Planned, tell: Tell, was: Link, new: Li
             deltas.add(disk.vm_dir, step.domain, [record], moves=True)
         (record,) = active_layer.noted(disk.vm_dir)
         with Undo() as undo, files.enough_space(directory):
-            undo.add(lambda: moving.discard(root, [new] if devices.link_of(folder) != new else []))
+            undo.add(lambda: moving.discard(root, [] if _is_at(folder, new) else [new]))
             _copy(
                 folder,
                 directory,
@@ -125,7 +125,7 @@ def move_live(step: MoveLayers, planned: Planned, tell: Tell, was: Link, new: Li
             disk.vm_dir, step.domain, record, step.rate, lambda: _see(device_names.left(folder), floor)
         )
         deltas.merge(disk.vm_dir, step.domain)
-    if devices.link_of(folder) != new:
+    if not _is_at(folder, new):
         raise CannotMove(f"disk {disk.disk} of VM {disk.vm}: its guest has not gone over")
 
 
@@ -139,9 +139,9 @@ def note_leaving(vm_dir: str, disk: int, new: Link) -> None:
 
 def has_left(vm_dir: str, disk: int) -> bool:
     """Return True if a disk has left memory and its guest was not seen running since."""
-    link = devices.link_of(disk_names.layers(disk_names.disk(vm_dir, disk)))
+    target = on_devices.of_disk(vm_dir, disk).target
     said = files.hint(device_names.left_note(vm_dir, disk))
-    return link is not None and said == {"version": 1, "to": device_names.target_of(link)}
+    return bool(target) and said == {"version": 1, "to": target}
 
 
 def forget_left(vm_dir: str, disk: int) -> None:
@@ -284,7 +284,7 @@ def spill(step: MoveLayers, tell: Tell) -> dict[str, object]:
 def _moved(step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell) -> int:
     disk, root = step.disk, cache.root_of(step.disk.vm_dir)
     folder, state = disk_names.layers(disk.path), "off"
-    left = devices.link_of(device_names.left(folder))
+    left = folders.at(device_names.left(folder)).name
     if not retained_diffs.is_kept(disk.vm_dir):
         said = ask(question="vm", vm=disk.vm) if ask else {}
         if said.get("why"):
@@ -298,13 +298,12 @@ def _moved(step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell) -> i
         wanted = ("off", "absent", "unknown") if said.get("is_off") else ("running", "off", "absent")
         if state not in wanted:
             raise CannotMove(f"domain {step.domain} of VM {disk.vm} is {state} on {os.uname().nodename}")
-    was = devices.link_of(folder)
-    if was and left and was.name != step.name == left.name:
+    why = f"the layers of disk {disk.disk} of VM {disk.vm} are not on the device any more where they were"
+    was = folders.at(folder).to_move(why)
+    if was.name != step.name == left:
         return 0  # recovery has completed a killed move to another device
-    if was is None or was.name != step.name:
-        raise CannotMove(
-            f"the layers of disk {disk.disk} of VM {disk.vm} are not on the device any more where they were"
-        )
+    if was.name != step.name:
+        raise CannotMove(why)
     if on_devices.is_away(folder):
         on_devices.check_disk(disk.vm_dir, disk.disk)
     size = on_devices.allocated(folder)
@@ -317,14 +316,15 @@ def _moved(step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell) -> i
     _refuse_opened(disk, folder)
     with Undo() as undo, files.enough_space(device_names.directory(root, new)):
         # A switch that fails after its rename has taken place.
-        undo.add(lambda: moving.discard(root, [new] if devices.link_of(folder) != new else []))
+        undo.add(lambda: moving.discard(root, [] if _is_at(folder, new) else [new]))
         before = layers_seen(folder)
         copy_layer(folder, device_names.directory(root, new), Copying(size, step.rate, tell))
         with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
-            if devices.link_of(folder) != was or layers_seen(folder) != before:
+            if not _is_at(folder, was) or layers_seen(folder) != before:
                 raise CannotMove(f"disk {disk.disk} of VM {disk.vm} was changed while it was copied")
             _refuse_opened(disk, folder)
-            switch(folder, new)
+            folders.OnDevice(folder, new).link_it()
+            point("layers switched")
         undo.keep()
     moving.discard(root, [was])
     point("layers gone from their old device")
@@ -355,11 +355,8 @@ def _goes_on(step: MoveLayers) -> bool:
     return domain.state(step.domain) in ("running", "paused") and deltas.keep(vm_dir, step.domain)
 
 
-def switch(folder: str, new: Link) -> None:
-    """Switch a disk's link to the new place of its layers; the caller holds the VM."""
-    files.remove_staged(*os.path.split(folder))
-    files.symlink(device_names.target_of(new), folder)
-    point("layers switched")
+def _is_at(folder: str, link: Link) -> bool:
+    return folders.at(folder).target == device_names.target_of(link)
 
 
 def _discard_unlinked(root: str, disk: DiskRef) -> None:
@@ -368,8 +365,7 @@ def _discard_unlinked(root: str, disk: DiskRef) -> None:
         linked = folders.layers_links(os.path.dirname(root), disk.disk)
     except ToolTimeout:
         return  # a store hangs or is not mounted: gc removes them later
-    own = devices.link_of(disk_names.layers(disk.path))
-    if own not in linked:
+    if devices.link_of(disk_names.layers(disk.path)) not in linked:
         return  # the disk was moved elsewhere meanwhile, or some links were not seen
     for uuid in filter(lambda uuid: devices.is_there(root, uuid), devices.registered(root)):
         parent = os.path.dirname(device_names.directory(root, Link(uuid, LAYERS, "-")))
