@@ -68,7 +68,6 @@ class Command:
         return found
 
     def about(self, base: Row) -> bool:
-        """Tell whether the command is about this base."""
         store, image, _ = base["name"].split("-")
         return not self.arguments.images or (int(store), int(image)) in self.wanted
 

@@ -43,12 +43,10 @@ class Argument(NamedTuple):
 
 
 def argument(*names: str, one_of: str = "", **how: Any) -> Argument:
-    """Return an argument with a value."""
     return Argument(names, how, one_of)
 
 
 def flag(name: str, text: str, one_of: str = "") -> Argument:
-    """Return an option without a value."""
     return Argument((name,), {"action": "store_true", "help": text}, one_of)
 
 
@@ -160,7 +158,6 @@ def shown(text: object, to: Optional[IO[str]] = None) -> str:
 
 
 def put(line: object = "", to: Optional[IO[str]] = None, flush: bool = False) -> None:
-    """Print one line."""
     print(shown(line, to), file=to or sys.stdout, flush=flush)
 
 
@@ -176,7 +173,6 @@ def put_json(data: object, indent: Optional[int] = 1) -> None:
 
 
 def warn(line: object) -> None:
-    """Print one line on stderr."""
     put(line, to=sys.stderr)
 
 
@@ -214,7 +210,6 @@ class Waiting:
             self._thread.join()
 
     def done(self) -> None:
-        """Count one."""
         self._count += 1
 
     def _show(self) -> None:
@@ -267,7 +262,6 @@ class Survey:
         self.errors: list[dict[str, str]] = []
 
     def failed(self, machine: str, error: SemisharedError) -> None:
-        """Note an error."""
         self.errors.append({self.where: machine, "error": error.line()})
 
     def offline(self, host: Host) -> None:
@@ -296,7 +290,6 @@ class Survey:
         return answers  # type: ignore[return-value]
 
     def show(self) -> None:
-        """Print the errors on stderr."""
         for error in self.errors:
             warn(f"{error[self.where]}: {error['error']}")
 
@@ -336,7 +329,6 @@ class View:
         self.close()
 
     def tell(self, **event: object) -> None:
-        """Take an event and show it."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -401,7 +393,6 @@ class Bars(View):
         self._drawn = len(self._hosts)
 
     def close(self) -> None:
-        """Draw the last state."""
         with self._lock:
             self._draw("")
 

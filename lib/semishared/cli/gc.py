@@ -199,7 +199,6 @@ def known(
 
 
 def is_idle(image: Image) -> bool:
-    """Tell whether no VM has an image."""
     return image.number("RUNNING_VMS") == 0
 
 

@@ -117,7 +117,6 @@ XML = ("stdin", "message", "xml")
 
 
 def is_xml(value: object) -> bool:
-    """Tell whether a machine has answered XML."""
     return isinstance(value, str) and value.lstrip().startswith("<")
 
 

@@ -300,7 +300,6 @@ def pairs(words: list[str]) -> dict[str, str]:
 
 
 def found_wrong(template: Template) -> list[str]:
-    """Return what is wrong with a template."""
     return [f"{template.name}: {text}" for text in known.problems(HOLDER[template.type], template.attributes)]
 
 

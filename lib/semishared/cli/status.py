@@ -81,7 +81,6 @@ class Cloud:
         self.space: dict[str, Row] = {}
 
     def ask(self, hosts: list[Host]) -> None:
-        """Ask these hosts and the front-end, all at once."""
         ours = [store for store in self.stores.values() if NAME in (store.driver, store.text("DS_MAD"))]
         locations = sorted(set(map(on.location, ours)))
         systems = tuple(sorted(store.id for store in ours if store.is_system))
@@ -152,7 +151,6 @@ class Cloud:
         return found
 
     def why(self, disk: Disk, image: Optional[Image], record: Optional[Row]) -> str:
-        """Return why a disk lives where it does."""
         if image is None:
             return "volatile: its VM's own"
         store = self.stores.get(image.store_id)
@@ -166,7 +164,6 @@ class Cloud:
             return e.detail
 
     def base_of(self, machine: str, vm: int, disk: int) -> str | None:
-        """Return the base on which a disk has a lease."""
         lease = f"{vm}-{disk}"
         return next(
             (base["name"] for base in self.bases if base["host"] == machine and lease in base["leases"]), None

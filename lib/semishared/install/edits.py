@@ -98,7 +98,6 @@ class Edited(NamedTuple):
         return self.old != self.changed.text
 
     def diff(self) -> str:
-        """Return the unified diff."""
         texts = self.old.splitlines(True), self.changed.text.splitlines(True)
         lines = difflib.unified_diff(*texts, self.path, f"{self.path} (new)")
         cut = "\n\\ no newline at the end of the file\n"

@@ -92,7 +92,6 @@ class Missing(NamedTuple):
 
 
 def on_front_end() -> Missing:
-    """Return what this machine lacks."""
     return lacking(os.uname().nodename, preflight.examine(preflight.Question(("front-end",))))
 
 

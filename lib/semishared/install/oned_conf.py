@@ -156,7 +156,6 @@ def parse(text: str, path: str = "oned.conf") -> list[Attribute]:
 
 
 def quoted(text: str) -> str:
-    """Return a value in quotes."""
     return '"' + text.replace('"', '\\"') + '"'
 
 

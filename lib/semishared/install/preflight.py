@@ -127,7 +127,6 @@ def user() -> str:
 
 
 def up_s() -> float:
-    """Return the seconds since boot."""
     with open("/proc/uptime", encoding="ascii") as file:
         return float(file.read().split()[0])
 

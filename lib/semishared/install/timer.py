@@ -109,7 +109,6 @@ def look(place: FrontEnd, root: str, wanted: bool, uninstall: bool) -> Timer:
 
 
 def is_there(root: str) -> bool:
-    """Tell whether a timer was made."""
     return any(os.path.lexists(f"{root}{path}") for path in PATHS)
 
 

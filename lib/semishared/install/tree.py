@@ -186,7 +186,6 @@ class Tree:
         return self.place.owner if os.geteuid() == 0 else None
 
     def _give_away(self, path: str) -> None:
-        """Give `path`, which is staged, to the owner of remotes/."""
         owner = self._owner
         if owner is None:
             return

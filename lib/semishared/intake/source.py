@@ -103,7 +103,6 @@ def opened(path: str) -> Iterator[str]:
 
 
 def real_path(opened_path: str) -> str:
-    """Return the real path of the file behind `opened_path`."""
     return os.readlink(opened_path)
 
 

@@ -124,7 +124,6 @@ class _Unpacker:
         return not self._rest if self._kind == "gzip" else bool(self._stream.needs_input)
 
     def unpack(self, data: bytes) -> bytes:
-        """Return the next piece; raise Spoiled."""
         try:
             if self._kind != "gzip":
                 return bytes(self._stream.decompress(data, PIECE))

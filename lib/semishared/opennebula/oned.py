@@ -173,7 +173,10 @@ NO_EXISTS = 0x0400
 
 
 class Oned:
-    """oned for the driver's user: session from ONE_AUTH, endpoint from ONE_XMLRPC, as for the CLI."""
+    """oned for the driver's user: session from ONE_AUTH, endpoint from ONE_XMLRPC, as for the CLI.
+
+    Every question raises OnedUnavailable, with oned's reason if there is one.
+    """
 
     def __init__(self) -> None:
         home = os.path.expanduser("~")
@@ -194,15 +197,12 @@ class Oned:
             raise OnedUnavailable(f"endpoint {self.endpoint}: {e}") from None
 
     def vm(self, vm_id: int) -> Vm:
-        """Return VM `vm_id`; raise OnedUnavailable."""
         return Vm.parse(self._ask("one.vm.info", vm_id))
 
     def image(self, image_id: int) -> Image:
-        """Return image `image_id`; raise OnedUnavailable."""
         return Image.parse(self._ask("one.image.info", image_id))
 
     def datastore(self, datastore_id: int) -> Datastore:
-        """Return datastore `datastore_id`; raise OnedUnavailable."""
         return Datastore.parse(self._ask("one.datastore.info", datastore_id))
 
     def datastore_with_secrets(self, datastore_id: int) -> Datastore:
@@ -218,69 +218,63 @@ class Oned:
             )
 
     def vms(self) -> list[Vm]:
-        """Return all VMs that are not DONE; raise OnedUnavailable."""
+        """Return all VMs that are not DONE."""
         return self._pool(Vm, "vm", -2, -1, -1, -1)
 
     def newest_vm(self, from_id: int) -> int:
-        """Return the highest id of VMs, DONE or not, -1 for none from `from_id` on; raise OnedUnavailable."""
+        """Return the highest id of VMs, DONE or not, -1 for none from `from_id` on."""
         return max((vm.id for vm in self._pool(Vm, "vm", -2, max(from_id, 0), -1, -2)), default=-1)
 
     def images(self) -> list[Image]:
-        """Return all images; raise OnedUnavailable."""
         return self._pool(Image, "image", -2, -1, -1)
 
     def datastores(self) -> list[Datastore]:
-        """Return all datastores; raise OnedUnavailable."""
         return self._pool(Datastore, "datastore")
 
     def hosts(self) -> list[Host]:
-        """Return all hosts; raise OnedUnavailable."""
         return self._pool(Host, "host")
 
     def create_datastore(self, template: str) -> int:
-        """Make a datastore from its template and return its id; raise OnedUnavailable with oned's reason."""
+        """Make a datastore from its template and return its id."""
         return int(self._answer("one.datastore.allocate", template, -1))
 
     def update_datastore(self, datastore_id: int, attributes: str) -> None:
-        """Add attributes to a datastore's template; raise OnedUnavailable with oned's reason."""
+        """Add attributes to a datastore's template."""
         self._answer("one.datastore.update", datastore_id, attributes, 1)
 
     def reschedule(self, vm_id: int) -> None:
-        """Have the scheduler find another host for a VM; raise OnedUnavailable with oned's reason."""
+        """Have the scheduler find another host for a VM."""
         self.act(vm_id, "resched")
 
     def act(self, vm_id: int, action: str) -> None:
-        """Have oned begin an action on a VM (one.vm.action); raise OnedUnavailable with its reason."""
+        """Have oned begin an action on a VM (one.vm.action)."""
         self._answer("one.vm.action", action, vm_id)
 
     def vm_groups(self) -> list[View]:
-        """Return all VM groups; raise OnedUnavailable."""
         return self._pool(View, "vm_group", -2, -1, -1)
 
     def documents(self, type: int) -> list[View]:  # noqa: A002 - OpenNebula's word
-        """Return all documents of a type (100: services of OneFlow); raise OnedUnavailable."""
+        """Return all documents of a type (100: services of OneFlow)."""
         return self._pool(View, "document", -2, -1, -1, type)
 
     def create_document(self, template: str, type: int) -> int:  # noqa: A002 - OpenNebula's word
-        """Make a document and return its id; raise OnedUnavailable with oned's reason."""
+        """Make a document and return its id."""
         return int(self._answer("one.document.allocate", template, type))
 
     def update_document(self, document_id: int, attributes: str) -> None:
-        """Set attributes of a document, the others stay; raise OnedUnavailable with oned's reason."""
+        """Set attributes of a document, the others stay."""
         self._answer("one.document.update", document_id, attributes, 1)
 
     def front_ends(self) -> list[list[str]]:
-        """Return the front-ends' addresses of each zone, none for one without HA; raise OnedUnavailable."""
+        """Return the front-ends' addresses of each zone, none for one without HA."""
         zones = [zone.all("SERVER_POOL/SERVER") for zone in self._pool(View, "zone")]
         found = ((address_of(server.text("ENDPOINT")) for server in zone) for zone in zones)
         return [[address for address in zone if address] for zone in found]
 
     def hooks(self) -> list[View]:
-        """Return all hooks; raise OnedUnavailable."""
         return self._pool(View, "hook", -2, -1, -1)
 
     def version(self) -> str:
-        """Return the version of oned; raise OnedUnavailable."""
         return str(self._answer("one.system.version"))
 
     def _pool(self, kind: type[Kind], name: str, *arguments: int) -> list[Kind]:

@@ -42,7 +42,6 @@ class Report:
             pass
 
     def info(self, text: str) -> None:
-        """Log `text` (one line) for information."""
         self._write(f"INFO: {self.action}: {printable(text)}")
 
     def warn(self, text: str) -> None:
@@ -67,7 +66,6 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Seconds until now."""
         return self._now() - self._began
 
     def tell(self, how_far: str) -> None:

@@ -47,15 +47,12 @@ class View:
         return default if found is None else found
 
     def is_yes(self, path: str) -> bool:
-        """Tell whether oned reads YES at `path`."""
         return is_yes(self.text(path))
 
     def all(self, path: str) -> list[View]:
-        """Return the elements at `path`."""
         return [View(element) for element in self.element.findall(path)]
 
     def to_bytes(self) -> bytes:
-        """Return the element as XML."""
         data: bytes = ElementTree.tostring(self.element, encoding="utf-8")
         return data
 
@@ -238,7 +235,6 @@ class Vm(Object):
         raise BadArguments(f"VM {self.id} has no disk {disk_id}")
 
     def snapshots_of(self, disk_id: int) -> tuple[int, ...]:
-        """Return the ids of the snapshots of a disk."""
         lists = [one.all("SNAPSHOT") for one in self.all("SNAPSHOTS") if one.number("DISK_ID") == disk_id]
         return tuple(sorted(row.number("ID") for rows in lists for row in rows))
 

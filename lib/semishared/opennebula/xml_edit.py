@@ -37,15 +37,12 @@ class Element:
         self.children: list[Element] = []
 
     def all(self, name: str) -> list[Element]:
-        """Return the children called `name`."""
         return [child for child in self.children if child.name == name]
 
     def first(self, name: str) -> Optional[Element]:
-        """Return the first child called `name`."""
         return next(iter(self.all(name)), None)
 
     def find(self, *path: str) -> Iterator[Element]:
-        """Yield every descendant at `path`."""
         if not path:
             yield self
             return
@@ -62,7 +59,6 @@ class Element:
         return integer(self.value(name), ID_BITS)
 
     def is_yes(self, name: str) -> bool:
-        """Tell whether oned reads YES from the child `name`."""
         return is_yes(self.value(name))
 
 
@@ -113,7 +109,6 @@ class Markup:
             self._changes.append((parent.close, parent.close, f"<{name}>{escape(text)}</{name}>"))
 
     def insert_before(self, element: Element, markup: str) -> None:
-        """Put `markup` in front of `element`."""
         self._changes.append((element.start, element.start, markup))
 
     def insert_after(self, element: Element, markup: str) -> None:
@@ -125,7 +120,6 @@ class Markup:
         self._changes.append((element.start, element.end, self._space_before(element).decode().join(markup)))
 
     def remove(self, element: Element) -> None:
-        """Take `element` out."""
         self._changes.append((element.start, element.end, ""))
 
     def remove_line(self, element: Element) -> None:
@@ -139,7 +133,6 @@ class Markup:
         return self.source[at : element.start]
 
     def result(self) -> bytes:
-        """Return the text with the changes made."""
         parts: list[bytes] = []
         at = 0
         for begin, end, new in sorted(self._changes):

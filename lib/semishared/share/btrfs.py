@@ -109,7 +109,6 @@ class Btrfs(Directories):
         return found
 
     def remove(self, image: int) -> None:
-        """Remove the snapshots, then the tree."""
         for name in self.snapshot_names(image):
             self.forget(image, name)
         super().remove(image)
@@ -134,7 +133,6 @@ class Btrfs(Directories):
         return sorted(name for name in named if _is_subvolume(self._at(image, name)))
 
     def known(self, image: int, name: str) -> Snapshot:
-        """Return time and bytes of a snapshot."""
         path = self._at(image, name)
         made, alone = parse_snapshot(rights.run(_show(path)))
         return Snapshot(name, made, alone, path)

@@ -48,7 +48,6 @@ class Record(NamedTuple):
 
 
 def _path(tree: Tree, image: int) -> str:
-    """Return the path of a share's record."""
     return f"{tree.root}/{share_names.record(image)}"
 
 
@@ -274,7 +273,6 @@ def _images(tree: Tree) -> list[int]:
 
 
 def _row(fs: FileSystem, tree: Tree, image: int) -> Optional[dict[str, object]]:
-    """Return the row of a share, None if it is gone."""
     try:
         known = read(tree, image)
         if not known or not known.source:

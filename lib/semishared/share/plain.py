@@ -39,14 +39,12 @@ class Directories(FileSystem):
         return rights.lacking(self.commands())
 
     def path(self, image: int) -> str:
-        """Return the path of a share's tree."""
         return f"{self.root}/{share_names.tree(image)}"
 
     def there(self, image: int) -> str:
         return "" if files.is_absent(self.path(image)) else self.path(image)
 
     def gone(self, image: int) -> str:
-        """Return the tree's path during its removal."""
         return f"{self.root}/{share_names.gone(image)}"
 
     def new(self, path: str) -> None:

@@ -55,7 +55,6 @@ def is_link(path: str) -> bool:
 
 
 def refuse_link(path: str) -> None:
-    """Raise UnexpectedLink if `path` is a symbolic link."""
     if is_link(path):
         raise UnexpectedLink(f"{here(readable(path))} is a symbolic link, to {os.readlink(path)}")
 

@@ -49,14 +49,12 @@ class Manifest(NamedTuple):
     extents: dict[int, str]
 
     def text(self) -> bytes:
-        """Return the canonical text."""
         lines = [HEADER, f"format {self.format}", f"size {self.size}", f"extent {EXTENT}"]
         lines += [f"{index} {digest}" for index, digest in sorted(self.extents.items())]
         return ("\n".join(lines) + "\n").encode()
 
     @property
     def generation(self) -> str:
-        """Return the name of the generation with this content."""
         return generation_of(self.text())
 
 
@@ -246,7 +244,6 @@ class Copy:
         os.ftruncate(self._fd, size)
 
     def manifest(self, format: str) -> Manifest:
-        """Return the manifest of what was added."""
         return Manifest(format, self.size, self._extents)
 
 

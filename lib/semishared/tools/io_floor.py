@@ -80,7 +80,6 @@ class Watch:
         self._thread.start()
 
     def end(self) -> None:
-        """Stop watching."""
         self._over.set()
         self._thread.join()
 

@@ -66,5 +66,4 @@ def is_point(opened: str) -> bool:
 
 
 def of(path: str) -> Mount:
-    """Return the mount that holds `path`."""
     return under(os.path.realpath(path), listed())

@@ -48,7 +48,6 @@ class Program:
             since = time.monotonic()
 
     def end_of_input(self) -> None:
-        """Close its stdin."""
         assert self._process.stdin
         self._process.stdin.close()
 

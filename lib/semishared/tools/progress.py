@@ -32,7 +32,6 @@ def if_we_die(do: Callable[[], None]) -> Iterator[None]:
 
 
 def touch() -> None:
-    """Record progress."""
     global last
     last = time.monotonic()
 
@@ -96,7 +95,6 @@ class Work:
         self._since = self._looked = time.monotonic()
 
     def idle_s(self) -> float:
-        """Return the seconds since its last progress."""
         now = time.monotonic()
         if self._has_worked(now):
             self._since = now

@@ -31,7 +31,6 @@ class Pace:
         self._due = now()
 
     def wait(self, size: int) -> None:
-        """Wait until `size` more bytes may go."""
         if not self._rate:
             return
         self._due = max(self._due, self._now() - BURST_S) + size / self._rate

@@ -260,7 +260,6 @@ def copy_deltas(step: CopyDeltas) -> None:
 
 
 def wait(seconds: int) -> None:
-    """Sleep."""
     time.sleep(seconds)
 
 

@@ -122,7 +122,6 @@ def _is_written(fd: int) -> bool:
 
 
 def _only_read(readable: Dict[int, int]) -> None:
-    """Replace writable files by their readable ones."""
     for fd, file in readable.items():
         os.dup2(file, fd)
         os.close(file)

@@ -146,7 +146,6 @@ class Reader:
         return message
 
     def _raw_line(self, deadline: float | None, most: int) -> bytes | None:
-        """Return the next line, None at the end of the stream."""
         seen = 0
         while (end := self._buffer.find(b"\n", seen)) < 0:
             seen = len(self._buffer)

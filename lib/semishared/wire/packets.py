@@ -49,7 +49,6 @@ class Session(NamedTuple):
 
     @classmethod
     def new(cls) -> Session:
-        """Return a new random session."""
         return cls(os.urandom(16), os.urandom(32))
 
     @property
@@ -99,7 +98,6 @@ class Sealer:
         return self._seal(MANIFEST, b"", text)
 
     def extents(self, group: Sequence[Extent]) -> list[Bytes]:
-        """Return extents as one packet, in pieces."""
         table = b"".join(
             _ENTRY.pack(item.number, len(item.content), bytes.fromhex(item.sha256)) for item in group
         )
