@@ -74,9 +74,7 @@ NEWER = ("marker", "cloud", "remote", "remote_secret")
 
 
 class Access(NamedTuple):
-    """How a store is reached: `user` by guests, `reader` by hosts for bases, `bridge_user` by the machine that
-    changes images.
-    """
+    """How a store is reached: `user` by guests, `reader` by hosts for bases, `bridge_user` by its machine."""
 
     kind: str = "dir"
     user: str = ""
