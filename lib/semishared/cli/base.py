@@ -27,7 +27,7 @@ from ..errors import BadArguments, ImageChanged, SemisharedError
 from ..front.answering import answering
 from ..model.base import steps as base_steps
 from ..model.refs import ImageRef
-from ..opennebula.xml import Host, Image
+from ..opennebula.xml import Host
 from ..plan.base import eviction
 from ..plan.image.images import image_ref
 from ..units import human
@@ -41,7 +41,7 @@ ARGUMENTS = (
         "images", nargs="*", metavar="IMAGE", help="only bases of these images (id or name); evict needs one"
     ),
     *on.HOSTS,
-    argument("--rate", metavar="R", help="verify: bytes per second and host at most, e.g. 100M"),
+    on.rate_limit("verify: bytes per second and host at most, e.g. 100M"),
     flag("--dry-run", "verify, prune, evict: change nothing, say what would be done"),
     on.JSON_FOR_LINES,
 )
@@ -55,17 +55,12 @@ class Command:
         self.config: Config = load()
         self.oned = on.administrator()
         self.hosts = on.chosen(self.oned.hosts(), arguments)
-        self.roots = on.roots(on.ours(self.oned))
+        self.roots = on.roots(on.ours(self.oned.datastores()))
         self.images = {(image.store_id, image.id): image for image in self.oned.images()}
-        self.wanted = {(image.store_id, image.id) for word in arguments.images for image in self._named(word)}
+        named = [on.called(self.images.values(), word, "image") for word in arguments.images]
+        self.wanted = {(image.store_id, image.id) for images in named for image in images}
         self.survey = on.Survey()
         self.rate = on.rate(arguments.rate or None)
-
-    def _named(self, word: str) -> list[Image]:
-        found = [image for image in self.images.values() if word in (str(image.id), image.name)]
-        if not found:
-            raise BadArguments(f"no image {word!r} in OpenNebula")
-        return found
 
     def about(self, base: Row) -> bool:
         store, image, _ = base["name"].split("-")
@@ -75,12 +70,9 @@ class Command:
         """List the bases of each host and do `work` there; return all rows, with their hosts."""
 
         def one(session: Session, host: Host) -> list[Row]:
-            rows = []
-            for root in self.roots:
-                (listed,) = session.run([base_steps.ListBases(root)])
-                assert isinstance(listed, dict)
-                rows += [{"host": host.name, **row} for row in work(session, host, root, listed)]
-            return rows
+            lists = [(root, on.asked(session, base_steps.ListBases(root))) for root in self.roots]
+            rows = [row for root, listed in lists for row in work(session, host, root, listed)]
+            return [{"host": host.name, **row} for row in rows]
 
         answers = self.survey.ask(self.hosts, "base", self.config, one)
         return [row for rows in answers.values() for row in rows]
@@ -110,13 +102,13 @@ def run(arguments: argparse.Namespace) -> int:
     verbs = {"list": listing, "verify": verify, "prune": prune, "evict": evict}
     rows, line, code = verbs[arguments.verb](command)
     errors = command.survey.errors
-    if arguments.json:
-        on.put_json({"bases": rows, "errors": errors})
-    else:
+
+    def show() -> None:
         for row in rows:
             put(f"{row['host']}: {title(command, row)}: {line(row)}")
-        command.survey.show()
-        put(f"{len(rows)} bases on {len({row['host'] for row in rows})} hosts, {len(errors)} errors")
+
+    total = f"{len(rows)} bases on {len({row['host'] for row in rows})} hosts, {len(errors)} errors"
+    command.survey.told(arguments, {"bases": rows}, show, total)
     return 2 if errors else code
 
 
@@ -156,8 +148,7 @@ def verify(command: Command) -> Result:
     def work(session: Session, host: Host, root: str, listed: Row) -> list[Row]:
         rows = []
         for base in filter(command.about, listed["bases"]):
-            (found,) = session.run([step(root, base["name"], command.rate)])
-            assert isinstance(found, dict)
+            found = on.asked(session, step(root, base["name"], command.rate))
             row = {"name": base["name"], **found, "mended": False, "why": ""}
             if found["damaged"] and not dry_run:
                 try:
@@ -205,7 +196,7 @@ def _removed(session: Session, root: str, rows: Iterable[Row], is_dry: bool) -> 
     """Remove the bases of these rows that have no lease; return the rows, which say so."""
     gone = []
     for row in rows:
-        done = not is_dry and session.run([base_steps.EvictBase(root, row["name"])])[0]["evicted"]  # type: ignore[index]
+        done = not is_dry and on.asked(session, base_steps.EvictBase(root, row["name"]))["evicted"]
         gone.append({**row, "evicted": done})
     return gone
 

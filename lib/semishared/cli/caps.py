@@ -14,9 +14,8 @@ import argparse
 from ..errors import BadArguments
 from ..model.attributes import POOL_NAME
 from ..model.store import template
-from ..opennebula.xml import Datastore
 from ..plan.store.ceph_caps import Key, fence, keys
-from .command import argument, flag, put, put_json
+from .command import argument, called, flag, put, put_json
 
 WHERE = {
     "bridge": "on the front-end (or the BRIDGE_LIST hosts): makes, clones and removes images",
@@ -53,10 +52,8 @@ OPTIONS = ("user", "reader", "bridge_user", "remote", "fence_user", "pool", "dat
 def run(arguments: argparse.Namespace) -> int:
     """Print what is needed."""
     if arguments.datastore and any(getattr(arguments, name) for name in OPTIONS):
-        raise BadArguments(
-            "a datastore's own attributes name its users and pools: options are for one that is "
-            "still to be made"
-        )
+        own = "a datastore's own attributes name its users and pools"
+        raise BadArguments(f"{own}: options are for one that is still to be made")
     word, role = arguments.datastore, arguments.role
     wanted = _of_datastore(word, role) if word else _of_options(arguments)
     wanted = [key for key in wanted if role in (None, *key.roles)]
@@ -81,33 +78,25 @@ def _of_options(arguments: argparse.Namespace) -> list[Key]:
         raise BadArguments(f"{shuts_out} has another role: the key that shuts hosts out is one of its own")
     if not arguments.user:
         return fencing
-    made = keys(
-        arguments.user, pool, arguments.reader, arguments.bridge_user, arguments.data_pool, arguments.remote
-    )
-    return [*made, *fencing]
+    others = (arguments.reader, arguments.bridge_user, arguments.data_pool, arguments.remote)
+    return [*keys(arguments.user, pool, *others), *fencing]
 
 
 def _of_datastore(word: str, role: str | None) -> list[Key]:
     from ..opennebula.oned import Oned
 
     known = Oned().datastores()
-    found = [datastore for datastore in known if word in (str(datastore.id), datastore.name)]
-    if not found:
-        raise BadArguments(f"no datastore {word!r} in OpenNebula")
-    access = template.access(found[0])
+    datastore = called(known, word, "datastore")[0]
+    access = template.access(datastore)
     if not access.user:
         raise BadArguments(f"datastore {word} is not on Ceph (DISK_TYPE = RBD)")
-    pool = template.pool(found[0])
+    pool = template.pool(datastore)
     made = keys(access.user, pool, access.reader, access.bridge_user, access.data_pool, access.remote)
-    user = template.fence_user(found[0]) or (FENCE_USER if role == "fence" else "")
-    # `ceph auth get-or-create` refuses a user with other capabilities: one key for all pools of a cluster.
-    others = [other for other in known if _is_beside(other, found[0], user)]
-    return [*made, fence(user, [template.pool(store) for store in (found[0], *others)])] if user else made
-
-
-def _is_beside(other: Datastore, datastore: Datastore, user: str) -> bool:
-    """Tell whether two datastores seem to be on one cluster, with one user that shuts hosts out."""
-    return (
-        other.attribute("CEPH_CONF") == datastore.attribute("CEPH_CONF")
-        and template.fence_user(other) == user
-    )
+    user = template.fence_user(datastore) or (FENCE_USER if role == "fence" else "")
+    if not user:
+        return made
+    # `ceph auth get-or-create` refuses a user with other capabilities: one key for all pools of a cluster,
+    # as far as CEPH_CONF tells that.
+    beside = [one for one in known if one.attribute("CEPH_CONF") == datastore.attribute("CEPH_CONF")]
+    stores = (datastore, *(one for one in beside if template.fence_user(one) == user))
+    return [*made, fence(user, [template.pool(store) for store in stores])]

@@ -168,9 +168,8 @@ def status_of(oned: Oned, vms: List[Vm], arguments: argparse.Namespace, tell: Te
     rows = []
     for vm in vms:
         disks = cloud.rows(vm)
-        why = silent.get(vm.host, "") or "; ".join(
-            f"disk {disk['disk']}: {disk['missing']}" for disk in disks if disk["missing"]
-        )
+        missing = [f"disk {disk['disk']}: {disk['missing']}" for disk in disks if disk["missing"]]
+        why = silent.get(vm.host, "") or "; ".join(missing)
         state = "running" if vm.is_running else name_of(vm.state).lower()
         found = {**row(vm, "failed" if why else "seen", why), "state": state, "disks": disks}
         rows.append(found)
@@ -195,11 +194,9 @@ ARGUMENTS = (
         metavar="A,B",
         help="boot: where VMs that have no host yet may come (default: where they were last)",
     ),
-    argument(
-        "--rate",
-        metavar="R",
-        help="boot, detach: bytes per second that one host sends, and copies, at most (default: "
-        "semishared.conf); commit: that all VMs together send to their store (default: no limit)",
+    on.rate_limit(
+        "boot, detach: bytes per second that one host sends, and copies, at most (default: "
+        "semishared.conf); commit: that all VMs together send to their store (default: no limit)"
     ),
     argument(
         "--compress", choices=COMPRESSORS, help="boot: of bases on their way (default: semishared.conf)"
@@ -223,14 +220,9 @@ def show(rows: List[Row]) -> None:
 def line(found: Dict[str, Any]) -> str:
     """Return a VM's line."""
     disks = [f"disk {disk['disk']} {disk['place']}, {disk['how']}" for disk in found.get("disks", ())]
-    parts = [
-        found.get("state") or found.get("said") or found["how"],
-        *disks,
-        *([found["why"]] if found["why"] else []),
-    ]
+    said = found.get("state") or found.get("said") or found["how"]
+    parts = "; ".join([said, *disks, *([found["why"]] if found["why"] else [])])
     seconds = f" in {found['seconds']:.1f} s" if found.get("seconds") else ""
     disk = f" disk {found['disk']}" if found.get("disk", -1) >= 0 else ""
-    return (
-        f"VM {found['vm']} ({found['name']}) on {found['host'] or 'no host'}{disk}: "
-        f"{'; '.join(parts)}{seconds}"
-    )
+    where = f"VM {found['vm']} ({found['name']}) on {found['host'] or 'no host'}{disk}"
+    return f"{where}: {parts}{seconds}"

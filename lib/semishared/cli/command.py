@@ -23,7 +23,7 @@ from ..model.disk import names as disk_names
 from ..named import NamedTuple
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
-from ..opennebula.xml import Datastore, Host
+from ..opennebula.xml import Datastore, Host, Object
 from ..tools.this_machine import is_here
 from ..units import amount
 from ..wire.session import Session
@@ -44,6 +44,10 @@ class Argument(NamedTuple):
 
 def argument(*names: str, one_of: str = "", **how: Any) -> Argument:
     return Argument(names, how, one_of)
+
+
+def rate_limit(text: str) -> Argument:
+    return argument("--rate", metavar="R", help=text)
 
 
 def flag(name: str, text: str, one_of: str = "") -> Argument:
@@ -95,9 +99,9 @@ def administrator() -> Oned:
     return oned
 
 
-def ours(oned: Oned) -> list[Datastore]:
-    """Return the datastores with one of our drivers."""
-    return [store for store in oned.datastores() if NAME in (store.driver, store.text("DS_MAD"))]
+def ours(datastores: Iterable[Datastore]) -> list[Datastore]:
+    """Return those with one of our drivers."""
+    return [store for store in datastores if NAME in (store.driver, store.text("DS_MAD"))]
 
 
 def location(store: Datastore) -> str:
@@ -143,6 +147,19 @@ def named(hosts: list[Host], text: str) -> list[Host]:
     if unknown or not names:
         raise BadArguments(f"no such host in OpenNebula: {', '.join(unknown) or 'none was named'}")
     return [by_name[name] for name in dict.fromkeys(names)]
+
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+Named = TypeVar("Named", bound=Object)
+
+
+def called(pool: Iterable[Named], word: str, kind: str) -> list[Named]:
+    """Return the objects of that id or name; raise BadArguments if there is none."""
+    found = [one for one in pool if word in (str(one.id), one.name)]
+    if not found:
+        raise BadArguments(f"no {kind} {word!r} in OpenNebula")
+    return found
 
 
 def shown(text: object, to: Optional[IO[str]] = None) -> str:
@@ -225,8 +242,6 @@ class Waiting:
 
 AT_ONCE = 32
 """Machines, or stores, asked at the same time."""
-Item = TypeVar("Item")
-Answer = TypeVar("Answer")
 
 
 def at_once(
@@ -246,11 +261,16 @@ def at_once(
         return list(zip(items, pool.map(one, items)))
 
 
-def ask(host: str, action: str, config: Config, *steps: Any) -> Any:
+def asked(session: Session, *steps: Any) -> Any:
     """Return a machine's answer to a step, or the list of its answers to several."""
-    with Session(host, action, config) as session:
-        answers = session.run(list(steps))
+    answers = session.run(list(steps))
     return answers if len(steps) > 1 else answers[0]
+
+
+def ask(host: str, action: str, config: Config, *steps: Any) -> Any:
+    """Return the answers of a machine, as `asked`, by a session of their own."""
+    with Session(host, action, config) as session:
+        return asked(session, *steps)
 
 
 class Survey:
@@ -289,9 +309,18 @@ class Survey:
                 answers[host.name] = answer
         return answers  # type: ignore[return-value]
 
-    def show(self) -> None:
+    def told(
+        self, arguments: argparse.Namespace, answer: Row, show: Callable[[], None], total: str = ""
+    ) -> None:
+        """Print the answer, with the errors: as JSON for a program; for a person by `show`, `total` last."""
+        if arguments.json:
+            put_json({**answer, "errors": self.errors})
+            return
+        show()
         for error in self.errors:
             warn(f"{error[self.where]}: {error['error']}")
+        if total:
+            put(total)
 
 
 def agreed(arguments: argparse.Namespace, what: Sequence[str]) -> bool:

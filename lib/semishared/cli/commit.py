@@ -51,9 +51,7 @@ ARGUMENTS = (
         metavar="IMAGE",
         help="leave the image alone: how to make another one, of this name, of the disk",
     ),
-    argument(
-        "--rate", metavar="R", help="bytes per second to the store at most, e.g. 40M (default: no limit)"
-    ),
+    on.rate_limit("bytes per second to the store at most, e.g. 40M (default: no limit)"),
 )
 
 
@@ -141,10 +139,8 @@ def _found(oned: Oned, vm: Vm, action: Action) -> tuple[str, str, Any]:
     settled = gc_places.place_of(vm, front_end, is_here)
     failed = gc_places.after_failure(vm, front_end, is_here)
     if settled is None and not failed:
-        raise BadArguments(
-            f"VM {vm.id} has no host, or OpenNebula is at work on it: commit when it is in "
-            f"RUNNING, POWEROFF or UNDEPLOYED"
-        )
+        when = "commit when it is in RUNNING, POWEROFF or UNDEPLOYED"
+        raise BadArguments(f"VM {vm.id} has no host, or OpenNebula is at work on it: {when}")
     places, there = [settled] if settled else failed, []
     for place in places:
         machine = "localhost" if is_here(place.machine) else place.machine

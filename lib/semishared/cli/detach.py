@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import Dict, Iterator, List, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 from .. import NAME
 from ..errors import BadAttribute
@@ -39,11 +39,8 @@ ARGUMENTS = (
     argument("--host", metavar="HOST", help="those of them that are on this host", one_of="vms!"),
     flag("--due", "running VMs with SEMISHARED_DETACH = after-boot, as a timer does it", one_of="vms!"),
     flag("--print-timer", "print units of systemd, and a line of cron, for --due", one_of="vms!"),
-    argument(
-        "--rate",
-        metavar="R",
-        help="bytes per second that one host sends, and copies on its disks, at most, e.g. 40M "
-        "(default: no limit)",
+    on.rate_limit(
+        "bytes per second that one host sends, and copies on its disks, at most, e.g. 40M (default: no limit)"
     ),
     argument(
         "--transport",
@@ -66,11 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     with on.view(arguments) as view:
         rows = detach(ids, view.tell, rate=limit, transport=arguments.transport, disks=disks)
     # A VM that the command names must be done; without names, VMs that cannot be detached are skipped.
-    failed = [
-        row
-        for row in rows
-        if row["how"] == "failed" or (arguments.vms and row["how"] == "skipped" and not is_done(row))
-    ]
+    bad = ("failed", "skipped") if arguments.vms else ("failed",)
+    failed = [row for row in rows if row["how"] in bad and not (row["how"] == "skipped" and is_done(row))]
     detached = sum(row["how"] == "detached" for row in rows)
     outcome = {"detached": detached, "failed": len(failed), "rows": rows}
     view.summary(lambda: show(rows, arguments.vms is None), outcome)
@@ -97,12 +91,11 @@ def is_done(row: Row) -> bool:
     return bool(row["why"] == plan.NOTHING)
 
 
-def meant(vms: List[Vm], arguments: argparse.Namespace) -> Iterator[Vm]:
-    """Yield the VMs that the arguments name; raise BadArguments for one unknown to OpenNebula."""
-    if arguments.vms is None:
-        yield from (vm for vm in vms if not plan.why_not(vm) and arguments.host in (None, vm.host))
-        return
-    yield from clusters.named(vms, arguments.vms)
+def meant(vms: List[Vm], arguments: argparse.Namespace) -> List[Vm]:
+    """Return the VMs that the arguments name; raise BadArguments for one unknown to OpenNebula."""
+    if arguments.vms is not None:
+        return clusters.named(vms, arguments.vms)
+    return [vm for vm in vms if not plan.why_not(vm) and arguments.host in (None, vm.host)]
 
 
 def due(oned: Oned) -> Dict[int, Tuple[int, ...]]:

@@ -157,7 +157,7 @@ def _of_oned_conf(place: FrontEnd, said: Callable[[str, str], str]) -> str:
 def _cloud() -> tuple[plan.Cloud, str]:
     try:
         oned = Oned()
-        datastores = on.ours(oned)
+        datastores = on.ours(oned.datastores())
         numbers = {store.id for store in datastores}
         images = [image for image in oned.images() if image.store_id in numbers]
         hosts = [host for host in oned.hosts() if not host.is_offline and host.is_near(datastores)]
@@ -333,7 +333,7 @@ def pool_findings(cloud: plan.Cloud, config: Config) -> list[plan.Finding]:
     wanted = [host for host in cloud.hosts if by_default or HOST_POOL.text(host)]
     if not wanted:
         return []
-    roots = on.roots(on.ours(Oned()))
+    roots = on.roots(on.ours(Oned().datastores()))
 
     def one(session: Session, host: Host) -> list[choose.Wrong]:
         rows: list[dict[str, object]] = []

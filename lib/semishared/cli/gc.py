@@ -28,7 +28,7 @@ from ..model.store import access, image_steps, rbd_names, template
 from ..named import NamedTuple
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
-from ..opennebula.xml import Datastore, Image, Vm
+from ..opennebula.xml import Datastore, Image
 from ..plan.care import gc as plan
 from ..plan.care import gc_places, gc_stores
 from ..plan.disk.disks import running_domain
@@ -130,7 +130,7 @@ def survey_cloud(oned: Oned, config: Config) -> Survey:
             survey.failed(host, from_id(refused["id"], refused["detail"]))
         if "error" in answer["domains"] and is_near:
             survey.failed(host, SemisharedError(f"libvirt: {answer['domains']['error']}"))
-    ours = on.ours(oned)
+    ours = on.ours(oned.datastores())
     survey.pools = pools_listed(ours, config, survey.failed)
     survey.shares = shares_listed(ours, config, survey.failed)
     survey.known = known(oned, ours, survey.machines, survey.pools)
@@ -147,7 +147,7 @@ def elsewhere(survey: Survey, older_than: int, config: Config) -> list[plan.Find
 
 def questions(oned: Oned, survey: Survey) -> list[_Question]:
     """Return the questions: per place of datastores to the front-end (with the stores) and every host."""
-    datastores, hosts = on.ours(oned), {}
+    datastores, hosts = on.ours(oned.datastores()), {}
     for host in oned.hosts():
         is_near = host.is_near(datastores)
         if not host.is_offline:
@@ -192,7 +192,7 @@ def known(
         frozenset(image.source for image in stored if is_idle(image)),
         min({CLOUD.text(store) for store in datastores} - {""}, default=""),
         max(oned.newest_vm(max(hosts, default=0)), max(hosts, default=-1)),
-        frozenset(row for vm in strangers for row in _disks(_past(oned, vm))),
+        frozenset(row for vm in strangers for row in _disks(oned, vm)),
         {vm: found for vm, found in places.items() if found},
         {image.id: image.number("REGTIME") for image in images},
     )
@@ -220,17 +220,15 @@ def _strangers(machines: Sequence[plan.Machine], pools: Sequence[gc_stores.Pool]
         yield from (said.vm for said in map(rbd_names.named, pool.images) if said and said.vm is not None)
 
 
-def _past(oned: Oned, vm: int) -> Optional[Vm]:
+def _disks(oned: Oned, number: int) -> Iterator[tuple[int, int, str]]:
+    """Yield the disks that a VM has or had, as far as oned knows it."""
     try:
-        return oned.vm(vm)
+        vm = oned.vm(number)
     except OnedUnavailable:
-        return None  # never there, or purged
-
-
-def _disks(vm: Optional[Vm]) -> Iterator[tuple[int, int, str]]:
-    for disk in vm.disks if vm else ():
+        return  # never there, or purged
+    for disk in vm.disks:
         source = disk.source
-        yield vm.id, disk.id, absolute(source, "SOURCE") if access.is_path(source) else source  # type: ignore[union-attr]
+        yield vm.id, disk.id, absolute(source, "SOURCE") if access.is_path(source) else source
 
 
 Failed = Callable[[str, SemisharedError], None]
@@ -312,8 +310,7 @@ def remove_strays(
     """
     location = item.path.rsplit("/", 2)[0]
     home = f"{location}/{place.system}/{item.vm}"
-    (found,) = session.run([s.MarkVm(item.vm, item.path)])
-    assert isinstance(found, dict)
+    found = on.asked(session, s.MarkVm(item.vm, item.path))
     token, seen = str(found["token"]), str(found["seen"])
     try:
         looked = on.ask(place.machine, "gc", config, s.LookForVm(item.vm, home, token, seen))
@@ -322,7 +319,6 @@ def remove_strays(
         return f"{place.machine}, where VM {item.vm} belongs, cannot be asked: {e.detail}"
     finally:
         session.run([s.UnmarkVm(item.vm, item.path, token)])
-    assert isinstance(looked, dict)
     if looked["same"]:
         shared = "the system datastore is shared, which none of ours may be"
         return f"it is the directory of {place.machine}: {shared}"
@@ -335,10 +331,9 @@ def remove_strays(
     if now is None or (now.machine, now.system) != (place.machine, place.system):
         return "oned is at work on the VM"
     domain = running_domain(oned.vm(item.vm)) if item.libvirt else ""
-    (stale,) = session.run([c.KeepStale(item.vm, item.path, seen)])
-    assert isinstance(stale, dict)
-    (done,) = session.run([s.ReleaseVm(item.vm, item.path, domain, str(stale["seen"]))])
-    return str(done.get("kept", "")) if isinstance(done, dict) else ""
+    stale = on.asked(session, c.KeepStale(item.vm, item.path, seen))
+    done = on.asked(session, s.ReleaseVm(item.vm, item.path, domain, str(stale["seen"])))
+    return str((done or {}).get("kept", ""))
 
 
 def remove(findings: list[plan.Finding], config: Config, survey: Survey) -> list[str]:
@@ -387,30 +382,22 @@ def report(
         "removed": results.count("removed"),
         "kept": len(findings) - len(going),
     }
-    if arguments.json:
-        answer = {"dry_run": arguments.dry_run, "findings": [], "errors": survey.errors, "totals": totals}
-        answer["findings"] = [row(item, result) for item, result in zip(findings, results)]
-        on.put_json(answer)
-        return
-    for item, result in zip(findings, results):
-        verb = f"kept ({item.keep})" if item.keep else result
-        size = f", {human(item.bytes)}" if item.bytes else ""
-        put(f"{item.machine}: {item.kind} {item.path}: {item.reason}{size}: {verb}")
-    survey.show()
+    rows = [row(item, result) for item, result in zip(findings, results)]
+    answer = {"dry_run": arguments.dry_run, "findings": rows, "errors": [], "totals": totals}
+
+    def show() -> None:
+        for item, result in zip(findings, results):
+            verb = f"kept ({item.keep})" if item.keep else result
+            size = f", {human(item.bytes)}" if item.bytes else ""
+            put(f"{item.machine}: {item.kind} {item.path}: {item.reason}{size}: {verb}")
+
     found, removed = totals["found"], totals["removed"]
     verb = f"{found} to remove" if arguments.dry_run else f"{removed} of {found} removed"
-    put(f"{verb} ({human(totals['bytes'])}), {totals['kept']} kept, {len(survey.errors)} errors")
+    total = f"{verb} ({human(totals['bytes'])}), {totals['kept']} kept, {len(survey.errors)} errors"
+    survey.told(arguments, answer, show, total)
 
 
 def row(item: plan.Finding, result: str) -> Row:
     """Return a finding and its result as JSON data."""
-    return {
-        "machine": item.machine,
-        "kind": item.kind,
-        "path": item.path,
-        "reason": item.reason,
-        "bytes": item.bytes,
-        "age_s": item.age,
-        "keep": item.keep,
-        "result": result,
-    }
+    said = {name: getattr(item, name) for name in ("machine", "kind", "path", "reason", "bytes")}
+    return {**said, "age_s": item.age, "keep": item.keep, "result": result}

@@ -41,9 +41,7 @@ ARGUMENTS = (
         "hosts", metavar="HOST", help="a host, or A,B (drain, rebalance: one), by their names in OpenNebula"
     ),
     argument("device", metavar="DEVICE", nargs="?", help="drain: where the device is mounted, or its UUID"),
-    argument(
-        "--rate", metavar="R", help="drain, rebalance: bytes per second at most, e.g. 40M (default: no limit)"
-    ),
+    on.rate_limit("drain, rebalance: bytes per second at most, e.g. 40M (default: no limit)"),
     flag("--dry-run", "drain, rebalance: say what would be moved, and change nothing"),
     flag("--json", "one JSON object on stdout instead of lines; JSON lines of what is moved"),
 )
@@ -70,12 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
     on.refuse_root()
     check(arguments)
     config, oned = load(), on.administrator()
-    hosts, roots = on.named(oned.hosts(), arguments.hosts), on.roots(on.ours(oned))
+    hosts, roots = on.named(oned.hosts(), arguments.hosts), on.roots(on.ours(oned.datastores()))
     if len(roots) > 1:
-        raise BadPool(
-            f"datastores lie in {len(roots)} places on each host: what is on a device could be "
-            f"another's than is asked"
-        )
+        what = "what is on a device could be another's than is asked"
+        raise BadPool(f"datastores lie in {len(roots)} places on each host: {what}")
     if arguments.verb in MOVES:
         return move(arguments, config, hosts, roots)
     survey = on.Survey()
@@ -87,28 +83,18 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.verb == "add":
                 if not declared:
                     raise BadPool(f"nothing declares a pool of {host.name}")
-                (done,) = session.run([SetDevices(root, tuple(device.word for device in declared), host.id)])
-                changes = _dict(done).items()
+                words = tuple(device.word for device in declared)
+                changes = on.asked(session, SetDevices(root, words, host.id)).items()
                 found["changes"] += [f"{path}: {what}" for what, paths in changes for path in paths]
-            (listed,) = session.run([ListDevices(root)])
-            found["devices"] += _dict(listed)["devices"]
+            found["devices"] += on.asked(session, ListDevices(root))["devices"]
         found["wrong"] = [wrong.text for wrong in choose.differences(declared, found["devices"])]
         return found
 
     rows = list(survey.ask(hosts, "pool", config, one).values())
-    if arguments.json:
-        put_json({"hosts": rows, "errors": survey.errors})
-    else:
-        show(rows, arguments.verb)
-        survey.show()
+    survey.told(arguments, {"hosts": rows}, lambda: show(rows, arguments.verb))
     if survey.errors:
         return 2
     return int(arguments.verb == "check" and any(row["wrong"] for row in rows))
-
-
-def _dict(answer: object) -> Row:
-    assert isinstance(answer, dict)
-    return answer
 
 
 def _state(device: Row) -> str:

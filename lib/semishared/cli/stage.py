@@ -26,6 +26,7 @@ from ..opennebula.oned import Oned
 from ..opennebula.states import ImageState
 from ..opennebula.xml import Datastore, Host, Image
 from ..plan.base.staging import TRANSPORTS
+from ..plan.care.clusters import one_of
 from ..plan.image import placement
 from ..plan.image.images import image_ref
 from ..units import human
@@ -38,11 +39,7 @@ ARGUMENTS = (
     ),
     flag("--due", "all images with SEMISHARED_STAGE = on-upload (their own or their datastore's)"),
     *on.HOSTS,
-    argument(
-        "--rate",
-        metavar="R",
-        help="bytes per second that one host sends at most, e.g. 40M (default: semishared.conf)",
-    ),
+    on.rate_limit("bytes per second that one host sends at most, e.g. 40M (default: semishared.conf)"),
     argument("--compress", choices=COMPRESSORS, help="default: semishared.conf, auto: what pays"),
     argument(
         "--transport",
@@ -73,10 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
     images = oned.images()
     if arguments.due:
         # An image that fails does not keep the others from hosts.
-        due = [
-            image for image in images if image.store_id in stores and is_due(image, stores[image.store_id])
-        ]
-        sets = [[(image, stores[image.store_id], hosts)] for image in due]
+        known_stores = [(image, stores[image.store_id]) for image in images if image.store_id in stores]
+        sets = [[(image, store, hosts)] for image, store in known_stores if is_due(image, store)]
     else:
         sets = [wanted(images, stores, arguments.image, hosts, known)]
     return max((stage(oned, orders, known, wish, config, on.view(arguments)) for orders in sets), default=0)
@@ -94,30 +89,18 @@ def wanted(
     known: list[Host],
 ) -> list[Order]:
     """Return the images with their hosts; raise BadArguments or NotSupported for an impossible one."""
-    found = []
+    found, called = [], {image.name for image in images}
     for word in words:
         # Names may have any character: a whole name is tried first.
-        names, at, places = (
-            (word, "", "") if any(image.name == word for image in images) else word.partition("@")
-        )
+        names, at, places = (word, "", "") if word in called else word.partition("@")
         there = on.named(known, places) if at else hosts
-        for name in [names] if any(image.name == names for image in images) else names.split(","):
-            image = _image(images, name.strip())
+        for name in [names] if names in called else names.split(","):
+            image = Image(one_of(images, name.strip(), "image").element)
             trouble = cannot(image, datastores.get(image.store_id))
             if trouble:
                 raise NotSupported(f"image {image.id}: {trouble}")
             found.append((image, datastores[image.store_id], there))
     return found
-
-
-def _image(images: list[Image], name: str) -> Image:
-    found = [image for image in images if name in (str(image.id), image.name)]
-    if len(found) > 1:
-        found = [image for image in found if str(image.id) == name] or found
-    if len(found) != 1:
-        what = f"{len(found)} images are called" if found else "no image"
-        raise BadArguments(f"{what} {name!r} in OpenNebula{': name one by its id' if found else ''}")
-    return found[0]
 
 
 def cannot(image: Image, datastore: Datastore | None) -> str:

@@ -81,7 +81,7 @@ class Cloud:
         self.space: dict[str, Row] = {}
 
     def ask(self, hosts: list[Host]) -> None:
-        ours = [store for store in self.stores.values() if NAME in (store.driver, store.text("DS_MAD"))]
+        ours = on.ours(self.stores.values())
         locations = sorted(set(map(on.location, ours)))
         systems = tuple(sorted(store.id for store in ours if store.is_system))
 
@@ -89,9 +89,8 @@ class Cloud:
             answers = []
             for location in locations:
                 root = disk_names.base_store(location)
-                steps = [base_steps.ReportDisks(location, systems), base_steps.ListBases(root)]
-                disks, bases = session.run(steps)
-                assert isinstance(disks, dict) and isinstance(bases, dict)
+                steps = (base_steps.ReportDisks(location, systems), base_steps.ListBases(root))
+                disks, bases = on.asked(session, *steps)
                 answers.append({**disks, **bases})
             return answers
 
@@ -135,7 +134,7 @@ class Cloud:
             found.append(
                 {
                     "vm": vm.id,
-                    "name": vm.text("NAME"),
+                    "name": vm.name,
                     "state": name_of(vm.state),
                     "machine": machine,
                     "disk": disk.id,
@@ -165,9 +164,8 @@ class Cloud:
 
     def base_of(self, machine: str, vm: int, disk: int) -> str | None:
         lease = f"{vm}-{disk}"
-        return next(
-            (base["name"] for base in self.bases if base["host"] == machine and lease in base["leases"]), None
-        )
+        there = (base for base in self.bases if base["host"] == machine)
+        return next((base["name"] for base in there if lease in base["leases"]), None)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -182,15 +180,15 @@ def run(arguments: argparse.Namespace) -> int:
     kept = [item for item in cloud.kept if is_wanted(as_row(item), kind, thing)]
     shares = [row for row in share_rows(cloud) if is_wanted_share(row, kind, thing)]
     answer = {"disks": rows, "bases": bases, "kept": kept, "shares": shares, "space": cloud.space}
-    if arguments.json:
-        on.put_json({**answer, "errors": cloud.survey.errors})
-    else:
+
+    def show_all() -> None:
         show(cloud, rows, bases, kind)
         show_kept(kept)
         if shares:
             put()
             show_shares(shares)
-        cloud.survey.show()
+
+    cloud.survey.told(arguments, answer, show_all)
     if cloud.survey.errors:
         return 2
     return int(any(row["missing"] for row in rows))
@@ -204,12 +202,12 @@ def find(cloud: Cloud, word: str | None) -> tuple[str, Vm | Host | Image | None]
     if not colon or kind not in ("vm", "host", "image"):
         kind, name = "", word
     candidates: list[tuple[str, Any]] = [
-        *(("vm", vm) for vm in cloud.vms.values() if name in (str(vm.id), vm.text("NAME"))),
+        *(("vm", vm) for vm in cloud.vms.values() if name in (str(vm.id), vm.name)),
         *(("host", host) for host in cloud.hosts if name == host.name),
         *(
-            ("image", image)
-            for image in cloud.images.values()
-            if name == image.name or (kind and name == str(image.id))
+            ("image", one)
+            for one in cloud.images.values()
+            if name in (one.name, str(one.id) if kind else None)
         ),
     ]
     for found in candidates:
@@ -320,7 +318,7 @@ def share_rows(cloud: Cloud) -> list[Row]:
                 image = cloud.images.get(disk.image_id)
                 has = {
                     "vm": vm.id,
-                    "name": vm.text("NAME"),
+                    "name": vm.name,
                     "disk": disk.id,
                     "tag": disk.mount_tag,
                     "host": vm.host,
@@ -346,16 +344,16 @@ def is_wanted_share(row: Row, kind: str, thing: Union[Vm, Host, Image, None]) ->
     return any(vm["vm"] == thing.id if kind == "vm" else vm["host"] == thing.name for vm in row["vms"])
 
 
+def _having(vm: Row) -> str:
+    where = f" on {vm['host']}" if vm["host"] else ""
+    return f"{vm['vm']} {vm['name']}{where}{', read-only' if vm['readonly'] else ''}"
+
+
 def show_shares(found: Iterable[Row]) -> None:
     """Print shares as a table."""
     lines = []
     for row in found:
-        vms = ", ".join(
-            f"{vm['vm']} {vm['name']}"
-            + (f" on {vm['host']}" if vm["host"] else "")
-            + (", read-only" if vm["readonly"] else "")
-            for vm in row["vms"]
-        )
+        vms = ", ".join(map(_having, row["vms"]))
         name = f"{row['image']} {row['name'] or '-'}"
         lines.append([name, str(row["datastore"]), *number_columns(row), vms or "-", state_column(row)])
     table("SHARE|DATASTORE|OWNER|SIZE|USED|SNAPSHOTS|VMS|STATE", lines)
