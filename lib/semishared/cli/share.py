@@ -35,7 +35,7 @@ from ..model.share.share import Tree
 from ..model.store import template
 from ..opennebula.args import number
 from ..opennebula.oned import Oned
-from ..opennebula.xml import Datastore, Image
+from ..opennebula.xml import Image
 from ..plan.care import gc_stores
 from ..plan.share.client_keys import SHUT_OUT, told
 from ..plan.share.shares import size_of
@@ -68,30 +68,9 @@ def number_columns(row: Row) -> list[str]:
     return [owner, size, used, str(len(row.get("snapshots", ())))]
 
 
-def key_of(
-    tree: Tree, image: Image, vm: Optional[int], *, readonly: bool, revoke: bool, ask: Callable[[Any], Any]
-) -> Row:
-    """Return the operator's key, made if need be, or the key of a VM; raise MissingImage if it has none.
-
-    With `revoke` take it back; of the operator both keys, for writing and for reading. What the command
-    prints of it is secret.
-    """
-    holder = -1 if vm is None else vm
-    if revoke:
-        taken = ask(share_steps.TakeKeys(tree, image.id, holder))["taken"]
-        whose = "the operator's key" if vm is None else f"the key of VM {vm}"
-        out = f"mounts nothing any more, and who has the share itself mounted by it is shut out; {SHUT_OUT}"
-        said = f"{whose} for image {image.id} {out if taken else 'is not there'}"
-        return {"image": image.id, "taken": taken, "said": said}
-    where = tree, image.id, image.source
-    give = share_steps.GiveKey(*where, holder, readonly) if vm is None else share_steps.ShowKey(*where, vm)
-    found = {name.lower(): value for name, value in told(ask(give))}
-    return {"image": image.id, "credentials": found, "said": _lines(image.id, vm, found)}
-
-
-def _lines(image: int, vm: Optional[int], one: dict[str, str]) -> str:
+def _lines(image: int, vm: int, one: dict[str, str]) -> str:
     does = "reads" if one["access"] == "ro" else "reads and writes"
-    revoke = f"semishared share credentials {image}{'' if vm is None else f' --vm {vm}'} --revoke"
+    revoke = f"semishared share credentials {image}{f' --vm {vm}' if vm >= 0 else ''} --revoke"
     rows = [f"secret: who has this key {does} image {image}, until `{revoke}`"]
     rows += [f"{name} {value}" for name, value in one.items()]
     options = f"name={one['user']},fs={one['fs']},secretfile=FILE"
@@ -108,28 +87,6 @@ def check_snapshot_words(words: Sequence[str]) -> None:
         raise BadArguments(f"snapshot takes one of {', '.join(SNAPSHOT_WORDS)}")
     if len(words) != len(SNAPSHOT_WORDS[words[0]]) + 1:
         raise BadArguments(f"snapshot {words[0]} takes {' and '.join(SNAPSHOT_WORDS[words[0]])}")
-
-
-def run_snapshots(
-    tree: Tree,
-    image: int,
-    words: Sequence[str],
-    ask: Callable[[Any], Any],
-    may: Callable[[list[str]], bool],
-    is_dry: bool,
-) -> Row:
-    """Carry out `words`, which are checked, on a share's snapshots; return the lines to print."""
-    if words[0] == "create":
-        made = ask(share_steps.MakeSnapshot(tree, image, words[2]))
-        said = f"snapshot {made['name']} of the share of image {image}: {_where(made)}"
-        return {"image": image, "snapshot": made, "said": said}
-    if words[0] == "remove":
-        what = f"snapshot {words[2]} of the share of image {image}"
-        if is_dry or not may([f"{what} would be removed"]):
-            return {"image": image, "said": f"{what} {'would be' if is_dry else 'is not'} removed"}
-        ask(share_steps.RemoveSnapshot(tree, image, words[2]))
-        return {"image": image, "said": f"{what} is gone"}
-    return {"image": image, "snapshots": ask(share_steps.ListSnapshots(tree, image))["snapshots"]}
 
 
 def _where(row: Row) -> str:
@@ -182,8 +139,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise BadArguments("--yes and --dry-run are for drop and snapshot remove, which remove data")
     oned, may, is_dry = on.administrator(), partial(on.agreed, arguments), arguments.dry_run
     if verb == "list":
-        stores = [_datastore(oned, words[0])] if words else filter(template.is_shares, oned.datastores())
-        found = [row for datastore in stores for row in listed(oned, datastore)]
+        stores = words or [str(one.id) for one in oned.datastores() if template.is_shares(one)]
+        found = [row for word in stores for row in listed(oned, Place(oned, word))]
         put_json({"shares": found}) if arguments.json else show(found)
         return 0
     verbs: dict[str, Callable[..., Row]] = {
@@ -193,7 +150,7 @@ def run(arguments: argparse.Namespace) -> int:
         "snapshot": partial(snapshot, may=may, is_dry=is_dry),
         "drop": partial(drop, may=may, is_dry=is_dry),
         "credentials": partial(
-            credentials, vm=arguments.vm, readonly=arguments.readonly, revoke=arguments.revoke
+            credentials, of_vm=arguments.vm, readonly=arguments.readonly, revoke=arguments.revoke
         ),
     }
     answer = verbs[verb](oned, *words)
@@ -206,50 +163,54 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def ask(datastore: Datastore, step: Any) -> Any:
-    """Have the machine that makes a datastore's shares carry out a step; return its answer."""
-    return on.ask(share.bridge(datastore), "share", load(), step)
+class Place:
+    """A datastore of shares, and the machine that makes them; raise BadArguments for another datastore."""
+
+    def __init__(self, oned: Oned, word: str) -> None:
+        self.datastore = oned.datastore(number(word, "datastore"))
+        if not template.is_shares(self.datastore):
+            raise BadArguments(
+                f"datastore {self.datastore.id} has no shares: its DISK_TYPE is not FILESYSTEM"
+            )
+
+    @property
+    def tree(self) -> Tree:
+        return share.tree(self.datastore)
+
+    def ask(self, step: Any) -> Any:
+        return on.ask(share.bridge(self.datastore), "share", load(), step)
 
 
-def _datastore(oned: Oned, word: str) -> Datastore:
-    datastore = oned.datastore(number(word, "datastore"))
-    if not template.is_shares(datastore):
-        raise BadArguments(f"datastore {datastore.id} has no shares: its DISK_TYPE is not FILESYSTEM")
-    return datastore
-
-
-def _of_image(oned: Oned, word: str) -> Datastore:
-    return _datastore(oned, str(oned.image(number(word, "image")).store_id))
+def _of_image(oned: Oned, word: str) -> tuple[Place, int]:
+    image = number(word, "image")
+    return Place(oned, str(oned.image(image).store_id)), image
 
 
 def init(oned: Oned, word: str) -> Row:
     """Make a directory the root of a datastore's shares, and note that in the datastore."""
-    datastore = _datastore(oned, word)
-    if not CLOUD.text(datastore):
+    place = Place(oned, word)
+    if not CLOUD.text(place.datastore):
         # Before the root names it: if this is killed in between, the root is found to be this cloud's.
-        oned.update_datastore(datastore.id, CLOUD.line(cloud_of(oned.datastores())))
-        datastore = _datastore(oned, word)
-    tree = share.tree(datastore)
-    marker = ask(datastore, share_steps.MarkRoot(tree, os.urandom(16).hex()))["marker"]
-    stores = [one for one in oned.datastores() if one.id != datastore.id]
-    others = [one for one in stores if STORE.text(one) == marker]
+        oned.update_datastore(place.datastore.id, CLOUD.line(cloud_of(oned.datastores())))
+        place = Place(oned, word)
+    tree, number_of = place.tree, place.datastore.id
+    marker = place.ask(share_steps.MarkRoot(tree, os.urandom(16).hex()))["marker"]
+    others = [one for one in oned.datastores() if one.id != number_of and STORE.text(one) == marker]
     if others:
         raise BadArguments(f"{tree.root} belongs to datastore {others[0].id} ({others[0].name})")
     if not tree.marker:
-        oned.update_datastore(datastore.id, STORE.line(marker))
-    said = f"{tree.root} is the root of the shares of datastore {datastore.id} ({tree.fs})"
-    return {"datastore": datastore.id, "root": tree.root, "marker": marker, "said": said}
+        oned.update_datastore(number_of, STORE.line(marker))
+    said = f"{tree.root} is the root of the shares of datastore {number_of} ({tree.fs})"
+    return {"datastore": number_of, "root": tree.root, "marker": marker, "said": said}
 
 
-def listed(oned: Oned, datastore: Datastore) -> list[Row]:
+def listed(oned: Oned, place: Place) -> list[Row]:
     """Return the shares of a datastore, each with what is wrong with it ('' for nothing)."""
-    found = ask(datastore, share_steps.ListShares(share.tree(datastore)))["shares"]
+    found, store = place.ask(share_steps.ListShares(place.tree))["shares"], place.datastore.id
     # oned knows an image before its share is made: asked after the shares, it knows all of them.
     images = {image.id: image for image in oned.images()}
-    return [
-        {**row, "datastore": datastore.id, "state": share_state(row, images.get(row["image"]), datastore.id)}
-        for row in found
-    ]
+    states = (share_state(row, images.get(row["image"]), store) for row in found)
+    return [{**row, "datastore": store, "state": state} for row, state in zip(found, states)]
 
 
 def show(rows: list[Row]) -> None:
@@ -260,17 +221,12 @@ def show(rows: list[Row]) -> None:
     )
 
 
-def _row(oned: Oned, word: str) -> Row:
-    datastore, image = _of_image(oned, word), number(word, "image")
-    for row in listed(oned, datastore):
-        if row["image"] == image:
-            return row
-    raise MissingImage(f"image {image} has no share in datastore {datastore.id}")
-
-
 def usage(oned: Oned, word: str) -> Row:
     """Say how full a share is, and whether its size limits it; raise what keeps that from being found out."""
-    row = _row(oned, word)
+    place, image = _of_image(oned, word)
+    row = next((row for row in listed(oned, place) if row["image"] == image), None)
+    if row is None:
+        raise MissingImage(f"image {image} has no share in datastore {place.datastore.id}")
     wrong = row.get("wrong")
     if wrong and row["used"] < 0:
         raise from_id(wrong["id"], wrong["detail"])
@@ -278,58 +234,80 @@ def usage(oned: Oned, word: str) -> Row:
         raise NotSupported(
             f"image {word} is {row['directory']}, which was there before: nobody counts what is in it"
         )
-    used = human(row["used"]) if row["used"] >= 0 else "nobody knows how much"
-    said = f"{used} of {human(row['size'])}"
-    answer = {"image": row["image"], "used": row["used"], "size": row["size"], "said": said}
+    said = f"{_used(row)} of {human(row['size'])}"
+    answer = {"image": image, "used": row["used"], "size": row["size"], "said": said}
     return {**answer, "wrong": wrong, "said": f"{said}; {wrong['detail']}"} if wrong else answer
+
+
+def _used(row: Row) -> str:
+    return human(row["used"]) if row["used"] >= 0 else "nobody knows how much"
 
 
 def resize(oned: Oned, word: str, size: str) -> Row:
     """Hold a share to another size."""
-    datastore = _of_image(oned, word)
+    place, image = _of_image(oned, word)
     wanted = size_of(size, load().images_max_virtual_size_gib * GiB, "SIZE")
-    step = share_steps.ResizeShare(share.tree(datastore), number(word, "image"), wanted)
-    before = ask(datastore, step)["before"]
-    counted = oned.image(number(word, "image")).size // MiB
-    said = (
-        f"{human(before)} -> {human(wanted)}; OpenNebula goes on counting {counted} MiB against the "
-        f"quota of its owner"
-    )
-    return {"image": int(word), "before": before, "size": wanted, "said": said}
+    before = place.ask(share_steps.ResizeShare(place.tree, image, wanted))["before"]
+    quota = f"counting {oned.image(image).size // MiB} MiB against the quota of its owner"
+    said = f"{human(before)} -> {human(wanted)}; OpenNebula goes on {quota}"
+    return {"image": image, "before": before, "size": wanted, "said": said}
 
 
-def snapshot(oned: Oned, *words: str, may: Callable[[list[str]], bool], is_dry: bool) -> Row:
-    """Make, list or remove snapshots of a share."""
-    datastore, image = _of_image(oned, words[1]), number(words[1], "image")
-    return run_snapshots(share.tree(datastore), image, words, partial(ask, datastore), may, is_dry)
+Agreed = Callable[[list[str]], bool]
 
 
-def credentials(oned: Oned, word: str, vm: Optional[str], *, readonly: bool, revoke: bool) -> Row:
-    """Give or take back a key for a share."""
-    datastore, of_vm = _of_image(oned, word), None if vm is None else number(vm, "VM")
-    tree, image = share.tree(datastore), oned.image(number(word, "image"))
-    return key_of(tree, image, of_vm, readonly=readonly, revoke=revoke, ask=partial(ask, datastore))
+def snapshot(oned: Oned, *words: str, may: Agreed, is_dry: bool) -> Row:
+    """Carry out `words`, which are checked, on a share's snapshots."""
+    place, image = _of_image(oned, words[1])
+    if words[0] == "create":
+        made = place.ask(share_steps.MakeSnapshot(place.tree, image, words[2]))
+        said = f"snapshot {made['name']} of the share of image {image}: {_where(made)}"
+        return {"image": image, "snapshot": made, "said": said}
+    if words[0] == "remove":
+        what = f"snapshot {words[2]} of the share of image {image}"
+        if is_dry or not may([f"{what} would be removed"]):
+            return {"image": image, "said": f"{what} {'would be' if is_dry else 'is not'} removed"}
+        place.ask(share_steps.RemoveSnapshot(place.tree, image, words[2]))
+        return {"image": image, "said": f"{what} is gone"}
+    return {"image": image, "snapshots": place.ask(share_steps.ListSnapshots(place.tree, image))["snapshots"]}
 
 
-def drop(oned: Oned, word: str, image: str, *, may: Callable[[list[str]], bool], is_dry: bool) -> Row:
+def credentials(oned: Oned, word: str, of_vm: Optional[str], *, readonly: bool, revoke: bool) -> Row:
+    """Return the operator's key, made if need be, or the key of a VM; raise MissingImage if it has none.
+
+    With `revoke` take it back; of the operator both keys, for writing and for reading. What the command
+    prints of it is secret.
+    """
+    place, image = _of_image(oned, word)
+    vm = -1 if of_vm is None else number(of_vm, "VM")
+    if revoke:
+        taken = place.ask(share_steps.TakeKeys(place.tree, image, vm))["taken"]
+        whose = "the operator's key" if vm < 0 else f"the key of VM {vm}"
+        out = f"mounts nothing any more, and who has the share itself mounted by it is shut out; {SHUT_OUT}"
+        said = f"{whose} for image {image} {out if taken else 'is not there'}"
+        return {"image": image, "taken": taken, "said": said}
+    where = place.tree, image, oned.image(image).source
+    give = share_steps.GiveKey(*where, vm, readonly) if vm < 0 else share_steps.ShowKey(*where, vm)
+    found = {name.lower(): value for name, value in told(place.ask(give))}
+    return {"image": image, "credentials": found, "said": _lines(image, vm, found)}
+
+
+def drop(oned: Oned, word: str, image: str, *, may: Agreed, is_dry: bool) -> Row:
     """Remove the share of an image that oned does not have, if `may` agrees to the named directories."""
-    datastore, wanted = _datastore(oned, word), number(image, "image")
-    tree = share.tree(datastore)
-    found = ask(datastore, share_steps.ListShares(tree))
+    place, wanted = Place(oned, word), number(image, "image")
+    tree, store = place.tree, place.datastore.id
+    found = place.ask(share_steps.ListShares(tree))
     if "cloud" not in found:
-        raise BadArguments(
-            f"{tree.root} does not say of which OpenNebula it is: if of this, `semishared share "
-            f"init {datastore.id}`"
-        )
+        mend = f"if of this, `semishared share init {store}`"
+        raise BadArguments(f"{tree.root} does not say of which OpenNebula it is: {mend}")
     row = next((row for row in found["shares"] if row["image"] == wanted), None)
     if row is None:
-        raise MissingImage(f"datastore {datastore.id} has no share of image {wanted}")
+        raise MissingImage(f"datastore {store} has no share of image {wanted}")
     having = next((one for one in oned.images() if one.id == wanted), None)
-    if having and gc_stores.is_of(row, datastore.id, having.store_id, having.number("REGTIME")):
+    if having and gc_stores.is_of(row, store, having.store_id, having.number("REGTIME")):
         raise BadArguments(f"OpenNebula has image {wanted}: oneimage delete removes its share")
-    used = human(row["used"]) if row["used"] >= 0 else "nobody knows how much"
-    what = f"the share of image {wanted} in {tree.root}, with all in it ({used}),"
+    what = f"the share of image {wanted} in {tree.root}, with all in it ({_used(row)}),"
     if is_dry or not may([f"{what} would be removed"]):
         return {"image": wanted, "said": f"{what} {'would be' if is_dry else 'is not'} removed"}
-    ask(datastore, share_steps.RemoveShare(tree, wanted, ""))
+    place.ask(share_steps.RemoveShare(tree, wanted, ""))
     return {"image": wanted, "said": f"the share of image {wanted} is gone"}
