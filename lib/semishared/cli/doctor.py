@@ -16,7 +16,7 @@ import contextlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence, TypeVar
 
 from .. import NAME
 from ..config import Config, load
@@ -68,7 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     config, wrong = _config()
     cloud, no_oned = _cloud()
     front_end = on.front_end_of(cloud.hosts)
-    wrong, lost_name = wrong or _scripts(place, config), _lost_name(place)
+    wrong, name = wrong or _scripts(place, config), _of_oned_conf(place, edits.hostname)
+    lost_name = "" if not name or is_here(name) else name
     site = look_at_site(place, front_end)._replace(conf=wrong, oned=no_oned, lost_name=lost_name)
     with ThreadPoolExecutor(1) as pool:
         left = pool.submit(leftovers_found, config, bool(no_oned))
@@ -138,20 +139,22 @@ def _scripts(place: FrontEnd, config: Config) -> str:
     return f"{said}, but hosts have OpenNebula's scripts in {wanted} (oned.conf)"
 
 
-def _lost_name(place: FrontEnd) -> str:
-    """Return HOSTNAME of oned.conf if it does not lead to this machine."""
-    name = _of_oned_conf(place, edits.hostname)
-    return "" if not name or is_here(name) else name
+Found = TypeVar("Found")
+
+
+def _unless_wrong(look: Callable[[], Found], otherwise: Found) -> Found:
+    """Return what `look` does; `otherwise` if it raises, which is a finding of its own."""
+    try:
+        return look()
+    except SemisharedError:
+        return otherwise
 
 
 def _of_oned_conf(place: FrontEnd, said: Callable[[str, str], str]) -> str:
-    """Return a value of oned.conf, '' if unreadable, which is a finding of its own."""
+    """Return a value of oned.conf, '' if it is unreadable."""
     if place.etc is None:
         return ""
-    try:
-        return said(edits.read(place.oned_conf), place.oned_conf)
-    except SemisharedError:
-        return ""
+    return _unless_wrong(lambda: said(edits.read(place.oned_conf), place.oned_conf), "")
 
 
 def _cloud() -> tuple[plan.Cloud, str]:
@@ -338,37 +341,28 @@ def pool_findings(cloud: plan.Cloud, config: Config) -> list[plan.Finding]:
     def one(session: Session, host: Host) -> list[choose.Wrong]:
         rows: list[dict[str, object]] = []
         for root in roots:
-            (listed,) = session.run([ListDevices(root)])
-            rows += listed["devices"] if isinstance(listed, dict) else []
+            rows += on.asked(session, ListDevices(root))["devices"]
         unreserved = choose.unreserved(rows, host.reserved_memory)
-        return choose.differences(_declared(host, config), rows) + unreserved
+        declared: tuple[choose.Declared, ...] = _unless_wrong(
+            lambda: declaration(host, config.pool_devices), ()
+        )
+        return choose.differences(declared, rows) + unreserved
 
     # A host that does not answer is a finding of others.
     answers = on.Survey().ask(wanted, "doctor", config, one)
     return [finding for host, found in answers.items() for finding in plan.of_pool(found, host)]
 
 
-def _declared(host: Host, config: Config) -> tuple[choose.Declared, ...]:
-    try:
-        return declaration(host, config.pool_devices)
-    except SemisharedError:
-        return ()  # its attributes are a finding of their own
-
-
 def share_findings(cloud: plan.Cloud, answers: Answers, config: Config, front_end: str) -> list[plan.Finding]:
     """Return what is wrong with shares, where a datastore has any."""
-    made = [
-        one
-        for store in cloud.datastores
-        if template.is_shares(store)
-        for one in _made_shares(store, cloud, config, front_end)
-    ]
+    stores = filter(template.is_shares, cloud.datastores)
+    made = [one for store in stores for one in _made_shares(store, cloud, config, front_end)]
     roots = tuple(sorted({one.tree.root for one in made if one.tree.marker and one.by_hosts}))
     if not roots:
         return of_roots(made, front_end)
 
     def one(session: Session, _: Host) -> Any:
-        return session.run([LookAtShareHost(roots)])[0]
+        return on.asked(session, LookAtShareHost(roots))
 
     # A host that does not answer is a finding of others.
     seen = on.Survey().ask([host for host in cloud.hosts if not host.is_offline], "doctor", config, one)
@@ -410,23 +404,15 @@ def fence_findings(cloud: plan.Cloud, answers: Answers, config: Config, front_en
     pools = [store for store in cloud.datastores if not store.is_system and _names_key(store)]
     keys = {str(group[0].id): _why_not(group) for group in fence_facts.clusters(pools)}
     own = key_findings(front_end, config.hosts_connect_timeout_s)
-    means = plan.of_means(_not_run(config), keys, front_end)
-    return [*own, *plan.of_fenced(_marks(cloud), boots), *means]
-
-
-def _marks(cloud: plan.Cloud) -> dict[str, Mark]:
-    """Return the marks of hosts by name; none if oned, or the key, fails: a finding of its own."""
-    try:
-        return Marks(Oned()).of_all(cloud.hosts)
-    except SemisharedError:
-        return {}
+    marks: dict[str, Mark] = _unless_wrong(lambda: Marks(Oned()).of_all(cloud.hosts), {})
+    program = next(iter(config.fencing), "")
+    runs = not program or os.access(program, os.X_OK)
+    not_run = "" if runs else f"{program} is not there, or not to be executed"
+    return [*own, *plan.of_fenced(marks, boots), *plan.of_means(not_run, keys, front_end)]
 
 
 def _names_key(store: Datastore) -> bool:
-    try:
-        return bool(template.access(store).user and template.fence_user(store))
-    except SemisharedError:
-        return False  # its attributes are a finding of their own
+    return _unless_wrong(lambda: bool(template.access(store).user and template.fence_user(store)), False)
 
 
 def _why_not(datastores: Sequence[Datastore]) -> str:
@@ -437,27 +423,17 @@ def _why_not(datastores: Sequence[Datastore]) -> str:
     return ""
 
 
-def _not_run(config: Config) -> str:
-    """Return why the fencing command cannot be run, '' if it can, or there is none."""
-    words = config.fencing
-    if not words or os.access(words[0], os.X_OK):
-        return ""
-    return f"{words[0]} is not there, or not to be executed"
-
-
 OLD_S = 3600
 """Seconds: younger things may belong to an action that is under way."""
 
 
-def leftovers_found(
-    config: Config, no_oned: bool
-) -> tuple[int, str, list[dict[str, str]], list[tuple[str, str]]]:
+Leftovers = tuple[int, str, list[dict[str, str]], list[tuple[str, str]]]
+
+
+def leftovers_found(config: Config, no_oned: bool) -> Leftovers:
     """Return the count and size of what gc would remove; errors and damage as (machine, what)."""
-    if no_oned:
-        return 0, "", [], []
-    try:
-        survey = gc.survey_cloud(Oned(), config)
-    except SemisharedError:
+    survey = None if no_oned else _unless_wrong(lambda: gc.survey_cloud(Oned(), config), None)
+    if survey is None:
         return 0, "", [], []
     found = find(survey.machines, survey.known, OLD_S, not survey.errors)
     found += gc.elsewhere(survey, OLD_S, config)

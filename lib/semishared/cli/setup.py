@@ -70,17 +70,13 @@ def key_made(oned: Oned) -> list[str]:
     others = fence_facts.other_front_ends(oned)
     for machine, said in _asked(oned.key, others, CONNECT_S).items():
         if isinstance(said, str):
-            raise NoKey(
-                f"{oned.key} {why}, and {machine}, a front-end of this zone too, does not say "
-                f"whether it has one: {said}"
-            )
+            which = f"{machine}, a front-end of this zone too,"
+            raise NoKey(f"{oned.key} {why}, and {which} does not say whether it has one: {said}")
         if said["why_not"] != key.MISSING:
             raise NoKey(f"{oned.key} {why}, and {machine} has one: scp -p {machine}:{oned.key} {oned.key}")
     key.make(oned.key)
-    return [
-        f"made {oned.key}",
-        *(f"each front-end needs the same: scp -p {oned.key} {machine}:{oned.key}" for machine in others),
-    ]
+    copies = [f"scp -p {oned.key} {machine}:{oned.key}" for machine in others]
+    return [f"made {oned.key}", *(f"each front-end needs the same: {copy}" for copy in copies)]
 
 
 def is_key_made(oned: Oned) -> bool:
@@ -158,24 +154,17 @@ class Template(NamedTuple):
         return "".join(f"{name} = {quoted(value)}\n" for name, value in self.attributes.items())
 
 
+def _set(name: str, text: str) -> on.Argument:
+    return argument(name, metavar="NAME=VALUE", action="append", default=[], help=text)
+
+
+THERE = "(the one that is there, else"
 ARGUMENTS = (
-    argument(
-        "--kind", choices=sorted(access.KINDS), help=f"of the image store (the one that is there, else {DIR})"
-    ),
-    argument(
-        "--image", metavar="NAME", help=f"name of the image datastore (the one that is there, else {IMAGE})"
-    ),
-    argument(
-        "--system",
-        metavar="NAME",
-        help=f"name of the system datastore (the one that is there, else {SYSTEM})",
-    ),
-    argument(
-        "--set", metavar="NAME=VALUE", action="append", default=[], help="an attribute of the image datastore"
-    ),
-    argument(
-        "--set-system", metavar="NAME=VALUE", action="append", default=[], help="one of the system datastore"
-    ),
+    argument("--kind", choices=sorted(access.KINDS), help=f"of the image store {THERE} {DIR})"),
+    argument("--image", metavar="NAME", help=f"name of the image datastore {THERE} {IMAGE})"),
+    argument("--system", metavar="NAME", help=f"name of the system datastore {THERE} {SYSTEM})"),
+    _set("--set", "an attribute of the image datastore"),
+    _set("--set-system", "one of the system datastore"),
     flag("--apply", "make them in OpenNebula", one_of="how"),
     flag(
         "--is-store",
@@ -199,7 +188,11 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     try:
         templates = wanted(arguments)
-        wrong = [text for template in templates for text in found_wrong(template)]
+        wrong = [
+            f"{template.name}: {text}"
+            for template in templates
+            for text in known.problems(HOLDER[template.type], template.attributes)
+        ]
         if arguments.apply and not wrong:
             take_what_is_there(arguments, Oned().datastores())
             templates = wanted(arguments)
@@ -259,9 +252,7 @@ def wanted(arguments: argparse.Namespace) -> list[Template]:
 
 
 def take_what_is_there(arguments: argparse.Namespace, datastores: Sequence[Datastore]) -> None:
-    """Name the datastores of ours that are there, and the kind of the store, where no name was given; raise
-    BadArguments for several.
-    """
+    """Fill in the datastores of ours that are there, and the store's kind; raise BadArguments for several."""
     ours = [store for store in datastores if store.driver == NAME and not store_template.is_shares(store)]
     images = [store for store in ours if store.type == DatastoreType.IMAGE_DS]
     of_kind = [store.name for store in images if arguments.kind in (None, store_template.kind(store).name)]
@@ -278,10 +269,8 @@ def _one(names: Sequence[str], usual: str, what: str) -> str:
     if usual in names or not names:
         return usual
     if len(names) > 1:
-        raise BadArguments(
-            f"there are several {what} datastores of {NAME}, {', '.join(sorted(names))}: say "
-            f"which by --{what} NAME"
-        )
+        several = f"there are several {what} datastores of {NAME}, {', '.join(sorted(names))}"
+        raise BadArguments(f"{several}: say which by --{what} NAME")
     return names[0]
 
 
@@ -299,10 +288,6 @@ def pairs(words: list[str]) -> dict[str, str]:
     return found
 
 
-def found_wrong(template: Template) -> list[str]:
-    return [f"{template.name}: {text}" for text in known.problems(HOLDER[template.type], template.attributes)]
-
-
 def apply(templates: list[Template], made: dict[str, int]) -> str:
     """Make what is not there yet, and note its ids in `made`; return why not, '' if all are there now."""
     oned = Oned()
@@ -311,16 +296,12 @@ def apply(templates: list[Template], made: dict[str, int]) -> str:
         store = there.get(template.name)
         if store is None:
             continue
+        what = f"datastore {template.name} (id {store.id})"
         if store.driver != NAME or store.type != getattr(DatastoreType, template.type):
-            return (
-                f"there is a datastore {template.name} (id {store.id}) of another kind: choose another name"
-            )
-        other = [name for name, value in template.chosen if store.attribute(name) != value]
+            return f"there is a {what} of another kind: choose another name"
+        other = ", ".join(name for name, value in template.chosen if store.attribute(name) != value)
         if other:
-            return (
-                f"datastore {template.name} (id {store.id}) is there with another {', '.join(other)}: "
-                f"onedatastore update {store.id}"
-            )
+            return f"{what} is there with another {other}: onedatastore update {store.id}"
         made[template.name] = store.id
     for template in templates:
         if template.name not in made:
@@ -329,9 +310,7 @@ def apply(templates: list[Template], made: dict[str, int]) -> str:
 
 
 def shared(system: int) -> list[Finding]:
-    """Return what is wrong with the system datastore's place on the machines that answer, as `doctor` says
-    it.
-    """
+    """Return what is wrong with the system datastore's place on the machines that answer, as doctor does."""
     oned = Oned()
     datastores = [store for store in oned.datastores() if store.driver == NAME]
     hosts = [host.name for host in oned.hosts() if not host.is_offline and host.is_near(datastores)]
@@ -345,9 +324,7 @@ def shared(system: int) -> list[Finding]:
 
 
 def mark_store(number: int, is_store: bool) -> Marked:
-    """Mark the store of datastore `number` if it is mounted and in its place; raise SemisharedError if it is
-    another's.
-    """
+    """Mark the store of datastore `number` if it is mounted and in its place; raise if it is another's."""
     oned = Oned()
     ours = [store for store in oned.datastores() if store.driver == NAME and not store.is_system]
     (datastore,) = [store for store in ours if store.id == number]
@@ -356,9 +333,7 @@ def mark_store(number: int, is_store: bool) -> Marked:
 
 
 def is_mount(directory: str) -> bool:
-    """Tell whether something is mounted for this directory or for all datastores, or it lies on a shared file
-    system.
-    """
+    """Tell whether something is mounted for it or for all datastores, or it is on a shared file system."""
     mount = mounted(directory)
     above = {os.path.realpath(path) for path in (directory, os.path.dirname(directory))} - {"/"}
     return mount.get("point") in above or bool(re.match(NETWORK, str(mount.get("type"))))
@@ -385,10 +360,8 @@ def after(templates: list[Template], made: dict[str, int], marked: Marked) -> st
     """Return what remains to be done outside of OpenNebula."""
     image = made[templates[0].name]
     if marked.why_not and marked.store:
-        return (
-            f"The store has lost its marker, and none was written: {marked.why_not}. Until then every "
-            f"action on it is refused"
-        )
+        said = f"The store has lost its marker, and none was written: {marked.why_not}"
+        return f"{said}. Until then every action on it is refused"
     if marked.why_not:
         return (
             f"The store is not marked yet: {marked.why_not}.\nNext: mount the shared tree at "
@@ -415,13 +388,10 @@ def sunstone(template: Template) -> str:
         f"{template.name}: Storage > Datastores > Create Datastore",
         f"  Datastore type: {'IMAGE' if is_image else 'SYSTEM'}   Name: {template.name}",
         "  Storage backend: Custom",
-    ]
-    if is_image:
-        lines.append(f"  Datastore: Custom   Custom DS_MAD: {NAME}")
-    lines += [
+        *([f"  Datastore: Custom   Custom DS_MAD: {NAME}"] if is_image else []),
         f"  Transfer: Custom    Custom TM_MAD: {NAME}",
         "  Next: choose the clusters. Configuration attributes: leave as they are",
+        "  Custom Attributes: " + ("" if template.chosen else "none"),
+        *(f"    {name} = {value}" for name, value in template.chosen),
     ]
-    lines.append("  Custom Attributes: " + ("" if template.chosen else "none"))
-    lines += [f"    {name} = {value}" for name, value in template.chosen]
     return "\n".join([*lines, "  Finish", ""])
