@@ -29,10 +29,9 @@ from ..errors import HostUnreachable, SemisharedError, StreamFailed, ToolTimeout
 from ..model.base.steps import FetchBases, StreamBases
 from ..tools import compress, progress
 from ..tools.effects import point
-from ..tools.pipes import widen
 from ..tools.program import Program, started
 from ..tools.rate_limit import stand_back
-from ..tools.run import run
+from ..tools.run import run, widen
 from ..wire import packets
 from . import manifests, peers
 from .bases_in_progress import Account, Orders, Targets

@@ -59,11 +59,8 @@ def best(samples: Sequence[Sample], rate: float) -> str:
 
     most = max(through(sample) for sample in samples)
     # Ignore a gain of a few percent: compressing takes CPU from the sender's guests.
-    return next(
-        s.name
-        for s in sorted(samples, key=lambda s: s.name != NONE and 1 / s.speed)
-        if through(s) >= 0.93 * most
-    )
+    cheapest = sorted(samples, key=lambda sample: sample.name != NONE and 1 / sample.speed)
+    return next(sample.name for sample in cheapest if through(sample) >= 0.93 * most)
 
 
 def pays(link: float) -> bool:
@@ -84,8 +81,6 @@ def choose(wanted: str, unpacks: Collection[str], content: bytes, rate: float) -
     samples = [Sample(NONE, 1.0, float("inf"))]
     for name in known:
         started = time.monotonic()
-        packed = pack(name, content)
-        samples.append(
-            Sample(name, len(packed) / max(len(content), 1), len(content) / (time.monotonic() - started))
-        )
+        ratio = len(pack(name, content)) / max(len(content), 1)
+        samples.append(Sample(name, ratio, len(content) / (time.monotonic() - started)))
     return best(samples, rate)

@@ -108,9 +108,8 @@ def _fill(content: str, pairs: list[tuple[str, str]], more: bytes, datastores: s
             else:
                 shutil.copyfile(path, f"{content}/{name}")
         except OSError as e:
-            raise of_system(
-                e, f"context file {path}, on its way to {content}: {e.strerror}", MissingImage
-            ) from None
+            what = f"context file {path}, on its way to {content}: {e.strerror}"
+            raise of_system(e, what, MissingImage) from None
     if more:
         with open(f"{content}/context.sh", "ab") as file:
             # In the guest too: Rock Ridge keeps modes.

@@ -46,19 +46,13 @@ def fsync(path: str) -> None:
 
 
 def fsync_open(fd: int) -> None:
-    """Make an open file durable."""
-    _write_out(fd)
-    os.fsync(fd)
-
-
-def _write_out(fd: int) -> None:
-    """Write out a large file piece by piece: a single fsync could give no sign of life for hours."""
+    """Make an open file durable; a large one piece by piece: one fsync could show no life for hours."""
     found = os.fstat(fd)
-    if found.st_blocks * 512 <= WINDOW or not stat.S_ISREG(found.st_mode):
-        return
-    from .write_out import write_out  # here: most files are small
+    if found.st_blocks * 512 > WINDOW and stat.S_ISREG(found.st_mode):
+        from .write_out import write_out  # here: most files are small
 
-    write_out(fd, found.st_size, WINDOW)
+        write_out(fd, found.st_size, WINDOW)
+    os.fsync(fd)
 
 
 def fsync_tree(directory: str) -> None:
@@ -267,13 +261,15 @@ def symlink(target: str, path: str, check: Callable[[], None] = lambda: None) ->
 
 def remove_staged(directory: str, name: str = "") -> None:
     """Remove staged files of killed writers in `directory` (those for `name` only, if given)."""
+    for entry in _staged(directory, name):
+        unlink(f"{directory}/{entry}")
+
+
+def _staged(directory: str, name: str = "") -> list[str]:
     try:
-        entries = os.listdir(directory)
+        return [entry for entry in os.listdir(directory) if disk_names.is_staged(entry, name)]
     except FileNotFoundError:
-        return
-    for entry in entries:
-        if disk_names.is_staged(entry, name):
-            unlink(f"{directory}/{entry}")
+        return []
 
 
 def changed_ns(found: os.stat_result) -> int:
@@ -285,11 +281,7 @@ def remove_stale(directory: str) -> None:
     """Remove staged files of this machine's ended processes in a directory that has no lock."""
     from . import owner
 
-    try:
-        names = [name for name in os.listdir(directory) if disk_names.is_staged(name)]
-    except FileNotFoundError:
-        return
-    for name in names:
+    for name in _staged(directory):
         if owner.is_gone(name):
             unlink(f"{directory}/{name}")
 

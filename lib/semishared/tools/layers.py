@@ -47,18 +47,12 @@ def publish_first(path: str, staged: str) -> None:
     host's pool.
     """
     where, name = os.path.split(path)
-    root, below = (
-        (os.path.dirname(staged), "")
-        if disk_names.are_layers(os.path.dirname(staged))
-        else (where, disk_names.layers(name))
-    )
+    root, below = where, disk_names.layers(name)
+    if disk_names.are_layers(os.path.dirname(staged)):
+        root, below = os.path.dirname(staged), ""
     with beneath.directory(root, below, make=True) as directory:
-        keep = {"0", os.path.basename(staged)}
-        older = [
-            entry
-            for entry in os.listdir(directory)
-            if entry not in keep and (disk_names.is_number(entry) or disk_names.is_staged(entry))
-        ]
+        others = set(os.listdir(directory)) - {"0", os.path.basename(staged)}
+        older = [entry for entry in others if disk_names.is_number(entry) or disk_names.is_staged(entry)]
         if older:
             # A recreated disk: remove the old active layer's link before the layers.
             files.unlink(path)
@@ -126,13 +120,8 @@ def _tables(path: str, file: BinaryIO, head: bytes) -> bytes:
     file.seek(offset)
     text = file.read(8 * entries)
     tables = [entry & OFFSET for entry in struct.unpack(f">{len(text) // 8}Q", text[: len(text) // 8 * 8])]
-    if (
-        max(
-            offset + 8 * entries,
-            max(tables) + (1 << struct.unpack_from(">I", head, 20)[0]) if any(tables) else 0,
-        )
-        > size
-    ):
+    cluster = 1 << struct.unpack_from(">I", head, 20)[0]
+    if max(offset + 8 * entries, max(tables) + cluster if any(tables) else 0) > size:
         raise _damaged(path, f"has {size} bytes, and its header speaks of more")
     return text
 
@@ -198,9 +187,8 @@ def _named(path: str, over_network: bool) -> tuple[str, str]:
             is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
             head = file.read(80) if is_file else b""
             if head[:4] == MAGIC and len(head) == 80 and disk_names.layer_of(path):
-                _tables(
-                    path, file, head
-                )  # one of ours: past a missing end QEMU would read zeros, or the layer below
+                # One of ours: past a missing end QEMU would read zeros, or the layer below.
+                _tables(path, file, head)
     except OSError as e:
         raise BrokenChain(f"{here(path)}: {e.strerror}") from None
     if not is_file:
@@ -260,11 +248,9 @@ def topmost(folder: str, number: int) -> int:
 
 def _lies_over(folder: str, number: int, below: int) -> bool:
     name = backing_of(f"{folder}/{number}")[0]
-    return (
-        disk_names.is_number(name)
-        and os.path.exists(f"{folder}/{name}")
-        and os.path.samefile(f"{folder}/{name}", f"{folder}/{below}")
-    )
+    if not disk_names.is_number(name) or not os.path.exists(f"{folder}/{name}"):
+        return False
+    return os.path.samefile(f"{folder}/{name}", f"{folder}/{below}")
 
 
 def tree(
@@ -284,10 +270,8 @@ def tree(
         raw = number == active and active_format == "raw"
         found[number] = ("", "") if raw else backing_of(f"{folder}/{number}")
     below = {number: int(name) for number, (name, _) in found.items() if disk_names.is_number(name)}
-    raws: set[object] = {
-        below[number] for number in below if found[number][1] == "raw" and number != raw_layer
-    }
-    raws.add(raw_layer)
+    raws: set[object] = {raw_layer}
+    raws |= {layer for number, layer in below.items() if found[number][1] == "raw" and number != raw_layer}
     described: dict[int, dict[str, object]] = {}
     for number in numbers:
         format = active_format if number == active else "raw" if number in raws else "qcow2"

@@ -145,20 +145,13 @@ def look(path: str, found: os.stat_result, say: Callable[[str], None]) -> bool:
 
 
 def _told(holder: Optional[Holder], path: str, limit_s: float) -> str:
-    here = os.uname().nodename
+    here, held = os.uname().nodename, f"{path} is held, since {limit_s:.0f} s, by"
     if holder is None:
-        return (
-            f"{path} is held, since {limit_s:.0f} s, by a process that {here} does not see: of "
-            f"another machine, or in a container"
-        )
+        return f"{held} a process that {here} does not see: of another machine, or in a container"
+    process = f"process {holder.pid} on {here}"
     if not holder.started:
-        return (
-            f"{path} is held, since {limit_s:.0f} s, by what process {holder.pid} on {here} has "
-            f"started, and left: it is waited for"
-        )
-    return (
-        f"process {holder.pid} on {here} has {path}, and has shown no life for {limit_s:.0f} s: it is killed"
-    )
+        return f"{held} what {process} has started, and left: it is waited for"
+    return f"{process} has {path}, and has shown no life for {limit_s:.0f} s: it is killed"
 
 
 def is_silent(path: str) -> bool:
@@ -184,16 +177,11 @@ def _of(found: os.stat_result) -> Optional[Holder]:
         return None
     for words in rows:
         # N: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE START END
-        if (
-            len(words) < 6
-            or words[1] != "FLOCK"
-            or words[5].rpartition(":")[2] != str(found.st_ino)
-            or not words[4].isdigit()
-        ):
-            continue
-        pid = int(words[4])
-        if _has(pid, found, words[5]):
-            return Holder(pid, owner.waiting(pid))
+        is_flock = len(words) >= 6 and words[1] == "FLOCK" and words[4].isdigit()
+        if is_flock and words[5].rpartition(":")[2] == str(found.st_ino):
+            pid = int(words[4])
+            if _has(pid, found, words[5]):
+                return Holder(pid, owner.waiting(pid))
     return None
 
 
@@ -207,14 +195,11 @@ def _has(pid: int, found: os.stat_result, device: str) -> bool:
 
 def _turns(pid: int) -> int:
     """Return the number of context switches of all threads of a process."""
-    turns = 0
     try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/status", encoding="utf-8", errors="replace") as file:
-                turns += sum(int(line.split()[1]) for line in file if "ctxt_switches" in line)
-    except (OSError, ValueError, IndexError):
-        pass
-    return turns
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return 0
+    return sum(progress.switches(f"{pid}/task/{thread}") for thread in threads)
 
 
 def _kill(holder: Holder) -> None:

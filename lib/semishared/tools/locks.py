@@ -136,17 +136,18 @@ def remove(path: str) -> None:
 def unless_busy(path: str) -> IO[str] | None:
     """Take the lock `path` and return its open file, None if it is held; wait out a stopped holder."""
     file = attempt(path)
-    while file is None and (_is_stopped(path) or _is_silent(path)):
+    while file is None and _may_lose(path):
         time.sleep(0.1)
         progress.touch()
         file = attempt(path)
     return file
 
 
-def _is_stopped(path: str) -> bool:
+def _may_lose(path: str) -> bool:
+    """Return True if the holder of a lock is stopped, or about to be killed or to lose it."""
     from . import lock_holders
 
-    return lock_holders.is_stopped(path)
+    return lock_holders.is_stopped(path) or lock_holders.is_silent(path)
 
 
 def noted(file: IO[str]) -> dict[str, Any]:
@@ -180,9 +181,8 @@ def forget(path: str) -> bool:
 def is_held(path: str) -> bool:
     """Return True if a process holds the lock `path`, or that is unknown; do not make the file."""
     try:
-        with open(
-            os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8"
-        ) as file:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except (FileNotFoundError, NotADirectoryError):
         return False

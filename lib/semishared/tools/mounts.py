@@ -32,9 +32,8 @@ def parse(text: str) -> list[Mount]:
     for line in text.splitlines():
         left, _, right = line.partition(" - ")
         words, (type, source, options) = left.split(" "), right.split(" ", 2)
-        found.append(
-            Mount(_plain(words[4]), type, tuple(options.split(",")), words[0], words[2], _plain(source))
-        )
+        more = (type, tuple(options.split(",")), words[0], words[2], _plain(source))
+        found.append(Mount(_plain(words[4]), *more))
     return found
 
 
@@ -51,9 +50,8 @@ def under(path: str, mounts: list[Mount]) -> Mount:
     """Return the mount that holds `path`, which is without links."""
     best = Mount("")
     for mount in mounts:
-        if (path == mount.point or path.startswith(f"{mount.point.rstrip('/')}/")) and len(
-            mount.point
-        ) >= len(best.point):
+        is_above = path == mount.point or path.startswith(f"{mount.point.rstrip('/')}/")
+        if is_above and len(mount.point) >= len(best.point):
             best = mount
     return best
 

@@ -34,10 +34,9 @@ def state(pid: int) -> str:
 
 def _said(pid: int) -> list[str]:
     """Return the fields of a process's stat file (proc(5)) from the state on, empty ones if it is gone."""
+    which = pid if pid != os.getpid() else "self"
     try:
-        with open(
-            f"/proc/{pid if pid != os.getpid() else 'self'}/stat", encoding="utf-8", errors="replace"
-        ) as file:
+        with open(f"/proc/{which}/stat", encoding="utf-8", errors="replace") as file:
             words = file.read().rpartition(")")[2].split()
     except OSError:
         words = []

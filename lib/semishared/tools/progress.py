@@ -68,6 +68,7 @@ LONGEST = 12
 SIGNS_S = 10.0
 """Seconds between two calls of `signs`, each of which runs a program."""
 TICKS = os.sysconf("SC_CLK_TCK")
+MOVED = ("rchar", "wchar", "read_bytes", "write_bytes")
 programs: dict[int, Work] = {}
 """The programs that work for this process."""
 
@@ -77,10 +78,8 @@ def patience_s() -> float:
     dirty = 0
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                name, _, amount = line.partition(":")
-                if name in ("Dirty", "Writeback"):
-                    dirty += int(amount.split()[0]) << 10
+            rows = [line.split() for line in file if line.startswith(("Dirty:", "Writeback:"))]
+        dirty = sum(int(row[1]) << 10 for row in rows)
     except (OSError, ValueError, IndexError):
         pass
     return max(limit_s, min(dirty / FLOOR, LONGEST * limit_s))
@@ -123,11 +122,7 @@ def counted(pid: int) -> tuple[int, int]:
     moved = ticks = 0
     try:
         with open(f"/proc/{pid}/io", encoding="ascii") as file:
-            moved = sum(
-                int(line.split()[1])
-                for line in file
-                if line.startswith(("rchar", "wchar", "read_bytes", "write_bytes"))
-            )
+            moved = sum(int(line.split()[1]) for line in file if line.startswith(MOVED))
     except PermissionError:
         moved = _turns(pid)
     except (OSError, ValueError, IndexError):
@@ -143,17 +138,21 @@ def counted(pid: int) -> tuple[int, int]:
 
 def _turns(pid: int) -> int:
     """Return the context switches of the children of a root program (sudo), whose counters are hidden."""
-    turns = 0
     try:
         with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
             children = [int(word) for word in file.read().split()]
-        for child in children:
-            with open(f"/proc/{child}/status", encoding="utf-8", errors="replace") as file:
-                turns += sum(int(line.split()[1]) for line in file if "ctxt_switches" in line)
-            turns += _turns(child)
+    except (OSError, ValueError):
+        return 0
+    return sum(switches(str(child)) + _turns(child) for child in children)
+
+
+def switches(process: str) -> int:
+    """Return the context switches of PID, or of PID/task/THREAD; 0 if they cannot be read."""
+    try:
+        with open(f"/proc/{process}/status", encoding="utf-8", errors="replace") as file:
+            return sum(int(line.split()[1]) for line in file if "ctxt_switches" in line)
     except (OSError, ValueError, IndexError):
-        pass
-    return turns
+        return 0
 
 
 @contextmanager

@@ -7,6 +7,7 @@ killed driver leaves none at work.
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import select
@@ -51,6 +52,29 @@ def wait_to_read_or_write(read: int, write: int, within_s: float) -> tuple[bool,
     return read in found, write in found
 
 
+HOLDS = 1 << 20
+"""Bytes: the most that an unprivileged user may request (pipe(7))."""
+_SET_SIZE, _GET_SIZE = 1031, 1032
+"""F_SETPIPE_SZ and F_GETPIPE_SZ of fcntl(2), which Python has from 3.10 on."""
+
+
+def widen(fd: int) -> None:
+    """Enlarge a pipe to HOLDS bytes, if it is one and the user's quota allows it."""
+    _let_hold(fd, HOLDS)
+
+
+def as_wide(fd: int, other: int) -> None:
+    """Make a pipe as large as the `other`."""
+    _let_hold(fd, fcntl.fcntl(other, _GET_SIZE))
+
+
+def _let_hold(fd: int, size: int) -> None:
+    try:
+        fcntl.fcntl(fd, _SET_SIZE, size)
+    except OSError:
+        pass  # it stays small
+
+
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
 DIES_WITH_US = ["setpriv", "--pdeathsig", "KILL", "--"]
 KEPT = (
@@ -65,16 +89,8 @@ KEPT = (
     "NO_PROXY",
 )
 """The proxies are for downloads: DATASTORE_MAD's --proxy arrives as http_proxy."""
-GROUP_DIES_WITH_US = [
-    "setpriv",
-    "--pdeathsig",
-    "TERM",
-    "--",
-    "sh",
-    "-c",
-    'trap "kill -KILL -$$" TERM; exec 8<&0; "$@" <&8 8<&- & wait $!',
-    "sh",
-]
+ENDS_ITS_GROUP = 'trap "kill -KILL -$$" TERM; exec 8<&0; "$@" <&8 8<&- & wait $!'
+GROUP_DIES_WITH_US = ["setpriv", "--pdeathsig", "TERM", "--", "sh", "-c", ENDS_ITS_GROUP, "sh"]
 """The same for a program with children, in a session of its own; a background job needs stdin passed on."""
 QUICK_S = 120
 """Seconds for a program that reads or writes metadata only."""
@@ -132,23 +148,14 @@ def _worked(
 ) -> int:
     """Return the exit code of a program without time limit; raise ToolTimeout if it stands still."""
     with progress.watched(process.pid, signs) as watched:
-        while True:
-            try:
-                code = ended_within(process, min(1.0, progress.limit_s / 4))
-            except BaseException:
-                _kill(process)
-                raise
-            if code is not None:
-                return code
+        while (code := _ended(process, min(1.0, progress.limit_s / 4))) is None:
             idle_s = watched.idle_s()
             if idle_s < progress.limit_s or idle_s < progress.patience_s():
                 continue
             _end(process)
-            where = os.uname().nodename
-            raise ToolTimeout(
-                f"{argv[0]} has done nothing for {idle_s:.0f} s on {where}: is its storage hung? "
-                f"{line_of(argv)}"
-            )
+            what = f"has done nothing for {idle_s:.0f} s on {os.uname().nodename}: is its storage hung?"
+            raise ToolTimeout(f"{argv[0]} {what} {line_of(argv)}")
+        return code
 
 
 def unheard(argv: list[str]) -> subprocess.Popen[bytes]:
@@ -221,14 +228,19 @@ def _run(
 
 def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
     """Return the exit code, None if the program had to be killed after `timeout_s` seconds."""
-    try:
-        code = ended_within(process, timeout_s)
-    except BaseException:
-        _kill(process)
-        raise
+    code = _ended(process, timeout_s)
     if code is None:
         _end(process)
     return code
+
+
+def _ended(process: subprocess.Popen[bytes], limit_s: float) -> int | None:
+    """Return the exit code, None if the program still runs; kill it if this process is interrupted."""
+    try:
+        return ended_within(process, limit_s)
+    except BaseException:
+        _kill(process)
+        raise
 
 
 def _kill(process: subprocess.Popen[bytes]) -> bool:
@@ -353,10 +365,7 @@ def piped(argv: list[str], *, feed: bool) -> Iterator[IO[bytes]]:
 def filtered(argv: list[str], data: bytes | memoryview, *, timeout_s: float = QUICK_S) -> bytes:
     """Return the output of `argv` for the input `data`; raise as `run`."""
     with memory() as given, memory() as out, memory() as err:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(given, view) :]
-        os.lseek(given, 0, os.SEEK_SET)
+        os.pwrite(given, data, 0)
         code = _wait(_start(argv, given, out, err), timeout_s)
         if code is None:
             raise ToolTimeout(f"{argv[0]} did not end within {timeout_s:.0f} s")
@@ -368,15 +377,10 @@ def filtered(argv: list[str], data: bytes | memoryview, *, timeout_s: float = QU
 @contextmanager
 def beside(argv: list[str]) -> Iterator[None]:
     """Run `argv` beside the block; its stdin ends with the block or this process. It may outlive both."""
+    pipe, null, env = subprocess.PIPE, subprocess.DEVNULL, environment()
     # Not in this process group, which is killed with this process.
     process = subprocess.Popen(
-        argv,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment(),
-        cwd="/",
-        start_new_session=True,
+        argv, stdin=pipe, stdout=null, stderr=null, env=env, cwd="/", start_new_session=True
     )
     assert process.stdin
     try:

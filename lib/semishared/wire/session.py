@@ -133,10 +133,8 @@ class Session:
         self._unread = os.open(f"/proc/self/fd/{there}", os.O_RDONLY) if argv[0] == "ssh" else -1
         """The read end of ssh's stdin, until the host answers: a restarted ssh reads it from there."""
         if bulk and argv[0] == "ssh":
-            from ..tools.pipes import widen
-
-            widen(there)
-            widen(self._process.stdout.fileno())
+            tools_run.widen(there)
+            tools_run.widen(self._process.stdout.fileno())
         self._writer = Writer(there, self._wait_to_write)
         self._reader = Reader(self._process.stdout.fileno(), greets=argv[0] == "ssh")
         self._heard: deque[Message] = deque()

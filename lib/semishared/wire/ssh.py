@@ -14,8 +14,7 @@ import termios
 from typing import Mapping, Sequence
 
 from ..errors import SemisharedError
-from ..tools.pipes import as_wide
-from ..tools.run import run
+from ..tools.run import as_wide, run
 
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Longest pause before each attempt; each takes a random part of it, so that refused ones come one by one."""
