@@ -145,7 +145,7 @@ STEPS = {
     "RecordNetwork": "disk.create:record_network",
     "Recover": "vmm.on_host:recover",
     "RefuseMountPoint": "front.datastore:refuse_mount_point",
-    "RehearseHypervisor": "vmm.rehearsal:rehearse",
+    "RehearseHypervisor": "vmm.handover:rehearse",
     "ReleaseVm": "disk.transfer:release",
     "RemoveArrival": "vmm.live_migration:remove_arrival",
     "RemoveDisk": "disk.vm_dir:remove_disk",

@@ -45,28 +45,18 @@ def check(image: int, source: str, root_marker: str = "", born: int = -1) -> Giv
     unknown; `born`: when the image was made, as oned has it, -1 if unknown.
     """
     root, number = share_names.root_and_image(source)
-    if (
-        not re.match(PATH, source)
-        or number < 0
-        or image not in (-1, number)
-        or os.path.realpath(source) != source
-    ):
-        raise ShareRefused(
-            f"{here(source)} is no share that semishared has "
-            f"made{f' for image {image}' if image >= 0 else ''}"
-        )
+    is_share = re.match(PATH, source) and number >= 0 and os.path.realpath(source) == source
+    if not is_share or image not in (-1, number):
+        which = f" for image {image}" if image >= 0 else ""
+        raise ShareRefused(f"{here(source)} is no share that semishared has made{which}")
     if not os.path.isdir(root):
         raise MissingImage(
             f"{here(root)} is not there: a root of shares is mounted on all hosts, at the same path"
         )
     # An NFS client that has looked for it before it was made caches for half a minute that it is missing.
-    files.refresh(root, f"{root}/{disk_names.SIDE}", f"{root}/{share_names.SHARES}")
-    for path in (
-        root,
-        f"{root}/{disk_names.SIDE}",
-        f"{root}/{share_names.SHARES}",
-        f"{root}/{share_names.record(number)}",
-    ):
+    directories = (root, f"{root}/{disk_names.SIDE}", f"{root}/{share_names.SHARES}")
+    files.refresh(*directories)
+    for path in (*directories, f"{root}/{share_names.record(number)}"):
         _check_ours(path)
     marker.check(root, root_marker)
     known = life.read(Tree("plain", root), number)
@@ -75,20 +65,16 @@ def check(image: int, source: str, root_marker: str = "", born: int = -1) -> Giv
             f"{here(f'{root}/{share_names.record(number)}')} does not say that {source} is ready"
         )
     if born not in (-1, known.share.born):
-        raise ShareRefused(
-            f"{here(source)} is of another image {number}: that was made at "
-            f"{known.share.born}, this one at {born}"
-        )
+        made = f"that was made at {known.share.born}, this one at {born}"
+        raise ShareRefused(f"{here(source)} is of another image {number}: {made}")
     if not os.path.isdir(source):
         raise MissingImage(f"{here(source)} is not there")
     _check_mount(known.share.directory or source, bool(known.share.directory))
     at = root
     while at:
         if not os.lstat(at).st_mode & 0o001:
-            raise ShareRefused(
-                f"{here(at)} lets no others pass (chmod o+x), and guests' users are others: "
-                f"nobody could use {source}"
-            )
+            why = f"and guests' users are others: nobody could use {source}"
+            raise ShareRefused(f"{here(at)} lets no others pass (chmod o+x), {why}")
         at = os.path.dirname(at).rstrip("/")
     _check_ours(f"{root}/{share_names.UIDS}")
     return Given(owners.known_uid_of(root, known.share.owner), known.share.directory, known.share.readonly)

@@ -19,9 +19,6 @@ from ..tools.hung_store import LIMIT_S, unless_it_hangs
 from . import life, owners
 from .attached import SAFE
 
-# The daemons that serve a directory to a guest.
-
-
 QEMUS = "/usr/lib/qemu/virtiofsd"
 DAEMONS = ("/usr/libexec/virtiofsd", QEMUS, "/usr/lib/virtiofsd/virtiofsd")
 """As in VIRTIOFSD_BINARY_PATH of OpenNebula's kvmrc. All but QEMU's are the daemon in Rust."""
@@ -54,13 +51,8 @@ def of_root(tree: Tree, clients: bool, images: tuple[int, ...]) -> dict[str, Any
         ceph = ceph_clients.of(tree)
         lacking, pools = lacking + ceph.lacking_for_keys(), ceph.pools(images)
     promised = [life.promised(tree), life.capacity(tree)[1]]
-    return {
-        "lacking": lacking,
-        "cloud": marker.said(tree.root).cloud,
-        "lapsed": fs.lapsed(),
-        "promised": promised,
-        "pools": pools,
-    }
+    found = {"lacking": lacking, "lapsed": fs.lapsed(), "promised": promised, "pools": pools}
+    return {**found, "cloud": marker.said(tree.root).cloud}
 
 
 def of_host(roots: tuple[str, ...]) -> dict[str, Any]:

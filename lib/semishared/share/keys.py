@@ -51,9 +51,8 @@ def _held(tree: Tree, number: int, source: str) -> Iterator[Clients]:
     with life.alone(tree, number, LIMIT_S):
         known = life.made(tree, number)
         if known.source != source:
-            raise ShareRefused(
-                f"image {number} is {source}, but its record in {tree.root} says {known.source}"
-            )
+            says = f"its record in {tree.root} says {known.source}"
+            raise ShareRefused(f"image {number} is {source}, but {says}")
         yield clients
 
 

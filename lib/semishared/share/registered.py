@@ -71,9 +71,7 @@ def _found(tree: Tree, path: str, safe: tuple[str, ...], others: tuple[str, ...]
     if not any(_is_below(real, directory) for directory in below):
         # The error names the path as given: a user without access must not learn where a link leads.
         raise RestrictedPath(f"{path} is below none of the datastore's SAFE_DIRS")
-    for directory in (root, *map(os.path.realpath, others), *NEVER):
-        if _is_below(real, directory) or _is_below(directory, real):
-            raise RestrictedPath(f"{path} has to do with {directory}, which no guest may be given")
+    _refuse(path, real, (root, *map(os.path.realpath, others), *NEVER))
     if not os.path.isdir(real):
         raise MissingImage(f"{here(path)} is no directory")
     if not re.match(PATH, real):
@@ -86,15 +84,19 @@ def _is_below(path: str, directory: str) -> bool:
     return path == directory or directory == "/" or path.startswith(f"{directory}/")
 
 
+def _refuse(path: str, real: str, closed: tuple[str, ...]) -> None:
+    for directory in closed:
+        if _is_below(real, directory) or _is_below(directory, real):
+            raise RestrictedPath(f"{path} has to do with {directory}, which no guest may be given")
+
+
 def opened(path: str) -> int:
     """Open a directory as any user of this machine could, through no link, as a user may have put one there.
 
     Raise MissingImage, ShareRefused; RestrictedPath if it is ours, or closed to guests, whatever a record
     says.
     """
-    for directory in NEVER:
-        if _is_below(path, directory) or _is_below(directory, path):
-            raise RestrictedPath(f"{path} has to do with {directory}, which no guest may be given")
+    _refuse(path, path, NEVER)
     at, fd = "", os.open("/", _DIRECTORY)
     try:
         for name in path.strip("/").split("/"):

@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """A hypervisor action on the VM's host: planned, carried out, then this process becomes the stock script.
 
-plan/vm/hypervisor.py plans. Rehearsals: rehearsal.py.
+plan/vm/hypervisor.py plans. Rehearsed it looks as the action would, and changes nothing (model/rehearsal.py).
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..model.disk import names as disk_names
 from ..model.exchange import Exchange, Here, Say, drive
 from ..opennebula.report import Report, caught
-from ..plan.vm.hypervisor import PLANNERS, READ, Asked, planned
+from ..plan.vm.hypervisor import PLANNERS, READ, Asked, forwarded, planned
 from ..table import carry_out
 from ..tools.ending import ended
 from .on_host import Work
+
+if TYPE_CHECKING:
+    from ..model.base.steps import RehearseHypervisor
 
 
 def run(here: str, argv: list[str]) -> int:
@@ -40,3 +45,19 @@ def run(here: str, argv: list[str]) -> int:
         return 0
 
     return ended(caught(name if name in PLANNERS else "with_records", act))
+
+
+def rehearse(step: RehearseHypervisor) -> dict[str, Any]:
+    """Return, as JSON data, what the action would do; raise what the action would raise."""
+    from ..model.rehearsal import rehearsed
+    from ..model.vm.hypervisor_steps import look_instead
+
+    asked, work = Asked(step.action, step.argv, step.stdin.encode("utf-8", "surrogateescape")), Work()
+
+    def do(wanted: Exchange) -> Any:
+        assert isinstance(wanted, Here)
+        return carry_out(wanted.step, work)
+
+    # The vmm scripts decide by this, too.
+    is_ours = os.path.lexists(disk_names.records(asked.vm_dir))
+    return rehearsed(planned(asked) if is_ours else forwarded(asked), do, look_instead).to_data()

@@ -10,7 +10,7 @@ import json
 import os
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, Callable, Dict, Optional
 
 from ..config import load
@@ -46,20 +46,15 @@ def migrate(name: str, target: str, options: MigrateOptions, say: Callable[[str]
     """
     flags, values = _of_libvirt(options)
     if options.downtime_ms:
-        domain.ask(
-            name, "migrate-setmaxdowntime", lambda guest: guest.migrateSetMaxDowntime(options.downtime_ms)
-        )
+        most_ms = options.downtime_ms
+        domain.ask(name, "migrate-setmaxdowntime", lambda guest: guest.migrateSetMaxDowntime(most_ms))
     with ExitStack() as stack:
         counted = stack.enter_context(domain.hearing(name, "JOB_COMPLETED"))
-        rounds = (
-            stack.enter_context(domain.hearing(name, "MIGRATION_ITERATION"))
-            if options.after_precopy
-            else None
-        )
-        cut_off = threading.Event()
-        call = libvirtd.Call(
-            f"migrate {name}", lambda here: _moved(here, name, target, values, flags, cut_off)
-        )
+        rounds, cut_off = None, threading.Event()
+        if options.after_precopy:
+            rounds = stack.enter_context(domain.hearing(name, "MIGRATION_ITERATION"))
+        what = (name, target, values, flags, cut_off)
+        call = libvirtd.Call(f"migrate {name}", lambda here: _moved(here, *what))
         job = _Job(name, options, rounds, say)
         while not call.is_over(SOON_S if job.is_due else LOOK_S):
             job.look()
@@ -126,10 +121,8 @@ class _Job:
 
     def look(self) -> None:
         """Report progress and make the changes due; each look retries them, as libvirtd may be busy."""
-        try:
+        with suppress(SemisharedError):  # libvirtd is busy, or the guest has just left
             self._stats = domain.job(self._name) or self._stats
-        except SemisharedError:
-            pass  # libvirtd is busy, or the guest has just left
         self._progress.tell(self.how_far())
         if self._memory_mib_s and self._stats.get("memory_processed"):
             speed = self._memory_mib_s
@@ -142,9 +135,8 @@ class _Job:
         if self._limit_s and self._progress.seconds > self._limit_s:
             if not self._is_late:
                 self._is_late = True
-                self._say(
-                    f"not there after {self._progress.seconds:.0f} s: {self._at_limit} ({self.how_far()})"
-                )
+                so_far = f"not there after {self._progress.seconds:.0f} s"
+                self._say(f"{so_far}: {self._at_limit} ({self.how_far()})")
             if self._act(self._at_limit):
                 self._limit_s = 0
 
@@ -152,18 +144,13 @@ class _Job:
         """Return how much was sent and how much is left, for a message."""
         stats = self._stats
         total, left = int(stats.get("data_total", 0)), int(stats.get("data_remaining", 0))
-        slowed = (
-            f", guest slowed down by {stats['auto_converge_throttle']} %"
-            if stats.get("auto_converge_throttle")
-            else ""
-        )
+        throttle = stats.get("auto_converge_throttle")
+        slowed = f", guest slowed down by {throttle} %" if throttle else ""
         rounds = f", round {stats['memory_iteration']}" if stats.get("memory_iteration") else ""
         percent = 100 - 100 * left // total if total else 0
-        sent = int(stats.get("data_processed", 0))
-        return (
-            f"{sent / MIB:.0f} MiB sent, {left / MIB:.0f} of {total / MIB:.0f} MiB left ({percent} % "
-            f"there{rounds}{slowed})"
-        )
+        sent = f"{int(stats.get('data_processed', 0)) / MIB:.0f} MiB sent"
+        more = f"({percent} % there{rounds}{slowed})"
+        return f"{sent}, {left / MIB:.0f} of {total / MIB:.0f} MiB left {more}"
 
     def told(self, job: Dict[str, Any]) -> str:
         """Return libvirt's statistics of a completed migration, and the disks' bytes, as a sentence."""
@@ -277,21 +264,13 @@ def remove_arrival(step: RemoveArrival) -> None:
 
 def sync_time(step: SyncTime) -> None:
     """Have the guest's agent set its clock; errors are ignored."""
-    sync = libvirtd.binding().VIR_DOMAIN_TIME_SYNC  # libvirt then ignores `seconds`
-    try:
-        domain.ask(
-            step.domain,
-            "domtime --sync",
-            lambda guest: guest.setTime({"seconds": 0}, sync),
-            uri=site().uri_of(step.host),
-        )
-    except SemisharedError:
-        pass
+    sync, uri = libvirtd.binding().VIR_DOMAIN_TIME_SYNC, site().uri_of(step.host)
+    with suppress(SemisharedError):
+        # libvirt ignores `seconds` then.
+        domain.ask(step.domain, "domtime --sync", lambda one: one.setTime({"seconds": 0}, sync), uri=uri)
 
 
 def compact_memory() -> None:
     """Have the kernel drop caches and compact this host's memory; errors are ignored."""
-    try:
+    with suppress(SemisharedError):
         run(["sudo", "-n", "sysctl", "vm.drop_caches=3", "vm.compact_memory=1"], timeout_s=20)
-    except SemisharedError:
-        pass

@@ -73,9 +73,8 @@ def check_share(step: CheckShare, scripts: str) -> tuple[str, bool]:
     from . import virtiofsd
 
     noted = records.share_note(step.vm_dir)[1].get(step.image, records.Noted())
-    given = unless_its_process_hangs(
-        lambda: attached.check(step.image, step.source, noted.marker, noted.born), None, LIMIT_S
-    )
+    wanted = (step.image, step.source, noted.marker, noted.born)
+    given = unless_its_process_hangs(lambda: attached.check(*wanted), None, LIMIT_S)
     if given is None:
         raise StoreUnavailable(f"{here(step.source)} hangs: no answer within {LIMIT_S:.0f} s")
     inspection.daemon()
@@ -126,9 +125,6 @@ def become_stock(step: BecomeStock, scripts: str, received: bytes) -> NoReturn:
 def _stdin_is(data: bytes) -> None:
     """Make `data` the standard input of this process and of the script that replaces it."""
     fd = os.memfd_create("domain")
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-    os.lseek(fd, 0, os.SEEK_SET)
+    os.pwrite(fd, data, 0)
     os.dup2(fd, 0)
     os.close(fd)

@@ -47,11 +47,8 @@ def as_data(vm_dir: str, disks: Optional[tuple[int, ...]]) -> dict[str, object]:
 
 def numbers_recorded(vm_dir: str) -> list[int]:
     """Return the numbers of the disks that have a record."""
-    return sorted(
-        number
-        for number in map(disk_names.recorded, os.listdir(disk_names.records(vm_dir)))
-        if number is not None
-    )
+    found = map(disk_names.recorded, os.listdir(disk_names.records(vm_dir)))
+    return sorted(number for number in found if number is not None)
 
 
 def notes(vm_dir: str) -> list[str]:
@@ -64,10 +61,10 @@ def notes(vm_dir: str) -> list[str]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     vm = os.path.basename(vm_dir)
-    lock = (
-        disk_names.disks_lock(disk_names.base_store_of(vm_dir), int(vm)) if disk_names.is_number(vm) else ""
-    )
-    if lock and os.path.exists(lock):
+    if not disk_names.is_number(vm):
+        return found
+    lock = disk_names.disks_lock(disk_names.base_store_of(vm_dir), int(vm))
+    if os.path.exists(lock):
         from ..tools import locks
 
         if locks.is_held(lock):
@@ -100,16 +97,12 @@ def share_note(vm_dir: str) -> tuple[list[int], dict[int, Noted]]:
         raise BadRecord(f"{path}: {e}") from None
     known = data if isinstance(data, dict) and data.get("version") == 1 else {}
     disks, roots = known.get("disks"), known.get("roots", {})
-    if (
-        not isinstance(disks, list)
-        or not all(type(disk) is int for disk in disks)
-        or not isinstance(roots, dict)
-    ):
-        raise BadRecord(f"{path} is no note that this version understands")
     try:
-        return disks, {int(image): _noted(*noted) for image, noted in roots.items()}
+        if isinstance(disks, list) and all(type(disk) is int for disk in disks) and isinstance(roots, dict):
+            return disks, {int(image): _noted(*noted) for image, noted in roots.items()}
     except (TypeError, ValueError):
-        raise BadRecord(f"{path} is no note that this version understands") from None
+        pass
+    raise BadRecord(f"{path} is no note that this version understands")
 
 
 def _noted(marker: str, born: int, readonly: bool = False) -> Noted:
@@ -122,9 +115,8 @@ def read_chain(path: str, record: Record) -> list[tuple[str, str]]:
 
     try:
         in_place = record.place.is_image
-        found = layers.below(
-            os.path.realpath(path) if in_place else path, "qcow2", over_network=bool(record.over)
-        )
+        top = os.path.realpath(path) if in_place else path
+        found = layers.below(top, "qcow2", over_network=bool(record.over))
         if in_place and found:
             raise UnsafeImage(f"image {path} has a backing file")
         if record.place.is_clone:
@@ -166,11 +158,9 @@ def check_disk(vm_dir: str, record: Record) -> None:
     if record.is_local and link and not link.startswith(f"{inside}/"):
         raise BadRecord(f"disk {record.disk} is recorded as {record.how} but is a link to {link}")
     # A killed action may have left the link at an older layer; only the record says which one is active.
-    leads = (
-        os.path.dirname(record.path) == disk_names.layers(link)
-        if record.place.is_clone
-        else link == record.path
-    )
+    leads = link == record.path
+    if record.place.is_clone:
+        leads = os.path.dirname(record.path) == disk_names.layers(link)
     if not record.is_local and not leads:
         raise BadRecord(f"disk {record.disk} is recorded as {record.path} but {link or 'no link'} is there")
     if not record.is_local:

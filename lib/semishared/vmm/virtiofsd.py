@@ -62,10 +62,8 @@ def become(argv: Sequence[str], read_only: bool) -> NoReturn:
     if list(argv) == [CAPABILITIES]:
         os.execv(program := daemon(), [program, CAPABILITIES])
     if os.geteuid() != 0:
-        raise ShareRefused(
-            f"libvirt starts virtiofsd as user {os.geteuid()}, who cannot let a guest's users be "
-            f"those of an owner"
-        )
+        who = f"user {os.geteuid()}, who cannot let a guest's users be those of an owner"
+        raise ShareRefused(f"libvirt starts virtiofsd as {who}")
     source = source_of(argv)
     with as_drivers_user():
         given = attached.check(-1, source)
@@ -106,11 +104,8 @@ def _readable() -> Dict[int, int]:
     Return the new file by the inherited one. libvirt leaves the pidfile open: an attacker in the daemon could
     write a process into it that libvirtd then kills as root. With stdio_handler = "file" also the log.
     """
-    return {
-        fd: os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
-        for fd in map(int, os.listdir("/proc/self/fd"))
-        if _is_written(fd)
-    }
+    written = [fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_written(fd)]
+    return {fd: os.open(f"/proc/self/fd/{fd}", os.O_RDONLY) for fd in written}
 
 
 def _is_written(fd: int) -> bool:
@@ -133,13 +128,12 @@ def _only_read(readable: Dict[int, int]) -> None:
 def source_of(argv: Sequence[str]) -> str:
     """Return the directory to serve, from the daemon's arguments; raise BadArguments unless there is one."""
     found: List[str] = []
-    for at, word in enumerate(argv):
-        if word == "-o" and at + 1 < len(argv):
-            found += [
-                option[len("source=") :] for option in argv[at + 1].split(",") if option.startswith("source=")
-            ]
+    for word, after in zip(argv, [*argv[1:], ""]):
+        if word == "-o":
+            options = (option.partition("=") for option in after.split(","))
+            found += [value for name, equals, value in options if name == "source" and equals]
         elif word.startswith("--shared-dir"):
-            found.append(word.partition("=")[2] or (argv[at + 1] if at + 1 < len(argv) else ""))
+            found.append(word.partition("=")[2] or after)
     if len(found) != 1:
         raise BadArguments(f"virtiofsd is given {len(found)} directories: {' '.join(argv)[:500]}")
     return found[0]
