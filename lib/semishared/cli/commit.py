@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     action = committing(vm)
     here = of_vm(oned, vm, action, arguments.disk, arguments.as_new_image, most)
     silent: list[str] = []
-    work = [(_name(vm.id, disk), part) for disk, part in here]
+    work = [(f"VM {vm.id} disk {disk}", part) for disk, part in here]
     work += _kept(oned, vm, arguments, action, silent)
     if not work:
         which = f"disk {arguments.disk} of " if arguments.disk is not None else ""
@@ -160,12 +160,7 @@ def _described(machine: str, vm: int, vm_dir: str) -> Part[Any]:
     return found
 
 
-def _name(vm: int, disk: int) -> str:
-    return f"VM {vm} disk {disk}"
-
-
 def _told(command: str) -> Part[str]:
-    """Return the command that makes another image of a disk in OpenNebula."""
     yield from ()
     return f"run `{command}`"
 
@@ -199,7 +194,7 @@ def _kept(
                 if arguments.disk not in (None, item["disk"]):
                     continue
                 disk, new = s.DiskRef(vm.id, item["disk"], item["path"]), arguments.as_new_image
-                name = f"{_name(vm.id, item['disk'])} kept in {item['path']} on {machine}"
+                name = f"VM {vm.id} disk {disk.disk} kept in {disk.vm_dir} on {machine}"
                 if new:
                     yield name, _new(machine, vm, disk, item, new)
                 else:
@@ -209,10 +204,8 @@ def _kept(
 def _image(machine: str, vm: Vm, disk: s.DiskRef, item: dict[str, Any]) -> Part[s.ImageRef]:
     """Return the image of a kept disk, by oned; raise BadRecord if the record does not name one."""
     if not item["image"]:
-        raise BadRecord(
-            f"what disk {disk.disk} of VM {disk.vm} was made from cannot be understood: "
-            f"{disk.vm_dir} on {machine}"
-        )
+        what = f"what disk {disk.disk} of VM {disk.vm} was made from"
+        raise BadRecord(f"{what} cannot be understood: {disk.vm_dir} on {machine}")
     return (yield from disk_image.confirmed(vm, disk.disk, item["image"]))
 
 
@@ -231,10 +224,8 @@ def _new(machine: str, vm: Vm, disk: s.DiskRef, item: dict[str, Any], name: str)
 def _rescued(machine: str, vm: Vm, disk: s.DiskRef, known: record.Record, size: int, name: str) -> Part[str]:
     """Make another image of a disk whose own image refuses the commit, so that its VM cannot end."""
     command = yield from _saved(machine, vm, disk, {"image": known.of_image.to_data(), "size": size}, name)
-    return (
-        f"run `{command}`, then `onevm recover --delete {disk.vm}`; `{NAME} gc` names what was kept "
-        f"of it then, which --discard removes"
-    )
+    then = f"`{NAME} gc` names what was kept of it then, which --discard removes"
+    return f"run `{command}`, then `onevm recover --delete {disk.vm}`; {then}"
 
 
 def _saved(machine: str, vm: Vm, disk: s.DiskRef, item: dict[str, Any], name: str) -> Part[str]:

@@ -41,16 +41,9 @@ WAIT_S = 300
 LONGEST_S = 7 * 86400
 UNSAID = (State.INIT, State.DISABLED, State.MONITORING_INIT, State.MONITORING_DISABLED)
 """States that do not say whether the host is seen."""
-
-
+BY_NAME = "by its name in OpenNebula; nobody waits for it to come back"
 ARGUMENTS = (
-    argument(
-        "host",
-        metavar="HOST",
-        nargs="?",
-        help="by its name in OpenNebula; nobody waits for it to come back",
-        one_of="what!",
-    ),
+    argument("host", metavar="HOST", nargs="?", help=BY_NAME, one_of="what!"),
     flag("--hook", "the host that standard input names, after --wait", one_of="what!"),
     flag("--print-hook", "print the template for onehook create", one_of="what!"),
     argument(
@@ -110,9 +103,8 @@ def lost(oned: Oned, name: str, wait_s: int, connect_s: int) -> Host | None:
     if host.is_monitored:
         raise BadArguments(f"{name} answers OpenNebula's monitoring: it is not lost")
     if host.state in UNSAID and fence_facts.answers_ssh(name, connect_s):
-        raise BadArguments(
-            f"{name}: it answers over ssh, so it is not lost; if it is all the same: onehost offline {name}"
-        )
+        mend = f"if it is all the same: onehost offline {name}"
+        raise BadArguments(f"{name}: it answers over ssh, so it is not lost; {mend}")
     return host
 
 
@@ -149,15 +141,11 @@ def reasons(oned: Oned, vm: Vm) -> Iterator[str]:
     if vm.lcm_state == failover.FAILED:
         yield f"it did not come to {vm.host}: onevm recover --retry {vm.id}"
     elif vm.state == VmState.POWEROFF:
-        yield (
-            f"it is off, which OpenNebula starts nowhere by itself: onevm migrate {vm.id} HOST takes "
-            f"it elsewhere, then onevm resume"
-        )
+        mend = f"onevm migrate {vm.id} HOST takes it elsewhere, then onevm resume"
+        yield f"it is off, which OpenNebula starts nowhere by itself: {mend}"
     elif not failover.is_unseen(vm):
-        yield (
-            f"it is in state {vm.state}/{vm.lcm_state}, in which OpenNebula has nothing "
-            f"running to start elsewhere"
-        )
+        state = f"{vm.state}/{vm.lcm_state}"
+        yield f"it is in state {state}, in which OpenNebula has nothing running to start elsewhere"
         return
     for disk in vm.disks:
         if disk.image_id < 0:
@@ -165,10 +153,8 @@ def reasons(oned: Oned, vm: Vm) -> Iterator[str]:
         else:
             image = oned.image(disk.image_id)
             if image.is_shareable:
-                yield (
-                    f"disk {disk.id} is SHAREABLE: the scheduler gives it no datastore with SHARED = "
-                    f"NO, onevm migrate {vm.id} HOST does"
-                )
+                why = f"the scheduler gives it no datastore with SHARED = NO, onevm migrate {vm.id} HOST does"
+                yield f"disk {disk.id} is SHAREABLE: {why}"
             why = failover.why_waits(vm, disk, image, oned.datastore(image.store_id))
         if why:
             yield f"disk {disk.id}: {why}"

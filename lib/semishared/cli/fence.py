@@ -87,12 +87,11 @@ def refuse_alive(fence: Fence, host: str) -> None:
 
 def shown(proof: Proof) -> list[str]:
     """Say what was proved, line by line."""
-    how = {
-        "command": "the fencing command has switched it off",
-        "confirmed": f"it is off, as {proof.by or 'somebody'} said",
-    }.get(proof.off, "")
     lines = [f"{proof.host} is shut out (fence {proof.epoch}, boot {proof.boot or 'unknown'}):"]
-    lines += [how] if how else []
+    if proof.off == "command":
+        lines.append("the fencing command has switched it off")
+    elif proof.off == "confirmed":
+        lines.append(f"it is off, as {proof.by or 'somebody'} said")
     for word in proof.blocked:
         cluster, _, address = word.partition("/")
         lines.append(f"{address} is on the blocklist of cluster {cluster}")

@@ -270,11 +270,6 @@ def pools_listed(datastores: Iterable[Datastore], config: Config, failed: Failed
     return found
 
 
-def is_pool_wanted(item: plan.Finding) -> bool:
-    """Tell whether a VM now wants a snapshot that no host read, by its image in oned."""
-    return item.kind == "lent" and item.image is not None and not is_idle(Oned().image(item.image.id))
-
-
 def left_in_pools(
     pools: Iterable[gc_stores.Pool], known: plan.Known, older_than: int, config: Config, failed: Failed
 ) -> list[plan.Finding]:
@@ -339,6 +334,16 @@ def remove_strays(
 def remove(findings: list[plan.Finding], config: Config, survey: Survey) -> list[str]:
     """Remove findings, all machines at once; return 'removed' or why not for each, '' for kept ones."""
 
+    def why_not(session: Session, item: plan.Finding) -> str:
+        if item.kind == "stray":
+            return remove_strays(session, item, survey.known.places[item.vm], config, survey.failed)
+        # A snapshot that no host read may be wanted by a VM of now.
+        if item.kind == "lent" and item.image and not is_idle(Oned().image(item.image.id)):
+            return "it is wanted by now"
+        answer = session.run(item.steps())[-1]
+        is_gone = not isinstance(answer, dict) or answer.get("removed", True) is True
+        return "" if is_gone else "it has changed meanwhile"
+
     def one(machine: str) -> dict[int, str]:
         done: dict[int, str] = {}
         with Session(machine, "gc", config) as session:
@@ -346,16 +351,7 @@ def remove(findings: list[plan.Finding], config: Config, survey: Survey) -> list
                 if item.machine != machine or item.keep:
                     continue
                 try:
-                    if item.kind == "stray":
-                        place = survey.known.places[item.vm]
-                        why = remove_strays(session, item, place, config, survey.failed)
-                    elif is_pool_wanted(item):
-                        why = "it is wanted by now"
-                    else:
-                        answer = session.run(item.steps())[-1]
-                        is_gone = not isinstance(answer, dict) or answer.get("removed", True) is True
-                        why = "" if is_gone else "it has changed meanwhile"
-                    done[number] = why or "removed"
+                    done[number] = why_not(session, item) or "removed"
                 except SemisharedError as e:
                     survey.failed(machine, e)
                     done[number] = e.line()

@@ -8,10 +8,12 @@ import importlib
 import os
 import resource
 import sys
+from contextlib import nullcontext
 
 from .. import NAME, VERSION
 from ..errors import BadArguments, SemisharedError
 from ..opennebula.report import drop_output, printable
+from ..wire.session import looking_only
 from .command import Refused, describe, warn
 
 COMMANDS = {
@@ -62,11 +64,9 @@ def main(argv: list[str]) -> int:
             return _run(argv)
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:
-        drop_output()
-        return 2
     except OSError as e:
-        warn(f"{NAME}: {printable(f'{type(e).__name__}: {e}')}")
+        if not isinstance(e, BrokenPipeError):
+            warn(f"{NAME}: {printable(f'{type(e).__name__}: {e}')}")
         drop_output()
         return 2
     except KeyboardInterrupt:
@@ -103,13 +103,10 @@ def _run(argv: list[str]) -> int:
     os.umask(0o027)
     allow_open_files()
     module = importlib.import_module(f".{arguments.command}", __package__)
+    changes_nothing = getattr(arguments, "dry_run", False) or arguments.command == "plan"
     try:
-        if getattr(arguments, "dry_run", False) or arguments.command == "plan":
-            from ..wire.session import looking_only
-
-            with looking_only():
-                return int(module.run(arguments))
-        return int(module.run(arguments))
+        with looking_only() if changes_nothing else nullcontext():
+            return int(module.run(arguments))
     except Refused as e:
         warn(f"{NAME} {arguments.command}: {e}")
         return 2

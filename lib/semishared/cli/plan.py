@@ -20,7 +20,7 @@ import base64
 import difflib
 import re
 import sys
-from typing import Any, Dict, Iterator
+from typing import Any, Dict
 
 from .. import NAME
 from ..errors import OnedUnavailable, SemisharedError
@@ -120,14 +120,12 @@ def is_xml(value: object) -> bool:
     return isinstance(value, str) and value.lstrip().startswith("<")
 
 
-def changes(came: str, goes: str) -> Iterator[str]:
-    """Yield the elements of changed XML that differ, `-` before and `+` after."""
+def changes(came: str, goes: str) -> list[str]:
+    """Return the elements of changed XML that differ, `-` before and `+` after."""
     if not goes:
-        yield from ["= as it came"] if came else []
-    else:
-        before, after = map(_elements, (came, goes))
-        lines = list(difflib.unified_diff(before, after, n=0, lineterm=""))[2:]
-        yield from (line for line in lines if not line.startswith("@@"))
+        return ["= as it came"] if came else []
+    lines = list(difflib.unified_diff(_elements(came), _elements(goes), n=0, lineterm=""))[2:]
+    return [line for line in lines if not line.startswith("@@")]
 
 
 def _elements(text: str) -> list[str]:

@@ -173,7 +173,8 @@ def run(arguments: argparse.Namespace) -> int:
     on.refuse_root("")
     cloud = Cloud()
     kind, thing = find(cloud, arguments.what)
-    cloud.ask([host for host in cloud.hosts if concerns(cloud, host, kind, thing)])
+    only = {"vm": "host", "host": "name"}.get(kind)
+    cloud.ask([host for host in cloud.hosts if not only or host.name == getattr(thing, only)])
     rows = [row for vm in cloud.vms.values() for row in cloud.rows(vm)]
     bases = [base for base in cloud.bases if is_wanted_base(base, rows, kind, thing)]
     rows = [row for row in rows if is_wanted(row, kind, thing)]
@@ -214,13 +215,6 @@ def find(cloud: Cloud, word: str | None) -> tuple[str, Vm | Host | Image | None]
         if not kind or kind == found[0]:
             return found
     raise BadArguments(f"no {kind or 'VM, host or image'} {name!r} in OpenNebula")
-
-
-def concerns(cloud: Cloud, host: Host, kind: str, thing: Any) -> bool:
-    """Tell whether a host has to be asked."""
-    if kind == "vm":
-        return bool(host.name == thing.host)
-    return kind != "host" or host.name == thing.name
 
 
 def is_wanted(row: Row, kind: str, thing: Any) -> bool:

@@ -71,9 +71,8 @@ class Source(NamedTuple):
     def backup_parts(self) -> frozenset[str]:
         """The backup driver's names of the increments of that disk's backup."""
         match = re.match(BACKUP_URL, self.path)
-        return (
-            frozenset(part.partition(":")[2] for part in match.group(2).split(",")) if match else frozenset()
-        )
+        parts = match.group(2).split(",") if match else []
+        return frozenset(part.partition(":")[2] for part in parts)
 
     def check_url(self) -> None:
         """Raise NotSupported for a scheme that cannot be fetched, BadArguments for a malformed URL."""
@@ -81,9 +80,8 @@ class Source(NamedTuple):
         if self.backup_store != -1 and os.path.exists(DOWNLOADER):
             return
         if scheme not in ("http", "https", "ssh"):
-            raise NotSupported(
-                f"uploads from {scheme}://, only local files and http, https and ssh URLs can be"
-            )
+            which = "only local files and http, https and ssh URLs can be"
+            raise NotSupported(f"uploads from {scheme}://, {which}")
         if not (self.ssh if scheme == "ssh" else re.match(URL, self.path)):
             raise BadArguments(f"not a URL that can be fetched: {self.path!r}")
 
@@ -132,9 +130,8 @@ def refuse_greeting(destination: str) -> None:
     except ToolFailed as e:
         raise SourceUnavailable(f"{destination}: {e.detail}") from None
     if said:
-        raise SourceUnavailable(
-            f"the login shell of {destination} writes to stdout (.bashrc, ~/.ssh/rc): {said[:200]!r}"
-        )
+        what = f"writes to stdout (.bashrc, ~/.ssh/rc): {said[:200]!r}"
+        raise SourceUnavailable(f"the login shell of {destination} {what}")
 
 
 def fetch(source: Source, target: str, bound: Bound, least_rate: float, window_s: float) -> Kept:
@@ -158,16 +155,15 @@ def fetch(source: Source, target: str, bound: Bound, least_rate: float, window_s
     if source.limit_rate:
         least_rate = min(least_rate, amount(source.limit_rate) / 2)
     judged = bool(least_rate) and source.backup_store == -1
+    silence_s = window_s if judged else SILENT_S
     try:
-        with closing(stream(argv, silence_s=window_s if judged else SILENT_S)) as chunks:
+        with closing(stream(argv, silence_s=silence_s)) as chunks:
             paced = intake_unpack.paced(chunks, least_rate, window_s, source.path) if judged else chunks
             kept = intake_unpack.keep(paced, target, bound, source.path)
     except ToolFailed as e:
         raise SourceUnavailable(f"{source.path} could not be downloaded: {e.detail}") from None
     except ToolTimeout:
-        raise SourceTooSlow(
-            f"{source.path} has sent nothing for {window_s if judged else SILENT_S:.0f} s"
-        ) from None
+        raise SourceTooSlow(f"{source.path} has sent nothing for {silence_s:.0f} s") from None
     point("downloaded")
     return kept
 

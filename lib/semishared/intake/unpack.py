@@ -46,10 +46,8 @@ class Work:
         self._packed += packed
         allowed = min(LEAST_S + PER_MIB_S * self._packed / (1 << 20), self._most_s)
         if time.process_time() - self._began > allowed:
-            raise SourceTooSlow(
-                f"the compressed data does not tell its size, and {self._packed} bytes of it cost "
-                f"more than {allowed:.0f} s to unpack"
-            )
+            cost = f"{self._packed} bytes of it cost more than {allowed:.0f} s to unpack"
+            raise SourceTooSlow(f"the compressed data does not tell its size, and {cost}")
 
 
 class Spoiled(Exception):
@@ -62,7 +60,8 @@ def unpacked(file: IO[bytes], kind: str, work: Work | None = None) -> Generator[
     Raise Spoiled, or SourceTooSlow if `work` is used up.
     """
     data, streams = file.read(PIECE), 0
-    while not streams or _follows(data, kind):
+    # Other data behind a stream than another stream is ignored.
+    while not streams or data.startswith(MAGIC[kind]):
         unpacker = _Unpacker(kind)
         while not unpacker.eof:
             if unpacker.needs_input and not data:
@@ -84,17 +83,11 @@ def unpacked(file: IO[bytes], kind: str, work: Work | None = None) -> Generator[
             data = (data + more).lstrip(b"\0")
 
 
-def _follows(data: bytes, kind: str) -> bool:
-    """Return True if another stream begins; other trailing data is ignored."""
-    return data.startswith(MAGIC[kind])
-
-
 class _Unpacker:
     """The decompressor of one stream, for each library."""
 
     def __init__(self, kind: str) -> None:
-        self._kind = kind
-        self._rest = b""
+        self._kind, self._rest = kind, b""
         self._stream: Any
         self._errors: tuple[type[Exception], ...]
         if kind == "gzip":
@@ -165,9 +158,8 @@ class Bound(NamedTuple):
     def check_disk(self, size: int, name: str) -> None:
         """Raise UploadTooLarge if a disk of `size` bytes was not approved."""
         if size > self.disk:
-            raise UploadTooLarge(
-                f"{name} is a disk of {human(size)}, and {human(self.approved or self.most)} were approved"
-            )
+            approved = human(self.approved or self.most)
+            raise UploadTooLarge(f"{name} is a disk of {human(size)}, and {approved} were approved")
 
     def check_data(self, kept: Kept, format: str, name: str) -> None:
         """Raise UploadTooLarge if a file that is stored unconverted holds more than its disk can need."""
@@ -200,10 +192,8 @@ def keep(chunks: Iterable[bytes], target: str, bound: Bound, name: str) -> Kept:
         for chunk in chunks:
             size += len(chunk)
             if size > bound.file:
-                raise UploadTooLarge(
-                    f"{name} is longer than {human(bound.file)}, and a disk of "
-                    f"{human(bound.disk)} was approved"
-                )
+                approved = f"a disk of {human(bound.disk)} was approved"
+                raise UploadTooLarge(f"{name} is longer than {human(bound.file)}, and {approved}")
             waiting += chunk
             while len(waiting) >= extents.EXTENT:
                 made.add(index, bytes(waiting[: extents.EXTENT]))
@@ -244,9 +234,8 @@ def paced(chunks: Iterator[bytes], least: float, window_s: float, name: str) -> 
         came += len(chunk)
         if waited >= window_s:
             if came < least * waited:
-                raise SourceTooSlow(
-                    f"{name} came with {human(int(came / waited))} per second, for {waited:.0f} s"
-                )
+                speed = human(int(came / waited))
+                raise SourceTooSlow(f"{name} came with {speed} per second, for {waited:.0f} s")
             waited, came = 0.0, 0
         yield chunk
 

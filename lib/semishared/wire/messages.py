@@ -223,10 +223,8 @@ class Writer:
                 return
             for at in range(0, len(text), LONGEST_LINE):
                 piece = memoryview(text)[at : at + LONGEST_LINE]
-                self._write(
-                    b'{"piece": %d, "more": %s}\n'
-                    % (len(piece), b"true" if at + len(piece) < len(text) else b"false")
-                )
+                more = b"true" if at + len(piece) < len(text) else b"false"
+                self._write(b'{"piece": %d, "more": %s}\n' % (len(piece), more))
                 self._write(piece)
 
     def send_data(self, data: bytes | memoryview) -> None:

@@ -98,12 +98,10 @@ class Sealer:
         return self._seal(MANIFEST, b"", text)
 
     def extents(self, group: Sequence[Extent]) -> list[Bytes]:
-        table = b"".join(
-            _ENTRY.pack(item.number, len(item.content), bytes.fromhex(item.sha256)) for item in group
-        )
-        return self._seal(
-            EXTENTS, table, group[0].content if len(group) == 1 else b"".join(item.content for item in group)
-        )
+        rows = ((item.number, len(item.content), bytes.fromhex(item.sha256)) for item in group)
+        table = b"".join(_ENTRY.pack(*row) for row in rows)
+        contents = [item.content for item in group]
+        return self._seal(EXTENTS, table, contents[0] if len(contents) == 1 else b"".join(contents))
 
     def _seal(self, kind: int, table: bytes, plain: Bytes) -> list[Bytes]:
         name = self.compressor
