@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers on the devices of a host's pool: <VMDIR>/disk.N.snap is a link there (model/device/names.py).
+"""The folders of layers in a VM directory, <VMDIR>/disk.N.snap, wherever they lie (device/folders.py).
 
 No two VM directories have links to one place: a directory is removed with all places that its links lead to.
 It is sent and copied by content; the receiving host gives it places of its own.
@@ -23,7 +23,6 @@ from . import records
 
 NO_WANTS: Mapping[int, Want] = {}
 NO_BYTES: Mapping[Any, int] = {}
-
 
 links = folders.layers_on_devices
 
