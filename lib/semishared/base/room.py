@@ -55,13 +55,8 @@ def list_bases(root: str, where: str = "") -> dict[str, Any]:
         if described:
             found.append({**described, "here": is_here} if where else described)
     whole, free = space(root)
-    total, free = _space(where) if where else (whole, free)
+    total, free = files.space(where) if where else (whole, free)
     return {"bases": found, "total": total, "free": free, "whole": whole}
-
-
-def _space(where: str) -> tuple[int, int]:
-    stat = os.statvfs(files.made_part(where))
-    return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
 
 
 def names(directory: str) -> list[str]:
@@ -209,11 +204,10 @@ def for_disk(
     not the VM's.
     """
     root = cache.root_of(vm_dir)
-    place = files.made_part(where or vm_dir)
-    stat = os.statvfs(place)
-    if stat.f_bavail * stat.f_frsize - needed > stat.f_blocks * stat.f_frsize // PLENTY:
+    total, free = files.space(where or vm_dir)
+    if free - needed > total // PLENTY:
         return
-    listed = list_bases(root, place)
+    listed = list_bases(root, where or vm_dir)
     listed["bases"] = [base for base in listed["bases"] if base["here"] and base["name"] not in stay]
     if not any(not base["leases"] for base in listed["bases"]):
         return
@@ -234,13 +228,15 @@ def space(root: str) -> tuple[int, int]:
     return sum(device.capacity for device in found), sum(device.free for device in found)
 
 
-def require(vm_dir: str, needed: int, ask: Ask | None, where: str = "", stay: Collection[str] = ()) -> None:
-    """As for_disk, for a known size; raise NoSpace where it does not fit, before the first write."""
+def require(
+    vm_dir: str, needed: int, ask: Ask | None, where: str = "", stay: Collection[str] = (), said: str = ""
+) -> None:
+    """As for_disk, for a known size; raise NoSpace, which begins as `said`, before the first write."""
     for_disk(vm_dir, needed, ask, where=where, stay=stay)
-    stat = os.statvfs(files.made_part(where or vm_dir))
-    left = needed - stat.f_bavail * stat.f_frsize
+    left = needed - files.space(where or vm_dir)[1]
     if left > 0:
-        raise NoSpace(f"no space for {human(needed)} in {here(where or vm_dir)}: {human(left)} are missing")
+        what = f"no space for {human(needed)} in {here(where or vm_dir)}:"
+        raise NoSpace(f"{said or what} {human(left)} are missing")
 
 
 def require_for_vm(
@@ -263,13 +259,8 @@ def require_for_vm(
         uuid = folders.likely(root, key, size, coming)
         if not uuid:
             break  # no device takes anything: the action that places it names those not mounted
-        where = device_names.device(root, uuid)
         coming[uuid] = coming.get(uuid, 0) + size
-        for_disk(vm_dir, coming[uuid], ask, where=where, stay=stay)
-        stat = os.statvfs(where)
-        left = coming[uuid] - stat.f_bavail * stat.f_frsize
-        if left > 0:
-            path = devices.mount(root, uuid)
-            what = f"no space for {human(size)} of disk {key} in the pool of {os.uname().nodename}"
-            raise NoSpace(f"{what}: on {path} {human(left)} are missing")
+        what = f"no space for {human(size)} of disk {key} in the pool of {os.uname().nodename}"
+        said = f"{what}: on {devices.mount(root, uuid)}"
+        require(vm_dir, coming[uuid], ask, device_names.device(root, uuid), stay, said)
     require(vm_dir, max(needed - elsewhere, 0), ask, stay=stay)

@@ -113,5 +113,4 @@ def own(root: str) -> choose.Device:
     """Return the host's own disk."""
     from ..plan.device import choose
 
-    stat = os.statvfs(files.made_part(root))
-    return choose.Device("", stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize)
+    return choose.Device("", *files.space(root))

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Iterable, Iterator, Mapping, Sequence
 from ..errors import MemoryPromised
 from ..model.device import names as device_names
 from ..model.disk import names as disk_names
-from ..tools import locks
+from ..tools import files, locks
 from ..units import human
 from . import devices, folders, hot, ledger
 
@@ -208,8 +208,7 @@ def wait(root: str, path: str, classes: Sequence[str], is_full: bool) -> balance
     """Return what a guest waits for after its write to the file `path` has failed."""
     from ..plan.device import balance
 
-    stat = os.statvfs(path)
-    capacity, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+    capacity, free = files.space(path)
     for device in memory(root):
         if os.stat(device_names.device(root, device.uuid)).st_dev == os.stat(path).st_dev:
             return balance.Wait(is_full, classes, True, device.capacity, device.free)

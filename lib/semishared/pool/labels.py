@@ -78,45 +78,30 @@ def _described(root: str, uuid: str) -> dict[str, object]:
     row: dict[str, object] = {
         "uuid": uuid,
         "path": devices.mount(root, uuid),
-        "class": "",
-        "weight": 0.0,
-        "total": 0,
-        "free": 0,
-        "disks": 0,
-        "bases": 0,
-        "promised": 0,
-        "lost": [],
-        "is_old": False,
+        **{"class": "", "weight": 0.0, "lost": [], "is_old": False},
+        **dict.fromkeys(("total", "free", "disks", "bases", "promised"), 0),
     }
     wrong = offline.state(root, uuid)
     if wrong and wrong != offline.READ_ONLY:
         return {**row, "state": wrong}
     said = label.read(directory)
+    is_memory = said["class"] == MEMORY
     try:
-        stat = os.statvfs(directory)
-        held = {
-            part: len(room.names(f"{directory}/{part}")) for part in (device_names.LAYERS, device_names.BASES)
-        }
+        total, free = files.space(directory)
+        disks = room.names(f"{directory}/{device_names.LAYERS}")
+        bases = room.names(f"{directory}/{device_names.HOT if is_memory else device_names.BASES}")
         # The mounting service writes the label of memory at each boot, and such a file system keeps no small
         # files in its metadata.
-        row["is_old"] = said["class"] != MEMORY and not label.is_padded(directory)
+        row["is_old"] = not is_memory and not label.is_padded(directory)
     except OSError as e:
         return {**row, "state": f"{offline.BROKEN}: {e.strerror}"}
+    row.update({"total": total, "free": free, "disks": len(disks), "bases": len(bases)})
     row.update(
         {"class": said["class"], "weight": said["weight"], "mixes_memory": memory.mixes_memory(directory)}
     )
-    row.update({"total": stat.f_blocks * stat.f_frsize, "free": stat.f_bavail * stat.f_frsize})
-    row.update({"disks": held[device_names.LAYERS], "bases": held[device_names.BASES]})
-    if said["class"] == MEMORY:
-        row.update({"bases": len(room.names(device_names.hot(directory)))})
-        row.update(
-            {
-                "promised": ledger.all_promised(directory),
-                "lost": _lost(root, uuid),
-                "watched": memory.is_watched(root),
-            }
-        )
-        row.update({"limit": memory.zram_limit(directory)})
+    if is_memory:
+        row.update({"promised": ledger.all_promised(directory), "lost": _lost(root, uuid)})
+        row.update({"watched": memory.is_watched(root), "limit": memory.zram_limit(directory)})
     return {**row, "state": wrong}
 
 

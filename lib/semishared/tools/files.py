@@ -353,6 +353,12 @@ def made_part(path: str) -> str:
     return path
 
 
+def space(path: str) -> tuple[int, int]:
+    """Return total and free bytes of the file system on which `path` lies, or would."""
+    stat = os.statvfs(made_part(path))
+    return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+
+
 def allocated(path: str) -> int:
     """Return the bytes a file occupies on disk, without following links; 0 if it is absent."""
     try:
