@@ -19,7 +19,7 @@ from ..model.device import names as device_names
 from ..model.disk import names as disk_names
 from ..tools import files, locks
 from ..units import human
-from . import devices, folders, hot, ledger
+from . import devices, folders, ledger
 
 if TYPE_CHECKING:
     from ..plan.device import balance, choose
@@ -39,6 +39,8 @@ def more(folder: str, *, size: int = 0, layers: int = 1) -> None:
     """
     if not is_promised(folder):
         return
+    from . import hot  # here: few disks are in memory
+
     found = folders.at(folder)
     with ledger.promised(found.root):
         was, had = ledger.read_promises(found.device, found.name)
@@ -59,12 +61,12 @@ def more(folder: str, *, size: int = 0, layers: int = 1) -> None:
             ledger.write_promises(found.device, found.name, size, layers)
 
 
-def more_each(folders: Sequence[str]) -> None:
+def more_each(paths: Sequence[str]) -> None:
     """Promise memory for one more layer of each disk; raise as `more`, with nothing changed."""
     with ExitStack() as promised:
-        for folder in folders:
-            more(folder)
-            promised.callback(settle, folder)
+        for path in paths:
+            more(path)
+            promised.callback(settle, path)
         promised.pop_all()
 
 
@@ -198,6 +200,7 @@ def leaving(
     It first drops the device's copies of bases that no guest reads.
     """
     from ..plan.device import balance, pool_rows
+    from . import hot
 
     with ledger.promised(root):
         hot.drop_idle(root, uuid)
