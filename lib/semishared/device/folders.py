@@ -251,8 +251,8 @@ def takes_layers(vm_dir: str) -> bool:
 
 
 def may_move(vm_dir: str) -> bool:
-    """Return True if layers in this directory can go from one device to another."""
-    return bool(devices.registered(disk_names.base_store_of(vm_dir)))
+    """Return True if layers in this directory can lie on devices, and go from one to another."""
+    return _may_hold(vm_dir) and bool(devices.registered(disk_names.base_store_of(vm_dir)))
 
 
 def _may_hold(vm_dir: str) -> bool:
@@ -370,10 +370,8 @@ def arriving(vm_dir: str, disks: Mapping[str, int], apart: int) -> tuple[Mapping
 
     `disks`: bytes of each disk's layers; `apart`: of all disks that want a class of devices.
     """
-    if not _may_hold(vm_dir) or not devices.registered(disk_names.base_store_of(vm_dir)):
-        return NO_BYTES, 0
     found = disks if takes_layers(vm_dir) else NO_BYTES
-    return found, apart + sum(found.values())
+    return found, apart + sum(found.values()) if may_move(vm_dir) else 0
 
 
 # -- bases ------------------------------------------------------------------------------------------
