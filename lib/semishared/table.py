@@ -1,18 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps to functions: which function carries out which step, on every machine. There is no other dispatch.
+"""Actions to planners, and steps to functions, on every machine. There is no other dispatch.
 
 A row is a module and a function, or "." and a verb of the store of the step's image or access (store.Store,
 store.Bridged). A module is loaded when its first step comes.
 
 A function's parameters name what it needs: `step`, fields of the step, parts of the work under way
 (host/work.py on a host, front/datastore.py on the front-end, vmm/on_host.py in a hypervisor action). It
-returns the answer. tests/unit/test_table.py resolves every row.
+returns the answer. A planner's parameters name what the front-end asks for it, too (front/transfer.py).
+tests/unit/test_table.py resolves every row.
 """
 
 from __future__ import annotations
 
 from typing import Any, Callable
 
+ACTIONS = {
+    "clone": ("FromImage.parse", "target", "plan.disk.disks:clone"),
+    "context": ("Context.parse", "target", "front.transfer:context"),
+    "cpds": ("ToImage.parse_copy", "", "front.transfer:cpds"),
+    "delete": ("Delete.parse", "", "front.transfer:delete"),
+    "failmigrate": ("Migrate.parse", "", "front.migration:failmigrate"),
+    "ln": ("FromImage.parse", "target", "plan.disk.disks:ln"),
+    "mkimage": ("NewDisk.parse", "target", "plan.disk.disks:mkimage"),
+    "mkswap": ("NewDisk.parse_swap", "target", "plan.disk.disks:mkswap"),
+    "mv": ("Move.parse", "", "front.transfer:mv"),
+    "mvds": ("ToImage.parse", "", "front.transfer:mvds"),
+    "postbackup": ("Backup.parse", "", "front.backup:postbackup"),
+    "postbackup_live": ("Backup.parse", "", "front.backup:postbackup_live"),
+    "postmigrate": ("Migrate.parse", "", "front.migration:postmigrate"),
+    "prebackup": ("Backup.parse", "", "front.backup:prebackup"),
+    "prebackup_live": ("Backup.parse", "", "front.backup:prebackup_live"),
+    "premigrate": ("Migrate.parse", "", "front.migration:premigrate"),
+    "resize": ("Resize.parse", "", "plan.disk.snapshots:resize"),
+    "restore": ("Restore.parse", "", "front.backup:restore"),
+    "snap_create": ("SnapshotPlace.parse", "disk", "plan.disk.snapshots:snap_create"),
+    "snap_create_live": ("SnapshotPlace.parse", "disk", "plan.disk.snapshots:snap_create_live"),
+    "snap_delete": ("SnapshotPlace.parse", "disk", "plan.disk.snapshots:snap_delete"),
+    "snap_revert": ("SnapshotPlace.parse", "disk", "plan.disk.snapshots:snap_revert"),
+}
+"""Transfer action -> the shape of its words (opennebula/args.py), the one of them whose host the plan speaks
+to first ('': none), and its planner, or the function that asks for more before it.
+"""
 STEPS = {
     "ActivateLayer": "disk.layering:activate_layer",
     "AddDeltas": "disk.premigrate:add_deltas",

@@ -266,7 +266,7 @@ def premigrate(rig: Rig, environment: Environment) -> None:
     try:
         told = mock.patch.object(front, "ask_oned", oned(rig))
         with rig.sessions(environment), told, mock.patch.object(migrations, "running_domain", lambda _: ""):
-            front.carry_out(migration.premigrate(action), action)
+            front.carry_out(migration.premigrate(action, args.Migrate.parse(action.argv)), action)
     finally:
         sys.stdin = stdin
 

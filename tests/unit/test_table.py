@@ -18,6 +18,8 @@ from semishared.front import datastore
 from semishared.front.action import Action
 from semishared.host import work as of_hosts
 from semishared.model.store import datastore_steps
+from semishared.opennebula import args
+from semishared.opennebula.xml import Datastore, Disk, Image, Vm
 from semishared.plan.store.datastore import Asked
 from semishared.store.dir.store import DirStore
 from semishared.store.rbd.store import RbdStore
@@ -103,6 +105,29 @@ def fits(given: Any, wanted: Any) -> bool:
         some = (tuple, list, collections.abc.Iterator)
         return get_origin(given) in some and get_args(given)[0] == get_args(wanted)[0]
     return origin is not None and (get_origin(given), get_args(given)) == (origin, get_args(wanted))
+
+
+@pytest.mark.parametrize("name", table.ACTIONS)
+def test_each_parameter_of_a_planner_is_filled(name: str) -> None:
+    words, first, row = table.ACTIONS[name]
+    shape, _, parse = words.partition(".")
+    cls, planner = getattr(args, shape), table.loaded(row)
+    assert parse.startswith("parse") and callable(getattr(cls, parse))
+    assert not first or hasattr(get_type_hints(cls)[first], "host")
+    wanted = hints(planner)  # type: ignore[arg-type]
+    del wanted["return"]
+    assert wanted.pop("asked", cls) is cls
+    known = {
+        "action": Action,
+        "freeze": str,
+        "options": str,
+        "vm": Vm,
+        "image": Image,
+        "datastore": Datastore,
+    }
+    left = {one: kind for one, kind in wanted.items() if not fits({**known, "disk": Disk}.get(one), kind)}
+    assert left.keys() <= {"is_taken_over"}, f"{row} needs {left}, which front/transfer.py does not ask for"
+    assert len(left) <= len(planner.__defaults__ or ())
 
 
 def test_each_step_has_one_row() -> None:

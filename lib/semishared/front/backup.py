@@ -65,10 +65,19 @@ def _called(name: str) -> str:
     return had
 
 
-def before(action: Action, *, live: bool) -> Plan:
+def prebackup(action: Action, asked: args.Backup) -> Plan:
+    """Copy the disks of a VM that is off for a backup driver."""
+    return _before(action, asked, live=False)
+
+
+def prebackup_live(action: Action, asked: args.Backup) -> Plan:
+    """Copy the disks of a running VM, as of one moment."""
+    return _before(action, asked, live=True)
+
+
+def _before(action: Action, asked: args.Backup, *, live: bool) -> Plan:
     """Return the plan of prebackup or prebackup_live, cancellable from beginning to end."""
     with cancellable():
-        asked = args.Backup.parse(action.argv)
         given = sys.stdin.buffer.read()
         vm = Vm.parse(given)
         action.seq = vm.seq
@@ -77,16 +86,20 @@ def before(action: Action, *, live: bool) -> Plan:
         yield from plan.prebackup(asked, vm, xml, _base_path(), live=live, are_one=this_machine.are_one)
 
 
-def after(action: Action, *, live: bool) -> Plan:
-    """Return the plan of postbackup or postbackup_live."""
-    return plan.postbackup(args.Backup.parse(action.argv), _base_path(), live=live)
+def postbackup(asked: args.Backup) -> Plan:
+    """Remove what prebackup left."""
+    return plan.postbackup(asked, _base_path(), live=False)
 
 
-def restore(action: Action) -> Plan:
-    """Return the plan of restore."""
+def postbackup_live(asked: args.Backup) -> Plan:
+    """End what prebackup_live began and remove what it left."""
+    return plan.postbackup(asked, _base_path(), live=True)
+
+
+def restore(action: Action, asked: args.Restore) -> Plan:
+    """Replace the disks of a VM by those of a backup."""
     from ..opennebula.oned import Oned
 
-    asked = args.Restore.parse(action.argv)
     oned = Oned()
     vm, image = oned.vm(asked.place.vm), oned.image(asked.image)
     store = oned.datastore_with_secrets(image.store_id)

@@ -17,8 +17,7 @@ from ..plan.vm import migration
 from .action import Action
 
 
-def _migrating(action: Action) -> tuple[args.Migrate, Vm]:
-    asked = args.Migrate.parse(action.argv)
+def _migrating(action: Action, asked: args.Migrate) -> tuple[args.Migrate, Vm]:
     if asked.caller:
         raise NotSupported(f"disks of ours in a system datastore of driver {asked.caller}")
     vm = Vm.parse(decode(sys.stdin.buffer.read()))
@@ -26,19 +25,19 @@ def _migrating(action: Action) -> tuple[args.Migrate, Vm]:
     return asked, vm
 
 
-def premigrate(action: Action) -> Plan:
+def premigrate(action: Action, asked: args.Migrate) -> Plan:
     """Make everything ready at the target, or refuse."""
     action.rate, action.bulk = action.config.migration_rate, True
-    asked, vm = _migrating(action)
+    _, vm = _migrating(action, asked)
     action.expects(asked.source_host)
     return migration.premigrate(asked, vm, os.urandom(8).hex(), action.acquired(vm))
 
 
-def postmigrate(action: Action) -> Plan:
+def postmigrate(action: Action, asked: args.Migrate) -> Plan:
     """Remove what is left at the source."""
-    return migration.postmigrate(*_migrating(action))
+    return migration.postmigrate(*_migrating(action, asked))
 
 
-def failmigrate(action: Action) -> Plan:
+def failmigrate(action: Action, asked: args.Migrate) -> Plan:
     """Remove what was made at the target."""
-    return migration.failmigrate(*_migrating(action))
+    return migration.failmigrate(*_migrating(action, asked))

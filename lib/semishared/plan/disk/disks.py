@@ -59,9 +59,13 @@ def copy_kernel(asked: FromImage, datastore: Datastore) -> Plan:
     yield On(place.host, (*check_store(template.access(datastore), source), _prepare(place), copy))
 
 
-def clone(asked: FromImage, disk: Disk, image: Image, datastore: Datastore, options: str) -> Plan:
+def clone(
+    asked: FromImage, disk: Optional[Disk], image: Optional[Image], datastore: Datastore, options: str
+) -> Plan:
     """Plan clone: a writable disk that goes at shutdown; `options`: of overlays, by semishared.conf."""
-
+    if disk is None or image is None:
+        yield from copy_kernel(asked, datastore)
+        return
     options = placement.overlay_options(options, disk.size)
     kind, place, is_hot = (
         IO_CLASS.value(image, datastore),

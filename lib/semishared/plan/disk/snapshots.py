@@ -209,8 +209,28 @@ def revert(request: SnapshotPlace, facts: Facts) -> list[s.Step]:
     return [s.AddLayer(disk, tree.active, number, over.format), s.ActivateLayer(disk, tree.active, "qcow2")]
 
 
+def snap_create(asked: SnapshotPlace, vm: Vm, freeze: str) -> Plan:
+    """Plan snap_create: keep the present content of a disk of a VM that is off."""
+    return change("create", asked, vm, live=False, freeze=freeze)
+
+
+def snap_create_live(asked: SnapshotPlace, vm: Vm, freeze: str) -> Plan:
+    """Plan snap_create_live: keep the present content of a running guest's disk."""
+    return change("create", asked, vm, live=True, freeze=freeze)
+
+
+def snap_delete(asked: SnapshotPlace, vm: Vm, freeze: str) -> Plan:
+    """Plan snap_delete: forget a snapshot; the guest may be running."""
+    return change("delete", asked, vm, live=False, freeze=freeze)
+
+
+def snap_revert(asked: SnapshotPlace, vm: Vm, freeze: str) -> Plan:
+    """Plan snap_revert: go back to a snapshot, giving up the present content."""
+    return change("revert", asked, vm, live=False, freeze=freeze)
+
+
 def change(what: str, asked: SnapshotPlace, vm: Vm, *, live: bool, freeze: str) -> Plan:
-    """Plan snap_create, snap_create_live (`live`), snap_delete and snap_revert, by a look at the disk."""
+    """Plan a change of a disk's snapshots, by a look at the disk; the guest is not asked unless `live`."""
     place, number = asked.disk, asked.disk.disk or 0
     domain = running_domain(vm) if live or vm.lcm_state == LcmState.DISK_SNAPSHOT_DELETE else ""
     if live and is_path(vm.disk(number).source):
