@@ -35,6 +35,7 @@ from ..model.disk import names as disk_names
 from ..model.share import share
 from ..model.share.steps import LookAtRoot, LookAtShareHost
 from ..model.store import template
+from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.xml import Datastore, Host, Image
 from ..plan.care import diagnosis as plan
@@ -43,7 +44,6 @@ from ..plan.care.diagnosis_shares import Made, of_hosts, of_roots, ways
 from ..plan.care.fence import Mark
 from ..plan.care.gc import find
 from ..plan.device import choose
-from ..plan.image import images
 from ..tools.files import unlink
 from ..tools.hung_store import unless_it_hangs
 from ..tools.this_machine import are_one, is_here
@@ -227,18 +227,16 @@ def ask_all(place: FrontEnd, cloud: plan.Cloud, front_end: str, config: Config) 
     mounted, ceph, own = [], [], []
     for store in cloud.datastores:
         try:
-            if template.is_shares(store):
+            if template.is_shares(store) or store.is_system:
                 continue
-            access = template.access(store)
-            if store.is_system:
-                continue
-            root, machine = images.root(store), template.machine(store, 0)
+            access, machine = template.access(store), template.machine(store, 0)
             if not machine:
-                mounted.append(root)
+                mounted.append(absolute(store.base_path, "BASE_PATH"))
                 continue
-            ceph.append((root, access.reader, access.conf, access.secret))
+            pool = template.pool(store)
+            ceph.append((pool, access.reader, access.conf, access.secret))
             if is_here(machine):
-                own.append((root, access.bridge_user, access.conf, ""))
+                own.append((pool, access.bridge_user, access.conf, ""))
         except SemisharedError:
             # Its attributes are a finding of their own.
             continue

@@ -17,10 +17,10 @@ from ..model.attributes import CLOUD, FS_ROOT, STORE
 from ..model.store import access as store_access
 from ..model.store import template
 from ..named import NamedTuple
+from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.states import ImageState as State
 from ..opennebula.xml import Datastore, Image
-from ..plan.image.images import root
 from ..store.dir import marker, stock_layout
 
 SETTLED = (State.READY, State.USED, State.DISABLED, State.CLONE, State.USED_PERS)
@@ -62,7 +62,7 @@ def mark(
     lines = "" if access.cloud else CLOUD.line(cloud_of([datastore, *others]))
     marked = Marked()
     if not template.machine(datastore, 0):
-        directory = root(datastore)
+        directory = absolute(datastore.base_path, "BASE_PATH")
         sources = [
             image.source for image in images if image.store_id == datastore.id and image.state in SETTLED
         ]

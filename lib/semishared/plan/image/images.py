@@ -9,7 +9,7 @@ from ...errors import BadAttribute, NotSupported, RestrictedPath
 from ...model.refs import ImageRef
 from ...model.store import access as store_access
 from ...model.store import template
-from ...opennebula.args import absolute, image_source
+from ...opennebula.args import image_source
 from ...opennebula.states import DatastoreType, ImageType
 from ...opennebula.xml import Datastore, Image
 
@@ -85,12 +85,6 @@ def format_of(image: Image, datastore: Datastore) -> str:
     formats = template.access(datastore).can.formats
     default = datastore.attribute("DRIVER").lower() if len(formats) > 1 else ""
     return image.format or default or formats[0]
-
-
-def root(datastore: Datastore) -> str:
-    """Return the directory or pool that the images of a datastore are in."""
-    is_mounted = template.kind(datastore).is_mounted
-    return absolute(datastore.base_path, "BASE_PATH") if is_mounted else template.pool(datastore)
 
 
 def image_ref(image: Image, datastore: Datastore, source: str = "", name: str = "SOURCE") -> ImageRef:

@@ -50,7 +50,7 @@ class Asked(NamedTuple):
     @property
     def root(self) -> str:
         """The pool or directory that its images are in."""
-        return images.root(self.datastore)
+        return template.pool(self.datastore) if self.machine else self.directory
 
     @property
     def machine(self) -> str:
