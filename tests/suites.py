@@ -82,7 +82,10 @@ SUITES: Dict[str, Dict[str, Any]] = {
     "cephfs": {"paths": ["tests/cephfs"], "minutes": 45},
     "store": {"paths": ["tests/store"], "minutes": 30},
     "operate": {"paths": ["tests/operate"], "minutes": 40},
-    "upgrade": {"paths": ["tests/upgrade/test_dir.py", "tests/upgrade/test_configuration.py"], "minutes": 45},
+    "upgrade": {
+        "paths": [f"tests/upgrade/test_{name}.py" for name in ("dir", "configuration", "killed")],
+        "minutes": 45,
+    },
     "upgrade-ceph": {"paths": ["tests/upgrade/test_rbd.py"], "minutes": 45, "full": True},
     "kill": {"paths": ["tests/faults/test_kill.py"], "minutes": 40},
     "docs": {"paths": ["tests/docs"], "minutes": 30},

@@ -307,8 +307,9 @@ def _become_script(argv: List[str], environment: List[str], mask: int, nice: int
         os.setpriority(os.PRIO_PROCESS, 0, nice)
         os.environ.clear()
         os.environ.update((name, value) for name, _, value in (word.partition("=") for word in environment))
-        if CRASH_POINTS in sys.modules:
-            importlib.reload(sys.modules[CRASH_POINTS])
+        for points in EFFECTS:
+            if points in sys.modules:
+                importlib.reload(sys.modules[points])
         sys.argv = argv
         Path("/proc/self/comm").write_text(os.path.basename(argv[0]))  # by which pgrep finds it
         main = sys.modules["__main__"] = ModuleType("__main__")
@@ -334,10 +335,12 @@ def _become_script(argv: List[str], environment: List[str], mask: int, nice: int
 
 
 ACTIONS = (*HOST, "model", "opennebula", "plan", "front", "vmm", "share", "cli", "install", "do")
-"""The last one is the older version's (tests/upgrade)."""
+"""The last one is the oldest version's (tests/upgrade)."""
 BINDINGS = ("libvirt", "rados", "rbd")
-CRASH_POINTS, REACH = "semishared.tools.effects", "semishared.tools.this_machine"
-"""Modules that the older version has not got."""
+EFFECTS = ("semishared.tools.effects", "semishared.tools.crash_points")
+"""Where the points are at which a test kills, by an older version's name too; the oldest has none."""
+REACH = "semishared.tools.this_machine"
+"""Another module that the oldest version has not got."""
 
 
 def _bind(names: Sequence[str]) -> None:

@@ -19,7 +19,11 @@ from lab.hosts import REMOTES, SCRIPTS
 
 OLDER, RELEASE = "84b7bda", "0.1.0"
 """The commit that is upgraded from, and what it calls itself."""
-TREES = {OLDER: f"/opt/semishared-{RELEASE}", "": "/opt/semishared"}
+KILLED = "2a155d3f"
+"""The commit whose jobs are killed, and go on under this checkout's version: the one before the house was
+built anew.
+"""
+TREES = {OLDER: f"/opt/semishared-{RELEASE}", KILLED: f"/opt/semishared-{KILLED}", "": "/opt/semishared"}
 """Where the front-end has which version, '' is this checkout's."""
 
 
@@ -35,22 +39,20 @@ def lay_out(target: Path, commit: str = OLDER) -> None:
             [*git, "cat-file", "-e", f"{commit}^{{tree}}"], stderr=subprocess.DEVNULL, check=False
         ).returncode
     ):
-        pytest.fail(
-            f"{commit} ({RELEASE}) is not in this clone: git fetch --unshallow brings it", pytrace=False
-        )
+        pytest.fail(f"{commit} is not in this clone: git fetch --unshallow brings it", pytrace=False)
     words = ["git", "-c", "safe.directory=*", "-C", top.stdout.strip(), "archive", commit, "--", *PARTS]
     archive = subprocess.run(words, stdout=subprocess.PIPE, check=True).stdout
     target.mkdir(parents=True)
     subprocess.run(["tar", "--extract", "--file=-", "--no-same-owner"], cwd=target, check=True, input=archive)
 
 
-def unpack(lab: Lab) -> None:
+def unpack(lab: Lab, commit: str = OLDER) -> None:
     """Bring both versions to the front-end; install neither."""
     lab.unpack()
-    target = lab.fe.path(TREES[OLDER])
+    target = lab.fe.path(TREES[commit])
     shutil.rmtree(target, ignore_errors=True)
-    lay_out(target)
-    lab.fe.run(["chmod", "-R", "a+rX", TREES[OLDER]], user="root")
+    lay_out(target, commit)
+    lab.fe.run(["chmod", "-R", "a+rX", TREES[commit]], user="root")
 
 
 def install(lab: Lab, version: str = "") -> str:

@@ -11,7 +11,7 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import product
-from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 from configurations import oned_conf, vmm_execrc
 from lab import Lab, Node, connections
@@ -279,12 +279,34 @@ def configure(lab: Lab) -> None:
 @contextmanager
 def older_cloud(kind: str, systems: Sequence[int] = (SYSTEM, OTHER_SYSTEM)) -> Iterator[Old]:
     """Put up a lab with the older version and its VMs; take all of it down at the end."""
-    with Lab.up(hosts=2, stores=(STORE,), ceph=kind == "rbd") as lab:
-        versions.unpack(lab)
+    with installed(kind, systems, versions.OLDER) as cloud:
+        for store in cloud.oned.datastores.values():
+            if "DS_LIVE_MIGRATE" in store.template:
+                store.template["DS_LIVE_MIGRATE"] = "NO"
+        versions.keep(cloud.lab)
+        old = Old(cloud, kind)
+        make_old(old)
+        yield old
+
+
+@contextmanager
+def installed(
+    kind: str,
+    systems: Sequence[int],
+    version: str,
+    hosts: int = 2,
+    prepare: Callable[[Lab], None] = lambda lab: None,
+) -> Iterator[Cloud]:
+    """Put up a lab with a version on its machines, and no VM; take all of it down at the end.
+
+    `prepare` is called before the installation.
+    """
+    with Lab.up(hosts=hosts, stores=(STORE,), ceph=kind == "rbd") as lab:
+        versions.unpack(lab, version)
+        prepare(lab)
         configure(lab)
-        versions.install(lab, versions.OLDER)
+        versions.install(lab, version)
         versions.sync(lab)
-        versions.keep(lab)
         serve(lab)
         connections.share(lab)
         for host in lab.hosts:
@@ -295,9 +317,4 @@ def older_cloud(kind: str, systems: Sequence[int] = (SYSTEM, OTHER_SYSTEM)) -> I
                 oned.datastore_create(lab.ceph.datastore(), RBD_STORE)
             for number in systems:
                 oned.datastore_create(SYSTEM_DS.replace("semi_sys", f"semi_sys_{number}"), number)
-            for store in oned.datastores.values():
-                if "DS_LIVE_MIGRATE" in store.template:
-                    store.template["DS_LIVE_MIGRATE"] = "NO"
-            old = Old(Cloud(lab, oned), kind)
-            make_old(old)
-            yield old
+            yield Cloud(lab, oned)
