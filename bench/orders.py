@@ -27,12 +27,9 @@ POOLS: Dict[str, Sequence[int]] = {
     "16, of 1 to 4": tuple(1 + number % 4 for number in range(16)),
 }
 """Capacities; the second is the pool of the paper that describes Share for hosts."""
-MOVED = {"share": 1.6, "share-scaled": 1.0, "rendezvous": 1.0}
+MOVED = {"share": 1.6, "rendezvous": 1.0}
 WHY = {
     "share": "each device that comes or goes changes the lengths of all intervals",
-    "share-scaled": "a length depends on its device alone, but for a pool that outgrows the scale, "
-    "when nearly "
-    "all moves once",
     "rendezvous": "what one device draws does not depend on the others",
 }
 HASH = "hash"

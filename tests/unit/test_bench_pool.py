@@ -70,7 +70,7 @@ def test_orders_stand_side_by_side_and_the_default_is_held_to_the_least(
     monkeypatch.setattr(orders, "POOLS", {"1, 2": (1, 2)})
     made = cells(bench("page_pool").orders(reported({"orders": orders.orders(quick=True)})))
     (head, _, *rows), page = made, block("orders")
-    assert page[0] == head and [row[1] for row in rows] == ["hash", "share", "share-scaled", "rendezvous"]
+    assert page[0] == head and [row[1] for row in rows] == ["hash", "share", "rendezvous"]
     assert [row[:2] for row in page[2:]] == [
         [pool, row[1]] for pool in ("1, 2, 4", "4 of 17 and 4 of 35", "16, of 1 to 4") for row in rows
     ]

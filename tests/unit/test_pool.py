@@ -84,14 +84,11 @@ def test_by_rendezvous_what_a_device_that_goes_had_is_all_that_moves(found: list
         assert now == was or was == "device-0"
 
 
-def test_by_scaled_lengths_the_same_is_true_until_the_scale_changes() -> None:
+def test_by_share_others_move_some_too() -> None:
     before = shares([17, 17, 35, 35])
     more = {**before, "new": 20.0 * GiB}
-    assert all(
-        now in (was, "new") for was, now in zip(first("share-scaled", before), first("share-scaled", more))
-    )
     moved = sum(now not in (was, "new") for was, now in zip(first("share", before), first("share", more)))
-    assert moved > len(KEYS) // 200, "as published others move some, too"
+    assert moved > len(KEYS) // 200
 
 
 # -- choosing ---------------------------------------------------------------------------------------

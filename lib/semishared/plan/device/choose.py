@@ -8,7 +8,6 @@ room that is not much fuller than the pool is taken. A link records it; it is ne
     share         Brinkmann, Salzwedel, Scheideler: Compact, adaptive placement schemes for non-uniform
                   requirements (SPAA 2002): each device covers an interval of a ring, as long as its share of
                   the pool; those that cover a key's point compete
-    share-scaled  the same, with lengths that depend on the device alone until the pool has doubled
     rendezvous    weighted rendezvous: all devices compete, by their weights (Thaler, Ravishankar: IEEE/ACM
                   ToN 6(1), 1998)
 """
@@ -39,8 +38,6 @@ RESERVE = 20
 """One in this many bytes of a device is left to disks that grow, where another device has room."""
 STRETCH = 10
 """Times ln N, how often share covers the ring: with less, few devices cover some of it, and are fuller."""
-SCALED_STRETCH = 64
-"""The same of share-scaled, and of the scale, up to three times the pool: it must not change with N."""
 
 
 CLASSES = KNOWN
@@ -287,19 +284,11 @@ def rendezvous(key: str, shares: Mapping[str, float]) -> list[str]:
 
 
 def share(key: str, shares: Mapping[str, float]) -> list[str]:
-    """Return the same by Share as it was published."""
-    stretch = STRETCH * math.log(max(len(shares), 2))
-    return _by_intervals(key, shares, stretch / sum(shares.values()))
+    """Return the same by Share as it was published.
 
-
-def share_scaled(key: str, shares: Mapping[str, float]) -> list[str]:
-    """Return the same by Share with lengths that other devices do not change."""
-    scale = 2.0 ** math.ceil(math.log2(1.5 * sum(shares.values())))
-    return _by_intervals(key, shares, SCALED_STRETCH / scale)
-
-
-def _by_intervals(key: str, shares: Mapping[str, float], stretch: float) -> list[str]:
-    """Return devices by their draws for the key: one draw for each time their interval covers its point."""
+    A device has one draw for the key for each time its interval covers the key's point.
+    """
+    stretch = STRETCH * math.log(max(len(shares), 2)) / sum(shares.values())
     point = drawn("point", key)
     best: dict[str, float] = {}
     for uuid, bytes_that_count in shares.items():
@@ -314,7 +303,6 @@ def _by_intervals(key: str, shares: Mapping[str, float], stretch: float) -> list
 
 ORDERS: Mapping[str, Callable[[str, Mapping[str, float]], list[str]]] = {
     "share": share,
-    "share-scaled": share_scaled,
     "rendezvous": rendezvous,
 }
 DEFAULT = "rendezvous"
