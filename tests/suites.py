@@ -60,9 +60,7 @@ SUITES: Dict[str, Dict[str, Any]] = {
             for name in (
                 "live_kill",
                 "libvirtd",
-                "datastore_change",
-                "detach_kill",
-                "device_kill",
+                "go_over_kill",
                 "commit_live",
             )
         ],

@@ -21,6 +21,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if "faults" in Path(str(item.fspath)).parts:
                 item.add_marker(pytest.mark.skip(reason="needs root: it makes namespaces and mounts"))
+    # Machines are made once for all tests of a site (going_over.py).
+    own = {at: _site(item) for at, item in enumerate(items) if _site(item)}
+    for at, item in zip(own, [items[at] for at in sorted(own, key=lambda at: own[at])]):
+        items[at] = item
+
+
+def _site(item: pytest.Item) -> str:
+    callspec = getattr(item, "callspec", None)
+    return str(callspec.params.get("site", "")) if callspec else ""
 
 
 @pytest.fixture(scope="session")

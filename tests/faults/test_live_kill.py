@@ -134,34 +134,6 @@ def _save(disk: int) -> Case:
     )
 
 
-OWN = (OVERLAY, COPY)
-
-
-def _delta(disk: int, start: str, killed: str, dies_in: Sequence[str]) -> Case:
-    """Deltas put on the guest's own disks and merged; of the two what dies is `killed`, before the merge the
-    guest writes.
-    """
-    kept = {} if start == "plain" else {0: KEPT[0], 1: KEPT[1]}
-    marks = (1, 2) if start == "plain" else (1, 2, 3, 4)
-
-    def act(live: Live, env: Environment) -> None:
-        live.run(env if killed == "add" else {}, s.AddDeltas(VM, VM_DIR, DOMAIN, OWN))
-        for own in OWN if killed == "merge" else ():
-            live.write_running(own, 5)
-        live.run(env if killed == "merge" else {}, s.MergeDeltas(VM, VM_DIR, DOMAIN))
-
-    return Case(
-        f"deltas {killed} {PLACES[disk]}, {start}",
-        disk,
-        start,
-        act,
-        dies_in,
-        kept,
-        written(*marks, 5) if killed == "merge" else written(*marks),
-        Live.put_right,
-    )
-
-
 CASES = [
     _create(OVERLAY, "plain", 0),
     _create(COPY, "plain", 0),
@@ -184,10 +156,6 @@ CASES = [
         ("suspend", "resume", "backup-begin"),
     ),
     Case("postbackup_live", OVERLAY, "backed up", lambda live, env: live.end_backup(env)),
-    _delta(OVERLAY, "tree", "add", ("snapshot-create-as",)),
-    _delta(COPY, "plain", "add", ("snapshot-create-as",)),
-    _delta(OVERLAY, "tree", "merge", ("blockcommit", "blockjob", "suspend", "resume")),
-    _delta(COPY, "plain", "merge", ("blockcommit",)),
 ]
 
 
@@ -298,48 +266,6 @@ class Proof:
                 assert live.reads(f"{VM_DIR}/backup/disk.{disk}.0", "qcow2") == digest(case.now)
 
 
-@pytest.mark.parametrize("at", ["mirrors equal", "guest has gone over"])
-def test_guest_that_goes_on_after_a_killed_merge_is_recorded_where_it_writes(live: Live, at: str) -> None:
-    """Some of its deltas merged, some not; before it is woken the records say which, and its QEMU may die any
-    time.
-    """
-    merge = s.MergeDeltas(VM, VM_DIR, DOMAIN)
-    live.restore("plain")
-    live.start()
-    live.run({}, s.AddDeltas(VM, VM_DIR, DOMAIN, OWN))
-    live.forget_trace()
-    live.run({"SEMISHARED_TRACE": TRACE}, merge)
-    number = live.points().index(at) + 1
-    live.run({}, s.AddDeltas(VM, VM_DIR, DOMAIN, OWN))
-    with pytest.raises(SemisharedError):
-        live.run({"SEMISHARED_KILL_AT": str(number)}, merge)
-    until(lambda: live.virsh("domstate", DOMAIN) == "running", 20, "a guest that was woken", 0.05)
-    for disk in OWN:
-        live.check_opened(disk)
-        live.write_running(disk, 6)
-    live.end_domain()
-    live.put_right()
-    for disk in OWN:
-        live.check(disk, written(1, 2, 6), {})
-
-
-def test_deltas_of_a_guest_that_somebody_has_paused_wait_until_it_runs(live: Live) -> None:
-    """Nobody keeps it from going on between the switch and the records."""
-    live.restore("plain")
-    live.start()
-    live.run({}, s.AddDeltas(VM, VM_DIR, DOMAIN, OWN))
-    with live.paused():
-        live.run({}, s.MergeDeltas(VM, VM_DIR, DOMAIN))
-    for disk in OWN:
-        live.check_opened(disk)
-        assert "1000000" in live.record(disk)["path"]
-    live.write_running(OVERLAY, 6)
-    live.run({}, s.MergeDeltas(VM, VM_DIR, DOMAIN))
-    live.at_rest()
-    live.end_domain()
-    live.check(OVERLAY, written(1, 2, 6), {})
-
-
 def _killed_at(live: Live, name: str, case: Case, saved: str) -> None:
     """Have an action on a guest that was started from saved files killed at the first point of a name."""
     live.restore(saved)
@@ -374,22 +300,6 @@ def test_clone_on_a_store_whose_host_died_in_a_pull(live: Live) -> None:
     image = Record.parse(ON_STORE, json.dumps(record).encode()).of_image
     live.run({}, s.PrepareVm(VM, VM_DIR), s.AdoptClone(live.ref(ON_STORE), image, record["path"]))
     live.check(ON_STORE, KEPT[-1], {0: KEPT[0], 1: KEPT[1]})
-
-
-def test_disk_that_was_taken_away_with_its_delta_does_not_come_back(live: Live) -> None:
-    live.restore("plain")
-    live.start()
-    live.run({}, s.AddDeltas(VM, VM_DIR, DOMAIN, OWN))
-    live.write_running(OVERLAY, 6)
-    live.end_domain()
-    live.run({}, s.RemoveDisk(live.ref(COPY), ""))
-    live.put_right()
-    assert not [
-        name
-        for name in live.listing()
-        if name.startswith(f"vm/{VM}/") and (f"disk.{COPY}" in name or "deltas" in name)
-    ]
-    live.check(OVERLAY, written(1, 2, 6), {})
 
 
 def test_guest_without_an_agent_is_told_of_and_goes_on(live: Live) -> None:
