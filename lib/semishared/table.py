@@ -56,7 +56,7 @@ STEPS = {
     "CheckDiff": "disk.commits:check",
     "CheckDisk": "vmm.records:check_disk",
     "CheckEpoch": "vmm.on_host:check_epoch",
-    "CheckNotOpen": "guest.relocation:check_not_open",
+    "CheckNotOpen": "disk.premigrate:check_not_open",
     "CheckNotRunning": "guest.virsh:check_not_running",
     "CheckProbe": "disk.premigrate:check_probe",
     "CheckShare": "vmm.on_host:check_share",

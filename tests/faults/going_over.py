@@ -77,6 +77,7 @@ class Caller:
     """What follows a kill; without SEMISHARED_FULL one of them at each point, unless `all_ways`."""
     all_ways = False
     runs = True
+    place = VM_DIR
 
     @property
     def domain(self) -> str:
@@ -122,11 +123,16 @@ class Caller:
 
     # -- what is done with all of them ----------------------------------------------------------------
 
-    def points(self, live: Live) -> List[str]:
+    def passed(self, live: Live) -> List[str]:
+        """Have it go over undisturbed; return the points that were passed."""
         self.begin(live)
         live.forget_trace()
         self.act(live, {"SEMISHARED_TRACE": TRACE})
         return live.points()
+
+    def points(self, live: Live) -> List[str]:
+        """Do the same, and see that it was done."""
+        return self.passed(live)
 
     def chosen(self, names: Sequence[str]) -> Iterator[Tuple[int, str, str]]:
         """Yield number and name of each point to kill at, and what is to follow."""
@@ -150,6 +156,10 @@ class Caller:
         self.begin(live)
         with pytest.raises(SemisharedError):
             self.act(live, env)
+        return self.followed(live, number, then)
+
+    def followed(self, live: Live, number: int, then: str) -> Tuple[bool, Optional[bool]]:
+        """Do what is to follow on one that was killed."""
         if then == WITHOUT:
             live.end_domain()
         said = self.has_gone_over(live)
@@ -213,6 +223,50 @@ class Caller:
         assert not at_work.is_alive()
 
 
+OLDER = "/var/tmp/older"
+BY_OLDER = """
+import json, sys
+sys.path.insert(0, "{top}/lib")
+from semishared.config import Config
+from semishared.model.base.steps import *
+from semishared.model.device.steps import *
+from semishared.model.steps import *
+from semishared.wire.session import Session
+with Session("localhost", "test", Config()) as session:
+    print(json.dumps(session.run({steps}, answer=lambda question: {{"why": ""}})))
+"""
+
+
+@contextmanager
+def older_version(live: Live) -> Iterator[None]:
+    """Have an older version do, within the block, what the rig has done on the host: both ends of the
+    conversation.
+    """
+
+    class Session:
+        def __init__(self, env: Environment) -> None:
+            self._env = [f"{name}={value}" for name, value in env.items()]
+
+        def run(self, steps: Sequence[object], **_: object) -> List[object]:
+            code = BY_OLDER.format(top=OLDER, steps=list(steps))
+            argv = ["env", *self._env, "/usr/bin/python3", "-I", "-c", code]
+            done = live.host.run(argv, check=False)
+            if done.returncode:
+                raise SemisharedError(done.stderr.decode().strip().splitlines()[-1])
+            found: List[object] = json.loads(done.stdout)
+            return found
+
+    @contextmanager
+    def session(env: Environment) -> Iterator[Session]:
+        yield Session(env)
+
+    live.session = session  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        del live.session
+
+
 def go_on(live: Live) -> None:
     """Let a driver that stands still go on."""
     signal.pidfd_send_signal(live.talk._process._pidfd, signal.SIGCONT)  # type: ignore[attr-defined]
@@ -269,7 +323,7 @@ class Migration(Caller):
         live.run(env if self.dies == "merge" else {}, s.MergeDeltas(VM, VM_DIR, name))
 
     def points(self, live: Live) -> List[str]:
-        names = super().points(live)
+        names = self.passed(live)
         self.check_running(live)
         live.check_running(self.disk, written(*self.marks))
         live.end_domain()
@@ -329,7 +383,7 @@ class Directory(Caller):
         live.run(env, s.MergeDeltas(VM, COPIED, DOMAIN))
 
     def points(self, live: Live) -> List[str]:
-        names = super().points(live)
+        names = self.passed(live)
         assert {"delta is being mirrored", "deltas gone"} <= set(names)
         self.check_running(live)
         live.end_domain()
@@ -465,7 +519,7 @@ class Move(Caller):
         "old device noted",
         "layers have their names on the new device",
         "layers are being mirrored",
-        "layers ready on the new device",
+        "layers ready",
         "mirrors equal",
         "guest has gone over",
         "device switch ended",

@@ -13,17 +13,19 @@ import subprocess
 import threading
 import time
 from contextlib import nullcontext
-from typing import Any, Callable, Iterator, List, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Sequence
 
 import pytest
 
 from lab import NodeProcess
 from semishared.errors import SemisharedError
+from upgrade import versions
 
 from .cloud import STORE, SYSTEM, until
 from .going_over import (
     COPIED,
     DELAYS,
+    OLDER,
     OWN,
     SITES,
     TRACE,
@@ -34,6 +36,7 @@ from .going_over import (
     Migration,
     Move,
     go_on,
+    older_version,
     record_in,
 )
 from .live import COPY, DOMAIN, OVERLAY, VM, VM_DIR, Live, digest, s, written
@@ -227,6 +230,64 @@ def test_guest_that_somebody_has_paused_stays_where_it_is_until_it_runs(live: Li
         live.at_rest()
         live.end_domain()
         live.check(OVERLAY, written(1, 2, 6), {})
+
+
+# -- what an older version has left -------------------------------------------------------------------
+
+VERSION = "693964a1"
+"""The last one that noted in deltas.json."""
+LEFT = [
+    (MIGRATIONS[0], "guest writes to deltas", ("again", "without its QEMU")),
+    (MIGRATIONS[3], "deltas mirrored", ("again", "without its QEMU")),
+    (DIRECTORY, "delta is being mirrored", ("again", "without its QEMU", "back")),
+    (DIRECTORY, "guest has gone over", ("again", "without its QEMU")),
+    (DETACH, "detach noted", ("next action",)),
+    (DETACH, "layers lie over bases", ("next action", "without its QEMU")),
+    (DETACH, "guest has gone over", ("next action", "without its QEMU")),
+    (DETACH_OFF, "switch noted", ("next action",)),
+    (MOVES[0], "layers have their names on the new device", ("next action", "without its QEMU", "again")),
+    (MOVES[1], "guest has gone over", ("next action", "without its QEMU")),
+]
+"""Of each kind of note: where its writer is killed, and what follows; all but the first with test-full."""
+
+passed_by_older: Dict[str, List[str]] = {}
+
+
+@pytest.mark.parametrize(
+    ("site", "caller", "at", "then"),
+    [
+        pytest.param(
+            caller.site,
+            caller,
+            at,
+            then,
+            id=f"{caller.id}, {at}, {then}",
+            marks=[pytest.mark.long] if then != ways[0] else [],
+        )
+        for caller, at, ways in LEFT
+        for then in ways
+    ],
+)
+def test_what_an_older_version_has_left_is_settled(live: Live, caller: Caller, at: str, then: str) -> None:
+    if not live.host.path(OLDER).exists():
+        versions.lay_out(live.host.path(OLDER), VERSION)
+    if caller.id not in passed_by_older:
+        caller.points(live)
+        live.end_domain()
+        with older_version(live):
+            passed_by_older[caller.id] = caller.passed(live)
+        live.end_domain()
+    names = passed_by_older[caller.id]
+    number = names.index(at) + 1
+    with older_version(live):
+        caller.begin(live)
+        with pytest.raises(SemisharedError):
+            caller.act(live, {"SEMISHARED_KILL_AT": str(number)})
+    assert live.host.path(f"{caller.place}/.semishared/deltas.json").exists()
+    over, said = caller.followed(live, number, then)
+    wanted = caller.wanted(names, number, then, said)
+    assert over is wanted or wanted is None
+    assert not live.host.path(f"{caller.place}/.semishared/deltas.json").exists()
 
 
 # -- deltas -------------------------------------------------------------------------------------------

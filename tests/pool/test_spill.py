@@ -164,7 +164,7 @@ def test_a_guest_waits_while_who_looks_after_memory_is_killed_again_and_again(cl
         with watching(cloud):
             writing.result()
             until(
-                lambda: not any(name.startswith("deltas") for vm in vms for name in records(h1, vm)),
+                lambda: not any(name.startswith("go-over") for vm in vms for name in records(h1, vm)),
                 "end of what was begun",
             )
     assert state(cloud, paused) == "paused (user)", "nobody else wakes whom somebody has paused"

@@ -113,7 +113,7 @@ def test_running_vms_let_go_of_the_store_and_their_disks_are_overlays_to_every_a
     assert [
         name
         for name in cloud.files(h1, cloud.vm_dir(first))
-        if ".kept" in name or "1000000" in name or "deltas" in name
+        if ".kept" in name or "1000000" in name or "go-over" in name
     ] == []
     (again,) = detach(cloud, str(first))
     assert (again["how"], again["disk"], again["why"]) == ("skipped", -1, "no disk of it reads from a store")

@@ -90,7 +90,7 @@ def test_mixed_vm_when_moved_live_loses_nothing(
         guest.check("vdb", "before", 2 * KIB, 64)
     figure("live migration of local disks: longest gap ms", max(stop(guest, *WRITTEN)))
     assert shapes == [shapes[0]] * 4
-    assert not [name for name in shapes[0] if "1000000" in name or "deltas" in name]
+    assert not [name for name in shapes[0] if "1000000" in name or "go-over" in name]
     cloud.oned.disk_snapshot_create(vm, 1, "s1")
     cloud.oned.vm_poweroff(vm)
     for target, system in (("h1", OTHER_SYSTEM), ("h2", SYSTEM)):
@@ -207,7 +207,7 @@ def is_untouched(cloud: Cloud, vm: int) -> None:
     assert domains(h1) == [f"one-{vm}"]
     assert domains(h2) == []
     names = cloud.files(h1, cloud.vm_dir(vm))
-    assert not [name for name in names if "1000000" in name or "deltas" in name], names
+    assert not [name for name in names if "1000000" in name or "go-over" in name], names
     assert [name for name in cloud.files(h2, f"{DATASTORES}/{SYSTEM}") if not name.startswith(".m")] == []
     assert cloud.guest(vm).loop_stat("vda")["errors"] == 0
 
@@ -336,10 +336,10 @@ def test_migration_that_is_given_up_in_its_midst(cloud: Cloud, own: int) -> None
 def test_failmigrate_that_nobody_calls_is_made_good_by_the_next_action(cloud: Cloud, own: int) -> None:
     seq = cloud.oned.vm(own).last.seq
     cloud.tm_migrate("premigrate", own, "h2", seq)
-    assert "deltas" in " ".join(cloud.files(cloud.lab.node("h1"), cloud.vm_dir(own)))
+    assert "go-over" in " ".join(cloud.files(cloud.lab.node("h1"), cloud.vm_dir(own)))
     cloud.oned.disk_snapshot_create(own, 0, "s")
     names = cloud.files(cloud.lab.node("h1"), cloud.vm_dir(own))
-    assert not [name for name in names if "1000000" in name or "deltas" in name]
+    assert not [name for name in names if "1000000" in name or "go-over" in name]
     cloud.oned.disk_snapshot_delete(own, 0, 0)
     cloud.tm_migrate("failmigrate", own, "h2", seq)
     is_untouched(cloud, own)

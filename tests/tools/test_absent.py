@@ -65,7 +65,7 @@ def test_the_lease_of_a_kept_diff(world: World) -> None:
     30, "what a guest that died wrote last is not dropped because its delta cannot be looked at"
 )
 def test_what_a_guest_that_died_wrote_last(world: World) -> None:
-    begun = Begun(world, "delta")
+    begun = Begun(world, "older delta")
     with dead(begun.folder / "1000000"), pytest.raises((SemisharedError, OSError)):
         recovery.recover(begun.disk.vm_dir, "")
     with dead(Path(begun.disk.vm_dir, ".semishared/deltas.json")), pytest.raises((SemisharedError, OSError)):

@@ -15,9 +15,9 @@ from typing import Any, Dict, Iterator, List
 
 import pytest
 
+from semishared.disk import detach as live
 from semishared.errors import HostFailed
 from semishared.front.detach import detach
-from semishared.guest import detach as live
 from semishared.model import steps as s
 from semishared.model.base.steps import DetachVm
 from semishared.model.disk import names as disk_names

@@ -17,7 +17,6 @@ from semishared.device import memory
 from semishared.disk import detach, epochs, records, recovery
 from semishared.disk.history import UNKNOWN
 from semishared.guest import active_layer, domain
-from semishared.guest import detach as live
 from semishared.model import steps as s
 from semishared.model.base.steps import DetachVm
 from semishared.model.device import steps as device_steps
@@ -55,12 +54,12 @@ class Guest:
         self.seen: List[List[int]] = []
         monkeypatch.setattr(domain, "state", lambda _: "running")
         monkeypatch.setattr(domain, "snapshots", lambda _: [])
-        monkeypatch.setattr(live, "detach", self.goes_over)
+        monkeypatch.setattr(detach, "go_over_live", self.goes_over)
 
     def promised(self) -> List[int]:
         return [int(str(row["promised"])) >> 20 for row in self.pool.rows().values() if row["class"] == "ram"]
 
-    def goes_over(self, vm_dir: str, name: str, disks: List[live.Detached], rate: int) -> None:
+    def goes_over(self, vm_dir: str, name: str, disks: List[active_layer.Switch], rate: int) -> None:
         self.seen.append(self.promised())
 
     def detach(self, *disks: s.DiskRef) -> Dict[str, Any]:
@@ -122,7 +121,7 @@ def test_what_a_killed_detach_was_promised_the_next_action_gives_back(world: Wor
     folder = f"{disk.path}.snap"
     memory.more(folder, layers=2)
     record = records.record_of(disk)
-    active_layer.note(disk.vm_dir, [record])
+    active_layer.note(disk.vm_dir, [active_layer.Switch(record, record)])
     active_layer.create(record)
     assert guest.promised() == [192]
     recovery.recover(disk.vm_dir, "")

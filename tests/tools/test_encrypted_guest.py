@@ -40,7 +40,7 @@ NODE = """<node><domain type='test'><name>one-5</name><memory>32768</memory><os>
 BEGIN = """
 from semishared.disk import device_move, records
 from semishared.errors import SemisharedError
-from semishared.guest import active_layer, backup_job, block_jobs, deltas, domain, virsh, libvirtd, mirror
+from semishared.guest import active_layer, backup_job, block_jobs, domain, go_over, virsh, libvirtd
 from semishared.model.device.names import Link
 from semishared.model.refs import DiskRef
 from semishared.model.device.steps import MoveLayers
@@ -89,7 +89,7 @@ import json
 copy = lambda target: block_jobs.copy(disk(0), 'one-5', target, top + '/saved', 'qcow2', 'NONE')
 switch = lambda target: block_jobs.switch(disk(0), 'one-5', target, top + '/1', 'NONE')
 pull = lambda target: block_jobs.pull(disk(0), 'one-5', target, '', top + '/disk.0', block_jobs.NOTHING)
-jobs = {'copy': copy, 'switch': switch, 'pull': pull, 'mirror': lambda target: mirror.begin_whole('one-5', target, top + '/other', 0),
+jobs = {'copy': copy, 'switch': switch, 'pull': pull, 'mirror': lambda target: block_jobs.mirror('one-5', target, top + '/other', 'raw'),
         'backup': lambda target: backup_job.BackupJob('one-5', None).begin({target: top + '/backup'})}
 found = {what: {target: said(job, target)[0] for target in ('vda', 'vdb', 'vdc')} for what, job in jobs.items()}
 found['mirror']['plain'] = said(jobs['mirror'], 'vdd')
@@ -110,7 +110,7 @@ def test_no_delta_is_put_on_an_encrypted_disk_nor_on_the_others_with_it(vm_dir: 
     code = """
 import json
 own = [records.record_of(disk(number)) for number in (0, 3)]
-print(json.dumps(said(deltas.add, top, 'one-5', own)))
+print(json.dumps(said(go_over.begin, top, 'one-5', own)))
 """
     before = sorted(path.name for path in vm_dir.rglob("*"))
     id, detail = asked(vm_dir, code)

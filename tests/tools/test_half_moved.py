@@ -42,8 +42,9 @@ class HalfMoved:
             ["qemu-img", "create", "-q", "-f", "qcow2", "-b", "0", "-F", "qcow2", str(delta)], check=True
         )
         qemu_io(str(delta), "qcow2", "write -P 0x78 3M 64k")
-        self.note = Path(disk.vm_dir, ".semishared/deltas.json")
-        self.note.write_text(json.dumps({"version": 1, "disks": [before]}))
+        self.note = Path(disk.vm_dir, ".semishared/go-over.json")
+        disks = [{"how": "device", "before": before, "after": before}]
+        self.note.write_text(json.dumps({"version": 1, "disks": disks}))
         self.record.write_text(self.record.read_text().replace(".snap/0", ".snap/1000000"))
         self.new = Path(other, ".semishared/layers/5-1-0123456789ab")
         self.new.mkdir(parents=True, exist_ok=True)
@@ -60,7 +61,7 @@ class HalfMoved:
     def check_settled(self, directory: str | Path) -> None:
         """See that nothing is left of the move."""
         assert (
-            not Path(directory, ".semishared/deltas.json").exists()
+            not Path(directory, ".semishared/go-over.json").exists()
             and not Path(directory, "disk.1.left.snap").is_symlink()
         )
         assert json.loads(Path(directory, ".semishared/disk.1.json").read_text())["path"].endswith(

@@ -16,7 +16,8 @@ import pytest
 
 from semishared.device import offline
 from semishared.disk import diff_rebase, epochs, records, recovery, retained_diffs, vm_dir
-from semishared.errors import DeviceMissing, MissingImage
+from semishared.errors import BadRecord, DeviceMissing, MissingImage
+from semishared.guest import active_layer
 from semishared.model import steps as s
 from semishared.model.disk.commit_steps import CreateDiff
 from semishared.model.disk.record import Record
@@ -67,13 +68,16 @@ class Begun:
         qemu_io(str(self.folder / "0"), "qcow2", "write -P 0x76 2M 64k")
         world.on(s.AddLayer(self.disk, 1, 0, "qcow2"), s.ActivateLayer(self.disk, 1, "qcow2"))
         qemu_io(str(self.folder / "1"), "qcow2", "write -P 0x77 3M 64k")
-        if what == "delta":
+        if what.endswith("delta"):
             self._over("1000000", "1")
             qemu_io(str(self.folder / "1000000"), "qcow2", "write -P 0x78 4M 64k")
             record = self.records / "disk.1.json"
-            (self.records / "deltas.json").write_text(
-                json.dumps({"version": 1, "disks": [json.loads(record.read_text())]})
-            )
+            own = json.loads(record.read_text())
+            if what.startswith("older"):
+                (self.records / "deltas.json").write_text(json.dumps({"version": 1, "disks": [own]}))
+            else:
+                disks = [{"how": "delta", "before": own, "after": own}]
+                (self.records / "go-over.json").write_text(json.dumps({"version": 1, "disks": disks}))
             record.write_text(record.read_text().replace(".snap/1", ".snap/1000000"))
         elif what == "pull":
             # QEMU has named another file below, and what it had pulled until then died with it.
@@ -120,7 +124,7 @@ ACTS: dict[str, Callable[[World, s.DiskRef], object]] = {
 
 
 @pytest.mark.parametrize("how", ["hung", "absent"])
-@pytest.mark.parametrize("what", ["delta", "pull"])
+@pytest.mark.parametrize("what", ["delta", "older delta", "pull"])
 def test_what_is_left_begun_on_a_device_that_is_away_stays_begun(
     world: World, pool: Pool, what: str, how: str
 ) -> None:
@@ -137,7 +141,7 @@ def test_what_is_left_begun_on_a_device_that_is_away_stays_begun(
     can_boot(world)
 
 
-@pytest.mark.parametrize("what", ["delta", "pull"])
+@pytest.mark.parametrize("what", ["delta", "older delta", "pull"])
 def test_a_device_that_is_put_aside_in_the_middle_ends_nothing(
     world: World, pool: Pool, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,3 +285,45 @@ def test_a_renewed_diff_whose_device_is_put_aside_for_a_moment_keeps_its_layers(
     with pytest.raises(MissingImage):
         diff_rebase._drop_others(disk, records.record_of(disk))
     assert os.listdir(layer) == ["0"]
+
+
+OLDER = {
+    "a delta": ([], "delta"),
+    "a move to another device": (["moves"], "device"),
+    "a detach": (["remote"], "base"),
+    "a copy of the directory": (["from"], "delta"),
+}
+
+
+@pytest.mark.parametrize("kind", OLDER)
+def test_the_note_of_an_older_version_is_one_of_a_go_over(world: World, kind: str) -> None:
+    more, how = OLDER[kind]
+    begun, vm_dir = Begun(world, "older delta"), world.disk(5).vm_dir
+    note, origin = begun.records / "deltas.json", str(world.location / "103" / "5")
+    data = json.loads(note.read_text())
+    (after,) = data["disks"]
+    before = {**after, "image": {**after["image"], "generation": "ab" * 16}} if how == "base" else after
+    known: dict[str, object] = {"remote": [before], "from": origin, "moves": True}
+    given = {name: known[name] for name in more}
+    note.write_text(json.dumps({**data, **given}))
+    found = active_layer.noted(vm_dir)
+    assert [(one.before.to_data(), one.after.to_data(), one.how) for one in found] == [(before, after, how)]
+    assert active_layer.origin(vm_dir) == (origin if "from" in more else "")
+    # What is written next is the present note; a killed writer has left both.
+    older = note.read_text()
+    active_layer.note(vm_dir, found, active_layer.origin(vm_dir))
+    assert not note.exists() and active_layer.noted(vm_dir) == found
+    note.write_text(older.replace("disk.1", "disk.9"))
+    assert active_layer.noted(vm_dir) == found
+    active_layer.forget(vm_dir)
+    assert not recovery.left(vm_dir)
+
+
+def test_a_note_of_a_newer_version_is_not_understood_and_stays(world: World) -> None:
+    begun = Begun(world, "delta")
+    note = begun.records / "go-over.json"
+    note.write_text(note.read_text().replace('"version": 1', '"version": 2'))
+    noted = begun.noted()
+    with pytest.raises(BadRecord, match="cannot be understood"):
+        recovery.recover(begun.disk.vm_dir, "")
+    assert begun.noted() == noted

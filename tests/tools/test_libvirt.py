@@ -141,15 +141,15 @@ def test_deltas_of_a_guest_that_may_run_are_not_merged_under_it(world: World) ->
     disk = world.disk()
     world.on(s.PrepareVm(disk.vm, disk.vm_dir), s.CopyImage(disk, world.image(), 0))
     record = records.record_of(disk)
-    active_layer.note(disk.vm_dir, [record])
+    active_layer.note(disk.vm_dir, [active_layer.Switch(record, record)])
     active_layer.create(record)
     active_layer.write(disk.vm_dir, active_layer.with_delta(record))
     before = {path: path.lstat().st_mtime_ns for path in Path(disk.vm_dir).rglob("*")}
     code, said, errors = ended(
         "from semishared.errors import ToolFailed\n"
-        "from semishared.guest import deltas, virsh\n"
+        "from semishared.guest import go_over, virsh\n"
         "virsh._site.append(virsh.Site(uri='qemu+unix:///system?socket=/no'))\n"
-        f"try: deltas.merge({disk.vm_dir!r}, 'one-5')\n"
+        f"try: go_over.settle({disk.vm_dir!r}, 'one-5')\n"
         "except ToolFailed as e: print(e.detail)\n"
     )
     assert (code, errors) == (0, "")

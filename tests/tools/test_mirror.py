@@ -19,7 +19,7 @@ from typing import Any, Callable
 
 import pytest
 
-from semishared.guest import mirror
+from semishared.guest import block_jobs
 from semishared.tools import qemu_img
 
 MiB = 1 << 20
@@ -101,7 +101,7 @@ def test_what_is_written_while_it_is_mirrored_is_in_the_copy(tmp_path: Path, opt
         qemu_img.create_overlay(str(tmp_path / name), below, kind, SIZE, how, look=False)
     daemon = Daemon(tmp_path)
     try:
-        unit = mirror.unit(str(tmp_path / "copy"))
+        unit = block_jobs.unit(str(tmp_path / "copy"))
         write(tmp_path, range(BEFORE))
         begin = {"job-id": "job", "device": "delta", "target": "copy", "sync": "top", "granularity": unit}
         write(tmp_path, range(BEFORE, SIZE // BLOCK), lambda: daemon.ask("blockdev-mirror", **begin))

@@ -94,8 +94,14 @@ def made(world: World) -> Dict[str, Reader]:
             None,
         ),
         "deltas": Reader(
-            put(Path(disk_names.delta_note(own)), {"version": 1, "disks": []}),
+            put(Path(disk_names.go_over_note(own)), {"version": 1, "disks": []}),
             lambda: active_layer.noted(own),
+            system,
+            [],
+        ),
+        "deltas of an older version": Reader(
+            put(Path(disk_names.delta_note(world.disk(6).vm_dir)), {"version": 1, "disks": []}),
+            lambda: active_layer.noted(world.disk(6).vm_dir),
             system,
             [],
         ),
@@ -180,6 +186,7 @@ READERS = (
     "the same at the start",
     "a VM's history",
     "deltas",
+    "deltas of an older version",
     "a job",
     "a rest",
     "a clone that is to be",

@@ -32,7 +32,7 @@ from ..named import NamedTuple
 from ..tools import files, inspection, layers, progress, qemu_img
 from ..tools.effects import point
 from ..tools.rate_limit import standing_back
-from . import guard, pending_jobs, records, recovery, vm_dir
+from . import guard, records, recovery, vm_dir
 from .epochs import Planned
 from .save_as import opened
 
@@ -239,7 +239,7 @@ def restore(
     crash leaves the old disk or the restored one, and perhaps a staged file, which the next restore removes.
     """
     disk = step.disk
-    pending_jobs.settle(disk.vm, disk.vm_dir)
+    recovery.settle(disk.vm, disk.vm_dir)
     session = _session(disk)
     with _received(disk, chunks, sha256) as backup:
         record = records.record_of(disk)

@@ -299,7 +299,7 @@ def create_volatile(step: CreateVolatile, planned: Planned, ask: room.Ask | None
     record, written = Record(disk.disk, VOLATILE, step.format, disk.path), _written_empty(step)
     if folders.takes_layers(disk.vm_dir):
         # Only layers lie on devices. Without a pool the disk is a plain file until its VM migrates live
-        # (guest/deltas.py).
+        # (guest/go_over.py).
         record = record._replace(path=first_layer(disk))
     with publishing(disk, planned, record, max(step.size // GROWTH, written)) as staged:
         room.for_disk(disk.vm_dir, written, ask, where=os.path.dirname(staged))

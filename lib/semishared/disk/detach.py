@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`remote-first` disks of a VM stop reading from the store: overlays over bases of this host.
 
-The lease comes first. Then a running guest's QEMU switches to the base (guest/detach.py); for a VM that is
-off, headers and records are changed. The next action on the VM's disks, or its next start, ends what a kill
-left (guest/base_switch.py).
+The lease comes first. Then a running guest goes over to copies of its layers that lie over the base
+(guest/go_over.py); for a VM that is off, headers and records are changed. The next action on the VM's disks,
+or its next start, ends what a kill left.
 
 oned does not know of a detach and may start any action meanwhile. So the detach never ends an action that
 works on the disks; it takes the turn, then asks oned, and an action that oned starts later ends the detach.
@@ -11,24 +11,33 @@ works on the disks; it takes the turn, then asks oned, and an action that oned s
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from contextlib import ExitStack, contextmanager
 from typing import Iterator, Sequence
+from xml.etree import ElementTree
 
 from ..base import cache, room
 from ..device import memory
 from ..errors import CannotDetach, ImageChanged, MemoryPromised
-from ..guest import active_layer, domain, job_lock
-from ..guest import detach as live
+from ..guest import active_layer, domain, go_over, job_lock
+from ..guest.active_layer import BASE, Switch
 from ..model.base.steps import DetachVm
+from ..model.disk import names as disk_names
 from ..model.disk.place import OVERLAY
 from ..model.disk.record import Record
 from ..model.steps import DiskRef
+from ..model.store import dir_names
 from ..stage.ensure import ensure
-from ..tools import effects, files, qemu_img
+from ..tools import effects, extents, files, progress, qemu_img
 from ..tools.effects import point
+from ..tools.rate_limit import Pace, standing_back
 from . import epoch_check, guard, layering, records, recovery, remote_first, vm_dir
 from .epochs import Planned
+
+FICLONE = 0x40049409
+"""ioctl_ficlone(2)."""
 
 
 def detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
@@ -82,20 +91,25 @@ def _detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> list[dict
         recovery.ended_on_failure(step.vm_dir, step.domain),
     ):
         # Before the first lease: with this note, recovery frees leases that no disk lies over.
-        active_layer.note(step.vm_dir, [before for before, _ in wanted])
+        active_layer.note(step.vm_dir, [Switch(before, before, BASE) for before, _ in wanted])
         point("detach noted")
-        disks = [
-            live.Detached(before, _over_base(step, before, generation, ask)) for before, generation in wanted
+        switches = [
+            Switch(before, _over_base(step, before, generation, ask), BASE) for before, generation in wanted
         ]
         if step.domain:
-            _require_room(step.vm_dir, disks, ask)
-            live.detach(step.vm_dir, step.domain, disks, step.rate)
+            _require_room(step.vm_dir, switches, ask)
+            go_over_live(step.vm_dir, step.domain, switches, step.rate)
         else:
-            live.detach_off(step.vm_dir, disks)
-    after = [disk.after for disk in disks]
+            active_layer.note(step.vm_dir, switches)
+            point("switch noted")
+            go_over.settle(step.vm_dir, "")
     return [
-        {"disk": record.disk, "generation": record.of_image.generation, "bytes": files.allocated(record.path)}
-        for record in after
+        {
+            "disk": switch.after.disk,
+            "generation": switch.after.of_image.generation,
+            "bytes": files.allocated(switch.after.path),
+        }
+        for switch in switches
     ]
 
 
@@ -106,7 +120,7 @@ def _memory(before: Sequence[Record]) -> Iterator[None]:
         for record in before:
             folder = layering.folder_of(record)
             try:
-                memory.more(folder, layers=1 + len(live.to_copy(record)))
+                memory.more(folder, layers=1 + len(_to_copy(record)))
             except MemoryPromised as e:
                 raise CannotDetach(
                     f"{e.detail}, while its guest lets go of the store: it does with less when the VM is off"
@@ -115,13 +129,13 @@ def _memory(before: Sequence[Record]) -> Iterator[None]:
         yield
 
 
-def _require_room(vm_dir: str, disks: Sequence[live.Detached], ask: room.Ask | None) -> None:
+def _require_room(vm_dir: str, switches: Sequence[Switch], ask: room.Ask | None) -> None:
     """Make room for the copies beside the layers, on each file system that has some."""
     needed: dict[int, tuple[str, int]] = {}
-    for disk in disks:
-        folder = layering.folder_of(disk.before)
-        system = os.stat(folder).st_dev
-        needed[system] = folder, needed.get(system, (folder, 0))[1] + live.copied_bytes([disk])
+    for before, _, _ in switches:
+        folder = layering.folder_of(before)
+        system, size = os.stat(folder).st_dev, sum(map(files.allocated, _to_copy(before)))
+        needed[system] = folder, needed.get(system, (folder, 0))[1] + size
     for folder, size in needed.values():
         room.require(vm_dir, size, ask, where=folder)
 
@@ -155,3 +169,108 @@ def _check_system_snapshots(step: DetachVm, record: Record) -> None:
             f"disk {record.disk}: the VM has {count} system snapshots, which count on what it "
             f"lies over: delete them first"
         )
+
+
+# -- under a running guest ----------------------------------------------------------------------------
+
+
+def go_over_live(vm_dir: str, name: str, switches: Sequence[Switch], rate: int) -> None:
+    """Move the guest's disks onto their leased bases; copy at `rate` bytes per second, 0 for no limit.
+
+    QEMU mirrors only what is in the deltas, into files with all the rest: the faster the layers are copied,
+    the less that is. Raise CannotDetach if libvirt has a disk open in another way than its record says. An
+    error leaves a note, by which disk/recovery.py ends the detach.
+    """
+    _check_chains(name, [switch.before for switch in switches])
+    go_over.begin(vm_dir, name, [switch.before for switch in switches], BASE)
+    go_over.offer_base(vm_dir, switches, _copied(vm_dir, switches, Pace(rate)))
+    go_over.finish(vm_dir, name)
+
+
+def _to_copy(record: Record) -> list[str]:
+    """Return the layers of a disk to copy: those directly over the image, and the active one."""
+    found = [path for path, _ in go_over.outermost(record)]
+    return found if any(os.path.samefile(path, record.path) for path in found) else [*found, record.path]
+
+
+def _check_chains(name: str, records: Sequence[Record]) -> None:
+    """Raise CannotDetach unless the guest has each disk open from the recorded layer down to the image."""
+    found = _chains(name)
+    here = os.uname().nodename
+    for record in records:
+        chain = next((chain for chain in found if chain and _is_same(chain[0], record.path)), None)
+        if chain is None:
+            raise CannotDetach(f"disk {record.disk}: domain {name} on {here} does not write to {record.path}")
+        wanted = (
+            f"{record.over.name}@{record.over.snapshot}"
+            if record.over
+            else dir_names.link_of(record.of_image.source)
+        )
+        if len(chain) < 2 or not _is_same(chain[-1], wanted):
+            shown = " over ".join(chain)
+            raise CannotDetach(
+                f"disk {record.disk}: domain {name} on {here} has {shown} open, which does not "
+                f"end at {wanted}"
+            )
+
+
+def _is_same(path: str, wanted: str) -> bool:
+    if path == wanted:
+        return True
+    return (
+        path.startswith("/") and wanted.startswith("/") and os.path.realpath(path) == os.path.realpath(wanted)
+    )
+
+
+def _chains(name: str) -> list[list[str]]:
+    """Return libvirt's backing chain of each disk of a guest: paths, and POOL/IMAGE@SNAPSHOT."""
+    found = []
+    for disk in ElementTree.fromstring(domain.dumpxml(name)).iterfind("devices/disk"):
+        sources = (disk.find("source"), *(below.find("source") for below in disk.iter("backingStore")))
+        found.append([_named(source) for source in sources if source is not None])
+    return found
+
+
+def _named(source: ElementTree.Element) -> str:
+    path = source.get("file", "")
+    if path:
+        return "/" + os.path.normpath(path).lstrip("/")
+    snapshot = source.find("snapshot")
+    return f"{source.get('name', '')}@{'' if snapshot is None else snapshot.get('name', '')}"
+
+
+def _copied(vm_dir: str, switches: Sequence[Switch], pace: Pace) -> dict[str, str]:
+    """Stage a copy of each layer to replace, over the lease instead of the image; return copies by layer."""
+    copies: dict[str, str] = {}
+    for before, after, _ in switches:
+        outermost = dict(go_over.outermost(before))
+        files.remove_staged(disk_names.layers(disk_names.plain(before.path)))
+        for path in _to_copy(before):
+            copies[path] = files.staged_name(path)
+            with files.enough_space(os.path.dirname(path)), standing_back():
+                copy(path, copies[path], pace)
+                if path in outermost:
+                    lease = go_over.lease_of(vm_dir, after)
+                    qemu_img.lay_over(copies[path], lease, after.of_image.format)
+                os.chmod(copies[path], 0o660)
+                files.fsync(copies[path])
+            point("layer copied")
+    return copies
+
+
+def copy(source: str, target: str, pace: Pace) -> None:
+    """Copy a file without writers, with its holes: by reflink if possible, else at a limited rate."""
+    with open(source, "rb", buffering=0) as old, open(target, "xb", buffering=0) as new:
+        try:
+            fcntl.ioctl(new.fileno(), FICLONE, old.fileno())
+            return
+        except OSError as e:
+            if e.errno not in (errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS):
+                raise
+        size = os.fstat(old.fileno()).st_size
+        os.ftruncate(new.fileno(), size)
+        for index, content in extents.data(old.fileno(), size):
+            pace.wait(len(content))
+            progress.count("layers_copied", len(content))
+            for at, data in extents.blocks(content):
+                extents.pwrite(new.fileno(), data, index * extents.EXTENT + at)

@@ -16,7 +16,7 @@ from ..base import cache
 from ..base.room import Ask
 from ..device import devices, folders, label, ledger, memory, systems
 from ..errors import CannotMove, NoSpace, ToolTimeout
-from ..guest import active_layer, block_jobs, deltas, device_switch, domain, freeze, job_lock
+from ..guest import active_layer, block_jobs, domain, freeze, go_over, job_lock
 from ..model.device import names as device_names
 from ..model.device.classes import MEMORY
 from ..model.device.names import LAYERS, Link
@@ -84,9 +84,8 @@ def move_live(step: MoveLayers, planned: Planned, tell: Tell, was: Link, new: Li
 
     The caller has the turn. A delta that is there is a killed move's.
 
-    The guest writes to a delta while the layers below are copied, as in a migration. Then QEMU mirrors the
-    delta into the copy, and pivots to it (guest/device_switch.py). It opens the base anew there, on that
-    base's present device.
+    The guest writes to a delta while the layers below are copied, as in a migration, and goes over to the
+    copy (guest/go_over.py). QEMU opens the base anew there, on that base's present device.
 
     A disk may leave memory when that is full and its guest stands still. The delta then takes space reserved
     for it (device/ledger.py), and the next run resumes a killed move instead of undoing it, for which there
@@ -106,8 +105,8 @@ def move_live(step: MoveLayers, planned: Planned, tell: Tell, was: Link, new: Li
         if not active_layer.noted(disk.vm_dir):
             if is_memory and _free(folder) < ledger.PIECE:
                 ledger.give_spare(device_names.device(root, was.uuid))
-            deltas.add(disk.vm_dir, step.domain, [record], moves=True)
-        (record,) = active_layer.noted(disk.vm_dir)
+            go_over.begin(disk.vm_dir, step.domain, [record], active_layer.DEVICE)
+        ((_, record, _),) = active_layer.noted(disk.vm_dir)
         with Undo() as undo, files.enough_space(directory):
             undo.add(lambda: moving.discard(root, [] if _is_at(folder, new) else [new]))
             _copy(
@@ -119,12 +118,9 @@ def move_live(step: MoveLayers, planned: Planned, tell: Tell, was: Link, new: Li
             with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
                 if is_memory:
                     note_leaving(disk.vm_dir, disk.disk, new)
-                device_switch.begin(disk.vm_dir, disk.disk, new)
+                go_over.offer_device(disk.vm_dir, disk.disk, new)
             undo.keep()
-        device_switch.go_over(
-            disk.vm_dir, step.domain, record, step.rate, lambda: _see(device_names.left(folder), floor)
-        )
-        deltas.merge(disk.vm_dir, step.domain)
+        go_over.finish(disk.vm_dir, step.domain, step.rate, lambda: _see(device_names.left(folder), floor))
     if not _is_at(folder, new):
         raise CannotMove(f"disk {disk.disk} of VM {disk.vm}: its guest has not gone over")
 
@@ -275,7 +271,7 @@ def spill(step: MoveLayers, tell: Tell) -> dict[str, object]:
     vm_dir = step.disk.vm_dir
 
     def ask(**_: object) -> dict[str, object]:
-        is_busy = recovery.left(vm_dir) and not active_layer.moves(vm_dir)
+        is_busy = recovery.left(vm_dir) and not go_over.moves(vm_dir)
         return {"why": "something is under way in it"} if is_busy else {}
 
     return move(step, epochs.arrived(UNKNOWN, [step], {}), ask, tell, is_urgent=True)
@@ -347,12 +343,12 @@ def _goes_on(step: MoveLayers) -> bool:
     vm_dir = step.disk.vm_dir
     if (
         not step.domain
-        or not active_layer.moves(vm_dir)
-        or [record.disk for record in active_layer.noted(vm_dir)] != [step.disk.disk]
+        or not go_over.moves(vm_dir)
+        or [switch.after.disk for switch in active_layer.noted(vm_dir)] != [step.disk.disk]
     ):
         return False
     freeze.wake(vm_dir, step.domain)
-    return domain.state(step.domain) in ("running", "paused") and deltas.keep(vm_dir, step.domain)
+    return domain.state(step.domain) in ("running", "paused") and go_over.keep(vm_dir, step.domain)
 
 
 def _is_at(folder: str, link: Link) -> bool:

@@ -319,7 +319,7 @@ def _check_layers(staging: str, disk: int, vm: int, vm_dir: str) -> None:
     if not record.is_local:
         return
 
-    if os.path.lexists(disk_names.delta_note(staging)):
+    if records.goes_over(staging):
         from ..guest import active_layer
 
         # The delta stayed with its guest and is made anew here, so the layer below it is checked.

@@ -60,7 +60,7 @@ def check(directory: str) -> None:
 def check_written(directory: str, disk: int) -> None:
     """Raise DeviceMissing if the device with the layers that a disk's record names is missing.
 
-    While a guest moves a disk to another device (guest/device_switch.py), and the record still names the
+    While a guest moves a disk to another device (guest/go_over.py), and the record still names the
     delta, these are the layers on the old device: the new device holds none that would be lost.
     """
     folder = disk_names.layers(disk_names.disk(directory, disk))

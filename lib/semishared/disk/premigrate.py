@@ -17,7 +17,7 @@ from ..guest import virsh
 from ..model.disk import names as disk_names
 from ..model.disk.record import Record
 from ..model.refs import DiskRef
-from ..model.vm.move_steps import AddDeltas, AllowMigration, MergeDeltas, ReachDisk
+from ..model.vm.move_steps import AddDeltas, AllowMigration, CheckNotOpen, MergeDeltas, ReachDisk
 from ..tools import beneath, files
 from . import on_devices, records, vm_dir
 from .epochs import Planned
@@ -101,7 +101,7 @@ def reach_disk(step: ReachDisk) -> None:
 
 def add_deltas(step: AddDeltas, planned: Planned) -> None:
     """Have a running guest write to deltas."""
-    from ..guest import deltas, job_lock
+    from ..guest import go_over, job_lock
     from . import recovery
 
     job_lock.take(step.vm, step.vm_dir)
@@ -111,7 +111,7 @@ def add_deltas(step: AddDeltas, planned: Planned) -> None:
         vm_dir.publishing(step.vm, step.vm_dir, planned),
         recovery.ended_on_failure(step.vm_dir, step.domain),
     ):
-        deltas.add(
+        go_over.begin(
             step.vm_dir,
             step.domain,
             [records.record_of(DiskRef(step.vm, disk, step.vm_dir)) for disk in step.disks],
@@ -138,3 +138,35 @@ def allow_migration(step: AllowMigration) -> None:
         disk_names.migration_note(step.vm_dir),
         {"version": 1, "to": step.to, "brought": step.brought, **proof},
     )
+
+
+def check_not_open(step: CheckNotOpen) -> None:
+    """Raise MigrationRefused if a running guest has files of a VM directory open.
+
+    Without `disks`, open disks are allowed; but raise it also for system snapshots, whose XML names the
+    directory: the guest cannot go on in a copy.
+    """
+    from ..guest import domain
+
+    vm_dir, name = step.vm_dir, step.domain
+    if domain.state(name) in ("absent", "off"):
+        return
+    from xml.etree import ElementTree
+
+    xml, here = ElementTree.fromstring(domain.dumpxml(name)), os.uname().nodename
+    if not step.disks and domain.snapshots(name):
+        raise MigrationRefused(
+            f"domain {name} on {here} has system snapshots, which name its directory: it cannot "
+            f"change while it runs"
+        )
+    devices = xml.find("devices")
+    for parent, child in (
+        (xml, "metadata"),
+        *(((devices, "disk"),) if devices is not None and not step.disks else ()),
+    ):
+        for element in parent.findall(child):
+            parent.remove(element)
+    for element in xml.iter():
+        for text in (*element.attrib.values(), element.text or ""):
+            if f"{vm_dir}/" in text.replace("//", "/"):
+                raise MigrationRefused(f"domain {name} on {here} has {text.strip()} open ({element.tag})")

@@ -103,6 +103,11 @@ def numbers(vm_dir: str) -> list[int]:
     return sorted(number for number in map(disk_names.recorded, names) if number is not None)
 
 
+def goes_over(vm_dir: str) -> bool:
+    """Return True if a go-over of a VM's disks is noted (guest/go_over.py); its action may be dead."""
+    return not all(map(files.is_absent, disk_names.go_over_notes(vm_dir)))
+
+
 def must_be_there(vm_dir: str, disk: int) -> None:
     """Raise BadRecord if a disk has no record."""
     if not os.path.lexists(disk_names.record(vm_dir, disk)):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What killed actions left unfinished in a guest, or in disks of one that is gone: found by notes, and ended.
 
-An action on the disks takes the turn (guest/job_lock.py) and begins with `recover`.
+An action on the disks takes the turn (guest/job_lock.py) and begins with `recover`. Without notes no module
+that drives a guest is loaded: loading them is slow, and most actions find none.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ import os
 from contextlib import contextmanager
 from typing import Iterator
 
-from ..device import offline
+from ..base import cache
+from ..device import folders, offline
 from ..errors import SemisharedError
-from ..guest import block_jobs, freeze
+from ..guest import job_lock
+from ..model.device import names as device_names
 from ..model.disk import names as disk_names
+from ..model.refs import DiskRef
 from ..tools import files, layers, qemu_img
 from ..tools.effects import point
 from . import on_devices, records
@@ -24,6 +28,8 @@ def recover(vm_dir: str, name: str) -> None:
 
     Raise DeviceMissing, with only the rest ended, if a device with unfinished layers is missing.
     """
+    from ..guest import block_jobs, freeze
+
     freeze.wake(vm_dir, name)
     freeze.tidy(vm_dir)
     check_there(vm_dir)
@@ -40,13 +46,13 @@ def recover(vm_dir: str, name: str) -> None:
         _tidy(vm_dir, disk, job)
         files.unlink(path)
         point("job ended")
-    if not files.is_absent(disk_names.delta_note(vm_dir)):
+    if records.goes_over(vm_dir):
         from ..device import memory
-        from ..guest import active_layer, deltas
+        from ..guest import active_layer, go_over
 
-        # Deltas, and disks that were to be detached: each of those got its lease first.
-        noted = [record.disk for record in active_layer.noted(vm_dir)]
-        deltas.merge(vm_dir, name)
+        # Also disks that were to be detached: each of those got its lease first.
+        noted = [switch.after.disk for switch in active_layer.noted(vm_dir)]
+        go_over.settle(vm_dir, name)
         _release(vm_dir, noted)
         for disk in noted:
             memory.settle(disk_names.layers(disk_names.disk(vm_dir, disk)))
@@ -67,8 +73,6 @@ def ended_on_failure(vm_dir: str, name: str) -> Iterator[None]:
 
 def _release(vm_dir: str, disks: list[int]) -> None:
     """Free the leases of disks that were to lie over bases, and still read from their store."""
-    from ..base import cache
-
     for disk in disks:
         record = records.read_record(vm_dir, disk)
         if record and record.place.is_remote:
@@ -82,10 +86,10 @@ def check_there(vm_dir: str) -> None:
     """
     jobs = [disk for disk in map(disk_names.job_noted, left(vm_dir)) if disk is not None]
     disks = {disk for disk in jobs if "layer" in (files.read_json(disk_names.job_note(vm_dir, disk)) or {})}
-    if not files.is_absent(disk_names.delta_note(vm_dir)):
+    if records.goes_over(vm_dir):
         from ..guest import active_layer
 
-        disks |= {record.disk for record in (*active_layer.noted(vm_dir), *active_layer.leaving(vm_dir))}
+        disks |= {switch.after.disk for switch in active_layer.noted(vm_dir)}
     disks = {disk for disk in disks if not files.is_absent(disk_names.record(vm_dir, disk))}
     if disks and on_devices.links(vm_dir):
         offline.look(disk_names.base_store_of(vm_dir))
@@ -119,6 +123,8 @@ def _tidy(vm_dir: str, disk: int, job: dict[str, object]) -> None:
     record, numbers = records.read_record(vm_dir, disk), job.get("stand_ins")
     if not record or not isinstance(numbers, list):
         return
+    from ..guest import block_jobs
+
     folder = os.path.dirname(record.path)
     files.remove_staged(folder)
     block_jobs.leave(folder, [number for number in numbers if isinstance(number, int)])
@@ -126,3 +132,45 @@ def _tidy(vm_dir: str, disk: int, job: dict[str, object]) -> None:
         from ..store.dir import clones
 
         clones.forget_pull(folder)
+
+
+# -- VMs that are off, and single disks --------------------------------------------------------------
+
+
+def end_others(vm: int, vm_dir: str) -> None:
+    """End any action on the disks: a late backup would recreate the directory, a detach lease a base."""
+    if not files.is_absent(job_lock.lock_path(vm, vm_dir)):
+        job_lock.take(vm, vm_dir)
+
+
+def end_moves(vm: int, vm_dir: str) -> None:
+    """Take the turn on a host with devices: a present move of a disk ends, and later ones wait."""
+    if folders.may_move(vm_dir):
+        job_lock.take(vm, vm_dir)
+
+
+def settle(vm: int, vm_dir: str) -> None:
+    """Recover the disks of a VM that does not run, before one of them is read or changed."""
+    end_moves(vm, vm_dir)
+    if left(vm_dir):
+        job_lock.take(vm, vm_dir)
+        recover(vm_dir, "")
+
+
+def put_back(disk: DiskRef) -> None:
+    """Put the layers of a disk without a guest back where its record says; the caller has the turn.
+
+    Otherwise an unfinished move's link would lead to older layers, and the guest's last writes would be lost.
+    """
+    if not files.is_absent(device_names.left(disk_names.layers(disk.path))):
+        from ..guest import go_over
+
+        go_over.put_back(disk.vm_dir, disk.disk)
+
+
+def forget(disk: DiskRef) -> None:
+    """Remove a disk from the note of a go-over: a new disk may get its number."""
+    if records.goes_over(disk.vm_dir):
+        from ..guest import active_layer
+
+        active_layer.forget(disk.vm_dir, disk.disk)

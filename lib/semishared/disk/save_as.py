@@ -19,7 +19,7 @@ from ..store.dir import clones
 from ..store.dir import image as dir_image
 from ..tools import files, layers, progress, qemu_img
 from ..tools.rate_limit import standing_back
-from . import pending_jobs, records, recovery, snapshots, vm_dir
+from . import records, recovery, snapshots, vm_dir
 from .epochs import Planned
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def fill_image(step: FillImage, planned: Planned, ask: room.Ask | None) -> dict[
         job_lock.take(disk.vm, disk.vm_dir)
         recovery.recover(disk.vm_dir, step.domain)
     elif step.snapshot == -1:
-        pending_jobs.settle(disk.vm, disk.vm_dir)
+        recovery.settle(disk.vm, disk.vm_dir)
     record = records.record_of(disk)
     if record.image:
         # On the front-end (undeployed) the disk is read with the front-end's own keys.

@@ -28,7 +28,7 @@ from ..model.steps import (
 )
 from ..tools import beneath, files, layers, qemu_img
 from ..tools.effects import point
-from . import layering, pending_jobs, records, recovery, retained_diffs, vm_dir
+from . import layering, records, recovery, retained_diffs, vm_dir
 from .epochs import Planned
 
 
@@ -159,7 +159,7 @@ def grow(step: GrowDisk, planned: Planned) -> dict[str, object]:
     For a disk that a guest has open, the hypervisor's action grows it, if there is room.
     """
     vm_dir.check_wanted(step.disk, planned)
-    pending_jobs.settle(step.disk.vm, step.disk.vm_dir)
+    recovery.settle(step.disk.vm, step.disk.vm_dir)
     record = records.record_of(step.disk)
     if record.bridged:
         return records.on_store(record)

@@ -55,8 +55,8 @@ from . import (
     guard,
     history,
     on_devices,
-    pending_jobs,
     records,
+    recovery,
     retained_diffs,
     vm_dir,
     vm_dir_inventory,
@@ -81,22 +81,16 @@ def send_vm(step: SendVm, tell: Callable[..., None], write: Callable[[bytes], No
 
 
 def _enter(vm: int, directory: str, domain: str) -> None:
-    """End what makes a VM directory depend on another place, before it is sent.
-
-    It may be a copy that its guest has not switched to; its disks may be partly over their stores
-    (guest/base_switch.py), or about to leave a device, so that their names are not right yet
-    (guest/device_switch.py).
-    """
-    pending_jobs.end_moves(vm, directory)
-    if not os.path.lexists(disk_names.delta_note(directory)):
+    """End what makes a VM directory depend on another place (guest/go_over.py), before it is sent."""
+    recovery.end_moves(vm, directory)
+    if not records.goes_over(directory):
         return
-    from ..guest import active_layer, deltas, device_switch, job_lock
-    from . import recovery
+    from ..guest import go_over, job_lock
 
-    if active_layer.origin(directory) or active_layer.leaving(directory) or device_switch.left(directory):
+    if go_over.is_between(directory):
         job_lock.take(vm, directory)
         recovery.check_there(directory)
-        deltas.merge(directory, domain)
+        go_over.settle(directory, domain)
 
 
 def send(directory: str, write: Callable[[bytes], None], deltas: Iterable[int] = ()) -> dict[str, object]:
@@ -205,9 +199,9 @@ def _add_deltas(staging: str, disks: tuple[int, ...]) -> None:
     """Create new, empty deltas for those that stayed with their guest."""
     from ..guest import active_layer
 
-    for record in active_layer.noted(staging):
-        if record.disk in disks:
-            active_layer.create(record)
+    for switch in active_layer.noted(staging):
+        if switch.after.disk in disks:
+            active_layer.create(switch.after)
 
 
 def _unpack(staging: str, chunks: Iterator[bytes]) -> str:
@@ -337,34 +331,34 @@ def rename(step: RenameVm, planned: Planned, ask: room.Ask | None) -> dict[str, 
             on_devices.copy(step.source, staging, step.vm)
         _check_still(step.source, before)
         point("directory copied")
-        deltas = _without_deltas(staging) if step.live else []
+        if step.live:
+            _without_deltas(staging)
         guard.check_received(staging, step.vm, step.vm_dir, step.foreign)
         if step.live:
-            _begin_deltas(staging, step.source, deltas)
+            _begin_deltas(staging, step.source)
         _publish(staging, step, move, planned, ask)
     vm_dir_siblings.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
     return {"seen": seen}
 
 
-def _without_deltas(staging: str) -> list[Record]:
-    """Reset a copied VM directory to before its guest wrote to deltas; return those disks' records."""
+def _without_deltas(staging: str) -> None:
+    """Reset a copied VM directory to before its guest wrote to deltas."""
     from ..guest import active_layer
 
     files.unlink(disk_names.migration_note(staging))
-    found = active_layer.noted(staging)
-    for record in found:
-        files.unlink(active_layer.delta_of(record))
-        active_layer.write(staging, record)
-    return found
+    for switch in active_layer.noted(staging):
+        files.unlink(active_layer.delta_of(switch.after))
+        active_layer.write(staging, switch.after)
 
 
-def _begin_deltas(staging: str, source: str, disks: list[Record]) -> None:
+def _begin_deltas(staging: str, source: str) -> None:
     """Create new, empty deltas, into which QEMU mirrors those at the source."""
     from ..guest import active_layer
 
-    for record in disks:
-        active_layer.create(record)
-    active_layer.note(staging, disks, source)
+    switches = active_layer.noted(staging)
+    for switch in switches:
+        active_layer.create(switch.after)
+    active_layer.note(staging, switches, source)
 
 
 def keep_stale(step: KeepStale, planned: Planned) -> dict[str, object]:

@@ -25,7 +25,7 @@ from ..named import NamedTuple
 from ..store.dir import clones as dir_clones
 from ..tools import files, layers, locks, qemu_img
 from ..tools.effects import point
-from . import epochs, history, on_devices, pending_jobs, records, retained_diffs, vm_dir_siblings
+from . import epochs, history, on_devices, records, recovery, retained_diffs, vm_dir_siblings
 from .epochs import Planned
 from .records import read_record as read_record
 
@@ -219,12 +219,12 @@ def remove_disk(
     Without `forget` the record of a clone on the network stays, and is returned: the clone goes first.
     `done`: the image has all of the disk's content.
     """
-    pending_jobs.end_others(disk.vm, disk.vm_dir)
+    recovery.end_others(disk.vm, disk.vm_dir)
     with _lock(disk.vm, disk.vm_dir) as file:
         history.refuse_late(disk.vm, disk.vm_dir, planned.seq)
         epochs.check_removal(file, epochs.lock_path(disk.vm, disk.vm_dir), disk.vm, str(disk.disk), planned)
         noted = _note(file, disk.vm, disk.vm_dir, str(disk.disk), planned)
-        pending_jobs.put_back(disk)
+        recovery.put_back(disk)
         record = _to_remove(disk)
         if record and not forget and record.place.is_clone:
             if records.on_store(record):
@@ -287,7 +287,7 @@ def _unlink_disk(disk: DiskRef) -> None:
     folders.at(disk_names.layers(disk.path)).take_off()
     layers.remove(disk.path)
     point("disk removed")
-    pending_jobs.forget(disk)
+    recovery.forget(disk)
     files.remove_staged(disk.vm_dir, disk_names.disk_name(disk.disk))
     record = disk_names.record(disk.vm_dir, disk.disk)
     if os.path.isdir(record):
@@ -362,7 +362,7 @@ def remove(vm: int, vm_dir: str, planned: Planned, why_not: Callable[[], str] = 
     the VM. `why_not` is asked under the VM's lock: if it returns a reason, that is returned, and nothing is
     removed.
     """
-    pending_jobs.end_others(vm, vm_dir)
+    recovery.end_others(vm, vm_dir)
     root = cache.root_of(vm_dir)
     with _lock(vm, vm_dir) as file:
         history.refuse_late(vm, vm_dir, planned.seq)

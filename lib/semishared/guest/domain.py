@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import os
 import re
+from functools import partial
 from typing import Any, Callable, Collection, ContextManager, Dict, List, Set, TypeVar
 from xml.etree import ElementTree
 
 from ..errors import EncryptedDisk, SemisharedError, ToolMissing
+from ..tools.effects import point
 from . import libvirtd
 from .libvirtd import ANSWER_S, HERE
 
 T = TypeVar("T")
+MEDIUM_S = 60
 UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\Z"
 STATES = {
     "RUNNING": "running",
@@ -154,6 +157,38 @@ def below(name: str, target: str) -> List[str]:
             sources = [found.find("source") for found in disk.iter("backingStore")]
             return [source.get("file", "") for source in sources if source is not None]
     return []
+
+
+def mirrors(name: str) -> Dict[str, str]:
+    """Return the target file of each mirror of a guest that has been equal once, by the disk's target."""
+    found = {}
+    for disk in ElementTree.fromstring(dumpxml(name)).iterfind("devices/disk"):
+        target, mirror = disk.find("target"), disk.find("mirror")
+        source = None if mirror is None else mirror.find("source")
+        if target is not None and mirror is not None and source is not None and mirror.get("ready") == "yes":
+            found[target.get("dev", "")] = source.get("file", "")
+    return found
+
+
+def change_media(name: str, origin: str, vm_dir: str) -> None:
+    """Insert, for media from `origin`, their copies in `vm_dir` in the guest's CD drives."""
+    libvirt = libvirtd.binding()
+    flags = libvirt.VIR_DOMAIN_AFFECT_LIVE | libvirt.VIR_DOMAIN_DEVICE_MODIFY_FORCE
+    for disk in ElementTree.fromstring(dumpxml(name)).iterfind("devices/disk"):
+        source = disk.find("source")
+        path = "" if source is None else "/" + os.path.normpath(source.get("file", "")).lstrip("/")
+        if source is None or disk.get("device") != "cdrom" or not path.startswith(f"{origin}/"):
+            continue
+        source.attrib = {"file": f"{vm_dir}{path[len(origin) :]}"}
+        for below in disk.findall("backingStore"):
+            disk.remove(below)
+        xml = ElementTree.tostring(disk, "unicode")
+        ask(name, "change-media", partial(_update, xml, flags), timeout_s=MEDIUM_S)
+        point("medium changed")
+
+
+def _update(device: str, flags: int, guest: Any) -> None:
+    guest.updateDeviceFlags(device, flags)
 
 
 def job(name: str) -> Dict[str, Any]:

@@ -107,7 +107,7 @@ def resting(directory: str, name: str, how: str, copy: str = "") -> Iterator[Res
     """Have the guest rest within the block, and yield how; raise GuestNotFrozen if it cannot as wanted.
 
     Raise that also if the guest was woken before the block ended: a copy then shows no single moment. `copy`:
-    a copy of the VM directory, to which the guest may have switched by the time it is woken (relocation.py).
+    a copy of the VM directory, to which the guest may have switched by the time it is woken (go_over.py).
     """
     if how == "NONE" or not _can_rest(name, how):
         yield Rest("NONE")
@@ -235,10 +235,10 @@ def wake(directory: str, name: str, token: str = "") -> bool:
         if is_of_this_run(note, name):
             from . import active_layer
 
-            active_layer.settle(directory, name)
+            active_layer.follow(directory, name)
             copy = str(note.get("copy", ""))
             if copy and active_layer.origin(copy) == directory:
-                active_layer.settle(copy, name)
+                active_layer.follow(copy, name)
             ways = _ways(note, but="AGENT")
             if ways:
                 _resume(name)

@@ -30,7 +30,7 @@ if __package__ in (None, ""):
 from semishared.device import devices, ledger, memory, offline, systems
 from semishared.disk import device_move, records, recovery
 from semishared.errors import SemisharedError
-from semishared.guest import active_layer, domain, job_lock
+from semishared.guest import active_layer, domain, go_over, job_lock
 from semishared.model.device import names as device_names
 from semishared.model.device.classes import MEMORY
 from semishared.model.device.steps import ListHeld, MoveLayers
@@ -82,9 +82,7 @@ class Round:
             if name in before
         }
         moves = memory.leaving(self._root, uuid, held.values(), growth)
-        for move in sorted(
-            moves, key=lambda move: not active_layer.moves(str(held[move.item.name]["vm_dir"]))
-        ):
+        for move in sorted(moves, key=lambda move: not go_over.moves(str(held[move.item.name]["vm_dir"]))):
             row = held[move.item.name]
             disk = DiskRef(int(str(row["vm"])), int(str(row["disk"])), str(row["vm_dir"]))
             if domain.state(_name(disk.vm)) not in ("running", "paused"):
@@ -124,7 +122,7 @@ class Round:
         """End a killed round in a VM (with `undo`); resume its guest if possible, and return True then."""
         name = _name(vm)
         try:
-            is_left = undo and active_layer.moves(directory)
+            is_left = undo and go_over.moves(directory)
             if not (
                 is_left or self._may_go_on(directory, name) or _runs_on(directory, name)
             ) or not job_lock.take_if_free(vm, directory):

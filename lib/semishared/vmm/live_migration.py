@@ -240,10 +240,10 @@ def migrate_domain(step: MigrateDomain, say: Callable[[str], None]) -> str:
 
 def copy_deltas(step: CopyDeltas) -> None:
     """Have QEMU mirror the guest's deltas into the copy of its VM directory."""
-    from ..guest import job_lock, relocation
+    from ..guest import go_over, job_lock
 
     job_lock.take(step.vm, step.vm_dir)
-    relocation.mirrored(step.vm_dir, step.origin, step.domain)
+    go_over.mirror_into_copy(step.vm_dir, step.origin, step.domain)
 
 
 def wait(seconds: int) -> None:

@@ -21,7 +21,8 @@ import re
 
 from ...named import NamedTuple
 
-DELTAS = "deltas.json"
+GO_OVER, DELTAS = "go-over.json", "deltas.json"
+"""The note of disks that go over to another backing chain, and that of versions before it."""
 SIDE = ".semishared"
 """Our directory in one of another owner."""
 JSON_BYTES = 1 << 20
@@ -204,7 +205,9 @@ def job_noted(name: str) -> int | None:
 
 def is_unsettled(name: str) -> bool:
     """Tell whether a note says that work is under way in the guest: the next action ends it."""
-    return job_noted(name) is not None or posixpath.basename(rest_note("")) == name or name == DELTAS
+    return (
+        job_noted(name) is not None or posixpath.basename(rest_note("")) == name or name in (GO_OVER, DELTAS)
+    )
 
 
 def saved(vm_dir: str, disk: int) -> str:
@@ -310,7 +313,7 @@ def locked_vm(name: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
-# -- deltas: layers that a guest writes to while it moves (guest/deltas.py) -------------------------
+# -- deltas: layers that a guest writes to while it moves (guest/go_over.py) ------------------------
 
 
 DELTA_NUMBER = 1_000_000
@@ -328,7 +331,7 @@ def is_delta(path: str) -> bool:
 
 def with_second_name(layer: str) -> str:
     """Return the second name of a layer, whose own another file takes while its guest goes over to a base
-    (guest/base_switch.py).
+    (guest/go_over.py).
     """
     return f"{layer}.kept"
 
@@ -338,9 +341,19 @@ def of_second_name(path: str) -> str:
     return path[: -len(".kept")] if path.endswith(".kept") and layer_of(path[: -len(".kept")]) else ""
 
 
+def go_over_note(vm_dir: str) -> str:
+    """Return the note of the disks that go over to another backing chain: they have deltas, or will."""
+    return f"{records(vm_dir)}/{GO_OVER}"
+
+
 def delta_note(vm_dir: str) -> str:
-    """Return the note of the disks that have deltas, or are to have them."""
+    """Return the note that versions before it left of the same."""
     return f"{records(vm_dir)}/{DELTAS}"
+
+
+def go_over_notes(vm_dir: str) -> tuple[str, str]:
+    """Return both; the older one is removed first, as it counts where there is no other."""
+    return delta_note(vm_dir), go_over_note(vm_dir)
 
 
 # -- what lies beside a diff, a local disk of a persistent image (disk/commits.py) ------------------

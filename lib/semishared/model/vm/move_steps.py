@@ -139,7 +139,7 @@ class RenameVm(NamedTuple):
     foreign: tuple[int, ...] = ()
     live: bool = False
     """Its guest runs on in the source, with deltas, and gets new, empty ones in the copy
-    (guest/relocation.py).
+    (guest/go_over.py).
     """
 
 

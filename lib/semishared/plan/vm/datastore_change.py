@@ -4,7 +4,7 @@
 oned never lets it change both at once.
 
 premigrate         local disks get deltas; the VM directory is copied, with new deltas
-(vmm/migrate)      QEMU mirrors what the guest writes into the copy (guest/relocation.py)
+(vmm/migrate)      QEMU mirrors what the guest writes into the copy (guest/go_over.py)
 postmigrate        the guest goes on in the copy, its deltas are merged, the directory it came from is removed
 failmigrate        the mirrors end, deltas are merged where they were, the copy is removed
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Live migration of a VM with a disk of ours: may it move, by which options, which host has it afterwards.
 
-Disks on shared storage stay there, and of local disks libvirt copies deltas alone (guest/deltas.py):
+Disks on shared storage stay there, and of local disks libvirt copies deltas alone (guest/go_over.py):
 premigrate has brought the rest. The stock script would create empty images over the disks, so every doubt
 here is a refusal.
 """
