@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tuples with named fields, as typing.NamedTuple makes them, but made in a tenth of the time.
 
-The library compiles a function for each class and an expression for each field. A host side makes some eighty
+The library compiles a function for each class and an expression for each field. A host side makes some hundred
 classes, the vocabulary of plans, before its first step, and instances of few: that was a fifth of its start.
 """
 
@@ -11,19 +11,38 @@ from operator import itemgetter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, ClassVar, Dict, Iterator, Tuple, dataclass_transform
     from typing import NamedTuple as NamedTuple
+
+    from typing_extensions import Self
+
+    @dataclass_transform(frozen_default=True)
+    class Named:
+        """The same, and a class may add fields to those of the class that it is derived from."""
+
+        _fields: ClassVar[Tuple[str, ...]]
+
+        def _asdict(self) -> Dict[str, Any]: ...
+        def _replace(self, **named: Any) -> Self: ...
+        def __iter__(self) -> Iterator[Any]: ...
+        def __getitem__(self, index: int) -> Any: ...
+
 else:
+    GETTERS = tuple(map(property, map(itemgetter, range(40))))
+    """Of fields by their position: classes share them."""
 
     class Fields(type):
         """Makes the annotated names of a class body its fields, in order, with their values as defaults."""
 
         def __new__(kind, name, bases, body):
-            if bases != (tuple,) and not hasattr(bases[0], "_fields"):
-                names = tuple(body.get("__annotations__", ()))
-                defaults = {field: body[field] for field in names if field in body}
-                getters = {field: property(itemgetter(index)) for index, field in enumerate(names)}
-                body = {**body, **getters, "_fields": names, "_field_defaults": defaults}
-            return type.__new__(kind, name, bases, {"__slots__": (), **body})
+            body["__slots__"] = ()
+            if bases != (tuple,):
+                base, fields = bases[0], body.get("__annotations__", {})
+                body["_fields"] = names = (*getattr(base, "_fields", ()), *fields)
+                defaults = {field: body[field] for field in body.keys() & fields.keys()}
+                body["_field_defaults"] = {**getattr(base, "_field_defaults", {}), **defaults}
+                body.update(zip(names, GETTERS))
+            return type.__new__(kind, name, bases, body)
 
     class NamedTuple(tuple, metaclass=Fields):
         """The base of all, with the documented methods of the library's."""
@@ -56,3 +75,5 @@ else:
 
         def __getnewargs__(self):
             return tuple(self)
+
+    Named = NamedTuple
