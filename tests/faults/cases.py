@@ -23,6 +23,7 @@ from semishared.front import action as front
 from semishared.front import migration
 from semishared.model import steps as s
 from semishared.model.exchange import AskOned, On, Plan
+from semishared.named import to_data
 from semishared.opennebula import args
 from semishared.opennebula.report import Report
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
@@ -179,7 +180,8 @@ def plan(
     """Carry out steps on a machine through the host executor."""
     with rig.sessions(environment), ssh.Session(machine, "test", Config()) as session:
         chunks = [data[at : at + 65536] for at in range(0, len(data), 65536)]
-        return session.run(steps, chunks, hashlib.sha256(data).hexdigest() if data else "")
+        found = session.run(steps, chunks, hashlib.sha256(data).hexdigest() if data else "")
+        return [to_data(one) for one in found]
 
 
 MOVED = Vm.parse(
@@ -200,9 +202,9 @@ def move(
     action.seq, action.bulk = MOVED.seq, True
     first, second = planned
     if second is None:
-        plan = moves.renamed(machine, first._replace(domain=""), MOVED, "")  # type: ignore[attr-defined]
+        plan = moves.renamed(machine, first._replace(domain=""), MOVED, "")
     else:
-        plan = moves.carried(request, (first, second._replace(domain="")), MOVED, "")  # type: ignore[attr-defined]
+        plan = moves.carried(request, (first, second._replace(domain="")), MOVED, "")
     with rig.sessions(environment), mock.patch.object(front, "ask_oned", lambda _: MOVED):
         front.carry_out(plan, action)
 

@@ -196,7 +196,7 @@ def test_tar_that_says_much_on_stderr(tmp_path: Path) -> None:
                 os.chdir(here)
     sent: list[bytes] = []
     answer = transfer.send(str(tmp_path), sent.append)
-    assert answer["sha256"] == hashlib.sha256(b"".join(sent)).hexdigest()
+    assert answer.sha256 == hashlib.sha256(b"".join(sent)).hexdigest()
     assert sent
 
 

@@ -530,7 +530,7 @@ def test_rest_for_what_is_done_elsewhere_ends_with_its_front_end(live: Live) -> 
     rest = s.RestGuest(VM, VM_DIR, DOMAIN, "AGENT-OR-SUSPEND")
     with live.session({}) as session:
         found = session.run([rest], answer=lambda question: {"seen": live.virsh("domstate", DOMAIN)})
-        assert found[0]["rest"] == "SUSPEND" and "agent is not configured" in found[0]["why"]  # type: ignore[index]
+        assert found[0]["rest"] == "SUSPEND" and "agent is not configured" in found[0]["why"]
         live.at_rest()
         session.begin([rest], answers=True)
         assert session.read() == {"event": "ask", "rests": DOMAIN}

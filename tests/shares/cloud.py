@@ -15,6 +15,7 @@ from lab import forks
 from semishared.config import Config
 from semishared.model.share.share import Tree
 from semishared.model.steps import Step, to_data
+from semishared.named import to_data as to_data_of
 from semishared.wire import session
 from tools.oned_site import ActionSite
 
@@ -101,4 +102,4 @@ def on(*steps: Step) -> list[Any]:
         patch.object(session, "PYTHON", forks.python()[0]),
         session.Session("localhost", "test", Config()) as to,
     ):
-        return list(to.run(steps))
+        return [to_data_of(one) for one in to.run(steps)]

@@ -20,6 +20,7 @@ from semishared.model import steps as s
 from semishared.model.disk.network_disk import NetworkDisk
 from semishared.model.store import access
 from semishared.model.store import image_steps as i
+from semishared.named import to_data
 from semishared.plan.store.ceph_caps import keys
 from semishared.wire.session import Session
 from tools.world import MiB, World
@@ -163,7 +164,7 @@ class Site:
         """Carry out steps through the host side of this machine, as planned at a SEQ of a VM's history."""
         with Session("localhost", "test", Config()) as session:
             session.seq = seq
-            results: List[Any] = session.run(steps)
+            results = [to_data(one) for one in session.run(steps)]
             self.moved = session.moved
         return results
 

@@ -44,8 +44,7 @@ def carry(source_dir: str, target_dir: str, given: Dict[int, Given]) -> None:
         source.seq = target.seq = 1
         target.given = {VM: given}
         (found,) = source.run([s.MarkVm(VM, source_dir)])
-        assert isinstance(found, dict)
-        source.begin([s.SendVm(VM, source_dir, found["token"])])
+        source.begin([s.SendVm(VM, source_dir, found.token)])
         target.begin([s.ReceiveVm(VM, target_dir, False, "")])
         said = source.read()
         while isinstance(said, bytes):
@@ -194,12 +193,11 @@ def test_a_configuration_that_a_record_names_is_not_opened(world: World, given: 
 def relayed(source_dir: str, target_dir: str, limits: streams.Limits, *, stopped: bool = False) -> None:
     with Session("localhost", "mv", Config()) as source, Session("localhost", "mv", Config()) as target:
         (found,) = source.run([s.MarkVm(VM, source_dir)])
-        assert isinstance(found, dict)
         pid = source._process.pid
         if stopped:
             os.kill(pid, signal.SIGSTOP)
         try:
-            steps = (s.SendVm(VM, source_dir, found["token"]),), (s.ReceiveVm(VM, target_dir, False, ""),)
+            steps = (s.SendVm(VM, source_dir, found.token),), (s.ReceiveVm(VM, target_dir, False, ""),)
             streams.relay(source, steps[0], target, steps[1], limits, lambda text: None)
         finally:
             os.kill(pid, signal.SIGCONT)

@@ -50,10 +50,9 @@ def carry(
     with Session("localhost", "mv", Config()) as source, Session("localhost", "mv", Config()) as target:
         source.seq = target.seq = seq
         (found,) = source.run([s.MarkVm(vm, source_dir)])
-        assert isinstance(found, dict)
-        if not found["present"]:
+        if not found.present:
             return None
-        source.begin([s.SendVm(vm, source_dir, found["token"])])
+        source.begin([s.SendVm(vm, source_dir, found.token)])
         target.begin([s.ReceiveVm(vm, target_dir, keep_bases, "")], answers=answer is not None)
         count = 0
         first = source.read()
@@ -69,7 +68,7 @@ def carry(
         target.finish(answer)
         moved = dict(target.moved)
         if arrived:
-            assert source.run([s.ReleaseVm(vm, source_dir, "", str(first["seen"]))]) == [{"kept": ""}]
+            assert source.run([s.ReleaseVm(vm, source_dir, "", str(first["seen"]))]) == [s.KeptVm("")]
         return moved
 
 
@@ -490,7 +489,7 @@ def test_source_that_is_replaced_while_its_removal_waits_is_kept(world: World) -
             os.rename(source, f"{source}-older")
             subprocess.run(["cp", "-a", target, source], check=True)
             Path(source, "new").write_text("the only one")
-        assert session.finish() == [{"kept": "it has changed since it was read"}]
+        assert session.finish() == [s.KeptVm("it has changed since it was read")]
     assert Path(source, "new").read_text() == "the only one"
 
 

@@ -158,8 +158,7 @@ def carry(
     """Relay a VM directory as `tm/mv` does, each end with its own session; `wants`: of devices there."""
     with Session("localhost", "mv", Config()) as source, Session("localhost", "mv", Config()) as target:
         (found,) = source.run([s.MarkVm(vm, source_dir)])
-        assert isinstance(found, dict)
-        source.begin([s.SendVm(vm, source_dir, found["token"])])
+        source.begin([s.SendVm(vm, source_dir, found.token)])
         target.begin([s.ReceiveVm(vm, target_dir, True, "", disks, wants=wants or {})])
         first = source.read()
         while isinstance(first, bytes):
@@ -169,7 +168,7 @@ def carry(
         source.finish()
         target.send(end=True, sha256=first["sha256"])
         target.finish()
-        assert source.run([s.ReleaseVm(vm, source_dir, "", str(first["seen"]))]) == [{"kept": ""}]
+        assert source.run([s.ReleaseVm(vm, source_dir, "", str(first["seen"]))]) == [s.KeptVm("")]
 
 
 def prepared(world: World) -> tuple[str, str]:
@@ -836,12 +835,8 @@ def of_size(directory: Path, size: str) -> Iterator[None]:
 def test_what_comes_to_no_device_is_to_fit_where_the_directory_is(world: World, pool: Pool) -> None:
     pool.set()
     vm_dir, more = world.disk(60).vm_dir, sum(pool.sizes) * MiB
-    seen = {
-        "bytes": 2 * more + 8 * MiB,
-        "bases": (),
-        "sizes": {"1": 8 * MiB, "2": more},
-        "classes": {"2": ["ram"]},
-    }
+    sizes = {"1": 8 * MiB, "2": more}
+    seen = s.MarkedVm(True, True, 2, 0, "", "", 2 * more + 8 * MiB, (), False, {"2": ["ram"]}, sizes)
     asked = checklist.room_for_arrival(args.VmPlace("h1", vm_dir, 60), seen)
     assert (asked.sizes, asked.apart) == ({"1": 8 * MiB}, more)
     with of_size(world.system, "1G"):

@@ -21,6 +21,7 @@ from semishared.errors import HostFailed, NoSpace
 from semishared.front import questions
 from semishared.model import steps as s
 from semishared.model.base import steps as base_steps
+from semishared.named import to_data
 from semishared.plan.base import eviction
 from semishared.wire.session import Session
 from tools.test_base_care import flip
@@ -56,7 +57,7 @@ class Host:
     def on(self, *steps: s.Step) -> list[object]:
         """Carry out steps; what the host asks is answered as the front-end would, if it does."""
         with Session("localhost", "test", Config()) as session:
-            return session.run(steps, answer=self.answer)
+            return [to_data(one) for one in session.run(steps, answer=self.answer)]
 
     def image(self, number: int, size: int = IMAGE) -> s.ImageRef:
         """Make an image of random bytes, of which nobody knows the hashes."""

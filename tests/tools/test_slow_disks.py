@@ -20,6 +20,7 @@ import pytest
 from semishared.config import Config
 from semishared.errors import SemisharedError, ToolTimeout
 from semishared.model import steps as s
+from semishared.named import to_data
 from semishared.wire import session as ssh
 from semishared.wire.messages import Reader, Writer
 from tools.slow_disk import SlowDisk, wait_until_copying
@@ -81,7 +82,7 @@ class SlowWorld(World):
             {"hosts_standstill_timeout_s": LIMIT_S} if "hosts_standstill_timeout_s" in Config._fields else {}
         )
         with ssh.Session("localhost", "test", Config(**limit)) as session:
-            return session.run(steps, **more)  # type: ignore[arg-type]
+            return [to_data(one) for one in session.run(steps, **more)]  # type: ignore[arg-type]
 
 
 @pytest.fixture()

@@ -16,6 +16,7 @@ from typing import Callable, Iterable, Iterator
 
 from semishared.config import Config
 from semishared.model import steps as s
+from semishared.named import to_data
 from semishared.tools import extents
 from semishared.wire.session import Session
 
@@ -129,14 +130,14 @@ class World:
             session.seq = seq
             results = session.run(steps, data, sha256)
             self.moved = session.moved
-        return results
+        return [to_data(one) for one in results]  # as it crossed
 
     @contextmanager
     def begun(self, disk: s.DiskRef) -> Iterator[Callable[..., list[object]]]:
         """Yield what carries out steps that are part of an action on the VM of `disk` which has begun now."""
         with Session("localhost", "test", Config()) as session:
             session.run([s.DescribeVm(disk.vm, disk.vm_dir)])
-            yield lambda *steps: session.run(steps)
+            yield lambda *steps: [to_data(one) for one in session.run(steps)]
 
     def cloning(self, image: s.ImageRef, disk: s.DiskRef, min_size: int = 0) -> list[s.Step]:
         """Return the steps of `tm/clone`."""

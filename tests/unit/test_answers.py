@@ -13,6 +13,7 @@ from semishared import store, table
 from semishared.errors import FalseAnswer
 from semishared.model import answers, shapes
 from semishared.model import steps as s
+from semishared.named import to_data
 from semishared.wire.session import MOST_SAID, Hearing
 
 CASES = sorted((Path(__file__).parent / "plan/cases").rglob("*.json"))
@@ -21,6 +22,10 @@ CASES = sorted((Path(__file__).parent / "plan/cases").rglob("*.json"))
 def vocabulary() -> Dict[str, Any]:
     s._named("")
     return s.STEPS
+
+
+SHAPES = {name: answers.shape(step) for name, step in vocabulary().items()}
+ANSWERED = sorted(name for name, shape in SHAPES.items() if shape is not None)
 
 
 def said() -> Iterator[Tuple[str, Any]]:
@@ -43,10 +48,11 @@ def abridged(shape: Any) -> Any:
     if isinstance(shape, tuple):
         return tuple(map(abridged, shape))
     if isinstance(shape, list):
-        return list(map(abridged, shape))
+        return type(shape)(map(abridged, shape))
     if isinstance(shape, dict):
         return {
-            name if name in "*#" else f"{name.rstrip('?')}?": abridged(inner) for name, inner in shape.items()
+            name if name in "*#" else f"{name.rstrip('?_')}?": abridged(inner)
+            for name, inner in shape.items()
         }
     return shape
 
@@ -56,8 +62,8 @@ def test_what_plans_are_told_in_their_cases_could_be_said() -> None:
     assert len({name for name, answer in told if answer is not None}) >= 40
     for name, answer in told:
         if answer is not None:
-            assert name in answers.ANSWERS, f"{name} answers {answer}, and has no shape"
-            assert shapes.wrong(answer, abridged(answers.ANSWERS[name])) is None, (name, answer)
+            assert SHAPES[name] is not None, f"{name} answers {answer}, and has no shape"
+            assert shapes.wrong(answer, abridged(SHAPES[name])) is None, (name, answer)
 
 
 NOTHING = {"SendManifest": "its data is the answer"}
@@ -65,7 +71,7 @@ NOTHING = {"SendManifest": "its data is the answer"}
 
 def test_each_step_that_answers_has_a_shape() -> None:
     found = {name for name in vocabulary() if _answers(table.STEPS[name])}
-    assert sorted(found - set(answers.ANSWERS) - set(NOTHING)) == []
+    assert sorted(found - set(ANSWERED) - set(NOTHING)) == []
     assert sorted(set(answers.ANSWERS) - set(vocabulary())) == []
 
 
@@ -82,10 +88,10 @@ def a(shape: Any) -> Any:
     if isinstance(shape, tuple):
         return a(shape[0])
     if isinstance(shape, list):
-        return [a(shape[0])]
+        return [a(inner) for inner in shape]
     if isinstance(shape, dict):
         there = {name: inner for name, inner in shape.items() if inner != "never"}
-        return {name.rstrip("?") if name not in "*#" else "0": a(inner) for name, inner in there.items()}
+        return {name.rstrip("?_") if name not in "*#" else "0": a(inner) for name, inner in there.items()}
     if shape is None:
         return None
     words = [
@@ -123,14 +129,16 @@ def spoilt(value: Any, shape: Any) -> Iterator[Any]:
         one for one in (object(), float("nan"), float("inf"), 1 << 70, LONG, "\ud800") if shape != "json"
     )
     if isinstance(shape, list):
-        yield from ([one] for one in spoilt(value[0], shape[0]))
+        yield from ([one, *value[1:]] for one in spoilt(value[0], shape[0]))
         yield {}
+        if isinstance(shape, shapes.Fixed):
+            yield value[1:]
     if isinstance(shape, dict):
         yield from (None, [], "x", 5)
         for name, inner in shape.items():
             if inner == "never":
                 continue
-            key = name.rstrip("?") if name not in "*#" else "0"
+            key = name.rstrip("?_") if name not in "*#" else "0"
             yield from ({**value, key: one} for one in spoilt(value[key], inner))
             if key == name:
                 yield {other: one for other, one in value.items() if other != key}
@@ -141,13 +149,13 @@ def spoilt(value: Any, shape: Any) -> Iterator[Any]:
     "no answer is looked at that has another kind, a size that is none, or a path or name that "
     "leads elsewhere",
 )
-@pytest.mark.parametrize("name", answers.ANSWERS)
+@pytest.mark.parametrize("name", ANSWERED)
 def test_an_answer_that_is_none_is_refused(name: str) -> None:
-    right = a(answers.ANSWERS[name])
-    assert answers.one("h", name, right) == right
-    for false in spoilt(right, answers.ANSWERS[name]):
+    step, right = vocabulary()[name], a(SHAPES[name])
+    assert to_data(answers.one("h", step, right)) == right
+    for false in spoilt(right, SHAPES[name]):
         with pytest.raises(FalseAnswer, match=f"h has answered .* to {name}"):
-            answers.one("h", name, false)
+            answers.one("h", step, false)
 
 
 FALSE: List[Tuple[str, Any]] = [
@@ -171,11 +179,11 @@ FALSE: List[Tuple[str, Any]] = [
 @pytest.mark.parametrize(("name", "answer"), FALSE)
 def test_what_leads_elsewhere_is_no_answer(name: str, answer: Any) -> None:
     with pytest.raises(FalseAnswer):
-        answers.one("h", name, answer)
+        answers.one("h", vocabulary()[name], answer)
 
 
 def test_what_a_step_that_answers_nothing_says_is_not_looked_at() -> None:
-    assert answers.checked("h", ["PrepareVm"], [{"on_store": 5}]) == [None]
+    assert answers.checked("h", [s.PrepareVm], [{"on_store": 5}]) == [None]
 
 
 def test_nothing_is_nested_without_end() -> None:
@@ -183,7 +191,7 @@ def test_nothing_is_nested_without_end() -> None:
     for _ in range(50):
         deep = [deep]
     with pytest.raises(FalseAnswer):
-        answers.one("h", "DescribeVm", {"records": [deep]})
+        answers.one("h", s.DescribeVm, {"records": [deep]})
     for message in (
         {"event": "progress", "have": deep},
         {"event": "error", "id": deep, "detail": ""},
@@ -191,17 +199,17 @@ def test_nothing_is_nested_without_end() -> None:
         {"x": deep},
     ):
         with pytest.raises(FalseAnswer):
-            Hearing("h", ["PrepareVm"]).check(message, 0)
+            Hearing("h", [s.PrepareVm]).check(message, 0)
 
 
 @pytest.mark.fault(
     29, "a host that talks without end, or sends what nobody has asked for, is listened to no longer"
 )
 def test_a_host_that_talks_without_end_is_heard_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    hearing = Hearing("h", ["PrepareVm"])
+    hearing = Hearing("h", [s.PrepareVm])
     with pytest.raises(FalseAnswer, match="data that nobody has asked for"):
         hearing.check(b"data", 0)
-    Hearing("h", ["SendVm"]).check(b"data", 0)
+    Hearing("h", [s.SendVm]).check(b"data", 0)
     assert MOST_SAID < 1 << 22
     monkeypatch.setattr("semishared.wire.session.MOST_SAID", 10)
     with pytest.raises(FalseAnswer, match="without end"):

@@ -13,6 +13,7 @@ from semishared.cli.command import describe
 from semishared.errors import BadArguments, BadAttribute
 from semishared.front import detach as front
 from semishared.model.disk.record import Record
+from semishared.model.vm.move_steps import DescribedVm
 from semishared.opennebula.xml import Datastore, Image, Vm
 from semishared.plan.disk import detach
 
@@ -120,7 +121,7 @@ def test_each_image_is_wanted_once_with_all_its_hosts() -> None:
         }
         return Record.from_data(data).to_data()
 
-    answer = {"records": [remote(0, "/store/a"), remote(1, "/store/b")]}
+    answer = DescribedVm(True, [remote(0, "/store/a"), remote(1, "/store/b")])
     found = [
         detach.found(detach.wanted(vm(number, host=host), "/data"), answer)
         for number, host in ((7, "h1"), (8, "h2"), (9, "h1"))

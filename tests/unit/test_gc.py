@@ -12,6 +12,7 @@ import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -326,7 +327,10 @@ class Sessions:
     def run(self, steps: list[s.Step]) -> list[Any]:
         if self.host in self.lost:
             raise HostUnreachable(f"{self.host} has said nothing for 25 s")
-        return [{"token": "t", "seen": "1", "removed": True} for _ in steps]
+        return [SimpleNamespace(token="t", seen="1", removed=True) for _ in steps]
+
+    def ask(self, step: s.Step) -> Any:
+        return self.run([step])[0]
 
 
 @pytest.mark.parametrize(

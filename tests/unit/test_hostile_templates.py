@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from semishared.errors import SemisharedError
 from semishared.model.exchange import AskOned, On
 from semishared.model.steps import to_data
+from semishared.model.vm.move_steps import MarkedVm
 from semishared.opennebula import args, values
 from semishared.opennebula.xml import Datastore, Image, Vm
 from semishared.plan.vm import failover
@@ -88,7 +89,7 @@ def played(vm: Vm) -> List[Any]:
         elif isinstance(wanted, On):
             told += [to_data(step) for step in wanted.steps]
             given = [
-                {"disks": [], "seq": 0} if type(step).__name__ == "LookAtVm" else None
+                MarkedVm(False, False, 0, 0, "", "", 0, ()) if type(step).__name__ == "LookAtVm" else None
                 for step in wanted.steps
             ]
 

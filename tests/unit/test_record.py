@@ -13,6 +13,7 @@ import pytest
 from semishared.errors import BadRecord
 from semishared.model.disk.place import IN_PLACE, PLACES
 from semishared.model.disk.record import Record, described
+from semishared.model.vm.move_steps import DescribedVm
 
 DATASTORES = "/var/lib/one/datastores"
 VM_DIR = f"{DATASTORES}/101/42"
@@ -208,7 +209,7 @@ def test_record_of_version_1_is_read_and_written_again_as_it_was(name: str) -> N
     record = Record.parse(1, json.dumps(data, sort_keys=True).encode() + b"\n")
     assert json.dumps(record.to_data(), sort_keys=True) == json.dumps(data, sort_keys=True)
     assert (record.place.where, record.how) == (data["place"], data["how"])
-    assert described({"present": True, "records": [data]}) == [record]
+    assert described(DescribedVm(True, [data])) == [record]
 
 
 @pytest.mark.parametrize("name", WRITTEN)

@@ -8,7 +8,7 @@ import functools
 import importlib
 import types
 from pathlib import Path
-from typing import Any, Callable, Iterator, Union, get_args, get_origin, get_type_hints
+from typing import Any, Callable, Iterator, NoReturn, Optional, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -17,6 +17,8 @@ from semishared.base import room
 from semishared.front import datastore
 from semishared.front.action import Action
 from semishared.host import work as of_hosts
+from semishared.model import shapes
+from semishared.model.refs import Step, answer_of
 from semishared.model.store import datastore_steps
 from semishared.opennebula import args
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
@@ -34,9 +36,7 @@ CLASSES = [
     cls
     for module in VOCABULARIES
     for cls in vars(module).values()
-    if getattr(cls, "__module__", "") == module.__name__
-    and hasattr(cls, "_fields")
-    and not hasattr(cls, "to_data")
+    if getattr(cls, "__module__", "") == module.__name__ and getattr(cls, "__base__", None) is Step
 ]
 VOCABULARY: dict[str, Any] = {cls.__name__: cls for cls in CLASSES}
 NAMES = {name: value for module in VOCABULARIES for name, value in vars(module).items()}
@@ -156,6 +156,23 @@ def filled(name: str) -> Iterator[tuple[str, Any, Any]]:
 def test_what_a_function_is_given_is_what_it_takes(name: str) -> None:
     for parameter, given, wanted in filled(name):
         assert fits(given, wanted), f"{table.STEPS[name]}({parameter}: {wanted}) is given {given}"
+
+
+FORMS = {"Count": int, "Any": Any, "Optional": Optional, "Union": Union}
+FORMS.update((name.capitalize(), str) for name in shapes.FORMS if name.capitalize() not in FORMS)
+
+
+@pytest.mark.parametrize("name", table.STEPS)
+def test_what_a_function_returns_is_the_answer_of_its_step(name: str) -> None:
+    answer = answer_of(VOCABULARY[name])
+    if isinstance(answer, str):
+        answer = eval(answer, {**NAMES, **FORMS})
+    for function in functions(name):
+        returned = get_type_hints(function, {**NAMES, **function.__globals__})["return"]
+        if returned is not NoReturn:
+            assert fits(returned, type(None) if answer is None else answer), (
+                f"{table.STEPS[name]} -> {returned}"
+            )
 
 
 LEFT = {"EvictBase": ["held"], "KeepSnapshot": ["fill", "check"], "ListBases": ["where"]}

@@ -70,7 +70,7 @@ class Command:
         """List the bases of each host and do `work` there; return all rows, with their hosts."""
 
         def one(session: Session, host: Host) -> list[Row]:
-            lists = [(root, on.asked(session, base_steps.ListBases(root))) for root in self.roots]
+            lists = [(root, session.ask(base_steps.ListBases(root))) for root in self.roots]
             rows = [row for root, listed in lists for row in work(session, host, root, listed)]
             return [{"host": host.name, **row} for row in rows]
 
@@ -148,7 +148,7 @@ def verify(command: Command) -> Result:
     def work(session: Session, host: Host, root: str, listed: Row) -> list[Row]:
         rows = []
         for base in filter(command.about, listed["bases"]):
-            found = on.asked(session, step(root, base["name"], command.rate))
+            found = session.ask(step(root, base["name"], command.rate))
             row = {"name": base["name"], **found, "mended": False, "why": ""}
             if found["damaged"] and not dry_run:
                 try:
@@ -196,7 +196,7 @@ def _removed(session: Session, root: str, rows: Iterable[Row], is_dry: bool) -> 
     """Remove the bases of these rows that have no lease; return the rows, which say so."""
     gone = []
     for row in rows:
-        done = not is_dry and on.asked(session, base_steps.EvictBase(root, row["name"]))["evicted"]
+        done = not is_dry and session.ask(base_steps.EvictBase(root, row["name"]))["evicted"]
         gone.append({**row, "evicted": done})
     return gone
 

@@ -20,6 +20,7 @@ from .. import NAME
 from ..config import Config
 from ..errors import BadArguments, SemisharedError
 from ..model.disk import names as disk_names
+from ..model.steps import Step
 from ..named import NamedTuple
 from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
@@ -151,6 +152,7 @@ def named(hosts: list[Host], text: str) -> list[Host]:
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+T = TypeVar("T")
 Named = TypeVar("Named", bound=Object)
 
 
@@ -261,16 +263,10 @@ def at_once(
         return list(zip(items, pool.map(one, items)))
 
 
-def asked(session: Session, *steps: Any) -> Any:
-    """Return a machine's answer to a step, or the list of its answers to several."""
-    answers = session.run(list(steps))
-    return answers if len(steps) > 1 else answers[0]
-
-
-def ask(host: str, action: str, config: Config, *steps: Any) -> Any:
-    """Return the answers of a machine, as `asked`, by a session of their own."""
+def ask(host: str, action: str, config: Config, step: Step[T]) -> T:
+    """Return a machine's answer to a step."""
     with Session(host, action, config) as session:
-        return asked(session, *steps)
+        return session.ask(step)
 
 
 class Survey:

@@ -27,7 +27,7 @@ from ..model import steps as s
 from ..model.disk import commit_steps as c
 from ..model.disk import names as disk_names
 from ..model.disk import record
-from ..model.exchange import On, Part
+from ..model.exchange import On, Part, ask
 from ..model.store import access as store_access
 from ..opennebula.args import DiskPlace, VmPlace, absolute
 from ..opennebula.oned import Oned
@@ -133,7 +133,7 @@ def of_vm(
                 yield known.disk, _committed(at, vm, domain, action.config.freeze, most)
 
 
-def _found(oned: Oned, vm: Vm, action: Action) -> tuple[str, str, Any]:
+def _found(oned: Oned, vm: Vm, action: Action) -> tuple[str, str, s.DescribedVm]:
     """Return the machine, directory and description of a VM's files; raise BadArguments if unknown."""
     front_end = os.uname().nodename
     settled = gc_places.place_of(vm, front_end, is_here)
@@ -145,19 +145,14 @@ def _found(oned: Oned, vm: Vm, action: Action) -> tuple[str, str, Any]:
     for place in places:
         machine = "localhost" if is_here(place.machine) else place.machine
         vm_dir = f"{absolute(oned.datastore(place.system).base_path, 'BASE_PATH')}/{vm.id}"
-        there.append((machine, vm_dir, carry_out(_described(machine, vm.id, vm_dir), action)))
+        there.append((machine, vm_dir, carry_out(ask(machine, s.DescribeVm(vm.id, vm_dir)), action)))
     if settled:
         return there[0]
-    have = [found for found in there if found[2]["present"]]
+    have = [found for found in there if found[2].present]
     if len(have) != 1:
         which = " and ".join(f"{machine} ({vm_dir})" for machine, vm_dir, _ in have) or "no machine"
         raise BadArguments(f"{which} has the files of VM {vm.id}: onevm recover {vm.id} first")
     return have[0]
-
-
-def _described(machine: str, vm: int, vm_dir: str) -> Part[Any]:
-    (found,) = yield On(machine, (s.DescribeVm(vm, vm_dir),))
-    return found
 
 
 def _told(command: str) -> Part[str]:

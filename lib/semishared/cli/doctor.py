@@ -339,7 +339,7 @@ def pool_findings(cloud: plan.Cloud, config: Config) -> list[plan.Finding]:
     def one(session: Session, host: Host) -> list[choose.Wrong]:
         rows: list[dict[str, object]] = []
         for root in roots:
-            rows += on.asked(session, ListDevices(root))["devices"]
+            rows += session.ask(ListDevices(root))["devices"]
         unreserved = choose.unreserved(rows, host.reserved_memory)
         declared: tuple[choose.Declared, ...] = _unless_wrong(
             lambda: declaration(host, config.pool_devices), ()
@@ -360,7 +360,7 @@ def share_findings(cloud: plan.Cloud, answers: Answers, config: Config, front_en
         return of_roots(made, front_end)
 
     def one(session: Session, _: Host) -> Any:
-        return on.asked(session, LookAtShareHost(roots))
+        return session.ask(LookAtShareHost(roots))
 
     # A host that does not answer is a finding of others.
     seen = on.Survey().ask([host for host in cloud.hosts if not host.is_offline], "doctor", config, one)

@@ -244,7 +244,8 @@ def shares_listed(datastores: Iterable[Datastore], config: Config, failed: Faile
         machine = f"datastore {datastore.id}"
         try:
             tree, machine = share.tree(datastore), share.bridge(datastore)
-            listed, has = on.ask(machine, "gc", config, ListShares(tree), ListKeys(tree))
+            with Session(machine, "gc", config) as session:
+                listed, has = session.run([ListShares(tree), ListKeys(tree)])
             rows, keys, cloud = tuple(listed["shares"]), tuple(has["keys"]), listed.get("cloud", "")
             found.append(gc_stores.Shares(machine, datastore.id, tree, rows, keys, cloud))
         except SemisharedError as e:
@@ -285,7 +286,8 @@ def left_in_pools(
         try:
             look = image_steps.LookAtImages(pool.access, pool.name, tuple(names))
             find = image_steps.FindSnapshots(pool.access, pool.name, tuple(others))
-            looks, snapshots = on.ask(pool.machine, "gc", config, look, find)
+            with Session(pool.machine, "gc", config) as session:
+                looks, snapshots = session.run([look, find])
         except SemisharedError as e:
             failed(pool.machine, e)
             continue
@@ -305,30 +307,28 @@ def remove_strays(
     """
     location = item.path.rsplit("/", 2)[0]
     home = f"{location}/{place.system}/{item.vm}"
-    found = on.asked(session, s.MarkVm(item.vm, item.path))
-    token, seen = str(found["token"]), str(found["seen"])
+    found = session.ask(s.MarkVm(item.vm, item.path))
     try:
-        looked = on.ask(place.machine, "gc", config, s.LookForVm(item.vm, home, token, seen))
+        looked = on.ask(place.machine, "gc", config, s.LookForVm(item.vm, home, found.token, found.seen))
     except SemisharedError as e:
         failed(place.machine, e)
         return f"{place.machine}, where VM {item.vm} belongs, cannot be asked: {e.detail}"
     finally:
-        session.run([s.UnmarkVm(item.vm, item.path, token)])
-    if looked["same"]:
+        session.run([s.UnmarkVm(item.vm, item.path, found.token)])
+    if looked.same:
         shared = "the system datastore is shared, which none of ours may be"
         return f"it is the directory of {place.machine}: {shared}"
-    if not looked["whole"] or (found["disks"] and not looked["disks"]):
+    if not looked.whole or (found.disks and not looked.disks):
         return f"there is no whole directory of VM {item.vm} on {place.machine}"
-    if found["seq"] > looked["seq"]:
-        return f"it is of SEQ {found['seq']} of the VM's history, what is on {place.machine} is older"
+    if found.seq > looked.seq:
+        return f"it is of SEQ {found.seq} of the VM's history, what is on {place.machine} is older"
     oned = Oned()
     now = place_now(oned, item.vm)
     if now is None or (now.machine, now.system) != (place.machine, place.system):
         return "oned is at work on the VM"
     domain = running_domain(oned.vm(item.vm)) if item.libvirt else ""
-    stale = on.asked(session, c.KeepStale(item.vm, item.path, seen))
-    done = on.asked(session, s.ReleaseVm(item.vm, item.path, domain, str(stale["seen"])))
-    return str((done or {}).get("kept", ""))
+    stale = session.ask(c.KeepStale(item.vm, item.path, found.seen))
+    return session.ask(s.ReleaseVm(item.vm, item.path, domain, str(stale["seen"]))).kept
 
 
 def remove(findings: list[plan.Finding], config: Config, survey: Survey) -> list[str]:

@@ -84,9 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
                 if not declared:
                     raise BadPool(f"nothing declares a pool of {host.name}")
                 words = tuple(device.word for device in declared)
-                changes = on.asked(session, SetDevices(root, words, host.id)).items()
+                changes = session.ask(SetDevices(root, words, host.id)).items()
                 found["changes"] += [f"{path}: {what}" for what, paths in changes for path in paths]
-            found["devices"] += on.asked(session, ListDevices(root))["devices"]
+            found["devices"] += session.ask(ListDevices(root))["devices"]
         found["wrong"] = [wrong.text for wrong in choose.differences(declared, found["devices"])]
         return found
 

@@ -90,7 +90,7 @@ class Cloud:
             for location in locations:
                 root = disk_names.base_store(location)
                 steps = (base_steps.ReportDisks(location, systems), base_steps.ListBases(root))
-                disks, bases = on.asked(session, *steps)
+                disks, bases = session.run(steps)
                 answers.append({**disks, **bases})
             return answers
 

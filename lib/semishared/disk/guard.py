@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from typing import Any, Callable, Tuple
+from typing import Callable, Tuple
 
 from .. import store
 from ..device import folders
@@ -24,7 +24,7 @@ from ..errors import BadRecord, UnexpectedFile, UnexpectedLink
 from ..model.base import names as base_names
 from ..model.disk import names as disk_names
 from ..model.disk.record import Record
-from ..model.steps import DiskRef, ImageRef, is_look
+from ..model.steps import DiskRef, ImageRef, Step, is_look
 from ..model.store import dir_names
 from ..tools import beneath, layers
 from . import history, on_devices, records, retained_diffs
@@ -85,7 +85,7 @@ TAKES_ALONG = ("SendVm", "RenameVm", "SaveDisk", "FillImage", "BackUp", "Restore
 """Steps that carry a directory's content to another host or an image, or replace a disk through its link."""
 
 
-def guard(step: Tuple[Any, ...], warn: Callable[[str], None], seq: int = history.UNKNOWN) -> None:
+def guard(step: Step, warn: Callable[[str], None], seq: int = history.UNKNOWN) -> None:
     """Check the VM directories and the base store of a step before it runs; raise as `check_vm_dir`.
 
     Raise LateAction for a changing step whose SEQ is below that of a directory, or of a clone that a bridge

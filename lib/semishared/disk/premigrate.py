@@ -17,14 +17,21 @@ from ..guest import virsh
 from ..model.disk import names as disk_names
 from ..model.disk.record import Record
 from ..model.refs import DiskRef
-from ..model.vm.move_steps import AddDeltas, AllowMigration, CheckNotOpen, MergeDeltas, ReachDisk
+from ..model.vm.move_steps import (
+    AddDeltas,
+    AllowMigration,
+    CheckNotOpen,
+    MergeDeltas,
+    ReachDisk,
+    WrittenProbe,
+)
 from ..tools import beneath, files
 from . import on_devices, records, vm_dir
 from .epochs import Planned
 
 
-def write_probe(store_dir: str, text: str, side: bool) -> dict[str, object]:
-    """Write a small file into a store for another host to read; return its `name`."""
+def write_probe(store_dir: str, text: str, side: bool) -> WrittenProbe:
+    """Write a small file into a store for another host to read; return its name."""
     try:
         with beneath.directory(store_dir, disk_names.SIDE if side else "") as directory:
             files.remove_stale(directory)
@@ -35,7 +42,7 @@ def write_probe(store_dir: str, text: str, side: bool) -> dict[str, object]:
             f"nothing can be written into {store_dir} on {os.uname().nodename}: {e.strerror}"
         ) from None
     name = os.path.basename(path)
-    return {"name": f"{disk_names.SIDE}/{name}" if side else name}
+    return WrittenProbe(f"{disk_names.SIDE}/{name}" if side else name)
 
 
 def answer_probe(store_dir: str, name: str, text: str, answer: str) -> None:

@@ -35,15 +35,19 @@ from ..model.disk import names as disk_names
 from ..model.disk.record import Record
 from ..model.steps import (
     ClearVm,
+    KeptVm,
     MakeRoom,
     ReceiveFile,
     ReceiveVm,
     ReleaseVm,
+    RenamedVm,
     RenameVm,
     SendVm,
+    SentVm,
     has_arrived,
     no_records,
 )
+from ..named import to_data
 from ..stage import ensure as stage_ensure
 from ..stage.ensure import ensure
 from ..tools import beneath, files, progress
@@ -70,12 +74,12 @@ if TYPE_CHECKING:
 CHUNK = 1 << 20
 
 
-def send_vm(step: SendVm, tell: Callable[..., None], write: Callable[[bytes], None]) -> dict[str, object]:
+def send_vm(step: SendVm, tell: Callable[..., None], write: Callable[[bytes], None]) -> SentVm:
     """Send a VM directory and report `sent`: the stream's hash and the directory's fingerprint."""
     vm_dir_inventory.unmark(step.vm_dir, step.token)
     _enter(step.vm, step.vm_dir, step.domain)
     sent = send(step.vm_dir, write, step.deltas)
-    tell(event="sent", **sent)
+    tell(event="sent", **to_data(sent))
     point("directory sent")
     return sent
 
@@ -93,7 +97,7 @@ def _enter(vm: int, directory: str, domain: str) -> None:
         go_over.settle(directory, domain)
 
 
-def send(directory: str, write: Callable[[bytes], None], deltas: Iterable[int] = ()) -> dict[str, object]:
+def send(directory: str, write: Callable[[bytes], None], deltas: Iterable[int] = ()) -> SentVm:
     """Write the directory as a tar stream; return the stream's hash and the content's fingerprint.
 
     `deltas`: disks whose deltas stay, as their guest writes to them.
@@ -123,7 +127,7 @@ def send(directory: str, write: Callable[[bytes], None], deltas: Iterable[int] =
             write(chunk)
             progress.count("sent", len(chunk))
     _check_still(directory, before)
-    return {"sha256": digest.hexdigest(), "seen": seen}
+    return SentVm(digest.hexdigest(), seen)
 
 
 def _check_still(directory: str, before: os.stat_result) -> None:
@@ -300,16 +304,16 @@ def _adopt(
         remote_first.check(record)
 
 
-def rename(step: RenameVm, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
+def rename(step: RenameVm, planned: Planned, ask: room.Ask | None) -> RenamedVm:
     """Copy a VM directory to another system datastore of this host; return the source's fingerprint."""
     _enter(step.vm, step.source, step.domain)
     beneath.refuse_link(step.source)
     source, target = vm_dir_inventory.describe(step.source), vm_dir_inventory.describe(step.vm_dir)
     if has_arrived(source, target, planned.seq):
-        return {"seen": vm_dir_inventory.fingerprint(step.source)}
-    if not source["present"]:
+        return RenamedVm(vm_dir_inventory.fingerprint(step.source))
+    if not source.present:
         raise MissingImage(f"{step.source} is not there on {os.uname().nodename}")
-    if not source["whole"] and set(step.disks) - set(step.foreign):
+    if not source.whole and set(step.disks) - set(step.foreign):
         raise MigrationRefused(no_records(step.source, os.uname().nodename))
     for one, other in (
         (step.source, step.vm_dir),
@@ -338,7 +342,7 @@ def rename(step: RenameVm, planned: Planned, ask: room.Ask | None) -> dict[str, 
             _begin_deltas(staging, step.source)
         _publish(staging, step, move, planned, ask)
     vm_dir_siblings.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
-    return {"seen": seen}
+    return RenamedVm(seen)
 
 
 def _without_deltas(staging: str) -> None:
@@ -370,8 +374,8 @@ def keep_stale(step: KeepStale, planned: Planned) -> dict[str, object]:
         return {"kept": found, "seen": vm_dir_inventory.fingerprint(step.vm_dir) if found else step.seen}
 
 
-def release(step: ReleaseVm, planned: Planned) -> dict[str, object]:
-    """Remove the source directory of a move; return {"kept": why it stays}."""
+def release(step: ReleaseVm, planned: Planned) -> KeptVm:
+    """Remove the source directory of a move; return why it stays."""
 
     def why_not() -> str:
         if not files.is_absent(step.vm_dir) and vm_dir_inventory.fingerprint(step.vm_dir) != step.seen:
@@ -380,17 +384,17 @@ def release(step: ReleaseVm, planned: Planned) -> dict[str, object]:
 
     why = why_not() or virsh.why_in_use(step.domain)
     if why:
-        return {"kept": why}
+        return KeptVm(why)
     try:
         # Also without a directory: a killed run may have removed it and not yet freed its leases.
-        return {"kept": vm_dir.remove(step.vm, step.vm_dir, planned, why_not)}
+        return KeptVm(vm_dir.remove(step.vm, step.vm_dir, planned, why_not))
     except ToolFailed as e:
         # The VM runs elsewhere; its move must not fail for ever because of a leftover.
-        return {"kept": e.detail}
+        return KeptVm(e.detail)
 
 
-def clear(step: ClearVm, planned: Planned) -> dict[str, object]:
-    """Remove a VM directory that a live migration has brought, or left; return {"kept": why it stays}."""
+def clear(step: ClearVm, planned: Planned) -> KeptVm:
+    """Remove a VM directory that a live migration has brought, or left; return why it stays."""
 
     def why_not() -> str:
         if files.is_absent(step.vm_dir):
@@ -403,4 +407,4 @@ def clear(step: ClearVm, planned: Planned) -> dict[str, object]:
     why = vm_dir.remove(step.vm, step.vm_dir, planned, why_not)
     if why:
         vm_dir_siblings.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
-    return {"kept": why}
+    return KeptVm(why)

@@ -14,6 +14,7 @@ from typing import Iterable
 from ..errors import BadRecord
 from ..guest import job_lock
 from ..model.disk import names as disk_names
+from ..model.vm.move_steps import DescribedVm, FoundVm, MarkedVm, SeenVm
 from ..tools import extents, files, locks
 from ..tools.effects import point
 from . import history, on_devices, records
@@ -136,32 +137,21 @@ def sizes(directory: str) -> dict[str, int]:
     return found
 
 
-def describe(directory: str) -> dict[str, object]:
-    """Return what there is of a VM directory; it is `whole` if it has our records.
-
-    Otherwise it is a remainder, or another driver's directory.
-    """
-    names = inventory(directory)
-    return {
-        "present": os.path.isdir(directory),
-        "whole": os.path.isdir(disk_names.records(directory)),
-        "disks": len(names),
-        "seq": history.seq_of(directory),
-    }
+def describe(directory: str) -> SeenVm:
+    """Return what there is of a VM directory; without our records it is a remainder, or another driver's."""
+    is_whole = os.path.isdir(disk_names.records(directory))
+    return SeenVm(os.path.isdir(directory), is_whole, len(inventory(directory)), history.seq_of(directory))
 
 
-def records_of(vm_dir: str) -> dict[str, object]:
+def records_of(vm_dir: str) -> DescribedVm:
     """Return the records of a VM's disks, and whether its directory is `present`."""
-    return {
-        "present": os.path.isdir(vm_dir),
-        "records": [record.to_data() for record in records.records(vm_dir)],
-    }
+    return DescribedVm(os.path.isdir(vm_dir), [record.to_data() for record in records.records(vm_dir)])
 
 
 # -- the same directory under two names -------------------------------------------------------------
 
 
-def mark(vm: int, vm_dir: str) -> dict[str, object]:
+def mark(vm: int, vm_dir: str) -> MarkedVm:
     """Write a token into the VM directory and its parent, by which another host recognizes the directory.
 
     Both: another NFS client may have cached for a while that the VM directory was not there.
@@ -174,7 +164,7 @@ def mark(vm: int, vm_dir: str) -> dict[str, object]:
         files.remove_stale(folder)
     found = seen(vm_dir)
     token = os.path.basename(files.staged_name(f"{parent}/{HERE}-{vm}"))
-    if not found["present"]:
+    if not found.present:
         return found
     for folder in (vm_dir, parent):
         try:
@@ -182,23 +172,22 @@ def mark(vm: int, vm_dir: str) -> dict[str, object]:
         except OSError:
             break  # a full disk must not stop the move; the fingerprint identifies the directory as well
     point("directory marked")
-    return {**found, "token": token, "seen": fingerprint(vm_dir)}
+    return found._replace(token=token, seen=fingerprint(vm_dir))
 
 
-def seen(vm_dir: str) -> dict[str, object]:
+def seen(vm_dir: str) -> MarkedVm:
     """Return what `mark` does, for a directory without a token."""
-    found = describe(vm_dir)
-    if not found["present"]:
-        return {**found, "token": "", "seen": "", "bytes": 0, "bases": []}
-    answer = {
-        **found,
-        "token": "",
-        "seen": fingerprint(vm_dir),
-        "bytes": allocated(vm_dir),
-        "bases": bases(vm_dir),
-    }
-    more = {"diffs": has_diffs(vm_dir), "classes": classes(vm_dir), "sizes": sizes(vm_dir)}
-    return {**answer, **{name: value for name, value in more.items() if value}}
+    found = MarkedVm(**describe(vm_dir)._asdict(), token="", seen="", bytes=0, bases=())
+    if not found.present:
+        return found
+    return found._replace(
+        seen=fingerprint(vm_dir),
+        bytes=allocated(vm_dir),
+        bases=bases(vm_dir),
+        diffs=has_diffs(vm_dir),
+        classes=classes(vm_dir),
+        sizes=sizes(vm_dir),
+    )
 
 
 def unmark(vm_dir: str, token: str) -> None:
@@ -208,12 +197,10 @@ def unmark(vm_dir: str, token: str) -> None:
             files.unlink(f"{folder}/{token}")
 
 
-def look(vm_dir: str, token: str, seen: str) -> dict[str, object]:
+def look(vm_dir: str, token: str, seen: str) -> FoundVm:
     """Return what there is of a VM directory, and whether it has this token or fingerprint."""
-    return {
-        **describe(vm_dir),
-        "same": _has_token(vm_dir, token) or bool(seen and fingerprint(vm_dir) == seen),
-    }
+    is_same = _has_token(vm_dir, token) or bool(seen and fingerprint(vm_dir) == seen)
+    return FoundVm(**describe(vm_dir)._asdict(), same=is_same)
 
 
 def _has_token(directory: str, token: str) -> bool:

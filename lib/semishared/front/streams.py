@@ -8,8 +8,9 @@ import os
 from typing import IO, Any, Callable
 
 from ..errors import SemisharedError, ToolTimeout, TransferCorrupt
+from ..model import answers
 from ..model.exchange import File
-from ..model.steps import Step
+from ..model.steps import SendVm, SentVm, Step
 from ..named import NamedTuple
 from ..wire.messages import Message
 from ..wire.session import Session
@@ -36,7 +37,7 @@ def relay(
     receives: tuple[Step, ...],
     limits: Limits,
     say: Callable[[str], None],
-) -> dict[str, Any]:
+) -> SentVm:
     """Send to `target` what `source` sends; return the source's word, with its `bytes` and `seconds` added.
 
     The target waits for `end`. `say`: a line for the log. Raise TransferCorrupt beyond the limit of bytes,
@@ -62,11 +63,8 @@ def relay(
         progress.tell(f"{size >> 20} MiB have crossed")
         message = _next(source, limits)
     source.finish()
-    return {
-        **(message if isinstance(message, dict) else {}),
-        "bytes": size,
-        "seconds": round(progress.seconds, 1),
-    }
+    sent: SentVm = answers.one(source.host, SendVm, message)
+    return sent._replace(bytes=size, seconds=round(progress.seconds, 1))
 
 
 def _next(source: Session, limits: Limits) -> Message:

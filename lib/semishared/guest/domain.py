@@ -10,6 +10,7 @@ from typing import Any, Callable, Collection, ContextManager, Dict, List, Set, T
 from xml.etree import ElementTree
 
 from ..errors import EncryptedDisk, SemisharedError, ToolMissing
+from ..model.vm.move_steps import OpenedDisk
 from ..tools.effects import point
 from . import libvirtd
 from .libvirtd import ANSWER_S, HERE
@@ -212,24 +213,18 @@ HOPS = 8
 """Links to follow from a disk's name to its file; more are a loop."""
 
 
-def disk_types(vm_dir: str, domain: str) -> Dict[str, Dict[str, object]]:
-    """Return the `type` of each disk of a running guest, by target, for disks of other drivers.
-
-    They have no records. A file also has its `path`, and the `directories` through which links lead to it and
-    its backing files; '' stands for the VM's own directory.
-    """
-    found: Dict[str, Dict[str, object]] = {}
+def disk_types(vm_dir: str, domain: str) -> Dict[str, OpenedDisk]:
+    """Return each disk of a running guest, by target, for disks of other drivers, which have no records."""
+    found = {}
     for disk in ElementTree.fromstring(dumpxml(domain)).iterfind("devices/disk"):
         target, source = disk.find("target"), disk.find("source")
         if target is None or source is None:
             continue
         paths = [element.get("file", "") for element in disk.iter("source")]
-        row: Dict[str, object] = {"type": disk.get("type", "")}
-        if row["type"] == "file" and all(paths):
-            row.update(
-                path=source.get("file", ""),
-                directories=sorted({place for path in paths for place in _places(path, vm_dir)}),
-            )
+        row = OpenedDisk(disk.get("type", ""))
+        if row.type == "file" and all(paths):
+            places = sorted({place for path in paths for place in _places(path, vm_dir)})
+            row = row._replace(path=source.get("file", ""), directories=tuple(places))
         found[target.get("dev", "")] = row
     return found
 

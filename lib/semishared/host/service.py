@@ -32,6 +32,7 @@ from ..errors import (
 )
 from ..guest import job_lock
 from ..model import steps as s
+from ..named import to_data
 from ..table import STEPS, carry_out, loaded
 from ..tools import locks, progress
 from ..tools.beneath import readable
@@ -104,7 +105,7 @@ class Host:
         for step in steps:
             progress.touch()
             guard.guard(step, work.warn, seq)
-            results.append(carry_out(step, work))
+            results.append(to_data(carry_out(step, work)))
         return {"results": results, "moved": dict(progress.moved)}
 
     def _heard(self) -> Message:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shape of a machine's answer to each step (shapes.py).
+"""The check of a machine's answers to steps, by the types that the steps declare (shapes.py).
 
 A host may send anything: no answer is read before it has its shape.
 
@@ -9,14 +9,15 @@ plan/image/disk_image.py compares them with oned's.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Sequence
 
 from ..errors import FalseAnswer
-from .shapes import Shape, shown, wrong
+from .refs import Step, answer_of
+from .shapes import Misfit, Shape, declared, read, shown, wrong
+from .vm.move_steps import SendVm
 
 MAYBE_TEXT = ("text", None)
 RESTED = ({"rest?": "text", "why?": "text"}, None)
-KEPT = {"kept": "text"}
 KEPT_DISK = {
     "path": "path",
     "vm": "count",
@@ -42,17 +43,6 @@ BASE = {
     "here?": "flag",
 }
 BASES = {"bases": [BASE], "total": "count", "free": "count", "whole": "count"}
-VM_DIR = {"present": "flag", "whole": "flag", "disks": "count", "seq": "number"}
-MARKED = {
-    **VM_DIR,
-    "token": "token",
-    "seen": "text",
-    "bytes": "count",
-    "bases": ["base"],
-    "diffs?": "flag",
-    "classes?": {"#": ["text"]},
-    "sizes?": {"#": "count"},
-}
 DONE = {"seconds": "real", "error": "text", "id": "text"}
 COMMITTED = {
     "bytes": "count",
@@ -181,16 +171,6 @@ ANSWERS: dict[str, Shape] = {
     "RemoveDisk": (ON_STORE, {**ELSE, "kept?": "text"}, None),
     "GrowDisk": (ON_STORE, {**ELSE}, None),
     "RemoveVm": ({"kept": ["text"]}, None),
-    "MarkVm": MARKED,
-    "LookAtVm": MARKED,
-    "LookForVm": {**VM_DIR, "same": "flag"},
-    "SendVm": {"sha256": "digest", "seen": "text"},
-    "RenameVm": {"seen": "text"},
-    "ReleaseVm": KEPT,
-    "ClearVm": KEPT,
-    "DescribeVm": {"present": "flag", "records": ["json"]},
-    "LookAtGuest": {"*": {"type": "text", "path?": "text", "directories?": ["text"]}},
-    "WriteProbe": {"name": "probe"},
     "DescribeDisk": DISK_SEEN,
     "LookAtDisk": DISK_SEEN,
     # of diffs
@@ -219,8 +199,6 @@ ANSWERS: dict[str, Shape] = {
     "CloneStored": {"made": "text"},
     "FreezeImage": ("generation", None),
     "ReceiveImage": {"generation": "generation"},
-    "DigestImage": "digested",
-    "MeasureStore": "capacity",
     "ListPool": ["text"],
     "LookAtImages": {"*": STORED},
     "FindSnapshots": {"*": PASSING},
@@ -395,7 +373,6 @@ ANSWERS: dict[str, Shape] = {
 }
 """By step; the answer of any other step is nothing."""
 EVENTS: dict[str, Shape] = {
-    "sent": ANSWERS["SendVm"],
     "error": {"id": "text", "detail": "text"},
     "warning": {"text?": "text"},
     "progress": {
@@ -420,34 +397,41 @@ SENDING = frozenset({"SendVm", "SendManifest", "ServeBase", "ServeExtents"})
 """Steps whose data goes to the front-end."""
 
 
-def heard(machine: str, names: list[str], message: dict[str, Any]) -> None:
+def shape(step: type[Step]) -> Shape:
+    """Return the shape of the answer to a step."""
+    return ANSWERS.get(step.__name__) or declared(answer_of(step), step.__module__)
+
+
+def heard(machine: str, steps: Sequence[type[Step]], message: dict[str, Any]) -> None:
     """Raise FalseAnswer for a message that no machine of ours sends during these steps."""
     event = message.get("event")
     if event == "done":
-        message["results"] = checked(machine, names, message.get("results"))
-        shape: Shape = {"moved?": {"*": "count"}}
+        message["results"] = checked(machine, steps, message.get("results"))
+        said: Shape = {"moved?": {"*": "count"}}
+    elif event == "sent":
+        said = shape(SendVm)
     elif isinstance(event, str) and event in EVENTS:
-        shape = EVENTS[event]
+        said = EVENTS[event]
     else:
-        shape = "json"
-    found = wrong(message, shape)
+        said = "json"
+    found = wrong(message, said)
     if found is not None:
         raise FalseAnswer(f"{machine} has said {found}")
 
 
-def checked(machine: str, names: list[str], answers: object) -> list[Any]:
-    """Return a machine's answers to steps of these names; raise FalseAnswer for one of a wrong shape."""
-    if not isinstance(answers, list) or len(answers) != len(names):
-        raise FalseAnswer(f"{machine} has answered {shown(answers)} to {len(names)} steps")
-    return [one(machine, name, answer) for name, answer in zip(names, answers)]
+def checked(machine: str, steps: Sequence[type[Step]], answers: object) -> list[Any]:
+    """Return a machine's answers to these steps; raise FalseAnswer for one of a wrong shape."""
+    if not isinstance(answers, list) or len(answers) != len(steps):
+        raise FalseAnswer(f"{machine} has answered {shown(answers)} to {len(steps)} steps")
+    return [one(machine, step, answer) for step, answer in zip(steps, answers)]
 
 
-def one(machine: str, name: str, answer: object) -> Any:
-    """Return an answer to a step of that name; raise FalseAnswer."""
-    shape = ANSWERS.get(name)
-    if shape is None:
+def one(machine: str, step: type[Step], answer: object) -> Any:
+    """Return the answer to a step as its type; raise FalseAnswer."""
+    said = shape(step)
+    if said is None:
         return None
-    found = wrong(answer, shape)
-    if found is not None:
-        raise FalseAnswer(f"{machine} has answered {found} to {name}")
-    return answer
+    try:
+        return read(answer, said)
+    except Misfit as e:
+        raise FalseAnswer(f"{machine} has answered {e} to {step.__name__}") from None

@@ -4,8 +4,8 @@
 A plan is a generator. It yields the work of a machine, gets one answer per step, and decides what comes next:
 
     def clone(host: str, bridge: str, image: ImageRef, disk: DiskRef) -> Plan:
-        (seen,) = yield On(host, (SeeImage(image),))
-        if not seen["frozen"]:
+        seen = yield from ask(host, SeeImage(image))
+        if not seen.frozen:
             yield On(bridge, (FreezeImage(image),))
         yield On(host, (PrepareVm(disk.vm, disk.vm_dir), CopyImage(disk, image, 0)))
 
@@ -112,6 +112,26 @@ class Say(NamedTuple):
     about: Tuple[Any, ...] = ()
 
 
+Exchange = Union[On, While, Feed, Fetch, Relay, End, Here, AskOned, Say]
+Plan = Generator[Exchange, Any, None]
+T = TypeVar("T")
+Part = Generator[Exchange, Any, T]
+"""Part of a plan, which returns a T to the plan that yields from it."""
+
+
+def ask(machine: str, step: Step[T], after: tuple[Step, ...] = ()) -> Part[T]:
+    """Have a machine carry out steps; return the answer to the last."""
+    answers = yield On(machine, (*after, step))
+    answer: T = answers[-1]
+    return answer
+
+
+def here(step: Step[T]) -> Part[T]:
+    """Have this process carry out a step; return its answer."""
+    answer: T = yield Here(step)
+    return answer
+
+
 def agree(machine: str) -> On:
     """Return the message without a step: a machine of another version refuses it before any work is done."""
     return On(machine, ())
@@ -120,13 +140,6 @@ def agree(machine: str) -> On:
 def warn(text: str) -> Say:
     """Return a warning that is known already."""
     return Say(lambda: [("warn", text)])
-
-
-Exchange = Union[On, While, Feed, Fetch, Relay, End, Here, AskOned, Say]
-Plan = Generator[Exchange, Any, None]
-T = TypeVar("T")
-Part = Generator[Exchange, Any, T]
-"""Part of a plan, which returns a T to the plan that yields from it."""
 
 
 def drive(plan: Part[T], do: Callable[[Exchange], Any]) -> T:

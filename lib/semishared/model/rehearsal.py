@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, Callable
 
 from ..named import NamedTuple
+from ..named import to_data as data_of
 from .exchange import AskOned, Exchange, Feed, Fetch, Here, On, Part, Relay, While, drive
 from .refs import Step
 from .steps import is_look, look_instead, to_data
@@ -34,7 +35,7 @@ class Noted(NamedTuple):
         """Return the message as JSON data: its answers, if it was sent."""
         row: dict[str, Any] = {"host": self.machine, "steps": [to_data(step) for step in self.steps]}
         if self.answers is not None:
-            row["answers"] = list(self.answers)
+            row["answers"] = data_of(self.answers)
         more = {"during": self.during, "follows": self.follows}
         return {**row, **{name: value for name, value in more.items() if value}}
 

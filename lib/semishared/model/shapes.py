@@ -8,6 +8,16 @@
     {"name": shape}         an object that has these; `?` behind a name: it may be absent; others are not read
     {"*": shape}            an object of such, by any names; {"#": shape}: by numbers
 
+The shape of a step's answer follows from its type (`declared`), which says:
+
+    None, bool, int, float, str, Any    null, and the forms flag, number, real, text, json
+    Count, Lease, Path...               a form, which mypy takes for an int or a str
+    list[...], tuple[..., ...]          a list of such; tuple[A, B]: of an A and a B
+    Optional[...], Union[...]           one or the other
+    dict[str, ...], dict[Disk, ...]     an object of such
+    a class of named.py                 an object of its fields, which is read as that class; a field that has
+                                        a default may be absent, `_` behind its name is not part of it
+
 ANSWER is the shape of a machine's answer to install/preflight.py.
 """
 
@@ -15,9 +25,25 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Callable, Iterable
+import sys
+from typing import TYPE_CHECKING, Any, Callable, Iterable
 
 from .disk import names as disk_names
+
+if TYPE_CHECKING:
+    Count = int
+    Base = str
+    Digest = str
+    Disk = str
+    Format = str
+    Generation = str
+    Lease = str
+    Marker = str
+    Path = str
+    Probe = str
+    Snapshot = str
+    Stored = str
+    Token = str
 
 DEEPEST = 20
 """Most lists and objects within one another; a record has 4."""
@@ -109,41 +135,119 @@ FORMS: dict[str, Callable[[object], bool]] = {
 }
 
 
+class Misfit(Exception):
+    """What a value has that its shape has not, and where."""
+
+
+class Object(dict[str, Shape]):
+    """The shape of an object that is read as a named tuple."""
+
+    kind: Any
+
+
+class Row(list[Shape]):
+    """The shape of a list that is read as a tuple."""
+
+
+class Fixed(Row):
+    """The same, of a list of as many."""
+
+
 def wrong(answer: object, shape: Shape) -> str | None:
     """Return how an answer differs from a shape, and where; None if it does not."""
-    return _wrong(answer, shape, "")
+    try:
+        read(answer, shape)
+    except Misfit as e:
+        return str(e)
+    return None
 
 
-def _wrong(value: object, shape: Shape, where: str) -> str | None:
-    """Return what is wrong with a value, and where it is; None if it has the shape."""
-    if isinstance(shape, str):
-        return None if FORMS[shape](value) else _said(value, where)
+def read(value: Any, shape: Shape, where: str = "") -> Any:
+    """Return a value of a shape, objects of declared types as these; raise Misfit for any other."""
     if isinstance(shape, tuple):
-        found = [_wrong(value, other, where) for other in shape]
-        return None if None in found else max(map(str, found), key=lambda text: text.count("."))
+        found = []
+        for other in shape:
+            try:
+                return read(value, other, where)
+            except Misfit as e:
+                found.append(str(e))
+        raise Misfit(max(found, key=lambda text: text.count(".")))
     if isinstance(shape, list) and isinstance(value, list):
-        return next(
-            filter(None, (_wrong(item, shape[0], f"{where}[{number}]") for number, item in enumerate(value))),
-            None,
-        )
+        inner = shape if isinstance(shape, Fixed) else shape * len(value)
+        if len(inner) == len(value):
+            items = [read(item, inner[at], f"{where}[{at}]") for at, item in enumerate(value)]
+            return tuple(items) if isinstance(shape, Row) else items
     if isinstance(shape, dict) and isinstance(value, dict):
-        return next(
-            filter(None, (_wrong_field(value, name, inner, where) for name, inner in shape.items())), None
-        )
-    return None if shape is None and value is None else _said(value, where)
+        return _object(value, shape, where)
+    if FORMS[shape](value) if isinstance(shape, str) else shape is None and value is None:
+        return value
+    raise Misfit(_said(value, where))
 
 
-def _wrong_field(value: dict[str, object], name: str, shape: Shape, where: str) -> str | None:
-    if name in ("*", "#"):
-        if name == "#" and not all(map(FORMS["disk"], value)):
-            return _said(value, where)
-        return next(
-            filter(None, (_wrong(item, shape, f"{where}.{key[:50]}") for key, item in value.items())), None
-        )
-    key = name.rstrip("?")
-    if key not in value:
-        return None if name.endswith("?") else _said(None, f"{where}.{key}")
-    return _wrong(value[key], shape, f"{where}.{key}")
+def _object(value: dict[str, Any], shape: dict[str, Shape], where: str) -> Any:
+    read_here = {}
+    for name, inner in shape.items():
+        key = name.rstrip("?_")
+        if name in "*#":
+            if name == "#" and not all(map(FORMS["disk"], value)):
+                raise Misfit(_said(value, where))
+            read_here = {key: read(item, inner, f"{where}.{key[:50]}") for key, item in value.items()}
+        elif key in value:
+            read_here[name.rstrip("?")] = read(value[key], inner, f"{where}.{key}")
+        elif not name.endswith("?"):
+            raise Misfit(_said(None, f"{where}.{key}"))
+    return shape.kind(**read_here) if isinstance(shape, Object) else read_here
+
+
+class _Of:
+    """A word of types with [...] behind it."""
+
+    def __init__(self, shape: Callable[[Any], Shape]) -> None:
+        self._shape = shape
+
+    def __getitem__(self, inner: Any) -> Shape:
+        return self._shape(inner)
+
+
+WORDS: dict[str, Shape] = {
+    "bool": "flag",
+    "int": "number",
+    "float": "real",
+    "str": "text",
+    "Any": "json",
+    "list": _Of(lambda inner: [inner]),
+    "tuple": _Of(lambda inner: Row(inner[:1]) if inner[-1] is ... else Fixed(inner)),
+    "dict": _Of(lambda inner: {"#" if inner[0] == "disk" else "*": inner[1]}),
+    "Optional": _Of(lambda inner: (inner, None)),
+    "Union": _Of(tuple),
+}
+
+
+class _Names(dict[str, Shape]):
+    """What the words of an annotation in a module mean."""
+
+    def __init__(self, module: str) -> None:
+        super().__init__(WORDS)
+        self._module = sys.modules[module]
+
+    def __missing__(self, name: str) -> Shape:
+        if name.lower() in FORMS:
+            return name.lower()
+        return declared(getattr(self._module, name), self._module.__name__)
+
+
+def declared(kind: Any, module: str) -> Shape:
+    """Return the shape that a type declares: a class, or the text of an annotation in that module."""
+    if isinstance(kind, str):
+        return eval(kind, {}, _Names(module))
+    if not hasattr(kind, "_fields"):
+        return kind and WORDS[kind.__name__]
+    shape = Object()
+    shape.kind = kind
+    for owner in reversed(kind.__mro__):
+        for name, said in vars(owner).get("__annotations__", {}).items():
+            shape[f"{name}?" if name in kind._field_defaults else name] = declared(said, owner.__module__)
+    return shape
 
 
 def _said(value: object, where: str) -> str:

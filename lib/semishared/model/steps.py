@@ -11,7 +11,6 @@ import enum
 from typing import Any
 
 from ..errors import BadArguments
-from ..named import NamedTuple
 from .disk import snapshot_steps
 from .disk.snapshot_steps import *  # noqa: F403
 from .refs import DiskRef as DiskRef
@@ -35,14 +34,14 @@ class State(enum.Enum):
     UNKNOWN = "unknown"
 
 
-class PrepareVm(NamedTuple):
+class PrepareVm(Step[None]):
     """Make the VM directory and mark its datastore as ours (`.monitor`)."""
 
     vm: int
     vm_dir: str
 
 
-class ReplaceLostBases(NamedTuple):
+class ReplaceLostBases(Step[None]):
     """Make the bases of the VM's disks again that were on a device which is gone.
 
     Also their copies in memory, for disks whose guest reads from one.
@@ -52,14 +51,14 @@ class ReplaceLostBases(NamedTuple):
     vm_dir: str
 
 
-class StageBase(NamedTuple):
+class StageBase(Step[Any]):
     """Have a verified base of the image in the host's base store `root`."""
 
     root: str
     image: ImageRef
 
 
-class CreateOverlay(NamedTuple):
+class CreateOverlay(Step[None]):
     """Publish a qcow2 overlay over the staged base as the VM's disk, with a lease on the base."""
 
     disk: DiskRef
@@ -68,7 +67,7 @@ class CreateOverlay(NamedTuple):
     options: str
 
 
-class CreateRemote(NamedTuple):
+class CreateRemote(Step[None]):
     """Publish a qcow2 overlay over the image on its store (over `snapshot` of it, where it has a bridge) as
     the VM's disk.
     """
@@ -80,7 +79,7 @@ class CreateRemote(NamedTuple):
     snapshot: str = ""
 
 
-class CopyImage(NamedTuple):
+class CopyImage(Step[None]):
     """Publish a verified full copy of the image as the VM's disk."""
 
     disk: DiskRef
@@ -88,7 +87,7 @@ class CopyImage(NamedTuple):
     min_size: int
 
 
-class CopyFile(NamedTuple):
+class CopyFile(Step[None]):
     """Publish a plain copy of a file (kernel, initrd)."""
 
     source: str
@@ -96,7 +95,7 @@ class CopyFile(NamedTuple):
     vm: int
 
 
-class CloneOnStore(NamedTuple):
+class CloneOnStore(Step[None]):
     """Publish a copy-on-write clone beside the image on the store, and a link to it as the VM's disk."""
 
     disk: DiskRef
@@ -104,7 +103,7 @@ class CloneOnStore(NamedTuple):
     min_size: int
 
 
-class LinkInPlace(NamedTuple):
+class LinkInPlace(Step[None]):
     """Link the VM's disk to the image; `session` first ends its generation, unless a guest writes to it."""
 
     disk: DiskRef
@@ -115,7 +114,7 @@ class LinkInPlace(NamedTuple):
     """Whether other guests may write to it too."""
 
 
-class CreateVolatile(NamedTuple):
+class CreateVolatile(Step[None]):
     """Publish an empty disk, with a file system if one is named, or a swap area (`fs` = swap)."""
 
     disk: DiskRef
@@ -124,7 +123,7 @@ class CreateVolatile(NamedTuple):
     fs: str
 
 
-class NoteIoClasses(NamedTuple):
+class NoteIoClasses(Step[None]):
     """Note the I/O class of each of `disks` of the VM; one without a record is passed over."""
 
     vm: int
@@ -133,7 +132,7 @@ class NoteIoClasses(NamedTuple):
     classes: tuple[str, ...]
 
 
-class NoteClients(NamedTuple):
+class NoteClients(Step[None]):
     """Note of which of its shares, by disk, the VM's guest itself is a client: deploy gives it none of those.
     And what its others are.
     """
@@ -147,7 +146,7 @@ class NoteClients(NamedTuple):
     """
 
 
-class ReceiveFile(NamedTuple):
+class ReceiveFile(Step[None]):
     """Publish a file whose bytes follow the plan."""
 
     path: str
@@ -156,27 +155,27 @@ class ReceiveFile(NamedTuple):
     sha256: str
 
 
-class EndSession(NamedTuple):
+class EndSession(Step[Any]):
     """Take an in-place disk from the VM; the image stays. A diff is only reported: `commits`."""
 
     disk: DiskRef
 
 
-class RemoveDisk(NamedTuple):
+class RemoveDisk(Step[Any]):
     """Remove a disk of a VM, its lease, and its clone on the store `store_dir` ('' if it has none)."""
 
     disk: DiskRef
     store_dir: str
 
 
-class RemoveVm(NamedTuple):
+class RemoveVm(Step[Any]):
     """Remove a VM directory and all leases of the VM."""
 
     vm: int
     vm_dir: str
 
 
-class SaveDisk(NamedTuple):
+class SaveDisk(Step[Any]):
     """Publish an independent copy of a disk on the store; `domain` names the running VM ('' if it is off)."""
 
     disk: DiskRef
@@ -189,7 +188,7 @@ class SaveDisk(NamedTuple):
     """How the guest rests for the moment that is saved (guest/freeze.py)."""
 
 
-class BackUp(NamedTuple):
+class BackUp(Step[None]):
     """Leave a standalone qcow2 copy of each disk, as of one moment, and `xml` as vm.xml, in `directory`."""
 
     vm: int
@@ -202,7 +201,7 @@ class BackUp(NamedTuple):
     xml: str
 
 
-class EndBackup(NamedTuple):
+class EndBackup(Step[None]):
     """End all work of a backup, and remove `directory`."""
 
     vm: int
@@ -211,7 +210,7 @@ class EndBackup(NamedTuple):
     domain: str
 
 
-class RestoreDisk(NamedTuple):
+class RestoreDisk(Step[None]):
     """Give a disk the content of the qcow2 image whose bytes follow the plan; `min_size` is what the VM's
     disk has.
     """
@@ -221,7 +220,7 @@ class RestoreDisk(NamedTuple):
 
 
 @looks
-class LookAround(NamedTuple):
+class LookAround(Step[Any]):
     """Report all that is ours on the machine, for `semishared gc`; `libvirt`: also what its domains use."""
 
     location: str
@@ -232,7 +231,7 @@ class LookAround(NamedTuple):
     """The id that each of `stores` must have, '' for one that has none."""
 
 
-class Discard(NamedTuple):
+class Discard(Step[Any]):
     """Remove one thing that `semishared gc` has found left over, if its newest time is still `seen`."""
 
     kind: str
@@ -252,7 +251,7 @@ def look_instead(step: Step) -> Step:
 
 _NESTED: dict[str, Any] = {"image": ImageRef, "disk": DiskRef, "access": Access}
 STEPS: dict[str, Any] = {
-    name: cls for name, cls in globals().items() if hasattr(cls, "_fields") and cls not in _NESTED.values()
+    name: cls for name, cls in globals().items() if getattr(cls, "__base__", None) is Step
 }
 
 
@@ -271,11 +270,7 @@ def _named(name: str) -> Any:
         )
         for module in (base_steps, image_steps, commit_steps, device_steps, share_steps):
             STEPS.update(
-                {
-                    key: cls
-                    for key, cls in vars(module).items()
-                    if hasattr(cls, "_fields") and cls not in _NESTED.values()
-                }
+                {key: cls for key, cls in vars(module).items() if getattr(cls, "__base__", None) is Step}
             )
     return STEPS.get(name)
 
@@ -283,7 +278,7 @@ def _named(name: str) -> Any:
 def to_data(step: Step) -> dict[str, object]:
     """Return `step` as JSON data."""
     data: dict[str, object] = {"step": type(step).__name__}
-    for name, value in step._asdict().items():  # type: ignore[attr-defined]
+    for name, value in step._asdict().items():
         if name == "parts":
             value = [part.to_data() for part in value]
         data[name] = value.to_data() if hasattr(value, "to_data") else value

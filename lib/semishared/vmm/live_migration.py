@@ -25,7 +25,9 @@ from ..model.vm.live_steps import (
     MigrateOptions,
     RemoveArrival,
     SeeDomain,
+    SeenDomain,
     SeeState,
+    Site,
     SyncTime,
 )
 from ..opennebula.report import Progress
@@ -189,13 +191,13 @@ A domain in another state may have arrived by another migration since.
 """
 
 
-def see_domain(step: SeeDomain) -> dict[str, object]:
-    """Return the `xml` of a running guest, its system `snapshots`, and whether it is `persistent`."""
-    return {
-        "xml": domain.dumpxml(step.domain).decode(),
-        "snapshots": domain.snapshots(step.domain),
-        "persistent": domain.is_persistent(step.domain),
-    }
+def see_domain(step: SeeDomain) -> SeenDomain:
+    """Return what a migration has to know of a running guest."""
+    return SeenDomain(
+        domain.dumpxml(step.domain).decode(),
+        domain.snapshots(step.domain),
+        domain.is_persistent(step.domain),
+    )
 
 
 def look_at_proof(vm_dir: str) -> object:
@@ -219,9 +221,9 @@ def take_proof(vm_dir: str) -> object:
     return proof
 
 
-def read_site(host: str) -> dict[str, object]:
+def read_site(host: str) -> Site:
     """Return this host's settings for a migration to another host."""
-    return {**site()._asdict(), "target": site().uri_of(host), "migration": load().migration}
+    return Site(site().uri_of(host), load().migration, *site()[2:])
 
 
 def see_state(step: SeeState) -> str:

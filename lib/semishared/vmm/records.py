@@ -10,6 +10,7 @@ from ..errors import BadRecord, MissingImage, SemisharedError, UnexpectedLink, U
 from ..model.disk import names as disk_names
 from ..model.disk.record import Record
 from ..model.store import dir_names
+from ..model.vm.hypervisor_steps import Recorded
 from ..named import NamedTuple
 
 
@@ -39,10 +40,10 @@ def read_records(vm_dir: str, numbers: Iterable[int]) -> list[Record]:
     return records
 
 
-def as_data(vm_dir: str, disks: Optional[tuple[int, ...]]) -> dict[str, object]:
+def as_data(vm_dir: str, disks: Optional[tuple[int, ...]]) -> Recorded:
     """Return the `records` of these disks; None stands for all that have one."""
     found = read_records(vm_dir, numbers_recorded(vm_dir) if disks is None else disks)
-    return {"records": [record.to_data() for record in found]}
+    return Recorded([record.to_data() for record in found])
 
 
 def numbers_recorded(vm_dir: str) -> list[int]:

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Callable, Iterable, Iterator, Mapping, Optional, Sequence, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence, TypeVar
 
 from ..config import Config
 from ..errors import (
@@ -47,9 +47,9 @@ MOST_SAID = 1 << 21
 class Hearing:
     """The messages of a host during one plan: their shape (model/answers.py) and their number."""
 
-    def __init__(self, host: str, steps: Sequence[str] = ()) -> None:
-        self._host, self._steps, self._count = host, list(steps), 0
-        self._may_send = not answers.SENDING.isdisjoint(steps)
+    def __init__(self, host: str, steps: Sequence[type[Step]] = ()) -> None:
+        self._host, self._steps, self._count = host, steps, 0
+        self._may_send = any(step.__name__ in answers.SENDING for step in steps)
 
     def check(self, message: Message | Part, kept: int) -> None:
         """Raise FalseAnswer for a message that no host side sends, or too many; `kept`: unread messages."""
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
 PYTHON = "/usr/bin/python3"
 HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "hostside.py")
 Heard = TypeVar("Heard", Message, Part)
+T = TypeVar("T")
 
 _looks_only = False
 
@@ -174,7 +175,7 @@ class Session:
         data: Iterable[bytes] = (),
         sha256: str = "",
         answer: Callable[[dict[str, object]], object] | None = None,
-    ) -> list[object]:
+    ) -> list[Any]:
         """Execute `steps` and return their results; `data` goes to the step that receives.
 
         With `answer`, the host may ask ({"event": "ask", ...}), and `answer` returns the reply.
@@ -186,6 +187,12 @@ class Session:
             self.send(end=True, sha256=sha256)
         return self.finish(answer)
 
+    def ask(self, step: Step[T], answer: Callable[[dict[str, object]], object] | None = None) -> T:
+        """Execute a step and return its answer; with `answer` as `run`."""
+        found: T
+        (found,) = self.run([step], answer=answer)
+        return found
+
     def agree(self) -> None:
         """Raise the host's error if it cannot work with this front-end, before another machine acts."""
         self.run([])
@@ -196,7 +203,6 @@ class Session:
         A host that is cut off during its last plan ends by itself, without waiting for ssh to end.
         """
         steps = list(steps)
-        names = [type(step).__name__ for step in steps]
         if _looks_only and (changing := [type(step).__name__ for step in steps if not is_look(step)]):
             raise WouldChange(f"{changing[0]} on {self.host} was not sent: this is to change nothing")
         plan = {
@@ -213,7 +219,7 @@ class Session:
                 [vm, [[disk, one.to_data()] for disk, one in disks.items()]]
                 for vm, disks in self.given.items()
             ]
-        self._hearing = Hearing(self.host, names)
+        self._hearing = Hearing(self.host, [type(step) for step in steps])
         self.is_busy = True
         # A host without a plan is silent.
         self._heard_at = time.monotonic()
@@ -329,7 +335,7 @@ class Session:
                 self._heard.append(message)
             deadline = time.monotonic() + self._config.hosts_silence_timeout_s
 
-    def finish(self, answer: Callable[[dict[str, object]], object] | None = None) -> list[object]:
+    def finish(self, answer: Callable[[dict[str, object]], object] | None = None) -> list[Any]:
         """Wait for the end of the plan and return the results of its steps; `answer` the host's questions."""
         while True:
             message = self.read()

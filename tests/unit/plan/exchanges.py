@@ -21,6 +21,7 @@ import json
 from typing import Any, Callable, Dict, List, Optional
 
 from semishared.errors import from_id
+from semishared.model import answers, shapes
 from semishared.model.exchange import (
     AskOned,
     End,
@@ -35,7 +36,8 @@ from semishared.model.exchange import (
     Say,
     While,
 )
-from semishared.model.steps import to_data
+from semishared.model.rehearsal import _Unanswered
+from semishared.model.steps import Step, to_data
 
 Entry = Dict[str, Any]
 
@@ -74,6 +76,61 @@ def silence(wanted: Exchange) -> Any:
     return [] if isinstance(wanted, End) else None if isinstance(wanted, Here) else {}
 
 
+def typed(wanted: Exchange, given: Any) -> Any:
+    """Return what machines answer, in JSON data, as the types that their steps declare."""
+    if isinstance(wanted, On):
+        return [told(step, answer) for step, answer in zip(wanted.steps, given)]
+    if isinstance(wanted, Feed):
+        return typed(wanted.target, given)
+    if isinstance(wanted, Fetch):
+        return typed(wanted.source, given[0]), File(*given[1])
+    if isinstance(wanted, While):
+        return typed(wanted.first, given[0]), typed(wanted.then, given[1])
+    if isinstance(wanted, (Here, Relay)):
+        return told(wanted.step if isinstance(wanted, Here) else wanted.source.steps[0], given)
+    return given
+
+
+def told(step: Step, answer: Any) -> Any:
+    """Return an answer, of which anything may be left out that the plan does not read."""
+    shape = answers.shape(type(step))
+    return _nothing(shape) if answer is None else _filled(answer, shape)
+
+
+def _nothing(shape: Any) -> Any:
+    """Return the answer of a machine that has nothing to say."""
+    if isinstance(shape, shapes.Object):
+        said = {name: _nothing(inner) for name, inner in shape.items() if name[-1] != "?"}
+        return shape.kind(**said)
+    if isinstance(shape, (list, dict)):
+        return type(shape)()
+    return {"text": "", "flag": False, "count": 0, "number": 0}.get(shape) if isinstance(shape, str) else None
+
+
+def _filled(value: Any, shape: Any) -> Any:
+    if isinstance(shape, tuple):
+        return None if value is None else _filled(value, max(shape, key=lambda one: _fit(value, one)))
+    if isinstance(shape, list):
+        return type(value)(_filled(item, shape[0]) for item in value)
+    if not isinstance(shape, dict):
+        return value
+    if "*" in shape or "#" in shape:
+        return {key: _filled(item, next(iter(shape.values()))) for key, item in value.items()}
+    of = {name.rstrip("?"): inner for name, inner in shape.items()}
+    said = {name: _filled(value[name.rstrip("_")], of[name]) for name in of if name.rstrip("_") in value}
+    if not isinstance(shape, shapes.Object):
+        return said
+    given = {**dict.fromkeys(of, _Unanswered()), **shape.kind._field_defaults, **said}
+    return shape.kind(**given)
+
+
+def _fit(value: Any, shape: Any) -> int:
+    """Return how many fields of a value a shape has, less those that the value lacks."""
+    if not isinstance(shape, dict) or not isinstance(value, dict):
+        return -99 if shape is None else 0
+    return sum(2 * (name.rstrip("?_") in value) - (name[-1] != "?") for name in shape)
+
+
 def played(
     plan: Plan, exchange: List[Entry], recorded: Callable[[str, Entry], Any], found: List[Entry]
 ) -> Any:
@@ -98,8 +155,5 @@ def played(
             error = from_id(at["failed"]["id"], at["failed"]["detail"])
         elif "asked" in entry:
             entry["answered"] = given = at.get("answered", silence(wanted))
-            if isinstance(wanted, AskOned):
-                given = recorded(wanted.what, given)
-            if isinstance(wanted, Fetch):
-                given = given[0], File(*given[1])
+            given = recorded(wanted.what, given) if isinstance(wanted, AskOned) else typed(wanted, given)
         found.append(entry)

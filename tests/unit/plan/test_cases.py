@@ -43,13 +43,13 @@ from typing import Any, Callable, Optional
 from xml.etree import ElementTree
 
 import pytest
-from exchanges import played
+from exchanges import played, told
 
 from semishared.errors import SemisharedError
 from semishared.front import transfer
 from semishared.model.disk.acquired import Given
 from semishared.model.exchange import File, Part, Plan
-from semishared.model.steps import ImageRef, from_data, is_look
+from semishared.model.steps import DescribeVm, ImageRef, from_data, is_look
 from semishared.opennebula import args
 from semishared.opennebula.xml import Datastore, Disk, Image, Vm
 from semishared.plan.disk import backup, commits, detach, disks, removals, snapshots
@@ -251,9 +251,8 @@ def postbackup(case: Case) -> Plan:
 
 
 def of_detach(case: Case) -> Part[Any]:
-    found = detach.found(
-        detach.wanted(vm(case), "/var/lib/one/datastores", case.get("disks")), case["described"]
-    )
+    answer = told(DescribeVm(2, ""), case["described"])
+    found = detach.found(detach.wanted(vm(case), "/var/lib/one/datastores", case.get("disks")), answer)
     bases = {
         (record.of_image, "h1"): detach.Staged(*case["staged"][str(record.disk)]) for record in found.remote
     }

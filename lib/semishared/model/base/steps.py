@@ -8,9 +8,11 @@ model/steps.py, which every action loads, does not import them: `steps.from_data
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...errors import BadArguments
 from ...named import NamedTuple
-from ..refs import ImageRef, looks
+from ..refs import ImageRef, Step, looks
 from .names import Ranges, from_data
 
 
@@ -52,13 +54,13 @@ class Part(NamedTuple):
 
 
 @looks
-class ListBases(NamedTuple):
+class ListBases(Step[Any]):
     """Report all bases of the host, and the capacity of the file system that they are on."""
 
     root: str
 
 
-class VerifyBase(NamedTuple):
+class VerifyBase(Step[Any]):
     """Read a base from the disk and compare every extent with its manifest; take it out of use if one is
     wrong.
     """
@@ -72,7 +74,7 @@ class VerifyBase(NamedTuple):
 
 
 @looks
-class ReadBase(NamedTuple):
+class ReadBase(Step[Any]):
     """Compare a base as VerifyBase does, and change nothing: one that is wrong stays in use."""
 
     root: str
@@ -81,14 +83,14 @@ class ReadBase(NamedTuple):
     """Bytes per second at most, 0 for no limit."""
 
 
-class MendBase(NamedTuple):
+class MendBase(Step[Any]):
     """Make the base `image` anew in place of the damaged one, and give its leases the new content."""
 
     root: str
     image: ImageRef
 
 
-class EvictBase(NamedTuple):
+class EvictBase(Step[Any]):
     """Remove a base that has no lease."""
 
     root: str
@@ -96,14 +98,14 @@ class EvictBase(NamedTuple):
 
 
 @looks
-class ReportDisks(NamedTuple):
+class ReportDisks(Step[Any]):
     """Report the disks of all VMs here with our records, for `semishared status`. No store is touched."""
 
     location: str
     systems: tuple[int, ...]
 
 
-class ServeBase(NamedTuple):
+class ServeBase(Step[Any]):
     """Send the extents `wanted` of a base, also of one that is being made here; packets follow as data."""
 
     root: str
@@ -122,7 +124,7 @@ class ServeBase(NamedTuple):
     """The receiver has the manifest, which goes first otherwise."""
 
 
-class ServeExtents(NamedTuple):
+class ServeExtents(Step[Any]):
     """Send extents by their hashes, from any base, also one that is being made; packets follow as data.
 
     Extents that are not here, and not about to come, are not sent.
@@ -140,7 +142,7 @@ class ServeExtents(NamedTuple):
     """Compressors of the receiver: packets use no other."""
 
 
-class SendManifest(NamedTuple):
+class SendManifest(Step[None]):
     """Send the manifest of the base of `image` (with its generation), from here or from the store; its text
     follows as data.
     """
@@ -149,7 +151,7 @@ class SendManifest(NamedTuple):
     image: ImageRef
 
 
-class FetchBases(NamedTuple):
+class FetchBases(Step[Any]):
     """Have the bases of `parts`: from other bases here, the stream of a session, its hosts, holders, and the
     store.
     """
@@ -179,7 +181,7 @@ class FetchBases(NamedTuple):
     """Wait while a clone or another session is at the same image; else raise BaseBusy."""
 
 
-class StreamBases(NamedTuple):
+class StreamBases(Step[Any]):
     """Send the `shared` extents of the parts to all receivers of a session at once (udpcast).
 
     They go as they arrive here; the rest is read from the store.
@@ -200,7 +202,7 @@ class StreamBases(NamedTuple):
 
 
 @looks
-class RehearseHypervisor(NamedTuple):
+class RehearseHypervisor(Step[Any]):
     """Report what a hypervisor action would do, and do nothing; `argv`, `stdin` are OpenNebula's."""
 
     action: str
@@ -208,7 +210,7 @@ class RehearseHypervisor(NamedTuple):
     stdin: str
 
 
-class DetachVm(NamedTuple):
+class DetachVm(Step[Any]):
     """Detach disks of a VM, which read from the store, onto bases of this host; report each, or why it stays.
 
     The VM may run. The machine asks, when it has the VM to itself, whether oned still has it in the same
@@ -226,7 +228,7 @@ class DetachVm(NamedTuple):
     """Bytes per second at which layers are copied, 0 for no limit."""
 
 
-class DescribeBase(NamedTuple):
+class DescribeBase(Step[Any]):
     """Report whether the base of an image's current generation (or `image.generation`) is here, and what
     staging needs.
     """

@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
-from ...named import NamedTuple
-from ..refs import DiskRef, looks
+from typing import Any
+
+from ..refs import DiskRef, Step, looks
 
 
 @looks
-class ListDevices(NamedTuple):
+class ListDevices(Step[Any]):
     """Report the devices of the host's pool: what they are, what they hold, which are there."""
 
     root: str
 
 
-class SetDevices(NamedTuple):
+class SetDevices(Step[Any]):
     """Make these the host's only devices that take disks and bases: label them, or refuse all."""
 
     root: str
@@ -24,7 +25,7 @@ class SetDevices(NamedTuple):
     """OpenNebula's id of the host: two hosts may have one name."""
 
 
-class CloseDevice(NamedTuple):
+class CloseDevice(Step[Any]):
     """Close a device to new files, until SetDevices names it again."""
 
     root: str
@@ -33,13 +34,13 @@ class CloseDevice(NamedTuple):
 
 
 @looks
-class ListHeld(NamedTuple):
+class ListHeld(Step[Any]):
     """Report what lies on each device: layers of disks, by their VMs' directories, and bases."""
 
     root: str
 
 
-class MoveLayers(NamedTuple):
+class MoveLayers(Step[Any]):
     """Move all layers of a disk to another device; report how, or why not.
 
     The machine asks, when it has the VM to itself, whether oned still has it as it was: {"question": "vm",
@@ -58,7 +59,7 @@ class MoveLayers(NamedTuple):
     """Bytes per second at most, 0 for no limit."""
 
 
-class MoveBase(NamedTuple):
+class MoveBase(Step[Any]):
     """Move a base, with its leases, to another device; report how, or why not."""
 
     root: str
@@ -67,7 +68,7 @@ class MoveBase(NamedTuple):
     rate: int
 
 
-class PlaceLayers(NamedTuple):
+class PlaceLayers(Step[None]):
     """Place the layers of a new disk on a device of one of these classes, or refuse it.
 
     It will take about `expected` bytes, and `size` at most.
@@ -80,13 +81,13 @@ class PlaceLayers(NamedTuple):
     expected: int
 
 
-class NoteHot(NamedTuple):
+class NoteHot(Step[None]):
     """Note that a disk's guest is to read its base from memory, where there is room."""
 
     disk: DiskRef
 
 
-class NoteClasses(NamedTuple):
+class NoteClasses(Step[None]):
     """Note the device classes that a disk wants, wherever it goes."""
 
     disk: DiskRef

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from ...named import NamedTuple
-from ..refs import DiskRef, ImageRef, looks
+from typing import Any
+
+from ..refs import DiskRef, ImageRef, Step, looks
 
 
-class CreateDiff(NamedTuple):
+class CreateDiff(Step[Any]):
     """Claim an image for a disk, and publish an overlay over the staged base; report the owner before."""
 
     disk: DiskRef
@@ -17,14 +18,14 @@ class CreateDiff(NamedTuple):
 
 
 @looks
-class LookForDiff(NamedTuple):
+class LookForDiff(Step[Any]):
     """Report whether an image waits for a disk of the VM's former life: `before`, and the `epoch` due."""
 
     disk: DiskRef
     image: ImageRef
 
 
-class TakeTurn(NamedTuple):
+class TakeTurn(Step[Any]):
     """Hold a VM's disks until the conversation ends; refused if another action works on them.
 
     Report whether `domain` ('' where there are no domains) `runs`.
@@ -35,13 +36,13 @@ class TakeTurn(NamedTuple):
     domain: str
 
 
-class CheckDiff(NamedTuple):
+class CheckDiff(Step[Any]):
     """Check that a diff can be committed to its image: refuse what a commit would, and change nothing."""
 
     disk: DiskRef
 
 
-class CommitDisk(NamedTuple):
+class CommitDisk(Step[Any]):
     """Commit a diff's layers up to `top`, as far as the image does not have them; the disk stays.
 
     No guest writes to these layers meanwhile. At most `rate` bytes per second go to the store, 0 for no
@@ -53,7 +54,7 @@ class CommitDisk(NamedTuple):
     rate: int = 0
 
 
-class FinishDisk(NamedTuple):
+class FinishDisk(Step[Any]):
     """Commit all of a diff that no guest has open, give up its claim, and remove it.
 
     `domain`: the guest from which it was detached, which may run on; '' where there are no domains. `rate` as
@@ -65,7 +66,7 @@ class FinishDisk(NamedTuple):
     rate: int = 0
 
 
-class RenewVm(NamedTuple):
+class RenewVm(Step[Any]):
     """Commit what the diffs of a VM that is off hold, and lay empty ones over what their images are then;
     report what was done.
 
@@ -80,7 +81,7 @@ class RenewVm(NamedTuple):
     """What libvirt calls the VM; '' on a machine that runs no domains."""
 
 
-class KeepStale(NamedTuple):
+class KeepStale(Step[Any]):
     """Keep what is not committed of a VM directory that is to go, if its VM was taken over; report where, and
     as what it is `seen` now.
     """
@@ -91,7 +92,7 @@ class KeepStale(NamedTuple):
 
 
 @looks
-class FindKept(NamedTuple):
+class FindKept(Step[Any]):
     """Report the diffs of a VM that were kept when it was deleted, and what is not committed of each."""
 
     vm: int

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import posixpath
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 from ...errors import BadArguments, BadRecord
 from ...named import NamedTuple
@@ -199,10 +199,9 @@ class Record(NamedTuple):
         return found._replace(path="/" + posixpath.normpath(path).lstrip("/"))
 
 
-def described(answer: object) -> list[Record]:
-    """Return the records in a host's answer to DescribeVm; raise BadRecord."""
-    found = answer.get("records") if isinstance(answer, dict) else None
-    return [Record.from_data(data) for data in found] if isinstance(found, (list, tuple)) else []
+def described(answer: Any) -> list[Record]:
+    """Return the records in an answer to DescribeVm or ReadRecords; raise BadRecord."""
+    return list(map(Record.from_data, answer.records))
 
 
 def _image(data: object) -> ImageRef:

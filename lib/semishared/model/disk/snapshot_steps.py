@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from ...named import NamedTuple
-from ..refs import DiskRef, looks
+from typing import Any
+
+from ..refs import DiskRef, Step, looks
 
 
-class DescribeDisk(NamedTuple):
+class DescribeDisk(Step[Any]):
     """Report a disk's record, its layers and their order, its snapshot copies, and the guest (`domain`)."""
 
     disk: DiskRef
@@ -15,7 +16,7 @@ class DescribeDisk(NamedTuple):
 
 
 @looks
-class LookAtDisk(NamedTuple):
+class LookAtDisk(Step[Any]):
     """Report what DescribeDisk does, and hold nothing; {"unsettled": True} if a killed action has left what
     that would end.
     """
@@ -24,7 +25,7 @@ class LookAtDisk(NamedTuple):
     domain: str
 
 
-class NameLayer(NamedTuple):
+class NameLayer(Step[None]):
     """Give a layer another number too."""
 
     disk: DiskRef
@@ -32,7 +33,7 @@ class NameLayer(NamedTuple):
     name: int
 
 
-class AddLayer(NamedTuple):
+class AddLayer(Step[None]):
     """Publish a new empty layer over another one, in place of whatever layer has its number."""
 
     disk: DiskRef
@@ -41,7 +42,7 @@ class AddLayer(NamedTuple):
     over_format: str
 
 
-class ActivateLayer(NamedTuple):
+class ActivateLayer(Step[None]):
     """Make a layer the one that is written: the record first, then the link."""
 
     disk: DiskRef
@@ -49,7 +50,7 @@ class ActivateLayer(NamedTuple):
     format: str
 
 
-class SwitchLayer(NamedTuple):
+class SwitchLayer(Step[Any]):
     """Make a running guest write to the layer `to` from now on, in a freeze (`freeze`, guest/freeze.py)."""
 
     disk: DiskRef
@@ -60,7 +61,7 @@ class SwitchLayer(NamedTuple):
     freeze: str = "NONE"
 
 
-class MergeLayer(NamedTuple):
+class MergeLayer(Step[None]):
     """Give a layer what the one below it holds, and put it over `backing` ('' for nothing).
 
     `copy` leaves the file alone that a running guest has open, and replaces its name.
@@ -73,7 +74,7 @@ class MergeLayer(NamedTuple):
     copy: bool
 
 
-class PullLayer(NamedTuple):
+class PullLayer(Step[None]):
     """Let a running guest do that to the layer it writes to, and make it durable."""
 
     disk: DiskRef
@@ -83,7 +84,7 @@ class PullLayer(NamedTuple):
     backing: str
 
 
-class DropStrays(NamedTuple):
+class DropStrays(Step[None]):
     """Remove what snapshots that failed have left: names of layers that OpenNebula does not know, with
     nothing over them.
     """
@@ -93,14 +94,14 @@ class DropStrays(NamedTuple):
     domain: str
 
 
-class DropLayer(NamedTuple):
+class DropLayer(Step[None]):
     """Remove a layer over which nothing lies any more."""
 
     disk: DiskRef
     layer: int
 
 
-class CopyOut(NamedTuple):
+class CopyOut(Step[Any]):
     """Publish an independent copy of a disk in place as a snapshot beside its image."""
 
     disk: DiskRef
@@ -110,7 +111,7 @@ class CopyOut(NamedTuple):
     freeze: str = "NONE"
 
 
-class RestGuest(NamedTuple):
+class RestGuest(Step[Any]):
     """Freeze a running guest (`freeze`) while the front-end does something elsewhere, until it says so."""
 
     vm: int
@@ -119,14 +120,14 @@ class RestGuest(NamedTuple):
     freeze: str
 
 
-class GrowDisk(NamedTuple):
+class GrowDisk(Step[Any]):
     """Grow a disk that no guest has open to `size` bytes, at least."""
 
     disk: DiskRef
     size: int
 
 
-class AllowGrowth(NamedTuple):
+class AllowGrowth(Step[None]):
     """Promise room for a running guest's disk of `size` bytes, before its hypervisor grows it."""
 
     disk: DiskRef

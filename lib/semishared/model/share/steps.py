@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Tuple
+from typing import Any, Tuple
 
-from ...named import NamedTuple
-from ..refs import looks
+from ..refs import Step, looks
 from .share import Share, Tree
 
 
-class MarkRoot(NamedTuple):
+class MarkRoot(Step[Any]):
     """Make the root of `tree` one, unless it is: `new` is the marker if it has none. Report its marker."""
 
     tree: Tree
@@ -18,7 +17,7 @@ class MarkRoot(NamedTuple):
 
 
 @looks
-class FindDirectory(NamedTuple):
+class FindDirectory(Step[Any]):
     """Report the real path of a directory that exists, below one of `safe` and in no datastore."""
 
     tree: Tree
@@ -28,7 +27,7 @@ class FindDirectory(NamedTuple):
     """The directories of all datastores."""
 
 
-class MakeShare(NamedTuple):
+class MakeShare(Step[Any]):
     """Make the tree of a share, hold it to its size, and give it to its owner's users; report its path.
 
     Of a directory that was there before: an empty tree, which stands for it.
@@ -38,7 +37,7 @@ class MakeShare(NamedTuple):
     share: Share
 
 
-class RemoveShare(NamedTuple):
+class RemoveShare(Step[Any]):
     """Remove the share of an image with all that is in it; `source`, its SOURCE, may also be a directory that
     was there before.
 
@@ -53,7 +52,7 @@ class RemoveShare(NamedTuple):
     """-1: whatever it is."""
 
 
-class ResizeShare(NamedTuple):
+class ResizeShare(Step[Any]):
     """Hold the share of an image to another size in bytes; report the one before."""
 
     tree: Tree
@@ -62,13 +61,13 @@ class ResizeShare(NamedTuple):
 
 
 @looks
-class ListShares(NamedTuple):
+class ListShares(Step[Any]):
     """Report all shares, with the bytes used of each, and of which cloud the root is."""
 
     tree: Tree
 
 
-class MakeSnapshot(NamedTuple):
+class MakeSnapshot(Step[Any]):
     """Keep what is in the share of an image now, as `name`; report the snapshot (shares.Snapshot)."""
 
     tree: Tree
@@ -77,14 +76,14 @@ class MakeSnapshot(NamedTuple):
 
 
 @looks
-class ListSnapshots(NamedTuple):
+class ListSnapshots(Step[Any]):
     """Report the snapshots of a share."""
 
     tree: Tree
     number: int
 
 
-class RemoveSnapshot(NamedTuple):
+class RemoveSnapshot(Step[None]):
     """Remove one."""
 
     tree: Tree
@@ -93,7 +92,7 @@ class RemoveSnapshot(NamedTuple):
 
 
 @looks
-class LookAtRoot(NamedTuple):
+class LookAtRoot(Step[Any]):
     """Report which commands that shares need there are `lacking`, once the root is one with its quotas on;
     with `clients` also of those by which guests are given keys, and the data `pools` that the shares of
     `images` are in (Clients.pools).
@@ -105,20 +104,20 @@ class LookAtRoot(NamedTuple):
 
 
 @looks
-class LookAtShareHost(NamedTuple):
+class LookAtShareHost(Step[Any]):
     """Report what a host has of what guests with shares need, and of each of `roots` whether it is there."""
 
     roots: Tuple[str, ...]
 
 
 @looks
-class MeasureRoot(NamedTuple):
+class MeasureRoot(Step[Any]):
     """Report bytes used, in total and free of the file system that shares are in."""
 
     tree: Tree
 
 
-class GiveKey(NamedTuple):
+class GiveKey(Step[Any]):
     """Get VM `vm` (-1: a client that is no VM) a Ceph key for the share of an image at `source`, and no more.
 
     Report it, with what else a client has to know (ceph_clients.Clients.give): it is secret.
@@ -133,7 +132,7 @@ class GiveKey(NamedTuple):
     """SEQ of the VM's last history record; refused if a key was given at a later one. -1: for no boot."""
 
 
-class ShowKey(NamedTuple):
+class ShowKey(Step[Any]):
     """Report the key that a VM has for the share of an image, which is at `source`, as GiveKey does; none is
     given to one that has none.
     """
@@ -144,7 +143,7 @@ class ShowKey(NamedTuple):
     vm: int
 
 
-class TakeKeys(NamedTuple):
+class TakeKeys(Step[Any]):
     """Take back the keys of VM `vm` (-1: of no VM) for the share of an image, or for all with number -1.
 
     Report how many were `taken`.
@@ -158,7 +157,7 @@ class TakeKeys(NamedTuple):
 
 
 @looks
-class ListKeys(NamedTuple):
+class ListKeys(Step[Any]):
     """Report the holders of `keys`: image, vm, readonly and user of each; not the keys."""
 
     tree: Tree

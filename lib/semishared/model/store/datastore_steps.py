@@ -8,24 +8,28 @@ front-end whatever the store is.
 
 from __future__ import annotations
 
-from ...named import NamedTuple
-from ..refs import ImageRef, looks
+from typing import TYPE_CHECKING, Any
+
+from ..refs import ImageRef, Step, looks
 from .access import Access
+
+if TYPE_CHECKING:
+    from ..shapes import Count, Digest  # noqa: F401 - answers in quotes
 
 # -- of the front-end alone ---------------------------------------------------------------------------
 
 
-class MeasureSource(NamedTuple):
+class MeasureSource(Step[int]):
     """Return the size in bytes of the future image at the action's PATH; its content stays where it is."""
 
     path: str
 
 
-class ListRoots(NamedTuple):
+class ListRoots(Step["list[str]"]):
     """Return the directories that all datastores have what they keep in, as oned says."""
 
 
-class StoreUpload(NamedTuple):
+class StoreUpload(Step[str]):
     """Publish what is at the action's PATH as `image`, by way of `directory`; return its format.
 
     The format of `image` is '' if what is there and the datastore decide it.
@@ -38,13 +42,13 @@ class StoreUpload(NamedTuple):
     """The machine that changes the store, '' for this one."""
 
 
-class MakeStore(NamedTuple):
+class MakeStore(Step[None]):
     """Make the directory of a store without a marker, or that in which uploads wait for another machine."""
 
     directory: str
 
 
-class RefuseMountPoint(NamedTuple):
+class RefuseMountPoint(Step[None]):
     """Fail if the directory of a store without a marker seems to be only its mount point."""
 
     directory: str
@@ -58,7 +62,7 @@ class RefuseMountPoint(NamedTuple):
 
 
 @looks
-class CheckStore(NamedTuple):
+class CheckStore(Step[None]):
     """Fail unless the store is there: its directory has its marker, or its cluster answers."""
 
     access: Access
@@ -66,7 +70,7 @@ class CheckStore(NamedTuple):
     """Its directory or pool."""
 
 
-class CreateImage(NamedTuple):
+class CreateImage(Step[None]):
     """Publish an empty image of `size` bytes, with a file system unless `fs` is ''."""
 
     image: ImageRef
@@ -74,14 +78,14 @@ class CreateImage(NamedTuple):
     fs: str
 
 
-class ReceiveImage(NamedTuple):
+class ReceiveImage(Step[Any]):
     """Publish an image whose extents follow the plan, with its generation."""
 
     image: ImageRef
     size: int
 
 
-class CopyStored(NamedTuple):
+class CopyStored(Step[None]):
     """Publish `image`, an independent copy of `source`, at snapshot `snapshot` (-1: its present content)."""
 
     image: ImageRef
@@ -91,28 +95,28 @@ class CopyStored(NamedTuple):
     """Size in bytes beyond which an image is refused; 0: none."""
 
 
-class RemoveImage(NamedTuple):
+class RemoveImage(Step[None]):
     """Remove an image with its snapshots and all that is staged for it."""
 
     image: ImageRef
 
 
 @looks
-class MeasureStore(NamedTuple):
+class MeasureStore(Step["tuple[Count, Count, Count]"]):
     """Report bytes used, in total and free of a store."""
 
     access: Access
     where: str
 
 
-class DigestImage(NamedTuple):
+class DigestImage(Step["tuple[Digest, Count]"]):
     """Report the hex digest (`kind` as hashlib names it) of a whole image, and its size."""
 
     image: ImageRef
     kind: str
 
 
-class ForgetSnapshot(NamedTuple):
+class ForgetSnapshot(Step[None]):
     """Remove a snapshot of an image."""
 
     image: ImageRef
@@ -121,7 +125,7 @@ class ForgetSnapshot(NamedTuple):
     """The session that the image must be in still, '' for any."""
 
 
-class RevertImage(NamedTuple):
+class RevertImage(Step[None]):
     """Give an image the content of its snapshot, and at least `size` bytes."""
 
     image: ImageRef
@@ -131,7 +135,7 @@ class RevertImage(NamedTuple):
     """As ForgetSnapshot has it."""
 
 
-class FlattenImage(NamedTuple):
+class FlattenImage(Step[None]):
     """Give an image the content of its snapshot, and at least `size` bytes, and remove all snapshots."""
 
     image: ImageRef

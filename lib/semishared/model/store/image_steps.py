@@ -8,9 +8,10 @@ read, and write to what the bridge has made.
 
 from __future__ import annotations
 
-from ...named import NamedTuple
+from typing import Any
+
 from ..disk.network_disk import NetworkDisk
-from ..refs import DiskRef, ImageRef, looks
+from ..refs import DiskRef, ImageRef, Step, looks
 from .access import Access
 from .datastore_steps import *  # noqa: F403 - the vocabulary is one, in files of a size to read
 
@@ -18,20 +19,20 @@ from .datastore_steps import *  # noqa: F403 - the vocabulary is one, in files o
 
 
 @looks
-class SeeImage(NamedTuple):
+class SeeImage(Step[Any]):
     """Report whether the present content of an image is frozen, and which generation it is."""
 
     image: ImageRef
 
 
 @looks
-class SeeSession(NamedTuple):
+class SeeSession(Step[Any]):
     """Report what names the session that an image is in, '' if none is noted."""
 
     image: ImageRef
 
 
-class RecordNetwork(NamedTuple):
+class RecordNetwork(Step[None]):
     """Record that a disk is opened over the network; there is no file of it."""
 
     disk: DiskRef
@@ -41,19 +42,19 @@ class RecordNetwork(NamedTuple):
     readonly: bool
 
 
-class ConfirmDisk(NamedTuple):
+class ConfirmDisk(Step[None]):
     """Fail (VmGone) if a disk was deleted after this was planned."""
 
     disk: DiskRef
 
 
-class ForgetDisk(NamedTuple):
+class ForgetDisk(Step[None]):
     """Remove a disk's record, after what it names on the network is gone."""
 
     disk: DiskRef
 
 
-class FillImage(NamedTuple):
+class FillImage(Step[Any]):
     """Write the content of a local disk (at `snapshot`, -1 for now) to the new image that the bridge has
     made; `domain` runs.
     """
@@ -65,7 +66,7 @@ class FillImage(NamedTuple):
     freeze: str = "NONE"
 
 
-class RestoreImage(NamedTuple):
+class RestoreImage(Step[None]):
     """Give an image that the bridge has hidden and emptied the content of the qcow2 image that follows."""
 
     disk: DiskRef
@@ -75,7 +76,7 @@ class RestoreImage(NamedTuple):
 # -- where images are changed --------------------------------------------------------------------------
 
 
-class LendContent(NamedTuple):
+class LendContent(Step[Any]):
     """Have a snapshot of an image's content that keeps its name until a session begins.
 
     Return its name and the generation.
@@ -84,27 +85,27 @@ class LendContent(NamedTuple):
     image: ImageRef
 
 
-class HoldMoment(NamedTuple):
+class HoldMoment(Step[None]):
     """Keep the present content of an image that a guest writes to, for the CopyHeld which follows."""
 
     image: ImageRef
 
 
-class CopyHeld(NamedTuple):
+class CopyHeld(Step[None]):
     """Publish `image`, an independent copy of the moment of the image `source` that HoldMoment has kept."""
 
     image: ImageRef
     source: str
 
 
-class StageImage(NamedTuple):
+class StageImage(Step[Any]):
     """Make an empty image of `size` bytes that is not published yet; report its name."""
 
     image: ImageRef
     size: int
 
 
-class PublishImage(NamedTuple):
+class PublishImage(Step[None]):
     """Publish what a host has written to a staged image."""
 
     image: ImageRef
@@ -112,7 +113,7 @@ class PublishImage(NamedTuple):
 
 
 @looks
-class ListPool(NamedTuple):
+class ListPool(Step[Any]):
     """Report the names of all images of a pool."""
 
     access: Access
@@ -120,7 +121,7 @@ class ListPool(NamedTuple):
 
 
 @looks
-class LookAtImages(NamedTuple):
+class LookAtImages(Step[Any]):
     """Report, for `semishared gc`, what some images of a pool are."""
 
     access: Access
@@ -129,7 +130,7 @@ class LookAtImages(NamedTuple):
 
 
 @looks
-class FindSnapshots(NamedTuple):
+class FindSnapshots(Step[Any]):
     """Report, for `semishared gc`, which images of a pool have snapshots of ours that are no generations."""
 
     access: Access
@@ -137,20 +138,20 @@ class FindSnapshots(NamedTuple):
     names: tuple[str, ...]
 
 
-class DropSnapshot(NamedTuple):
+class DropSnapshot(Step[Any]):
     """Remove such a snapshot by its id; report whether it is `removed`: clones may depend on it."""
 
     image: ImageRef
     snapshot: int
 
 
-class FreezeImage(NamedTuple):
+class FreezeImage(Step[Any]):
     """Have a snapshot of the present content of an image."""
 
     image: ImageRef
 
 
-class NameGeneration(NamedTuple):
+class NameGeneration(Step[None]):
     """Name the frozen content with the id `snapshot` after its generation."""
 
     image: ImageRef
@@ -158,7 +159,7 @@ class NameGeneration(NamedTuple):
     generation: str
 
 
-class BeginSession(NamedTuple):
+class BeginSession(Step[Any]):
     """End an image's generations before a guest writes to it (unless `readonly`, or a guest writes now).
 
     Report its size, and the clients that have it open and are not seen to write.
@@ -170,14 +171,14 @@ class BeginSession(NamedTuple):
     """Others may write to it too."""
 
 
-class CheckWriters(NamedTuple):
+class CheckWriters(Step[Any]):
     """Raise AnotherWriter if a guest is seen to write to an image; report other clients that have it open."""
 
     image: ImageRef
 
 
 @looks
-class FindClone(NamedTuple):
+class FindClone(Step[Any]):
     """Report an image's clone for a disk: its active layer, or its name in the pool; '' for none."""
 
     image: ImageRef
@@ -185,7 +186,7 @@ class FindClone(NamedTuple):
     number: int
 
 
-class NoteEpoch(NamedTuple):
+class NoteEpoch(Step[None]):
     """Note, beside or on an image, that a VM's directories of before SEQ `epoch` do not count."""
 
     image: ImageRef
@@ -193,7 +194,7 @@ class NoteEpoch(NamedTuple):
     epoch: int
 
 
-class CloneStored(NamedTuple):
+class CloneStored(Step[Any]):
     """Publish `clone`, a copy-on-write clone of at least `size` bytes; report its id (`made`)."""
 
     image: ImageRef
@@ -201,28 +202,28 @@ class CloneStored(NamedTuple):
     size: int
 
 
-class TakeBackClone(NamedTuple):
+class TakeBackClone(Step[None]):
     """Remove a clone, if it is the one that CloneStored has `made`: the name may be another one's by now."""
 
     image: ImageRef
     made: str
 
 
-class KeepSnapshot(NamedTuple):
+class KeepSnapshot(Step[None]):
     """Keep the present content of an image as its snapshot `snapshot`."""
 
     image: ImageRef
     snapshot: int
 
 
-class GrowImage(NamedTuple):
+class GrowImage(Step[None]):
     """Grow an image to `size` bytes, at least."""
 
     image: ImageRef
     size: int
 
 
-class BeginChange(NamedTuple):
+class BeginChange(Step[Any]):
     """Hide and empty an image, of at least `size` bytes, while a host replaces its content.
 
     Report its `hidden` name meanwhile, and what no other `change` of it is called.
@@ -232,7 +233,7 @@ class BeginChange(NamedTuple):
     size: int
 
 
-class EndChange(NamedTuple):
+class EndChange(Step[None]):
     """Show a hidden image again, if `change` is its own: if `whole` with its new content, else its old."""
 
     image: ImageRef
@@ -241,7 +242,7 @@ class EndChange(NamedTuple):
     """'': whichever is under way."""
 
 
-class SettleImage(NamedTuple):
+class SettleImage(Step[None]):
     """End or undo what a commit to an image has begun; make what one has made of it known."""
 
     image: ImageRef

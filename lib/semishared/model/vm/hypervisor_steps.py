@@ -6,22 +6,27 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Optional
 
-from ...named import NamedTuple
+from ...named import Named
 from ..disk.record import Record
 from ..refs import Step, is_look, looks
 
 
 @looks
-class ReadVm(NamedTuple):
+class ReadVm(Step["Optional[str]"]):
     """Return the text of the vm.xml that oned writes just before deploy, None if there is none."""
 
     vm_dir: str
 
 
+class Recorded(Named):
+    records: list[Any]
+    """Of disks, as JSON data."""
+
+
 @looks
-class ReadRecords(NamedTuple):
+class ReadRecords(Step[Recorded]):
     """Return the `records` there are of the disks `disks`; None: of all that have one."""
 
     vm_dir: str
@@ -29,13 +34,13 @@ class ReadRecords(NamedTuple):
 
 
 @looks
-class SeeNotes(NamedTuple):
+class SeeNotes(Step["list[str]"]):
     """Return the names of unfinished actions' notes on the guest, and of the lock of one still at work."""
 
     vm_dir: str
 
 
-class Recover(NamedTuple):
+class Recover(Step[None]):
     """End the unfinished work of those actions in the VM's disks, and the actions that are still at work."""
 
     vm_dir: str
@@ -44,7 +49,7 @@ class Recover(NamedTuple):
 
 
 @looks
-class CheckDisk(NamedTuple):
+class CheckDisk(Step[None]):
     """Fail unless a disk is what its record says, and there."""
 
     vm_dir: str
@@ -52,7 +57,7 @@ class CheckDisk(NamedTuple):
 
 
 @looks
-class CheckEpoch(NamedTuple):
+class CheckEpoch(Step[str]):
     """Fail if another host has taken the VM over since its directory was made.
 
     Return why that is unknown, or ''.
@@ -62,14 +67,14 @@ class CheckEpoch(NamedTuple):
 
 
 @looks
-class ReadChain(NamedTuple):
+class ReadChain(Step["list[tuple[str, str]]"]):
     """Return (path, format) of each file below the qcow2 file `path`, by its headers now, topmost first."""
 
     path: str
     record: Record
 
 
-class SeeHot(NamedTuple):
+class SeeHot(Step[str]):
     """Return what HoldHot would, and hold nothing."""
 
     vm_dir: str
@@ -77,7 +82,7 @@ class SeeHot(NamedTuple):
     lease: str
 
 
-class HoldHot(NamedTuple):
+class HoldHot(Step[str]):
     """Return the copy in memory of a disk's base `lease`, kept until the action is over; '' for none."""
 
     vm_dir: str
@@ -86,18 +91,18 @@ class HoldHot(NamedTuple):
 
 
 @looks
-class ReadIoLimits(NamedTuple):
+class ReadIoLimits(Step["dict[str, tuple[int, int]]"]):
     """Return the limits of each I/O class in this host's semishared.conf: (bytes, operations) per second."""
 
 
 @looks
-class ReadCheckpoint(NamedTuple):
+class ReadCheckpoint(Step["Optional[str]"]):
     """Return the domain XML in a checkpoint, None if that is no file."""
 
     path: str
 
 
-class WriteCheckpoint(NamedTuple):
+class WriteCheckpoint(Step[None]):
     """Replace the domain XML in a checkpoint."""
 
     path: str
@@ -105,7 +110,7 @@ class WriteCheckpoint(NamedTuple):
 
 
 @looks
-class CheckShare(NamedTuple):
+class CheckShare(Step["tuple[str, bool]"]):
     """Fail unless a directory is an image's share that a guest here may get.
 
     Return the program that gives it, and whether it stands for a directory that was there before. If the VM's
@@ -120,20 +125,20 @@ class CheckShare(NamedTuple):
 
 
 @looks
-class ReadClients(NamedTuple):
+class ReadClients(Step["list[int]"]):
     """Return the VM's disks that are shares which the guest mounts itself."""
 
     vm_dir: str
 
 
 @looks
-class ListTargets(NamedTuple):
+class ListTargets(Step["list[str]"]):
     """Return the targets (vda) of a running guest's disks."""
 
     domain: str
 
 
-class BecomeStock(NamedTuple):
+class BecomeStock(Step[None]):
     """Become OpenNebula's own script of the action: its output and exit code are the action's."""
 
     action: str

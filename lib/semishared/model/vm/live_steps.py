@@ -8,32 +8,51 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...named import NamedTuple
-from ..refs import looks
+from ...named import Named, NamedTuple
+from ..refs import Step, looks
+
+
+class SeenDomain(Named):
+    xml: str
+    snapshots: list[str]
+    """Names of its system snapshots."""
+    persistent: bool
+
+
+class Site(Named):
+    """A host's settings for migrations: of kvmrc, and [migration] of semishared.conf."""
+
+    target: str
+    """The URI of the other host's libvirtd."""
+    migration: dict[str, Any]
+    migrate_options: tuple[str, ...] = ()
+    tries: int = 3
+    sync_time: bool = False
+    compact_memory: bool = False
 
 
 @looks
-class SeeDomain(NamedTuple):
+class SeeDomain(Step[SeenDomain]):
     """Return a running guest's `xml`, the names of its system `snapshots`, and whether it is `persistent`."""
 
     domain: str
 
 
-class TakeProof(NamedTuple):
+class TakeProof(Step["Any"]):
     """Return premigrate's proof, None without one, and remove it: it holds for one migration."""
 
     vm_dir: str
 
 
 @looks
-class LookAtProof(NamedTuple):
+class LookAtProof(Step["Any"]):
     """Return what TakeProof does, and leave it there."""
 
     vm_dir: str
 
 
 @looks
-class ReadSite(NamedTuple):
+class ReadSite(Step[Site]):
     """Return the settings in kvmrc and semishared.conf (`migration`) for a migration to `host`.
 
     Its libvirtd is at `target`.
@@ -43,7 +62,7 @@ class ReadSite(NamedTuple):
 
 
 @looks
-class SeeState(NamedTuple):
+class SeeState(Step[str]):
     """Return a libvirtd's word about a domain (steps.State)."""
 
     domain: str
@@ -75,7 +94,7 @@ class MigrateOptions(NamedTuple):
         return self._asdict()
 
 
-class MigrateDomain(NamedTuple):
+class MigrateDomain(Step[str]):
     """Move a running guest to another host; return what that took, as a sentence or ''."""
 
     domain: str
@@ -85,7 +104,7 @@ class MigrateDomain(NamedTuple):
     """What disks lie over, (path, format) of each file, by the paths of their active layers."""
 
 
-class CopyDeltas(NamedTuple):
+class CopyDeltas(Step[None]):
     """Mirror a running guest's writes from its VM directory `origin` into its copy `vm_dir`.
 
     It ends when both are equal.
@@ -97,13 +116,13 @@ class CopyDeltas(NamedTuple):
     domain: str
 
 
-class Wait(NamedTuple):
+class Wait(Step[None]):
     """Wait."""
 
     seconds: int
 
 
-class RemoveArrival(NamedTuple):
+class RemoveArrival(Step[None]):
     """Remove the domain, which never ran there, from another host: `how` is destroy or undefine."""
 
     domain: str
@@ -111,12 +130,12 @@ class RemoveArrival(NamedTuple):
     how: str
 
 
-class SyncTime(NamedTuple):
+class SyncTime(Step[None]):
     """Have a guest set its clock, if it has an agent that can."""
 
     domain: str
     host: str
 
 
-class CompactMemory(NamedTuple):
+class CompactMemory(Step[None]):
     """Have the kernel compact this host's memory, if it does."""

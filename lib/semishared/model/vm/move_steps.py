@@ -3,25 +3,90 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import TYPE_CHECKING, Any
 
-from ...named import NamedTuple
-from ..refs import DiskRef, ImageRef, looks
+from ...named import Named
+from ..refs import DiskRef, ImageRef, Step, looks
+
+if TYPE_CHECKING:
+    from ..shapes import Base, Count, Digest, Disk, Probe, Token
 
 
-def has_arrived(source: Mapping[str, Any], target: Mapping[str, Any], seq: int) -> bool:
+class SeenVm(Named):
+    """What there is of a VM directory; it is `whole` if it has our records."""
+
+    present: bool
+    whole: bool
+    disks: Count
+    seq: int
+    """SEQ of the VM's history when it was made, -1 if unknown."""
+
+
+class MarkedVm(SeenVm):
+    token: Token
+    """The name of the mark, '' without one."""
+    seen: str
+    """The directory's fingerprint."""
+    bytes: Count
+    bases: tuple[Base, ...]
+    diffs: bool = False
+    """Whether a disk is a diff."""
+    classes: dict[Disk, list[str]] = {}
+    """Of devices, which disks want."""
+    sizes: dict[Disk, Count] = {}
+    """Bytes of the layers of each disk."""
+
+
+class FoundVm(SeenVm):
+    same: bool
+    """Whether it is the marked one."""
+
+
+class SentVm(Named):
+    sha256: Digest
+    """Of the stream."""
+    seen: str
+    bytes: Count = 0
+    """The front-end adds what it has relayed, and how long that took."""
+    seconds: float = 0
+
+
+class RenamedVm(Named):
+    seen: str
+
+
+class KeptVm(Named):
+    kept: str
+    """Why the directory stays, '' if it is gone."""
+
+
+class DescribedVm(Named):
+    present: bool
+    records: list[Any]
+    """Of its disks (disk/record.py), as JSON data."""
+
+
+class OpenedDisk(Named):
+    """A disk as a guest has it open; a file also has its path."""
+
+    type: str
+    path: str = ""
+    directories: tuple[str, ...] = ("",)
+    """Those through which links lead to it and its backing files; '' stands for the VM's own."""
+
+
+class WrittenProbe(Named):
+    name: Probe
+
+
+def has_arrived(source: SeenVm, target: SeenVm, seq: int) -> bool:
     """Tell whether the source of a move need not send, as the target has all of it already.
 
     Both are the machines' answers about their directories; `seq` is the move's, -1 if unknown. An older
     directory has not arrived: an earlier stay of the VM left it there.
     """
-    older = 0 <= target["seq"] < seq
-    return (
-        not source["whole"]
-        and target["whole"]
-        and not older
-        and bool(target["disks"] or not source["present"])
-    )
+    older = 0 <= target.seq < seq
+    return not source.whole and target.whole and not older and bool(target.disks or not source.present)
 
 
 def no_records(vm_dir: str, host: str) -> str:
@@ -32,13 +97,13 @@ def no_records(vm_dir: str, host: str) -> str:
     )
 
 
-def why_kept(vm_dir: str, host: str, cleared: Mapping[str, str]) -> list[tuple[str, str]]:
+def why_kept(vm_dir: str, host: str, cleared: KeptVm) -> list[tuple[str, str]]:
     """Return the log lines about a directory that ClearVm has not removed."""
-    text = f"{vm_dir} on {host} is kept: {cleared['kept']}. semishared gc removes it when it is not the VM's"
-    return [("warn", text)] if cleared["kept"] else []
+    text = f"{vm_dir} on {host} is kept: {cleared.kept}. semishared gc removes it when it is not the VM's"
+    return [("warn", text)] if cleared.kept else []
 
 
-class MarkVm(NamedTuple):
+class MarkVm(Step[MarkedVm]):
     """Report a VM directory, and mark it with a token that identifies it under any name."""
 
     vm: int
@@ -46,7 +111,7 @@ class MarkVm(NamedTuple):
 
 
 @looks
-class LookAtVm(NamedTuple):
+class LookAtVm(Step[MarkedVm]):
     """Report what MarkVm does, and leave no mark: the token is ''."""
 
     vm: int
@@ -54,7 +119,7 @@ class LookAtVm(NamedTuple):
 
 
 @looks
-class LookForVm(NamedTuple):
+class LookForVm(Step[FoundVm]):
     """Report a VM directory, and whether it is the one that another machine has marked with `token`.
 
     `seen` is that machine's fingerprint of it, for where no token could be written.
@@ -66,7 +131,7 @@ class LookForVm(NamedTuple):
     seen: str
 
 
-class UnmarkVm(NamedTuple):
+class UnmarkVm(Step[None]):
     """Remove the token."""
 
     vm: int
@@ -74,7 +139,7 @@ class UnmarkVm(NamedTuple):
     token: str
 
 
-class SendVm(NamedTuple):
+class SendVm(Step[SentVm]):
     """Send a VM directory, without the `token` in it."""
 
     vm: int
@@ -86,7 +151,7 @@ class SendVm(NamedTuple):
     """The guest that may run there."""
 
 
-class MakeRoom(NamedTuple):
+class MakeRoom(Step[None]):
     """Let idle bases go, never those of the VM, for a VM directory of so many bytes that is to arrive; fail
     if it does not fit.
     """
@@ -104,7 +169,7 @@ class MakeRoom(NamedTuple):
     """
 
 
-class ReceiveVm(NamedTuple):
+class ReceiveVm(Step[None]):
     """Receive a VM directory, give its overlays their bases and leases, and publish it."""
 
     vm: int
@@ -127,7 +192,7 @@ class ReceiveVm(NamedTuple):
     """The bytes that come with each, by its number."""
 
 
-class RenameVm(NamedTuple):
+class RenameVm(Step[RenamedVm]):
     """Copy a VM directory to another system datastore of the same host (the rest as in ReceiveVm)."""
 
     vm: int
@@ -143,7 +208,7 @@ class RenameVm(NamedTuple):
     """
 
 
-class ReleaseVm(NamedTuple):
+class ReleaseVm(Step[KeptVm]):
     """Remove a VM directory that is elsewhere now and all leases of the VM, unless it is in use or is not as
     it was `seen`.
     """
@@ -155,7 +220,7 @@ class ReleaseVm(NamedTuple):
     """'' if there was none."""
 
 
-class ClearVm(NamedTuple):
+class ClearVm(Step[KeptVm]):
     """Remove a VM directory that a live migration has left behind, and all leases of the VM; report why
     another one is `kept`.
 
@@ -170,7 +235,7 @@ class ClearVm(NamedTuple):
 
 
 @looks
-class DescribeVm(NamedTuple):
+class DescribeVm(Step[DescribedVm]):
     """Report the records of a VM's disks."""
 
     vm: int
@@ -178,7 +243,7 @@ class DescribeVm(NamedTuple):
 
 
 @looks
-class LookAtGuest(NamedTuple):
+class LookAtGuest(Step["dict[str, OpenedDisk]"]):
     """Report how the guest that runs in a VM directory has its disks open, by their targets
     (guest/domain.py).
     """
@@ -188,7 +253,7 @@ class LookAtGuest(NamedTuple):
     domain: str
 
 
-class WriteProbe(NamedTuple):
+class WriteProbe(Step[WrittenProbe]):
     """Write a small file into a store, to see whether another host reads it; report its name.
 
     `side`: among what is ours there, else into the directory itself, which is another driver's.
@@ -199,7 +264,7 @@ class WriteProbe(NamedTuple):
     side: bool = True
 
 
-class AnswerProbe(NamedTuple):
+class AnswerProbe(Step[None]):
     """Read the probe another host wrote, check its text, and append to it."""
 
     store_dir: str
@@ -208,7 +273,7 @@ class AnswerProbe(NamedTuple):
     answer: str
 
 
-class CheckProbe(NamedTuple):
+class CheckProbe(Step[None]):
     """Check that the other host's answer arrived, and remove the probe."""
 
     store_dir: str
@@ -217,14 +282,14 @@ class CheckProbe(NamedTuple):
 
 
 @looks
-class ReachDisk(NamedTuple):
+class ReachDisk(Step[None]):
     """Fail unless this host could open a VM's disk on the network, as its `record` on another host has it."""
 
     disk: DiskRef
     record: dict[str, Any]
 
 
-class AdoptClone(NamedTuple):
+class AdoptClone(Step[None]):
     """Make the clone on a mounted store whose active layer is `layer` the VM's disk on this host: link and
     record, as it had elsewhere.
     """
@@ -234,7 +299,7 @@ class AdoptClone(NamedTuple):
     layer: str
 
 
-class AddDeltas(NamedTuple):
+class AddDeltas(Step[None]):
     """Let a running guest write to an empty layer on top of each of these disks, from one moment on."""
 
     vm: int
@@ -243,7 +308,7 @@ class AddDeltas(NamedTuple):
     disks: tuple[int, ...]
 
 
-class MergeDeltas(NamedTuple):
+class MergeDeltas(Step[None]):
     """Merge the layers that AddDeltas has put on top, if there are any, into what they lie over."""
 
     vm: int
@@ -251,7 +316,7 @@ class MergeDeltas(NamedTuple):
     domain: str
 
 
-class AllowMigration(NamedTuple):
+class AllowMigration(Step[None]):
     """Leave the proof, for vmm/migrate, that both hosts see the same stores; `brought`: what was made ready,
     for the VM's log.
     """
@@ -266,7 +331,7 @@ class AllowMigration(NamedTuple):
 
 
 @looks
-class CheckNotOpen(NamedTuple):
+class CheckNotOpen(Step[None]):
     """Fail if the domain, if it runs on this host, has anything of a VM directory open; `disks`: its disks
     count too.
     """
@@ -278,7 +343,7 @@ class CheckNotOpen(NamedTuple):
 
 
 @looks
-class CheckNotRunning(NamedTuple):
+class CheckNotRunning(Step[None]):
     """Fail if the domain is running on this host; '' on a machine that runs no domains."""
 
     domain: str

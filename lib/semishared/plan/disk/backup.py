@@ -18,7 +18,7 @@ from typing import Callable, Mapping
 
 from ...errors import BadArguments, NotSupported
 from ...model import steps as s
-from ...model.exchange import Download, Feed, On, Plan, Say
+from ...model.exchange import Download, Feed, On, Plan, Say, ask
 from ...model.store import access as store_access
 from ...model.store import template
 from ...opennebula.args import Backup, Restore, ToImage
@@ -91,7 +91,7 @@ def restore(asked: Restore, vm: Vm, urls: Mapping[int, str]) -> Plan:
     from ...model.disk.record import described
 
     place, domain = asked.place, vm.deploy_id or f"one-{vm.id}"
-    _, found = yield On(place.host, (s.CheckNotRunning(domain), s.DescribeVm(vm.id, place.path)))
+    found = yield from ask(place.host, s.DescribeVm(vm.id, place.path), after=(s.CheckNotRunning(domain),))
     records = {record.disk: record for record in described(found)}
     for number, url in sorted(urls.items()):
         disk, size = s.DiskRef(vm.id, number, place.path), vm.disk(number).size

@@ -16,6 +16,7 @@ from ...model.base.steps import DetachVm
 from ...model.disk.record import Record, described
 from ...model.exchange import On, Part
 from ...model.refs import ImageRef
+from ...model.vm.move_steps import DescribedVm
 from ...named import NamedTuple
 from ...opennebula.states import VmState
 from ...opennebula.xml import Datastore, Image, Vm
@@ -77,7 +78,7 @@ def due(vm: Vm, images: Mapping[int, Image], datastores: Mapping[int, Datastore]
     return tuple(found)
 
 
-def found(asked: Wanted, answer: object) -> Found:
+def found(asked: Wanted, answer: DescribedVm) -> Found:
     """Return a VM by its host's answer to DescribeVm; raise BadRecord."""
     records = [record for record in described(answer) if record.place.is_remote]
     return Found(

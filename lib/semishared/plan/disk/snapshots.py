@@ -26,7 +26,7 @@ from typing import Mapping
 from ...errors import BadArguments, BadRecord, MissingImage, NotSupported, SemisharedError
 from ...model import steps as s
 from ...model.disk.place import PLACES, Place
-from ...model.exchange import On, Part, Plan, Say
+from ...model.exchange import On, Part, Plan, Say, ask
 from ...model.store.access import is_path
 from ...named import NamedTuple
 from ...opennebula.args import DiskPlace, Resize, SnapshotPlace
@@ -297,7 +297,7 @@ def _machine_of(place: DiskPlace) -> Part[str]:
     """Return the machine that has the VM: the front-end or the disk's last host."""
     vm = place.vm_place
     for host in ("localhost", place.host):
-        (found,) = yield On(host, (s.DescribeVm(vm.vm, vm.path),))
-        if found["present"]:
+        found = yield from ask(host, s.DescribeVm(vm.vm, vm.path))
+        if found.present:
             return host
     raise SemisharedError(f"VM {vm.vm} is neither on the front-end nor on {place.host}")

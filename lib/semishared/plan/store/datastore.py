@@ -6,10 +6,10 @@ What they ask of a store is the same for all kinds; the machine that changes it 
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import Tuple
 
 from ...errors import BadAttribute, NotSupported, RestrictedPath
-from ...model.exchange import Here, On, Part, warn
+from ...model.exchange import Here, Part, T, ask, here, warn
 from ...model.refs import ImageRef, Step
 from ...model.store import access as store_access
 from ...model.store import datastore_steps as d
@@ -87,17 +87,14 @@ class Asked(NamedTuple):
     def snapshot(self) -> int:
         return number(self.image.text("TARGET_SNAPSHOT"), "TARGET_SNAPSHOT")
 
-    def done(self, step: Step) -> Part[Any]:
+    def done(self, step: Step[T]) -> Part[T]:
         """Have a step carried out where the store is changed; return its answer."""
-        if not self.machine:
-            return (yield Here(step))
-        (answer,) = yield On(self.machine, (step,))
-        return answer
+        return (yield from (ask(self.machine, step) if self.machine else here(step)))
 
 
 def stat(asked: Asked) -> Part[str]:
     """Plan stat: the size in MiB that the image at PATH will have."""
-    size = yield Here(d.MeasureSource(asked.image.path))
+    size = yield from here(d.MeasureSource(asked.image.path))
     return str(mib_ceil(size))
 
 
@@ -106,8 +103,8 @@ def cp(asked: Asked) -> Part[str]:
     known = asked.format if len(asked.access.can.formats) == 1 else ""
     image = asked.new._replace(format=known)
     if asked.machine:
-        yield Here(d.MakeStore(asked.directory))
-    found = yield Here(d.StoreUpload(asked.image.path, asked.directory, image, asked.machine))
+        yield from here(d.MakeStore(asked.directory))
+    found = yield from here(d.StoreUpload(asked.image.path, asked.directory, image, asked.machine))
     return f"{image.source} {known or found}"
 
 
@@ -234,7 +231,7 @@ def planned(action: str, asked: Asked) -> Part[str]:
         if doubt and action in CHANGES:
             store = asked.datastore.id if asked.datastore.element.find("IMAGES/ID") is not None else -1
             removed = asked.image.source if action == rm.__name__ else ""
-            yield Here(d.RefuseMountPoint(asked.directory, store, removed))
+            yield from here(d.RefuseMountPoint(asked.directory, store, removed))
         if doubt:
             yield warn(doubt)
     return (yield from ACTIONS[action](asked))

@@ -48,7 +48,7 @@ from ...model import steps as s
 from ...model.disk.network_disk import NetworkDisk
 from ...model.disk.place import IN_PLACE, STORE_CLONE
 from ...model.disk.record import Record, described
-from ...model.exchange import AskOned, Download, Feed, Lines, On, Part, Plan, Say, agree
+from ...model.exchange import AskOned, Download, Feed, Lines, On, Part, Plan, Say, agree, ask
 from ...model.store import image_steps as i
 from ...model.store import rbd_names, template
 from ...named import NamedTuple
@@ -143,7 +143,7 @@ def who_has_it_open(source: str, clients: Sequence[str]) -> Lines:
 
 def record_of(host: str, disk: s.DiskRef) -> Part[Record]:
     """Return the record of a disk on its host."""
-    (found,) = yield On(host, (s.DescribeVm(disk.vm, disk.vm_dir),))
+    found = yield from ask(host, s.DescribeVm(disk.vm, disk.vm_dir))
     for record in described(found):
         if record.disk == disk.disk:
             return record

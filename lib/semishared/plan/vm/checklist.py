@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import posixpath
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Mapping, Sequence
 
 from ...errors import MigrationRefused
 from ...model import steps as s
@@ -61,7 +61,7 @@ def own_disks(vm: Vm, records: Sequence[Record]) -> tuple[int, ...]:
     return own
 
 
-def packed(vm: Vm, records: Sequence[Record], vm_dir: str, opened: Mapping[str, Any]) -> Luggage:
+def packed(vm: Vm, records: Sequence[Record], vm_dir: str, opened: Mapping[str, s.OpenedDisk]) -> Luggage:
     """Return what is to travel to `vm_dir`; raise MigrationRefused, EncryptedDisk, naming the disk.
 
     `records`: of the source host; `opened`: the guest's open disks by target, asked for if other drivers have
@@ -78,7 +78,7 @@ def packed(vm: Vm, records: Sequence[Record], vm_dir: str, opened: Mapping[str, 
 
 
 def _shared(
-    vm: Vm, others: Sequence[Disk], opened: Mapping[str, Any]
+    vm: Vm, others: Sequence[Disk], opened: Mapping[str, s.OpenedDisk]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the files of other drivers' disks, and the directories that both hosts must share.
 
@@ -89,17 +89,13 @@ def _shared(
         found = opened.get(disk.target)
         if found is None:
             raise refusal(vm, disk, "the guest does not have it open")
-        if found["type"] == "network":
+        if found.type == "network":
             continue
-        if found["type"] != "file" or "" in found.get("directories", [""]):
-            what = (
-                "a file in the VM's own directory"
-                if found["type"] == "file"
-                else f"of the type {found['type']}"
-            )
+        if found.type != "file" or "" in found.directories:
+            what = "a file in the VM's own directory" if found.type == "file" else f"of the type {found.type}"
             raise refusal(vm, disk, f"{what}, not known to be the same on both hosts")
-        files.append(str(found["path"]))
-        places.update(map(str, found["directories"]))
+        files.append(found.path)
+        places.update(found.directories)
     return tuple(files), tuple(sorted(places))
 
 
@@ -107,17 +103,15 @@ LITTLE = 256 * MiB
 """Bytes in a VM directory besides disks and memory: domains, CONTEXT, records, maps of qcow2."""
 
 
-def room_for_arrival(place: VmPlace, seen: Mapping[str, Any], *, keep_bases: bool = True) -> MakeRoom:
+def room_for_arrival(place: VmPlace, seen: s.MarkedVm, *, keep_bases: bool = True) -> MakeRoom:
     """Return what makes room at `place` for a directory as LookAtVm has seen it; a disk that wants a class of
     devices is apart.
 
     Without `keep_bases` its disks lie there without theirs.
     """
-    every, bases = seen.get("sizes", {}), tuple(seen["bases"]) if keep_bases else ()
-    sizes = {disk: size for disk, size in every.items() if disk not in seen.get("classes", {})}
-    return MakeRoom(
-        place.vm, place.path, int(seen["bytes"]), bases, sizes, sum(every.values()) - sum(sizes.values())
-    )
+    every, bases = seen.sizes, tuple(seen.bases) if keep_bases else ()
+    sizes = {disk: size for disk, size in every.items() if disk not in seen.classes}
+    return MakeRoom(place.vm, place.path, seen.bytes, bases, sizes, sum(every.values()) - sum(sizes.values()))
 
 
 def most_bytes(vm: Vm) -> int:

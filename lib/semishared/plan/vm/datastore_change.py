@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from ...errors import MigrationRefused, SemisharedError
 from ...model import steps as s
-from ...model.exchange import AskOned, On, Part, Plan, Say, agree, warn
+from ...model.exchange import AskOned, On, Part, Plan, Say, agree, ask, warn
 from ...opennebula.args import Migrate
 from ...opennebula.xml import Vm
 from ..disk.disks import running_domain
@@ -34,6 +34,7 @@ def premigrate(asked: Migrate, vm: Vm) -> Plan:
         s.LookAtVm(vm.id, source),
         s.CheckNotOpen(vm.id, source, domain, disks=False),
     )
+    seen: s.MarkedVm
     found, seen, _ = yield On(place.host, look)
     records = described(found)
     for disk in checklist.of_others(vm, records):
@@ -82,7 +83,7 @@ def _undone(asked: Migrate, vm: Vm, source: str) -> Plan:
 
 def _cleared(asked: Migrate, vm: Vm, vm_dir: str, *, brought: bool) -> Plan:
     not_open = s.CheckNotOpen(vm.id, vm_dir, running_domain(vm), disks=True)
-    _, cleared = yield On(asked.target.host, (not_open, s.ClearVm(vm.id, vm_dir, vm.seq, brought)))
+    cleared = yield from ask(asked.target.host, s.ClearVm(vm.id, vm_dir, vm.seq, brought), (not_open,))
     yield Say(s.why_kept, (vm_dir, asked.target.host, cleared))
 
 

@@ -30,7 +30,7 @@ from ...model.attributes import IO_CLASS, ON_HOST_FAILURE
 from ...model.disk import names as disk_names
 from ...model.disk.network_disk import NetworkDisk
 from ...model.disk.place import STORE_CLONE
-from ...model.exchange import AskOned, On, Part, Plan, agree
+from ...model.exchange import AskOned, On, Part, Plan, agree, ask
 from ...model.store import image_steps as i
 from ...model.store import template
 from ...model.store.access import is_path
@@ -218,13 +218,13 @@ def _cleared(place: VmPlace, vm: Vm) -> Plan:
     What this move made there before it was killed is used.
     """
     not_running, look = s.CheckNotRunning(disks.running_domain(vm)), s.LookAtVm(vm.id, place.path)
-    _, found = yield On(place.host, (not_running, look))
+    found = yield from ask(place.host, look, after=(not_running,))
     if any(disk.is_directory for disk in vm.disks):
         from ..share import client_keys
 
         # The guest is off with its host if it could write. What it left open would have the next one wait.
         yield from client_keys.withdrawn(vm)
-    if found["disks"] and found["seq"] != vm.seq:
+    if found.disks and found.seq != vm.seq:
         yield On(place.host, (s.RemoveVm(vm.id, place.path),))
 
 

@@ -21,7 +21,7 @@ from typing import Optional
 from ...errors import BadArguments, BadRecord, NotSupported, SemisharedError
 from ...model.disk import names as disk_names
 from ...model.disk.record import Record, described
-from ...model.exchange import Here, Part, Plan, warn
+from ...model.exchange import Here, Part, Plan, here, warn
 from ...model.vm import hypervisor_steps as h
 from ...named import NamedTuple
 from ..libvirt.domain import (
@@ -47,8 +47,8 @@ def over_copy(vm_dir: str, record: Record, chain: Chain) -> Part[Chain]:
     if not chain:
         return chain
     (lease, format), above = chain[-1], chain[:-1]
-    copy = yield Here(h.HoldHot(vm_dir, record, str(lease)))
-    return [*above, (str(copy), format)] if copy else chain
+    copy = yield from here(h.HoldHot(vm_dir, record, str(lease)))
+    return [*above, (copy, format)] if copy else chain
 
 
 class Asked(NamedTuple):
@@ -162,7 +162,7 @@ def detach_disk(asked: Asked) -> Plan:
     domain, target = asked.argv[0], asked.argv[2]
     yield from _settled_if_possible(asked.vm_dir, domain)
     try:
-        targets = (yield Here(h.ListTargets(domain))) if target else [target]
+        targets = (yield from here(h.ListTargets(domain))) if target else [target]
     except SemisharedError:
         targets = [target]  # nothing is seen: what is wrong is the stock script's to say
     if target not in targets:
@@ -198,9 +198,9 @@ def restore(asked: Asked) -> Plan:
     records = yield from _recorded(vm_dir)
     # Else the host that wrote the checkpoint would decide what is opened for such a disk.
     _refuse_unrecorded(vm_dir, set(told.ours if told else ()) - set(records))
-    xml = (yield Here(h.ReadCheckpoint(asked.argv[0]))) if records else None
+    xml = (yield from here(h.ReadCheckpoint(asked.argv[0]))) if records else None
     if xml is not None:
-        text = str(xml).encode()
+        text = xml.encode()
         check(text, records, vm_dir, told)
         named = {
             number: record.source(disk_names.disk(vm_dir, number))
@@ -238,7 +238,7 @@ def snapshot_create(asked: Asked) -> Plan:
 
 def _settled(vm_dir: str, domain: str = "") -> Part[bool]:
     """End unfinished work on the VM's disks, also of commands unknown to oned; tell if there was any."""
-    if not (yield Here(h.SeeNotes(vm_dir))):
+    if not (yield from here(h.SeeNotes(vm_dir))):
         return False
     yield Here(h.Recover(vm_dir, domain))
     return True
@@ -255,8 +255,8 @@ def _settled_if_possible(vm_dir: str, domain: str) -> Plan:
 def _told_by_oned(vm_dir: str) -> Part[Optional[bytes]]:
     """Return vm.xml, written just before deploy; without a readable one (None) the records alone count."""
     try:
-        text = yield Here(h.ReadVm(vm_dir))
-        told = None if text is None else str(text).encode("utf-8", "surrogateescape")
+        text = yield from here(h.ReadVm(vm_dir))
+        told = None if text is None else text.encode("utf-8", "surrogateescape")
         disks_of_ours(told or b"<VM/>")
         return told
     except BadArguments as e:
@@ -270,23 +270,24 @@ def _given_shares(vm_dir: str, text: bytes, told: Optional[bytes]) -> Part[bytes
 
     shares, programs = None if told is None else shares_of(told), {}
     # This host need not have shares that the guest mounts itself, and must not give them.
-    clients = (yield Here(h.ReadClients(vm_dir))) if shares else ()
+    clients = (yield from here(h.ReadClients(vm_dir))) if shares else ()
     for share in shares or ():
         if share.disk not in clients:
-            programs[share.disk] = yield Here(h.CheckShare(share.image, share.source, share.readonly, vm_dir))
+            check = h.CheckShare(share.image, share.source, share.readonly, vm_dir)
+            programs[share.disk] = yield from here(check)
     return given(text, shares, programs)
 
 
 def _recorded(vm_dir: str, disks: Optional[tuple[int, ...]] = None) -> Part[Records]:
-    found = yield Here(h.ReadRecords(vm_dir, disks))
+    found = yield from here(h.ReadRecords(vm_dir, disks))
     return {record.disk: record for record in described(found)}
 
 
 def _not_overtaken(vm_dir: str) -> Plan:
     """Check that no other host has taken the VM over since."""
-    unknown = yield Here(h.CheckEpoch(vm_dir))
+    unknown = yield from here(h.CheckEpoch(vm_dir))
     if unknown:
-        yield warn(str(unknown))
+        yield warn(unknown)
 
 
 def _refuse_unrecorded(vm_dir: str, disks: Iterable[int]) -> None:
@@ -296,7 +297,7 @@ def _refuse_unrecorded(vm_dir: str, disks: Iterable[int]) -> None:
 
 def _io_limits(records: Records) -> Part[Mapping[int, Limits]]:
     """Return the limits of each disk."""
-    of_class = io_limits((yield Here(h.ReadIoLimits()))) if records else {}
+    of_class = io_limits((yield from here(h.ReadIoLimits()))) if records else {}
     return {number: of_class[record.io_class] for number, record in records.items()}
 
 
@@ -307,7 +308,7 @@ def _chains(sources: Mapping[int, str], records: Records, vm_dir: str = "") -> P
     found = {}
     for number, path in sources.items():
         if records[number].format == "qcow2":
-            chain = yield Here(h.ReadChain(path, records[number]))
+            chain = yield from here(h.ReadChain(path, records[number]))
             found[number] = chain_of(records[number], chain)
             if vm_dir and records[number].reads_hot:
                 found[number] = yield from over_copy(vm_dir, records[number], found[number])

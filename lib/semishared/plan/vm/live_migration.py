@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ...errors import BadArguments, HostUnreachable, MigrationRefused, NotSupported, SemisharedError
 from ...model.disk import names as disk_names
-from ...model.exchange import Here, Lines, Part, Plan, Say, warn
+from ...model.exchange import Here, Lines, Part, Plan, Say, here, warn
 from ...model.steps import State
 from ...model.vm import live_steps as h
 from ...named import NamedTuple
@@ -63,15 +63,15 @@ class Move(NamedTuple):
 def moved(move: Move, vm_dir: str, records: Records) -> Plan:
     """Move a running VM, whose disks have `records`, to another host."""
     domain, host = move.domain, move.target
-    seen = yield Here(h.SeeDomain(domain))
-    proof = yield Here(h.TakeProof(vm_dir))
-    disks = moving(seen["xml"].encode(), vm_dir, records, move.vm.context_disk, handed_over(proof, host))
+    seen = yield from here(h.SeeDomain(domain))
+    proof = yield from here(h.TakeProof(vm_dir))
+    disks = moving(seen.xml.encode(), vm_dir, records, move.vm.context_disk, handed_over(proof, host))
     if move.source == host:
         yield from _copied(move, vm_dir, proof)
         return
-    if seen["snapshots"]:
+    if seen.snapshots:
         raise MigrationRefused(
-            f"VM {move.vm.id} has {len(seen['snapshots'])} system snapshots, libvirt does not move them"
+            f"VM {move.vm.id} has {len(seen.snapshots)} system snapshots, libvirt does not move them"
         )
     if disks.mirrored and not is_proved((), proof, host):
         raise MigrationRefused(
@@ -86,24 +86,22 @@ def moved(move: Move, vm_dir: str, records: Records) -> Plan:
             f"premigrate has not seen {host} share the disks of VM {move.vm.id}: libvirt decides "
             f"if it is safe"
         )
-    site = yield Here(h.ReadSite(host))
-    chosen = options(
-        list(site["migrate_options"]), move.auto_converge, move.compressed, seen["persistent"], proved
-    )
-    before = State((yield Here(h.SeeState(domain, host))))
+    site = yield from here(h.ReadSite(host))
+    chosen = options(list(site.migrate_options), move.auto_converge, move.compressed, seen.persistent, proved)
+    before = State((yield from here(h.SeeState(domain, host))))
     if before is State.UNKNOWN:
-        raise HostUnreachable(f"libvirtd of {host} does not answer at {site['target']}")
+        raise HostUnreachable(f"libvirtd of {host} does not answer at {site.target}")
     if before is not State.ABSENT:
         raise MigrationRefused(f"{host} already has a domain {domain} ({before.value})")
     wanted = with_disks(
-        with_settings(parsed(["--live", *chosen]), Settings(**site["migration"])), disks.mirrored
+        with_settings(parsed(["--live", *chosen]), Settings(**site.migration)), disks.mirrored
     )
     chains = yield from _chains(records)
-    yield from _handed_over(h.MigrateDomain(domain, host, wanted, chains), int(site["tries"]))
+    yield from _handed_over(h.MigrateDomain(domain, host, wanted, chains), site.tries)
     # As the stock script does; success does not depend on it.
-    if site["sync_time"]:
+    if site.sync_time:
         yield Here(h.SyncTime(domain, host))
-    if site["compact_memory"]:
+    if site.compact_memory:
         yield Here(h.CompactMemory())
 
 
@@ -128,7 +126,7 @@ def _chains(records: Records) -> Part[dict[str, Chain]]:
     found: dict[str, Chain] = {}
     for record in records.values():
         if record.format == "qcow2" and record.path and not record.place.is_image:
-            chain = yield Here(ReadChain(record.path, record))
+            chain = yield from here(ReadChain(record.path, record))
             found[record.path] = chain_of(record, chain)
     return found
 
@@ -148,7 +146,7 @@ def _handed_over(migrate: h.MigrateDomain, tries: int) -> Plan:
     """Have libvirt move the domain; on failure ask both libvirtds, and clean up only what never ran."""
     for left in range(tries, 0, -1):
         try:
-            took = yield Here(migrate)
+            took = yield from here(migrate)
         except SemisharedError as e:
             if "active block job" in e.detail and left > 1:
                 yield Here(h.Wait(PAUSE_S))
@@ -174,13 +172,13 @@ def _has_arrived(domain: str, host: str) -> Part[bool]:
     for look in range(3):
         if look:
             yield Here(h.Wait(PAUSE_S))
-        here = State((yield Here(h.SeeState(domain))))
-        there = State((yield Here(h.SeeState(domain, host))))
-        found = outcome(here, there)
+        own = State((yield from here(h.SeeState(domain))))
+        there = State((yield from here(h.SeeState(domain, host))))
+        found = outcome(own, there)
         if found in (Outcome.MOVED, Outcome.STAYED):
             return found is Outcome.MOVED
     if found is Outcome.IN_DOUBT:
-        in_doubt = f"it is {here.value} here and {there.value} on {host}: nothing was cleaned up"
+        in_doubt = f"it is {own.value} here and {there.value} on {host}: nothing was cleaned up"
         yield Say(lambda: [("error", in_doubt)])
         return False
     try:

@@ -33,7 +33,7 @@ from ...errors import (
     SemisharedError,
 )
 from ...model import steps as s
-from ...model.exchange import End, On, Part, Plan, Relay, Say, agree, warn
+from ...model.exchange import End, On, Part, Plan, Relay, Say, agree, ask, warn
 from ...model.vm.live_steps import MigrateOptions
 from ...named import NamedTuple
 from ...opennebula.args import Migrate, VmPlace
@@ -66,19 +66,21 @@ def premigrate(asked: Migrate, vm: Vm, token: str, given: Mapping[int, Given]) -
     source_dir = f"{place.datastore_location}/{left}/{place.vm}"
     yield agree(here)
     yield agree(place.host)
+    seen: s.MarkedVm
     found, seen = yield On(here, (s.DescribeVm(place.vm, source_dir), s.LookAtVm(place.vm, source_dir)))
     if int(place.path.split("/")[-2]) != left:
         raise MigrationRefused(f"VM {vm.id} cannot change host and system datastore at once")
-    records, opened = acquired.records(described(found), given, vm.id), {}
+    opened: Mapping[str, s.OpenedDisk] = {}
+    records = acquired.records(described(found), given, vm.id)
     if of_others(vm, records):
-        (opened,) = yield On(here, (s.LookAtGuest(vm.id, source_dir, running_domain(vm)),))
+        opened = yield from ask(here, s.LookAtGuest(vm.id, source_dir, running_domain(vm)))
     luggage = packed(vm, records, place.path, opened)
     if luggage.stores or luggage.places:
         yield from _same_stores(here, place.host, luggage, token)
     yield On(place.host, (*luggage.network, checklist.room_for_arrival(place, seen), *luggage.bases))
     try:
         wanted = {record.disk: record.classes for record in records if record.classes}
-        took = yield from _brought(asked, vm, source_dir, luggage, wanted, seen.get("sizes", {}))
+        took = yield from _brought(asked, vm, source_dir, luggage, wanted, seen.sizes)
         yield On(
             here, (s.AllowMigration(place.vm, source_dir, place.host, luggage.stores, took, luggage.files),)
         )
@@ -118,9 +120,9 @@ def _brought(
 
         receive = receive._replace(wants=choose.travelling(vm, classes, more=1))
     send = s.SendVm(vm.id, source_dir, unmark.token, luggage.own, domain)
-    sent = yield Relay(On(here, (send,)), On(place.host, (receive,)), checklist.most_bytes(vm))
-    yield End(place.host, str(sent.get("sha256")))
-    return f"{int(sent['bytes']) >> 20} MiB of files in {sent['seconds']} s"
+    sent: s.SentVm = yield Relay(On(here, (send,)), On(place.host, (receive,)), checklist.most_bytes(vm))
+    yield End(place.host, sent.sha256)
+    return f"{sent.bytes >> 20} MiB of files in {sent.seconds} s"
 
 
 def _undone(asked: Migrate, vm: Vm, source_dir: str) -> Plan:
@@ -135,13 +137,15 @@ def _undone(asked: Migrate, vm: Vm, source_dir: str) -> Plan:
 
 def _same_stores(source: str, target: str, luggage: Luggage, token: str) -> Plan:
     """Check that both hosts have the same stores, and the same directories of other drivers."""
-    ask, answer = f"{token} {source}", f"{token} {target}"
+    text, answer = f"{token} {source}", f"{token} {target}"
     places = [(store, True) for store in luggage.stores] + [(place, False) for place in luggage.places]
-    written = yield On(source, tuple(s.WriteProbe(place, ask, side) for place, side in places))
-    probes = [(place, str(found["name"])) for (place, _), found in zip(places, written)]
+    written: list[s.WrittenProbe] = yield On(
+        source, tuple(s.WriteProbe(place, text, side) for place, side in places)
+    )
+    probes = [(place, found.name) for (place, _), found in zip(places, written)]
     checks = tuple(s.CheckProbe(place, name, answer) for place, name in probes)
     try:
-        yield On(target, tuple(s.AnswerProbe(place, name, ask, answer) for place, name in probes))
+        yield On(target, tuple(s.AnswerProbe(place, name, text, answer) for place, name in probes))
     except SemisharedError:
         for check in checks:
             try:
@@ -201,14 +205,14 @@ def _one_directory(
     host: str, other: str, vm: int, path: str, other_path: str
 ) -> Part[tuple[bool, s.UnmarkVm]]:
     """Return whether both hosts share the VM's directory; it is marked on `host` until UnmarkVm."""
-    (marked,) = yield On(host, (s.MarkVm(vm, path),))
-    unmark = s.UnmarkVm(vm, path, str(marked["token"]))
+    marked = yield from ask(host, s.MarkVm(vm, path))
+    unmark = s.UnmarkVm(vm, path, marked.token)
     try:
-        (looked,) = yield On(other, (s.LookForVm(vm, other_path, unmark.token, str(marked["seen"])),))
+        looked = yield from ask(other, s.LookForVm(vm, other_path, unmark.token, marked.seen))
     except SemisharedError:
         yield On(host, (unmark,))
         raise
-    return bool(looked["same"]), unmark
+    return looked.same, unmark
 
 
 def _clear(host: str, other: str, place: VmPlace, vm: Vm, *, brought: bool) -> Plan:
@@ -217,18 +221,18 @@ def _clear(host: str, other: str, place: VmPlace, vm: Vm, *, brought: bool) -> P
     Nor is anything removed but what this migration has `brought` there, or has come from.
     """
     not_running = s.CheckNotRunning(running_domain(vm))
-    _, found = yield On(host, (not_running, s.LookAtVm(vm.id, place.path)))
-    ends: tuple[s.Step, ...] = (not_running, s.ClearVm(vm.id, place.path, vm.seq, brought))
+    found = yield from ask(host, s.LookAtVm(vm.id, place.path), after=(not_running,))
+    before: tuple[s.Step, ...] = (not_running,)
     if host != other:
         yield agree(other)
-    if found["present"] and host != other:
+    if found.present and host != other:
         same, unmark = yield from _one_directory(host, other, vm.id, place.path, place.path)
         if same:
             yield On(host, (unmark,))
             yield warn(f"{place.path} is one directory on {host} and {other}: nothing was removed")
             return
-        ends = (unmark, *ends)
-    *_, cleared = yield On(host, ends)
+        before = (unmark, not_running)
+    cleared = yield from ask(host, s.ClearVm(vm.id, place.path, vm.seq, brought), before)
     yield Say(s.why_kept, (place.path, host, cleared))
 
 

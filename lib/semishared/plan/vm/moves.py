@@ -15,7 +15,7 @@ from typing import Any, Callable, Mapping
 
 from ...errors import MigrationRefused, OnedUnavailable, Overtaken, SameDirectory, SemisharedError
 from ...model import steps as s
-from ...model.exchange import AskOned, End, On, Part, Plan, Relay, Say, agree, warn
+from ...model.exchange import AskOned, End, On, Part, Plan, Relay, Say, agree, ask, warn
 from ...named import NamedTuple
 from ...opennebula.args import Move, VmPlace
 from ...opennebula.states import LcmState
@@ -111,21 +111,20 @@ def steps_of(
 
 def renamed(host: str, step: Any, vm: Vm, guest: str) -> Plan:
     """Copy a VM directory to another datastore of its host, then let go of the first."""
-    (found,) = yield On(host, (step,))
-    yield from _release(host, s.ReleaseVm(step.vm, step.source, guest, _seen(found)), vm)
+    found: s.RenamedVm = yield from ask(host, step)
+    yield from _release(host, s.ReleaseVm(step.vm, step.source, guest, found.seen), vm)
 
 
 def carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str) -> Plan:
     """Relay a VM directory between two hosts; the source lets go only when the target has it."""
     place, there = asked.source, asked.target
     yield agree(there.host)
-    (found,) = yield On(place.host, (s.MarkVm(place.vm, place.path),))
-    token = str(found["token"])
-    unmark = On(place.host, (s.UnmarkVm(place.vm, place.path, token),))
+    found = yield from ask(place.host, s.MarkVm(place.vm, place.path))
+    unmark = On(place.host, (s.UnmarkVm(place.vm, place.path, found.token),))
     try:
         gone = yield from _carried(asked, steps, vm, guest, found, unmark)
     except SemisharedError:
-        if token:
+        if found.token:
             # A mark that stays is a file beside the VM directory, which no command looks for.
             try:
                 yield unmark
@@ -137,42 +136,40 @@ def carried(asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str) -> Plan:
 
 
 def _carried(
-    asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str, found: Mapping[str, Any], unmark: On
+    asked: Move, steps: tuple[Any, Any], vm: Vm, guest: str, found: s.MarkedVm, unmark: On
 ) -> Part[str | None]:
     """Have the directory where it is to go; return the fingerprint of what is to be let go of, None if it was
     there under another name.
     """
     place, there = asked.source, asked.target
-    token, seen = str(found["token"]), str(found["seen"])
-    (looked,) = yield On(there.host, (s.LookForVm(there.vm, there.path, token, seen),))
-    if looked["same"]:
+    seen = found.seen
+    looked = yield from ask(there.host, s.LookForVm(there.vm, there.path, found.token, seen))
+    if looked.same:
         yield from _same_directory(place, there)
         yield unmark
         return None
     if s.has_arrived(found, looked, vm.seq):
         yield unmark
-    elif not found["present"]:
+    elif not found.present:
         raise SemisharedError(f"VM {place.vm} is neither on {place.host} nor, as it is now, on {there.host}")
-    elif not found["whole"] and any(
-        disk.driver in ("", DRIVER) and not disk.is_directory for disk in vm.disks
-    ):
+    elif not found.whole and any(disk.driver in ("", DRIVER) and not disk.is_directory for disk in vm.disks):
         raise MigrationRefused(s.no_records(place.path, place.host))
     else:
         source_step, target_step = steps
-        if found.get("diffs"):
+        if found.diffs:
             renewed = yield from _renewed(
                 place, guest, leaves_bases=not getattr(target_step, "keep_bases", True)
             )
-            found = {**found, **renewed}
-        if found.get("classes") and target_step.keep_bases:
+            found = found._replace(bytes=renewed["bytes"], bases=renewed["bases"])
+        if found.classes and target_step.keep_bases:
             from ..device import choose
 
             # At rest on the front-end, its disks need no class of devices.
-            target_step = target_step._replace(wants=choose.travelling(vm, found["classes"]))
-        target_step = target_step._replace(sizes=found.get("sizes", {}))
+            target_step = target_step._replace(wants=choose.travelling(vm, found.classes))
+        target_step = target_step._replace(sizes=found.sizes)
         yield On(there.host, (checklist.room_for_arrival(there, found, keep_bases=target_step.keep_bases),))
         relay = Relay(
-            On(place.host, (source_step._replace(token=token),)),
+            On(place.host, (source_step._replace(token=found.token),)),
             On(there.host, (target_step,)),
             checklist.most_bytes(vm),
         )
@@ -202,21 +199,17 @@ def _same_directory(source: VmPlace, target: VmPlace) -> Plan:
 
 def _sent(relay: Relay, vm: Vm) -> Part[str]:
     """Send the directory and have it published; return the fingerprint of what was sent."""
-    sent = yield relay
+    sent: s.SentVm = yield relay
     over = yield from _asked(why_over, vm, "")
     try:
         # Without its hash the target removes what arrived.
-        yield End(relay.target.machine, "" if over else str(sent.get("sha256")))
+        yield End(relay.target.machine, "" if over else sent.sha256)
     except SemisharedError:
         if not over:
             raise
     if over:
         raise Overtaken(f"{over}: this move is not under way any more, nothing was moved")
-    return _seen(sent)
-
-
-def _seen(found: Mapping[str, Any]) -> str:
-    return str(found.get("seen", ""))
+    return sent.seen
 
 
 def _asked(question: Callable[[Vm, Vm], str], then: Vm, unknown: str) -> Part[str]:
@@ -232,8 +225,7 @@ def _release(host: str, step: s.ReleaseVm, vm: Vm) -> Plan:
     """Remove the source of a move, unless its owner is in doubt."""
     why = yield from _asked(why_doubted, vm, "oned cannot be asked")
     if not why:
-        (done,) = yield On(host, (step,))
-        why = str(done.get("kept", "")) if done else ""
+        why = (yield from ask(host, step)).kept
     if why:
         yield warn(
             f"{step.vm_dir} on {host} is kept: {why}. semishared gc removes it when it is not the VM's"
