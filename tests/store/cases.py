@@ -132,8 +132,8 @@ def content(bench: Bench, stored: ImageRef, top: Path, *, name: bool = True) -> 
     if name and not current:
         found.publish(read, seen)
         unnamed = found.unnamed()
-        if unnamed:
-            of(bench).name(stored, int(str(unnamed["snapshot"])), read.generation)
+        if unnamed >= 0:
+            of(bench).name(stored, unnamed, read.generation)
         again = of(bench).content(stored)
         assert again.generation(again.see()) == read.generation
         current = read.generation

@@ -93,10 +93,10 @@ def test_a_base_that_somebody_is_about_to_use_stays_and_makes_no_room(world: Wor
     base = ensure(root(world), world.image(), None).base
     name = os.path.basename(base.directory)
     with locks.exclusive(cache.lock_path(root(world), base)):
-        assert room.evict(root(world), name) == {"evicted": False, "bytes": 0}
+        assert room.evict(root(world), name) == base_steps.EvictedBase(False, 0)
         assert cache.is_published(base)
     gone = room.evict(root(world), name)
-    assert gone["evicted"] and gone["bytes"]
+    assert gone.evicted and gone.bytes
 
 
 @pytest.mark.parametrize("name", ["", "x", "../100-7", f"100-7-{'0' * 32}/..", f"100-7-{'0' * 31}"])
@@ -142,7 +142,7 @@ def test_clone_that_comes_to_an_evicted_base_waits_and_stages_it_again(
 
     for module in (cache, fetch_from_sources):
         monkeypatch.setattr(module, "point", point)
-    assert room.evict(root(world), os.path.basename(base.directory))["evicted"]
+    assert room.evict(root(world), os.path.basename(base.directory)).evicted
     clone.join(20)
     assert leased == [base.lease(5, 1)]
     assert {"base unlinked", "base forgotten", "base copied"} <= set(seen)

@@ -66,7 +66,7 @@ class Guest:
         step = DetachVm(
             5, disks[0].vm_dir, "one-5", tuple(disk.disk for disk in disks), ("",) * len(disks), 0
         )
-        return detach.detach(step, epochs.arrived(UNKNOWN, [step], {}), None)
+        return detach.detach(step, epochs.arrived(UNKNOWN, [step], {}), None)._asdict()
 
 
 @pytest.fixture

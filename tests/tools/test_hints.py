@@ -43,6 +43,7 @@ def test_driver_that_was_killed_brings_nothing_any_more(
         "bases": [],
         "free": 100,
         "total": 1000,
+        "whole": 1000,
         "needed": 1,
     }
     with subprocess.Popen(
@@ -66,6 +67,7 @@ def test_a_front_end_that_is_full_fails_no_deploy(tmp_path: Path, monkeypatch: p
         "bases": [],
         "free": 100,
         "total": 1000,
+        "whole": 1000,
         "needed": 1,
     }
     full = tmp_path / "full"

@@ -474,7 +474,7 @@ def test_extents_of_several_bases_come_by_their_hashes(
     filling._ask(step.sources, lambda: not targets.has_shared, filling._shared)
     lacking = [target.shared() for target in targets.all]
     assert lacking == [[5], []], "what it does not have"
-    assert account.sources["localhost"]["bytes"] < (targets.count / 2 + 1) * extents.EXTENT * 1.01, (
+    assert account.sources["localhost"].bytes < (targets.count / 2 + 1) * extents.EXTENT * 1.01, (
         "each once, for both"
     )
     targets.close()
@@ -526,8 +526,8 @@ def test_peer_that_nobody_knows_is_tried_while_the_store_is_read(
     targets.add(target)
     targets.begin(extents.copy(image.source, None, "raw", "test").text())
     Filling(step._replace(parts=()), targets, account, Orders(lambda: None), Config())._own(target)
-    from_peer = account.sources.get(holder, {}).get("extents", 0)
-    assert account.sources["store"]["extents"] + from_peer == IMAGE // extents.EXTENT, "nothing twice"
+    from_peer = account.sources.get(holder, base_steps.FromSource(0, 0)).extents
+    assert account.sources["store"].extents + from_peer == IMAGE // extents.EXTENT, "nothing twice"
     if holder == "localhost":
         assert account.troubles == [] and from_peer >= source_speed.LEAST
     else:

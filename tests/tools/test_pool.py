@@ -36,6 +36,7 @@ from semishared.errors import (
     UnexpectedLink,
 )
 from semishared.host import probe as host_probe
+from semishared.model import answers as answers_of
 from semishared.model import steps as s
 from semishared.model.base.steps import DescribeBase, EvictBase, FetchBases, Part
 from semishared.model.device import names as device_names
@@ -498,21 +499,21 @@ def test_bases_of_one_session_come_to_the_devices_whose_room_was_judged(world: W
         world.on(EvictBase(str(world.root), images[-1].base_name))
     assert not world.bases()
     said = world.on(*(DescribeBase(str(world.root), image) for image in images))
-    answers = [answer for answer in said if isinstance(answer, dict)]
+    answers = [answers_of.one("h1", DescribeBase, answer) for answer in said]
     small = uuid_of(world, pool.paths[0])
-    assert answers[0]["where"] != small, "it has no room for that"
+    assert answers[0].where != small, "it has no room for that"
     judged = eviction.of_session(answers)
-    assert sum(needed for _, needed in judged) == sum(answer["needed"] for answer in answers)
+    assert sum(needed for _, needed in judged) == sum(answer.needed for answer in answers)
     for listed, needed in judged:
-        same = [answer for answer in answers if answer["where"] == listed["where"]]
-        assert needed == sum(answer["needed"] for answer in same) and all(
-            answer["free"] == listed["free"] for answer in same
+        same = [answer for answer in answers if answer.where == getattr(listed, "where", "")]
+        assert needed == sum(answer.needed for answer in same) and all(
+            answer.free == listed.free for answer in same
         )
-    assert {listed["total"] for listed, _ in judged} <= {size * MiB for size in pool.sizes}
-    parts = tuple(Part(image, device=answer["where"]) for image, answer in zip(images, answers))
+    assert {listed.total for listed, _ in judged} <= {size * MiB for size in pool.sizes}
+    parts = tuple(Part(image, device=answer.where) for image, answer in zip(images, answers))
     world.on(FetchBases(str(world.root), parts, (), "rest", "", "none", 0, 0, (), ()))
     placed = {base.name: os.readlink(base).split("/")[2] for base in world.bases()}
-    assert placed == {image.base_name: answer["where"] for image, answer in zip(images, answers)}
+    assert placed == {image.base_name: answer.where for image, answer in zip(images, answers)}
 
 
 def uuid_of(world: World, path: Path) -> str:

@@ -25,6 +25,7 @@ from semishared.model.disk.record import Record
 from semishared.model.share import names as share_names
 from semishared.model.share.share import Share, Tree
 from semishared.model.store import dir_names
+from semishared.named import to_data
 from semishared.share import life
 from semishared.store.dir import epochs as dir_epochs
 from semishared.store.dir import image as dir_image
@@ -263,9 +264,9 @@ def test_what_cannot_be_read_is_shown(world: World) -> None:
     own, other = world.disk().vm_dir, world.disk(6)
     world.on(s.PrepareVm(6, other.vm_dir), s.CreateVolatile(other, MiB, "raw", ""))
     with eio(of["a disk's record"].path):
-        found = report.report(ReportDisks(str(world.location), (101,)))
-        rows = {row["vm"]: row for row in found["vms"]}  # type: ignore[attr-defined]
-        assert [disk["disk"] for disk in rows[6]["disks"]] == [1] and not rows[6]["wrong"]
+        found = to_data(report.report(ReportDisks(str(world.location), (101,))))
+        rows = {row["vm"]: row for row in found["vms"]}
+        assert [disk["disk"] for disk in rows[6]["disks"]] == [1] and "wrong" not in rows[6]
         assert "disk.1.json" in rows[5]["wrong"]["1"] and rows[5]["disks"] == []
         assert any("disk.1.json" in text for text in report.listed(own))
     of["a VM's history"].path.write_text("")

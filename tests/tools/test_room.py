@@ -504,11 +504,9 @@ def test_what_all_bases_may_take_they_may_on_all_devices_together(
     pool.set(str(pool.paths[2]))
     stage(3)
     assert host.numbers() == [2, 3]
-    (listed,) = world.on(base_steps.ListBases(str(world.root)))
-    assert isinstance(listed, dict) and len({row["device"] for row in listed["bases"]}) == 2
-    held = [eviction.Held.of(row) for row in listed["bases"]]
-    assert eviction.choose(held, eviction.limits_of(None, "40M", "5%", listed), listed["free"]) == [], (
-        "base prune has nothing to remove"
-    )
+    listed = room.list_bases(str(world.root))
+    assert len({base.device for base in listed.bases}) == 2
+    limits = eviction.limits_of(None, "40M", "5%", listed)
+    assert eviction.choose(listed.bases, limits, listed.free) == [], "base prune has nothing to remove"
     with pytest.raises(NoSpace, match="over its size limit"):
         room.for_base(str(world.root), host.image(4), 41 * MiB, None, room.FOR_ALL)

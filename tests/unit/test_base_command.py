@@ -9,6 +9,7 @@ from typing import Any, Callable
 import pytest
 
 from semishared.cli import base
+from semishared.model.base.steps import EvictedBase, HeldBase, Listed
 
 
 class Command:
@@ -16,18 +17,19 @@ class Command:
 
     def __init__(self, leases: list[str], *, dry_run: bool, goes: bool) -> None:
         self.arguments, self.goes = argparse.Namespace(dry_run=dry_run), goes
-        self.listed = {"bases": [{"name": f"100-7-{'a' * 32}", "bytes": 5, "leases": leases}]}
+        held = HeldBase(f"100-7-{'a' * 32}", 5, 1, 1, tuple(leases), 5, False, "")
+        self.listed = Listed([held], 0, 0, 0)
 
-    def about(self, found: dict[str, Any]) -> bool:
+    def about(self, found: HeldBase) -> bool:
         return True
 
     def on_hosts(self, work: Callable[..., list[dict[str, Any]]]) -> list[dict[str, Any]]:
         return work(self, None, "/root", self.listed)
 
-    def run(self, steps: object) -> list[dict[str, object]]:
+    def ask(self, step: object) -> EvictedBase:
         """Answer as the session with the host."""
         assert not self.arguments.dry_run, "nothing is changed"
-        return [{"evicted": self.goes}]
+        return EvictedBase(self.goes, 5)
 
 
 @pytest.mark.parametrize(

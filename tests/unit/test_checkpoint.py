@@ -12,6 +12,7 @@ import pytest
 from semishared.errors import BadRecord, ForeignCheckpoint
 from semishared.model.disk.record import Record
 from semishared.model.exchange import Exchange, Here, drive
+from semishared.model.vm.hypervisor_steps import Recorded
 from semishared.plan.vm import checkpoint, hypervisor
 
 STORE, VM_DIR = "/var/lib/one/datastores/100", "/var/lib/one//datastores/101/7"
@@ -233,7 +234,7 @@ def test_no_checkpoint_is_read_without_the_records_of_its_disks() -> None:
     def do(wanted: Exchange) -> Any:
         assert isinstance(wanted, Here)
         done.append(type(wanted.step).__name__)
-        return {"records": []} if done[-1] == "ReadRecords" else "" if done[-1] == "CheckEpoch" else []
+        return Recorded([]) if done[-1] == "ReadRecords" else "" if done[-1] == "CheckEpoch" else []
 
     with pytest.raises(BadRecord, match="disk 0 of"):
         drive(hypervisor.planned(asked), do)

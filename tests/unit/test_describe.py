@@ -29,6 +29,4 @@ def test_host_that_does_not_reach_the_store_needs_no_room_that_it_knows_of(
 ) -> None:
     monkeypatch.setattr(store, "content", lambda _: Away())
     found = manifests.describe(DescribeBase(str(tmp_path), ImageRef(100, 7, "raw", "/x", "a" * 32)))
-    assert (found["needed"], found["has"], found["current"]) == (0, False, "") and "away" in str(
-        found["trouble"]
-    )
+    assert (found.needed, found.has, found.current) == (0, False, "") and "away" in found.trouble

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semishared.errors import BadAttribute
+from semishared.model.base.steps import DescribedBase, HeldBase, Listed
 from semishared.plan.base.eviction import (
-    Held,
     Limits,
     after,
     choose,
@@ -27,8 +27,10 @@ HEX = "0" * 31
 
 def base(
     image: int, generation: int, size: int = 10, used: float = 0, leases: int = 0, staged: float = 0
-) -> Held:
-    return Held(f"100-{image}-{HEX}{generation}", size, staged, used, leases)
+) -> HeldBase:
+    return HeldBase(
+        f"100-{image}-{HEX}{generation}", size, staged, used, ("1-2", "1-3")[:leases], size, False, ""
+    )
 
 
 BASES = st.lists(
@@ -48,7 +50,7 @@ BASES = st.lists(
 
 @given(BASES, st.integers(-1, 300), st.integers(0, 300), st.integers(0, 300), st.integers(0, 100))
 def test_what_goes_is_unleased_enough_and_no_more(
-    bases: list[Held], most: int, floor: int, free: int, needed: int
+    bases: list[HeldBase], most: int, floor: int, free: int, needed: int
 ) -> None:
     limit = Limits(most, floor)
     chosen = choose(bases, limit, free, needed)
@@ -119,11 +121,12 @@ def test_pace_is_never_exceeded_by_more_than_the_burst(chunks: list[tuple[int, f
 
 
 def test_base_that_is_mended_drives_out_another_only_where_it_does_not_fit() -> None:
-    row = {"name": "100-8-" + "b" * 64, "bytes": 50, "staged": 1, "used": 1, "leases": []}
+    row = base(8, 1, 50, 1, staged=1)
+    listed = Listed([row], free=60, total=0, whole=0)
     over = Limits(1, 0)
-    assert room({"bases": [row], "free": 60}, over, "h1", 60, must=True) == [row["name"]]
-    assert room({"bases": [row], "free": 60}, over, "h1", 60, must=True, mends=True) == []
-    assert room({"bases": [row], "free": 40}, over, "h1", 60, must=True, mends=True) == [row["name"]]
+    assert room(listed, over, "h1", 60, must=True) == [row.name]
+    assert room(listed, over, "h1", 60, must=True, mends=True) == []
+    assert room(listed._replace(free=40), over, "h1", 60, must=True, mends=True) == [row.name]
 
 
 # -- several file systems: a pool ---------------------------------------------------------------------
@@ -138,9 +141,9 @@ def test_base_that_is_mended_drives_out_another_only_where_it_does_not_fit() -> 
     st.integers(0, 100),
 )
 def test_what_goes_is_for_the_limit_of_all_or_for_the_floor_of_one(
-    bases: list[Held], here: set[int], most: int, floor: int, free: int, needed: int
+    bases: list[HeldBase], here: set[int], most: int, floor: int, free: int, needed: int
 ) -> None:
-    bases = [held._replace(is_here=number in here) for number, held in enumerate(bases)]
+    bases = [held._replace(here=number in here) for number, held in enumerate(bases)]
     limit = Limits(most, floor)
     chosen = choose(bases, limit, free, needed)
     goes, stay = (
@@ -148,50 +151,42 @@ def test_what_goes_is_for_the_limit_of_all_or_for_the_floor_of_one(
         [held for held in bases if held.name not in chosen],
     )
     assert len(goes) == len(chosen) and not any(held.leases for held in goes)
-    if floor + needed - free > sum(held.bytes for held in goes if held.is_here):
-        assert all(held.leases for held in stay if held.is_here), (
-            "all that may go there, and it is not enough"
-        )
+    if floor + needed - free > sum(held.bytes for held in goes if held.here):
+        assert all(held.leases for held in stay if held.here), "all that may go there, and it is not enough"
     if most >= 0 and sum(held.bytes for held in stay) + needed > most:
         assert all(held.leases for held in stay), "all that may go, and it is not enough"
-    assert all(
-        held.is_here for held in bases if held.name in choose(bases, Limits(-1, floor), free, needed)
-    ), "others make no room here"
+    assert all(held.here for held in bases if held.name in choose(bases, Limits(-1, floor), free, needed)), (
+        "others make no room here"
+    )
 
 
-def row(image: int, here: bool, size: int = 10, used: float = 0) -> dict[str, object]:
-    held = base(image, 1, size, used)
-    return {"name": held.name, "bytes": size, "staged": used, "used": used, "leases": [], "here": here}
+def row(image: int, here: bool, size: int = 10, used: float = 0) -> HeldBase:
+    return base(image, 1, size, used, staged=used)._replace(here=here)
 
 
 def test_a_limit_holds_for_all_devices_of_a_host_and_a_floor_for_the_one() -> None:
     there, here = row(1, False, used=1), row(2, True, used=2)
-    listed = {"bases": [there, here], "free": 100, "total": 120, "whole": 1000}
-    assert room(listed, Limits(29, 0), "h1", 10) == [there["name"]], (
+    listed = Listed([there, here], free=100, total=120, whole=1000)
+    assert room(listed, Limits(29, 0), "h1", 10) == [there.name], (
         "the one that was used longest ago, wherever it is"
     )
     assert room(listed, Limits(30, 0), "h1", 10) == []
-    assert room({**listed, "free": 10}, Limits(-1, 5), "h1", 10) == [here["name"]], (
-        "only what is there makes room there"
-    )
-    assert room({**listed, "free": 10}, Limits(29, 5), "h1", 10) == [here["name"]], "which is of use for both"
+    listed = listed._replace(free=10)
+    assert room(listed, Limits(-1, 5), "h1", 10) == [here.name], "only what is there makes room there"
+    assert room(listed, Limits(29, 5), "h1", 10) == [here.name], "which is of use for both"
 
 
 def test_bases_of_a_session_that_come_to_several_devices_count_together() -> None:
     idle, other = row(1, True, used=1), row(2, False, used=2)
-    first = {"where": "a", "needed": 10, "bases": [idle, other], "free": 100}
-    second = {
-        "where": "b",
-        "needed": 10,
-        "bases": [{**idle, "here": False}, {**other, "here": True}],
-        "free": 100,
-    }
+    listed = Listed([idle, other], free=100, total=0, whole=0)
+    first = DescribedBase(listed.bases, 0, 100, 0, "", "", False, False, 10, "a", None, [], "")
+    second = first._replace(where="b", bases=[idle._replace(here=False), other._replace(here=True)])
     gone: list[str] = []
     coming = 0
     for listed, needed in of_session([first, second]):
         gone += room(after(listed, gone, coming), Limits(25, 0), "h1", needed)
         coming += needed
-    assert gone == [idle["name"], other["name"]], (
+    assert gone == [idle.name, other.name], (
         "10 and 10 come to 20 of which 25 may stay: none of those is asked to go twice"
     )
-    assert after(second, [str(other["name"])], 0)["free"] == 110
+    assert after(second, [other.name], 0).free == 110

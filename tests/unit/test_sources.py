@@ -18,6 +18,7 @@ from semishared.config import Config
 from semishared.config import load as load_config
 from semishared.errors import BadArguments, NoSpace
 from semishared.front import questions
+from semishared.model.base.steps import HeldBase, Listed
 from semishared.plan.base import sharing
 from semishared.plan.base.eviction import Limits, room, room_for_disk
 from semishared.plan.base.sharing import Arriving, for_host
@@ -127,6 +128,7 @@ def test_who_is_part_of_a_chain_does_not_ask_what_it_costs(
         "bases": [],
         "free": 100,
         "total": 1000,
+        "whole": 1000,
         "needed": 1,
     }
     found = [
@@ -145,6 +147,7 @@ def test_base_comes_at_the_rate_of_the_site(tmp_path: Path, monkeypatch: pytest.
         "bases": [],
         "free": 100,
         "total": 1000,
+        "whole": 1000,
         "needed": 1,
     }
     config = load_config(str(tmp_path / "none"))
@@ -183,9 +186,13 @@ def test_hints_about_older_generations_go_and_damaged_ones_mean_nothing(tmp_path
         questions.join(root, "../x", "h1")
 
 
+def held(name: str, used: float, *leases: str) -> HeldBase:
+    return HeldBase(name, 60, 1.0, used, leases, 60, False, "")
+
+
 def test_room_is_made_or_refused() -> None:
-    base = {"name": NAME, "bytes": 60, "staged": 1.0, "used": 1.0, "leases": []}
-    listed: dict[str, object] = {"bases": [base], "free": 100, "total": 1000}
+    base = held(NAME, 1.0)
+    listed = Listed([base], free=100, total=1000, whole=0)
     assert room(listed, Limits(-1, 50), "h1", 40, f"100-8-{'a' * 32}") == []
     assert room(listed, Limits(-1, 50), "h1", 90, f"100-8-{'a' * 32}") == [NAME]
     assert room(listed, Limits(50, 0), "h1", 10, f"100-8-{'a' * 32}") == [NAME]
@@ -198,18 +205,22 @@ def test_room_is_made_or_refused() -> None:
         room(listed, Limits(-1, 50), "h1", 170, f"100-8-{'a' * 32}", must=True)
     with pytest.raises(NoSpace):
         room(
-            {**listed, "bases": [{**base, "leases": ["5-1"]}]}, Limits(-1, 50), "h1", 90, f"100-8-{'a' * 32}"
+            listed._replace(bases=[base._replace(leases=("5-1",))]),
+            Limits(-1, 50),
+            "h1",
+            90,
+            f"100-8-{'a' * 32}",
         )
 
 
 def test_room_for_a_disk_is_what_idle_bases_can_give() -> None:
     other = f"100-8-{'b' * 32}"
     rows = [
-        {"name": NAME, "bytes": 60, "staged": 1.0, "used": 1.0, "leases": []},
-        {"name": other, "bytes": 60, "staged": 1.0, "used": 2.0, "leases": []},
-        {"name": f"100-9-{'c' * 32}", "bytes": 60, "staged": 1.0, "used": 0.5, "leases": ["5-1"]},
+        held(NAME, 1.0),
+        held(other, 2.0),
+        held(f"100-9-{'c' * 32}", 0.5, "5-1"),
     ]
-    listed = {"bases": rows, "free": 100, "total": 1000}
+    listed = Listed(rows, free=100, total=1000, whole=0)
     assert room_for_disk(listed, 50, 50) == []
     assert room_for_disk(listed, 50, 60) == [NAME]
     assert room_for_disk(listed, 50, 60, last=(NAME,)) == [other], (

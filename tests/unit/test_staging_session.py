@@ -12,14 +12,15 @@ from semishared.errors import HostUnreachable, ImageChanged, NoSpace, TransferCo
 from semishared.front import questions
 from semishared.front.staging import Staging
 from semishared.front.staging_round import Hosts, Round, Wanted, Wish
-from semishared.model.base.steps import StreamBases
+from semishared.model.base.steps import DescribedBase, HeldBase, Listed, StreamBases
 from semishared.model.refs import ImageRef
+from semishared.named import to_data
 from semishared.opennebula.xml import Host, parse
 from semishared.plan.base.sharing import Plan
 from semishared.tools import extents
 
 KNOWN = [Host(parse(f"<HOST><NAME>{name}</NAME><STATE>2</STATE></HOST>", "HOST")) for name in ("h1", "h2")]
-HAS = {"has": True, "manifest": True, "current": "", "trouble": "", "lacks": [], "needed": 0, "tools": []}
+HAS = DescribedBase([], 0, 0, 0, "", "", True, True, 0, "", [], [], "")
 A, B = (Wanted(ImageRef(100, number, "/x", "raw", f"{number}" * 64)) for number in (1, 2))
 
 
@@ -46,8 +47,8 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def describe(
         self: Hosts, root: str, wants: Dict[str, Sequence[ImageRef]]
-    ) -> Dict[str, List[Dict[str, object]]]:
-        return {host: [dict(HAS) for _ in images] for host, images in wants.items()}
+    ) -> Dict[str, List[DescribedBase]]:
+        return {host: [HAS for _ in images] for host, images in wants.items()}
 
     monkeypatch.setattr(Hosts, "describe", describe)
     for name in ("begin", "leave"):
@@ -128,10 +129,8 @@ def test_host_that_leaves_while_it_reads_an_image_is_replaced(monkeypatch: pytes
         return host, "f" * 32
 
     monkeypatch.setattr(Staging, "_read_by", read)
-    answers = {
-        "h0": {"trouble": "not mounted"},
-        **{host: {"trouble": ""} for host in ("h1", "h2", "h3", "h4")},
-    }
+    answers = {host: HAS for host in ("h1", "h2", "h3", "h4")}
+    answers = {"h0": HAS._replace(trouble="not mounted"), **answers}
     assert session({"h1": [A]})._read_whole(A, answers) == ("h3", "f" * 32)
     assert asked == ["h1", "h2", "h3"]
     with pytest.raises(HostUnreachable, match="h2"):
@@ -178,17 +177,15 @@ def test_stream_is_packed_with_what_all_its_receivers_have(monkeypatch: pytest.M
 
 
 def test_host_that_has_left_sends_to_nobody_in_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    lacks = {**HAS, "has": False, "lacks": [[0, 1]]}
+    lacks = HAS._replace(has=False, lacks=[[0, 1]])
     senders: List[str] = []
     asked: List[List[str]] = []
 
     def describe(
         self: Hosts, root: str, wants: Dict[str, Sequence[ImageRef]]
-    ) -> Dict[str, List[Dict[str, object]]]:
+    ) -> Dict[str, List[DescribedBase]]:
         asked.append(list(wants))
-        return {
-            host: [dict(HAS if host == "h1" else lacks)] for host in wants if host != "h1" or len(asked) < 3
-        }
+        return {host: [HAS if host == "h1" else lacks] for host in wants if host != "h1" or len(asked) < 3}
 
     class Failing:
         """A round in which nothing comes."""
@@ -213,11 +210,8 @@ def test_host_that_has_left_sends_to_nobody_in_the_next_round(monkeypatch: pytes
 
 
 def test_host_that_asks_for_room_is_told_what_goes_for_as_much_as_it_needs() -> None:
-    bases = [
-        {"name": f"100-{number}-{'a' * 32}", "bytes": 50, "staged": number, "used": number, "leases": []}
-        for number in (3, 4)
-    ]
-    listed = {"question": "base", "bases": bases, "free": 30, "total": 1000}
+    bases = [HeldBase(f"100-{number}-{'a' * 32}", 50, number, number, (), 50, False, "") for number in (3, 4)]
+    listed = {"question": "base", **to_data(Listed(bases, free=30, total=1000, whole=1000))}
     staging = Staging(
         "/root",
         {"h1": [A]},
@@ -232,6 +226,6 @@ def test_host_that_asks_for_room_is_told_what_goes_for_as_much_as_it_needs() -> 
                 staging._answer("h1", {**listed, "needed": needed})
         else:
             assert staging._answer("h1", {**listed, "needed": needed}) == {
-                "evict": tuple(base["name"] for base in gone)
+                "evict": tuple(base.name for base in gone)
             }, needed
     assert staging._answer("h1", {"question": "other"}) == {}

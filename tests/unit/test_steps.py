@@ -19,16 +19,8 @@ from semishared.model.share.share import BACKENDS, Share, Tree
 from semishared.model.store import access, image_steps
 
 SECRET = "00000000-0000-4000-8000-0000000000cc"
-OF_IMAGES = {
-    name: cls
-    for name, cls in vars(image_steps).items()
-    if hasattr(cls, "_fields") and cls not in (s.ImageRef, s.DiskRef, s.Access, NetworkDisk)
-}
-OF_SHARES = {
-    name: cls
-    for name, cls in vars(share_steps).items()
-    if hasattr(cls, "_fields") and cls not in (Share, Tree)
-}
+OF_IMAGES = {name: cls for name, cls in vars(image_steps).items() if getattr(cls, "__base__", None) is s.Step}
+OF_SHARES = {name: cls for name, cls in vars(share_steps).items() if getattr(cls, "__base__", None) is s.Step}
 STEPS = {**s.STEPS, **OF_IMAGES, **OF_SHARES}
 words = st.text(max_size=20)
 numbers = st.integers(0, 2**60)

@@ -8,7 +8,7 @@ else here, by the limits of the site. A leased base always stays.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Callable, Collection, Dict, Iterable, Mapping
+from typing import TYPE_CHECKING, Callable, Collection, Dict, Iterable, Mapping
 
 from ..device import devices, folders
 from ..errors import NoSpace, here
@@ -16,12 +16,13 @@ from ..model.base import names as base_names
 from ..model.device import names as device_names
 from ..model.disk import names as disk_names
 from ..model.refs import ImageRef
-from ..named import NamedTuple
+from ..named import NamedTuple, to_data
 from ..tools import files, locks
 from ..units import human
 from . import cache
 
 if TYPE_CHECKING:
+    from ..model.base.steps import EvictedBase, HeldBase, Listed
     from ..plan.base import eviction
 
 Ask = Callable[..., Dict[str, object]]
@@ -34,12 +35,14 @@ Ask = Callable[..., Dict[str, object]]
 """
 
 
-def list_bases(root: str, where: str = "") -> dict[str, Any]:
+def list_bases(root: str, where: str = "") -> Listed:
     """Return all bases of this host and the capacity of their file systems.
 
     With `where` it is the capacity of that path's file system, and `here` marks the bases on it. `whole` is
     the capacity of all devices, of which a limit may be a share.
     """
+    from ..model.base.steps import Listed
+
     found = []
     system = os.stat(files.made_part(where)).st_dev if where else -1
     for name in filter(base_names.named, sorted(names(base_names.bases(root)))):
@@ -53,10 +56,10 @@ def list_bases(root: str, where: str = "") -> dict[str, Any]:
                 raise
             continue
         if described:
-            found.append({**described, "here": is_here} if where else described)
+            found.append(described._replace(here=is_here))
     whole, free = space(root)
     total, free = files.space(where) if where else (whole, free)
-    return {"bases": found, "total": total, "free": free, "whole": whole}
+    return Listed(found, total, free, whole)
 
 
 def names(directory: str) -> list[str]:
@@ -72,8 +75,10 @@ def leases(base: cache.Base) -> list[str]:
     return sorted(name for name in names(base.leases) if not disk_names.is_staged(name))
 
 
-def describe(base: cache.Base) -> dict[str, object] | None:
+def describe(base: cache.Base) -> HeldBase | None:
     """Return the report of ListBases on a base, None if none of its files is here."""
+    from ..model.base.steps import HeldBase
+
     held, damaged = leases(base), os.path.lexists(base.damaged)
     for path in (base.image, base.damaged, *(f"{base.leases}/{name}" for name in held)):
         try:
@@ -81,38 +86,40 @@ def describe(base: cache.Base) -> dict[str, object] | None:
             used = os.stat(base.leases).st_mtime
         except FileNotFoundError:
             continue
-        return {
-            "name": os.path.basename(base.directory),
-            "leases": held,
-            "bytes": stat.st_blocks * 512,
-            "size": stat.st_size,
-            "staged": stat.st_mtime,
-            "used": max(used, stat.st_mtime),
-            "damaged": damaged,
-            "device": folders.at(base.directory).mount(),
-        }
+        return HeldBase(
+            os.path.basename(base.directory),
+            stat.st_blocks * 512,
+            stat.st_mtime,
+            max(used, stat.st_mtime),
+            tuple(held),
+            stat.st_size,
+            damaged,
+            folders.at(base.directory).mount(),
+        )
     return None
 
 
-def evict(root: str, name: str, held: tuple[str, ...] = ()) -> dict[str, object]:
+def evict(root: str, name: str, held: tuple[str, ...] = ()) -> EvictedBase:
     """Remove a base unless a disk has a lease on it; `held` are the locks that the caller holds."""
+    from ..model.base.steps import EvictedBase
+
     base = cache.at(root, name)
     lock = cache.lock_path(root, base)
     if lock in held:
-        return _evicted(base)
+        return EvictedBase(*_evicted(base))
     os.makedirs(os.path.dirname(lock), exist_ok=True)
     # Without waiting: the holder is about to use the image, and may be evicting for room itself.
     file = locks.attempt(lock)
     if not file:
-        return {"evicted": False, "bytes": 0}
+        return EvictedBase(False, 0)
     with file:
-        return _evicted(base)
+        return EvictedBase(*_evicted(base))
 
 
-def _evicted(base: cache.Base) -> dict[str, object]:
+def _evicted(base: cache.Base) -> tuple[bool, int]:
     described = describe(base)
     gone = cache.forget(base)
-    return {"evicted": gone, "bytes": described["bytes"] if described and gone else 0}
+    return gone, described.bytes if described and gone else 0
 
 
 def evict_all(root: str, bases: Iterable[object], held: tuple[str, ...] = ()) -> None:
@@ -163,7 +170,7 @@ def ask_for_base(root: str, image: ImageRef, needed: int, ask: Ask | None, want:
             must=want.must,
             stays=want.stays,
             mends=want.mends,
-            **listed,
+            **to_data(listed),
         )
     from ..plan.base import eviction
 
@@ -181,7 +188,7 @@ def for_base(root: str, image: ImageRef, needed: int, ask: Ask | None, want: Wan
     evict_all(root, chosen(answer), (base_names.image_lock(root, image.base_prefix),))
 
 
-def _limits(listed: dict[str, Any]) -> eviction.Limits:
+def _limits(listed: Listed) -> eviction.Limits:
     from ..config import load
     from ..plan.base import eviction
 
@@ -208,14 +215,14 @@ def for_disk(
     if free - needed > total // PLENTY:
         return
     listed = list_bases(root, where or vm_dir)
-    listed["bases"] = [base for base in listed["bases"] if base["here"] and base["name"] not in stay]
-    if not any(not base["leases"] for base in listed["bases"]):
+    bases = [base for base in listed.bases if base.here and base.name not in stay]
+    if not any(not base.leases for base in bases):
         return
-    floor = _limits(listed).floor
-    if listed["free"] - needed >= floor:
+    listed, floor = listed._replace(bases=bases), _limits(listed).floor
+    if listed.free - needed >= floor:
         return
     if ask:
-        evict_all(root, chosen(ask(question="room", needed=needed, last=list(last), **listed)))
+        evict_all(root, chosen(ask(question="room", needed=needed, last=list(last), **to_data(listed))))
     else:
         from ..plan.base import eviction
 

@@ -27,6 +27,7 @@ from ..errors import BadArguments, ImageChanged, SemisharedError
 from ..front.answering import answering
 from ..model.base import steps as base_steps
 from ..model.refs import ImageRef
+from ..named import to_data
 from ..opennebula.xml import Host
 from ..plan.base import eviction
 from ..plan.image.images import image_ref
@@ -62,11 +63,11 @@ class Command:
         self.survey = on.Survey()
         self.rate = on.rate(arguments.rate or None)
 
-    def about(self, base: Row) -> bool:
-        store, image, _ = base["name"].split("-")
+    def about(self, base: base_steps.HeldBase) -> bool:
+        store, image, _ = base.name.split("-")
         return not self.arguments.images or (int(store), int(image)) in self.wanted
 
-    def on_hosts(self, work: Callable[[Session, Host, str, Row], list[Row]]) -> list[Row]:
+    def on_hosts(self, work: Callable[[Session, Host, str, base_steps.Listed], list[Row]]) -> list[Row]:
         """List the bases of each host and do `work` there; return all rows, with their hosts."""
 
         def one(session: Session, host: Host) -> list[Row]:
@@ -126,8 +127,8 @@ def title(command: Command, row: Row) -> str:
 def listing(command: Command) -> Result:
     """List what is there."""
 
-    def work(session: Session, host: Host, root: str, listed: Row) -> list[Row]:
-        return [{"root": root, **base} for base in listed["bases"] if command.about(base)]
+    def work(session: Session, host: Host, root: str, listed: base_steps.Listed) -> list[Row]:
+        return [{"root": root, **to_data(base)} for base in listed.bases if command.about(base)]
 
     def line(row: Row) -> str:
         held = row["leases"]
@@ -145,16 +146,16 @@ def verify(command: Command) -> Result:
     dry_run = command.arguments.dry_run
     step = base_steps.ReadBase if dry_run else base_steps.VerifyBase
 
-    def work(session: Session, host: Host, root: str, listed: Row) -> list[Row]:
+    def work(session: Session, host: Host, root: str, listed: base_steps.Listed) -> list[Row]:
         rows = []
-        for base in filter(command.about, listed["bases"]):
-            found = session.ask(step(root, base["name"], command.rate))
-            row = {"name": base["name"], **found, "mended": False, "why": ""}
-            if found["damaged"] and not dry_run:
+        for base in filter(command.about, listed.bases):
+            found = session.ask(step(root, base.name, command.rate))
+            row = {"name": base.name, **to_data(found), "mended": False, "why": ""}
+            if found.damaged and not dry_run:
                 try:
-                    mend = base_steps.MendBase(root, reference(command, base["name"]))
+                    mend = base_steps.MendBase(root, reference(command, base.name))
                     with answering(root, host.name, command.config) as answer:
-                        session.run([mend], answer=answer)
+                        session.ask(mend, answer)
                     row["mended"] = True
                 except SemisharedError as e:
                     row["why"] = e.line()
@@ -196,7 +197,7 @@ def _removed(session: Session, root: str, rows: Iterable[Row], is_dry: bool) -> 
     """Remove the bases of these rows that have no lease; return the rows, which say so."""
     gone = []
     for row in rows:
-        done = not is_dry and session.ask(base_steps.EvictBase(root, row["name"]))["evicted"]
+        done = not is_dry and session.ask(base_steps.EvictBase(root, row["name"])).evicted
         gone.append({**row, "evicted": done})
     return gone
 
@@ -205,10 +206,10 @@ def prune(command: Command) -> Result:
     """Remove what is over the limits of each host."""
     dry_run, config = command.arguments.dry_run, command.config
 
-    def work(session: Session, host: Host, root: str, listed: Row) -> list[Row]:
+    def work(session: Session, host: Host, root: str, listed: base_steps.Listed) -> list[Row]:
         limit = eviction.limits_of(host, config.bases_size_limit, config.bases_free_floor, listed)
-        bytes_of = {base["name"]: base["bytes"] for base in listed["bases"]}
-        chosen = eviction.choose([eviction.Held.of(row) for row in listed["bases"]], limit, listed["free"])
+        bytes_of = {base.name: base.bytes for base in listed.bases}
+        chosen = eviction.choose(listed.bases, limit, listed.free)
         rows = ({"name": name, "bytes": bytes_of[name]} for name in chosen)
         return _removed(session, root, rows, dry_run)
 
@@ -224,9 +225,9 @@ def evict(command: Command) -> Result:
     """Remove the bases of the named images that have no lease."""
     dry_run = command.arguments.dry_run
 
-    def work(session: Session, host: Host, root: str, listed: Row) -> list[Row]:
-        bases = filter(command.about, listed["bases"])
-        rows = ({name: base[name] for name in ("name", "leases", "bytes")} for base in bases)
+    def work(session: Session, host: Host, root: str, listed: base_steps.Listed) -> list[Row]:
+        bases = filter(command.about, listed.bases)
+        rows = ({"name": base.name, "leases": list(base.leases), "bytes": base.bytes} for base in bases)
         return _removed(session, root, rows, dry_run)
 
     def line(row: Row) -> str:

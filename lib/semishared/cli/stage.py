@@ -22,6 +22,7 @@ from ..front.staging import Staging
 from ..front.staging_round import Wanted, Wish
 from ..model.attributes import STAGE
 from ..model.store import template
+from ..named import to_data
 from ..opennebula.oned import Oned
 from ..opennebula.states import ImageState
 from ..opennebula.xml import Datastore, Host, Image
@@ -168,9 +169,8 @@ def summary(images: dict[int, Image], session: Staging, gone: Sequence[int] = ()
     sources = {"stream": 0, "peers": 0, "store": 0, "here": 0}
     for outcome in session.hosts.outcomes.values():
         for name, entry in outcome.sources.items():
-            sources[name if name in sources else "peers"] += entry["bytes"]
+            sources[name if name in sources else "peers"] += entry.bytes
     stream = session.stream
-    plain, packed = (n if isinstance(n, int) else None for n in map(stream.get, ("plain", "packed")))
     generations = {ref.id: ref.generation for ref in session.images.values()}
     return {
         "images": [
@@ -183,9 +183,9 @@ def summary(images: dict[int, Image], session: Staging, gone: Sequence[int] = ()
         "bytes": sources,
         "common": session.common,
         "unique": session.unique,
-        "stream": stream,
-        "ratio": round(packed / plain, 3) if packed is not None and plain else None,
-        "rate": int(packed / session.seconds) if packed is not None and session.seconds else None,
+        "stream": to_data(stream) if stream else {},
+        "ratio": round(stream.packed / stream.plain, 3) if stream and stream.plain else None,
+        "rate": int(stream.packed / session.seconds) if stream and session.seconds else None,
         "complete": not gone and all(outcome.ok for outcome in session.hosts.outcomes.values()),
         "hosts": rows,
         "gone": list(gone),

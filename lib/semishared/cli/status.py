@@ -28,6 +28,7 @@ from ..errors import BadArguments, SemisharedError
 from ..model.base import steps as base_steps
 from ..model.disk import names as disk_names
 from ..model.disk.place import NORMAL, OVERLAY
+from ..named import to_data
 from ..opennebula.states import name_of
 from ..opennebula.xml import Disk, Host, Image, Vm
 from ..plan.care.gc_places import place_of
@@ -73,7 +74,7 @@ class Cloud:
         self.hosts = self.oned.hosts()
         self.front_end = on.front_end_of(self.hosts)
         self.vms = {vm.id: self.oned.vm(vm.id) for vm in self.oned.vms()}
-        self.records: dict[tuple[str, int], Row] = {}
+        self.records: dict[tuple[str, int], base_steps.ReportedVm] = {}
         """(machine, VM) -> its records there."""
         self.bases: list[Row] = []
         self.kept: list[Row] = []
@@ -85,26 +86,25 @@ class Cloud:
         locations = sorted(set(map(on.location, ours)))
         systems = tuple(sorted(store.id for store in ours if store.is_system))
 
-        def look(session: Session, host: Host) -> list[Row]:
+        def look(session: Session, host: Host) -> list[tuple[base_steps.Reported, base_steps.Listed]]:
             answers = []
             for location in locations:
                 root = disk_names.base_store(location)
                 steps = (base_steps.ReportDisks(location, systems), base_steps.ListBases(root))
                 disks, bases = session.run(steps)
-                answers.append({**disks, **bases})
+                answers.append((disks, bases))
             return answers
 
         is_asked = any(host.name == self.front_end for host in hosts)
         machines = hosts if is_asked else [*hosts, self._own_host()]
         for machine, answers in self.survey.ask(machines, "status", self.config, look).items():
-            for answer in answers:
-                for vm in answer["vms"]:
-                    self.records[machine, vm["vm"]] = vm
-                for text in answer.get("errors", ()):
+            for said, listed in answers:
+                self.records.update({(machine, vm.vm): vm for vm in said.vms})
+                for text in said.errors:
                     self.survey.failed(machine, SemisharedError(text))
-                self.kept += [{"host": machine, **item} for item in answer.get("kept", ())]
-                self.bases += [{"host": machine, **base} for base in answer["bases"]]
-                self.space[machine] = {"free": answer["free"], "total": answer["total"]}
+                self.kept += [{"host": machine, **to_data(item)} for item in said.kept]
+                self.bases += [{"host": machine, **to_data(base)} for base in listed.bases]
+                self.space[machine] = {"free": listed.free, "total": listed.total}
 
     def _own_host(self) -> Host:
         from xml.etree import ElementTree
@@ -116,8 +116,8 @@ class Cloud:
     def rows(self, vm: Vm) -> list[Row]:
         """Return a row per disk of ours of a VM."""
         machine = self.front_end if vm.is_on_front_end else vm.host
-        there = self.records.get((machine, vm.id), {"disks": [], "error": ""})
-        by_number = {disk["disk"]: disk for disk in there["disks"]}
+        there = self.records.get((machine, vm.id), base_steps.ReportedVm(vm.id, -1, [], ""))
+        by_number = {disk.disk: disk for disk in there.disks}
         was_asked = machine in self.space
         # While an action is under way a disk may not be there yet, or be elsewhere.
         is_settled = place_of(vm, self.front_end, is_here) is not None
@@ -128,9 +128,9 @@ class Cloud:
             record = by_number.get(disk.id)
             image = self.images.get(disk.image_id)
             missing = "no record" if was_asked and record is None and is_settled else ""
-            # Hosts of older versions report what is wrong for a VM as a whole.
-            wrong = there.get("wrong", {}).get(str(disk.id), "") if "wrong" in there else there["error"]
-            said = {**dict.fromkeys(OF_RECORD), **(record or {})}
+            # What is wrong with the directory is wrong with all disks in it.
+            wrong = there.wrong.get(str(disk.id), "") if there.wrong or there.disks else there.error
+            said = {**dict.fromkeys(OF_RECORD), **(to_data(record) if record else {})}
             found.append(
                 {
                     "vm": vm.id,
@@ -149,7 +149,7 @@ class Cloud:
             )
         return found
 
-    def why(self, disk: Disk, image: Optional[Image], record: Optional[Row]) -> str:
+    def why(self, disk: Disk, image: Optional[Image], record: Optional[base_steps.ReportedDisk]) -> str:
         if image is None:
             return "volatile: its VM's own"
         store = self.stores.get(image.store_id)
@@ -157,7 +157,7 @@ class Cloud:
             return ""
         try:
             why = reason(image, store, disk)
-            has_left = record and record["how"] == OVERLAY.name and place(image, store).is_remote
+            has_left = record and record.how == OVERLAY.name and place(image, store).is_remote
             return f"{why}, detached since" if has_left else why
         except SemisharedError as e:
             return e.detail

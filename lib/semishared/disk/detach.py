@@ -23,7 +23,7 @@ from ..device import memory
 from ..errors import CannotDetach, ImageChanged, MemoryPromised
 from ..guest import active_layer, domain, go_over, job_lock
 from ..guest.active_layer import BASE, Switch
-from ..model.base.steps import DetachVm
+from ..model.base.steps import DetachedDisk, DetachedVm, DetachVm
 from ..model.disk import names as disk_names
 from ..model.disk.place import OVERLAY
 from ..model.disk.record import Record
@@ -40,8 +40,8 @@ FICLONE = 0x40049409
 """ioctl_ficlone(2)."""
 
 
-def detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
-    """Detach disks of a VM: {"vm", "disks": [{"disk", "generation", "bytes"}], "seconds", "error", "id"}.
+def detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> DetachedVm:
+    """Detach disks of a VM.
 
     An error is not raised, but reported as a line in `error`, with its `id`.
     """
@@ -56,7 +56,7 @@ def detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> dict[str, 
             answer["disks"] = _detach(step, planned, ask)
         finally:
             job_lock.leave(step.vm, step.vm_dir)
-    return answer
+    return DetachedVm(**answer)
 
 
 def _check_wanted(step: DetachVm, ask: room.Ask | None) -> None:
@@ -75,7 +75,7 @@ def _check_state(step: DetachVm) -> None:
         raise CannotDetach(f"domain {step.domain} of VM {step.vm} is {state} on {os.uname().nodename}")
 
 
-def _detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> list[dict[str, object]]:
+def _detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> list[DetachedDisk]:
     found = {disk: records.record_of(DiskRef(step.vm, disk, step.vm_dir)) for disk in step.disks}
     wanted = [
         (found[disk], generation)
@@ -104,11 +104,7 @@ def _detach(step: DetachVm, planned: Planned, ask: room.Ask | None) -> list[dict
             point("switch noted")
             go_over.settle(step.vm_dir, "")
     return [
-        {
-            "disk": switch.after.disk,
-            "generation": switch.after.of_image.generation,
-            "bytes": files.allocated(switch.after.path),
-        }
+        DetachedDisk(switch.after.disk, switch.after.of_image.generation, files.allocated(switch.after.path))
         for switch in switches
     ]
 

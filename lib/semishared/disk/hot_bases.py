@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Callable
 from ..base import cache
 from ..device import hot
 from ..errors import BadRecord, SemisharedError
+from ..model.base.steps import HotBase
 from ..model.disk.record import Record
 from . import records
 
@@ -67,7 +68,7 @@ def _copy(vm_dir: str, record: Record, lease: str, find: Callable[[str, str], st
     return find(cache.root_of(vm_dir), os.path.basename(base.directory))
 
 
-def said(vm_dir: str, record: Record) -> dict[str, str] | None:
+def said(vm_dir: str, record: Record) -> HotBase | None:
     """Return where the copy is, or why there is none; None for a disk that wants no copy."""
     if not record.reads_hot:
         return None
@@ -76,5 +77,5 @@ def said(vm_dir: str, record: Record) -> dict[str, str] | None:
     try:
         size = os.stat(base.lease(int(os.path.basename(vm_dir)), record.disk)).st_size
     except OSError:
-        return {"path": path, "why": "" if path else "the base is not here"}
-    return {"path": path, "why": "" if path else hot.why_not(root, size) or "from the next boot on"}
+        return HotBase(path, "" if path else "the base is not here")
+    return HotBase(path, "" if path else hot.why_not(root, size) or "from the next boot on")

@@ -10,7 +10,7 @@ import os
 from typing import Callable, Iterator
 
 from ..errors import SemisharedError
-from ..model.base.steps import ReportDisks
+from ..model.base.steps import ReportDisks, Reported, ReportedDisk, ReportedVm
 from ..model.disk import names as disk_names
 from ..model.disk.record import Record
 from ..tools import files, layers, progress
@@ -18,7 +18,7 @@ from ..tools.files import allocated
 from . import history, hot_bases, on_devices, records, retained_diffs
 
 
-def report(step: ReportDisks) -> dict[str, object]:
+def report(step: ReportDisks) -> Reported:
     """Return the VM directories of the system datastores: their disks' records, and bytes on this host."""
     found, put_aside, errors = [], [], []
     for system in step.systems:
@@ -39,13 +39,13 @@ def report(step: ReportDisks) -> dict[str, object]:
             except NotADirectoryError:
                 continue  # a file of another program, not a VM directory
             except OSError as e:
-                found.append({"vm": int(name), "system": system, "disks": [], "error": str(e)})
+                found.append(ReportedVm(int(name), system, [], str(e)))
                 continue
-            found.append({"vm": int(name), "system": system, **_disks(path, numbers)})
-    return {"vms": found, "kept": put_aside, "errors": errors}
+            found.append(_of_vm(path, system, numbers))
+    return Reported(found, put_aside, errors)
 
 
-def _disks(vm_path: str, numbers: list[int]) -> dict[str, object]:
+def _of_vm(vm_path: str, system: int, numbers: list[int]) -> ReportedVm:
     """Return the disks of a VM with readable records, and what is wrong with the others, by number."""
     disks, wrong = [], {}
     for number in numbers:
@@ -54,10 +54,10 @@ def _disks(vm_path: str, numbers: list[int]) -> dict[str, object]:
             disks += [_disk(vm_path, record)] if record else []
         except (SemisharedError, OSError) as e:
             wrong[str(number)] = getattr(e, "detail", str(e))
-    return {"disks": disks, "error": "; ".join(wrong.values()), "wrong": wrong}
+    return ReportedVm(int(os.path.basename(vm_path)), system, disks, "; ".join(wrong.values()), wrong)
 
 
-def _disk(vm_path: str, record: Record) -> dict[str, object]:
+def _disk(vm_path: str, record: Record) -> ReportedDisk:
     disk = record.disk
     size, snapshots = 0, 0
     if record.is_local:
@@ -67,20 +67,20 @@ def _disk(vm_path: str, record: Record) -> dict[str, object]:
         files = [f"{folder}/{number}" for number in numbers] or [plain]
         size, snapshots = sum(map(allocated, files)), max(len(numbers) - 1, 0)
     path = record.network.name if record.network else record.path
-    return {
-        "disk": disk,
-        "how": record.how,
-        "place": record.place.where,
-        "format": record.format,
-        "path": path,
-        "bytes": size,
-        "snapshots": 0 if record.place.commits else snapshots,
-        "image": record.image.to_data() if record.image else None,
-        "io_class": record.io_class,
-        "uncommitted": retained_diffs.waiting_bytes(record) if record.place.commits else None,
-        "device": on_devices.of_disk(vm_path, disk).mount(),
-        "hot": hot_bases.said(vm_path, record),
-    }
+    return ReportedDisk(
+        disk,
+        record.how,
+        record.place.where,
+        record.format,
+        path,
+        size,
+        0 if record.place.commits else snapshots,
+        record.image.to_data() if record.image else None,
+        record.io_class,
+        retained_diffs.waiting_bytes(record) if record.place.commits else None,
+        on_devices.of_disk(vm_path, disk).mount(),
+        hot_bases.said(vm_path, record),
+    )
 
 
 # What is unreadable in a VM directory, for `semishared doctor`; a removal keeps it, or is refused.

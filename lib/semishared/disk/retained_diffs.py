@@ -15,7 +15,7 @@ disk keeps its lease on the base (vm_dir.py).
 from __future__ import annotations
 
 import os
-from typing import Iterable
+from typing import TYPE_CHECKING, Iterable
 
 from ..base import cache
 from ..errors import BadRecord, DamagedLayer, DeviceMissing, LostWithMemory, StaleDirectory, ToolFailed
@@ -26,6 +26,10 @@ from ..model.steps import DiskRef
 from ..tools import beneath, files, layers, qemu_img
 from ..tools.effects import point
 from . import on_devices, records, vm_dir_siblings
+
+if TYPE_CHECKING:
+    from ..model.base.steps import KeptDisk
+    from ..model.disk.commit_steps import Kept
 
 
 def chain_of(record: Record) -> list[str]:
@@ -338,14 +342,18 @@ def _files_of(directory: str, disk: int) -> list[str]:
     return found if found or files.is_absent(plain, follow=True) else [plain]
 
 
-def find_kept(vm: int, location: str, systems: tuple[int, ...]) -> dict[str, object]:
+def find_kept(vm: int, location: str, systems: tuple[int, ...]) -> Kept:
     """Return what is `kept` of a VM in the system datastores of this host, as `found` does."""
-    return {"kept": [one for system in systems for one in found(f"{location}/{system}", vm)]}
+    from ..model.disk.commit_steps import Kept
+
+    return Kept([one for system in systems for one in found(f"{location}/{system}", vm)])
 
 
-def found(system: str, vm: int = -1) -> list[dict[str, object]]:
+def found(system: str, vm: int = -1) -> list[KeptDisk]:
     """Return the kept diffs (of one VM) in a system datastore: path, VM, disk, image, uncommitted bytes."""
-    answer: list[dict[str, object]] = []
+    from ..model.base.steps import KeptDisk
+
+    answer = []
     for name in sorted(os.listdir(system)) if os.path.isdir(system) else ():
         own = disk_names.beside_named(name)
         if own is None or own.kind != "kept" or vm not in (-1, own.vm):
@@ -354,22 +362,25 @@ def found(system: str, vm: int = -1) -> list[dict[str, object]]:
             answer += _said_of(f"{system}/{name}", own.vm, record)
         for number in _unknown(f"{system}/{name}"):
             held = _files_of(f"{system}/{name}", number)
-            unknown = {"path": f"{system}/{name}", "vm": own.vm, "disk": number, "image": None, "size": 0}
-            answer += [{**unknown, "bytes": sum(map(files.allocated, held))}] if held else []
+            size = sum(map(files.allocated, held))
+            answer += [KeptDisk(f"{system}/{name}", own.vm, number, None, size, 0)] if held else []
     return answer
 
 
-def _said_of(place: str, vm: int, record: Record) -> list[dict[str, object]]:
+def _said_of(place: str, vm: int, record: Record) -> list[KeptDisk]:
     """Return a kept diff's row; a damaged one has an `error`, and counts the bytes of all its files."""
+    from ..model.base.steps import KeptDisk
+
     held = _files_of(place, record.disk)
     image = record.image.to_data() if record.image else None
-    it: dict[str, object] = {"path": place, "vm": vm, "disk": record.disk, "image": image}
+    it = KeptDisk(place, vm, record.disk, image, 0, 0)
     try:
         if not held and not _is_there(record):
             return []
-        return [{**it, "bytes": waiting_bytes(record), "size": qemu_img.virtual_size(record.path, "qcow2")}]
+        size = qemu_img.virtual_size(record.path, "qcow2")
+        return [it._replace(bytes=waiting_bytes(record), size=size)]
     except (DamagedLayer, ToolFailed) as e:
-        return [{**it, "bytes": sum(map(files.allocated, held)), "size": 0, "error": e.detail}]
+        return [it._replace(bytes=sum(map(files.allocated, held)), error=e.detail)]
 
 
 def _is_there(record: Record) -> bool:

@@ -17,7 +17,9 @@ from typing import Any, Iterator
 
 from ..config import Config
 from ..errors import BadArguments, OnedUnavailable, SemisharedError
+from ..model import answers
 from ..model.base import names as base_names
+from ..model.base.steps import Listed
 from ..model.disk import names as disk_names
 from ..opennebula.oned import Oned
 from ..plan.base import eviction, sharing
@@ -145,16 +147,16 @@ def answer(root: str, question: dict[str, Any], host: str, config: Config) -> di
     if question.get("question") == "has":
         join(root, name, host)
         return {}
-    limit = _limits(question, host, config)
-    needed = eviction.number(question, "needed")
+    listed, needed = answers.reported(question), eviction.number(question, "needed")
+    limit = _limits(listed, host, config)
     if question.get("question") == "room":
         return {
             "evict": eviction.room_for_disk(
-                question, limit.floor, needed, tuple(map(str, _list(question, "last")))
+                listed, limit.floor, needed, tuple(map(str, _list(question, "last")))
             )
         }
     must, mends = (question.get(word) is True for word in ("must", "mends"))
-    evict = eviction.room(question, limit, host, needed, name, must=must, mends=mends)
+    evict = eviction.room(listed, limit, host, needed, name, must=must, mends=mends)
     # No other host can have a content without a known generation.
     found, are_others = _join(root, name, host, question.get("stays") is not False) if name else ([], False)
     # A host in a chain, before or behind others, costs more than its own time.
@@ -168,10 +170,10 @@ def answer(root: str, question: dict[str, Any], host: str, config: Config) -> di
     }
 
 
-def _limits(question: dict[str, Any], host: str, config: Config) -> eviction.Limits:
+def _limits(listed: Listed, host: str, config: Config) -> eviction.Limits:
     try:
         known = {item.name: item for item in Oned().hosts()}
     except OnedUnavailable:
         # A deploy needs no attributes of the host: without oned, the limits of all hosts hold.
         known = {}
-    return eviction.limits_of(known.get(host), config.bases_size_limit, config.bases_free_floor, question)
+    return eviction.limits_of(known.get(host), config.bases_size_limit, config.bases_free_floor, listed)

@@ -10,6 +10,7 @@ from ..errors import BadArguments
 from ..model.exchange import On, Part
 from ..model.refs import Step
 from ..model.rehearsal import Script, rehearsed
+from ..named import to_data
 from ..opennebula.args import HOST
 from .action import Action, Sessions
 
@@ -35,6 +36,7 @@ def rehearse_on_host(action: Action, stdin: str) -> Dict[str, Any]:
         raise BadArguments(f"the last argument is no host name: {host!r}")
     with Sessions(action) as sessions:
         (found,) = sessions.run(On(host, (RehearseHypervisor(action.name, tuple(action.argv), stdin),)))
-    for message in found["plan"]:
+    said: Dict[str, Any] = to_data(found)
+    for message in said["plan"]:
         message["host"] = host
-    return dict(found)
+    return said

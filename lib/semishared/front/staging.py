@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Callable, Iterator, Mapping, Sequence
+from typing import Callable, Iterator, Mapping, Optional, Sequence
 
 from ..config import Config
 from ..errors import (
@@ -21,6 +21,8 @@ from ..errors import (
     SemisharedError,
     TransferCorrupt,
 )
+from ..model.answers import reported
+from ..model.base import steps as base_steps
 from ..model.base.names import from_data, within
 from ..model.refs import ImageRef
 from ..model.steps import StageBase, Step
@@ -71,7 +73,7 @@ class Staging:
         self._contents: dict[str, Mapping[int, str]] = {}
         self.transports: list[str] = []
         self.sender = ""
-        self.stream: dict[str, object] = {}
+        self.stream: Optional[base_steps.Streamed] = None
         self.common = self.unique = 0
         """Bytes that hosts lacked at first: those of several hosts, counted once, and the rest."""
 
@@ -165,12 +167,12 @@ class Staging:
         for host in (host for host, wanted in wants.items() if item in wanted):
             self.hosts.outcomes[host].fail(f"image {item.image.id}: {error.line()}", item.image.base_prefix)
 
-    def _settled(self, item: Wanted, answers: Mapping[str, Mapping[str, object]]) -> ImageRef:
+    def _settled(self, item: Wanted, answers: Mapping[str, base_steps.DescribedBase]) -> ImageRef:
         """Return an image with the generation that hosts are to have; then its extents are known."""
         image = item.image
-        knowing = [host for host, answer in answers.items() if answer["has"] or answer["manifest"]]
+        knowing = [host for host, answer in answers.items() if answer.has or answer.manifest]
         if not image.generation:
-            known = {str(answer["current"]) for answer in answers.values() if answer["current"]}
+            known = {answer.current for answer in answers.values() if answer.current}
             if len(known) > 1:
                 raise ImageChanged(f"image {image.id} changes while it is to be staged")
             image = image._replace(generation=known.pop() if known else "")
@@ -199,11 +201,11 @@ class Staging:
             self.hosts.note(host, error.line())
         raise error
 
-    def _read_whole(self, item: Wanted, answers: Mapping[str, Mapping[str, object]]) -> tuple[str, str]:
+    def _read_whole(self, item: Wanted, answers: Mapping[str, base_steps.DescribedBase]) -> tuple[str, str]:
         """Have one host stage an image from the store, as a clone does; return host and generation."""
-        reaching = [name for name, answer in answers.items() if not answer["trouble"]]
+        reaching = [name for name, answer in answers.items() if not answer.trouble]
         if not reaching:
-            why = next((str(answer["trouble"]) for answer in answers.values()), "no host answers")
+            why = next((answer.trouble for answer in answers.values()), "no host answers")
             raise NotSupported(f"no host that answers reaches image {item.image.id} on its store ({why})")
         for host in reaching[:-1]:
             try:
@@ -216,19 +218,19 @@ class Staging:
         image = item.image
         self.hosts.note(host, "reads the image whole: nobody knows its hashes yet")
         with self.hosts.session(host) as session:
-            (answer,) = session.run(
-                [StageBase(self.root, image)], answer=lambda question: self._answer(host, question)
+            staged = session.ask(
+                StageBase(self.root, image), answer=lambda question: self._answer(host, question)
             )
-        self.hosts.outcomes[host].add({"store": {"extents": 0, "bytes": session.moved.get("store_read", 0)}})
-        generation = str(answer["generation"]) if isinstance(answer, dict) else ""
-        if isinstance(answer, dict) and "snapshot" in answer:
-            self._on_bridge(item.bridge, NameGeneration(image, answer["snapshot"], generation))
-        return host, generation
+        read = base_steps.FromSource(0, session.moved.get("store_read", 0))
+        self.hosts.outcomes[host].add({"store": read})
+        if staged.snapshot >= 0:
+            self._on_bridge(item.bridge, NameGeneration(image, staged.snapshot, staged.generation))
+        return host, staged.generation
 
     def _answer(self, host: str, question: dict[str, object]) -> dict[str, object]:
         """Return the bases to remove; the session decides from which hosts others fetch this base."""
         return (
-            {"evict": self._room(host, question, eviction.number(question, "needed"), ())}
+            {"evict": self._room(host, reported(question), eviction.number(question, "needed"), ())}
             if question.get("question") == "base"
             else {}
         )
@@ -238,7 +240,7 @@ class Staging:
             session.run([step])
 
     def _room(
-        self, host: str, listed: Mapping[str, object], needed: int, keep: Sequence[str]
+        self, host: str, listed: base_steps.Listed, needed: int, keep: Sequence[str]
     ) -> tuple[str, ...]:
         config = self.hosts.config
         limit = eviction.limits_of(
@@ -267,8 +269,7 @@ class Staging:
             else:
                 try:
                     where[host] = {
-                        image.base_name: str(answer.get("where", ""))
-                        for image, answer in zip(asked[host], answers)
+                        image.base_name: answer.where for image, answer in zip(asked[host], answers)
                     }
                     keep = sorted(_names(asked[host]))
                     gone: list[str] = []
@@ -298,17 +299,16 @@ class Staging:
         return not all(hosts.outcomes[host].ok for host in asked)
 
     def _said(
-        self, images: Sequence[ImageRef], host: str, answers: Sequence[Mapping[str, object]]
+        self, images: Sequence[ImageRef], host: str, answers: Sequence[base_steps.DescribedBase]
     ) -> sharing.Said:
         lacks = {}
         for image, answer in zip(images, answers):
-            if not answer["has"]:
+            if not answer.has:
                 content = self._contents[image.base_name]
                 lacks[image.base_name] = set(
-                    content if answer["lacks"] is None else within(from_data(answer["lacks"]), content)
+                    content if answer.lacks is None else within(from_data(answer.lacks), content)
                 )
-        told = answers[0].get("tools")
-        tools = self.hosts.tools[host] = frozenset(map(str, told if isinstance(told, list) else ()))
+        tools = self.hosts.tools[host] = frozenset(answers[0].tools)
         return sharing.Said(
             host, {"udp-sender", "udp-receiver"} <= tools, _names(images) - lacks.keys(), lacks
         )

@@ -12,11 +12,12 @@ from typing import IO, Callable, Iterator, Mapping, Sequence
 
 from ..config import COMPRESSORS, Config
 from ..errors import BaseBusy, HostFailed, HostUnreachable, NotSupported, SemisharedError
+from ..model import answers
 from ..model.base import names as base_names
 from ..model.base import steps as base_steps
 from ..model.disk import names as disk_names
 from ..model.refs import ImageRef
-from ..named import NamedTuple
+from ..named import NamedTuple, to_data
 from ..opennebula.xml import Host
 from ..plan.base import staging as plan
 from ..plan.base.sharing import Assignment, Plan
@@ -54,17 +55,16 @@ class Outcome:
         """Whether it has all its bases."""
         self.lacks: set[str] = set()
         """Names of the bases that it lacks, as far as known."""
-        self.sources: dict[str, dict[str, int]] = {}
+        self.sources: dict[str, base_steps.FromSource] = {}
         self.troubles: list[str] = []
         self.why = self.refused = ""
         """Why it lacks some: the last failure, and images that were not available to any host."""
 
-    def add(self, sources: object) -> None:
+    def add(self, sources: Mapping[str, base_steps.FromSource]) -> None:
         """Add the bytes of one round, by source."""
-        for name, entry in (sources if isinstance(sources, dict) else {}).items():
-            known = self.sources.setdefault(name, {"extents": 0, "bytes": 0})
-            for key in known:
-                known[key] += int(entry[key])
+        for name, entry in sources.items():
+            known = self.sources.get(name, base_steps.FromSource(0, 0))
+            self.sources[name] = base_steps.FromSource(*map(sum, zip(known, entry)))
 
     def fail(self, why: str, name: str) -> None:
         """Note that a base is not available, and why."""
@@ -74,7 +74,7 @@ class Outcome:
     def data(self) -> dict[str, object]:
         return {
             "ok": self.ok,
-            "sources": self.sources,
+            "sources": to_data(self.sources),
             "troubles": self.troubles,
             "why": self.why,
             "lacks": sorted(self.lacks),
@@ -125,16 +125,15 @@ class Hosts:
 
     def describe(
         self, root: str, wants: Mapping[str, Sequence[ImageRef]]
-    ) -> dict[str, list[dict[str, object]]]:
+    ) -> dict[str, list[base_steps.DescribedBase]]:
         """Return each host's answers about the bases of images, in their order, if it answers."""
-        found: dict[str, list[dict[str, object]]] = {}
+        found: dict[str, list[base_steps.DescribedBase]] = {}
 
         def ask(name: str) -> None:
             if self.all[name].is_offline:
                 raise NotSupported("the host is offline in OpenNebula")
             with self._kept(name) as session:
-                answers = session.run([base_steps.DescribeBase(root, image) for image in wants[name]])
-                found[name] = [answer for answer in answers if isinstance(answer, dict)]
+                found[name] = session.run([base_steps.DescribeBase(root, image) for image in wants[name]])
 
         self.on(list(wants), ask)
         return {name: found[name] for name in wants if name in found}
@@ -199,10 +198,10 @@ class Round:
         self._begun = 0.0
         self._left: set[str] = set()
         self._stream: Session | None = None
-        self._streamed: dict[str, object] = {}
+        self._streamed: base_steps.Streamed | None = None
         self._ended = threading.Event()
 
-    def run(self) -> dict[str, object]:
+    def run(self) -> base_steps.Streamed | None:
         """Carry it out; return the sender's facts about the stream."""
         streaming = [item.host for item in self.plan.hosts if item.stream]
         with portbase(self.root, self.hosts.config.staging_portbase if streaming else 0) as port:
@@ -256,10 +255,10 @@ class Round:
                     if not isinstance(message, dict):
                         continue
                     if message.get("event") == "done":
-                        self._done(item, outcome, message)
+                        self._done(item, outcome, message["results"][0])  # type: ignore[index]
                         break
                     if message.get("event") == "came":
-                        self._came(outcome, message)
+                        self._came(outcome, answers.one(item.host, base_steps.FetchBases, message))
                     if message.get("event") == "base":
                         self._base(item, outcome, str(message.get("name")))
                     if message.get("event") == "progress":
@@ -279,13 +278,9 @@ class Round:
                 self._sessions.pop(item.host, None)
         hosts.tell(event="host", host=item.host, have=1, of=1, source="", done=True)
 
-    def _done(self, item: Assignment, outcome: Outcome, message: dict[str, object]) -> None:
-        results = message.get("results")
+    def _done(self, item: Assignment, outcome: Outcome, fetched: base_steps.Fetched) -> None:
         outcome.lacks -= {way.name for way in item.ways}
-        self._came(
-            outcome,
-            results[0] if isinstance(results, list) and results and isinstance(results[0], dict) else {},
-        )
+        self._came(outcome, fetched)
         outcome.ok, outcome.why = True, ""
 
     def _base(self, item: Assignment, outcome: Outcome, name: str) -> None:
@@ -298,11 +293,10 @@ class Round:
                 pass  # a hint; it is noted again in the end
             self.hosts.tell(event="base", host=item.host, name=name)
 
-    def _came(self, outcome: Outcome, found: dict[str, object]) -> None:
+    def _came(self, outcome: Outcome, found: base_steps.Fetched) -> None:
         """Note the bytes that a host has got, even if it could not get all."""
-        outcome.add(found.get("sources"))
-        troubles = found.get("troubles")
-        outcome.troubles += [str(text) for text in troubles] if isinstance(troubles, list) else []
+        outcome.add(found.sources)
+        outcome.troubles += found.troubles
 
     def _progress(self, host: str, message: dict[str, object]) -> None:
         have, of, speed, came = (_number(message, key) for key in ("have", "of", "speed", "came"))
@@ -350,8 +344,7 @@ class Round:
                 session.begin([step], last=True)
                 if self._ended.is_set():
                     session.send(end="stream")
-                (answer,) = session.finish()
-                self._streamed = answer if isinstance(answer, dict) else {}
+                (self._streamed,) = session.finish()
         except (SemisharedError, OSError, ValueError) as e:
             if not self._ended.is_set():
                 hosts.note(

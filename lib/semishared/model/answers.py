@@ -9,40 +9,20 @@ plan/image/disk_image.py compares them with oned's.
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 from ..errors import FalseAnswer
 from .refs import Step, answer_of
 from .shapes import Misfit, Shape, declared, read, shown, wrong
-from .vm.move_steps import SendVm
 
-MAYBE_TEXT = ("text", None)
+if TYPE_CHECKING:
+    from .base.steps import Listed
+
 RESTED = ({"rest?": "text", "why?": "text"}, None)
-KEPT_DISK = {
-    "path": "path",
-    "vm": "count",
-    "disk": "count",
-    "image": ("json", None),
-    "bytes": "count",
-    "size": "count",
-    "error?": "text",
-}
 ON_STORE = {"on_store": "json", "how": "text", "readonly": "flag"}
 ELSE = {"on_store?": "never"}
 SEEN = {"path": "path", "seen": "text", "age": "number", "bytes": "count"}
 STAGED = {**SEEN, "lives?": ("flag", None)}
-BASE = {
-    "name": "base",
-    "leases": ["lease"],
-    "bytes": "count",
-    "size": "count",
-    "staged": "real",
-    "used": "real",
-    "damaged": "flag",
-    "device": "text",
-    "here?": "flag",
-}
-BASES = {"bases": [BASE], "total": "count", "free": "count", "whole": "count"}
 DONE = {"seconds": "real", "error": "text", "id": "text"}
 COMMITTED = {
     "bytes": "count",
@@ -86,14 +66,6 @@ DEVICE = {
     "watched?": "flag",
     "limit?": ("number", None),
 }
-VERIFIED = {
-    "bad": ["number"],
-    "damaged": "flag",
-    "bytes": "count",
-    "seconds": "real",
-    "leases": ["lease"],
-    "wrong_in_memory?": "flag",
-}
 WRONG = {"id": "text", "detail": "text"}
 SNAPSHOT = {
     "name": "text",
@@ -116,8 +88,6 @@ SHARE = {
 }
 STORED = {"age": "number", "size": "count", "made": "text", "watchers": ["text"], "clones": ["text"]}
 PASSING = {"watchers": ["text"], "snapshots": {"*": {"name": "text", "age": "number", "clones": ["text"]}}}
-SERVED = {"codec": "text", "plain": "count"}
-FETCHED = {"sources": {"*": {"extents": "count", "bytes": "count"}}, "troubles": ["text"]}
 IN_POOL = {"images": ["count"], "lacks": ["text"], "beside": ["text"]}
 KEY = {"monitors": "text", "fs": "text", "path": "text", "user": "text", "key": "text", "access": "text"}
 DISK_SEEN = (
@@ -161,7 +131,6 @@ STORE_SEEN = {
 
 ANSWERS: dict[str, Shape] = {
     # of VMs and their disks
-    "StageBase": ({"generation": "generation", "snapshot?": "count"}, None),
     "SaveDisk": RESTED,
     "CopyOut": RESTED,
     "FillImage": RESTED,
@@ -186,7 +155,6 @@ ANSWERS: dict[str, Shape] = {
         "bases": ["base"],
     },
     "KeepStale": {"kept": ["text"], "seen": "text"},
-    "FindKept": {"kept": [KEPT_DISK]},
     # of images in stores
     "SeeImage": {"frozen": "flag", "generation": "generation"},
     "LendContent": {"generation": "generation", "snapshot": "snapshot"},
@@ -204,67 +172,6 @@ ANSWERS: dict[str, Shape] = {
     "FindSnapshots": {"*": PASSING},
     "DropSnapshot": {"removed": "flag"},
     # of bases
-    "ListBases": BASES,
-    "VerifyBase": VERIFIED,
-    "ReadBase": VERIFIED,
-    "MendBase": {"relinked": ["text"]},
-    "EvictBase": {"evicted": "flag", "bytes": "count"},
-    "DescribeBase": {
-        **BASES,
-        "generation": "generation",
-        "current": "generation",
-        "has": "flag",
-        "manifest": "flag",
-        "needed": "count",
-        "where": "text",
-        "lacks": ("json", None),
-        "tools": ["text"],
-        "trouble": "text",
-    },
-    "ServeBase": SERVED,
-    "ServeExtents": SERVED,
-    "FetchBases": FETCHED,
-    "StreamBases": {**SERVED, "packed": "count", "resent_percent": "real", "dropped": "count"},
-    "DetachVm": {
-        "vm": "count",
-        "disks": [{"disk": "count", "generation": "generation", "bytes": "count"}],
-        **DONE,
-    },
-    "ReportDisks": {
-        "errors": ["text"],
-        "vms": [
-            {
-                "vm": "count",
-                "system": "count",
-                "error": "text",
-                "wrong?": {"#": "text"},
-                "disks": [
-                    {
-                        "disk": "count",
-                        "how": "text",
-                        "place": "text",
-                        "format": "text",
-                        "path": "text",
-                        "bytes": "count",
-                        "snapshots": "count",
-                        "image": ("json", None),
-                        "io_class": "text",
-                        "uncommitted": ("count", None),
-                        "device": "text",
-                        "hot": ({"path": "text", "why": "text"}, None),
-                    }
-                ],
-            }
-        ],
-        "kept": [KEPT_DISK],
-    },
-    "RehearseHypervisor": {
-        "plan": [
-            {"host": "text", "steps": ["json"], "answers?": ["json"], "during?": "text", "follows?": "text"}
-        ],
-        "open": "flag",
-        "stdout": "text",
-    },
     # of devices
     "ListDevices": {"devices": [DEVICE]},
     "SetDevices": {"labelled": ["text"], "closed": ["text"], "gone": ["text"]},
@@ -380,7 +287,6 @@ EVENTS: dict[str, Shape] = {
         "source?": "text",
         "ready?": "flag",
     },
-    "came": {f"{name}?": shape for name, shape in FETCHED.items()},
     "base": {"name": "base"},
     "ask": {
         "question?": "text",
@@ -389,10 +295,11 @@ EVENTS: dict[str, Shape] = {
         "rests?": "text",
         "needed?": "number",
         "last?": ["text"],
-        **{f"{name}?": shape for name, shape in BASES.items()},
     },
 }
 """Shapes of a machine's messages while it works, by event."""
+OF_STEPS = {"sent": "SendVm", "came": "FetchBases"}
+"""Events that say what the answer to a step does, earlier."""
 SENDING = frozenset({"SendVm", "SendManifest", "ServeBase", "ServeExtents"})
 """Steps whose data goes to the front-end."""
 
@@ -402,14 +309,22 @@ def shape(step: type[Step]) -> Shape:
     return ANSWERS.get(step.__name__) or declared(answer_of(step), step.__module__)
 
 
+def reported(question: dict[str, Any]) -> Listed:
+    """Return the report of ListBases in a machine's question."""
+    from .base.steps import ListBases
+
+    report: Listed = _read(question, shape(ListBases), "the host has asked with")
+    return report
+
+
 def heard(machine: str, steps: Sequence[type[Step]], message: dict[str, Any]) -> None:
     """Raise FalseAnswer for a message that no machine of ours sends during these steps."""
     event = message.get("event")
     if event == "done":
         message["results"] = checked(machine, steps, message.get("results"))
         said: Shape = {"moved?": {"*": "count"}}
-    elif event == "sent":
-        said = shape(SendVm)
+    elif isinstance(event, str) and event in OF_STEPS:
+        said = next((shape(step) for step in steps if step.__name__ == OF_STEPS[event]), "never")
     elif isinstance(event, str) and event in EVENTS:
         said = EVENTS[event]
     else:
@@ -431,7 +346,11 @@ def one(machine: str, step: type[Step], answer: object) -> Any:
     said = shape(step)
     if said is None:
         return None
+    return _read(answer, said, f"{machine} has answered", f" to {step.__name__}")
+
+
+def _read(value: object, said: Shape, before: str, behind: str = "") -> Any:
     try:
-        return read(answer, said)
+        return read(value, said)
     except Misfit as e:
-        raise FalseAnswer(f"{machine} has answered {e} to {step.__name__}") from None
+        raise FalseAnswer(f"{before} {e}{behind}") from None

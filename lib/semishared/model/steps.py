@@ -8,9 +8,10 @@ text. Sizes are bytes; paths are absolute.
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import BadArguments
+from ..named import Named
 from .disk import snapshot_steps
 from .disk.snapshot_steps import *  # noqa: F403
 from .refs import DiskRef as DiskRef
@@ -22,6 +23,9 @@ from .store.access import Access as Access
 from .store.access import pool_and_name as pool_and_name
 from .vm import move_steps
 from .vm.move_steps import *  # noqa: F403 - the vocabulary is one, in files of a size to read
+
+if TYPE_CHECKING:
+    from .shapes import Generation
 
 
 class State(enum.Enum):
@@ -51,7 +55,15 @@ class ReplaceLostBases(Step[None]):
     vm_dir: str
 
 
-class StageBase(Step[Any]):
+class StagedBase(Named):
+    """The base that is there."""
+
+    generation: Generation
+    snapshot: int = -1
+    """What NameGeneration is to name, -1 if it has its name."""
+
+
+class StageBase(Step[StagedBase]):
     """Have a verified base of the image in the host's base store `root`."""
 
     root: str

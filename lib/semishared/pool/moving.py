@@ -226,7 +226,7 @@ def held(step: ListHeld) -> list[dict[str, object]]:
     for name, folder in folders.on_devices(base_names.bases(step.root)).items():
         described = room.describe(cache.at(step.root, name)) if base_names.named(name) else None
         if described:
-            row = {key: described[key] for key in ("bytes", "leases")}
+            row = {"bytes": described.bytes, "leases": described.leases}
             found.append({"part": BASES, "name": name, "device": folder.uuid, **row})
     return found
 

@@ -11,7 +11,7 @@ from typing import IO, Any, Callable, Iterable, Sequence
 
 from ..errors import SemisharedError
 from ..model.base.names import within
-from ..model.base.steps import Part
+from ..model.base.steps import Fetched, FromSource, Part
 from ..tools import extents
 from .partial import Partial
 
@@ -163,7 +163,7 @@ class Account:
 
     def __init__(self, target: Targets, tell: Tell) -> None:
         self._target, self._tell, self._told = target, tell, 0.0
-        self.sources: dict[str, dict[str, int]] = {}
+        self.sources: dict[str, FromSource] = {}
         self.troubles: list[str] = []
 
     def came(self, source: str, extents_before: int, packed: int, **more: Any) -> None:
@@ -176,13 +176,12 @@ class Account:
 
     def count(self, source: str, extents: int, size: int) -> None:
         """Add to what `source` delivered; `size` in bytes."""
-        entry = self.sources.setdefault(source, {"extents": 0, "bytes": 0})
-        entry["extents"] += extents
-        entry["bytes"] += size
+        entry = self.sources.get(source, FromSource(0, 0))
+        self.sources[source] = FromSource(entry.extents + extents, entry.bytes + size)
 
-    def data(self) -> dict[str, object]:
+    def data(self) -> Fetched:
         """Return the account as the answer to the front-end."""
-        return {"sources": self.sources, "troubles": self.troubles}
+        return Fetched(self.sources, self.troubles)
 
     def tell(self, source: str, *, now: bool = False, **more: object) -> None:
         """Report progress to the front-end, at most once in TELL_S seconds unless `now`."""
@@ -193,7 +192,7 @@ class Account:
                 have=self._target.count,
                 of=self._target.total,
                 source=source,
-                came=self.sources.get(source, {}).get("bytes", 0),
+                came=self.sources.get(source, FromSource(0, 0)).bytes,
                 **more,
             )
 

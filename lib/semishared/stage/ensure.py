@@ -22,7 +22,7 @@ from ..errors import SemisharedError, ToolFailed
 from ..model.base import names as base_names
 from ..model.disk import names as disk_names
 from ..model.disk.record import Record
-from ..model.steps import ImageRef
+from ..model.steps import ImageRef, StagedBase
 from ..named import NamedTuple
 from ..tools import beneath, extents, files, inspection, locks
 from ..tools.effects import Undo, point
@@ -155,11 +155,11 @@ def ensure(
     )
 
 
-def stage(root: str, image: ImageRef, ask: room.Ask | None) -> dict[str, object]:
-    """Ensure the base of an image; return its `generation`, and what `NameGeneration` publishes."""
+def stage(root: str, image: ImageRef, ask: room.Ask | None) -> StagedBase:
+    """Ensure the base of an image; return its generation, and what `NameGeneration` publishes."""
     content = store.content(image)
     base, _ = ensure(root, image, ask, content=content)
-    return {"generation": base.generation, **content.unnamed()}
+    return StagedBase(base.generation, content.unnamed())
 
 
 def _have(

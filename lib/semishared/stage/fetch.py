@@ -30,9 +30,10 @@ from ..errors import (
     WrongFormat,
 )
 from ..model.base import names as base_names
-from ..model.base.steps import FetchBases, Part
+from ..model.base.steps import FetchBases, Fetched, Part
 from ..model.disk import names as disk_names
 from ..model.steps import ImageRef
+from ..named import to_data
 from ..plan.base import eviction
 from ..tools import files, inspection, locks, progress
 from ..tools.rate_limit import standing_back
@@ -49,8 +50,8 @@ Held = Sequence[tuple[Part, "IO[str] | None"]]
 """Bases whose image locks are held; the lock is None if the caller holds it."""
 
 
-def receive(step: FetchBases, tell: Tell, poll: Callable[[], object]) -> dict[str, object]:
-    """Fetch the bases of a step; return {"sources", "troubles"}: `sources` is empty if all were here already.
+def receive(step: FetchBases, tell: Tell, poll: Callable[[], object]) -> Fetched:
+    """Fetch the bases of a step; return what came from where.
 
     Raise the error of a base that no source delivers, after all others are here. Raise BaseBusy if another
     action is making one and the step does not `wait`.
@@ -80,7 +81,7 @@ def receive(step: FetchBases, tell: Tell, poll: Callable[[], object]) -> dict[st
         reception.wait(waiting_since)
 
 
-def fill(step: FetchBases, tell: Tell, poll: Callable[[], object]) -> dict[str, object]:
+def fill(step: FetchBases, tell: Tell, poll: Callable[[], object]) -> Fetched:
     """Fetch and publish bases whose locks the caller holds; raise the error of the first that fails."""
     reception = _Reception(step, tell, poll)
     reception.fill([(part, None) for part in step.parts])
@@ -166,7 +167,7 @@ class _Reception:
         finally:
             self._targets.close()
 
-    def end(self, busy: SemisharedError | None = None) -> dict[str, object]:
+    def end(self, busy: SemisharedError | None = None) -> Fetched:
         """Return the account; raise the error of a base that is missing, else `busy`."""
         lacking = [target for target in self._targets.all if not target.is_published]
         error: SemisharedError | None = next((target.error for target in lacking if target.error), None)
@@ -176,7 +177,7 @@ class _Reception:
             error = self._filling.error or HostUnreachable("nobody has the base")
         error = error or busy
         if error:
-            self._tell(event="came", **self.account.data())
+            self._tell(event="came", **to_data(self.account.data()))
             raise error
         return self.account.data()
 

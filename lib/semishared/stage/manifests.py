@@ -15,7 +15,7 @@ from ..device import folders
 from ..errors import ImageChanged, MissingImage, SemisharedError
 from ..model.base import names as base_names
 from ..model.base.names import Ranges, ranges, within
-from ..model.base.steps import DescribeBase, Part, SendManifest, StreamBases
+from ..model.base.steps import DescribeBase, DescribedBase, Part, SendManifest, StreamBases
 from ..model.device import names as device_names
 from ..model.refs import ImageRef
 from ..tools import compress, extents
@@ -82,7 +82,7 @@ def _of_store(left: list[str], where: dict[str, tuple[ImageRef, int]]) -> Iterat
 # What a host reports of an image's base before a session, and whether the image is unchanged.
 
 
-def describe(step: DescribeBase) -> dict[str, object]:
+def describe(step: DescribeBase) -> DescribedBase:
     """Return what the front-end plans a session with; an unreachable store is reported as `trouble`."""
     image = step.image
     content = store.content(image)
@@ -104,18 +104,18 @@ def describe(step: DescribeBase) -> dict[str, object]:
         *compress.available(),
         *(name for name in ("udp-sender", "udp-receiver") if shutil.which(name, path=PATH)),
     ]
-    return {
-        "generation": wanted.generation,
-        "current": current,
-        "has": has,
-        "manifest": found is not None,
-        "needed": wants,
-        "where": uuid,
-        "lacks": [] if has else _lacks(step.root, wanted, found),
-        "tools": tools,
-        "trouble": trouble,
-        **room.list_bases(step.root, device_names.device(step.root, uuid)),
-    }
+    return DescribedBase(
+        **room.list_bases(step.root, device_names.device(step.root, uuid))._asdict(),
+        generation=wanted.generation,
+        current=current,
+        has=has,
+        manifest=found is not None,
+        needed=wants,
+        where=uuid,
+        lacks=[] if has else _lacks(step.root, wanted, found),
+        tools=tools,
+        trouble=trouble,
+    )
 
 
 def _lacks(root: str, image: ImageRef, found: extents.Manifest | None) -> Ranges | None:

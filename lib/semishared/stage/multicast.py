@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Callable
 
 from ..errors import HostUnreachable, SemisharedError, StreamFailed, ToolTimeout
-from ..model.base.steps import FetchBases, StreamBases
+from ..model.base.steps import FetchBases, StreamBases, Streamed
 from ..tools import compress, progress
 from ..tools.effects import point
 from ..tools.program import Program, started
@@ -148,7 +148,7 @@ def slice_size() -> int:
         return SMALL_SLICE
 
 
-def send(step: StreamBases, poll: Callable[[], object]) -> dict[str, object]:
+def send(step: StreamBases, poll: Callable[[], object]) -> Streamed:
     """Multicast the shared extents; return codec, plain and packed bytes, and the share that was resent."""
     stand_back()
     argv = [
@@ -198,7 +198,7 @@ def send(step: StreamBases, poll: Callable[[], object]) -> dict[str, object]:
                 progress.count("sent", len(piece))
         program.end_of_input()
         _wait(program, poll)
-    return {"codec": name, "plain": plain, "packed": packed, **_statistics(program.last)}
+    return Streamed(name, plain, packed, *_statistics(program.last))
 
 
 def _given_up(program: Program, poll: Callable[[], object]) -> Callable[[float], None]:
@@ -232,11 +232,11 @@ def _wait(program: Program, poll: Callable[[], object]) -> None:
             raise ToolTimeout(f"udp-sender does not end: {said}")
 
 
-def _statistics(said: str) -> dict[str, object]:
+def _statistics(said: str) -> tuple[float, int]:
     """Return the percentage of packets that udp-sender sent again, and how many receivers it dropped."""
     found = re.findall(r"re-xmits=\d+ \( *([0-9.]+)%\)", said)
     dropped = sorted(set(re.findall(r"[Dd]ropp(?:ing|ed) client #(\d+)", said)))
-    return {"resent_percent": float(found[-1]) if found else 0.0, "dropped": len(dropped)}
+    return float(found[-1]) if found else 0.0, len(dropped)
 
 
 def receive(step: FetchBases, target: Targets, account: Account, orders: Orders) -> None:

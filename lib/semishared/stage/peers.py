@@ -24,7 +24,7 @@ from ..config import Config, load
 from ..errors import HostUnreachable, MissingImage, SemisharedError, ToolTimeout
 from ..model.base import names as base_names
 from ..model.base.names import ALL, within
-from ..model.base.steps import ServeBase, ServeExtents
+from ..model.base.steps import ServeBase, Served, ServeExtents
 from ..tools import compress, extents, locks, progress
 from ..tools.compress import Bytes
 from ..tools.rate_limit import Pace, stand_back
@@ -341,14 +341,12 @@ def _in_groups(ready: Sequence[Wanted], is_rest: bool, rate: int) -> Iterator[Se
     return (ready[at : at + size] for at in range(0, len(ready), size))
 
 
-def serve_extents(
-    step: ServeExtents, tell: Callable[..., None], write: Callable[[Bytes], None]
-) -> dict[str, object]:
+def serve_extents(step: ServeExtents, tell: Callable[..., None], write: Callable[[Bytes], None]) -> Served:
     """Write the extents as packets; `tell` sends events beside them."""
     return _serve(((b"", group) for group in groups_of(step.root, step.wanted, step.rate)), step, tell, write)
 
 
-def serve(step: ServeBase, tell: Callable[..., None], write: Callable[[Bytes], None]) -> dict[str, object]:
+def serve(step: ServeBase, tell: Callable[..., None], write: Callable[[Bytes], None]) -> Served:
     """Write a base as packets; `tell` sends events beside them."""
     return _serve(groups(step.root, step.name, step.wanted, step.rate, step.knows), step, tell, write)
 
@@ -358,7 +356,7 @@ def _serve(
     step: ServeBase | ServeExtents,
     tell: Callable[..., None],
     write: Callable[[Bytes], None],
-) -> dict[str, object]:
+) -> Served:
     stand_back()
     with ExitStack() as stack:
         if step.apart and load().is_network_trusted:
@@ -373,7 +371,7 @@ def _serve(
                 for some in [group] if out.packs else [[item] for item in group]:
                     out.send(out.sealer.extents(some))
                     out.plain += sum(len(item.content) for item in some)
-    return {"codec": out.sealer.compressor, "plain": out.plain}
+    return Served(out.sealer.compressor, out.plain)
 
 
 class Coming:

@@ -21,7 +21,7 @@ from ..base import cache, room
 from ..device import hot
 from ..errors import ImageChanged, MissingImage
 from ..model.base import names as base_names
-from ..model.base.steps import MendBase, ReadBase, VerifyBase
+from ..model.base.steps import MendBase, MendedBase, ReadBase, VerifiedBase, VerifyBase
 from ..model.disk import names as disk_names
 from ..tools import extents, files, locks, progress
 from ..tools.effects import point
@@ -34,16 +34,16 @@ Tell = Callable[..., None]
 TELL_S = 1.0
 
 
-def verify(step: VerifyBase, tell: Tell) -> dict[str, object]:
+def verify(step: VerifyBase, tell: Tell) -> VerifiedBase:
     """Compare a base with its manifest, read from the disk; take the base out of use if it differs."""
     base = cache.at(step.root, step.name)
     if not cache.is_published(base):
         if os.path.lexists(base.damaged):
-            return {"bad": [], "damaged": True, "bytes": 0, "seconds": 0.0, **_held(base)}
+            return VerifiedBase([], True, 0, 0.0, _held(base))
         raise MissingImage(f"base {step.name} is not there on {os.uname().nodename}")
     if step.only:
         doubted = rotten.doubt(step.root, step.name, step.only)
-        return {"bad": doubted, "damaged": bool(doubted), "bytes": 0, "seconds": 0.0, **_held(base)}
+        return VerifiedBase(doubted, bool(doubted), 0, 0.0, _held(base))
     stand_back(19)
     started = time.monotonic()
     inode = os.stat(base.image).st_ino
@@ -55,21 +55,14 @@ def verify(step: VerifyBase, tell: Tell) -> dict[str, object]:
     if wrong:
         # Guests that read from the copy keep it open; the next boot opens the base itself.
         hot.drop(step.root, step.name)
-    found = {
-        "bad": bad,
-        "damaged": bool(bad),
-        "bytes": size,
-        "seconds": time.monotonic() - started,
-        **_held(base),
-    }
-    return {**found, "wrong_in_memory": wrong} if copy else found
+    return VerifiedBase(bad, bool(bad), size, time.monotonic() - started, _held(base), wrong)
 
 
-def read(step: ReadBase, tell: Tell) -> dict[str, object]:
+def read(step: ReadBase, tell: Tell) -> VerifiedBase:
     """Compare a base with its manifest as `verify` does, but change nothing."""
     base = cache.at(step.root, step.name)
     if os.path.lexists(base.damaged) and not os.path.lexists(base.image):
-        return {"bad": [], "damaged": True, "bytes": 0, "seconds": 0.0, **_held(base)}
+        return VerifiedBase([], True, 0, 0.0, _held(base))
     # The leases of an evicted base still are its file.
     paths = [base.image, *(f"{base.leases}/{name}" for name in room.leases(base))]
     path = next((path for path in paths if os.path.exists(path)), "")
@@ -78,18 +71,12 @@ def read(step: ReadBase, tell: Tell) -> dict[str, object]:
     stand_back(19)
     started = time.monotonic()
     bad, size = _compare(base, path, Pace(step.rate), tell)
-    return {
-        "bad": bad,
-        "damaged": bool(bad),
-        "bytes": size,
-        "seconds": time.monotonic() - started,
-        **_held(base),
-    }
+    return VerifiedBase(bad, bool(bad), size, time.monotonic() - started, _held(base))
 
 
-def _held(base: cache.Base) -> dict[str, object]:
+def _held(base: cache.Base) -> tuple[str, ...]:
     described = room.describe(base)
-    return {"leases": described["leases"] if described else []}
+    return described.leases if described else ()
 
 
 def _compare(base: cache.Base, path: str, pace: Pace, tell: Tell) -> tuple[list[int], int]:
@@ -172,7 +159,7 @@ def _open_through_cache(path: str) -> int:
     return fd
 
 
-def mend(step: MendBase, ask: room.Ask | None) -> dict[str, object]:
+def mend(step: MendBase, ask: room.Ask | None) -> MendedBase:
     """Fetch a base that is out of use again and relink its leases; return the names of those leases."""
     base, _ = ensure(step.root, step.image, ask, want=room.MENDED)
     inode = os.stat(base.image).st_ino
@@ -194,4 +181,4 @@ def mend(step: MendBase, ask: room.Ask | None) -> dict[str, object]:
     with locks.exclusive(cache.lock_path(step.root, base)):
         files.unlink(base.damaged)
     point("base mended")
-    return {"relinked": relinked}
+    return MendedBase(relinked)

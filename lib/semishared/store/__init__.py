@@ -64,8 +64,8 @@ class Content(Protocol):
     def publish(self, found: Manifest, seen: Any) -> None:
         """Publish `found` as the content of `seen`, if this machine may write to the store."""
 
-    def unnamed(self) -> dict[str, object]:
-        """Return the arguments of `name` for what `publish` was not allowed to publish, {} for none."""
+    def unnamed(self) -> int:
+        """Return the snapshot that `publish` was not allowed to name, -1 for none."""
 
     def tidy(self) -> None:
         """Remove the staged files that killed writers left beside the image."""

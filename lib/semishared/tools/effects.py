@@ -16,7 +16,7 @@ import signal
 import time
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Callable, Dict, Iterator
+from typing import Any, Callable, Dict, Iterator
 
 from ..errors import SemisharedError
 
@@ -77,7 +77,7 @@ class Undo:
 
 
 @contextmanager
-def told(**answer: object) -> Iterator[Dict[str, object]]:
+def told(**answer: object) -> Iterator[Dict[str, Any]]:
     """Yield the answer to a step, for the block to fill in; add "seconds", "error" and "id".
 
     "error" is the line of the SemisharedError or OSError that ended the block, '' for none. The block's

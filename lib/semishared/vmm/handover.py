@@ -19,7 +19,7 @@ from ..tools.ending import ended
 from .on_host import Work
 
 if TYPE_CHECKING:
-    from ..model.base.steps import RehearseHypervisor
+    from ..model.base.steps import Rehearsed, RehearseHypervisor
 
 
 def run(here: str, argv: list[str]) -> int:
@@ -47,8 +47,9 @@ def run(here: str, argv: list[str]) -> int:
     return ended(caught(name if name in PLANNERS else "with_records", act))
 
 
-def rehearse(step: RehearseHypervisor) -> dict[str, Any]:
-    """Return, as JSON data, what the action would do; raise what the action would raise."""
+def rehearse(step: RehearseHypervisor) -> Rehearsed:
+    """Return what the action would do; raise what the action would raise."""
+    from ..model.base.steps import Rehearsed, RehearsedMessage
     from ..model.rehearsal import rehearsed
     from ..model.vm.hypervisor_steps import look_instead
 
@@ -60,4 +61,6 @@ def rehearse(step: RehearseHypervisor) -> dict[str, Any]:
 
     # The vmm scripts decide by this, too.
     is_ours = os.path.lexists(disk_names.records(asked.vm_dir))
-    return rehearsed(planned(asked) if is_ours else forwarded(asked), do, look_instead).to_data()
+    found = rehearsed(planned(asked) if is_ours else forwarded(asked), do, look_instead)
+    messages = [RehearsedMessage(**message.to_data()) for message in found.messages]
+    return Rehearsed(messages, found.is_open, found.answer)

@@ -8,12 +8,15 @@ model/steps.py, which every action loads, does not import them: `steps.from_data
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Optional
 
 from ...errors import BadArguments
-from ...named import NamedTuple
+from ...named import Named, NamedTuple
 from ..refs import ImageRef, Step, looks
 from .names import Ranges, from_data
+
+if TYPE_CHECKING:
+    from ..shapes import Base, Count, Disk, Generation, Lease, Path
 
 
 class Part(NamedTuple):
@@ -53,14 +56,215 @@ class Part(NamedTuple):
         )
 
 
+class HeldBase(Named):
+    """A base on a host."""
+
+    name: Base
+    bytes: Count
+    staged: float
+    """When it was staged: seconds since the epoch."""
+    used: float
+    """When a lease on it was last taken or given up, or it was staged: seconds since the epoch."""
+    leases: tuple[Lease, ...]
+    size: Count
+    damaged: bool
+    device: str
+    here: bool = True
+    """Whether it is on the file system for which room is wanted."""
+
+    @property
+    def image(self) -> str:
+        return self.name.rsplit("-", 1)[0]
+
+
+class Listed(Named):
+    """The bases of a host, and the room for more."""
+
+    bases: list[HeldBase]
+    total: Count
+    """Bytes of the file system for which room is wanted."""
+    free: Count
+    whole: Count
+    """Bytes of all devices, of which a limit may be a share."""
+
+
+class VerifiedBase(Named):
+    """How a base compares with its manifest."""
+
+    bad: list[int]
+    """Extents that differ; -1: the manifest or the size does."""
+    damaged: bool
+    bytes: Count
+    seconds: float
+    leases: tuple[Lease, ...]
+    wrong_in_memory: bool = False
+
+
+class MendedBase(Named):
+    """What has become of a damaged base."""
+
+    relinked: list[str]
+    """Leases that were given the new content."""
+
+
+class EvictedBase(Named):
+    """Whether a base was removed, and the bytes of it."""
+
+    evicted: bool
+    bytes: Count
+
+
+class KeptDisk(Named):
+    """A diff of a deleted VM that is kept."""
+
+    path: Path
+    vm: Count
+    disk: Count
+    image: Any
+    bytes: Count
+    """Not committed."""
+    size: Count
+    error: str = ""
+
+
+class HotBase(Named):
+    """The copy in memory of a disk's base, or why there is none."""
+
+    path: str
+    why: str
+
+
+class ReportedDisk(Named):
+    """What the record of a disk says, and what the disk takes."""
+
+    disk: Count
+    how: str
+    place: str
+    format: str
+    path: str
+    bytes: Count
+    snapshots: Count
+    image: Any
+    io_class: str
+    uncommitted: Optional[Count]
+    device: str
+    hot: Optional[HotBase]
+
+
+class ReportedVm(Named):
+    """The disks of a VM on a host."""
+
+    vm: Count
+    system: Count
+    disks: list[ReportedDisk]
+    error: str
+    wrong: dict[Disk, str] = {}
+    """What is wrong with the records of other disks."""
+
+
+class Reported(Named):
+    """All VMs with our records on a host."""
+
+    vms: list[ReportedVm]
+    kept: list[KeptDisk]
+    errors: list[str]
+
+
+class Served(Named):
+    """What a peer has sent of a base."""
+
+    codec: str
+    plain: Count
+    """Bytes before compression."""
+
+
+class Streamed(Served):
+    """What was multicast to the receivers of a session."""
+
+    packed: Count
+    resent_percent: float
+    dropped: Count
+    """Receivers that were given up."""
+
+
+class FromSource(Named):
+    """What one source has delivered."""
+
+    extents: Count
+    bytes: Count
+
+
+class Fetched(Named):
+    """Where bases have come from."""
+
+    sources: dict[str, FromSource]
+    """Empty if all were here already."""
+    troubles: list[str]
+
+
+class RehearsedMessage(Named):
+    """One message of a rehearsed plan (rehearsal.Noted)."""
+
+    host: str
+    steps: list[Any]
+    answers: Optional[list[Any]] = None
+    during: str = ""
+    follows: str = ""
+
+
+class Rehearsed(Named):
+    """A rehearsed plan (rehearsal.Script)."""
+
+    plan: list[RehearsedMessage]
+    open: bool
+    stdout: str
+
+
+class DetachedDisk(Named):
+    """A disk that lies over a base of its host now."""
+
+    disk: Count
+    generation: Generation
+    bytes: Count
+
+
+class DetachedVm(Named):
+    """How disks were detached, or why not."""
+
+    vm: Count
+    disks: list[DetachedDisk]
+    seconds: float
+    error: str
+    id: str
+
+
+class DescribedBase(Listed):
+    """What a host reports of a base before a session."""
+
+    generation: Generation
+    current: Generation
+    """Of the image now."""
+    has: bool
+    manifest: bool
+    needed: Count
+    """Bytes that the base is going to take."""
+    where: str
+    """The device on which it would be made."""
+    lacks: Any
+    """Extents that are not here (names.Ranges); None: unknown."""
+    tools: list[str]
+    trouble: str
+    """Why the store is out of reach, '' if it is not."""
+
+
 @looks
-class ListBases(Step[Any]):
+class ListBases(Step[Listed]):
     """Report all bases of the host, and the capacity of the file system that they are on."""
 
     root: str
 
 
-class VerifyBase(Step[Any]):
+class VerifyBase(Step[VerifiedBase]):
     """Read a base from the disk and compare every extent with its manifest; take it out of use if one is
     wrong.
     """
@@ -74,7 +278,7 @@ class VerifyBase(Step[Any]):
 
 
 @looks
-class ReadBase(Step[Any]):
+class ReadBase(Step[VerifiedBase]):
     """Compare a base as VerifyBase does, and change nothing: one that is wrong stays in use."""
 
     root: str
@@ -83,14 +287,14 @@ class ReadBase(Step[Any]):
     """Bytes per second at most, 0 for no limit."""
 
 
-class MendBase(Step[Any]):
+class MendBase(Step[MendedBase]):
     """Make the base `image` anew in place of the damaged one, and give its leases the new content."""
 
     root: str
     image: ImageRef
 
 
-class EvictBase(Step[Any]):
+class EvictBase(Step[EvictedBase]):
     """Remove a base that has no lease."""
 
     root: str
@@ -98,14 +302,14 @@ class EvictBase(Step[Any]):
 
 
 @looks
-class ReportDisks(Step[Any]):
+class ReportDisks(Step[Reported]):
     """Report the disks of all VMs here with our records, for `semishared status`. No store is touched."""
 
     location: str
     systems: tuple[int, ...]
 
 
-class ServeBase(Step[Any]):
+class ServeBase(Step[Served]):
     """Send the extents `wanted` of a base, also of one that is being made here; packets follow as data."""
 
     root: str
@@ -124,7 +328,7 @@ class ServeBase(Step[Any]):
     """The receiver has the manifest, which goes first otherwise."""
 
 
-class ServeExtents(Step[Any]):
+class ServeExtents(Step[Served]):
     """Send extents by their hashes, from any base, also one that is being made; packets follow as data.
 
     Extents that are not here, and not about to come, are not sent.
@@ -151,7 +355,7 @@ class SendManifest(Step[None]):
     image: ImageRef
 
 
-class FetchBases(Step[Any]):
+class FetchBases(Step[Fetched]):
     """Have the bases of `parts`: from other bases here, the stream of a session, its hosts, holders, and the
     store.
     """
@@ -181,7 +385,7 @@ class FetchBases(Step[Any]):
     """Wait while a clone or another session is at the same image; else raise BaseBusy."""
 
 
-class StreamBases(Step[Any]):
+class StreamBases(Step[Streamed]):
     """Send the `shared` extents of the parts to all receivers of a session at once (udpcast).
 
     They go as they arrive here; the rest is read from the store.
@@ -202,7 +406,7 @@ class StreamBases(Step[Any]):
 
 
 @looks
-class RehearseHypervisor(Step[Any]):
+class RehearseHypervisor(Step[Rehearsed]):
     """Report what a hypervisor action would do, and do nothing; `argv`, `stdin` are OpenNebula's."""
 
     action: str
@@ -210,7 +414,7 @@ class RehearseHypervisor(Step[Any]):
     stdin: str
 
 
-class DetachVm(Step[Any]):
+class DetachVm(Step[DetachedVm]):
     """Detach disks of a VM, which read from the store, onto bases of this host; report each, or why it stays.
 
     The VM may run. The machine asks, when it has the VM to itself, whether oned still has it in the same
@@ -228,7 +432,7 @@ class DetachVm(Step[Any]):
     """Bytes per second at which layers are copied, 0 for no limit."""
 
 
-class DescribeBase(Step[Any]):
+class DescribeBase(Step[DescribedBase]):
     """Report whether the base of an image's current generation (or `image.generation`) is here, and what
     staging needs.
     """

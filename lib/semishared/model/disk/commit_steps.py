@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...named import Named
+from ..base.steps import KeptDisk
 from ..refs import DiskRef, ImageRef, Step, looks
 
 
@@ -91,8 +93,14 @@ class KeepStale(Step[Any]):
     seen: str
 
 
+class Kept(Named):
+    """The diffs of a VM that are kept."""
+
+    kept: list[KeptDisk]
+
+
 @looks
-class FindKept(Step[Any]):
+class FindKept(Step[Kept]):
     """Report the diffs of a VM that were kept when it was deleted, and what is not committed of each."""
 
     vm: int

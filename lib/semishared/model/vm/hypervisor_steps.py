@@ -21,6 +21,8 @@ class ReadVm(Step["Optional[str]"]):
 
 
 class Recorded(Named):
+    """The records of some disks."""
+
     records: list[Any]
     """Of disks, as JSON data."""
 

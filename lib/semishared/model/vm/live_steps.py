@@ -13,6 +13,8 @@ from ..refs import Step, looks
 
 
 class SeenDomain(Named):
+    """What a migration has to know of a running guest."""
+
     xml: str
     snapshots: list[str]
     """Names of its system snapshots."""

@@ -23,6 +23,8 @@ class SeenVm(Named):
 
 
 class MarkedVm(SeenVm):
+    """What MarkVm reports of a VM directory."""
+
     token: Token
     """The name of the mark, '' without one."""
     seen: str
@@ -38,11 +40,15 @@ class MarkedVm(SeenVm):
 
 
 class FoundVm(SeenVm):
+    """What LookForVm reports of a VM directory."""
+
     same: bool
     """Whether it is the marked one."""
 
 
 class SentVm(Named):
+    """What was sent of a VM directory."""
+
     sha256: Digest
     """Of the stream."""
     seen: str
@@ -52,15 +58,21 @@ class SentVm(Named):
 
 
 class RenamedVm(Named):
+    """The fingerprint of the directory that was copied."""
+
     seen: str
 
 
 class KeptVm(Named):
+    """Whether a VM directory was removed."""
+
     kept: str
     """Why the directory stays, '' if it is gone."""
 
 
 class DescribedVm(Named):
+    """What a machine has of a VM."""
+
     present: bool
     records: list[Any]
     """Of its disks (disk/record.py), as JSON data."""
@@ -76,6 +88,8 @@ class OpenedDisk(Named):
 
 
 class WrittenProbe(Named):
+    """A probe that another host is to find."""
+
     name: Probe
 
 

@@ -19,38 +19,8 @@ from ...named import NamedTuple
 from ...units import amount, human
 
 if TYPE_CHECKING:
+    from ...model.base.steps import DescribedBase, HeldBase, Listed
     from ...opennebula.xml import Host
-
-
-class Held(NamedTuple):
-    """A base on a host."""
-
-    name: str
-    """<store>-<image>-<generation>"""
-    bytes: int
-    staged: float
-    """When it was staged: seconds since the epoch."""
-    used: float
-    """When a lease on it was last taken or given up, or it was staged: seconds since the epoch."""
-    leases: int
-    is_here: bool = True
-    """Whether it is on the file system for which room is wanted."""
-
-    @property
-    def image(self) -> str:
-        return self.name.rsplit("-", 1)[0]
-
-    @classmethod
-    def of(cls, row: dict[str, Any]) -> Held:
-        """Return a base as a host lists it (base/room.py)."""
-        return cls(
-            row["name"],
-            row["bytes"],
-            row["staged"],
-            row["used"],
-            len(row["leases"]),
-            row.get("here", True) is True,
-        )
 
 
 class Limits(NamedTuple):
@@ -70,10 +40,10 @@ def limits(size_limit: str, free_floor: str, total: int, whole: int = 0) -> Limi
     )
 
 
-def limits_of(host: Host | None, size_limit: str, free_floor: str, listed: Mapping[str, Any]) -> Limits:
+def limits_of(host: Host | None, size_limit: str, free_floor: str, listed: Listed) -> Limits:
     """Return the limits for what a host lists: its own attributes, else those of all; raise BadAttribute."""
     size_limit, free_floor = BASES_LIMIT.text(host) or size_limit, BASES_FLOOR.text(host) or free_floor
-    return limits(size_limit, free_floor, number(listed, "total"), number(listed, "whole"))
+    return limits(size_limit, free_floor, listed.total, listed.whole)
 
 
 def _bytes(key: str, text: str, total: int, none: int) -> int:
@@ -91,9 +61,9 @@ def _bytes(key: str, text: str, total: int, none: int) -> int:
         ) from None
 
 
-def superseded(bases: Sequence[Held]) -> set[str]:
+def superseded(bases: Sequence[HeldBase]) -> set[str]:
     """Return the bases of images of which the host has a younger one."""
-    newest: dict[str, Held] = {}
+    newest: dict[str, HeldBase] = {}
     for base in bases:
         known = newest.get(base.image)
         if known is None or (base.staged, base.name) > (known.staged, known.name):
@@ -101,17 +71,17 @@ def superseded(bases: Sequence[Held]) -> set[str]:
     return {base.name for base in bases if newest[base.image] is not base}
 
 
-def missing(bases: Sequence[Held], limit: Limits, free: int, needed: int = 0) -> int:
+def missing(bases: Sequence[HeldBase], limit: Limits, free: int, needed: int = 0) -> int:
     """Return the bytes that have to go before `needed` more can come; 0 or less if there is room."""
     return max(_over(bases, limit, needed), limit.floor + needed - free)
 
 
-def _over(bases: Sequence[Held], limit: Limits, needed: int) -> int:
+def _over(bases: Sequence[HeldBase], limit: Limits, needed: int) -> int:
     return sum(base.bytes for base in bases) + needed - limit.most if limit.most >= 0 else 0
 
 
 def choose(
-    bases: Sequence[Held], limit: Limits, free: int, needed: int = 0, keep: Collection[str] = ()
+    bases: Sequence[HeldBase], limit: Limits, free: int, needed: int = 0, keep: Collection[str] = ()
 ) -> list[str]:
     """Return the bases to remove, in that order, to make room for `needed` bytes; it may not be enough.
 
@@ -125,28 +95,21 @@ def choose(
     chosen: list[str] = []
     for is_for_all in (False, True):
         for base in candidates:
-            if base.name not in chosen and (over > 0 if is_for_all else short > 0 and base.is_here):
+            if base.name not in chosen and (over > 0 if is_for_all else short > 0 and base.here):
                 chosen.append(base.name)
                 over -= base.bytes
                 short -= base.bytes
     return chosen
 
 
-def _listed(listed: Mapping[str, Any]) -> tuple[list[Held], int]:
-    """Return the bases that a host lists, and the bytes free beside them (base/room.py)."""
-    rows = listed.get("bases")
-    bases = [Held.of(row) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    return bases, number(listed, "free")
-
-
 def number(data: Mapping[str, Any], key: str) -> int:
-    """Return a number in a host's answer, 0 if it is none."""
+    """Return a number in a host's question, 0 if it is none."""
     value = data.get(key)
     return value if isinstance(value, int) else 0
 
 
 def room(
-    listed: Mapping[str, Any],
+    listed: Listed,
     limit: Limits,
     host: str,
     needed: int,
@@ -158,14 +121,12 @@ def room(
 
     With `must`, only the bytes have to fit, whatever the limits. A base that `mends` replaces a damaged one.
     """
-    bases, free = _listed(listed)
+    bases, free = listed.bases, listed.free
     if mends:
         limit = Limits(-1, 0)
     chosen = choose(bases, limit, free, needed, keep)
     stay = [base for base in bases if base.name not in chosen]
-    gone = sum(base.bytes for base in bases if base.is_here) - sum(
-        base.bytes for base in stay if base.is_here
-    )
+    gone = sum(base.bytes for base in bases if base.here) - sum(base.bytes for base in stay if base.here)
     left = missing(stay, Limits(-1, 0) if must else limit, free + gone, needed)
     if left > 0:
         what = "are missing" if must else "over its size limit or free-space floor"
@@ -173,35 +134,35 @@ def room(
     return chosen
 
 
-def of_session(answers: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], int]]:
+def of_session(answers: Sequence[DescribedBase]) -> list[tuple[Listed, int]]:
     """Return what a host lists of each file system that a session's bases go to, and the bytes they need.
 
     `answers`: of the host for each base, with the bases and the room `where` that one would be made.
     """
-    places = list(dict.fromkeys(str(answer.get("where", "")) for answer in answers))
-    groups = [[answer for answer in answers if str(answer.get("where", "")) == place] for place in places]
-    return [(group[0], sum(number(answer, "needed") for answer in group)) for group in groups]
+    groups: dict[str, list[DescribedBase]] = {}
+    for answer in answers:
+        groups.setdefault(answer.where, []).append(answer)
+    return [(group[0], sum(answer.needed for answer in group)) for group in groups.values()]
 
 
-def after(listed: Mapping[str, Any], gone: Collection[str], coming: int) -> Mapping[str, Any]:
+def after(listed: Listed, gone: Collection[str], coming: int) -> Listed:
     """Return what a host would list without `gone`, with `coming` bytes on its other file systems."""
-    rows = [row for row in listed.get("bases", ()) if isinstance(row, dict)]
-    left = [row for row in rows if row["name"] not in gone]
-    freed = sum(base.bytes for base in map(Held.of, rows) if base.is_here and base.name in gone)
+    left = [base for base in listed.bases if base.name not in gone]
+    freed = sum(base.bytes for base in listed.bases if base.here and base.name in gone)
     if coming:
-        left.append({"name": "", "bytes": coming, "staged": 0, "used": 0, "leases": ["0-0"], "here": False})
-    return {**listed, "bases": left, "free": number(listed, "free") + freed}
+        from ...model.base.steps import HeldBase
+
+        left.append(HeldBase("", coming, 0, 0, ("0-0",), coming, False, "", False))
+    return listed._replace(bases=left, free=listed.free + freed)
 
 
-def room_for_disk(
-    listed: Mapping[str, Any], floor: int, needed: int, last: Collection[str] = ()
-) -> list[str]:
+def room_for_disk(listed: Listed, floor: int, needed: int, last: Collection[str] = ()) -> list[str]:
     """Return the bases to remove for a guest's disk of `needed` bytes.
 
     Those in `last`, from which the disk comes, go only if all others are not enough.
     """
-    bases, free = _listed(listed)
+    bases, free = listed.bases, listed.free
     limit = Limits(-1, floor)
     chosen = choose(bases, limit, free, needed, last)
-    gone = sum(base.bytes for base in bases if base.is_here and base.name in chosen)
+    gone = sum(base.bytes for base in bases if base.here and base.name in chosen)
     return chosen if missing([], limit, free + gone, needed) <= 0 else choose(bases, limit, free, needed)

@@ -14,7 +14,7 @@ from ...errors import SemisharedError
 from ...model.attributes import DETACH
 from ...model.base.steps import DetachVm
 from ...model.disk.record import Record, described
-from ...model.exchange import On, Part
+from ...model.exchange import Part, ask
 from ...model.refs import ImageRef
 from ...model.vm.move_steps import DescribedVm
 from ...named import NamedTuple
@@ -128,12 +128,12 @@ def _one(vm: Found, staged: Mapping[Tuple[ImageRef, str], Staged], rate: int) ->
         asked.vm, asked.vm_dir, asked.domain, numbers, tuple(base.generation for base in bases), rate
     )
     try:
-        (answer,) = yield On(asked.host, (step,))
+        answer = yield from ask(asked.host, step)
     except SemisharedError as e:
         return [row(asked, record, how="failed", why=e.line(), id=e.id) for record in vm.remote]
-    how = "failed" if answer["error"] else "detached"
+    how = "failed" if answer.error else "detached"
     return [
-        row(asked, record, how=how, why=answer["error"], id=answer["id"], seconds=answer["seconds"])
+        row(asked, record, how=how, why=answer.error, id=answer.id, seconds=answer.seconds)
         for record in vm.remote
     ]
 

@@ -107,10 +107,10 @@ def frozen(host: str, bridge: str, image: s.ImageRef, root: str) -> Part[s.Image
         yield On(bridge, (i.FreezeImage(image),))
     generation = seen["generation"]
     if not generation and root:
-        (staged,) = yield On(host, (s.StageBase(root, image),))
-        generation = str(staged["generation"])
-        if "snapshot" in staged:
-            yield On(bridge, (i.NameGeneration(image, staged["snapshot"], generation),))
+        staged = yield from ask(host, s.StageBase(root, image))
+        generation = staged.generation
+        if staged.snapshot >= 0:
+            yield On(bridge, (i.NameGeneration(image, staged.snapshot, generation),))
     return image._replace(generation=generation)
 
 

@@ -91,9 +91,9 @@ class DirContent:
         if not self._is_written():
             image.publish_generation(self._stored, found, seen)
 
-    def unnamed(self) -> dict[str, object]:
-        """Return {}: hosts publish generations themselves."""
-        return {}
+    def unnamed(self) -> int:
+        """Return -1: hosts publish generations themselves."""
+        return -1
 
     def tidy(self) -> None:
         """Remove stale staged files."""

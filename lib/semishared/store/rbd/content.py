@@ -87,7 +87,7 @@ class RbdContent:
     def __init__(self, image: ImageRef) -> None:
         self._image = image
         self._generations: dict[int, str] = {}
-        self._unnamed: dict[str, object] = {}
+        self._unnamed = -1
 
     def _place(self) -> tuple[ceph.Pool, str]:
         # On first use only: a named generation with a base on this host needs no cluster.
@@ -151,10 +151,10 @@ class RbdContent:
     def publish(self, found: extents.Manifest, seen: Seen) -> None:
         """Note that the bridge must name an unnamed snapshot: this machine's key is read-only."""
         if not self.generation(seen):
-            self._unnamed = {"snapshot": seen.snapshot}
+            self._unnamed = seen.snapshot
 
-    def unnamed(self) -> dict[str, object]:
-        """Return what the bridge needs to name the published content."""
+    def unnamed(self) -> int:
+        """Return the snapshot of the published content, if the bridge must name it."""
         return self._unnamed
 
     def tidy(self) -> None:
