@@ -101,8 +101,8 @@ class Content:
     def publish(self, found: Manifest, seen: int) -> None:
         self._image.known = (seen, found.generation)
 
-    def unnamed(self) -> Dict[str, object]:
-        return {}
+    def unnamed(self) -> int:
+        return -1
 
     def tidy(self) -> None:
         pass

@@ -28,15 +28,9 @@ def pool(*names: str) -> gc_stores.Pool:
     return gc_stores.Pool("fe", 110, "one", ACCESS, names)
 
 
-def look(name: str, **more: Any) -> dict[str, Any]:
-    return {
-        "age": 7200,
-        "size": 1 << 20,
-        "made": f"datastore 110 one/{name}",
-        "watchers": [],
-        "clones": [],
-        **more,
-    }
+def look(name: str, **more: Any) -> image_steps.StoredImage:
+    usual = image_steps.StoredImage(7200, 1 << 20, f"datastore 110 one/{name}", [], [])
+    return usual._replace(**more)
 
 
 def test_only_ours_that_oned_does_not_know_are_looked_at() -> None:
@@ -127,8 +121,8 @@ def test_images_with_snapshots_are_looked_at_but_for_what_an_action_is_at() -> N
 )
 def test_which_snapshots_go_and_which_stay(snapshot: str, more: dict[str, Any], kind: str, keep: str) -> None:
     known, name = dataclasses.replace(KNOWN, idle=frozenset({"one/one-7"})), more.get("image", "one-7")
-    there = {"name": snapshot, "age": more.get("age", 7200), "clones": more.get("clones", [])}
-    found = {name: {"watchers": more.get("watchers", []), "snapshots": {"17": there}}}
+    there = image_steps.PassingSnapshot(snapshot, more.get("age", 7200), more.get("clones", []))
+    found = {name: image_steps.PassingSnapshots(more.get("watchers", []), {"17": there})}
     looks = (
         {"one-7.semishared-0123456789ab": look("x", watchers=[more["making"]])} if "making" in more else {}
     )

@@ -156,21 +156,6 @@ ANSWERS: dict[str, Shape] = {
     },
     "KeepStale": {"kept": ["text"], "seen": "text"},
     # of images in stores
-    "SeeImage": {"frozen": "flag", "generation": "generation"},
-    "LendContent": {"generation": "generation", "snapshot": "snapshot"},
-    "BeginSession": {"open_by": ["text"]},
-    "CheckWriters": (["text"], None),
-    "FindClone": "text",
-    "SeeSession": "text",
-    "StageImage": "stored",
-    "BeginChange": {"hidden": "stored", "change": "text"},
-    "CloneStored": {"made": "text"},
-    "FreezeImage": ("generation", None),
-    "ReceiveImage": {"generation": "generation"},
-    "ListPool": ["text"],
-    "LookAtImages": {"*": STORED},
-    "FindSnapshots": {"*": PASSING},
-    "DropSnapshot": {"removed": "flag"},
     # of bases
     # of devices
     "ListDevices": {"devices": [DEVICE]},

@@ -32,6 +32,17 @@ from ..model.store.access import Access
 if TYPE_CHECKING:
     from ..model.disk.network_disk import NetworkDisk
     from ..model.refs import Owner
+    from ..model.store.datastore_steps import Received
+    from ..model.store.image_steps import (
+        BegunChange,
+        BegunSession,
+        Dropped,
+        LentContent,
+        MadeClone,
+        PassingSnapshots,
+        SeenImage,
+        StoredImage,
+    )
     from ..tools.extents import Manifest
     from .commit.claims import Committed, Diff
 
@@ -272,10 +283,10 @@ class Store(Protocol):
 class Bridged(Store, Protocol):
     """A store whose images the bridge changes and a host fills; image.source is what the bridge returned."""
 
-    def look(self, image: ImageRef) -> Dict[str, object]:
+    def look(self, image: ImageRef) -> SeenImage:
         """Return whether the present content is frozen, and its generation."""
 
-    def lend(self, image: ImageRef) -> Dict[str, str]:
+    def lend(self, image: ImageRef) -> LentContent:
         """Return a `snapshot` of the present content that lasts until the next session; its `generation`."""
 
     def hold(self, image: ImageRef) -> None:
@@ -290,7 +301,7 @@ class Bridged(Store, Protocol):
     def show(self, image: ImageRef, staged: str) -> None:
         """Publish an image that `stage` made."""
 
-    def clone_for(self, image: ImageRef, clone: str, size: int, seq: int = -1) -> Dict[str, str]:
+    def clone_for(self, image: ImageRef, clone: str, size: int, seq: int = -1) -> MadeClone:
         """Make a clone as `clone` does and return its id as `made`; `seq` is the VM's SEQ (-1: unknown).
 
         Raise LateAction if a clone of this name exists for a later SEQ.
@@ -299,7 +310,7 @@ class Bridged(Store, Protocol):
     def take_back(self, image: ImageRef, made: str) -> None:
         """Remove an image, if its id is `made`."""
 
-    def begin_change(self, image: ImageRef, size: int) -> Dict[str, str]:
+    def begin_change(self, image: ImageRef, size: int) -> BegunChange:
         """Hide and empty an image; return its temporary `hidden` name and the id of this `change`."""
 
     def end_change(self, image: ImageRef, whole: bool, change: str = "") -> None:
@@ -314,13 +325,13 @@ class Bridged(Store, Protocol):
     def names(self, where: str) -> List[str]:
         """Return the names of all images of a pool."""
 
-    def describe(self, where: str, names: Iterable[str]) -> Dict[str, Dict[str, object]]:
+    def describe(self, where: str, names: Iterable[str]) -> Dict[str, StoredImage]:
         """Return age, size, maker, watchers and clones of the pool's images that exist, by name."""
 
-    def passing(self, where: str, names: Iterable[str]) -> Dict[str, Dict[str, object]]:
+    def passing(self, where: str, names: Iterable[str]) -> Dict[str, PassingSnapshots]:
         """Return the pool's images with snapshots that are no generations: those snapshots, and watchers."""
 
-    def drop_snapshot(self, image: ImageRef, snapshot: int) -> Dict[str, bool]:
+    def drop_snapshot(self, image: ImageRef, snapshot: int) -> Dropped:
         """Remove such a snapshot by its id; return whether it is `removed`."""
 
 
@@ -353,13 +364,17 @@ def bridged(access: Access) -> Bridged:
 
 def receive(
     image: ImageRef, size: int, extents: Iterable[tuple[int, bytes]], sha256: Callable[[], str]
-) -> Dict[str, str]:
-    """Make a new image from the extents that arrive; return its `generation`."""
-    return {"generation": of(image.access).receive(image, size, extents, sha256)}
+) -> Received:
+    """Make a new image from the extents that arrive; return its generation."""
+    from ..model.store.datastore_steps import Received
+
+    return Received(of(image.access).receive(image, size, extents, sha256))
 
 
-def begin_session(image: ImageRef, readonly: bool, shareable: bool) -> Dict[str, List[str]]:
-    """Begin a session of an image unless its guest only reads; return the other clients as `open_by`."""
+def begin_session(image: ImageRef, readonly: bool, shareable: bool) -> BegunSession:
+    """Begin a session of an image unless its guest only reads; return the other clients."""
+    from ..model.store.image_steps import BegunSession
+
     at = of(image.access)
     at.check(image)
     others: List[str] = []
@@ -367,7 +382,7 @@ def begin_session(image: ImageRef, readonly: bool, shareable: bool) -> Dict[str,
         if not shareable:
             others = at.writers(image)
         at.begin_session(image)
-    return {"open_by": others}
+    return BegunSession(others)
 
 
 def content(image: ImageRef) -> Content:

@@ -8,13 +8,14 @@ front-end whatever the store is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ...named import Named
 from ..refs import ImageRef, Step, looks
 from .access import Access
 
 if TYPE_CHECKING:
-    from ..shapes import Count, Digest  # noqa: F401 - answers in quotes
+    from ..shapes import Count, Digest, Generation  # noqa: F401 - answers in quotes
 
 # -- of the front-end alone ---------------------------------------------------------------------------
 
@@ -78,7 +79,13 @@ class CreateImage(Step[None]):
     fs: str
 
 
-class ReceiveImage(Step[Any]):
+class Received(Named):
+    """The image that has come."""
+
+    generation: Generation
+
+
+class ReceiveImage(Step[Received]):
     """Publish an image whose extents follow the plan, with its generation."""
 
     image: ImageRef

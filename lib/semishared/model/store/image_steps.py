@@ -8,25 +8,98 @@ read, and write to what the bridge has made.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
+from ...named import Named
 from ..disk.network_disk import NetworkDisk
 from ..refs import DiskRef, ImageRef, Step, looks
 from .access import Access
 from .datastore_steps import *  # noqa: F403 - the vocabulary is one, in files of a size to read
 
+if TYPE_CHECKING:
+    from typing import Any, Optional  # noqa: F401 - answers in quotes
+
+    from ..shapes import Count, Generation, Snapshot, Stored
+
 # -- on a host ----------------------------------------------------------------------------------------
 
 
+class SeenImage(Named):
+    """The present content of an image."""
+
+    frozen: bool
+    generation: Generation
+
+
+class LentContent(Named):
+    """The snapshot that a disk reads."""
+
+    snapshot: Snapshot
+    generation: Generation
+
+
+class StoredImage(Named):
+    """What an image of a pool is, for `semishared gc`."""
+
+    age: int
+    size: Count
+    made: str
+    """Our mark, '' of an image of another maker."""
+    watchers: list[str]
+    clones: list[str]
+
+
+class PassingSnapshot(Named):
+    """A snapshot of ours that is no generation."""
+
+    name: str
+    age: int
+    clones: list[str]
+
+
+class PassingSnapshots(Named):
+    """Such snapshots of an image."""
+
+    watchers: list[str]
+    """Clients that have the image open."""
+    snapshots: dict[str, PassingSnapshot]
+    """By their ids."""
+
+
+class Dropped(Named):
+    """Whether a snapshot was removed."""
+
+    removed: bool
+
+
+class BegunSession(Named):
+    """Clients that have the image open and are not seen to write."""
+
+    open_by: list[str]
+
+
+class MadeClone(Named):
+    """The id of a clone."""
+
+    made: str
+
+
+class BegunChange(Named):
+    """An image that is hidden while a host replaces its content."""
+
+    hidden: Stored
+    change: str
+
+
 @looks
-class SeeImage(Step[Any]):
+class SeeImage(Step[SeenImage]):
     """Report whether the present content of an image is frozen, and which generation it is."""
 
     image: ImageRef
 
 
 @looks
-class SeeSession(Step[Any]):
+class SeeSession(Step[str]):
     """Report what names the session that an image is in, '' if none is noted."""
 
     image: ImageRef
@@ -54,7 +127,7 @@ class ForgetDisk(Step[None]):
     disk: DiskRef
 
 
-class FillImage(Step[Any]):
+class FillImage(Step["Any"]):
     """Write the content of a local disk (at `snapshot`, -1 for now) to the new image that the bridge has
     made; `domain` runs.
     """
@@ -76,7 +149,7 @@ class RestoreImage(Step[None]):
 # -- where images are changed --------------------------------------------------------------------------
 
 
-class LendContent(Step[Any]):
+class LendContent(Step[LentContent]):
     """Have a snapshot of an image's content that keeps its name until a session begins.
 
     Return its name and the generation.
@@ -98,7 +171,7 @@ class CopyHeld(Step[None]):
     source: str
 
 
-class StageImage(Step[Any]):
+class StageImage(Step["Stored"]):
     """Make an empty image of `size` bytes that is not published yet; report its name."""
 
     image: ImageRef
@@ -113,7 +186,7 @@ class PublishImage(Step[None]):
 
 
 @looks
-class ListPool(Step[Any]):
+class ListPool(Step["list[str]"]):
     """Report the names of all images of a pool."""
 
     access: Access
@@ -121,7 +194,7 @@ class ListPool(Step[Any]):
 
 
 @looks
-class LookAtImages(Step[Any]):
+class LookAtImages(Step["dict[str, StoredImage]"]):
     """Report, for `semishared gc`, what some images of a pool are."""
 
     access: Access
@@ -130,7 +203,7 @@ class LookAtImages(Step[Any]):
 
 
 @looks
-class FindSnapshots(Step[Any]):
+class FindSnapshots(Step["dict[str, PassingSnapshots]"]):
     """Report, for `semishared gc`, which images of a pool have snapshots of ours that are no generations."""
 
     access: Access
@@ -138,14 +211,14 @@ class FindSnapshots(Step[Any]):
     names: tuple[str, ...]
 
 
-class DropSnapshot(Step[Any]):
+class DropSnapshot(Step[Dropped]):
     """Remove such a snapshot by its id; report whether it is `removed`: clones may depend on it."""
 
     image: ImageRef
     snapshot: int
 
 
-class FreezeImage(Step[Any]):
+class FreezeImage(Step["Optional[Generation]"]):
     """Have a snapshot of the present content of an image."""
 
     image: ImageRef
@@ -159,7 +232,7 @@ class NameGeneration(Step[None]):
     generation: str
 
 
-class BeginSession(Step[Any]):
+class BeginSession(Step[BegunSession]):
     """End an image's generations before a guest writes to it (unless `readonly`, or a guest writes now).
 
     Report its size, and the clients that have it open and are not seen to write.
@@ -171,14 +244,14 @@ class BeginSession(Step[Any]):
     """Others may write to it too."""
 
 
-class CheckWriters(Step[Any]):
+class CheckWriters(Step["Optional[list[str]]"]):
     """Raise AnotherWriter if a guest is seen to write to an image; report other clients that have it open."""
 
     image: ImageRef
 
 
 @looks
-class FindClone(Step[Any]):
+class FindClone(Step[str]):
     """Report an image's clone for a disk: its active layer, or its name in the pool; '' for none."""
 
     image: ImageRef
@@ -194,7 +267,7 @@ class NoteEpoch(Step[None]):
     epoch: int
 
 
-class CloneStored(Step[Any]):
+class CloneStored(Step[MadeClone]):
     """Publish `clone`, a copy-on-write clone of at least `size` bytes; report its id (`made`)."""
 
     image: ImageRef
@@ -223,7 +296,7 @@ class GrowImage(Step[None]):
     size: int
 
 
-class BeginChange(Step[Any]):
+class BeginChange(Step[BegunChange]):
     """Hide and empty an image, of at least `size` bytes, while a host replaces its content.
 
     Report its `hidden` name meanwhile, and what no other `change` of it is called.

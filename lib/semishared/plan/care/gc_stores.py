@@ -8,7 +8,7 @@ lacks our mark.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Iterator, Mapping, Optional
 
 from ...model import steps as s
@@ -16,7 +16,7 @@ from ...model.share import names as share_names
 from ...model.share.share import Tree
 from ...model.share.steps import RemoveShare, TakeKeys
 from ...model.store import rbd_names
-from ...model.store.image_steps import DropSnapshot, RemoveImage
+from ...model.store.image_steps import DropSnapshot, PassingSnapshots, RemoveImage, StoredImage
 from ..image import images
 from .gc import Finding, Known
 
@@ -41,17 +41,6 @@ REASONS = {
     rbd_names.LENT: "no VM reads it",
     rbd_names.OLD: "no clone depends on it",
 }
-
-
-@dataclass(frozen=True)
-class Look:
-    """What an image turned out to be (store/rbd/pool.py)."""
-
-    age: int
-    size: int
-    made: str
-    watchers: list[str] = field(hash=False)
-    clones: list[str] = field(hash=False)
 
 
 def _left(
@@ -81,10 +70,12 @@ def suspicious(pool: Pool, known: Known) -> list[str]:
     return found
 
 
-def find_in_pool(pool: Pool, looks: dict[str, Any], older_than: int, known: Known) -> Iterator[Finding]:
+def find_in_pool(
+    pool: Pool, looks: dict[str, StoredImage], older_than: int, known: Known
+) -> Iterator[Finding]:
     """Yield what is left over in a pool, of the names that were looked at."""
-    for name, data in sorted(looks.items()):
-        said, look = rbd_names.named(name), Look(**data)
+    for name, look in sorted(looks.items()):
+        said = rbd_names.named(name)
         if said is None or look.age < older_than:
             continue
         image = images.ref_at(pool.store, pool.access, said.image, pool.source(name))
@@ -115,30 +106,34 @@ def with_snapshots(pool: Pool) -> list[str]:
 
 
 def snapshots(
-    pool: Pool, found: dict[str, Any], looks: dict[str, Any], older_than: int, known: Known
+    pool: Pool,
+    found: dict[str, PassingSnapshots],
+    looks: dict[str, StoredImage],
+    older_than: int,
+    known: Known,
 ) -> Iterator[Finding]:
     """Yield those snapshots of `found` that are left over; `looks` has the images that are being made."""
-    making = [look["watchers"][0] for look in looks.values() if look["watchers"]]
+    making = [look.watchers[0] for look in looks.values() if look.watchers]
     for name, data in sorted(found.items()):
         said, source = rbd_names.named(name), pool.source(name)
-        for number, snapshot in sorted(data["snapshots"].items()):
-            kind = next((kind for kind in REASONS if snapshot["name"].startswith(kind)), "")
+        for number, snapshot in sorted(data.snapshots.items()):
+            kind = next((kind for kind in REASONS if snapshot.name.startswith(kind)), "")
             if (
                 said is None
                 or not kind
-                or snapshot["age"] < older_than
+                or snapshot.age < older_than
                 or (kind == rbd_names.LENT and source not in known.idle)
             ):
                 continue
-            keep = f"{snapshot['clones'][0]} is a clone of it" if snapshot["clones"] else ""
-            if kind == rbd_names.LENT and data["watchers"]:
-                keep = f"{data['watchers'][0]} has the image open"
+            keep = f"{snapshot.clones[0]} is a clone of it" if snapshot.clones else ""
+            if kind == rbd_names.LENT and data.watchers:
+                keep = f"{data.watchers[0]} has the image open"
             if kind == rbd_names.SAVED and making:
                 keep = f"{making[0]} makes an image, perhaps of this"
             image = images.ref_at(pool.store, pool.access, said.image, source)
-            name_of, step = f"{source}@{snapshot['name']}", DropSnapshot(image, int(number))
+            name_of, step = f"{source}@{snapshot.name}", DropSnapshot(image, int(number))
             what = "lent" if kind == rbd_names.LENT else "snapshot"
-            yield _left(pool.machine, what, name_of, REASONS[kind], keep, step, 0, snapshot["age"])
+            yield _left(pool.machine, what, name_of, REASONS[kind], keep, step, 0, snapshot.age)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from typing import Any
 
 from ...errors import CommitRefused
 from ...model import steps as s
-from ...model.exchange import AskOned, Lines, On, Part, Plan, Say, agree
+from ...model.exchange import AskOned, Lines, On, Part, Plan, Say, agree, ask
 from ...model.refs import Owner
 from ...units import human
 
@@ -41,8 +41,8 @@ def claimable(host: str, bridge: str, image: s.ImageRef, root: str) -> Part[s.Im
     from . import rbd
 
     yield agree(host)
-    (open_by,) = yield On(bridge, (i.CheckWriters(image),))
-    yield Say(rbd.who_has_it_open, (image.source, open_by))
+    open_by = yield from ask(bridge, i.CheckWriters(image))
+    yield Say(rbd.who_has_it_open, (image.source, open_by or ()))
     return (yield from rbd.frozen(host, bridge, image, root))
 
 

@@ -41,7 +41,7 @@ restore
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from typing import Sequence
 
 from ...errors import BadRecord, ForeignImage, SemisharedError, VmGone
 from ...model import steps as s
@@ -76,12 +76,12 @@ def clone(host: str, bridge: str, image: s.ImageRef, disk: s.DiskRef, min_size: 
             i.RecordNetwork(disk, image, network, STORE_CLONE.name, readonly=False),
         ),
     )
-    (done,) = yield On(bridge, (i.CloneStored(image, made.source, min_size),))
+    done = yield from ask(bridge, i.CloneStored(image, made.source, min_size))
     try:
         yield On(host, (i.ConfirmDisk(disk),))
     except VmGone:
         # Meanwhile the name may be the clone's of a VM that was made anew.
-        yield On(bridge, (i.TakeBackClone(made, str(done["made"])),))
+        yield On(bridge, (i.TakeBackClone(made, done.made),))
         raise
 
 
@@ -89,10 +89,8 @@ def remote(host: str, bridge: str, image: s.ImageRef, create: s.CreateRemote) ->
     """Make a disk on the host over a snapshot of the image, which is read only as its guest reads."""
     NetworkDisk.below(image.source, "", image.access)
     yield agree(host)
-    (lent,) = yield On(bridge, (i.LendContent(image),))
-    over = create._replace(
-        image=image._replace(generation=str(lent["generation"])), snapshot=str(lent["snapshot"])
-    )
+    lent = yield from ask(bridge, i.LendContent(image))
+    over = create._replace(image=image._replace(generation=lent.generation), snapshot=lent.snapshot)
     yield On(host, (s.PrepareVm(create.disk.vm, create.disk.vm_dir), over))
 
 
@@ -102,10 +100,10 @@ def frozen(host: str, bridge: str, image: s.ImageRef, root: str) -> Part[s.Image
     A content without a hash is staged in the base store `root`, if given, to be hashed; else the generation
     stays ''.
     """
-    (seen,) = yield On(host, (i.SeeImage(image),))
-    if not seen["frozen"]:
+    seen = yield from ask(host, i.SeeImage(image))
+    if not seen.frozen:
         yield On(bridge, (i.FreezeImage(image),))
-    generation = seen["generation"]
+    generation = seen.generation
     if not generation and root:
         staged = yield from ask(host, s.StageBase(root, image))
         generation = staged.generation
@@ -120,7 +118,7 @@ def ln(
     """Attach an image in place."""
     network = NetworkDisk.of(image.source, image.access)
     yield agree(host)
-    (begun,) = yield On(bridge, (i.BeginSession(image, readonly, shareable),))
+    begun = yield from ask(bridge, i.BeginSession(image, readonly, shareable))
     yield Say(_open_by, (image.source, begun))
     yield On(
         host,
@@ -128,8 +126,8 @@ def ln(
     )
 
 
-def _open_by(source: str, begun: Mapping[str, Any]) -> Lines:
-    return who_has_it_open(source, begun["open_by"])
+def _open_by(source: str, begun: i.BegunSession) -> Lines:
+    return who_has_it_open(source, begun.open_by)
 
 
 def who_has_it_open(source: str, clients: Sequence[str]) -> Lines:
@@ -180,8 +178,8 @@ class Local(NamedTuple):
 
 def fill(local: Local, bridge: str, target: s.ImageRef, snapshot: int, guest: freeze.Guest) -> Plan:
     """Save a local disk as the image `target`, which the bridge makes and the disk's host fills."""
-    (name,) = yield On(bridge, (i.StageImage(target, local.size),))
-    staged = target._replace(source=_unpublished(target, str(name)), access=local.access)
+    name = yield from ask(bridge, i.StageImage(target, local.size))
+    staged = target._replace(source=_unpublished(target, name), access=local.access)
     try:
         found = yield On(local.host, (i.FillImage(local.disk, staged, guest.domain, snapshot, guest.freeze),))
         yield Say(freeze.lines, tuple(found))
@@ -223,7 +221,7 @@ def snapshot(
     bridge = yield from bridge_of(image)
     session = ""
     if what != "create":
-        (session,) = yield On(bridge, (i.SeeSession(image),))
+        session = yield from ask(bridge, i.SeeSession(image))
         yield from still(vm)
     steps = {
         "create": i.KeepSnapshot(image, number),
@@ -246,12 +244,11 @@ def grow(image: s.ImageRef, size: int) -> Plan:
 def restore(host: str, disk: s.DiskRef, image: s.ImageRef, size: int, source: Download) -> Plan:
     """Replace the content of a disk that is `image`, on the network, by a backup's: all of it or nothing."""
     bridge = yield from bridge_of(image)
-    (begun,) = yield On(bridge, (i.BeginChange(image, size),))
-    change = str(begun["change"])
+    begun = yield from ask(bridge, i.BeginChange(image, size))
     try:
-        unseen = image._replace(source=_unpublished(image, str(begun["hidden"])))
+        unseen = image._replace(source=_unpublished(image, begun.hidden))
         yield Feed(On(host, (i.RestoreImage(disk, unseen),)), source)
     except SemisharedError:
-        yield On(bridge, (i.EndChange(image, False, change),))
+        yield On(bridge, (i.EndChange(image, False, begun.change),))
         raise
-    yield On(bridge, (i.EndChange(image, True, change),))
+    yield On(bridge, (i.EndChange(image, True, begun.change),))

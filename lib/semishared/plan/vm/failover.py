@@ -112,9 +112,9 @@ def _decided(asked: Move, vm: Vm, disk: Disk, overlay_options: str) -> Part[_Reb
             disks.ln(request_image, disk, image, datastore, overlay_options, is_taken_over=True), ref, machine
         )
     # The store shows where the disk was: attributes may have changed since.
-    (clone,) = yield On(machine, (i.FindClone(ref, vm.id, disk.id),))
+    clone = yield from ask(machine, i.FindClone(ref, vm.id, disk.id))
     if clone:
-        return _Rebuilt(_adopted(place, ref, str(clone), IO_CLASS.value(image, datastore)), ref, machine)
+        return _Rebuilt(_adopted(place, ref, clone, IO_CLASS.value(image, datastore)), ref, machine)
     _may_begin_anew(asked.source.host, vm, disk, image, datastore)
     return _Rebuilt(disks.clone(request_image, disk, image, datastore, overlay_options), ref, machine)
 

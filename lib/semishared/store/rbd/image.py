@@ -25,6 +25,7 @@ from typing import Any
 
 from ...errors import ImageInUse
 from ...model.store import rbd_names
+from ...model.store.image_steps import LentContent
 from ...model.store.rbd_names import NEW, OLD, OURS
 from ...named import NamedTuple
 from ...tools import extents, progress
@@ -201,7 +202,7 @@ def names(where: ceph.Pool, name: str) -> list[str]:
         return [found.name for found in snapshots(image)]
 
 
-def lend(where: ceph.Pool, name: str) -> dict[str, str]:
+def lend(where: ceph.Pool, name: str) -> LentContent:
     """Return a snapshot of the present content, whose name lasts while no client writes, and its generation.
 
     A VM finds the snapshot by that name at each start. Raise ImageInUse if a client writes meanwhile.
@@ -213,7 +214,7 @@ def lend(where: ceph.Pool, name: str) -> dict[str, str]:
         found = find(image, lent)
         if found is None or not is_unchanged(image, found):
             raise ImageInUse(f"somebody writes to {where.name}/{name} while a guest is to read it")
-        return {"snapshot": found.name, "generation": found.generation}
+        return LentContent(found.name, found.generation)
 
 
 def freeze(where: ceph.Pool, name: str) -> Snapshot:

@@ -29,6 +29,7 @@ from ...errors import (
 )
 from ...model.refs import ImageRef
 from ...model.store import rbd_names
+from ...model.store.image_steps import StoredImage
 from ...named import NamedTuple
 from ...tools import extents, progress, qemu_img
 from ...tools.effects import point
@@ -299,18 +300,18 @@ def check_supported(where: ceph.Pool, name: str) -> int:
         return size
 
 
-def look(where: ceph.Pool, name: str) -> dict[str, object] | None:
+def look(where: ceph.Pool, name: str) -> StoredImage | None:
     """Return age, size, maker, watchers and clones of an image (plan/care/gc_stores.py), None if gone."""
     try:
         with ceph.opened(where, name, read_only=True) as image:
             changed = max(image.create_timestamp(), image.modify_timestamp()).replace(tzinfo=timezone.utc)
-            return {
-                "age": int(time.time() - changed.timestamp()),
-                "size": image.size(),
-                "made": dict(image.metadata_list()).get(rbd_names.MADE, ""),
-                "watchers": [watcher["addr"] for watcher in image.watchers_list()],
-                "clones": _clones(where, name),
-            }
+            return StoredImage(
+                int(time.time() - changed.timestamp()),
+                image.size(),
+                dict(image.metadata_list()).get(rbd_names.MADE, ""),
+                [watcher["addr"] for watcher in image.watchers_list()],
+                _clones(where, name),
+            )
     except MissingImage:
         return None
 

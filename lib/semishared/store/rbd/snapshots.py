@@ -9,6 +9,7 @@ from typing import Any, Iterable
 
 from ...errors import MissingImage, Overtaken
 from ...model.store import rbd_names
+from ...model.store.image_steps import PassingSnapshot, PassingSnapshots
 from ...model.store.rbd_names import SAVED, SESSION
 from ...tools.effects import point
 from ...units import MiB, mib_ceil
@@ -83,12 +84,12 @@ def let_go(where: ceph.Pool, name: str) -> None:
         rbd_image.drop(image, SAVED)
 
 
-def leftovers_of(where: ceph.Pool, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+def leftovers_of(where: ceph.Pool, names: Iterable[str]) -> dict[str, PassingSnapshots]:
     """Return watchers and snapshots, by id, of the images with snapshots that are not generations.
 
     plan/care/gc_stores.py judges them: some are of killed actions, some have no reader any more.
     """
-    answer: dict[str, dict[str, Any]] = {}
+    answer = {}
     for name in names:
         try:
             with ceph.opened(where, name, read_only=True) as image:
@@ -98,23 +99,21 @@ def leftovers_of(where: ceph.Pool, names: Iterable[str]) -> dict[str, dict[str, 
                     if rbd_names.is_passing(it.name)
                 }
                 if snapshots:
-                    answer[name] = {
-                        "watchers": [watcher["addr"] for watcher in image.watchers_list()],
-                        "snapshots": snapshots,
-                    }
+                    watchers = [watcher["addr"] for watcher in image.watchers_list()]
+                    answer[name] = PassingSnapshots(watchers, snapshots)
         except MissingImage:
             pass
     return answer
 
 
-def _look(image: Any, snapshot: rbd_image.Snapshot) -> dict[str, object]:
+def _look(image: Any, snapshot: rbd_image.Snapshot) -> PassingSnapshot:
     made = image.get_snap_timestamp(snapshot.id).replace(tzinfo=timezone.utc)
     image.set_snap_by_id(snapshot.id)
     try:
         clones = sorted(f"{child['pool']}/{child['image']}" for child in image.list_children2())
     finally:
         image.set_snap(None)
-    return {"name": snapshot.name, "age": int(time.time() - made.timestamp()), "clones": clones}
+    return PassingSnapshot(snapshot.name, int(time.time() - made.timestamp()), clones)
 
 
 def drop_leftover(where: ceph.Pool, name: str, snapshot: int) -> bool:

@@ -15,6 +15,15 @@ from ...model.disk.network_disk import NetworkDisk
 from ...model.refs import ImageRef
 from ...model.store import rbd_names
 from ...model.store.access import Access
+from ...model.store.image_steps import (
+    BegunChange,
+    Dropped,
+    LentContent,
+    MadeClone,
+    PassingSnapshots,
+    SeenImage,
+    StoredImage,
+)
 from ...tools import extents, qemu_img
 from ...tools.effects import point
 from .. import writers
@@ -50,10 +59,10 @@ class RbdStore(RbdDiffs):
         """Return the frozen content."""
         return RbdContent(image)
 
-    def look(self, image: ImageRef) -> dict[str, object]:
+    def look(self, image: ImageRef) -> SeenImage:
         """Return whether the present content is frozen, and its generation; as the user for bases."""
         found = RbdContent(image).look()
-        return {"frozen": found is not None, "generation": found.generation if found else ""}
+        return SeenImage(found is not None, found.generation if found else "")
 
     @contextmanager
     def opened(self, image: ImageRef, snapshot: int = -1) -> Iterator[str]:
@@ -89,16 +98,16 @@ class RbdStore(RbdDiffs):
     def names(self, where: str) -> list[str]:
         return rbd_pool.names(self._pool(where))
 
-    def describe(self, where: str, names: Iterable[str]) -> dict[str, dict[str, object]]:
+    def describe(self, where: str, names: Iterable[str]) -> dict[str, StoredImage]:
         """Return what plan/care/gc_stores.py judges images by."""
         pool = self._pool(where)
         return {name: found for name in names for found in (rbd_pool.look(pool, name),) if found}
 
-    def passing(self, where: str, names: Iterable[str]) -> dict[str, dict[str, object]]:
+    def passing(self, where: str, names: Iterable[str]) -> dict[str, PassingSnapshots]:
         return rbd_snapshots.leftovers_of(self._pool(where), names)
 
-    def drop_snapshot(self, image: ImageRef, snapshot: int) -> dict[str, bool]:
-        return {"removed": rbd_snapshots.drop_leftover(*ceph.bridged(image), snapshot)}
+    def drop_snapshot(self, image: ImageRef, snapshot: int) -> Dropped:
+        return Dropped(rbd_snapshots.drop_leftover(*ceph.bridged(image), snapshot))
 
     # -- images -------------------------------------------------------------------------------------
 
@@ -197,7 +206,7 @@ class RbdStore(RbdDiffs):
         """Make a snapshot of the present content, unless there is one."""
         return rbd_image.freeze(*self._settled(image)).generation
 
-    def lend(self, image: ImageRef) -> dict[str, str]:
+    def lend(self, image: ImageRef) -> LentContent:
         """Give the snapshot a lasting name, and protect it from tools that remove unprotected snapshots."""
         return rbd_image.lend(*self._settled(image))
 
@@ -219,7 +228,7 @@ class RbdStore(RbdDiffs):
         with ceph.opened(*self._settled(image), read_only=True) as opened:
             return rbd_snapshots.session(opened)
 
-    def begin_change(self, image: ImageRef, size: int) -> dict[str, str]:
+    def begin_change(self, image: ImageRef, size: int) -> BegunChange:
         """Hide the image and empty it."""
         where, name = ceph.bridged(image)
         hidden = claim.begin_change(where, name)
@@ -230,7 +239,7 @@ class RbdStore(RbdDiffs):
             opened.resize(0)
             opened.resize(size)
         point("image emptied")
-        return {"hidden": f"{where.name}/{hidden}", "change": claim.change_under_way(where, name)}
+        return BegunChange(f"{where.name}/{hidden}", claim.change_under_way(where, name))
 
     def end_change(self, image: ImageRef, whole: bool, change: str = "") -> None:
         """Publish the new content, or roll back."""
@@ -249,11 +258,11 @@ class RbdStore(RbdDiffs):
         """Hide the image while the block fills it."""
         begun = self.begin_change(image, size)
         try:
-            yield self._draft(begun["hidden"])
+            yield self._draft(begun.hidden)
         except Exception:
-            self.end_change(image, False, begun["change"])
+            self.end_change(image, False, begun.change)
             raise
-        self.end_change(image, True, begun["change"])
+        self.end_change(image, True, begun.change)
 
     # -- snapshots and clones -----------------------------------------------------------------------
 
@@ -299,7 +308,7 @@ class RbdStore(RbdDiffs):
         """Clone the frozen content."""
         self.clone_for(image, clone, size)
 
-    def clone_for(self, image: ImageRef, clone: str, size: int, seq: int = -1) -> dict[str, str]:
+    def clone_for(self, image: ImageRef, clone: str, size: int, seq: int = -1) -> MadeClone:
         """Clone the frozen content, and record the SEQ on the clone."""
         where, name = self._settled(image)
         made = image._replace(source=clone)
@@ -313,7 +322,7 @@ class RbdStore(RbdDiffs):
             if size > frozen.size:
                 claim.grow(where, staged, size)
             found = rbd_pool.id_of(where, staged)
-        return {"made": found}
+        return MadeClone(found)
 
     def remove_clone(self, image: ImageRef, clone: str) -> None:
         self.remove(image._replace(source=clone))
