@@ -14,6 +14,7 @@ from ...errors import BadArguments, ForeignImage
 from ...named import NamedTuple
 from ..refs import ImageRef
 from ..store import rbd_names
+from ..store.access import is_path
 from .network_disk import NetworkDisk
 from .record import Record
 
@@ -56,9 +57,9 @@ def compared(said: ImageRef, right: ImageRef, vm: int, disk: int) -> ImageRef:
 
 
 def in_store(given: Given, vm: int, disk: int) -> ImageRef:
-    """Return the image on the network that a disk is: the clone, where oned has it cloned."""
+    """Return a disk's image in its store: the clone, where oned has it cloned and it is on the network."""
     assert given.image
-    if given.is_clone:
+    if given.is_clone and not is_path(given.image.source):
         return given.image._replace(source=rbd_names.clone(given.image.source, vm, disk))
     return given.image
 
