@@ -216,8 +216,8 @@ def unpacked_size(pieces: Iterator[bytes], max_virtual_size: int, name: str) -> 
             told = inspection.size_in_header(head, name)
             if told is not None:
                 break
-        intake_unpack.check_claim(size, max_virtual_size, name)
+        inspection.check_claim(size, max_virtual_size, name)
     told = inspection.size_in_header(head, name)
     size = size if told is None else told
-    intake_unpack.check_claim(size, max_virtual_size, name)
+    inspection.check_claim(size, max_virtual_size, name)
     return size

@@ -13,7 +13,7 @@ import time
 from contextlib import contextmanager
 from typing import IO, Any, Generator, Iterable, Iterator
 
-from ..errors import SourceTooSlow, UnsafeImage, UploadTooLarge
+from ..errors import SourceTooSlow, UploadTooLarge
 from ..named import NamedTuple
 from ..tools import extents
 from ..units import MiB, human
@@ -254,9 +254,3 @@ def within(limit_s: float, name: str) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-def check_claim(size: int, most: int, name: str) -> None:
-    """Raise UnsafeImage if an image claims a size beyond the site's limit."""
-    if size > most:
-        raise UnsafeImage(f"{name} claims a size of {human(size)}, more than the {human(most)} allowed")

@@ -15,7 +15,6 @@ from typing import IO, ContextManager
 from ..errors import NotSupported, SourceUnavailable, ToolFailed
 from ..tools import inspection
 from ..tools.run import piped, run
-from . import unpack
 from .source import HEAD, SSH, Source, refuse_greeting, unpacked_size
 from .unpack import Spoiled, Work, decompressor, unpacked
 
@@ -34,13 +33,13 @@ def size_of(source: Source, max_virtual_size: int, most_s: float) -> int:
         told = inspection.size_in_header(_unpacked(head, kind), source.path)
         if told is None:
             return _size_unpacked(source, kind, max_virtual_size, most_s)
-        unpack.check_claim(told, max_virtual_size, source.path)
+        inspection.check_claim(told, max_virtual_size, source.path)
         return told
     size = inspection.size_in_header(head, source.path)
     size = length if size is None else size
     if size is None:
         raise NotSupported(f"{source.path} does not tell its size: upload it from a file")
-    unpack.check_claim(size, max_virtual_size, source.path)
+    inspection.check_claim(size, max_virtual_size, source.path)
     return size
 
 

@@ -99,11 +99,14 @@ def inspect(path: str, max_virtual_size: int, name: str = "") -> Inspected:
             virtual_size = qemu_img.virtual_size(path, format, foreign=True)
         except ToolFailed as e:
             raise ToolFailed(e.detail.replace(path, name).replace(beneath.readable(path), name)) from None
-    if virtual_size > max_virtual_size:
-        raise UnsafeImage(
-            f"{name} claims a size of {human(virtual_size)}, more than the {human(max_virtual_size)} allowed"
-        )
+    check_claim(virtual_size, max_virtual_size, name)
     return Inspected(format, virtual_size)
+
+
+def check_claim(size: int, most: int, name: str) -> None:
+    """Raise UnsafeImage if an image claims a size beyond the site's limit."""
+    if size > most:
+        raise UnsafeImage(f"{name} claims a size of {human(size)}, more than the {human(most)} allowed")
 
 
 def size_in_header(head: bytes, name: str = "") -> int | None:
