@@ -96,17 +96,13 @@ class Tree:
         """Install every part; `say` each change, made or (`dry`) wanted."""
         for part in PARTS:
             self._swap(part, say, dry)
-        for probe in PROBES:
-            target = f"{self.place.remotes}/{probe}"
-            if os.path.isdir(os.path.dirname(target)) and not _same_file(f"{self.stage}/{probe}", target):
-                say(f"make {target}")
-                if not dry:
-                    self._put(probe)
-        conf = f"{self.place.remotes}/{CONF}"
-        if not os.path.lexists(conf):
-            say(f"make {conf}")
+        remotes = self.place.remotes
+        probes = [probe for probe in PROBES if os.path.isdir(os.path.dirname(f"{remotes}/{probe}"))]
+        todo = [probe for probe in probes if not _same_file(f"{self.stage}/{probe}", f"{remotes}/{probe}")]
+        for part in (*todo, *(() if os.path.lexists(f"{remotes}/{CONF}") else (CONF,))):
+            say(f"make {remotes}/{part}")
             if not dry:
-                self._put(CONF)
+                self._put(part)
 
     def uninstall(self, say: Say, dry: bool) -> None:
         """Remove every part, the package last; a changed configuration stays."""
