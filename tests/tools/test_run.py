@@ -192,15 +192,6 @@ def test_who_stands_still_is_ended_with_its_name(monkeypatch: pytest.MonkeyPatch
         work(["sleep", "60"])
 
 
-def test_signs_count_in_place_of_the_program_s_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "limit_s", 0.5)
-    monkeypatch.setattr(progress, "FLOOR", 1 << 40)
-    with pytest.raises(ToolTimeout, match="has done nothing"):
-        work(["/usr/bin/python3", "-c", WRITES, "600"], signs=lambda: "always the same")
-    changing = iter(range(1000))
-    work(["sleep", "1.5"], signs=lambda: next(changing))
-
-
 def test_what_is_still_to_be_written_out_gives_longer_but_not_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

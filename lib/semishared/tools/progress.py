@@ -10,9 +10,7 @@ import os
 import time
 from collections import Counter
 from contextlib import contextmanager
-from typing import Callable, Iterator, Optional
-
-from ..errors import SemisharedError
+from typing import Callable, Iterator
 
 moved: Counter[str] = Counter()
 """Bytes by kind: `store_read`, `store_written`, `received`, `sent`, `reused` (from other bases)."""
@@ -65,8 +63,6 @@ FLOOR = 1 << 20
 """Bytes per second that any disk writes out."""
 LONGEST = 12
 """Most multiples of the limit, for any amount of dirty pages."""
-SIGNS_S = 10.0
-"""Seconds between two calls of `signs`, each of which runs a program."""
 TICKS = os.sysconf("SC_CLK_TCK")
 MOVED = ("rchar", "wchar", "read_bytes", "write_bytes")
 programs: dict[int, Work] = {}
@@ -86,35 +82,18 @@ def patience_s() -> float:
 
 
 class Work:
-    """The work of a program: its counters, or changes of what `signs` returns (virsh itself only waits)."""
+    """The work of a program, by its counters."""
 
-    def __init__(self, pid: int, signs: Optional[Callable[[], object]] = None) -> None:
-        self._pid, self._signs, self._sign = pid, signs, object()
-        self._bytes, self._ticks = counted(self._pid)
-        self._since = self._looked = time.monotonic()
+    def __init__(self, pid: int) -> None:
+        self._pid, self._since = pid, time.monotonic()
+        self._bytes, self._ticks = counted(pid)
 
     def idle_s(self) -> float:
         now = time.monotonic()
-        if self._has_worked(now):
-            self._since = now
-        return now - self._since
-
-    def _has_worked(self, now: float) -> bool:
-        if self._signs:
-            if now - self._looked < min(SIGNS_S, limit_s / 4):
-                return False
-            self._looked = now
-            try:
-                sign = self._signs()
-            except SemisharedError:
-                return False
-            was, self._sign = self._sign, sign
-            return sign != was
         moved, ticks = counted(self._pid)
-        worked = moved != self._bytes or ticks - self._ticks > max(1.0, (now - self._since) * TICKS / 100)
-        if worked:
-            self._bytes, self._ticks = moved, ticks
-        return worked
+        if moved != self._bytes or ticks - self._ticks > max(1.0, (now - self._since) * TICKS / 100):
+            self._bytes, self._ticks, self._since = moved, ticks, now
+        return now - self._since
 
 
 def counted(pid: int) -> tuple[int, int]:
@@ -156,9 +135,9 @@ def switches(process: str) -> int:
 
 
 @contextmanager
-def watched(pid: int, signs: Optional[Callable[[], object]] = None) -> Iterator[Work]:
+def watched(pid: int) -> Iterator[Work]:
     """Count a program's work, within the block, as progress of the plan (hostside.py)."""
-    work = programs[pid] = Work(pid, signs)
+    work = programs[pid] = Work(pid)
     try:
         yield work
     finally:

@@ -135,19 +135,14 @@ def run(
     return _run(argv, wait, ok, cwd, stdin, both, keep)
 
 
-def work(argv: list[str], *, signs: Callable[[], object] | None = None, stdin: int | None = None) -> str:
-    """Run a program that copies, removes or writes out data: as `run`, limited only by a standstill.
-
-    With `signs`, changes of what it returns are the progress (tools/progress.py).
-    """
-    return _run(argv, lambda process: _worked(process, argv, signs), (0,), None, stdin)
+def work(argv: list[str], *, stdin: int | None = None) -> str:
+    """Run a program that copies, removes or writes out data: as `run`, limited only by a standstill."""
+    return _run(argv, lambda process: _worked(process, argv), (0,), None, stdin)
 
 
-def _worked(
-    process: subprocess.Popen[bytes], argv: list[str], signs: Callable[[], object] | None = None
-) -> int:
+def _worked(process: subprocess.Popen[bytes], argv: list[str]) -> int:
     """Return the exit code of a program without time limit; raise ToolTimeout if it stands still."""
-    with progress.watched(process.pid, signs) as watched:
+    with progress.watched(process.pid) as watched:
         while (code := _ended(process, min(1.0, progress.limit_s / 4))) is None:
             idle_s = watched.idle_s()
             if idle_s < progress.limit_s or idle_s < progress.patience_s():
@@ -362,13 +357,13 @@ def piped(argv: list[str], *, feed: bool) -> Iterator[IO[bytes]]:
             raise failure(argv, code, read_ends(err))
 
 
-def filtered(argv: list[str], data: bytes | memoryview, *, timeout_s: float = QUICK_S) -> bytes:
+def filtered(argv: list[str], data: bytes | memoryview) -> bytes:
     """Return the output of `argv` for the input `data`; raise as `run`."""
     with memory() as given, memory() as out, memory() as err:
         os.pwrite(given, data, 0)
-        code = _wait(_start(argv, given, out, err), timeout_s)
+        code = _wait(_start(argv, given, out, err), QUICK_S)
         if code is None:
-            raise ToolTimeout(f"{argv[0]} did not end within {timeout_s:.0f} s")
+            raise ToolTimeout(f"{argv[0]} did not end within {QUICK_S} s")
         if code:
             raise failure(argv, code, read_ends(err))
         return read_back(out)
