@@ -14,6 +14,7 @@ import argparse
 from ..errors import BadArguments
 from ..model.attributes import POOL_NAME
 from ..model.store import template
+from ..opennebula.oned import Oned
 from ..plan.store.ceph_caps import Key, fence, keys
 from .command import argument, called, flag, put, put_json
 
@@ -83,8 +84,6 @@ def _of_options(arguments: argparse.Namespace) -> list[Key]:
 
 
 def _of_datastore(word: str, role: str | None) -> list[Key]:
-    from ..opennebula.oned import Oned
-
     known = Oned().datastores()
     datastore = called(known, word, "datastore")[0]
     access = template.access(datastore)

@@ -23,6 +23,8 @@ from typing import Dict, List, Optional, Tuple
 from .. import NAME
 from ..errors import BadAttribute
 from ..front.detach import detach
+from ..install import timer
+from ..install.front_end import ONEADMIN
 from ..opennebula.oned import Oned
 from ..opennebula.report import printable
 from ..opennebula.xml import Vm
@@ -73,16 +75,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def print_timer(command: str) -> int:
     """Print the files of a timer for `command` detach --due, as `install.sh --detach-timer` writes them."""
-    from ..install import timer
-    from ..install.front_end import ONEADMIN
-
     for path, text in {**timer.units(command, ONEADMIN), **timer.crontab(command, ONEADMIN)}.items():
         put(f"# {path}")
         put_all(text + "\n")
-    put(
-        f"# with systemd: systemctl daemon-reload && systemctl enable --now {timer.NAMED}.timer; "
-        f"with cron the last of these alone"
-    )
+    enable = f"systemctl daemon-reload && systemctl enable --now {timer.NAMED}.timer"
+    put(f"# with systemd: {enable}; with cron the last of these alone")
     return 0
 
 

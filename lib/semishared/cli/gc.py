@@ -79,11 +79,8 @@ class Survey(on.Survey):
 class _Question(NamedTuple):
     host: str
     step: s.LookAround
-    is_near: bool = True
-    """VMs of ours may run there.
-
-    Other machines may have nothing of ours: it is no error if they do not answer.
-    """
+    is_near: bool
+    """VMs of ours may run there. Other machines may have nothing of ours, and need not answer."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -105,10 +102,8 @@ def run(arguments: argparse.Namespace) -> int:
     asked = [f"{item.machine}: {item.kind} {item.path}: {item.reason}: would be removed" for item in going]
     if going and not arguments.dry_run and not on.agreed(arguments, asked):
         return 1
-    if arguments.dry_run:
-        results = ["" if item.keep else "would remove" for item in findings]
-    else:
-        results = remove(findings, config, survey)
+    would = ["" if item.keep else "would remove" for item in findings]
+    results = would if arguments.dry_run else remove(findings, config, survey)
     report(arguments, findings, results, survey)
     return 2 if survey.errors else int(arguments.dry_run and bool(going))
 
@@ -139,10 +134,8 @@ def survey_cloud(oned: Oned, config: Config) -> Survey:
 
 def elsewhere(survey: Survey, older_than: int, config: Config) -> list[plan.Finding]:
     """Return what is left over in pools of Ceph and in datastores of shares."""
-    found = left_in_pools(survey.pools, survey.known, older_than, config, survey.failed)
-    for shares in survey.shares:
-        found += gc_stores.find_in_shares(shares, survey.known)
-    return found
+    found = [one for shares in survey.shares for one in gc_stores.find_in_shares(shares, survey.known)]
+    return left_in_pools(survey.pools, survey.known, older_than, config, survey.failed) + found
 
 
 def questions(oned: Oned, survey: Survey) -> list[_Question]:

@@ -105,27 +105,20 @@ def _state(device: Row) -> str:
     return f"{len(device['lost'])} disks are lost with what memory held" if device["lost"] else "ok"
 
 
+def _columns(device: Row) -> list[str]:
+    sizes = human(device["total"]), human(device["free"])
+    promised = human(device["promised"]) if device["class"] == MEMORY else "-"
+    holds = str(device["disks"]), str(device["bases"])
+    what = device["path"], device["class"] or "-", f"{device['weight']:g}"
+    return [*what, *sizes, promised, *holds, _state(device)]
+
+
 def show(rows: list[Row], verb: str) -> None:
     """Print a table of devices, what was changed, and what differs from its declaration."""
     if verb != "check":
         on.table(
             "HOST|DEVICE|CLASS|WEIGHT|SIZE|FREE|PROMISED|DISKS|BASES|STATE",
-            [
-                [
-                    row["host"],
-                    device["path"],
-                    device["class"] or "-",
-                    f"{device['weight']:g}",
-                    human(device["total"]),
-                    human(device["free"]),
-                    human(device["promised"]) if device["class"] == MEMORY else "-",
-                    str(device["disks"]),
-                    str(device["bases"]),
-                    _state(device),
-                ]
-                for row in rows
-                for device in row["devices"]
-            ],
+            [[row["host"], *_columns(device)] for row in rows for device in row["devices"]],
         )
     for row in rows:
         if not row["devices"] and verb != "check":

@@ -96,7 +96,8 @@ class Cloud:
             return answers
 
         is_asked = any(host.name == self.front_end for host in hosts)
-        machines = hosts if is_asked else [*hosts, self._own_host()]
+        own = Host.parse(f"<HOST><NAME>{self.front_end}</NAME></HOST>")
+        machines = hosts if is_asked else [*hosts, own]
         for machine, answers in self.survey.ask(machines, "status", self.config, look).items():
             for said, listed in answers:
                 self.records.update({(machine, vm.vm): vm for vm in said.vms})
@@ -105,13 +106,6 @@ class Cloud:
                 self.kept += [{"host": machine, **to_data(item)} for item in said.kept]
                 self.bases += [{"host": machine, **to_data(base)} for base in listed.bases]
                 self.space[machine] = {"free": listed.free, "total": listed.total}
-
-    def _own_host(self) -> Host:
-        from xml.etree import ElementTree
-
-        element = ElementTree.Element("HOST")
-        ElementTree.SubElement(element, "NAME").text = self.front_end
-        return Host(element)
 
     def rows(self, vm: Vm) -> list[Row]:
         """Return a row per disk of ours of a VM."""
@@ -263,23 +257,12 @@ def lives(row: Row) -> str:
 
 def show(cloud: Cloud, rows: list[Row], bases: list[Row], kind: str) -> None:
     """Print two tables: disks, and bases (only counted per host, without a VM, host or image)."""
-    table(
-        "VM|STATE|ON|DISK|IMAGE|LIVES|SIZE|BASE|WHY",
-        [
-            [
-                f"{row['vm']} {row['name']}",
-                row["state"],
-                row["machine"] or "-",
-                str(row["disk"]),
-                row["image"] or "-",
-                lives(row),
-                human(row["bytes"]) if row["place"] == "local" else "-",
-                short(row["base"]),
-                row["why"],
-            ]
-            for row in rows
-        ],
-    )
+    lines = []
+    for row in rows:
+        disk = f"{row['vm']} {row['name']}", row["state"], row["machine"] or "-", str(row["disk"])
+        size = human(row["bytes"]) if row["place"] == "local" else "-"
+        lines.append([*disk, row["image"] or "-", lives(row), size, short(row["base"]), row["why"]])
+    table("VM|STATE|ON|DISK|IMAGE|LIVES|SIZE|BASE|WHY", lines)
     put()
     lines = []
     if kind:
