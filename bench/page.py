@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Callable, Dict, List, Sequence
 
+import page_actions
 import page_choice
 import page_pool
 import page_shares
@@ -239,44 +240,6 @@ def ceph(report: Data) -> str:
     return table(head, rows)
 
 
-def actions(report: Data) -> str:
-    """Every action of tm/ and datastore/."""
-    found = by_name(report)
-    rows = []
-    for name, figure in found.items():
-        if name.startswith("actions/") and name.endswith("/first"):
-            stem = name.rsplit("/", 1)[0]
-            rows.append(
-                [
-                    stem.split("/", 1)[1],
-                    spread(figure),
-                    number(10 * figure["expected"] if figure["expected"] else None),
-                    ratio(figure),
-                    met(figure),
-                    number(found[f"{stem}/own"]["median"]),
-                    spread(found[f"{stem}/cpu"]),
-                    number(found[f"{stem}/host-cpu"]["median"]),
-                    spread(found[f"{stem}/wall"]),
-                    str(figure["n"]),
-                ]
-            )
-    python = found.get("actions/python")
-    text = f"Baseline: `python3 -I -c pass` costs {spread(python)} ms CPU.\n\n" if python else ""
-    head = [
-        "action",
-        "CPU until first command, ms",
-        "expected",
-        "of the baseline",
-        "met",
-        "CPU of its own process, ms",
-        "CPU on the front-end, ms",
-        "CPU on the hosts, ms",
-        "wall, s",
-        "n",
-    ]
-    return text + table(head, rows)
-
-
 def migrate(report: Data) -> str:
     """Live migrations by way, a line for each load; below, what has a budget."""
     found = by_name(report)
@@ -377,7 +340,6 @@ BLOCKS: Dict[str, Callable[[Data], str]] = {
     "budgets": budgets,
     "clone": clone,
     "ceph": ceph,
-    "actions": actions,
     "overlay": overlay,
     "creation": creation,
     "stage": stage,
@@ -385,11 +347,16 @@ BLOCKS: Dict[str, Callable[[Data], str]] = {
     "commit": commit,
     "cluster": cluster,
     "many": functools.partial(plain, prefix="many/"),
-    **{name: functools.partial(plain, prefix=f"{name}/") for name in ("peer", "guests")},
+    **{name: functools.partial(plain, prefix=f"{name}/") for name in ("peer", "guests", "hot")},
+    **page_actions.BLOCKS,
     **page_pool.BLOCKS,
     **page_shares.BLOCKS,
     **page_choice.BLOCKS,
 }
+APART = ("hot", "releases")
+"""Tables of benchmarks that a run without names leaves out: each says of which run it is, and stays until
+there is another.
+"""
 OF_ALL = ("machine", "runs", "budgets")
 """Tables that are of all benchmarks of a report; each other one is of that with its name, but:"""
 OF = {"overlay": "io"}
@@ -425,12 +392,12 @@ def write(report: Data, docs: Path, names: Sequence[str]) -> None:
 def _table(name: str, was: str, report: Data, names: Sequence[str]) -> str:
     """Return what is to stand between the two marks of a table."""
     run = report["runs"].get(OF.get(name, name))
-    if names and name == "machine":
+    if names and name == "machine" and not set(names) <= set(APART):
         return (
             machine(report)
             + f"\nOf that, on this page: {', '.join(names)}. All other tables are of a run before.\n"
         )
-    if names and name not in names:
+    if (names and name not in names) or (run is None and name in APART):
         return was
     if name not in OF_ALL:
         if run is None:
@@ -439,4 +406,7 @@ def _table(name: str, was: str, report: Data, names: Sequence[str]) -> str:
             return "It failed in this run.\n"
     if any(run["quick"] for run in ([run] if run else report["runs"].values())):
         raise ValueError(f"{name} was run with --quick: that is to see that it works, not to be published")
-    return BLOCKS[name](report)
+    text = BLOCKS[name](report)
+    if name in APART and run:
+        return f"Of commit {run['of']['commit']}, from {run['of']['began']} (UTC) on. {text}"
+    return text

@@ -6,7 +6,7 @@
     commit cluster many peer shares
                                           guests pool (that is: orders rebalance devices plain beside moved
                                           memory extents) and, by name alone: options large interference
-                                          releases
+                                          hot releases
     bench/run.py --docs [TABLE ...]       write the tables in docs/ (all, or those) from build/bench.json
 
 All of it ends within 80 minutes (schedule.py). A benchmark that fails has no figures, and the run goes on.
@@ -40,6 +40,7 @@ import commits  # noqa: E402
 import devices  # noqa: E402
 import extents  # noqa: E402
 import guests  # noqa: E402
+import hot  # noqa: E402
 import many  # noqa: E402
 import memory  # noqa: E402
 import migrate  # noqa: E402
@@ -71,6 +72,7 @@ BENCHMARKS: Dict[str, Callable[[bool], List[Figure]]] = {
     "choice": choice.choice,
     "stage": stage.stage,
     "interference": stage.interference,
+    "hot": hot.hot,
     "migrate": migrate.migrate,
     "releases": releases.releases,
     "prolog": releases.prolog,
