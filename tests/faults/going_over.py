@@ -177,12 +177,13 @@ class Caller:
     def between(self, live: Live, number: int) -> None:
         """Do what may come between a kill and the next action."""
 
-    def proved(self, live: Live) -> List[str]:
-        """Kill it at every point that is chosen; return what has failed."""
+    def proved(self, live: Live) -> Tuple[int, List[str]]:
+        """Kill it at every point that is chosen; return how often that was, and what has failed."""
         names, failures = self.points(live), []
         assert set(names) >= self.always, (self.always - set(names), names)
         live.end_domain()
-        for number, name, then in self.chosen(names):
+        chosen = list(self.chosen(names))
+        for number, name, then in chosen:
             try:
                 over, said = self.killed(live, number, then, {"SEMISHARED_KILL_AT": str(number)})
                 assert over is self.wanted(names, number, then, said) or (
@@ -190,7 +191,7 @@ class Caller:
                 )
             except Exception:  # noqa: BLE001 - all points are tried, all failures told
                 failures.append(f"killed at {number} ({name}), then {then}: {traceback.format_exc(limit=-3)}")
-        return failures
+        return len(chosen), failures
 
     @contextmanager
     def stopped_at(self, live: Live, name: str) -> Iterator[List[str]]:

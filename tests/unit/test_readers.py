@@ -129,6 +129,7 @@ DECIDE = (
     "guest/active_layer.py",
     "guest/freeze.py",
     "guest/go_over.py",
+    "guest/go_over_files.py",
     "store/dir/clones.py",
     "store/dir/commit.py",
     "store/dir/diffs.py",

@@ -15,13 +15,12 @@ import errno
 import fcntl
 import os
 from contextlib import ExitStack, contextmanager
-from typing import Iterator, Sequence
-from xml.etree import ElementTree
+from typing import TYPE_CHECKING, Iterator, Sequence
 
 from ..base import cache, room
 from ..device import memory
 from ..errors import CannotDetach, ImageChanged, MemoryPromised
-from ..guest import active_layer, domain, go_over, job_lock
+from ..guest import active_layer, domain, go_over, go_over_files, job_lock
 from ..guest.active_layer import BASE, Switch
 from ..model.base.steps import DetachedDisk, DetachedVm, DetachVm
 from ..model.disk import names as disk_names
@@ -35,6 +34,9 @@ from ..tools.effects import point
 from ..tools.rate_limit import Pace, standing_back
 from . import epoch_check, guard, layering, records, recovery, remote_first, vm_dir
 from .epochs import Planned
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
 
 FICLONE = 0x40049409
 """ioctl_ficlone(2)."""
@@ -179,13 +181,13 @@ def go_over_live(vm_dir: str, name: str, switches: Sequence[Switch], rate: int) 
     """
     _check_chains(name, [switch.before for switch in switches])
     go_over.begin(vm_dir, name, [switch.before for switch in switches], BASE)
-    go_over.offer_base(vm_dir, switches, _copied(vm_dir, switches, Pace(rate)))
+    go_over_files.offer_base(vm_dir, switches, _copied(vm_dir, switches, Pace(rate)))
     go_over.finish(vm_dir, name)
 
 
 def _to_copy(record: Record) -> list[str]:
     """Return the layers of a disk to copy: those directly over the image, and the active one."""
-    found = [path for path, _ in go_over.outermost(record)]
+    found = [path for path, _ in go_over_files.outermost(record)]
     return found if any(os.path.samefile(path, record.path) for path in found) else [*found, record.path]
 
 
@@ -221,13 +223,13 @@ def _is_same(path: str, wanted: str) -> bool:
 def _chains(name: str) -> list[list[str]]:
     """Return libvirt's backing chain of each disk of a guest: paths, and POOL/IMAGE@SNAPSHOT."""
     found = []
-    for disk in ElementTree.fromstring(domain.dumpxml(name)).iterfind("devices/disk"):
+    for _, disk in domain.elements(name):
         sources = (disk.find("source"), *(below.find("source") for below in disk.iter("backingStore")))
         found.append([_named(source) for source in sources if source is not None])
     return found
 
 
-def _named(source: ElementTree.Element) -> str:
+def _named(source: Element) -> str:
     path = source.get("file", "")
     if path:
         return "/" + os.path.normpath(path).lstrip("/")
@@ -239,14 +241,14 @@ def _copied(vm_dir: str, switches: Sequence[Switch], pace: Pace) -> dict[str, st
     """Stage a copy of each layer to replace, over the lease instead of the image; return copies by layer."""
     copies: dict[str, str] = {}
     for before, after, _ in switches:
-        outermost = dict(go_over.outermost(before))
+        outermost = dict(go_over_files.outermost(before))
         files.remove_staged(disk_names.layers(disk_names.plain(before.path)))
         for path in _to_copy(before):
             copies[path] = files.staged_name(path)
             with files.enough_space(os.path.dirname(path)), standing_back():
                 copy(path, copies[path], pace)
                 if path in outermost:
-                    lease = go_over.lease_of(vm_dir, after)
+                    lease = go_over_files.lease_of(vm_dir, after)
                     qemu_img.lay_over(copies[path], lease, after.of_image.format)
                 os.chmod(copies[path], 0o660)
                 files.fsync(copies[path])

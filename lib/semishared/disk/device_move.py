@@ -16,7 +16,7 @@ from ..base import cache
 from ..base.room import Ask
 from ..device import devices, folders, label, ledger, memory, systems
 from ..errors import CannotMove, NoSpace, ToolTimeout
-from ..guest import active_layer, block_jobs, domain, freeze, go_over, job_lock
+from ..guest import active_layer, block_jobs, domain, freeze, go_over, go_over_files, job_lock
 from ..model.device import names as device_names
 from ..model.device.classes import MEMORY
 from ..model.device.names import LAYERS, Link
@@ -118,7 +118,7 @@ def move_live(step: MoveLayers, planned: Planned, tell: Tell, was: Link, new: Li
             with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
                 if is_memory:
                     note_leaving(disk.vm_dir, disk.disk, new)
-                go_over.offer_device(disk.vm_dir, disk.disk, new)
+                go_over_files.offer_device(disk.vm_dir, disk.disk, new)
             undo.keep()
         go_over.finish(disk.vm_dir, step.domain, step.rate, lambda: _see(device_names.left(folder), floor))
     if not _is_at(folder, new):

@@ -13,7 +13,7 @@ from typing import Iterator
 
 from ..device import memory
 from ..errors import MigrationRefused, MissingImage, SemisharedError, StoreUnavailable
-from ..guest import virsh
+from ..guest import job_lock, virsh
 from ..model.disk import names as disk_names
 from ..model.disk.record import Record
 from ..model.refs import DiskRef
@@ -26,7 +26,7 @@ from ..model.vm.move_steps import (
     WrittenProbe,
 )
 from ..tools import beneath, files
-from . import on_devices, records, vm_dir
+from . import records, recovery, vm_dir
 from .epochs import Planned
 
 
@@ -108,8 +108,7 @@ def reach_disk(step: ReachDisk) -> None:
 
 def add_deltas(step: AddDeltas, planned: Planned) -> None:
     """Have a running guest write to deltas."""
-    from ..guest import go_over, job_lock
-    from . import recovery
+    from ..guest import go_over
 
     job_lock.take(step.vm, step.vm_dir)
     recovery.recover(step.vm_dir, step.domain)
@@ -127,14 +126,9 @@ def add_deltas(step: AddDeltas, planned: Planned) -> None:
 
 def merge_deltas(step: MergeDeltas) -> None:
     """Merge a guest's deltas, if any, into the layers below."""
-    from ..guest import job_lock
-    from . import recovery
-
     if recovery.left(step.vm_dir):
         job_lock.take(step.vm, step.vm_dir)
         recovery.recover(step.vm_dir, step.domain)
-        for name in on_devices.links(step.vm_dir):
-            memory.settle(f"{step.vm_dir}/{name}")
 
 
 def allow_migration(step: AllowMigration) -> None:

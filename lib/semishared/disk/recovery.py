@@ -163,9 +163,9 @@ def put_back(disk: DiskRef) -> None:
     Otherwise an unfinished move's link would lead to older layers, and the guest's last writes would be lost.
     """
     if not files.is_absent(device_names.left(disk_names.layers(disk.path))):
-        from ..guest import go_over
+        from ..guest import go_over_files
 
-        go_over.put_back(disk.vm_dir, disk.disk)
+        go_over_files.put_back(disk.vm_dir, disk.disk)
 
 
 def forget(disk: DiskRef) -> None:

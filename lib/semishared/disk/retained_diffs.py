@@ -214,10 +214,10 @@ def keep_all(vm: int, vm_dir: str) -> list[str]:
 def _keep_all_of(vm: int, directory: str) -> list[str]:
     """Keep the uncommitted diffs of one directory, whose VM does not run; return where, '' for none."""
     if any(device_names.left_named(name) is not None for name in on_devices.links(directory)):
-        from ..guest import go_over  # not for every removal
+        from ..guest import go_over_files  # not for every removal
 
         # Layers of an unfinished move between devices are where the record says, not where the link leads.
-        go_over.put_all_back(directory)
+        go_over_files.put_all_back(directory)
     found = [keep(DiskRef(vm, record.disk, directory), record) for record in _readable(directory)]
     return found + [keep_unknown(DiskRef(vm, number, directory)) for number in _unknown(directory)]
 

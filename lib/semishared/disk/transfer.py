@@ -336,33 +336,13 @@ def rename(step: RenameVm, planned: Planned, ask: room.Ask | None) -> RenamedVm:
         _check_still(step.source, before)
         point("directory copied")
         if step.live:
-            _without_deltas(staging)
+            from ..guest import go_over
+
+            go_over.begin_copy(staging, step.source)
         guard.check_received(staging, step.vm, step.vm_dir, step.foreign)
-        if step.live:
-            _begin_deltas(staging, step.source)
         _publish(staging, step, move, planned, ask)
     vm_dir_siblings.tidy(step.vm_dir, cache.root_of(step.vm_dir), step.vm)
     return RenamedVm(seen)
-
-
-def _without_deltas(staging: str) -> None:
-    """Reset a copied VM directory to before its guest wrote to deltas."""
-    from ..guest import active_layer
-
-    files.unlink(disk_names.migration_note(staging))
-    for switch in active_layer.noted(staging):
-        files.unlink(active_layer.delta_of(switch.after))
-        active_layer.write(staging, switch.after)
-
-
-def _begin_deltas(staging: str, source: str) -> None:
-    """Create new, empty deltas, into which QEMU mirrors those at the source."""
-    from ..guest import active_layer
-
-    switches = active_layer.noted(staging)
-    for switch in switches:
-        active_layer.create(switch.after)
-    active_layer.note(staging, switches, source)
 
 
 def keep_stale(step: KeepStale, planned: Planned) -> dict[str, object]:

@@ -242,22 +242,17 @@ def _index(name: str, target: str, wanted: str) -> int:
 
     `wanted` is '' for an image on the network.
     """
-    from xml.etree import ElementTree
-
-    for disk in ElementTree.fromstring(domain.dumpxml(name)).iterfind("devices/disk"):
-        element = disk.find("target")
-        if element is None or element.get("dev") != target:
-            continue
-        for below in disk.iter("backingStore"):
-            source = below.find("source")
-            path = source.get("file", "") if source is not None else ""
-            is_wanted = (
-                path and os.path.exists(path) and os.path.samefile(path, wanted)
-                if wanted
-                else below.get("type") == "network"
-            )
-            if is_wanted:
-                return int(below.get("index", "0"))
+    disk = dict(domain.elements(name)).get(target)
+    for below in () if disk is None else disk.iter("backingStore"):
+        source = below.find("source")
+        path = source.get("file", "") if source is not None else ""
+        is_wanted = (
+            path and os.path.exists(path) and os.path.samefile(path, wanted)
+            if wanted
+            else below.get("type") == "network"
+        )
+        if is_wanted:
+            return int(below.get("index", "0"))
     raise MissingImage(
         f"{wanted or 'an image on the network'} is not below disk {target} of the running domain {name}"
     )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 from functools import partial
-from typing import Any, Callable, Collection, ContextManager, Dict, List, Set, TypeVar
+from typing import Any, Callable, Collection, ContextManager, Dict, Iterator, List, Set, Tuple, TypeVar
 from xml.etree import ElementTree
 
 from ..errors import EncryptedDisk, SemisharedError, ToolMissing
@@ -105,18 +105,22 @@ def snapshots(name: str) -> List[str]:
     return ask(name, "snapshot-list", lambda domain: list(domain.snapshotListNames()))
 
 
+def elements(name: str) -> Iterator[Tuple[str, ElementTree.Element]]:
+    """Yield the target of each disk of a running guest, and its element in libvirt's XML."""
+    for disk in ElementTree.fromstring(dumpxml(name)).iterfind("devices/disk"):
+        target = disk.find("target")
+        if target is not None:
+            yield target.get("dev", ""), disk
+
+
 def disks(name: str) -> Dict[str, str]:
     """Return what each disk of a running guest writes to, by target: file, device or network name, or ''."""
-    from xml.etree import ElementTree
-
     found = {}
-    for disk in ElementTree.fromstring(dumpxml(name)).iterfind("devices/disk"):
-        target, source = disk.find("target"), disk.find("source")
-        if target is not None:
-            attributes = {} if source is None else source.attrib
-            found[target.get("dev", "")] = next(
-                (attributes[key] for key in ("file", "dev", "dir", "name") if attributes.get(key)), ""
-            )
+    for target, disk in elements(name):
+        source = disk.find("source")
+        attributes = {} if source is None else source.attrib
+        keys = (key for key in ("file", "dev", "dir", "name") if attributes.get(key))
+        found[target] = attributes.get(next(keys, ""), "")
     return found
 
 
@@ -127,14 +131,7 @@ def targets(domain: str) -> List[str]:
 
 def encrypted(name: str) -> Set[str]:
     """Return the targets of a running guest's disks with an encrypted file in their backing chains."""
-    from xml.etree import ElementTree
-
-    found = set()
-    for disk in ElementTree.fromstring(dumpxml(name)).iterfind("devices/disk"):
-        target = disk.find("target")
-        if target is not None and next(disk.iter("encryption"), None) is not None:
-            found.add(target.get("dev", ""))
-    return found
+    return {target for target, disk in elements(name) if next(disk.iter("encryption"), None) is not None}
 
 
 def check_plain(name: str, targets: Collection[str]) -> None:
@@ -150,32 +147,22 @@ def check_plain(name: str, targets: Collection[str]) -> None:
 
 def below(name: str, target: str) -> List[str]:
     """Return the backing files of a running guest's disk, the topmost first, as libvirt lists them."""
-    from xml.etree import ElementTree
-
-    for disk in ElementTree.fromstring(dumpxml(name)).iterfind("devices/disk"):
-        wanted = disk.find("target")
-        if wanted is not None and wanted.get("dev") == target:
-            sources = [found.find("source") for found in disk.iter("backingStore")]
-            return [source.get("file", "") for source in sources if source is not None]
-    return []
+    disk = dict(elements(name)).get(target)
+    sources = [] if disk is None else [found.find("source") for found in disk.iter("backingStore")]
+    return [source.get("file", "") for source in sources if source is not None]
 
 
 def mirrors(name: str) -> Dict[str, str]:
     """Return the target file of each mirror of a guest that has been equal once, by the disk's target."""
-    found = {}
-    for disk in ElementTree.fromstring(dumpxml(name)).iterfind("devices/disk"):
-        target, mirror = disk.find("target"), disk.find("mirror")
-        source = None if mirror is None else mirror.find("source")
-        if target is not None and mirror is not None and source is not None and mirror.get("ready") == "yes":
-            found[target.get("dev", "")] = source.get("file", "")
-    return found
+    found = {target: disk.find("mirror[@ready='yes']/source") for target, disk in elements(name)}
+    return {target: source.get("file", "") for target, source in found.items() if source is not None}
 
 
 def change_media(name: str, origin: str, vm_dir: str) -> None:
     """Insert, for media from `origin`, their copies in `vm_dir` in the guest's CD drives."""
     libvirt = libvirtd.binding()
     flags = libvirt.VIR_DOMAIN_AFFECT_LIVE | libvirt.VIR_DOMAIN_DEVICE_MODIFY_FORCE
-    for disk in ElementTree.fromstring(dumpxml(name)).iterfind("devices/disk"):
+    for _, disk in elements(name):
         source = disk.find("source")
         path = "" if source is None else "/" + os.path.normpath(source.get("file", "")).lstrip("/")
         if source is None or disk.get("device") != "cdrom" or not path.startswith(f"{origin}/"):
@@ -216,16 +203,16 @@ HOPS = 8
 def disk_types(vm_dir: str, domain: str) -> Dict[str, OpenedDisk]:
     """Return each disk of a running guest, by target, for disks of other drivers, which have no records."""
     found = {}
-    for disk in ElementTree.fromstring(dumpxml(domain)).iterfind("devices/disk"):
-        target, source = disk.find("target"), disk.find("source")
-        if target is None or source is None:
+    for target, disk in elements(domain):
+        source = disk.find("source")
+        if source is None:
             continue
         paths = [element.get("file", "") for element in disk.iter("source")]
         row = OpenedDisk(disk.get("type", ""))
         if row.type == "file" and all(paths):
             places = sorted({place for path in paths for place in _places(path, vm_dir)})
             row = row._replace(path=source.get("file", ""), directories=tuple(places))
-        found[target.get("dev", "")] = row
+        found[target] = row
     return found
 
 

@@ -27,19 +27,16 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List
 from xml.etree import ElementTree
 
 from ..errors import BadRecord, DeviceMissing, GuestNotFrozen, MissingImage, ToolFailed
-from ..model.base import names as base_names
-from ..model.device import names as device_names
-from ..model.device.names import Link
 from ..model.disk import names as disk_names
 from ..model.disk.record import Record
-from ..tools import files, layers, qemu_img
+from ..tools import files, qemu_img
 from ..tools.effects import point
 from ..tools.run import work
-from . import active_layer, block_jobs, domain, freeze, job_events, libvirtd
+from . import active_layer, block_jobs, domain, freeze, go_over_files, job_events, libvirtd
 from .active_layer import DELTA, DEVICE, Switch, delta_of, names_delta, noted, with_delta
 
 METADATA = "http://opennebula.org/xmlns/libvirt/1.0"
@@ -104,21 +101,22 @@ def finish(vm_dir: str, name: str, rate: int = 0, see: Callable[[], None] = lamb
     `rate`: bytes per second of a raw layer, which QEMU copies whole; 0 for no limit. An error that `see`
     raises while a mirror works ends the go-over.
     """
-    opened, found = active_layer.opened(vm_dir, name), {}
-    for switch in noted(vm_dir):
-        target = opened.get(os.path.realpath(delta_of(switch.after)), "")
-        if not target:
-            raise ToolFailed(
-                f"domain {name} on {os.uname().nodename} does not write to the delta of disk "
-                f"{switch.after.disk}"
-            )
-        found[target] = switch.after
+    found = _on_deltas(vm_dir, name, vm_dir)
+    if len(found) < len(noted(vm_dir)):
+        raise ToolFailed(f"domain {name} on {os.uname().nodename} does not write to the deltas of its disks")
     for target, record in found.items():
         mirror = partial(block_jobs.mirror, name, target, record.path, record.format, rate)
         _equalled(name, target, mirror, "layers are being mirrored", see)
     point("layers ready")
     _pivot(vm_dir, name, found, "its disks stay where they are until it runs")
     settle(vm_dir, name)
+
+
+def _on_deltas(vm_dir: str, name: str, where: str) -> Dict[str, Record]:
+    """Return the records of noted disks whose running guest writes to their deltas in `where`, by target."""
+    opened, records = active_layer.opened(where, name), [switch.after for switch in noted(vm_dir)]
+    deltas = {os.path.realpath(disk_names.delta(where, record.disk)): record for record in records}
+    return {target: deltas[path] for path, target in opened.items() if path in deltas}
 
 
 def _equalled(
@@ -182,7 +180,7 @@ def settle(vm_dir: str, name: str) -> None:
     records = [switch.after for switch in noted(vm_dir)]
     if guest:
         active_layer.follow(vm_dir, guest)
-        _commit(vm_dir, guest, records)
+        _commit(vm_dir, guest)
     else:
         for record in records:
             _redo(vm_dir, record)
@@ -204,20 +202,21 @@ def keep(vm_dir: str, name: str) -> bool:
     block_jobs.wait_for_snapshot(name)
     _decide(vm_dir, name)
     active_layer.follow(vm_dir, name)
-    opened = active_layer.opened(vm_dir, name)
-    return all(os.path.realpath(delta_of(switch.after)) in opened for switch in noted(vm_dir))
+    return len(_on_deltas(vm_dir, name, vm_dir)) == len(noted(vm_dir))
 
 
 def is_between(vm_dir: str) -> bool:
     """Return True if a VM directory depends on another place until it is settled."""
     return bool(
-        active_layer.origin(vm_dir) or any(switch.begun for switch in noted(vm_dir)) or _moving(vm_dir)
+        active_layer.origin(vm_dir)
+        or any(switch.begun for switch in noted(vm_dir))
+        or go_over_files.moving(vm_dir)
     )
 
 
 def _decide(vm_dir: str, name: str) -> None:
     """Give each disk that has two sides the one that its record names; `name` is '' when no guest runs."""
-    switches, moving = noted(vm_dir), _moving(vm_dir)
+    switches, moving = noted(vm_dir), go_over_files.moving(vm_dir)
     begun = [switch for switch in switches if switch.begun]
     if name and (begun or moving):
         for target in active_layer.opened(vm_dir, name).values():
@@ -226,23 +225,21 @@ def _decide(vm_dir: str, name: str) -> None:
     settled = {switch.after.disk: switch for switch in switches}
     for before, after, how in begun:
         if name and names_delta(vm_dir, after):
-            _take_back(vm_dir, before)
+            go_over_files.take_back(vm_dir, before)
             settled[after.disk] = Switch(before, before, how)
         else:
-            _let_go(vm_dir, after)
+            go_over_files.let_go(vm_dir, after)
             settled[after.disk] = Switch(after, after, how)
     if begun:
         active_layer.note(vm_dir, list(settled.values()), active_layer.origin(vm_dir))
         point("switch ended")
     for disk in moving:
-        put_back(vm_dir, disk)
+        go_over_files.put_back(vm_dir, disk)
 
 
-def _commit(vm_dir: str, name: str, records: Sequence[Record]) -> None:
+def _commit(vm_dir: str, name: str) -> None:
     """Have QEMU commit the deltas of a running guest into the layers below, and pivot to those."""
-    opened = active_layer.opened(vm_dir, name)
-    paths = [os.path.realpath(delta_of(record)) for record in records]
-    targets = [opened[path] for path in paths if path in opened]
+    targets = _on_deltas(vm_dir, name, vm_dir)
     for target in targets:
         _equalled(name, target, partial(block_jobs.commit, name, target), "delta is being merged")
     if targets:
@@ -270,141 +267,18 @@ def _redo(vm_dir: str, record: Record) -> None:
     active_layer.write(vm_dir, record)
 
 
-# -- from a store to a base of the host -------------------------------------------------------------
-
-
-def lease_of(vm_dir: str, record: Record) -> str:
-    """Return the path of a disk's lease on the base of its record; it need not exist."""
-    base = base_names.base(disk_names.base_store_of(vm_dir), record.of_image.base_name)
-    return base_names.lease(base, int(os.path.basename(vm_dir)), record.disk)
-
-
-def outermost(record: Record) -> Iterator[Tuple[str, str]]:
-    """Yield path and backing name of each layer of a disk that lies over no other layer."""
-    folder = disk_names.layers(disk_names.plain(record.path))
-    for number in layers.numbered(folder):
-        name, _ = layers.backing_of(f"{folder}/{number}")
-        if not disk_names.is_number(name):
-            yield f"{folder}/{number}", name
-
-
-def offer_base(vm_dir: str, switches: Sequence[Switch], copies: Mapping[str, str]) -> None:
-    """Give the staged `copies` the names of their layers; the records become those `after`, with deltas."""
-    active_layer.note(vm_dir, switches)
-    point("switch noted")
-    for path, staged in copies.items():
-        _replace(path, staged)
-    for switch in switches:
-        active_layer.write(vm_dir, with_delta(switch.after))
-    point("layers lie over bases")
-
-
-def _replace(path: str, staged: str) -> None:
-    """Give a staged file all names of a layer; the layer keeps a second name for each."""
-    folder = os.path.dirname(path)
-    numbers = [name for name in sorted(os.listdir(folder)) if disk_names.is_number(name)]
-    names = [name for name in numbers if os.path.samefile(f"{folder}/{name}", path)]
-    for name in names:
-        files.unlink(disk_names.with_second_name(f"{folder}/{name}"))
-        os.link(f"{folder}/{name}", disk_names.with_second_name(f"{folder}/{name}"))
-        point("layer kept")
-    for name in names[1:]:
-        again = files.staged_name(f"{folder}/{name}")
-        os.link(staged, again)
-        os.rename(again, f"{folder}/{name}")
-    os.rename(staged, f"{folder}/{names[0]}")
-    files.fsync(folder)
-    point("layer replaced")
-
-
-def _take_back(vm_dir: str, before: Record) -> None:
-    for path, layer in _kept(before):
-        os.rename(path, layer)
-        # rename() does nothing if both names are of one file.
-        files.unlink(path)
-        files.fsync(os.path.dirname(path))
-        point("layer taken back")
-    active_layer.write(vm_dir, with_delta(before))
-
-
-def _let_go(vm_dir: str, after: Record) -> None:
-    lease = lease_of(vm_dir, after)
-    for path, name in outermost(after):
-        if name != lease:
-            qemu_img.lay_over(path, lease, after.of_image.format)
-            files.fsync(path)
-            point("layer laid over its base")
-    active_layer.write(vm_dir, with_delta(after) if names_delta(vm_dir, after) else after)
-    for path, _ in _kept(after):
-        files.unlink(path)
-        point("layer let go")
-
-
-def _kept(record: Record) -> Sequence[Tuple[str, str]]:
-    """Return the second names of a disk's layers, each with the first one."""
-    folder = disk_names.layers(disk_names.plain(record.path))
-    paths = [f"{folder}/{name}" for name in sorted(os.listdir(folder))]
-    return [(path, disk_names.of_second_name(path)) for path in paths if disk_names.of_second_name(path)]
-
-
-# -- to another device ------------------------------------------------------------------------------
-
-
-def offer_device(vm_dir: str, disk: int, new: Link) -> None:
-    """Give the disk's names to the copies of its layers, in another place, `new`.
-
-    QEMU opens the copy by the disk's own names, as libvirt keeps the names for later. It has the original
-    open already, and no process opens that by name meanwhile.
-    """
-    folder = disk_names.layers(disk_names.disk(vm_dir, disk))
-    files.remove_staged(*os.path.split(device_names.left(folder)))
-    files.symlink(os.readlink(folder), device_names.left(folder))
-    point("old device noted")
-    files.remove_staged(*os.path.split(folder))
-    files.symlink(device_names.target_of(new), folder)
-    point("layers have their names on the new device")
-
-
-def _moving(vm_dir: str) -> List[int]:
-    """Return the disks with links to the devices that they are about to leave."""
-    entries = os.listdir(vm_dir) if os.path.isdir(vm_dir) else ()
-    found = {device_names.left_named(entry): entry for entry in entries}
-    return sorted(
-        disk for disk, entry in found.items() if disk is not None and os.path.islink(f"{vm_dir}/{entry}")
-    )
-
-
-def put_all_back(vm_dir: str) -> None:
-    """Settle the moves to other devices in a VM directory whose guest does not run."""
-    for disk in _moving(vm_dir):
-        put_back(vm_dir, disk)
-
-
-def put_back(vm_dir: str, disk: int) -> None:
-    """Settle the move of one disk, on which there is no job; without its record both sides stay."""
-    folder = disk_names.layers(disk_names.disk(vm_dir, disk))
-    link, record = device_names.left(folder), files.read_json(disk_names.record(vm_dir, disk))
-    if not record:
-        return
-    was, now = os.readlink(link), os.readlink(folder)
-    if was != now and disk_names.is_delta(str(record.get("path", ""))):
-        files.remove_staged(*os.path.split(folder))
-        files.symlink(was, folder)
-        point("layers have their names on the old device again")
-        was, now = now, was
-    os.unlink(link)
-    files.fsync(vm_dir)
-    point("device switch ended")
-    if was != now:
-        # Layers without a link; where their device is not there, gc finds them.
-        other = device_names.linked(was)
-        directory = device_names.directory(disk_names.base_store_of(vm_dir), other) if other else ""
-        if directory and os.path.isdir(directory):
-            files.remove_folder(directory, ignore_errors=True)
-        point("layers gone from the other device")
-
-
 # -- to a copy of the VM directory ------------------------------------------------------------------
+
+
+def begin_copy(vm_dir: str, origin: str) -> None:
+    """Give a copy of a VM directory, whose guest runs on in `origin`, new deltas, and note its origin."""
+    files.unlink(disk_names.migration_note(vm_dir))
+    switches = noted(vm_dir)
+    for switch in switches:
+        files.unlink(delta_of(switch.after))
+        active_layer.write(vm_dir, switch.after)
+        active_layer.create(switch.after)
+    active_layer.note(vm_dir, switches, origin)
 
 
 def mirror_into_copy(vm_dir: str, origin: str, name: str) -> Dict[str, Record]:
@@ -412,12 +286,7 @@ def mirror_into_copy(vm_dir: str, origin: str, name: str) -> Dict[str, Record]:
 
     The mirrors go on afterwards; each has been equal to its delta once.
     """
-    opened, found = active_layer.opened(origin, name), {}
-    for switch in noted(vm_dir):
-        there = os.path.realpath(disk_names.delta(origin, switch.after.disk))
-        if there in opened:
-            found[opened[there]] = switch.after
-    ready = domain.mirrors(name)
+    found, ready = _on_deltas(vm_dir, name, origin), domain.mirrors(name)
     for target, record in found.items():
         if ready.get(target) != delta_of(record):
             mirror = partial(_mirror_anew, name, target, record)
@@ -442,9 +311,9 @@ def _enter(vm_dir: str, origin: str, name: str) -> None:
         found, here = mirror_into_copy(vm_dir, origin, name), os.uname().nodename
         if found:
             _pivot(vm_dir, name, found, f"it goes on in {vm_dir} when it runs", origin)
-        opened = active_layer.opened(vm_dir, name)
+        there = [record.disk for record in _on_deltas(vm_dir, name, vm_dir).values()]
         for switch in noted(vm_dir):
-            if os.path.realpath(delta_of(switch.after)) not in opened:
+            if switch.after.disk not in there:
                 raise MissingImage(
                     f"domain {name} on {here} has disk {switch.after.disk} open neither in {origin} nor in "
                     f"{vm_dir}"
