@@ -51,12 +51,6 @@ def is_own(directory: str, name: str, target: str, vm: int) -> bool:
     return True
 
 
-def check(directory: str) -> None:
-    """Raise DeviceMissing if a device with layers of a VM is missing."""
-    for name, folder in links(directory).items():
-        folder.require(f"the layers of {disk_names.disk_of(name)}")
-
-
 def check_written(directory: str, disk: int) -> None:
     """Raise DeviceMissing if the device with the layers that a disk's record names is missing.
 
@@ -149,11 +143,10 @@ def _own(directory: str) -> dict[str, folders.OnDevice]:
     own = links(directory)
     leaving = [name for name in own if device_names.left_named(name) is not None]
     if leaving:
-        raise CannotMove(
-            f"{leaving[0]} of {directory} on {os.uname().nodename}: those layers are about to "
-            f"leave their device"
-        )
-    check(directory)
+        here = f"{leaving[0]} of {directory} on {os.uname().nodename}"
+        raise CannotMove(f"{here}: those layers are about to leave their device")
+    for name, folder in own.items():
+        folder.require(f"the layers of {disk_names.disk_of(name)}")
     return own
 
 
@@ -196,34 +189,25 @@ def prepare(
 
 def arrived(directory: str, made: dict[str, str]) -> None:
     """Raise UnexpectedLink if a received link does not lead to its place; remove places without files."""
-    for name in [
-        name
-        for name in os.listdir(directory)
-        if disk_names.are_layers(name) and os.path.islink(f"{directory}/{name}")
-    ]:
+    for name in filter(disk_names.are_layers, os.listdir(directory)):
         path = f"{directory}/{name}"
-        if os.readlink(path) != made.get(name):
-            target = os.readlink(path)
+        target = os.readlink(path) if os.path.islink(path) else ""
+        if target and target != made.get(name):
             os.unlink(path)
             if name in made:
                 # So that the removal of the directory finds the place.
                 os.symlink(made[name], path)
-            raise UnexpectedLink(
-                f"{name} of VM directory {directory} on {os.uname().nodename} came as a symbolic "
-                f"link to {target}"
-            )
-        if not os.listdir(path):
-            folders.remove(path)
+            here = f"{name} of VM directory {directory} on {os.uname().nodename}"
+            raise UnexpectedLink(f"{here} came as a symbolic link to {target}")
+        folders.at(path).give_up()
 
 
 def copy(source: str, directory: str, vm: int) -> None:
     """Copy a VM directory into another, layers on devices to new places."""
     argv = ["cp", "-a", "--sparse=always", "--reflink=auto", "--"]
     own = _own(source)
-    if not own:
-        work([*argv, f"{source}/.", directory])
-        return
-    work([*argv, *(f"{source}/{name}" for name in sorted(os.listdir(source)) if name not in own), directory])
+    names = sorted(os.listdir(source)) if own else ["."]
+    work([*argv, *(f"{source}/{name}" for name in names if name not in own), directory])
     for name in own:
         disk = disk_names.disk_named(disk_names.disk_of(name))
         if disk is not None:

@@ -91,7 +91,7 @@ def check_there(vm_dir: str) -> None:
 
         disks |= {switch.after.disk for switch in active_layer.noted(vm_dir)}
     disks = {disk for disk in disks if not files.is_absent(disk_names.record(vm_dir, disk))}
-    if disks and on_devices.links(vm_dir):
+    if disks:
         offline.look(disk_names.base_store_of(vm_dir))
     for disk in sorted(disks):
         on_devices.check_written(vm_dir, disk)
