@@ -11,6 +11,8 @@ restore): layers that changed since they were copied are not switched.
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
+from typing import Iterator
 
 from ..base import cache
 from ..base.room import Ask
@@ -22,7 +24,6 @@ from ..model.device.classes import MEMORY
 from ..model.device.names import LAYERS, Link
 from ..model.device.steps import ListHeld, MoveLayers
 from ..model.disk import names as disk_names
-from ..model.disk.record import Record
 from ..model.steps import DiskRef
 from ..pool import labels, moving
 from ..pool.moving import Copying, Tell
@@ -95,7 +96,7 @@ def move_live(step: MoveLayers, planned: Planned, tell: Tell, was: Link, new: Li
     (recovery.py).
     """
     disk, root = step.disk, cache.root_of(step.disk.vm_dir)
-    folder, directory = disk_names.layers(disk.path), device_names.directory(root, new)
+    folder = disk_names.layers(disk.path)
     _check(step, root, was, new)
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
         record = records.record_of(disk)
@@ -107,19 +108,13 @@ def move_live(step: MoveLayers, planned: Planned, tell: Tell, was: Link, new: Li
                 ledger.give_spare(device_names.device(root, was.uuid))
             go_over.begin(disk.vm_dir, step.domain, [record], active_layer.DEVICE)
         ((_, record, _),) = active_layer.noted(disk.vm_dir)
-        with Undo() as undo, files.enough_space(directory):
-            undo.add(lambda: moving.discard(root, [] if _is_at(folder, new) else [new]))
-            _copy(
-                folder,
-                directory,
-                record,
-                Copying(on_devices.allocated(folder), step.rate, _watched(folder, floor, tell)),
-            )
-            with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
-                if is_memory:
-                    note_leaving(disk.vm_dir, disk.disk, new)
-                go_over_files.offer_device(disk.vm_dir, disk.disk, new)
-            undo.keep()
+        copying = Copying(on_devices.allocated(folder), step.rate, _watched(folder, floor, tell))
+        # QEMU writes a raw layer as a whole.
+        empty = record.layer if record.format == "raw" else ""
+        with _copied(step, planned, was, new, copying, empty):
+            if is_memory:
+                note_leaving(disk.vm_dir, disk.disk, new)
+            go_over_files.offer_device(disk.vm_dir, disk.disk, new)
         go_over.finish(disk.vm_dir, step.domain, step.rate, lambda: _see(device_names.left(folder), floor))
     if not _is_at(folder, new):
         raise CannotMove(f"disk {disk.disk} of VM {disk.vm}: its guest has not gone over")
@@ -177,12 +172,26 @@ def _label(root: str, link: Link) -> dict[str, object]:
     return label.read(device_names.device(root, link.uuid))
 
 
-def _copy(folder: str, directory: str, record: Record, copying: Copying) -> None:
-    """Copy the layers below a disk's delta; only create a raw layer, which QEMU writes as a whole."""
-    before = layers_seen(folder)
-    copy_layer(folder, directory, copying, empty=record.layer if record.format == "raw" else "")
-    if layers_seen(folder) != before:
-        raise CannotMove(f"{folder} on {os.uname().nodename} was changed while it was copied")
+@contextmanager
+def _copied(
+    step: MoveLayers, planned: Planned, was: Link, new: Link, copying: Copying, empty: str = ""
+) -> Iterator[None]:
+    """Copy a disk's layers, and hold its VM within the block; without a link to the copy, remove that.
+
+    Raise CannotMove if the layers were changed meanwhile.
+    """
+    disk, root = step.disk, cache.root_of(step.disk.vm_dir)
+    folder, directory = disk_names.layers(disk.path), device_names.directory(root, new)
+    with Undo() as undo, files.enough_space(directory):
+        # A switch that fails after its rename has taken place.
+        undo.add(lambda: moving.discard(root, [] if _is_at(folder, new) else [new]))
+        before = layers_seen(folder)
+        copy_layer(folder, directory, copying, empty)
+        with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
+            if not _is_at(folder, was) or layers_seen(folder) != before:
+                raise CannotMove(f"disk {disk.disk} of VM {disk.vm} was changed while it was copied")
+            yield
+        undo.keep()
 
 
 def _watched(folder: str, floor: int, tell: Tell) -> Tell:
@@ -310,18 +319,10 @@ def _moved(step: MoveLayers, planned: Planned, ask: Ask | None, tell: Tell) -> i
         move_live(step, planned, tell, was, new)
         return size
     _refuse_opened(disk, folder)
-    with Undo() as undo, files.enough_space(device_names.directory(root, new)):
-        # A switch that fails after its rename has taken place.
-        undo.add(lambda: moving.discard(root, [] if _is_at(folder, new) else [new]))
-        before = layers_seen(folder)
-        copy_layer(folder, device_names.directory(root, new), Copying(size, step.rate, tell))
-        with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
-            if not _is_at(folder, was) or layers_seen(folder) != before:
-                raise CannotMove(f"disk {disk.disk} of VM {disk.vm} was changed while it was copied")
-            _refuse_opened(disk, folder)
-            folders.OnDevice(folder, new).link_it()
-            point("layers switched")
-        undo.keep()
+    with _copied(step, planned, was, new, Copying(size, step.rate, tell)):
+        _refuse_opened(disk, folder)
+        folders.OnDevice(folder, new).link_it()
+        point("layers switched")
     moving.discard(root, [was])
     point("layers gone from their old device")
     return size
