@@ -42,9 +42,8 @@ def configure_execrc(text: str, names: Sequence[str], path: str = "vmm_execrc") 
     missing = [word for word in wanted if word not in value.split()]
     if not missing:
         return Changed(text, ())
-    new = f"{value} {' '.join(missing)}" if value else " ".join(missing)
-    edit = Edit(match.start("value"), match.end("value"), f"{quote}{new}{quote}")
-    return Changed(apply(text, [edit]), (f"{LIVE}: {' '.join(missing)}",))
+    new = " ".join([value, *missing] if value else missing)
+    return Changed(_replaced(text, match, f"{quote}{new}{quote}"), (f"{LIVE}: {' '.join(missing)}",))
 
 
 def unconfigure_execrc(text: str, path: str = "vmm_execrc") -> Changed:
@@ -58,9 +57,12 @@ def unconfigure_execrc(text: str, path: str = "vmm_execrc") -> Changed:
         # One blank came with each word.
         kept = (blank[:-1] if word.endswith(f"-{NAME}") else blank + word for blank, word in words)
         new = "".join(kept) + end
-        edit = Edit(match.start("value"), match.end("value"), f"{quote}{new}{quote}")
-        without = apply(without, [edit]) if new != value else without
+        without = _replaced(without, match, f"{quote}{new}{quote}") if new != value else without
     return Changed(without, (f"{LIVE}: {NAME} out",) if without != text else ())
+
+
+def _replaced(text: str, match: re.Match[str], value: str) -> str:
+    return apply(text, [Edit(match.start("value"), match.end("value"), value)])
 
 
 def _assignment(text: str, path: str) -> Optional[re.Match[str]]:

@@ -66,16 +66,26 @@ class Attribute(NamedTuple):
 
 class _Reader:
     def __init__(self, text: str, path: str) -> None:
-        self.text = text
-        self.path = path
-        self.at = 0
+        self.text, self.path, self.at = text, path, 0
 
     def fail(self, what: str) -> BadConfiguration:
         line = self.text.count("\n", 0, self.at) + 1
         return BadConfiguration(f"{self.path} line {line}: {what}")
 
-    def found(self) -> str:
-        return repr(self.text[self.at]) if self.at < len(self.text) else "the end of the file"
+    @property
+    def next(self) -> str:
+        return self.text[self.at : self.at + 1]
+
+    def expect(self, pattern: re.Pattern[str], what: str) -> str:
+        match = pattern.match(self.text, self.at)
+        if not match:
+            raise self.misplaced(what)
+        self.at = match.end()
+        return match.group()
+
+    def misplaced(self, what: str) -> BadConfiguration:
+        found = repr(self.next) if self.next else "the end of the file"
+        return self.fail(f"{what} belongs where {found} is")
 
     def skip(self) -> None:
         while True:
@@ -85,17 +95,9 @@ class _Reader:
             self.at = match.end()
 
     def name(self) -> str:
-        match = NAME.match(self.text, self.at)
-        if not match:
-            raise self.fail(f"a name belongs where {self.found()} is")
-        self.at = match.end()
-        return match.group()
-
-    def equals(self) -> None:
-        match = EQUALS.match(self.text, self.at)
-        if not match:
-            raise self.fail(f"'=' belongs where {self.found()} is")
-        self.at = match.end()
+        name = self.expect(NAME, "a name").upper()
+        self.expect(EQUALS, "'='")
+        return name
 
     def value(self) -> Value:
         quoted, bare = QUOTED.match(self.text, self.at), BARE.match(self.text, self.at)
@@ -104,9 +106,7 @@ class _Reader:
             self.at = quoted.end()
             return Value(quoted.group()[1:-1].replace('\\"', '"'), start, self.at)
         if not bare or bare.group().startswith('"'):
-            raise self.fail(
-                "a value's quotes are not closed" if bare else f"a value belongs where {self.found()} is"
-            )
+            raise self.fail("a value's quotes are not closed") if bare else self.misplaced("a value")
         self.at = bare.end()
         return Value(bare.group(), start, self.at)
 
@@ -114,15 +114,13 @@ class _Reader:
         found: list[Field] = []
         self.at += 1
         self.skip()
-        while self.text[self.at : self.at + 1] != "]" or found:
-            name = self.name().upper()
-            self.equals()
-            found.append(Field(name, self.value()))
+        while self.next != "]" or found:
+            found.append(Field(self.name(), self.value()))
             self.skip()
-            if self.text[self.at : self.at + 1] == "]":
+            if self.next == "]":
                 break
-            if self.text[self.at : self.at + 1] != ",":
-                raise self.fail(f"',' or ']' belongs where {self.found()} is")
+            if self.next != ",":
+                raise self.misplaced("',' or ']'")
             self.at += 1
             self.skip()
         self.at += 1
@@ -130,12 +128,11 @@ class _Reader:
 
     def attribute(self) -> Attribute:
         start = self.at
-        name = self.name().upper()
-        self.equals()
+        name = self.name()
         begin = self.at
-        if self.text[begin : begin + 1] == "\n":
+        if self.next == "\n":
             return Attribute(name, Value("", begin, begin), None, start, begin)
-        if self.text[begin : begin + 1] == "[":
+        if self.next == "[":
             fields = self.fields()
             return Attribute(name, Value(self.text[begin : self.at], begin, self.at), fields, start, self.at)
         value = self.value()
