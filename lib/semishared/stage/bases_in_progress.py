@@ -122,13 +122,8 @@ class Targets:
 
     def digests(self, lacking: Iterable[tuple[Target, Sequence[int]]]) -> list[str]:
         """Return the hashes of extents, each once."""
-        found = {
-            target.partial.manifest.extents[at]: None
-            for target, indices in lacking
-            if target.partial.manifest
-            for at in indices
-        }
-        return list(found)
+        known = ((target.partial.manifest, indices) for target, indices in lacking)
+        return list(dict.fromkeys(found.extents[at] for found, indices in known if found for at in indices))
 
     @property
     def count(self) -> int:

@@ -69,11 +69,8 @@ def receive(step: FetchBases, tell: Tell, poll: Callable[[], object]) -> Fetched
             return reception.end()
         if free:
             continue
-        busy = [
-            part.image
-            for part in left
-            if locks.is_held(base_names.image_lock(step.root, part.image.base_prefix))
-        ]
+        lock = {part.image: base_names.image_lock(step.root, part.image.base_prefix) for part in left}
+        busy = [image for image, path in lock.items() if locks.is_held(path)]
         if busy and not step.wait:
             return reception.end(BaseBusy(f"base {busy[0].base_name} is being made on {os.uname().nodename}"))
         # `is_held` takes a lock for a moment, so a lock that seemed busy may be free by now.
@@ -133,10 +130,8 @@ class _Reception:
     def wait(self, since: float) -> None:
         """Sleep while other actions hold the locks; raise ToolTimeout after locks.LIMIT_S seconds."""
         if time.monotonic() - since > locks.LIMIT_S:
-            raise ToolTimeout(
-                f"a base is being made on {os.uname().nodename} by another action for over "
-                f"{locks.LIMIT_S:.0f} s"
-            )
+            where, limit = os.uname().nodename, f"{locks.LIMIT_S:.0f} s"
+            raise ToolTimeout(f"a base is being made on {where} by another action for over {limit}")
         self._orders.hear()
         self.account.tell("another session")
         progress.touch()
@@ -149,9 +144,8 @@ class _Reception:
 
     def _fill(self, held: Held) -> None:
         root = self.step.root
-        room.evict_all(
-            root, self._evict, tuple(base_names.image_lock(root, part.image.base_prefix) for part, _ in held)
-        )
+        paths = tuple(base_names.image_lock(root, part.image.base_prefix) for part, _ in held)
+        room.evict_all(root, self._evict, paths)
         self._evict = ()
         try:
             with files.enough_space(root):
@@ -227,11 +221,8 @@ def fetch(
 
     `seen` and `current` are the image and its generation in the store, None and '' if it is out of reach.
     """
-    needed = (
-        manifests.needed(content, seen, content.expected(current) if current == image.generation else None)
-        if seen
-        else 0
-    )
+    expected = content.expected(current) if seen and current == image.generation else None
+    needed = manifests.needed(content, seen, expected) if seen else 0
     # A killed action's partial base: `fill` resumes it, or removes another generation's.
     folders.stage(root, image.base_prefix, needed, base_names.base(root, image.base_name))
     needed = max(0, needed - files.allocated(base_names.image(base_names.staging(root, image.base_prefix))))

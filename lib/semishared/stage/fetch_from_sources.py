@@ -45,13 +45,8 @@ class Filling:
     def __init__(
         self, step: FetchBases, targets: Targets, account: Account, orders: Orders, config: Config
     ) -> None:
-        self.step, self.targets, self.account, self.orders, self.config = (
-            step,
-            targets,
-            account,
-            orders,
-            config,
-        )
+        self.step, self.targets, self.account = step, targets, account
+        self.orders, self.config = orders, config
         self.error: SemisharedError | None = None
         """The last error of any source."""
         self._gone: set[str] = set()
@@ -89,9 +84,8 @@ class Filling:
             lambda host: self._peer(host, target),
         )
         if not target.is_over and (self.step.from_store == "all" or target.lacks):
-            error = self._priced(
-                target, source_speed.Choice(self.step.root, [_store_of(target)], target.partial)
-            )
+            choice = source_speed.Choice(self.step.root, [_store_of(target)], target.partial)
+            error = self._priced(target, choice)
             target.error = target.error or error
 
     def _quickest(self, target: Target) -> None:
@@ -99,9 +93,8 @@ class Filling:
 
         A source that fails, or lacks an extent, is not asked again.
         """
-        choice = source_speed.Choice(
-            self.step.root, [*target.part.holders, _store_of(target)], target.partial
-        )
+        sources = [*target.part.holders, _store_of(target)]
+        choice = source_speed.Choice(self.step.root, sources, target.partial)
         while not target.is_over and target.lacks and not self.orders.ended and not choice.is_over:
             self._priced(target, choice)
 
@@ -141,10 +134,7 @@ class Filling:
                     had[0] = self.targets.count
                     more = coming.turn(0)
                 if more is None and not choice.is_dear():
-                    raise TransferCorrupt(
-                        f"{host} does not have all of base {target.part.image.base_name}, or not "
-                        f"as it should be"
-                    )
+                    raise _lacking(host, target)
             except NoSpace:
                 raise
             except SemisharedError as e:
@@ -166,16 +156,12 @@ class Filling:
                 if is_lacking() and not self.orders.ended:
                     failures[host] = self._try(host, lambda host=host: work(host))  # type: ignore[misc]
             # To ask an unreachable host again for each of many bases costs a time limit each time.
-            self._gone |= {
-                host
-                for host, error in failures.items()
-                if isinstance(error, HostUnreachable) and host not in self._slow
-            }
+            gone = {host for host, error in failures.items() if isinstance(error, HostUnreachable)}
+            self._gone |= gone - self._slow
             # A source without the extents, or too slow, does not improve in the next round.
             left = [host for host in left if not isinstance(failures.get(host), (MissingImage, ToolTimeout))]
-            if all(
-                isinstance(error, (HostUnreachable, MissingImage, ToolTimeout)) for error in failures.values()
-            ):
+            lasting = (HostUnreachable, MissingImage, ToolTimeout)
+            if all(isinstance(error, lasting) for error in failures.values()):
                 break
 
     def _try(self, source: str, work: Callable[[], None]) -> SemisharedError | None:
@@ -202,11 +188,9 @@ class Filling:
         rotted = extent_index.reuse(
             self.step.root, self.targets, lambda count, size: self.account.count("here", count, size)
         )
+        own = {target.part.image.base_prefix for target in self.targets.open}
         for directory, indices in rotted.items():
-            name, own = (
-                os.path.basename(directory),
-                {target.part.image.base_prefix for target in self.targets.open},
-            )
+            name = os.path.basename(directory)
             if base_names.named(name):
                 rotten.doubt(self.step.root, name, indices, is_locked=base_names.prefix_of(name) in own)
 
@@ -223,10 +207,8 @@ class Filling:
         had, wanted = -1, self._lacking()
         while wanted and self.targets.count > had:
             had = self.targets.count
-            step = ServeExtents(
-                self.step.root, wanted[:MANY], packets.Session.new().text, self.step.codec, self.step.rate
-            )
-            self._fetch(host, step)
+            how = (packets.Session.new().text, self.step.codec, self.step.rate)
+            self._fetch(host, ServeExtents(self.step.root, wanted[:MANY], *how))
             wanted = self._lacking() if len(wanted) > MANY else ()
         if not self.targets.has_shared:
             raise TransferCorrupt(f"{host} does not have all that is shared, or not as it should be")
@@ -235,24 +217,15 @@ class Filling:
         return tuple(self.targets.digests((target, target.shared()) for target in self.targets.open))
 
     def _peer(self, host: str, target: Target) -> None:
-        name = target.part.image.base_name
-        self._fetch(
-            host, self._serve(target, target.partial.missing() if not self.step.sources else target.rest())
-        )
+        wanted = target.rest() if self.step.sources else target.partial.missing()
+        self._fetch(host, self._serve(target, wanted))
         if not target.is_over and target.lacks:
-            raise TransferCorrupt(f"{host} does not have all of base {name}, or not as it should be")
+            raise _lacking(host, target)
 
     def _serve(self, target: Target, wanted: Sequence[int]) -> ServeBase:
-        name, session = target.part.image.base_name, packets.Session.new().text
-        return ServeBase(
-            self.step.root,
-            name,
-            ranges(wanted),
-            session,
-            self.step.codec,
-            self.step.rate,
-            knows=target.is_known,
-        )
+        what = (self.step.root, target.part.image.base_name, ranges(wanted))
+        how = (packets.Session.new().text, self.step.codec, self.step.rate)
+        return ServeBase(*what, *how, knows=target.is_known)
 
     def _fetch(self, host: str, step: ServeBase | ServeExtents) -> None:
         had = [self.targets.count]
@@ -291,11 +264,8 @@ class Filling:
                     self._store_without_manifest(target, content, seen)
                 return
             self.targets.begin(expected.text())
-        wanted = [
-            index
-            for index in (partial.missing() if self.step.from_store == "all" else target.rest())
-            if index not in but
-        ]
+        lacking = partial.missing() if self.step.from_store == "all" else target.rest()
+        wanted = [index for index in lacking if index not in but]
         first = within(target.part.first, wanted)
         self._read(target, content, seen, first, Pace(self.step.rate))
         if not is_first:
@@ -341,6 +311,11 @@ class Filling:
         had = self.targets.count
         self.targets.adopt(target, found)
         self.account.came("store", had, len(found.extents) * extents.EXTENT)
+
+
+def _lacking(host: str, target: Target) -> TransferCorrupt:
+    name = target.part.image.base_name
+    return TransferCorrupt(f"{host} does not have all of base {name}, or not as it should be")
 
 
 def _store_of(target: Target) -> str:

@@ -27,10 +27,8 @@ from .extent_index import Held, manifest_in
 
 def manifest(root: str, image: ImageRef) -> extents.Manifest | None:
     """Return the manifest of the image's generation, None if neither this host nor the store has it."""
-    for directory in (
-        cache.named(root, image, image.generation).directory,
-        base_names.staging(root, image.base_prefix),
-    ):
+    base = cache.named(root, image, image.generation)
+    for directory in (base.directory, base_names.staging(root, image.base_prefix)):
         found = manifest_in(directory, image.generation)
         if found:
             return found
@@ -100,10 +98,7 @@ def describe(step: DescribeBase) -> DescribedBase:
     wants = 0 if has or trouble else needed(content, seen, expected)
     begun = folders.at(base_names.staging(step.root, image.base_prefix))
     uuid = begun.uuid or folders.likely(step.root, image.base_prefix, wants)
-    tools = [
-        *compress.available(),
-        *(name for name in ("udp-sender", "udp-receiver") if shutil.which(name, path=PATH)),
-    ]
+    streams = [name for name in ("udp-sender", "udp-receiver") if shutil.which(name, path=PATH)]
     return DescribedBase(
         **room.list_bases(step.root, device_names.device(step.root, uuid))._asdict(),
         generation=wanted.generation,
@@ -113,7 +108,7 @@ def describe(step: DescribeBase) -> DescribedBase:
         needed=wants,
         where=uuid,
         lacks=[] if has else _lacks(step.root, wanted, found),
-        tools=tools,
+        tools=[*compress.available(), *streams],
         trouble=trouble,
     )
 
@@ -159,6 +154,5 @@ def check_unchanged(image: ImageRef, content: store.Content, seen: Any) -> None:
     if now != seen:
         # A file renamed over the image has another inode; the image itself was then never written to.
         is_new = getattr(now, "inode", None) != getattr(seen, "inode", None)
-        raise ImageChanged(
-            f"{image.source} was {'replaced by another file' if is_new else 'written to'} while it was copied"
-        )
+        how = "replaced by another file" if is_new else "written to"
+        raise ImageChanged(f"{image.source} was {how} while it was copied")

@@ -151,36 +151,20 @@ def slice_size() -> int:
 def send(step: StreamBases, poll: Callable[[], object]) -> Streamed:
     """Multicast the shared extents; return codec, plain and packed bytes, and the share that was resent."""
     stand_back()
-    argv = [
-        "udp-sender",
-        "--nokbd",
-        "--interface",
-        device(step.toward),
-        "--portbase",
-        str(step.portbase),
-        "--min-receivers",
-        str(step.receivers),
-        "--max-wait",
-        str(MAX_WAIT_S),
-        "--start-timeout",
-        str(START_S),
-        "--retries-until-drop",
-        str(RETRIES),
-        "--nopointopoint",
-        "--rexmit-hello-interval",
-        str(HELLO_MS),
-        "--full-duplex",
-        "--default-slice-size",
-        str(slice_size()),
-    ]
-    if step.rate:
-        argv += ["--max-bitrate", str(step.rate * 8)]
-    sealer, name, plain, packed = (
-        packets.Sealer(packets.Session.of(step.session), compress.NONE),
-        step.codec,
-        0,
-        0,
-    )
+    options: dict[str, object] = {
+        "--interface": device(step.toward),
+        "--portbase": step.portbase,
+        "--min-receivers": step.receivers,
+        "--max-wait": MAX_WAIT_S,
+        "--start-timeout": START_S,
+        "--retries-until-drop": RETRIES,
+        "--rexmit-hello-interval": HELLO_MS,
+        "--default-slice-size": slice_size(),
+        **({"--max-bitrate": step.rate * 8} if step.rate else {}),
+    }
+    argv = ["udp-sender", "--nokbd", "--nopointopoint", "--full-duplex", *_words(options)]
+    sealer = packets.Sealer(packets.Session.of(step.session), compress.NONE)
+    name, plain, packed = step.codec, 0, 0
     with started(argv, feed=True) as program:
         point("stream sender started")
         for text, group in manifests.shared(step):
@@ -199,6 +183,10 @@ def send(step: StreamBases, poll: Callable[[], object]) -> Streamed:
         program.end_of_input()
         _wait(program, poll)
     return Streamed(name, plain, packed, *_statistics(program.last))
+
+
+def _words(options: dict[str, object]) -> list[str]:
+    return [str(word) for pair in options.items() for word in pair]
 
 
 def _given_up(program: Program, poll: Callable[[], object]) -> Callable[[float], None]:
@@ -242,17 +230,8 @@ def _statistics(said: str) -> tuple[float, int]:
 def receive(step: FetchBases, target: Targets, account: Account, orders: Orders) -> None:
     """Receive the session's stream; raise StreamFailed if this host leaves it or it is incomplete."""
     portbase, sender = step.stream
-    argv = [
-        "udp-receiver",
-        "--nokbd",
-        "--no-progress",
-        "--interface",
-        device(str(sender)),
-        "--portbase",
-        str(portbase),
-        "--rcvbuf",
-        str(RECEIVE_BUFFER),
-    ]
+    options = {"--interface": device(str(sender)), "--portbase": portbase, "--rcvbuf": RECEIVE_BUFFER}
+    argv = ["udp-receiver", "--nokbd", "--no-progress", *_words(options)]
     opener = packets.Opener(packets.Session.of(step.session))
     with started(argv, feed=False) as program, Arrival() as arrival:
         point("stream receiver started")

@@ -142,9 +142,8 @@ class Partial:
         if listed:
             # Another kill must not lose the list; peers get only extents that were verified again.
             self._write_unverified(listed)
-        self._journal = os.open(
-            base_names.have(self.directory), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600
-        )
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+        self._journal = os.open(base_names.have(self.directory), flags, 0o600)
         for index in sorted(listed & manifest.extents.keys()):
             if self._is_there(index):
                 self._note(index)
@@ -169,9 +168,8 @@ class Partial:
         return hashlib.sha256(content).hexdigest() == self.manifest.extents[index]
 
     def _write_unverified(self, indices: set[int]) -> None:
-        files.write(
-            base_names.unverified(self.directory), b"".join(b"%d\n" % index for index in sorted(indices))
-        )
+        lines = b"".join(b"%d\n" % index for index in sorted(indices))
+        files.write(base_names.unverified(self.directory), lines)
 
     def adopt(self, manifest: extents.Manifest) -> None:
         """Take the file `image`, which another function has replaced by a whole, verified copy."""

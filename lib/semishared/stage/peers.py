@@ -123,13 +123,8 @@ class Out:
     """Packets on their way out, at the rate asked for. It measures the link to decide on compression."""
 
     def __init__(self, step: ServeBase | ServeExtents, write: Callable[[Bytes], None]) -> None:
-        self._write, self._pace, self._codec, self._rate, self._unpacks = (
-            write,
-            Pace(step.rate),
-            step.codec,
-            step.rate,
-            step.unpacks,
-        )
+        self._write, self._pace, self._rate = write, Pace(step.rate), step.rate
+        self._codec, self._unpacks = step.codec, step.unpacks
         self.sealer = packets.Sealer(packets.Session.of(step.session), compress.NONE)
         self.plain, self._is_chosen = 0, False
         self._seen, self._seconds = 0, 0.0
@@ -150,9 +145,8 @@ class Out:
             link = self._seen / max(self._seconds, 1e-6)
         self._is_chosen = True
         if self._codec != compress.AUTO or self._rate or compress.pays(link):
-            self.sealer.compressor = compress.choose(
-                self._codec, self._unpacks, b"".join(item.content for item in group), link
-            )
+            sample = b"".join(item.content for item in group)
+            self.sealer.compressor = compress.choose(self._codec, self._unpacks, sample, link)
 
     def send(self, pieces: list[Bytes]) -> None:
         """Write a packet at the rate asked for."""
@@ -166,10 +160,8 @@ class Out:
                 self._write(part)
                 signal.alarm(0)
                 if self.plain > IN_FLIGHT:
-                    self._seen, self._seconds = (
-                        self._seen + len(part),
-                        self._seconds + time.monotonic() - started,
-                    )
+                    self._seen += len(part)
+                    self._seconds += time.monotonic() - started
                 progress.count("sent", len(part))
 
 
@@ -270,9 +262,8 @@ def groups(
         if not ready and left != []:
             now = time.monotonic()
             if not may_come and now - begun > GRACE_S:
-                raise MissingImage(
-                    f"{'no more of ' * (left is not None)}base {name} is on {os.uname().nodename}"
-                )
+                what = f"base {name}" if left is None else f"no more of base {name}"
+                raise MissingImage(f"{what} is on {os.uname().nodename}")
             if now - last > _limit(FOLLOW_S, rate):
                 raise MissingImage(f"no more of base {name} arrives on {os.uname().nodename}")
             time.sleep(POLL_S)
@@ -396,14 +387,12 @@ class Coming:
     def __enter__(self) -> Coming:
         with ExitStack() as stack:
             session = stack.enter_context(Session(self._host, "fetch", self._config, bulk=True))
-            step = self._step._replace(
-                apart=self._config.is_network_trusted, unpacks=tuple(compress.available())
-            )
+            unpacks, keys = tuple(compress.available()), packets.Session.of(self._step.session)
+            step = self._step._replace(apart=self._config.is_network_trusted, unpacks=unpacks)
             session.begin([step], last=True)
             self._last, self._told, self._unheard = time.monotonic(), 0, 0
-            self._incoming = stack.enter_context(
-                Incoming(clear_tcp.Source(session, packets.Session.of(self._step.session)), self._opener)
-            )
+            incoming = Incoming(clear_tcp.Source(session, keys), self._opener)
+            self._incoming = stack.enter_context(incoming)
             self._stack = stack.pop_all()
         return self
 
@@ -411,9 +400,8 @@ class Coming:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         # An error ends the session at once, without waiting for a peer that is not done.
-        self._stack.__exit__(
-            kind, error or (None if self._is_over else HostUnreachable(f"{self._host} is left")), tb
-        )
+        left = None if self._is_over else HostUnreachable(f"{self._host} is left")
+        self._stack.__exit__(kind, error or left, tb)
         rotten.tell(self._host, self._step, self._refused, self._config)
 
     @property
