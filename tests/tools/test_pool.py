@@ -802,7 +802,8 @@ def test_a_volatile_disk_lies_on_a_device(world: World, pool: Pool, format: str,
         assert json.loads(told)["virtual-size"] == size and os.stat(disk.path).st_mode & 0o777 == 0o660
         world.on(make)
         assert len(pool.layers()) == 1 and not pool.leftovers(), "once more is as good as once"
-        facts = snapshots.Facts.parse(world.on(s.DescribeDisk(disk, ""))[0])
+        (said,) = world.on(s.DescribeDisk(disk, ""))
+        facts = snapshots.Facts.parse(answers_of.one("h1", s.DescribeDisk, said))
         with pytest.raises(NotSupported, match="volatile"):
             snapshots.create(args.SnapshotPlace.parse([f"h:{disk.path}", "0", "5", "100"]), facts, "")
         world.on(s.RemoveDisk(disk, ""))

@@ -16,6 +16,7 @@ from typing import Any, Callable, Dict, List
 import pytest
 
 from semishared.errors import BadRecord, MissingImage, NotSupported
+from semishared.model import answers as answers_of
 from semishared.model import steps as s
 from semishared.model.disk import names as disk_names
 from semishared.model.store import dir_names
@@ -66,7 +67,8 @@ class Disk:
         return found
 
     def facts(self) -> snapshots.Facts:
-        return snapshots.Facts.parse(self.world.on(s.DescribeDisk(self.ref, ""))[0])
+        (said,) = self.world.on(s.DescribeDisk(self.ref, ""))
+        return snapshots.Facts.parse(answers_of.one("h1", s.DescribeDisk, said))
 
     def request(self, number: int) -> args.SnapshotPlace:
         return args.SnapshotPlace.parse([f"h:{self.ref.path}", str(number), str(self.ref.vm), "100"])
@@ -303,7 +305,8 @@ def test_refusals_are_one_line_and_change_nothing(world: World) -> None:
     disk = Disk(world, "overlay", "raw")
     volatile = world.disk(5, 3)
     world.on(s.CreateVolatile(volatile, MiB, "raw", ""))
-    facts = snapshots.Facts.parse(world.on(s.DescribeDisk(volatile, ""))[0])
+    (said,) = world.on(s.DescribeDisk(volatile, ""))
+    facts = snapshots.Facts.parse(answers_of.one("h1", s.DescribeDisk, said))
     with pytest.raises(NotSupported, match="volatile"):
         snapshots.create(args.SnapshotPlace.parse([f"h:{volatile.path}", "0", "5", "100"]), facts, "")
     with pytest.raises(BadRecord, match=r"disk 9 .* has no record"):

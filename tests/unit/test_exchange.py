@@ -172,7 +172,7 @@ def test_a_rehearsal_looks_until_something_acts_and_ends_where_an_answer_is_look
 def test_a_disk_that_has_to_be_recovered_first_is_nothing_to_decide_on(
     machines: Dict[str, List[Any]],
 ) -> None:
-    machines.update(a=[[{"unsettled": True}]])
+    machines.update(a=[[s.UnsettledDisk(True)]])
 
     def plan() -> Plan:
         (found,) = yield On("a", (DISK,))

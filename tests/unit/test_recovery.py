@@ -12,7 +12,7 @@ from semishared.model.base import names as base_names
 from semishared.model.disk import names as disk_names
 from semishared.model.disk.place import OVERLAY, REMOTE_FIRST
 from semishared.model.disk.record import Record
-from semishared.model.disk.snapshot_steps import LookAtDisk
+from semishared.model.disk.snapshot_steps import LookAtDisk, UnsettledDisk
 from semishared.model.refs import DiskRef, ImageRef
 from semishared.tools import files
 
@@ -55,5 +55,5 @@ def test_disk_of_which_something_is_begun_is_not_looked_at_and_nothing_is_ended(
     files.write_json(disk_names.record(vm_dir, 0), record.to_data())
     note = disk_names.job_note(vm_dir, 0)
     files.write_json(note, {})
-    assert snapshots.look_at(LookAtDisk(DiskRef(42, 0, vm_dir), "")) == {"unsettled": True}
+    assert snapshots.look_at(LookAtDisk(DiskRef(42, 0, vm_dir), "")) == UnsettledDisk(True)
     assert os.path.exists(note)

@@ -5,7 +5,7 @@ changes.
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Union
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +16,7 @@ from semishared.model import steps as s
 from semishared.model.disk.place import OVERLAY, PLACES
 from semishared.opennebula import args
 from semishared.plan.disk import freeze, snapshots
-from semishared.plan.disk.snapshots import NO_LAYER, Facts, Layer, Tree
+from semishared.plan.disk.snapshots import NO_LAYER, Facts, Tree
 
 BASE = {0: "base", 1: "base"}
 
@@ -43,7 +43,7 @@ class Model:
         for number, backing in self.backing.items():
             parent = int(backing) if backing.isdigit() else NO_LAYER
             below = self.format[parent] if parent != NO_LAYER else "raw" if backing else ""
-            layers[number] = Layer(parent, self.format[number], backing, below)
+            layers[number] = s.SeenLayer(parent, self.format[number], backing, below)
         return Facts(OVERLAY, Tree(layers, self.active), target=target)
 
     def content(self, number: int) -> dict[int, str]:
@@ -197,7 +197,7 @@ IMAGE = s.ImageRef(100, 7, "raw", "/var/lib/one/datastores/100/image")
 def facts(how: str = "overlay", **changes: object) -> Facts:
     return Facts(
         PLACES[how],
-        Tree({0: Layer(NO_LAYER, "qcow2"), 1: Layer(0, "qcow2", "0", "qcow2")}, 1),
+        Tree({0: s.SeenLayer(NO_LAYER, "qcow2"), 1: s.SeenLayer(0, "qcow2", "0", "qcow2")}, 1),
         **changes,  # type: ignore[arg-type]
     )
 
@@ -221,22 +221,25 @@ def test_what_is_not_there_or_still_written() -> None:
         snapshots.delete(request(1), facts(), "")
     with pytest.raises(MissingImage):
         snapshots.revert(request(0), facts("in-place", image=IMAGE))
-    broken = Facts(OVERLAY, Tree({1: Layer(0, "qcow2", "0", "qcow2")}, 1), target="vda")
+    broken = Facts(OVERLAY, Tree({1: s.SeenLayer(0, "qcow2", "0", "qcow2")}, 1), target="vda")
     with pytest.raises(BadRecord, match="not there"):
         broken.tree.chain()
 
 
-@pytest.mark.parametrize("data", [None, [], {}, {"layers": []}])
-def test_what_is_no_description(data: Optional[object]) -> None:
+@pytest.mark.parametrize(
+    "said",
+    [s.OnStore({}, OVERLAY.name, False), s.DescribedDisk("?", "raw", None, {}, -1, (), (), "", 0)],
+)
+def test_what_is_no_description(said: Union[s.OnStore, s.DescribedDisk]) -> None:
     with pytest.raises(BadArguments):
-        Facts.parse(data)
+        Facts.parse(said)
 
 
 def test_the_log_says_how_the_guest_rested() -> None:
-    assert list(freeze.lines(None, {}, {"generation": "x"}, {"rest": "NONE", "why": ""})) == []
-    ((level, text),) = freeze.lines({"rest": "AGENT", "why": ""})
+    assert list(freeze.lines(None, s.Rested(), s.StagedBase("x"), s.Rested("NONE"))) == []
+    ((level, text),) = freeze.lines(s.Rested("AGENT", ""))
     assert (level, text[:24]) == ("info", "the guest's agent froze ")
-    ((level, text),) = freeze.lines({"rest": "SUSPEND", "why": "no agent"})
+    ((level, text),) = freeze.lines(s.Rested("SUSPEND", "no agent"))
     assert (level, text) == ("info", "the guest was suspended for the moment that was kept (no agent)")
-    ((level, text),) = freeze.lines({"rest": "NONE", "why": "no agent; no power"})
+    ((level, text),) = freeze.lines(s.Rested("NONE", "no agent; no power"))
     assert (level, text[:64]) == ("warn", "the guest could neither be frozen nor suspended (no agent; no po")

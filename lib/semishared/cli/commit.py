@@ -18,12 +18,13 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from typing import Any, Iterator, Optional
+from typing import Iterator, Optional
 
 from .. import NAME
 from ..errors import BadArguments, BadRecord, SemisharedError
 from ..front.action import Action, carry_out
 from ..model import steps as s
+from ..model.base.steps import KeptDisk
 from ..model.disk import commit_steps as c
 from ..model.disk import names as disk_names
 from ..model.disk import record
@@ -173,22 +174,18 @@ def _kept(
     others = {host.name for host in oned.hosts() if not host.is_offline and not is_here(host.name)}
     numbers = tuple(sorted(store.id for store in systems))
 
-    def look(machine: str, location: str) -> Part[Any]:
-        (found,) = yield On(machine, (c.FindKept(vm.id, location, numbers),))
-        return found["kept"]
-
     for location in sorted(set(map(on.location, systems))):
         for machine in sorted({*others, "localhost"}):
             try:
-                found = carry_out(look(machine, location), action)
+                found = carry_out(ask(machine, c.FindKept(vm.id, location, numbers)), action).kept
             except SemisharedError as e:
                 warn(f"{machine}: what it may have kept is not known: {e.line()}")
                 silent.append(machine)
                 continue
             for item in found:
-                if arguments.disk not in (None, item["disk"]):
+                if arguments.disk not in (None, item.disk):
                     continue
-                disk, new = s.DiskRef(vm.id, item["disk"], item["path"]), arguments.as_new_image
+                disk, new = s.DiskRef(vm.id, item.disk, item.path), arguments.as_new_image
                 name = f"VM {vm.id} disk {disk.disk} kept in {disk.vm_dir} on {machine}"
                 if new:
                     yield name, _new(machine, vm, disk, item, new)
@@ -196,21 +193,21 @@ def _kept(
                     yield name, _finished(machine, vm, disk, item, limit(arguments))
 
 
-def _image(machine: str, vm: Vm, disk: s.DiskRef, item: dict[str, Any]) -> Part[s.ImageRef]:
+def _image(machine: str, vm: Vm, disk: s.DiskRef, item: KeptDisk) -> Part[s.ImageRef]:
     """Return the image of a kept disk, by oned; raise BadRecord if the record does not name one."""
-    if not item["image"]:
+    if not item.image:
         what = f"what disk {disk.disk} of VM {disk.vm} was made from"
         raise BadRecord(f"{what} cannot be understood: {disk.vm_dir} on {machine}")
-    return (yield from disk_image.confirmed(vm, disk.disk, item["image"]))
+    return (yield from disk_image.confirmed(vm, disk.disk, item.image))
 
 
-def _finished(machine: str, vm: Vm, disk: s.DiskRef, item: dict[str, Any], most: int) -> Part[str]:
+def _finished(machine: str, vm: Vm, disk: s.DiskRef, item: KeptDisk, most: int) -> Part[str]:
     image = yield from _image(machine, vm, disk, item)
     done = yield from commits.kept(machine, disk, image.id, most)
     return f"{human(done)} committed, and gone"
 
 
-def _new(machine: str, vm: Vm, disk: s.DiskRef, item: dict[str, Any], name: str) -> Part[str]:
+def _new(machine: str, vm: Vm, disk: s.DiskRef, item: KeptDisk, name: str) -> Part[str]:
     """Make another image of a kept disk, which may then go."""
     command = yield from _saved(machine, vm, disk, item, name)
     return f"run `{command}`, then `{shlex.join([NAME, 'gc', '--discard', os.path.basename(disk.vm_dir)])}`"
@@ -218,12 +215,13 @@ def _new(machine: str, vm: Vm, disk: s.DiskRef, item: dict[str, Any], name: str)
 
 def _rescued(machine: str, vm: Vm, disk: s.DiskRef, known: record.Record, size: int, name: str) -> Part[str]:
     """Make another image of a disk whose own image refuses the commit, so that its VM cannot end."""
-    command = yield from _saved(machine, vm, disk, {"image": known.of_image.to_data(), "size": size}, name)
+    kept = KeptDisk(disk.vm_dir, vm.id, disk.disk, known.of_image.to_data(), 0, size)
+    command = yield from _saved(machine, vm, disk, kept, name)
     then = f"`{NAME} gc` names what was kept of it then, which --discard removes"
     return f"run `{command}`, then `onevm recover --delete {disk.vm}`; {then}"
 
 
-def _saved(machine: str, vm: Vm, disk: s.DiskRef, item: dict[str, Any], name: str) -> Part[str]:
+def _saved(machine: str, vm: Vm, disk: s.DiskRef, item: KeptDisk, name: str) -> Part[str]:
     """Make a file or image of a disk beside the images; return OpenNebula's command to register it."""
     image, random = (yield from _image(machine, vm, disk, item)), os.urandom(16).hex()
     if store_access.is_path(image.source):
@@ -232,7 +230,7 @@ def _saved(machine: str, vm: Vm, disk: s.DiskRef, item: dict[str, Any], name: st
     else:
         bridge = yield from rbd.bridge_of(image)
         access = image.access.by_bridge() if are_one(machine, bridge) else image.access
-        local = rbd.Local(machine, disk, item["size"], access)
+        local = rbd.Local(machine, disk, item.size, access)
         path = yield from rbd.fill_beside(local, image, bridge, random)
     words = ["--datastore", str(image.store), "--name", name, "--source", path, "--format", image.format]
-    return shlex.join(["oneimage", "create", *words, "--size", str(mib_ceil(item["size"])), "--persistent"])
+    return shlex.join(["oneimage", "create", *words, "--size", str(mib_ceil(item.size)), "--persistent"])

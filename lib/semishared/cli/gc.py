@@ -321,7 +321,7 @@ def remove_strays(
         return "oned is at work on the VM"
     domain = running_domain(oned.vm(item.vm)) if item.libvirt else ""
     stale = session.ask(c.KeepStale(item.vm, item.path, found.seen))
-    return session.ask(s.ReleaseVm(item.vm, item.path, domain, str(stale["seen"]))).kept
+    return session.ask(s.ReleaseVm(item.vm, item.path, domain, stale.seen)).kept
 
 
 def remove(findings: list[plan.Finding], config: Config, survey: Survey) -> list[str]:

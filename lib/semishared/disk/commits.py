@@ -16,7 +16,16 @@ from ..base import cache, room
 from ..errors import AnotherWriter, BadRecord, NoSpace, NotSupported, ToolFailed
 from ..guest import domain, job_lock
 from ..model.disk import names as disk_names
-from ..model.disk.commit_steps import CommitDisk, CreateDiff, FinishDisk, TakeTurn
+from ..model.disk.commit_steps import (
+    CommitDisk,
+    CommittedDisk,
+    CreateDiff,
+    Due,
+    FinishDisk,
+    MadeDiff,
+    TakeTurn,
+    Turn,
+)
 from ..model.disk.place import DIFF
 from ..model.disk.record import Record
 from ..model.disk.snapshot_steps import ActivateLayer, AddLayer
@@ -48,8 +57,8 @@ def image_of(record: Record) -> ImageRef:
     return image._replace(access=store.of(image.access).keyed())
 
 
-def due_before_commit(record: Record) -> dict[str, object]:
-    """Return {"settle": image} if the machine of the store has to settle the image first, else {}.
+def due_before_commit(record: Record) -> dict[str, object] | None:
+    """Return the image, as JSON data, if the machine of the store has to settle it first.
 
     Where that is the bridge, this machine only reads and writes images; only the bridge can `settle` one:
     after each commit, and before one if the last was killed. A step then answers with what is due, and the
@@ -57,10 +66,10 @@ def due_before_commit(record: Record) -> dict[str, object]:
     """
     image = image_of(record)
     is_settled = store.of(image.access).is_settled(image)
-    return {} if is_settled else {"settle": record.of_image._replace(generation="").to_data()}
+    return None if is_settled else record.of_image._replace(generation="").to_data()
 
 
-def make(step: CreateDiff, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
+def make(step: CreateDiff, planned: Planned, ask: room.Ask | None) -> MadeDiff:
     """Publish an overlay over the image's leased base and reserve the image for this disk."""
     disk, image, at = step.disk, step.image, store.of(step.image.access)
     vm_dir.check_wanted(disk, planned)
@@ -83,7 +92,7 @@ def make(step: CreateDiff, planned: Planned, ask: room.Ask | None) -> dict[str, 
         size = create.grown(lease, image, step.min_size)
         qemu_img.create_overlay(staged, lease, image.format, size, step.options)
     vm_dir.release(disk, planned, but=base.directory)
-    return {"before": before.to_data() if before else None, "kept": retained_diffs.said(put_aside)}
+    return MadeDiff(before, retained_diffs.said(put_aside))
 
 
 def _put_aside(disk: DiskRef, planned: Planned) -> str:
@@ -111,7 +120,7 @@ def _diff(disk: DiskRef) -> Record:
     return record
 
 
-def take_turn(step: TakeTurn) -> dict[str, bool]:
+def take_turn(step: TakeTurn) -> Turn:
     """Take the turn on a VM's disks; return whether its guest `runs`. Raise VmBusy if an action has it."""
     job_lock.take_unless_busy(step.vm, step.vm_dir)
     state = domain.state(step.domain) if step.domain else "absent"
@@ -120,10 +129,10 @@ def take_turn(step: TakeTurn) -> dict[str, bool]:
             f"libvirtd on {os.uname().nodename} does not say whether {step.domain} runs: nothing "
             f"was committed"
         )
-    return {"runs": state in ("running", "paused")}
+    return Turn(state in ("running", "paused"))
 
 
-def check(disk: DiskRef) -> dict[str, object]:
+def check(disk: DiskRef) -> Due:
     """Return what is due before a commit; raise what a commit would.
 
     That is StoreUnavailable, NotOwner, StaleDiff, CommitRefused or AnotherWriter.
@@ -137,10 +146,10 @@ def check(disk: DiskRef) -> dict[str, object]:
         owner = owner_of(disk, image, history.seq_of(disk.vm_dir), record.of_image.generation)
         _claim_again(at, image, owner)
         at.may_commit(image, owner)
-    return due
+    return Due(due)
 
 
-def commit(step: CommitDisk, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
+def commit(step: CommitDisk, planned: Planned, ask: room.Ask | None) -> CommittedDisk:
     """Commit the layers up to `top` that the image does not have; return their bytes."""
     disk = step.disk
     job_lock.take(disk.vm, disk.vm_dir)
@@ -153,7 +162,7 @@ def commit(step: CommitDisk, planned: Planned, ask: room.Ask | None) -> dict[str
         )
     due = due_before_commit(record)
     if due:
-        return {"bytes": 0, **due}
+        return CommittedDisk(0, due)
     done = _write(disk, record._replace(path=path), ask, step.rate)
     with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
         # A guest started meanwhile may write to what was the active layer then.
@@ -161,10 +170,10 @@ def commit(step: CommitDisk, planned: Planned, ask: room.Ask | None) -> dict[str
         # The present record: the guest may write to another layer than when the commit began.
         records.write_record(disk.vm_dir, _diff(disk)._replace(committed=step.top))
     point("commit recorded")
-    return {**done, **due_before_commit(record)}
+    return done._replace(settle=due_before_commit(record))
 
 
-def _write(disk: DiskRef, record: Record, ask: room.Ask | None, rate: int = 0) -> dict[str, object]:
+def _write(disk: DiskRef, record: Record, ask: room.Ask | None, rate: int = 0) -> CommittedDisk:
     """Commit the layers of `record`; return the bytes that waited, and what the store did.
 
     `rate`: bytes per second to the store, 0 for no limit.
@@ -174,7 +183,7 @@ def _write(disk: DiskRef, record: Record, ask: room.Ask | None, rate: int = 0) -
     if not retained_diffs.waiting_layers(record) and not _has_grown(
         at, image, qemu_img.virtual_size(record.path, "qcow2")
     ):
-        return {"bytes": 0}
+        return CommittedDisk(0)
     at.reached(image)
     root = cache.root_of(disk.vm_dir)
     with borrowed(
@@ -194,7 +203,7 @@ def _write(disk: DiskRef, record: Record, ask: room.Ask | None, rate: int = 0) -
                 Diff(tuple(retained_diffs.chain_of(record)), lease, image.format, base.manifest, last, rate),
             )
     point("image committed")
-    return {"bytes": held, **done.to_data()}
+    return CommittedDisk(held, **done._asdict())
 
 
 def _claim_again(at: store.Store, image: ImageRef, owner: Owner) -> None:
@@ -214,7 +223,7 @@ def _has_grown(at: store.Store, image: ImageRef, size: int) -> bool:
 
 def written(
     disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | None, rate: int = 0
-) -> tuple[dict[str, object], Record]:
+) -> tuple[CommittedDisk, Record]:
     """Commit all that a disk holds, at most `rate` bytes per second (0: no limit); return result and record.
 
     An empty layer is put above the layers first. If a later step fails and the guest is started, it writes to
@@ -242,7 +251,7 @@ def written(
     return done, after
 
 
-def finish(step: FinishDisk, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
+def finish(step: FinishDisk, planned: Planned, ask: room.Ask | None) -> CommittedDisk:
     """Commit all that a disk holds and remove the disk; return the bytes.
 
     Or return where the diff is `kept`, if another copy of the disk was committed first.
@@ -254,7 +263,7 @@ def finish(step: FinishDisk, planned: Planned, ask: room.Ask | None) -> dict[str
     record = _diff(disk)
     due = due_before_commit(record)
     if due:
-        return {"bytes": 0, **due}
+        return CommittedDisk(0, due)
     image = image_of(record)
     at, own = store.of(image.access), owner_of(disk, image, history.seq_of(disk.vm_dir), "")
     if retained_diffs.waiting_layers(record) or files.is_absent(record.path):
@@ -263,7 +272,7 @@ def finish(step: FinishDisk, planned: Planned, ask: room.Ask | None) -> dict[str
     if not _is_there(disk, record) and _is_given_up(at.owner(image), own):
         # A killed run had begun to remove it.
         _take_away(disk, planned)
-        return {"bytes": 0}
+        return CommittedDisk(0)
     if (
         retained_diffs.waiting_layers(record)
         and not retained_diffs.is_kept(disk.vm_dir)
@@ -272,7 +281,7 @@ def finish(step: FinishDisk, planned: Planned, ask: room.Ask | None) -> dict[str
         with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
             place = retained_diffs.keep(disk, record)
         vm_dir.remove_disk(disk, planned, forget=True)
-        return {"bytes": 0, "kept": retained_diffs.said(place)}
+        return CommittedDisk(0, kept=retained_diffs.said(place))
     try:
         done, record = written(disk, record, planned, ask, step.rate)
     except NoSpace:
@@ -281,13 +290,13 @@ def finish(step: FinishDisk, planned: Planned, ask: room.Ask | None) -> dict[str
         return _as_it_is(step, record, planned, ask)
     due = due_before_commit(record)
     if due:
-        return {**done, **due}
+        return done._replace(settle=due)
     at.disown(image, own)
     _take_away(disk, planned)
     return done
 
 
-def _as_it_is(step: FinishDisk, record: Record, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
+def _as_it_is(step: FinishDisk, record: Record, planned: Planned, ask: room.Ask | None) -> CommittedDisk:
     """Commit a disk in place and remove it, on a host too full for an empty layer above it.
 
     Only the image records progress, so a killed run begins again. A guest started meanwhile has the file

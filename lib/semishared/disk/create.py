@@ -45,13 +45,18 @@ from .epochs import Planned
 
 
 if TYPE_CHECKING:
+    from ..model.disk.commit_steps import FoundDiff
     from ..model.refs import Owner
 
 
-def look(disk: DiskRef, image: ImageRef, seq: int) -> dict[str, object]:
-    """Return such a disk as `before`, and the `epoch` to note; {} if the image is reserved for none."""
+def look(disk: DiskRef, image: ImageRef, seq: int) -> FoundDiff | None:
+    """Return such a disk, and the epoch to note; None if the image is reserved for none."""
     before = owner(disk, image, seq)
-    return {"before": before.to_data(), "epoch": seq} if before else {}
+    if before is None:
+        return None
+    from ..model.disk.commit_steps import FoundDiff
+
+    return FoundDiff(before, seq)
 
 
 def owner(disk: DiskRef, image: ImageRef, seq: int) -> Owner | None:

@@ -24,7 +24,7 @@ from ..base import cache, room
 from ..errors import AnotherWriter, CommitRefused, MigrationRefused, MissingImage, NotOwner, SemisharedError
 from ..guest import job_lock, virsh
 from ..model.disk import names as disk_names
-from ..model.disk.commit_steps import RenewVm
+from ..model.disk.commit_steps import CommittedDisk, RenewedDisk, RenewedVm, RenewVm, UncommittedDisk
 from ..model.disk.record import Record
 from ..model.refs import Owner
 from ..model.steps import DiskRef, ImageRef
@@ -37,7 +37,7 @@ from . import commits, history, layering, records, recovery, retained_diffs, vm_
 from .epochs import Planned
 
 
-def renew(step: RenewVm, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
+def renew(step: RenewVm, planned: Planned, ask: room.Ask | None) -> RenewedVm:
     """Rebase the diffs of a VM; return the result or failure of each, and the directory's bytes and bases.
 
     Raise MigrationRefused if its guest runs, or may.
@@ -47,38 +47,37 @@ def renew(step: RenewVm, planned: Planned, ask: room.Ask | None) -> dict[str, ob
     if why:
         raise MigrationRefused(f"{step.vm_dir} on {os.uname().nodename} is not moved: {why}")
     recovery.recover(step.vm_dir, "")
-    found: list[dict[str, object]] = []
+    found: list[RenewedDisk | UncommittedDisk] = []
     for record in records.records(step.vm_dir):
         # A disk whose base travels with it can run anywhere.
         if record.place.commits and (
             step.all or (record.committed is not None and not stage_ensure.is_with(record))
         ):
             found.append(_renewed(DiskRef(step.vm, record.disk, step.vm_dir), step.all, planned, ask))
-    return {
-        "disks": found,
-        "bytes": vm_dir_inventory.allocated(step.vm_dir),
-        "bases": vm_dir_inventory.bases(step.vm_dir),
-    }
+    size, bases = vm_dir_inventory.allocated(step.vm_dir), vm_dir_inventory.bases(step.vm_dir)
+    return RenewedVm(found, size, bases)
 
 
-def _renewed(disk: DiskRef, leaves_bases: bool, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
-    found = {"disk": disk.disk, "bytes": 0}
+def _renewed(
+    disk: DiskRef, leaves_bases: bool, planned: Planned, ask: room.Ask | None
+) -> RenewedDisk | UncommittedDisk:
     try:
-        return {**found, **_renew(disk, records.record_of(disk), planned, ask)}
+        done = _renew(disk, records.record_of(disk), planned, ask)
+        return RenewedDisk(disk.disk, done.bytes, done.settle)
     except SemisharedError as e:
         record = records.record_of(disk)
         with_base = leaves_bases and stage_ensure.put(cache.root_of(disk.vm_dir), disk.vm, record)
-        return {**found, "why": e.detail, "waiting": retained_diffs.may_wait(record), "with_base": with_base}
+        return UncommittedDisk(disk.disk, 0, e.detail, retained_diffs.may_wait(record), with_base)
 
 
-def _renew(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
+def _renew(disk: DiskRef, record: Record, planned: Planned, ask: room.Ask | None) -> CommittedDisk:
     due = commits.due_before_commit(record)
     if due:
-        return due
+        return CommittedDisk(0, due)
     done, record = commits.written(disk, record, planned, ask)
     due = commits.due_before_commit(record)
     if due:
-        return {**done, **due}
+        return done._replace(settle=due)
     image, root = commits.image_of(record), cache.root_of(disk.vm_dir)
     at, seq = store.of(image.access), history.seq_of(disk.vm_dir)
     own = commits.owner_of(disk, image, seq, record.of_image.generation)

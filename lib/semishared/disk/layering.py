@@ -18,6 +18,7 @@ from ..errors import BadRecord, NotSupported
 from ..guest import block_jobs, domain
 from ..model.disk import names as disk_names
 from ..model.disk.record import Record
+from ..model.disk.snapshot_steps import Rested
 from ..model.steps import (
     ActivateLayer,
     AddLayer,
@@ -137,7 +138,7 @@ def link(record: Record, disk: DiskRef, layer: int, check: Callable[[], None] = 
     point("layer active")
 
 
-def switch_layer(step: SwitchLayer, planned: Planned) -> dict[str, object]:
+def switch_layer(step: SwitchLayer, planned: Planned) -> Rested:
     """Take a snapshot of a running guest; if it fails, record the previous layer as active again."""
     disk, before = step.disk, records.record_of(step.disk)
     folder = folder_of(before)
@@ -158,7 +159,7 @@ def switch_layer(step: SwitchLayer, planned: Planned) -> dict[str, object]:
                 files.unlink(f"{folder}/{step.to}")
             raise
         link(before, disk, step.to)
-    return rested.to_data()
+    return rested.answer
 
 
 def merge_layer(step: MergeLayer, planned: Planned) -> None:

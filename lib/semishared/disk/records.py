@@ -10,6 +10,7 @@ from ..errors import BadRecord
 from ..model.disk import names as disk_names
 from ..model.disk.place import DIFF, PLACES
 from ..model.disk.record import VERSION, Record
+from ..model.disk.snapshot_steps import OnStore
 from ..model.steps import DiskRef
 from ..model.store import dir_names
 from ..tools import files
@@ -151,7 +152,7 @@ def _on_store(source: str, vm: int, record: Record) -> tuple[str, ...]:
     return (dir_names.link(side), *((record.path,) if is_own else ()))
 
 
-def on_store(record: Record) -> dict[str, object]:
-    """Return the image of a disk on a store with a bridge, for the front-end to go on there, else {}."""
+def on_store(record: Record) -> OnStore | None:
+    """Return the image of a disk on a store with a bridge, for the front-end to go on there."""
     image = record.bridged
-    return {"on_store": image.to_data(), "how": record.how, "readonly": record.readonly} if image else {}
+    return OnStore(image.to_data(), record.how, record.readonly) if image else None

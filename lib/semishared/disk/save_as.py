@@ -13,6 +13,7 @@ from ..errors import MissingImage
 from ..guest import block_jobs, job_lock
 from ..model.disk import names as disk_names
 from ..model.disk.record import Record
+from ..model.disk.snapshot_steps import Rested
 from ..model.steps import DiskRef, ImageRef, SaveDisk
 from ..stage.ensure import borrowed
 from ..store.dir import clones
@@ -55,7 +56,7 @@ def opened(record: Record | None, path: str, format: str, snapshot: int = -1) ->
         yield path
 
 
-def save_disk(step: SaveDisk, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
+def save_disk(step: SaveDisk, planned: Planned, ask: room.Ask | None) -> Rested:
     """Publish an independent copy of a disk at `step.path` on the store (cpds)."""
     disk = step.disk
     vm_dir.check_wanted(disk, planned)
@@ -64,7 +65,7 @@ def save_disk(step: SaveDisk, planned: Planned, ask: room.Ask | None) -> dict[st
         return _save(step)
 
 
-def _save(step: SaveDisk) -> dict[str, object]:
+def _save(step: SaveDisk) -> Rested:
     disk = step.disk
     if step.domain:
         job_lock.take(disk.vm, disk.vm_dir)
@@ -78,25 +79,25 @@ def _save(step: SaveDisk) -> dict[str, object]:
         path, source_format = snapshots.snapshot_file(records.record_of(disk), step.snapshot)
     elif not files.exists(path):
         raise MissingImage(f"{path} is not there on {os.uname().nodename}")
-    found: dict[str, object] = {}
+    rested = Rested()
     target = ImageRef(-1, -1, step.format, step.path)
     with store.of(target.access).made(target, 0) as draft:
         if step.domain:
             device, _ = block_jobs.find(step.domain, path)
             # libvirt opens the target by name, as another user: an open file of ours is of no use.
-            found = block_jobs.copy(disk, step.domain, device, draft.path, step.format, step.freeze).to_data()
+            rested = block_jobs.copy(disk, step.domain, device, draft.path, step.format, step.freeze).answer
             files.set_mode(draft.path, 0o660)
             progress.count("store_written", files.allocated(draft.path))
         else:
             # A running guest may have layers above the snapshot; the snapshot itself has no writer.
             with opened(record, path, source_format, step.snapshot) as source, standing_back():
                 draft.fill(source, source_format, share=step.snapshot != -1)
-    return found
+    return rested
 
 
-def fill_image(step: FillImage, planned: Planned, ask: room.Ask | None) -> dict[str, object]:
+def fill_image(step: FillImage, planned: Planned, ask: room.Ask | None) -> Rested:
     """Write the content of a disk to an image that the bridge has created."""
-    found: dict[str, object] = {}
+    rested = Rested()
     disk = step.disk
     vm_dir.check_wanted(disk, planned)
     if step.domain:
@@ -120,7 +121,7 @@ def fill_image(step: FillImage, planned: Planned, ask: room.Ask | None) -> dict[
             files.unlink(disk_names.saved(disk.vm_dir, disk.disk))  # of a killed run
             with opened(record, path, format, step.snapshot) as source:
                 room.require(disk.vm_dir, qemu_img.measure(source, format), ask, where=disk.vm_dir)
-            path, found = _copied(disk, step.domain, path, step.freeze)
+            path, rested = _copied(disk, step.domain, path, step.freeze)
             format = "raw"
         try:
             with (
@@ -133,10 +134,10 @@ def fill_image(step: FillImage, planned: Planned, ask: room.Ask | None) -> dict[
         finally:
             if step.domain:
                 os.unlink(path)
-    return found
+    return rested
 
 
-def _copied(disk: DiskRef, domain: str, path: str, freeze: str) -> tuple[str, dict[str, object]]:
+def _copied(disk: DiskRef, domain: str, path: str, freeze: str) -> tuple[str, Rested]:
     """Return a local copy of a running guest's disk at one moment, and how the guest rested."""
     copy = disk_names.saved(disk.vm_dir, disk.disk)
     target, _ = block_jobs.find(domain, path)
@@ -146,4 +147,4 @@ def _copied(disk: DiskRef, domain: str, path: str, freeze: str) -> tuple[str, di
         if os.path.lexists(copy):
             os.unlink(copy)
         raise
-    return copy, rested.to_data()
+    return copy, rested.answer

@@ -16,6 +16,7 @@ from ..errors import BadRecord, MissingImage, NotSupported
 from ..guest import block_jobs, domain, freeze, job_lock
 from ..model.disk import names as disk_names
 from ..model.disk.record import Record
+from ..model.disk.snapshot_steps import DescribedDisk, OnStore, Rested, SeenLayer, UnsettledDisk
 from ..model.steps import (
     AllowGrowth,
     CopyOut,
@@ -32,7 +33,7 @@ from . import layering, records, recovery, retained_diffs, vm_dir
 from .epochs import Planned
 
 
-def describe(step: DescribeDisk) -> dict[str, object]:
+def describe(step: DescribeDisk) -> OnStore | DescribedDisk:
     """Take the turn, recover the disk, and return what plan/disk/snapshots.py decides by."""
     disk = step.disk
     job_lock.take(disk.vm, disk.vm_dir)
@@ -43,11 +44,11 @@ def describe(step: DescribeDisk) -> dict[str, object]:
     return _described(record, step.domain)
 
 
-def look_at(step: LookAtDisk) -> dict[str, object]:
-    """Return the same without a change; {"unsettled": True} if `describe` would have to recover first."""
+def look_at(step: LookAtDisk) -> OnStore | DescribedDisk | UnsettledDisk:
+    """Return the same without a change; UnsettledDisk if `describe` would have to recover first."""
     record = records.record_of(step.disk)
     if _is_recovered(record, step.domain) and recovery.left(step.disk.vm_dir):
-        return {"unsettled": True}
+        return UnsettledDisk(True)
     return _described(record, step.domain)
 
 
@@ -56,41 +57,31 @@ def _is_recovered(record: Record, guest: str) -> bool:
     return bool(guest) if record.bridged else record.place.snapshots != "none"
 
 
-def _described(record: Record, name: str) -> dict[str, object]:
-    if record.bridged:
-        return records.on_store(record)
+def _described(record: Record, name: str) -> OnStore | DescribedDisk:
+    on_store = records.on_store(record)
+    if on_store:
+        return on_store
     image = record.stored
-    answer: dict[str, object] = {
-        "how": record.how,
-        "format": record.format,
-        "image": image.to_data() if image else None,
-        "layers": {},
-        "active": layers.NONE,
-        "snapshots": [],
-        "aliases": [],
-        "target": "",
-        "system_snapshots": 0,
-    }
+    said = image.to_data() if image else None
+    answer = DescribedDisk(record.how, record.format, said, {}, layers.NONE, (), (), "", 0)
     if record.place.snapshots == "none":
         return answer
     if record.place.commits:
-        answer["waiting"], answer["uncommitted"] = (
-            retained_diffs.waiting_bytes(record),
-            [disk_names.layer_of(path) for path in retained_diffs.waiting_layers(record)],
-        )
+        uncommitted = tuple(map(disk_names.layer_of, retained_diffs.waiting_layers(record)))
+        answer = answer._replace(waiting=retained_diffs.waiting_bytes(record), uncommitted=uncommitted)
     path = record.path
     if name:
         target, path = block_jobs.find(name, path)
-        answer["target"], answer["system_snapshots"] = target, len(domain.snapshots(name))
+        answer = answer._replace(target=target, system_snapshots=len(domain.snapshots(name)))
     if image:
         at = store.of(image.access)
         at.check(image)
-        return {**answer, "snapshots": at.snapshots(image), "session": at.session(image)}
-    return {**answer, **_layers(record, path)}
+        return answer._replace(snapshots=tuple(at.snapshots(image)), session=at.session(image))
+    return _with_layers(answer, record, path)
 
 
-def _layers(record: Record, path: str) -> dict[str, object]:
-    """Return the layers of a disk whose guest writes to `path`, and which of their names are second ones."""
+def _with_layers(answer: DescribedDisk, record: Record, path: str) -> DescribedDisk:
+    """Add the layers of a disk whose guest writes to `path`, and which of their names are second ones."""
     folder, active = layering.folder_of(record), int(os.path.basename(path))
     format = record.format
     if path != record.path:
@@ -102,36 +93,41 @@ def _layers(record: Record, path: str) -> dict[str, object]:
     tree = layers.tree(folder, active, format, record.raw_layer)
     for number, found in tree.items() if record.over else ():
         found["backing"], found["backing_format"] = layering.backing_of(record, f"{folder}/{number}")
-    return {"aliases": sorted(set(names) - set(layers.numbered(folder))), "layers": tree, "active": active}
+    return answer._replace(
+        aliases=tuple(sorted(set(names) - set(layers.numbered(folder)))),
+        layers={str(number): SeenLayer(**found) for number, found in tree.items()},
+        active=active,
+    )
 
 
-def rest_for(step: RestGuest, question: Callable[..., object]) -> dict[str, object]:
+def rest_for(step: RestGuest, question: Callable[..., object]) -> Rested:
     """Freeze or suspend a running guest while the front-end does something elsewhere."""
     job_lock.take(step.vm, step.vm_dir)
     recovery.recover(step.vm_dir, step.domain)
     with freeze.resting(step.vm_dir, step.domain, step.freeze) as rested:
         question(rests=step.domain)
         point("moment over")
-    return rested.to_data()
+    return rested.answer
 
 
-def copy_out(step: CopyOut, planned: Planned) -> dict[str, object]:
+def copy_out(step: CopyOut, planned: Planned) -> Rested:
     """Publish a snapshot of a disk that is an image; a running guest's QEMU copies it."""
-    disk, found = step.disk, {}
+    disk, rested = step.disk, Rested()
     image = records.record_of(disk).stored
     if image is None:
         raise BadRecord(f"disk {disk.disk} of VM {disk.vm} is no image of a store")
     format = image.format
 
     def from_guest(path: str) -> None:
-        found.update(block_jobs.copy(disk, step.domain, step.target, path, format, step.freeze).to_data())
+        nonlocal rested
+        rested = block_jobs.copy(disk, step.domain, step.target, path, format, step.freeze).answer
 
     def check() -> None:
         with vm_dir.publishing(disk.vm, disk.vm_dir, planned, disk.disk):
             pass
 
     store.of(image.access).keep(image, step.snapshot, from_guest if step.domain else None, check)
-    return found
+    return rested
 
 
 def snapshot_file(record: Record, snapshot: int) -> tuple[str, str]:
@@ -153,7 +149,7 @@ def snapshot_file(record: Record, snapshot: int) -> tuple[str, str]:
     return path, str(found.get(snapshot, {}).get("format", "qcow2"))
 
 
-def grow(step: GrowDisk, planned: Planned) -> dict[str, object]:
+def grow(step: GrowDisk, planned: Planned) -> OnStore | None:
     """Grow a disk without a guest: its active layer, image or clone; return a bridged image to grow there.
 
     For a disk that a guest has open, the hypervisor's action grows it, if there is room.
@@ -176,7 +172,7 @@ def grow(step: GrowDisk, planned: Planned) -> dict[str, object]:
         memory.more(os.path.dirname(path), size=step.size, layers=0)
         qemu_img.grow(path, record.format, step.size)
     point("disk grown")
-    return {}
+    return None
 
 
 def _check_writable(disk: DiskRef, record: Record) -> None:

@@ -69,7 +69,7 @@ from . import (
 from .epochs import Planned
 
 if TYPE_CHECKING:
-    from ..model.disk.commit_steps import KeepStale
+    from ..model.disk.commit_steps import KeepStale, KeptStale
 
 CHUNK = 1 << 20
 
@@ -345,13 +345,15 @@ def rename(step: RenameVm, planned: Planned, ask: room.Ask | None) -> RenamedVm:
     return RenamedVm(seen)
 
 
-def keep_stale(step: KeepStale, planned: Planned) -> dict[str, object]:
+def keep_stale(step: KeepStale, planned: Planned) -> KeptStale:
     """Keep the uncommitted diffs of a directory whose VM was taken over, if it is unchanged since `seen`."""
+    from ..model.disk.commit_steps import KeptStale
+
     with vm_dir.publishing(step.vm, step.vm_dir, planned):
         if vm_dir_inventory.fingerprint(step.vm_dir) != step.seen:
-            return {"kept": [], "seen": step.seen}
+            return KeptStale([], step.seen)
         found = retained_diffs.keep_stale(step.vm, step.vm_dir)
-        return {"kept": found, "seen": vm_dir_inventory.fingerprint(step.vm_dir) if found else step.seen}
+        return KeptStale(found, vm_dir_inventory.fingerprint(step.vm_dir) if found else step.seen)
 
 
 def release(step: ReleaseVm, planned: Planned) -> KeptVm:

@@ -19,7 +19,7 @@ from ..device import folders
 from ..errors import BadRecord, DataInTheWay, LateAction, NoSpace, SemisharedError, VmGone
 from ..model.disk import names as disk_names
 from ..model.disk.record import Record
-from ..model.steps import DiskRef, NoteIoClasses
+from ..model.steps import DiskRef, EndedSession, NoteIoClasses, OnStore, RemovedDisk, RemovedVm
 from ..model.store import dir_names
 from ..named import NamedTuple
 from ..store.dir import clones as dir_clones
@@ -213,7 +213,7 @@ def _note_in_record(vm_dir: str, disk: int, **what: Any) -> None:
 
 def remove_disk(
     disk: DiskRef, planned: Planned, store_dir: str = "", *, forget: bool = False, done: bool = False
-) -> dict[str, object]:
+) -> OnStore | RemovedDisk:
     """Remove a disk's file or link, its clone on `store_dir`, its record and its lease; follow no link.
 
     Without `forget` the record of a clone on the network stays, and is returned: the clone goes first.
@@ -227,8 +227,9 @@ def remove_disk(
         recovery.put_back(disk)
         record = _to_remove(disk)
         if record and not forget and record.place.is_clone:
-            if records.on_store(record):
-                return records.on_store(record)
+            on_store = records.on_store(record)
+            if on_store:
+                return on_store
             # An unreachable clone would look removed, and stay.
             image = record.of_image
             store.of(image.access).reach(image.root)
@@ -247,7 +248,7 @@ def remove_disk(
         files.unlink(intended(disk))
         if not _is_elsewhere(disk.vm, disk.vm_dir):
             retained_diffs.release(disk)
-    return {"kept": retained_diffs.said(place)} if place else {}
+    return RemovedDisk(retained_diffs.said(place))
 
 
 def _to_remove(disk: DiskRef) -> Record | None:
@@ -296,19 +297,20 @@ def _unlink_disk(disk: DiskRef) -> None:
     point("record removed")
 
 
-def end_session(disk: DiskRef, planned: Planned) -> dict[str, object]:
-    """Remove an in-place disk; for a diff, return {"commits": True} and leave it.
+def end_session(disk: DiskRef, planned: Planned) -> EndedSession:
+    """Remove an in-place disk; leave a diff.
 
     Raise DataInTheWay if the disk is a file, perhaps the only copy of its data.
     """
     record = records.as_found(disk.vm_dir, disk.disk)
     if record and record.place.commits:
-        return {"commits": True}
+        return EndedSession(commits=True)
     if not files.is_absent(disk.path) and not os.path.islink(disk.path):
         raise DataInTheWay(
             f"{disk.path} on {os.uname().nodename} is to be saved but is no link to a shared image"
         )
-    return remove_disk(disk, planned, forget=True)
+    removed = remove_disk(disk, planned, forget=True)
+    return EndedSession(kept=removed.kept if isinstance(removed, RemovedDisk) else "")
 
 
 def forget_disk(disk: DiskRef, planned: Planned) -> None:
@@ -343,7 +345,7 @@ def _note(file: IO[str], vm: int, vm_dir: str, key: str, planned: Planned, *, mu
     return True
 
 
-def remove_vm(vm: int, vm_dir: str, planned: Planned) -> dict[str, object]:
+def remove_vm(vm: int, vm_dir: str, planned: Planned) -> RemovedVm:
     """Remove a VM directory and the VM's leases; return where its diffs were `kept`."""
     found: list[str] = []
 
@@ -352,7 +354,7 @@ def remove_vm(vm: int, vm_dir: str, planned: Planned) -> dict[str, object]:
         return ""
 
     remove(vm, vm_dir, planned, keep)
-    return {"kept": found}
+    return RemovedVm(found)
 
 
 def remove(vm: int, vm_dir: str, planned: Planned, why_not: Callable[[], str] = str) -> str:

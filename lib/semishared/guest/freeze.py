@@ -27,6 +27,7 @@ from typing import Any, Iterator
 
 from ..errors import GuestNotFrozen, GuestStillFrozen, SemisharedError, ToolFailed
 from ..model.disk import names as disk_names
+from ..model.disk.snapshot_steps import Rested
 from ..named import NamedTuple
 from ..tools import files, progress
 from ..tools.effects import point
@@ -55,9 +56,10 @@ class Rest(NamedTuple):
     token: str = ""
     """Identifies this rest in its note."""
 
-    def to_data(self) -> dict[str, object]:
-        """Return the rest as JSON data."""
-        return {"rest": self.how, "why": self.why}
+    @property
+    def answer(self) -> Rested:
+        """Return what the front-end is told of it."""
+        return Rested(self.how, self.why)
 
 
 def run_of(name: str) -> str:

@@ -18,37 +18,9 @@ from .shapes import Misfit, Shape, declared, read, shown, wrong
 if TYPE_CHECKING:
     from .base.steps import Listed
 
-RESTED = ({"rest?": "text", "why?": "text"}, None)
-ON_STORE = {"on_store": "json", "how": "text", "readonly": "flag"}
-ELSE = {"on_store?": "never"}
 SEEN = {"path": "path", "seen": "text", "age": "number", "bytes": "count"}
 STAGED = {**SEEN, "lives?": ("flag", None)}
 DONE = {"seconds": "real", "error": "text", "id": "text"}
-COMMITTED = {
-    "bytes": "count",
-    "settle?": "json",
-    "kept?": "text",
-    "generation?": "generation",
-    "size?": "count",
-    "dirty?": "count",
-    "written?": "count",
-    "seconds?": "real",
-    "hashed?": "count",
-    "waited?": "real",
-    "how?": "text",
-}
-UNCOMMITTED = {"disk": "count", "bytes": "count", "why": "text", "waiting": "flag", "with_base": "flag"}
-OWNER = (
-    {
-        "vm": "number",
-        "disk": "number",
-        "epoch": "number",
-        "generation": "text",
-        "host": "text",
-        "cloud": "text",
-    },
-    None,
-)
 DEVICE = {
     "uuid": "text",
     "path": "text",
@@ -86,32 +58,8 @@ SHARE = {
     "directory?": "text",
     "readonly?": "flag",
 }
-STORED = {"age": "number", "size": "count", "made": "text", "watchers": ["text"], "clones": ["text"]}
-PASSING = {"watchers": ["text"], "snapshots": {"*": {"name": "text", "age": "number", "clones": ["text"]}}}
 IN_POOL = {"images": ["count"], "lacks": ["text"], "beside": ["text"]}
 KEY = {"monitors": "text", "fs": "text", "path": "text", "user": "text", "key": "text", "access": "text"}
-DISK_SEEN = (
-    ON_STORE,
-    {
-        **ELSE,
-        "unsettled?": "never",
-        "how": "text",
-        "format": "format",
-        "image": ("json", None),
-        "active": "number",
-        "snapshots": ["count"],
-        "aliases": ["count"],
-        "target": "text",
-        "system_snapshots": "count",
-        "waiting?": "count",
-        "uncommitted?": ["disk"],
-        "session?": "text",
-        "layers": {
-            "#": {"parent": "number", "format": "format", "backing": "text", "backing_format": "format"}
-        },
-    },
-    {**ELSE, "unsettled": "flag"},
-)
 STORE_SEEN = {
     "path": "path",
     "images": [{**SEEN, "name": "text"}],
@@ -131,30 +79,7 @@ STORE_SEEN = {
 
 ANSWERS: dict[str, Shape] = {
     # of VMs and their disks
-    "SaveDisk": RESTED,
-    "CopyOut": RESTED,
-    "FillImage": RESTED,
-    "SwitchLayer": RESTED,
-    "RestGuest": RESTED,
-    "EndSession": ({"commits?": "flag"}, None),
-    "RemoveDisk": (ON_STORE, {**ELSE, "kept?": "text"}, None),
-    "GrowDisk": (ON_STORE, {**ELSE}, None),
-    "RemoveVm": ({"kept": ["text"]}, None),
-    "DescribeDisk": DISK_SEEN,
-    "LookAtDisk": DISK_SEEN,
     # of diffs
-    "CreateDiff": ({"before": OWNER, "kept": "text"}, None),
-    "LookForDiff": ({"before": OWNER[0], "epoch": "number"}, "nothing"),
-    "TakeTurn": {"runs": "flag"},
-    "CheckDiff": ({"settle?": "json"}, None),
-    "CommitDisk": COMMITTED,
-    "FinishDisk": (COMMITTED, None),
-    "RenewVm": {
-        "disks": [({"disk": "count", **COMMITTED, "why?": "never"}, UNCOMMITTED)],
-        "bytes": "count",
-        "bases": ["base"],
-    },
-    "KeepStale": {"kept": ["text"], "seen": "text"},
     # of images in stores
     # of bases
     # of devices

@@ -14,7 +14,7 @@ from ..named import NamedTuple
 from ..named import to_data as data_of
 from .exchange import AskOned, Exchange, Feed, Fetch, Here, On, Part, Relay, While, drive
 from .refs import Step
-from .steps import is_look, look_instead, to_data
+from .steps import UnsettledDisk, is_look, look_instead, to_data
 
 HERE = "this machine"
 
@@ -118,7 +118,7 @@ class _Rehearsal:
             answers = self._do(sent)
             if looks:
                 self.noted.append(Noted(on.machine, on.steps[:looks], tuple(answers)))
-            found = [_Unanswered() if answer == {"unsettled": True} else answer for answer in answers]
+            found = [_Unanswered() if isinstance(answer, UnsettledDisk) else answer for answer in answers]
         return found + (self._note(On(on.machine, on.steps[looks:])) if on.steps[looks:] else [])
 
     def _note(self, on: On, *, during: str = "", follows: str = "") -> list[object]:

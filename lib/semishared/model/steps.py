@@ -14,6 +14,7 @@ from ..errors import BadArguments
 from ..named import Named
 from .disk import snapshot_steps
 from .disk.snapshot_steps import *  # noqa: F403
+from .disk.snapshot_steps import Rested
 from .refs import DiskRef as DiskRef
 from .refs import ImageRef as ImageRef
 from .refs import Step as Step
@@ -25,6 +26,9 @@ from .vm import move_steps
 from .vm.move_steps import *  # noqa: F403 - the vocabulary is one, in files of a size to read
 
 if TYPE_CHECKING:
+    from typing import Union  # noqa: F401 - answers in quotes
+
+    from .disk.snapshot_steps import OnStore  # noqa: F401
     from .shapes import Generation
 
 
@@ -167,27 +171,50 @@ class ReceiveFile(Step[None]):
     sha256: str
 
 
-class EndSession(Step[Any]):
+class EndedSession(Named):
+    """What has become of a disk that was in place."""
+
+    commits: bool = False
+    """It is a diff, and still there."""
+    kept: str = ""
+    """Where what was not committed is kept."""
+
+
+class RemovedDisk(Named):
+    """A disk that is gone."""
+
+    kept: str = ""
+    """Where what was not committed is kept."""
+
+
+class RemovedVm(Named):
+    """A VM directory that is gone."""
+
+    kept: list[str]
+    """Where what was not committed is kept."""
+
+
+class EndSession(Step[EndedSession]):
     """Take an in-place disk from the VM; the image stays. A diff is only reported: `commits`."""
 
     disk: DiskRef
 
 
-class RemoveDisk(Step[Any]):
+class RemoveDisk(Step["Union[OnStore, RemovedDisk]"]):
     """Remove a disk of a VM, its lease, and its clone on the store `store_dir` ('' if it has none)."""
 
     disk: DiskRef
     store_dir: str
 
 
-class RemoveVm(Step[Any]):
+class RemoveVm(Step[RemovedVm]):
     """Remove a VM directory and all leases of the VM."""
 
     vm: int
     vm_dir: str
 
 
-class SaveDisk(Step[Any]):
+class SaveDisk(Step[Rested]):
     """Publish an independent copy of a disk on the store; `domain` names the running VM ('' if it is off)."""
 
     disk: DiskRef

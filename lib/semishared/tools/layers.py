@@ -17,7 +17,7 @@ import os
 import re
 import stat
 import struct
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from ..errors import BrokenChain, DamagedLayer, MissingImage, here
 from ..model.disk import names as disk_names
@@ -253,9 +253,7 @@ def _lies_over(folder: str, number: int, below: int) -> bool:
     return os.path.samefile(f"{folder}/{name}", f"{folder}/{below}")
 
 
-def tree(
-    folder: str, active: int, active_format: str, raw_layer: object = None
-) -> dict[int, dict[str, object]]:
+def tree(folder: str, active: int, active_format: str, raw_layer: object = None) -> dict[int, dict[str, Any]]:
     """Return every layer's parent, format and backing name, from the headers of the files.
 
     `raw_layer`, which a record names, is raw even if no header says so any more.
@@ -272,7 +270,7 @@ def tree(
     below = {number: int(name) for number, (name, _) in found.items() if disk_names.is_number(name)}
     raws: set[object] = {raw_layer}
     raws |= {layer for number, layer in below.items() if found[number][1] == "raw" and number != raw_layer}
-    described: dict[int, dict[str, object]] = {}
+    described: dict[int, dict[str, Any]] = {}
     for number in numbers:
         format = active_format if number == active else "raw" if number in raws else "qcow2"
         name, name_format = ("", "") if format == "raw" else found[number]

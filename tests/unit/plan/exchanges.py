@@ -99,6 +99,8 @@ def told(step: Step, answer: Any) -> Any:
 
 def _nothing(shape: Any) -> Any:
     """Return the answer of a machine that has nothing to say."""
+    if isinstance(shape, tuple):
+        return _nothing(shape[-1])
     if isinstance(shape, shapes.Object):
         said = {name: _nothing(inner) for name, inner in shape.items() if name[-1] != "?"}
         return shape.kind(**said)

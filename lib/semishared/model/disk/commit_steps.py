@@ -3,14 +3,98 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 from ...named import Named
 from ..base.steps import KeptDisk
-from ..refs import DiskRef, ImageRef, Step, looks
+from ..refs import DiskRef, ImageRef, Owner, Step, looks
+
+if TYPE_CHECKING:
+    from ..shapes import Base, Count, Generation
 
 
-class CreateDiff(Step[Any]):
+class MadeDiff(Named):
+    """A disk for which an image waits."""
+
+    before: Optional[Owner]
+    """The disk that it waited for until then."""
+    kept: str
+    """Where an older diff that was in the way is kept."""
+
+
+class FoundDiff(Named):
+    """A disk of a VM's former life, for which an image waits."""
+
+    before: Owner
+    epoch: int
+    """To note."""
+
+
+class Turn(Named):
+    """The turn at a VM's disks."""
+
+    runs: bool
+
+
+class Due(Named):
+    """The image that the bridge has to settle first, as JSON data, None for none."""
+
+    settle: Any = None
+
+
+class CommittedDisk(Named):
+    """What a commit has done (store/commit/claims.Committed)."""
+
+    bytes: Count
+    """That waited."""
+    settle: Any = None
+    """As of Due; then the step is to be asked for again."""
+    kept: str = ""
+    """Where the diff is kept, as another copy of the disk was committed first."""
+    generation: Generation = ""
+    size: Count = 0
+    dirty: Count = 0
+    written: Count = 0
+    seconds: float = 0
+    hashed: Count = 0
+    waited: float = 0
+    how: str = ""
+
+
+class UncommittedDisk(Named):
+    """A diff that goes with its VM as it is."""
+
+    disk: Count
+    bytes: Count
+    why: str
+    waiting: bool
+    with_base: bool
+
+
+class RenewedDisk(Named):
+    """A diff that is empty now."""
+
+    disk: Count
+    bytes: Count
+    settle: Any = None
+
+
+class RenewedVm(Named):
+    """A VM directory after its diffs were committed."""
+
+    disks: list[Union[UncommittedDisk, RenewedDisk]]
+    bytes: Count
+    bases: tuple[Base, ...]
+
+
+class KeptStale(Named):
+    """What is kept of a VM directory that is to go."""
+
+    kept: list[str]
+    seen: str
+
+
+class CreateDiff(Step[MadeDiff]):
     """Claim an image for a disk, and publish an overlay over the staged base; report the owner before."""
 
     disk: DiskRef
@@ -20,14 +104,14 @@ class CreateDiff(Step[Any]):
 
 
 @looks
-class LookForDiff(Step[Any]):
+class LookForDiff(Step["Optional[FoundDiff]"]):
     """Report whether an image waits for a disk of the VM's former life: `before`, and the `epoch` due."""
 
     disk: DiskRef
     image: ImageRef
 
 
-class TakeTurn(Step[Any]):
+class TakeTurn(Step[Turn]):
     """Hold a VM's disks until the conversation ends; refused if another action works on them.
 
     Report whether `domain` ('' where there are no domains) `runs`.
@@ -38,13 +122,13 @@ class TakeTurn(Step[Any]):
     domain: str
 
 
-class CheckDiff(Step[Any]):
+class CheckDiff(Step[Due]):
     """Check that a diff can be committed to its image: refuse what a commit would, and change nothing."""
 
     disk: DiskRef
 
 
-class CommitDisk(Step[Any]):
+class CommitDisk(Step[CommittedDisk]):
     """Commit a diff's layers up to `top`, as far as the image does not have them; the disk stays.
 
     No guest writes to these layers meanwhile. At most `rate` bytes per second go to the store, 0 for no
@@ -56,7 +140,7 @@ class CommitDisk(Step[Any]):
     rate: int = 0
 
 
-class FinishDisk(Step[Any]):
+class FinishDisk(Step[CommittedDisk]):
     """Commit all of a diff that no guest has open, give up its claim, and remove it.
 
     `domain`: the guest from which it was detached, which may run on; '' where there are no domains. `rate` as
@@ -68,7 +152,7 @@ class FinishDisk(Step[Any]):
     rate: int = 0
 
 
-class RenewVm(Step[Any]):
+class RenewVm(Step[RenewedVm]):
     """Commit what the diffs of a VM that is off hold, and lay empty ones over what their images are then;
     report what was done.
 
@@ -83,7 +167,7 @@ class RenewVm(Step[Any]):
     """What libvirt calls the VM; '' on a machine that runs no domains."""
 
 
-class KeepStale(Step[Any]):
+class KeepStale(Step[KeptStale]):
     """Keep what is not committed of a VM directory that is to go, if its VM was taken over; report where, and
     as what it is `seen` now.
     """

@@ -3,12 +3,71 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ...named import Named
 from ..refs import DiskRef, Step, looks
 
+if TYPE_CHECKING:
+    from typing import Optional, Union  # noqa: F401 - answers in quotes
 
-class DescribeDisk(Step[Any]):
+    from ..shapes import Count, Disk, Format
+
+
+class OnStore(Named):
+    """A disk that is an image on a store with a bridge, where the front-end has to go on."""
+
+    on_store: Any
+    """That image, as JSON data."""
+    how: str
+    readonly: bool
+
+
+class SeenLayer(Named):
+    """A layer: the number of the one below (-1: not ours) and how its own header names that."""
+
+    parent: int
+    format: Format
+    backing: str = ""
+    backing_format: Format = ""
+
+
+class DescribedDisk(Named):
+    """A disk's record, its layers or snapshot copies, and its guest."""
+
+    how: str
+    format: Format
+    image: Any
+    """The image that the disk is, as JSON data; None for a disk of its own layers."""
+    layers: dict[Disk, SeenLayer]
+    active: int
+    snapshots: tuple[Count, ...]
+    aliases: tuple[Count, ...]
+    """Numbers of layers that have a higher number too."""
+    target: str
+    system_snapshots: Count
+    waiting: Optional[Count] = None
+    """Bytes that the image does not have."""
+    uncommitted: Optional[tuple[Disk, ...]] = None
+    """Layers that the image does not have."""
+    session: str = ""
+    """The session in which the image is open."""
+
+
+class UnsettledDisk(Named):
+    """A killed action has left what DescribeDisk would end."""
+
+    unsettled: bool
+
+
+class Rested(Named):
+    """How a guest rested: AGENT, SUSPEND or NONE, and why not in a better way; '': it did not."""
+
+    rest: str = ""
+    why: str = ""
+
+
+class DescribeDisk(Step["Union[OnStore, DescribedDisk]"]):
     """Report a disk's record, its layers and their order, its snapshot copies, and the guest (`domain`)."""
 
     disk: DiskRef
@@ -16,10 +75,8 @@ class DescribeDisk(Step[Any]):
 
 
 @looks
-class LookAtDisk(Step[Any]):
-    """Report what DescribeDisk does, and hold nothing; {"unsettled": True} if a killed action has left what
-    that would end.
-    """
+class LookAtDisk(Step["Union[OnStore, DescribedDisk, UnsettledDisk]"]):
+    """Report what DescribeDisk does, and hold nothing."""
 
     disk: DiskRef
     domain: str
@@ -50,7 +107,7 @@ class ActivateLayer(Step[None]):
     format: str
 
 
-class SwitchLayer(Step[Any]):
+class SwitchLayer(Step[Rested]):
     """Make a running guest write to the layer `to` from now on, in a freeze (`freeze`, guest/freeze.py)."""
 
     disk: DiskRef
@@ -101,7 +158,7 @@ class DropLayer(Step[None]):
     layer: int
 
 
-class CopyOut(Step[Any]):
+class CopyOut(Step[Rested]):
     """Publish an independent copy of a disk in place as a snapshot beside its image."""
 
     disk: DiskRef
@@ -111,7 +168,7 @@ class CopyOut(Step[Any]):
     freeze: str = "NONE"
 
 
-class RestGuest(Step[Any]):
+class RestGuest(Step[Rested]):
     """Freeze a running guest (`freeze`) while the front-end does something elsewhere, until it says so."""
 
     vm: int
@@ -120,7 +177,7 @@ class RestGuest(Step[Any]):
     freeze: str
 
 
-class GrowDisk(Step[Any]):
+class GrowDisk(Step["Optional[OnStore]"]):
     """Grow a disk that no guest has open to `size` bytes, at least."""
 
     disk: DiskRef

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from ...named import Named
 from ..disk.network_disk import NetworkDisk
+from ..disk.snapshot_steps import Rested
 from ..refs import DiskRef, ImageRef, Step, looks
 from .access import Access
 from .datastore_steps import *  # noqa: F403 - the vocabulary is one, in files of a size to read
 
 if TYPE_CHECKING:
-    from typing import Any, Optional  # noqa: F401 - answers in quotes
+    from typing import Optional  # noqa: F401 - answers in quotes
 
     from ..shapes import Count, Generation, Snapshot, Stored
 
@@ -127,7 +128,7 @@ class ForgetDisk(Step[None]):
     disk: DiskRef
 
 
-class FillImage(Step["Any"]):
+class FillImage(Step[Rested]):
     """Write the content of a local disk (at `snapshot`, -1 for now) to the new image that the bridge has
     made; `domain` runs.
     """

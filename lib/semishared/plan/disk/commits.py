@@ -23,7 +23,7 @@ from __future__ import annotations
 from ...errors import CommitRefused, NotSupported, VmBusy
 from ...model import steps as s
 from ...model.disk import commit_steps as c
-from ...model.exchange import AskOned, On, Part, Plan, Say
+from ...model.exchange import AskOned, On, Part, Plan, Say, ask
 from ...opennebula.args import DiskPlace
 from ...opennebula.xml import Image, Vm
 from ..store import commit_turns
@@ -41,9 +41,9 @@ def commit(place: DiskPlace, vm: Vm, domain: str, freeze: str, rate: int = 0) ->
     runs = yield from _turn(host, disk, domain)
     yield from _still(vm)
     guest = disk_freeze.Guest(domain, freeze) if runs else disk_freeze.Guest()
-    (described,) = yield On(host, (s.DescribeDisk(disk, guest.domain),))
+    described = yield from ask(host, s.DescribeDisk(disk, guest.domain))
     facts = snapshots.Facts.parse(described)
-    if not facts.place.commits:
+    if not isinstance(described, s.DescribedDisk) or not facts.place.commits:
         raise NotSupported(
             f"disk {disk.disk} of VM {disk.vm} is {facts.place.name}: it has nothing to commit to an image"
         )
@@ -54,7 +54,7 @@ def commit(place: DiskPlace, vm: Vm, domain: str, freeze: str, rate: int = 0) ->
             f"VM {disk.vm} has {facts.system_snapshots} system snapshots: delete them before its "
             f"disks are committed"
         )
-    waiting, active, done = {int(number) for number in described["uncommitted"]}, facts.tree.active, 0
+    waiting, active, done = set(map(int, described.uncommitted or ())), facts.tree.active, 0
     if waiting - {active}:
         done += yield from _committed(host, disk, facts.tree.layers[active].parent, guest.domain, rate)
     if active in waiting:
@@ -77,13 +77,12 @@ def kept(host: str, disk: s.DiskRef, image: int, rate: int = 0) -> Part[int]:
         )
     yield from _turn(host, disk, "")
     done = yield from commit_turns.settled(host, c.FinishDisk(disk, rate=rate))
-    return sum(int(answer["bytes"]) for answer in done)
+    return sum(answer.bytes for answer in done)
 
 
 def _turn(host: str, disk: s.DiskRef, domain: str) -> Part[bool]:
     """Take the turn at a VM's disks, or be refused; return whether the guest runs."""
-    (found,) = yield On(host, (c.TakeTurn(disk.vm, disk.vm_dir, domain),))
-    return bool(found["runs"])
+    return (yield from ask(host, c.TakeTurn(disk.vm, disk.vm_dir, domain))).runs
 
 
 def _still(then: Vm) -> Plan:
@@ -116,7 +115,7 @@ def _committed(host: str, disk: s.DiskRef, top: int, domain: str, rate: int) -> 
     Return how many bytes were committed.
     """
     done = yield from commit_turns.settled(host, c.CommitDisk(disk, top, rate))
-    (described,) = yield On(host, (s.DescribeDisk(disk, domain),))
+    described = yield from ask(host, s.DescribeDisk(disk, domain))
     tree = snapshots.Facts.parse(described).tree
     below = tree.chain()[tree.chain().index(top) + 1 :]
     # Also layers over which no other one lies: the commit that merged them was killed.
@@ -132,4 +131,4 @@ def _committed(host: str, disk: s.DiskRef, top: int, domain: str, rate: int) -> 
         )
     elif gone:
         yield On(host, gone)
-    return sum(int(answer["bytes"]) for answer in done)
+    return sum(answer.bytes for answer in done)

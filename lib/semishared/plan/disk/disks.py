@@ -11,7 +11,7 @@ from ...model import steps as s
 from ...model.attributes import BASES, IO_CLASS
 from ...model.disk import names as disk_names
 from ...model.disk.place import Place
-from ...model.exchange import Feed, File, On, Plan, Say
+from ...model.exchange import Feed, File, On, Plan, Say, ask
 from ...model.store import access as store_access
 from ...model.store import template
 from ...opennebula.args import Context, DiskPlace, FromImage, NewDisk
@@ -186,16 +186,16 @@ def _diff(
         image = yield from commit_turns.claimable(asked.target.host, machine, image, root)
     create = CreateDiff(target, image, min_size, options)
     if not is_taken_over:
-        (left,) = yield On(asked.target.host, (LookForDiff(target, image),))
+        left = yield from ask(asked.target.host, LookForDiff(target, image))
         if left:
             from ...model.store.image_steps import NoteEpoch
 
-            yield Say(commit_turns.left_behind, (target.vm, target.disk, left["before"]))
+            yield Say(commit_turns.left_behind, (target.vm, target.disk, left.before))
             # First of all, so that what is here of the VM is not older than its epoch.
             yield On(asked.target.host, (_prepare(asked.target),))
-            yield On(machine or asked.target.host, (NoteEpoch(image, target.vm, left["epoch"]),))
-    found = yield On(asked.target.host, (s.StageBase(root, image), _prepare(asked.target), create))
-    yield Say(commit_turns.made, (target.vm, target.disk, *found))
+            yield On(machine or asked.target.host, (NoteEpoch(image, target.vm, left.epoch),))
+    found = yield from ask(asked.target.host, create, (s.StageBase(root, image), _prepare(asked.target)))
+    yield Say(commit_turns.made, (target.vm, target.disk, found))
 
 
 def mkimage(asked: NewDisk, disk: Disk) -> Plan:

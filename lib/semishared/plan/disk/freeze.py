@@ -32,7 +32,7 @@ def meanwhile(host: str, disk: s.DiskRef, guest: Guest, then: On) -> Plan:
 def lines(*answers: Any) -> Lines:
     """Say how a guest rested for a copy or snapshot of its disk; other answers have nothing about it."""
     for found in answers:
-        how, why = (found.get("rest"), found.get("why")) if isinstance(found, dict) else (None, "")
+        how, why = found if isinstance(found, s.Rested) else ("", "")
         if how == "AGENT":
             yield "info", "the guest's agent froze its file systems for the moment that was kept"
         elif how == "SUSPEND":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from ...errors import HostUnreachable
 from ...model import steps as s
-from ...model.exchange import AskOned, Lines, On, Part, Plan, Say, agree, warn
+from ...model.exchange import AskOned, Lines, On, Part, Plan, Say, T, agree, warn
 from ...opennebula.args import Delete, ToImage, VmPlace
 from .disks import disk_ref, running_domain
 
@@ -35,12 +35,12 @@ def delete(asked: Delete, is_here: bool) -> Plan:
         place, is_here, s.RemoveDisk(disk, f"{place.datastore_location}/{asked.store}")
     )
     for answer in found:
-        if answer and "on_store" in answer:
+        if isinstance(answer, s.OnStore):
             from ...model.store.image_steps import ForgetDisk
             from ..image import disk_image
             from ..store import rbd
 
-            yield from rbd.remove_clone((yield from disk_image.clone(disk.vm, disk.disk, answer["on_store"])))
+            yield from rbd.remove_clone((yield from disk_image.clone(disk.vm, disk.disk, answer.on_store)))
             yield from everywhere(place, is_here, ForgetDisk(disk))
             return
     yield Say(_finished, (place, *found))
@@ -53,10 +53,10 @@ def mvds(asked: ToImage, is_here: bool, vm: Optional[Vm] = None) -> Plan:
     """
     place, disk = asked.disk.vm_place, disk_ref(asked.disk)
     ended = yield from everywhere(place, is_here, s.EndSession(disk))
-    if any(answer and answer.get("kept") for answer in ended):
+    if any(answer.kept for answer in ended):
         yield Say(_finished, (place, *ended))
     machines = ("localhost", place.host) if is_here else (place.host,)
-    diffs = [machine for machine, answer in zip(machines, ended) if answer and "commits" in answer]
+    diffs = [machine for machine, answer in zip(machines, ended) if answer.commits]
     if diffs:
         from ...model.disk.commit_steps import FinishDisk
         from ..store import commit_turns
@@ -71,19 +71,19 @@ def mvds(asked: ToImage, is_here: bool, vm: Optional[Vm] = None) -> Plan:
 
 
 def _finished(place: VmPlace, *answers: Any) -> Lines:
-    if not any(answers):
+    if not any(map(any, answers)):
         return ()
     from ..store import commit_turns
 
     return commit_turns.finished(place.vm, *answers)
 
 
-def everywhere(place: VmPlace, is_here: bool, step: s.Step) -> Part[list[Any]]:
+def everywhere(place: VmPlace, is_here: bool, step: s.Step[T]) -> Part[list[T]]:
     """Carry out a removal on the front-end if it has the VM, then on the named host; return the answers."""
     on_host = On(place.host, (step,))
     if not is_here:
         return list((yield on_host))
-    found: list[Any] = []
+    found: list[T] = []
     try:
         # Else half would be removed, and an unsynced host would refuse the rest.
         yield agree(place.host)

@@ -39,19 +39,10 @@ from .disks import disk_ref, running_domain
 NO_LAYER = -1
 
 
-class Layer(NamedTuple):
-    """One layer: the number of the one below (NO_LAYER: not ours) and how its own header names that."""
-
-    parent: int
-    format: str
-    backing: str = ""
-    backing_format: str = ""
-
-
 class Tree(NamedTuple):
     """All layers of a disk, and which one the guest writes to."""
 
-    layers: Mapping[int, Layer]
+    layers: Mapping[int, s.SeenLayer]
     active: int
 
     def children(self, number: int) -> list[int]:
@@ -84,30 +75,17 @@ class Facts(NamedTuple):
     """The session in which this image is open."""
 
     @classmethod
-    def parse(cls, data: object) -> Facts:
+    def parse(cls, said: s.OnStore | s.DescribedDisk) -> Facts:
         """Return the facts in the answer of a DescribeDisk."""
-        if (
-            not isinstance(data, dict)
-            or not isinstance(data.get("layers"), dict)
-            or data.get("how") not in PLACES
-        ):
+        if isinstance(said, s.OnStore) or said.how not in PLACES:
             raise BadArguments("not a description of a disk")
-        place, active = PLACES[data["how"]], data["active"]
-        layers = {
-            int(number): Layer(*(layer[name] for name in Layer._fields))
-            for number, layer in data["layers"].items()
-        }
-        if place.snapshots != "none" and not data["image"] and active not in layers:
-            raise BadRecord(f"its guest is said to write to layer {active}, which is not there")
+        place, layers = PLACES[said.how], {int(number): layer for number, layer in said.layers.items()}
+        if place.snapshots != "none" and not said.image and said.active not in layers:
+            raise BadRecord(f"its guest is said to write to layer {said.active}, which is not there")
+        image = s.ImageRef.from_data(said.image) if said.image else None
+        of_guest = said.target, said.system_snapshots
         return cls(
-            place,
-            Tree(layers, active),
-            tuple(data["snapshots"]),
-            tuple(data["aliases"]),
-            data["target"],
-            data["system_snapshots"],
-            s.ImageRef.from_data(data["image"]) if data["image"] else None,
-            str(data.get("session", "")),
+            place, Tree(layers, said.active), said.snapshots, said.aliases, *of_guest, image, said.session
         )
 
     @property
@@ -236,14 +214,14 @@ def change(what: str, asked: SnapshotPlace, vm: Vm, *, live: bool, freeze: str) 
     if live and is_path(vm.disk(number).source):
         # Before the guest is asked. Ceph copies a disk on the network, below QEMU; QEMU copies a local one.
         placement.check_running(vm, [number], "snapshot")
-    (found,) = yield On(place.host, (s.DescribeDisk(disk_ref(asked.disk), domain),))
-    if "on_store" in found:
+    found = yield from ask(place.host, s.DescribeDisk(disk_ref(asked.disk), domain))
+    if isinstance(found, s.OnStore):
         from ..image import disk_image
         from ..store import rbd
 
         guest = disk_freeze.Guest(domain, freeze) if live else disk_freeze.Guest()
-        image = yield from disk_image.confirmed(vm, number, found["on_store"])
-        if found["readonly"]:
+        image = yield from disk_image.confirmed(vm, number, found.on_store)
+        if found.readonly:
             raise NotSupported(f"{image.source} is attached read-only, it cannot have snapshots of a VM")
         yield from rbd.snapshot(what, place.host, disk_ref(asked.disk), image, asked.snapshot, vm, guest)
         return
@@ -278,14 +256,14 @@ def resize(asked: Resize, vm: Vm) -> Plan:
     if vm.lcm_state == LcmState.DISK_RESIZE_UNDEPLOYED:
         # argv names the last host, the directory has moved to the front-end.
         host = yield from _machine_of(place)
-    (found,) = yield On(host, (s.GrowDisk(disk, asked.size),))
-    if found and "on_store" in found:
+    found = yield from ask(host, s.GrowDisk(disk, asked.size))
+    if found:
         from ..image import disk_image
         from ..store import rbd
 
-        if found["readonly"]:
+        if found.readonly:
             raise NotSupported(_readonly(disk))
-        yield from rbd.grow((yield from disk_image.confirmed(vm, disk.disk, found["on_store"])), asked.size)
+        yield from rbd.grow((yield from disk_image.confirmed(vm, disk.disk, found.on_store)), asked.size)
 
 
 def _readonly(disk: s.DiskRef) -> str:

@@ -23,11 +23,12 @@ And the lines that the log says of commits.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Sequence, Union
 
 from ...errors import CommitRefused
 from ...model import steps as s
-from ...model.exchange import AskOned, Lines, On, Part, Plan, Say, agree, ask
+from ...model.disk import commit_steps as c
+from ...model.exchange import AskOned, Lines, On, Part, Plan, Say, T, agree, ask
 from ...model.refs import Owner
 from ...units import human
 
@@ -46,11 +47,11 @@ def claimable(host: str, bridge: str, image: s.ImageRef, root: str) -> Part[s.Im
     return (yield from rbd.frozen(host, bridge, image, root))
 
 
-def settled(host: str, step: s.Step) -> Part[list[Any]]:
+def settled(host: str, step: s.Step[T]) -> Part[list[T]]:
     """Have a committing step carried out, as often as an image must be settled for it; return all answers."""
-    found: list[Any] = []
+    found: list[T] = []
     for _ in range(TURNS):
-        (answer,) = yield On(host, (step,))
+        answer = yield from ask(host, step)
         found.append(answer)
         images = yield from _due(step, answer)
         if not images:
@@ -62,8 +63,9 @@ def settled(host: str, step: s.Step) -> Part[list[Any]]:
 
 def _due(step: Any, answer: Any) -> Part[list[s.ImageRef]]:
     """Return the images to settle for the disk or disks of a step: those that oned has for them."""
-    disks = [answer, *answer.get("disks", ())] if answer else []
-    said = [(disk.get("disk"), disk["settle"]) for disk in disks if disk.get("settle")]
+    disks = answer.disks if isinstance(answer, c.RenewedVm) else [answer]
+    said = [(getattr(disk, "disk", -1), getattr(disk, "settle", None)) for disk in disks]
+    said = [(number, image) for number, image in said if image is not None]
     if not said:
         return []
     from ..image import disk_image
@@ -86,13 +88,9 @@ def _settle(image: s.ImageRef) -> Plan:
 # Log lines about disks whose changes belong into an image (plan/disk/commits.py).
 
 
-def made(vm: int, disk: int, *answers: Any) -> Lines:
-    """Name the disks whose changes the image waits for no more, now that a disk has claimed it.
-
-    The last of `answers` has them.
-    """
-    found = answers[-1] or {}
-    before = Owner.from_data(found.get("before"))
+def made(vm: int, disk: int, found: c.MadeDiff) -> Lines:
+    """Name the disk whose changes the image waits for no more, now that a disk has claimed it."""
+    before = found.before
     if before and (before.vm, before.disk) != (vm, disk):
         yield (
             "warn",
@@ -102,49 +100,45 @@ def made(vm: int, disk: int, *answers: Any) -> Lines:
                 f"another image now (semishared commit {before.vm} {before.disk} --as-new-image NAME)"
             ),
         )
-    yield from _kept(vm, found)
+    yield from _kept(vm, found.kept)
 
 
-def left_behind(vm: int, disk: int, data: Any) -> Lines:
+def left_behind(vm: int, disk: int, before: Owner) -> Lines:
     """Name the changes that an image waited for before its VM was made anew."""
-    before = Owner.from_data(data)
-    if before:
-        yield (
-            "warn",
-            (
-                f"the image waited for this disk as it was before the VM was made anew, on "
-                f"{before.host}: what that has not committed can only "
-                f"become another image now (semishared commit {vm} {disk} --as-new-image NAME; if "
-                f"that host was away, after semishared gc)"
-            ),
-        )
+    yield (
+        "warn",
+        f"the image waited for this disk as it was before the VM was made anew, on "
+        f"{before.host}: what that has not committed can only "
+        f"become another image now (semishared commit {vm} {disk} --as-new-image NAME; if "
+        f"that host was away, after semishared gc)",
+    )
 
 
 def finished(vm: int, *answers: Any) -> Lines:
     """Name the committed and the kept changes of removed disks."""
     for answer in answers:
-        if answer and answer.get("bytes"):
-            yield "info", f"{human(answer['bytes'])} were committed to the image"
-        yield from _kept(vm, answer)
+        if isinstance(answer, c.CommittedDisk) and answer.bytes:
+            yield "info", f"{human(answer.bytes)} were committed to the image"
+        yield from _kept(vm, answer.kept)
 
 
-def renewed(*answers: Any) -> Lines:
+def renewed(*answers: c.RenewedVm) -> Lines:
     """Name the changes of a VM that were committed before its move, and those that go with it."""
-    for disk in (disk for answer in answers for disk in (answer or {}).get("disks", ())):
-        if disk["bytes"]:
-            yield "info", f"{human(disk['bytes'])} of disk {disk['disk']} were committed to the image"
+    for disk in (disk for answer in answers for disk in answer.disks):
+        if disk.bytes:
+            yield "info", f"{human(disk.bytes)} of disk {disk.disk} were committed to the image"
     # A disk that was asked for twice was refused twice.
-    for disk in (answers[-1] or {}).get("disks", ()) if answers else ():
-        if disk.get("why"):
-            how = "was not committed to its image, and goes" if disk["waiting"] else "goes"
-            base = ", its base with it" if disk["with_base"] else ""
-            yield "warn", f"disk {disk['disk']} {how} with the VM as it is{base}: {disk['why']}"
+    for disk in answers[-1].disks if answers else ():
+        if isinstance(disk, c.UncommittedDisk):
+            how = "was not committed to its image, and goes" if disk.waiting else "goes"
+            base = ", its base with it" if disk.with_base else ""
+            yield "warn", f"disk {disk.disk} {how} with the VM as it is{base}: {disk.why}"
 
 
-def _kept(vm: int, answer: Any) -> Lines:
-    found = (answer or {}).get("kept") or []
-    for place in [found] if isinstance(found, str) else found:
-        yield (
-            "warn",
-            f"what was not committed is kept in {place}: semishared commit {vm} brings it to its image",
-        )
+def _kept(vm: int, kept: Union[str, Sequence[str]]) -> Lines:
+    for place in [kept] if isinstance(kept, str) else kept:
+        if place:
+            yield (
+                "warn",
+                f"what was not committed is kept in {place}: semishared commit {vm} brings it to its image",
+            )

@@ -11,7 +11,7 @@ move is still under way. In doubt the source stays, which is no failure: the tar
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Callable
 
 from ...errors import MigrationRefused, OnedUnavailable, Overtaken, SameDirectory, SemisharedError
 from ...model import steps as s
@@ -23,6 +23,9 @@ from ...opennebula.xml import Vm
 from ..disk.disks import DRIVER, running_domain
 from ..under_way import why_over
 from . import checklist
+
+if TYPE_CHECKING:
+    from ...model.disk.commit_steps import RenewedVm
 
 COMING = (
     LcmState.PROLOG_MIGRATE,
@@ -160,7 +163,7 @@ def _carried(
             renewed = yield from _renewed(
                 place, guest, leaves_bases=not getattr(target_step, "keep_bases", True)
             )
-            found = found._replace(bytes=renewed["bytes"], bases=renewed["bases"])
+            found = found._replace(bytes=renewed.bytes, bases=renewed.bases)
         if found.classes and target_step.keep_bases:
             from ..device import choose
 
@@ -177,7 +180,7 @@ def _carried(
     return seen
 
 
-def _renewed(place: VmPlace, guest: str, *, leaves_bases: bool) -> Part[Mapping[str, Any]]:
+def _renewed(place: VmPlace, guest: str, *, leaves_bases: bool) -> Part[RenewedVm]:
     """Commit diffs before they go where no base is, or where theirs may be unavailable.
 
     Return the directory's facts after that.
@@ -187,7 +190,7 @@ def _renewed(place: VmPlace, guest: str, *, leaves_bases: bool) -> Part[Mapping[
 
     found = yield from commit_turns.settled(place.host, RenewVm(place.vm, place.path, leaves_bases, guest))
     yield Say(commit_turns.renewed, tuple(found))
-    return dict(found[-1])
+    return found[-1]
 
 
 def _same_directory(source: VmPlace, target: VmPlace) -> Plan:
