@@ -16,6 +16,8 @@ is there a pool?    calls of ASKS_POOL in the modules of OF_DEVICES, outside of 
                     device/folders.py is asked, the UUID of a folder's device. Whether a folder's device fails
                     is asked of any folder, and does not count. Within it: such calls in device/folders.py
 is there a bridge?  each read of `has_bridge`, or of `is_mounted`, which came for it
+look-ups by string  each `x["name"]` and `x.get("name")` in the rooms of READS_ANSWERS: answers, and rows of
+                    the command, of which mypy sees no field. Shapes by hand: lines of model/answers.py
 way of a step       modules of lib/ with a function that runs between begin and end of disk/detach.detach,
                     while tests/tools/test_detach.py detaches a disk with two snapshots from its store (with
                     qemu-img)
@@ -69,6 +71,7 @@ OF_DEVICES = {
 }
 FOLDERS, ASKS_WITHIN = "device/folders.py", {"isinstance", "_may_hold"}
 DECIDES_NOTHING = {"model", "plan", "cli"}
+READS_ANSWERS = {"plan", "front", "vmm", "cli"}
 TRACER = """
 import sys as _sys, threading as _threading
 def _way(out):
@@ -202,6 +205,25 @@ class House:
         ]
         return len(found), len(set(found))
 
+    def lookups(self) -> Tuple[int, int]:
+        """Return how often a field is named by a string where answers are read, and in how many modules."""
+        found: List[Path] = []
+        for path, tree in self.trees.items():
+            for node in ast.walk(tree) if self.room(path) in READS_ANSWERS else ():
+                key: object = None
+                if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+                    key = node.slice
+                elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+                    key = node.args[0] if node.func.attr == "get" else None
+                if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                    found.append(path)
+        return len(found), len(set(found))
+
+    def by_hand(self) -> str:
+        """Return the lines of the table of shapes."""
+        found = self.texts.get(self.package / "model/answers.py")
+        return str(len(found.splitlines())) if found else "-"
+
     def way(self) -> str:
         """Return how many modules the step of a detachment passes."""
         test = self.top / "tests/tools/test_detach.py"
@@ -248,6 +270,8 @@ class House:
             "sites of dispatch (steps there)": f"{len(sites)} ({sum(count for _, count in sites)})",
             "is there a pool? (modules; within it)": "{} ({}; {})".format(*self.pool_questions()),
             "is there a bridge? (modules)": "{} ({})".format(*self.bridge_questions()),
+            "look-ups by string (modules)": "{} ({})".format(*self.lookups()),
+            "lines of model/answers.py": self.by_hand(),
             "way of a step: disk/detach, modules": self.way(),
             **{f"start of {name}, instructions": count for name, count in self.starts().items()},
         }

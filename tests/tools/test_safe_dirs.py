@@ -16,6 +16,7 @@ import pytest
 
 from semishared.errors import RestrictedPath, StoreUnavailable
 from semishared.model.share.share import Tree
+from semishared.model.share.steps import FoundDirectory
 from semishared.share import registered
 from semishared.tools.hung_store import unless_it_hangs
 
@@ -46,9 +47,9 @@ def test_what_is_above_or_in_a_directory_of_another_datastore_no_guest_is_given(
     tree: Tree, top: Path, where: str
 ) -> None:
     theirs, safe = f"{top}/safe/theirs", (f"{top}/safe",)
-    assert registered.found(tree, theirs, safe, (f"{top}/safe/their", f"{top}/elsewhere")) == {
-        "source": theirs
-    }
+    assert registered.found(tree, theirs, safe, (f"{top}/safe/their", f"{top}/elsewhere")) == FoundDirectory(
+        theirs
+    )
     with pytest.raises(
         RestrictedPath, match=rf"{theirs} has to do with {top}/safe.*, which no guest may be given"
     ):

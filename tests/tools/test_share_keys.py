@@ -12,6 +12,7 @@ import pytest
 
 from semishared.errors import BadRecord, CephUnavailable, LateAction, StoreAbsent, ToolTimeout
 from semishared.model.share import names as share_names
+from semishared.model.share import steps as share_steps
 from semishared.model.share.share import Share, Tree
 from semishared.share import ceph_clients, cephfs, keys, life
 from semishared.share.ceph_clients import Key
@@ -68,10 +69,10 @@ def test_the_key_of_a_vm_that_runs_again_is_not_taken_by_an_action_of_before(roo
     root.give(5, 7, 3)
     root.give(5, 7, 4)
     root.asked.clear()
-    assert keys.take(root.tree, -1, 7, 3) == {"taken": 0} and not root.asked
+    assert keys.take(root.tree, -1, 7, 3) == share_steps.TakenKeys(0) and not root.asked
     assert root.notes() == [Key(5, 7, False, 4)]
     assert (
-        keys.take(root.tree, -1, 7, 4) == {"taken": 1}
+        keys.take(root.tree, -1, 7, 4) == share_steps.TakenKeys(1)
         and root.asked == [("deauthorize", 5), ("evict", 5)]
         and not root.notes()
     )
@@ -80,7 +81,7 @@ def test_the_key_of_a_vm_that_runs_again_is_not_taken_by_an_action_of_before(roo
 @pytest.mark.parametrize("seq", [-1, 3, 4])
 def test_a_key_of_no_later_time_is_taken(root: Root, seq: int) -> None:
     root.give(5, 7, 3)
-    assert keys.take(root.tree, -1, 7, seq) == {"taken": 1} and not root.notes()
+    assert keys.take(root.tree, -1, 7, seq) == share_steps.TakenKeys(1) and not root.notes()
 
 
 def test_a_note_of_a_version_that_knew_no_seq_is_anybodys(root: Root) -> None:
@@ -88,7 +89,7 @@ def test_a_note_of_a_version_that_knew_no_seq_is_anybodys(root: Root) -> None:
     path = Path(root.tree.root, share_names.key(5, 7, False))
     path.write_text('{"version": 1}')
     assert root.notes() == [Key(5, 7, False, -1)]
-    assert keys.take(root.tree, -1, 7, 0) == {"taken": 1}
+    assert keys.take(root.tree, -1, 7, 0) == share_steps.TakenKeys(1)
 
 
 def test_a_boot_of_before_is_given_no_key_and_changes_nothing(root: Root) -> None:
@@ -112,9 +113,9 @@ def test_what_another_action_has_taken_meanwhile_is_not_taken_twice(
     root.give(5, 7, 3)
     found = root.notes()
     monkeypatch.setattr(ceph_clients, "listed", lambda _: found)
-    assert keys.take(root.tree, -1, 7, 3) == {"taken": 1}
+    assert keys.take(root.tree, -1, 7, 3) == share_steps.TakenKeys(1)
     root.asked.clear()
-    assert keys.take(root.tree, -1, 7, 3) == {"taken": 0} and not root.asked
+    assert keys.take(root.tree, -1, 7, 3) == share_steps.TakenKeys(0) and not root.asked
 
 
 def test_all_keys_are_tried_and_the_first_error_is_told(root: Root) -> None:
@@ -137,7 +138,7 @@ def test_a_share_that_is_held_is_waited_for_a_short_time_and_keeps_no_other(root
         with pytest.raises(ToolTimeout):
             root.give(5, 8, 1)
         # Nor who has none.
-        assert keys.take(root.tree, -1, 9, 3) == {"taken": 0}
+        assert keys.take(root.tree, -1, 9, 3) == share_steps.TakenKeys(0)
     assert root.asked == [("deauthorize", 6), ("evict", 6)] and root.notes() == [Key(5, 7, False, 3)]
 
 
@@ -174,4 +175,4 @@ def test_a_note_that_cannot_be_read_hides_no_other(root: Root, text: str) -> Non
     with pytest.raises(BadRecord, match=str(path)):
         keys.shown(root.tree, 5, f"{root.tree.root}/share-5", 7)
     assert keys.shown(root.tree, 5, f"{root.tree.root}/share-5", 8)["access"] == "rw"
-    assert keys.take(root.tree, 5, 7) == {"taken": 1} and [key.vm for key in root.notes()] == [8]
+    assert keys.take(root.tree, 5, 7) == share_steps.TakenKeys(1) and [key.vm for key in root.notes()] == [8]

@@ -30,7 +30,7 @@ from semishared.model.exchange import AskOned, Exchange, Feed, On, Say, drive
 from semishared.model.share import names as share_names
 from semishared.model.share import steps as share_steps
 from semishared.model.share.share import Tree
-from semishared.model.steps import PrepareVm
+from semishared.model.steps import PrepareVm, RemovedVm
 from semishared.opennebula.args import VmPlace
 from semishared.opennebula.oned import Oned
 from semishared.opennebula.report import Report
@@ -80,6 +80,11 @@ def template(kind: str, number: int, attributes: dict[str, str], more: str = "")
     return ElementTree.fromstring(f"<{kind}><ID>{number}</ID>{of}<TEMPLATE>{rows}</TEMPLATE>{more}</{kind}>")
 
 
+def _answer(step: Any) -> Any:
+    known = {"TakeKeys": share_steps.TakenKeys(0), "RemoveVm": RemovedVm([])}
+    return known.get(type(step).__name__, ANSWER)
+
+
 class Asked:
     """oned and a machine that gives keys; what they were asked."""
 
@@ -88,7 +93,7 @@ class Asked:
         disks: str,
         store: dict[str, str],
         image: dict[str, str],
-        answer: Callable[[Any], Any] = lambda _: {**ANSWER, "taken": 0},
+        answer: Callable[[Any], Any] = _answer,
         running: int = 2,
     ) -> None:
         state = f"<LCM_STATE>{running}</LCM_STATE>"
@@ -250,7 +255,7 @@ def test_no_answer_ends_its_quotes_nor_is_a_key_in_what_refuses_it(name: str, va
 def test_the_keys_of_a_vm_that_is_gone_are_taken_back_or_it_is_said_who_does_it_later() -> None:
     share = SHARE.format(more="")
     for taken in (0, 2):
-        asked = Asked(share, ON_CEPH, {}, lambda _: {"taken": taken})  # noqa: B023 - it is asked within this round
+        asked = Asked(share, ON_CEPH, {}, lambda _: share_steps.TakenKeys(taken))  # noqa: B023 - it is asked within this round
         drive(client_keys.withdrawn(asked.vm), asked.do)
         assert asked.steps == [TAKEN]
         # The MDS goes on serving who has mounted a directory below: how that is ended has to be said.

@@ -12,6 +12,7 @@ from semishared.errors import BadRecord, ToolFailed
 from semishared.install.preflight import knows_virtiofs
 from semishared.model.share import names as share_names
 from semishared.model.share.share import Tree
+from semishared.model.share.steps import PoolOfShares
 from semishared.opennebula.xml import Datastore, Image
 from semishared.plan.care.diagnosis import BROKEN, WARNING, Finding
 from semishared.plan.care.diagnosis_shares import Made, of_hosts, of_roots, ways
@@ -153,7 +154,7 @@ def test_pools_that_clients_write_to() -> None:
     )
 
     def rows(pools: str = "", **more: Any) -> list[str]:
-        one = made(images=known, pools={"a": {"images": [5, 6], "lacks": [], "beside": [], **more}})
+        one = made(images=known, pools={"a": PoolOfShares([5, 6], [], [])._replace(**more)})
         other = Made(
             Datastore(ElementTree.fromstring(offers.format(pools))),
             Tree("cephfs", "/srv/other", MARKER),

@@ -14,6 +14,7 @@ import pytest
 from semishared.errors import CephRefused, MissingImage, ShareRefused
 from semishared.model.share import names as share_names
 from semishared.model.share.share import Share, Tree
+from semishared.model.share.steps import TakenKeys
 from semishared.share import ceph_clients, keys, life
 from semishared.share.ceph_clients import Key
 from semishared.tools import files
@@ -74,7 +75,7 @@ def test_what_an_operator_has_stays_as_it_is_when_another_is_asked_for(
     assert (reads["access"], writes["access"]) == ("ro", "rw") and reads["user"] != writes["user"]
     assert asked == [("authorize", reads["user"]), ("authorize", writes["user"])]
     assert set(ceph_clients.listed(tree.root)) == {Key(5, -1, True), Key(5)}
-    assert keys.take(tree, 5, -1) == {"taken": 2} and ceph_clients.listed(tree.root) == []
+    assert keys.take(tree, 5, -1) == TakenKeys(2) and ceph_clients.listed(tree.root) == []
 
 
 def test_what_a_user_of_ceph_is_not_let_ask_for_is_said(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:

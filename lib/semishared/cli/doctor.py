@@ -385,9 +385,8 @@ def _made_shares(store: Datastore, cloud: plan.Cloud, config: Config, front_end:
         answer = on.ask(machine, "doctor", config, step)
     except SemisharedError as e:
         return [found._replace(wrong=e.detail, mend=e.remedy)]
-    names = ("lacking", "lapsed", "promised", "pools")
-    said = {name: answer[name] for name in names}
-    return [found._replace(has_cloud=bool(answer["cloud"]), images=images, **said)]
+    said = {name: value for name, value in answer._asdict().items() if name != "cloud"}
+    return [found._replace(has_cloud=bool(answer.cloud), images=images, **said)]
 
 
 def _named(machine: str, cloud: plan.Cloud) -> str:

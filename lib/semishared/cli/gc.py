@@ -334,8 +334,7 @@ def remove(findings: list[plan.Finding], config: Config, survey: Survey) -> list
         if item.kind == "lent" and item.image and not is_idle(Oned().image(item.image.id)):
             return "it is wanted by now"
         answer = session.run(item.steps())[-1]
-        is_gone = not isinstance(answer, dict) or answer.get("removed", True) is True
-        return "" if is_gone else "it has changed meanwhile"
+        return "" if getattr(answer, "removed", True) else "it has changed meanwhile"
 
     def one(machine: str) -> dict[int, str]:
         done: dict[int, str] = {}

@@ -23,12 +23,14 @@ import argparse
 import os
 import time
 from functools import partial
-from typing import Any, Callable, Optional, Sequence
+from typing import Callable, Optional, Sequence
 
 from ..config import load
 from ..errors import BadArguments, MissingImage, NotSupported, from_id
 from ..front.stores import cloud_of
 from ..model.attributes import CLOUD, STORE
+from ..model.exchange import T
+from ..model.refs import Step
 from ..model.share import share
 from ..model.share import steps as share_steps
 from ..model.share.share import Tree
@@ -177,7 +179,7 @@ class Place:
     def tree(self) -> Tree:
         return share.tree(self.datastore)
 
-    def ask(self, step: Any) -> Any:
+    def ask(self, step: Step[T]) -> T:
         return on.ask(share.bridge(self.datastore), "share", load(), step)
 
 
@@ -194,7 +196,7 @@ def init(oned: Oned, word: str) -> Row:
         oned.update_datastore(place.datastore.id, CLOUD.line(cloud_of(oned.datastores())))
         place = Place(oned, word)
     tree, number_of = place.tree, place.datastore.id
-    marker = place.ask(share_steps.MarkRoot(tree, os.urandom(16).hex()))["marker"]
+    marker = place.ask(share_steps.MarkRoot(tree, os.urandom(16).hex())).marker
     others = [one for one in oned.datastores() if one.id != number_of and STORE.text(one) == marker]
     if others:
         raise BadArguments(f"{tree.root} belongs to datastore {others[0].id} ({others[0].name})")
@@ -247,7 +249,7 @@ def resize(oned: Oned, word: str, size: str) -> Row:
     """Hold a share to another size."""
     place, image = _of_image(oned, word)
     wanted = size_of(size, load().images_max_virtual_size_gib * GiB, "SIZE")
-    before = place.ask(share_steps.ResizeShare(place.tree, image, wanted))["before"]
+    before = place.ask(share_steps.ResizeShare(place.tree, image, wanted)).before
     quota = f"counting {oned.image(image).size // MiB} MiB against the quota of its owner"
     said = f"{human(before)} -> {human(wanted)}; OpenNebula goes on {quota}"
     return {"image": image, "before": before, "size": wanted, "said": said}
@@ -281,7 +283,7 @@ def credentials(oned: Oned, word: str, of_vm: Optional[str], *, readonly: bool, 
     place, image = _of_image(oned, word)
     vm = -1 if of_vm is None else number(of_vm, "VM")
     if revoke:
-        taken = place.ask(share_steps.TakeKeys(place.tree, image, vm))["taken"]
+        taken = place.ask(share_steps.TakeKeys(place.tree, image, vm)).taken
         whose = "the operator's key" if vm < 0 else f"the key of VM {vm}"
         out = f"mounts nothing any more, and who has the share itself mounted by it is shut out; {SHUT_OUT}"
         said = f"{whose} for image {image} {out if taken else 'is not there'}"

@@ -20,7 +20,7 @@ from ..model.base import names as base_names
 from ..model.device import names as device_names
 from ..model.device.names import Link
 from ..model.disk import names as disk_names
-from ..model.steps import Discard, LookAround
+from ..model.steps import Discard, Discarded, LookAround
 from ..model.store import dir_names
 from ..named import NamedTuple
 from ..store.dir import leftovers, marker
@@ -212,14 +212,14 @@ def _system(number: int, directory: str) -> Iterator[dict[str, object]]:
             yield inventory.seen(path, devices.link_of, **more)
 
 
-def discard(step: Discard) -> dict[str, object]:
-    """Remove one object, if it is as it was seen; return {"removed": bool}. Raise UnexpectedLink."""
+def discard(step: Discard) -> Discarded:
+    """Remove one object, if it is as it was seen. Raise UnexpectedLink."""
     how = REMOVALS.get(step.kind, Removal())
     try:
         with _opened(step) as path, how.alone(step) as is_alone:
-            return {"removed": is_alone and _discard(step._replace(path=path), how)}
+            return Discarded(is_alone and _discard(step._replace(path=path), how))
     except (FileNotFoundError, NotADirectoryError):
-        return {"removed": True}
+        return Discarded(True)
 
 
 @contextmanager

@@ -105,21 +105,9 @@ ANSWERS: dict[str, Shape] = {
     "MoveBase": {"bytes": "count", "leases": ["lease"], **DONE},
     "MoveLayers": {"bytes": "count", **DONE},
     # of directories for guests
-    "MarkRoot": {"marker": "marker"},
-    "FindDirectory": {"source": "path"},
-    "MakeShare": {"source": "path"},
-    "RemoveShare": ({"removed?": "flag"}, None),
-    "ResizeShare": {"before": "number"},
     "ListShares": {"shares": [SHARE], "cloud?": "text"},
     "MakeSnapshot": SNAPSHOT,
     "ListSnapshots": {"snapshots": [SNAPSHOT]},
-    "LookAtRoot": {
-        "lacking": ["text"],
-        "cloud": "text",
-        "lapsed": "pair",
-        "promised": ["number"],
-        "pools": {"*": IN_POOL},
-    },
     "LookAtShareHost": {
         "roots": {
             "*": {
@@ -135,10 +123,8 @@ ANSWERS: dict[str, Shape] = {
         "profile": "text",
         "taken": [["json"]],
     },
-    "MeasureRoot": "capacity",
     "GiveKey": KEY,
     "ShowKey": KEY,
-    "TakeKeys": {"taken": "count"},
     "ListKeys": {
         "keys": [
             {
@@ -186,7 +172,6 @@ ANSWERS: dict[str, Shape] = {
             "locks": [{**SEEN, "vm": "count"}],
         },
     },
-    "Discard": {"removed": "flag"},
 }
 """By step; the answer of any other step is nothing."""
 EVENTS: dict[str, Shape] = {

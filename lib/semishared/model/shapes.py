@@ -88,7 +88,6 @@ def _matches(pattern: str) -> Callable[[object], bool]:
 
 
 PATH = r"(?s)/(?!(.*/)?\.\.?(/|\Z))[^\0]*"
-_is_digest = _matches(r"[0-9a-f]{32,128}")
 
 
 def _is_token(value: object) -> bool:
@@ -114,18 +113,12 @@ FORMS: dict[str, Callable[[object], bool]] = {
     "flag": lambda value: isinstance(value, bool),
     "nothing": lambda value: value == {},
     "never": lambda value: False,
-    "capacity": lambda value: isinstance(value, list) and len(value) == 3 and all(map(_is_count, value)),
     "disk": _matches(r"[0-9]{1,9}"),
     "lease": _matches(r"[0-9]{1,9}-[0-9]{1,9}"),
     "base": _matches(r"([0-9]{1,9}-[0-9]{1,9}-[0-9a-f]{32})?"),
     "generation": _matches(r"([0-9a-f]{1,64})?"),
-    "digest": _is_digest,
+    "digest": _matches(r"[0-9a-f]{32,128}"),
     "marker": _matches(r"([0-9a-f]{32})?"),
-    "pair": lambda value: isinstance(value, list) and len(value) == 2 and all(map(_is_text, value)),
-    "digested": lambda value: isinstance(value, list)
-    and len(value) == 2
-    and _is_digest(value[0])
-    and _is_count(value[1]),
     "token": _is_token,
     "probe": _is_probe,
     "path": _matches(PATH),

@@ -270,7 +270,13 @@ class LookAround(Step[Any]):
     """The id that each of `stores` must have, '' for one that has none."""
 
 
-class Discard(Step[Any]):
+class Discarded(Named):
+    """Whether something that was left over is gone."""
+
+    removed: bool
+
+
+class Discard(Step[Discarded]):
     """Remove one thing that `semishared gc` has found left over, if its newest time is still `seen`."""
 
     kind: str

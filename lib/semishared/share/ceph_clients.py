@@ -31,6 +31,7 @@ from ..errors import (
 )
 from ..model.share import names as share_names
 from ..model.share.share import Tree
+from ..model.share.steps import PoolOfShares
 from ..named import NamedTuple
 from ..store.rbd import ceph
 from ..tools import files
@@ -208,26 +209,26 @@ class Clients(CephFs):
         for key in found:
             self.take(key)
 
-    def pools(self, images: Iterable[int]) -> dict[str, dict[str, Any]]:
+    def pools(self, images: Iterable[int]) -> dict[str, PoolOfShares]:
         """Return the data pools of shares: `images`, the quotas that each `lacks`, and what else is `beside`.
 
         OSDs enforce a pool's quotas against every client.
         """
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, PoolOfShares] = {}
         for image in images:
             with suppress(MissingImage, ToolFailed):
                 pool = str(self._info(image)["data_pool"])
-                found.setdefault(pool, {"images": [], "lacks": [], "beside": []})["images"].append(image)
+                found.setdefault(pool, PoolOfShares([], [], [])).images.append(image)
         if found:
             others = [fs for fs in self._said("fs ls") if fs["name"] != self._volume]
             for pool in self._said("osd dump")["pools"]:
                 row = found.get(pool["pool_name"])
                 if row:
-                    row["lacks"] = [name for name in QUOTAS if not pool[f"quota_{name}"]]
-                    row["beside"] = sorted(set(pool["application_metadata"]) - {"cephfs"})
-                    row["beside"] += [
+                    row.lacks.extend(name for name in QUOTAS if not pool[f"quota_{name}"])
+                    row.beside.extend(sorted(set(pool["application_metadata"]) - {"cephfs"}))
+                    row.beside.extend(
                         f"file system {fs['name']}" for fs in others if pool["pool_name"] in fs["data_pools"]
-                    ]
+                    )
         return found
 
     def _monitors(self) -> str:

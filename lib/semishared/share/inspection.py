@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import SemisharedError, ToolMissing
 from ..model.share.share import FIRST_UID, UIDS, Tree
+from ..model.share.steps import PoolOfShares, SeenRoot
 from ..store.dir import marker
 from ..tools import mounts
 from ..tools.hung_store import LIMIT_S, unless_it_hangs
@@ -37,22 +38,21 @@ NAMESPACES = "/proc/sys/user/max_user_namespaces"
 PROFILE = "/etc/apparmor.d/local/usr.sbin.libvirtd"
 
 
-def of_root(tree: Tree, clients: bool, images: tuple[int, ...]) -> dict[str, Any]:
+def of_root(tree: Tree, clients: bool, images: tuple[int, ...]) -> SeenRoot:
     """Return what doctor judges of a root; raise what would end any action there.
 
     That is the commands not permitted there, the root's cloud, why no share is held to its size and what
     mends that, bytes promised and in total, and, where guests are `clients`, the pools of `images`.
     """
     fs = life.checked(tree)
-    lacking, pools = fs.lacking(), {}
+    lacking, pools = fs.lacking(), dict[str, PoolOfShares]()
     if clients and tree.backend.has_manager:
         from . import ceph_clients
 
         ceph = ceph_clients.of(tree)
         lacking, pools = lacking + ceph.lacking_for_keys(), ceph.pools(images)
-    promised = [life.promised(tree), life.capacity(tree)[1]]
-    found = {"lacking": lacking, "lapsed": fs.lapsed(), "promised": promised, "pools": pools}
-    return {**found, "cloud": marker.said(tree.root).cloud}
+    promised = life.promised(tree), life.capacity(tree)[1]
+    return SeenRoot(lacking, marker.said(tree.root).cloud, fs.lapsed(), promised, pools)
 
 
 def of_host(roots: tuple[str, ...]) -> dict[str, Any]:

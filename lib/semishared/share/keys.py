@@ -11,6 +11,7 @@ from typing import Iterator
 
 from ..errors import BadRecord, MissingImage, SemisharedError, ShareRefused
 from ..model.share.share import Tree
+from ..model.share.steps import TakenKeys
 from . import ceph_clients, life
 from .ceph_clients import Clients, Key
 
@@ -56,7 +57,7 @@ def _held(tree: Tree, number: int, source: str) -> Iterator[Clients]:
         yield clients
 
 
-def take(tree: Tree, number: int, vm: int, seq: int = -1) -> dict[str, int]:
+def take(tree: Tree, number: int, vm: int, seq: int = -1) -> TakenKeys:
     """Remove a VM's keys of SEQs up to `seq`; return how many. The first error is raised after all tries."""
     clients = ceph_clients.of(tree)
     life.checked(tree)
@@ -69,7 +70,7 @@ def take(tree: Tree, number: int, vm: int, seq: int = -1) -> dict[str, int]:
             failed.append(e)
     if failed:
         raise failed[0]
-    return {"taken": taken}
+    return TakenKeys(taken)
 
 
 def listed(tree: Tree) -> dict[str, list[dict[str, object]]]:

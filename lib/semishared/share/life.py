@@ -28,6 +28,7 @@ from ..errors import (
 )
 from ..model.share import names as share_names
 from ..model.share.share import Share, Snapshot, Tree
+from ..model.share.steps import MadeShare, MarkedRoot, RemovedShare, ResizedShare
 from ..named import NamedTuple
 from ..store.dir import marker
 from ..tools import files, locks
@@ -141,7 +142,7 @@ def alone(tree: Tree, image: int, limit_s: float = locks.LIMIT_S) -> Iterator[st
         yield path
 
 
-def mark(tree: Tree, new: str) -> dict[str, str]:
+def mark(tree: Tree, new: str) -> MarkedRoot:
     """Make a directory the root of shares; return its marker's id."""
     if not os.path.isdir(tree.root):
         raise StoreAbsent(f"{here(tree.root)} is no directory: mount it, or make it")
@@ -160,10 +161,10 @@ def mark(tree: Tree, new: str) -> dict[str, str]:
         found = found or tree.marker or new
         marker.write(tree.root, found, tree.cloud)
         point("root marked")
-    return {"marker": found}
+    return MarkedRoot(found)
 
 
-def make(tree: Tree, share: Share) -> dict[str, str]:
+def make(tree: Tree, share: Share) -> MadeShare:
     """Create a share; return its path, also if it exists. Raise DataInTheWay for anything else there."""
     fs = checked(tree)
     with alone(tree, share.image):
@@ -171,7 +172,7 @@ def make(tree: Tree, share: Share) -> dict[str, str]:
         if known and known.share != share:
             raise DataInTheWay(f"{_path(tree, share.image)} is the record of another image {share.image}")
         if known and known.source:
-            return {"source": known.source}
+            return MadeShare(known.source)
         if not known:
             there = fs.there(share.image)
             if there:
@@ -181,13 +182,13 @@ def make(tree: Tree, share: Share) -> dict[str, str]:
             _write(tree, share, "")
         source = registered.make(tree, share) if share.directory else fs.make(share, uid)
         _write(tree, share, source)
-        return {"source": source}
+        return MadeShare(source)
 
 
-def remove(tree: Tree, number: int, source: str, born: int = -1) -> Optional[dict[str, bool]]:
+def remove(tree: Tree, number: int, source: str, born: int = -1) -> RemovedShare:
     """Remove a share with its content; of a registered directory, remove nothing but its place.
 
-    With `born` remove only that share, and only if it is not ready; return {"removed": False} for another. A
+    With `born` remove only that share, and only if it is not ready; return whether it is gone. A
     share with an unreadable record is removed only without `source` and `born`, as neither could be compared.
     """
     fs = checked(tree)
@@ -200,7 +201,7 @@ def remove(tree: Tree, number: int, source: str, born: int = -1) -> Optional[dic
             known = None
             _remove_unknown(tree, fs, number)
         if known and born >= 0 and (known.source or known.share.born != born):
-            return {"removed": False}
+            return RemovedShare(False)
         if known and source and known.source not in ("", source):
             raise DataInTheWay(f"image {number} is {source}, but {_path(tree, number)} says {known.source}")
         if known:
@@ -212,7 +213,7 @@ def remove(tree: Tree, number: int, source: str, born: int = -1) -> Optional[dic
                 _remove_all(tree, fs, number)
             _forget(tree, number)
         locks.remove(lock)
-    return None
+    return RemovedShare()
 
 
 def _forget(tree: Tree, number: int) -> None:
@@ -239,7 +240,7 @@ def _remove_all(tree: Tree, fs: FileSystem, number: int) -> None:
     fs.remove(number)
 
 
-def resize(tree: Tree, number: int, size: int) -> dict[str, int]:
+def resize(tree: Tree, number: int, size: int) -> ResizedShare:
     """Hold a share to another size; return the one before, in bytes."""
     fs = checked(tree)
     with alone(tree, number):
@@ -252,7 +253,7 @@ def resize(tree: Tree, number: int, size: int) -> dict[str, int]:
         fs.resize(number, size)
         point("share resized")
         _write(tree, known.share._replace(size=size), known.source)
-        return {"before": known.share.size}
+        return ResizedShare(known.share.size)
 
 
 def listed(tree: Tree) -> dict[str, object]:

@@ -26,6 +26,7 @@ from ..model.attributes import PATH
 from ..model.disk import names as disk_names
 from ..model.share import names as share_names
 from ..model.share.share import Share, Tree
+from ..model.share.steps import FoundDirectory
 from ..tools import files
 from ..tools.effects import point
 from ..tools.hung_store import LIMIT_S, unless_it_hangs
@@ -50,7 +51,7 @@ oned itself puts /var/tmp into SAFE_DIRS, where hosts have its scripts.
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def found(tree: Tree, path: str, safe: tuple[str, ...], others: tuple[str, ...] = ()) -> dict[str, str]:
+def found(tree: Tree, path: str, safe: tuple[str, ...], others: tuple[str, ...] = ()) -> FoundDirectory:
     """Return the real path of a directory that the operator has allowed.
 
     Raise RestrictedPath, NotSupported, StoreUnavailable, and as `opened`. `others`: datastores, closed to
@@ -65,7 +66,7 @@ def found(tree: Tree, path: str, safe: tuple[str, ...], others: tuple[str, ...] 
     return there
 
 
-def _found(tree: Tree, path: str, safe: tuple[str, ...], others: tuple[str, ...]) -> dict[str, str]:
+def _found(tree: Tree, path: str, safe: tuple[str, ...], others: tuple[str, ...]) -> FoundDirectory:
     real, root = os.path.realpath(path), os.path.realpath(tree.root)
     below = [os.path.realpath(directory) for directory in safe]
     if not any(_is_below(real, directory) for directory in below):
@@ -77,7 +78,7 @@ def _found(tree: Tree, path: str, safe: tuple[str, ...], others: tuple[str, ...]
     if not re.match(PATH, real):
         raise NotSupported(f"{path} is at {real!r}, a name that OpenNebula cannot keep as SOURCE of an image")
     os.close(opened(real))
-    return {"source": real}
+    return FoundDirectory(real)
 
 
 def _is_below(path: str, directory: str) -> bool:

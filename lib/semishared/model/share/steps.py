@@ -3,13 +3,77 @@
 
 from __future__ import annotations
 
-from typing import Any, Tuple
+from typing import TYPE_CHECKING, Any, Tuple
 
+from ...named import Named
 from ..refs import Step, looks
 from .share import Share, Tree
 
+if TYPE_CHECKING:
+    from ..shapes import Count, Marker, Path
 
-class MarkRoot(Step[Any]):
+
+class MarkedRoot(Named):
+    """The root of shares, by its marker."""
+
+    marker: Marker
+
+
+class FoundDirectory(Named):
+    """The real path of a directory."""
+
+    source: Path
+
+
+class MadeShare(Named):
+    """A share, by its path."""
+
+    source: Path
+
+
+class RemovedShare(Named):
+    """Whether a share is gone, or was another one."""
+
+    removed: bool = True
+
+
+class ResizedShare(Named):
+    """The size of a share until then."""
+
+    before: int
+
+
+class PoolOfShares(Named):
+    """A data pool to which guests write by keys of their own (ceph_clients.Clients.pools)."""
+
+    images: list[Count]
+    lacks: list[str]
+    """Quotas that it does not have."""
+    beside: list[str]
+    """What else writes to it."""
+
+
+class SeenRoot(Named):
+    """What doctor judges of a root."""
+
+    lacking: list[str]
+    """Commands that are not permitted there."""
+    cloud: str
+    """The OpenNebula that it names, '' for none."""
+    lapsed: tuple[str, str]
+    """Why no share is held to its size, and what mends that; '' where they are."""
+    promised: tuple[int, int]
+    """Bytes that all shares may hold together, and bytes that there are."""
+    pools: dict[str, PoolOfShares]
+
+
+class TakenKeys(Named):
+    """How many keys were taken back."""
+
+    taken: Count
+
+
+class MarkRoot(Step[MarkedRoot]):
     """Make the root of `tree` one, unless it is: `new` is the marker if it has none. Report its marker."""
 
     tree: Tree
@@ -17,7 +81,7 @@ class MarkRoot(Step[Any]):
 
 
 @looks
-class FindDirectory(Step[Any]):
+class FindDirectory(Step[FoundDirectory]):
     """Report the real path of a directory that exists, below one of `safe` and in no datastore."""
 
     tree: Tree
@@ -27,7 +91,7 @@ class FindDirectory(Step[Any]):
     """The directories of all datastores."""
 
 
-class MakeShare(Step[Any]):
+class MakeShare(Step[MadeShare]):
     """Make the tree of a share, hold it to its size, and give it to its owner's users; report its path.
 
     Of a directory that was there before: an empty tree, which stands for it.
@@ -37,7 +101,7 @@ class MakeShare(Step[Any]):
     share: Share
 
 
-class RemoveShare(Step[Any]):
+class RemoveShare(Step[RemovedShare]):
     """Remove the share of an image with all that is in it; `source`, its SOURCE, may also be a directory that
     was there before.
 
@@ -52,7 +116,7 @@ class RemoveShare(Step[Any]):
     """-1: whatever it is."""
 
 
-class ResizeShare(Step[Any]):
+class ResizeShare(Step[ResizedShare]):
     """Hold the share of an image to another size in bytes; report the one before."""
 
     tree: Tree
@@ -92,7 +156,7 @@ class RemoveSnapshot(Step[None]):
 
 
 @looks
-class LookAtRoot(Step[Any]):
+class LookAtRoot(Step[SeenRoot]):
     """Report which commands that shares need there are `lacking`, once the root is one with its quotas on;
     with `clients` also of those by which guests are given keys, and the data `pools` that the shares of
     `images` are in (Clients.pools).
@@ -111,7 +175,7 @@ class LookAtShareHost(Step[Any]):
 
 
 @looks
-class MeasureRoot(Step[Any]):
+class MeasureRoot(Step["tuple[Count, Count, Count]"]):
     """Report bytes used, in total and free of the file system that shares are in."""
 
     tree: Tree
@@ -143,7 +207,7 @@ class ShowKey(Step[Any]):
     vm: int
 
 
-class TakeKeys(Step[Any]):
+class TakeKeys(Step[TakenKeys]):
     """Take back the keys of VM `vm` (-1: of no VM) for the share of an image, or for all with number -1.
 
     Report how many were `taken`.

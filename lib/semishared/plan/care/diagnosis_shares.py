@@ -8,6 +8,7 @@ from typing import Any, Iterator, Mapping, Optional, Sequence
 from ...errors import BadAttribute
 from ...model.share import share
 from ...model.share.share import FIRST_UID, UIDS, Tree
+from ...model.share.steps import PoolOfShares
 from ...named import NamedTuple
 from ...opennebula.xml import Datastore, Image
 from ...units import human
@@ -38,7 +39,7 @@ class Made(NamedTuple):
     front_end: str = ""
     others: Sequence[Any] = ()
     """The same of the other datastores of shares."""
-    pools: Mapping[str, Mapping[str, Any]] = {}
+    pools: Mapping[str, PoolOfShares] = {}
     """Data pools of their shares, if guests are clients themselves (Clients.pools)."""
 
 
@@ -95,14 +96,14 @@ def of_roots(made: Sequence[Made], front_end: str) -> list[Finding]:
 def _pools(one: Made) -> Iterator[tuple[str, str]]:
     """Yield pools that guests write to by keys, past CephFS quotas, without a bound or with other users."""
     for pool, row in sorted(one.pools.items()):
-        images = [image for image in one.images if image.id in row["images"]]
+        images = [image for image in one.images if image.id in row.images]
         if not any(_is_client(image, one.store) for image in images):
             continue
-        if row["lacks"]:
-            lacks = " and ".join(row["lacks"])
+        if row.lacks:
+            lacks = " and ".join(row.lacks)
             yield pool, f"it has no quota ({lacks}): one that means harm fills the cluster"
         users = sorted({image.number("UID") for image in images})
-        beside = [*row["beside"]]
+        beside = [*row.beside]
         beside += [f"datastore {other.store.id}" for other in one.others if _offers(other.store, pool)]
         beside += [f"users {', '.join(map(str, users))} of OpenNebula"] if len(users) > 1 else []
         if beside:

@@ -28,7 +28,7 @@ import re
 from ... import NAME
 from ...errors import BadRecord, LateAction, MissingImage, SemisharedError, VmGone
 from ...model.attributes import STORE
-from ...model.exchange import AskOned, Lines, On, Part, Plan, Say, warn
+from ...model.exchange import AskOned, Lines, On, Part, Plan, Say, ask, warn
 from ...model.share import share
 from ...model.share import steps as share_steps
 from ...model.steps import PrepareVm
@@ -140,17 +140,16 @@ def withdrawn(vm: Vm) -> Plan:
             datastore = yield AskOned("datastore", store)
             tree = share.tree(datastore)
             if tree.backend.has_manager:
-                (answer,) = yield On(
-                    share.bridge(datastore), (share_steps.TakeKeys(tree, -1, vm.id, vm.seq),)
-                )
+                take = share_steps.TakeKeys(tree, -1, vm.id, vm.seq)
+                answer = yield from ask(share.bridge(datastore), take)
                 yield Say(_taken, (vm.id, store, answer))
         except SemisharedError as e:
             which = f"the keys of VM {vm.id} for shares of datastore {store}"
             yield warn(f"{which} may be good still: {e}. `semishared gc` takes those of VMs that are gone")
 
 
-def _taken(vm: int, store: int, answer: dict[str, int]) -> Lines:
-    if not answer["taken"]:
+def _taken(vm: int, store: int, answer: share_steps.TakenKeys) -> Lines:
+    if not answer.taken:
         return ()
     text = (
         f"VM {vm} has no key any more for shares of datastore {store}, and what it had mounted by one "

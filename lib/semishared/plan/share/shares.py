@@ -12,7 +12,8 @@ import re
 from typing import Any, Collection, Protocol
 
 from ...errors import BadAttribute, NotSupported, StoreAbsent
-from ...model.exchange import Here, On, Part, warn
+from ...model.exchange import Part, T, ask, here, warn
+from ...model.refs import Step
 from ...model.share import share as share_share
 from ...model.share import steps as share_steps
 from ...model.store.datastore_steps import ListRoots
@@ -94,9 +95,8 @@ def _wanted(asked: Asked) -> tuple[int, dict[str, Any]]:
     )
 
 
-def _done(asked: Asked, step: Any) -> Part[Any]:
-    (answer,) = yield On(share_share.bridge(asked.datastore), (step,))
-    return answer
+def _done(asked: Asked, step: Step[T]) -> Part[T]:
+    return (yield from ask(share_share.bridge(asked.datastore), step))
 
 
 def _check_root(datastore: Datastore) -> None:
@@ -116,9 +116,9 @@ def _directory(asked: Asked) -> Part[str]:
             f"absolute path"
         )
     safe = tuple(entry for entry in asked.datastore.attribute("SAFE_DIRS").split() if entry.startswith("/"))
-    others = tuple((yield Here(ListRoots())))
+    others = tuple((yield from here(ListRoots())))
     step = share_steps.FindDirectory(share_share.tree(asked.datastore), absolute(path, "PATH"), safe, others)
-    return str((yield from _done(asked, step))["source"])
+    return (yield from _done(asked, step)).source
 
 
 def stat(asked: Asked) -> Part[str]:
@@ -157,7 +157,7 @@ def cp(asked: Asked) -> Part[str]:
         image.id, image.number("UID"), image.number("REGTIME"), size, readonly=image.is_readonly, **more
     )
     answer = yield from _done(asked, share_steps.MakeShare(tree, share))
-    return f"{answer['source']} dir"
+    return f"{answer.source} dir"
 
 
 def rm(asked: Asked) -> Part[str]:
