@@ -31,9 +31,7 @@ VOCABULARY: Dict[str, Any] = {
     name: cls
     for module in (s, commit_steps, image_steps, device_steps, base_steps, share_steps, live_steps)
     for name, cls in vars(module).items()
-    if hasattr(cls, "_fields")
-    and name
-    not in ("ImageRef", "DiskRef", "Access", "NetworkDisk", "Part", "Share", "Tree", "MigrateOptions")
+    if getattr(cls, "__base__", None) is s.Step
 }
 ACTING = {
     name: cls for name, cls in VOCABULARY.items() if not hasattr(cls, "looks") and not name.startswith("Look")
