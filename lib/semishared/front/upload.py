@@ -122,6 +122,9 @@ class Upload:
         if self._source.is_url:
             self._check_allowed_url()
         name = "" if step.machine else os.path.basename(step.image.source)
+        if step.machine:
+            # No store: the directory where only the front-end works on uploads.
+            os.makedirs(step.directory, exist_ok=True)
         with upload.uploading(step.directory, name) as up:
             kept = self._brought(up)
             self._not_empty(kept.manifest.size)

@@ -44,7 +44,7 @@ class StoreUpload(Step[str]):
 
 
 class MakeStore(Step[None]):
-    """Make the directory of a store without a marker, or that in which uploads wait for another machine."""
+    """Make the directory of a store without a marker."""
 
     directory: str
 

@@ -102,8 +102,6 @@ def cp(asked: Asked) -> Part[str]:
     """Plan cp: bring the image at PATH into the datastore; SOURCE and FORMAT."""
     known = asked.format if len(asked.access.can.formats) == 1 else ""
     image = asked.new._replace(format=known)
-    if asked.machine:
-        yield from here(d.MakeStore(asked.directory))
     found = yield from here(d.StoreUpload(asked.image.path, asked.directory, image, asked.machine))
     return f"{image.source} {known or found}"
 
