@@ -12,7 +12,6 @@ variables a point costs one comparison. ssh does not pass them on.
 from __future__ import annotations
 
 import os
-import signal
 import time
 from contextlib import contextmanager
 from types import TracebackType
@@ -40,10 +39,10 @@ def point(name: str) -> None:
     if _file:
         with open(_file, "a", encoding="utf-8") as file:
             file.write(f"{_count} {name}\n")
-    if _count == _kill_at:
-        os.kill(os.getpid(), signal.SIGKILL)
-    if _count == _stop_at:
-        os.kill(os.getpid(), signal.SIGSTOP)
+    if _count in (_kill_at, _stop_at):
+        import signal  # 19,000 instructions, which an action can do without
+
+        os.kill(os.getpid(), signal.SIGKILL if _count == _kill_at else signal.SIGSTOP)
 
 
 class Undo:

@@ -11,14 +11,15 @@ import fcntl
 import math
 import os
 import select
-import signal
-import subprocess
 from contextlib import contextmanager
-from typing import IO, Callable, Generator, Iterator
+from typing import IO, TYPE_CHECKING, Callable, Generator, Iterator
 
 from ..errors import NoSpace, SemisharedError, ToolFailed, ToolMissing, ToolTimeout, here
 from . import progress
 from .ending import ended_within
+
+if TYPE_CHECKING:  # an eighth of the start of an action that starts no program
+    import subprocess
 
 LONGEST_S = 86_400.0
 """poll(2) takes milliseconds as an int."""
@@ -155,6 +156,8 @@ def _worked(process: subprocess.Popen[bytes], argv: list[str]) -> int:
 
 def unheard(argv: list[str]) -> subprocess.Popen[bytes]:
     """Start a program of which only the end counts; it has no file of ours, and may hang for ever."""
+    import subprocess
+
     null = subprocess.DEVNULL
     return subprocess.Popen(
         [*DIES_WITH_US, *argv], stdin=null, stdout=null, stderr=null, env=environment(), cwd="/"
@@ -178,9 +181,17 @@ def _require(program: str, path: str) -> None:
 
 
 def _start(
-    argv: list[str], stdin: int, stdout: int, stderr: int, cwd: str | None = None, keep: tuple[str, ...] = ()
+    argv: list[str],
+    stdin: int | None,
+    stdout: int,
+    stderr: int,
+    cwd: str | None = None,
+    keep: tuple[str, ...] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a program that dies with this process; raise ToolMissing."""
+    """Start a program that dies with this process, without a stdin if that is None; raise ToolMissing."""
+    import subprocess
+
+    stdin = subprocess.DEVNULL if stdin is None else stdin
     env = environment(keep)
     _require(argv[0], env["PATH"])
     return subprocess.Popen(
@@ -193,6 +204,8 @@ def start_piped(argv: list[str], err: int, *, feed: bool) -> tuple[subprocess.Po
 
     Raise ToolMissing.
     """
+    import subprocess
+
     stdin, stdout = (subprocess.PIPE, subprocess.DEVNULL) if feed else (subprocess.DEVNULL, subprocess.PIPE)
     process = _start(argv, stdin, stdout, err)
     pipe = process.stdin if feed else process.stdout
@@ -213,7 +226,7 @@ def _run(
     with memory() as out, memory() as own:
         err = out if both else own
         with progress.waiting():
-            code = wait(_start(argv, subprocess.DEVNULL if stdin is None else stdin, out, err, cwd, keep))
+            code = wait(_start(argv, stdin, out, err, cwd, keep))
         stdout = read_back(out)
         stderr = read_ends(err)
     if code not in ok:
@@ -248,6 +261,8 @@ def _kill(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
+    import subprocess
+
     if _kill(process):
         try:
             process.wait(5)
@@ -297,6 +312,9 @@ def stream(
 
     Raise ToolTimeout after `silence_s` seconds without output.
     """
+    import signal
+    import subprocess
+
     # It runs OpenNebula's own scripts, which get oned's whole environment.
     env = {**os.environ, "PATH": environment()["PATH"]}
     _require(argv[0], env["PATH"])
@@ -372,6 +390,8 @@ def filtered(argv: list[str], data: bytes | memoryview) -> bytes:
 @contextmanager
 def beside(argv: list[str]) -> Iterator[None]:
     """Run `argv` beside the block; its stdin ends with the block or this process. It may outlive both."""
+    import subprocess
+
     pipe, null, env = subprocess.PIPE, subprocess.DEVNULL, environment()
     # Not in this process group, which is killed with this process.
     process = subprocess.Popen(
@@ -387,6 +407,8 @@ def beside(argv: list[str]) -> Iterator[None]:
 
 def apart(argv: list[str], keep: int) -> subprocess.Popen[bytes]:
     """Start a program in a session of its own; it may outlive us, and inherits our stderr and `keep`."""
+    import subprocess
+
     null = subprocess.DEVNULL
     return subprocess.Popen(
         argv, stdin=null, stdout=null, env=environment(), cwd="/", start_new_session=True, pass_fds=[keep]

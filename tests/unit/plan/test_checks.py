@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from semishared.model.share.share import Tree
+from semishared.model.share.steps import PoolOfShares
 from semishared.opennebula.xml import Datastore, Host, Image, View
 from semishared.plan.care import checks
 from semishared.plan.care.diagnosis import CLOUD, FENCE, POOL, SITE, Cloud, Fenced, OwnKey, Site
@@ -89,7 +90,7 @@ HALF = Mark(state=BEGUN, blocked=("c/10.0.0.1",))
 CONFINED = {"confines": ["apparmor", "selinux"]}
 NO_TREE = {"version": "x", "parts": {"lib/semishared": ""}}
 SIGNED_BY_M = {"signed": {"/p": {"machine": "m", "count": 4, "place": "/p"}}}
-KEYS = {"one": {"images": [7], "lacks": ["max_bytes"], "beside": []}}
+KEYS = {"one": PoolOfShares([7], ["max_bytes"], [])}
 CLIENT = image("<SEMISHARED_SHARE_ACCESS>client</SEMISHARED_SHARE_ACCESS>")
 WRITES = made("cephfs", pools=KEYS)._replace(store=store(more="<SEMISHARED_FS>cephfs</SEMISHARED_FS>"))
 CASES: dict[str, tuple[Any, Any]] = {
