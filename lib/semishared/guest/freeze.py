@@ -58,7 +58,7 @@ class Rest(NamedTuple):
 
     @property
     def answer(self) -> Rested:
-        """Return what the front-end is told of it."""
+        """Return what the host answers about it."""
         return Rested(self.how, self.why)
 
 
