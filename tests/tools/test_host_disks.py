@@ -337,7 +337,7 @@ def test_error_of_the_host_keeps_its_kind_and_the_session_goes_on(world: World) 
     with Session("localhost", "test", Config()) as session:
         with pytest.raises(MissingImage):
             session.run([s.SaveDisk(world.disk(), str(world.store / "copy"), "raw", "")])
-        assert session.run([s.DescribeVm(5, world.disk().vm_dir)]) == [{"present": False, "records": []}]
+        assert session.run([s.DescribeVm(5, world.disk().vm_dir)]) == [s.DescribedVm(False, [])]
 
 
 def test_plan_of_another_version_is_refused(world: World) -> None:

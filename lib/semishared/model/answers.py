@@ -9,6 +9,7 @@ plan/image/disk_image.py compares them with oned's.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Sequence
 
 from ..errors import FalseAnswer
@@ -199,6 +200,7 @@ SENDING = frozenset({"SendVm", "SendManifest", "ServeBase", "ServeExtents"})
 """Steps whose data goes to the front-end."""
 
 
+@lru_cache(None)
 def shape(step: type[Step]) -> Shape:
     """Return the shape of the answer to a step."""
     return ANSWERS.get(step.__name__) or declared(answer_of(step), step.__module__)
