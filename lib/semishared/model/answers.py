@@ -9,7 +9,6 @@ plan/image/disk_image.py compares them with oned's.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Sequence
 
 from ..errors import FalseAnswer
@@ -200,10 +199,15 @@ SENDING = frozenset({"SendVm", "SendManifest", "ServeBase", "ServeExtents"})
 """Steps whose data goes to the front-end."""
 
 
-@lru_cache(None)
+_derived: dict[str, Shape] = {}
+
+
 def shape(step: type[Step]) -> Shape:
     """Return the shape of the answer to a step."""
-    return ANSWERS.get(step.__name__) or declared(answer_of(step), step.__module__)
+    name = step.__name__
+    if name not in _derived:
+        _derived[name] = ANSWERS.get(name) or declared(answer_of(step), step.__module__)
+    return _derived[name]
 
 
 def reported(question: dict[str, Any]) -> Listed:
