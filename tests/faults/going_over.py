@@ -27,7 +27,7 @@ import pytest
 from lab import Node
 from pool_devices import mounting
 from semishared.errors import SemisharedError
-from semishared.model.base.steps import DetachVm
+from semishared.model.base.steps import DetachedVm, DetachVm
 from semishared.model.device import names as device_names
 from semishared.model.device.steps import MoveLayers
 from semishared.plan.care import gc_places
@@ -463,9 +463,9 @@ class Detach(Caller):
     def act(self, live: Live, env: Environment, domain: Optional[str] = None) -> None:
         name = self.domain if domain is None else domain
         (answer,) = live.run(env, DetachVm(VM, VM_DIR, name, (self.disk,), ("",), 0))
-        assert isinstance(answer, dict)
-        if answer["error"]:
-            raise SemisharedError(str(answer["error"]))
+        assert isinstance(answer, DetachedVm)
+        if answer.error:
+            raise SemisharedError(answer.error)
 
     def reads_store(self, live: Live) -> bool:
         """Tell whether the guest's QEMU has the store's image open for the disk too: the clone on the store

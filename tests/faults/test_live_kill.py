@@ -508,7 +508,7 @@ def test_agent_freezes_the_file_systems_for_a_live_snapshot(live: Live) -> None:
     # It froze, and nobody heard so: thawed, then suspended.
     save = s.SaveDisk(live.ref(OVERLAY), SAVED, "raw", DOMAIN, freeze="AGENT-OR-SUSPEND")
     (found,) = live.run({"FAIL_IN": "domfsfreeze", "FAIL": "after"}, save)
-    assert found == {"rest": "SUSPEND", "why": "no mood for domfsfreeze"}
+    assert found == s.Rested("SUSPEND", "no mood for domfsfreeze")
     goes_on(live)
     live.at_rest()
     # It does not thaw: told once; the next action thaws it.
@@ -530,7 +530,7 @@ def test_rest_for_what_is_done_elsewhere_ends_with_its_front_end(live: Live) -> 
     rest = s.RestGuest(VM, VM_DIR, DOMAIN, "AGENT-OR-SUSPEND")
     with live.session({}) as session:
         found = session.run([rest], answer=lambda question: {"seen": live.virsh("domstate", DOMAIN)})
-        assert found[0]["rest"] == "SUSPEND" and "agent is not configured" in found[0]["why"]
+        assert found[0].rest == "SUSPEND" and "agent is not configured" in found[0].why
         live.at_rest()
         session.begin([rest], answers=True)
         assert session.read() == {"event": "ask", "rests": DOMAIN}
