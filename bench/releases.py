@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every action costs now, against the release before: two labs side by side, in turn."""
+"""What every action costs now, against the version before the house was built anew, and the prolog of a disk
+against the first release: two labs side by side, in turn.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ WARM = 1
 """Rounds that nobody counts, of each version: byte code is compiled, caches are filled."""
 
 
-def _look_for_it() -> None:
+def _look_for(commit: str) -> None:
     """Fail before two labs are up where this clone lacks the older version."""
     argv = [
         "git",
@@ -33,24 +35,22 @@ def _look_for_it() -> None:
         str(CHECKOUT),
         "cat-file",
         "-e",
-        f"{versions.OLDER}^{{tree}}",
+        f"{commit}^{{tree}}",
     ]
     if subprocess.run(argv, stderr=subprocess.DEVNULL, check=False).returncode:
-        raise RuntimeError(
-            f"{versions.OLDER} ({versions.RELEASE}) is not in this clone: git fetch --unshallow brings it"
-        )
+        raise RuntimeError(f"{commit} is not in this clone: git fetch --unshallow brings it")
 
 
 def releases(quick: bool) -> List[Figure]:
     """Measure CPU until the first command, and all of it, of every action of an ordinary operation, by
     version.
     """
-    _look_for_it()
+    _look_for(versions.KILLED)
     rounds = 2 if quick else 10
     with Cloud.up(hosts=2) as now, Cloud.up(hosts=2) as before:
-        _older(before)
+        _older(before, versions.KILLED)
         meters = [Meter(cloud.lab, cloud.oned.settings.environment) for cloud in (now, before)]
-        for number in rounds_within(180, rounds + WARM):
+        for number in rounds_within(600, rounds + WARM):
             for cloud, meter in zip((now, before), meters):
                 cloud.oned.runner = cloud.oned.drivers.runner = meter
                 actions.round_of_operations(cloud, meter, number)
@@ -66,11 +66,11 @@ def prolog(quick: bool) -> List[Figure]:
     """Measure what one_tm waits for before it says that a disk of 2 GiB is there whose base the host has, by
     version, in turns.
     """
-    _look_for_it()
+    _look_for(versions.OLDER)
     rounds = 3 if quick else 20
     samples: Dict[str, List[List[float]]] = {}
     with Cloud.up(hosts=1) as now, Cloud.up(hosts=1) as before:
-        _older(before)
+        _older(before, versions.OLDER)
         rigs = [clone.Rig(cloud) for cloud in (now, before)]
         disks = [_disk(cloud) for cloud in (now, before)]
 
@@ -121,18 +121,19 @@ def _disk(cloud: Cloud) -> "tuple[int, int]":
     return cloud.create("prolog", [{"IMAGE_ID": str(image)}]), image
 
 
-def _older(cloud: Cloud) -> None:
-    """Give a cloud the older version, before it has done anything."""
-    versions.unpack(cloud.lab)
-    # Both have what the older version does not know; defaults are the same.
+def _older(cloud: Cloud, commit: str) -> None:
+    """Give a cloud an older version, before it has done anything."""
+    versions.unpack(cloud.lab, commit)
+    # What the older version does not know; defaults are the same.
     cloud.lab.fe.path(f"{REMOTES}/etc/semishared.conf").unlink()
-    cloud.lab.fe.run(["rm", "-rf", f"{DATASTORES}/{STORE}/.semishared"], user="root")
-    cloud.lab.fe.run([f"{versions.TREES[versions.OLDER]}/install.sh", "--remotes", REMOTES])
+    if commit == versions.OLDER:
+        cloud.lab.fe.run(["rm", "-rf", f"{DATASTORES}/{STORE}/.semishared"], user="root")
+    cloud.lab.fe.run([f"{versions.TREES[commit]}/install.sh", "--remotes", REMOTES])
     cloud.lab.sync()
 
 
 def _figures(name: str, now: List[Sample], before: List[Sample]) -> List[Figure]:
-    old = f"the same of {versions.RELEASE}"
+    old = f"the same of {versions.KILLED}"
 
     def compared(part: str, what: str, of: List[List[float]]) -> Figure:
         return Figure(
