@@ -39,7 +39,7 @@ DIR = [
     Row("finish", "diff", "raw", ("commit replayed", "commit decided", "commit staged")),
     Row("live", "overlay", "qcow2", ("guest writes to deltas", "directory sent", "deltas noted")),
     Row("live", "diff", "raw", ("vm directory published", "deltas mirrored"), "h2"),
-    Row("move", "copy", "raw", ("incoming unpacked", "vm directory renamed", "leased"), "h2"),
+    Row("move", "copy", "raw", ("incoming unpacked", "vm directory renamed", "incoming adopted"), "h2"),
     Row("undeploy", "overlay", "raw", ("directory sent", "lease released")),
     Row("device", "overlay", "raw", DEVICE_POINTS, "h2", "h2"),
     Row("device-off", "copy", "qcow2", ("layers switched", "file copied", "layers copied"), "h3", "h3"),
