@@ -401,7 +401,7 @@ def test_of_what_was_seen_not_to_be_ready_nothing_is_removed_that_has_become_ano
     record.write_text(ready.replace(path, ""))
     assert on(share_steps.RemoveShare(tree, 7, "", 69)) == [{"removed": False}] and os.path.isdir(path)
     assert (
-        on(share_steps.RemoveShare(tree, 7, "", 70)) == [None]
+        on(share_steps.RemoveShare(tree, 7, "", 70)) == [{}]
         and not os.path.exists(path)
         and not record.exists()
     )
