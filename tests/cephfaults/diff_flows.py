@@ -89,7 +89,7 @@ def committed(job: Job) -> Part[Any]:
 def ended(job: Job) -> Part[Any]:
     """As tm/mvds."""
     (answer,) = yield On(HERE, (s.EndSession(job.disk),))
-    if answer:
+    if answer.commits:
         yield from commit_turns.settled(HERE, c.FinishDisk(job.disk))
 
 

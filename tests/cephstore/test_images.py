@@ -22,6 +22,7 @@ from semishared.errors import (
     Overtaken,
     SemisharedError,
 )
+from semishared.model import answers
 from semishared.model import steps as s
 from semishared.model.base import steps as base_steps
 from semishared.model.store import image_steps as i
@@ -625,6 +626,7 @@ def test_gc_sees_what_is_left_in_the_pool_and_removes_it(site: Site) -> None:
         {}, frozenset(), frozenset(), frozenset({"one/one-7"}), past=frozenset({(23, 1, "one/one-7")})
     )
     (looks,) = site.on(i.LookAtImages(image.access, "one", (*gc_stores.suspicious(pool, known), "one-gone")))
+    looks = answers.one("localhost", i.LookAtImages, looks)
     found = list(gc_stores.find_in_pool(pool, looks, 0, known))
     assert sorted(item.kind for item in found) == ["clone", "staged"], "what somebody else made stays"
     assert all(0 <= item.age < 600 for item in found)
@@ -669,6 +671,7 @@ def test_gc_removes_snapshots_that_nobody_needs(site: Site, world: World) -> Non
         (found,) = site.on(
             i.FindSnapshots(image.access, "one", (*gc_stores.with_snapshots(pool), "one-gone"))
         )
+        found = answers.one("localhost", i.FindSnapshots, found)
         items = list(gc_stores.snapshots(pool, found, {}, 0, known))
         assert all(0 <= item.age < 600 for item in items)
         for item in items:

@@ -27,9 +27,10 @@ import pytest
 from lab import Node
 from pool_devices import mounting
 from semishared.errors import SemisharedError
-from semishared.model.base.steps import DetachedVm, DetachVm
+from semishared.model.base.steps import DetachVm
 from semishared.model.device import names as device_names
 from semishared.model.device.steps import MoveLayers
+from semishared.named import to_data
 from semishared.plan.care import gc_places
 
 from .cloud import STORE, SYSTEM, Cloud, until
@@ -463,9 +464,8 @@ class Detach(Caller):
     def act(self, live: Live, env: Environment, domain: Optional[str] = None) -> None:
         name = self.domain if domain is None else domain
         (answer,) = live.run(env, DetachVm(VM, VM_DIR, name, (self.disk,), ("",), 0))
-        assert isinstance(answer, DetachedVm)
-        if answer.error:
-            raise SemisharedError(answer.error)
+        if error := to_data(answer).get("error"):
+            raise SemisharedError(error)
 
     def reads_store(self, live: Live) -> bool:
         """Tell whether the guest's QEMU has the store's image open for the disk too: the clone on the store
@@ -554,9 +554,8 @@ class Move(Caller):
         with live.session(env) as session:
             move = MoveLayers(live.ref(self.disk), name, link.name, target, rate)
             (answer,) = session.run([move], answer=lambda question: {"why": ""})
-        assert isinstance(answer, dict)
-        if answer["error"]:
-            raise SemisharedError(str(answer["error"]))
+        if error := to_data(answer).get("error"):
+            raise SemisharedError(error)
 
     def has_gone_over(self, live: Live) -> Optional[bool]:
         return not live.record(self.disk)["path"].endswith("/1000000") and self.link(live) != self.first

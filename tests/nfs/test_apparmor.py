@@ -37,8 +37,9 @@ import json, sys
 from semishared.config import Config
 from semishared.wire.session import Session
 from semishared.model.steps import from_data
+from semishared.named import to_data
 with Session("localhost", "test", Config()) as session:
-    print(json.dumps(session.run([from_data(step) for step in json.load(sys.stdin)])))
+    print(json.dumps(to_data(session.run([from_data(step) for step in json.load(sys.stdin)]))))
 """
 DISK = """
 		<disk type='file' device='disk'>

@@ -15,11 +15,13 @@ from pathlib import Path
 from semishared.config import Config
 from semishared.errors import SemisharedError
 from semishared.model.steps import from_data
+from semishared.named import to_data
 from semishared.wire.session import Session
 
 if __name__ == "__main__":
     try:
         with Session("localhost", "test", Config()) as session:
-            print(json.dumps(session.run([from_data(json.loads(Path(sys.argv[1]).read_text()))])[0]))
+            (answer,) = session.run([from_data(json.loads(Path(sys.argv[1]).read_text()))])
+            print(json.dumps(to_data(answer)))
     except SemisharedError as e:
         sys.exit(e.line())

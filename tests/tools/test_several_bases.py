@@ -117,8 +117,8 @@ class Run:
     def base(self, image: s.ImageRef) -> None:
         self.until(lambda said: said["event"] == "base" and said["name"] == image.base_name)
 
-    def done(self) -> Dict[str, Any]:
-        found: Dict[str, Any] = self.until(lambda said: said["event"] == "done")["results"][0]
+    def done(self) -> base_steps.Fetched:
+        found: base_steps.Fetched = self.until(lambda said: said["event"] == "done")["results"][0]
         return found
 
 
@@ -207,9 +207,9 @@ def test_two_that_want_the_same_in_opposite_order_have_each_base_once(
                 .split()
             )
             os.killpg(slow.session._process.pid, signal.SIGKILL)
-            sources = other.done()["sources"]
+            sources = other.done().sources
     good(world, *images)
-    assert had == 2 and sources["store"]["extents"] == EXTENTS + EXTENTS - had, (
+    assert had == 2 and sources["store"].extents == EXTENTS + EXTENTS - had, (
         "its own, and the rest of the other's"
     )
     assert world.leftovers() == []

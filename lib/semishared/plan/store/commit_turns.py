@@ -43,7 +43,7 @@ def claimable(host: str, bridge: str, image: s.ImageRef, root: str) -> Part[s.Im
 
     yield agree(host)
     open_by = yield from ask(bridge, i.CheckWriters(image))
-    yield Say(rbd.who_has_it_open, (image.source, open_by or ()))
+    yield Say(rbd.who_has_it_open, (image.source, open_by))
     return (yield from rbd.frozen(host, bridge, image, root))
 
 

@@ -130,7 +130,7 @@ def _open_by(source: str, begun: i.BegunSession) -> Lines:
     return who_has_it_open(source, begun.open_by)
 
 
-def who_has_it_open(source: str, clients: Sequence[str]) -> Lines:
+def who_has_it_open(source: str, clients: Sequence[str] | None) -> Lines:
     """Warn of the clients that have an image open, as far as the cluster shows them."""
     if clients:
         yield (
