@@ -217,9 +217,6 @@ def test_a_copy_that_is_not_what_it_was_is_removed_and_the_base_stays(world: Wor
     (name,) = copies(pool)
     (found,) = world.on(base_steps.VerifyBase(str(world.root), name, 0))
     assert isinstance(found, dict) and not found["damaged"] and not found.get("wrong_in_memory")
-        False,
-        False,
-    )
     path = hot.found(str(world.root), name)
     os.chmod(path, 0o640)
     with open(path, "r+b") as file:
