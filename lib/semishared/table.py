@@ -230,7 +230,7 @@ def loaded(row: str) -> Callable[..., Any]:
 
 
 def carry_out(step: Any, work: object) -> Any:
-    """Carry out a step; return its answer (JSON data) or None.
+    """Carry out a step; return its answer, of the type that the step declares.
 
     A parameter that neither the step nor the work has keeps its default.
     """

@@ -184,7 +184,7 @@ ACTIONS: dict[str, Callable[[Action], object]] = {**PLANNED, "monitor": monitor}
 
 def _led(action: Action) -> Plan:
     """Plan an action from the start of its plan: its conversations can begin before oned is asked."""
-    yield from PLANNED[action.name](action)
+    yield from planned(action)
 
 
 def act(action: str, argv: list[str], report: Report) -> str:

@@ -58,7 +58,6 @@ SHARE = {
     "directory?": "text",
     "readonly?": "flag",
 }
-IN_POOL = {"images": ["count"], "lacks": ["text"], "beside": ["text"]}
 KEY = {"monitors": "text", "fs": "text", "path": "text", "user": "text", "key": "text", "access": "text"}
 STORE_SEEN = {
     "path": "path",
@@ -78,10 +77,6 @@ STORE_SEEN = {
 }
 
 ANSWERS: dict[str, Shape] = {
-    # of VMs and their disks
-    # of diffs
-    # of images in stores
-    # of bases
     # of devices
     "ListDevices": {"devices": [DEVICE]},
     "SetDevices": {"labelled": ["text"], "closed": ["text"], "gone": ["text"]},
@@ -173,7 +168,7 @@ ANSWERS: dict[str, Shape] = {
         },
     },
 }
-"""By step; the answer of any other step is nothing."""
+"""Of steps that are `Step[Any]`; the shape of any other follows from the type of its answer."""
 EVENTS: dict[str, Shape] = {
     "error": {"id": "text", "detail": "text"},
     "warning": {"text?": "text"},

@@ -111,7 +111,6 @@ FORMS: dict[str, Callable[[object], bool]] = {
     "text": _is_text,
     "json": _is_json,
     "flag": lambda value: isinstance(value, bool),
-    "nothing": lambda value: value == {},
     "never": lambda value: False,
     "disk": _matches(r"[0-9]{1,9}"),
     "lease": _matches(r"[0-9]{1,9}-[0-9]{1,9}"),
