@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 from contextlib import ExitStack, contextmanager
-from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import pytest
 
@@ -30,7 +30,6 @@ from semishared.errors import SemisharedError
 from semishared.model.base.steps import DetachVm
 from semishared.model.device import names as device_names
 from semishared.model.device.steps import MoveLayers
-from semishared.named import to_data
 from semishared.plan.care import gc_places
 
 from .cloud import STORE, SYSTEM, Cloud, until
@@ -237,6 +236,13 @@ from semishared.wire.session import Session
 with Session("localhost", "test", Config()) as session:
     print(json.dumps(session.run({steps}, answer=lambda question: {{"why": ""}})))
 """
+
+
+def raise_error(answer: Any) -> None:
+    """Raise what an answer reports as its error; an older version's is data."""
+    error = answer["error"] if isinstance(answer, dict) else answer.error
+    if error:
+        raise SemisharedError(error)
 
 
 @contextmanager
@@ -464,8 +470,7 @@ class Detach(Caller):
     def act(self, live: Live, env: Environment, domain: Optional[str] = None) -> None:
         name = self.domain if domain is None else domain
         (answer,) = live.run(env, DetachVm(VM, VM_DIR, name, (self.disk,), ("",), 0))
-        if error := to_data(answer).get("error"):
-            raise SemisharedError(error)
+        raise_error(answer)
 
     def reads_store(self, live: Live) -> bool:
         """Tell whether the guest's QEMU has the store's image open for the disk too: the clone on the store
@@ -554,8 +559,7 @@ class Move(Caller):
         with live.session(env) as session:
             move = MoveLayers(live.ref(self.disk), name, link.name, target, rate)
             (answer,) = session.run([move], answer=lambda question: {"why": ""})
-        if error := to_data(answer).get("error"):
-            raise SemisharedError(error)
+        raise_error(answer)
 
     def has_gone_over(self, live: Live) -> Optional[bool]:
         return not live.record(self.disk)["path"].endswith("/1000000") and self.link(live) != self.first
