@@ -22,7 +22,7 @@ from semishared.model.share.share import Tree
 from semishared.model.store import dir_names
 from semishared.opennebula.args import VmPlace
 from semishared.share.plain import Directories
-from semishared.store.dir import clones, diffs, upload
+from semishared.store.dir import clones, content, upload
 from semishared.store.dir.image import Stored
 from semishared.tools import files
 from tools.test_commit import active, attach, kept
@@ -81,7 +81,7 @@ def test_a_decided_commit(world: World) -> None:
     commit.parent.mkdir(parents=True)
     commit.touch()
     with dead(commit), pytest.raises((SemisharedError, OSError)):
-        diffs.settle(stored)
+        content.settle(stored)
 
 
 @pytest.mark.fault(

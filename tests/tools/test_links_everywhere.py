@@ -26,7 +26,7 @@ from semishared.model.store import datastore_steps as d
 from semishared.model.store import image_steps as i
 from semishared.model.store.access import Access
 from semishared.store import writers
-from semishared.store.dir import diffs, epochs, marker, stock_layout
+from semishared.store.dir import content, epochs, marker, snapshots
 from tools.world import World
 
 NAME, STORE_ID = "0123456789abcdef" * 2, "a" * 32
@@ -142,9 +142,9 @@ class Site:
         found: Dict[str, Callable[[], object]] = {
             "marker": lambda: marker.read(store),
             "doctor's marker": lambda: preflight.marker(store),
-            "stock layout": lambda: stock_layout.is_layered(image.source, "qcow2"),
+            "stock layout": lambda: snapshots.is_layered(image.source, "qcow2"),
             "epochs": lambda: epochs.read(image, 9),
-            "owner": lambda: diffs.DirDiffs().owner(image),
+            "owner": lambda: content.DirDiffs().owner(image),
             "setup": lambda: stores._is_there(image.source),
             "fence": lambda: writers.of_disk(image.source),
             "fence of a clone": lambda: writers.of_disk(self.on_store),

@@ -7,9 +7,9 @@ from typing import Any, Dict, List, Optional
 
 import pytest
 
+from semishared.cli.plan import rehearse
 from semishared.errors import HostUnreachable, MissingImage, SemisharedError
 from semishared.front import action as front
-from semishared.front.rehearsal import rehearse
 from semishared.model import steps as s
 from semishared.model.exchange import On, Plan, Say, While
 from semishared.opennebula.report import Report

@@ -238,7 +238,7 @@ COMPARED = {
         "plan/device/pool_rows.py",
         "plan/base/sharing.py",
         "plan/base/sharing.py",
-        "plan/base/staging.py",
+        "plan/base/sharing.py",
     ),
     "names of peers that one action was given, or hints of whom to ask first": (
         "stage/bases_in_progress.py",

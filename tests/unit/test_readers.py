@@ -132,7 +132,7 @@ DECIDE = (
     "guest/go_over_files.py",
     "store/dir/clones.py",
     "store/dir/commit.py",
-    "store/dir/diffs.py",
+    "store/dir/content.py",
     "store/dir/journal.py",
     "store/dir/upload.py",
     "tools/files.py",

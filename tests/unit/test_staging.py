@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from semishared.plan.base import staging
-from semishared.plan.base.staging import Sample, leave_stream, skips
+from semishared.plan.base import sharing
+from semishared.plan.base.sharing import Sample, leave_stream, skips
 
 
-def history(**speeds: tuple[str, float, float]) -> staging.History:
+def history(**speeds: tuple[str, float, float]) -> sharing.History:
     """Return 6 s of hosts with (source, extents per second, speed of the stream in bursts)."""
     return {
         host: [
@@ -57,7 +57,7 @@ def test_host_that_has_caught_up_with_a_slow_source_leaves_it() -> None:
 
 def test_what_came_at_the_beginning_of_the_window_counts() -> None:
     found = history(h1=("h0", 3, 0), h2=("h1", 0, 0), h3=("h2", 0, 0))
-    begin = staging._recent(found["h2"], 6, staging.WINDOW_S)[0].at
+    begin = sharing._recent(found["h2"], 6, sharing.WINDOW_S)[0].at
     for host in ("h2", "h3"):
         found[host] = [sample._replace(have=sample.have + 12 * (sample.at > begin)) for sample in found[host]]
     assert skips(found, 6) == []

@@ -42,7 +42,7 @@ HOST_SIDE = f"import sys; sys.path.insert(0, {str(ROOT / 'lib')!r}); import semi
 HYPERVISOR = """
 import sys
 sys.path.insert(0, {lib!r})
-from semishared.vmm.handover import run
+from semishared.vmm.on_host import run
 run({here!r}, {argv!r})
 """
 OF_OTHERS = ("encodings", "msvcrt", "org")

@@ -24,7 +24,7 @@ from typing import Callable, Iterable
 
 from ..config import Config, load
 from ..errors import BadArguments, ImageChanged, SemisharedError
-from ..front.answering import answering
+from ..front.action import answering
 from ..model.base import steps as base_steps
 from ..model.refs import ImageRef
 from ..named import to_data

@@ -28,7 +28,7 @@ from ..install.front_end import ONEADMIN
 from ..opennebula.oned import Oned
 from ..opennebula.report import printable
 from ..opennebula.xml import Vm
-from ..plan.base.staging import TRANSPORTS
+from ..plan.base.sharing import TRANSPORTS
 from ..plan.care import clusters
 from ..plan.disk import detach as plan
 from ..plan.disk.detach import Row

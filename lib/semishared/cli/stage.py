@@ -26,7 +26,7 @@ from ..named import to_data
 from ..opennebula.oned import Oned
 from ..opennebula.states import ImageState
 from ..opennebula.xml import Datastore, Host, Image
-from ..plan.base.staging import TRANSPORTS
+from ..plan.base.sharing import TRANSPORTS
 from ..plan.care.clusters import one_of
 from ..plan.image import placement
 from ..plan.image.images import image_ref

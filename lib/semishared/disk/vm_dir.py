@@ -19,7 +19,7 @@ from ..device import folders
 from ..errors import BadRecord, DataInTheWay, LateAction, NoSpace, SemisharedError, VmGone
 from ..model.disk import names as disk_names
 from ..model.disk.record import Record
-from ..model.steps import DiskRef, EndedSession, NoteIoClasses, OnStore, RemovedDisk, RemovedVm
+from ..model.steps import DiskRef, EndedSession, NoteClients, NoteIoClasses, OnStore, RemovedDisk, RemovedVm
 from ..model.store import dir_names
 from ..named import NamedTuple
 from ..store.dir import clones as dir_clones
@@ -400,3 +400,22 @@ def forget_old_locks(directory: str, now: float, keep_s: float = 2 * 86400) -> N
             continue
         if is_old and not epochs.is_recent(entry.path, keep_s):
             locks.forget(entry.path)
+
+
+CLIENTS_VERSION = 1
+
+
+def note_clients(step: NoteClients, planned: Planned) -> None:
+    """Write the disks and the roots of shares; remove the note if there are none."""
+    from ..model.share import names as share_names
+
+    path = share_names.clients(step.vm_dir)
+    with publishing(step.vm, step.vm_dir, planned), files.enough_space(step.vm_dir):
+        files.remove_staged(*os.path.split(path))
+        if step.disks or step.roots:
+            files.write_json(
+                path, {"version": CLIENTS_VERSION, "disks": list(step.disks), "roots": step.roots}
+            )
+        else:
+            files.unlink(path)
+        point("clients noted")

@@ -27,12 +27,12 @@ from ..model.exchange import (
 )
 from ..model.refs import Step
 from ..opennebula.report import Report
-from .answering import Answer, answering
 
 if TYPE_CHECKING:
     from ..model.disk.acquired import Given
     from ..opennebula.xml import Vm
     from ..wire.session import Session
+    from .streams import Answer
 
 CHUNK = 1 << 20
 
@@ -253,3 +253,28 @@ def carry_out(plan: Part[T], action: Action) -> T:
     """Carry out a plan, in one conversation per machine; return what it returns."""
     with Sessions(action) as sessions:
         return drive(plan, sessions.do)
+
+
+@contextmanager
+def answering(root: str, host: str, config: Config) -> Iterator[Answer]:
+    """Yield the answerer of `host`, with base store `root`; at the end, note which bases the host has.
+
+    What knows about staging is loaded only when the host asks: most actions are warm.
+    """
+    asked: set[str] = set()
+
+    def answer(question: dict[str, object]) -> object:
+        from . import questions
+
+        asked.add(str(question.get("name", "")))
+        return questions.answer(root, question, host, config)
+
+    has_it = False
+    try:
+        yield answer
+        has_it = True
+    finally:
+        for name in asked:
+            from . import questions
+
+            questions.arrived(root, name, host, has_it)

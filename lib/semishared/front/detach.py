@@ -29,7 +29,7 @@ from ..opennebula.xml import Datastore, Vm
 from ..plan.disk import detach as plan
 from ..plan.disk.detach import Found, Row, Staged, Wanted
 from ..wire.session import Session
-from .answering import answering
+from .action import answering
 from .staging import Staging
 from .staging_round import Outcome, Wish
 from .staging_round import Wanted as Base

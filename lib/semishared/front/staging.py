@@ -29,7 +29,7 @@ from ..model.steps import StageBase, Step
 from ..model.store.image_steps import FreezeImage, NameGeneration
 from ..opennebula.xml import Host
 from ..plan.base import eviction, sharing
-from ..plan.base import staging as plan
+from ..plan.base import sharing as plan
 from ..tools import extents
 from ..wire.session import Session
 from . import questions

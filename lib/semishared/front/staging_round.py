@@ -19,7 +19,7 @@ from ..model.disk import names as disk_names
 from ..model.refs import ImageRef
 from ..named import NamedTuple, to_data
 from ..opennebula.xml import Host
-from ..plan.base import staging as plan
+from ..plan.base import sharing as plan
 from ..plan.base.sharing import Assignment, Plan
 from ..tools import locks
 from ..wire.packets import Session as Packets

@@ -21,7 +21,7 @@ from ..opennebula.args import absolute
 from ..opennebula.oned import Oned
 from ..opennebula.states import ImageState as State
 from ..opennebula.xml import Datastore, Image
-from ..store.dir import marker, stock_layout
+from ..store.dir import marker, snapshots
 
 SETTLED = (State.READY, State.USED, State.DISABLED, State.CLONE, State.USED_PERS)
 """States in which an image is in its store."""
@@ -120,4 +120,4 @@ def _is_there(source: str) -> bool:
 
 def is_stock(image: Image) -> bool:
     """Tell whether an image is in a stock driver's layers; raise OSError or SemisharedError if unreadable."""
-    return store_access.is_path(image.source) and stock_layout.is_layered(image.source, image.format)
+    return store_access.is_path(image.source) and snapshots.is_layered(image.source, image.format)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import IO, Any, Callable
+from typing import IO, Any, Callable, Dict
 
 from ..errors import SemisharedError, ToolTimeout, TransferCorrupt
 from ..model import answers
@@ -14,7 +14,9 @@ from ..model.steps import SendVm, SentVm, Step
 from ..named import NamedTuple
 from ..wire.messages import Message
 from ..wire.session import Session
-from .answering import Answer
+
+Answer = Callable[[Dict[str, object]], object]
+"""Returns the answer to a host's question."""
 
 REMOTES = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", ".."))
 

@@ -13,7 +13,7 @@ A failure on a machine is raised in the plan, at its `yield`. So an undo is an `
 that `yield`, which yields the undo and raises again; never a `finally` or a `with`, which a rehearsal would
 run through too.
 
-front/action.py and vmm/handover.py carry plans out, rehearsal.py only lets them look. A rehearsal ends where
+front/action.py and vmm/on_host.py carry plans out, rehearsal.py only lets them look. A rehearsal ends where
 a plan reads the answer of a step that acts; one that it merely hands on (to Say) does not end it. Plans of
 parts return what they found: `generation = yield from staged(...)`.
 """

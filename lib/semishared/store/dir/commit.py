@@ -20,7 +20,7 @@ from ..commit import change as commit_change
 from ..commit import claims
 from ..commit.change import Change
 from ..commit.claims import Claim, Committed, Diff
-from . import epochs, journal, redo, snapshots, stock_layout
+from . import epochs, journal, redo, snapshots
 from . import image as dir_image
 from .image import Stored
 from .journal import Decided
@@ -33,7 +33,7 @@ def _now(image: ImageRef, owner: Owner) -> Claim:
     """Return a record that describes the image as it is."""
     stored = Stored(image.source)
     seen = dir_image.see(stored, image.access.marker)
-    stock_layout.refuse(image.source, image.format)
+    snapshots.refuse(image.source, image.format)
     generation = dir_image.generation(stored, seen, image.format)
     return Claim(owner, generation, seen.size, tuple(seen), tuple(snapshots.numbers(image.source)))
 

@@ -10,13 +10,20 @@ time (Locker::_update_cap_fields): writes of a host whose clock is behind change
 
 from __future__ import annotations
 
-from typing import Iterable, Iterator
+from typing import TYPE_CHECKING, Iterable, Iterator
 
 from ...errors import ImageChanged
-from ...tools import extents, files, progress
+from ...model.refs import ImageRef
+from ...model.store import dir_names
+from ...tools import beneath, extents, files, progress
 from .. import writers
-from . import diffs, image, marker, stock_layout
+from . import image, marker, snapshots
+from . import image as dir_image
 from .image import Seen, Stored
+
+if TYPE_CHECKING:
+    from ...model.refs import Owner
+    from ..commit.claims import Committed, Diff
 
 
 class DirContent:
@@ -29,9 +36,9 @@ class DirContent:
 
     def see(self) -> Seen:
         """Settle a commit and return the image's state."""
-        diffs.settle(self._stored)
+        settle(self._stored)
         found = image.see(self._stored, self._marker)
-        stock_layout.refuse(self._stored.source, self._format)
+        snapshots.refuse(self._stored.source, self._format)
         return found
 
     def generation(self, seen: Seen) -> str:
@@ -102,3 +109,74 @@ class DirContent:
                 files.remove_stale(path)
         except FileNotFoundError:
             pass
+
+
+def settle(stored: Stored) -> None:
+    """Complete a decided commit: every machine does so before it reads or changes the image."""
+    try:
+        with dir_image.side(stored) as side:
+            if files.is_absent(dir_names.commit(side)):
+                return
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    from . import journal
+
+    journal.settle(stored)
+
+
+class DirDiffs:
+    """The methods of store.Store for diffs and epochs."""
+
+    def settle(self, image: ImageRef) -> None:
+        """Complete a decided journal."""
+        settle(Stored(image.source))
+
+    def claim(self, image: ImageRef, owner: Owner) -> Owner | None:
+        """Write a record beside the image."""
+        from . import commit as dir_commit
+
+        return dir_commit.claim(image, owner)
+
+    def owner(self, image: ImageRef) -> Owner | None:
+        """Read the record beside the image."""
+        stored = Stored(image.source)
+        try:
+            beneath.status(stored.datastore, dir_names.owner(stored.below))
+        except FileNotFoundError:
+            return None  # most images: import nothing more
+        except OSError:
+            pass
+        from . import commit as dir_commit
+
+        return dir_commit.owner(image)
+
+    def disown(self, image: ImageRef, owner: Owner) -> None:
+        """Remove the record beside the image."""
+        from . import commit as dir_commit
+
+        dir_commit.disown(image, owner)
+
+    def may_commit(self, image: ImageRef, owner: Owner) -> None:
+        """Compare the record and the image with `owner`."""
+        from . import commit as dir_commit
+
+        dir_commit.may_commit(image, owner)
+
+    def commit(self, image: ImageRef, owner: Owner, diff: Diff) -> Committed:
+        """Write the new content or a journal beside the image, then complete the commit."""
+        from . import commit as dir_commit
+
+        return dir_commit.commit(image, owner, diff)
+
+    def note_epoch(self, image: ImageRef, vm: int, epoch: int) -> None:
+        """Record the epoch in a file name, for the whole store."""
+        from . import epochs
+
+        marker.check(image.root, image.access.marker)
+        epochs.note(image, vm, epoch)
+
+    def epoch(self, image: ImageRef, vm: int) -> int:
+        """Read the epoch from that file name."""
+        from . import epochs
+
+        return epochs.read(image, vm)

@@ -20,10 +20,9 @@ from ...tools.effects import point
 from ...units import human
 from .. import writers
 from . import image as dir_image
-from . import marker, stock_layout, upload
+from . import marker, upload
 from . import snapshots as dir_snapshots
-from .content import DirContent
-from .diffs import DirDiffs
+from .content import DirContent, DirDiffs
 from .image import Stored
 
 
@@ -67,7 +66,7 @@ class DirStore(DirDiffs):
         # First: nothing may be written below a mount point without its mount.
         self._at(image)
         inspection.check(image.source, image.format)
-        stock_layout.refuse(image.source, image.format)
+        dir_snapshots.refuse(image.source, image.format)
 
     def content(self, image: ImageRef) -> DirContent:
         """Return the content of the image's file."""
@@ -106,7 +105,7 @@ class DirStore(DirDiffs):
         import hashlib
 
         self.settle(image)
-        stock_layout.refuse(image.source, image.format)
+        dir_snapshots.refuse(image.source, image.format)
         digest, size = hashlib.new(kind), 0
         with dir_image.opened(image.source) as path, open(path, "rb") as file:
             for chunk in iter(lambda: file.read(extents.EXTENT), b""):
@@ -167,7 +166,7 @@ class DirStore(DirDiffs):
         The copy is inspected, not the source: other hosts can write to that.
         """
         with self.opened(image._replace(source=source), snapshot) as opened, self._uploading(image) as up:
-            stock_layout.refuse(source, image.format)
+            dir_snapshots.refuse(source, image.format)
             size, path = os.path.getsize(opened), up.file("copy")
             if most and size > most:
                 raise UploadTooLarge(f"{source} has {human(size)}, and a disk of {human(most)} was approved")
@@ -203,7 +202,7 @@ class DirStore(DirDiffs):
         finally:
             os.close(fd)
 
-    # -- diffs, but for what store/dir/diffs.py has ------------------------------------------------------
+    # -- diffs, but for what store/dir/content.py has ------------------------------------------------------
 
     def keyed(self) -> Access:
         return self._access
@@ -286,7 +285,7 @@ class DirStore(DirDiffs):
 
     def _with_copies(self, image: ImageRef) -> None:
         """Raise unless the files beside the image are copies of ours."""
-        stock_layout.refuse(image.source, image.format)
+        dir_snapshots.refuse(image.source, image.format)
         self._at(image)
 
     def forget(self, image: ImageRef, snapshot: int, session: str = "") -> None:

@@ -31,8 +31,8 @@ from . import ceph, claim
 from . import image as rbd_image
 from . import pool as rbd_pool
 from . import snapshots as rbd_snapshots
+from .commit import RbdDiffs
 from .content import RbdContent
-from .diffs import RbdDiffs
 from .pool import RbdDraft
 
 
