@@ -5,8 +5,8 @@ nobody by a label of a name.
 
 from __future__ import annotations
 
+import _socket
 import ast
-import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Dict, Iterator, List, Tuple
@@ -164,7 +164,7 @@ def test_a_front_end_with_an_address_of_the_hosts_is_nobodys_to_block(
         "fe3": ("10.0.0.4", "192.168.122.1"),
     }
     monkeypatch.setattr(
-        socket,
+        _socket,
         "getaddrinfo",
         lambda name, *_, **__: [(2, 1, 0, "", (ip, 0)) for ip in leads.get(name, (name,))],
     )

@@ -9,12 +9,11 @@ standard input of some actions, and an argument of another.
 
 from __future__ import annotations
 
-import re
 from typing import Optional
 
 from ..errors import BadArguments
 
-_NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)", re.ASCII)
+_SPACES = " \t\n\v\f\r"
 _DIGITS = 20
 """More than 64 bits have, except for leading zeros."""
 ID_BITS = 32
@@ -23,10 +22,11 @@ ID_BITS = 32
 
 def integer(text: str, bits: int = 64) -> Optional[int]:
     """Return what oned reads into a signed integer of so many bits; None if oned reads no number."""
-    found = _NUMBER.fullmatch(text)
-    if not found or len(found.group(1).lstrip("+-").lstrip("0")) > _DIGITS:
+    signed = text.lstrip(_SPACES)
+    digits = signed[1:] if signed[:1] in ("+", "-") else signed
+    if not (digits.isascii() and digits.isdigit()) or len(digits.lstrip("0")) > _DIGITS:
         return None
-    number = int(found.group(1))
+    number = int(signed)
     return number if -(1 << bits - 1) <= number < 1 << bits - 1 else None
 
 

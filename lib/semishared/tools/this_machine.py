@@ -44,7 +44,7 @@ def _leads_here(host: str) -> bool:
 
 def _ways(host: str) -> list[tuple[int, tuple[object, ...]]]:
     """Return family and address of each address of a name, the best first; [] if it does not resolve."""
-    import socket
+    import _socket as socket  # socket makes enums of its constants: a tenth of the start of mv
 
     try:
         found = socket.getaddrinfo(host, _DISCARD, type=socket.SOCK_DGRAM) if host else []
@@ -55,17 +55,22 @@ def _ways(host: str) -> list[tuple[int, tuple[object, ...]]]:
 
 def _is_ours(family: int, address: tuple[object, ...]) -> bool:
     """Return True if an address is local: packets to it have it as source. All of 127/8 has one source."""
-    import socket
+    import _socket as socket
 
     if str(address[0]).startswith("127."):
         return True
 
     try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(address)
-            return bool(probe.getsockname()[0] == address[0])
+        probe = socket.socket(family, socket.SOCK_DGRAM)
     except OSError:
         return False
+    try:
+        probe.connect(address)
+        return bool(probe.getsockname()[0] == address[0])
+    except OSError:
+        return False
+    finally:
+        probe.close()
 
 
 ANSWER_S = 3
